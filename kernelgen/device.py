@@ -1,0 +1,90 @@
+"""Facts of a device that legality and the default schedule need; table entries let us compile without the device."""
+
+from __future__ import annotations
+
+import functools
+import os
+import platform
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from kernelgen.errors import ToolMissingError, UnsupportedError
+
+
+@dataclass(frozen=True)
+class DeviceFacts:
+    """``arch`` is ``sm_90`` or the host's machine type; memory in bytes; ``units`` are multiprocessors or cores."""
+
+    backend: str
+    name: str
+    arch: str
+    units: int
+    shared_per_block: int = 0
+    shared_per_unit: int = 0
+    registers_per_unit: int = 65536
+    max_threads_per_unit: int = 2048
+    vector_bytes: int = 0
+
+    @property
+    def slug(self) -> str:
+        """File-name form of the name, for example ``nvidia-h200``; names the files under results/ and reports/."""
+        kept = "".join(c if c.isalnum() else "-" for c in self.name.lower())
+        return "-".join(part for part in kept.split("-") if part)
+
+
+# CUDA programming guide, table of technical specifications per compute capability.
+_CUDA_LIMITS = {
+    "sm_80": (166912, 167936, 2048),
+    "sm_86": (101376, 102400, 1536),
+    "sm_89": (101376, 102400, 1536),
+    "sm_90": (232448, 233472, 2048),
+    "sm_100": (232448, 233472, 2048),
+    "sm_120": (101376, 102400, 1536),
+}
+
+
+def cuda_facts(arch: str, name: str | None = None, units: int = 132) -> DeviceFacts:
+    """Facts of a CUDA architecture from the table; the nearest lower known one serves for an unknown one."""
+    number = int("".join(c for c in arch if c.isdigit()) or 0)
+    known = [a for a in _CUDA_LIMITS if int(a[3:]) <= number]
+    if not arch.startswith("sm_") or not known:
+        raise UnsupportedError(f"CUDA architecture {arch!r} is not supported; expected sm_80 or later")
+    per_block, per_unit, threads = _CUDA_LIMITS[max(known, key=lambda a: int(a[3:]))]
+    return DeviceFacts("cuda", name or arch, arch, units, per_block, per_unit, 65536, threads)
+
+
+@functools.lru_cache(maxsize=64)
+def _facts(kind: str, index: int) -> DeviceFacts:
+    if kind == "cpu":
+        return _host_facts()
+    if not torch.cuda.is_available():
+        raise ToolMissingError("a CUDA device was asked for, but torch sees none; install an NVIDIA driver or use cpu")
+    properties = torch.cuda.get_device_properties(index)
+    return cuda_facts(
+        f"sm_{properties.major}{properties.minor}", properties.name, properties.multi_processor_count
+    )
+
+
+def device_facts(device: torch.device | str) -> DeviceFacts:
+    """Facts of a torch device; cached, so cheap after the first call."""
+    device = torch.device(device)
+    if device.type not in ("cpu", "cuda"):
+        raise UnsupportedError(f"device {device} is not supported; expected cpu or cuda")
+    index = device.index if device.index is not None else 0
+    if device.type == "cuda" and device.index is None and torch.cuda.is_available():
+        index = torch.cuda.current_device()
+    return _facts(device.type, index)
+
+
+def _host_facts() -> DeviceFacts:
+    info = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
+    fields = dict(
+        (key.strip(), value.strip()) for key, _, value in (line.partition(":") for line in info.splitlines()) if key
+    )
+    name = " ".join((fields.get("model name") or platform.processor() or "cpu").replace("(R)", "").split())
+    flags = fields.get("flags", "").split()
+    vector = 64 if "avx512f" in flags else 32 if "avx2" in flags else 16
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return DeviceFacts("cpu", f"{name} {cores} cores", platform.machine(), cores, vector_bytes=vector)

@@ -1,0 +1,33 @@
+"""Every error that Equitune raises on purpose: each says what was given, what was expected and what to do."""
+
+
+class EquituneError(Exception):
+    """Base of all deliberate errors; the command line prints its one line and exits with code 2."""
+
+
+class ProblemError(EquituneError, ValueError):
+    """The tensor product itself is ill-defined: unknown irreps, broken selection rules, unequal multiplicities."""
+
+
+class UnsupportedError(EquituneError, NotImplementedError):
+    """The tensor product is well-defined, but outside what the generator covers."""
+
+
+class ScheduleError(EquituneError, ValueError):
+    """The schedule breaks a limit (registers, shared memory, divisibility) or has an unknown knob."""
+
+
+class InputError(EquituneError, ValueError):
+    """Tensors handed to an operator disagree with it or with each other: shape, dtype, device or index range."""
+
+
+class ToolMissingError(EquituneError, RuntimeError):
+    """A compiler, a driver or an optional package that this call needs is not on this machine."""
+
+
+class CompileError(EquituneError, RuntimeError):
+    """The compiler rejected generated source; the message holds its log."""
+
+
+class LaunchError(EquituneError, RuntimeError):
+    """A kernel could not be loaded, launched, or failed while it ran."""

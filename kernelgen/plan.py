@@ -1,0 +1,291 @@
+"""From (problem, direction, schedule) to a plan: path groups, work units, who writes what, and every limit.
+
+This is the one place that decides legality: :func:`make_plan` raises ScheduleError naming the limit that is broken
+and by how much. Emitters trust a plan. :func:`default_schedule` picks a legal schedule from simple facts.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+from dataclasses import dataclass
+
+from kernelgen.device import DeviceFacts
+from kernelgen.direction import Direction
+from kernelgen.errors import ScheduleError
+from kernelgen.problem import TensorProductProblem
+from kernelgen.schedule import CudaSchedule, HostSchedule, Schedule, power_of_two_at_most
+from kernelgen.terms import path_terms
+
+BYTES = {"float32": 4, "float64": 8}
+# Pointer arguments of every kernel, in this order; null where a direction does not use one.
+BUFFERS = (
+    *("x", "tx", "y", "ty", "w", "tw", "g"),
+    *("out_x", "out_y", "out_w", "out_g"),
+    *("sender", "receiver", "row_ptr", "perm"),
+)
+MAX_REGISTERS = 255
+# A schedule may be estimated at this many times the registers of a thread: more only spills.
+REGISTER_SLACK = 1.5
+
+
+@dataclass(frozen=True)
+class Spec:
+    """All that determines one kernel's source.
+
+    operation: ``conv`` (gather by sender, product, sum by receiver) or ``plain`` (edge by edge).
+    layout: of node features and outputs, ``mul_ir`` (e3nn's: channel, then component) or ``ir_mul``.
+    index: dtype of sender and receiver. facts: the device compiled for.
+    """
+
+    problem: TensorProductProblem
+    direction: Direction
+    schedule: Schedule
+    operation: str
+    dtype: str
+    layout: str
+    index: str
+    facts: DeviceFacts
+
+    def __post_init__(self) -> None:
+        checks = (
+            ("operation", ("conv", "plain")),
+            ("dtype", tuple(BYTES)),
+            ("layout", ("mul_ir", "ir_mul")),
+            ("index", ("int32", "int64")),
+        )
+        for name, allowed in checks:
+            if getattr(self, name) not in allowed:
+                raise ScheduleError(f"{name} is {getattr(self, name)!r}; expected one of {allowed}")
+        if self.schedule.backend != self.facts.backend:
+            raise ScheduleError(f"a {self.schedule.backend} schedule cannot run on {self.facts.name}")
+
+
+@dataclass(frozen=True)
+class Group:
+    """Paths that one worker carries together: equal multiplicity, its own accumulators."""
+
+    paths: tuple[int, ...]
+    in1: tuple[int, ...]
+    out: tuple[int, ...]
+    mul: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """``zeroed`` outputs must be zero before launch; ``exclusive_*`` blocks have a single writing group."""
+
+    spec: Spec
+    groups: tuple[Group, ...]
+    exclusive_in1: frozenset[int]
+    exclusive_out: frozenset[int]
+    zeroed: frozenset[str]
+    shared_bytes: int = 0
+
+    @property
+    def owns_destination(self) -> bool:
+        """One worker sums all edges of a destination (needs edges in destination order)."""
+        return self.spec.operation == "conv" and self.spec.schedule.accumulate == "registers"
+
+    def tiles(self, group: Group) -> int:
+        """CUDA: teams that share the channels of a group."""
+        schedule = self.spec.schedule
+        assert isinstance(schedule, CudaSchedule)
+        return -(-group.mul // (schedule.lanes * schedule.channels_per_thread))
+
+    @property
+    def units(self) -> int:
+        """CUDA: (group, tile) pairs, each a team's share of one run of edges."""
+        return sum(self.tiles(group) for group in self.groups)
+
+
+def _accumulators(problem: TensorProductProblem, paths: tuple[int, ...]) -> int:
+    return sum(problem.out[out].dim for out in {problem.paths[p].out for p in paths})
+
+
+def _split(problem: TensorProductProblem, paths: tuple[int, ...]) -> list[tuple[int, ...]]:
+    half, total, size = [], _accumulators(problem, paths), 0
+    for path in paths[:-1]:
+        if half and size >= total / 2:
+            break
+        half.append(path)
+        size += problem.out[problem.paths[path].out].dim
+    return [tuple(half), paths[len(half) :]]
+
+
+@functools.lru_cache(maxsize=1024)
+def group_paths(problem: TensorProductProblem, count: int) -> tuple[Group, ...]:
+    """Partition the paths into ``count`` groups, whole input blocks together where that is possible.
+
+    Raises ScheduleError if ``count`` is not between the number of distinct multiplicities and of paths.
+    """
+    by_block = itertools.groupby(sorted(problem.paths, key=lambda p: (p.in1, p.index)), key=lambda p: p.in1)
+    parts = [tuple(path.index for path in paths) for _, paths in by_block]
+    least = len({path.mul for path in problem.paths})
+    if not least <= count <= max(1, len(problem.paths)):
+        raise ScheduleError(
+            f"path_groups={count}: this problem allows {least} (one a multiplicity) to {len(problem.paths)} (one a path)"
+        )
+
+    def mul(paths: tuple[int, ...]) -> int:
+        return problem.paths[paths[0]].mul
+
+    while len(parts) > count:
+        pairs = [(a, b) for a, b in itertools.combinations(parts, 2) if mul(a) == mul(b)]
+        first, second = min(pairs, key=lambda pair: sum(_accumulators(problem, part) for part in pair))
+        parts[parts.index(first)] = first + second
+        parts.remove(second)
+    while len(parts) < count:
+        largest = max((part for part in parts if len(part) > 1), key=lambda part: _accumulators(problem, part))
+        position = parts.index(largest)
+        parts[position : position + 1] = _split(problem, largest)
+    return tuple(
+        Group(
+            part,
+            tuple(dict.fromkeys(problem.paths[p].in1 for p in part)),
+            tuple(dict.fromkeys(problem.paths[p].out for p in part)),
+            mul(part),
+        )
+        for part in parts
+    )
+
+
+def make_plan(spec: Spec) -> Plan:
+    """The plan of a spec, or ScheduleError with the broken limit."""
+    problem, schedule = spec.problem, spec.schedule
+    groups = group_paths(problem, schedule.path_groups) if problem.paths else ()
+    exclusive_in1 = frozenset(
+        block for block in range(len(problem.in1)) if sum(block in group.in1 for group in groups) <= 1
+    )
+    exclusive_out = frozenset(
+        block for block in range(len(problem.out)) if sum(block in group.out for group in groups) <= 1
+    )
+    plan = Plan(spec, groups, exclusive_in1, exclusive_out, frozenset())
+    if isinstance(schedule, CudaSchedule):
+        plan = _check_cuda(plan, schedule)
+    elif isinstance(schedule, HostSchedule) and schedule.threads > spec.facts.units:
+        raise ScheduleError(f"threads={schedule.threads} exceeds the {spec.facts.units} cores of {spec.facts.name}")
+    return dataclasses.replace(plan, zeroed=_zeroed(plan))
+
+
+def _zeroed(plan: Plan) -> frozenset[str]:
+    """Outputs that receive sums from several workers, or that have elements nobody writes."""
+    problem, spec = plan.spec.problem, plan.spec
+    live = spec.direction.live_outputs
+    zeroed = {f"out_{slot}" for slot in spec.direction.outputs if slot not in live}
+    read_in1, used_out = {p.in1 for p in problem.paths}, {p.out for p in problem.paths}
+    if spec.operation == "conv" or len(read_in1) < len(problem.in1) or len(plan.exclusive_in1) < len(problem.in1):
+        zeroed.add("out_x")
+    sums_out = spec.operation == "conv" and not plan.owns_destination
+    if sums_out or len(used_out) < len(problem.out) or len(plan.exclusive_out) < len(problem.out):
+        zeroed.add("out_g")
+    single_unit = isinstance(spec.schedule, CudaSchedule) and plan.units == 1
+    covers_y = {p.in2 for p in problem.paths} == set(range(len(problem.in2)))
+    if not (single_unit and covers_y):
+        zeroed.add("out_y")
+    if problem.shared_weights:
+        zeroed.add("out_w")
+    return frozenset(name for name in zeroed if name[4:] in spec.direction.outputs)
+
+
+def estimate_registers(plan: Plan) -> int:
+    """32-bit registers a thread of the widest group holds across its loop (CUDA): sums, operands, edge rows."""
+    spec, schedule = plan.spec, plan.spec.schedule
+    assert isinstance(schedule, CudaSchedule)
+    problem, operands, live = spec.problem, spec.direction.operands, spec.direction.live_outputs
+    widest = 0
+    for group in plan.groups:
+        rows = sum(problem.in1[b].dim for b in group.in1)
+        outs = sum(problem.out[b].dim for b in group.out)
+        staged = rows * (("x" in operands) + ("tx" in operands))
+        staged += len(group.paths) * (("w" in operands) + ("tw" in operands))
+        if spec.operation == "plain":
+            staged += outs * ("g" in operands)
+        held = outs * (("g" in live) + ("g" in operands and spec.operation == "conv"))
+        held += rows * ("x" in live) + (len(group.paths) if problem.shared_weights and "w" in live else 0)
+        channels = schedule.channels_per_thread * (held + staged * (1 + schedule.prefetch))
+        row = problem.dim_in2 * ("y" in live)
+        if schedule.edge_operand == "inline":
+            row += problem.dim_in2 * (("y" in operands) + ("ty" in operands))
+        widest = max(widest, channels + row)
+    return widest * BYTES[spec.dtype] // 4 + 24
+
+
+def stage_stride(plan: Plan, group: Group) -> int:
+    """Shared-memory elements one staged edge takes: its edge values, padded to an odd multiple of 16 bytes."""
+    operands = plan.spec.direction.operands
+    terms = path_terms(plan.spec.problem)
+    values = sum(len(terms[p].values) for p in group.paths) * (("y" in operands) + ("ty" in operands))
+    width = 16 // BYTES[plan.spec.dtype]
+    vectors = -(-values // width)
+    return width * (vectors + 1 - vectors % 2)
+
+
+def _check_cuda(plan: Plan, schedule: CudaSchedule) -> Plan:
+    spec, facts = plan.spec, plan.spec.facts
+    if schedule.stage_edges > schedule.lanes:
+        raise ScheduleError(f"stage_edges={schedule.stage_edges} exceeds the {schedule.lanes} lanes of a team")
+    for group in plan.groups:
+        if group.mul % schedule.channels_per_thread:
+            raise ScheduleError(f"channels_per_thread={schedule.channels_per_thread} does not divide {group.mul} channels")
+    teams = schedule.block_size // schedule.lanes
+    if schedule.warps_per_edge > min(teams, max(1, plan.units)):
+        raise ScheduleError(
+            f"warps_per_edge={schedule.warps_per_edge} exceeds the block's {teams} teams or the {plan.units} work units"
+        )
+    threads = schedule.block_size * max(1, schedule.min_blocks)
+    if threads > facts.max_threads_per_unit:
+        raise ScheduleError(
+            f"block_size x min_blocks = {threads} threads exceeds the multiprocessor's {facts.max_threads_per_unit}"
+        )
+    registers = estimate_registers(plan)
+    limit = min(MAX_REGISTERS, facts.registers_per_unit // threads)
+    if registers > REGISTER_SLACK * limit:
+        raise ScheduleError(
+            f"about {registers} registers a thread, {registers / limit:.1f} times the {limit} there are; "
+            "use more path_groups, fewer channels_per_thread or less prefetch"
+        )
+    shared = 0
+    if schedule.edge_operand == "shared" and plan.groups:
+        widest = max(stage_stride(plan, group) for group in plan.groups)
+        shared = widest * schedule.stage_edges * teams * BYTES[spec.dtype]
+        if shared > facts.shared_per_block:
+            raise ScheduleError(f"{shared} bytes of shared memory a block exceeds the {facts.shared_per_block} there are")
+    return dataclasses.replace(plan, shared_bytes=shared)
+
+
+def default_schedule(spec_without: Spec) -> Schedule:
+    """A legal schedule from simple facts, never searched: ``spec_without.schedule`` is replaced, not read."""
+    backend = spec_without.facts.backend
+    if backend == "cpu":
+        return _default_host(spec_without)
+    lanes_wanted = max(1, min((path.mul for path in spec_without.problem.paths), default=1))
+    edges_per_warp = min(8, max(1, 32 // (power_of_two_at_most(2 * lanes_wanted - 1))))
+    least = len({path.mul for path in spec_without.problem.paths}) or 1
+    most = max(1, len(spec_without.problem.paths))
+    failure: ScheduleError | None = None
+    for prefetch, groups in itertools.product((1, 0), range(least, most + 1)):
+        schedule = CudaSchedule(
+            path_groups=groups,
+            edges_per_warp=edges_per_warp,
+            stage_edges=min(32, 32 // edges_per_warp),
+            prefetch=prefetch,
+        )
+        try:
+            plan = make_plan(dataclasses.replace(spec_without, schedule=schedule))
+        except ScheduleError as error:
+            failure = error
+            continue
+        if estimate_registers(plan) <= 168 or (groups == most and prefetch == 0):
+            return schedule
+    raise failure or ScheduleError("no default schedule is legal")
+
+
+def _default_host(spec: Spec) -> HostSchedule:
+    lanes = spec.facts.vector_bytes // BYTES[spec.dtype]
+    widest = max((path.mul for path in spec.problem.paths), default=1)
+    block = max(4, min(64, lanes, power_of_two_at_most(widest)))
+    least = len({path.mul for path in spec.problem.paths}) or 1
+    groups = max(least, len({path.in1 for path in spec.problem.paths})) or 1
+    return HostSchedule(path_groups=groups, channel_block=block)

@@ -1,0 +1,269 @@
+"""The problem: which tensor product, in e3nn's terms. Irreps and instructions enter, a frozen hashable value leaves."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from e3nn import o3
+
+from kernelgen.errors import ProblemError, UnsupportedError
+
+NORMALIZATIONS = {"irrep": ("component", "norm", "none"), "path": ("element", "path", "none")}
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """One path as the user gives it: block indices into the three irreps and e3nn's ``path_weight``."""
+
+    in1: int
+    in2: int
+    out: int
+    path_weight: float = 1.0
+
+
+@dataclass(frozen=True)
+class Block:
+    """One ``mul x ir`` block of an irreps: its offset in the feature row, multiplicity and degree."""
+
+    offset: int
+    mul: int
+    l: int  # noqa: E741  (the field's name for the degree)
+    text: str
+
+    @property
+    def dim(self) -> int:
+        return 2 * self.l + 1
+
+
+@dataclass(frozen=True)
+class Path:
+    """One resolved path: ``coefficient`` is e3nn's path and irrep normalisation, ``weight_offset`` its first weight."""
+
+    index: int
+    in1: int
+    in2: int
+    out: int
+    mul: int
+    coefficient: float
+    weight_offset: int
+
+
+def parse_irreps(text: str | o3.Irreps, what: str) -> o3.Irreps:
+    """``o3.Irreps`` of any spelling e3nn accepts; ProblemError names the operand (``what``) otherwise."""
+    try:
+        irreps = o3.Irreps(text)
+    except (ValueError, TypeError, AssertionError) as error:
+        raise ProblemError(
+            f"{what}: {text!r} is not an irreps string; expected for example '128x0e+128x1o' (mul x degree parity)"
+        ) from error
+    return irreps
+
+
+def blocks_of(irreps: str) -> tuple[Block, ...]:
+    """The blocks of an irreps with their offsets in a feature row."""
+    blocks, offset = [], 0
+    for mul, ir in o3.Irreps(irreps):
+        blocks.append(Block(offset, mul, ir.l, f"{mul}x{ir}"))
+        offset += mul * ir.dim
+    return tuple(blocks)
+
+
+@dataclass(frozen=True)
+class TensorProductProblem:
+    """A ``uvu`` tensor product: every channel u of a first-input block meets the one copy v of a second-input block.
+
+    Fields are canonical texts and tuples, so equal problems compare and hash equal. ``key`` is the stable text
+    form; :meth:`from_key` reads it back.
+    """
+
+    irreps_in1: str
+    irreps_in2: str
+    irreps_out: str
+    instructions: tuple[Instruction, ...]
+    shared_weights: bool = False
+    irrep_normalization: str = "component"
+    path_normalization: str = "element"
+
+    def __post_init__(self) -> None:
+        for what in ("irreps_in1", "irreps_in2", "irreps_out"):
+            object.__setattr__(self, what, str(parse_irreps(getattr(self, what), what)))
+        for kind, value in (("irrep", self.irrep_normalization), ("path", self.path_normalization)):
+            if value not in NORMALIZATIONS[kind]:
+                raise ProblemError(f"{kind}_normalization is {value!r}; expected one of {NORMALIZATIONS[kind]}")
+        for instruction in self.instructions:
+            self._check(instruction)
+
+    def _check(self, instruction: Instruction) -> None:
+        picked = []
+        for name, index in (("in1", instruction.in1), ("in2", instruction.in2), ("out", instruction.out)):
+            blocks = o3.Irreps(getattr(self, f"irreps_{name}"))
+            if not 0 <= index < len(blocks):
+                raise ProblemError(f"{instruction}: {name} index {index} is outside the {len(blocks)} blocks of {blocks}")
+            picked.append(blocks[index])
+        (mul1, ir1), (mul2, ir2), (mul3, ir3) = picked
+        if ir3 not in ir1 * ir2:
+            allowed = ", ".join(str(ir) for ir in ir1 * ir2)
+            raise ProblemError(f"{instruction}: {ir1} x {ir2} does not contain {ir3}; selection rules allow {allowed}")
+        if mul1 != mul3:
+            raise ProblemError(f"{instruction}: mode uvu keeps the channels, but in1 has {mul1} and out has {mul3}")
+        if mul2 != 1:
+            raise UnsupportedError(f"{instruction}: the second input has {mul2} copies of {ir2}; one copy is supported")
+
+    @classmethod
+    def from_instructions(
+        cls,
+        irreps_in1: str | o3.Irreps,
+        irreps_in2: str | o3.Irreps,
+        irreps_out: str | o3.Irreps,
+        instructions: Iterable[Sequence],
+        *,
+        shared_weights: bool = False,
+        irrep_normalization: str | None = "component",
+        path_normalization: str | None = "element",
+    ) -> TensorProductProblem:
+        """From e3nn-style instructions ``(in1, in2, out, mode, has_weight[, path_weight])``.
+
+        Raises UnsupportedError for a mode other than ``uvu`` and for paths without weights.
+        """
+        parsed = []
+        for given in instructions:
+            given = tuple(given)
+            if not 5 <= len(given) <= 6:
+                raise ProblemError(f"instruction {given}: expected (in1, in2, out, mode, has_weight[, path_weight])")
+            in1, in2, out, mode, has_weight = given[:5]
+            if mode != "uvu":
+                raise UnsupportedError(f"instruction {given}: mode {mode!r} is not generated; expected 'uvu'")
+            if not has_weight:
+                raise UnsupportedError(f"instruction {given}: paths without weights are not generated")
+            parsed.append(Instruction(int(in1), int(in2), int(out), float(given[5]) if len(given) == 6 else 1.0))
+        return cls(
+            str(parse_irreps(irreps_in1, "irreps_in1")),
+            str(parse_irreps(irreps_in2, "irreps_in2")),
+            str(parse_irreps(irreps_out, "irreps_out")),
+            tuple(parsed),
+            shared_weights,
+            irrep_normalization or "component",
+            path_normalization or "element",
+        )
+
+    @classmethod
+    def channelwise(
+        cls,
+        irreps_in1: str | o3.Irreps,
+        irreps_in2: str | o3.Irreps,
+        filter_irreps_out: str | o3.Irreps,
+        *,
+        shared_weights: bool = False,
+    ) -> TensorProductProblem:
+        """Every allowed path whose output irrep is in the filter, one output block a path, sorted.
+
+        This is the convolution of MACE, NequIP and SevenNet (MACE's ``tp_out_irreps_with_instructions``).
+        """
+        first = parse_irreps(irreps_in1, "irreps_in1")
+        second = parse_irreps(irreps_in2, "irreps_in2")
+        keep = {ir for _, ir in parse_irreps(filter_irreps_out, "filter_irreps_out")}
+        found = [
+            (i, j, mul, ir)
+            for i, (mul, ir1) in enumerate(first)
+            for j, (_, ir2) in enumerate(second)
+            for ir in ir1 * ir2
+            if ir in keep
+        ]
+        if not found:
+            raise ProblemError(f"no path from {first} x {second} reaches the filter {filter_irreps_out}")
+        irreps_out, order, _ = o3.Irreps([(mul, ir) for _, _, mul, ir in found]).sort()
+        instructions = sorted(
+            (Instruction(i, j, order[k]) for k, (i, j, _, _) in enumerate(found)), key=lambda ins: ins.out
+        )
+        return cls(str(first), str(second), str(irreps_out), tuple(instructions), shared_weights)
+
+    @property
+    def key(self) -> str:
+        """Stable text form, equal for equal problems, readable by :meth:`from_key`."""
+        paths = ",".join(
+            f"{ins.in1}.{ins.in2}.{ins.out}" + ("" if ins.path_weight == 1.0 else f"*{ins.path_weight!r}")
+            for ins in self.instructions
+        )
+        weights = "shared" if self.shared_weights else "per-edge"
+        return "|".join(
+            ["uvu", self.irreps_in1, self.irreps_in2, self.irreps_out, paths, weights]
+            + [self.irrep_normalization, self.path_normalization]
+        )
+
+    @classmethod
+    def from_key(cls, key: str) -> TensorProductProblem:
+        """Inverse of :attr:`key`; ProblemError if the text is not one."""
+        parts = key.split("|")
+        if len(parts) != 8 or parts[0] != "uvu" or parts[5] not in ("shared", "per-edge"):
+            raise ProblemError(f"{key!r} is not a problem key; expected 'uvu|in1|in2|out|paths|weights|norm|norm'")
+        instructions = []
+        try:
+            for text in filter(None, parts[4].split(",")):
+                blocks, _, weight = text.partition("*")
+                in1, in2, out = (int(number) for number in blocks.split("."))
+                instructions.append(Instruction(in1, in2, out, float(weight or 1.0)))
+        except ValueError as error:
+            raise ProblemError(f"{key!r} has a malformed path list; expected 'in1.in2.out[*weight],...'") from error
+        return cls(parts[1], parts[2], parts[3], tuple(instructions), parts[5] == "shared", parts[6], parts[7])
+
+    @functools.cached_property
+    def in1(self) -> tuple[Block, ...]:
+        return blocks_of(self.irreps_in1)
+
+    @functools.cached_property
+    def in2(self) -> tuple[Block, ...]:
+        return blocks_of(self.irreps_in2)
+
+    @functools.cached_property
+    def out(self) -> tuple[Block, ...]:
+        return blocks_of(self.irreps_out)
+
+    @functools.cached_property
+    def dim_in1(self) -> int:
+        return sum(block.mul * block.dim for block in self.in1)
+
+    @functools.cached_property
+    def dim_in2(self) -> int:
+        return sum(block.mul * block.dim for block in self.in2)
+
+    @functools.cached_property
+    def dim_out(self) -> int:
+        return sum(block.mul * block.dim for block in self.out)
+
+    @functools.cached_property
+    def weight_numel(self) -> int:
+        """Weights a row: ``mul`` for each path, in instruction order."""
+        return sum(self.in1[ins.in1].mul for ins in self.instructions)
+
+    @functools.cached_property
+    def paths(self) -> tuple[Path, ...]:
+        """Resolved paths with e3nn's own normalisation, in instruction order."""
+        resolved, offset = [], 0
+        for index, (ins, coefficient) in enumerate(zip(self.instructions, self._path_weights(), strict=True)):
+            mul = self.in1[ins.in1].mul
+            resolved.append(Path(index, ins.in1, ins.in2, ins.out, mul, coefficient, offset))
+            offset += mul
+        return tuple(resolved)
+
+    def reference(self, **options: bool) -> o3.TensorProduct:
+        """The same product as an ``e3nn.o3.TensorProduct`` (weights are passed in; options go to its constructor)."""
+        instructions = [(ins.in1, ins.in2, ins.out, "uvu", True, ins.path_weight) for ins in self.instructions]
+        return o3.TensorProduct(
+            self.irreps_in1,
+            self.irreps_in2,
+            self.irreps_out,
+            instructions,
+            shared_weights=self.shared_weights,
+            internal_weights=False,
+            irrep_normalization=self.irrep_normalization,
+            path_normalization=self.path_normalization,
+            **options,
+        )
+
+    def _path_weights(self) -> list[float]:
+        if not self.instructions:
+            return []
+        product = self.reference(compile_left_right=False, compile_right=False)
+        return [float(instruction.path_weight) for instruction in product.instructions]

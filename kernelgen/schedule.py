@@ -1,0 +1,138 @@
+"""Schedules: the knobs of one kernel as frozen data, and the defaults that need no search.
+
+A schedule holds numbers and enums only, never C text. Whether it is legal for a problem is decided in one place,
+:func:`kernelgen.plan.make_plan`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import math
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from kernelgen.errors import ScheduleError
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Knobs that both backends share.
+
+    fuse: gather, product and sum by destination in one kernel (False: torch gathers and scatters around it).
+    accumulate: ``registers`` gives each destination to one worker that keeps its sums; ``atomics`` gives each
+        worker a run of edges and adds its partial sums to memory (atomically, or under a lock on the CPU).
+    path_groups: how many parts the paths are split into; each part has its own accumulators and loop over edges.
+    edges_per_chunk: edges a worker takes where it does not own a destination.
+    """
+
+    fuse: bool = True
+    accumulate: str = "registers"
+    path_groups: int = 1
+    edges_per_chunk: int = 32
+
+    backend: ClassVar[str] = ""
+    choices: ClassVar[dict[str, tuple]] = {
+        "fuse": (True, False),
+        "accumulate": ("registers", "atomics"),
+        "path_groups": tuple(range(1, 129)),
+        "edges_per_chunk": (1, 2, 4, 8, 16, 32, 64, 128, 256),
+    }
+
+    def __post_init__(self) -> None:
+        for name, allowed in self.choices.items():
+            value = getattr(self, name)
+            if not any(value == a and type(value) is type(a) for a in allowed):
+                shown = f"{allowed[0]}..{allowed[-1]}" if len(allowed) > 12 else allowed
+                raise ScheduleError(f"{type(self).__name__}.{name} is {value!r}; expected one of {shown}")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, with the backend's name; :func:`schedule_from_dict` reads it back."""
+        return {"backend": self.backend, **dataclasses.asdict(self)}
+
+    @property
+    def key(self) -> str:
+        """Stable one-line text, equal for equal schedules."""
+        return self.backend + ":" + ",".join(f"{k}={v}" for k, v in dataclasses.asdict(self).items())
+
+
+@dataclass(frozen=True)
+class CudaSchedule(Schedule):
+    """Knobs of a CUDA kernel. A *team* is the set of lanes of a warp that works through one run of edges.
+
+    edges_per_warp: teams in a warp; a team has ``32 / edges_per_warp`` lanes.
+    channels_per_thread: channels in a lane's registers; the lanes of a team cover lanes x channels channels.
+    warps_per_edge: teams of one block that share a run of edges and split its channels and path groups.
+    edge_operand: ``inline`` forms the edge values in every lane, ``shared`` forms them once a team in shared memory.
+    stage_edges: edges whose indices (and edge values) a team fetches at a time; at most its lanes.
+    prefetch: edges whose features and weights are loaded ahead of their use.
+    block_size, min_blocks: threads a block; blocks a multiprocessor that registers are limited for (0: no limit).
+    """
+
+    edges_per_warp: int = 1
+    channels_per_thread: int = 1
+    warps_per_edge: int = 1
+    edge_operand: str = "inline"
+    stage_edges: int = 32
+    prefetch: int = 1
+    block_size: int = 128
+    min_blocks: int = 0
+
+    backend: ClassVar[str] = "cuda"
+    choices: ClassVar[dict[str, tuple]] = {
+        **Schedule.choices,
+        "edges_per_warp": (1, 2, 4, 8),
+        "channels_per_thread": (1, 2, 4),
+        "warps_per_edge": (1, 2, 4, 8, 16),
+        "edge_operand": ("inline", "shared"),
+        "stage_edges": (4, 8, 16, 32),
+        "prefetch": (0, 1, 2),
+        "block_size": (32, 64, 128, 256, 512),
+        "min_blocks": (0, 1, 2, 3, 4, 6, 8, 12, 16),
+    }
+
+    @property
+    def lanes(self) -> int:
+        return 32 // self.edges_per_warp
+
+
+@dataclass(frozen=True)
+class HostSchedule(Schedule):
+    """Knobs of a host C++ kernel.
+
+    channel_block: channels held in one vector variable (several machine vectors where it is wider than one).
+    threads: OpenMP threads, 0 for as many as torch uses.
+    """
+
+    channel_block: int = 16
+    threads: int = 0
+
+    backend: ClassVar[str] = "cpu"
+    choices: ClassVar[dict[str, tuple]] = {
+        **Schedule.choices,
+        "channel_block": (4, 8, 16, 32, 64),
+        "threads": tuple(range(0, 257)),
+    }
+
+
+SCHEDULES: dict[str, type[Schedule]] = {"cuda": CudaSchedule, "cpu": HostSchedule}
+
+
+def schedule_from_dict(data: dict[str, Any]) -> Schedule:
+    """The schedule written by ``to_dict``; ScheduleError for an unknown backend, knob or value."""
+    data = dict(data)
+    backend = data.pop("backend", None)
+    if backend not in SCHEDULES:
+        raise ScheduleError(f"schedule backend is {backend!r}; expected one of {tuple(SCHEDULES)}")
+    kind = SCHEDULES[backend]
+    known = [field.name for field in dataclasses.fields(kind)]
+    for name in data:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, 1)
+            raise ScheduleError(f"unknown knob {name!r} for {backend}" + (f"; did you mean {near[0]!r}?" if near else ""))
+    return kind(**data)
+
+
+def power_of_two_at_most(number: float) -> int:
+    """The largest power of two that does not exceed ``number`` (at least 1)."""
+    return 1 << max(0, math.floor(math.log2(max(1.0, number))))
