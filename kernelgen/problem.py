@@ -6,6 +6,7 @@ import functools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+import torch
 from e3nn import o3
 
 from kernelgen.errors import ProblemError, UnsupportedError
@@ -248,19 +249,28 @@ class TensorProductProblem:
         return tuple(resolved)
 
     def reference(self, **options: bool) -> o3.TensorProduct:
-        """The same product as an ``e3nn.o3.TensorProduct`` (weights are passed in; options go to its constructor)."""
+        """The same product as an ``e3nn.o3.TensorProduct`` (weights are passed in; options go to its constructor).
+
+        It is built in float64, because e3nn rounds its coefficients to the default dtype when it is constructed;
+        ``.to(torch.float32)`` gives the float32 product.
+        """
         instructions = [(ins.in1, ins.in2, ins.out, "uvu", True, ins.path_weight) for ins in self.instructions]
-        return o3.TensorProduct(
-            self.irreps_in1,
-            self.irreps_in2,
-            self.irreps_out,
-            instructions,
-            shared_weights=self.shared_weights,
-            internal_weights=False,
-            irrep_normalization=self.irrep_normalization,
-            path_normalization=self.path_normalization,
-            **options,
-        )
+        default = torch.get_default_dtype()
+        torch.set_default_dtype(torch.float64)
+        try:
+            return o3.TensorProduct(
+                self.irreps_in1,
+                self.irreps_in2,
+                self.irreps_out,
+                instructions,
+                shared_weights=self.shared_weights,
+                internal_weights=False,
+                irrep_normalization=self.irrep_normalization,
+                path_normalization=self.path_normalization,
+                **options,
+            )
+        finally:
+            torch.set_default_dtype(default)
 
     def _path_weights(self) -> list[float]:
         if not self.instructions:

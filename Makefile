@@ -1,0 +1,81 @@
+# `make tune` and `make test` set themselves up: a virtual environment in .venv, made once, renewed when
+# pyproject.toml or constraints.txt change. An interrupted set-up leaves no stamp and is finished by the next call.
+
+SHELL := bash
+.SHELLFLAGS := -eu -o pipefail -c
+.ONESHELL:
+.DEFAULT_GOAL := help
+.PHONY: help setup tune test check report clean
+
+VENV ?= .venv
+# --system-site-packages uses the torch that PYTHON already has, whatever its version.
+VENV_ARGS ?=
+CONFIG ?= configs/mace-mp-medium.toml
+# Further options, for example: make tune ARGS="--budget 5m --device cpu"
+ARGS ?=
+# Test processes: as many as cores, at most 8.
+JOBS ?= $(shell n=$$(nproc); echo $$((n < 8 ? n : 8)))
+
+# The first Python that is recent enough and can make a virtual environment with pip in it.
+ADEQUATE := import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))
+ifndef PYTHON
+PYTHON := $(shell for p in python3 python3.13 python3.12 python3.11; do \
+    $$p -c '$(ADEQUATE)' 2>/dev/null && echo $$p && break; done)
+endif
+# GPU=no leaves the GPU's packages out where there is one.
+ifndef GPU
+GPU := $(shell nvidia-smi -L 2>/dev/null | grep -q '^GPU' && echo yes || echo no)
+endif
+
+STAMP := $(VENV)/.ready-gpu-$(GPU)
+BIN := $(VENV)/bin
+PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(VENV)/constraints.txt
+
+help:  ## this list
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## */  make \1\t/' | expand -t 18
+
+setup: $(STAMP)  ## set up .venv only
+
+tune: $(STAMP)  ## tune CONFIG for this machine, write results/ and reports/
+	@$(BIN)/equitune tune $(CONFIG) $(ARGS)
+
+test: $(STAMP)  ## run the tests (those marked gpu only where there is a CUDA device)
+	@$(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal $(ARGS)
+
+check: $(STAMP)  ## lint, formatting and types
+	@$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+report: $(STAMP)  ## rebuild reports/ from results/ alone
+	@$(BIN)/equitune report $(ARGS)
+
+clean:  ## remove what make made: .venv, caches, build output (never results/ or reports/)
+	@rm -rf "$(VENV)" build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find autotune kernelgen tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(STAMP): pyproject.toml constraints.txt setup.py
+	@if [ -z "$(PYTHON)" ]; then
+	    echo "make: no Python >= 3.11 with venv found; install one (Debian, Ubuntu: apt-get install python3-venv)" \
+	         "or name it: make PYTHON=/path/to/python3" >&2
+	    exit 2
+	fi
+	echo "setting up $(VENV) with $(PYTHON) (GPU: $(GPU)); this takes minutes the first time"
+	$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv $(VENV_ARGS) "$(VENV)"
+	cp constraints.txt "$(VENV)/constraints.txt"
+	if grep -q 'include-system-site-packages = true' "$(VENV)/pyvenv.cfg" && \
+	   found=$$($(BIN)/python -c 'import torch; print(torch.__version__)' 2>/dev/null); then
+	    echo "using torch $$found of $(PYTHON)"
+	    sed -i "s/^torch==.*/torch==$$found/" "$(VENV)/constraints.txt"
+	fi
+	if [ "$(GPU)" = yes ]; then
+	    sed -i -E '/^(cuda|nvidia)-/d' "$(VENV)/constraints.txt"
+	fi
+	$(PIP) setuptools
+	$(PIP) --no-build-isolation --editable '.[test]'
+	if [ "$(GPU)" = yes ]; then
+	    $(PIP) --no-build-isolation --editable '.[peers-gpu]' || \
+	        echo "note: cuEquivariance's GPU kernels could not be installed; its column will say so"
+	fi
+	rm -f "$(VENV)"/.ready-*
+	touch $@

@@ -1,0 +1,48 @@
+"""Equitune's tuning side: search, measure, store and look up schedules, and the modules that load the best one.
+
+``from autotune import TensorProduct, TensorProductConv`` is what a model needs. Names load when they are asked for,
+so that ``import autotune`` itself costs nothing, and the searching and plotting packages are never loaded by a model.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from autotune.database import Database, Entry
+    from autotune.graphs import GraphClass
+    from autotune.lookup import Tuning, find_schedule
+    from autotune.modules import TensorProduct, TensorProductConv
+
+__all__ = [
+    "Database",
+    "Entry",
+    "GraphClass",
+    "TensorProduct",
+    "TensorProductConv",
+    "Tuning",
+    "find_schedule",
+]
+
+_HOMES = {
+    "Database": "autotune.database",
+    "Entry": "autotune.database",
+    "GraphClass": "autotune.graphs",
+    "TensorProduct": "autotune.modules",
+    "TensorProductConv": "autotune.modules",
+    "Tuning": "autotune.lookup",
+    "find_schedule": "autotune.lookup",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'autotune' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOMES})

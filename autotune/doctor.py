@@ -1,0 +1,149 @@
+"""What this machine offers: probes of device, compilers, software, cache, databases and peers become plain rows.
+
+Nothing enters, a tuple of frozen :class:`Finding` leaves. It is meant for machines where something is wrong, so a probe
+that fails becomes a row that says so, and no probe stops another.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.metadata
+import platform
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+SOFTWARE = ("equitune", "torch", "e3nn", "optuna", "numpy", "pandas", "matplotlib", "ase", "cuda-core", "cuda-bindings")
+OPTIONAL = ("cuda-core", "cuda-bindings", "equitune")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One row. ``state``: ``ok``, ``absent`` (optional and not there) or ``problem`` (a probe failed)."""
+
+    section: str
+    name: str
+    value: str
+    state: str = "ok"
+
+
+Probe = Callable[[], Iterator[tuple[str, str, str]]]
+
+
+def examine() -> tuple[Finding, ...]:
+    """Every probe's rows, in the order of :data:`PROBES`."""
+    findings: list[Finding] = []
+    for section, probe in PROBES.items():
+        try:
+            findings.extend(Finding(section, *row) for row in probe())
+        except Exception as error:  # a doctor that fails is no doctor: whatever it was, it is the finding
+            text = " ".join(str(error).split()) or type(error).__name__
+            findings.append(Finding(section, probe.__name__.strip("_"), text, "problem"))
+    return tuple(findings)
+
+
+def as_data(findings: tuple[Finding, ...]) -> list[dict[str, str]]:
+    """The rows as plain data, for ``equitune doctor --json``."""
+    return [dataclasses.asdict(finding) for finding in findings]
+
+
+def version_of(distribution: str) -> str | None:
+    """Version of an installed distribution, None if it is not installed."""
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def size_text(count: int) -> str:
+    """Bytes in a unit fit for reading."""
+    size = float(count)
+    for unit in ("B", "KiB", "MiB"):
+        if size < 1024:
+            return f"{size:.0f} {unit}"
+        size /= 1024
+    return f"{size:.1f} GiB"
+
+
+def _host() -> Iterator[tuple[str, str, str]]:
+    from kernelgen.device import device_facts
+
+    facts = device_facts("cpu")
+    vector = f"{8 * facts.vector_bytes}-bit vectors" if facts.vector_bytes else "vector width unknown"
+    yield "cpu", f"{facts.name} ({facts.arch}, {facts.units} cores, {vector})", "ok"
+
+
+def _gpus() -> Iterator[tuple[str, str, str]]:
+    import torch
+
+    driver = _driver_version()
+    yield "driver", driver or "no NVIDIA driver found", "ok" if driver else "absent"
+    if not torch.cuda.is_available():
+        built = f"built for CUDA {torch.version.cuda}" if torch.version.cuda else "a CPU build"
+        yield "cuda", f"torch sees no CUDA device (torch is {built})", "problem" if driver else "absent"
+        return
+    for index in range(torch.cuda.device_count()):
+        found = torch.cuda.get_device_properties(index)
+        text = f"{found.name} (compute capability {found.major}.{found.minor}, {found.multi_processor_count} units, "
+        yield f"cuda:{index}", text + f"{size_text(found.total_memory)})", "ok"
+
+
+def _driver_version() -> str | None:
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return None
+    command = [program, "--query-gpu=driver_version", "--format=csv,noheader"]
+    answer = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    return answer.stdout.splitlines()[0].strip() if answer.returncode == 0 and answer.stdout.strip() else None
+
+
+def _host_compiler() -> Iterator[tuple[str, str, str]]:
+    from kernelgen.compile import find_host_compiler
+
+    compiler = find_host_compiler()
+    yield "C++", f"{compiler.path} {compiler.version}", "ok"
+
+
+def _nvrtc() -> Iterator[tuple[str, str, str]]:
+    if version_of("cuda-bindings") is None or version_of("cuda-core") is None:
+        yield "NVRTC", "cuda-core and cuda-bindings are not installed (pip install 'equitune[gpu]')", "absent"
+        return
+    from cuda.bindings import nvrtc
+
+    status, major, minor = nvrtc.nvrtcVersion()
+    if int(status) != 0:
+        raise RuntimeError(f"NVRTC does not answer: {status}")
+    yield "NVRTC", f"{major}.{minor}", "ok"
+
+
+def _software() -> Iterator[tuple[str, str, str]]:
+    from kernelgen.version import GENERATOR_VERSION
+
+    yield "python", platform.python_version(), "ok"
+    for name in SOFTWARE:
+        version = version_of(name)
+        yield name, version or "not installed", "ok" if version else ("absent" if name in OPTIONAL else "problem")
+    yield "generator", GENERATOR_VERSION, "ok"
+
+
+def _cache() -> Iterator[tuple[str, str, str]]:
+    from kernelgen.compile import cache_dir
+
+    folder = Path(cache_dir())
+    files = [file for file in folder.rglob("*") if file.is_file()] if folder.exists() else []
+    yield "compiled kernels", f"{folder} ({len(files)} files, {size_text(sum(f.stat().st_size for f in files))})", "ok"
+
+
+def _databases() -> Iterator[tuple[str, str, str]]:
+    yield "todo", "", "ok"
+
+
+def _peers() -> Iterator[tuple[str, str, str]]:
+    yield "todo", "", "ok"
+
+
+PROBES: dict[str, Probe] = {
+    "host": _host,
+}

@@ -1,0 +1,202 @@
+"""One tuned schedule with the figures that justify it: an entry of a ``results/DEVICE.json`` file, as a checked value.
+
+Plain JSON data enters, a frozen :class:`Entry` leaves, and the same data comes out of :meth:`Entry.to_dict`. Entries
+may come from files that others wrote, so every type is checked, schedules are rebuilt from known knobs only, and the
+one path an entry holds (of its raw trials) may not leave the directory of the file.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import PurePosixPath, PureWindowsPath
+from typing import Any
+
+from autotune.errors import DatabaseError
+from autotune.graphs import GraphClass
+from kernelgen.direction import DIRECTIONS
+from kernelgen.errors import EquituneError
+from kernelgen.plan import BYTES
+from kernelgen.schedule import Schedule, schedule_from_dict
+
+Identity = tuple[str, str, str, str, str, str]
+CHOICES: dict[str, tuple[str, ...]] = {
+    "operation": ("conv", "plain"),
+    "direction": tuple(DIRECTIONS),
+    "dtype": tuple(BYTES),
+    "layout": ("mul_ir", "ir_mul"),
+}
+TIMES = ("time_us", "q1_us", "q3_us")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """Times are medians with quartiles in microseconds, ``bytes`` compulsory traffic, ``copy_bandwidth`` in bytes/s.
+
+    problem: :attr:`TensorProductProblem.key`. graph_class: :attr:`GraphClass.text`. graph: name, edges, nodes.
+    schedule: as ``Schedule.to_dict`` writes it. default: schedule and times of the default schedule in the same run.
+    peers: times (or ``{"error": text}``) by peer. errors: largest relative error against float64 e3nn by output slot.
+    floor_us: ``bytes / copy_bandwidth``. trials: ``file`` (relative), ``count``, ``ok`` and how the search ran.
+
+    Raises DatabaseError, naming the field, what it holds and what was expected.
+    """
+
+    label: str
+    problem: str
+    operation: str
+    direction: str
+    dtype: str
+    layout: str
+    graph_class: str
+    graph: Mapping[str, Any]
+    schedule: Mapping[str, Any]
+    time_us: float
+    q1_us: float
+    q3_us: float
+    default: Mapping[str, Any]
+    peers: Mapping[str, Mapping[str, Any]]
+    errors: Mapping[str, float]
+    tolerance: float
+    bytes: int
+    copy_bandwidth: float
+    floor_us: float
+    resources: Mapping[str, Any]
+    generator: str
+    software: Mapping[str, str]
+    date: str
+    trials: Mapping[str, Any]
+
+    def __post_init__(self) -> None:
+        # A Schedule is as good as its data: the tuner holds the one, files the other.
+        if isinstance(self.schedule, Schedule):
+            object.__setattr__(self, "schedule", self.schedule.to_dict())
+        for field in dataclasses.fields(self):
+            _check_type(field.name, getattr(self, field.name), str(field.type))
+            _check_json(field.name, getattr(self, field.name))
+        for name, allowed in CHOICES.items():
+            if getattr(self, name) not in allowed:
+                raise DatabaseError(f"entry field {name} is {getattr(self, name)!r}; expected one of {allowed}")
+        _check_schedule("schedule", self.schedule)
+        _check_graph(self.graph, self.graph_class)
+        _check_default(self.default)
+        for name, peer in self.peers.items():
+            if not isinstance(peer, Mapping) or not ("error" in peer or "time_us" in peer):
+                raise DatabaseError(f"entry field peers[{name!r}] is {peer!r}; expected time_us, q1_us, q3_us or error")
+        for slot, value in self.errors.items():
+            _check_type(f"errors[{slot!r}]", value, "float")
+        _check_relative(self.trials.get("file", ""))
+
+    @property
+    def identity(self) -> Identity:
+        """(problem, operation, direction, dtype, layout, graph_class): one entry each in a database."""
+        return (self.problem, self.operation, self.direction, self.dtype, self.layout, self.graph_class)
+
+    @property
+    def tuned_schedule(self) -> Schedule:
+        """:attr:`schedule` as the object that the generator takes."""
+        return _schedule(tuple(sorted(self.schedule.items())))
+
+    @property
+    def default_schedule(self) -> Schedule:
+        """The default schedule that the tuned one was measured against."""
+        return _schedule(tuple(sorted(self.default["schedule"].items())))
+
+    @property
+    def parsed_graph_class(self) -> GraphClass:
+        return _graph_class(self.graph_class)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Entry:
+        """The entry that ``to_dict`` wrote; DatabaseError for a missing, unknown or mistyped field."""
+        if not isinstance(data, Mapping):
+            raise DatabaseError(f"an entry is {type(data).__name__}; expected an object")
+        names = [field.name for field in dataclasses.fields(cls)]
+        missing = [name for name in names if name not in data]
+        unknown = [name for name in data if name not in names]
+        if missing or unknown:
+            raise DatabaseError(f"entry fields missing: {missing or 'none'}; unknown: {unknown or 'none'}")
+        return cls(**data)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON data, fields in the order of the class."""
+        return {field.name: _plain(getattr(self, field.name)) for field in dataclasses.fields(self)}
+
+
+@functools.lru_cache(maxsize=4096)
+def _schedule(items: tuple[tuple[str, Any], ...]) -> Schedule:
+    return schedule_from_dict(dict(items))
+
+
+@functools.lru_cache(maxsize=1024)
+def _graph_class(text: str) -> GraphClass:
+    return GraphClass.parse(text)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def _check_type(name: str, value: Any, kind: str) -> None:
+    if kind.startswith("Mapping"):
+        good = isinstance(value, Mapping)
+    elif kind == "float":
+        good = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    elif kind == "int":
+        good = isinstance(value, int) and not isinstance(value, bool)
+    else:
+        good = isinstance(value, str)
+    if not good:
+        wanted = {"float": "a finite number", "int": "an integer", "str": "text"}.get(kind, "an object")
+        raise DatabaseError(f"entry field {name} is {value!r}; expected {wanted}")
+
+
+def _check_json(name: str, value: Any) -> None:
+    """Nested data must be what strict JSON can hold, or the file could not be read back."""
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            if not isinstance(key, str):
+                raise DatabaseError(f"entry field {name} has the key {key!r}; expected text")
+            _check_json(f"{name}[{key!r}]", item)
+    elif isinstance(value, list | tuple):
+        for index, item in enumerate(value):
+            _check_json(f"{name}[{index}]", item)
+    elif isinstance(value, float) and not math.isfinite(value):
+        raise DatabaseError(f"entry field {name} is {value!r}; expected a finite number")
+    elif not (value is None or isinstance(value, str | int | float)):
+        raise DatabaseError(f"entry field {name} is {type(value).__name__} {value!r}; expected JSON data")
+
+
+def _check_schedule(name: str, data: Any) -> None:
+    if not isinstance(data, Mapping):
+        raise DatabaseError(f"entry field {name} is {data!r}; expected an object")
+    try:
+        _schedule(tuple(sorted(data.items())))
+    except (EquituneError, TypeError) as error:
+        raise DatabaseError(f"entry field {name}: {error}") from error
+
+
+def _check_graph(graph: Mapping[str, Any], graph_class: str) -> None:
+    _check_type("graph['name']", graph.get("name"), "str")
+    for name in ("edges", "nodes"):
+        _check_type(f"graph[{name!r}]", graph.get(name), "int")
+    try:
+        _graph_class(graph_class)
+    except (EquituneError, ValueError) as error:
+        raise DatabaseError(f"entry field graph_class: {error}") from error
+
+
+def _check_default(default: Mapping[str, Any]) -> None:
+    _check_schedule("default['schedule']", default.get("schedule"))
+    for name in TIMES:
+        _check_type(f"default[{name!r}]", default.get(name), "float")
+
+
+def _check_relative(path: Any) -> None:
+    parts = PurePosixPath(path).parts if isinstance(path, str) else ("..",)
+    if ".." in parts or str(path).startswith(("/", "\\", "~")) or PureWindowsPath(str(path)).drive or "\\" in str(path):
+        raise DatabaseError(f"entry field trials['file'] is {path!r}; expected a path inside the results directory")

@@ -1,0 +1,36 @@
+"""Errors that the tuning side adds: each says what was given, what was expected and what to do."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+from kernelgen.errors import EquituneError
+
+
+class ConfigError(EquituneError, ValueError):
+    """A config file, or something it names, cannot be understood: unknown key, problem, graph, or missing file."""
+
+
+class PeerError(EquituneError, RuntimeError):
+    """A peer cannot be compared with: not installed, its own kernels did not run, or its numbers are wrong."""
+
+
+class WorkerError(EquituneError, RuntimeError):
+    """A worker process could not be set up, or a job raised where it should have answered."""
+
+
+class DatabaseError(EquituneError, RuntimeError):
+    """A tuned database cannot be written, or an entry for it is malformed."""
+
+
+class TuningMissError(EquituneError, LookupError):
+    """Strict lookup found no schedule that was tuned on this device."""
+
+
+def unknown_name(what: str, given: str, known: Iterable[str]) -> str:
+    """``unknown key 'budgett'; did you mean 'budget'?`` with the valid names where none is near."""
+    names = sorted(known)
+    near = difflib.get_close_matches(given, names, 1)
+    hint = f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(names)}"
+    return f"unknown {what} {given!r}; {hint}"

@@ -1,0 +1,244 @@
+"""Graphs to tune on: from a description (atoms and a cutoff) to sorted edges, and the class that a graph falls in.
+
+Enters a :class:`GraphSpec`, leaves a :class:`Graph`. Real structures matter, since the degrees of a graph and the
+locality of its senders decide which schedule wins. :class:`GraphClass` names a graph's size and mean degree in powers
+of two: tuned entries are looked up by it.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+import torch
+
+from autotune.errors import ConfigError
+
+if TYPE_CHECKING:
+    from ase import Atoms
+
+OPERATIONS = ("conv", "plain")
+
+
+class AtomSource(Protocol):
+    """A frozen description of atoms; equal descriptions make equal atoms."""
+
+    def atoms(self) -> Atoms: ...
+
+
+@dataclass(frozen=True)
+class Crystal:
+    """A crystal from its space group, cell (lengths in angstrom, angles in degrees) and asymmetric unit."""
+
+    spacegroup: int
+    cell: tuple[float, ...]
+    sites: tuple[tuple[str, float, float, float], ...]
+
+    def atoms(self) -> Atoms:
+        from ase.spacegroup import crystal
+
+        symbols = [site[0] for site in self.sites]
+        basis = [site[1:] for site in self.sites]
+        return crystal(symbols, basis=basis, spacegroup=self.spacegroup, cellpar=list(self.cell))
+
+
+@dataclass(frozen=True)
+class Bulk:
+    """``ase.build.bulk``: an elemental or simple compound crystal."""
+
+    name: str
+    crystalstructure: str
+    a: float
+    cubic: bool = True
+
+    def atoms(self) -> Atoms:
+        from ase.build import bulk
+
+        return bulk(self.name, self.crystalstructure, a=self.a, cubic=self.cubic)
+
+
+@dataclass(frozen=True)
+class Molecule:
+    """``ase.build.molecule``: a molecule of the G2 set by its formula or name."""
+
+    name: str
+
+    def atoms(self) -> Atoms:
+        from ase.build import molecule
+
+        try:
+            return molecule(self.name)
+        except KeyError as error:
+            raise ConfigError(f"molecule {self.name!r} is not one that ase.build.molecule knows") from error
+
+
+@dataclass(frozen=True)
+class Points:
+    """Uniformly random points in a periodic cube; ``density`` in points per cubic angstrom."""
+
+    number: int
+    density: float
+    seed: int = 0
+
+    def atoms(self) -> Atoms:
+        from ase import Atoms
+
+        side = (self.number / self.density) ** (1 / 3)
+        positions = np.random.default_rng(self.seed).uniform(0.0, side, (self.number, 3))
+        return Atoms(numbers=[1] * self.number, positions=positions, cell=[side] * 3, pbc=True)
+
+
+@dataclass(frozen=True)
+class StructureFile:
+    """A file that ase reads, looked for in ``$EQUITUNE_STRUCTURES`` and then in ``folder`` (the config's)."""
+
+    path: str
+    folder: str = "."
+
+    def atoms(self) -> Atoms:
+        import ase.io
+
+        atoms = ase.io.read(self.find())
+        return atoms[-1] if isinstance(atoms, list) else atoms
+
+    def find(self) -> Path:
+        """The file, or ConfigError naming the places where it is not."""
+        places = [Path(folder) for folder in (os.environ.get("EQUITUNE_STRUCTURES"), self.folder) if folder]
+        for place in places:
+            if (place / self.path).is_file():
+                return place / self.path
+        tried = " or ".join(str(place) for place in places)
+        raise ConfigError(f"structure file {self.path!r} is not in {tried}; set EQUITUNE_STRUCTURES to its folder")
+
+
+@dataclass(frozen=True)
+class GraphSpec:
+    """A graph by description: atoms, repeated along the cell's vectors, joined within ``cutoff`` (angstrom)."""
+
+    name: str
+    source: AtomSource
+    cutoff: float
+    repeat: tuple[int, int, int] = (1, 1, 1)
+
+
+@dataclass(frozen=True, eq=False)
+class Graph:
+    """Directed edges, both ways, sorted by receiver and then sender (int64, CPU).
+
+    ``vectors`` [edges, 3] run from the sender (the periodic image that is meant) to the receiver, in angstrom.
+    """
+
+    name: str
+    sender: torch.Tensor
+    receiver: torch.Tensor
+    vectors: torch.Tensor
+    num_nodes: int
+
+    @property
+    def num_edges(self) -> int:
+        return self.sender.shape[0]
+
+
+@functools.lru_cache(maxsize=4)
+def build_graph(spec: GraphSpec) -> Graph:
+    """The graph of a description; the same description always gives the same edges in the same order."""
+    atoms = spec.source.atoms().repeat(spec.repeat)
+    positions, cell = atoms.get_positions(), np.asarray(atoms.get_cell())
+    if len(positions) == 0 or not spec.cutoff > 0:
+        raise ConfigError(
+            f"graph {spec.name!r} has {len(positions)} atoms and cutoff {spec.cutoff}; both must be positive"
+        )
+    receiver, sender, vectors = neighbours(positions, cell, np.asarray(atoms.get_pbc()), spec.cutoff)
+    order = np.lexsort((sender, receiver))
+    return Graph(
+        spec.name,
+        torch.from_numpy(sender[order]),
+        torch.from_numpy(receiver[order]),
+        torch.from_numpy(vectors[order]),
+        len(positions),
+    )
+
+
+def neighbours(
+    positions: np.ndarray, cell: np.ndarray, periodic: np.ndarray, cutoff: float
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Every ordered pair nearer than ``cutoff``: receivers, senders, vectors from sender to receiver.
+
+    Periodic images are laid out explicitly, as far as the cutoff reaches beyond the atoms, and a k-d tree finds the
+    pairs: memory grows with the number of edges only, which cell lists of numpy arrays do not manage at 20,000 atoms.
+    """
+    from scipy.spatial import cKDTree
+
+    images, shifts = _images(positions, cell, periodic, cutoff)
+    points = (positions[None, :, :] + shifts[:, None, :]).reshape(-1, 3)
+    low, high = positions.min(axis=0) - cutoff, positions.max(axis=0) + cutoff
+    near = np.flatnonzero(((points >= low) & (points <= high)).all(axis=1))
+    found = cKDTree(positions).sparse_distance_matrix(cKDTree(points[near]), cutoff, output_type="ndarray")
+    receiver = found["i"].astype(np.int64)
+    point = near[found["j"]]
+    keep = (found["v"] < cutoff) & ~((point % len(positions) == receiver) & (images == point // len(positions)))
+    receiver, point = receiver[keep], point[keep]
+    return receiver, (point % len(positions)).astype(np.int64), positions[receiver] - points[point]
+
+
+def _images(positions: np.ndarray, cell: np.ndarray, periodic: np.ndarray, cutoff: float) -> tuple[int, np.ndarray]:
+    """The number of the unshifted image, and the shift [images, 3] of every image that may hold a neighbour."""
+    reach = [0, 0, 0]
+    if periodic.any():
+        full = cell.copy()
+        full[~periodic] = np.eye(3)[~periodic]
+        inverse = np.linalg.inv(full)
+        fractions = positions @ inverse
+        spread = fractions.max(axis=0) - fractions.min(axis=0)
+        # A distance d spans at most d * |reciprocal vector| cells.
+        reach = [
+            math.ceil(spread[k] + cutoff * float(np.linalg.norm(inverse[:, k]))) if periodic[k] else 0 for k in range(3)
+        ]
+    steps = np.array(list(itertools.product(*(range(-n, n + 1) for n in reach))))
+    return len(steps) // 2, steps @ cell
+
+
+@dataclass(frozen=True)
+class GraphClass:
+    """Size and mean degree of a graph in powers of two; ``plain`` products have no degree."""
+
+    operation: str
+    log2_edges: int
+    log2_degree: int = 0
+
+    @classmethod
+    def of(cls, operation: str, num_edges: int, num_nodes: int) -> GraphClass:
+        """The class of a graph; ``num_nodes`` counts the destinations."""
+        if operation not in OPERATIONS:
+            raise ConfigError(f"operation is {operation!r}; expected one of {OPERATIONS}")
+        log2_edges = round(math.log2(max(1, num_edges)))
+        if operation == "plain":
+            return cls(operation, log2_edges)
+        return cls(operation, log2_edges, round(math.log2(max(1.0, num_edges / max(1, num_nodes)))))
+
+    @property
+    def text(self) -> str:
+        """For example ``conv-e14-d5`` or ``plain-e16``."""
+        return f"{self.operation}-e{self.log2_edges}" + (f"-d{self.log2_degree}" if self.operation == "conv" else "")
+
+    @classmethod
+    def parse(cls, text: str) -> GraphClass:
+        """Inverse of :attr:`text`."""
+        match = re.fullmatch(r"conv-e(\d+)-d(\d+)|plain-e(\d+)", text)
+        if not match:
+            raise ConfigError(f"{text!r} is not a graph class; expected for example 'conv-e14-d5' or 'plain-e16'")
+        edges, degree, plain = match.groups()
+        return cls("plain", int(plain)) if plain else cls("conv", int(edges), int(degree))
+
+    def distance(self, other: GraphClass) -> float:
+        """How far apart two classes are, in factors of two; infinite between different operations."""
+        if self.operation != other.operation:
+            return math.inf
+        return abs(self.log2_edges - other.log2_edges) + abs(self.log2_degree - other.log2_degree)

@@ -1,0 +1,192 @@
+"""What a worker does for one schedule: build the operator, check it against float64 e3nn, time it.
+
+A :class:`TrialSetting` (what stays between trials) and a :class:`TrialJob` enter, an :class:`Outcome` leaves: every
+way in which a schedule can fail is data, never an exception.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from kernelgen.errors import CompileError, ScheduleError
+from kernelgen.schedule import Schedule
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from autotune.workload import Workload
+    from kernelgen.graph import EdgeOrder
+    from kernelgen.operators import Operator
+
+STATES = ("ok", "illegal", "compile", "launch", "wrong", "timeout", "crashed")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """``state`` is one of :data:`STATES`; times in microseconds, None unless the state is ok.
+
+    cut: given up after a few samples because it is far slower than the best, so its median is only rough.
+    errors: largest relative error against float64 by output slot. device_lost: nothing more can run in that process.
+    """
+
+    state: str
+    reason: str = ""
+    time_us: float | None = None
+    q1_us: float | None = None
+    q3_us: float | None = None
+    samples_us: tuple[float, ...] = ()
+    cut: bool = False
+    errors: Mapping[str, float] = field(default_factory=dict)
+    resources: Mapping[str, Any] = field(default_factory=dict)
+    clocks: Mapping[str, Any] | None = None
+    compile_s: float | None = None
+    device_lost: bool = False
+
+    @property
+    def ok(self) -> bool:
+        return self.state == "ok"
+
+
+@dataclass(frozen=True)
+class TrialJob:
+    """Measure ``schedule`` for one direction. ``best_us``: of the study so far, to give up hopeless candidates."""
+
+    direction: str
+    schedule: Schedule
+    best_us: float | None = None
+    max_seconds: float = 1.0
+
+
+@dataclass(frozen=True)
+class TrialSetting:
+    """Opened in the worker: tensors, reference and device stay between trials."""
+
+    workload: Workload
+    device: str
+
+    def open(self) -> Callable[[TrialJob], Outcome]:
+        return TrialSession(self)
+
+
+class TrialSession:
+    """The tensors of one workload on its device, and the float64 values that outputs are held to."""
+
+    def __init__(self, setting: TrialSetting) -> None:
+        from autotune.verify import Reference
+        from autotune.workload import make_tensors
+        from kernelgen.graph import edge_order
+
+        self.workload, self.device = setting.workload, setting.device
+        self.tensors = make_tensors(self.workload, self.device)
+        self.reference = Reference(self.workload, self.device)
+        self.order = None
+        if self.workload.operation == "conv":
+            self.order = edge_order(self.tensors.receiver, self.tensors.num_nodes, is_sorted=True)
+
+    def __call__(self, job: TrialJob) -> Outcome:
+        stage = "compile"
+        try:
+            begin = time.perf_counter()
+            operator = build_for(self.workload, {job.direction: job.schedule}, self.device)
+            resources = operator.resources(job.direction)
+            compile_s = time.perf_counter() - begin
+            stage = "launch"
+            errors = check(self.reference, operator, job.direction, self.tensors, self.order)
+            if (worst := worst_error(errors, self.workload.dtype)) is not None:
+                return Outcome("wrong", worst, errors=finite(errors), resources=resources, compile_s=compile_s)
+            return self._timed(operator, job, errors, resources, compile_s)
+        except ScheduleError as error:
+            return Outcome("illegal", str(error))
+        except CompileError as error:
+            return Outcome("compile", str(error)[-2000:])
+        except Exception as error:  # a CUDA error comes as torch's or the driver's own type
+            return Outcome(stage, f"{type(error).__name__}: {error}"[:2000], device_lost=device_is_lost(self.device))
+
+    def _timed(
+        self, operator: Operator, job: TrialJob, errors: dict[str, float], resources: dict, compile_s: float
+    ) -> Outcome:
+        from autotune.measure import HOPELESS_RATIO, time_callable
+
+        hopeless = None if job.best_us is None else HOPELESS_RATIO * job.best_us
+        call = run_call(operator, job.direction, self.tensors, self.order)
+        timing = time_callable(call, self.device, max_seconds=job.max_seconds, hopeless_us=hopeless)
+        return Outcome(
+            "ok",
+            time_us=timing.median_us,
+            q1_us=timing.q1_us,
+            q3_us=timing.q3_us,
+            samples_us=timing.samples_us,
+            cut=timing.cut,
+            errors=errors,
+            resources=resources,
+            clocks=timing.clocks,
+            compile_s=round(compile_s, 3),
+        )
+
+
+def build_for(workload: Workload, schedules: Mapping[str, Schedule], device: str) -> Operator:
+    """The operator of a workload with these schedules by direction; other directions take the default."""
+    import torch
+
+    from kernelgen.operators import build
+
+    return build(
+        workload.problem,
+        dict(schedules) or None,
+        operation=workload.operation,
+        dtype=getattr(torch, workload.dtype),
+        layout=workload.layout,
+        device=device,
+    )
+
+
+def run_call(
+    operator: Operator, direction: str, tensors: Any, order: EdgeOrder | None, poison: bool = False
+) -> Callable[[], dict[str, Tensor]]:
+    """A call of one direction with every output asked for, without autograd; outputs by slot (``g`` is the value)."""
+    t = tensors
+    edges = (t.sender, t.receiver, t.num_nodes, order) if operator.operation == "conv" else (None, None, None, None)
+    if direction == "forward":
+        return lambda: {"g": operator.run_forward(t.x, t.y, t.w, *edges, poison=poison)}
+    if direction == "backward":
+        return lambda: operator.run_backward(t.x, t.y, t.w, t.g, *edges, poison=poison)
+    tangents = {"x": t.tx, "y": t.ty, "w": t.tw}
+    return lambda: operator.run_double_backward(t.x, t.y, t.w, t.g, tangents, *edges, poison=poison)
+
+
+def check(reference: Any, operator: Operator, direction: str, tensors: Any, order: EdgeOrder | None) -> dict[str, float]:
+    """Largest relative error of every output of a poisoned run."""
+    return reference.check(direction, run_call(operator, direction, tensors, order, poison=True)())
+
+
+def worst_error(errors: Mapping[str, float], dtype: str) -> str | None:
+    """What is wrong in words, or None within the tolerance. A NaN never passes."""
+    from autotune.verify import TOLERANCE
+
+    wrong = {slot: error for slot, error in errors.items() if not error <= TOLERANCE[dtype]}
+    if not wrong:
+        return None
+    shown = ", ".join(f"{slot} {error:.1e}" for slot, error in wrong.items())
+    return f"relative error against float64 e3nn above {TOLERANCE[dtype]:g}: {shown}"
+
+
+def finite(errors: Mapping[str, float]) -> dict[str, float]:
+    """JSON has no infinity: an output that holds NaN is written as 1e308."""
+    return {slot: error if error < 1e308 else 1e308 for slot, error in errors.items()}
+
+
+def device_is_lost(device: str) -> bool:
+    """Whether the process's CUDA context is poisoned: then every later call fails as well."""
+    import torch
+
+    if torch.device(device).type != "cuda":
+        return False
+    try:
+        torch.cuda.synchronize(device)
+        torch.zeros(1, device=device).add_(1).item()
+    except Exception:
+        return True
+    return False

@@ -1,0 +1,206 @@
+"""Which schedule the runtime loads here: a problem and a device enter, a :class:`Tuning` with its origin leaves.
+
+The order, from the best evidence to none; within a step the nearest graph class comes first (larger graphs first
+where it is unknown or a tie, because their time is the kernel's own and not the launch's):
+
+1. ``exact``: tuned for this problem, direction, dtype, layout and graph class on this device;
+2. ``nearest``: on this device, another graph class in the same layout, then any graph class in the other layout;
+3. ``other-device``: another device of the same architecture (CUDA: the same compute capability; CPU: the same
+   machine type and vector width), the one nearest in size first;
+4. ``default``: picked from device facts alone.
+
+A stored schedule that is not legal here is skipped, and the reason says so. Nothing is ever searched or compiled.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from autotune.database import Table, database_dirs, database_path, load_table
+from autotune.entry import Entry
+from autotune.errors import TuningMissError
+from autotune.graphs import GraphClass
+from kernelgen.device import DeviceFacts
+from kernelgen.direction import DIRECTIONS, Direction
+from kernelgen.errors import ProblemError, ScheduleError
+from kernelgen.plan import Spec, default_schedule, make_plan
+from kernelgen.problem import TensorProductProblem
+from kernelgen.schedule import SCHEDULES, Schedule
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """A schedule and where it came from.
+
+    origin: ``exact``, ``nearest``, ``other-device``, ``default``, or ``given`` (by the caller, not looked up).
+    entry: the database record behind it, if there is one. reason: one sentence for people.
+    """
+
+    schedule: Schedule
+    origin: str
+    entry: Entry | None
+    reason: str
+
+
+@dataclass(frozen=True)
+class _Query:
+    spec: Spec
+    graph_class: GraphClass | None
+
+    @property
+    def kernel(self) -> tuple[str, str, str, str]:
+        return (self.spec.problem.key, self.spec.operation, self.spec.direction.name, self.spec.dtype)
+
+
+def strict_by_environment() -> bool:
+    """Whether ``$EQUITUNE_STRICT`` asks that a lookup without an entry for this device is an error."""
+    return os.environ.get("EQUITUNE_STRICT", "").strip().lower() not in ("", "0", "false", "no", "off")
+
+
+def find_schedule(
+    problem: TensorProductProblem,
+    operation: str,
+    direction: str | Direction,
+    dtype: str,
+    layout: str,
+    facts: DeviceFacts,
+    graph_class: GraphClass | str | None = None,
+    strict: bool | None = None,
+) -> Tuning:
+    """The best known schedule for one direction of a problem on a device; see the module for the order.
+
+    direction: a name of :data:`kernelgen.direction.DIRECTIONS` (a Direction counts by its name).
+    strict: where true, TuningMissError unless the origin is exact or nearest; None asks ``$EQUITUNE_STRICT``.
+    Unreadable databases are skipped with a warning and never make a lookup fail.
+    """
+    name = direction if isinstance(direction, str) else direction.name
+    if name not in DIRECTIONS:
+        raise ProblemError(f"direction is {name!r}; expected one of {tuple(DIRECTIONS)}")
+    unset = SCHEDULES[facts.backend]()
+    spec = Spec(problem, DIRECTIONS[name], unset, operation, dtype.removeprefix("torch."), layout, "int64", facts)
+    query = _Query(spec, GraphClass.parse(graph_class) if isinstance(graph_class, str) else graph_class)
+    skipped: list[str] = []
+    tuning = _on_this_device(query, skipped) or _on_other_device(query, skipped)
+    if strict_by_environment() if strict is None else strict:
+        _require_this_device(query, tuning, skipped)
+    return tuning or _default(query, skipped)
+
+
+def _on_this_device(query: _Query, skipped: list[str]) -> Tuning | None:
+    facts = query.spec.facts
+    table = load_table(*(database_path(directory, facts.slug) for directory in database_dirs()))
+    if query.graph_class is not None:
+        exact = table.by_identity.get((*query.kernel, query.spec.layout, query.graph_class.text))
+        if exact is not None and _is_legal(query, exact, skipped):
+            reason = f"tuned on this device for {query.graph_class.text}"
+            return Tuning(exact.tuned_schedule, "exact", exact, _with_skipped(reason, skipped))
+    else:
+        exact = None
+    for entry in _by_nearness(query, table.by_kernel.get(query.kernel, ())):
+        if entry is not exact and _is_legal(query, entry, skipped):
+            reason = f"tuned on this device for {entry.graph_class}{_why_nearest(query, entry)}"
+            return Tuning(entry.tuned_schedule, "nearest", entry, _with_skipped(reason, skipped))
+    return None
+
+
+def _on_other_device(query: _Query, skipped: list[str]) -> Tuning | None:
+    for table in _kindred_tables(query.spec.facts):
+        for entry in _by_nearness(query, table.by_kernel.get(query.kernel, ())):
+            if _is_legal(query, entry, skipped):
+                reason = (
+                    f"nothing is tuned for this problem on this device; tuned on {table.device.get('name')} "
+                    f"(also {query.spec.facts.arch}) for {entry.graph_class}{_why_nearest(query, entry)}"
+                )
+                return Tuning(entry.tuned_schedule, "other-device", entry, _with_skipped(reason, skipped))
+    return None
+
+
+def _default(query: _Query, skipped: list[str]) -> Tuning:
+    reason = "nothing is tuned for this problem on this device or one of its architecture; default from device facts"
+    return Tuning(default_schedule(query.spec), "default", None, _with_skipped(reason, skipped))
+
+
+def _require_this_device(query: _Query, tuning: Tuning | None, skipped: list[str]) -> None:
+    if tuning is not None and tuning.origin in ("exact", "nearest"):
+        return
+    spec, searched = query.spec, ", ".join(str(directory) for directory in database_dirs())
+    raise TuningMissError(
+        _with_skipped(
+            f"strict lookup: no tuned {spec.operation} {spec.direction.name} {spec.dtype} for {spec.problem.key} "
+            f"on {spec.facts.name} in {searched}; run `equitune tune` for it, or unset strict / EQUITUNE_STRICT",
+            skipped,
+        )
+    )
+
+
+def _by_nearness(query: _Query, entries: Iterable[Entry]) -> list[Entry]:
+    """Same layout first, then the nearest graph class, then the larger graph; the text makes the order total."""
+
+    def rank(entry: Entry) -> tuple[bool, float, float, str, str]:
+        kind = entry.parsed_graph_class
+        distance = 0.0 if query.graph_class is None else float(query.graph_class.distance(kind))
+        return (entry.layout != query.spec.layout, distance, -kind.log2_edges, entry.graph_class, entry.layout)
+
+    return sorted(entries, key=rank)
+
+
+def _why_nearest(query: _Query, entry: Entry) -> str:
+    if query.graph_class is None:
+        why = ", the largest graph there is (no graph class was given)"
+    elif query.graph_class.text == entry.graph_class:
+        why = ""
+    else:
+        why = f", the nearest to {query.graph_class.text}"
+    return why if entry.layout == query.spec.layout else f"{why}, in layout {entry.layout}"
+
+
+def _is_legal(query: _Query, entry: Entry, skipped: list[str]) -> bool:
+    schedule = entry.tuned_schedule
+    # Without fusion torch gathers and sums around a plain kernel, so that is the kernel to judge.
+    operation = query.spec.operation if schedule.fuse else "plain"
+    try:
+        make_plan(dataclasses.replace(query.spec, schedule=schedule, operation=operation))
+    except ScheduleError as error:
+        skipped.append(f"{entry.graph_class} {entry.layout}: {error}")
+        return False
+    return True
+
+
+def _with_skipped(reason: str, skipped: list[str]) -> str:
+    return f"{reason}; skipped as not legal here: {' / '.join(skipped)}" if skipped else reason
+
+
+def _kindred_tables(facts: DeviceFacts) -> Iterator[Table]:
+    """Databases of other devices of this architecture, the nearest number of multiprocessors or cores first."""
+    files: dict[str, list[Path]] = {}
+    for directory in database_dirs():
+        for path in _listed(directory):
+            files.setdefault(path.stem, []).append(path)
+    tables = [(slug, load_table(*paths)) for slug, paths in sorted(files.items()) if slug != facts.slug]
+    kindred = [(slug, table) for slug, table in tables if _is_kindred(table.device, facts)]
+    yield from (table for _, table in sorted(kindred, key=lambda item: (_size_gap(item[1].device, facts), item[0])))
+
+
+def _listed(directory: Path) -> list[Path]:
+    # A slug has no dot: files kept aside (NAME.corrupt-TIMESTAMP.json) and temporaries do.
+    try:
+        return sorted(path for path in directory.glob("*.json") if "." not in path.stem)
+    except OSError:
+        return []
+
+
+def _is_kindred(device: Mapping[str, Any], facts: DeviceFacts) -> bool:
+    same = device.get("backend") == facts.backend and device.get("arch") == facts.arch
+    return same and (facts.backend != "cpu" or device.get("vector_bytes") == facts.vector_bytes)
+
+
+def _size_gap(device: Mapping[str, Any], facts: DeviceFacts) -> float:
+    units = device.get("units")
+    known = isinstance(units, int | float) and units > 0
+    return abs(math.log2(units / max(1, facts.units))) if known else math.inf

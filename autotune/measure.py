@@ -1,0 +1,192 @@
+"""Timing: a callable enters, a :class:`Timing` (median, quartiles, raw samples in microseconds) leaves.
+
+Every sample starts with a cold last-level cache: a buffer larger than it is written first. On a GPU one call stands
+between two events, queued behind that write, so the time to launch is hidden by it; on a CPU the wall clock is read.
+Sampling stops when the median is known well enough or the time is up, never before ``min_samples``, unless the
+first samples are already hopeless (``hopeless_us``).
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+MIN_SAMPLES = 10
+MAX_SAMPLES = 200
+# Relative half-width of the median's 95% interval at which sampling may stop.
+PRECISION = 0.02
+# Samples after which a candidate may be found hopeless.
+FIRST_LOOK = 3
+HOPELESS_RATIO = 2.0
+
+
+@dataclass(frozen=True)
+class Timing:
+    """``clocks`` is the SM clock in MHz while sampling (least, median, most), None where NVML does not give it.
+
+    ``cut`` marks a candidate given up early: its median stands on fewer than ``MIN_SAMPLES`` samples.
+    """
+
+    median_us: float
+    q1_us: float
+    q3_us: float
+    samples_us: tuple[float, ...]
+    clocks: dict[str, Any] | None = None
+    cut: bool = False
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "time_us": self.median_us,
+            "q1_us": self.q1_us,
+            "q3_us": self.q3_us,
+            "samples_us": list(self.samples_us),
+        }
+
+
+def timing_of(samples_us: list[float], clocks: dict[str, Any] | None = None, cut: bool = False) -> Timing:
+    """Median and quartiles of raw samples, rounded to a nanosecond."""
+    rounded = [round(sample, 3) for sample in samples_us]
+    if len(rounded) == 1:
+        return Timing(rounded[0], rounded[0], rounded[0], tuple(rounded), clocks, cut)
+    q1, median, q3 = (round(cut_point, 3) for cut_point in statistics.quantiles(rounded, n=4, method="inclusive"))
+    return Timing(median, q1, q3, tuple(rounded), clocks, cut)
+
+
+def relative_half_width(samples_us: list[float]) -> float:
+    """Half the width of the 95% interval of the median from order statistics, relative to the median."""
+    ordered, count = sorted(samples_us), len(samples_us)
+    reach = 0.98 * math.sqrt(count)
+    low, high = math.floor(count / 2 - reach), math.ceil(count / 2 + reach)
+    if low < 0 or high >= count:
+        return math.inf
+    return (ordered[high] - ordered[low]) / 2 / statistics.median(ordered)
+
+
+def last_level_cache_bytes() -> int:
+    """Of the host, as Linux reports it; 32 MiB where it does not."""
+    units = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+    sizes = [
+        int(text[:-1]) * units[text[-1]]
+        for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")
+        if (text := path.read_text().strip()) and text[-1] in units
+    ]
+    return max(sizes, default=32 << 20)
+
+
+@functools.lru_cache(maxsize=4)
+def _eviction_buffer(device: torch.device) -> torch.Tensor:
+    if device.type == "cuda":
+        size = 2 * torch.cuda.get_device_properties(device).L2_cache_size
+    else:
+        size = min(512 << 20, last_level_cache_bytes() * 5 // 4)
+    return torch.zeros(max(size, 32 << 20) // 4, dtype=torch.float32, device=device)
+
+
+class Sampler:
+    """Takes single samples of one callable; comparisons interleave several of these."""
+
+    def __init__(self, call: Callable[[], object], device: torch.device | str, cold_cache: bool = True) -> None:
+        self.call = call
+        self.device = torch.device(device)
+        self._buffer = _eviction_buffer(self.device) if cold_cache else None
+
+    def warm_up(self, min_calls: int = 2, seconds: float = 0.05, max_calls: int = 100) -> float:
+        """Call until both floors are reached; returns the seconds of the last call."""
+        begin, calls, last = time.perf_counter(), 0, 0.0
+        while calls < min_calls or (time.perf_counter() - begin < seconds and calls < max_calls):
+            start = time.perf_counter()
+            self.call()
+            self._synchronize()
+            last, calls = time.perf_counter() - start, calls + 1
+        return last
+
+    def take(self, count: int) -> list[float]:
+        """``count`` samples in microseconds."""
+        return self._take_cuda(count) if self.device.type == "cuda" else [self._take_host() for _ in range(count)]
+
+    def _synchronize(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    def _evict(self) -> None:
+        if self._buffer is not None:
+            self._buffer.add_(1.0)
+
+    def _take_host(self) -> float:
+        self._evict()
+        start = time.perf_counter_ns()
+        self.call()
+        return (time.perf_counter_ns() - start) / 1e3
+
+    def _take_cuda(self, count: int) -> list[float]:
+        pairs = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(count)]
+        with torch.cuda.device(self.device):
+            for start, end in pairs:
+                self._evict()
+                start.record()
+                self.call()
+                end.record()
+        self._synchronize()
+        return [start.elapsed_time(end) * 1e3 for start, end in pairs]
+
+
+def sm_clock_mhz(device: torch.device | str) -> int | None:
+    """Current SM clock, or None without a GPU or without NVML."""
+    if torch.device(device).type != "cuda":
+        return None
+    try:
+        return torch.cuda.clock_rate(device)
+    except Exception:  # NVML raises its own types, and torch ModuleNotFoundError; a missing clock is no failure
+        return None
+
+
+def clock_summary(readings: list[int | None]) -> dict[str, Any] | None:
+    known = [reading for reading in readings if reading is not None]
+    return {"sm_mhz": [min(known), int(statistics.median(known)), max(known)]} if known else None
+
+
+def time_callable(
+    call: Callable[[], object],
+    device: torch.device | str,
+    *,
+    min_samples: int = MIN_SAMPLES,
+    max_samples: int = MAX_SAMPLES,
+    max_seconds: float = 1.0,
+    cold_cache: bool = True,
+    hopeless_us: float | None = None,
+) -> Timing:
+    """Sample until the median's interval is narrow or ``max_seconds`` are over; at least ``min_samples``.
+
+    ``hopeless_us``: give up after the first few samples if their median exceeds it.
+    """
+    sampler = Sampler(call, device, cold_cache)
+    sampler.warm_up()
+    begin, samples, readings = time.perf_counter(), [], []
+    while len(samples) < max_samples:
+        samples += sampler.take(FIRST_LOOK if len(samples) < FIRST_LOOK else min(5, max_samples - len(samples)))
+        readings.append(sm_clock_mhz(device))
+        if hopeless_us is not None and statistics.median(samples) > hopeless_us:
+            return timing_of(samples, clock_summary(readings), cut=len(samples) < min_samples)
+        if len(samples) < min_samples:
+            continue
+        if time.perf_counter() - begin > max_seconds or relative_half_width(samples) < PRECISION:
+            break
+    return timing_of(samples, clock_summary(readings))
+
+
+def copy_bandwidth(device: torch.device | str) -> float:
+    """Bytes per second that a large copy on the device moves (read plus written)."""
+    device = torch.device(device)
+    count = (1 << 30 if device.type == "cuda" else 1 << 28) // 4
+    source = torch.ones(count, dtype=torch.float32, device=device)
+    target = torch.zeros_like(source)
+    timing = time_callable(lambda: target.copy_(source), device, max_seconds=1.0, cold_cache=False)
+    return 2 * 4 * count / (timing.median_us * 1e-6)

@@ -1,0 +1,232 @@
+"""The tensor products of a model, as modules that run the best schedule known for this device.
+
+Irreps enter as e3nn takes them; :class:`TensorProduct` is the edge-by-edge product and
+:class:`TensorProductConv` the convolution (gather by sender, product, sum by receiver). An operator is built for
+each (device, dtype) when it is first met, and kept: a call after that does no lookup. Nothing is searched here.
+
+Kernels follow e3nn's conventions: real spherical harmonics basis, ``component`` irreps, weights of a path are its
+channels, in instruction order. First and second derivatives work in every input.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from e3nn import o3
+
+from autotune.graphs import GraphClass
+from autotune.order_cache import OrderCache
+from autotune.tuned_module import Schedules, TunedModule
+from kernelgen.errors import InputError, ProblemError
+from kernelgen.graph import EdgeOrder, check_indices, is_in_order
+from kernelgen.operators import Operator
+from kernelgen.problem import TensorProductProblem
+
+Irreps = str | o3.Irreps
+_ORDERS = OrderCache()
+
+
+def _check_last(name: str, tensor: torch.Tensor, expected: int) -> None:
+    if tensor.ndim == 0 or tensor.shape[-1] != expected:
+        raise InputError(f"{name} has shape {tuple(tensor.shape)}; expected a last dimension of {expected}")
+
+
+class TensorProduct(TunedModule):
+    """``e3nn.o3.TensorProduct`` for ``uvu`` instructions, edge by edge, from a tuned kernel.
+
+    irreps_in1, irreps_in2, irreps_out, instructions: as in e3nn, ``(in1, in2, out, "uvu", True[, path_weight])``.
+    shared_weights, internal_weights: as in e3nn. Shared weights are one row for all edges (the default); internal
+        weights are the parameter ``weight`` of the module (the default where weights are shared and there are any).
+    irrep_normalization: ``component`` (None), ``norm`` or ``none``. path_normalization: ``element`` (None), ``path``
+        or ``none``.
+    layout: of x and of the result, ``mul_ir`` (e3nn's: channel, then component) or ``ir_mul``.
+    schedule: a Schedule for every direction, or some by direction name; None loads the best one known here.
+    strict: a direction without a schedule tuned on this device is a TuningMissError; None asks ``$EQUITUNE_STRICT``.
+    graph_class: such as ``plain-e16`` (about 2**16 edges): which tuned entry to prefer.
+    device, dtype: where both or either is given the operator is built now and not at the first call.
+
+    Raises ProblemError for irreps or instructions that are not well-defined, UnsupportedError for other modes.
+    """
+
+    operation = "plain"
+
+    def __init__(
+        self,
+        irreps_in1: Irreps,
+        irreps_in2: Irreps,
+        irreps_out: Irreps,
+        instructions: Iterable[Sequence],
+        *,
+        shared_weights: bool | None = None,
+        internal_weights: bool | None = None,
+        irrep_normalization: str | None = None,
+        path_normalization: str | None = None,
+        layout: str = "mul_ir",
+        schedule: Schedules | None = None,
+        strict: bool | None = None,
+        graph_class: GraphClass | str | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        # The defaults of e3nn.o3.TensorProduct, in its order.
+        if shared_weights is False and internal_weights is None:
+            internal_weights = False
+        shared = True if shared_weights is None else shared_weights
+        problem = TensorProductProblem.from_instructions(
+            *(irreps_in1, irreps_in2, irreps_out, instructions),
+            shared_weights=shared,
+            irrep_normalization=irrep_normalization,
+            path_normalization=path_normalization,
+        )
+        if internal_weights is None:
+            internal_weights = shared and bool(problem.paths)
+        if internal_weights and not shared:
+            raise ProblemError("internal_weights=True needs shared_weights=True: they are one row for all edges")
+        super().__init__(
+            problem,
+            layout=layout,
+            graph_class=graph_class,
+            schedule=schedule,
+            strict=strict,
+            device=device,
+            dtype=dtype,
+        )
+        self.internal_weights = internal_weights
+        if internal_weights and self.weight_numel > 0:
+            self.weight = torch.nn.Parameter(torch.randn(self.weight_numel, device=device, dtype=dtype))
+        else:
+            # As in e3nn: without internal weights, ``weight`` is an empty buffer.
+            self.register_buffer("weight", torch.empty(0, device=device, dtype=dtype))
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor, weight: torch.Tensor | None = None) -> torch.Tensor:
+        """x ``[..., irreps_in1.dim]``, y ``[..., irreps_in2.dim]`` -> ``[..., irreps_out.dim]``, broadcast.
+
+        weight: ``[weight_numel]`` where weights are shared, else ``[..., weight_numel]`` with at least one leading
+        dimension; None takes the internal weights. Raises InputError where shapes, dtypes or devices disagree.
+        """
+        _check_last("x", x, self.problem.dim_in1)
+        _check_last("y", y, self.problem.dim_in2)
+        weight = self._weight_for(weight)
+        operator = self._operator_of(x)
+        batched = (x, y) if self.shared_weights else (x, y, weight)
+        if all(tensor.ndim == 2 and tensor.shape[0] == x.shape[0] for tensor in batched):
+            return operator(x, y, weight)
+        try:
+            batch = torch.broadcast_shapes(*(tensor.shape[:-1] for tensor in batched))
+        except RuntimeError as error:
+            shapes = ", ".join(str(tuple(tensor.shape)) for tensor in batched)
+            raise InputError(f"leading dimensions of the shapes {shapes} do not broadcast") from error
+        rows = [tensor.expand(*batch, tensor.shape[-1]).reshape(batch.numel(), tensor.shape[-1]) for tensor in batched]
+        out = operator(*rows, weight) if self.shared_weights else operator(*rows)
+        return out.reshape(*batch, self.problem.dim_out)
+
+    def _weight_for(self, weight: torch.Tensor | None) -> torch.Tensor:
+        if weight is None:
+            if self.weight_numel > 0 and not self.internal_weights:
+                raise InputError(f"weight is missing; expected {self.weight_numel} weights, there are no internal ones")
+            # No paths, no weights: any empty row will do.
+            return self.weight if self.shared_weights else self.weight.reshape(1, 0)
+        _check_last("weight", weight, self.weight_numel)
+        if (weight.ndim == 1) is not self.shared_weights:
+            wanted = f"({self.weight_numel},)" if self.shared_weights else f"(..., {self.weight_numel}), a row an edge"
+            raise InputError(f"weight has shape {tuple(weight.shape)}; expected {wanted}")
+        return weight
+
+
+class TensorProductConv(TunedModule):
+    """The convolution of MACE, NequIP and SevenNet: gather by sender, ``uvu`` product, sum by receiver, one kernel.
+
+    irreps_in1: node features. irreps_in2: edge attributes (spherical harmonics), one copy of each irrep.
+    filter_irreps_out: keep every path whose output irrep is in it, one output block a path, sorted (as MACE does);
+        or irreps_out and instructions ``(in1, in2, out, "uvu", True[, path_weight])`` as in e3nn.
+    shared_weights: one row of weights for all edges instead of one an edge.
+    graph_class: such as ``conv-e14-d5`` (about 2**14 edges, 2**5 a node), see ``autotune.graphs.GraphClass``: which
+        tuned entry to prefer; None prefers the one of the largest graph.
+    check_indices: check at every call that sender and receiver are in range (waits for the device); without it an
+        index out of range reads or writes foreign memory.
+    layout, schedule, strict, device, dtype, irrep_normalization, path_normalization: as in :class:`TensorProduct`.
+
+    Raises ProblemError for irreps or instructions that are not well-defined, UnsupportedError for other modes.
+    """
+
+    operation = "conv"
+
+    def __init__(
+        self,
+        irreps_in1: Irreps,
+        irreps_in2: Irreps,
+        irreps_out: Irreps | None = None,
+        instructions: Iterable[Sequence] | None = None,
+        *,
+        filter_irreps_out: Irreps | None = None,
+        shared_weights: bool = False,
+        irrep_normalization: str | None = None,
+        path_normalization: str | None = None,
+        layout: str = "mul_ir",
+        graph_class: GraphClass | str | None = None,
+        schedule: Schedules | None = None,
+        strict: bool | None = None,
+        check_indices: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        explicit = irreps_out is not None and instructions is not None
+        if explicit == (filter_irreps_out is not None) or (irreps_out is None) != (instructions is None):
+            raise ProblemError("give either filter_irreps_out, or irreps_out together with instructions")
+        if irreps_out is None or instructions is None:
+            found = TensorProductProblem.channelwise(irreps_in1, irreps_in2, filter_irreps_out or "")
+            irreps_out = found.irreps_out
+            instructions = [(path.in1, path.in2, path.out, "uvu", True) for path in found.instructions]
+        problem = TensorProductProblem.from_instructions(
+            *(irreps_in1, irreps_in2, irreps_out, instructions),
+            shared_weights=shared_weights,
+            irrep_normalization=irrep_normalization,
+            path_normalization=path_normalization,
+        )
+        super().__init__(
+            problem,
+            layout=layout,
+            graph_class=graph_class,
+            schedule=schedule,
+            strict=strict,
+            device=device,
+            dtype=dtype,
+        )
+        self.check_indices = check_indices
+
+    def forward(
+        self,
+        node_feats: torch.Tensor,
+        edge_attrs: torch.Tensor,
+        weights: torch.Tensor,
+        sender: torch.Tensor,
+        receiver: torch.Tensor,
+        *,
+        num_nodes: int | None = None,
+        order: EdgeOrder | None = None,
+        edges_sorted: bool = False,
+    ) -> torch.Tensor:
+        """Messages summed at their receivers, ``[num_nodes, irreps_out.dim]``; nodes without edges get zeros.
+
+        node_feats ``[nodes, irreps_in1.dim]``, edge_attrs ``[edges, irreps_in2.dim]``, weights
+        ``[edges, weight_numel]`` (``[weight_numel]`` where shared), sender and receiver ``[edges]`` int32 or int64.
+        num_nodes: rows of the result, as many as node_feats has by default. edges_sorted: receiver is ascending.
+        order: from ``kernelgen.graph.edge_order`` for a graph whose order you keep; otherwise a graph is ordered
+        once, and known again by its receiver tensor.
+
+        Raises InputError where shapes, dtypes or devices disagree, and for indices out of range with check_indices.
+        """
+        num_out = node_feats.shape[0] if num_nodes is None else num_nodes
+        if self.check_indices and not torch.compiler.is_compiling():
+            check_indices(sender, receiver, node_feats.shape[0], num_out)
+            if edges_sorted and not is_in_order(receiver):
+                raise InputError("edges_sorted=True, but receiver is not ascending")
+        operator = self._operator_of(node_feats)
+        if order is None and self._needs_order(operator):
+            order = _ORDERS.order(receiver, num_out, edges_sorted)
+        return operator(node_feats, edge_attrs, weights, sender, receiver, num_out=num_out, order=order)
+
+    @staticmethod
+    def _needs_order(operator: Operator) -> bool:
+        return any(schedule.fuse and schedule.accumulate == "registers" for schedule in operator.schedules.values())

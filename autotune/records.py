@@ -1,0 +1,47 @@
+"""Trial records: one JSON object a line, durable before the next trial starts.
+
+A finished trial enters as a dictionary and is appended with flush and fsync; a file leaves as a list of
+dictionaries. A process may be killed in the middle of a line, so reading skips lines that are not JSON objects and
+appending first closes a torn last line.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+
+def study_path(results_dir: Path, device_slug: str, study: str) -> Path:
+    """``results/trials/DEVICE/STUDY.jsonl``, with characters that file names should not hold replaced."""
+    return Path(results_dir) / "trials" / device_slug / f"{re.sub(r'[^A-Za-z0-9_.-]+', '_', study)}.jsonl"
+
+
+def append(path: Path, record: dict[str, Any]) -> None:
+    """Append one line and return once it is on the disk."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    line = json.dumps(record, allow_nan=False).encode() + b"\n"
+    with open(path, "a+b", buffering=0) as file:
+        if file.seek(0, os.SEEK_END):
+            file.seek(-1, os.SEEK_END)
+            if file.read(1) != b"\n":
+                line = b"\n" + line
+        file.write(line)
+        os.fsync(file.fileno())
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    """Every complete record of a file, oldest first; an absent file has none."""
+    if not path.exists():
+        return []
+    found = []
+    for line in path.read_bytes().splitlines():
+        try:
+            record = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(record, dict):
+            found.append(record)
+    return found

@@ -1,0 +1,43 @@
+"""The HTML report: one self-contained page per device, built from results/ alone; nothing is measured here.
+
+Importing this package loads pandas; matplotlib and Optuna follow when a page is built.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+from autotune.report.data import ReportError, device_slugs, load_device
+from autotune.report.terminal import summary_table
+
+__all__ = ["ReportError", "summary_table", "write_reports"]
+
+
+def write_reports(results_dir: str | Path, reports_dir: str | Path) -> list[Path]:
+    """Write ``reports_dir/DEVICE.html`` for every device that ``results_dir`` knows; the paths written, sorted.
+
+    Equal results give equal bytes. Raises ReportError for a results file that cannot be read, before any page is
+    replaced.
+    """
+    from autotune.report.page import build_page
+
+    results, reports = Path(results_dir), Path(reports_dir)
+    pages = {slug: build_page(load_device(results, slug)) for slug in device_slugs(results)}
+    reports.mkdir(parents=True, exist_ok=True)
+    return [_publish(reports / f"{slug}.html", page) for slug, page in pages.items()]
+
+
+def _publish(path: Path, text: str) -> Path:
+    """Write beside the target, then rename: a reader never sees half a page."""
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", text=True)
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+        os.chmod(name, 0o644)
+        os.replace(name, path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+    return path

@@ -1,0 +1,88 @@
+"""HTML as values: text and attributes enter, escaped and balanced markup leaves. No other module writes a tag."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from html import escape
+
+VOID = {"meta", "br", "col", "hr"}
+
+
+class Markup(str):
+    """Text that is already HTML; any other text is escaped on its way in."""
+
+
+Content = Markup | str | float | int | None
+
+
+def join(children: Iterable[Content]) -> Markup:
+    """Children one after the other; None is left out."""
+    return Markup("".join(c if isinstance(c, Markup) else escape(str(c)) for c in children if c is not None))
+
+
+def tag(name: str, *children: Content, **attributes: str | float | bool | None) -> Markup:
+    """``tag("td", 3, class_="n", data_value=3.0)``: a trailing underscore is dropped, others become hyphens.
+
+    An attribute that is None or False is left out; True gives it without a value.
+    """
+    shown = []
+    for key, value in attributes.items():
+        if value is None or value is False:
+            continue
+        key = key.rstrip("_").replace("_", "-")
+        shown.append(f" {key}" if value is True else f' {key}="{escape(str(value))}"')
+    opening = f"<{name}{''.join(shown)}>"
+    return Markup(opening if name in VOID else f"{opening}{join(children)}</{name}>")
+
+
+@dataclass(frozen=True)
+class Column:
+    """``numeric`` columns are right-aligned; ``note`` is a second, smaller line of the head."""
+
+    title: str
+    numeric: bool = False
+    note: str | None = None
+
+
+@dataclass(frozen=True)
+class Cell:
+    """``value`` is what the cell sorts by (and the record's unrounded number); ``note`` a smaller second line."""
+
+    content: Content
+    value: float | str | None = None
+    note: Content = None
+    kind: str = ""
+    title: str | None = None
+    style: str | None = None
+
+
+def table(caption: str, columns: Sequence[Column], rows: Sequence[Sequence[Cell]], *, sortable: bool = False) -> Markup:
+    """A table in its own scroll container; the first cell of a row is its head."""
+    head = tag("tr", *(_head(column, sortable) for column in columns))
+    body = [tag("tr", *(_cell(cell, column, i == 0) for i, (cell, column) in enumerate(zip(row, columns, strict=True))))
+            for row in rows]  # fmt: skip
+    inner = tag(
+        "table", tag("caption", caption), tag("thead", head), tag("tbody", *body), class_="sortable" if sortable else None
+    )
+    return tag("div", inner, class_="scroll", role="region", tabindex="0", aria_label=caption)
+
+
+def _head(column: Column, sortable: bool) -> Markup:
+    note = tag("small", column.note) if column.note else None
+    title = tag("button", column.title, type="button") if sortable else Markup(escape(column.title))
+    return tag("th", title, note, scope="col", class_="n" if column.numeric else None)
+
+
+def _cell(cell: Cell, column: Column, head: bool) -> Markup:
+    kind = " ".join(filter(None, ("n" if column.numeric else "", cell.kind))) or None
+    note = tag("small", cell.note) if cell.note is not None else None
+    common = {"class_": kind, "data_value": cell.value, "title": cell.title, "style": cell.style}
+    if head:
+        return tag("th", cell.content, note, scope="row", **common)
+    return tag("td", cell.content, note, **common)
+
+
+def definitions(items: Iterable[tuple[str, Content]]) -> Markup:
+    """Names and what they stand for, as a description list."""
+    return tag("dl", *(join((tag("dt", name), tag("dd", value))) for name, value in items))

@@ -1,0 +1,101 @@
+"""Numbers and names as a reader meets them: microseconds, ratios and keys enter, short text leaves."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from autotune.report.data import DEFAULT, TUNED
+
+NAMES = {
+    TUNED: "tuned",
+    DEFAULT: "untuned default",
+    "e3nn": "e3nn",
+    "e3nn-compiled": "e3nn compiled",
+    "cuequivariance": "cuEquivariance",
+    "cuequivariance-naive": "cuEquivariance (naive)",
+    "openequivariance": "OpenEquivariance",
+}
+MISSING = "\N{EN DASH}"
+
+
+def contender_name(key: str) -> str:
+    """A contender's name in a sentence."""
+    return NAMES.get(key, key)
+
+
+def direction_name(key: object) -> str:
+    return str(key).replace("_", " ").replace("+", " + ")
+
+
+def count(value: float) -> str:
+    """11,872"""
+    return MISSING if math.isnan(value) else f"{value:,.0f}"
+
+
+def significant(value: float, digits: int = 3) -> str:
+    """``digits`` significant digits without an exponent, as many decimals as that needs."""
+    if value == 0 or not math.isfinite(value):
+        return "0" if value == 0 else MISSING
+    decimals = max(0, digits - 1 - math.floor(math.log10(abs(value))))
+    return f"{value:,.{min(decimals, 6)}f}"
+
+
+def time_text(time_us: float, digits: int = 3) -> str:
+    """9.12 ms: in the unit that leaves the fewest digits."""
+    if math.isnan(time_us):
+        return MISSING
+    for unit, scale in (("s", 1e6), ("ms", 1e3)):
+        if time_us >= scale:
+            return f"{significant(time_us / scale, digits)}\N{NO-BREAK SPACE}{unit}"
+    return f"{significant(time_us, digits)}\N{NO-BREAK SPACE}µs"
+
+
+def ratio_text(value: float) -> str:
+    """34×: two digits from ten on, three below."""
+    return MISSING if math.isnan(value) else f"{significant(value, 2 if value >= 10 else 3)}×"
+
+
+def error_text(value: float) -> str:
+    """3.1e-7, the shortest spelling of a small number."""
+    if math.isnan(value):
+        return "not a number"
+    mantissa, exponent = f"{value:.1e}".split("e")
+    return f"{mantissa}e{int(exponent)}"
+
+
+def bytes_text(value: float) -> str:
+    """Decimal units, as bandwidths are quoted."""
+    for unit, scale in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if value >= scale:
+            return f"{significant(value / scale)} {unit}"
+    return MISSING if math.isnan(value) else f"{value:.0f} B"
+
+
+def geometric_mean(values: Iterable[float]) -> float:
+    """Over the finite values; NaN if there is none."""
+    logs = [math.log(value) for value in values if math.isfinite(value) and value > 0]
+    return math.exp(sum(logs) / len(logs)) if logs else math.nan
+
+
+@dataclass(frozen=True)
+class TimeUnit:
+    """One unit and number of decimals for a whole column, so that its digits align."""
+
+    name: str
+    scale: float
+    decimals: int
+
+    def text(self, time_us: float) -> str:
+        return MISSING if math.isnan(time_us) else f"{time_us / self.scale:,.{self.decimals}f}"
+
+
+def unit_for(times_us: Iterable[float]) -> TimeUnit:
+    """The unit in which the smallest of the times still shows three digits, or nearly."""
+    smallest = min((time for time in times_us if math.isfinite(time)), default=math.nan)
+    if smallest < 100:
+        return TimeUnit("µs", 1.0, 1)
+    if smallest < 1000:
+        return TimeUnit("µs", 1.0, 0)
+    return TimeUnit("ms", 1e3, 2 if smallest < 1e4 else 1)

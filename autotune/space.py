@@ -1,0 +1,178 @@
+"""The search space as data: which values each knob may take for one kernel on one device.
+
+Enters a problem, an operation, a direction, a dtype and device facts; leaves a :class:`Space`: an ordered mapping of
+knob to choices, restricted to values that make sense. Knobs without effect take their default value
+(:meth:`Space.canonical`), so two spellings of one kernel are recognised as the same schedule.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+import random
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from kernelgen.device import DeviceFacts
+from kernelgen.direction import DIRECTIONS, Direction
+from kernelgen.errors import ScheduleError
+from kernelgen.plan import Spec, default_schedule, make_plan
+from kernelgen.problem import TensorProductProblem
+from kernelgen.schedule import SCHEDULES, CudaSchedule, HostSchedule, Schedule, power_of_two_at_most
+
+if TYPE_CHECKING:
+    import optuna
+
+
+@dataclass(frozen=True)
+class Space:
+    """``knobs`` are in the order in which a sampler is asked; ``spec.schedule`` is the default schedule."""
+
+    spec: Spec
+    knobs: Mapping[str, tuple]
+
+    @property
+    def default(self) -> Schedule:
+        return self.spec.schedule
+
+    @property
+    def size(self) -> int:
+        """Combinations of choices, before legality and equivalence."""
+        return math.prod(len(choices) for choices in self.knobs.values())
+
+    def schedule(self, values: Mapping[str, Any]) -> Schedule:
+        """The canonical schedule with these knob values; knobs that are not given take the default's."""
+        return self.canonical(dataclasses.replace(self.default, **values))
+
+    def values(self, schedule: Schedule) -> dict[str, Any] | None:
+        """The schedule as choices of this space, or None if one of its values is not a choice."""
+        values = {knob: getattr(schedule, knob) for knob in self.knobs}
+        return values if all(value in self.knobs[knob] for knob, value in values.items()) else None
+
+    def suggest(self, trial: optuna.Trial) -> Schedule:
+        """Ask an Optuna trial for every knob."""
+        return self.schedule({knob: trial.suggest_categorical(knob, choices) for knob, choices in self.knobs.items()})
+
+    def nearest(self, schedule: Schedule) -> Schedule:
+        """A schedule found for another kernel, moved to the nearest choices of this space."""
+        values = {}
+        for knob, choices in self.knobs.items():
+            value = getattr(schedule, knob)
+            if value not in choices and isinstance(value, int):
+                value = min(choices, key=lambda choice: abs(math.log((choice + 1) / (value + 1))))
+            values[knob] = value if value in choices else getattr(self.default, knob)
+        return self.schedule(values)
+
+    def canonical(self, schedule: Schedule) -> Schedule:
+        """Replace the values of knobs that have no effect on this kernel."""
+        changes: dict[str, Any] = {}
+        fresh = type(schedule)()
+        fused = schedule.fuse and self.spec.operation == "conv"
+        if self.spec.operation == "plain":
+            changes["fuse"] = fresh.fuse
+        if not fused:
+            changes["accumulate"] = fresh.accumulate
+        if fused and schedule.accumulate == "registers":
+            changes["edges_per_chunk"] = fresh.edges_per_chunk
+        if isinstance(schedule, CudaSchedule):
+            changes["stage_edges"] = min(schedule.stage_edges, schedule.lanes)
+        return dataclasses.replace(schedule, **changes)
+
+    def broken_limit(self, schedule: Schedule) -> str | None:
+        """Why the schedule is illegal, or None if it is legal."""
+        operation = self.spec.operation if schedule.fuse else "plain"
+        try:
+            make_plan(dataclasses.replace(self.spec, schedule=schedule, operation=operation))
+        except ScheduleError as error:
+            return str(error)
+        return None
+
+    def shuffled(self, seed: int) -> Iterator[Schedule]:
+        """Every combination once, canonical, in an order that depends on the seed; needs no memory for large spaces."""
+        generator = random.Random(seed)
+        size, choices = self.size, list(self.knobs.items())
+        step = next(s for s in iter(lambda: generator.randrange(1, size + 1), None) if math.gcd(s, size) == 1)
+        start = generator.randrange(size)
+        for position in range(size):
+            index, values = (start + position * step) % size, {}
+            for knob, allowed in choices:
+                index, digit = divmod(index, len(allowed))
+                values[knob] = allowed[digit]
+            yield self.schedule(values)
+
+    def count_legal(self, most: int) -> int:
+        """Distinct legal schedules, counted up to ``most``."""
+        distinct: set[Schedule] = set()
+        for schedule in self.shuffled(0):
+            if schedule not in distinct and self.broken_limit(schedule) is None:
+                distinct.add(schedule)
+                if len(distinct) >= most:
+                    break
+        return len(distinct)
+
+
+def search_space(
+    problem: TensorProductProblem,
+    operation: str,
+    direction: str | Direction,
+    dtype: str,
+    facts: DeviceFacts,
+    layout: str = "mul_ir",
+) -> Space:
+    """The space of one kernel. The default schedule's values are always among the choices."""
+    direction = DIRECTIONS[direction] if isinstance(direction, str) else direction
+    blank = SCHEDULES[facts.backend]()
+    spec = Spec(problem, direction, blank, operation, dtype, layout, "int64", facts)
+    default = default_schedule(spec)
+    knobs: dict[str, tuple] = {}
+    if operation == "conv":
+        knobs["fuse"] = (True, False)
+        knobs["accumulate"] = ("registers", "atomics")
+    knobs["path_groups"] = _path_groups(problem)
+    knobs["edges_per_chunk"] = (8, 32, 128)
+    knobs |= _host_knobs(problem, dtype, facts) if facts.backend == "cpu" else _cuda_knobs(problem)
+    for knob, choices in knobs.items():
+        value = getattr(default, knob)
+        knobs[knob] = choices if value in choices else (*choices, value)
+    space = Space(dataclasses.replace(spec, schedule=default), MappingProxyType(knobs))
+    return dataclasses.replace(space, spec=dataclasses.replace(spec, schedule=space.canonical(default)))
+
+
+def _multiplicities(problem: TensorProductProblem) -> list[int]:
+    return sorted({path.mul for path in problem.paths}) or [1]
+
+
+def _path_groups(problem: TensorProductProblem) -> tuple[int, ...]:
+    """The fewest, one an input block, then doubling up to one a path."""
+    least, most = len(_multiplicities(problem)), max(1, len(problem.paths))
+    blocks = max(least, len({path.in1 for path in problem.paths}))
+    doubled = itertools.takewhile(lambda count: count < most, (blocks * 2**power for power in range(16)))
+    return tuple(sorted({least, most, *doubled}))
+
+
+def _host_knobs(problem: TensorProductProblem, dtype: str, facts: DeviceFacts) -> dict[str, tuple]:
+    """Vectors from half a machine vector to four, none wider than the channels; all cores or half of them."""
+    lanes = facts.vector_bytes // (4 if dtype == "float32" else 8)
+    widest = max(4, 2 * power_of_two_at_most(_multiplicities(problem)[-1]) - 1)
+    blocks = [size for size in HostSchedule.choices["channel_block"] if lanes // 2 <= size <= min(widest, 4 * lanes)]
+    threads = (0, facts.units // 2) if facts.units >= 4 else (0,)
+    return {"channel_block": tuple(blocks) or (4,), "threads": threads}
+
+
+def _cuda_knobs(problem: TensorProductProblem) -> dict[str, tuple]:
+    """Teams between half of the fewest and twice the most channels; tiles that divide every multiplicity."""
+    fewest, most = _multiplicities(problem)[0], _multiplicities(problem)[-1]
+    teams = tuple(edges for edges in (1, 2, 4, 8) if min(16, fewest / 2) <= 32 // edges < 2 * most)
+    return {
+        "edges_per_warp": teams or (8,),
+        "channels_per_thread": tuple(c for c in (1, 2, 4) if all(mul % c == 0 for mul in _multiplicities(problem))),
+        "warps_per_edge": (1, 2, 4, 8),
+        "edge_operand": ("inline", "shared"),
+        "stage_edges": (4, 8, 16, 32),
+        "prefetch": (0, 1, 2),
+        "block_size": (32, 64, 128, 256, 512),
+        "min_blocks": (0, 2, 3, 4, 6, 8),
+    }

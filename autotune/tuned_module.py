@@ -1,0 +1,142 @@
+"""The base of both modules: a problem enters, operators with looked-up schedules leave, one per (device, dtype).
+
+A lookup and a build happen when a (device, dtype) is first met; a call after that costs two comparisons.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from e3nn import o3
+
+from autotune.graphs import GraphClass
+from autotune.lookup import Tuning, find_schedule
+from kernelgen.device import device_facts
+from kernelgen.direction import DIRECTIONS
+from kernelgen.errors import InputError, ProblemError
+from kernelgen.operators import Operator, build
+from kernelgen.problem import TensorProductProblem
+from kernelgen.schedule import Schedule
+
+Schedules = Schedule | Mapping[str, Schedule]
+
+
+class TunedModule(torch.nn.Module):
+    """What both modules share: the problem, and operators that are looked up and built per (device, dtype)."""
+
+    operation: str
+
+    def __init__(
+        self,
+        problem: TensorProductProblem,
+        *,
+        layout: str,
+        graph_class: GraphClass | str | None,
+        schedule: Schedules | None,
+        strict: bool | None,
+        device: torch.device | str | None,
+        dtype: torch.dtype | None,
+    ) -> None:
+        super().__init__()
+        self.problem = problem
+        self.layout = layout
+        self.graph_class = GraphClass.parse(graph_class) if isinstance(graph_class, str) else graph_class
+        if self.graph_class is not None and self.graph_class.operation != self.operation:
+            raise ProblemError(f"graph_class is {self.graph_class.text!r}; expected one of a {self.operation} product")
+        self.schedule = schedule
+        self.strict = strict
+        self.irreps_in1 = o3.Irreps(problem.irreps_in1)
+        self.irreps_in2 = o3.Irreps(problem.irreps_in2)
+        self.irreps_out = o3.Irreps(problem.irreps_out)
+        self.weight_numel = problem.weight_numel
+        self.shared_weights = problem.shared_weights
+        # e3nn's own records, with the shapes of the paths and the normalised path weights.
+        self.instructions = problem.reference(compile_left_right=False, compile_right=False).instructions
+        unknown = sorted(set(schedule) - set(DIRECTIONS)) if isinstance(schedule, Mapping) else []
+        if unknown:
+            raise ProblemError(f"schedule has the directions {unknown}; expected some of {tuple(DIRECTIONS)}")
+        self._forget_operators()
+        if device is not None or dtype is not None:
+            device, dtype = or_default(device, dtype)
+            self._operator_for(device, dtype)
+
+    @property
+    def tuning(self) -> dict[str, Tuning]:
+        """By direction: schedule, origin, database entry and reason, of the operator that was built last.
+
+        Before any was built: what would be loaded on torch's default device and dtype.
+        """
+        if self._tuning:
+            return dict(self._tuning)
+        return self._look_up(*or_default(None, None))
+
+    def _forget_operators(self) -> None:
+        self._operators: dict[tuple[torch.device, torch.dtype], tuple[Operator, dict[str, Tuning]]] = {}
+        self._operator: Operator | None = None
+        self._met: tuple[torch.device, torch.dtype] | None = None
+        self._tuning: dict[str, Tuning] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Loaded kernels belong to this process; a copy builds its own (from the compile cache) when it is called.
+        state = dict(self.__dict__)
+        for name in ("_operators", "_operator", "_met", "_tuning"):
+            state.pop(name)
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._forget_operators()
+
+    def _look_up(self, device: torch.device, dtype: torch.dtype) -> dict[str, Tuning]:
+        given = {} if self.schedule is None else self.schedule
+        if isinstance(given, Schedule):
+            given = dict.fromkeys(DIRECTIONS, given)
+        facts, name = device_facts(device), str(dtype).removeprefix("torch.")
+        found = {}
+        for direction in DIRECTIONS:
+            if direction in given:
+                found[direction] = Tuning(given[direction], "given", None, "given by the caller")
+            else:
+                found[direction] = find_schedule(
+                    *(self.problem, self.operation, direction, name, self.layout, facts, self.graph_class), self.strict
+                )
+        return found
+
+    def _operator_for(self, device: torch.device, dtype: torch.dtype) -> Operator:
+        key = (device, dtype)
+        if key not in self._operators:
+            if dtype not in (torch.float32, torch.float64):
+                raise InputError(f"inputs are {dtype}; expected torch.float32 or torch.float64")
+            tuning = self._look_up(device, dtype)
+            schedules = {direction: found.schedule for direction, found in tuning.items()}
+            operator = build(
+                *(self.problem, schedules),
+                operation=self.operation,
+                dtype=dtype,
+                layout=self.layout,
+                device=device,
+            )
+            self._operators[key] = (operator, tuning)
+        self._operator, self._tuning = self._operators[key]
+        self._met = key
+        return self._operator
+
+    def _operator_of(self, x: torch.Tensor) -> Operator:
+        met = self._met
+        if met is not None and met[1] is x.dtype and met[0] == x.device:
+            assert self._operator is not None
+            return self._operator
+        return self._operator_for(x.device, x.dtype)
+
+    def extra_repr(self) -> str:
+        paths, irreps = len(self.problem.paths), (self.irreps_in1, self.irreps_in2, self.irreps_out)
+        first, second, out = (i.simplify() for i in irreps)
+        return f"{first} x {second} -> {out} | {paths} paths | {self.weight_numel} weights"
+
+
+def or_default(device: torch.device | str | None, dtype: torch.dtype | None) -> tuple[torch.device, torch.dtype]:
+    # An empty tensor knows what torch means by "cuda" and by its defaults: the device with its index.
+    probe = torch.empty(0, device=device, dtype=dtype or torch.get_default_dtype())
+    return probe.device, probe.dtype

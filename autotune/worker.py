@@ -1,0 +1,147 @@
+"""A disposable process that answers jobs: it may crash, hang or lose its device, and the caller goes on.
+
+A picklable setting enters; its ``open()`` runs in the spawned process and gives the function that answers jobs. Jobs
+and answers are picklable values. What ends a process (a signal, a time limit) leaves as :class:`WorkerLost` with the
+reason as data, and the next job gets a fresh process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from typing import Any, Protocol
+
+from autotune.errors import WorkerError
+from autotune.jobs import Outcome, TrialJob
+
+START_LIMIT_S = 600.0
+
+
+class Setting(Protocol):
+    """What a worker keeps between jobs. Picklable; opened in the worker's process."""
+
+    def open(self) -> Callable[[Any], Any]: ...
+
+
+class WorkerLost(Exception):
+    """The process ended before it answered. ``state`` is ``timeout`` or ``crashed``."""
+
+    def __init__(self, state: str, reason: str) -> None:
+        super().__init__(reason)
+        self.state = state
+        self.reason = reason
+
+
+class Worker:
+    """One process at a time, started by the first job after construction, loss or :meth:`close`."""
+
+    def __init__(self, setting: Setting, start_limit_s: float = START_LIMIT_S) -> None:
+        self.setting = setting
+        self.start_limit_s = start_limit_s
+        self.starts = 0
+        # True until the present process has answered a job: its first job fills caches and may take longer.
+        self.fresh = True
+        self._process: multiprocessing.process.BaseProcess | None = None
+        self._connection: Connection | None = None
+
+    def __enter__(self) -> Worker:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def call(self, job: Any, limit_s: float) -> Any:
+        """The answer to one job. Raises WorkerLost, or WorkerError if the setting or the job raised there."""
+        connection = self._connection or self._start()
+        try:
+            connection.send(job)
+        except (BrokenPipeError, ConnectionResetError):
+            raise self._lost() from None
+        answer = self._receive(connection, limit_s)
+        self.fresh = False
+        return answer
+
+    def close(self) -> None:
+        """End the process at once; nothing it holds is worth waiting for."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.join()
+            self._process.close()
+        if self._connection is not None:
+            self._connection.close()
+        self._process = self._connection = None
+        self.fresh = True
+
+    def _start(self) -> Connection:
+        context = multiprocessing.get_context("spawn")
+        self._connection, theirs = context.Pipe()
+        self._process = context.Process(target=_serve, args=(theirs, self.setting), daemon=True)
+        self._process.start()
+        theirs.close()
+        self.starts += 1
+        self._receive(self._connection, self.start_limit_s)
+        return self._connection
+
+    def _receive(self, connection: Connection, limit_s: float) -> Any:
+        try:
+            if not connection.poll(limit_s):
+                self.close()
+                raise WorkerLost("timeout", f"no answer within {limit_s:.0f} s")
+            failed, answer = connection.recv()
+        except (EOFError, ConnectionResetError):
+            raise self._lost() from None
+        if failed:
+            self.close()
+            raise WorkerError(answer)
+        return answer
+
+    def _lost(self) -> WorkerLost:
+        assert self._process is not None
+        self._process.join(10.0)
+        code = self._process.exitcode
+        self.close()
+        if code is not None and code < 0:
+            with contextlib.suppress(ValueError):
+                return WorkerLost("crashed", f"the process was ended by {signal.Signals(-code).name}")
+        return WorkerLost("crashed", f"the process ended with exit code {code}")
+
+
+def run_trial(worker: Worker, job: TrialJob, limit_s: float) -> Outcome:
+    """Measure one schedule whatever becomes of the process; a device that went bad gets a fresh one."""
+    begin = time.monotonic()
+    try:
+        outcome = worker.call(job, limit_s)
+    except WorkerLost as lost:
+        return Outcome(lost.state, f"{lost.reason} (after {time.monotonic() - begin:.1f} s)")
+    if outcome.device_lost:
+        worker.close()
+    return outcome
+
+
+def _serve(connection: Connection, setting: Setting) -> None:
+    # Ctrl-C reaches the whole process group; the parent decides what it means.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_follow_parent, daemon=True).start()
+    try:
+        answer = setting.open()
+        connection.send((False, None))
+        while True:
+            connection.send((False, answer(connection.recv())))
+    except EOFError:
+        return
+    except Exception as error:
+        connection.send((True, f"{type(error).__name__}: {error}"))
+
+
+def _follow_parent() -> None:
+    """A killed parent cannot kill its workers: they end themselves, even inside a kernel that hangs."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)

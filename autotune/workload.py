@@ -1,0 +1,140 @@
+"""One thing to tune: a problem on a graph, its tensors and the bytes that it cannot avoid moving.
+
+Enters a :class:`Workload` from a config, leaves :class:`Tensors` on a device. Tensors are drawn from a seeded
+generator of that device, so the same seed gives the same numbers on the same kind of device.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from autotune.errors import ConfigError
+from autotune.graphs import OPERATIONS, Graph, GraphClass, GraphSpec, build_graph
+from kernelgen.direction import DIRECTIONS, Direction
+from kernelgen.plan import BYTES
+from kernelgen.problem import TensorProductProblem, blocks_of
+
+DTYPES = {"float32": torch.float32, "float64": torch.float64}
+LAYOUTS = ("mul_ir", "ir_mul")
+INDEX_BYTES = 4
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A problem on a graph, and the directions in which it is tuned; ``label`` is the problem's short name."""
+
+    label: str
+    problem: TensorProductProblem
+    operation: str
+    graph: GraphSpec
+    dtype: str = "float32"
+    layout: str = "mul_ir"
+    directions: tuple[str, ...] = tuple(DIRECTIONS)
+
+    def __post_init__(self) -> None:
+        for name, allowed in (("operation", OPERATIONS), ("dtype", tuple(DTYPES)), ("layout", LAYOUTS)):
+            if getattr(self, name) not in allowed:
+                raise ConfigError(f"{name} is {getattr(self, name)!r}; expected one of {allowed}")
+        unknown = [direction for direction in self.directions if direction not in DIRECTIONS]
+        if unknown or not self.directions or len(set(self.directions)) < len(self.directions):
+            raise ConfigError(f"directions are {self.directions}; expected some of {tuple(DIRECTIONS)}, each once")
+
+    def graph_class(self) -> GraphClass:
+        """The class of its graph (which is built if it was not yet)."""
+        graph = build_graph(self.graph)
+        return GraphClass.of(self.operation, graph.num_edges, graph.num_nodes)
+
+
+@dataclass(frozen=True, eq=False)
+class Tensors:
+    """Operands, cotangent ``g`` and tangents of one workload, all contiguous and on one device.
+
+    Rows of x, tx and g are nodes for ``conv`` (``num_nodes``), edges for ``plain``, where sender and receiver are
+    None; y and ty have a row an edge, w and tw too unless the weights are shared (then they are one row, 1-d).
+    """
+
+    x: torch.Tensor
+    y: torch.Tensor
+    w: torch.Tensor
+    g: torch.Tensor
+    tx: torch.Tensor
+    ty: torch.Tensor
+    tw: torch.Tensor
+    sender: torch.Tensor | None
+    receiver: torch.Tensor | None
+    num_nodes: int
+
+    @property
+    def num_edges(self) -> int:
+        return self.y.shape[0]
+
+    @property
+    def tangents(self) -> dict[str, torch.Tensor]:
+        return {"x": self.tx, "y": self.ty, "w": self.tw}
+
+
+def make_tensors(workload: Workload, device: torch.device | str, seed: int = 0, graph: Graph | None = None) -> Tensors:
+    """Random normal tensors for a workload; ``graph`` is built from the workload unless it is given."""
+    graph = graph or build_graph(workload.graph)
+    problem, device = workload.problem, torch.device(device)
+    edges, conv = graph.num_edges, workload.operation == "conv"
+    rows = graph.num_nodes if conv else edges
+    generator = torch.Generator(device=device).manual_seed(seed)
+
+    def draw(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator, dtype=DTYPES[workload.dtype], device=device)
+
+    weights = (problem.weight_numel,) if problem.shared_weights else (edges, problem.weight_numel)
+    x, y, w, g = draw(rows, problem.dim_in1), draw(edges, problem.dim_in2), draw(*weights), draw(rows, problem.dim_out)
+    tx, ty, tw = draw(rows, problem.dim_in1), draw(edges, problem.dim_in2), draw(*weights)
+    sender = graph.sender.to(device) if conv else None
+    receiver = graph.receiver.to(device) if conv else None
+    return Tensors(x, y, w, g, tx, ty, tw, sender, receiver, rows)
+
+
+def compulsory_bytes(workload: Workload, direction: Direction | str, num_edges: int, num_nodes: int) -> int:
+    """Bytes that any kernel must move: every operand that the direction reads once, every output written once.
+
+    For ``conv`` sender and receiver are counted too, 4 bytes each an edge. Node rows count once, however many edges
+    read them: whether they are fetched again is the schedule's doing. ``num_nodes`` is ignored for ``plain``.
+    """
+    direction = DIRECTIONS[direction] if isinstance(direction, str) else direction
+    problem, conv = workload.problem, workload.operation == "conv"
+    rows = num_nodes if conv else num_edges
+    elements = {
+        "x": rows * problem.dim_in1,
+        "y": num_edges * problem.dim_in2,
+        "w": (1 if problem.shared_weights else num_edges) * problem.weight_numel,
+        "g": rows * problem.dim_out,
+    }
+    moved = sum(elements[name[-1]] for name in direction.operands) + sum(elements[name] for name in direction.outputs)
+    return moved * BYTES[workload.dtype] + (2 * INDEX_BYTES * num_edges if conv else 0)
+
+
+def to_ir_mul(tensor: torch.Tensor, irreps: str) -> torch.Tensor:
+    """Rows of ``mul_ir`` features (channel, then component: e3nn's) rearranged to ``ir_mul``; differentiable."""
+    return _transpose(tensor, [(block.mul, block.dim) for block in blocks_of(irreps)])
+
+
+def to_mul_ir(tensor: torch.Tensor, irreps: str) -> torch.Tensor:
+    """Rows of ``ir_mul`` features (component, then channel) rearranged to ``mul_ir``; differentiable."""
+    return _transpose(tensor, [(block.dim, block.mul) for block in blocks_of(irreps)])
+
+
+def relayout(tensor: torch.Tensor, irreps: str, source: str, target: str) -> torch.Tensor:
+    """Rows of features brought from one layout to another; the tensor itself where they agree."""
+    if source == target:
+        return tensor
+    return to_ir_mul(tensor, irreps) if target == "ir_mul" else to_mul_ir(tensor, irreps)
+
+
+def _transpose(tensor: torch.Tensor, shapes: list[tuple[int, int]]) -> torch.Tensor:
+    rows = tensor.shape[:-1]
+    parts = tensor.split([a * b for a, b in shapes], dim=-1)
+    turned = [
+        part.reshape(*rows, a, b).transpose(-1, -2).reshape(*rows, a * b)
+        for part, (a, b) in zip(parts, shapes, strict=True)
+    ]
+    return torch.cat(turned, dim=-1) if turned else tensor

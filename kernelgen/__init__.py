@@ -1,0 +1,1 @@
+from kernelgen.problem import TensorProductProblem as TensorProductProblem

@@ -1,0 +1,17 @@
+"""A plan enters, source leaves: picks the emitter of the plan's backend."""
+
+from __future__ import annotations
+
+from kernelgen.plan import Plan
+from kernelgen.source import Source
+
+
+def emit(plan: Plan) -> Source:
+    """Complete source of the one kernel that ``plan`` describes."""
+    if plan.spec.facts.backend == "cuda":
+        from kernelgen.emit_cuda import emit_cuda
+
+        return emit_cuda(plan)
+    from kernelgen.emit_host import emit_host
+
+    return emit_host(plan)

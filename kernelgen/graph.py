@@ -1,0 +1,62 @@
+"""Edges by destination: receivers enter, the row pointer (and permutation) that a destination's owner walks leaves.
+
+Torch operations only and no device synchronisation, so an order can be made inside a captured or compiled graph.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from kernelgen.errors import InputError
+
+
+class EdgeOrder(NamedTuple):
+    """Row i of destination d is edge ``perm[i]`` (or i itself where perm is None), row_ptr[d] <= i < row_ptr[d+1].
+
+    row_ptr: int32 [num_out + 1]. perm: int32 [num_edges], or None where the edges are already in destination order.
+    """
+
+    row_ptr: Tensor
+    perm: Tensor | None
+
+
+def edge_order(receiver: Tensor, num_out: int, *, is_sorted: bool = False) -> EdgeOrder:
+    """The order of edges by ``receiver`` [num_edges]; edges of one destination keep their own order.
+
+    ``is_sorted`` promises that ``receiver`` does not decrease: then no permutation is made. A false promise gives
+    wrong sums.
+    """
+    if receiver.dim() != 1 or receiver.dtype not in (torch.int32, torch.int64):
+        raise InputError(
+            f"receiver is {receiver.dtype} {tuple(receiver.shape)}; expected int32 or int64 of shape [num_edges]"
+        )
+    perm = None
+    if not is_sorted:
+        receiver, order = torch.sort(receiver, stable=True)
+        perm = order.to(torch.int32)
+    nodes = torch.arange(num_out + 1, dtype=receiver.dtype, device=receiver.device)
+    row_ptr = torch.searchsorted(receiver.contiguous(), nodes, out_int32=True)
+    return EdgeOrder(row_ptr, perm)
+
+
+def is_in_order(receiver: Tensor) -> bool:
+    """Whether ``receiver`` does not decrease. Reads the result, so it synchronises a device."""
+    return bool((receiver[1:] >= receiver[:-1]).all())
+
+
+def check_indices(sender: Tensor, receiver: Tensor, num_in: int, num_out: int) -> None:
+    """InputError for the first edge whose sender or receiver is out of range.
+
+    Opt-in, since it synchronises the device: kernels trust their indices.
+    """
+    for name, index, count in (("sender", sender, num_in), ("receiver", receiver, num_out)):
+        bad = ((index < 0) | (index >= count)).nonzero()
+        if bad.numel():
+            edge = int(bad[0])
+            raise InputError(
+                f"{name}[{edge}] is {int(index[edge])}, outside 0..{count - 1}"
+                f" ({bad.shape[0]} of {index.shape[0]} edges are); check the graph, or num_out"
+            )

@@ -1,0 +1,267 @@
+"""The operator: problem and schedules enter, a differentiable torch function on checked tensors leaves.
+
+``build`` makes an :class:`Operator`. Its ``forward`` goes through the torch ops of ``kernelgen.library`` (autograd,
+fake tensors, compile); ``run_*`` are the bare calls underneath, without autograd. Kernels compile at first use, one
+for each direction and set of wanted gradients.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernelgen.device import device_facts
+from kernelgen.direction import DIRECTIONS, Direction, backward, double_backward, forward
+from kernelgen.emit import emit
+from kernelgen.errors import InputError, ProblemError, ScheduleError
+from kernelgen.graph import EdgeOrder, edge_order, is_in_order
+from kernelgen.launch import load_kernel
+from kernelgen.plan import Spec, default_schedule, make_plan
+from kernelgen.problem import TensorProductProblem
+from kernelgen.runner import Inputs, Runner, make_runner
+from kernelgen.schedule import SCHEDULES, Schedule, schedule_from_dict
+
+DTYPES = {torch.float32: "float32", torch.float64: "float64"}
+INDEX_DTYPES = {torch.int32: "int32", torch.int64: "int64"}
+
+_operators: dict[str, Operator] = {}
+
+
+def build(
+    problem: TensorProductProblem,
+    schedule: Schedule | Mapping[str, Schedule] | None = None,
+    *,
+    operation: str = "conv",
+    dtype: torch.dtype = torch.float32,
+    layout: str = "mul_ir",
+    device: torch.device | str = "cpu",
+) -> Operator:
+    """The operator of a tensor product.
+
+        >>> problem = TensorProductProblem.channelwise("128x0e+128x1o", "0e+1o", "0e+1o")
+        >>> operator = build(problem)
+        >>> out = operator(x, y, w, sender, receiver, num_out=len(x))     # [num_out, problem.dim_out]
+
+    schedule: one for every direction, or by direction name; directions without one get the default schedule.
+    operation: ``conv`` (gather by sender, product, sum by receiver) or ``plain`` (edge by edge).
+    """
+    operator = Operator(problem, schedule, operation, dtype, layout, torch.device(device))
+    return _operators.setdefault(operator.text, operator)
+
+
+def resolve(text: str) -> Operator:
+    """The operator of a text made by ``Operator.text``, rebuilt if this process has not seen it."""
+    found = _operators.get(text)
+    if found is None:
+        data = json.loads(text)
+        found = build(
+            TensorProductProblem.from_key(data["problem"]),
+            {name: schedule_from_dict(knobs) for name, knobs in data["schedules"].items()},
+            operation=data["operation"],
+            dtype=getattr(torch, data["dtype"]),
+            layout=data["layout"],
+            device=data["device"],
+        )
+        _operators[text] = found
+    return found
+
+
+class Operator:
+    """A tensor product with its schedules; call it like a function, it differentiates twice.
+
+    Tensors: x [num_in, dim_in1] (plain: [num_edges, dim_in1]), y [num_edges, dim_in2], w [num_edges, weight_numel] or
+    shared [weight_numel], sender and receiver [num_edges]; result [num_out, dim_out] (plain: [num_edges, dim_out]).
+    """
+
+    def __init__(
+        self,
+        problem: TensorProductProblem,
+        schedule: Schedule | Mapping[str, Schedule] | None,
+        operation: str,
+        dtype: torch.dtype,
+        layout: str,
+        device: torch.device,
+    ) -> None:
+        if dtype not in DTYPES:
+            raise InputError(f"dtype is {dtype}; expected torch.float32 or torch.float64")
+        self.problem = problem
+        self.operation = operation
+        self.dtype = dtype
+        self.layout = layout
+        self.device = device
+        self.schedules = self._complete(schedule)
+        self.text = json.dumps(
+            {
+                "problem": problem.key,
+                "operation": operation,
+                "dtype": DTYPES[dtype],
+                "layout": layout,
+                "device": device.type,
+                "schedules": {name: schedule.to_dict() for name, schedule in self.schedules.items()},
+            },
+            sort_keys=True,
+        )
+        self.is_conv = operation == "conv"
+        self.shared_weights = problem.shared_weights
+        self._weight_shape = (problem.weight_numel,)
+        self._runners: dict[tuple[Direction, torch.dtype | None, int], Runner] = {}
+        # Whether a direction walks the edges by destination, and so needs an EdgeOrder.
+        self._ordered = {
+            name: self.is_conv and schedule.fuse and schedule.accumulate == "registers" and bool(problem.paths)
+            for name, schedule in self.schedules.items()
+        }
+        self._any_ordered = any(self._ordered.values())
+
+    def __call__(
+        self,
+        x: Tensor,
+        y: Tensor,
+        w: Tensor,
+        sender: Tensor | None = None,
+        receiver: Tensor | None = None,
+        *,
+        num_out: int | None = None,
+        order: EdgeOrder | None = None,
+    ) -> Tensor:
+        return self.forward(x, y, w, sender, receiver, num_out=num_out, order=order)
+
+    def forward(
+        self,
+        x: Tensor,
+        y: Tensor,
+        w: Tensor,
+        sender: Tensor | None = None,
+        receiver: Tensor | None = None,
+        *,
+        num_out: int | None = None,
+        order: EdgeOrder | None = None,
+    ) -> Tensor:
+        """The tensor product, differentiable twice with respect to x, y and w.
+
+        num_out: rows of the result of a convolution, by default as many as x has. order: ``edge_order(receiver,
+        num_out)``; given once for a graph it saves a sort in every call.
+        """
+        if self.shared_weights and w.dim() == 2 and w.shape[0] == 1:
+            w = w[0]
+        if num_out is None:
+            num_out = x.shape[0]
+        if order is None and self._any_ordered and receiver is not None:
+            order = self._order(receiver, num_out)
+        row_ptr, perm = (None, None) if order is None else order
+        return torch.ops.equitune.tp_forward(x, y, w, sender, receiver, row_ptr, perm, num_out, self.text)
+
+    def run_forward(
+        self,
+        x: Tensor,
+        y: Tensor,
+        w: Tensor,
+        sender: Tensor | None = None,
+        receiver: Tensor | None = None,
+        num_out: int | None = None,
+        order: EdgeOrder | None = None,
+        *,
+        poison: bool = False,
+    ) -> Tensor:
+        """The product without autograd. ``poison`` fills what the kernel must overwrite with NaN first."""
+        inputs = Inputs(x=x, y=y, w=w, sender=sender, receiver=receiver, num_out=num_out, order=order)
+        return self._run(forward(), inputs, poison)["g"]
+
+    def run_backward(
+        self,
+        x: Tensor,
+        y: Tensor,
+        w: Tensor,
+        g: Tensor,
+        sender: Tensor | None = None,
+        receiver: Tensor | None = None,
+        num_out: int | None = None,
+        order: EdgeOrder | None = None,
+        *,
+        outputs: str = "xyw",
+        poison: bool = False,
+    ) -> dict[str, Tensor]:
+        """First gradients with respect to ``outputs``, given the result's cotangent g; keyed by slot."""
+        num_out = g.shape[0] if num_out is None else num_out
+        inputs = Inputs(x=x, y=y, w=w, g=g, sender=sender, receiver=receiver, num_out=num_out, order=order)
+        return self._run(backward(outputs), inputs, poison)
+
+    def run_double_backward(
+        self,
+        x: Tensor,
+        y: Tensor,
+        w: Tensor,
+        g: Tensor,
+        tangents: Mapping[str, Tensor],
+        sender: Tensor | None = None,
+        receiver: Tensor | None = None,
+        num_out: int | None = None,
+        order: EdgeOrder | None = None,
+        *,
+        outputs: str = "xywg",
+        poison: bool = False,
+    ) -> dict[str, Tensor]:
+        """Gradients of ``sum over slots of <tangents[slot], first gradient>``; keyed by slot."""
+        num_out = g.shape[0] if num_out is None else num_out
+        named = {f"t{slot}": tangent for slot, tangent in tangents.items()}
+        if not named or not set(named) <= {"tx", "ty", "tw"}:
+            raise InputError(f"tangents are {sorted(tangents)}; expected at least one of 'x', 'y' and 'w'")
+        inputs = Inputs(x=x, y=y, w=w, g=g, sender=sender, receiver=receiver, num_out=num_out, order=order, **named)
+        direction = double_backward("".join(slot for slot in "xyw" if slot in tangents), outputs)
+        return self._run(direction, inputs, poison)
+
+    def spec(self, direction: Direction, index: torch.dtype = torch.int64) -> Spec:
+        """What determines the kernel of a direction; a schedule without fusion runs a plain kernel."""
+        schedule = self.schedules[direction.name]
+        return self._spec(direction, schedule, INDEX_DTYPES[index] if self.is_conv and schedule.fuse else "int64")
+
+    def source(self, direction_name: str = "forward") -> str:
+        """The generated source of a direction with all its gradients."""
+        return emit(make_plan(self.spec(_direction(direction_name)))).text
+
+    def resources(self, direction_name: str = "forward") -> dict[str, Any]:
+        """What the compiled kernel of a direction takes; compiles it if need be."""
+        return load_kernel(self.spec(_direction(direction_name))).resources
+
+    def __repr__(self) -> str:
+        return f"Operator({self.problem.key!r}, {self.operation}, {self.dtype}, {self.layout}, {self.device})"
+
+    def _complete(self, given: Schedule | Mapping[str, Schedule] | None) -> dict[str, Schedule]:
+        """A legal schedule for each direction: the given one, or the default."""
+        by_name = dict.fromkeys(DIRECTIONS, given) if given is None or isinstance(given, Schedule) else dict(given)
+        if not set(by_name) <= set(DIRECTIONS):
+            raise ScheduleError(f"schedules are named {sorted(by_name)}; expected names from {sorted(DIRECTIONS)}")
+        schedules = {}
+        for name, direction in DIRECTIONS.items():
+            chosen = by_name.get(name)
+            if chosen is None:
+                chosen = default_schedule(self._spec(direction, SCHEDULES[self._backend()](), "int64"))
+            make_plan(self._spec(direction, chosen, "int64"))
+            schedules[name] = chosen
+        return schedules
+
+    def _backend(self) -> str:
+        return device_facts(self.device).backend
+
+    def _spec(self, direction: Direction, schedule: Schedule, index: str, device: torch.device | None = None) -> Spec:
+        operation = self.operation if schedule.fuse else "plain"
+        facts = device_facts(device or self.device)
+        return Spec(self.problem, direction, schedule, operation, DTYPES[self.dtype], self.layout, index, facts)
+
+    def _order(self, receiver: Tensor, num_out: int) -> EdgeOrder:
+        # Whether edges come sorted is worth a look where the answer is at hand: on the CPU, outside of tracing.
+        looked_at = type(receiver) is Tensor and receiver.device.type == "cpu" and not torch.compiler.is_compiling()
+        return edge_order(receiver, num_out, is_sorted=looked_at and is_in_order(receiver))
+
+    def _run(self, direction: Direction, inputs: Inputs, poison: bool = False) -> dict[str, Tensor]:
+        raise NotImplementedError
+
+
+def _direction(name: str) -> Direction:
+    if name not in DIRECTIONS:
+        raise ProblemError(f"direction is {name!r}; expected one of {tuple(DIRECTIONS)}")
+    return DIRECTIONS[name]

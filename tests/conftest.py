@@ -1,0 +1,35 @@
+"""What all tests share: the ``gpu`` marker, few torch threads, and no influence of the user's own databases.
+
+The compile cache is left alone on purpose: a kernel that one test compiled serves every later test and run.
+"""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    for name in ("EQUITUNE_STRICT", "EQUITUNE_DEBUG", "EQUITUNE_STRUCTURES"):
+        os.environ.pop(name, None)
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        # Test processes share the cores; the environment reaches the subprocesses that tests start.
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    marked = [item for item in items if item.get_closest_marker("gpu")]
+    if not marked:
+        return
+    import torch
+
+    if not torch.cuda.is_available():
+        for item in marked:
+            item.add_marker(pytest.mark.skip(reason="torch sees no CUDA device"))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_user_database(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Databases that the user tuned at home neither change a test nor are changed by one."""
+    os.environ["EQUITUNE_DATABASE"] = str(tmp_path_factory.mktemp("user-database"))

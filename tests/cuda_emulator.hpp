@@ -1,0 +1,112 @@
+// Runs generated CUDA text on the host, lane by lane: each lane of a warp is a coroutine that yields at warp
+// exchanges. Slow and exact; it tests indexing, exchanges and who-writes-what where there is no GPU.
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <ucontext.h>
+#include <vector>
+
+#define __device__
+#define __forceinline__ inline
+#define __global__
+#define __launch_bounds__(...)
+#define __shared__
+#define __align__(n) __attribute__((aligned(n)))
+using std::min;
+
+struct Dim { unsigned x; };
+static Dim threadIdx, blockIdx;
+__align__(16) unsigned char shared_bytes[256 * 1024];
+
+static const int WARP = 32;
+static ucontext_t scheduler, lanes[WARP];
+static bool finished[WARP];
+static long long arrived[WARP];
+static int current;
+static unsigned warp_base;
+alignas(16) static unsigned char slots[WARP][16];
+
+static void yield() {
+    const int me = current;
+    swapcontext(&lanes[me], &scheduler);
+}
+
+static void barrier(unsigned mask) {
+    const int me = current;
+    const long long mine = ++arrived[me];
+    for (;;) {
+        bool all = true;
+        for (int l = 0; l < WARP; ++l)
+            if ((mask >> l & 1) && arrived[l] < mine) {
+                all = false;
+                if (finished[l]) { std::fprintf(stderr, "lane %d left before an exchange\n", l); std::abort(); }
+            }
+        if (all) return;
+        yield();
+    }
+}
+
+static void __syncwarp(unsigned mask) { barrier(mask); }
+
+template <class T>
+static T exchange(unsigned mask, T value, int from) {
+    if (!(mask >> current & 1) || !(mask >> from & 1)) { std::fprintf(stderr, "exchange outside its mask\n"); std::abort(); }
+    const int me = current;
+    *reinterpret_cast<T*>(slots[me]) = value;
+    barrier(mask);
+    const T result = *reinterpret_cast<T*>(slots[from]);
+    barrier(mask);
+    return result;
+}
+
+template <class T>
+static T __shfl_sync(unsigned mask, T value, int from, int width) {
+    return exchange(mask, value, current / width * width + from % width);
+}
+template <class T>
+static T __shfl_xor_sync(unsigned mask, T value, int bit) {
+    return exchange(mask, value, current ^ bit);
+}
+template <class T>
+static T atomicAdd(T* p, T value) { T old = *p; *p += value; return old; }
+
+#include KERNEL_TEXT
+
+struct Call { const void* p[15]; long long edges, in, out; };
+static Call call;
+
+static void lane_main() {
+    auto q = call.p;
+    equitune_kernel((const Real*)q[0], (const Real*)q[1], (const Real*)q[2], (const Real*)q[3], (const Real*)q[4],
+                    (const Real*)q[5], (const Real*)q[6], (Real*)q[7], (Real*)q[8], (Real*)q[9], (Real*)q[10],
+                    (const index_t*)q[11], (const index_t*)q[12], (const int*)q[13], (const int*)q[14],
+                    call.edges, call.in, call.out);
+    finished[current] = true;
+    swapcontext(&lanes[current], &scheduler);
+}
+
+extern "C" void emulate(const void** pointers, long long edges, long long in, long long out, int blocks, int threads) {
+    std::copy(pointers, pointers + 15, call.p);
+    call.edges = edges, call.in = in, call.out = out;
+    static std::vector<std::vector<char>> stacks(WARP, std::vector<char>(1 << 18));
+    for (int block = 0; block < blocks; ++block)
+        for (int warp = 0; warp < threads / WARP; ++warp) {
+            for (int l = 0; l < WARP; ++l) {
+                finished[l] = false, arrived[l] = 0;
+                getcontext(&lanes[l]);
+                lanes[l].uc_stack.ss_sp = stacks[l].data();
+                lanes[l].uc_stack.ss_size = stacks[l].size();
+                lanes[l].uc_link = &scheduler;
+                makecontext(&lanes[l], lane_main, 0);
+            }
+            for (bool busy = true; busy;) {
+                busy = false;
+                for (current = 0; current < WARP; ++current)
+                    if (!finished[current]) {
+                        busy = true;
+                        blockIdx.x = block, threadIdx.x = warp * WARP + current;
+                        swapcontext(&scheduler, &lanes[current]);
+                    }
+            }
+        }
+}

@@ -1,0 +1,82 @@
+"""The CUDA text without a GPU: executed lane by lane on the host against e3nn, and compiled by NVRTC."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from cuda_emulator import emulate
+from reference import Case, expected, make_case, relative_error, relayout
+
+from kernelgen import TensorProductProblem
+from kernelgen.device import cuda_facts
+from kernelgen.direction import DIRECTIONS, Direction
+from kernelgen.plan import Spec, make_plan
+from kernelgen.schedule import CudaSchedule
+
+FACTS = cuda_facts("sm_90")
+
+
+def run(case: Case, direction: Direction, operation: str, layout: str, dtype: str, schedule: CudaSchedule):
+    """Execute one direction in the emulator and return {slot: result in mul_ir}."""
+    problem = case.problem
+    real = getattr(torch, dtype)
+    spec = Spec(problem, direction, schedule, operation, dtype, layout, "int64", FACTS)
+    plan = make_plan(spec)
+    irreps = {"x": problem.irreps_in1, "g": problem.irreps_out}
+    buffers = {}
+    for name in direction.operands:
+        rows = case.tensors[name]
+        if layout == "ir_mul" and name[-1] in irreps:
+            rows = relayout(rows, irreps[name[-1]], to_ir_mul=True)
+        buffers[name] = rows.to(real).contiguous()
+    for slot in direction.outputs:
+        empty = 0.0 if f"out_{slot}" in plan.zeroed else float("nan")
+        buffers[f"out_{slot}"] = torch.full(case.tensors[slot].shape, empty, dtype=real)
+    edges = len(case.tensors["y"])
+    if case.sender is not None and case.receiver is not None:
+        buffers |= {"sender": case.sender, "receiver": case.receiver}
+        order = torch.argsort(case.receiver, stable=True)
+        bounds = torch.searchsorted(case.receiver[order], torch.arange(case.num_out + 1))
+        buffers |= {"perm": order.int(), "row_ptr": bounds.int()}
+    emulate(plan, buffers, edges, len(case.tensors["x"]), case.num_out)
+    results = {}
+    for slot in direction.outputs:
+        rows = buffers[f"out_{slot}"]
+        results[slot] = relayout(rows, irreps[slot], to_ir_mul=False) if layout == "ir_mul" and slot in irreps else rows
+    return results
+
+
+MEDIUM = ("32x0e+32x1o", "0e+1o+2e+3o", "0e+1o+2e+3o")
+UNEQUAL = ("64x0e+32x1e+8x2e", "0e+1e+2e", "0e+1e+2e")
+NARROW = ("10x0e+10x1o", "0e+1o", "0e+1o+1e")
+ODD = ("89x1o+1x0e", "1o+2e", "1o+0e+2e")
+
+FORMS = [
+    (MEDIUM, "conv", "mul_ir", CudaSchedule()),
+    (MEDIUM, "conv", "ir_mul", CudaSchedule(edge_operand="shared", path_groups=2, prefetch=2, stage_edges=8)),
+    (MEDIUM, "conv", "mul_ir", CudaSchedule(channels_per_thread=2, edges_per_warp=2, stage_edges=16, warps_per_edge=1)),
+    (MEDIUM, "conv", "ir_mul", CudaSchedule(channels_per_thread=4, edges_per_warp=4, stage_edges=8, path_groups=4)),
+    (MEDIUM, "conv", "mul_ir", CudaSchedule(accumulate="atomics", edges_per_chunk=4, prefetch=0, path_groups=10)),
+    (MEDIUM, "plain", "mul_ir", CudaSchedule(edges_per_chunk=4)),
+    (MEDIUM, "plain", "ir_mul", CudaSchedule(edges_per_chunk=16, path_groups=5, edge_operand="shared", warps_per_edge=4)),
+    (UNEQUAL, "conv", "mul_ir", CudaSchedule(path_groups=3, channels_per_thread=2, warps_per_edge=2)),
+    (UNEQUAL, "plain", "ir_mul", CudaSchedule(path_groups=4, edge_operand="shared", block_size=64)),
+    (NARROW, "conv", "mul_ir", CudaSchedule(edges_per_warp=2, stage_edges=16, accumulate="atomics", prefetch=2)),
+    (NARROW, "conv", "ir_mul", CudaSchedule(edges_per_warp=8, stage_edges=4, channels_per_thread=2, edge_operand="shared")),
+    (ODD, "conv", "mul_ir", CudaSchedule(path_groups=2, warps_per_edge=4)),
+]
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+@pytest.mark.parametrize("shared", [False, True], ids=["per-edge", "shared"])
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: f"{form[1]}-{form[2]}-{form[3].key[5:]}-{form[0][0]}")
+def test_lanes_compute_what_e3nn_computes(form, shared, direction, monkeypatch) -> None:
+    # float64 takes twice the registers; the emulator has no limit, so test every form in the exact precision
+    monkeypatch.setattr("kernelgen.plan.REGISTER_SLACK", 10)
+    irreps, operation, layout, schedule = form
+    problem = TensorProductProblem.channelwise(*irreps, shared_weights=shared)
+    case = make_case(problem, operation, edges=26)
+    results = run(case, DIRECTIONS[direction], operation, layout, "float64", schedule)
+    wanted = expected(case, direction)
+    errors = {slot: relative_error(results[slot], wanted[slot]) for slot in wanted}
+    assert max(errors.values()) < 1e-10, errors
