@@ -33,6 +33,7 @@ class BuildWithData(build_py):
             (source, data / folder / source.name)
             for folder, pattern in CARRIED
             for source in sorted((ROOT / folder).glob(pattern))
+            if "." not in source.stem  # NAME.corrupt-TIME.json is kept aside, not shipped
         ]
 
     def get_outputs(self, include_bytecode: bool = True) -> list[str]:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import itertools
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -92,17 +92,15 @@ def load_graphs(path: Path | None = None) -> dict[str, GraphSpec]:
 
 def problem_from(name: str, table: Any) -> TensorProductProblem:
     """A problem from a table: in1, in2 and either filter, or out with e3nn-style instructions."""
-    keys = ("in1", "in2", "filter", "shared_weights")
     if isinstance(table, Mapping) and ("instructions" in table or "out" in table):
-        keys = ("in1", "in2", "out", "instructions", *NORMALIZATION_KEYS)
-        _check_table(table, f"problem {name!r}", keys, required=("in1", "in2", "out", "instructions"))
+        required: tuple[str, ...] = ("in1", "in2", "out", "instructions")
+        _check_table(table, f"problem {name!r}", (*required, *NORMALIZATION_KEYS), required)
         options = {key: table[key] for key in NORMALIZATION_KEYS if key in table}
-        return TensorProductProblem.from_instructions(
-            table["in1"], table["in2"], table["out"], table["instructions"], **options
-        )
-    _check_table(table, f"problem {name!r}", keys, required=("in1", "in2", "filter"))
+        return TensorProductProblem.from_instructions(*(table[key] for key in required), **options)
+    required = ("in1", "in2", "filter")
+    _check_table(table, f"problem {name!r}", (*required, "shared_weights"), required)
     shared = table.get("shared_weights", False)
-    return TensorProductProblem.channelwise(table["in1"], table["in2"], table["filter"], shared_weights=shared)
+    return TensorProductProblem.channelwise(*(table[key] for key in required), shared_weights=shared)
 
 
 def graph_from(name: str, table: Any, folder: Path) -> GraphSpec:
@@ -222,7 +220,7 @@ def _source(what: str, kind: str, value: Any, folder: Path) -> AtomSource:
         raise ConfigError(f"{what}: expected sites like ['Zn', 0.29, 0.2, 0.2] and a cell of six numbers") from error
 
 
-def _check_table(table: Any, what: str, known: tuple[str, ...], required: tuple[str, ...] = ()) -> None:
+def _check_table(table: Any, what: str, known: Sequence[str], required: Sequence[str] = ()) -> None:
     if not isinstance(table, Mapping):
         raise ConfigError(f"{what} is {table!r}; expected a table with {', '.join(known)}")
     for key in table:

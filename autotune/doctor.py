@@ -13,9 +13,13 @@ import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 SOFTWARE = ("equitune", "torch", "e3nn", "optuna", "numpy", "pandas", "matplotlib", "ase", "cuda-core", "cuda-bindings")
+MARKS = {"ok": "[green]ok[/]", "absent": "[dim]-[/]", "problem": "[red]problem[/]"}
 OPTIONAL = ("cuda-core", "cuda-bindings", "equitune")
 
 
@@ -35,7 +39,7 @@ Probe = Callable[[], Iterator[tuple[str, str, str]]]
 def examine() -> tuple[Finding, ...]:
     """Every probe's rows, in the order of :data:`PROBES`."""
     findings: list[Finding] = []
-    for section, probe in PROBES.items():
+    for section, probe in PROBES:
         try:
             findings.extend(Finding(section, *row) for row in probe())
         except Exception as error:  # a doctor that fails is no doctor: whatever it was, it is the finding
@@ -47,6 +51,23 @@ def examine() -> tuple[Finding, ...]:
 def as_data(findings: tuple[Finding, ...]) -> list[dict[str, str]]:
     """The rows as plain data, for ``equitune doctor --json``."""
     return [dataclasses.asdict(finding) for finding in findings]
+
+
+def as_table(findings: tuple[Finding, ...]) -> Table:
+    """The rows for a terminal; the section is named once."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, show_header=False, pad_edge=False)
+    for _ in range(4):
+        table.add_column(overflow="fold")
+    shown = ""
+    for finding in findings:
+        table.add_row(
+            "" if finding.section == shown else finding.section, finding.name, MARKS[finding.state], Text(finding.value)
+        )
+        shown = finding.section
+    return table
 
 
 def version_of(distribution: str) -> str | None:
@@ -78,7 +99,7 @@ def _host() -> Iterator[tuple[str, str, str]]:
 def _gpus() -> Iterator[tuple[str, str, str]]:
     import torch
 
-    driver = _driver_version()
+    driver = driver_version()
     yield "driver", driver or "no NVIDIA driver found", "ok" if driver else "absent"
     if not torch.cuda.is_available():
         built = f"built for CUDA {torch.version.cuda}" if torch.version.cuda else "a CPU build"
@@ -90,7 +111,8 @@ def _gpus() -> Iterator[tuple[str, str, str]]:
         yield f"cuda:{index}", text + f"{size_text(found.total_memory)})", "ok"
 
 
-def _driver_version() -> str | None:
+def driver_version() -> str | None:
+    """Version of the NVIDIA driver, None where there is none."""
     program = shutil.which("nvidia-smi")
     if program is None:
         return None
@@ -107,15 +129,13 @@ def _host_compiler() -> Iterator[tuple[str, str, str]]:
 
 
 def _nvrtc() -> Iterator[tuple[str, str, str]]:
-    if version_of("cuda-bindings") is None or version_of("cuda-core") is None:
-        yield "NVRTC", "cuda-core and cuda-bindings are not installed (pip install 'equitune[gpu]')", "absent"
-        return
-    from cuda.bindings import nvrtc
+    from kernelgen.compile import nvrtc_version
+    from kernelgen.errors import ToolMissingError
 
-    status, major, minor = nvrtc.nvrtcVersion()
-    if int(status) != 0:
-        raise RuntimeError(f"NVRTC does not answer: {status}")
-    yield "NVRTC", f"{major}.{minor}", "ok"
+    try:
+        yield "NVRTC", nvrtc_version(), "ok"
+    except ToolMissingError as error:
+        yield "NVRTC", str(error), "absent"
 
 
 def _software() -> Iterator[tuple[str, str, str]]:
@@ -129,21 +149,41 @@ def _software() -> Iterator[tuple[str, str, str]]:
 
 
 def _cache() -> Iterator[tuple[str, str, str]]:
-    from kernelgen.compile import cache_dir
+    from kernelgen.cache import cache_dir
 
-    folder = Path(cache_dir())
-    files = [file for file in folder.rglob("*") if file.is_file()] if folder.exists() else []
-    yield "compiled kernels", f"{folder} ({len(files)} files, {size_text(sum(f.stat().st_size for f in files))})", "ok"
+    folder = cache_dir()
+    sizes = [file.stat().st_size for file in folder.rglob("*") if file.is_file()]
+    yield "compiled kernels", f"{folder} ({len(sizes)} files, {size_text(sum(sizes))})", "ok"
 
 
 def _databases() -> Iterator[tuple[str, str, str]]:
-    yield "todo", "", "ok"
+    from autotune.database import database_dirs, read_table
+    from autotune.paths import user_data_dir
+
+    for folder in database_dirs():
+        name = "user" if folder == user_data_dir() else "shipped"
+        # A file kept aside as corrupt has a second dot in its name.
+        files = sorted(file for file in folder.glob("*.json") if "." not in file.stem)
+        if not files:
+            yield name, f"{folder} (no database)", "absent"
+        for file in files:
+            table = read_table(file)
+            yield name, f"{file} ({len(table.by_identity)} entries)", "ok"
+            for flaw in table.flaws:
+                yield name, f"{file}: {flaw}", "problem"
 
 
 def _peers() -> Iterator[tuple[str, str, str]]:
     yield "todo", "", "ok"
 
 
-PROBES: dict[str, Probe] = {
-    "host": _host,
-}
+PROBES: tuple[tuple[str, Probe], ...] = (
+    ("device", _host),
+    ("device", _gpus),
+    ("compilers", _host_compiler),
+    ("compilers", _nvrtc),
+    ("software", _software),
+    ("files", _cache),
+    ("files", _databases),
+    ("peers", _peers),
+)

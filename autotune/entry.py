@@ -83,8 +83,7 @@ class Entry:
         _check_graph(self.graph, self.graph_class)
         _check_default(self.default)
         for name, peer in self.peers.items():
-            if not isinstance(peer, Mapping) or not ("error" in peer or "time_us" in peer):
-                raise DatabaseError(f"entry field peers[{name!r}] is {peer!r}; expected time_us, q1_us, q3_us or error")
+            _check_peer(f"peers[{name!r}]", peer)
         for slot, value in self.errors.items():
             _check_type(f"errors[{slot!r}]", value, "float")
         _check_relative(self.trials.get("file", ""))
@@ -194,6 +193,15 @@ def _check_default(default: Mapping[str, Any]) -> None:
     _check_schedule("default['schedule']", default.get("schedule"))
     for name in TIMES:
         _check_type(f"default[{name!r}]", default.get(name), "float")
+
+
+def _check_peer(name: str, peer: Any) -> None:
+    _check_type(name, peer, "Mapping")
+    if "error" in peer:
+        _check_type(f"{name}['error']", peer["error"], "str")
+        return
+    for time in TIMES:
+        _check_type(f"{name}[{time!r}]", peer.get(time), "float")
 
 
 def _check_relative(path: Any) -> None:

@@ -20,6 +20,10 @@ class WorkerError(EquituneError, RuntimeError):
     """A worker process could not be set up, or a job raised where it should have answered."""
 
 
+class StudyError(EquituneError, RuntimeError):
+    """A search cannot run: its records are in use by another process, or its storage cannot be opened."""
+
+
 class DatabaseError(EquituneError, RuntimeError):
     """A tuned database cannot be written, or an entry for it is malformed."""
 

@@ -157,7 +157,9 @@ def run_call(
     return lambda: operator.run_double_backward(t.x, t.y, t.w, t.g, tangents, *edges, poison=poison)
 
 
-def check(reference: Any, operator: Operator, direction: str, tensors: Any, order: EdgeOrder | None) -> dict[str, float]:
+def check(
+    reference: Any, operator: Operator, direction: str, tensors: Any, order: EdgeOrder | None
+) -> dict[str, float]:
     """Largest relative error of every output of a poisoned run."""
     return reference.check(direction, run_call(operator, direction, tensors, order, poison=True)())
 

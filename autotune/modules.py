@@ -20,7 +20,6 @@ from autotune.order_cache import OrderCache
 from autotune.tuned_module import Schedules, TunedModule
 from kernelgen.errors import InputError, ProblemError
 from kernelgen.graph import EdgeOrder, check_indices, is_in_order
-from kernelgen.operators import Operator
 from kernelgen.problem import TensorProductProblem
 
 Irreps = str | o3.Irreps
@@ -223,10 +222,6 @@ class TensorProductConv(TunedModule):
             if edges_sorted and not is_in_order(receiver):
                 raise InputError("edges_sorted=True, but receiver is not ascending")
         operator = self._operator_of(node_feats)
-        if order is None and self._needs_order(operator):
+        if order is None and self._by_destination:
             order = _ORDERS.order(receiver, num_out, edges_sorted)
         return operator(node_feats, edge_attrs, weights, sender, receiver, num_out=num_out, order=order)
-
-    @staticmethod
-    def _needs_order(operator: Operator) -> bool:
-        return any(schedule.fuse and schedule.accumulate == "registers" for schedule in operator.schedules.values())

@@ -29,6 +29,12 @@ def results_dir() -> Path:
     return _data_dir("results")
 
 
+def reports_dir(results: Path) -> Path:
+    """Where the pages drawn from ``results`` go: the checkout's ``reports``, or beside results from elsewhere."""
+    root = checkout_dir()
+    return root / "reports" if root and results.resolve() == root / "results" else results / "reports"
+
+
 def user_data_dir() -> Path:
     """The folder of the user's own database: ``$EQUITUNE_DATABASE``, else the platform's data directory."""
     given = os.environ.get("EQUITUNE_DATABASE")

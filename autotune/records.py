@@ -19,6 +19,11 @@ def study_path(results_dir: Path, device_slug: str, study: str) -> Path:
     return Path(results_dir) / "trials" / device_slug / f"{re.sub(r'[^A-Za-z0-9_.-]+', '_', study)}.jsonl"
 
 
+def lock_path(path: Path) -> Path:
+    """The lock of a trial file: beside the Optuna storage, which is no result, and not among the results."""
+    return path.parents[2] / "studies" / f"{path.parent.name}-{path.stem}.lock"
+
+
 def append(path: Path, record: dict[str, Any]) -> None:
     """Append one line and return once it is on the disk."""
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -81,11 +81,15 @@ class Space:
             changes["stage_edges"] = min(schedule.stage_edges, schedule.lanes)
         return dataclasses.replace(schedule, **changes)
 
+    def kernel_spec(self, schedule: Schedule) -> Spec:
+        """What is compiled for a schedule; without fusion torch gathers and sums around a plain kernel."""
+        operation = self.spec.operation if schedule.fuse else "plain"
+        return dataclasses.replace(self.spec, schedule=schedule, operation=operation)
+
     def broken_limit(self, schedule: Schedule) -> str | None:
         """Why the schedule is illegal, or None if it is legal."""
-        operation = self.spec.operation if schedule.fuse else "plain"
         try:
-            make_plan(dataclasses.replace(self.spec, schedule=schedule, operation=operation))
+            make_plan(self.kernel_spec(schedule))
         except ScheduleError as error:
             return str(error)
         return None

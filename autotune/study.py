@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
-import warnings
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,8 +19,9 @@ from typing import TYPE_CHECKING, Any
 import filelock
 
 from autotune import records
-from autotune.errors import ConfigError, StudyError, unknown_name
+from autotune.errors import StudyError
 from autotune.jobs import Outcome
+from autotune.sampling import make_sampler, open_optuna
 from autotune.space import Space
 from kernelgen.errors import ScheduleError
 from kernelgen.schedule import Schedule, schedule_from_dict
@@ -31,30 +30,19 @@ from kernelgen.version import GENERATOR_VERSION
 if TYPE_CHECKING:
     import optuna
 
-SAMPLERS = ("auto", "tpe", "gp", "random", "brute")
-# Spaces with at most this many legal schedules are searched whole where trials and time allow.
-BRUTE_LIMIT = 200
 # Answers of a sampler that are illegal or known, in a row, before an untried schedule is taken at random.
 MISSES = 16
 # Name of the constraint that failed trials violate. Told as FAIL they would be ignored, and suggested again.
 RUNS = "runs"
 KEY = "schedule"
 
-log = logging.getLogger(__name__)
-
 
 @dataclass(frozen=True)
 class Proposal:
-    """A schedule to measure, and Optuna's number for the trial."""
+    """A schedule to measure, and the Optuna trial that hears of it."""
 
     schedule: Schedule
-    number: int
-
-
-def choose_sampler(space: Space, trials: int | None, seconds: float | None, trial_s: float = 3.0) -> str:
-    """``brute`` where the whole space fits the limits, else ``tpe``."""
-    affordable = min(BRUTE_LIMIT, *(limit for limit in (trials, seconds and int(seconds / trial_s)) if limit is not None))
-    return "brute" if space.count_legal(affordable + 1) <= affordable else "tpe"
+    trial: optuna.Trial
 
 
 class Study:
@@ -84,7 +72,7 @@ class Study:
         self._tried = set(self.finished)
         self._starts = deque([space.default, *starts, *self._older_winners(old)])
         self._untried = space.shuffled(seed)
-        self._study = _open_study(storage, self._optuna_name(), make_sampler(sampler, seed + self.count))
+        self._study = open_optuna(storage, self._optuna_name(), make_sampler(sampler, seed + self.count))
         self._reconcile()
 
     def close(self) -> None:
@@ -155,7 +143,7 @@ class Study:
         records.append(self.path, line)
         self.count += 1
         self.finished[proposal.schedule.key] = line
-        self._tell(proposal.number, line)
+        self._tell(proposal.trial, line)
         return line
 
     def drop(self, proposal: Proposal) -> None:
@@ -163,7 +151,7 @@ class Study:
         from optuna.trial import TrialState
 
         self._tried.discard(proposal.schedule.key)
-        self._study.tell(proposal.number, state=TrialState.FAIL)
+        self._study.tell(proposal.trial, state=TrialState.FAIL)
 
     def _is_candidate(self, schedule: Schedule) -> bool:
         return schedule.key not in self._tried and self.space.broken_limit(schedule) is None
@@ -173,14 +161,14 @@ class Study:
         assert values is not None, f"{schedule.key} is outside its space"
         self._study.enqueue_trial(values)
         trial = self._study.ask()
-        # Another's enqueued trial may come first; whatever is asked for is what gets measured.
         suggested = self.space.suggest(trial)
-        return self._proposed(trial, suggested if self._is_candidate(suggested) else schedule)
+        assert suggested == schedule, f"asked for {schedule.key}, was given {suggested.key}"
+        return self._proposed(trial, schedule)
 
     def _proposed(self, trial: optuna.Trial, schedule: Schedule) -> Proposal:
         trial.set_user_attr(KEY, schedule.key)
         self._tried.add(schedule.key)
-        return Proposal(schedule, trial.number)
+        return Proposal(schedule, trial)
 
     def _tell_refused(self, trial: optuna.Trial, schedule: Schedule) -> None:
         from optuna.trial import TrialState
@@ -191,15 +179,14 @@ class Study:
         trial.set_constraint(RUNS, 1.0)
         self._study.tell(trial, state=TrialState.PRUNED)
 
-    def _tell(self, number: int, line: dict[str, Any]) -> None:
-        import optuna
+    def _tell(self, trial: optuna.Trial, line: dict[str, Any]) -> None:
+        from optuna.trial import TrialState
 
         if line["state"] == "ok":
-            self._study.tell(number, line["time_us"])
+            self._study.tell(trial, line["time_us"])
             return
-        trial_id = self._study._storage.get_trial_id_from_study_id_trial_number(self._study._study_id, number)
-        optuna.Trial(self._study, trial_id).set_constraint(RUNS, 1.0)
-        self._study.tell(number, state=optuna.trial.TrialState.PRUNED)
+        trial.set_constraint(RUNS, 1.0)
+        self._study.tell(trial, state=TrialState.PRUNED)
 
     def _optuna_name(self) -> str:
         """Choices cannot change within an Optuna study, and times of another generator mean nothing to this one."""
@@ -216,6 +203,8 @@ class Study:
         from optuna.trial import TrialState
 
         told = set()
+        while any(trial.state == TrialState.WAITING for trial in self._study.get_trials(deepcopy=False)):
+            self._study.ask()
         for trial in self._study.get_trials(deepcopy=False):
             if trial.state == TrialState.RUNNING:
                 self._study.tell(trial.number, state=TrialState.FAIL)
@@ -237,25 +226,12 @@ class Study:
             value=line["time_us"] if ok else None,
             params=values,
             distributions={
-                knob: optuna.distributions.CategoricalDistribution(choices) for knob, choices in self.space.knobs.items()
+                knob: optuna.distributions.CategoricalDistribution(choices)
+                for knob, choices in self.space.knobs.items()
             },
             user_attrs={KEY: schedule.key},
             constraints=None if ok else {RUNS: 1.0},
         )
-
-
-def make_sampler(name: str, seed: int) -> optuna.samplers.BaseSampler:
-    """Optuna's sampler of that name; ``brute`` walks the space itself and asks Optuna for nothing."""
-    import optuna
-
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    if name == "tpe":
-        return optuna.samplers.TPESampler(seed=seed, constant_liar=True)
-    if name == "gp":
-        return optuna.samplers.GPSampler(seed=seed, warn_independent_sampling=False)
-    if name in ("random", "brute"):
-        return optuna.samplers.RandomSampler(seed=seed)
-    raise ConfigError(unknown_name("sampler", name, SAMPLERS))
 
 
 def _schedule_of(line: dict[str, Any]) -> Schedule:
@@ -273,38 +249,11 @@ def _readable(lines: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
 
 
 def _locked(path: Path) -> filelock.BaseFileLock:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    lock = filelock.FileLock(path.with_name(f".{path.name}.lock"), timeout=0)
+    lock_path = records.lock_path(path)
+    lock_path.parent.mkdir(parents=True, exist_ok=True)
+    lock = filelock.FileLock(lock_path, timeout=0)
     try:
         lock.acquire()
     except filelock.Timeout as error:
-        raise StudyError(f"another process is tuning {path}; wait for it, or choose another results directory") from error
+        raise StudyError(f"another process is tuning {path}; wait for it, or choose another results folder") from error
     return lock
-
-
-def _open_study(
-    storage: str | optuna.storages.BaseStorage, name: str, sampler: optuna.samplers.BaseSampler
-) -> optuna.Study:
-    """Create or load. A SQLite file that a kill left half-made is kept aside: the records fill a new one."""
-    import optuna
-
-    def create() -> optuna.Study:
-        return optuna.create_study(storage=storage, sampler=sampler, study_name=name, load_if_exists=True)
-
-    file = Path(storage.removeprefix("sqlite:///")) if isinstance(storage, str) and storage[:10] == "sqlite:///" else None
-    if file is not None:
-        file.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        return create()
-    except Exception as error:
-        if file is None or not file.exists():
-            raise StudyError(f"Optuna storage {storage} cannot be used: {error}") from error
-        aside = file.with_name(f"{file.name}.corrupt-{datetime.now(UTC):%Y%m%dT%H%M%SZ}")
-        file.rename(aside)
-        warnings.warn(f"Optuna storage {file} cannot be used ({error}); it is kept as {aside.name}", stacklevel=2)
-        return create()
-
-
-# What a search needs of the world; tests give functions of their own.
-Prepare = Callable[[Schedule], Outcome | None]
-Measure = Callable[[Schedule, float | None], Outcome]

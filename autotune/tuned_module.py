@@ -77,11 +77,12 @@ class TunedModule(torch.nn.Module):
         self._operator: Operator | None = None
         self._met: tuple[torch.device, torch.dtype] | None = None
         self._tuning: dict[str, Tuning] = {}
+        self._by_destination = False
 
     def __getstate__(self) -> dict[str, Any]:
         # Loaded kernels belong to this process; a copy builds its own (from the compile cache) when it is called.
         state = dict(self.__dict__)
-        for name in ("_operators", "_operator", "_met", "_tuning"):
+        for name in ("_operators", "_operator", "_met", "_tuning", "_by_destination"):
             state.pop(name)
         return state
 
@@ -121,6 +122,10 @@ class TunedModule(torch.nn.Module):
             self._operators[key] = (operator, tuning)
         self._operator, self._tuning = self._operators[key]
         self._met = key
+        # Whether some direction walks the edges by destination, and so needs their order.
+        self._by_destination = self.operation == "conv" and any(
+            schedule.fuse and schedule.accumulate == "registers" for schedule in self._operator.schedules.values()
+        )
         return self._operator
 
     def _operator_of(self, x: torch.Tensor) -> Operator:

@@ -21,6 +21,7 @@ from autotune.errors import WorkerError
 from autotune.jobs import Outcome, TrialJob
 
 START_LIMIT_S = 600.0
+IDLE_EXIT_S = 5.0
 
 
 class Setting(Protocol):
@@ -29,7 +30,7 @@ class Setting(Protocol):
     def open(self) -> Callable[[Any], Any]: ...
 
 
-class WorkerLost(Exception):
+class WorkerLost(WorkerError):
     """The process ended before it answered. ``state`` is ``timeout`` or ``crashed``."""
 
     def __init__(self, state: str, reason: str) -> None:
@@ -49,6 +50,7 @@ class Worker:
         self.fresh = True
         self._process: multiprocessing.process.BaseProcess | None = None
         self._connection: Connection | None = None
+        self._busy = False
 
     def __enter__(self) -> Worker:
         return self
@@ -68,13 +70,15 @@ class Worker:
         return answer
 
     def close(self) -> None:
-        """End the process at once; nothing it holds is worth waiting for."""
+        """End the process: an idle one leaves by itself at the end of its connection, a busy one is killed."""
+        if self._connection is not None:
+            self._connection.close()
         if self._process is not None:
+            if not self._busy:
+                self._process.join(IDLE_EXIT_S)
             self._process.kill()
             self._process.join()
             self._process.close()
-        if self._connection is not None:
-            self._connection.close()
         self._process = self._connection = None
         self.fresh = True
 
@@ -89,6 +93,7 @@ class Worker:
         return self._connection
 
     def _receive(self, connection: Connection, limit_s: float) -> Any:
+        self._busy = True
         try:
             if not connection.poll(limit_s):
                 self.close()
@@ -96,6 +101,7 @@ class Worker:
             failed, answer = connection.recv()
         except (EOFError, ConnectionResetError):
             raise self._lost() from None
+        self._busy = False
         if failed:
             self.close()
             raise WorkerError(answer)

@@ -25,6 +25,8 @@ from kernelgen.source import Source
 
 # Dynamic shared memory above this has to be asked for, kernel by kernel.
 _SHARED_WITHOUT_ASKING = 48 * 1024
+# Weights (edges x paths x channels) that are worth waking another thread for: about 10 us of work.
+_WEIGHTS_PER_THREAD = 8192
 
 Pointers = Sequence[Tensor | None]
 
@@ -73,12 +75,13 @@ def _load_host(plan: Plan, binary: Binary, entry: str) -> Callable[[Pointers, in
     function.restype = None
     schedule = plan.spec.schedule
     assert isinstance(schedule, HostSchedule)
-    threads = schedule.threads
-    torch_threads = torch.get_num_threads
+    fixed_threads = schedule.threads
+    edges_per_thread = max(1, _WEIGHTS_PER_THREAD // max(1, plan.spec.problem.weight_numel))
 
     def run(tensors: Pointers, num_edges: int, num_in: int, num_out: int) -> None:
         pointers = [None if tensor is None else tensor.data_ptr() for tensor in tensors]
-        function(*pointers, num_edges, num_in, num_out, threads or torch_threads())
+        threads = fixed_threads or min(torch.get_num_threads(), 1 + num_edges // edges_per_thread)
+        function(*pointers, num_edges, num_in, num_out, threads)
 
     return run
 

@@ -7,9 +7,8 @@ for each direction and set of wanted gradients.
 
 from __future__ import annotations
 
-import dataclasses
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -23,7 +22,7 @@ from kernelgen.graph import EdgeOrder, edge_order, is_in_order
 from kernelgen.launch import load_kernel
 from kernelgen.plan import Spec, default_schedule, make_plan
 from kernelgen.problem import TensorProductProblem
-from kernelgen.runner import Inputs, Runner, make_runner
+from kernelgen.runner import Checks, Graph, Operands, Runner
 from kernelgen.schedule import SCHEDULES, Schedule, schedule_from_dict
 
 DTYPES = {torch.float32: "float32", torch.float64: "float64"}
@@ -108,7 +107,7 @@ class Operator:
         )
         self.is_conv = operation == "conv"
         self.shared_weights = problem.shared_weights
-        self._weight_shape = (problem.weight_numel,)
+        self._checks = Checks(problem, operation, dtype, device.type)
         self._runners: dict[tuple[Direction, torch.dtype | None, int], Runner] = {}
         # Whether a direction walks the edges by destination, and so needs an EdgeOrder.
         self._ordered = {
@@ -168,8 +167,7 @@ class Operator:
         poison: bool = False,
     ) -> Tensor:
         """The product without autograd. ``poison`` fills what the kernel must overwrite with NaN first."""
-        inputs = Inputs(x=x, y=y, w=w, sender=sender, receiver=receiver, num_out=num_out, order=order)
-        return self._run(forward(), inputs, poison)["g"]
+        return self.run(forward(), (x, None, y, None, w, None, None), sender, receiver, num_out, order, poison)["g"]
 
     def run_backward(
         self,
@@ -186,9 +184,10 @@ class Operator:
         poison: bool = False,
     ) -> dict[str, Tensor]:
         """First gradients with respect to ``outputs``, given the result's cotangent g; keyed by slot."""
-        num_out = g.shape[0] if num_out is None else num_out
-        inputs = Inputs(x=x, y=y, w=w, g=g, sender=sender, receiver=receiver, num_out=num_out, order=order)
-        return self._run(backward(outputs), inputs, poison)
+        operands = (x, None, y, None, w, None, g)
+        return self.run(
+            backward(outputs), operands, sender, receiver, g.shape[0] if num_out is None else num_out, order, poison
+        )
 
     def run_double_backward(
         self,
@@ -206,18 +205,57 @@ class Operator:
         poison: bool = False,
     ) -> dict[str, Tensor]:
         """Gradients of ``sum over slots of <tangents[slot], first gradient>``; keyed by slot."""
-        num_out = g.shape[0] if num_out is None else num_out
-        named = {f"t{slot}": tangent for slot, tangent in tangents.items()}
-        if not named or not set(named) <= {"tx", "ty", "tw"}:
+        if not tangents or not set(tangents) <= set("xyw"):
             raise InputError(f"tangents are {sorted(tangents)}; expected at least one of 'x', 'y' and 'w'")
-        inputs = Inputs(x=x, y=y, w=w, g=g, sender=sender, receiver=receiver, num_out=num_out, order=order, **named)
         direction = double_backward("".join(slot for slot in "xyw" if slot in tangents), outputs)
-        return self._run(direction, inputs, poison)
+        operands = (x, tangents.get("x"), y, tangents.get("y"), w, tangents.get("w"), g)
+        return self.run(
+            direction, operands, sender, receiver, g.shape[0] if num_out is None else num_out, order, poison
+        )
 
-    def spec(self, direction: Direction, index: torch.dtype = torch.int64) -> Spec:
+    def run(
+        self,
+        direction: Direction,
+        operands: Operands,
+        sender: Tensor | None,
+        receiver: Tensor | None,
+        num_out: int | None,
+        order: EdgeOrder | None,
+        poison: bool = False,
+    ) -> dict[str, Tensor]:
+        """Any direction on operands in the order ``x tx y ty w tw g``; gradients keyed by slot, without autograd."""
+        x, y = operands[0], operands[2]
+        assert x is not None and y is not None
+        if self.shared_weights:
+            operands = tuple(w[0] if w is not None and i in (4, 5) and w.dim() == 2 and len(w) == 1 else w
+                             for i, w in enumerate(operands))
+        if x.dim() != 2 or y.dim() != 2:
+            raise InputError(f"x is {tuple(x.shape)} and y {tuple(y.shape)}; expected two dimensions each: rows, features")
+        num_edges, num_in = y.shape[0], x.shape[0]
+        if not self.is_conv:
+            num_in = num_out = num_edges
+        elif num_out is None:
+            num_out = num_in
+        graph = Graph(sender, receiver, order, num_edges, num_in, num_out)
+        operands = self._checks.operands(operands, graph)
+        self._checks.indices(graph, x.device)
+        runner = self._runner(direction, None if sender is None else sender.dtype, x)
+        if runner.owns_destination and num_edges:
+            assert receiver is not None
+            if order is None:
+                order = self._order(receiver, num_out)
+                graph = Graph(sender, receiver, order, num_edges, num_in, num_out)
+            else:
+                self._checks.order(graph, x.device)
+        return runner(operands, graph, poison)
+
+    def spec(
+        self, direction: Direction, index: torch.dtype = torch.int64, device: torch.device | None = None
+    ) -> Spec:
         """What determines the kernel of a direction; a schedule without fusion runs a plain kernel."""
         schedule = self.schedules[direction.name]
-        return self._spec(direction, schedule, INDEX_DTYPES[index] if self.is_conv and schedule.fuse else "int64")
+        index_name = INDEX_DTYPES[index] if self.is_conv and schedule.fuse else "int64"
+        return self._spec(direction, schedule, index_name, device)
 
     def source(self, direction_name: str = "forward") -> str:
         """The generated source of a direction with all its gradients."""
@@ -257,8 +295,13 @@ class Operator:
         looked_at = type(receiver) is Tensor and receiver.device.type == "cpu" and not torch.compiler.is_compiling()
         return edge_order(receiver, num_out, is_sorted=looked_at and is_in_order(receiver))
 
-    def _run(self, direction: Direction, inputs: Inputs, poison: bool = False) -> dict[str, Tensor]:
-        raise NotImplementedError
+    def _runner(self, direction: Direction, index: torch.dtype | None, x: Tensor) -> Runner:
+        key = (direction, index, x.get_device())
+        runner = self._runners.get(key)
+        if runner is None:
+            runner = Runner(self.spec(direction, index or torch.int64, x.device), self._checks)
+            self._runners[key] = runner
+        return runner
 
 
 def _direction(name: str) -> Direction:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
 from e3nn import o3
 
-from kernelgen import TensorProductProblem
+from kernelgen import Operator, TensorProductProblem
 
 
 @dataclass(frozen=True)
@@ -88,3 +89,34 @@ def relative_error(found: torch.Tensor, wanted: torch.Tensor) -> float:
     """Norm of the difference over the norm of the expectation, NaN told as infinity."""
     error = (found.double() - wanted).norm() / wanted.norm().clamp_min(1e-300)
     return float(error) if torch.isfinite(error) else float("inf")
+
+
+def assert_matches_e3nn(
+    operator: Operator, case: Case, directions: Iterable[str], tolerance: float, device: str = "cpu"
+) -> None:
+    """Every output and gradient of an operator, each on its own, with NaN under everything it must write."""
+    irreps = {"x": case.problem.irreps_in1, "g": case.problem.irreps_out}
+
+    def convert(name: str, rows: torch.Tensor) -> torch.Tensor:
+        if operator.layout == "ir_mul" and name[-1] in irreps:
+            rows = relayout(rows, irreps[name[-1]], to_ir_mul=True)
+        return rows.to(operator.dtype).to(device).contiguous()
+
+    t = {name: convert(name, rows) for name, rows in case.tensors.items()}
+    indices = [None if index is None else index.to(device) for index in (case.sender, case.receiver)]
+    where = (*indices, case.num_out)
+    errors = {}
+    for direction in directions:
+        if direction == "forward":
+            found = {"g": operator.run_forward(t["x"], t["y"], t["w"], *where, poison=True)}
+        elif direction == "backward":
+            found = operator.run_backward(t["x"], t["y"], t["w"], t["g"], *where, poison=True)
+        else:
+            tangents = {slot: t["t" + slot] for slot in "xyw"}
+            found = operator.run_double_backward(t["x"], t["y"], t["w"], t["g"], tangents, *where, poison=True)
+        for slot, wanted in expected(case, direction).items():
+            rows = found[slot].cpu()
+            if operator.layout == "ir_mul" and slot in irreps:
+                rows = relayout(rows, irreps[slot], to_ir_mul=False)
+            errors[f"{direction} {slot}"] = relative_error(rows, wanted)
+    assert max(errors.values()) < tolerance, f"{operator}: {errors}"

@@ -49,31 +49,59 @@ def run(case: Case, direction: Direction, operation: str, layout: str, dtype: st
 MEDIUM = ("32x0e+32x1o", "0e+1o+2e+3o", "0e+1o+2e+3o")
 UNEQUAL = ("64x0e+32x1e+8x2e", "0e+1e+2e", "0e+1e+2e")
 NARROW = ("10x0e+10x1o", "0e+1o", "0e+1o+1e")
+SINGLE = ("32x0e+32x1o", "0e+1o+2e", "0e+1o+2e")
 ODD = ("89x1o+1x0e", "1o+2e", "1o+0e+2e")
 
-FORMS = [
-    (MEDIUM, "conv", "mul_ir", CudaSchedule()),
-    (MEDIUM, "conv", "ir_mul", CudaSchedule(edge_operand="shared", path_groups=2, prefetch=2, stage_edges=8)),
-    (MEDIUM, "conv", "mul_ir", CudaSchedule(channels_per_thread=2, edges_per_warp=2, stage_edges=16, warps_per_edge=1)),
-    (MEDIUM, "conv", "ir_mul", CudaSchedule(channels_per_thread=4, edges_per_warp=4, stage_edges=8, path_groups=4)),
-    (MEDIUM, "conv", "mul_ir", CudaSchedule(accumulate="atomics", edges_per_chunk=4, prefetch=0, path_groups=10)),
-    (MEDIUM, "plain", "mul_ir", CudaSchedule(edges_per_chunk=4)),
-    (MEDIUM, "plain", "ir_mul", CudaSchedule(edges_per_chunk=16, path_groups=5, edge_operand="shared", warps_per_edge=4)),
-    (UNEQUAL, "conv", "mul_ir", CudaSchedule(path_groups=3, channels_per_thread=2, warps_per_edge=2)),
-    (UNEQUAL, "plain", "ir_mul", CudaSchedule(path_groups=4, edge_operand="shared", block_size=64)),
-    (NARROW, "conv", "mul_ir", CudaSchedule(edges_per_warp=2, stage_edges=16, accumulate="atomics", prefetch=2)),
-    (NARROW, "conv", "ir_mul", CudaSchedule(edges_per_warp=8, stage_edges=4, channels_per_thread=2, edge_operand="shared")),
-    (ODD, "conv", "mul_ir", CudaSchedule(path_groups=2, warps_per_edge=4)),
-]
+FORMS = {
+    "default": (MEDIUM, "conv", "mul_ir", CudaSchedule()),
+    "staged": (MEDIUM, "conv", "ir_mul", CudaSchedule(edge_operand="shared", path_groups=2, prefetch=2, stage_edges=8)),
+    "half-warps": (MEDIUM, "conv", "mul_ir", CudaSchedule(channels_per_thread=2, edges_per_warp=2, stage_edges=16)),
+    "quarter-warps": (
+        MEDIUM,
+        "conv",
+        "ir_mul",
+        CudaSchedule(channels_per_thread=4, edges_per_warp=4, stage_edges=8, path_groups=4),
+    ),
+    "atomics": (
+        MEDIUM,
+        "conv",
+        "mul_ir",
+        CudaSchedule(accumulate="atomics", edges_per_chunk=4, prefetch=0, path_groups=10),
+    ),
+    "plain": (MEDIUM, "plain", "mul_ir", CudaSchedule(edges_per_chunk=4)),
+    "plain-staged": (
+        MEDIUM,
+        "plain",
+        "ir_mul",
+        CudaSchedule(edges_per_chunk=16, path_groups=5, edge_operand="shared", warps_per_edge=4),
+    ),
+    "unequal": (UNEQUAL, "conv", "mul_ir", CudaSchedule(path_groups=3, channels_per_thread=2, warps_per_edge=2)),
+    "unequal-plain": (UNEQUAL, "plain", "ir_mul", CudaSchedule(path_groups=4, edge_operand="shared", block_size=64)),
+    "narrow-atomics": (
+        NARROW,
+        "conv",
+        "mul_ir",
+        CudaSchedule(edges_per_warp=2, stage_edges=16, accumulate="atomics", prefetch=2),
+    ),
+    "narrow-staged": (
+        NARROW,
+        "conv",
+        "ir_mul",
+        CudaSchedule(edges_per_warp=8, stage_edges=4, channels_per_thread=2, edge_operand="shared"),
+    ),
+    # a single work unit stores dF/dy instead of adding it; nine components over 16 lanes have padded halves
+    "single-unit": (SINGLE, "conv", "ir_mul", CudaSchedule(edges_per_warp=2, stage_edges=16, channels_per_thread=2)),
+    "odd": (ODD, "conv", "mul_ir", CudaSchedule(path_groups=2, warps_per_edge=4)),
+}
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize("shared", [False, True], ids=["per-edge", "shared"])
-@pytest.mark.parametrize("form", FORMS, ids=lambda form: f"{form[1]}-{form[2]}-{form[3].key[5:]}-{form[0][0]}")
+@pytest.mark.parametrize("form", FORMS)
 def test_lanes_compute_what_e3nn_computes(form, shared, direction, monkeypatch) -> None:
     # float64 takes twice the registers; the emulator has no limit, so test every form in the exact precision
     monkeypatch.setattr("kernelgen.plan.REGISTER_SLACK", 10)
-    irreps, operation, layout, schedule = form
+    irreps, operation, layout, schedule = FORMS[form]
     problem = TensorProductProblem.channelwise(*irreps, shared_weights=shared)
     case = make_case(problem, operation, edges=26)
     results = run(case, DIRECTIONS[direction], operation, layout, "float64", schedule)

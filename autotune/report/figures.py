@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.patches import PathPatch
+from matplotlib.patches import PathPatch, Rectangle
 from matplotlib.path import Path as Outline
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
@@ -26,6 +26,8 @@ from autotune.report.svg import INK, inline_svg, style
 from autotune.report.words import contender_name, count, significant, time_text
 
 WIDTH = 3.9
+# Left edge and width of the panels over trials, as shares of the figure; the lines' names stand right of them.
+LEFT, LANES = 0.16, 0.68
 COLOURS = {
     TUNED: "tuned",
     DEFAULT: "default",
@@ -67,15 +69,18 @@ def time_bars(bars: Sequence[Bar], floor_us: float, limits: tuple[float, float],
     low, high = limits[0] / 1.5, limits[1]
     with style():
         figure = Figure(figsize=(WIDTH, height))
-        axes = figure.add_axes((0.335, 0.2 / height, 0.655, 0.2 * len(bars) / height), xscale="log")
-        stretch = (high / low) ** 0.36  # room for the label of the longest bar
+        axes = figure.add_axes((0.355, 0.2 / height, 0.635, 0.2 * len(bars) / height), xscale="log")
+        stretch = (high / low) ** 0.33  # room for the label of the longest bar
         for place, bar in enumerate(bars):
             name = contender_name(bar.contender)
             weight = "bold" if bar.contender == TUNED else "normal"
             axes.annotate(name, (0, place), (-4, 0), xycoords=("axes fraction", "data"), textcoords="offset points",
                           ha="right", va="center", fontweight=weight)  # fmt: skip
             if math.isnan(bar.time_us):
-                axes.text(low * 1.08, place, "failed", ha="left", va="center", color=INK["bad"], fontstyle="italic")
+                # Right of the floor's line, which would strike it through.
+                start = floor_us if floor_us > low else low
+                axes.annotate("failed", (start, place), (4, 0), textcoords="offset points", va="center",
+                              color=INK["bad"], fontstyle="italic")  # fmt: skip
                 continue
             axes.barh(place, bar.time_us - low, left=low, height=0.66, color=INK[COLOURS.get(bar.contender, "other")])
             axes.annotate(time_text(bar.time_us), (bar.time_us, place), (3, 0), textcoords="offset points", va="center",
@@ -117,7 +122,7 @@ def search_progress(trials: pd.DataFrame, default_us: float, identifier: str, wh
     last = max(1.0, float(np.nanmax(trials["number"].to_numpy(dtype=float))))
     with style():
         figure = Figure(figsize=(WIDTH, height))
-        axes = figure.add_axes((0.16, 0.36 / height, 0.82, 1.5 / height), yscale="log")
+        axes = figure.add_axes((LEFT, 0.36 / height, LANES, 1.5 / height), yscale="log")
         if not timed.empty:
             numbers, times = timed["number"].to_numpy(dtype=float), timed["time_us"].to_numpy(dtype=float)
             _dots(axes, numbers, times, "muted", 3.2, 0.55)
@@ -128,18 +133,32 @@ def search_progress(trials: pd.DataFrame, default_us: float, identifier: str, wh
             _time_axis(axes.yaxis, low, high)
             if math.isfinite(default_us):
                 axes.axhline(default_us, color=INK["text"], linewidth=0.9, linestyle=(0, (3, 2)))
-                axes.annotate("default", (1, default_us), (0, 2), xycoords=("axes fraction", "data"), ha="right",
-                              textcoords="offset points", va="bottom", fontsize=7.5)  # fmt: skip
+            _line_names(axes, best[-1], default_us)
         else:
             axes.set_yticks([])
             axes.text(0.5, 0.5, "no trial was timed", transform=axes.transAxes, ha="center", color=INK["muted"])
         axes.set(xlim=(-0.02 * last, 1.02 * last), xlabel="trial")
         axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
         if failed:
-            _failure_lanes(figure.add_axes((0.16, 1.92 / height, 0.82, lanes / height)), trials, failed, last)
+            _failure_lanes(figure.add_axes((LEFT, 1.92 / height, LANES, lanes / height)), trials, failed, last)
     best_text = "none was timed" if timed.empty else f"best {time_text(timed['time_us'].min())}"
     text = f"{what}: {count(len(trials))} trials, {len(timed)} timed, {best_text}, default {time_text(default_us)}."
     return inline_svg(figure, identifier, f"Progress of the search. {text}")
+
+
+def _line_names(axes: Axes, best_us: float, default_us: float) -> None:
+    """Names of the two lines at their right ends, moved apart where they would touch."""
+    low, high = (math.log(limit) for limit in axes.get_ylim())
+    best, default = ((math.log(time) - low) / (high - low) for time in (best_us, default_us))
+    gap = 0.24 - abs(best - default)
+    if gap > 0:  # the default's name goes to the side its line is on
+        side = 1 if default >= best else -1
+        best, default = best - side * gap / 2, default + side * gap / 2
+    shift = max(0.0, 0.1 - min(value for value in (best, default) if math.isfinite(value)))
+    for place, name, time_us, ink in ((best, "best", best_us, "tuned"), (default, "default", default_us, "text")):
+        if math.isfinite(time_us):
+            axes.annotate(f"{name}\n{time_text(time_us)}", (1.02, place + shift), xycoords="axes fraction", va="center",
+                          color=INK[ink], fontsize=7.5, linespacing=1.1)  # fmt: skip
 
 
 def _states(trials: pd.DataFrame) -> pd.Series:
@@ -157,22 +176,30 @@ def _failure_lanes(axes: Axes, trials: pd.DataFrame, states: list[str], last: fl
         axes.spines[side].set_visible(False)
 
 
-def importance_bars(importances: dict[str, float], identifier: str, what: str) -> Markup:
-    """One bar a knob, largest first."""
-    height = 0.1 + 0.2 * len(importances)
+def importance_bars(importances: pd.DataFrame, identifier: str, what: str) -> Markup:
+    """Two bars a knob: the shares ``importance`` and ``explained`` of the frame, whose index is the knobs."""
+    height = 0.32 + 0.3 * len(importances)
+    measures = (("importance", "tuned", "PED-ANOVA importance"), ("explained", "default", "variance explained"))
     with style():
         figure = Figure(figsize=(WIDTH, height))
-        axes = figure.add_axes((0.36, 0.05 / height, 0.62, 0.2 * len(importances) / height))
-        for place, (knob, share) in enumerate(importances.items()):
-            axes.barh(place, share, height=0.62, color=INK["tuned"])
-            axes.annotate(f"{share:.0%}", (share, place), (3, 0), textcoords="offset points", va="center")
-        axes.set(xlim=(0, 1.18 * max(importances.values(), default=1.0) or 1.0), ylim=(len(importances) - 0.5, -0.5))
-        axes.set_xticks([])
-        axes.set_yticks(range(len(importances)), list(importances), color=INK["text"])
+        axes = figure.add_axes((0.36, 0.03 / height, 0.62, 0.3 * len(importances) / height))
+        for offset, (column, ink, _) in zip((-0.19, 0.19), measures, strict=True):
+            for place, share in enumerate(importances[column]):
+                axes.barh(place + offset, share, height=0.36, color=INK[ink])
+                axes.annotate(f"{share:.0%}", (share, place + offset), (3, 0), textcoords="offset points", va="center",
+                              fontsize=7, color=INK["muted"])  # fmt: skip
+        widest = float(importances[["importance", "explained"]].max().max())
+        axes.set(xlim=(0, 1.18 * (widest or 1.0)), ylim=(len(importances) - 0.45, -0.55), xticks=[])
+        axes.set_yticks(range(len(importances)), list(importances.index), color=INK["text"])
         axes.tick_params(axis="y", length=0, labelsize=8)
         axes.spines["bottom"].set_visible(False)
-    shares = ", ".join(f"{knob} {share:.0%}" for knob, share in importances.items())
-    return inline_svg(figure, identifier, f"Knob importances. {what}: {shares}.")
+        for place, (_, ink, name) in enumerate(measures):
+            start = 0.02 + 0.5 * place
+            figure.text(start + 0.035, 1 - 0.11 / height, name, va="center", fontsize=7.5, color=INK["muted"])
+            key = Rectangle((start, 1 - 0.15 / height), 0.022, 0.08 / height, color=INK[ink], transform=figure.transFigure)
+            figure.add_artist(key)
+    shares = ", ".join(f"{knob} {row.importance:.0%} and {row.explained:.0%}" for knob, row in importances.iterrows())
+    return inline_svg(figure, identifier, f"Knob importances and shares of variance explained. {what}: {shares}.")
 
 
 def knob_strip(trials: pd.DataFrame, knob: str, values: Sequence[Any], identifier: str, what: str) -> Markup:

@@ -21,7 +21,7 @@ def join(children: Iterable[Content]) -> Markup:
     return Markup("".join(c if isinstance(c, Markup) else escape(str(c)) for c in children if c is not None))
 
 
-def tag(name: str, *children: Content, **attributes: str | float | bool | None) -> Markup:
+def tag(name: str, /, *children: Content, **attributes: str | float | bool | None) -> Markup:
     """``tag("td", 3, class_="n", data_value=3.0)``: a trailing underscore is dropped, others become hyphens.
 
     An attribute that is None or False is left out; True gives it without a value.

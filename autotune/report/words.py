@@ -61,6 +61,8 @@ def error_text(value: float) -> str:
     """3.1e-7, the shortest spelling of a small number."""
     if math.isnan(value):
         return "not a number"
+    if value == 0:
+        return "0"
     mantissa, exponent = f"{value:.1e}".split("e")
     return f"{mantissa}e{int(exponent)}"
 

@@ -113,7 +113,7 @@ struct Team {
 // Each sum ends in one lane, which adds or stores it at row[index].
 template <class How, int N>
 DEVICE void sum_over_team(const Team& team, Real (&v)[N], Real* row) {
-    int held = N, first = 0;
+    int held = N, first = 0, end = N;  // halves of odd counts are padded: a lane's own sums end before `end`
     bool writes = true;
     UNROLL for (int bit = LANES / 2; bit > 0; bit /= 2) {
         const bool upper = (team.lane & bit) != 0;
@@ -127,6 +127,7 @@ DEVICE void sum_over_team(const Team& team, Real (&v)[N], Real* row) {
                     v[i] = keep + __shfl_xor_sync(team.mask, pass, bit);
                 }
             }
+            end = upper ? end : min(end, first + half);
             first += upper ? half : 0;
             held = half;
         } else {
@@ -136,6 +137,6 @@ DEVICE void sum_over_team(const Team& team, Real (&v)[N], Real* row) {
     }
     UNROLL for (int i = 0; i < (N + LANES - 1) / LANES; ++i) {
         Real one[1] = {v[i]};
-        if (writes && i < held && first + i < N) How::template put<1>(row + first + i, one);
+        if (writes && i < held && first + i < end) How::template put<1>(row + first + i, one);
     }
 }

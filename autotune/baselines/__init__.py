@@ -1,0 +1,72 @@
+"""Peers that a tuned kernel is compared with in the same run; each proves its numbers before it is timed.
+
+Enters a workload and a device, leave :class:`Peer` values: ``peer.prepare()`` gives the four timed passes, or raises
+PeerError with the reason why this peer has no number.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import dataclass
+
+import torch
+
+from autotune.baselines import cuequivariance_peer, e3nn_peer, openequivariance_peer
+from autotune.baselines.passes import AutogradPasses
+from autotune.baselines.peer import PEER_TOLERANCE, Adapter, CheckedPasses, Peer, Product, Task
+from autotune.verify import Reference
+from autotune.workload import Tensors, Workload
+
+ADAPTERS: tuple[Adapter, ...] = (*e3nn_peer.ADAPTERS, *cuequivariance_peer.ADAPTERS, *openequivariance_peer.ADAPTERS)
+
+__all__ = [
+    "ADAPTERS",
+    "PEER_TOLERANCE",
+    "AutogradPasses",
+    "CheckedPasses",
+    "Peer",
+    "PeerStatus",
+    "Product",
+    "peers_for",
+    "usable_peers",
+]
+
+
+@dataclass(frozen=True)
+class PeerStatus:
+    """Whether a peer can be compared with on a device, and if not why."""
+
+    name: str
+    usable: bool
+    reason: str = ""
+
+
+def peers_for(
+    workload: Workload,
+    device: torch.device | str,
+    tensors: Tensors | None = None,
+    reference: Reference | None = None,
+) -> list[Peer]:
+    """The peers that belong in the table of a device, usable or not (``prepare`` says so).
+
+    ``tensors`` and ``reference`` are shared by all peers; what is not given is made when it is first needed.
+    """
+    device = torch.device(device)
+    task = Task(workload, device, tensors, reference)
+    return [Peer(adapter, task) for adapter in ADAPTERS if _is_listed(adapter, device)]
+
+
+def usable_peers(device: torch.device | str) -> list[PeerStatus]:
+    """Every peer that could be compared with on a kind of device, with the reason where it cannot."""
+    device = torch.device(device)
+    found = []
+    for adapter in ADAPTERS:
+        if device.type in adapter.backends:
+            reason = adapter.unusable(device)
+            found.append(PeerStatus(adapter.name, reason is None, reason or ""))
+    return found
+
+
+def _is_listed(adapter: Adapter, device: torch.device) -> bool:
+    installed = importlib.util.find_spec(adapter.module) is not None
+    return device.type in adapter.backends and (installed or adapter.listed_if_absent)

@@ -1,0 +1,118 @@
+"""cuEquivariance as a peer, in its fastest form: one segmented polynomial with gather and sum inside.
+
+The polynomial is the channelwise descriptor of ``cuequivariance.descriptors``, built from this problem's own paths and
+e3nn's coefficients, so weights and outputs keep e3nn's order and values. On a GPU it is flattened and squeezed for the
+``uniform_1d`` kernels; unequal multiplicities are split to their greatest common divisor, as those kernels ask. When
+they cannot be loaded, cuEquivariance silently computes naively: that is an error here, not a number.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from typing import Any
+
+import torch
+from e3nn import o3
+
+from autotune.baselines.passes import Call
+from autotune.baselines.peer import Adapter, Product, Task
+from autotune.errors import PeerError
+from kernelgen.problem import TensorProductProblem
+
+# Its kernels tune themselves during the first calls.
+WARM_UP_CALLS = 60
+
+
+def polynomial(problem: TensorProductProblem, *, flat: bool) -> Any:
+    """``weights[uv],x[iu],y[jv],out[kuv]`` with a path for each of the problem's, in its order.
+
+    ``flat``: coefficients as scalars and one uniform mode, which is what ``uniform_1d`` takes.
+    """
+    import cuequivariance as cue
+
+    product = cue.SegmentedTensorProduct.from_subscripts("uv,iu,jv,kuv+ijk")
+    for path in problem.paths:
+        product.add_segment(0, (path.mul, 1))
+    for operand, blocks in ((1, problem.in1), (2, problem.in2)):
+        for block in blocks:
+            product.add_segment(operand, (block.dim, block.mul))
+    for block in problem.out:
+        product.add_segment(3, (block.dim, block.mul, 1))
+    for path in problem.paths:
+        degrees = problem.in1[path.in1].l, problem.in2[path.in2].l, problem.out[path.out].l
+        coupling = path.coefficient * o3.wigner_3j(*degrees, dtype=torch.float64)
+        product.add_path(path.index, path.in1, path.in2, path.out, c=coupling.numpy())
+    result = cue.SegmentedPolynomial.eval_last_operand(product)
+    if not flat:
+        return result.squeeze_modes("v")
+    result = result.flatten_coefficient_modes().squeeze_modes()
+    multiplicities = {block.mul for block in (*problem.in1, *problem.out)}
+    if len(multiplicities) > 1:
+        result = result.split_mode("u", math.gcd(*multiplicities))
+    return result
+
+
+def convolution(task: Task, method: str) -> Call:
+    """The polynomial as a call; PeerError unless the method that was asked for is the one that runs."""
+    import cuequivariance_torch as cuet
+
+    problem, conv = task.workload.problem, task.is_conv
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        module = cuet.SegmentedPolynomial(polynomial(problem, flat=method != "naive"), method=method).to(task.device)
+    ran_naively = "Naive" in type(module.m).__name__
+    if module.method != method or ran_naively != (method == "naive"):
+        said = "; ".join(str(warning.message) for warning in caught)
+        raise PeerError(f"cuequivariance: asked for {method}, got {module.method} ({type(module.m).__name__}): {said}")
+    inputs: dict[int, torch.Tensor] = {}
+    shapes: dict[int, torch.Tensor] = {}
+    outputs: dict[int, torch.Tensor] = {}
+    if conv:
+        sender, receiver = task.edges
+        inputs, outputs = {1: sender}, {0: receiver}
+        shapes = {0: torch.empty(task.tensors.num_nodes, 1, device=task.device)}
+    shared = problem.shared_weights
+
+    def call(x: torch.Tensor, y: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return module([w[None] if shared else w, x, y], inputs, shapes, outputs)[0]
+
+    return call
+
+
+def uniform_1d(task: Task) -> Product:
+    return Product(convolution(task, "uniform_1d"), layout="ir_mul")
+
+
+def naive(task: Task) -> Product:
+    return Product(convolution(task, "naive"), layout="ir_mul")
+
+
+def no_module(device: torch.device) -> str | None:
+    try:
+        import cuequivariance_torch  # noqa: F401
+    except ImportError as error:
+        return f"not usable ({error}); install equitune[peers]"
+    return None
+
+
+def no_kernels(device: torch.device) -> str | None:
+    reason = no_module(device)
+    if reason:
+        return reason
+    if device.type != "cuda":
+        return "its kernels need a CUDA device"
+    try:
+        import cuequivariance_ops_torch  # noqa: F401
+    except ImportError as error:
+        return (
+            f"its kernels cannot be imported ({error}), so it would compute naively; install equitune[peers-gpu], "
+            "or for CUDA 12 cuequivariance-ops-torch-cu12 with nvidia-ml-py and tqdm"
+        )
+    return None
+
+
+ADAPTERS = (
+    Adapter("cuequivariance", ("cuda",), no_kernels, uniform_1d, WARM_UP_CALLS, module="cuequivariance_torch"),
+    Adapter("cuequivariance-naive", ("cpu",), no_module, naive, module="cuequivariance_torch"),
+)

@@ -1,0 +1,78 @@
+"""OpenEquivariance as a peer, where it is installed: its fused convolution, by atomics and deterministic."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import warnings
+
+import numpy as np
+import torch
+
+from autotune.baselines.peer import Adapter, Product, Task
+from autotune.errors import PeerError
+
+
+def build(task: Task, deterministic: bool) -> Product:
+    """Its ``TensorProductConv`` (or ``TensorProduct`` for plain products) in the workload's own layout."""
+    import openequivariance as oeq
+
+    problem = task.workload.problem
+    dtype = {"float32": np.float32, "float64": np.float64}[task.workload.dtype]
+    given = oeq.TPProblem(
+        problem.irreps_in1,
+        problem.irreps_in2,
+        problem.irreps_out,
+        [(ins.in1, ins.in2, ins.out, "uvu", True, ins.path_weight) for ins in problem.instructions],
+        shared_weights=problem.shared_weights,
+        internal_weights=False,
+        irrep_normalization=problem.irrep_normalization,
+        path_normalization=problem.path_normalization,
+        irrep_dtype=dtype,
+        weight_dtype=dtype,
+        layout=task.workload.layout,
+    )
+    if not task.is_conv:
+        if deterministic:
+            raise PeerError("openequivariance-deterministic: only convolutions have a deterministic form")
+        product = oeq.TensorProduct(given)
+        return Product(product, task.workload.layout, *_weight_orders(product))
+    conv = oeq.TensorProductConv(given, deterministic=deterministic)
+    sender, receiver = task.edges
+    # Edges are sorted by receiver, then sender; this permutation sorts them by sender, then receiver.
+    transposed = torch.argsort(sender, stable=True) if deterministic else None
+
+    def call(x: torch.Tensor, y: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return conv(x, y, w, receiver, sender, transposed)
+
+    return Product(call, task.workload.layout, *_weight_orders(conv))
+
+
+def _weight_orders(product: torch.nn.Module) -> tuple:
+    """From e3nn's weight order to its own and back, by its own functions."""
+    return product.reorder_weights_from_e3nn, product.reorder_weights_to_e3nn
+
+
+def no_module(device: torch.device) -> str | None:
+    if importlib.util.find_spec("openequivariance") is None:
+        return "not installed; pip install openequivariance"
+    if device.type != "cuda":
+        return "its kernels need a CUDA device"
+    if device.index not in (None, 0):
+        return "it always runs on cuda:0"
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            import openequivariance as oeq
+    except Exception as error:  # it asserts, or builds an extension, when it is imported
+        return f"cannot be imported ({type(error).__name__}: {error})"
+    return None if oeq.BUILT_EXTENSION else f"its extension could not be built ({oeq.BUILT_EXTENSION_ERROR})"
+
+
+ADAPTERS = tuple(
+    Adapter(
+        name, ("cuda",), no_module, functools.partial(build, deterministic=deterministic),
+        listed_if_absent=False, module="openequivariance",
+    )
+    for name, deterministic in (("openequivariance", False), ("openequivariance-deterministic", True))
+)  # fmt: skip

@@ -1,0 +1,240 @@
+"""The ``equitune`` command: arguments enter, the other modules do the work, text and an exit code leave.
+
+Exit codes: 0 done, 2 a mistake that can be named (one line on standard error), 130 interrupted. A traceback means a
+bug. Everything heavy is imported inside the commands, so that ``equitune --help`` answers at once.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Annotated, Any, Literal, NoReturn
+
+import typer
+
+INTERRUPTED = 130
+
+app = typer.Typer(
+    name="equitune",
+    help="Generated and autotuned kernels for O(3)-equivariant tensor products.",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+Config = Annotated[str, typer.Argument(metavar="CONFIG", help="A TOML file, or the name of one in configs/.")]
+Device = Annotated[str | None, typer.Option(help="cpu, cuda or cuda:N; by default the GPU if there is one.")]
+Results = Annotated[Path | None, typer.Option(help="Folder of the tuned database and the raw trials.")]
+Reports = Annotated[Path | None, typer.Option(help="Folder of the HTML pages.")]
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Run the command and exit; deliberate errors become one line on standard error and exit code 2."""
+    warnings.showwarning = _show_warning
+    try:
+        code = app(args=arguments, prog_name="equitune", standalone_mode=False)
+    except typer.TyperException as error:
+        _fail(error.format_message())
+    except (KeyboardInterrupt, typer.Abort):
+        code = INTERRUPTED
+    except Exception as error:
+        from kernelgen.errors import EquituneError
+
+        if isinstance(error, OSError) and error.filename is not None:
+            _fail(f"{error.filename}: {error.strerror}")
+        if not isinstance(error, EquituneError):
+            raise
+        _fail(str(error))
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _fail(message: str) -> NoReturn:
+    """One line, whatever the message was: a compiler's log is in there with its lines joined."""
+    line = " ".join(message.split())
+    print(f"equitune: error: {line[:2000]}", file=sys.stderr)
+    sys.exit(2)
+
+
+def _show_warning(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:
+    print(f"equitune: warning: {' '.join(str(message).split())}", file=sys.stderr)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from kernelgen.version import __version__
+
+        print(f"equitune {__version__}")
+        raise typer.Exit
+
+
+@app.callback(invoke_without_command=True)
+def root(
+    context: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+
+
+@app.command()
+def doctor(
+    as_json: Annotated[bool, typer.Option("--json", help="The same as a JSON list.")] = False,
+) -> None:
+    """What this machine offers: device, compilers, versions, cache, databases, usable peers."""
+    from autotune.doctor import as_data, as_table, examine
+
+    findings = examine()
+    if as_json:
+        print(json.dumps(as_data(findings), indent=1))
+    else:
+        _print(as_table(findings))
+
+
+@app.command()
+def tune(
+    config: Config,
+    device: Device = None,
+    budget: Annotated[str | None, typer.Option(help="Time for the whole config: 90s, 10m, 1h30m.")] = None,
+    trials: Annotated[int | None, typer.Option(help="Trials a search, those of earlier runs included.")] = None,
+    sampler: Annotated[str | None, typer.Option(help="auto, tpe, gp, random or brute.")] = None,
+    storage: Annotated[str | None, typer.Option(help="Optuna storage URL; by default SQLite in the results.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the search.")] = 0,
+    results: Results = None,
+    reports: Reports = None,
+) -> None:
+    """Search schedules for this device, prove the winners, store them and write the report."""
+    from autotune.config import load_config
+    from autotune.report import summary_table
+    from autotune.tune import tune as run_tune
+    from kernelgen.device import device_facts
+
+    seconds, sampler = _duration(budget), _sampler(sampler)
+    _positive("--trials", trials)
+    device = resolve_device(device)
+    facts = device_facts(device)
+    loaded = load_config(config, facts.backend)
+    folder = _results_dir(results)
+    with _Interrupts() as interrupts:
+        run_tune(loaded, device, seconds, trials, sampler, storage, seed, folder)
+    print(summary_table(folder, facts.slug))
+    _write_reports(folder, reports, facts.slug)
+    if interrupts.seen:
+        raise typer.Exit(INTERRUPTED)
+
+
+@app.command()
+def report(results: Results = None, reports: Reports = None) -> None:
+    """Rebuild the HTML pages from the results alone."""
+    _write_reports(_results_dir(results), reports, None)
+
+
+@app.command()
+def show(
+    problem: Annotated[str, typer.Argument(metavar="PROBLEM", help="A name of configs/problems.toml, or a key.")],
+    device: Device = None,
+    operation: Annotated[Literal["conv", "plain"], typer.Option(help="Convolution, or edge by edge.")] = "conv",
+    dtype: Annotated[Literal["float32", "float64"], typer.Option()] = "float32",
+    layout: Annotated[Literal["mul_ir", "ir_mul"], typer.Option()] = "mul_ir",
+    graph_class: Annotated[str | None, typer.Option(help="Such as conv-e14-d5; by default any.")] = None,
+) -> None:
+    """What the runtime would load here for a problem, and why."""
+    from autotune.show import show as show_text
+
+    device = resolve_device(device)
+    print(show_text(problem, operation=operation, dtype=dtype, layout=layout, device=device, graph_class=graph_class))
+
+
+class _Interrupts:
+    """Notices Ctrl-C, which the tuner itself turns into an orderly end."""
+
+    seen = False
+
+    def __enter__(self) -> _Interrupts:
+        self._before = signal.signal(signal.SIGINT, self._handle)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        signal.signal(signal.SIGINT, self._before)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        self.seen = True
+        raise KeyboardInterrupt
+
+
+def resolve_device(text: str | None) -> str:
+    """The device asked for, or the GPU if torch sees one, else the CPU; a typed error for one that is not here."""
+    import torch
+
+    from kernelgen.device import device_facts
+    from kernelgen.errors import InputError, ToolMissingError
+
+    if text is None:
+        return "cuda:0" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(text)
+    except RuntimeError as error:
+        raise InputError(f"device {text!r} is not known; expected cpu, cuda or cuda:N") from error
+    count = torch.cuda.device_count() if device.type == "cuda" else 0
+    if device.index is not None and 0 < count <= device.index:
+        raise ToolMissingError(f"device {text!r} is not here; torch sees {count} CUDA devices, numbered from 0")
+    device_facts(device)
+    return text
+
+
+def _duration(text: str | None) -> float | None:
+    from autotune.config import parse_duration
+
+    return None if text is None else parse_duration(text)
+
+
+def _sampler(text: str | None) -> str | None:
+    from autotune.config import SAMPLERS
+    from autotune.errors import ConfigError, unknown_name
+
+    if text is not None and text not in SAMPLERS:
+        raise ConfigError(unknown_name("sampler", text, SAMPLERS))
+    return text
+
+
+def _positive(option: str, number: int | None) -> None:
+    from autotune.errors import ConfigError
+
+    if number is not None and number < 1:
+        raise ConfigError(f"{option} is {number}; expected a positive integer")
+
+
+def _results_dir(given: Path | None) -> Path:
+    from autotune.database import writable_results_dir
+
+    return given or writable_results_dir()
+
+
+def _write_reports(results: Path, reports: Path | None, only: str | None) -> None:
+    """Write the pages and print where they are; ``only``: print the one of this device."""
+    from autotune.paths import reports_dir
+    from autotune.report import write_reports
+
+    folder = reports or reports_dir(results)
+    pages = write_reports(results, folder)
+    for page in pages:
+        if only in (None, page.stem):
+            print(f"report: {page}")
+    if not pages:
+        print(f"no results in {results}; run `equitune tune` first")
+
+
+def _print(renderable: Any) -> None:
+    from rich.console import Console
+
+    Console().print(renderable)
+
+
+if __name__ == "__main__":
+    main()

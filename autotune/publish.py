@@ -1,0 +1,157 @@
+"""From searches to database entries: the best few of every direction are compared anew, and that figure is published.
+
+The winner of many noisy measurements is flattered, so no time of a trial is published: the best three schedules of
+each direction meet the default and the peers in one fresh process (see ``contest``), and the fastest there is stored.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from autotune.contest import ContestResult, Result, hold_contest
+from autotune.contest_session import ContestSetting
+from autotune.database import Database
+from autotune.entry import Entry
+from autotune.graphs import build_graph
+from autotune.study import Study
+from autotune.verify import TOLERANCE
+from autotune.workload import Workload, compulsory_bytes
+from kernelgen.device import DeviceFacts, device_facts
+from kernelgen.errors import EquituneError
+from kernelgen.schedule import Schedule, schedule_from_dict
+from kernelgen.version import GENERATOR_VERSION
+
+CANDIDATES = 3
+SOFTWARE = ("torch", "e3nn", "optuna", "cuequivariance", "cuequivariance-torch", "openequivariance", "cuda-core")
+
+
+def publish(
+    workload: Workload,
+    studies: Mapping[str, Study],
+    device: str,
+    database: Database,
+    results_dir: Path,
+    seed: int,
+    *,
+    with_peers: bool = True,
+    seconds_each: float = 2.0,
+    on_step: Callable[[str], None] = lambda text: None,
+) -> list[Entry]:
+    """Compare the best of ``studies`` (by direction) with the default and the peers; store and return the entries.
+
+    A direction in which nothing passed has no entry. Raises WorkerError if the comparison itself cannot run.
+    """
+    ours = contenders({direction: study for direction, study in studies.items() if study.ranking})
+    passes = tuple(ours["default"])
+    if not passes:
+        return []
+    setting = ContestSetting(workload, device, with_peers)
+    contest = hold_contest(setting, passes, ours, seconds_each=seconds_each, on_step=on_step)
+    entries = []
+    for direction in passes:
+        trials = trials_record(studies[direction], results_dir, seed)
+        entry = entry_of(workload, direction, device_facts(device), ours, contest, trials)
+        if entry is None:
+            on_step(f"{workload.label} {direction}: not published, {contest.results['default'][direction].error}")
+            continue
+        database.put(entry)
+        entries.append(entry)
+    database.save()
+    return entries
+
+
+def contenders(studies: Mapping[str, Study]) -> dict[str, dict[str, Schedule]]:
+    """The default and the best few other schedules of each direction, by rank."""
+    ours: dict[str, dict[str, Schedule]] = {"default": {name: study.space.default for name, study in studies.items()}}
+    for direction, study in studies.items():
+        ranked = [schedule_from_dict(line["schedule"]) for line in study.ranking]
+        others = [schedule for schedule in ranked if schedule != study.space.default]
+        for rank, schedule in enumerate(others[:CANDIDATES], start=1):
+            ours.setdefault(f"candidate {rank}", {})[direction] = schedule
+    return ours
+
+
+def entry_of(
+    workload: Workload,
+    direction: str,
+    facts: DeviceFacts,
+    ours: Mapping[str, Mapping[str, Schedule]],
+    contest: ContestResult,
+    trials: Mapping[str, Any],
+) -> Entry | None:
+    """The database entry of one direction; None if the default, which every entry is held against, failed."""
+    results = {name: row[direction] for name, row in contest.results.items() if direction in row}
+    times = {name: r.timing.median_us for name, r in results.items() if name in ours and r.timing is not None}
+    if "default" not in times:
+        return None
+    winner = min(times, key=lambda name: (times[name], name))
+    graph = build_graph(workload.graph)
+    moved = compulsory_bytes(workload, direction, graph.num_edges, graph.num_nodes)
+    return Entry(
+        label=workload.label,
+        problem=workload.problem.key,
+        operation=workload.operation,
+        direction=direction,
+        dtype=workload.dtype,
+        layout=workload.layout,
+        graph_class=workload.graph_class().text,
+        graph={"name": graph.name, "edges": graph.num_edges, "nodes": graph.num_nodes},
+        schedule=ours[winner][direction].to_dict(),
+        **_times(results[winner]),
+        default={"schedule": ours["default"][direction].to_dict(), **_times(results["default"])},
+        peers={name: result.summary() for name, result in results.items() if name not in ours},
+        errors=contest.errors[winner][direction],
+        tolerance=TOLERANCE[workload.dtype],
+        bytes=moved,
+        copy_bandwidth=contest.copy_bandwidth,
+        floor_us=moved / contest.copy_bandwidth * 1e6,
+        resources=contest.resources[winner][direction],
+        generator=GENERATOR_VERSION,
+        software=software_versions(facts),
+        date=now_text(),
+        trials=trials,
+    )
+
+
+def trials_record(study: Study, results_dir: Path, seed: int) -> dict[str, Any]:
+    ok = sum(line["state"] == "ok" for line in study.finished.values())
+    file = study.path.relative_to(results_dir).as_posix()
+    return {"file": file, "count": len(study.finished), "ok": ok, "sampler": study.sampler, "seed": seed}
+
+
+def _times(result: Result) -> dict[str, float]:
+    summary = result.summary()
+    return {name: summary[name] for name in ("time_us", "q1_us", "q3_us")}
+
+
+def now_text() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def software_versions(facts: DeviceFacts) -> dict[str, str]:
+    """Versions that a figure depends on; what is not installed is left out."""
+    versions = {"python": platform.python_version()}
+    for name in SOFTWARE:
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    try:
+        from kernelgen.compile import find_host_compiler, nvrtc_version
+
+        versions["compiler"] = find_host_compiler().version if facts.backend == "cpu" else f"nvrtc {nvrtc_version()}"
+    except EquituneError:
+        pass
+    return versions
+
+
+def driver_version(facts: DeviceFacts) -> str | None:
+    """Of the NVIDIA driver, where the device has one."""
+    from autotune import doctor
+
+    return doctor.driver_version() if facts.backend == "cuda" else None

@@ -1,0 +1,237 @@
+"""The page's first half: the sentence, the headline ratios, the bars and the tables of rows. DeviceData in, markup out."""
+
+from __future__ import annotations
+
+import math
+
+import pandas as pd
+
+from autotune.report import figures
+from autotune.report.data import DEFAULT, PASSES, TUNED, DeviceData
+from autotune.report.markup import Cell, Column, Markup, join, table, tag
+from autotune.report.words import (
+    MISSING,
+    bytes_text,
+    contender_name,
+    count,
+    direction_name,
+    error_text,
+    geometric_mean,
+    ratio_text,
+    time_text,
+    unit_for,
+)
+
+
+def ratios(data: DeviceData, rows: pd.Index, contender: str) -> list[float]:
+    """How many times as fast as ``contender`` the tuned kernel is, for the rows where both have a time."""
+    wide = data.times[data.times["row"].isin(rows)].pivot_table(index="row", columns="contender", values="time_us")
+    if TUNED not in wide or contender not in wide:
+        return []
+    return [float(ratio) for ratio in (wide[contender] / wide[TUNED]).dropna()]
+
+
+def best_peer(data: DeviceData, row: int) -> tuple[str, float] | None:
+    """The fastest peer of a row, with how many times as fast as it the tuned kernel is."""
+    tuned = data.time(row, TUNED)
+    peers = data.times[(data.times["row"] == row) & ~data.times["contender"].isin([TUNED, DEFAULT])]
+    peers = peers[peers["time_us"].notna()]
+    if tuned is None or math.isnan(tuned["time_us"]) or peers.empty:
+        return None
+    fastest = peers.loc[peers["time_us"].idxmin()]
+    return str(fastest["contender"]), float(fastest["time_us"] / tuned["time_us"])
+
+
+def _place(row: pd.Series) -> str:
+    graph = f" on {row['graph']}" if row["graph"] else ""
+    edges = "" if math.isnan(row["edges"]) else f" ({count(row['edges'])} edges)"
+    return f"{row['label']}{graph}{edges}"
+
+
+def headline_row(data: DeviceData) -> int | None:
+    """The row that the sentence is about: tuned, forward, with the most peers, then the most traffic."""
+    timed = data.times[(data.times["contender"] == TUNED) & data.times["time_us"].notna()]["row"]
+    rows = data.rows.loc[data.rows.index.isin(timed)]
+    if rows.empty:
+        return None
+    peers = data.times[data.times["time_us"].notna()].groupby("row").size()
+
+    def rank(row: int) -> tuple:
+        record = rows.loc[row]
+        traffic = 0.0 if math.isnan(record["bytes"]) else record["bytes"]
+        return (record["direction"] == "forward", record["source"] == "tuned", int(peers.get(row, 0)), traffic, -row)
+
+    return int(max(rows.index, key=rank))
+
+
+def sentence(data: DeviceData) -> str:
+    """What the tuning achieved, in plain words, for one row."""
+    row = headline_row(data)
+    if row is None:
+        return "No tuned time has been published for this device yet."
+    record, tuned = data.rows.loc[row], data.time(row, TUNED)
+    assert tuned is not None
+    time_us = float(tuned["time_us"])
+    names = [name for name in data.contenders(record["source"]) if name not in (TUNED, DEFAULT)]
+    parts = []
+    for name in [*names, DEFAULT]:
+        found = data.time(row, name)
+        if found is not None and not math.isnan(found["time_us"]):
+            parts.append(f"{ratio_text(found['time_us'] / time_us)} as fast as {_article(name)}{contender_name(name)}")
+    if not math.isnan(record["floor_us"]):
+        parts.append(f"at {ratio_text(time_us / record['floor_us'])} the traffic floor")
+    what = f"the tuned {direction_name(record['direction'])} takes {time_text(time_us)}"
+    text = f"On this device, for {_place(record)}, {what}" + (": " + ", ".join(parts) if parts else "")
+    if record["error_slot"]:
+        text += f"; its largest relative error is {error_text(record['error'])}"
+    return text + "."
+
+
+def _article(name: str) -> str:
+    return "the " if name == DEFAULT else ""
+
+
+def cards(data: DeviceData) -> Markup:
+    """Geometric means per direction: of the tuned rows, and of bench rows for passes that only the bench times."""
+    shown = []
+    for name in PASSES:
+        rows = _rows_of(data, name)
+        lines = []
+        for contender in _contenders(data, rows):
+            values = ratios(data, rows, contender)
+            over = "" if len(values) == len(rows) else f" ({len(values)} of {len(rows)})"
+            lines.append((contender, contender_name(contender) + over, geometric_mean(values), values))
+        if not len(rows) or not lines:
+            continue
+        best = [found[1] for row in rows if (found := best_peer(data, row))]
+        big, over_what = (geometric_mean(best), "the best peer") if best else (lines[0][2], "the untuned default")
+        listing = tag("dl", *(join((tag("dt", label), tag("dd", ratio_text(mean), data_value=mean)))
+                              for _, label, mean, _ in lines))  # fmt: skip
+        plural = "row" if len(rows) == 1 else "rows"
+        head = tag("h3", direction_name(name).capitalize(), " ", tag("small", f"{len(rows)} {plural}"))
+        value = tag("span", ratio_text(big), class_="big", data_value=big)
+        note = tag("span", f"as fast as {over_what}", class_="over")
+        shown.append(tag("div", head, value, note, listing, class_="card"))
+    if not shown:
+        return tag("p", "No row has both a tuned time and one to compare it with.", class_="hint")
+    hint = "Geometric means over the rows where both have a time; a number below 1 means that the tuned kernel is slower."
+    return join((tag("p", hint, class_="hint"), tag("div", *shown, class_="cards")))
+
+
+def _rows_of(data: DeviceData, name: str) -> pd.Index:
+    rows = data.rows[data.rows["direction"] == name]
+    tuned = rows[rows["source"] == "tuned"]
+    return (tuned if len(tuned) else rows).index
+
+
+def _contenders(data: DeviceData, rows: pd.Index) -> list[str]:
+    """Default first, then peers, where some row of these has a time of theirs."""
+    known = data.times[data.times["row"].isin(rows) & data.times["time_us"].notna()]["contender"]
+    if TUNED not in set(known):
+        return []
+    return [name for name in (DEFAULT,) if name in set(known)] + sorted(set(known) - {TUNED, DEFAULT})
+
+
+def bars(data: DeviceData) -> Markup:
+    """A panel a row; all share one time axis."""
+    shown = [row for name in PASSES for row in _rows_of(data, name)]
+    if not shown:
+        return tag("p", "There is nothing to draw: no row has been tuned or benchmarked.", class_="hint")
+    times = data.times[data.times["row"].isin(shown)]["time_us"].dropna()
+    ends = [float(time) for time in (*times, *data.rows.loc[shown, "floor_us"].dropna())]
+    limits = (min(ends, default=1.0), max(ends, default=10.0))
+    panels = []
+    for row in sorted(shown):
+        record = data.rows.loc[row]
+        given = data.times[data.times["row"] == row].set_index("contender")
+        names = [name for name in data.contenders(record["source"]) if name in given.index]
+        bar_list = [figures.Bar(name, float(given.loc[name, "time_us"]), given.loc[name, "error"]) for name in names]
+        what = f"{direction_name(record['direction'])}, {_place(record)}"
+        drawing = figures.time_bars(bar_list, float(record["floor_us"]), limits, f"bars{row}", what)
+        title = f"{record['label']} \N{MIDDLE DOT} {direction_name(record['direction'])}"
+        panels.append(tag("figure", tag("figcaption", title, tag("small", _detail(record))), drawing))
+    hint = "Medians on one logarithmic axis that all panels share. Dashed: the traffic floor, below which no kernel that reads its inputs and writes its outputs can go."  # noqa: E501
+    return join((tag("p", hint, class_="hint"), tag("div", *panels, class_="panels")))
+
+
+def _detail(record: pd.Series) -> str:
+    edges = "" if math.isnan(record["edges"]) else f", {count(record['edges'])} edges"
+    kind = "" if record["operation"] == "conv" else f", {record['operation']}"
+    return f"{record['graph'] or record['graph_class']}{edges}{kind}, {record['dtype']}, {record['layout']}"
+
+
+def row_table(data: DeviceData, source: str) -> Markup | None:
+    """Every row of one source, sortable; reasons of failed peers as numbered notes below."""
+    rows = data.rows[data.rows["source"] == source]
+    if rows.empty:
+        return None
+    names = data.contenders(source)
+    unit = unit_for(data.times[data.times["row"].isin(rows.index)]["time_us"])
+    notes: dict[str, int] = {}
+    tuned = source == "tuned"
+    columns = [Column("Problem"), Column("Direction" if tuned else "Pass"), Column("dtype"), Column("Layout")]
+    columns += [Column("Graph", note="edges")]
+    columns += [Column(_head_name(name), True, f"{unit.name}, quartiles" if name == TUNED else unit.name) for name in names]
+    columns += [Column("Against best peer", True, "times as fast"), Column("Of the floor", True, "floor / tuned")]
+    if tuned:
+        columns.append(Column("Largest error", True, "relative, allowed"))
+    body = []
+    for row, record in rows.iterrows():
+        cells = [
+            Cell(record["label"], record["label"], None if record["operation"] == "conv" else record["operation"]),
+            Cell(direction_name(record["direction"]), str(record["direction"])),
+            Cell(record["dtype"], record["dtype"]),
+            Cell(record["layout"], record["layout"]),
+            Cell(record["graph"] or MISSING, record["graph_class"], count(record["edges"])),
+        ]
+        cells += [_time_cell(data.time(row, name), name, unit, notes) for name in names]
+        cells += [_ratio_cell(data, row), _floor_cell(data, row)] + ([_error_cell(record)] if tuned else [])
+        body.append(cells)
+    caption = "Tuned rows: medians of the fresh, interleaved measurement" if tuned else "Bench rows: whole passes"
+    listing = tag("ol", *(tag("li", reason) for reason in notes), class_="notes") if notes else None
+    return join((table(caption, columns, body, sortable=True), listing))
+
+
+def _head_name(name: str) -> str:
+    return {TUNED: "Tuned", DEFAULT: "Default"}.get(name, contender_name(name))
+
+
+def _time_cell(record: pd.Series | None, name: str, unit, notes: dict[str, int]) -> Cell:
+    if record is None:
+        return Cell(MISSING)
+    if math.isnan(record["time_us"]):
+        reason = f"{contender_name(name)}: {record['error']}"
+        place = notes.setdefault(reason, len(notes) + 1)
+        return Cell(join(("failed ", tag("sup", place))), None, None, "failed", reason)
+    low, high = record["q1_us"], record["q3_us"]
+    spread = f"{unit.text(low)}\N{EN DASH}{unit.text(high)}" if math.isfinite(low) and math.isfinite(high) else None
+    if name == TUNED:
+        return Cell(unit.text(record["time_us"]), record["time_us"], spread, "best")
+    title = f"quartiles {spread} {unit.name}" if spread else None
+    return Cell(unit.text(record["time_us"]), record["time_us"], None, "", title)
+
+
+def _ratio_cell(data: DeviceData, row: int) -> Cell:
+    found = best_peer(data, row)
+    if found is None:
+        return Cell(MISSING)
+    name, ratio = found
+    return Cell(f"{ratio:,.2f}×", ratio, contender_name(name), "slow" if ratio < 1 else "")
+
+
+def _floor_cell(data: DeviceData, row: int) -> Cell:
+    record, tuned = data.rows.loc[row], data.time(row, TUNED)
+    if tuned is None or math.isnan(tuned["time_us"]) or math.isnan(record["floor_us"]):
+        return Cell(MISSING)
+    share = record["floor_us"] / tuned["time_us"]
+    return Cell(f"{share:.1%}", share, time_text(record["floor_us"]), title=f"{bytes_text(record['bytes'])} compulsory")
+
+
+def _error_cell(record: pd.Series) -> Cell:
+    if not record["error_slot"]:
+        return Cell(MISSING)
+    value, tolerance = record["error"], record["tolerance"]
+    allowed = None if math.isnan(tolerance) else f"\N{LESS-THAN OR EQUAL TO} {error_text(tolerance)}"
+    bad = math.isnan(value) or value > tolerance
+    sort = None if math.isnan(value) else value
+    return Cell(error_text(value), sort, allowed, "slow" if bad else "", f"largest for output {record['error_slot']}")

@@ -1,0 +1,63 @@
+"""One device's page: a DeviceData enters, a complete HTML document leaves that needs nothing beside itself."""
+
+from __future__ import annotations
+
+from importlib.resources import files
+
+from autotune.report import method, overview, search
+from autotune.report.data import DeviceData
+from autotune.report.markup import Markup, join, tag
+from autotune.report.words import MISSING
+
+# The browser is told to load nothing at all, so a mistake here could not reach the network.
+POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
+
+
+def build_page(data: DeviceData) -> str:
+    """The document. Equal data give equal text: its date is that of the newest record."""
+    sections = _sections(data)
+    package = files("autotune.report")
+    head = tag(
+        "head",
+        tag("meta", charset="utf-8"),
+        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        tag("meta", http_equiv="Content-Security-Policy", content=POLICY),
+        tag("title", f"Equitune on {data.device['name']}"),
+        tag("style", Markup(package.joinpath("style.css").read_text(encoding="utf-8"))),
+    )
+    links = [tag("li", tag("a", title, href=f"#{anchor}")) for anchor, title, _ in sections]
+    main = tag("main", *(tag("section", tag("h2", title, id=anchor), content) for anchor, title, content in sections))
+    script = tag("script", Markup(package.joinpath("sort.js").read_text(encoding="utf-8")))
+    body = tag("body", _header(data), tag("nav", tag("ul", *links), aria_label="Sections"), main, script)
+    return "<!DOCTYPE html>\n" + tag("html", head, body, lang="en") + "\n"
+
+
+def _header(data: DeviceData) -> Markup:
+    dates = sorted({str(date)[:10] for date in data.rows["date"].dropna()})
+    generators = sorted({str(version) for version in data.rows["generator"].dropna()})
+    span = MISSING if not dates else dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
+    facts = " \N{MIDDLE DOT} ".join((f"Measured {span}", f"generator {', '.join(generators) or MISSING}"))
+    return tag(
+        "header",
+        tag("p", "Equitune performance report", class_="meta"),
+        tag("h1", data.device["name"]),
+        tag("p", facts, class_="meta"),
+        tag("p", overview.sentence(data), class_="lead"),
+    )
+
+
+def _sections(data: DeviceData) -> list[tuple[str, str, Markup]]:
+    none = tag("p", "No tuned row is stored for this device.", class_="hint")
+    unbenched = tag("p", "No bench has been run on this device: equitune bench adds whole passes here.", class_="hint")
+    hint = tag("p", "A click on a column's head sorts by it.", class_="hint screen")
+    rows = join((hint, overview.row_table(data, "tuned") or none, overview.row_table(data, "bench") or unbenched))
+    return [
+        ("headline", "Headline ratios", overview.cards(data)),
+        ("times", "Times", overview.bars(data)),
+        ("rows", "Every row", rows),
+        ("search", "The search", search.progress(data)),
+        ("knobs", "Which knobs mattered", search.knobs(data)),
+        ("winners", "Winning schedules", search.winners(data)),
+        ("failures", "Outcomes and failures", search.failures(data)),
+        ("method", "How it was measured", method.method(data)),
+    ]

@@ -1,0 +1,188 @@
+"""The page's second half: how the search went, which knobs mattered, who won, what failed. DeviceData in, markup out."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from typing import Any
+
+import pandas as pd
+
+from autotune.report import figures
+from autotune.report.data import DEFAULT, STATES, DeviceData
+from autotune.report.importance import MIN_TRIALS, knob_importances, measured, searched_knobs
+from autotune.report.markup import Cell, Column, Markup, join, table, tag
+from autotune.report.words import MISSING, count, direction_name
+
+STRIPS = 2
+REASONS = 4
+REASON_CHARS = 220
+
+
+def _studies(data: DeviceData) -> list[tuple[str, str, str, pd.DataFrame, float]]:
+    """(title, detail, file stem, trials, default's published time) of each study, entries' order first."""
+    by_file = {str(name): trials for name, trials in data.trials.groupby("file", sort=True)}
+    found = []
+    for row, record in data.rows[data.rows["source"] == "tuned"].iterrows():
+        trials = by_file.pop(str(record["study"]), None)
+        if trials is not None:
+            default = data.time(row, DEFAULT)
+            title = f"{record['label']} \N{MIDDLE DOT} {direction_name(record['direction'])}"
+            detail = f"{record['graph'] or record['graph_class']}, {record['dtype']}, {record['layout']}"
+            default_us = math.nan if default is None else float(default["time_us"])
+            found.append((title, detail, str(record["study"]), trials, default_us))
+    found += [(name, "no published entry", name, trials, math.nan) for name, trials in by_file.items()]
+    return found
+
+
+def progress(data: DeviceData) -> Markup:
+    """A panel a study."""
+    panels = []
+    for place, (title, detail, _, trials, default_us) in enumerate(_studies(data)):
+        drawing = figures.search_progress(trials, default_us, f"progress{place}", f"{title}, {detail}")
+        note = f"{detail} \N{MIDDLE DOT} {count(len(trials))} trials, {count(len(measured(trials)))} timed"
+        panels.append(tag("figure", tag("figcaption", title, tag("small", note)), drawing))
+    if not panels:
+        return tag("p", "No raw trials are stored for this device.", class_="hint")
+    hint = "Each dot is a timed trial, the line the best so far, dashed the untuned default. Strokes above mark trials that failed, one lane a state."  # noqa: E501
+    lines = data.unreadable_lines
+    torn = tag("p", f"{lines} unreadable lines in the trial files were left out.", class_="hint") if lines else None
+    return join((tag("p", hint, class_="hint"), tag("div", *panels, class_="panels"), torn))
+
+
+def knobs(data: DeviceData) -> Markup:
+    """Importances of all studies in one table, then each study's bars with strips of its foremost knobs."""
+    studies = [(*study, knob_importances(study[3])) for study in _studies(data)]
+    told = [study for study in studies if len(study[5])]
+    short = [f"{study[0]} ({study[1]})" for study in studies if not len(study[5])]
+    if not told:
+        hint = f"No study has {MIN_TRIALS} timed trials over a knob that varied: too few to say which knobs mattered."
+        return tag("p", hint, class_="hint")
+    text = "Recomputed from the raw trials, two ways. PED-ANOVA (Optuna): which knobs separate the fastest quarter of the timed trials from all of them; shares of a study add up to 100%. Variance explained: how much of the spread of log time lies between the values of that knob alone. The sampler steers towards fast regions, so neither is a controlled experiment."  # noqa: E501
+    parts: list[Markup | None] = [tag("p", text, class_="hint"), _importance_table(told)]
+    for place, (title, detail, _, trials, _, importances) in enumerate(told):
+        what = f"{title}, {detail}"
+        values = searched_knobs(trials)
+        panels = [_panel("Importance", None, figures.importance_bars(importances, f"importance{place}", what))]
+        for knob in list(importances.index)[:STRIPS]:
+            drawing = figures.knob_strip(trials, knob, values[knob], f"strip{place}-{knob}", what)
+            panels.append(_panel(knob, "time by value, with medians", drawing))
+        parts += [tag("h3", title, " ", tag("small", detail, class_="hint")), tag("div", *panels, class_="panels")]
+    if short:
+        parts.append(tag("p", f"Too few timed trials: {', '.join(short)}.", class_="hint"))
+    return join(parts)
+
+
+def _panel(title: str, note: str | None, drawing: Markup) -> Markup:
+    return tag("figure", tag("figcaption", title, tag("small", note) if note else None), drawing)
+
+
+def _importance_table(told: list[tuple]) -> Markup:
+    names = list(pd.concat([study[5]["importance"] for study in told]).groupby(level=0).sum().sort_values().index[::-1])
+    columns = [Column("Study"), *(Column(name, True) for name in names)]
+    rows = []
+    for title, detail, _, _, _, importances in told:
+        cells = [Cell(title, title, detail)]
+        for name in names:
+            if name not in importances.index:
+                cells.append(Cell(MISSING))
+                continue
+            share, explained = (float(value) for value in importances.loc[name, ["importance", "explained"]])
+            note = f"explains {explained:.0%}"
+            cells.append(Cell(f"{share:.0%}", share, note, "heat", style=f"--share:{share:.3f}"))
+        rows.append(cells)
+    return table("PED-ANOVA importances by study, with the variance each knob explains", columns, rows)
+
+
+def winners(data: DeviceData) -> Markup:
+    """Knobs of every published schedule, those that differ from the default marked, then the compiler's figures."""
+    if not data.entries:
+        return tag("p", "No schedule has been published for this device.", class_="hint")
+    names = _union(entry.get("schedule") for entry in data.entries)
+    names = [name for name in names if name != "backend"]
+    columns = [Column("Problem"), Column("Direction"), *(Column(name, True) for name in names)]
+    rows = []
+    for entry in data.entries:
+        chosen = entry.get("schedule") or {}
+        default = (entry.get("default") or {}).get("schedule") or {}
+        rows.append([*_identity(entry), *(_knob(chosen.get(n), default.get(n), bool(default)) for n in names)])
+    hint = tag("p", "Marked with a dot: knobs that differ from the untuned default, whose value is below.", class_="hint")
+    return join((hint, table("Winning schedules", columns, rows), _resource_table(data)))
+
+
+def _resource_table(data: DeviceData) -> Markup | None:
+    names = _union(entry.get("resources") for entry in data.entries)
+    if not names:
+        return None
+    columns = [Column("Problem"), Column("Direction"), *(Column(name.replace("_", " "), True) for name in names)]
+    rows = [[*_identity(entry), *(_resource((entry.get("resources") or {}).get(name)) for name in names)]
+            for entry in data.entries]  # fmt: skip
+    return table("What the compiler made of them", columns, rows)
+
+
+def _union(mappings: Any) -> list[str]:
+    names: dict[str, None] = {}
+    for mapping in mappings:
+        if isinstance(mapping, dict):
+            names |= {name: None for name, value in mapping.items() if not isinstance(value, dict | list)}
+    return list(names)
+
+
+def _identity(entry: dict[str, Any]) -> tuple[Cell, Cell]:
+    graph = (entry.get("graph") or {}).get("name") or entry.get("graph_class")
+    note = f"{graph}, {entry.get('dtype')}, {entry.get('layout')}"
+    return Cell(entry.get("label"), None, note), Cell(direction_name(entry.get("direction")))
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, float):
+        return MISSING if math.isnan(value) else f"{value:,g}"
+    return MISSING if value is None else str(value)
+
+
+def _knob(chosen: Any, default: Any, known: bool) -> Cell:
+    changed = known and chosen != default
+    return Cell(_value(chosen), None, f"default {_value(default)}" if changed else None, "changed" if changed else "")
+
+
+def _resource(value: Any) -> Cell:
+    return Cell(_value(value))
+
+
+def failures(data: DeviceData) -> Markup:
+    """States of all trials with their shares and the reasons met most."""
+    trials = data.trials
+    if trials.empty:
+        return tag("p", "No raw trials are stored for this device.", class_="hint")
+    states = trials["state"].where(trials["state"].isin(STATES), "other")
+    rows = []
+    for state in (*STATES, "other"):
+        chosen = trials[states == state]
+        if chosen.empty and state in ("other", "ok"):
+            continue
+        share = len(chosen) / len(trials)
+        reasons = Markup(MISSING) if state == "ok" or chosen.empty else _reasons(chosen["reason"])
+        rows.append([Cell(state), Cell(count(len(chosen)), len(chosen)), Cell(f"{share:.1%}", share),
+                     Cell(reasons, kind="wrap")])  # fmt: skip
+    columns = [Column("State"), Column("Trials", True), Column("Share", True), Column("Most frequent reasons")]
+    return table(f"Outcomes of {count(len(trials))} trials", columns, rows)
+
+
+def _reasons(reasons: pd.Series) -> Markup:
+    """Reasons that differ in their numbers only are one; each is shown by its first example."""
+    counts: Counter[str] = Counter()
+    example: dict[str, str] = {}
+    for reason in reasons:
+        lines = str(reason).strip().splitlines() if isinstance(reason, str) and reason.strip() else ["no reason recorded"]
+        text = lines[0] if len(lines[0]) <= REASON_CHARS else lines[0][: REASON_CHARS - 1] + "\N{HORIZONTAL ELLIPSIS}"
+        kind = re.sub(r"\d+(\.\d+)?", "#", text)
+        counts[kind] += 1
+        example.setdefault(kind, text)
+    shown = [tag("div", f"{number}× ", example[kind]) for kind, number in counts.most_common(REASONS)]
+    rest = len(counts) - len(shown)
+    return join((*shown, tag("small", f"and {rest} other reasons") if rest > 0 else None))

@@ -1,0 +1,69 @@
+"""The results as a table for the terminal, printed when a tuning run ends: a results folder enters, text leaves."""
+
+from __future__ import annotations
+
+import io
+import math
+from pathlib import Path
+
+from autotune.report.data import TUNED, DeviceData, device_slugs, load_device
+from autotune.report.words import MISSING, contender_name, direction_name, error_text, ratio_text, time_text
+
+# Columns take what they need; a terminal that is narrower wraps lines, but no number is cut short.
+WIDE = 1000
+
+
+def summary_table(results_dir: str | Path, device: str | None = None) -> str:
+    """One line a published entry, a table a device (``device``: only the one of that slug), as plain text."""
+    from rich.console import Console
+
+    results = Path(results_dir)
+    out = io.StringIO()
+    console = Console(file=out, width=WIDE, no_color=True)
+    for slug in device_slugs(results):
+        if device in (None, slug):
+            _print(console, load_device(results, slug))
+    return "\n".join(line.rstrip() for line in out.getvalue().splitlines()).rstrip("\n") or "no tuned entry yet"
+
+
+def _print(console, data: DeviceData) -> None:
+    from rich import box
+    from rich.table import Table
+
+    rows = data.rows[data.rows["source"] == "tuned"]
+    if rows.empty:
+        return
+    table = Table(title=str(data.device["name"]), box=box.SIMPLE_HEAD, title_justify="left")
+    for name in ("problem", "direction", "dtype"):
+        table.add_column(name, no_wrap=True)
+    peers = [name for name in data.contenders("tuned") if name != TUNED]
+    for name in ("tuned", *(f"vs {_short(name)}" for name in peers), "floor", "error"):
+        table.add_column(name, justify="right")
+    for row, record in rows.iterrows():
+        tuned = data.time(row, TUNED)
+        time_us = math.nan if tuned is None else float(tuned["time_us"])
+        ratios = [_ratio(data, row, name, time_us) for name in peers]
+        floor = record["floor_us"] / time_us
+        error = error_text(record["error"]) if record["error_slot"] else MISSING
+        problem = f"{record['label']} on {record['graph'] or record['graph_class']}"
+        direction = direction_name(record["direction"])
+        share = MISSING if math.isnan(floor) else f"{floor:.0%}"
+        table.add_row(problem, direction, str(record["dtype"]), time_text(time_us), *ratios, share, error)
+    console.print(table)
+    console.print("vs: times as fast; floor: traffic floor / tuned time; error: largest relative error", style="dim")
+
+
+def _short(name: str) -> str:
+    """A column head in two lines at most."""
+    return contender_name(name).removeprefix("untuned ").replace(" ", "\n", 1)
+
+
+def _ratio(data: DeviceData, row: int, name: str, time_us: float) -> str:
+    found = data.time(row, name)
+    if found is None:
+        return MISSING
+    if math.isnan(found["time_us"]):
+        return "failed"
+    return ratio_text(float(found["time_us"]) / time_us)
+
+

@@ -1,0 +1,280 @@
+"""The whole job of ``equitune tune``: a config and a device enter, searches run, database entries leave.
+
+Each workload is searched direction by direction in one worker process, then the best of all its directions are
+compared in a fresh one and published. Everything finished is on the disk at any moment: trials as lines, entries by
+atomic replacement; Ctrl-C publishes what there is, and a second run goes on where the first ended.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from autotune import records
+from autotune.config import TuneConfig, load_config
+from autotune.database import Database, database_path, device_record, writable_results_dir
+from autotune.entry import Entry
+from autotune.jobs import Outcome, TrialJob, TrialSetting
+from autotune.neighbours import known_entries, starting_points
+from autotune.progress import Progress
+from autotune.publish import driver_version, publish
+from autotune.sampling import choose_sampler
+from autotune.search import search
+from autotune.space import Space, search_space
+from autotune.study import Study
+from autotune.worker import Worker, run_trial
+from autotune.workload import Workload
+from kernelgen.device import DeviceFacts, device_facts
+from kernelgen.schedule import Schedule
+from kernelgen.version import GENERATOR_VERSION
+
+if TYPE_CHECKING:
+    import optuna
+    from rich.console import Console
+
+DEFAULT_BUDGET_S = 600.0
+# Share of a workload's time that is kept for the comparison, until one has shown how long it takes.
+COMPARISON_SHARE = 0.3
+# A job may take this many times the longest that went well, but within these bounds.
+LIMIT_FACTOR, LEAST_LIMIT_S, FIRST_LIMIT_S = 10.0, 20.0, 300.0
+SAMPLING_S = {"cpu": 1.0, "cuda": 0.5}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What one run of the tuner was asked for, with all defaults filled in."""
+
+    device: str
+    facts: DeviceFacts
+    budget_s: float | None
+    trials: int | None
+    sampler: str
+    storage: str | optuna.storages.BaseStorage
+    seed: int
+    results_dir: Path
+    with_peers: bool
+
+
+def tune(
+    config: TuneConfig | str | Path,
+    device: str | None = None,
+    budget: float | None = None,
+    trials: int | None = None,
+    sampler: str | None = None,
+    storage: str | optuna.storages.BaseStorage | None = None,
+    seed: int = 0,
+    results_dir: str | Path | None = None,
+    with_peers: bool = True,
+    console: Console | None = None,
+) -> list[Entry]:
+    """Tune every workload and direction of a config; returns the entries that the run published.
+
+    budget: seconds for the whole config, comparisons with the peers included. trials: finished trials a study, those
+    of earlier runs included. Where neither is given here or in the config, the budget is ten minutes. sampler: one of
+    ``autotune.config.SAMPLERS``. storage: an Optuna storage or its URL, by default SQLite under ``results_dir``.
+    with_peers: compare with the peers too, not only with the default schedule.
+    """
+    settings, workloads = resolve(config, device, budget, trials, sampler, storage, seed, results_dir, with_peers)
+    path = database_path(settings.results_dir, settings.facts.slug)
+    database = Database.load(path, device_record(settings.facts, driver_version(settings.facts)))
+    entries: list[Entry] = []
+    with Progress(console) as progress:
+        clock = Clock(settings.budget_s, len(workloads))
+        for workload in workloads:
+            published, interrupted = _tune_workload(workload, settings, database, clock, progress)
+            entries += published
+            if interrupted:
+                progress.note("interrupted; run the same command again to go on")
+                break
+    return entries
+
+
+def resolve(
+    config: TuneConfig | str | Path,
+    device: str | None,
+    budget: float | None,
+    trials: int | None,
+    sampler: str | None,
+    storage: str | optuna.storages.BaseStorage | None,
+    seed: int,
+    results_dir: str | Path | None,
+    with_peers: bool,
+) -> tuple[Settings, tuple[Workload, ...]]:
+    """Arguments over the config's values over defaults."""
+    import torch
+
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    facts = device_facts(device)
+    loaded = config if isinstance(config, TuneConfig) else load_config(config, facts.backend)
+    trials = loaded.trials if trials is None else trials
+    budget = loaded.budget_s if budget is None else budget
+    if trials is None and budget is None:
+        budget = DEFAULT_BUDGET_S
+    folder = Path(results_dir) if results_dir is not None else writable_results_dir()
+    storage = storage or f"sqlite:///{folder.resolve() / 'studies' / facts.slug}.db"
+    chosen = Settings(device, facts, budget, trials, sampler or loaded.sampler, storage, seed, folder, with_peers)
+    return chosen, loaded.workloads
+
+
+@dataclass
+class Clock:
+    """Shares the budget among workloads, and a workload's share between its searches and its comparison."""
+
+    budget_s: float | None
+    workloads: int
+    begin: float = field(default_factory=time.monotonic)
+    comparison_s: float | None = None
+
+    def end_of_searches(self) -> float | None:
+        """When the next workload's searches should end; called once for each workload."""
+        if self.budget_s is None:
+            return None
+        share = max(0.0, self.begin + self.budget_s - time.monotonic()) / self.workloads
+        self.workloads -= 1
+        kept = COMPARISON_SHARE * share if self.comparison_s is None else min(self.comparison_s, 0.7 * share)
+        return time.monotonic() + share - kept
+
+
+def _tune_workload(
+    workload: Workload, settings: Settings, database: Database, clock: Clock, progress: Progress
+) -> tuple[list[Entry], bool]:
+    end, studies, interrupted = clock.end_of_searches(), {}, False
+    with ExitStack() as stack:
+        with Worker(TrialSetting(workload, settings.device)) as worker:
+            for index, direction in enumerate(workload.directions):
+                now, left = time.monotonic(), len(workload.directions) - index
+                deadline = None if end is None else now + max(0.0, end - now) / left
+                study = stack.enter_context(open_study(workload, direction, settings, deadline))
+                studies[direction] = study
+                if _search(study, worker, workload, direction, settings, deadline, progress) == "interrupted":
+                    interrupted = True
+                    break
+        known = _still_valid(workload, studies, database)
+        if len(known) == len(workload.directions):
+            progress.note(f"{workload.label}: nothing new to publish")
+            return known, interrupted
+        begin = time.monotonic()
+        entries = publish(
+            workload,
+            studies,
+            settings.device,
+            database,
+            settings.results_dir,
+            settings.seed,
+            with_peers=settings.with_peers,
+            on_step=lambda text: progress.note(f"{workload.label}: {text}"),
+        )
+        clock.comparison_s = time.monotonic() - begin
+        for entry in entries:
+            gain = entry.default["time_us"] / entry.time_us
+            progress.note(f"{entry.label} {entry.direction}: published {entry.time_us:.0f} us, {gain:.2f}x the default")
+    return entries, interrupted
+
+
+def open_study(workload: Workload, direction: str, settings: Settings, deadline: float | None) -> Study:
+    """The study of one direction with what earlier runs and the databases know of it."""
+    space = search_space(
+        workload.problem, workload.operation, direction, workload.dtype, settings.facts, workload.layout
+    )
+    sampler = settings.sampler
+    if sampler == "auto":
+        seconds = None if deadline is None else deadline - time.monotonic()
+        sampler = choose_sampler(space, settings.trials, seconds)
+    name = study_name(workload, direction)
+    starts = starting_points(space, workload.graph_class(), known_entries(settings.results_dir))
+    path = records.study_path(settings.results_dir, settings.facts.slug, name)
+    return Study(space, name, path, settings.storage, sampler=sampler, seed=settings.seed, starts=starts)
+
+
+def study_name(workload: Workload, direction: str) -> str:
+    """Names the study and its file of trials."""
+    parts = (workload.label, workload.operation, direction, workload.dtype, workload.layout)
+    return "-".join((*parts, workload.graph_class().text))
+
+
+def _search(
+    study: Study,
+    worker: Worker,
+    workload: Workload,
+    direction: str,
+    settings: Settings,
+    deadline: float | None,
+    progress: Progress,
+) -> str:
+    measure = Measurer(worker, direction, SAMPLING_S[settings.facts.backend])
+    progress.start(f"{workload.label} {direction}", study, settings.trials, deadline)
+    end = search(
+        study,
+        lambda schedule: compile_ahead(study.space, schedule),
+        measure,
+        trials=settings.trials,
+        deadline=deadline,
+        overlap=settings.facts.backend == "cuda",
+        workers=len(os.sched_getaffinity(0)),
+        on_trial=lambda line: progress.update(),
+    )
+    progress.stop()
+    return end
+
+
+@dataclass
+class Measurer:
+    """Runs trials in the worker under a time limit that follows what trials of this study have taken."""
+
+    worker: Worker
+    direction: str
+    sampling_s: float
+    longest_s: float = 0.0
+
+    def __call__(self, schedule: Schedule, best_us: float | None) -> Outcome:
+        limit = max(LEAST_LIMIT_S, LIMIT_FACTOR * self.longest_s)
+        if self.worker.fresh or not self.longest_s:
+            limit = FIRST_LIMIT_S
+        begin = time.monotonic()
+        outcome = run_trial(self.worker, TrialJob(self.direction, schedule, best_us, self.sampling_s), limit)
+        if outcome.ok and limit < FIRST_LIMIT_S:
+            self.longest_s = max(self.longest_s, time.monotonic() - begin)
+        elif outcome.ok:
+            self.longest_s = self.longest_s or self.sampling_s
+        return outcome
+
+
+def compile_ahead(space: Space, schedule: Schedule) -> float:
+    """Seconds to have the kernel of a schedule in the compile cache, where the worker finds it."""
+    from kernelgen.compile import compile_source
+    from kernelgen.emit import emit
+    from kernelgen.plan import make_plan
+
+    begin = time.perf_counter()
+    compile_source(emit(make_plan(space.kernel_spec(schedule))), space.spec.facts)
+    return time.perf_counter() - begin
+
+
+def _still_valid(workload: Workload, studies: dict[str, Study], database: Database) -> list[Entry]:
+    """Entries of this generator that stand on exactly the trials there are."""
+    found: Iterable[Entry | None] = (
+        database.get(
+            (
+                workload.problem.key,
+                workload.operation,
+                direction,
+                workload.dtype,
+                workload.layout,
+                workload.graph_class().text,
+            )
+        )
+        for direction in studies
+    )
+    return [
+        entry
+        for entry, study in zip(found, studies.values(), strict=True)
+        if entry is not None
+        and entry.generator == GENERATOR_VERSION
+        and entry.trials.get("count") == len(study.finished)
+        and entry.default_schedule == study.space.default
+    ]

@@ -1,0 +1,177 @@
+"""The torch ops ``equitune::tp_*``: what makes an operator visible to autograd, fake tensors, compile and export.
+
+An op gets its operator as text (``Operator.text``), from which any process can rebuild it. Every op returns one
+tensor for each slot; slots that were not asked for (``outputs``) are empty tensors.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernelgen.direction import DIRECTIONS, Direction
+from kernelgen.errors import UnsupportedError
+from kernelgen.graph import EdgeOrder
+from kernelgen.operators import resolve
+
+_GRAPH = "Tensor? sender, Tensor? receiver, Tensor? row_ptr, Tensor? perm, SymInt num_out"
+_TANGENTS = "Tensor? tx, Tensor? ty, Tensor? tw"
+SCHEMAS = {
+    "tp_forward": f"(Tensor x, Tensor y, Tensor w, {_GRAPH}, str spec) -> Tensor",
+    "tp_backward": f"(Tensor x, Tensor y, Tensor w, Tensor g, {_GRAPH}, str outputs, str spec)"
+    " -> (Tensor, Tensor, Tensor)",
+    "tp_double_backward": f"(Tensor x, Tensor y, Tensor w, Tensor g, {_TANGENTS}, {_GRAPH}, str outputs, str spec)"
+    " -> (Tensor, Tensor, Tensor, Tensor)",
+}
+# Held for as long as the process lives: dropping it would unregister the ops.
+_library = torch.library.Library("equitune", "DEF")
+
+Maybe = Tensor | None
+FORWARD = DIRECTIONS["forward"]
+
+
+# Directions are made once: their checks and hashes are too slow for every call.
+@functools.cache
+def _backward(outputs: str) -> Direction:
+    return direction.backward(outputs)
+
+
+@functools.cache
+def _double_backward(tangents: str, outputs: str) -> Direction:
+    return direction.double_backward(tangents, outputs)
+
+
+def _order(row_ptr: Maybe, perm: Maybe) -> EdgeOrder | None:
+    return None if row_ptr is None else EdgeOrder(row_ptr, perm)
+
+
+def _tp_forward(
+    x: Tensor, y: Tensor, w: Tensor, sender: Maybe, receiver: Maybe, row_ptr: Maybe, perm: Maybe, num_out: int, spec: str
+) -> Tensor:
+    operands = (x, None, y, None, w, None, None)
+    return resolve(spec).run(forward(), operands, sender, receiver, num_out, _order(row_ptr, perm))["g"]
+
+
+def _tp_backward(
+    x: Tensor,
+    y: Tensor,
+    w: Tensor,
+    g: Tensor,
+    sender: Maybe,
+    receiver: Maybe,
+    row_ptr: Maybe,
+    perm: Maybe,
+    num_out: int,
+    outputs: str,
+    spec: str,
+) -> tuple[Tensor, ...]:
+    operands = (x, None, y, None, w, None, g)
+    found = resolve(spec).run(backward(outputs), operands, sender, receiver, num_out, _order(row_ptr, perm))
+    return tuple(found[slot] if slot in found else x.new_empty(0) for slot in "xyw")
+
+
+def _tp_double_backward(
+    x: Tensor,
+    y: Tensor,
+    w: Tensor,
+    g: Tensor,
+    tx: Maybe,
+    ty: Maybe,
+    tw: Maybe,
+    sender: Maybe,
+    receiver: Maybe,
+    row_ptr: Maybe,
+    perm: Maybe,
+    num_out: int,
+    outputs: str,
+    spec: str,
+) -> tuple[Tensor, ...]:
+    direction = double_backward(_present(tx, ty, tw), outputs)
+    operands = (x, tx, y, ty, w, tw, g)
+    found = resolve(spec).run(direction, operands, sender, receiver, num_out, _order(row_ptr, perm))
+    return tuple(found[slot] if slot in found else x.new_empty(0) for slot in "xywg")
+
+
+def _present(*by_slot: Any) -> str:
+    """The slots that have something: a tensor, or True."""
+    return "".join(slot for slot, has in zip("xywg", by_slot, strict=False) if has is not None and has is not False)
+
+
+def _fake_forward(
+    x: Tensor, y: Tensor, w: Tensor, sender: Maybe, receiver: Maybe, row_ptr: Maybe, perm: Maybe, num_out: int, spec: str
+) -> Tensor:
+    operator = resolve(spec)
+    return x.new_empty((num_out if operator.is_conv else y.shape[0], operator.problem.dim_out))
+
+
+def _fake_backward(x: Tensor, y: Tensor, w: Tensor, g: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+    outputs = rest[-2]
+    return tuple(x.new_empty(like.shape if slot in outputs else (0,)) for slot, like in zip("xyw", (x, y, w), strict=True))
+
+
+def _fake_double_backward(x: Tensor, y: Tensor, w: Tensor, g: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+    outputs = rest[-2]
+    likes = zip("xywg", (x, y, w, g), strict=True)
+    return tuple(x.new_empty(like.shape if slot in outputs else (0,)) for slot, like in likes)
+
+
+def _setup_forward(ctx: Any, inputs: tuple, output: Tensor) -> None:
+    ctx.save_for_backward(*inputs[:7])
+    ctx.num_out, ctx.spec = inputs[7:]
+
+
+def _backward_of_forward(ctx: Any, g: Maybe) -> tuple:
+    outputs = _present(*ctx.needs_input_grad[:3])
+    if g is None or not outputs:
+        return (None,) * 9
+    x, y, w, *graph = ctx.saved_tensors
+    found = torch.ops.equitune.tp_backward(x, y, w, g, *graph, ctx.num_out, outputs, ctx.spec)
+    return (*_only(found, outputs), *(None,) * 6)
+
+
+def _setup_backward(ctx: Any, inputs: tuple, output: tuple) -> None:
+    # A gradient that nobody differentiates must arrive as None: its tangent is left out of the kernel.
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(*inputs[:8])
+    ctx.num_out, ctx.outputs, ctx.spec = inputs[8:]
+
+
+def _backward_of_backward(ctx: Any, *tangents: Maybe) -> tuple:
+    used = [tangent if slot in ctx.outputs else None for slot, tangent in zip("xyw", tangents, strict=True)]
+    wanted = _present(*ctx.needs_input_grad[:4])
+    outputs = double_backward(_present(*used), wanted).live_outputs if wanted and _present(*used) else ""
+    if not outputs:
+        return (None,) * 11
+    x, y, w, g, *graph = ctx.saved_tensors
+    found = torch.ops.equitune.tp_double_backward(x, y, w, g, *used, *graph, ctx.num_out, outputs, ctx.spec)
+    return (*_only(found, outputs), *(None,) * 7)
+
+
+def _backward_of_double_backward(ctx: Any, *grads: Maybe) -> tuple:
+    raise UnsupportedError(
+        "third derivatives of a tensor product are not generated; detach the second derivatives, "
+        "or differentiate problem.reference() of e3nn instead"
+    )
+
+
+def _only(found: tuple[Tensor, ...], outputs: str) -> tuple[Maybe, ...]:
+    return tuple(grad if slot in outputs else None for slot, grad in zip("xywg", found, strict=False))
+
+
+def _register() -> None:
+    parts: dict[str, tuple[Any, ...]] = {
+        "tp_forward": (_tp_forward, _fake_forward, _backward_of_forward, _setup_forward),
+        "tp_backward": (_tp_backward, _fake_backward, _backward_of_backward, _setup_backward),
+        "tp_double_backward": (_tp_double_backward, _fake_double_backward, _backward_of_double_backward, None),
+    }
+    for name, (run, fake, gradient, setup) in parts.items():
+        _library.define(name + SCHEMAS[name], tags=(torch.Tag.pt2_compliant_tag,))
+        _library.impl(name, run, "CPU")
+        _library.impl(name, run, "CUDA")
+        torch.library.register_fake(f"equitune::{name}", fake, lib=_library)
+        torch.library.register_autograd(f"equitune::{name}", gradient, setup_context=setup, lib=_library)
+
+
+_register()

@@ -1,0 +1,94 @@
+"""On a CUDA device: the numerics of every suite problem, kernel forms, streams and the modules."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from reference import assert_matches_e3nn, make_case
+
+from autotune.config import load_problems
+from kernelgen import CudaSchedule, build
+from kernelgen.direction import DIRECTIONS
+
+pytestmark = pytest.mark.gpu
+SUITE = load_problems()
+MEDIUM = SUITE["mace-mp-medium"]
+TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10}
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("operation", ["conv", "plain"])
+@pytest.mark.parametrize("name", SUITE)
+def test_suite_problems(name: str, operation: str, dtype: torch.dtype) -> None:
+    operator = build(SUITE[name], operation=operation, dtype=dtype, device="cuda")
+    assert_matches_e3nn(operator, make_case(SUITE[name], operation), DIRECTIONS, TOLERANCE[dtype], "cuda")
+
+
+FORMS = {
+    "staged": CudaSchedule(edge_operand="shared", path_groups=3, prefetch=2, stage_edges=8),
+    "vectors": CudaSchedule(channels_per_thread=4, path_groups=4, warps_per_edge=2),
+    "half-warps": CudaSchedule(edges_per_warp=2, channels_per_thread=2, stage_edges=16, path_groups=4),
+    "atomics": CudaSchedule(accumulate="atomics", edges_per_chunk=8, path_groups=2),
+    "unfused": CudaSchedule(fuse=False, path_groups=4, edges_per_chunk=16),
+}
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("layout", ["mul_ir", "ir_mul"])
+@pytest.mark.parametrize("form", FORMS)
+def test_kernel_forms(form: str, layout: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kernelgen.plan.REGISTER_SLACK", 4)
+    operator = build(MEDIUM, FORMS[form], dtype=dtype, layout=layout, device="cuda")
+    case = make_case(MEDIUM, "conv", edges=300, nodes=20, num_out=17)
+    assert_matches_e3nn(operator, case, DIRECTIONS, TOLERANCE[dtype], "cuda")
+
+
+def test_runs_on_the_current_stream() -> None:
+    case = make_case(MEDIUM, "conv", edges=4000, nodes=50, num_out=50)
+    operator = build(MEDIUM, device="cuda")
+    x, y, w = (case.tensors[n].float().cuda() for n in "xyw")
+    assert case.sender is not None and case.receiver is not None
+    sender, receiver = case.sender.cuda(), case.receiver.cuda()
+    wanted = operator(x, y, w, sender, receiver, num_out=50)
+    torch.cuda.synchronize()
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(20_000_000)  # a kernel on another stream would run ahead of this and read stale x
+        late = torch.zeros_like(x)
+        late.copy_(x)
+        found = operator(late, y, w, sender, receiver, num_out=50)
+    stream.synchronize()
+    torch.testing.assert_close(found, wanted)
+
+
+def test_graph_capture_replays_on_new_data() -> None:
+    case = make_case(MEDIUM, "conv", edges=500, nodes=20, num_out=20)
+    operator = build(MEDIUM, device="cuda")
+    x, y, w = (case.tensors[n].float().cuda() for n in "xyw")
+    assert case.sender is not None and case.receiver is not None
+    sender, receiver = case.sender.cuda(), case.receiver.cuda()
+    operator(x, y, w, sender, receiver, num_out=20)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = operator(x, y, w, sender, receiver, num_out=20)
+    x.copy_(torch.randn_like(x))
+    graph.replay()
+    torch.cuda.synchronize()
+    torch.testing.assert_close(out, operator(x, y, w, sender, receiver, num_out=20), rtol=1e-5, atol=1e-4)
+
+
+def test_autograd_second_order() -> None:
+    case = make_case(MEDIUM, "conv", edges=60)
+    gradients = []
+    for device in ("cpu", "cuda"):
+        operator = build(MEDIUM, dtype=torch.float64, device=device)
+        leaf = {n: case.tensors[n].to(device).requires_grad_() for n in "xyw"}
+        assert case.sender is not None and case.receiver is not None
+        indices = case.sender.to(device), case.receiver.to(device)
+        out = operator(leaf["x"], leaf["y"], leaf["w"], *indices, num_out=case.num_out)
+        force = torch.autograd.grad(out.pow(2).sum(), leaf["y"], create_graph=True)[0]
+        second = torch.autograd.grad(force.pow(2).sum() + out.sum(), [leaf[n] for n in "xyw"])
+        gradients.append([grad.cpu() for grad in second])
+    for host, cuda in zip(*gradients, strict=True):
+        torch.testing.assert_close(cuda, host, rtol=1e-9, atol=1e-8)

@@ -1,0 +1,320 @@
+"""Lookup: the order of preference, what is skipped and why, the user's overlay, strictness; and its text for people."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+from database_samples import GPU, HOST, PROBLEM, entry, store
+
+from autotune import database, lookup, show
+from autotune.database import Database, DatabaseWarning, database_path, device_record, load_table
+from autotune.errors import ConfigError, TuningMissError
+from autotune.graphs import GraphClass
+from autotune.lookup import Tuning, find_schedule
+from kernelgen.device import DeviceFacts, cuda_facts, device_facts
+from kernelgen.direction import DIRECTIONS
+from kernelgen.errors import ProblemError
+from kernelgen.plan import Spec, default_schedule
+from kernelgen.problem import TensorProductProblem
+from kernelgen.schedule import CudaSchedule, HostSchedule
+
+SCHEDULES = [HostSchedule(path_groups=2, channel_block=block) for block in (4, 8, 16, 32)]
+
+
+@pytest.fixture
+def shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.delenv("EQUITUNE_STRICT", raising=False)
+    monkeypatch.setenv("EQUITUNE_DATABASE", str(tmp_path / "user"))
+    monkeypatch.setattr(database.paths, "results_dir", lambda: tmp_path / "shipped")
+    return tmp_path / "shipped"
+
+
+@pytest.fixture
+def user(shipped: Path) -> Path:
+    return shipped.parent / "user"
+
+
+def find(
+    graph_class: GraphClass | str | None = "conv-e14-d5",
+    *,
+    problem: TensorProductProblem = PROBLEM,
+    direction: str = "forward",
+    dtype: str = "float32",
+    layout: str = "mul_ir",
+    facts: DeviceFacts = HOST,
+    strict: bool | None = None,
+) -> Tuning:
+    return find_schedule(problem, "conv", direction, dtype, layout, facts, graph_class, strict)
+
+
+def default(facts: DeviceFacts = HOST, direction: str = "forward", dtype: str = "float32") -> object:
+    unset = CudaSchedule() if facts.backend == "cuda" else HostSchedule()
+    return default_schedule(Spec(PROBLEM, DIRECTIONS[direction], unset, "conv", dtype, "mul_ir", "int64", facts))
+
+
+def test_without_a_database_it_is_the_default(shipped: Path) -> None:
+    for facts in (HOST, GPU):
+        for direction in DIRECTIONS:
+            found = find(facts=facts, direction=direction)
+            assert (found.origin, found.entry) == ("default", None)
+            assert found.schedule == default(facts, direction)
+            assert "nothing is tuned" in found.reason
+
+
+def test_an_exact_entry_wins(shipped: Path) -> None:
+    exact, near = entry(SCHEDULES[0]), entry(SCHEDULES[1], graph_class="conv-e14-d4")
+    store(shipped, HOST, near, exact)
+    found = find()
+    assert (found.schedule, found.origin, found.entry) == (SCHEDULES[0], "exact", exact)
+    assert found == find(GraphClass("conv", 14, 5)) == find(dtype="torch.float32")
+
+
+def test_the_nearest_graph_class_comes_next_and_larger_wins_a_tie(shipped: Path) -> None:
+    store(
+        shipped,
+        HOST,
+        entry(SCHEDULES[0], graph_class="conv-e10-d5"),
+        entry(SCHEDULES[1], graph_class="conv-e13-d5"),
+        entry(SCHEDULES[2], graph_class="conv-e15-d5"),
+    )
+    found = find("conv-e14-d5")
+    assert (found.schedule, found.origin) == (SCHEDULES[2], "nearest")
+    assert "conv-e15-d5" in found.reason and "conv-e14-d5" in found.reason
+    assert find("conv-e11-d5").schedule == SCHEDULES[0]
+
+
+def test_without_a_graph_class_it_is_the_largest_graph(shipped: Path) -> None:
+    store(
+        shipped,
+        HOST,
+        entry(SCHEDULES[0], graph_class="conv-e10-d5"),
+        entry(SCHEDULES[1], graph_class="conv-e17-d7"),
+        entry(SCHEDULES[2], graph_class="conv-e19-d7", layout="ir_mul"),
+    )
+    found = find(None)
+    assert (found.schedule, found.origin) == (SCHEDULES[1], "nearest")
+    assert "largest graph" in found.reason and "no graph class" in found.reason
+
+
+def test_another_layout_comes_after_every_graph_class_of_this_one(shipped: Path) -> None:
+    other = entry(SCHEDULES[0], layout="ir_mul")
+    store(shipped, HOST, other)
+    found = find()
+    assert (found.schedule, found.origin) == (SCHEDULES[0], "nearest")
+    assert "layout ir_mul" in found.reason
+    store(shipped, HOST, entry(SCHEDULES[1], graph_class="conv-e25-d9"))
+    assert find().schedule == SCHEDULES[1]
+    assert find(layout="ir_mul").origin == "exact"
+
+
+def test_other_problems_directions_dtypes_and_operations_do_not_count(shipped: Path) -> None:
+    store(
+        shipped,
+        HOST,
+        entry(direction="backward"),
+        entry(dtype="float64"),
+        entry(operation="plain", graph_class="plain-e14"),
+        entry(problem=TensorProductProblem.channelwise("4x0e", "0e", "0e").key),
+    )
+    assert find().origin == "default"
+
+
+def test_an_illegal_schedule_is_skipped_and_the_reason_says_so(shipped: Path) -> None:
+    too_many = HostSchedule(path_groups=2, threads=64)
+    store(shipped, HOST, entry(too_many), entry(SCHEDULES[1], graph_class="conv-e17-d6"))
+    found = find()
+    assert (found.schedule, found.origin) == (SCHEDULES[1], "nearest")
+    assert "skipped" in found.reason and "threads=64 exceeds the 4 cores" in found.reason
+    store(shipped, HOST, entry(too_many, graph_class="conv-e17-d6"))
+    found = find()
+    assert (found.schedule, found.origin) == (default(), "default")
+    assert found.reason.count("threads=64") == 2
+
+
+def test_an_unfused_schedule_is_judged_as_the_plain_kernel_it_runs(
+    shipped: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store(shipped, HOST, entry(HostSchedule(path_groups=2, fuse=False)))
+    judged = []
+    make_plan = lookup.make_plan
+    monkeypatch.setattr(lookup, "make_plan", lambda spec: judged.append(spec.operation) or make_plan(spec))
+    assert find().origin == "exact"
+    assert judged == ["plain"]
+
+
+def test_a_schedule_of_another_backend_is_skipped(shipped: Path) -> None:
+    store(shipped, HOST, entry(CudaSchedule()))
+    found = find()
+    assert found.origin == "default"
+    assert "cuda schedule cannot run" in found.reason
+
+
+@pytest.mark.parametrize(
+    ("changes", "origin"),
+    [
+        ({}, "other-device"),
+        ({"arch": "aarch64"}, "default"),
+        ({"vector_bytes": 64}, "default"),
+        ({"units": 64}, "other-device"),
+    ],
+)
+def test_another_cpu_counts_where_machine_and_vectors_agree(shipped: Path, changes: dict, origin: str) -> None:
+    other = dataclasses.replace(HOST, name="Other CPU", **changes)
+    store(shipped, other, entry(SCHEDULES[3]))
+    found = find()
+    assert found.origin == origin
+    if origin == "other-device":
+        assert found.schedule == SCHEDULES[3]
+        assert "Other CPU" in found.reason
+
+
+def test_another_gpu_counts_where_the_architecture_agrees_and_the_nearest_in_size_wins(shipped: Path) -> None:
+    small = cuda_facts("sm_90", "A small one", 66)
+    large = cuda_facts("sm_90", "B large one", 130)
+    blackwell = cuda_facts("sm_100", "C other one", 132)
+    for facts, prefetch in ((small, 0), (large, 1), (blackwell, 2)):
+        store(shipped, facts, entry(CudaSchedule(prefetch=prefetch, block_size=64)))
+    found = find(facts=GPU)
+    assert (found.origin, found.schedule) == ("other-device", CudaSchedule(prefetch=1, block_size=64))
+    assert find(facts=cuda_facts("sm_80", "Ampere")).origin == "default"
+
+
+def test_this_device_comes_before_another_one(shipped: Path) -> None:
+    store(shipped, dataclasses.replace(HOST, name="Other CPU"), entry(SCHEDULES[0]))
+    store(shipped, HOST, entry(SCHEDULES[1], graph_class="conv-e2-d1"))
+    assert (find().origin, find().schedule) == ("nearest", SCHEDULES[1])
+
+
+def test_files_kept_aside_are_no_devices(shipped: Path) -> None:
+    path = store(shipped, dataclasses.replace(HOST, name="Other CPU"), entry(SCHEDULES[0]))
+    path.rename(path.with_name("other-cpu.corrupt-20261120T120000Z.json"))
+    assert find().origin == "default"
+
+
+def test_the_users_entries_lie_over_the_shipped_ones(shipped: Path, user: Path) -> None:
+    store(shipped, HOST, entry(SCHEDULES[0]), entry(SCHEDULES[1], graph_class="conv-e17-d6"))
+    assert find().schedule == SCHEDULES[0]
+    store(user, HOST, entry(SCHEDULES[2]))
+    assert find().schedule == SCHEDULES[2]
+    assert find("conv-e17-d6").schedule == SCHEDULES[1]
+
+
+@pytest.mark.parametrize("damaged", ["shipped", "user"])
+def test_a_damaged_database_never_breaks_lookup(shipped: Path, user: Path, damaged: str) -> None:
+    sound = {"shipped": user, "user": shipped}[damaged]
+    store(sound, HOST, entry(SCHEDULES[0]))
+    directory = sound.parent / damaged
+    directory.mkdir()
+    database_path(directory, HOST.slug).write_text('{"schema": 1, "entries": [')
+    with pytest.warns(DatabaseWarning, match=HOST.slug):
+        assert find().schedule == SCHEDULES[0]
+    # A directory where the file should be: it cannot even be opened.
+    database_path(directory, HOST.slug).unlink()
+    database_path(directory, HOST.slug).mkdir()
+    with pytest.warns(DatabaseWarning, match="cannot be read"):
+        assert find().schedule == SCHEDULES[0]
+
+
+def test_a_damaged_database_of_another_device_never_breaks_lookup(shipped: Path) -> None:
+    shipped.mkdir()
+    (shipped / "broken.json").write_text("{")
+    (shipped / "odd.json").write_text(json.dumps({"schema": 1, "device": {"units": "many"}, "entries": []}))
+    with pytest.warns(DatabaseWarning, match="broken"):
+        assert find().origin == "default"
+
+
+def test_strict_lookup_accepts_this_device_only(shipped: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store(shipped, dataclasses.replace(HOST, name="Other CPU"), entry(SCHEDULES[0]))
+    with pytest.raises(TuningMissError, match="equitune tune") as caught:
+        find(strict=True)
+    assert isinstance(caught.value, LookupError)
+    assert find().origin == "other-device"
+    monkeypatch.setenv("EQUITUNE_STRICT", "1")
+    with pytest.raises(TuningMissError):
+        find()
+    assert find(strict=False).origin == "other-device"
+    store(shipped, HOST, entry(SCHEDULES[1], graph_class="conv-e2-d1"))
+    assert find().origin == "nearest"
+    monkeypatch.setenv("EQUITUNE_STRICT", "0")
+    assert find(direction="backward").origin == "default"
+
+
+def test_an_unknown_direction_is_an_error(shipped: Path) -> None:
+    with pytest.raises(ProblemError, match="sideways"):
+        find(direction="sideways")
+
+
+def test_a_warm_lookup_among_many_entries_neither_parses_nor_walks_them(
+    shipped: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = database_path(shipped, HOST.slug)
+    many = Database.load(path, device_record(HOST))
+    for number in range(1000):
+        many.put(entry(problem=f"{PROBLEM.key}{number}"))
+    many.put(entry(SCHEDULES[0]))
+    many.save()
+    find()
+
+    def forbidden(*_: object) -> None:
+        raise AssertionError("a warm lookup must not parse a file or build a table")
+
+    monkeypatch.setattr(database, "read_table", forbidden)
+    monkeypatch.setattr(database.Table, "of", forbidden)
+    ranked = []
+    by_nearness = lookup._by_nearness
+    monkeypatch.setattr(lookup, "_by_nearness", lambda q, e: ranked.append(len(e)) or by_nearness(q, e))
+    assert find().origin == "exact"
+    assert find("conv-e3-d1").origin == "nearest"
+    assert find(direction="backward").origin == "default"
+    assert sum(ranked) == 1
+
+
+def test_show_tells_schedule_origin_and_figures(shipped: Path) -> None:
+    here = device_facts("cpu")
+    schedule = HostSchedule(path_groups=2, channel_block=8)
+    store(shipped, here, entry(schedule), entry(direction="backward", graph_class="conv-e17-d6"))
+    text = show.show(PROBLEM.key, graph_class="conv-e14-d5")
+    blocks = text.split("\n\n")
+    assert [block.splitlines()[0] for block in blocks[1:]] == [
+        "forward: exact",
+        "backward: nearest",
+        "double backward: default",
+    ]
+    forward, default_block = blocks[1], blocks[3]
+    for told in (
+        "channel_block=8",
+        "mof, 11,872 edges, 424 nodes",
+        "1.5 ms (quartiles 1.4 ms to 1.7 ms)",
+        "3 ms, 2.00 times",
+        "e3nn: 45 ms, 30.00 times",
+        "openequivariance: not installed",
+        "g 3.0e-07",
+        "0.1.0+0123456789",
+    ):
+        assert told in forward, told
+    assert "not measured" in default_block
+    assert here.name in blocks[0] and str(shipped) in blocks[0] and "2 entries" in blocks[0]
+
+
+def test_show_names_a_damaged_database(shipped: Path) -> None:
+    shipped.mkdir()
+    database_path(shipped, device_facts("cpu").slug).write_text("{")
+    with pytest.warns(DatabaseWarning):
+        assert "not valid JSON" in show.show(PROBLEM.key)
+
+
+def test_show_knows_problems_by_name_and_suggests_the_nearest(shipped: Path) -> None:
+    assert "128x0e+128x1o" in show.show("mace-mp-medium")
+    with pytest.raises(ConfigError, match="mace-mp-medium"):
+        show.find_problem("mace-mp-mediun")
+    with pytest.raises(ProblemError):
+        show.find_problem("uvu|not a key")
+
+
+def test_the_shipped_databases_are_sound() -> None:
+    for path in sorted(database.paths.results_dir().glob("*.json")):
+        if "." not in path.stem:
+            assert load_table(path).flaws == (), path
