@@ -29,7 +29,7 @@ endif
 
 STAMP := $(VENV)/.ready-gpu-$(GPU)
 BIN := $(VENV)/bin
-PIP = $(BIN)/python -m pip install -qq --disable-pip-version-check -c $(VENV)/constraints.txt
+PIP = $(BIN)/python -m pip install -qq --no-compile --disable-pip-version-check -c $(VENV)/constraints.txt
 
 help:  ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## */  make \1\t/' | expand -t 18

@@ -7,6 +7,7 @@ same kernel, graph class and pass), and a table for people.
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import tempfile
@@ -67,13 +68,17 @@ def bench(
             passes,
             schedules_of(workload, facts, folder),
             seconds_each=seconds_each,
-            on_step=lambda text, label=workload.label: console.print(f"{label}: {text}", markup=False, highlight=False),
+            on_step=functools.partial(_say, console, workload.label),
         )
         new = [row_of(workload, which, contest, facts) for which in passes]
         store_rows(folder, facts, new)
         rows += new
     console.print(table_of(rows))
     return rows
+
+
+def _say(console: Console, label: str, text: str) -> None:
+    console.print(f"{label}: {text}", markup=False, highlight=False, soft_wrap=True)
 
 
 def schedules_of(workload: Workload, facts: DeviceFacts, folder: Path) -> dict[str, dict[str, Schedule]]:

@@ -106,6 +106,7 @@ def tune(
     sampler: Annotated[str | None, typer.Option(help="auto, tpe, gp, random or brute.")] = None,
     storage: Annotated[str | None, typer.Option(help="Optuna storage URL; by default SQLite in the results.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of the search.")] = 0,
+    peers: Annotated[bool, typer.Option(help="Compare the winners with the peers, too.")] = True,
     results: Results = None,
     reports: Reports = None,
 ) -> None:
@@ -122,11 +123,27 @@ def tune(
     loaded = load_config(config, facts.backend)
     folder = _results_dir(results)
     with _Interrupts() as interrupts:
-        run_tune(loaded, device, seconds, trials, sampler, storage, seed, folder)
+        run_tune(loaded, device, seconds, trials, sampler, storage, seed, folder, peers)
     print(summary_table(folder, facts.slug))
     _write_reports(folder, reports, facts.slug)
     if interrupts.seen:
         raise typer.Exit(INTERRUPTED)
+
+
+@app.command()
+def bench(config: Config, device: Device = None, results: Results = None, reports: Reports = None) -> None:
+    """Compare default, tuned, e3nn, cuEquivariance and OpenEquivariance in one run; nothing is searched."""
+    from rich.console import Console
+
+    from autotune.bench import bench as run_bench
+    from autotune.config import load_config
+    from kernelgen.device import device_facts
+
+    device = resolve_device(device)
+    facts = device_facts(device)
+    folder = _results_dir(results)
+    run_bench(load_config(config, facts.backend), device, folder, console=Console())
+    _write_reports(folder, reports, facts.slug)
 
 
 @app.command()

@@ -34,8 +34,6 @@ DIRECTIONS_OF = {name: (name,) for name in PASSES[:3]} | {"forward+backward": ("
 OUR_MIN_SAMPLES = 10
 PEER_MIN_SAMPLES = 5
 MAX_SAMPLES = 60
-# On a GPU: peers that tune themselves need as many before they are at their best.
-WARM_UP_CALLS = 60
 PREPARE_LIMIT_S = 600.0
 SAMPLE_LIMIT_S = 120.0
 
@@ -133,7 +131,7 @@ class _Contest:
         counts: dict[str, int] = {}
         for name in entered:
             if name not in failed:
-                warm = self._call(name, which, WarmUp(name, which, WARM_UP_CALLS), PREPARE_LIMIT_S)
+                warm = self._call(name, which, WarmUp(name, which), PREPARE_LIMIT_S)
                 failed |= {name: warm.error} if warm.error else {}
                 counts |= {} if warm.error else {name: self._samples_of(name, warm.seconds)}
         self.on_step(f"comparing {which}")

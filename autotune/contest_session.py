@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from autotune.workload import Workload
 
 Schedules = Mapping[str, Schedule]
+WARM_UP_CALLS = 10
 
 
 @dataclass(frozen=True)
@@ -72,12 +73,13 @@ class PreparePeer:
 
 @dataclass(frozen=True)
 class WarmUp:
+    """Calls until steady. The first call of a peer is also checked."""
+
     name: str
     which: str
-    calls: int
 
     def __call__(self, session: ContestSession) -> Answer:
-        return session.attempt(lambda: session.warm_up(self.name, self.which, self.calls))
+        return session.attempt(lambda: session.warm_up(self.name, self.which))
 
 
 @dataclass(frozen=True)
@@ -131,7 +133,8 @@ class ContestSession:
     def _peers(self) -> dict[str, Any]:
         from autotune.baselines import peers_for
 
-        return {peer.name: peer for peer in peers_for(self.workload, self.device)}
+        peers = peers_for(self.workload, self.device, self.tensors, self.reference)
+        return {peer.name: peer for peer in peers}
 
     def attempt(self, job: Callable[[], Answer]) -> Answer:
         """Whatever a contender raises is its entry in the table."""
@@ -142,6 +145,8 @@ class ContestSession:
             return Answer(error=f"{type(error).__name__}: {error}"[:1000], device_lost=lost)
 
     def prepare_ours(self, name: str, schedules: Schedules) -> Answer:
+        from autotune.baselines import AutogradPasses
+
         operator = build_for(self.workload, schedules, self.device)
         answer = Answer()
         for direction in schedules:
@@ -164,11 +169,13 @@ class ContestSession:
         self.contenders[name] = self.peers[name].prepare()
         return Answer()
 
-    def warm_up(self, name: str, which: str, calls: int) -> Answer:
+    def warm_up(self, name: str, which: str) -> Answer:
         from autotune.measure import Sampler
 
         sampler = Sampler(getattr(self.contenders[name], which.replace("+", "_")), self.device)
-        seconds = sampler.warm_up(2 if sampler.device.type == "cpu" else calls, 0.1)
+        # On a CPU there is nothing that a third call would warm, and a peer's call takes up to a second.
+        calls = 2 if sampler.device.type == "cpu" else getattr(self.peers.get(name), "warm_up_calls", WARM_UP_CALLS)
+        seconds = sampler.warm_up(calls, 0.1)
         self.samplers[name] = sampler
         return Answer(seconds=seconds)
 
@@ -176,46 +183,3 @@ class ContestSession:
         self.samplers.clear()
         for contender in self.contenders.values():
             contender.release()
-
-
-class AutogradPasses:
-    """The four passes of a differentiable product, as a training step would run them; graphs are kept between calls."""
-
-    def __init__(self, call: Callable[..., torch.Tensor], tensors: Any) -> None:
-        self._call = call
-        self._plain = (tensors.x, tensors.y, tensors.w)
-        self._inputs = [tensor.detach().clone().requires_grad_() for tensor in self._plain]
-        self._g = tensors.g.detach().clone().requires_grad_()
-        self._tangents = [tensors.tx, tensors.ty, tensors.tw]
-        self._out: torch.Tensor | None = None
-        self._first: tuple[torch.Tensor, ...] | None = None
-
-    def release(self) -> None:
-        """Drop the kept graphs."""
-        self._out = self._first = None
-
-    def forward(self) -> object:
-        import torch
-
-        with torch.no_grad():
-            return self._call(*self._plain)
-
-    def backward(self) -> object:
-        import torch
-
-        if self._out is None:
-            self._out = self._call(*self._inputs)
-        return torch.autograd.grad(self._out, self._inputs, self._g.detach(), retain_graph=True)
-
-    def double_backward(self) -> object:
-        import torch
-
-        if self._first is None:
-            out = self._call(*self._inputs)
-            self._first = torch.autograd.grad(out, self._inputs, self._g, create_graph=True)
-        return torch.autograd.grad(self._first, [*self._inputs, self._g], self._tangents, retain_graph=True)
-
-    def forward_backward(self) -> object:
-        import torch
-
-        return torch.autograd.grad(self._call(*self._inputs), self._inputs, self._g.detach())

@@ -174,7 +174,13 @@ def _databases() -> Iterator[tuple[str, str, str]]:
 
 
 def _peers() -> Iterator[tuple[str, str, str]]:
-    yield "todo", "", "ok"
+    import torch
+
+    from autotune.baselines import usable_peers
+
+    for device in ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",):
+        for peer in usable_peers(device):
+            yield f"{peer.name} ({device})", peer.reason or "usable", "ok" if peer.usable else "absent"
 
 
 PROBES: tuple[tuple[str, Probe], ...] = (

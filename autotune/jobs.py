@@ -83,7 +83,7 @@ class TrialSession:
         self.tensors = make_tensors(self.workload, self.device)
         self.reference = Reference(self.workload, self.device)
         self.order = None
-        if self.workload.operation == "conv":
+        if self.tensors.receiver is not None:
             self.order = edge_order(self.tensors.receiver, self.tensors.num_nodes, is_sorted=True)
 
     def __call__(self, job: TrialJob) -> Outcome:

@@ -202,5 +202,6 @@ def _is_kindred(device: Mapping[str, Any], facts: DeviceFacts) -> bool:
 
 def _size_gap(device: Mapping[str, Any], facts: DeviceFacts) -> float:
     units = device.get("units")
-    known = isinstance(units, int | float) and units > 0
-    return abs(math.log2(units / max(1, facts.units))) if known else math.inf
+    if not isinstance(units, int | float) or units <= 0:
+        return math.inf
+    return abs(math.log2(units / max(1, facts.units)))

@@ -169,7 +169,9 @@ def time_callable(
     """
     sampler = Sampler(call, device, cold_cache)
     sampler.warm_up()
-    begin, samples, readings = time.perf_counter(), [], []
+    begin = time.perf_counter()
+    samples: list[float] = []
+    readings: list[int | None] = []
     while len(samples) < max_samples:
         samples += sampler.take(FIRST_LOOK if len(samples) < FIRST_LOOK else min(5, max_samples - len(samples)))
         readings.append(sm_clock_mhz(device))

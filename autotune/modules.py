@@ -11,6 +11,7 @@ channels, in instruction order. First and second derivatives work in every input
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import TypeAlias
 
 import torch
 from e3nn import o3
@@ -22,7 +23,7 @@ from kernelgen.errors import InputError, ProblemError
 from kernelgen.graph import EdgeOrder, check_indices, is_in_order
 from kernelgen.problem import TensorProductProblem
 
-Irreps = str | o3.Irreps
+Irreps: TypeAlias = "str | o3.Irreps"
 _ORDERS = OrderCache()
 
 
@@ -117,7 +118,7 @@ class TensorProduct(TunedModule):
             shapes = ", ".join(str(tuple(tensor.shape)) for tensor in batched)
             raise InputError(f"leading dimensions of the shapes {shapes} do not broadcast") from error
         rows = [tensor.expand(*batch, tensor.shape[-1]).reshape(batch.numel(), tensor.shape[-1]) for tensor in batched]
-        out = operator(*rows, weight) if self.shared_weights else operator(*rows)
+        out = operator(rows[0], rows[1], weight if self.shared_weights else rows[2])
         return out.reshape(*batch, self.problem.dim_out)
 
     def _weight_for(self, weight: torch.Tensor | None) -> torch.Tensor:

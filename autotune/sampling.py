@@ -1,4 +1,4 @@
-"""Optuna at arm's length: names of samplers and a storage enter, Optuna's objects leave. Nothing else knows its options."""
+"""Optuna at arm's length: names of samplers and a storage enter, Optuna's objects with the right options leave."""
 
 from __future__ import annotations
 

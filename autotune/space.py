@@ -75,10 +75,10 @@ class Space:
             changes["fuse"] = fresh.fuse
         if not fused:
             changes["accumulate"] = fresh.accumulate
-        if fused and schedule.accumulate == "registers":
-            changes["edges_per_chunk"] = fresh.edges_per_chunk
         if isinstance(schedule, CudaSchedule):
             changes["stage_edges"] = min(schedule.stage_edges, schedule.lanes)
+            if fused and schedule.accumulate == "registers":
+                changes["edges_per_chunk"] = fresh.edges_per_chunk
         return dataclasses.replace(schedule, **changes)
 
     def kernel_spec(self, schedule: Schedule) -> Spec:

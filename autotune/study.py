@@ -210,8 +210,8 @@ class Study:
                 self._study.tell(trial.number, state=TrialState.FAIL)
             elif trial.state in (TrialState.COMPLETE, TrialState.PRUNED):
                 told.add(trial.user_attrs.get(KEY))
-        missing = [line for key, line in self.finished.items() if key not in told]
-        self._study.add_trials(trial for line in missing if (trial := self._as_trial(line)) is not None)
+        missing = (self._as_trial(line) for key, line in self.finished.items() if key not in told)
+        self._study.add_trials(trial for trial in missing if trial is not None)
 
     def _as_trial(self, line: dict[str, Any]) -> optuna.trial.FrozenTrial | None:
         import optuna

@@ -8,7 +8,6 @@
     >>> out = operator(x, y, w, sender, receiver)       # [num_nodes, problem.dim_out], differentiable twice
 """
 
-from kernelgen import library as library  # registers torch.ops.equitune.*
 from kernelgen.compile import compile_many, compile_source, find_host_compiler
 from kernelgen.device import DeviceFacts, cuda_facts, device_facts
 from kernelgen.direction import DIRECTIONS, Direction
@@ -30,10 +29,36 @@ from kernelgen.schedule import CudaSchedule, HostSchedule, Schedule, schedule_fr
 from kernelgen.version import GENERATOR_VERSION, __version__
 
 __all__ = [
-    *("TensorProductProblem", "Instruction", "Schedule", "CudaSchedule", "HostSchedule", "schedule_from_dict"),
-    *("build", "Operator", "EdgeOrder", "edge_order", "check_indices"),
-    *("Spec", "Direction", "DIRECTIONS", "make_plan", "default_schedule"),
-    *("DeviceFacts", "device_facts", "cuda_facts", "compile_source", "compile_many", "find_host_compiler"),
-    *("EquituneError", "ProblemError", "UnsupportedError", "ScheduleError", "InputError", "ToolMissingError"),
-    *("CompileError", "LaunchError", "GENERATOR_VERSION", "__version__"),
+    "CompileError",
+    "CudaSchedule",
+    "DIRECTIONS",
+    "DeviceFacts",
+    "Direction",
+    "EdgeOrder",
+    "EquituneError",
+    "GENERATOR_VERSION",
+    "HostSchedule",
+    "InputError",
+    "Instruction",
+    "LaunchError",
+    "Operator",
+    "ProblemError",
+    "Schedule",
+    "ScheduleError",
+    "Spec",
+    "TensorProductProblem",
+    "ToolMissingError",
+    "UnsupportedError",
+    "__version__",
+    "build",
+    "check_indices",
+    "compile_many",
+    "compile_source",
+    "cuda_facts",
+    "default_schedule",
+    "device_facts",
+    "edge_order",
+    "find_host_compiler",
+    "make_plan",
+    "schedule_from_dict",
 ]

@@ -8,6 +8,7 @@ respect to slot ``o`` of every monomial whose slot ``o`` holds the primal operan
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 from kernelgen.errors import ProblemError
@@ -75,15 +76,18 @@ class Direction:
         return f"{self.name}:{self.tangents}->{self.outputs}"
 
 
+@functools.cache
 def forward() -> Direction:
     return Direction("forward", "", "g")
 
 
+@functools.cache
 def backward(outputs: str = "xyw") -> Direction:
     """Gradients with respect to ``outputs`` given the output's cotangent g."""
     return Direction("backward", "", outputs)
 
 
+@functools.cache
 def double_backward(tangents: str = "xyw", outputs: str = "xywg") -> Direction:
     """Gradients of the first gradients, given the cotangents (``tangents``) of those that have one."""
     return Direction("double_backward", tangents, outputs)

@@ -152,7 +152,7 @@ class _CudaRun:
             attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
             (status,) = driver.cuKernelSetAttribute(attribute, shared, self._kernel.handle, driver.CUdevice(device))
             if int(status) != 0:
-                raise LaunchError(f"{shared} bytes of shared memory a block were refused on cuda:{device}: {status.name}")
+                raise LaunchError(f"{shared} bytes of shared memory a block: refused on cuda:{device}, {status.name}")
         self._prepared[device] = shared
 
 

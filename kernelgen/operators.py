@@ -20,6 +20,7 @@ from kernelgen.emit import emit
 from kernelgen.errors import InputError, ProblemError, ScheduleError
 from kernelgen.graph import EdgeOrder, edge_order, is_in_order
 from kernelgen.launch import load_kernel
+from kernelgen.library import OPERATORS, tp_forward
 from kernelgen.plan import Spec, default_schedule, make_plan
 from kernelgen.problem import TensorProductProblem
 from kernelgen.runner import Checks, Graph, Operands, Runner
@@ -27,8 +28,6 @@ from kernelgen.schedule import SCHEDULES, Schedule, schedule_from_dict
 
 DTYPES = {torch.float32: "float32", torch.float64: "float64"}
 INDEX_DTYPES = {torch.int32: "int32", torch.int64: "int64"}
-
-_operators: dict[str, Operator] = {}
 
 
 def build(
@@ -50,24 +49,20 @@ def build(
     operation: ``conv`` (gather by sender, product, sum by receiver) or ``plain`` (edge by edge).
     """
     operator = Operator(problem, schedule, operation, dtype, layout, torch.device(device))
-    return _operators.setdefault(operator.text, operator)
+    return OPERATORS.setdefault(operator.text, operator)
 
 
-def resolve(text: str) -> Operator:
-    """The operator of a text made by ``Operator.text``, rebuilt if this process has not seen it."""
-    found = _operators.get(text)
-    if found is None:
-        data = json.loads(text)
-        found = build(
-            TensorProductProblem.from_key(data["problem"]),
-            {name: schedule_from_dict(knobs) for name, knobs in data["schedules"].items()},
-            operation=data["operation"],
-            dtype=getattr(torch, data["dtype"]),
-            layout=data["layout"],
-            device=data["device"],
-        )
-        _operators[text] = found
-    return found
+def rebuild(text: str) -> Operator:
+    """The operator whose ``Operator.text`` this is."""
+    data = json.loads(text)
+    return build(
+        TensorProductProblem.from_key(data["problem"]),
+        {name: schedule_from_dict(knobs) for name, knobs in data["schedules"].items()},
+        operation=data["operation"],
+        dtype=getattr(torch, data["dtype"]),
+        layout=data["layout"],
+        device=data["device"],
+    )
 
 
 class Operator:
@@ -116,19 +111,6 @@ class Operator:
         }
         self._any_ordered = any(self._ordered.values())
 
-    def __call__(
-        self,
-        x: Tensor,
-        y: Tensor,
-        w: Tensor,
-        sender: Tensor | None = None,
-        receiver: Tensor | None = None,
-        *,
-        num_out: int | None = None,
-        order: EdgeOrder | None = None,
-    ) -> Tensor:
-        return self.forward(x, y, w, sender, receiver, num_out=num_out, order=order)
-
     def forward(
         self,
         x: Tensor,
@@ -145,14 +127,15 @@ class Operator:
         num_out: rows of the result of a convolution, by default as many as x has. order: ``edge_order(receiver,
         num_out)``; given once for a graph it saves a sort in every call.
         """
-        if self.shared_weights and w.dim() == 2 and w.shape[0] == 1:
-            w = w[0]
+        w = self._one_row(w)
         if num_out is None:
             num_out = x.shape[0]
         if order is None and self._any_ordered and receiver is not None:
             order = self._order(receiver, num_out)
         row_ptr, perm = (None, None) if order is None else order
-        return torch.ops.equitune.tp_forward(x, y, w, sender, receiver, row_ptr, perm, num_out, self.text)
+        return tp_forward(x, y, w, sender, receiver, row_ptr, perm, num_out, self.text)
+
+    __call__ = forward
 
     def run_forward(
         self,
@@ -167,7 +150,8 @@ class Operator:
         poison: bool = False,
     ) -> Tensor:
         """The product without autograd. ``poison`` fills what the kernel must overwrite with NaN first."""
-        return self.run(forward(), (x, None, y, None, w, None, None), sender, receiver, num_out, order, poison)["g"]
+        operands = (x, None, y, None, self._one_row(w), None, None)
+        return self.run(forward(), operands, sender, receiver, num_out, order, poison)["g"]
 
     def run_backward(
         self,
@@ -184,7 +168,7 @@ class Operator:
         poison: bool = False,
     ) -> dict[str, Tensor]:
         """First gradients with respect to ``outputs``, given the result's cotangent g; keyed by slot."""
-        operands = (x, None, y, None, w, None, g)
+        operands = (x, None, y, None, self._one_row(w), None, g)
         return self.run(
             backward(outputs), operands, sender, receiver, g.shape[0] if num_out is None else num_out, order, poison
         )
@@ -208,7 +192,9 @@ class Operator:
         if not tangents or not set(tangents) <= set("xyw"):
             raise InputError(f"tangents are {sorted(tangents)}; expected at least one of 'x', 'y' and 'w'")
         direction = double_backward("".join(slot for slot in "xyw" if slot in tangents), outputs)
-        operands = (x, tangents.get("x"), y, tangents.get("y"), w, tangents.get("w"), g)
+        tw = tangents.get("w")
+        tw = tw if tw is None else self._one_row(tw)
+        operands = (x, tangents.get("x"), y, tangents.get("y"), self._one_row(w), tw, g)
         return self.run(
             direction, operands, sender, receiver, g.shape[0] if num_out is None else num_out, order, poison
         )
@@ -226,28 +212,30 @@ class Operator:
         """Any direction on operands in the order ``x tx y ty w tw g``; gradients keyed by slot, without autograd."""
         x, y = operands[0], operands[2]
         assert x is not None and y is not None
-        if self.shared_weights:
-            operands = tuple(w[0] if w is not None and i in (4, 5) and w.dim() == 2 and len(w) == 1 else w
-                             for i, w in enumerate(operands))
         if x.dim() != 2 or y.dim() != 2:
-            raise InputError(f"x is {tuple(x.shape)} and y {tuple(y.shape)}; expected two dimensions each: rows, features")
+            raise InputError(f"x is {tuple(x.shape)} and y {tuple(y.shape)}; expected [rows, features] for both")
         num_edges, num_in = y.shape[0], x.shape[0]
         if not self.is_conv:
             num_in = num_out = num_edges
         elif num_out is None:
             num_out = num_in
         graph = Graph(sender, receiver, order, num_edges, num_in, num_out)
-        operands = self._checks.operands(operands, graph)
-        self._checks.indices(graph, x.device)
+        checks = self._checks
+        shapes = checks.shapes(graph)
+        operands = checks.operands(operands, shapes)
+        checks.indices(graph, x.device)
         runner = self._runner(direction, None if sender is None else sender.dtype, x)
         if runner.owns_destination and num_edges:
-            assert receiver is not None
             if order is None:
-                order = self._order(receiver, num_out)
-                graph = Graph(sender, receiver, order, num_edges, num_in, num_out)
+                assert receiver is not None
+                graph = graph._replace(order=self._order(receiver, num_out))
             else:
-                self._checks.order(graph, x.device)
-        return runner(operands, graph, poison)
+                checks.order(graph, x.device)
+        return runner(operands, graph, shapes, poison)
+
+    def _one_row(self, w: Tensor) -> Tensor:
+        """Shared weights given as [1, weight_numel] become [weight_numel]."""
+        return w[0] if self.shared_weights and w.dim() == 2 and w.shape[0] == 1 else w
 
     def spec(
         self, direction: Direction, index: torch.dtype = torch.int64, device: torch.device | None = None

@@ -7,7 +7,7 @@ where the schedule does not fuse, gathers and scatters with torch around a plain
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,8 +24,7 @@ OPERANDS = ("x", "tx", "y", "ty", "w", "tw", "g")
 Operands = tuple[Tensor | None, ...]
 
 
-@dataclass(frozen=True)
-class Graph:
+class Graph(NamedTuple):
     """The convolution's edges (None for the plain product) and all row counts of a call."""
 
     sender: Tensor | None
@@ -45,29 +44,28 @@ class Checks:
         self.dtype = dtype
         self.device_type = device_type
 
-    def shape(self, slot: str, graph: Graph) -> tuple[int, ...]:
-        """Shape of an operand or gradient of a slot."""
-        problem = self.problem
-        if slot == "x":
-            return (graph.num_in, problem.dim_in1)
-        if slot == "y":
-            return (graph.num_edges, problem.dim_in2)
-        if slot == "w":
-            return (problem.weight_numel,) if problem.shared_weights else (graph.num_edges, problem.weight_numel)
-        return (graph.num_out, problem.dim_out)
+    def shapes(self, graph: Graph) -> dict[str, tuple[int, ...]]:
+        """Shape of the operands and of the gradient of each slot."""
+        problem, edges = self.problem, graph.num_edges
+        return {
+            "x": (graph.num_in, problem.dim_in1),
+            "y": (edges, problem.dim_in2),
+            "w": (problem.weight_numel,) if problem.shared_weights else (edges, problem.weight_numel),
+            "g": (graph.num_out, problem.dim_out),
+        }
 
-    def operands(self, operands: Operands, graph: Graph) -> Operands:
+    def operands(self, operands: Operands, shapes: dict[str, tuple[int, ...]]) -> Operands:
         """The operands, contiguous and aligned (copied only where they are not)."""
         x = operands[0]
         assert x is not None
-        device = x.device
+        device, dtype = x.device, self.dtype
         if device.type != self.device_type:
-            raise InputError(f"x is on {device}; this operator was built for {self.device_type}, build one with {device=!s}")
+            raise InputError(f"x is on {device}; this operator was built for {self.device_type}: build another for it")
         ready: list[Tensor | None] = []
         for name, tensor in zip(OPERANDS, operands, strict=True):
             if tensor is not None:
-                if tensor.dtype != self.dtype or tensor.device != device or tensor.shape != self.shape(name[-1], graph):
-                    raise self._mismatch(name, tensor, graph, device)
+                if tensor.dtype != dtype or tensor.shape != shapes[name[-1]] or tensor.device != device:
+                    raise self._mismatch(name, tensor, shapes[name[-1]], device)
                 if not tensor.is_contiguous():
                     tensor = tensor.contiguous()
                 if tensor.data_ptr() % ALIGNMENT:
@@ -92,7 +90,7 @@ class Checks:
                 )
         assert graph.sender is not None and graph.receiver is not None
         if graph.sender.dtype != graph.receiver.dtype:
-            raise InputError(f"sender is {graph.sender.dtype} and receiver {graph.receiver.dtype}; expected the same dtype")
+            raise InputError(f"sender is {graph.sender.dtype} and receiver {graph.receiver.dtype}; expected one dtype")
 
     def order(self, graph: Graph, device: torch.device) -> None:
         """A precomputed order fits the graph."""
@@ -108,11 +106,11 @@ class Checks:
                     f"({length},) on {device}: make it with edge_order(receiver, num_out={graph.num_out})"
                 )
 
-    def _mismatch(self, name: str, tensor: Tensor, graph: Graph, device: torch.device) -> InputError:
+    def _mismatch(self, name: str, tensor: Tensor, shape: tuple[int, ...], device: torch.device) -> InputError:
         rows = "num_edges is taken from y, num_in from x"
         return InputError(
             f"{name} is {tensor.dtype} {tuple(tensor.shape)} on {tensor.device}; expected {self.dtype} "
-            f"{self.shape(name[-1], graph)} on {device} ({rows}) for {self.problem.irreps_in1} x "
+            f"{shape} on {device} ({rows}) for {self.problem.irreps_in1} x "
             f"{self.problem.irreps_in2} -> {self.problem.irreps_out}"
         )
 
@@ -125,55 +123,57 @@ class Runner:
         self.direction = spec.direction
         self.live = spec.direction.live_outputs if spec.problem.paths else ""
         self.gathers = checks.is_conv and spec.operation == "plain"
+        self.dead = tuple(slot for slot in spec.direction.outputs if slot not in self.live)
         self.kernel: Kernel | None = None
         self.owns_destination = False
+        # (slot, whether it must be zero before the launch) of the outputs that the kernel writes
+        self.allocated: tuple[tuple[str, bool], ...] = ()
         if self.live:
-            self.kernel = load_kernel(
-                dataclasses.replace(spec, direction=dataclasses.replace(spec.direction, outputs=self.live))
-            )
-            self.owns_destination = self.kernel.plan.owns_destination
-            self.zeroed = tuple(f"out_{slot}" in self.kernel.plan.zeroed for slot in "xywg")
+            live = dataclasses.replace(spec.direction, outputs=self.live)
+            self.kernel = load_kernel(dataclasses.replace(spec, direction=live))
+            plan = self.kernel.plan
+            self.owns_destination = plan.owns_destination
+            self.allocated = tuple((slot, f"out_{slot}" in plan.zeroed) for slot in self.live)
 
-    def __call__(self, operands: Operands, graph: Graph, poison: bool) -> dict[str, Tensor]:
+    def __call__(
+        self, operands: Operands, graph: Graph, shapes: dict[str, tuple[int, ...]], poison: bool
+    ) -> dict[str, Tensor]:
         """Gradients keyed by slot. ``operands`` and ``graph`` have passed the checks."""
-        if self.kernel is None or graph.num_edges == 0:
-            return {slot: self._zeros(slot, operands, graph) for slot in self.direction.outputs}
-        if self.gathers:
-            results = self._run_unfused(operands, graph, poison)
-        else:
-            results = self._launch(operands, graph, poison)
-        for slot in self.direction.outputs:
-            if slot not in self.live:
-                results[slot] = self._zeros(slot, operands, graph)
-        return results
-
-    def _zeros(self, slot: str, operands: Operands, graph: Graph) -> Tensor:
         x = operands[0]
         assert x is not None
-        return torch.zeros(self.checks.shape(slot, graph), dtype=x.dtype, device=x.device)
-
-    def _launch(self, operands: Operands, graph: Graph, poison: bool) -> dict[str, Tensor]:
-        x, kernel = operands[0], self.kernel
-        assert x is not None and kernel is not None
-        results: dict[str, Tensor] = {}
-        outputs: list[Tensor | None] = []
-        for slot, zeroed in zip("xywg", self.zeroed, strict=True):
-            if slot not in self.live:
-                outputs.append(None)
-                continue
-            out = (torch.zeros if zeroed else torch.empty)(
-                self.checks.shape(slot, graph), dtype=x.dtype, device=x.device
-            )
-            if poison and not zeroed:
-                out.fill_(float("nan"))
-            outputs.append(out)
-            results[slot] = out
-        row_ptr, perm = graph.order if self.owns_destination and graph.order is not None else (None, None)
-        tensors = (*operands, *outputs, graph.sender, graph.receiver, row_ptr, perm)
-        kernel.run(tensors, graph.num_edges, graph.num_in, graph.num_out)
+        if not self.live or graph.num_edges == 0:
+            return {slot: _zeros(shapes[slot], x) for slot in self.direction.outputs}
+        if self.gathers:
+            results = self._run_unfused(operands, graph, shapes, poison)
+        else:
+            results = self._launch(operands, graph, shapes, poison)
+        for slot in self.dead:
+            results[slot] = _zeros(shapes[slot], x)
         return results
 
-    def _run_unfused(self, operands: Operands, graph: Graph, poison: bool) -> dict[str, Tensor]:
+    def _launch(
+        self, operands: Operands, graph: Graph, shapes: dict[str, tuple[int, ...]], poison: bool
+    ) -> dict[str, Tensor]:
+        x = operands[0]
+        assert x is not None and self.kernel is not None
+        results: dict[str, Tensor] = {}
+        for slot, zeroed in self.allocated:
+            out = (torch.zeros if zeroed else torch.empty)(shapes[slot], dtype=x.dtype, device=x.device)
+            if poison and not zeroed:
+                out.fill_(float("nan"))
+            results[slot] = out
+        given = results.get
+        row_ptr, perm = graph.order if self.owns_destination and graph.order is not None else (None, None)
+        tensors = (
+            *(*operands, given("x"), given("y"), given("w"), given("g")),
+            *(graph.sender, graph.receiver, row_ptr, perm),
+        )
+        self.kernel.run(tensors, graph.num_edges, graph.num_in, graph.num_out)
+        return results
+
+    def _run_unfused(
+        self, operands: Operands, graph: Graph, shapes: dict[str, tuple[int, ...]], poison: bool
+    ) -> dict[str, Tensor]:
         """Gather node rows, run the plain kernel on edge rows, sum edge rows back to nodes."""
         sender, receiver = graph.sender, graph.receiver
         assert sender is not None and receiver is not None
@@ -186,8 +186,13 @@ class Runner:
                     tensor = tensor.index_select(0, receiver)
             by_edge.append(tensor)
         edges = graph.num_edges
-        results = self._launch(tuple(by_edge), Graph(None, None, None, edges, edges, edges), poison)
+        on_edges = {**shapes, "x": (edges, shapes["x"][1]), "g": (edges, shapes["g"][1])}
+        results = self._launch(tuple(by_edge), Graph(None, None, None, edges, edges, edges), on_edges, poison)
         for slot, index in (("x", sender), ("g", receiver)):
             if slot in results:
-                results[slot] = self._zeros(slot, operands, graph).index_add_(0, index, results[slot])
+                results[slot] = _zeros(shapes[slot], results[slot]).index_add_(0, index, results[slot])
         return results
+
+
+def _zeros(shape: tuple[int, ...], like: Tensor) -> Tensor:
+    return torch.zeros(shape, dtype=like.dtype, device=like.device)

@@ -47,8 +47,10 @@ def compiled(task: Task) -> Product:
     t = task.tensors
     x = relayout(t.x, task.workload.problem.irreps_in1, task.workload.layout, "mul_ir")
     inputs = [tensor.detach().clone().requires_grad_() for tensor in (x, t.y, t.w)]
-    # Donated buffers forbid a second backward pass on a kept graph, which is what is timed.
-    with time_limit(COMPILE_LIMIT_S, "torch.compile"), config.patch(donated_buffer=False):
+    # Donated buffers forbid a second backward pass on a kept graph, which is what is timed. torch looks at this when it
+    # compiles and again in every backward call, so it stays off in this process.
+    config.donated_buffer = False
+    with time_limit(COMPILE_LIMIT_S, "torch.compile"):
         out = call(*inputs)
         torch.autograd.grad(out, inputs, torch.ones_like(out))
         with torch.no_grad():

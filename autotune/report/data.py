@@ -113,7 +113,9 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise ReportError(f"{path}: not readable as JSON ({error}); restore it or move it away, then report again") from error
+        raise ReportError(
+            f"{path}: not readable as JSON ({error}); restore it or move it away, then report again"
+        ) from error
     if not isinstance(data, dict):
         raise ReportError(f"{path}: holds a {type(data).__name__}; expected an object with 'device' and its records")
     return data

@@ -48,19 +48,22 @@ class Bar:
     error: str | None = None
 
 
-def _time_axis(axis: Any, low: float, high: float) -> None:
-    """Ticks at 1, 2, 5 (or the decades alone) on a logarithmic time axis, at evenly spaced times where it is short."""
+def _time_axis(axis: Any, low: float, high: float, most: int = 8) -> None:
+    """At most ``most`` ticks on a logarithmic time axis: decades or 1, 2, 5; even steps where it is short."""
     decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     ticks: list[float] = []
     for steps in ((1,), (1, 2, 5)):
         ticks = [step * 10.0**decade for decade in decades for step in steps if low <= step * 10.0**decade <= high]
         if len(ticks) >= 3:
             break
+    ticks = ticks[:: max(1, -(-len(ticks) // most))]
     if len(ticks) < 3:
         ticks = [tick for tick in MaxNLocator(4).tick_values(low, high) if low <= tick <= high]
     axis.set_major_locator(FixedLocator(ticks))
     axis.set_minor_locator(NullLocator())
-    axis.set_major_formatter(FuncFormatter(lambda tick, _: time_text(tick).replace(".00", "").replace(".0\xa0", "\xa0")))
+    axis.set_major_formatter(
+        FuncFormatter(lambda tick, _: time_text(tick).replace(".00", "").replace(".0\xa0", "\xa0"))
+    )
 
 
 def time_bars(bars: Sequence[Bar], floor_us: float, limits: tuple[float, float], identifier: str, what: str) -> Markup:
@@ -87,11 +90,11 @@ def time_bars(bars: Sequence[Bar], floor_us: float, limits: tuple[float, float],
                           fontweight=weight)  # fmt: skip
         axes.set(xlim=(low, high * stretch), ylim=(len(bars) - 0.5, -0.5), yticks=[])
         axes.spines["left"].set_visible(False)
-        _time_axis(axes.xaxis, low, high * 1.2)
+        _time_axis(axes.xaxis, low, high * 1.2, most=4)
         if not math.isnan(floor_us):
             axes.axvline(floor_us, color=INK["text"], linewidth=1.0, linestyle=(0, (3, 2)), zorder=3)
-            axes.annotate(f"floor {time_text(floor_us)}", (floor_us, 1), (0, 2), textcoords="offset points", ha="center",
-                          xycoords=("data", "axes fraction"), va="bottom", color=INK["muted"], fontsize=7.5)  # fmt: skip
+            axes.annotate(f"floor {time_text(floor_us)}", (floor_us, 1), (0, 2), xycoords=("data", "axes fraction"),
+                          textcoords="offset points", ha="center", color=INK["muted"], fontsize=7.5)  # fmt: skip
     shown = "; ".join(f"{contender_name(b.contender)} {'failed' if math.isnan(b.time_us) else time_text(b.time_us)}"
                       for b in bars)  # fmt: skip
     return inline_svg(figure, identifier, f"Bar chart, logarithmic. {what}: {shown}; floor {time_text(floor_us)}.")
@@ -196,7 +199,9 @@ def importance_bars(importances: pd.DataFrame, identifier: str, what: str) -> Ma
         for place, (_, ink, name) in enumerate(measures):
             start = 0.02 + 0.5 * place
             figure.text(start + 0.035, 1 - 0.11 / height, name, va="center", fontsize=7.5, color=INK["muted"])
-            key = Rectangle((start, 1 - 0.15 / height), 0.022, 0.08 / height, color=INK[ink], transform=figure.transFigure)
+            key = Rectangle(
+                (start, 1 - 0.15 / height), 0.022, 0.08 / height, color=INK[ink], transform=figure.transFigure
+            )
             figure.add_artist(key)
     shares = ", ".join(f"{knob} {row.importance:.0%} and {row.explained:.0%}" for knob, row in importances.iterrows())
     return inline_svg(figure, identifier, f"Knob importances and shares of variance explained. {what}: {shares}.")

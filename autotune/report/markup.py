@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 
-VOID = {"meta", "br", "col", "hr"}
+VOID = {"meta", "br", "col", "hr", "wbr"}
 
 
 class Markup(str):
@@ -63,14 +63,20 @@ def table(caption: str, columns: Sequence[Column], rows: Sequence[Sequence[Cell]
     body = [tag("tr", *(_cell(cell, column, i == 0) for i, (cell, column) in enumerate(zip(row, columns, strict=True))))
             for row in rows]  # fmt: skip
     inner = tag(
-        "table", tag("caption", caption), tag("thead", head), tag("tbody", *body), class_="sortable" if sortable else None
+        "table",
+        tag("caption", caption),
+        tag("thead", head),
+        tag("tbody", *body),
+        class_="sortable" if sortable else None,
     )
     return tag("div", inner, class_="scroll", role="region", tabindex="0", aria_label=caption)
 
 
 def _head(column: Column, sortable: bool) -> Markup:
     note = tag("small", column.note) if column.note else None
-    title = tag("button", column.title, type="button") if sortable else Markup(escape(column.title))
+    # A name in snake case may break after each underscore.
+    name = Markup(escape(column.title).replace("_", "_<wbr>"))
+    title = tag("button", name, type="button") if sortable else name
     return tag("th", title, note, scope="col", class_="n" if column.numeric else None)
 
 

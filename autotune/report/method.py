@@ -9,6 +9,7 @@ from autotune.report.data import DeviceData
 from autotune.report.markup import Cell, Column, Content, Markup, definitions, join, table, tag
 from autotune.report.words import MISSING, bytes_text, count, direction_name
 
+PROBLEM_COLUMNS = ("Problem", "First input", "Second input", "Output", "Paths", "Weights")
 STEPS = (
     ("Verification", "Before it is timed, every schedule runs on outputs filled with NaN and is compared with e3nn in float64: each output and each gradient, block by block, as a relative error. A schedule above the tolerance is recorded as wrong and never timed. The table gives the winner's largest error."),  # noqa: E501
     ("Cold cache", "Warm-up calls come first. Then every sample starts with a last-level cache that was just overwritten, as the layers before and after would leave it."),  # noqa: E501
@@ -66,11 +67,12 @@ def _problems(data: DeviceData) -> Markup | None:
             rows.append([Cell(label), Cell(str(key), kind="wrap"), *(Cell(MISSING) for _ in range(4))])
             continue
         paths = len([path for path in parts[4].split(",") if path])
-        rows.append([Cell(label), *(Cell(part, kind="wrap") for part in parts[1:4]), Cell(count(paths)), Cell(parts[5])])
+        irreps = [Cell(part, kind="wrap") for part in parts[1:4]]
+        rows.append([Cell(label), *irreps, Cell(count(paths)), Cell(parts[5])])
     if not rows:
         return None
-    columns = [Column("Problem"), Column("First input"), Column("Second input"), Column("Output"), Column("Paths", True)]
-    return join((tag("h3", "Problems"), table("What the names stand for", [*columns, Column("Weights")], rows)))
+    columns = [Column(name, name == "Paths") for name in PROBLEM_COLUMNS]
+    return join((tag("h3", "Problems"), table("What the names stand for", columns, rows)))
 
 
 def _rerun(data: DeviceData) -> Markup:
@@ -86,8 +88,9 @@ def _rerun(data: DeviceData) -> Markup:
     shown = [tag("h3", "Run it again"), tag("p", text), tag("pre", tag("code", commands))]
     rows = [_source(entry) for entry in data.entries]
     if rows:
-        columns = [Column("Problem"), Column("Direction"), Column("Sampler"), Column("Seed", True), Column("Trials", True),
-                   Column("Timed", True), Column("Raw trials, in results/"), Column("Date"), Column("Generator")]  # fmt: skip
+        columns = [Column("Problem"), Column("Direction"), Column("Sampler")]
+        columns += [Column(name, True) for name in ("Seed", "Trials", "Timed")]
+        columns += [Column(name) for name in ("Raw trials, in results/", "Date", "Generator")]
         shown.append(table("Where each number comes from", columns, rows))
     return join(shown)
 

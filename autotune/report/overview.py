@@ -1,4 +1,4 @@
-"""The page's first half: the sentence, the headline ratios, the bars and the tables of rows. DeviceData in, markup out."""
+"""The page's first half: sentence, headline ratios, bars and tables of rows. DeviceData enters, markup leaves."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from autotune.report.data import DEFAULT, PASSES, TUNED, DeviceData
 from autotune.report.markup import Cell, Column, Markup, join, table, tag
 from autotune.report.words import (
     MISSING,
+    TimeUnit,
     bytes_text,
     contender_name,
     count,
@@ -114,7 +115,7 @@ def cards(data: DeviceData) -> Markup:
         shown.append(tag("div", head, value, note, listing, class_="card"))
     if not shown:
         return tag("p", "No row has both a tuned time and one to compare it with.", class_="hint")
-    hint = "Geometric means over the rows where both have a time; a number below 1 means that the tuned kernel is slower."
+    hint = "Geometric means over the rows where both have a time; below 1 the tuned kernel is slower."
     return join((tag("p", hint, class_="hint"), tag("div", *shown, class_="cards")))
 
 
@@ -169,9 +170,10 @@ def row_table(data: DeviceData, source: str) -> Markup | None:
     unit = unit_for(data.times[data.times["row"].isin(rows.index)]["time_us"])
     notes: dict[str, int] = {}
     tuned = source == "tuned"
-    columns = [Column("Problem"), Column("Direction" if tuned else "Pass"), Column("dtype"), Column("Layout")]
+    columns = [Column("Problem"), Column("Direction" if tuned else "Pass"), Column("dtype", note="layout")]
     columns += [Column("Graph", note="edges")]
-    columns += [Column(_head_name(name), True, f"{unit.name}, quartiles" if name == TUNED else unit.name) for name in names]
+    spread = f"{unit.name}, quartiles"
+    columns += [Column(_head_name(name), True, spread if name == TUNED else unit.name) for name in names]
     columns += [Column("Against best peer", True, "times as fast"), Column("Of the floor", True, "floor / tuned")]
     if tuned:
         columns.append(Column("Largest error", True, "relative, allowed"))
@@ -180,8 +182,7 @@ def row_table(data: DeviceData, source: str) -> Markup | None:
         cells = [
             Cell(record["label"], record["label"], None if record["operation"] == "conv" else record["operation"]),
             Cell(direction_name(record["direction"]), str(record["direction"])),
-            Cell(record["dtype"], record["dtype"]),
-            Cell(record["layout"], record["layout"]),
+            Cell(record["dtype"], f"{record['dtype']} {record['layout']}", record["layout"]),
             Cell(record["graph"] or MISSING, record["graph_class"], count(record["edges"])),
         ]
         cells += [_time_cell(data.time(row, name), name, unit, notes) for name in names]
@@ -196,7 +197,7 @@ def _head_name(name: str) -> str:
     return {TUNED: "Tuned", DEFAULT: "Default"}.get(name, contender_name(name))
 
 
-def _time_cell(record: pd.Series | None, name: str, unit, notes: dict[str, int]) -> Cell:
+def _time_cell(record: pd.Series | None, name: str, unit: TimeUnit, notes: dict[str, int]) -> Cell:
     if record is None:
         return Cell(MISSING)
     if math.isnan(record["time_us"]):

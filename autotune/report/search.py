@@ -1,4 +1,4 @@
-"""The page's second half: how the search went, which knobs mattered, who won, what failed. DeviceData in, markup out."""
+"""The page's second half: the search, which knobs mattered, who won, what failed. DeviceData enters, markup leaves."""
 
 from __future__ import annotations
 
@@ -107,7 +107,8 @@ def winners(data: DeviceData) -> Markup:
         chosen = entry.get("schedule") or {}
         default = (entry.get("default") or {}).get("schedule") or {}
         rows.append([*_identity(entry), *(_knob(chosen.get(n), default.get(n), bool(default)) for n in names)])
-    hint = tag("p", "Marked with a dot: knobs that differ from the untuned default, whose value is below.", class_="hint")
+    text = "Marked with a dot: knobs that differ from the untuned default, whose value is below."
+    hint = tag("p", text, class_="hint")
     return join((hint, table("Winning schedules", columns, rows), _resource_table(data)))
 
 
@@ -178,7 +179,8 @@ def _reasons(reasons: pd.Series) -> Markup:
     counts: Counter[str] = Counter()
     example: dict[str, str] = {}
     for reason in reasons:
-        lines = str(reason).strip().splitlines() if isinstance(reason, str) and reason.strip() else ["no reason recorded"]
+        given = reason.strip() if isinstance(reason, str) else ""
+        lines = given.splitlines() or ["no reason recorded"]
         text = lines[0] if len(lines[0]) <= REASON_CHARS else lines[0][: REASON_CHARS - 1] + "\N{HORIZONTAL ELLIPSIS}"
         kind = re.sub(r"\d+(\.\d+)?", "#", text)
         counts[kind] += 1

@@ -6,6 +6,7 @@ each is replaced by ``var(--fig-NAME)``. The page's stylesheet gives the variabl
 
 from __future__ import annotations
 
+import contextlib
 import io
 import re
 
@@ -39,9 +40,9 @@ STYLE = {
 }
 
 
-def style() -> matplotlib.RcParams:
+def style() -> contextlib.AbstractContextManager:
     """The context in which figures are made: ``with style(): ...``."""
-    return matplotlib.rc_context(STYLE)  # type: ignore[return-value]
+    return matplotlib.rc_context(STYLE)
 
 
 def inline_svg(figure: Figure, identifier: str, description: str) -> Markup:
@@ -50,16 +51,14 @@ def inline_svg(figure: Figure, identifier: str, description: str) -> Markup:
     with matplotlib.rc_context(STYLE):
         figure.savefig(out, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
     text = out.getvalue()
-    width, height = re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', text).groups()  # type: ignore[union-attr]
+    (box,) = re.findall(r'viewBox="([\d. ]+)"', text)
     body = text[text.index(">", text.index("<svg")) + 1 : text.rindex("</svg>")]
     body = re.sub(r"<metadata>.*?</metadata>", "", body, flags=re.S)
     body = re.sub(r"<defs>\s*<style.*?</style>\s*</defs>", "", body, flags=re.S)
     body = _compact(_identify(body, identifier))
     for name, colour in INK.items():
         body = body.replace(colour, f"var(--fig-{name})")
-    return tag(
-        "svg", Markup(body), viewBox=f"0 0 {width} {height}", role="img", aria_label=description, class_="figure"
-    )
+    return tag("svg", Markup(body), viewBox=box, role="img", aria_label=description, class_="figure")
 
 
 def _identify(body: str, identifier: str) -> str:

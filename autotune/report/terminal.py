@@ -5,9 +5,13 @@ from __future__ import annotations
 import io
 import math
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from autotune.report.data import TUNED, DeviceData, device_slugs, load_device
 from autotune.report.words import MISSING, contender_name, direction_name, error_text, ratio_text, time_text
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 # Columns take what they need; a terminal that is narrower wraps lines, but no number is cut short.
 WIDE = 1000
@@ -26,7 +30,7 @@ def summary_table(results_dir: str | Path, device: str | None = None) -> str:
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines()).rstrip("\n") or "no tuned entry yet"
 
 
-def _print(console, data: DeviceData) -> None:
+def _print(console: Console, data: DeviceData) -> None:
     from rich import box
     from rich.table import Table
 
@@ -65,5 +69,3 @@ def _ratio(data: DeviceData, row: int, name: str, time_us: float) -> str:
     if math.isnan(found["time_us"]):
         return "failed"
     return ratio_text(float(found["time_us"]) / time_us)
-
-

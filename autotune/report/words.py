@@ -53,8 +53,10 @@ def time_text(time_us: float, digits: int = 3) -> str:
 
 
 def ratio_text(value: float) -> str:
-    """34×: two digits from ten on, three below."""
-    return MISSING if math.isnan(value) else f"{significant(value, 2 if value >= 10 else 3)}×"
+    """34×, 1.41×, 0.80×: whole from ten on, two decimals below."""
+    if value >= 10:
+        return f"{value:,.0f}×"
+    return MISSING if math.isnan(value) else f"{value:.2f}×" if value >= 0.1 else f"{significant(value, 2)}×"
 
 
 def error_text(value: float) -> str:

@@ -1,0 +1,196 @@
+"""Peers: what runs here agrees with float64 e3nn in every pass; what cannot run says why; wrong numbers are refused."""
+
+from __future__ import annotations
+
+import types
+
+import pytest
+import torch
+
+from autotune import baselines
+from autotune.baselines import cuequivariance_peer, e3nn_peer, openequivariance_peer, peers_for, usable_peers
+from autotune.baselines.peer import Adapter, Peer, Product, Task
+from autotune.config import load_graphs
+from autotune.errors import PeerError
+from autotune.workload import Workload, make_tensors
+from kernelgen.problem import TensorProductProblem
+
+PASSES = ("forward", "backward", "double_backward", "forward_backward")
+PROBLEMS = {
+    "equal": TensorProductProblem.channelwise("4x0e+4x0o+4x1o+4x1e", "0e+1o", "0o+0e+1o+1e"),
+    "unequal": TensorProductProblem.channelwise("8x0e+4x1o+12x2e", "0e+1o+2e", "0e+1o+2e"),
+    "shared": TensorProductProblem.channelwise("4x0e+4x1o", "0e+1o", "0e+1o", shared_weights=True),
+    "by hand": TensorProductProblem.from_instructions(
+        "2x1o+2x0e", "1o+0e", "2x1o+2x0e+2x1o", [(0, 1, 2, "uvu", True, 0.5), (1, 0, 0, "uvu", True), (0, 0, 1, "uvu", True)]
+    ),
+}  # fmt: skip
+
+
+def workload(problem: str, operation: str = "conv", layout: str = "mul_ir", dtype: str = "float32") -> Workload:
+    return Workload(problem, PROBLEMS[problem], operation, load_graphs()["carbon-small"], dtype, layout)
+
+
+def peer_named(name: str, work: Workload) -> Peer:
+    return next(peer for peer in peers_for(work, "cpu") if peer.name == name)
+
+
+@pytest.mark.parametrize("operation", ["conv", "plain"])
+@pytest.mark.parametrize("problem", PROBLEMS)
+@pytest.mark.parametrize("name", ["e3nn", "cuequivariance-naive"])
+def test_peer_agrees_in_every_pass(name: str, problem: str, operation: str) -> None:
+    if name.startswith("cuequivariance"):
+        pytest.importorskip("cuequivariance_torch")
+    for layout, dtype, tolerance in (("mul_ir", "float32", 1e-5), ("ir_mul", "float64", 1e-10)):
+        passes = peer_named(name, workload(problem, operation, layout, dtype)).prepare()
+        for which in PASSES:
+            getattr(passes, which)()
+        assert set(passes.errors) == {"forward", "backward", "double_backward"}
+        assert [len(errors) for errors in passes.errors.values()] == [1, 3, 4]
+        assert all(error < tolerance for errors in passes.errors.values() for error in errors.values()), passes.errors
+        passes.release()
+
+
+def test_peers_of_the_cpu_are_labelled() -> None:
+    names = [peer.name for peer in peers_for(workload("equal"), "cpu")]
+    assert names == ["e3nn", "e3nn-compiled", "cuequivariance-naive"]
+
+
+def test_a_gpu_table_lists_cuequivariance_and_says_why_it_has_no_number() -> None:
+    if torch.cuda.is_available():
+        pytest.skip("needs a machine without a GPU")
+    peers = {peer.name: peer for peer in peers_for(workload("equal"), "cuda")}
+    assert "cuequivariance" in peers and "cuequivariance-naive" not in peers
+    with pytest.raises(PeerError, match="cuequivariance: "):
+        peers["cuequivariance"].prepare()
+    reasons = {status.name: status for status in usable_peers("cuda")}
+    assert not reasons["cuequivariance"].usable and reasons["cuequivariance"].reason
+    assert reasons["e3nn"].usable and reasons["e3nn"].reason == ""
+
+
+def test_falling_back_to_naive_is_an_error_not_a_number() -> None:
+    pytest.importorskip("cuequivariance_torch")
+    import cuequivariance_torch.primitives.segmented_polynomial as primitives
+
+    if primitives.HAS_CUE_OPS:
+        pytest.skip("its kernels are installed here")
+    task = Task(workload("equal"), torch.device("cpu"))
+    with pytest.raises(PeerError, match="asked for uniform_1d, got naive"):
+        cuequivariance_peer.uniform_1d(task)
+
+
+@pytest.mark.parametrize("problem", ["equal", "unequal", "by hand"])
+def test_flat_polynomial_is_what_uniform_1d_takes(problem: str) -> None:
+    """One uniform mode with scalar coefficients, and the same values as the polynomial that is not flattened."""
+    cuet = pytest.importorskip("cuequivariance_torch")
+    given = PROBLEMS[problem]
+    flat = cuequivariance_peer.polynomial(given, flat=True)
+    extents = {segment for operand in flat.operands if operand.ndim for segment in operand.segments}
+    assert len(extents) == 1 and all(operand.ndim <= 1 for operand in flat.operands)
+    assert all(product.coefficient_subscripts == "" for _, product in flat.operations)
+    generator = torch.Generator().manual_seed(0)
+    sizes = (given.weight_numel, given.dim_in1, given.dim_in2)
+    inputs = [torch.randn(5, size, generator=generator, dtype=torch.float64) for size in sizes]
+    structured = cuequivariance_peer.polynomial(given, flat=False)
+    one, two = (cuet.SegmentedPolynomial(p, method="naive")(inputs)[0] for p in (flat, structured))
+    torch.testing.assert_close(one, two, rtol=1e-12, atol=1e-12)
+
+
+def test_polynomial_is_cuequivariances_own_channelwise_descriptor() -> None:
+    cue = pytest.importorskip("cuequivariance")
+    from cuequivariance.group_theory.experimental.e3nn import O3_e3nn
+
+    irreps = [cue.Irreps(O3_e3nn, text) for text in ("4x0e+4x0o+4x1o+4x1e", "0e+1o", "0o+0e+1o+1e")]
+    theirs = cue.descriptors.channelwise_tensor_product(*irreps).polynomial.flatten_coefficient_modes().squeeze_modes()
+    ours = cuequivariance_peer.polynomial(PROBLEMS["equal"], flat=True)
+    assert [operand.segments for operand in ours.operands] == [operand.segments for operand in theirs.operands]
+    (_, one), (_, two) = ours.operations[0], theirs.operations[0]
+    paths = [{path.indices: float(path.coefficients) for path in product.paths} for product in (one, two)]
+    assert paths[0].keys() == paths[1].keys()
+    assert all(paths[0][key] == pytest.approx(paths[1][key], rel=1e-5) for key in paths[0])
+
+
+def test_wrong_numbers_are_refused_pass_by_pass() -> None:
+    """A peer whose values are right and whose weight gradient is wrong keeps its forward number only."""
+
+    class Wrong(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, w: torch.Tensor) -> torch.Tensor:
+            return w.clone()
+
+        @staticmethod
+        def backward(ctx, gradient: torch.Tensor) -> torch.Tensor:
+            return torch.cat([-gradient[:, :4], gradient[:, 4:]], dim=1)
+
+    def build(task: Task) -> Product:
+        right = e3nn_peer.convolution(task)
+        return Product(lambda x, y, w: right(x, y, Wrong.apply(w)))
+
+    adapter = Adapter("wrong", ("cpu",), lambda device: None, build)
+    passes = Peer(adapter, Task(workload("equal"), torch.device("cpu"))).prepare()
+    passes.forward()
+    for which in ("backward", "forward_backward"):
+        with pytest.raises(PeerError, match=r"wrong: backward disagrees .*: w 2\.0e\+00"):
+            getattr(passes, which)()
+
+
+def test_a_peer_that_fails_in_its_own_way_becomes_a_peer_error() -> None:
+    def build(task: Task) -> Product:
+        raise ZeroDivisionError("its own business")
+
+    adapter = Adapter("broken", ("cpu",), lambda device: None, build)
+    with pytest.raises(PeerError, match="broken: ZeroDivisionError: its own business"):
+        Peer(adapter, Task(workload("equal"), torch.device("cpu"))).prepare()
+
+
+def test_peers_share_given_tensors() -> None:
+    work = workload("equal")
+    tensors = make_tensors(work, "cpu", seed=5)
+    first, *others = peers_for(work, "cpu", tensors)
+    assert first.task.tensors is tensors and all(other.task is first.task for other in others)
+
+
+def test_time_limit_interrupts() -> None:
+    with pytest.raises(PeerError, match="sleeping took longer than 1 s"), e3nn_peer.time_limit(1, "sleeping"):
+        while True:
+            sum(range(1000))
+
+
+def test_openequivariance_is_given_sorted_edges_and_its_own_weight_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its interface, played by e3nn: receivers are rows, senders columns, and the permutation transposes the graph."""
+    seen: dict[str, torch.Tensor] = {}
+    work = workload("equal")
+    task = Task(work, torch.device("cpu"))
+
+    class Conv:
+        def __init__(self, problem: types.SimpleNamespace, deterministic: bool) -> None:
+            assert problem.given["layout"] == "mul_ir" and problem.given["internal_weights"] is False
+            self.product = e3nn_peer.convolution(task)
+
+        def __call__(self, x, y, w, rows, columns, permutation):
+            seen.update(rows=rows, columns=columns, permutation=permutation)
+            return self.product(x, y, w.flip(-1))
+
+        def reorder_weights_from_e3nn(self, w):
+            return w.flip(-1)
+
+        reorder_weights_to_e3nn = reorder_weights_from_e3nn
+
+    module = types.ModuleType("openequivariance")
+    module.TPProblem = lambda *arguments, **given: types.SimpleNamespace(arguments=arguments, given=given)
+    module.TensorProductConv = Conv
+    monkeypatch.setitem(__import__("sys").modules, "openequivariance", module)
+    adapter = Adapter("openequivariance", ("cpu",), lambda device: None, openequivariance_peer.ADAPTERS[1].build)
+    passes = Peer(adapter, task).prepare()
+    passes.double_backward()
+    passes.backward()
+    assert set(passes.errors) == {"forward", "backward", "double_backward"}
+    assert torch.equal(seen["rows"], task.edges[1]) and torch.equal(seen["columns"], task.edges[0])
+    count = task.tensors.num_nodes
+    transposed = (seen["columns"] * count + seen["rows"])[seen["permutation"]]
+    assert bool((transposed[1:] >= transposed[:-1]).all())
+
+
+def test_every_adapter_belongs_somewhere() -> None:
+    names = [adapter.name for adapter in baselines.ADAPTERS]
+    assert len(set(names)) == len(names)
+    assert all(set(adapter.backends) <= {"cpu", "cuda"} and adapter.backends for adapter in baselines.ADAPTERS)

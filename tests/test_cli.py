@@ -1,0 +1,291 @@
+"""The command: what it prints, one line for a mistake, and its exit codes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from autotune import cli, doctor, paths
+from kernelgen.errors import CompileError
+from kernelgen.version import __version__
+
+ROOT = Path(__file__).resolve().parent.parent
+COMMANDS = ("doctor", "tune", "bench", "report", "show")
+
+
+class Command:
+    """Runs the command in this process."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
+        self._capsys = capsys
+
+    def __call__(self, *arguments: str | Path) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as ended:
+            cli.main([str(argument) for argument in arguments])
+        out, err = self._capsys.readouterr()
+        assert isinstance(ended.value.code, int)
+        return ended.value.code, out, err
+
+    def refused(self, *arguments: str | Path) -> str:
+        """The one line of a call that must end with exit code 2."""
+        code, out, err = self(*arguments)
+        assert (code, out) == (2, ""), (code, out, err)
+        assert err.startswith("equitune: error: ") and err.endswith("\n") and err.count("\n") == 1, err
+        return err
+
+
+@pytest.fixture
+def command(capsys: pytest.CaptureFixture[str]) -> Command:
+    return Command(capsys)
+
+
+def write_config(folder: Path, text: str) -> Path:
+    path = folder / "own.toml"
+    path.write_text(text)
+    return path
+
+
+def test_no_arguments_and_help_list_the_commands(command: Command) -> None:
+    for arguments in ((), ("--help",), ("-h",)):
+        code, out, err = command(*arguments)
+        assert (code, err) == (0, "")
+        for name in COMMANDS:
+            assert f" {name} " in out
+
+
+def test_help_of_a_command_lists_its_options(command: Command) -> None:
+    code, out, _ = command("tune", "--help")
+    assert code == 0
+    for option in ("--device", "--budget", "--trials", "--sampler", "--storage", "--seed"):
+        assert option in out
+
+
+def test_help_loads_nothing_heavy() -> None:
+    code = (
+        "import sys\nfrom autotune.cli import main\n"
+        "try: main(['--help'])\n"
+        "except SystemExit: pass\n"
+        "print([name for name in ('torch', 'e3nn', 'optuna', 'pandas', 'matplotlib') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_version(command: Command) -> None:
+    assert command("--version") == (0, f"equitune {__version__}\n", "")
+
+
+def test_module_and_mistake_in_a_process_of_its_own() -> None:
+    call = [sys.executable, "-m", "autotune", "show", "mace-mp-mediun"]
+    done = subprocess.run(call, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "equitune: error: unknown problem 'mace-mp-mediun'; did you mean 'mace-mp-medium'?\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("tuna",), "No such command 'tuna'"),
+        (("tune",), "Missing argument 'CONFIG'"),
+        (("tune", "quick", "--trails", "3"), "--trails"),
+        (("tune", "quick", "--trials", "many"), "'--trials'"),
+        (("tune", "quick", "--trials", "0"), "--trials is 0; expected a positive integer"),
+        (("tune", "quick", "--budget", "10 minutes"), "'10 minutes' is not a duration; expected for example '90s'"),
+        (("tune", "quick", "--sampler", "tpi"), "unknown sampler 'tpi'; did you mean 'tpe'?"),
+        (("tune", "quick", "--device", "gpu"), "device 'gpu' is not known; expected cpu, cuda or cuda:N"),
+        (("tune", "quick", "--device", "mps"), "device mps is not supported"),
+        (("tune", "quik"), "did you mean 'quick'?"),
+        (("bench", "no/such/file.toml"), "no/such/file.toml"),
+        (("show", "uvu|1x0e|1x0e"), "is not a problem key"),
+        (("show", "mace-mp-medium", "--layout", "ir-mul"), "--layout"),
+        (("show", "mace-mp-medium", "--graph-class", "large"), "'large' is not a graph class"),
+    ],
+)
+def test_mistakes_are_one_line_and_exit_code_2(command: Command, arguments: tuple[str, ...], said: str) -> None:
+    assert said in command.refused(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("problm = 'mace-mp-medium'\n", "unknown key 'problm'; did you mean 'problem'?"),
+        ("problem = 'mace-mp-medium'\ngraph = 'mog'\n", "unknown graph 'mog'; did you mean 'mof'?"),
+        ("problem = \n", "own.toml"),
+        ("graph = 'mof'\n[problems.a]\nin1 = '8x0q'\nin2 = '0e'\nfilter = '0e'\n", "'8x0q' is not an irreps string"),
+    ],
+)
+def test_mistakes_in_a_config_name_the_file(command: Command, tmp_path: Path, text: str, said: str) -> None:
+    config = write_config(tmp_path, text)
+    for name in ("tune", "bench"):
+        line = command.refused(name, config, "--results", tmp_path / "results")
+        assert said in line and str(config) in line
+    assert not (tmp_path / "results").exists()
+
+
+def test_cuda_without_a_device_is_a_mistake(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    # An index that no test has asked for: facts are remembered.
+    assert "torch sees none" in command.refused("show", "mace-mp-medium", "--device", "cuda:77")
+
+
+def test_device_index_beyond_those_there_are(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert "torch sees 2 CUDA devices" in command.refused("show", "mace-mp-medium", "--device", "cuda:2")
+
+
+def test_many_lines_of_a_compiler_become_one(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    def rejected(*_: object, **__: object) -> str:
+        raise CompileError("g++ failed:\n  kernel.cpp:1:\n\n  error: expected ';'")
+
+    monkeypatch.setattr("autotune.show.show", rejected)
+    line = command.refused("show", "mace-mp-medium")
+    assert line == "equitune: error: g++ failed: kernel.cpp:1: error: expected ';'\n"
+
+
+def test_a_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object, **__: object) -> str:
+        raise ZeroDivisionError("a bug")
+
+    monkeypatch.setattr("autotune.show.show", broken)
+    with pytest.raises(ZeroDivisionError):
+        cli.main(["show", "mace-mp-medium"])
+
+
+def test_file_in_the_way_of_the_reports(command: Command, tmp_path: Path) -> None:
+    (tmp_path / "results").mkdir()
+    (tmp_path / "reports").write_text("")
+    line = command.refused("report", "--results", tmp_path / "results", "--reports", tmp_path / "reports")
+    assert str(tmp_path / "reports") in line
+
+
+def test_interrupt_is_130(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object, **__: object) -> str:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("autotune.show.show", interrupted)
+    assert command("show", "mace-mp-medium")[0] == 130
+
+
+def test_interrupted_tuning_still_reports_and_ends_with_130(
+    command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def orderly(*_: object) -> list:
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+        return []
+
+    monkeypatch.setattr("autotune.tune.tune", orderly)
+    before = signal.getsignal(signal.SIGINT)
+    code, out, _ = command("tune", "quick", "--device", "cpu", "--results", tmp_path / "results")
+    assert code == 130
+    assert "no tuned entry yet" in out
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_tune_hands_its_options_on(command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    received: list[tuple] = []
+    monkeypatch.setattr("autotune.tune.tune", lambda *given: received.append(given))
+    options = (
+        "--budget",
+        "1m30s",
+        "--trials",
+        "7",
+        "--sampler",
+        "random",
+        "--storage",
+        "sqlite:///x.db",
+        "--seed",
+        "3",
+    )
+    code, _, _ = command("tune", "quick", "--device", "cpu", *options, "--results", tmp_path)
+    ((config, *given),) = received
+    assert code == 0
+    assert config.workloads[0].label == "tiny"
+    assert given == ["cpu", 90.0, 7, "random", "sqlite:///x.db", 3, tmp_path, True]
+
+
+def test_tune_bench_show_and_report_end_to_end(command: Command, tmp_path: Path) -> None:
+    results = tmp_path / "results"
+    config = write_config(tmp_path, "problem = 'tiny'\ngraph = 'carbon-small'\ndirections = ['forward']\n")
+    own = ("--device", "cpu", "--results", results)
+    code, out, err = command("tune", config, *own, "--trials", "2", "--no-peers")
+    assert code == 0, err
+    (database,) = results.glob("*.json")
+    page = results / "reports" / f"{database.stem}.html"
+    assert f"report: {page}" in out and "tiny" in out
+    assert {entry["direction"] for entry in json.loads(database.read_text())["entries"]} == {"forward"}
+
+    written = page.read_bytes()
+    page.unlink()
+    code, out, _ = command("report", "--results", results)
+    assert (code, out) == (0, f"report: {page}\n")
+    assert page.read_bytes() == written
+
+    code, out, err = command("bench", config, *own)
+    assert code == 0, err
+    rows = json.loads((results / "bench" / database.name).read_text())["rows"]
+    assert [row["pass"] for row in rows] == ["forward"]
+    assert rows[0]["times"]["e3nn"]["time_us"] > 0
+    assert "e3nn" in out
+
+
+def test_show_says_what_would_load(command: Command) -> None:
+    code, out, _ = command("show", "mace-mp-medium", "--device", "cpu")
+    assert code == 0
+    assert "128x0e+128x1o" in out and "schedule" in out
+    for direction in ("forward", "backward", "double backward"):
+        assert f"\n{direction}: " in out
+
+
+def test_report_without_results_says_what_to_do(command: Command, tmp_path: Path) -> None:
+    code, out, _ = command("report", "--results", tmp_path / "none")
+    assert code == 0
+    assert "run `equitune tune` first" in out
+
+
+def test_doctor_table_and_json_agree(command: Command) -> None:
+    code, out, err = command("doctor", "--json")
+    assert (code, err) == (0, "")
+    findings = {(row["section"], row["name"]): row for row in json.loads(out)}
+    assert {section for section, _ in findings} == {"device", "compilers", "software", "files", "peers"}
+    assert {row["state"] for row in findings.values()} <= {"ok", "absent", "problem"}
+    assert findings["software", "torch"]["state"] == "ok"
+    assert findings["compilers", "C++"]["state"] == "ok"
+    assert findings["peers", "e3nn (cpu)"]["value"] == "usable"
+
+    code, table, _ = command("doctor")
+    assert code == 0
+    for _, name in findings:
+        assert name in table
+
+
+def test_doctor_survives_a_failing_probe(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    found = [finding for finding in doctor.examine() if finding.section == "compilers"]
+    assert (found[0].name, found[0].state) == ("host_compiler", "problem")
+    assert "no-such-compiler" in found[0].value
+    assert found[1].name == "NVRTC"
+
+
+def test_doctor_names_databases_and_their_flaws(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "some-device.json").write_text("{")
+    monkeypatch.setenv("EQUITUNE_DATABASE", str(tmp_path))
+    rows = [finding for finding in doctor.examine() if finding.name == "user"]
+    assert [row.state for row in rows] == ["ok", "problem"]
+    assert "not valid JSON" in rows[1].value
+
+
+def test_reports_stand_beside_results_from_elsewhere(tmp_path: Path) -> None:
+    assert paths.reports_dir(paths.results_dir()) == ROOT / "reports"
+    assert paths.reports_dir(tmp_path) == tmp_path / "reports"

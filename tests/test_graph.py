@@ -1,0 +1,72 @@
+"""Edge orders: row pointers and permutations against a plain loop, and the opt-in index check."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from kernelgen import InputError, check_indices, edge_order
+from kernelgen.graph import is_in_order
+
+
+def by_destination(receiver: list[int], num_out: int) -> list[list[int]]:
+    return [[edge for edge, node in enumerate(receiver) if node == d] for d in range(num_out)]
+
+
+def walked(receiver: list[int], num_out: int, dtype: torch.dtype, *, is_sorted: bool) -> list[list[int]]:
+    row_ptr, perm = edge_order(torch.tensor(receiver, dtype=dtype), num_out, is_sorted=is_sorted)
+    assert row_ptr.dtype == torch.int32 and row_ptr.shape == (num_out + 1,)
+    if is_sorted:
+        assert perm is None
+    else:
+        assert perm is not None and perm.dtype == torch.int32 and perm.shape == (len(receiver),)
+    edges = list(range(len(receiver))) if perm is None else perm.tolist()
+    return [edges[row_ptr[d] : row_ptr[d + 1]] for d in range(num_out)]
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+@pytest.mark.parametrize(
+    ("receiver", "num_out"), [([2, 0, 2, 1, 0, 5], 8), ([0], 1), ([3, 3, 3], 4), ([], 3), ([], 0), ([1, 1, 0], 2)]
+)
+def test_unsorted_edges_of_a_destination_keep_their_order(
+    receiver: list[int], num_out: int, dtype: torch.dtype
+) -> None:
+    assert walked(receiver, num_out, dtype, is_sorted=False) == by_destination(receiver, num_out)
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+@pytest.mark.parametrize(("receiver", "num_out"), [([0, 0, 2, 2, 2, 5], 8), ([0], 1), ([], 3)])
+def test_sorted_edges_need_no_permutation(receiver: list[int], num_out: int, dtype: torch.dtype) -> None:
+    assert walked(receiver, num_out, dtype, is_sorted=True) == by_destination(receiver, num_out)
+
+
+def test_order_is_made_without_reading_values() -> None:
+    """Fake tensors have no values, so an order of them proves that nothing is read back from a device."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode():
+        order = edge_order(torch.zeros(5, dtype=torch.int64), 3)
+    assert order.row_ptr.shape == (4,)
+    assert order.perm is not None and order.perm.shape == (5,)
+
+
+def test_order_rejects_what_is_no_index() -> None:
+    with pytest.raises(InputError, match=r"float32 \(3,\)"):
+        edge_order(torch.zeros(3), 2)
+    with pytest.raises(InputError, match=r"int64 \(3, 1\)"):
+        edge_order(torch.zeros(3, 1, dtype=torch.int64), 2)
+
+
+def test_is_in_order() -> None:
+    assert is_in_order(torch.tensor([0, 0, 1, 4]))
+    assert is_in_order(torch.tensor([], dtype=torch.int64))
+    assert not is_in_order(torch.tensor([0, 2, 1]))
+
+
+def test_index_check_names_the_first_bad_edge() -> None:
+    good = torch.tensor([0, 1, 2])
+    check_indices(good, good, 3, 3)
+    with pytest.raises(InputError, match=r"sender\[2\] is 2, outside 0\.\.1"):
+        check_indices(good, good, 2, 3)
+    with pytest.raises(InputError, match=r"receiver\[1\] is -1, outside 0\.\.2 \(2 of 3 edges"):
+        check_indices(good, torch.tensor([0, -1, 7]), 3, 3)

@@ -1,0 +1,119 @@
+"""Timing: when sampling stops, what is reported, and that no sample starts with a warm cache. No clock decides a test."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from autotune import measure
+
+
+@pytest.fixture
+def scripted(monkeypatch: pytest.MonkeyPatch) -> Callable[[Iterator[float]], list[int]]:
+    """Let samples come from an iterator; returns the list of how many were taken at a time."""
+
+    def use(samples: Iterator[float]) -> list[int]:
+        taken: list[int] = []
+
+        def take(self: measure.Sampler, count: int) -> list[float]:
+            taken.append(count)
+            return list(itertools.islice(samples, count))
+
+        monkeypatch.setattr(measure.Sampler, "take", take)
+        monkeypatch.setattr(measure.Sampler, "warm_up", lambda self, *args: 0.0)
+        return taken
+
+    return use
+
+
+def test_steady_samples_stop_soon(scripted: Callable) -> None:
+    scripted(itertools.repeat(5.0))
+    timing = measure.time_callable(lambda: None, "cpu", max_seconds=1e9)
+    assert (timing.median_us, timing.q1_us, timing.q3_us) == (5.0, 5.0, 5.0)
+    assert measure.MIN_SAMPLES <= len(timing.samples_us) < 20
+    assert not timing.cut
+
+
+def test_noisy_samples_go_on_to_the_end(scripted: Callable) -> None:
+    generator = random.Random(0)
+    scripted(iter(lambda: generator.uniform(1.0, 100.0), None))
+    timing = measure.time_callable(lambda: None, "cpu", max_seconds=1e9, max_samples=57)
+    assert len(timing.samples_us) == 57
+
+
+def test_no_time_still_takes_the_least_samples(scripted: Callable) -> None:
+    generator = random.Random(0)
+    scripted(iter(lambda: generator.uniform(1.0, 100.0), None))
+    timing = measure.time_callable(lambda: None, "cpu", max_seconds=0.0)
+    assert measure.MIN_SAMPLES <= len(timing.samples_us) < measure.MIN_SAMPLES + 5
+
+
+def test_hopeless_candidate_is_cut_after_a_look(scripted: Callable) -> None:
+    taken = scripted(itertools.repeat(50.0))
+    timing = measure.time_callable(lambda: None, "cpu", hopeless_us=20.0)
+    assert taken == [measure.FIRST_LOOK]
+    assert timing.cut and timing.median_us == 50.0
+    assert not measure.time_callable(lambda: None, "cpu", hopeless_us=60.0).cut
+
+
+def test_quartiles_of_known_samples() -> None:
+    timing = measure.timing_of([4.0, 1.0, 3.0, 2.0, 5.0])
+    assert (timing.q1_us, timing.median_us, timing.q3_us) == (2.0, 3.0, 4.0)
+    assert timing.samples_us == (4.0, 1.0, 3.0, 2.0, 5.0), "raw samples keep their order"
+    assert measure.timing_of([7.0]).q3_us == 7.0
+
+
+def test_interval_of_the_median_covers_it() -> None:
+    """About 95% of intervals of 25 draws hold the true median; well under that would be a wrong stop rule."""
+    generator, covered, rounds = random.Random(1), 0, 2000
+    for _ in range(rounds):
+        ordered = sorted(generator.uniform(0.0, 2.0) for _ in range(25))
+        reach = 0.98 * math.sqrt(25)
+        low, high = ordered[math.floor(12.5 - reach)], ordered[math.ceil(12.5 + reach)]
+        width = measure.relative_half_width(ordered)
+        assert width == pytest.approx((high - low) / 2 / ordered[12])
+        covered += low <= 1.0 <= high
+    assert covered / rounds > 0.94
+    assert measure.relative_half_width([1.0, 2.0]) == math.inf
+
+
+def test_every_sample_evicts_the_cache_before_the_call() -> None:
+    events: list[str] = []
+
+    class Buffer:
+        def add_(self, value: float) -> None:
+            events.append("evict")
+
+    sampler = measure.Sampler(lambda: events.append("call"), "cpu")
+    assert sampler._buffer is not None
+    assert sampler._buffer.numel() * 4 > min(500 << 20, measure.last_level_cache_bytes())
+    sampler._buffer = Buffer()  # type: ignore[assignment]
+    samples = sampler.take(3)
+    assert events == ["evict", "call"] * 3
+    assert len(samples) == 3 and all(sample > 0 for sample in samples)
+
+
+def test_warm_up_calls_at_least_as_often_as_asked() -> None:
+    calls: list[int] = []
+    measure.Sampler(lambda: calls.append(1), "cpu", cold_cache=False).warm_up(min_calls=7, seconds=0.0)
+    assert len(calls) == 7
+
+
+def test_clocks_are_none_without_nvml() -> None:
+    assert measure.sm_clock_mhz("cpu") is None
+    assert measure.clock_summary([None, None]) is None
+    assert measure.clock_summary([1980, None, 1200, 1500]) == {"sm_mhz": [1200, 1500, 1980]}
+
+
+@pytest.mark.gpu
+def test_gpu_samples_measure_the_device() -> None:
+    import torch
+
+    big, small = torch.ones(1 << 26, device="cuda"), torch.ones(1 << 10, device="cuda")
+    slow = measure.time_callable(lambda: big.mul_(1.0), "cuda")
+    fast = measure.time_callable(lambda: small.mul_(1.0), "cuda")
+    assert slow.median_us > 5 * fast.median_us > 0

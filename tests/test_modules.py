@@ -1,0 +1,436 @@
+"""The modules against e3nn in float64, on every kind of graph; their schedules, copies, caches and errors."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import io
+import pickle
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from database_samples import PROBLEM, entry, store
+from e3nn import o3
+
+from autotune import TensorProduct, TensorProductConv, database, modules, order_cache
+from autotune.errors import TuningMissError
+from autotune.order_cache import OrderCache
+from kernelgen.device import device_facts
+from kernelgen.direction import DIRECTIONS
+from kernelgen.errors import InputError, ProblemError, ScheduleError, UnsupportedError
+from kernelgen.graph import edge_order
+from kernelgen.schedule import CudaSchedule, HostSchedule
+
+TOLERANCE = 1e-10
+# Two paths into one output block, an output block that no path reaches, a path weight, unequal multiplicities.
+IRREPS = ("6x0e+3x1o", "0e+1o", "6x0e+3x1o+6x1o+2x2e")
+INSTRUCTIONS = [(0, 0, 0, "uvu", True), (0, 1, 2, "uvu", True, 0.5), (1, 0, 1, "uvu", True), (1, 0, 1, "uvu", True)]
+
+
+@pytest.fixture(autouse=True)
+def own_databases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EQUITUNE_DATABASE", str(tmp_path / "user"))
+    monkeypatch.setattr(database.paths, "results_dir", lambda: tmp_path / "shipped")
+
+
+def small_conv(**options: object) -> TensorProductConv:
+    return TensorProductConv("8x0e+8x1o", "0e+1o", filter_irreps_out="0e+1o", **options)
+
+
+def normal(*shape: int, seed: int = 0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed + sum(shape))
+    return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+
+Function = Callable[..., torch.Tensor]
+
+
+def derivatives(function: Function, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """The value, its three first gradients under a random cotangent, and the gradients of a sum over those."""
+    inputs = [tensor.detach().clone().requires_grad_() for tensor in inputs]
+    out = function(*inputs)
+    cotangent = normal(*out.shape, seed=1).requires_grad_()
+    first = torch.autograd.grad(out, inputs, cotangent, create_graph=True)
+    tangents = [normal(*tensor.shape, seed=2) for tensor in first]
+    second = torch.autograd.grad(first, [*inputs, cotangent], tangents)
+    return [out, *first, *second]
+
+
+def assert_equal_derivatives(mine: Function, e3nn: Function, inputs: Sequence[torch.Tensor]) -> None:
+    for found, wanted in zip(derivatives(mine, inputs), derivatives(e3nn, inputs), strict=True):
+        assert found.shape == wanted.shape
+        if wanted.numel():
+            scale = max(1.0, float(wanted.detach().abs().max()))
+            assert float((found - wanted).detach().abs().max()) <= TOLERANCE * scale
+
+
+def e3nn_conv(conv: TensorProductConv, sender: torch.Tensor, receiver: torch.Tensor, num_out: int) -> Function:
+    product = conv.problem.reference().to(torch.float64)
+
+    def function(x: torch.Tensor, y: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        messages = product(x[sender], y, w)
+        return messages.new_zeros(num_out, messages.shape[1]).index_add(0, receiver, messages)
+
+    return function
+
+
+def random_graph(edges: int, num_in: int, num_out: int) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(edges)
+    sender = torch.randint(0, num_in, (edges,), generator=generator)
+    # The last destination never receives: an isolated node.
+    return sender, torch.randint(0, max(1, num_out - 1), (edges,), generator=generator)
+
+
+def conv_inputs(conv: TensorProductConv, edges: int, nodes: int) -> list[torch.Tensor]:
+    weights = normal(conv.weight_numel) if conv.shared_weights else normal(edges, conv.weight_numel)
+    return [normal(nodes, conv.irreps_in1.dim), normal(edges, conv.irreps_in2.dim), weights]
+
+
+@pytest.mark.parametrize(("edges", "nodes", "num_nodes"), [(40, 7, None), (40, 7, 12), (40, 7, 3), (0, 7, None)])
+def test_conv_equals_e3nn_to_second_order(edges: int, nodes: int, num_nodes: int | None) -> None:
+    conv = small_conv()
+    num_out = nodes if num_nodes is None else num_nodes
+    sender, receiver = random_graph(edges, nodes, num_out)
+    assert edges == 0 or not bool((receiver[1:] >= receiver[:-1]).all()), "the edges must be unsorted"
+
+    def mine(x: torch.Tensor, y: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return conv(x, y, w, sender, receiver, num_nodes=num_nodes)
+
+    assert_equal_derivatives(mine, e3nn_conv(conv, sender, receiver, num_out), conv_inputs(conv, edges, nodes))
+
+
+def test_sorted_edges_a_given_order_and_int32_indices_agree_with_the_plain_call() -> None:
+    conv = small_conv()
+    sender, receiver = random_graph(40, 7, 7)
+    inputs = conv_inputs(conv, 40, 7)
+    out = conv(*inputs, sender, receiver)
+    torch.testing.assert_close(conv(*inputs, sender, receiver, order=edge_order(receiver, 7)), out, rtol=0, atol=1e-12)
+    torch.testing.assert_close(conv(*inputs, sender.int(), receiver.int()), out, rtol=0, atol=1e-12)
+    by_receiver = torch.argsort(receiver, stable=True)
+    arranged = [inputs[0], inputs[1][by_receiver], inputs[2][by_receiver]]
+    again = conv(*arranged, sender[by_receiver], receiver[by_receiver], edges_sorted=True)
+    torch.testing.assert_close(again, out, rtol=0, atol=1e-12)
+
+
+def test_explicit_instructions_with_shared_weights_equal_e3nn() -> None:
+    conv = TensorProductConv(*IRREPS, INSTRUCTIONS, shared_weights=True)
+    sender, receiver = random_graph(30, 6, 6)
+
+    def mine(x: torch.Tensor, y: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return conv(x, y, w, sender, receiver)
+
+    assert_equal_derivatives(mine, e3nn_conv(conv, sender, receiver, 6), conv_inputs(conv, 30, 6))
+
+
+@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize(
+    ("leading_x", "leading_y", "leading_w"), [((9,), (9,), (9,)), ((3, 1), (4,), (3, 4)), ((), (5,), (1,)), ((0,),) * 3]
+)
+def test_plain_product_equals_e3nn_with_any_leading_dimensions(
+    shared: bool, leading_x: tuple, leading_y: tuple, leading_w: tuple
+) -> None:
+    options = {"shared_weights": shared, "internal_weights": False}
+    mine = TensorProduct(*IRREPS, INSTRUCTIONS, **options)
+    theirs = o3.TensorProduct(*IRREPS, INSTRUCTIONS, **options).to(torch.float64)
+    assert (mine.irreps_in1, mine.irreps_in2, mine.irreps_out) == (
+        theirs.irreps_in1,
+        theirs.irreps_in2,
+        theirs.irreps_out,
+    )
+    assert (mine.weight_numel, mine.instructions) == (theirs.weight_numel, theirs.instructions)
+    weight = normal(mine.weight_numel) if shared else normal(*leading_w, mine.weight_numel)
+    inputs = [normal(*leading_x, mine.irreps_in1.dim), normal(*leading_y, mine.irreps_in2.dim), weight]
+    assert_equal_derivatives(mine, theirs, inputs)
+
+
+@pytest.mark.parametrize("shared", [None, True, False])
+@pytest.mark.parametrize("internal", [None, True, False])
+def test_defaults_of_weights_are_those_of_e3nn(shared: bool | None, internal: bool | None) -> None:
+    options = {"shared_weights": shared, "internal_weights": internal}
+    if shared is False and internal:
+        with pytest.raises(ProblemError, match="internal_weights"):
+            TensorProduct(*IRREPS, INSTRUCTIONS, **options)
+        return
+    mine = TensorProduct(*IRREPS, INSTRUCTIONS, **options)
+    theirs = o3.TensorProduct(*IRREPS, INSTRUCTIONS, **options)
+    assert (mine.shared_weights, mine.internal_weights) == (theirs.shared_weights, theirs.internal_weights)
+    assert isinstance(mine.weight, torch.nn.Parameter) == isinstance(theirs.weight, torch.nn.Parameter)
+    assert mine.weight.shape == theirs.weight.shape
+
+
+@pytest.mark.parametrize("irrep", ["component", "norm", "none"])
+@pytest.mark.parametrize("path", ["element", "path", "none"])
+def test_normalisations_are_those_of_e3nn(irrep: str, path: str) -> None:
+    options = {"irrep_normalization": irrep, "path_normalization": path, "internal_weights": False}
+    mine, theirs = (kind(*IRREPS, INSTRUCTIONS, **options) for kind in (TensorProduct, o3.TensorProduct))
+    assert mine.instructions == theirs.instructions
+
+
+def test_internal_weights_follow_the_module_to_another_dtype() -> None:
+    product = TensorProduct(*IRREPS, INSTRUCTIONS)
+    reference = product.problem.reference()
+    for dtype, tolerance in ((torch.float32, 1e-5), (torch.float64, 1e-12), (torch.float32, 1e-5)):
+        product, reference = product.to(dtype), reference.to(dtype)
+        x, y = (normal(5, irreps.dim).to(dtype) for irreps in (product.irreps_in1, product.irreps_in2))
+        out = product(x, y)
+        assert out.dtype is dtype
+        torch.testing.assert_close(out, reference(x, y, product.weight), rtol=tolerance, atol=tolerance)
+    [gradient] = torch.autograd.grad(product(x, y).sum(), [product.weight])
+    assert gradient.shape == product.weight.shape and bool(gradient.abs().sum() > 0)
+
+
+def test_operators_are_built_once_per_device_and_dtype(monkeypatch: pytest.MonkeyPatch) -> None:
+    conv = small_conv()
+    looked_up = []
+    look_up = conv._look_up
+    monkeypatch.setattr(conv, "_look_up", lambda device, dtype: looked_up.append(dtype) or look_up(device, dtype))
+    sender, receiver = random_graph(10, 4, 4)
+    inputs = conv_inputs(conv, 10, 4)
+    for dtype in (torch.float64, torch.float64, torch.float32, torch.float64):
+        assert conv(*(tensor.to(dtype) for tensor in inputs), sender, receiver).dtype is dtype
+    assert looked_up == [torch.float64, torch.float32]
+
+
+def test_the_constructor_resolves_at_once_where_the_device_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    conv = small_conv(device="cpu", dtype=torch.float64)
+    monkeypatch.setattr(conv, "_look_up", lambda *_: pytest.fail("looked up again at the first call"))
+    sender, receiver = random_graph(10, 4, 4)
+    assert conv(*conv_inputs(conv, 10, 4), sender, receiver).shape == (4, conv.irreps_out.dim)
+
+
+def test_tuning_tells_schedule_origin_and_record_of_each_direction(tmp_path: Path) -> None:
+    tuned = HostSchedule(path_groups=2, channel_block=4, accumulate="atomics")
+    record = entry(tuned, direction="backward", dtype="float64")
+    store(tmp_path / "shipped", device_facts("cpu"), record)
+    conv = small_conv(graph_class="conv-e14-d5", dtype=torch.float64)
+    assert {name: found.origin for name, found in conv.tuning.items()} == {
+        "forward": "default",
+        "backward": "exact",
+        "double_backward": "default",
+    }
+    found = conv.tuning["backward"]
+    assert (found.schedule, found.entry) == (tuned, record)
+    assert "conv-e14-d5" in found.reason
+    assert conv._operator is not None and conv._operator.schedules["backward"] == tuned
+
+
+def test_tuning_before_the_first_call_is_what_the_default_dtype_would_load(tmp_path: Path) -> None:
+    store(tmp_path / "user", device_facts("cpu"), entry(HostSchedule(path_groups=2, channel_block=8)))
+    conv = small_conv()
+    assert conv.problem == PROBLEM
+    found = conv.tuning["forward"]
+    assert (found.origin, found.schedule) == ("nearest", HostSchedule(path_groups=2, channel_block=8))
+
+
+def test_schedules_may_be_given_by_hand() -> None:
+    mine = HostSchedule(path_groups=2, channel_block=4, accumulate="atomics", edges_per_chunk=8)
+    conv = small_conv(schedule=mine)
+    assert {(found.origin, found.schedule) for found in conv.tuning.values()} == {("given", mine)}
+    sender, receiver = random_graph(40, 7, 7)
+    inputs = conv_inputs(conv, 40, 7)
+    wanted = e3nn_conv(conv, sender, receiver, 7)(*inputs)
+    torch.testing.assert_close(conv(*inputs, sender, receiver), wanted, rtol=0, atol=1e-10)
+    some = small_conv(schedule={"forward": mine})
+    assert {name: found.origin for name, found in some.tuning.items()} == {
+        "forward": "given",
+        "backward": "default",
+        "double_backward": "default",
+    }
+
+
+def test_strict_modules_refuse_a_miss(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    with pytest.raises(TuningMissError):
+        small_conv(strict=True, device="cpu")
+    monkeypatch.setenv("EQUITUNE_STRICT", "1")
+    conv = small_conv()
+    sender, receiver = random_graph(10, 4, 4)
+    inputs = [tensor.float() for tensor in conv_inputs(conv, 10, 4)]
+    with pytest.raises(TuningMissError):
+        conv(*inputs, sender, receiver)
+    known = [entry(direction=direction) for direction in DIRECTIONS]
+    store(tmp_path / "shipped", device_facts("cpu"), *known)
+    assert conv(*inputs, sender, receiver).shape == (4, conv.irreps_out.dim)
+    assert {found.origin for found in conv.tuning.values()} == {"nearest"}
+
+
+@pytest.mark.parametrize("how", ["deepcopy", "pickle", "torch.save"])
+def test_copies_compute_the_same(how: str) -> None:
+    product = TensorProduct(*IRREPS, INSTRUCTIONS).double()
+    x, y = normal(5, product.irreps_in1.dim), normal(5, product.irreps_in2.dim)
+    out = product(x, y)
+    if how == "deepcopy":
+        twin = copy.deepcopy(product)
+    elif how == "pickle":
+        twin = pickle.loads(pickle.dumps(product))
+    else:
+        file = io.BytesIO()
+        torch.save(product, file)
+        file.seek(0)
+        twin = torch.load(file, weights_only=False)
+    assert twin._operators == {} and product._operators != {}
+    assert torch.equal(twin(x, y), out)
+    assert twin.weight is not product.weight
+
+
+def test_state_dict_moves_internal_weights() -> None:
+    first, second = (TensorProduct(*IRREPS, INSTRUCTIONS).double() for _ in range(2))
+    second.load_state_dict(first.state_dict())
+    x, y = normal(5, first.irreps_in1.dim), normal(5, first.irreps_in2.dim)
+    assert torch.equal(first(x, y), second(x, y))
+
+
+@pytest.fixture
+def ordered(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """A fresh cache of orders; the list grows by one number of destinations at each order that is really made."""
+    made: list[int] = []
+
+    def counting(receiver: torch.Tensor, num_out: int, *, is_sorted: bool = False) -> object:
+        made.append(num_out)
+        return edge_order(receiver, num_out, is_sorted=is_sorted)
+
+    monkeypatch.setattr(order_cache, "edge_order", counting)
+    monkeypatch.setattr(modules, "_ORDERS", OrderCache())
+    return made
+
+
+def test_a_graph_is_ordered_once_for_all_calls_and_layers(ordered: list[int]) -> None:
+    first, second = small_conv(), small_conv()
+    sender, receiver = random_graph(40, 7, 7)
+    inputs = conv_inputs(first, 40, 7)
+    for conv in (first, second, first):
+        conv(*inputs, sender, receiver)
+    assert ordered == [7]
+    first(*inputs, sender, receiver, num_nodes=9)
+    assert ordered == [7, 9]
+
+
+def test_a_changed_receiver_is_ordered_again(ordered: list[int]) -> None:
+    conv = small_conv()
+    sender, receiver = random_graph(40, 7, 7)
+    inputs = conv_inputs(conv, 40, 7)
+    conv(*inputs, sender, receiver)
+    receiver.copy_(receiver.flip(0))
+    wanted = e3nn_conv(conv, sender, receiver, 7)(*inputs)
+    torch.testing.assert_close(conv(*inputs, sender, receiver), wanted, rtol=0, atol=1e-10)
+    receiver.data = receiver.roll(3)
+    wanted = e3nn_conv(conv, sender, receiver, 7)(*inputs)
+    torch.testing.assert_close(conv(*inputs, sender, receiver), wanted, rtol=0, atol=1e-10)
+    assert len(ordered) == 3
+
+
+def test_orders_die_with_their_graph_and_the_oldest_go_first(ordered: list[int]) -> None:
+    cache = OrderCache(size=3)
+    receivers = [random_graph(10 + n, 4, 4)[1] for n in range(5)]
+    for receiver in receivers:
+        cache.order(receiver, 4, False)
+    assert len(cache) == 3
+    cache.order(receivers[4], 4, False)
+    assert len(ordered) == 5
+    cache.order(receivers[0], 4, False)
+    assert len(ordered) == 6
+    receivers.clear()
+    del receiver
+    gc.collect()
+    assert len(cache) == 0
+
+
+def test_sorted_receivers_on_the_cpu_need_no_permutation() -> None:
+    cache = OrderCache()
+    ascending, mixed = torch.tensor([0, 0, 1, 3]), torch.tensor([3, 0, 1, 0])
+    assert cache.order(ascending, 4, False).perm is None
+    assert cache.order(mixed, 4, False).perm is not None
+
+
+def test_inference_tensors_are_ordered_each_time(ordered: list[int]) -> None:
+    with torch.inference_mode():
+        receiver = torch.tensor([2, 0, 1])
+    cache = OrderCache()
+    cache.order(receiver, 3, False)
+    cache.order(receiver, 3, False)
+    assert (len(cache), len(ordered)) == (0, 2)
+
+
+def test_a_traced_module_skips_the_cache_and_agrees(ordered: list[int]) -> None:
+    conv = small_conv(dtype=torch.float64)
+    sender, receiver = random_graph(40, 7, 7)
+    inputs = conv_inputs(conv, 40, 7)
+    traced = torch.compile(conv, backend="eager", fullgraph=True)
+    wanted = e3nn_conv(conv, sender, receiver, 7)(*inputs)
+    torch.testing.assert_close(traced(*inputs, sender, receiver), wanted, rtol=0, atol=1e-10)
+    assert len(modules._ORDERS) == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda s, r: (s.__setitem__(3, 7), r), "sender"),
+        (lambda s, r: (s.__setitem__(3, -1), r), "sender"),
+        (lambda s, r: (s, r.__setitem__(0, 9)), "receiver"),
+    ],
+)
+def test_indices_out_of_range_are_told_where_asked_for(change: Callable, told: str) -> None:
+    conv = small_conv(check_indices=True)
+    sender, receiver = random_graph(10, 7, 7)
+    change(sender, receiver)
+    with pytest.raises(InputError, match=told):
+        conv(*conv_inputs(conv, 10, 7), sender, receiver)
+
+
+def test_checked_indices_in_range_and_a_false_promise_of_sorted_edges() -> None:
+    conv = small_conv(check_indices=True)
+    sender, receiver = random_graph(10, 7, 7)
+    inputs = conv_inputs(conv, 10, 7)
+    assert torch.equal(conv(*inputs, sender, receiver), small_conv()(*inputs, sender, receiver))
+    with pytest.raises(InputError, match="ascending"):
+        conv(*inputs, sender, receiver, edges_sorted=True)
+
+
+def test_disagreeing_inputs_are_told() -> None:
+    product = TensorProduct(*IRREPS, INSTRUCTIONS, shared_weights=False)
+    x, y, w = normal(4, product.irreps_in1.dim), normal(4, product.irreps_in2.dim), normal(4, product.weight_numel)
+    for wrong, told in (
+        ((x[:, 1:], y, w), "x has shape"),
+        ((x, y[:, 1:], w), "y has shape"),
+        ((x, y, w[:, 1:]), "weight has shape"),
+        ((x, y, w[0]), "a row an edge"),
+        ((x[:3], y, w), "broadcast"),
+        ((x, y), "weight is missing"),
+        ((x.half(), y.half(), w.half()), "float16"),
+        ((x, y.float(), w), "float32"),
+    ):
+        with pytest.raises(InputError, match=told):
+            product(*wrong)
+    conv = small_conv()
+    sender, receiver = random_graph(10, 4, 4)
+    inputs = conv_inputs(conv, 10, 4)
+    with pytest.raises(InputError):
+        conv(inputs[0], inputs[1][:-1], inputs[2], sender, receiver)
+    with pytest.raises(InputError):
+        conv(*inputs, sender.float(), receiver)
+    with pytest.raises(InputError):
+        conv(*inputs, sender[:-1], receiver)
+
+
+def test_disagreeing_arguments_are_told() -> None:
+    with pytest.raises(ProblemError, match="either filter_irreps_out"):
+        TensorProductConv("8x0e", "0e")
+    with pytest.raises(ProblemError, match="either filter_irreps_out"):
+        TensorProductConv("8x0e", "0e", "8x0e", filter_irreps_out="0e")
+    with pytest.raises(ProblemError, match="either filter_irreps_out"):
+        TensorProductConv("8x0e", "0e", "8x0e", [(0, 0, 0, "uvu", True)], filter_irreps_out="0e")
+    with pytest.raises(ProblemError, match="irreps"):
+        TensorProductConv("8xqq", "0e", filter_irreps_out="0e")
+    with pytest.raises(ProblemError, match="plain-e10"):
+        small_conv(graph_class="plain-e10")
+    with pytest.raises(ProblemError, match="forwards"):
+        small_conv(schedule={"forwards": HostSchedule(path_groups=2)})
+    with pytest.raises(UnsupportedError, match="uvw"):
+        TensorProduct("8x0e", "0e", "8x0e", [(0, 0, 0, "uvw", True)])
+    with pytest.raises(ScheduleError, match="cuda"):
+        small_conv(schedule=CudaSchedule(), device="cpu")
+
+
+def test_repr_names_irreps_paths_and_weights() -> None:
+    assert "8x0e+8x1o x 1x0e+1x1o" in repr(small_conv()) and "weights" in repr(small_conv())

@@ -1,0 +1,122 @@
+"""The search space: choices are sensible and complete, and what has no effect on a kernel makes no new schedule."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+
+import pytest
+
+from autotune.space import Space, search_space
+from kernelgen.device import DeviceFacts, cuda_facts
+from kernelgen.emit import emit
+from kernelgen.plan import make_plan
+from kernelgen.problem import TensorProductProblem
+from kernelgen.schedule import CudaSchedule, HostSchedule
+
+PROBLEMS = {
+    "mace": TensorProductProblem.channelwise("128x0e+128x1o", "0e+1o+2e+3o", "0e+1o+2e+3o"),
+    "unequal": TensorProductProblem.channelwise("10x0e+6x1o", "0e+1o", "0e+1o"),
+    "single": TensorProductProblem.channelwise("1x0e", "0e", "0e"),
+}
+FACTS = {
+    "cpu": DeviceFacts("cpu", "test cpu 8 cores", "x86_64", 8, vector_bytes=32),
+    "cuda": cuda_facts("sm_90"),
+}
+
+
+def space_of(problem: str, backend: str, operation: str = "conv", direction: str = "forward") -> Space:
+    return search_space(PROBLEMS[problem], operation, direction, "float32", FACTS[backend])
+
+
+@pytest.mark.parametrize("direction", ["forward", "backward", "double_backward"])
+@pytest.mark.parametrize("operation", ["conv", "plain"])
+@pytest.mark.parametrize("backend", FACTS)
+@pytest.mark.parametrize("problem", PROBLEMS)
+def test_default_is_a_legal_member(problem: str, backend: str, operation: str, direction: str) -> None:
+    space = space_of(problem, backend, operation, direction)
+    assert space.broken_limit(space.default) is None
+    values = space.values(space.default)
+    assert values is not None
+    assert space.schedule(values) == space.default
+    assert ("fuse" in space.knobs) == (operation == "conv")
+
+
+def test_choices_fit_the_problem() -> None:
+    unequal = space_of("unequal", "cuda")
+    assert unequal.knobs["channels_per_thread"] == (1, 2), "4 divides neither 10 nor 6"
+    assert min(unequal.knobs["path_groups"]) == 2, "two multiplicities need two groups"
+    assert max(unequal.knobs["path_groups"]) == len(PROBLEMS["unequal"].paths)
+    assert space_of("mace", "cuda").knobs["edges_per_warp"] == (1, 2), "128 channels fill a warp"
+    assert space_of("single", "cuda").knobs["edges_per_warp"] == (8,), "one channel does not"
+    assert space_of("mace", "cpu").knobs["channel_block"] == (4, 8, 16, 32), "half a vector to four vectors"
+    assert space_of("single", "cpu").knobs["channel_block"] == (4,)
+    assert space_of("mace", "cpu").knobs["threads"] == (0, 4)
+
+
+def test_shuffled_visits_every_combination_once() -> None:
+    space = space_of("unequal", "cpu")
+    every = [space.schedule(dict(zip(space.knobs, v, strict=True))) for v in itertools.product(*space.knobs.values())]
+    first, second = list(space.shuffled(0)), list(space.shuffled(1))
+    assert sorted(s.key for s in first) == sorted(s.key for s in every)
+    assert len(first) == space.size == math.prod(len(choices) for choices in space.knobs.values())
+    assert first != second, "the order depends on the seed"
+    assert first == list(space.shuffled(0)), "and on nothing else"
+
+
+def test_count_legal_counts_distinct_schedules() -> None:
+    space = space_of("unequal", "cpu")
+    legal = {schedule for schedule in space.shuffled(0) if space.broken_limit(schedule) is None}
+    assert space.count_legal(10_000) == len(legal) < space.size
+    assert space.count_legal(3) == 3
+
+
+def kernel_text(space: Space, schedule: object) -> str:
+    """The source without its comments, which print the schedule."""
+    text = emit(make_plan(space.kernel_spec(schedule))).text  # type: ignore[arg-type]
+    return "\n".join(line for line in text.splitlines() if not line.lstrip().startswith(("//", "/*", "*")))
+
+
+@pytest.mark.parametrize("operation", ["conv", "plain"])
+@pytest.mark.parametrize("backend", FACTS)
+def test_knobs_without_effect_are_canonical(backend: str, operation: str) -> None:
+    """Every legal neighbour of the default that the space calls the same schedule makes the same kernel."""
+    space = space_of("unequal", backend, operation)
+    compared = 0
+    starts = [space.default] if operation == "plain" else [
+        space.default, space.schedule({"fuse": False}), space.schedule({"accumulate": "atomics"})
+    ]  # fmt: skip
+    for start, (knob, choices) in itertools.product(starts, type(space.default).choices.items()):
+        for value in choices[:4]:
+            changed = dataclasses.replace(start, **{knob: value})
+            if changed == start or space.broken_limit(changed) or space.canonical(changed) != space.canonical(start):
+                continue
+            if changed.fuse == start.fuse:
+                assert kernel_text(space, changed) == kernel_text(space, start), f"{knob}={value}"
+                compared += 1
+            assert space.canonical(space.canonical(changed)) == space.canonical(changed)
+    assert compared >= 1
+
+
+def test_known_equivalences() -> None:
+    conv, plain = space_of("mace", "cuda"), space_of("mace", "cuda", "plain")
+    owned = CudaSchedule(accumulate="registers", edges_per_chunk=8)
+    assert conv.canonical(owned) == CudaSchedule()
+    assert conv.canonical(CudaSchedule(accumulate="atomics", edges_per_chunk=8)).edges_per_chunk == 8
+    assert conv.canonical(CudaSchedule(fuse=False, accumulate="atomics")) == CudaSchedule(fuse=False)
+    assert plain.canonical(CudaSchedule(fuse=False, accumulate="atomics")) == CudaSchedule()
+    assert conv.canonical(CudaSchedule(edges_per_warp=2)).stage_edges == 16, "a team of 16 lanes stages 16 edges"
+
+
+def test_broken_limit_names_the_limit() -> None:
+    space = space_of("mace", "cuda")
+    reason = space.broken_limit(CudaSchedule(block_size=512, min_blocks=8))
+    assert reason is not None and "2048" in reason
+
+
+def test_nearest_moves_a_foreign_schedule_in() -> None:
+    space = space_of("mace", "cpu")
+    moved = space.nearest(HostSchedule(path_groups=30, channel_block=64, threads=200))
+    assert space.values(moved) is not None
+    assert (moved.path_groups, moved.channel_block, moved.threads) == (10, 32, 4)  # type: ignore[attr-defined]
