@@ -35,6 +35,6 @@ class TuningMissError(EquituneError, LookupError):
 def unknown_name(what: str, given: str, known: Iterable[str]) -> str:
     """``unknown key 'budgett'; did you mean 'budget'?`` with the valid names where none is near."""
     names = sorted(known)
-    near = difflib.get_close_matches(given, names, 1)
+    near = difflib.get_close_matches(given, names, 1, cutoff=0.5)
     hint = f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(names)}"
     return f"unknown {what} {given!r}; {hint}"

@@ -1,11 +1,11 @@
 """Kernels for the O(3)-equivariant tensor product: a problem and a schedule enter, a torch operator leaves.
 
-    problem -> terms -> plan (with a schedule) -> source -> binary -> operator
+problem -> terms -> plan (with a schedule) -> source -> binary -> operator
 
-    >>> from kernelgen import TensorProductProblem, build
-    >>> problem = TensorProductProblem.channelwise("128x0e+128x1o", "0e+1o+2e", "0e+1o+2e")
-    >>> operator = build(problem)                       # default schedule, float32, convolution on the CPU
-    >>> out = operator(x, y, w, sender, receiver)       # [num_nodes, problem.dim_out], differentiable twice
+>>> from kernelgen import TensorProductProblem, build
+>>> problem = TensorProductProblem.channelwise("128x0e+128x1o", "0e+1o+2e", "0e+1o+2e")
+>>> operator = build(problem)                       # default schedule, float32, convolution on the CPU
+>>> out = operator(x, y, w, sender, receiver)       # [num_nodes, problem.dim_out], differentiable twice
 """
 
 from kernelgen.compile import compile_many, compile_source, find_host_compiler

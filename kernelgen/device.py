@@ -62,9 +62,7 @@ def _facts(kind: str, index: int) -> DeviceFacts:
     if not torch.cuda.is_available():
         raise ToolMissingError("a CUDA device was asked for, but torch sees none; install an NVIDIA driver or use cpu")
     properties = torch.cuda.get_device_properties(index)
-    return cuda_facts(
-        f"sm_{properties.major}{properties.minor}", properties.name, properties.multi_processor_count
-    )
+    return cuda_facts(f"sm_{properties.major}{properties.minor}", properties.name, properties.multi_processor_count)
 
 
 def device_facts(device: torch.device | str) -> DeviceFacts:

@@ -110,7 +110,8 @@ class _Kernel:
             "    const int team_index = threadIdx.x / LANES;",
             "    Team team;",
             "    team.lane = threadIdx.x % LANES;",
-            "    team.mask = LANES == 32 ? 0xffffffffu : ((1u << (LANES % 32)) - 1u) << (threadIdx.x % 32 - team.lane);",
+            "    team.mask = LANES == 32 ? 0xffffffffu",
+            "                            : ((1u << (LANES % 32)) - 1u) << (threadIdx.x % 32 - team.lane);",
             f"    const int unit = blockIdx.x % {unit_blocks} * {schedule.warps_per_edge}"
             f" + team_index % {schedule.warps_per_edge};",
             f"    const int run = blockIdx.x / {unit_blocks} * {teams // schedule.warps_per_edge}"
@@ -138,7 +139,8 @@ class _Kernel:
         for number, group in enumerate(plan.groups):
             tiles = plan.tiles(group)
             head = "    if" if number == 0 else "    else if"
-            lines.append(f"{head} (unit < {first + tiles}) group_{number}(b, team, unit - {first}, run, begin, end, stage);")
+            call = f"group_{number}(b, team, unit - {first}, run, begin, end, stage)"
+            lines.append(f"{head} (unit < {first + tiles}) {call};")
             first += tiles
         return "\n".join([*lines, "}", ""])
 
@@ -229,7 +231,8 @@ class _Group:
 
     def _load_weight(self, name: str, path: int, into: str, row: str) -> str:
         offset = self.problem.paths[path].weight_offset
-        start = f"b.{name} + {offset} + u" if row == "0" else f"b.{name} + {row} * {self.problem.weight_numel} + {offset} + u"
+        base = f"b.{name}" if row == "0" else f"b.{name} + {row} * {self.problem.weight_numel}"
+        start = f"{base} + {offset} + u"
         return f"load_weights<{self._weight_width(path)}>({start}, active, {into});"
 
     def _load_block(self, name: str, side: str, block: int, into: str, row: str) -> str:
@@ -263,7 +266,8 @@ class _Group:
         if not self.problem.shared_weights:
             for name in ("w", "tw"):
                 if name in kernel.operands:
-                    self.put(*(self._load_weight(name, p, f"{row}.{name}{p}", f"(long long){edge}") for p in self.paths))
+                    at = f"(long long){edge}"
+                    self.put(*(self._load_weight(name, p, f"{row}.{name}{p}", at) for p in self.paths))
 
     # ---- the loop over edges -----------------------------------------------------------------------------------
 
@@ -347,7 +351,8 @@ class _Group:
 
     def _load_y(self, name: str, edge: str) -> None:
         dim = self.problem.dim_in2
-        self.put(f"Real {name}[{dim}];", f"load<{self.kernel.width(dim)}>(b.{name} + (long long){edge} * {dim}, {name});")
+        start = f"b.{name} + (long long){edge} * {dim}"
+        self.put(f"Real {name}[{dim}];", f"load<{self.kernel.width(dim)}>({start}, {name});")
 
     def _value_slots(self) -> dict[str, int]:
         """Position of each edge value of this group in a staged edge."""

@@ -71,7 +71,7 @@ class _HostEmitter:
         """The types and constants, the group functions and the structure that the walks are instantiated with."""
         yield "namespace {"
         yield ""
-        yield "using equitune::add, equitune::lanes, equitune::load, equitune::store;"
+        yield "using equitune::add, equitune::lanes, equitune::load, equitune::load_ahead, equitune::store, equitune::stream;"
         yield ""
         yield f"using T = {C_TYPES[self.spec.dtype]};"
         yield "template <int N>"
@@ -176,8 +176,11 @@ class _HostEmitter:
         reads = {name for _, body in pairs for name in body.reads}
         yield f"{{  // {block.text}"
         for stem in ("x", "tx"):
-            yield from _indented(self._load(stem, name, block, m)
-                                 for m, name in enumerate(_components(stem, in1, block.dim)) if name in reads)
+            yield from _indented(
+                self._load(stem, name, block, m)
+                for m, name in enumerate(_components(stem, in1, block.dim))
+                if name in reads
+            )
         gradients = _components("ox", in1, block.dim) if "x" in self.direction.live_outputs else []
         yield from _indented(self._start("out_x", gradients, block, fresh=True))
         for term, body in pairs:
@@ -193,9 +196,14 @@ class _HostEmitter:
         yield f"{{  // path {path.index}: {texts}, {weights}"
         for name in (f"w{path.index}", f"tw{path.index}"):
             if name in body.reads:
-                yield f"{INDENT}const V {name} = load<V>(edge.{name.rstrip('0123456789')} + {path.weight_offset} + u);"
-        yield from _indented(self._load("g", name, out, m)
-                             for m, name in enumerate(_components("g", path.out, out.dim)) if name in body.reads)
+                row = f"edge.{name.rstrip('0123456789')} + {path.weight_offset} + u"
+                value = f"load<V>({row})" if problem.shared_weights else f"load_ahead<V>({row}, edge.ahead)"
+                yield f"{INDENT}const V {name} = {value};"
+        yield from _indented(
+            self._load("g", name, out, m)
+            for m, name in enumerate(_components("g", path.out, out.dim))
+            if name in body.reads
+        )
         sums = _components("og", path.out, out.dim) if "g" in self.direction.live_outputs else []
         yield from _indented(self._start("out_g", sums, out, fresh=self.spec.operation == "plain"))
         weight = f"ow{path.index}"
@@ -204,7 +212,8 @@ class _HostEmitter:
             yield f"{INDENT}V {weight} = {start};"
         yield from _indented(body.statements)
         if weight in body.accumulates:
-            yield f"{INDENT}store(edge.out_w + {path.weight_offset} + u, {weight});"
+            row = f"edge.out_w + {path.weight_offset} + u, {weight}"
+            yield f"{INDENT}store({row});" if problem.shared_weights else f"{INDENT}stream({row}, edge.past_caches);"
         yield from _indented(self._finish("out_g", sums, out))
         yield "}"
 

@@ -33,6 +33,8 @@ def edge_order(receiver: Tensor, num_out: int, *, is_sorted: bool = False) -> Ed
         raise InputError(
             f"receiver is {receiver.dtype} {tuple(receiver.shape)}; expected int32 or int64 of shape [num_edges]"
         )
+    if num_out < 0:
+        raise InputError(f"num_out is {num_out}; expected the number of destinations, at least 0")
     perm = None
     if not is_sorted:
         receiver, order = torch.sort(receiver, stable=True)

@@ -105,9 +105,28 @@ def _tp_double_backward(
     return tuple(found[slot] if slot in found else x.new_empty(0) for slot in "xywg")
 
 
-def _present(*by_slot: Any) -> str:
-    """The slots that have something: a tensor, or True."""
-    return "".join(slot for slot, has in zip("xywg", by_slot, strict=False) if has is not None and has is not False)
+def _present(*tangents: Maybe) -> str:
+    return "".join(slot for slot, tangent in zip("xyw", tangents, strict=True) if tangent is not None)
+
+
+def _needed(ctx: Any, slots: str) -> str:
+    """The slots (the op's first inputs) whose gradient this backward pass uses.
+
+    ``needs_input_grad`` only says which inputs require a gradient at all. ``torch.autograd.grad(energy, positions)``
+    uses fewer: the engine knows which nodes it will run.
+    """
+    requiring = zip(slots, ctx.needs_input_grad, strict=False)
+    if torch.compiler.is_compiling():
+        return "".join(slot for slot, needed in requiring if needed)
+    nodes = ctx.next_functions
+    return "".join(slot for i, (slot, needed) in enumerate(requiring) if needed and _will_run(nodes[i][0]))
+
+
+def _will_run(node: Any) -> bool:
+    try:
+        return torch._C._will_engine_execute_node(node)
+    except RuntimeError:
+        return True  # a leaf that autograd.grad was asked for: the engine collects its gradient without running it
 
 
 def _fake_forward(x: Tensor, y: Tensor, *rest: Any) -> Tensor:
@@ -133,7 +152,7 @@ def _setup_forward(ctx: Any, inputs: tuple, output: Tensor) -> None:
 
 
 def _backward_of_forward(ctx: Any, g: Maybe) -> tuple:
-    outputs = _present(*ctx.needs_input_grad[:3])
+    outputs = _needed(ctx, "xyw")
     if g is None or not outputs:
         return (None,) * 9
     x, y, w, *graph = ctx.saved_tensors
@@ -150,8 +169,8 @@ def _setup_backward(ctx: Any, inputs: tuple, output: tuple) -> None:
 
 def _backward_of_backward(ctx: Any, *tangents: Maybe) -> tuple:
     used = [tangent if slot in ctx.outputs else None for slot, tangent in zip("xyw", tangents, strict=True)]
-    wanted = _present(*ctx.needs_input_grad[:4])
-    outputs = double_backward(_present(*used), wanted).live_outputs if wanted and _present(*used) else ""
+    wanted, present = _needed(ctx, "xywg"), _present(*used)
+    outputs = double_backward(present, wanted).live_outputs if wanted and present else ""
     if not outputs:
         return (None,) * 11
     x, y, w, g, *graph = ctx.saved_tensors

@@ -8,7 +8,7 @@ for each direction and set of wanted gradients.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ from kernelgen.emit import emit
 from kernelgen.errors import InputError, ProblemError, ScheduleError
 from kernelgen.graph import EdgeOrder, edge_order, is_in_order
 from kernelgen.launch import load_kernel
-from kernelgen.library import OPERATORS, tp_forward
+from kernelgen.library import OPERATORS, resolve, tp_forward
 from kernelgen.plan import Spec, default_schedule, make_plan
 from kernelgen.problem import TensorProductProblem
 from kernelgen.runner import Checks, Graph, Operands, Runner
@@ -49,7 +49,8 @@ def build(
     operation: ``conv`` (gather by sender, product, sum by receiver) or ``plain`` (edge by edge).
     """
     operator = Operator(problem, schedule, operation, dtype, layout, torch.device(device))
-    return OPERATORS.setdefault(operator.text, operator)
+    registered = OPERATORS.setdefault(operator.text, operator)
+    return registered if registered.device == operator.device else operator
 
 
 def rebuild(text: str) -> Operator:
@@ -109,7 +110,7 @@ class Operator:
             name: self.is_conv and schedule.fuse and schedule.accumulate == "registers" and bool(problem.paths)
             for name, schedule in self.schedules.items()
         }
-        self._any_ordered = any(self._ordered.values())
+        self._ordered_with_grad = any(self._ordered.values())
 
     def forward(
         self,
@@ -129,8 +130,9 @@ class Operator:
         """
         w = self._one_row(w)
         if num_out is None:
-            num_out = x.shape[0]
-        if order is None and self._any_ordered and receiver is not None:
+            num_out = len(x)
+        ordered = self._ordered_with_grad if torch.is_grad_enabled() else self._ordered["forward"]
+        if order is None and ordered and receiver is not None:
             order = self._order(receiver, num_out)
         row_ptr, perm = (None, None) if order is None else order
         return tp_forward(x, y, w, sender, receiver, row_ptr, perm, num_out, self.text)
@@ -219,18 +221,18 @@ class Operator:
             num_in = num_out = num_edges
         elif num_out is None:
             num_out = num_in
+        elif num_out < 0:
+            raise InputError(f"num_out is {num_out}; expected the number of destinations, at least 0")
         graph = Graph(sender, receiver, order, num_edges, num_in, num_out)
         checks = self._checks
         shapes = checks.shapes(graph)
         operands = checks.operands(operands, shapes)
-        checks.indices(graph, x.device)
+        graph = checks.indices(graph, x.device)
         runner = self._runner(direction, None if sender is None else sender.dtype, x)
         if runner.owns_destination and num_edges:
-            if order is None:
-                assert receiver is not None
-                graph = graph._replace(order=self._order(receiver, num_out))
-            else:
-                checks.order(graph, x.device)
+            assert graph.receiver is not None
+            made = self._order(graph.receiver, num_out) if order is None else checks.order(order, graph, x.device)
+            graph = graph._replace(order=made)
         return runner(operands, graph, shapes, poison)
 
     def _one_row(self, w: Tensor) -> Tensor:
@@ -252,6 +254,10 @@ class Operator:
     def resources(self, direction_name: str = "forward") -> dict[str, Any]:
         """What the compiled kernel of a direction takes; compiles it if need be."""
         return load_kernel(self.spec(_direction(direction_name))).resources
+
+    def __reduce__(self) -> tuple[Callable[[str], Operator], tuple[str]]:
+        """Copies and pickles carry the text: kernels belong to a process."""
+        return resolve, (self.text,)
 
     def __repr__(self) -> str:
         return f"Operator({self.problem.key!r}, {self.operation}, {self.dtype}, {self.layout}, {self.device})"

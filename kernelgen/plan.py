@@ -105,7 +105,8 @@ def _accumulators(problem: TensorProductProblem, paths: tuple[int, ...]) -> int:
 
 
 def _split(problem: TensorProductProblem, paths: tuple[int, ...]) -> list[tuple[int, ...]]:
-    half, total, size = [], _accumulators(problem, paths), 0
+    half: list[int] = []
+    total, size = _accumulators(problem, paths), 0
     for path in paths[:-1]:
         if half and size >= total / 2:
             break
@@ -125,7 +126,8 @@ def group_paths(problem: TensorProductProblem, count: int) -> tuple[Group, ...]:
     least = len({path.mul for path in problem.paths})
     if not least <= count <= max(1, len(problem.paths)):
         raise ScheduleError(
-            f"path_groups={count}: this problem allows {least} (one a multiplicity) to {len(problem.paths)} (one a path)"
+            f"path_groups={count}: this problem allows {least} (one a multiplicity) "
+            f"to {len(problem.paths)} (one a path)"
         )
 
     def mul(paths: tuple[int, ...]) -> int:
@@ -228,7 +230,9 @@ def _check_cuda(plan: Plan, schedule: CudaSchedule) -> Plan:
         raise ScheduleError(f"stage_edges={schedule.stage_edges} exceeds the {schedule.lanes} lanes of a team")
     for group in plan.groups:
         if group.mul % schedule.channels_per_thread:
-            raise ScheduleError(f"channels_per_thread={schedule.channels_per_thread} does not divide {group.mul} channels")
+            raise ScheduleError(
+                f"channels_per_thread={schedule.channels_per_thread} does not divide {group.mul} channels"
+            )
     teams = schedule.block_size // schedule.lanes
     if schedule.warps_per_edge > min(teams, max(1, plan.units)):
         raise ScheduleError(
@@ -251,7 +255,7 @@ def _check_cuda(plan: Plan, schedule: CudaSchedule) -> Plan:
         widest = max(stage_stride(plan, group) for group in plan.groups)
         shared = widest * schedule.stage_edges * teams * BYTES[spec.dtype]
         if shared > facts.shared_per_block:
-            raise ScheduleError(f"{shared} bytes of shared memory a block exceeds the {facts.shared_per_block} there are")
+            raise ScheduleError(f"{shared} bytes of shared memory a block; there are {facts.shared_per_block}")
     return dataclasses.replace(plan, shared_bytes=shared)
 
 

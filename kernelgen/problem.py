@@ -101,7 +101,9 @@ class TensorProductProblem:
         for name, index in (("in1", instruction.in1), ("in2", instruction.in2), ("out", instruction.out)):
             blocks = o3.Irreps(getattr(self, f"irreps_{name}"))
             if not 0 <= index < len(blocks):
-                raise ProblemError(f"{instruction}: {name} index {index} is outside the {len(blocks)} blocks of {blocks}")
+                raise ProblemError(
+                    f"{instruction}: {name} index {index} is outside the {len(blocks)} blocks of {blocks}"
+                )
             picked.append(blocks[index])
         (mul1, ir1), (mul2, ir2), (mul3, ir3) = picked
         if ir3 not in ir1 * ir2:

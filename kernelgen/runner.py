@@ -73,12 +73,12 @@ class Checks:
             ready.append(tensor)
         return tuple(ready)
 
-    def indices(self, graph: Graph, device: torch.device) -> None:
-        """Sender and receiver agree with each other, with the edges and with the operands' device."""
+    def indices(self, graph: Graph, device: torch.device) -> Graph:
+        """The graph with contiguous sender and receiver that agree with each other, the edges and the device."""
         if not self.is_conv:
             if graph.sender is not None or graph.receiver is not None:
                 raise InputError("sender and receiver were given to a plain product; build it with operation='conv'")
-            return
+            return graph
         for name, index in (("sender", graph.sender), ("receiver", graph.receiver)):
             if index is None:
                 raise InputError(f"{name} is missing; a convolution needs sender and receiver [num_edges]")
@@ -91,12 +91,13 @@ class Checks:
         assert graph.sender is not None and graph.receiver is not None
         if graph.sender.dtype != graph.receiver.dtype:
             raise InputError(f"sender is {graph.sender.dtype} and receiver {graph.receiver.dtype}; expected one dtype")
+        if graph.sender.is_contiguous() and graph.receiver.is_contiguous():
+            return graph
+        return graph._replace(sender=graph.sender.contiguous(), receiver=graph.receiver.contiguous())
 
-    def order(self, graph: Graph, device: torch.device) -> None:
-        """A precomputed order fits the graph."""
-        if graph.order is None:
-            return
-        wanted = (("row_ptr", graph.order.row_ptr, graph.num_out + 1), ("perm", graph.order.perm, graph.num_edges))
+    def order(self, order: EdgeOrder, graph: Graph, device: torch.device) -> EdgeOrder:
+        """A precomputed order that fits the graph, contiguous."""
+        wanted = (("row_ptr", order.row_ptr, graph.num_out + 1), ("perm", order.perm, graph.num_edges))
         for name, tensor, length in wanted:
             if tensor is None:
                 continue
@@ -105,6 +106,7 @@ class Checks:
                     f"order.{name} is {tensor.dtype} {tuple(tensor.shape)} on {tensor.device}; expected int32 "
                     f"({length},) on {device}: make it with edge_order(receiver, num_out={graph.num_out})"
                 )
+        return EdgeOrder(order.row_ptr.contiguous(), None if order.perm is None else order.perm.contiguous())
 
     def _mismatch(self, name: str, tensor: Tensor, shape: tuple[int, ...], device: torch.device) -> InputError:
         rows = "num_edges is taken from y, num_in from x"

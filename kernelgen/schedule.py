@@ -129,7 +129,9 @@ def schedule_from_dict(data: dict[str, Any]) -> Schedule:
     for name in data:
         if name not in known:
             near = difflib.get_close_matches(name, known, 1)
-            raise ScheduleError(f"unknown knob {name!r} for {backend}" + (f"; did you mean {near[0]!r}?" if near else ""))
+            raise ScheduleError(
+                f"unknown knob {name!r} for {backend}" + (f"; did you mean {near[0]!r}?" if near else "")
+            )
     return kind(**data)
 
 

@@ -21,7 +21,8 @@ PROBLEMS = {
     "unequal": TensorProductProblem.channelwise("8x0e+4x1o+12x2e", "0e+1o+2e", "0e+1o+2e"),
     "shared": TensorProductProblem.channelwise("4x0e+4x1o", "0e+1o", "0e+1o", shared_weights=True),
     "by hand": TensorProductProblem.from_instructions(
-        "2x1o+2x0e", "1o+0e", "2x1o+2x0e+2x1o", [(0, 1, 2, "uvu", True, 0.5), (1, 0, 0, "uvu", True), (0, 0, 1, "uvu", True)]
+        "2x1o+2x0e", "1o+0e", "2x1o+2x0e+2x1o",
+        [(0, 1, 2, "uvu", True, 0.5), (1, 0, 0, "uvu", True), (0, 0, 1, "uvu", True)],
     ),
 }  # fmt: skip
 
@@ -188,6 +189,20 @@ def test_openequivariance_is_given_sorted_edges_and_its_own_weight_order(monkeyp
     count = task.tensors.num_nodes
     transposed = (seen["columns"] * count + seen["rows"])[seen["permutation"]]
     assert bool((transposed[1:] >= transposed[:-1]).all())
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["e3nn", "cuequivariance", "openequivariance", "openequivariance-deterministic"])
+@pytest.mark.parametrize("problem", ["equal", "unequal"])
+def test_peer_agrees_on_a_gpu(name: str, problem: str) -> None:
+    status = next(status for status in usable_peers("cuda") if status.name == name)
+    if not status.usable:
+        pytest.skip(status.reason)
+    work = workload(problem)
+    passes = next(peer for peer in peers_for(work, "cuda") if peer.name == name).prepare()
+    for which in PASSES:
+        getattr(passes, which)()
+    assert all(error < 1e-5 for errors in passes.errors.values() for error in errors.values()), passes.errors
 
 
 def test_every_adapter_belongs_somewhere() -> None:

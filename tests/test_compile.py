@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import importlib.util
 import json
-import os
-import subprocess
+import multiprocessing
 import sys
 from pathlib import Path
 
 import pytest
 import torch
 
-from kernelgen import CompileError, ToolMissingError, compile_many, compile_source, cuda_facts, device_facts
+from kernelgen import CompileError, ToolMissingError, cache, compile_many, compile_source, cuda_facts, device_facts
 from kernelgen import compile as compiling
 from kernelgen.cache import cache_dir
 from kernelgen.source import Source
@@ -92,37 +92,33 @@ def test_damaged_entry_is_compiled_again(damage: str) -> None:
     assert answer(path) == 42
 
 
-def test_processes_that_compile_and_damage_the_same_kernel_agree(tmp_path: Path) -> None:
-    """Each of three processes stores the same entries over and over, damages some, and reads them all back."""
-    script = """
-import sys
-from kernelgen import cache
-turn = int(sys.argv[1])
-for key in [cache.digest(str(i)) for i in range(20)] * 5:
-    cache.publish(key, "kernel.so", b"binary" * 1000, "kernel.cpp", "source", {"code_bytes": 1})
-    folder = cache.cache_dir() / key[:2] / key
-    if turn == 0:
-        try:
-            (folder / "kernel.so").write_bytes(b"torn")
-        except OSError:
-            pass  # another process is replacing the entry
-    found = cache.find(key, "kernel.so")
-    assert found is None or found.resources == {"code_bytes": 1}
-for key in [cache.digest(str(i)) for i in range(20)]:
-    cache.publish(key, "kernel.so", b"binary" * 1000, "kernel.cpp", "source", {"code_bytes": 1})
-"""
-    root = Path(compiling.__file__).parents[1]
-    running = [
-        subprocess.Popen(
-            [sys.executable, "-c", script, str(turn)], cwd=root, stderr=subprocess.PIPE, text=True, env=os.environ
-        )
-        for turn in range(3)
-    ]
-    messages = [process.communicate()[1] for process in running]
-    assert [process.returncode for process in running] == [0, 0, 0], messages
-    binaries = list(cache_dir().glob("*/*/kernel.so"))
-    assert len(binaries) == 20
-    assert all(path.read_bytes() == b"binary" * 1000 for path in binaries)
+KEYS = [cache.digest(str(i)) for i in range(10)]
+DATA = b"binary" * 1000
+
+
+def store_damage_and_read(damages: bool) -> None:
+    """A process of the test below; any exception is its exit code."""
+    for key in KEYS * 10:
+        cache.publish(key, "kernel.so", DATA, "kernel.cpp", "source", {"code_bytes": 1})
+        if damages:
+            # Another process may be replacing the entry at this moment.
+            with contextlib.suppress(OSError):
+                (cache.cache_dir() / key[:2] / key / "kernel.so").write_bytes(b"torn")
+        found = cache.find(key, "kernel.so")
+        assert found is None or found.resources == {"code_bytes": 1}
+
+
+def test_processes_that_store_and_damage_the_same_kernels_agree() -> None:
+    context = multiprocessing.get_context("fork")
+    running = [context.Process(target=store_damage_and_read, args=(damages,)) for damages in (True, False, False)]
+    for process in running:
+        process.start()
+    for process in running:
+        process.join()
+    assert [process.exitcode for process in running] == [0, 0, 0]
+    store_damage_and_read(False)
+    assert all(cache.find(key, "kernel.so") is not None for key in KEYS)
+    assert len(list(cache_dir().glob("*/*"))) == len(KEYS)
     assert not list(cache_dir().glob("*/.*")), "temporary directories were left behind"
 
 

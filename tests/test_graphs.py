@@ -36,7 +36,7 @@ def test_edges_are_sorted_symmetric_and_of_the_stated_length(name: str) -> None:
     keys = graph.receiver * graph.num_nodes + graph.sender
     assert bool((keys[1:] >= keys[:-1]).all())
     lengths = graph.vectors.norm(dim=1)
-    assert 0 < float(lengths.min()) and float(lengths.max()) < spec.cutoff
+    assert float(lengths.min()) > 0 and float(lengths.max()) < spec.cutoff
     assert graph.sender.dtype == graph.receiver.dtype == torch.int64
     forward = np.lexsort((*np.round(graph.vectors.numpy().T, 6), graph.sender, graph.receiver))
     back = np.lexsort((*np.round(-graph.vectors.numpy().T, 6), graph.receiver, graph.sender))

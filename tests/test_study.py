@@ -88,11 +88,12 @@ def test_samplers_never_repeat_nor_break_a_limit(space: Space, path: Path, sampl
         return ok(cost(schedule)) if len(measured) % 5 else Outcome("wrong", "every fifth")
 
     study = make_study(space, path, sampler=sampler)
-    assert run(study, measure, trials=30, workers=3) == "trials"
-    assert len(measured) == len(set(measured)) == 30
+    trials = 15 if sampler == "gp" else 30
+    assert run(study, measure, trials=trials, workers=3) == "trials"
+    assert len(measured) == len(set(measured)) == trials
     assert all(space.broken_limit(schedule) is None for schedule in measured)
     assert_no_repeats(path)
-    assert study.failures == 6
+    assert study.failures == trials // 5
 
 
 def test_samplers_reach_the_end_of_the_space(space: Space, path: Path) -> None:

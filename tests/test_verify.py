@@ -99,7 +99,7 @@ def test_every_damage_is_found() -> None:
 
 
 def test_one_wrong_path_is_not_hidden_by_the_others() -> None:
-    """The error of a small block is relative to that block: a path of tiny weight gradient counts as much as a large one."""
+    """The error of a small block is relative to that block: a path with a tiny gradient counts in full."""
     problem = TensorProductProblem.from_instructions(
         "4x0e+4x1o", "0e+1o", "4x0e+4x0e", [(0, 0, 0, "uvu", True, 1.0), (1, 1, 1, "uvu", True, 1e-12)],
         path_normalization="none",

@@ -29,7 +29,7 @@ def same(tensor: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class Product:
-    """A differentiable ``call(x, y, w)`` in ``layout``; ``weights_in``: from e3nn's order to its own; ``_out``: back."""
+    """A differentiable ``call(x, y, w)`` in ``layout``; weights go from e3nn's order to its own and back."""
 
     call: Call
     layout: str = "mul_ir"

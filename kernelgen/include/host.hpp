@@ -10,6 +10,9 @@
 
 #include <omp.h>
 #include <sched.h>
+#if defined(__SSE2__)
+#include <immintrin.h>
+#endif
 
 #define EQUITUNE_INLINE inline __attribute__((always_inline))
 #define EQUITUNE_NOINLINE __attribute__((noinline))
@@ -99,6 +102,37 @@ EQUITUNE_INLINE void add(T* to, const V& value) {
     store(to, load<V>(to) + value);
 }
 
+// Written once and not read again here: past the caches where the row's alignment allows.
+template <class V, class T>
+EQUITUNE_INLINE void stream(T* to, const V& value, bool past_caches) {
+#if defined(__SSE2__)
+    if (past_caches && reinterpret_cast<std::uintptr_t>(to) % sizeof(V) == 0) {
+#if defined(__AVX512F__)
+        if constexpr (sizeof(V) == 64) return _mm512_stream_si512(reinterpret_cast<__m512i*>(to), (__m512i)value);
+#endif
+#if defined(__AVX__)
+        if constexpr (sizeof(V) == 32) return _mm256_stream_si256(reinterpret_cast<__m256i*>(to), (__m256i)value);
+#endif
+        if constexpr (sizeof(V) == 16) return _mm_stream_si128(reinterpret_cast<__m128i*>(to), (__m128i)value);
+    }
+#else
+    (void)past_caches;
+#endif
+    store(to, value);
+}
+
+template <class V, int P, class T>
+EQUITUNE_INLINE void stream(T* to, const Pack<V, P>& value, bool past_caches) {
+    for (int i = 0; i < P; ++i) stream(to + i * lanes<V, T>, value.part[i], past_caches);
+}
+
+// A weight row is read once an edge, in many short pieces: fetch the same piece of the next edge's row.
+template <class V, class T>
+EQUITUNE_INLINE V load_ahead(const T* from, std::int64_t ahead) {
+    for (int byte = 0; byte < int(sizeof(V)); byte += 64) __builtin_prefetch(from + ahead + byte / int(sizeof(T)));
+    return load<V>(from);
+}
+
 // Sum of the first N elements, by halves so that the additions do not wait for each other.
 template <int N, class T>
 EQUITUNE_INLINE T sum(const T* from) {
@@ -119,24 +153,76 @@ struct Block {
     static constexpr int offset = Offset, components = Components, channels = Channels, size = Components * Channels;
 };
 
-template <class B, class T>
-EQUITUNE_INLINE void to_ir_mul(const T* __restrict from, T* __restrict to) {
-    if constexpr (B::components == 1) {
-        std::memcpy(to, from, B::size * sizeof(T));
-    } else {
-        for (int u = 0; u < B::channels; ++u)
-            for (int m = 0; m < B::components; ++m) to[m * B::channels + u] = from[u * B::components + m];
-    }
+template <bool Add, class V, class T>
+EQUITUNE_INLINE void put(T* to, const V& value) {
+    if constexpr (Add) add(to, value);
+    else store(to, value);
 }
 
-template <bool Add, class B, class T>
-EQUITUNE_INLINE void to_mul_ir(const T* __restrict from, T* __restrict to) {
-    for (int u = 0; u < B::channels; ++u)
-        for (int m = 0; m < B::components; ++m) {
-            const T value = from[m * B::channels + u];
-            T& target = to[u * B::components + m];
-            target = Add ? target + value : value;
+#if defined(__has_builtin)
+#if __has_builtin(__builtin_shufflevector)
+#define EQUITUNE_SHUFFLES 1
+#endif
+#endif
+#ifndef EQUITUNE_SHUFFLES
+#define EQUITUNE_SHUFFLES 0
+#endif
+
+// N channels of D components are D vectors in either layout; element `lane` of vector `to` of the new layout is
+// element `lane()` of vector `from()` of the old one. Each new vector gathers its lanes from the old ones in turn.
+template <int N, int D, bool ToIrMul>
+struct Interleave {
+    static constexpr int from(int to, int lane) { return ToIrMul ? (lane * D + to) / N : (to * N + lane) % D; }
+    static constexpr int lane(int to, int lane) { return ToIrMul ? (lane * D + to) % N : (to * N + lane) / D; }
+    // Lane of the pair (gathered so far, vector `step`).
+    static constexpr int pick(int to, int l, int step) {
+        if (from(to, l) == step) return N + lane(to, l);
+        return step > 1 ? l : lane(to, l);
+    }
+
+#if EQUITUNE_SHUFFLES
+    template <int To, int Step, class V, int... L>
+    static EQUITUNE_INLINE V gather(const V* old, V gathered, std::integer_sequence<int, L...> all) {
+        if constexpr (Step == D) {
+            return gathered;
+        } else {
+            return gather<To, Step + 1>(old, __builtin_shufflevector(gathered, old[Step], pick(To, L, Step)...), all);
         }
+    }
+
+    template <bool Add, class V, class T, int... To>
+    static EQUITUNE_INLINE void move(const T* from, int from_stride, T* to, int to_stride,
+                                     std::integer_sequence<int, To...>) {
+        const V old[D] = {load<V>(from + To * from_stride)...};
+        (put<Add>(to + To * to_stride, gather<To, 1>(old, old[0], std::make_integer_sequence<int, N>{})), ...);
+    }
+#endif
+};
+
+// Change the layout of one block, adding to `to` or overwriting it.
+template <bool ToIrMul, bool Add, class B, class T>
+EQUITUNE_INLINE void change_layout(const T* __restrict from, T* __restrict to) {
+    constexpr int D = B::components, channels = B::channels, N = machine_bytes / int(sizeof(T));
+    constexpr int whole = EQUITUNE_SHUFFLES && D > 1 ? channels / N * N : 0;
+#if EQUITUNE_SHUFFLES
+    if constexpr (whole > 0) {
+        using Order = Interleave<N, D, ToIrMul>;
+        constexpr auto vectors = std::make_integer_sequence<int, D>{};
+        for (int u = 0; u < whole; u += N) {
+            if constexpr (ToIrMul) Order::template move<Add, Vec<T, N>>(from + u * D, N, to + u, channels, vectors);
+            else Order::template move<Add, Vec<T, N>>(from + u, channels, to + u * D, N, vectors);
+        }
+    }
+#endif
+    if constexpr (whole < channels) {
+        for (int u = whole; u < channels; ++u)
+            for (int m = 0; m < D; ++m) {
+                const int rows = m * channels + u, columns = u * D + m;
+                const T value = from[ToIrMul ? columns : rows];
+                T& target = to[ToIrMul ? rows : columns];
+                target = Add ? target + value : value;
+            }
+    }
 }
 
 template <bool Add, class B, class T>
@@ -167,11 +253,16 @@ private:
 
 // ---- One edge and one worker.
 
+// From this size on, an output that is written once would only push other data out of the caches.
+constexpr std::int64_t streamed_bytes = 16 << 20;
+
 // Rows of one edge, every one in ir_mul. out_y holds Form::block partial sums for each component.
 template <class T>
 struct Edge {
     const T *x, *tx, *y, *ty, *w, *tw, *g;
     T *out_x, *out_y, *out_w, *out_g;
+    std::int64_t ahead;  // elements from this edge's weight row to the next one's
+    bool past_caches;    // whether all of out_w is larger than the caches
 };
 
 template <class T, class Index>
@@ -205,6 +296,8 @@ public:
             *rows = next;
             next += size;
         }
+        const std::int64_t out_w_bytes = args.num_edges * Form::weight_numel * std::int64_t(sizeof(T));
+        edge_.past_caches = !Form::shared_weights && out_w_bytes > streamed_bytes;
     }
     ~Worker() { std::free(memory_); }
     Worker(const Worker&) = delete;
@@ -234,18 +327,20 @@ public:
         if constexpr (Form::writes_g) {
             out_locks_.lock(row);
             T* target = args_.out_g + row * Form::dim_out;
-            Form::out_blocks([&](auto block) { put<true, decltype(block)>(out_g_, target); });
+            Form::out_blocks([&](auto block) { flush<true, decltype(block)>(out_g_, target); });
             out_locks_.unlock(row);
         }
     }
 
-    // Everything about edge `e` whose first operand is row `row`, apart from the rows of its destination.
-    void edge(std::int64_t e, std::int64_t row) {
+    // Everything about edge `e` whose first operand is row `row`, apart from the rows of its destination. Edge `next`
+    // is likely to follow.
+    void edge(std::int64_t e, std::int64_t row, std::int64_t next) {
         if constexpr (Form::reads_x) edge_.x = in_rows(args_.x + row * Form::dim_in1, x_);
         if constexpr (Form::reads_tx) edge_.tx = in_rows(args_.tx + row * Form::dim_in1, tx_);
         if constexpr (Form::reads_y) edge_.y = args_.y + e * Form::dim_in2;
         if constexpr (Form::reads_ty) edge_.ty = args_.ty + e * Form::dim_in2;
         const std::int64_t weights = Form::shared_weights ? 0 : e * Form::weight_numel;
+        edge_.ahead = Form::shared_weights ? 0 : (next - e) * Form::weight_numel;
         if constexpr (Form::reads_w) edge_.w = args_.w + weights;
         if constexpr (Form::reads_tw) edge_.tw = args_.tw + weights;
         if constexpr (Form::writes_w) edge_.out_w = Form::shared_weights ? out_w_ : args_.out_w + weights;
@@ -266,15 +361,18 @@ public:
     }
 
     // Edge-by-edge operation: the rows of the destination are the edge's own.
-    void plain_edge(std::int64_t e) {
+    void plain_edge(std::int64_t e, std::int64_t next) {
         read_g(e);
         if constexpr (Form::writes_g) edge_.out_g = Form::mul_ir ? out_g_ : args_.out_g + e * Form::dim_out;
-        edge(e, e);
+        edge(e, e, next);
         store_sums(e);
     }
 
-    // Shared weights: hand over this thread's sums.
+    // Make this thread's writes visible; with shared weights, hand over its sums.
     void finish() {
+#if defined(__SSE2__)
+        _mm_sfence();  // streamed rows are ordered by nothing else
+#endif
         if constexpr (Form::writes_w && Form::shared_weights) {
 #pragma omp critical(equitune_out_w)
             for (int i = 0; i < Form::weight_numel; ++i) args_.out_w[i] += out_w_[i];
@@ -285,15 +383,15 @@ private:
     static constexpr std::size_t padded(std::size_t count) { return (count + 15) / 16 * 16; }
 
     template <bool Add, class B>
-    static EQUITUNE_INLINE void put(const T* rows, T* target) {
-        if constexpr (Form::mul_ir) to_mul_ir<Add, B>(rows + B::offset, target + B::offset);
+    static EQUITUNE_INLINE void flush(const T* rows, T* target) {
+        if constexpr (Form::mul_ir) change_layout<false, Add, B>(rows + B::offset, target + B::offset);
         else same_layout<Add, B>(rows + B::offset, target + B::offset);
     }
 
     static const T* in_rows(const T* row, T* scratch) {
         if constexpr (!Form::mul_ir) return row;
         Form::in1_blocks([&](auto block) {
-            to_ir_mul<decltype(block)>(row + decltype(block)::offset, scratch + decltype(block)::offset);
+            change_layout<true, false, decltype(block)>(row + decltype(block)::offset, scratch + decltype(block)::offset);
         });
         return scratch;
     }
@@ -301,23 +399,23 @@ private:
     static const T* out_rows(const T* row, T* scratch) {
         if constexpr (!Form::mul_ir) return row;
         Form::out_blocks([&](auto block) {
-            to_ir_mul<decltype(block)>(row + decltype(block)::offset, scratch + decltype(block)::offset);
+            change_layout<true, false, decltype(block)>(row + decltype(block)::offset, scratch + decltype(block)::offset);
         });
         return scratch;
     }
 
     void write_out(T* target) {
-        Form::out_blocks([&](auto block) { put<false, decltype(block)>(out_g_, target); });
+        Form::out_blocks([&](auto block) { flush<false, decltype(block)>(out_g_, target); });
     }
 
     void finish_x(std::int64_t row) {
         T* target = args_.out_x + row * Form::dim_in1;
         if constexpr (Form::conv) {
             in_locks_.lock(row);
-            Form::in1_blocks([&](auto block) { put<true, decltype(block)>(out_x_, target); });
+            Form::in1_blocks([&](auto block) { flush<true, decltype(block)>(out_x_, target); });
             in_locks_.unlock(row);
         } else if constexpr (Form::mul_ir) {
-            Form::in1_blocks([&](auto block) { put<false, decltype(block)>(out_x_, target); });
+            Form::in1_blocks([&](auto block) { flush<false, decltype(block)>(out_x_, target); });
         }
     }
 
@@ -328,6 +426,8 @@ private:
 };
 
 // ---- Walks. A worker runs all path groups of an edge, so no block of an output has two writers at a time but by lock.
+
+inline std::int64_t after(std::int64_t i, std::int64_t count) { return i + 1 < count ? i + 1 : i; }
 
 // One worker sums all edges of a destination; destinations are dealt out in chunks of about Form::edges_per_chunk edges.
 template <class Form>
@@ -340,8 +440,8 @@ void walk_destinations(Worker<Form>& worker, const typename Worker<Form>::Args& 
         worker.begin_sums(destination);
         if (begin < end) worker.read_g(destination);
         for (std::int64_t i = begin; i < end; ++i) {
-            const std::int64_t e = args.perm ? args.perm[i] : i;
-            worker.edge(e, args.sender[e]);
+            const std::int64_t e = args.perm ? args.perm[i] : i, j = after(i, args.num_edges);
+            worker.edge(e, args.sender[e], args.perm ? args.perm[j] : j);
         }
         worker.store_sums(destination);
     }
@@ -362,7 +462,7 @@ void walk_edges(Worker<Form>& worker, const typename Worker<Form>::Args& args) {
                 worker.begin_sums(destination);
                 worker.read_g(destination);
             }
-            worker.edge(e, args.sender[e]);
+            worker.edge(e, args.sender[e], after(e, args.num_edges));
         }
         worker.add_sums(destination);
     }
@@ -371,7 +471,7 @@ void walk_edges(Worker<Form>& worker, const typename Worker<Form>::Args& args) {
 template <class Form>
 void walk_plain(Worker<Form>& worker, const typename Worker<Form>::Args& args) {
 #pragma omp for schedule(dynamic, Form::edges_per_chunk)
-    for (std::int64_t e = 0; e < args.num_edges; ++e) worker.plain_edge(e);
+    for (std::int64_t e = 0; e < args.num_edges; ++e) worker.plain_edge(e, after(e, args.num_edges));
 }
 
 template <class Form>
