@@ -30,6 +30,7 @@ app = typer.Typer(
 Config = Annotated[str, typer.Argument(metavar="CONFIG", help="A TOML file, or the name of one in configs/.")]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda or cuda:N; by default the GPU if there is one.")]
 Results = Annotated[Path | None, typer.Option(help="Folder of the tuned database and the raw trials.")]
+Peers = Annotated[bool, typer.Option("--peers/--no-peers", help="Compare with the peers, too.")]
 Reports = Annotated[Path | None, typer.Option(help="Folder of the HTML pages.")]
 
 
@@ -106,7 +107,7 @@ def tune(
     sampler: Annotated[str | None, typer.Option(help="auto, tpe, gp, random or brute.")] = None,
     storage: Annotated[str | None, typer.Option(help="Optuna storage URL; by default SQLite in the results.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of the search.")] = 0,
-    peers: Annotated[bool, typer.Option(help="Compare the winners with the peers, too.")] = True,
+    peers: Peers = True,
     results: Results = None,
     reports: Reports = None,
 ) -> None:
@@ -131,7 +132,9 @@ def tune(
 
 
 @app.command()
-def bench(config: Config, device: Device = None, results: Results = None, reports: Reports = None) -> None:
+def bench(
+    config: Config, device: Device = None, peers: Peers = True, results: Results = None, reports: Reports = None
+) -> None:
     """Compare default, tuned, e3nn, cuEquivariance and OpenEquivariance in one run; nothing is searched."""
     from rich.console import Console
 
@@ -142,7 +145,7 @@ def bench(config: Config, device: Device = None, results: Results = None, report
     device = resolve_device(device)
     facts = device_facts(device)
     folder = _results_dir(results)
-    run_bench(load_config(config, facts.backend), device, folder, console=Console())
+    run_bench(load_config(config, facts.backend), device, folder, with_peers=peers, console=Console())
     _write_reports(folder, reports, facts.slug)
 
 

@@ -7,10 +7,13 @@ that was measured is in the study, whatever ends the loop.
 from __future__ import annotations
 
 import dataclasses
+import signal
+import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from typing import Any
 
 from autotune.jobs import Outcome
@@ -49,22 +52,44 @@ def search(
                 return "time"
             if overlap or not ahead:
                 room = workers if trials is None else min(workers, trials - len(study.finished))
-                _fill(study, ahead, pool, prepare, room)
+                with uninterrupted():
+                    _fill(study, ahead, pool, prepare, room)
             if not ahead:
                 return "exhausted"
             if not overlap:
                 wait([future for _, future in ahead])
             proposal, future = ahead[0]
             outcome = _measured(proposal, future, measure, study.best_us)
-            ahead.popleft()
-            on_trial(study.finish(proposal, outcome))
+            with uninterrupted():
+                ahead.popleft()
+                on_trial(study.finish(proposal, outcome))
         return "trials"
     except KeyboardInterrupt:
         return "interrupted"
     finally:
-        pool.shutdown(wait=True, cancel_futures=True)
-        for proposal, _ in ahead:
-            study.drop(proposal)
+        with uninterrupted():
+            pool.shutdown(wait=True, cancel_futures=True)
+            for proposal, _ in ahead:
+                study.drop(proposal)
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Put Ctrl-C off to the end of the block: records and storage must not be left half told.
+
+    Only the main thread is ever interrupted; elsewhere there is nothing to put off.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, frame: came.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        if came:
+            signal.raise_signal(signal.SIGINT)
 
 
 def _fill(

@@ -21,7 +21,7 @@ from autotune.database import Database, database_path, device_record, writable_r
 from autotune.entry import Entry
 from autotune.jobs import Outcome, TrialJob, TrialSetting
 from autotune.neighbours import known_entries, starting_points
-from autotune.progress import Progress
+from autotune.progress import Progress, time_text
 from autotune.publish import driver_version, publish
 from autotune.sampling import choose_sampler
 from autotune.search import search
@@ -143,8 +143,46 @@ class Clock:
 def _tune_workload(
     workload: Workload, settings: Settings, database: Database, clock: Clock, progress: Progress
 ) -> tuple[list[Entry], bool]:
-    end, studies, interrupted = clock.end_of_searches(), {}, False
+    """Entries, and whether the user wants to end."""
+    studies: dict[str, Study] = {}
     with ExitStack() as stack:
+        interrupted = _search_directions(workload, settings, clock.end_of_searches(), studies, stack, progress)
+        known = _still_valid(workload, studies, database)
+        if len(known) == len(workload.directions):
+            progress.note(f"{workload.label}: nothing new to publish")
+            return known, interrupted
+        begin = time.monotonic()
+        try:
+            entries = publish(
+                workload,
+                studies,
+                settings.device,
+                database,
+                settings.results_dir,
+                settings.seed,
+                with_peers=settings.with_peers,
+                on_step=lambda text: progress.note(f"{workload.label}: {text}"),
+            )
+        except KeyboardInterrupt:
+            progress.note(f"{workload.label}: the comparison was interrupted, so nothing is published")
+            return [], True
+    clock.comparison_s = time.monotonic() - begin
+    for entry in entries:
+        gain = entry.default["time_us"] / entry.time_us
+        progress.note(f"{entry.label} {entry.direction}: published {time_text(entry.time_us)}, {gain:.2f}x the default")
+    return entries, interrupted
+
+
+def _search_directions(
+    workload: Workload,
+    settings: Settings,
+    end: float | None,
+    studies: dict[str, Study],
+    stack: ExitStack,
+    progress: Progress,
+) -> bool:
+    """Fill ``studies`` by direction, sharing the time until ``end``; whether the user wants to end."""
+    try:
         with Worker(TrialSetting(workload, settings.device)) as worker:
             for index, direction in enumerate(workload.directions):
                 now, left = time.monotonic(), len(workload.directions) - index
@@ -152,28 +190,10 @@ def _tune_workload(
                 study = stack.enter_context(open_study(workload, direction, settings, deadline))
                 studies[direction] = study
                 if _search(study, worker, workload, direction, settings, deadline, progress) == "interrupted":
-                    interrupted = True
-                    break
-        known = _still_valid(workload, studies, database)
-        if len(known) == len(workload.directions):
-            progress.note(f"{workload.label}: nothing new to publish")
-            return known, interrupted
-        begin = time.monotonic()
-        entries = publish(
-            workload,
-            studies,
-            settings.device,
-            database,
-            settings.results_dir,
-            settings.seed,
-            with_peers=settings.with_peers,
-            on_step=lambda text: progress.note(f"{workload.label}: {text}"),
-        )
-        clock.comparison_s = time.monotonic() - begin
-        for entry in entries:
-            gain = entry.default["time_us"] / entry.time_us
-            progress.note(f"{entry.label} {entry.direction}: published {entry.time_us:.0f} us, {gain:.2f}x the default")
-    return entries, interrupted
+                    return True
+    except KeyboardInterrupt:
+        return True
+    return False
 
 
 def open_study(workload: Workload, direction: str, settings: Settings, deadline: float | None) -> Study:

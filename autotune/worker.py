@@ -59,7 +59,7 @@ class Worker:
         self.close()
 
     def call(self, job: Any, limit_s: float) -> Any:
-        """The answer to one job. Raises WorkerLost, or WorkerError if the setting or the job raised there."""
+        """The answer to one job. Raises WorkerLost, or WorkerError if the set-up failed or the job raised."""
         connection = self._connection or self._start()
         try:
             connection.send(job)
@@ -89,7 +89,11 @@ class Worker:
         self._process.start()
         theirs.close()
         self.starts += 1
-        self._receive(self._connection, self.start_limit_s)
+        try:
+            self._receive(self._connection, self.start_limit_s)
+        except WorkerLost as lost:
+            # No schedule is to blame for this, so it must not be recorded as a trial's outcome.
+            raise WorkerError(f"a worker process could not be set up: {lost.reason}") from None
         return self._connection
 
     def _receive(self, connection: Connection, limit_s: float) -> Any:

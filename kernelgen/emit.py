@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
+from kernelgen.emit_cuda import emit_cuda
+from kernelgen.emit_host import emit_host
 from kernelgen.plan import Plan
 from kernelgen.source import Source
 
 
 def emit(plan: Plan) -> Source:
     """Complete source of the one kernel that ``plan`` describes."""
-    if plan.spec.facts.backend == "cuda":
-        from kernelgen.emit_cuda import emit_cuda
-
-        return emit_cuda(plan)
-    from kernelgen.emit_host import emit_host
-
-    return emit_host(plan)
+    return emit_cuda(plan) if plan.spec.facts.backend == "cuda" else emit_host(plan)

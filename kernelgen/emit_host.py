@@ -1,6 +1,6 @@
 """Host C++ of a plan: enters a :class:`Plan` with a host schedule, leaves a complete :class:`Source`.
 
-The walks over the graph, the layouts and the locks are hand-written (``include/host.hpp``, copied into the text);
+The walks over the graph, the layouts and the locks are hand-written (``include/host*.hpp``, copied into the text);
 emitted here is the ``Form`` they are instantiated with: constants, blocks, and one function for each path group that
 loops over the group's channels with vectors of ``channel_block`` channels. One worker runs all groups of an edge, so
 ``plan.exclusive_in1`` and ``exclusive_out`` do not matter on the host: the first path that writes a block of an
@@ -22,7 +22,7 @@ from kernelgen.schedule import HostSchedule
 from kernelgen.source import ENTRY, Source
 from kernelgen.terms import PathTerms, path_terms
 
-HEADER = Path(__file__).parent / "include" / "host.hpp"
+HEADERS = tuple(Path(__file__).parent / "include" / name for name in ("host_vectors.hpp", "host.hpp"))
 C_TYPES = {"float32": "float", "float64": "double", "int32": "std::int32_t", "int64": "std::int64_t"}
 # Channels that are left over below this are taken one by one: narrower vectors only add code.
 LEAST_VECTOR = 4
@@ -38,7 +38,7 @@ def emit_host(plan: Plan) -> Source:
 
 @functools.cache
 def _header() -> str:
-    return HEADER.read_text()
+    return "\n".join(header.read_text() for header in HEADERS)
 
 
 def _preamble(plan: Plan) -> str:
@@ -71,7 +71,8 @@ class _HostEmitter:
         """The types and constants, the group functions and the structure that the walks are instantiated with."""
         yield "namespace {"
         yield ""
-        yield "using equitune::add, equitune::lanes, equitune::load, equitune::load_ahead, equitune::store, equitune::stream;"
+        names = ("add", "lanes", "load", "load_ahead", "store", "stream")
+        yield f"using {', '.join(f'equitune::{name}' for name in names)};"
         yield ""
         yield f"using T = {C_TYPES[self.spec.dtype]};"
         yield "template <int N>"

@@ -18,6 +18,7 @@ from torch import Tensor
 from kernelgen.cache import Binary
 from kernelgen.compile import compile_source
 from kernelgen.emit import emit
+from kernelgen.emit_cuda import launch_geometry
 from kernelgen.errors import LaunchError, ToolMissingError
 from kernelgen.plan import BUFFERS, Plan, Spec, make_plan
 from kernelgen.schedule import HostSchedule
@@ -135,8 +136,6 @@ class _CudaRun:
 
     def _configure(self, num_edges: int, num_out: int) -> Any:
         from cuda.core import LaunchConfig
-
-        from kernelgen.emit_cuda import launch_geometry
 
         grid, block, shared = launch_geometry(self._plan, num_edges, num_out)
         if len(self._configs) > 256:  # graphs of ever-changing size would grow it for good

@@ -130,7 +130,7 @@ class Operator:
         """
         w = self._one_row(w)
         if num_out is None:
-            num_out = len(x)
+            num_out = x.shape[0]  # len(x) would fix the size of an exported graph
         ordered = self._ordered_with_grad if torch.is_grad_enabled() else self._ordered["forward"]
         if order is None and ordered and receiver is not None:
             order = self._order(receiver, num_out)

@@ -19,7 +19,9 @@ from kernelgen.cache import cache_dir
 from kernelgen.source import Source
 
 HOST = device_facts("cpu")
-ANSWER = Source('#include <omp.h>\nextern "C" int equitune_kernel() { return omp_get_max_threads() ? 42 : 0; }\n', "c++")
+ANSWER = Source(
+    '#include <omp.h>\nextern "C" int equitune_kernel() { return 42 + 0 * omp_get_max_threads(); }\n', "c++"
+)
 BROKEN = Source("this is no C++", "c++")
 CUDA = Source(
     'extern "C" __global__ void equitune_kernel(float* x) { __shared__ float s[64]; s[threadIdx.x] = *x;\n'
@@ -152,7 +154,8 @@ def test_cxx_may_bring_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
     path = compiling.find_host_compiler().path
     monkeypatch.setenv("CXX", f"{path} -DTHE_ANSWER=43")
     assert compiling.find_host_compiler().arguments == ("-DTHE_ANSWER=43",)
-    assert answer(compile_source(Source('extern "C" int equitune_kernel() { return THE_ANSWER; }', "c++"), HOST).path) == 43
+    source = Source('extern "C" int equitune_kernel() { return THE_ANSWER; }', "c++")
+    assert answer(compile_source(source, HOST).path) == 43
 
 
 def test_cache_that_cannot_be_written_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -163,7 +166,7 @@ def test_cache_that_cannot_be_written_says_so(monkeypatch: pytest.MonkeyPatch, t
 
 
 def test_kernels_share_the_threads_of_torch() -> None:
-    function = ctypes.CDLL(str(compile_source(Source(ANSWER.text.replace("? 42 : 0", ""), "c++"), HOST).path))
+    function = ctypes.CDLL(str(compile_source(Source(ANSWER.text.replace("42 + 0 * ", ""), "c++"), HOST).path))
     before = torch.get_num_threads()
     try:
         for threads in (1, 3):

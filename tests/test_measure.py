@@ -1,4 +1,4 @@
-"""Timing: when sampling stops, what is reported, and that no sample starts with a warm cache. No clock decides a test."""
+"""Timing: when sampling stops, what is reported, and that samples start with a cold cache. No clock decides a test."""
 
 from __future__ import annotations
 

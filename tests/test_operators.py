@@ -147,13 +147,15 @@ def test_second_gradients_without_some_tangents_and_outputs() -> None:
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_gradcheck(schedule: str) -> None:
-    given, op = case(edges=5), operator(schedule)
+    given, op = case(edges=3), operator(schedule)
 
     def function(x: torch.Tensor, y: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         return op(x, y, w, given.sender, given.receiver, num_out=given.num_out)
 
-    assert torch.autograd.gradcheck(function, leaves(given))
-    assert torch.autograd.gradgradcheck(function, leaves(given))
+    # Fast mode compares random projections of the Jacobians; the default schedule is checked entry by entry.
+    fast = schedule != "default"
+    assert torch.autograd.gradcheck(function, leaves(given), fast_mode=fast)
+    assert torch.autograd.gradgradcheck(function, leaves(given), fast_mode=fast)
 
 
 @pytest.mark.parametrize("operation", ["conv", "plain"])
@@ -188,6 +190,22 @@ def test_compiles_as_one_graph_with_both_derivatives() -> None:
         results += [out, *torch.autograd.grad(total, inputs)]
     for one, other in zip(plain, compiled, strict=True):
         assert torch.equal(one, other)
+
+
+def test_exports_with_sizes_left_open() -> None:
+    class Convolution(torch.nn.Module):
+        def forward(self, x, y, w, sender, receiver):  # type: ignore[no-untyped-def]
+            return operator()(x, y, w, sender, receiver)
+
+    def inputs(edges: int) -> tuple[torch.Tensor, ...]:
+        given = reference.make_case(problem(), "conv", edges=edges, nodes=edges // 2, num_out=edges // 2)
+        return (*(given.tensors[name] for name in "xyw"), given.sender, given.receiver)
+
+    node, edge = torch.export.Dim("node", min=2), torch.export.Dim("edge", min=2)
+    sizes = ({0: node}, *({0: edge} for _ in range(4)))
+    exported = torch.export.export(Convolution(), inputs(9), dynamic_shapes=sizes).module()
+    for edges in (9, 20):
+        torch.testing.assert_close(exported(*inputs(edges)), operator()(*inputs(edges)))
 
 
 def test_third_derivatives_raise() -> None:
@@ -275,7 +293,7 @@ def bad_inputs() -> dict[str, tuple[dict, str]]:
     form = problem()
     x = torch.zeros(NODES, form.dim_in1, dtype=torch.float64)
     return {
-        "columns of x": ({"x": x[:, 1:]}, rf"x is torch.float64 \(4, {form.dim_in1 - 1}\).*expected.*\(4, {form.dim_in1}\)"),
+        "columns of x": ({"x": x[:, 1:]}, r"x is torch.float64 \(4, 7\).*expected.*\(4, 8\)"),
         "dimensions of x": ({"x": x[0]}, r"expected \[rows, features\]"),
         "dtype": ({"x": x.float()}, "x is torch.float32.*expected torch.float64"),
         "rows of w": ({"w": torch.zeros(3, form.weight_numel, dtype=torch.float64)}, rf"expected.*\({EDGES}, "),

@@ -1,8 +1,9 @@
-"""A search without a device: schedules are proposed once, outcomes survive, and whatever ends a run the next goes on."""
+"""A search without a device: no schedule is proposed twice, outcomes survive, a second run goes on where one ended."""
 
 from __future__ import annotations
 
 import json
+import signal
 import warnings
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -220,6 +221,23 @@ def test_interrupt_keeps_what_is_finished(space: Space, path: Path) -> None:
     with make_study(space, path, storage, sampler="brute") as study:
         assert run(study) == "exhausted"
         assert len(study.finished) == space.count_legal(10_000), "what was under way is proposed again"
+
+
+def test_interrupt_while_a_record_is_written(space: Space, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C between the record and what follows it must not split them."""
+    write = records.append
+
+    def append(path: Path, line: dict) -> None:
+        write(path, line)
+        if line["number"] == 2:
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(records, "append", append)
+    study = make_study(space, path)
+    assert run(study, trials=10) == "interrupted"
+    assert len(records.read(path)) == len(study.finished) == 3
+    told = study._study.get_trials(states=(optuna.trial.TrialState.COMPLETE,))
+    assert len(told) == 3
 
 
 def test_deadline_still_measures_the_default(space: Space, path: Path) -> None:

@@ -58,6 +58,10 @@ def compiled(task: Task) -> Product:
     return Product(call)
 
 
+class _TimeIsUp(BaseException):
+    """Not an Exception, so that the compiler's own handlers let it pass."""
+
+
 @contextmanager
 def time_limit(seconds: int, what: str) -> Iterator[None]:
     """PeerError after ``seconds``. Only a process's main thread can be interrupted; elsewhere there is no limit."""
@@ -66,12 +70,14 @@ def time_limit(seconds: int, what: str) -> Iterator[None]:
         return
 
     def stop(_signal: int, _frame: FrameType | None) -> None:
-        raise PeerError(f"{what} took longer than {seconds} s")
+        raise _TimeIsUp
 
     before = signal.signal(signal.SIGALRM, stop)
     signal.alarm(seconds)
     try:
         yield
+    except _TimeIsUp:
+        raise PeerError(f"{what} took longer than {seconds} s") from None
     finally:
         signal.alarm(0)
         signal.signal(signal.SIGALRM, before)

@@ -1,0 +1,269 @@
+"""The tuner as a whole on the CPU: killed again and again it loses and repeats nothing; comparisons survive bad peers."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from autotune import records
+from autotune.bench import bench
+from autotune.config import load_config, load_graphs
+from autotune.contest import hold_contest, interleaved
+from autotune.contest_session import ContestSession, ContestSetting
+from autotune.database import Database
+from autotune.errors import PeerError
+from autotune.neighbours import starting_points
+from autotune.space import search_space
+from autotune.tune import Clock, tune
+from autotune.workload import Workload
+from kernelgen.device import device_facts
+from kernelgen.problem import TensorProductProblem
+from kernelgen.schedule import HostSchedule
+
+TRIALS = 6
+CONFIG = """
+graph = "pair"
+directions = ["forward"]
+trials = {trials}
+sampler = "random"
+[problems.tiny]
+in1 = "4x0e+4x1o"
+in2 = "0e+1o"
+filter = "0e+1o"
+[graphs.pair]
+cutoff = 5.0
+molecule = "H2O"
+"""
+SCRIPT = """
+import sys
+from autotune.tune import tune
+
+if __name__ == "__main__":
+    tune(sys.argv[1], device="cpu", results_dir=sys.argv[2], with_peers=False)
+"""
+LONG_S = 280
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    path = tmp_path / "config.toml"
+    path.write_text(CONFIG.format(trials=TRIALS))
+    return path
+
+
+class Runs:
+    """Starts the tuner as its own process group and watches what it leaves on the disk."""
+
+    def __init__(self, folder: Path, config: Path) -> None:
+        self.results, self.config, self.script = folder / "results", config, folder / "run.py"
+        self.script.write_text(textwrap.dedent(SCRIPT))
+        self.database = self.results / f"{device_facts('cpu').slug}.json"
+
+    def start(self) -> subprocess.Popen:
+        environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+        command = [sys.executable, str(self.script), str(self.config), str(self.results)]
+        return subprocess.Popen(command, env=environment, start_new_session=True, stderr=subprocess.PIPE, text=True)
+
+    def records(self) -> list[dict[str, Any]]:
+        return [line for path in self.results.glob("trials/*/*.jsonl") for line in records.read(path)]
+
+    def stop_when(self, ready: Callable[[], bool], number: signal.Signals) -> tuple[int, str]:
+        """Send a signal once ``ready``; the exit code and what was printed."""
+        process = self.start()
+        give_up = time.monotonic() + LONG_S
+        while not ready() and process.poll() is None and time.monotonic() < give_up:
+            time.sleep(0.02)
+        assert process.poll() is None, f"ended before it could be stopped:\n{process.communicate()[1]}"
+        if number == signal.SIGKILL:
+            process.kill()
+        else:
+            os.killpg(process.pid, number)
+        _, printed = process.communicate(timeout=LONG_S)
+        return process.returncode, printed
+
+    def check(self) -> list[dict[str, Any]]:
+        """No finished trial is there twice; the database is absent or whole."""
+        found = self.records()
+        keys = [json.dumps(line["schedule"], sort_keys=True) for line in found]
+        assert len(keys) == len(set(keys))
+        assert [line["number"] for line in found] == list(range(len(found)))
+        if self.database.exists():
+            assert json.loads(self.database.read_text())["schema"] == 1
+        return found
+
+
+@pytest.mark.timeout(5 * LONG_S)
+def test_killed_tuner_repeats_nothing(tmp_path: Path, config: Path) -> None:
+    runs = Runs(tmp_path, config)
+    storage = runs.results / "studies" / f"{device_facts('cpu').slug}.db"
+    runs.stop_when(storage.exists, signal.SIGKILL)
+    finished = len(runs.check())
+    for wanted in (1, 3):
+        runs.stop_when(lambda wanted=wanted: len(runs.records()) >= wanted, signal.SIGKILL)
+        kept = runs.check()
+        assert len(kept) >= max(wanted, finished), "what was finished is still there"
+        finished = len(kept)
+    code, printed = runs.stop_when(lambda: len(runs.records()) > finished, signal.SIGINT)
+    assert code == 0 and "interrupted" in printed, printed
+    assert finished < len(runs.check()) < TRIALS
+    entries = Database.load(runs.database).entries
+    assert [entry.trials["count"] for entry in entries] == [len(runs.check())], "Ctrl-C publishes what there is"
+
+    last = runs.start()
+    _, printed = last.communicate(timeout=LONG_S)
+    assert last.returncode == 0, printed
+    assert len(runs.check()) == TRIALS
+    assert all(line["state"] == "ok" for line in runs.records())
+    (entry,) = Database.load(runs.database).entries
+    assert entry.trials == {**entry.trials, "count": TRIALS, "ok": TRIALS, "sampler": "random", "seed": 0}
+    assert (runs.results / entry.trials["file"]).is_file()
+    assert entry.time_us <= entry.default["time_us"], "the published one is the fastest of the comparison"
+    assert entry.errors["g"] < entry.tolerance
+
+    before = runs.database.read_bytes()
+    assert [e.identity for e in tune(config, device="cpu", results_dir=runs.results, with_peers=False)] == [
+        entry.identity
+    ]
+    assert len(runs.check()) == TRIALS and runs.database.read_bytes() == before, "nothing to do, nothing done"
+    check_bench(config, runs.results, entry.tuned_schedule)
+
+
+def check_bench(config: Path, results: Path, schedule: object) -> None:
+    rows = bench(config, "cpu", results, with_peers=False, seconds_each=0.0)
+    assert [row["pass"] for row in rows] == ["forward"]
+    bench(config, "cpu", results, with_peers=False, seconds_each=0.0)
+    stored = json.loads((results / "bench" / f"{device_facts('cpu').slug}.json").read_text())
+    assert len(stored["rows"]) == 1, "a newer row replaces the older"
+    times = stored["rows"][0]["times"]
+    assert set(times) == {"equitune", "equitune-default"}
+    assert all(len(result["samples_us"]) >= 10 for result in times.values())
+
+
+@dataclass(frozen=True)
+class StrangePeers(ContestSetting):
+    """A contest whose peers misbehave in every way that real ones do."""
+
+    def open(self) -> Callable[[Any], Any]:
+        session = ContestSession(ContestSetting(self.workload, self.device, with_peers=False))
+        session.peers = {
+            name: StrangePeer(name) for name in ("sound", "absent", "raises late", "crashes late", "crashes")
+        }
+        return lambda job: job(session)
+
+
+@dataclass(frozen=True)
+class StrangePeer:
+    name: str
+    warm_up_calls: int = 2
+
+    def prepare(self) -> StrangePeer:
+        if self.name == "absent":
+            raise PeerError("not installed")
+        if self.name == "crashes":
+            ctypes.string_at(0)
+        return self
+
+    def release(self) -> None:
+        pass
+
+    def forward(self) -> object:
+        return torch.ones(10).sum()
+
+    def backward(self) -> object:
+        if self.name == "raises late":
+            raise RuntimeError("no double backward")
+        if self.name == "crashes late":
+            ctypes.string_at(0)
+        return torch.ones(10).sum()
+
+
+@pytest.mark.timeout(2 * LONG_S)
+def test_contest_survives_its_peers(config: Path) -> None:
+    (workload,) = load_config(config, "cpu").workloads
+    both = HostSchedule(path_groups=2, channel_block=4)
+    ours = {"default": {"forward": both, "backward": both}, "other": {"forward": HostSchedule(path_groups=3)}}
+    contest = hold_contest(StrangePeers(workload, "cpu"), ("forward", "backward"), ours, seconds_each=0.0)
+    assert set(contest.results) == {"default", "other", "sound", "absent", "raises late", "crashes late", "crashes"}
+    for name, samples in (("default", 10), ("sound", 5)):
+        for which in ("forward", "backward"):
+            timing = contest.results[name][which].timing
+            assert timing is not None and len(timing.samples_us) == samples
+    assert set(contest.results["other"]) == {"forward"}, "it names no backward schedule"
+    assert "not installed" in contest.results["absent"]["forward"].error
+    assert "SIGSEGV" in contest.results["crashes"]["backward"].error
+    for name, error in (("raises late", "no double backward"), ("crashes late", "SIGSEGV")):
+        assert contest.results[name]["forward"].timing is not None, "its sound pass keeps its number"
+        assert error in contest.results[name]["backward"].error
+    assert set(contest.errors["default"]) == {"forward", "backward"}
+    assert all(error < 1e-5 for slots in contest.errors["default"].values() for error in slots.values())
+    assert contest.copy_bandwidth > 0
+
+
+def test_rounds_are_interleaved_and_even() -> None:
+    order = list(interleaved({"fast": 6, "slow": 2}))
+    assert order.count("fast") == 6 and order.count("slow") == 2
+    assert [i for i, name in enumerate(order) if name == "slow"] == [3, 7], "spread over the rounds, not bunched"
+    assert list(interleaved({})) == []
+
+
+def test_budget_is_shared() -> None:
+    clock = Clock(100.0, 2, begin=time.monotonic())
+    first = clock.end_of_searches()
+    assert first is not None and first - clock.begin == pytest.approx(35.0, abs=1.0), "half the time, less a comparison"
+    clock.comparison_s = 10.0
+    second = clock.end_of_searches()
+    assert second is not None and second - clock.begin == pytest.approx(90.0, abs=1.0), (
+        "what is left, less a comparison"
+    )
+    assert Clock(None, 1).end_of_searches() is None
+    late = Clock(1.0, 1, begin=time.monotonic() - 50.0)
+    assert late.end_of_searches() == pytest.approx(time.monotonic(), abs=1.0), "a spent budget searches no more"
+
+
+def test_neighbours_come_nearest_first(config: Path) -> None:
+    workload = Workload(
+        "w", TensorProductProblem.channelwise("4x0e+4x1o", "0e+1o", "0e+1o"), "conv", load_graphs()["carbon-small"]
+    )
+    space = search_space(workload.problem, "conv", "forward", "float32", device_facts("cpu"))
+    other = TensorProductProblem.channelwise("8x0e+8x1o", "0e+1o", "0e+1o")
+
+    @dataclass(frozen=True)
+    class Known:
+        problem: str
+        graph_class: str
+        chunk: int
+        direction: str = "forward"
+        operation: str = "conv"
+        dtype: str = "float32"
+        layout: str = "mul_ir"
+        label: str = "w"
+
+        @property
+        def tuned_schedule(self) -> HostSchedule:
+            return HostSchedule(path_groups=2, channel_block=4, edges_per_chunk=self.chunk)
+
+        @property
+        def parsed_graph_class(self) -> Any:
+            return type(workload.graph_class()).parse(self.graph_class)
+
+    known = [
+        Known(other.key, "conv-e11-d5", 8),
+        Known(workload.problem.key, "conv-e17-d7", 32),
+        Known(workload.problem.key, "conv-e11-d5", 128),
+        Known(workload.problem.key, "conv-e11-d5", 8, direction="backward"),
+    ]
+    found = starting_points(space, workload.graph_class(), known)  # type: ignore[arg-type]
+    assert [schedule.edges_per_chunk for schedule in found] == [128, 32, 8]
