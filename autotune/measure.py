@@ -1,7 +1,8 @@
 """Timing: a callable enters, a :class:`Timing` (median, quartiles, raw samples in microseconds) leaves.
 
 Every sample starts with a cold last-level cache: a buffer larger than it is written first. On a GPU one call stands
-between two events, queued behind that write, so the time to launch is hidden by it; on a CPU the wall clock is read.
+between two events, queued behind that write and a millisecond of waiting, so that the host's time to launch is hidden
+and the device's time is measured, as in a model that keeps the device busy; on a CPU the wall clock is read.
 Sampling stops when the median is known well enough or the time is up, never before ``min_samples``, unless the
 first samples are already hopeless (``hopeless_us``).
 """
@@ -26,6 +27,8 @@ PRECISION = 0.02
 # Samples after which a candidate may be found hopeless.
 FIRST_LOOK = 3
 HOPELESS_RATIO = 2.0
+# Device clock cycles, about a millisecond, that a sample is queued behind: longer than any host path takes.
+LEAD_CYCLES = 2_000_000
 
 
 @dataclass(frozen=True)
@@ -131,6 +134,7 @@ class Sampler:
         with torch.cuda.device(self.device):
             for start, end in pairs:
                 self._evict()
+                torch.cuda._sleep(LEAD_CYCLES)
                 start.record()
                 self.call()
                 end.record()

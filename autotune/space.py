@@ -27,6 +27,10 @@ if TYPE_CHECKING:
     import optuna
 
 
+# Groups beyond one an input block that are tried one by one: the best count is rarely a round number.
+FINE_GROUPS = 3
+
+
 @dataclass(frozen=True)
 class Space:
     """``knobs`` are in the order in which a sampler is asked; ``spec.schedule`` is the default schedule."""
@@ -150,11 +154,12 @@ def _multiplicities(problem: TensorProductProblem) -> list[int]:
 
 
 def _path_groups(problem: TensorProductProblem) -> tuple[int, ...]:
-    """The fewest, one an input block, then doubling up to one a path."""
+    """Every count up to a few more than one an input block, then doubling up to one a path."""
     least, most = len(_multiplicities(problem)), max(1, len(problem.paths))
     blocks = max(least, len({path.in1 for path in problem.paths}))
     doubled = itertools.takewhile(lambda count: count < most, (blocks * 2**power for power in range(16)))
-    return tuple(sorted({least, most, *doubled}))
+    few = range(least, min(most, blocks + FINE_GROUPS) + 1)
+    return tuple(sorted({least, most, *few, *doubled}))
 
 
 def _host_knobs(problem: TensorProductProblem, dtype: str, facts: DeviceFacts) -> dict[str, tuple]:

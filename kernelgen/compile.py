@@ -234,6 +234,7 @@ def _compile_cuda(source: Source, job: _Job, facts: DeviceFacts) -> tuple[bytes,
         std="c++17",
         lineinfo=True if "-lineinfo" in job.flags else None,
         ptxas_options=["-v"],
+        no_cache=True,  # a hit in NVRTC's own cache comes without the assembler's report
     )
     try:
         code = Program(source.text, "c++", options).compile("cubin", logs=log).code

@@ -123,10 +123,15 @@ def test_commutes_with_rotations_and_reflections(parity: int) -> None:
     operator = build(problem, dtype=torch.float64)
     alpha, beta, gamma = torch.tensor([0.3, 1.1, -2.0], dtype=torch.float64)
     k = torch.tensor(parity)
-    turn_x, turn_y, turn_out = (
-        o3.Irreps(irreps).D_from_angles(alpha, beta, gamma, k).double()
-        for irreps in (problem.irreps_in1, problem.irreps_in2, problem.irreps_out)
-    )
+    torch.set_default_dtype(torch.float64)  # e3nn makes the generators of rotations in the default precision
+    try:
+        turns = [
+            o3.Irreps(irreps).D_from_angles(alpha, beta, gamma, k)
+            for irreps in (problem.irreps_in1, problem.irreps_in2, problem.irreps_out)
+        ]
+    finally:
+        torch.set_default_dtype(torch.float32)
+    turn_x, turn_y, turn_out = turns
 
     def product(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return operator(x, y, case.tensors["w"], case.sender, case.receiver, num_out=case.num_out)

@@ -1,4 +1,4 @@
-"""The tuner as a whole on the CPU: killed again and again it loses and repeats nothing; comparisons survive bad peers."""
+"""The tuner as a whole on the CPU: killed again and again it repeats nothing; comparisons survive bad peers."""
 
 from __future__ import annotations
 

@@ -166,19 +166,20 @@ private:
         else same_layout<Add, B>(rows + B::offset, target + B::offset);
     }
 
+    template <class B>
+    static EQUITUNE_INLINE void fetch(const T* row, T* scratch) {
+        change_layout<true, false, B>(row + B::offset, scratch + B::offset);
+    }
+
     static const T* in_rows(const T* row, T* scratch) {
         if constexpr (!Form::mul_ir) return row;
-        Form::in1_blocks([&](auto block) {
-            change_layout<true, false, decltype(block)>(row + decltype(block)::offset, scratch + decltype(block)::offset);
-        });
+        Form::in1_blocks([&](auto block) { fetch<decltype(block)>(row, scratch); });
         return scratch;
     }
 
     static const T* out_rows(const T* row, T* scratch) {
         if constexpr (!Form::mul_ir) return row;
-        Form::out_blocks([&](auto block) {
-            change_layout<true, false, decltype(block)>(row + decltype(block)::offset, scratch + decltype(block)::offset);
-        });
+        Form::out_blocks([&](auto block) { fetch<decltype(block)>(row, scratch); });
         return scratch;
     }
 
@@ -207,7 +208,7 @@ private:
 
 inline std::int64_t after(std::int64_t i, std::int64_t count) { return i + 1 < count ? i + 1 : i; }
 
-// One worker sums all edges of a destination; destinations are dealt out in chunks of about Form::edges_per_chunk edges.
+// One worker sums all edges of a destination; destinations are dealt out by about Form::edges_per_chunk edges.
 template <class Form>
 void walk_destinations(Worker<Form>& worker, const typename Worker<Form>::Args& args) {
     const std::int64_t degree = args.num_out ? args.num_edges / args.num_out : 0;
