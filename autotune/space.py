@@ -182,7 +182,6 @@ def _cuda_knobs(problem: TensorProductProblem) -> dict[str, tuple]:
         "edge_operand": ("inline", "shared"),
         "stage_edges": (4, 8, 16, 32),
         "prefetch": (0, 1, 2),
-        "stream_weights": (True, False),
         "block_size": (32, 64, 128, 256, 512),
         "min_blocks": (0, 2, 3, 4, 6, 8),
     }

@@ -82,7 +82,6 @@ class _Kernel:
             f"using index_t = {'int' if self.spec.index == 'int32' else 'long long'};\n"
             f"constexpr int LANES = {self.schedule.lanes};\n"
             f"constexpr bool MUL_IR = {'true' if self.spec.layout == 'mul_ir' else 'false'};\n"
-            f"constexpr bool STREAM = {str(self.schedule.stream_weights).lower()};\n"
             f"constexpr int C = {self.schedule.channels_per_thread};  // channels a thread\n"
             f"constexpr int STAGE = {self.schedule.stage_edges};  // edges fetched at a time\n"
         )
@@ -432,7 +431,7 @@ class _Group:
         if per_edge_weight:
             width = self._weight_width(p)
             start = f"b.out_w + (long long)edge * {self.problem.weight_numel} + {path.weight_offset} + u"
-            self.put(f"store_weights<{width}>({start}, active, sum_w{p});")
+            self.put(f"if (active) store<{width}>({start}, sum_w{p});")
         self.depth -= 1
         self.put("}")
 

@@ -66,7 +66,6 @@ class CudaSchedule(Schedule):
     edge_operand: ``inline`` forms the edge values in every lane, ``shared`` forms them once a team in shared memory.
     stage_edges: edges whose indices (and edge values) a team fetches at a time; at most its lanes.
     prefetch: edges whose features and weights are loaded ahead of their use.
-    stream_weights: weight rows, which are read or written once, pass by the caches.
     block_size, min_blocks: threads a block; blocks a multiprocessor that registers are limited for (0: no limit).
     """
 
@@ -76,7 +75,6 @@ class CudaSchedule(Schedule):
     edge_operand: str = "inline"
     stage_edges: int = 32
     prefetch: int = 1
-    stream_weights: bool = False
     block_size: int = 128
     min_blocks: int = 0
 
@@ -89,7 +87,6 @@ class CudaSchedule(Schedule):
         "edge_operand": ("inline", "shared"),
         "stage_edges": (4, 8, 16, 32),
         "prefetch": (0, 1, 2),
-        "stream_weights": (True, False),
         "block_size": (32, 64, 128, 256, 512),
         "min_blocks": (0, 1, 2, 3, 4, 6, 8, 12, 16),
     }

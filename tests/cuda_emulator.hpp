@@ -70,14 +70,6 @@ static T __shfl_xor_sync(unsigned mask, T value, int bit) {
 template <class T>
 static T atomicAdd(T* p, T value) { T old = *p; *p += value; return old; }
 
-struct float2 { float v[2]; };
-struct float4 { float v[4]; };
-struct double2 { double v[2]; };
-template <class T>
-static T __ldcs(const T* p) { return *p; }
-template <class T>
-static void __stcs(T* p, T value) { *p = value; }
-
 #include KERNEL_TEXT
 
 struct Call { const void* p[15]; long long edges, in, out; };

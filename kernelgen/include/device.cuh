@@ -1,6 +1,5 @@
 // The hand-written part of every CUDA kernel: vector access, layouts, atomic sums and reductions over a team.
-// The emitter defines before it: Real (float or double), LANES (lanes of a team), MUL_IR (layout of feature rows),
-// STREAM (weight rows pass by the caches).
+// The emitter defines before it: Real (float or double), LANES (lanes of a team), MUL_IR (layout of feature rows).
 #define DEVICE __device__ __forceinline__
 #define UNROLL _Pragma("unroll")
 
@@ -51,37 +50,6 @@ DEVICE void add(Real* p, const Real (&r)[N]) {
     UNROLL for (int i = 0; i < N; i += WIDTH) add_pack<WIDTH>(p + i, r + i);
 }
 
-// Rows that are read or written once pass by the caches, so that feature rows stay in them.
-template <int WIDTH>
-struct Word {};
-#ifdef REAL_IS_FLOAT
-template <> struct Word<1> { using type = float; };
-template <> struct Word<2> { using type = float2; };
-template <> struct Word<4> { using type = float4; };
-#else
-template <> struct Word<1> { using type = double; };
-template <> struct Word<2> { using type = double2; };
-#endif
-
-template <int WIDTH, int N>
-DEVICE void load_once(const Real* p, Real (&r)[N]) {
-    using Bits = typename Word<WIDTH>::type;
-    UNROLL for (int i = 0; i < N; i += WIDTH) {
-        const Bits word = __ldcs(reinterpret_cast<const Bits*>(p + i));
-        UNROLL for (int k = 0; k < WIDTH; ++k) r[i + k] = reinterpret_cast<const Real*>(&word)[k];
-    }
-}
-
-template <int WIDTH, int N>
-DEVICE void store_once(Real* p, const Real (&r)[N]) {
-    using Bits = typename Word<WIDTH>::type;
-    UNROLL for (int i = 0; i < N; i += WIDTH) {
-        Bits word;
-        UNROLL for (int k = 0; k < WIDTH; ++k) reinterpret_cast<Real*>(&word)[k] = r[i + k];
-        __stcs(reinterpret_cast<Bits*>(p + i), word);
-    }
-}
-
 // What to do with a row of results.
 struct Store {
     template <int WIDTH, int N>
@@ -118,16 +86,6 @@ DEVICE void put_block(Real* block, int u, bool active, const Real (&r)[DIM][C]) 
     }
 }
 
-template <int WIDTH, int C>
-DEVICE void store_weights(Real* p, bool active, const Real (&r)[C]) {
-    if (!active) return;
-    if (STREAM) {
-        store_once<WIDTH>(p, r);
-    } else {
-        store<WIDTH>(p, r);
-    }
-}
-
 template <int DIM, int C>
 DEVICE void clear(Real (&r)[DIM][C]) {
     UNROLL for (int m = 0; m < DIM; ++m) UNROLL for (int c = 0; c < C; ++c) r[m][c] = Real(0);
@@ -136,9 +94,7 @@ DEVICE void clear(Real (&r)[DIM][C]) {
 // Weights of one path for channels u .. u + C - 1.
 template <int WIDTH, int C>
 DEVICE void load_weights(const Real* p, bool active, Real (&r)[C]) {
-    if (active && STREAM) {
-        load_once<WIDTH>(p, r);
-    } else if (active) {
+    if (active) {
         load<WIDTH>(p, r);
     } else {
         UNROLL for (int c = 0; c < C; ++c) r[c] = Real(0);
