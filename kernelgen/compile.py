@@ -23,6 +23,7 @@ import shutil
 import struct
 import subprocess
 import tempfile
+import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -39,6 +40,8 @@ from kernelgen.source import Source
 
 HOST_FLAGS = ("-O3", "-march=native", "-std=c++17", "-ffp-contract=fast", "-fno-math-errno", "-fPIC", "-shared")
 _LOG_LIMIT = 4000
+# cuda.core picks its implementation while it is imported, and threads that import it meanwhile see half of it.
+_import_lock = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -203,8 +206,10 @@ def section_size(elf: bytes, name: str) -> int:
 
 
 def _cuda_job(facts: DeviceFacts) -> _Job:
+    with _import_lock:
+        version = nvrtc_version()
     flags = ("-std=c++17", "-lineinfo") if _debug_level() >= 2 else ("-std=c++17",)
-    return _Job(f"nvrtc {nvrtc_version()}", flags, facts.arch, "kernel.cubin", "kernel.cu")
+    return _Job(f"nvrtc {version}", flags, facts.arch, "kernel.cubin", "kernel.cu")
 
 
 @functools.lru_cache(maxsize=1)
@@ -212,8 +217,8 @@ def nvrtc_version() -> str:
     """Version of the NVRTC library found on this machine; ToolMissingError if there is none."""
     advice = "install it with: pip install 'equitune[gpu]' (no CUDA toolkit or driver is needed to compile)"
     try:
-        import cuda.core  # noqa: F401  (compiling needs it; say so before NVRTC is looked for)
         from cuda.bindings import nvrtc
+        from cuda.core import Program, ProgramOptions  # noqa: F401  (compiling needs them: say so now if they are missing)
     except ImportError as error:
         raise ToolMissingError(f"cuda.core cannot be imported ({error}); {advice}") from error
     try:

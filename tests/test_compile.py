@@ -7,6 +7,8 @@ import ctypes
 import importlib.util
 import json
 import multiprocessing
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -233,3 +235,17 @@ def test_missing_nvrtc_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> 
             compile_source(CUDA, cuda_facts("sm_90"))
     finally:
         compiling.nvrtc_version.cache_clear()
+
+
+@needs_nvrtc
+def test_first_compilations_in_threads_of_a_fresh_process(tmp_path: Path) -> None:
+    """Threads that import cuda.core at the same time must not see half of it."""
+    script = (
+        "from kernelgen.compile import compile_many\n"
+        "from kernelgen.device import cuda_facts\n"
+        "from kernelgen.source import Source\n"
+        "text = 'extern \"C\" __global__ void equitune_kernel(float* p) {{ *p = {}; }}'\n"
+        "found = compile_many([(Source(text.format(i), 'cuda'), cuda_facts('sm_90')) for i in range(16)], workers=16)\n"
+        "assert all(binary.resources['registers'] for binary in found)\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, env={**os.environ, "EQUITUNE_CACHE": str(tmp_path)})
