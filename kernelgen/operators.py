@@ -239,9 +239,7 @@ class Operator:
         """Shared weights given as [1, weight_numel] become [weight_numel]."""
         return w[0] if self.shared_weights and w.dim() == 2 and w.shape[0] == 1 else w
 
-    def spec(
-        self, direction: Direction, index: torch.dtype = torch.int64, device: torch.device | None = None
-    ) -> Spec:
+    def spec(self, direction: Direction, index: torch.dtype = torch.int64, device: torch.device | None = None) -> Spec:
         """What determines the kernel of a direction; a schedule without fusion runs a plain kernel."""
         schedule = self.schedules[direction.name]
         index_name = INDEX_DTYPES[index] if self.is_conv and schedule.fuse else "int64"
