@@ -27,6 +27,8 @@ PRECISION = 0.02
 # Samples after which a candidate may be found hopeless.
 FIRST_LOOK = 3
 HOPELESS_RATIO = 2.0
+# A call as long as this gains nothing from a second warm one.
+LONG_CALL_S = 1.0
 # Device clock cycles, about a millisecond, that a sample is queued behind: longer than any host path takes.
 LEAD_CYCLES = 2_000_000
 
@@ -102,13 +104,15 @@ class Sampler:
         self._buffer = _eviction_buffer(self.device) if cold_cache else None
 
     def warm_up(self, min_calls: int = 2, seconds: float = 0.05, max_calls: int = 100) -> float:
-        """Call until both floors are reached; returns the seconds of the last call."""
+        """Call until both floors are reached, or once if that takes long; returns the seconds of the last call."""
         begin, calls, last = time.perf_counter(), 0, 0.0
         while calls < min_calls or (time.perf_counter() - begin < seconds and calls < max_calls):
             start = time.perf_counter()
             self.call()
             self._synchronize()
             last, calls = time.perf_counter() - start, calls + 1
+            if last > LONG_CALL_S:
+                break
         return last
 
     def take(self, count: int) -> list[float]:

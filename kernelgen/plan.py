@@ -290,6 +290,4 @@ def _default_host(spec: Spec) -> HostSchedule:
     lanes = spec.facts.vector_bytes // BYTES[spec.dtype]
     widest = max((path.mul for path in spec.problem.paths), default=1)
     block = max(4, min(64, lanes, power_of_two_at_most(widest)))
-    least = len({path.mul for path in spec.problem.paths}) or 1
-    groups = max(least, len({path.in1 for path in spec.problem.paths})) or 1
-    return HostSchedule(path_groups=groups, channel_block=block)
+    return HostSchedule(path_groups=max(1, len(spec.problem.paths)), channel_block=block)
