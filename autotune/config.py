@@ -43,7 +43,7 @@ UNITS = {"h": 3600.0, "m": 60.0, "s": 1.0}
 
 @dataclass(frozen=True)
 class TuneConfig:
-    """Workloads with the budget (seconds a workload's direction set may take), trials and sampler asked for."""
+    """Workloads with the budget (seconds for all of it, comparisons included), trials and sampler asked for."""
 
     path: Path
     workloads: tuple[Workload, ...]

@@ -98,7 +98,7 @@ def test_source_is_deterministic_and_says_what_it_is() -> None:
     assert plan.spec.schedule.key in opening[3]
     assert "path 3: 128x1o x 1x0e -> 128x1o, weights 384..511" in text
     assert text.count('extern "C"') == 1
-    assert "#include \"" not in text, "the text must be complete"
+    assert '#include "' not in text, "the text must be complete"
 
 
 def test_each_row_is_declared_only_where_it_is_read() -> None:
