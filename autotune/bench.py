@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import io
 import json
 import os
 import tempfile
@@ -34,7 +35,6 @@ from kernelgen.version import GENERATOR_VERSION
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.table import Table
 
 SCHEMA = 1
 OURS, DEFAULT = "equitune", "equitune-default"
@@ -73,7 +73,8 @@ def bench(
         new = [row_of(workload, which, contest, facts) for which in passes]
         store_rows(folder, facts, new)
         rows += new
-    console.print(table_of(rows))
+    for line in table_text(rows):
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
     return rows
 
 
@@ -165,16 +166,22 @@ def _replace(path: Path, text: str) -> None:
         raise
 
 
-def table_of(rows: list[Row]) -> Table:
-    """One line a row: each contender's median and, beside it, how many times ours it takes."""
+def table_text(rows: list[Row]) -> list[str]:
+    """One line a row: each contender's median and, beside it, how many times ours it takes; no number is cut short."""
+    from rich import box
+    from rich.console import Console
     from rich.table import Table
 
     names = list(dict.fromkeys(name for row in rows for name in row["times"]))
-    table = Table("problem", "graph", "pass", *names, title="median time (x: times the tuned)")
+    table = Table("problem", "graph", "pass", title="median time (x: times the tuned)", box=box.SIMPLE_HEAD)
+    for name in names:
+        table.add_column(name, justify="right", no_wrap=True)
     for row in rows:
         cells = [_cell(row["times"].get(name, {"error": "-"}), row["times"][OURS]) for name in names]
         table.add_row(row["label"], row["graph"]["name"], row["pass"], *cells)
-    return table
+    out = io.StringIO()
+    Console(file=out, width=1000).print(table)
+    return [line.rstrip() for line in out.getvalue().splitlines()]
 
 
 def _cell(result: Mapping[str, Any], ours: Mapping[str, Any]) -> str:

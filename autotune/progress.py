@@ -15,7 +15,10 @@ LINE_EVERY_S = 10.0
 
 def time_text(time_us: float) -> str:
     """Microseconds in a unit fit for reading."""
-    return f"{time_us / 1000:.3g} ms" if time_us >= 1000 else f"{time_us:.3g} us"
+    for unit, scale in (("s", 1e6), ("ms", 1e3)):
+        if time_us >= scale:
+            return f"{time_us / scale:.3g} {unit}"
+    return f"{time_us:.3g} us"
 
 
 def status_text(study: Study, end: float | None, now: float) -> str:

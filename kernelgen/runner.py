@@ -14,6 +14,7 @@ from torch import Tensor
 
 from kernelgen.errors import InputError
 from kernelgen.graph import EdgeOrder
+from kernelgen.host_memory import empty
 from kernelgen.launch import Kernel, load_kernel
 from kernelgen.plan import Spec
 from kernelgen.problem import TensorProductProblem
@@ -160,8 +161,10 @@ class Runner:
         assert x is not None and self.kernel is not None
         results: dict[str, Tensor] = {}
         for slot, zeroed in self.allocated:
-            out = (torch.zeros if zeroed else torch.empty)(shapes[slot], dtype=x.dtype, device=x.device)
-            if poison and not zeroed:
+            out = empty(shapes[slot], x)
+            if zeroed:
+                out.zero_()
+            elif poison:
                 out.fill_(float("nan"))
             results[slot] = out
         given = results.get

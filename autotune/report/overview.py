@@ -166,17 +166,20 @@ def row_table(data: DeviceData, source: str) -> Markup | None:
     rows = data.rows[data.rows["source"] == source]
     if rows.empty:
         return None
-    names = data.contenders(source)
+    # what a row says comes before the peers' columns, which may need scrolling
+    ours = [name for name in data.contenders(source) if name in (TUNED, DEFAULT)]
+    peers = [name for name in data.contenders(source) if name not in ours]
     unit = unit_for(data.times[data.times["row"].isin(rows.index)]["time_us"])
     notes: dict[str, int] = {}
     tuned = source == "tuned"
     columns = [Column("Problem"), Column("Direction" if tuned else "Pass"), Column("dtype", note="layout")]
     columns += [Column("Graph", note="edges")]
     spread = f"{unit.name}, quartiles"
-    columns += [Column(_head_name(name), True, spread if name == TUNED else unit.name) for name in names]
+    columns += [Column(_head_name(name), True, spread if name == TUNED else unit.name) for name in ours]
     columns += [Column("Against best peer", True, "times as fast"), Column("Of the floor", True, "floor / tuned")]
     if tuned:
         columns.append(Column("Largest error", True, "relative, allowed"))
+    columns += [Column(_head_name(name), True, unit.name) for name in peers]
     body = []
     for row, record in rows.iterrows():
         cells = [
@@ -185,8 +188,9 @@ def row_table(data: DeviceData, source: str) -> Markup | None:
             Cell(record["dtype"], f"{record['dtype']} {record['layout']}", record["layout"]),
             Cell(record["graph"] or MISSING, record["graph_class"], count(record["edges"])),
         ]
-        cells += [_time_cell(data.time(row, name), name, unit, notes) for name in names]
+        cells += [_time_cell(data.time(row, name), name, unit, notes) for name in ours]
         cells += [_ratio_cell(data, row), _floor_cell(data, row)] + ([_error_cell(record)] if tuned else [])
+        cells += [_time_cell(data.time(row, name), name, unit, notes) for name in peers]
         body.append(cells)
     caption = "Tuned rows: medians of the fresh, interleaved measurement" if tuned else "Bench rows: whole passes"
     listing = tag("ol", *(tag("li", reason) for reason in notes), class_="notes") if notes else None

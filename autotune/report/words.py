@@ -16,6 +16,7 @@ NAMES = {
     "cuequivariance": "cuEquivariance",
     "cuequivariance-naive": "cuEquivariance (naive)",
     "openequivariance": "OpenEquivariance",
+    "openequivariance-deterministic": "OEQ deterministic",
 }
 MISSING = "\N{EN DASH}"
 
