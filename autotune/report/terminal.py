@@ -38,7 +38,7 @@ def _print(console: Console, data: DeviceData) -> None:
     if rows.empty:
         return
     table = Table(title=str(data.device["name"]), box=box.SIMPLE_HEAD, title_justify="left")
-    for name in ("problem", "direction", "dtype"):
+    for name in ("problem", "direction", "dtype, layout"):
         table.add_column(name, no_wrap=True)
     peers = [name for name in data.contenders("tuned") if name != TUNED]
     for name in ("tuned", *(f"vs {_short(name)}" for name in peers), "floor", "error"):
@@ -52,7 +52,8 @@ def _print(console: Console, data: DeviceData) -> None:
         problem = f"{record['label']} on {record['graph'] or record['graph_class']}"
         direction = direction_name(record["direction"])
         share = MISSING if math.isnan(floor) else f"{floor:.0%}"
-        table.add_row(problem, direction, str(record["dtype"]), time_text(time_us), *ratios, share, error)
+        kind = f"{record['dtype']} {record['layout']}"
+        table.add_row(problem, direction, kind, time_text(time_us), *ratios, share, error)
     console.print(table)
     console.print("vs: times as fast; floor: traffic floor / tuned time; error: largest relative error", style="dim")
 
