@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -51,9 +52,15 @@ def make_case(
     return Case(problem, tensors, sender, receiver, rows_out)
 
 
+@functools.lru_cache(maxsize=8)
+def e3nn_product(problem: TensorProductProblem) -> torch.nn.Module:
+    """Built once a problem: e3nn compiles its code for each."""
+    return problem.reference(compile_right=False).to(torch.float64)
+
+
 def forward(case: Case, x: torch.Tensor, y: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     """e3nn's product, with gather and sum by destination for a convolution."""
-    product = case.problem.reference(compile_right=False).to(torch.float64)
+    product = e3nn_product(case.problem)
     if case.sender is None or case.receiver is None:
         return product(x, y, w)
     messages = product(x[case.sender], y, w)

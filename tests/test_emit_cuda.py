@@ -95,9 +95,11 @@ FORMS = {
 }
 
 
+CASES = [(form, False) for form in FORMS] + [(form, True) for form in ("half-warps", "atomics", "plain-staged", "odd")]
+
+
 @pytest.mark.parametrize("direction", DIRECTIONS)
-@pytest.mark.parametrize("shared", [False, True], ids=["per-edge", "shared"])
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(("form", "shared"), CASES)
 def test_lanes_compute_what_e3nn_computes(form, shared, direction, monkeypatch) -> None:
     # float64 takes twice the registers; the emulator has no limit, so test every form in the exact precision
     monkeypatch.setattr("kernelgen.plan.REGISTER_SLACK", 10)

@@ -17,9 +17,18 @@ from kernelgen.schedule import CudaSchedule
 SUITE = load_problems()
 
 
-@pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100"])
-@pytest.mark.parametrize("direction", DIRECTIONS)
-@pytest.mark.parametrize("name", SUITE)
+# Architectures differ in the header only (vector atomics), so the slowest kernels compile once.
+SLOW = {"nequip-benzene", "sevennet-l3i5", "batmobile-l3", "nequip-oam-l"}
+CASES = [
+    (name, direction, arch)
+    for name in SUITE
+    for direction in DIRECTIONS
+    for arch in ("sm_80", "sm_90", "sm_100")
+    if arch == "sm_90" or direction == "forward" or name not in SLOW
+]
+
+
+@pytest.mark.parametrize(("name", "direction", "arch"), CASES)
 def test_default_schedule_compiles(name: str, direction: str, arch: str) -> None:
     facts = cuda_facts(arch)
     spec = Spec(SUITE[name], DIRECTIONS[direction], CudaSchedule(), "conv", "float32", "mul_ir", "int64", facts)
