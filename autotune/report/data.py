@@ -68,7 +68,8 @@ def number(value: Any) -> float:
 
 def device_slugs(results_dir: Path) -> list[str]:
     """Devices that have a database, a bench file or trials."""
-    found = {path.stem for path in [*results_dir.glob("*.json"), *(results_dir / "bench").glob("*.json")]}
+    files = [*results_dir.glob("*.json"), *(results_dir / "bench").glob("*.json")]
+    found = {path.stem for path in files if "." not in path.stem}  # not NAME.corrupt-TIME.json, which was kept aside
     found |= {path.parent.name for path in (results_dir / "trials").glob("*/*.jsonl")}
     return sorted(found)
 
