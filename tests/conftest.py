@@ -6,11 +6,16 @@ The compile cache is left alone on purpose: a kernel that one test compiled serv
 from __future__ import annotations
 
 import os
+import signal
+import threading
 
 import pytest
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        # Started in the background by a shell, which ignores Ctrl-C for it: the tests of Ctrl-C need it back.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     for name in ("EQUITUNE_STRICT", "EQUITUNE_DEBUG", "EQUITUNE_STRUCTURES"):
         os.environ.pop(name, None)
     if "PYTEST_XDIST_WORKER" in os.environ:
