@@ -6,12 +6,9 @@ same kernel, graph class and pass), and a table for people.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import io
 import json
-import os
-import tempfile
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,7 +19,7 @@ import filelock
 from autotune.config import TuneConfig, load_config
 from autotune.contest import DIRECTIONS_OF, PASSES, ContestResult, hold_contest
 from autotune.contest_session import ContestSetting
-from autotune.database import Database, database_path, device_record, writable_results_dir
+from autotune.database import Database, database_path, device_record, replace_file, writable_results_dir
 from autotune.graphs import build_graph
 from autotune.lookup import find_schedule
 from autotune.progress import time_text
@@ -134,7 +131,7 @@ def store_rows(folder: Path, facts: DeviceFacts, rows: list[Row]) -> Path:
             "device": device_record(facts, driver_version(facts)),
             "rows": [merged[identity] for identity in sorted(merged)],
         }
-        _replace(path, json.dumps(data, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+        replace_file(path, json.dumps(data, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
     return path
 
 
@@ -149,21 +146,6 @@ def _stored_rows(path: Path) -> list[Row]:
     except (ValueError, KeyError, TypeError):
         path.rename(path.with_name(f"{path.stem}.corrupt-{datetime.now(UTC):%Y%m%dT%H%M%SZ}.json"))
         return []
-
-
-def _replace(path: Path, text: str) -> None:
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
-        raise
 
 
 def table_text(rows: list[Row]) -> list[str]:

@@ -251,7 +251,7 @@ class Database:
                 DatabaseWarning,
                 stacklevel=3,
             )
-        _replace(self.path, text)
+        replace_file(self.path, text)
         self.device, self._entries = device, entries
 
 
@@ -279,7 +279,7 @@ def _aside_names(stem: str, stamp: str) -> Iterator[str]:
         count += 1
 
 
-def _replace(path: Path, text: str) -> None:
+def replace_file(path: Path, text: str) -> None:
     """Write beside the file, flush to disk, then rename over it: a crash leaves the old file or the new one."""
     mode = path.stat().st_mode & 0o777 if path.exists() else 0o644
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
