@@ -1,42 +1,70 @@
 """The comparison of ``equitune bench``: tuned against default against peers, in one run; nothing is searched.
 
-A config and a device enter; rows leave, stored in ``results/bench/DEVICE.json`` (a newer row replaces the one of the
-same kernel, graph class and pass), and a table for people.
+A config and a device enter; rows leave, stored in ``results/bench/DEVICE.json`` after each workload (a newer row
+replaces the one of the same kernel, graph class and pass), and a table for people. A row that stands on the present
+generator, schedules and software is not measured again, so that the same command goes on where it was interrupted.
 """
 
 from __future__ import annotations
 
 import functools
-import io
+import itertools
 import json
-from collections.abc import Mapping
-from datetime import UTC, datetime
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import filelock
-
+from autotune.ahead import COMPILED_PEER, Kind, compile_ahead, kernel_specs, kind_of
+from autotune.bench_rows import DEFAULT, OURS, Row, identity_of, store_rows, stored_rows
+from autotune.bench_text import summary_lines, table_lines
 from autotune.config import TuneConfig, load_config
-from autotune.contest import DIRECTIONS_OF, PASSES, ContestResult, hold_contest
+from autotune.contest import DIRECTIONS_OF, ContestResult, hold_contest
 from autotune.contest_session import ContestSetting
-from autotune.database import Database, database_path, device_record, replace_file, writable_results_dir
+from autotune.database import Database, database_path, writable_results_dir
+from autotune.errors import ConfigError, WorkerError, unknown_name
 from autotune.graphs import build_graph
+from autotune.jobs import build_for
 from autotune.lookup import find_schedule
-from autotune.progress import time_text
-from autotune.publish import driver_version, now_text, software_versions
-from autotune.space import search_space
+from autotune.publish import now_text, software_versions
+from autotune.worker import Worker
 from autotune.workload import Workload, compulsory_bytes
 from kernelgen.device import DeviceFacts, device_facts
+from kernelgen.direction import DIRECTIONS, fixed_order_parts
 from kernelgen.schedule import Schedule
 from kernelgen.version import GENERATOR_VERSION
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-SCHEMA = 1
-OURS, DEFAULT = "equitune", "equitune-default"
-IDENTITY = ("problem", "operation", "dtype", "layout", "graph_class", "pass")
-Row = dict[str, Any]
+# What a model runs, where the config does not say: inference, training on values, training on forces.
+MODEL_PASSES = ("forward", "backward", "force_step")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to measure of one workload; ``schedules`` by contender of ours and direction, ``origins`` of the tuned."""
+
+    workload: Workload
+    passes: tuple[str, ...]
+    schedules: dict[str, dict[str, Schedule]]
+    origins: dict[str, str]
+
+    def kernels_in(self, which: str) -> tuple[str, ...]:
+        """Directions whose schedules a pass takes; a deterministic convolution splits off the gradients of x."""
+        names = DIRECTIONS_OF[which]
+        if self.workload.deterministic and self.workload.operation == "conv":
+            names = tuple(part.name for name in names for part in fixed_order_parts(DIRECTIONS[name]))
+        return tuple(name for name in dict.fromkeys(names) if name in self.origins)
+
+    def schedules_in(self, which: str) -> dict[str, dict[str, Any]]:
+        """As JSON data, by contender and direction of a pass."""
+        return {
+            name: {direction: chosen[direction].to_dict() for direction in self.kernels_in(which)}
+            for name, chosen in self.schedules.items()
+        }
 
 
 def bench(
@@ -44,11 +72,16 @@ def bench(
     device: str | None = None,
     results_dir: str | Path | None = None,
     *,
-    with_peers: bool = True,
+    peers: Sequence[str] | None = None,
     seconds_each: float = 2.0,
+    fresh: bool = False,
     console: Console | None = None,
 ) -> list[Row]:
-    """Compare every workload of a config in the passes that its directions allow; returns the rows it stored."""
+    """Compare every workload of a config; returns its rows, those of earlier runs included.
+
+    peers: by name, None for all of the device. seconds_each: about how long a contender is sampled in a pass. fresh:
+    measure again what is already there.
+    """
     import torch
     from rich.console import Console
 
@@ -56,50 +89,177 @@ def bench(
     facts = device_facts(device)
     loaded = config if isinstance(config, TuneConfig) else load_config(config, facts.backend)
     folder = Path(results_dir) if results_dir is not None else writable_results_dir()
-    console = console or Console(stderr=True)
-    rows: list[Row] = []
-    for workload in loaded.workloads:
-        passes = tuple(which for which in PASSES if set(DIRECTIONS_OF[which]) <= set(workload.directions))
-        contest = hold_contest(
-            ContestSetting(workload, device, with_peers),
-            passes,
-            schedules_of(workload, facts, folder),
-            seconds_each=seconds_each,
-            on_step=functools.partial(_say, console, workload.label),
-        )
-        new = [row_of(workload, which, contest, facts) for which in passes]
-        store_rows(folder, facts, new)
-        rows += new
-    for line in table_text(rows):
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
+    run = _Run(device, facts, folder, _chosen_peers(peers, device), seconds_each, console or Console(stderr=True))
+    rows = run.measure(_plans(loaded, facts, device, folder), fresh)
+    for line in [*table_lines(rows), *summary_lines(rows)]:
+        run.say(line)
     return rows
 
 
-def _say(console: Console, label: str, text: str) -> None:
-    console.print(f"{label}: {text}", markup=False, highlight=False, soft_wrap=True)
+def _chosen_peers(names: Sequence[str] | None, device: str) -> tuple[str, ...]:
+    from autotune.baselines import peer_names
+
+    known = peer_names(device)
+    for name in names or ():
+        if name not in known:
+            raise ConfigError(unknown_name("peer", name, known))
+    return known if names is None else tuple(name for name in known if name in names)
 
 
-def schedules_of(workload: Workload, facts: DeviceFacts, folder: Path) -> dict[str, dict[str, Schedule]]:
-    """What the runtime would load (an exact entry in ``folder`` first) and the default, by direction."""
+def _plans(loaded: TuneConfig, facts: DeviceFacts, device: str, folder: Path) -> list[Plan]:
+    """Of all workloads, problem by problem; whatever is wrong with one is said before anything is measured."""
     database = Database.load(database_path(folder, facts.slug))
-    graph_class = workload.graph_class()
-    tuned, default = {}, {}
+    problems = list(dict.fromkeys(workload.problem for workload in loaded.workloads))
+    ordered = sorted(loaded.workloads, key=lambda workload: problems.index(workload.problem))
+    return [_plan(workload, loaded.passes, facts, device, database) for workload in ordered]
+
+
+def _plan(
+    workload: Workload, passes: tuple[str, ...] | None, facts: DeviceFacts, device: str, database: Database
+) -> Plan:
+    """With what the runtime would load (an exact entry of ``database`` first) and the default."""
+    if passes is None:
+        allowed = set(workload.directions)
+        passes = tuple(which for which in MODEL_PASSES if set(DIRECTIONS_OF[which]) <= allowed) or workload.directions
+    graph_class, default = workload.graph_class(), build_for(workload, {}, device).schedules
+    tuned, origins = {}, {}
     for direction in workload.directions:
-        kernel = (workload.problem, workload.operation, direction, workload.dtype)
-        identity = (workload.problem.key, *kernel[1:], workload.layout, graph_class.text)
-        entry = database.get(identity)
+        entry = database.get(workload.identity(direction))
         if entry is not None:
-            tuned[direction] = entry.tuned_schedule
-        else:
-            tuned[direction] = find_schedule(*kernel, workload.layout, facts, graph_class, strict=False).schedule
-        default[direction] = search_space(*kernel, facts, workload.layout).default
-    return {OURS: tuned, DEFAULT: default}
+            tuned[direction], origins[direction] = entry.tuned_schedule, "exact"
+            continue
+        kernel = (workload.problem, workload.operation, direction, workload.dtype, workload.layout)
+        found = find_schedule(*kernel, facts, graph_class, strict=False, deterministic=workload.deterministic)
+        tuned[direction], origins[direction] = found.schedule, found.origin
+    chosen = {OURS: tuned, DEFAULT: {direction: default[direction] for direction in workload.directions}}
+    return Plan(workload, passes, chosen, origins)
 
 
-def row_of(workload: Workload, which: str, contest: ContestResult, facts: DeviceFacts) -> Row:
-    graph = build_graph(workload.graph)
-    size = (graph.num_edges, graph.num_nodes)
+@dataclass
+class _Run:
+    device: str
+    facts: DeviceFacts
+    folder: Path
+    peers: tuple[str, ...]
+    seconds_each: float
+    console: Console
+
+    def say(self, text: str) -> None:
+        self.console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def measure(self, plans: Sequence[Plan], fresh: bool) -> list[Row]:
+        """Rows of all plans, in their order."""
+        begin, software = time.monotonic(), software_versions(self.facts)
+        stored = {} if fresh else {identity_of(row): row for row in stored_rows(self.folder, self.facts)}
+        rows: dict[tuple[Any, ...], Row] = {}
+        todo: list[Plan] = []
+        for plan in plans:
+            missing = []
+            for which in plan.passes:
+                row = stored.get(self._identity(plan, which))
+                if row is not None and self._is_current(row, plan, which, software):
+                    rows[self._identity(plan, which)] = row
+                else:
+                    missing.append(which)
+            if missing:
+                todo.append(Plan(plan.workload, tuple(missing), plan.schedules, plan.origins))
+        if rows:
+            self.say(f"{len(rows)} rows are measured already; {len(todo)} of {len(plans)} workloads are left")
+        failures = self._compile_ahead(todo) if len(todo) > 1 else {}
+        done = 0
+        for _, group in itertools.groupby(todo, key=lambda plan: plan.workload.problem):
+            # Peers build for a problem, whatever the graph: its workloads share a process.
+            with ExitStack() as stack:
+                worker: Worker | None = None
+                for plan in group:
+                    worker = worker or stack.enter_context(Worker(self._setting(plan)))
+                    done += 1
+                    label = f"[{done}/{len(todo)}, {time.monotonic() - begin:.0f} s] {_name(plan.workload)}"
+                    self.say(label)
+                    for row in self._rows(plan, worker, failures, software):
+                        rows[identity_of(row)] = row
+        self.say(f"{len(todo)} workloads compared in {time.monotonic() - begin:.0f} s")
+        order = [self._identity(plan, which) for plan in plans for which in plan.passes]
+        return [rows[identity] for identity in order if identity in rows]
+
+    def _rows(self, plan: Plan, worker: Worker, failures: dict[Kind, str], software: dict[str, str]) -> list[Row]:
+        """New rows of one workload, stored; none if the comparison itself cannot run."""
+        reason = failures.get(kind_of(plan.workload))
+        try:
+            contest = hold_contest(
+                self._setting(plan),
+                plan.passes,
+                plan.schedules,
+                seconds_each=self.seconds_each,
+                on_step=functools.partial(self._step, plan),
+                worker=worker,
+                known_failures={} if reason is None else {COMPILED_PEER: reason},
+            )
+        except WorkerError as error:
+            worker.close()
+            self.say(f"{_name(plan.workload)}: not compared, {error}")
+            return []
+        rows = [row_of(plan, which, contest, software) for which in plan.passes]
+        store_rows(self.folder, self.facts, rows)
+        return rows
+
+    def _step(self, plan: Plan, text: str) -> None:
+        if self.console.is_terminal:
+            self.say(f"  {plan.workload.label}: {text}")
+
+    def _setting(self, plan: Plan) -> ContestSetting:
+        return ContestSetting(plan.workload, self.device, self.peers)
+
+    def _compile_ahead(self, todo: Sequence[Plan]) -> dict[Kind, str]:
+        specs = []
+        for plan in todo:
+            directions = dict.fromkeys(itertools.chain.from_iterable(DIRECTIONS_OF[which] for which in plan.passes))
+            for schedules in plan.schedules.values():
+                specs += kernel_specs(build_for(plan.workload, schedules, self.device), directions)
+        on_gpu = self.facts.backend == "cuda" and COMPILED_PEER in self.peers
+        products = [plan.workload for plan in todo] if on_gpu else []
+        begin = time.monotonic()
+        failures = compile_ahead(specs, products, self.device, self.say)
+        self.say(f"compiled in {time.monotonic() - begin:.0f} s")
+        return failures
+
+    def _identity(self, plan: Plan, which: str) -> tuple[Any, ...]:
+        kernel = plan.workload.identity(which)
+        names = ("problem", "operation", "pass", "dtype", "layout", "graph_class", "deterministic")
+        return identity_of(dict(zip(names, kernel, strict=True)))
+
+    def _is_current(self, row: Row, plan: Plan, which: str, software: dict[str, str]) -> bool:
+        """Whether measuring again would give the same row, but for noise."""
+        graph = build_graph(plan.workload.graph)
+        times = row["times"]
+        return (
+            row.get("generator") == GENERATOR_VERSION
+            and row.get("software") == software
+            and row.get("schedules") == json.loads(json.dumps(plan.schedules_in(which)))
+            and row.get("graph") == {"name": graph.name, "edges": graph.num_edges, "nodes": graph.num_nodes}
+            and {OURS, DEFAULT, *self.peers} <= set(times)
+            and not any("error" in times[name] for name in (OURS, DEFAULT))
+        )
+
+
+def _name(workload: Workload) -> str:
+    kind = " deterministic" if workload.deterministic else ""
+    return f"{workload.label} on {workload.graph.name}, {workload.operation} {workload.dtype}{kind}"
+
+
+def row_of(plan: Plan, which: str, contest: ContestResult, software: dict[str, str]) -> Row:
+    workload, graph = plan.workload, build_graph(plan.workload.graph)
+    size, kernels = (graph.num_edges, graph.num_nodes), plan.kernels_in(which)
     moved = sum(compulsory_bytes(workload, direction, *size) for direction in DIRECTIONS_OF[which])
+    results = {name: row[which] for name, row in contest.results.items() if which in row}
+
+    def of_pass(by_contender: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+        picked = {
+            name: {kernel: by_kernel[kernel] for kernel in kernels if kernel in by_kernel}
+            for name, by_kernel in by_contender.items()
+        }
+        return {name: found for name, found in picked.items() if found}
+
     return {
         "label": workload.label,
         "problem": workload.problem.key,
@@ -108,68 +268,22 @@ def row_of(workload: Workload, which: str, contest: ContestResult, facts: Device
         "graph_class": workload.graph_class().text,
         "dtype": workload.dtype,
         "layout": workload.layout,
+        "deterministic": workload.deterministic,
         "pass": which,
         "bytes": moved,
         "floor_us": moved / contest.copy_bandwidth * 1e6,
-        "times": {name: row[which].to_dict() for name, row in contest.results.items()},
+        "times": {name: result.to_dict() for name, result in results.items()},
+        "memory": _known(results, lambda result: result.memory_bytes),
+        "host_us": _known(results, lambda result: result.host_us),
+        "schedules": plan.schedules_in(which),
+        "origins": {kernel: plan.origins[kernel] for kernel in kernels},
+        "resources": of_pass(contest.resources),
+        "errors": of_pass(contest.errors),
         "date": now_text(),
-        "software": software_versions(facts),
+        "software": software,
         "generator": GENERATOR_VERSION,
     }
 
 
-def store_rows(folder: Path, facts: DeviceFacts, rows: list[Row]) -> Path:
-    """Merge rows into the device's file; atomic, and a file that is not understood is kept aside."""
-    path = folder / "bench" / f"{facts.slug}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    lock = folder / "studies" / f"{facts.slug}-bench.lock"
-    lock.parent.mkdir(parents=True, exist_ok=True)
-    with filelock.FileLock(lock, timeout=60):
-        merged = {tuple(row[name] for name in IDENTITY): row for row in [*_stored_rows(path), *rows]}
-        data = {
-            "schema": SCHEMA,
-            "device": device_record(facts, driver_version(facts)),
-            "rows": [merged[identity] for identity in sorted(merged)],
-        }
-        replace_file(path, json.dumps(data, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
-    return path
-
-
-def _stored_rows(path: Path) -> list[Row]:
-    if not path.exists():
-        return []
-    try:
-        rows = json.loads(path.read_bytes())["rows"]
-        for row in rows:
-            _ = [row[name] for name in IDENTITY]
-        return rows
-    except (ValueError, KeyError, TypeError):
-        path.rename(path.with_name(f"{path.stem}.corrupt-{datetime.now(UTC):%Y%m%dT%H%M%SZ}.json"))
-        return []
-
-
-def table_text(rows: list[Row]) -> list[str]:
-    """One line a row: each contender's median and, beside it, how many times ours it takes; no number is cut short."""
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-
-    names = list(dict.fromkeys(name for row in rows for name in row["times"]))
-    table = Table("problem", "graph", "pass", title="median time (x: times the tuned)", box=box.SIMPLE_HEAD)
-    for name in names:
-        table.add_column(name, justify="right", no_wrap=True)
-    for row in rows:
-        cells = [_cell(row["times"].get(name, {"error": "-"}), row["times"][OURS]) for name in names]
-        table.add_row(row["label"], row["graph"]["name"], row["pass"], *cells)
-    out = io.StringIO()
-    Console(file=out, width=1000).print(table)
-    return [line.rstrip() for line in out.getvalue().splitlines()]
-
-
-def _cell(result: Mapping[str, Any], ours: Mapping[str, Any]) -> str:
-    if "error" in result:
-        return "error" if result["error"] != "-" else "-"
-    text = time_text(result["time_us"])
-    if "error" in ours or result is ours:
-        return text
-    return f"{text} ({result['time_us'] / ours['time_us']:.2f}x)"
+def _known(results: dict[str, Any], figure: Callable[[Any], float | None]) -> dict[str, float]:
+    return {name: value for name, result in results.items() if (value := figure(result)) is not None}

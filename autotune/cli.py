@@ -107,6 +107,9 @@ def tune(
     sampler: Annotated[str | None, typer.Option(help="auto, tpe, gp, random or brute.")] = None,
     storage: Annotated[str | None, typer.Option(help="Optuna storage URL; by default SQLite in the results.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of the search.")] = 0,
+    patience: Annotated[
+        int | None, typer.Option(help="End a search after so many trials without a gain of 1%; 120 on a GPU.")
+    ] = None,
     peers: Peers = True,
     results: Results = None,
     reports: Reports = None,
@@ -119,12 +122,13 @@ def tune(
 
     seconds, sampler = _duration(budget), _sampler(sampler)
     _positive("--trials", trials)
+    _positive("--patience", patience)
     device = resolve_device(device)
     facts = device_facts(device)
     loaded = load_config(config, facts.backend)
     folder = _results_dir(results)
     with _Interrupts() as interrupts:
-        run_tune(loaded, device, seconds, trials, sampler, storage, seed, folder, peers)
+        run_tune(loaded, device, seconds, trials, sampler, storage, seed, folder, peers, patience)
     print(summary_table(folder, facts.slug))
     _write_reports(folder, reports, facts.slug)
     if interrupts.seen:
@@ -133,20 +137,97 @@ def tune(
 
 @app.command()
 def bench(
-    config: Config, device: Device = None, peers: Peers = True, results: Results = None, reports: Reports = None
+    config: Annotated[
+        str | None, typer.Argument(metavar="[CONFIG]", help="A TOML file, or the name of one in configs/.")
+    ] = None,
+    suite: Annotated[bool, typer.Option("--suite", help="All rows of configs/suite.toml.")] = False,
+    device: Device = None,
+    peers: Annotated[str, typer.Option(help="all, none, or names: e3nn,cuequivariance.")] = "all",
+    no_peers: Annotated[bool, typer.Option("--no-peers", help="The same as --peers none.")] = False,
+    seconds: Annotated[
+        float | None, typer.Option(help="Sampling time a contender and pass; 2, with --suite 0.3.")
+    ] = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Measure again what is already measured.")] = False,
+    results: Results = None,
+    reports: Reports = None,
 ) -> None:
-    """Compare default, tuned, e3nn, cuEquivariance and OpenEquivariance in one run; nothing is searched."""
+    """Compare default, tuned, e3nn, cuEquivariance and OpenEquivariance in one run; nothing is searched.
+
+    Goes on where an earlier run ended: rows of the present generator, schedules and software are kept.
+    """
     from rich.console import Console
 
     from autotune.bench import bench as run_bench
     from autotune.config import load_config
+    from autotune.errors import ConfigError
     from kernelgen.device import device_facts
 
+    if (config is None) != suite:
+        raise ConfigError(f"CONFIG is {config!r} {'with' if suite else 'without'} --suite; expected one of the two")
+    if seconds is not None and not seconds >= 0:
+        raise ConfigError(f"--seconds is {seconds}; expected a number that is not negative")
     device = resolve_device(device)
     facts = device_facts(device)
     folder = _results_dir(results)
-    run_bench(load_config(config, facts.backend), device, folder, with_peers=peers, console=Console())
+    run_bench(
+        load_config(config or "suite", facts.backend),
+        device,
+        folder,
+        peers=() if no_peers else _peers(peers),
+        seconds_each=(0.3 if suite else 2.0) if seconds is None else seconds,
+        fresh=fresh,
+        console=Console(),
+    )
     _write_reports(folder, reports, facts.slug)
+
+
+@app.command()
+def record(config: Config, device: Device = None, results: Results = None) -> None:
+    """Measure every schedule of the config's [record.BACKEND] space, to replay samplers against later."""
+    from autotune.config import load_config
+    from autotune.progress import Progress
+    from autotune.record import record as run_record
+    from kernelgen.device import device_facts
+
+    device = resolve_device(device)
+    loaded = load_config(config, device_facts(device).backend)
+    with _Interrupts() as interrupts, Progress() as progress:
+        for path in run_record(loaded, device, _results_dir(results), progress):
+            print(f"record: {path}")
+    if interrupts.seen:
+        raise typer.Exit(INTERRUPTED)
+
+
+@app.command()
+def replay(
+    files: Annotated[list[Path], typer.Argument(metavar="RECORD...", help="Files of results/record.")],
+    sampler: Annotated[list[str] | None, typer.Option(help="tpe, gp, random or default; by default all four.")] = None,
+    seeds: Annotated[int | None, typer.Option(help="Runs a sampler; by default 20, and 5 of gp.")] = None,
+    trials: Annotated[int, typer.Option(help="Trials a run.")] = 150,
+    ahead: Annotated[
+        int | None, typer.Option(help="Proposals under way; by default as in a search on the recording machine.")
+    ] = None,
+    prune: Annotated[bool, typer.Option("--prune/--no-prune", help="Skip kernels that spill too much.")] = True,
+    starts: Annotated[
+        bool, typer.Option("--starts/--no-starts", help="Begin with winners of related kernels.")
+    ] = False,
+    results: Results = None,
+) -> None:
+    """Run samplers against records, without a device: trials until near the best schedule, side by side."""
+    from autotune.neighbours import known_entries
+    from autotune.recorded import load_record
+    from autotune.replay import SEEDS, replay_table, write_replay
+    from autotune.replay import replay as run_replay
+
+    for option, number in (("--seeds", seeds), ("--trials", trials), ("--ahead", ahead)):
+        _positive(option, number)
+    folder = _results_dir(results)
+    for file in files:
+        recorded = load_record(file)
+        related = recorded.starts(known_entries(folder)) if starts else []
+        data = run_replay(recorded, sampler or SEEDS, trials, seeds=seeds, ahead=ahead, prune=prune, starts=related)
+        _print(replay_table(data))
+        print(f"replay: {write_replay(folder, data)}")
 
 
 @app.command()
@@ -221,6 +302,13 @@ def _sampler(text: str | None) -> str | None:
     if text is not None and text not in SAMPLERS:
         raise ConfigError(unknown_name("sampler", text, SAMPLERS))
     return text
+
+
+def _peers(text: str) -> tuple[str, ...] | None:
+    """Names of peers; None for all of them."""
+    if text == "all":
+        return None
+    return () if text == "none" else tuple(name.strip() for name in text.split(",") if name.strip())
 
 
 def _positive(option: str, number: int | None) -> None:

@@ -4,9 +4,10 @@ A config gives, at the top or in ``[[workload]]`` tables that override the top:
 
     problem = "mace-mp-medium"          # a name or a list, from problems.toml or this file's [problems.NAME] tables
     graph = { cpu = "mof", cuda = "carbon" }   # a name, a list, or one of these by backend; likewise [graphs.NAME]
-    operation, directions, dtype, layout
+    operation, directions, dtype, layout, deterministic
 
-and, at the top only, ``budget`` ("6m", seconds as a number), ``trials`` and ``sampler``. Lists multiply out. Where no
+and, at the top only, ``budget`` ("6m", seconds as a number), ``trials``, ``patience``, ``sampler``, ``passes`` (what a
+comparison times) and the tables ``[record.BACKEND]`` (see :mod:`autotune.restriction`). Lists multiply out. Where no
 problem (or graph) is named, those that the file defines are meant. A key that is not known is an error, with the
 nearest valid one suggested.
 """
@@ -17,23 +18,26 @@ import itertools
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 
 from autotune import paths
+from autotune.contest import DIRECTIONS_OF
 from autotune.errors import ConfigError, unknown_name
 from autotune.graphs import AtomSource, Bulk, Crystal, GraphSpec, Molecule, Points, StructureFile
+from autotune.restriction import Restriction, restrictions_from
 from autotune.workload import Workload
 from kernelgen.direction import DIRECTIONS
 from kernelgen.errors import EquituneError
 from kernelgen.problem import TensorProductProblem
 
 SAMPLERS = ("auto", "tpe", "gp", "random", "brute")
-WORKLOAD_KEYS = ("problem", "graph", "operation", "directions", "dtype", "layout")
-TOP_KEYS = (*WORKLOAD_KEYS, "workload", "problems", "graphs", "budget", "trials", "sampler")
+WORKLOAD_KEYS = ("problem", "graph", "operation", "directions", "dtype", "layout", "deterministic")
+SEARCH_KEYS = ("budget", "trials", "patience", "sampler", "record")
+TOP_KEYS = (*WORKLOAD_KEYS, "workload", "problems", "graphs", "passes", *SEARCH_KEYS)
 NORMALIZATION_KEYS = ("shared_weights", "irrep_normalization", "path_normalization")
 BACKENDS = ("cpu", "cuda")
 SOURCES = ("crystal", "bulk", "molecule", "points", "structure")
@@ -43,13 +47,20 @@ UNITS = {"h": 3600.0, "m": 60.0, "s": 1.0}
 
 @dataclass(frozen=True)
 class TuneConfig:
-    """Workloads with the budget (seconds for all of it, comparisons included), trials and sampler asked for."""
+    """Workloads with the budget (seconds for all of it, comparisons included), trials and sampler asked for.
+
+    patience: trials in a row without a gain that end a search. record: by backend, the part of the space to record.
+    passes: what a comparison times, of ``autotune.contest.PASSES``; None for those of a model.
+    """
 
     path: Path
     workloads: tuple[Workload, ...]
     budget_s: float | None = None
     trials: int | None = None
     sampler: str = "auto"
+    patience: int | None = None
+    record: Mapping[str, Restriction] = field(default_factory=dict)
+    passes: tuple[str, ...] | None = None
 
 
 def config_path(name_or_path: str | Path) -> Path:
@@ -138,13 +149,28 @@ def _config(path: Path, table: Mapping[str, Any], backend: str) -> TuneConfig:
     for given in table.get("workload", [{}]):
         _check_table(given, "workload", WORKLOAD_KEYS)
         workloads += _workloads({**shared, **given}, problems, graphs, backend)
-    sampler, trials = table.get("sampler", "auto"), table.get("trials")
+    sampler = table.get("sampler", "auto")
     if sampler not in SAMPLERS:
         raise ConfigError(unknown_name("sampler", str(sampler), SAMPLERS))
-    if trials is not None and (not isinstance(trials, int) or trials < 1):
-        raise ConfigError(f"trials is {trials!r}; expected a positive integer")
+    trials, patience = (_count(key, table.get(key)) for key in ("trials", "patience"))
     budget = parse_duration(table["budget"]) if "budget" in table else None
-    return TuneConfig(path, tuple(dict.fromkeys(workloads)), budget, trials, sampler)
+    restrictions = restrictions_from(table.get("record", {}))
+    passes = _passes(table["passes"], workloads) if "passes" in table else None
+    chosen = tuple(dict.fromkeys(workloads))
+    return TuneConfig(path, chosen, budget, trials, sampler, patience, restrictions, passes)
+
+
+def _passes(value: Any, workloads: Sequence[Workload]) -> tuple[str, ...]:
+    """Passes that every workload has the directions for."""
+    passes = tuple(dict.fromkeys(_names("passes", value)))
+    for name in passes:
+        if name not in DIRECTIONS_OF:
+            raise ConfigError(unknown_name("pass", name, DIRECTIONS_OF))
+        for workload in workloads:
+            missing = [direction for direction in DIRECTIONS_OF[name] if direction not in workload.directions]
+            if missing:
+                raise ConfigError(f"pass {name!r} needs the directions {missing}; expected them in directions")
+    return passes
 
 
 def _workloads(
@@ -160,7 +186,7 @@ def _workloads(
     if isinstance(graph, Mapping):
         _check_table(graph, "graph by backend", BACKENDS, required=(backend,))
         graph = graph[backend]
-    options = {key: table[key] for key in ("operation", "dtype", "layout") if key in table}
+    options = {key: table[key] for key in ("operation", "dtype", "layout", "deterministic") if key in table}
     options.setdefault("operation", "conv")
     directions = tuple(_names("directions", table.get("directions", list(DIRECTIONS))))
     return [
@@ -189,6 +215,12 @@ def _names(key: str, value: Any) -> list[str]:
     if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
         raise ConfigError(f"{key} is {value!r}; expected a name or a list of names")
     return names
+
+
+def _count(key: str, value: Any) -> int | None:
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+        raise ConfigError(f"{key} is {value!r}; expected a positive integer")
+    return value
 
 
 def _number(what: str, value: Any) -> float:

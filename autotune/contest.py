@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from autotune.contest_session import (
@@ -25,14 +26,22 @@ from autotune.contest_session import (
     WarmUp,
 )
 from autotune.worker import Worker, WorkerLost
+from kernelgen.direction import DIRECTIONS
 
 if TYPE_CHECKING:
     from autotune.measure import Timing
 
-PASSES = ("forward", "backward", "double_backward", "forward+backward")
-DIRECTIONS_OF = {name: (name,) for name in PASSES[:3]} | {"forward+backward": ("forward", "backward")}
+# A pass is timed as it runs in a model; the kernels of its directions do its work.
+DIRECTIONS_OF: dict[str, tuple[str, ...]] = {name: (name,) for name in DIRECTIONS} | {
+    "forward+backward": ("forward", "backward"),
+    "force_step": ("forward", "edge_backward", "joint_backward"),
+}
+PASSES = tuple(DIRECTIONS_OF)
 OUR_MIN_SAMPLES = 10
 PEER_MIN_SAMPLES = 5
+# A call of a peer beyond this needs fewer samples; on a GPU it is not kept ready beside the others either, because
+# what e3nn keeps for a large graph leaves no room for them.
+SLOW_CALL_S, SLOW_MIN_SAMPLES = 0.05, 3
 MAX_SAMPLES = 60
 PREPARE_LIMIT_S = 600.0
 SAMPLE_LIMIT_S = 120.0
@@ -40,10 +49,16 @@ SAMPLE_LIMIT_S = 120.0
 
 @dataclass(frozen=True)
 class Result:
-    """Of one contender in one pass: a timing, or why there is none."""
+    """Of one contender in one pass: a timing, or why there is none.
+
+    memory_bytes: at the peak of one call, beyond what was allocated before it; host_us: until a call returns, on a
+    small graph. None where the device has no such figure.
+    """
 
     timing: Timing | None = None
     error: str = ""
+    memory_bytes: int | None = None
+    host_us: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
         return {"error": self.error} if self.timing is None else self.timing.to_dict()
@@ -57,7 +72,7 @@ class Result:
 
 @dataclass(frozen=True)
 class ContestResult:
-    """results: contender -> pass -> result. errors and resources: of our contenders, by contender and direction."""
+    """results: contender -> pass -> result. errors and resources (ours only): by contender and direction."""
 
     results: dict[str, dict[str, Result]]
     errors: dict[str, dict[str, dict[str, float]]] = field(default_factory=dict)
@@ -72,18 +87,28 @@ def hold_contest(
     *,
     seconds_each: float = 2.0,
     on_step: Callable[[str], None] = lambda text: None,
+    worker: Worker | None = None,
+    known_failures: Mapping[str, str] = MappingProxyType({}),
 ) -> ContestResult:
     """Compare in ``passes``. A schedule set of ours takes part in the passes whose directions it names.
 
-    seconds_each: about how long every contender is sampled in every pass.
+    seconds_each: about how long every contender is sampled in every pass. worker: whose process is to be used, for
+    contests in a row that share what was built; by default one of this contest's own. known_failures: contenders not
+    to be tried, with the reason.
     """
-    fallen: dict[tuple[str, str], str] = {}
+    if worker is None:
+        options: dict[str, Any] = {"seconds_each": seconds_each, "on_step": on_step}
+        with Worker(setting) as own:
+            return hold_contest(setting, passes, ours, worker=own, known_failures=known_failures, **options)
+    contest = _Contest(worker, setting.device, passes, ours, seconds_each, on_step)
+    contest.fallen |= {(name, ""): reason for name, reason in known_failures.items()}
     while True:
+        worker.reopen(setting)
         try:
-            with Worker(setting) as worker:
-                return _Contest(worker, passes, ours, seconds_each, fallen, on_step).hold()
+            return contest.hold()
         except _Fallen as end:
-            fallen[end.name, end.which] = end.reason
+            worker.close()
+            contest.fallen[end.name, end.which] = end.reason
 
 
 class _Fallen(Exception):
@@ -97,29 +122,42 @@ class _Fallen(Exception):
 @dataclass
 class _Contest:
     worker: Worker
+    device: str
     passes: tuple[str, ...]
     ours: Mapping[str, Schedules]
     seconds_each: float
-    fallen: Mapping[tuple[str, str], str]
     on_step: Callable[[str], None]
+    fallen: dict[tuple[str, str], str] = field(default_factory=dict)
+    # By pass and contender; what was compared before a contender fell need not be compared again.
+    compared: dict[str, dict[str, Result]] = field(default_factory=dict)
+    errors: dict[str, dict[str, dict[str, float]]] = field(default_factory=dict)
 
     def hold(self) -> ContestResult:
         jobs: list[PrepareOurs | PreparePeer] = [PrepareOurs(name, sets) for name, sets in self.ours.items()]
         jobs += [PreparePeer(name) for name in self.worker.call(PeerNames(), PREPARE_LIMIT_S)]
         prepared = {job.name: self._call(job.name, "", job, PREPARE_LIMIT_S) for job in jobs}
-        results: dict[str, dict[str, Result]] = {name: {} for name in prepared}
+        for name, answer in prepared.items():
+            self._note_errors(name, answer)
         for which in self.passes:
-            entered = {name: answer for name, answer in prepared.items() if self._takes_part(name, which)}
-            for name, result in self._compare(which, entered).items():
-                results[name][which] = result
-            self.worker.call(Release(), SAMPLE_LIMIT_S)
-        sound = {name: answer for name, answer in prepared.items() if name in self.ours and not answer.error}
+            if which not in self.compared:
+                entered = {name: answer for name, answer in prepared.items() if self._takes_part(name, which)}
+                self.compared[which] = self._compare(which, entered)
+                self.worker.call(Release(), SAMPLE_LIMIT_S)
         return ContestResult(
-            results,
-            {name: answer.errors for name, answer in sound.items()},
-            {name: answer.resources for name, answer in sound.items()},
+            {
+                name: {which: self.compared[which][name] for which in self.passes if name in self.compared[which]}
+                for name in prepared
+            },
+            self.errors,
+            {name: prepared[name].resources for name in self.ours if not prepared[name].error},
             self.worker.call(CopyBandwidth(), SAMPLE_LIMIT_S),
         )
+
+    def _note_errors(self, name: str, answer: Answer) -> None:
+        """Keep the largest relative error of every output that was ever checked."""
+        for direction, errors in answer.errors.items():
+            known = self.errors.setdefault(name, {}).setdefault(direction, {})
+            known |= {slot: max(error, known.get(slot, 0.0)) for slot, error in errors.items()}
 
     def _takes_part(self, name: str, which: str) -> bool:
         return name not in self.ours or set(DIRECTIONS_OF[which]) <= set(self.ours[name])
@@ -128,25 +166,40 @@ class _Contest:
         from autotune.measure import timing_of
 
         failed = {name: answer.error for name, answer in entered.items() if answer.error}
+        warm: dict[str, Answer] = {}
+        samples: dict[str, list[float]] = {name: [] for name in entered}
         counts: dict[str, int] = {}
-        for name in entered:
-            if name not in failed:
-                warm = self._call(name, which, WarmUp(name, which), PREPARE_LIMIT_S)
-                failed |= {name: warm.error} if warm.error else {}
-                counts |= {} if warm.error else {name: self._samples_of(name, warm.seconds)}
+
+        def sample(names: Iterable[str]) -> None:
+            for name in names:
+                if name not in failed:
+                    answer = self._call(name, which, Sample(name), SAMPLE_LIMIT_S)
+                    failed.update({name: answer.error} if answer.error else {})
+                    samples[name].append(answer.sample_us)
+
+        for name in [name for name in entered if name not in failed]:
+            warm[name] = answer = self._call(name, which, WarmUp(name, which), PREPARE_LIMIT_S)
+            failed |= {name: answer.error} if answer.error else {}
+            self._note_errors(name, answer)
+            count = self._samples_of(name, answer.seconds)
+            if self.device.startswith("cuda") and name not in self.ours and answer.seconds > SLOW_CALL_S:
+                sample([name] * count)
+                self.worker.call(Release(name), SAMPLE_LIMIT_S)
+            else:
+                counts |= {} if answer.error else {name: count}
         self.on_step(f"comparing {which}")
-        samples: dict[str, list[float]] = {name: [] for name in counts}
-        for name in interleaved(counts):
-            if name not in failed:
-                answer = self._call(name, which, Sample(name), SAMPLE_LIMIT_S)
-                failed |= {name: answer.error} if answer.error else {}
-                samples[name].append(answer.sample_us)
+        sample(interleaved(counts))
         return {
-            name: Result(error=failed[name]) if name in failed else Result(timing_of(samples[name])) for name in entered
+            name: Result(error=failed[name])
+            if name in failed
+            else Result(timing_of(samples[name]), "", warm[name].memory_bytes, warm[name].host_us)
+            for name in entered
         }
 
     def _samples_of(self, name: str, seconds: float) -> int:
-        least = OUR_MIN_SAMPLES if name in self.ours else PEER_MIN_SAMPLES
+        least = OUR_MIN_SAMPLES
+        if name not in self.ours:
+            least = SLOW_MIN_SAMPLES if seconds > SLOW_CALL_S else PEER_MIN_SAMPLES
         return max(least, min(MAX_SAMPLES, int(self.seconds_each / max(seconds, 1e-6))))
 
     def _call(self, name: str, which: str, job: Any, limit_s: float) -> Answer:

@@ -5,6 +5,7 @@ Jobs (picklable, one contender each, so that whatever goes wrong has a name) ent
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -20,17 +21,22 @@ if TYPE_CHECKING:
 
 Schedules = Mapping[str, Schedule]
 WARM_UP_CALLS = 10
+# Calls that take longer together are warm, however few they were.
+WARM_UP_LIMIT_S = 1.5
+# Up to this many edges the host's own time may decide, so it is taken too (on a GPU).
+SMALL_GRAPH_EDGES = 4096
 
 
 @dataclass(frozen=True)
 class ContestSetting:
-    """Opened in the worker: tensors and reference that all contenders share."""
+    """Opened in the worker: tensors and reference that all contenders share. ``peers``: by name, None for all."""
 
     workload: Workload
     device: str
-    with_peers: bool = True
+    peers: tuple[str, ...] | None = None
 
     def open(self) -> Callable[[Any], Any]:
+        _free_memory(self.device)
         session = ContestSession(self)
         return lambda job: job(session)
 
@@ -39,11 +45,14 @@ class ContestSetting:
 class Answer:
     """Of one job for one contender: an error and nothing else, or what was asked for.
 
-    seconds: of one warm call. sample_us: of one cold call. device_lost: nothing more can run in that process.
+    seconds: of one warm call. sample_us: of one cold call. memory_bytes: that one call takes at its peak (GPU only).
+    host_us: until a call returns (GPU and small graphs only). device_lost: nothing more can run in that process.
     """
 
     seconds: float = 0.0
     sample_us: float = 0.0
+    memory_bytes: int | None = None
+    host_us: float | None = None
     errors: dict[str, dict[str, float]] = field(default_factory=dict)
     resources: dict[str, dict[str, Any]] = field(default_factory=dict)
     error: str = ""
@@ -58,7 +67,7 @@ class PrepareOurs:
     schedules: Schedules
 
     def __call__(self, session: ContestSession) -> Answer:
-        return session.attempt(lambda: session.prepare_ours(self.name, self.schedules))
+        return session.attempt(self.name, lambda: session.prepare_ours(self.name, self.schedules))
 
 
 @dataclass(frozen=True)
@@ -68,7 +77,7 @@ class PreparePeer:
     name: str
 
     def __call__(self, session: ContestSession) -> Answer:
-        return session.attempt(lambda: session.prepare_peer(self.name))
+        return session.attempt(self.name, lambda: session.prepare_peer(self.name))
 
 
 @dataclass(frozen=True)
@@ -79,7 +88,7 @@ class WarmUp:
     which: str
 
     def __call__(self, session: ContestSession) -> Answer:
-        return session.attempt(lambda: session.warm_up(self.name, self.which))
+        return session.attempt(self.name, lambda: session.warm_up(self.name, self.which))
 
 
 @dataclass(frozen=True)
@@ -87,21 +96,25 @@ class Sample:
     name: str
 
     def __call__(self, session: ContestSession) -> Answer:
-        return session.attempt(lambda: Answer(sample_us=session.samplers[self.name].take(1)[0]))
+        return session.attempt(self.name, lambda: Answer(sample_us=session.samplers[self.name].take(1)[0]))
 
 
 @dataclass(frozen=True)
 class PeerNames:
+    """Of those that take part."""
+
     def __call__(self, session: ContestSession) -> list[str]:
         return list(session.peers)
 
 
 @dataclass(frozen=True)
 class Release:
-    """Between passes: kept graphs of one pass must not crowd out the next."""
+    """What contenders keep for a pass must not crowd out the next pass, or the others; ``name``: of one only."""
+
+    name: str | None = None
 
     def __call__(self, session: ContestSession) -> None:
-        session.release()
+        session.release(self.name)
 
 
 @dataclass(frozen=True)
@@ -126,26 +139,32 @@ class ContestSession:
         self.order = None
         if self.tensors.receiver is not None:
             self.order = edge_order(self.tensors.receiver, self.tensors.num_nodes, is_sorted=True)
-        self.peers = self._peers() if setting.with_peers else {}
+        self.peers = self._peers(setting.peers)
         self.contenders: dict[str, Any] = {}
         self.samplers: dict[str, Sampler] = {}
 
-    def _peers(self) -> dict[str, Any]:
+    def _peers(self, names: tuple[str, ...] | None) -> dict[str, Any]:
+        if names == ():
+            return {}
         from autotune.baselines import peers_for
 
         peers = peers_for(self.workload, self.device, self.tensors, self.reference)
-        return {peer.name: peer for peer in peers}
+        return {peer.name: peer for peer in peers if names is None or peer.name in names}
 
-    def attempt(self, job: Callable[[], Answer]) -> Answer:
-        """Whatever a contender raises is its entry in the table."""
+    def attempt(self, name: str, job: Callable[[], Answer]) -> Answer:
+        """Whatever a contender raises is its entry in the table; one that ran out of memory leaves none taken."""
         try:
             return job()
         except Exception as error:
             lost = device_is_lost(self.device)
-            return Answer(error=f"{type(error).__name__}: {error}"[:1000], device_lost=lost)
+            answer = Answer(error=f"{type(error).__name__}: {error}"[:1000], device_lost=lost)
+        if not lost:
+            self.release(name)
+        return answer
 
     def prepare_ours(self, name: str, schedules: Schedules) -> Answer:
-        from autotune.baselines import AutogradPasses
+        from autotune.baselines.peer import CheckedPasses, Product, Task
+        from autotune.verify import TOLERANCE
 
         operator = build_for(self.workload, schedules, self.device)
         answer = Answer()
@@ -162,7 +181,9 @@ class ContestSession:
                 return operator(x, y, w)
             return operator(x, y, w, t.sender, t.receiver, num_out=t.num_nodes, order=self.order)
 
-        self.contenders[name] = AutogradPasses(call, t)
+        task = Task(self.workload, self.reference.device, t, self.reference)
+        product = Product(call, self.workload.layout)
+        self.contenders[name] = CheckedPasses(name, product, task, TOLERANCE[self.workload.dtype])
         return answer
 
     def prepare_peer(self, name: str) -> Answer:
@@ -175,11 +196,28 @@ class ContestSession:
         sampler = Sampler(getattr(self.contenders[name], which.replace("+", "_")), self.device)
         # On a CPU there is nothing that a third call would warm, and a peer's call takes up to a second.
         calls = 2 if sampler.device.type == "cpu" else getattr(self.peers.get(name), "warm_up_calls", WARM_UP_CALLS)
-        seconds = sampler.warm_up(calls, 0.1)
+        seconds = sampler.warm_up(calls, 0.1, max_seconds=WARM_UP_LIMIT_S)
         self.samplers[name] = sampler
-        return Answer(seconds=seconds)
+        on_gpu, small = sampler.device.type == "cuda", self.tensors.num_edges <= SMALL_GRAPH_EDGES
+        return Answer(
+            seconds=seconds,
+            memory_bytes=sampler.peak_bytes(),
+            host_us=sampler.host_us(seconds) if on_gpu and small else None,
+            errors=getattr(self.contenders[name], "errors", {}),
+        )
 
-    def release(self) -> None:
-        self.samplers.clear()
-        for contender in self.contenders.values():
-            contender.release()
+    def release(self, name: str | None = None) -> None:
+        for chosen in list(self.contenders) if name is None else [name]:
+            self.samplers.pop(chosen, None)
+            if chosen in self.contenders:
+                self.contenders[chosen].release()
+        _free_memory(self.device)
+
+
+def _free_memory(device: str) -> None:
+    """Give back to the device what nobody holds: cycles first, then the allocator's own stock."""
+    import torch
+
+    gc.collect()
+    if torch.device(device).type == "cuda":
+        torch.cuda.empty_cache()

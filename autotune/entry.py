@@ -17,12 +17,12 @@ from typing import Any
 
 from autotune.errors import DatabaseError
 from autotune.graphs import GraphClass
+from autotune.workload import Identity
 from kernelgen.direction import DIRECTIONS
 from kernelgen.errors import EquituneError
 from kernelgen.plan import BYTES
 from kernelgen.schedule import Schedule, schedule_from_dict
 
-Identity = tuple[str, str, str, str, str, str]
 CHOICES: dict[str, tuple[str, ...]] = {
     "operation": ("conv", "plain"),
     "direction": tuple(DIRECTIONS),
@@ -40,6 +40,7 @@ class Entry:
     schedule: as ``Schedule.to_dict`` writes it. default: schedule and times of the default schedule in the same run.
     peers: times (or ``{"error": text}``) by peer. errors: largest relative error against float64 e3nn by output slot.
     floor_us: ``bytes / copy_bandwidth``. trials: ``file`` (relative), ``count``, ``ok`` and how the search ran.
+    deterministic: tuned among kernels whose results are bitwise equal from run to run.
 
     Raises DatabaseError, naming the field, what it holds and what was expected.
     """
@@ -68,6 +69,7 @@ class Entry:
     software: Mapping[str, str]
     date: str
     trials: Mapping[str, Any]
+    deterministic: bool = False
 
     def __post_init__(self) -> None:
         # A Schedule is as good as its data: the tuner holds the one, files the other.
@@ -90,8 +92,9 @@ class Entry:
 
     @property
     def identity(self) -> Identity:
-        """(problem, operation, direction, dtype, layout, graph_class): one entry each in a database."""
-        return (self.problem, self.operation, self.direction, self.dtype, self.layout, self.graph_class)
+        """One entry each in a database."""
+        kernel = (self.problem, self.operation, self.direction, self.dtype, self.layout)
+        return (*kernel, self.graph_class, self.deterministic)
 
     @property
     def tuned_schedule(self) -> Schedule:
@@ -109,11 +112,15 @@ class Entry:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Entry:
-        """The entry that ``to_dict`` wrote; DatabaseError for a missing, unknown or mistyped field."""
+        """The entry that ``to_dict`` wrote; DatabaseError for a missing, unknown or mistyped field.
+
+        A field with a default may be missing: files are older than the field.
+        """
         if not isinstance(data, Mapping):
             raise DatabaseError(f"an entry is {type(data).__name__}; expected an object")
-        names = [field.name for field in dataclasses.fields(cls)]
-        missing = [name for name in names if name not in data]
+        fields = dataclasses.fields(cls)
+        names = [field.name for field in fields]
+        missing = [f.name for f in fields if f.name not in data and f.default is dataclasses.MISSING]
         unknown = [name for name in data if name not in names]
         if missing or unknown:
             raise DatabaseError(f"entry fields missing: {missing or 'none'}; unknown: {unknown or 'none'}")
@@ -148,9 +155,10 @@ def _check_type(name: str, value: Any, kind: str) -> None:
     elif kind == "int":
         good = isinstance(value, int) and not isinstance(value, bool)
     else:
-        good = isinstance(value, str)
+        good = isinstance(value, bool if kind == "bool" else str)
     if not good:
-        wanted = {"float": "a finite number", "int": "an integer", "str": "text"}.get(kind, "an object")
+        words = {"float": "a finite number", "int": "an integer", "str": "text", "bool": "true or false"}
+        wanted = words.get(kind, "an object")
         raise DatabaseError(f"entry field {name} is {value!r}; expected {wanted}")
 
 

@@ -146,7 +146,7 @@ class Graph:
         return self.sender.shape[0]
 
 
-@functools.lru_cache(maxsize=4)
+@functools.lru_cache(maxsize=16)
 def build_graph(spec: GraphSpec) -> Graph:
     """The graph of a description; the same description always gives the same edges in the same order."""
     atoms = spec.source.atoms().repeat(spec.repeat)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from kernelgen.direction import DIRECTIONS
 from kernelgen.errors import CompileError, ScheduleError
 from kernelgen.schedule import Schedule
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from kernelgen.graph import EdgeOrder
     from kernelgen.operators import Operator
 
-STATES = ("ok", "illegal", "compile", "launch", "wrong", "timeout", "crashed")
+STATES = ("ok", "pruned", "illegal", "compile", "launch", "wrong", "timeout", "crashed")
 
 
 @dataclass(frozen=True)
@@ -140,6 +141,7 @@ def build_for(workload: Workload, schedules: Mapping[str, Schedule], device: str
         dtype=getattr(torch, workload.dtype),
         layout=workload.layout,
         device=device,
+        deterministic=workload.deterministic,
     )
 
 
@@ -149,12 +151,14 @@ def run_call(
     """A call of one direction with every output asked for, without autograd; outputs by slot (``g`` is the value)."""
     t = tensors
     edges = (t.sender, t.receiver, t.num_nodes, order) if operator.operation == "conv" else (None, None, None, None)
+    asked = DIRECTIONS[direction]
+    given: dict[str, Any] = {"outputs": asked.outputs, "poison": poison}
     if direction == "forward":
         return lambda: {"g": operator.run_forward(t.x, t.y, t.w, *edges, poison=poison)}
-    if direction == "backward":
-        return lambda: operator.run_backward(t.x, t.y, t.w, t.g, *edges, poison=poison)
-    tangents = {"x": t.tx, "y": t.ty, "w": t.tw}
-    return lambda: operator.run_double_backward(t.x, t.y, t.w, t.g, tangents, *edges, poison=poison)
+    if not asked.tangents:
+        return lambda: operator.run_backward(t.x, t.y, t.w, t.g, *edges, **given)
+    tangents = {slot: getattr(t, "t" + slot) for slot in asked.tangents}
+    return lambda: operator.run_double_backward(t.x, t.y, t.w, t.g, tangents, *edges, **given)
 
 
 def check(

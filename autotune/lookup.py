@@ -27,7 +27,7 @@ from autotune.entry import Entry
 from autotune.errors import TuningMissError
 from autotune.graphs import GraphClass
 from kernelgen.device import DeviceFacts
-from kernelgen.direction import DIRECTIONS, Direction
+from kernelgen.direction import DIRECTIONS, Direction, fixed_order_parts
 from kernelgen.errors import ProblemError, ScheduleError
 from kernelgen.plan import Spec, default_schedule, make_plan
 from kernelgen.problem import TensorProductProblem
@@ -72,18 +72,28 @@ def find_schedule(
     facts: DeviceFacts,
     graph_class: GraphClass | str | None = None,
     strict: bool | None = None,
+    *,
+    deterministic: bool = False,
 ) -> Tuning:
     """The best known schedule for one direction of a problem on a device; see the module for the order.
 
     direction: a name of :data:`kernelgen.direction.DIRECTIONS` (a Direction counts by its name).
     strict: where true, TuningMissError unless the origin is exact or nearest; None asks ``$EQUITUNE_STRICT``.
+    deterministic: of kernels whose results are bitwise equal from run to run; only entries tuned as such count.
     Unreadable databases are skipped with a warning and never make a lookup fail.
     """
     name = direction if isinstance(direction, str) else direction.name
     if name not in DIRECTIONS:
         raise ProblemError(f"direction is {name!r}; expected one of {tuple(DIRECTIONS)}")
     unset = SCHEDULES[facts.backend]()
-    spec = Spec(problem, DIRECTIONS[name], unset, operation, dtype.removeprefix("torch."), layout, "int64", facts)
+    asked = DIRECTIONS[name]
+    if deterministic and operation == "conv":
+        # Of the kernels that share the work, the one that takes the schedule of this name.
+        asked = fixed_order_parts(asked)[-1]
+    spec = Spec(
+        *(problem, asked, unset, operation, dtype.removeprefix("torch."), layout, "int64", facts),
+        deterministic=deterministic,
+    )
     query = _Query(spec, GraphClass.parse(graph_class) if isinstance(graph_class, str) else graph_class)
     skipped: list[str] = []
     tuning = _on_this_device(query, skipped) or _on_other_device(query, skipped)
@@ -96,7 +106,8 @@ def _on_this_device(query: _Query, skipped: list[str]) -> Tuning | None:
     facts = query.spec.facts
     table = load_table(*(database_path(directory, facts.slug) for directory in database_dirs()))
     if query.graph_class is not None:
-        exact = table.by_identity.get((*query.kernel, query.spec.layout, query.graph_class.text))
+        flags = (query.spec.layout, query.graph_class.text, query.spec.deterministic)
+        exact = table.by_identity.get((*query.kernel, *flags))
         if exact is not None and _is_legal(query, exact, skipped):
             reason = f"tuned on this device for {query.graph_class.text}"
             return Tuning(exact.tuned_schedule, "exact", exact, _with_skipped(reason, skipped))
@@ -147,7 +158,7 @@ def _by_nearness(query: _Query, entries: Iterable[Entry]) -> list[Entry]:
         distance = 0.0 if query.graph_class is None else float(query.graph_class.distance(kind))
         return (entry.layout != query.spec.layout, distance, -kind.log2_edges, entry.graph_class, entry.layout)
 
-    return sorted(entries, key=rank)
+    return sorted((entry for entry in entries if entry.deterministic == query.spec.deterministic), key=rank)
 
 
 def _why_nearest(query: _Query, entry: Entry) -> str:

@@ -29,6 +29,8 @@ FIRST_LOOK = 3
 HOPELESS_RATIO = 2.0
 # A call as long as this gains nothing from a second warm one.
 LONG_CALL_S = 1.0
+# Calls in a row whose host time is taken together, the seconds that such a row may last, and how often it is repeated.
+HOST_CALLS, HOST_ROW_S, HOST_ROWS = 200, 0.1, 5
 # Device clock cycles, about a millisecond, that a sample is queued behind: longer than any host path takes.
 LEAD_CYCLES = 2_000_000
 
@@ -103,21 +105,50 @@ class Sampler:
         self.device = torch.device(device)
         self._buffer = _eviction_buffer(self.device) if cold_cache else None
 
-    def warm_up(self, min_calls: int = 2, seconds: float = 0.05, max_calls: int = 100) -> float:
-        """Call until both floors are reached, or once if that takes long; returns the seconds of the last call."""
+    def warm_up(
+        self, min_calls: int = 2, seconds: float = 0.05, max_calls: int = 100, max_seconds: float = math.inf
+    ) -> float:
+        """Call until both floors are reached, or less if that takes long; returns the seconds of the last call."""
         begin, calls, last = time.perf_counter(), 0, 0.0
         while calls < min_calls or (time.perf_counter() - begin < seconds and calls < max_calls):
             start = time.perf_counter()
             self.call()
             self._synchronize()
             last, calls = time.perf_counter() - start, calls + 1
-            if last > LONG_CALL_S:
+            if last > LONG_CALL_S or time.perf_counter() - begin > max_seconds:
                 break
         return last
 
     def take(self, count: int) -> list[float]:
         """``count`` samples in microseconds."""
         return self._take_cuda(count) if self.device.type == "cuda" else [self._take_host() for _ in range(count)]
+
+    def peak_bytes(self) -> int | None:
+        """Device memory that one call takes beyond what is allocated before it, results included; None on a CPU."""
+        if self.device.type != "cuda":
+            return None
+        self._synchronize()
+        before = torch.cuda.memory_allocated(self.device)
+        torch.cuda.reset_peak_memory_stats(self.device)
+        self.call()
+        self._synchronize()
+        return torch.cuda.max_memory_allocated(self.device) - before
+
+    def host_us(self, seconds: float) -> float:
+        """Microseconds until a call returns, in a row of calls behind each other; the device's queue is empty at first.
+
+        ``seconds``: of one call with its work on the device, so that rows of long calls are short.
+        """
+        calls = max(20, min(HOST_CALLS, int(HOST_ROW_S / max(seconds, 1e-9))))
+        rows = []
+        for _ in range(HOST_ROWS):
+            self._synchronize()
+            start = time.perf_counter_ns()
+            for _ in range(calls):
+                self.call()
+            rows.append((time.perf_counter_ns() - start) / 1e3 / calls)
+        self._synchronize()
+        return round(statistics.median(rows), 3)
 
     def _synchronize(self) -> None:
         if self.device.type == "cuda":
@@ -192,8 +223,9 @@ def time_callable(
     return timing_of(samples, clock_summary(readings))
 
 
+@functools.lru_cache(maxsize=4)
 def copy_bandwidth(device: torch.device | str) -> float:
-    """Bytes per second that a large copy on the device moves (read plus written)."""
+    """Bytes per second that a large copy on the device moves (read plus written); measured once in a process."""
     device = torch.device(device)
     count = (1 << 30 if device.type == "cuda" else 1 << 28) // 4
     source = torch.ones(count, dtype=torch.float32, device=device)

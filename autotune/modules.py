@@ -43,6 +43,7 @@ class TensorProduct(TunedModule):
     layout: of x and of the result, ``mul_ir`` (e3nn's: channel, then component) or ``ir_mul``.
     schedule: a Schedule for every direction, or some by direction name; None loads the best one known here.
     strict: a direction without a schedule tuned on this device is a TuningMissError; None asks ``$EQUITUNE_STRICT``.
+    deterministic: bitwise equal results from run to run, at a price in time; schedules tuned as such are loaded.
     graph_class: such as ``plain-e16`` (about 2**16 edges): which tuned entry to prefer.
     device, dtype: where both or either is given the operator is built now and not at the first call.
 
@@ -65,6 +66,7 @@ class TensorProduct(TunedModule):
         layout: str = "mul_ir",
         schedule: Schedules | None = None,
         strict: bool | None = None,
+        deterministic: bool = False,
         graph_class: GraphClass | str | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
@@ -89,6 +91,7 @@ class TensorProduct(TunedModule):
             graph_class=graph_class,
             schedule=schedule,
             strict=strict,
+            deterministic=deterministic,
             device=device,
             dtype=dtype,
         )
@@ -145,7 +148,7 @@ class TensorProductConv(TunedModule):
         tuned entry to prefer; None prefers the one of the largest graph.
     check_indices: check at every call that sender and receiver are in range (waits for the device); without it an
         index out of range reads or writes foreign memory.
-    layout, schedule, strict, device, dtype, irrep_normalization, path_normalization: as in :class:`TensorProduct`.
+    layout, schedule, strict, deterministic, device, dtype, irrep_normalization, path_normalization: as in :class:`TensorProduct`.
 
     Raises ProblemError for irreps or instructions that are not well-defined, UnsupportedError for other modes.
     """
@@ -167,6 +170,7 @@ class TensorProductConv(TunedModule):
         graph_class: GraphClass | str | None = None,
         schedule: Schedules | None = None,
         strict: bool | None = None,
+        deterministic: bool = False,
         check_indices: bool = False,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
@@ -190,6 +194,7 @@ class TensorProductConv(TunedModule):
             graph_class=graph_class,
             schedule=schedule,
             strict=strict,
+            deterministic=deterministic,
             device=device,
             dtype=dtype,
         )
@@ -223,6 +228,6 @@ class TensorProductConv(TunedModule):
             if edges_sorted and not is_in_order(receiver):
                 raise InputError("edges_sorted=True, but receiver is not ascending")
         operator = self._operator_of(node_feats)
-        if order is None and self._by_destination:
-            order = _ORDERS.order(receiver, num_out, edges_sorted)
+        if order is None:
+            order = _ORDERS.order(operator, sender, receiver, node_feats.shape[0], num_out, edges_sorted)
         return operator(node_feats, edge_attrs, weights, sender, receiver, num_out=num_out, order=order)

@@ -12,6 +12,10 @@ from autotune.space import Space
 from kernelgen.schedule import Schedule
 
 MOST = 6
+# A direction that is a part of another, or nearly: where it has no winner of its own, the other's is the best guess.
+KIN = {"edge_backward": "backward", "joint_backward": "double_backward"}
+# Schedules that a search takes over from the kindred direction's search of the same run.
+KIN_STARTS = 2
 
 
 def known_entries(*directories: Path) -> list[Entry]:
@@ -23,15 +27,18 @@ def known_entries(*directories: Path) -> list[Entry]:
 
 
 def starting_points(space: Space, graph_class: GraphClass, entries: Iterable[Entry]) -> list[Schedule]:
-    """Winners of the same direction and backend moved into ``space``: same problem first, then the nearest graph class.
+    """Winners of the same (or kindred) direction and backend moved into ``space``.
 
-    A winner of the same direction for another problem is a guess, but a better one than chance.
+    The same problem comes first, within it the same direction, then the nearest graph class. A winner of the same
+    direction for another problem is a guess, but a better one than chance.
     """
     spec = space.spec
+    directions = (spec.direction.name, KIN.get(spec.direction.name))
     related = [
         entry
         for entry in entries
-        if (entry.operation, entry.direction) == (spec.operation, spec.direction.name)
+        if entry.operation == spec.operation
+        and entry.direction in directions
         and entry.tuned_schedule.backend == spec.facts.backend
     ]
 
@@ -39,6 +46,8 @@ def starting_points(space: Space, graph_class: GraphClass, entries: Iterable[Ent
         other = entry.parsed_graph_class
         return (
             entry.problem != spec.problem.key,
+            entry.direction != spec.direction.name,
+            entry.deterministic != spec.deterministic,
             entry.dtype != spec.dtype,
             graph_class.distance(other),
             entry.layout != spec.layout,

@@ -1,7 +1,7 @@
-"""The destination order of the last few graphs, so that an unsorted graph is ordered once and not at every call.
+"""The edge order of the last few graphs, so that an unsorted graph is ordered once and not at every call.
 
-A receiver tensor enters, its :class:`kernelgen.graph.EdgeOrder` leaves. A graph is recognised by the identity of its
-receiver tensor, its version counter and its memory: the layers of a model share the tensor, so they share the order.
+Sender and receiver tensors enter, their :class:`kernelgen.graph.EdgeOrder` leaves. A graph is recognised by the
+identity of its tensors, their version counters and memory: the layers of a model share them, so they share the order.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 import torch
 
-from kernelgen.graph import EdgeOrder, edge_order, is_in_order
+from kernelgen.graph import EdgeOrder
+from kernelgen.operators import Operator
 
 KEPT_GRAPHS = 8
 
@@ -20,6 +21,7 @@ KEPT_GRAPHS = 8
 @dataclass(frozen=True)
 class _Known:
     receiver: weakref.ref[torch.Tensor]
+    sender: weakref.ref[torch.Tensor]
     state: Hashable
     order: EdgeOrder
 
@@ -39,23 +41,32 @@ class OrderCache:
     def __len__(self) -> int:
         return len(self._known)
 
-    def order(self, receiver: torch.Tensor, num_out: int, is_sorted: bool) -> EdgeOrder:
-        """The order of these edges by receiver; computed (on the current stream) unless this very graph is known."""
-        if not _is_recognisable(receiver):
-            return edge_order(receiver, num_out, is_sorted=is_sorted)
-        state = _state(receiver, num_out, is_sorted)
+    def order(
+        self,
+        operator: Operator,
+        sender: torch.Tensor,
+        receiver: torch.Tensor,
+        num_in: int,
+        num_out: int,
+        is_sorted: bool,
+    ) -> EdgeOrder:
+        """What the operator's kernels need; computed (on the current stream) unless this very graph is known."""
+        if not (_is_recognisable(receiver) and _is_recognisable(sender)):
+            return operator.order(sender, receiver, num_in, num_out, is_sorted)
+        needs = (operator.by_receiver, operator.by_sender, num_in, num_out, is_sorted)
+        # The stream too: an order made on one stream may not be read from another without waiting for it.
+        stream = torch._C._cuda_getCurrentRawStream(receiver.get_device()) if receiver.is_cuda else 0
+        state = (needs, stream, _state(receiver), _state(sender))
         for known in self._known:
-            if known.receiver() is receiver and known.state == state:
+            if known.receiver() is receiver and known.sender() is sender and known.state == state:
                 return known.order
-        # Where the answer is at hand, on the CPU, a look saves the sort (and the kernel a permutation).
-        looked = is_sorted or (receiver.device.type == "cpu" and receiver.dim() == 1 and is_in_order(receiver))
-        order = edge_order(receiver, num_out, is_sorted=looked)
-        newest = _Known(weakref.ref(receiver, self._forget), state, order)
+        order = operator.order(sender, receiver, num_in, num_out, is_sorted)
+        newest = _Known(weakref.ref(receiver, self._forget), weakref.ref(sender, self._forget), state, order)
         self._known = (newest, *self._known)[: self.size]
         return order
 
     def _forget(self, dead: weakref.ref[torch.Tensor]) -> None:
-        self._known = tuple(known for known in self._known if known.receiver is not dead)
+        self._known = tuple(known for known in self._known if dead not in (known.receiver, known.sender))
 
 
 def _is_recognisable(receiver: torch.Tensor) -> bool:
@@ -65,8 +76,5 @@ def _is_recognisable(receiver: torch.Tensor) -> bool:
     return not (receiver.is_cuda and torch.cuda.is_current_stream_capturing())
 
 
-def _state(receiver: torch.Tensor, num_out: int, is_sorted: bool) -> Hashable:
-    # The stream too: an order made on one stream may not be read from another without waiting for it.
-    stream = torch.cuda.current_stream(receiver.device).cuda_stream if receiver.is_cuda else 0
-    shape, stride = tuple(receiver.shape), receiver.stride()
-    return (receiver._version, receiver.data_ptr(), shape, stride, num_out, is_sorted, stream)
+def _state(index: torch.Tensor) -> Hashable:
+    return (index._version, index.data_ptr(), index.shape, index.stride())

@@ -5,20 +5,13 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
+from autotune.report.words import time_text
 from autotune.study import Study
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 LINE_EVERY_S = 10.0
-
-
-def time_text(time_us: float) -> str:
-    """Microseconds in a unit fit for reading."""
-    for unit, scale in (("s", 1e6), ("ms", 1e3)):
-        if time_us >= scale:
-            return f"{time_us / scale:.3g} {unit}"
-    return f"{time_us:.3g} us"
 
 
 def status_text(study: Study, end: float | None, now: float) -> str:

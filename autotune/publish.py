@@ -50,7 +50,7 @@ def publish(
     passes = tuple(ours["default"])
     if not passes:
         return []
-    setting = ContestSetting(workload, device, with_peers)
+    setting = ContestSetting(workload, device, None if with_peers else ())
     contest = hold_contest(setting, passes, ours, seconds_each=seconds_each, on_step=on_step)
     entries = []
     for direction in passes:
@@ -115,6 +115,7 @@ def entry_of(
         software=software_versions(facts),
         date=now_text(),
         trials=trials,
+        deterministic=workload.deterministic,
     )
 
 

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 
-def study_path(results_dir: Path, device_slug: str, study: str) -> Path:
-    """``results/trials/DEVICE/STUDY.jsonl``, with characters that file names should not hold replaced."""
-    return Path(results_dir) / "trials" / device_slug / f"{re.sub(r'[^A-Za-z0-9_.-]+', '_', study)}.jsonl"
+def study_path(results_dir: Path, device_slug: str, study: str, folder: str = "trials") -> Path:
+    """``results/FOLDER/DEVICE/STUDY.jsonl``, with characters that file names should not hold replaced."""
+    return Path(results_dir) / folder / device_slug / f"{re.sub(r'[^A-Za-z0-9_.-]+', '_', study)}.jsonl"
 
 
 def lock_path(path: Path) -> Path:

@@ -16,6 +16,11 @@ if TYPE_CHECKING:
 
 # Spaces with at most this many legal schedules are searched whole where trials and time allow.
 BRUTE_LIMIT = 200
+# Proposals under way at most, for samplers that learn. Each is made without knowing how the others end: rehearsed
+# against models of two studies on an H200 (6 seeds), TPE with 16 under way stood 3% further from the best after 110
+# trials than with 8, and 4 gained another 1%. Eight keep the device busy: a kernel compiles in 0.3 to 1.7 s there and
+# is measured in 0.1 to 0.2 s.
+MOST_AHEAD = 8
 
 
 def choose_sampler(space: Space, trials: int | None, seconds: float | None, trial_s: float = 3.0) -> str:
@@ -23,6 +28,11 @@ def choose_sampler(space: Space, trials: int | None, seconds: float | None, tria
     limits = (trials, None if seconds is None else int(seconds / trial_s))
     affordable = min([BRUTE_LIMIT, *(limit for limit in limits if limit is not None)])
     return "brute" if space.count_legal(affordable + 1) <= affordable else "tpe"
+
+
+def proposals_ahead(sampler: str, compilers: int) -> int:
+    """Schedules to compile at a time: as many as there are compilers, but a sampler that learns is not left behind."""
+    return min(compilers, MOST_AHEAD) if sampler in ("tpe", "gp") else compilers
 
 
 def make_sampler(name: str, seed: int) -> optuna.samplers.BaseSampler:
@@ -40,10 +50,12 @@ def make_sampler(name: str, seed: int) -> optuna.samplers.BaseSampler:
 
 
 def open_optuna(
-    storage: str | optuna.storages.BaseStorage, name: str, sampler: optuna.samplers.BaseSampler
+    storage: str | optuna.storages.BaseStorage | None, name: str, sampler: optuna.samplers.BaseSampler | None = None
 ) -> optuna.Study:
-    """Create or load. A SQLite file that a kill left half-made is kept aside: the records fill a new one."""
+    """Create or load; None is memory. A SQLite file that a kill left half-made is kept aside and made anew."""
     import optuna
+
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
 
     def create() -> optuna.Study:
         return optuna.create_study(storage=storage, sampler=sampler, study_name=name, load_if_exists=True)

@@ -11,20 +11,32 @@ import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from autotune.jobs import Outcome
+from autotune.pruning import why_hopeless
 from autotune.study import Proposal, Study
 from kernelgen.errors import CompileError
 from kernelgen.schedule import Schedule
 
-# Compiles a schedule into the cache and returns the seconds it took; raises CompileError.
-Prepare = Callable[[Schedule], float]
+
+@dataclass(frozen=True)
+class Compiled:
+    """What the compiler says of a kernel: seconds that it took, registers, spills and the like."""
+
+    seconds: float
+    resources: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+# Compiles a schedule into the cache; raises CompileError.
+Prepare = Callable[[Schedule], Compiled]
 # Measures a schedule, given the best time so far.
 Measure = Callable[[Schedule, float | None], Outcome]
+Ahead = deque[tuple[Proposal, Future[Compiled]]]
 
 
 def search(
@@ -34,22 +46,29 @@ def search(
     *,
     trials: int | None = None,
     deadline: float | None = None,
+    patience: int | None = None,
     overlap: bool = False,
     workers: int = 1,
+    prune: bool = True,
+    pool: Executor | None = None,
     on_trial: Callable[[dict[str, Any]], None] = lambda line: None,
 ) -> str:
-    """Returns ``trials``, ``time``, ``exhausted`` or ``interrupted`` (Ctrl-C).
+    """Returns ``trials``, ``time``, ``patience``, ``exhausted`` or ``interrupted`` (Ctrl-C).
 
     trials: finished trials of this study at which to stop, those of earlier runs included. deadline: as
-    ``time.monotonic()``; the first trial, the default schedule, is measured in any case. overlap: compile while the
-    device measures (on a CPU the compiler would disturb the clock). workers: compilers at a time.
+    ``time.monotonic()``; the first trial, the default schedule, is measured in any case. patience: stop after so many
+    trials without a gain (:attr:`Study.stale`). overlap: compile while the device measures (on a CPU the compiler
+    would disturb the clock). workers: compilers at a time. prune: skip what the compiler's report shows to be
+    hopeless. pool: where compilations run, by default threads.
     """
-    ahead: deque[tuple[Proposal, Future[float]]] = deque()
-    pool = ThreadPoolExecutor(workers)
+    ahead: Ahead = deque()
+    pool = pool or ThreadPoolExecutor(workers)
     try:
         while trials is None or len(study.finished) < trials:
             if deadline is not None and study.finished and time.monotonic() >= deadline:
                 return "time"
+            if patience is not None and study.stale >= patience:
+                return "patience"
             if overlap or not ahead:
                 room = workers if trials is None else min(workers, trials - len(study.finished))
                 with uninterrupted():
@@ -58,10 +77,11 @@ def search(
                 return "exhausted"
             if not overlap:
                 wait([future for _, future in ahead])
-            proposal, future = ahead[0]
-            outcome = _measured(proposal, future, measure, study.best_us)
+            index = _next_ready(ahead) if overlap and study.finished else 0
+            proposal, future = ahead[index]
+            outcome = _outcome(study, proposal, future, measure, prune)
             with uninterrupted():
-                ahead.popleft()
+                del ahead[index]
                 on_trial(study.finish(proposal, outcome))
         return "trials"
     except KeyboardInterrupt:
@@ -92,13 +112,7 @@ def uninterrupted() -> Iterator[None]:
             signal.raise_signal(signal.SIGINT)
 
 
-def _fill(
-    study: Study,
-    ahead: deque[tuple[Proposal, Future[float]]],
-    pool: ThreadPoolExecutor,
-    prepare: Prepare,
-    room: int,
-) -> None:
+def _fill(study: Study, ahead: Ahead, pool: Executor, prepare: Prepare, room: int) -> None:
     while len(ahead) < room:
         proposal = study.propose()
         if proposal is None:
@@ -106,9 +120,20 @@ def _fill(
         ahead.append((proposal, pool.submit(prepare, proposal.schedule)))
 
 
-def _measured(proposal: Proposal, future: Future[float], measure: Measure, best_us: float | None) -> Outcome:
+def _next_ready(ahead: Ahead) -> int:
+    """The first whose compilation has ended: a slow one must not keep the device waiting for those behind it."""
+    wait([future for _, future in ahead], return_when=FIRST_COMPLETED)
+    return next(index for index, (_, future) in enumerate(ahead) if future.done())
+
+
+def _outcome(study: Study, proposal: Proposal, future: Future[Compiled], measure: Measure, prune: bool) -> Outcome:
     try:
-        compile_s = future.result()
+        compiled = future.result()
     except CompileError as error:
         return Outcome("compile", str(error)[-2000:])
-    return dataclasses.replace(measure(proposal.schedule, best_us), compile_s=round(compile_s, 3))
+    seconds = round(compiled.seconds, 3)
+    best = study.best
+    hopeless = why_hopeless(compiled.resources, best["resources"] if best else None) if prune else None
+    if hopeless is not None:
+        return Outcome("pruned", hopeless, resources=compiled.resources, compile_s=seconds)
+    return dataclasses.replace(measure(proposal.schedule, study.best_us), compile_s=seconds)

@@ -36,6 +36,7 @@ class TunedModule(torch.nn.Module):
         graph_class: GraphClass | str | None,
         schedule: Schedules | None,
         strict: bool | None,
+        deterministic: bool,
         device: torch.device | str | None,
         dtype: torch.dtype | None,
     ) -> None:
@@ -47,6 +48,7 @@ class TunedModule(torch.nn.Module):
             raise ProblemError(f"graph_class is {self.graph_class.text!r}; expected one of a {self.operation} product")
         self.schedule = schedule
         self.strict = strict
+        self.deterministic = deterministic
         self.irreps_in1 = o3.Irreps(problem.irreps_in1)
         self.irreps_in2 = o3.Irreps(problem.irreps_in2)
         self.irreps_out = o3.Irreps(problem.irreps_out)
@@ -77,12 +79,11 @@ class TunedModule(torch.nn.Module):
         self._operator: Operator | None = None
         self._met: tuple[torch.device, torch.dtype] | None = None
         self._tuning: dict[str, Tuning] = {}
-        self._by_destination = False
 
     def __getstate__(self) -> dict[str, Any]:
         # Loaded kernels belong to this process; a copy builds its own (from the compile cache) when it is called.
         state = dict(self.__dict__)
-        for name in ("_operators", "_operator", "_met", "_tuning", "_by_destination"):
+        for name in ("_operators", "_operator", "_met", "_tuning"):
             state.pop(name)
         return state
 
@@ -101,7 +102,9 @@ class TunedModule(torch.nn.Module):
                 found[direction] = Tuning(given[direction], "given", None, "given by the caller")
             else:
                 found[direction] = find_schedule(
-                    *(self.problem, self.operation, direction, name, self.layout, facts, self.graph_class), self.strict
+                    *(self.problem, self.operation, direction, name, self.layout, facts, self.graph_class),
+                    self.strict,
+                    deterministic=self.deterministic,
                 )
         return found
 
@@ -118,14 +121,11 @@ class TunedModule(torch.nn.Module):
                 dtype=dtype,
                 layout=self.layout,
                 device=device,
+                deterministic=self.deterministic,
             )
             self._operators[key] = (operator, tuning)
         self._operator, self._tuning = self._operators[key]
         self._met = key
-        # Whether some direction walks the edges by destination, and so needs their order.
-        self._by_destination = self.operation == "conv" and any(
-            schedule.fuse and schedule.accumulate == "registers" for schedule in self._operator.schedules.values()
-        )
         return self._operator
 
     def _operator_of(self, x: torch.Tensor) -> Operator:

@@ -10,6 +10,7 @@ sums over all edges, so for them all edges are taken. Rows outside the choice mu
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping
 
@@ -19,12 +20,19 @@ from e3nn import o3
 from autotune.workload import Tensors, Workload, make_tensors, relayout
 from kernelgen.direction import DIRECTIONS, Direction
 from kernelgen.errors import InputError
+from kernelgen.problem import TensorProductProblem
 
 TOLERANCE = {"float32": 1e-5, "float64": 1e-10}
 # Edges checked by default: a few seconds of e3nn's double backward in float64.
 MAX_EDGES = {"cpu": 768, "cuda": 12288}
 # Elements that one chunk of edges may have in its widest operand; e3nn holds some 20 times as much.
 CHUNK_ELEMENTS = {"cpu": 1 << 21, "cuda": 12 << 20}
+
+
+@functools.lru_cache(maxsize=4)
+def e3nn_product(problem: TensorProductProblem, dtype: torch.dtype, device: torch.device) -> o3.TensorProduct:
+    """e3nn's own product; generating its code takes seconds for many paths, so each graph of a problem shares it."""
+    return problem.reference().to(device=device, dtype=dtype)
 
 
 class Reference:
@@ -131,7 +139,7 @@ class Reference:
         shared = self.problem.shared_weights
         rows = {"x": senders, "y": self.edges, "w": None if shared else self.edges, "g": receivers}
         self._operands: dict[str, torch.Tensor] = {}
-        for name in (*names, "tx", "ty", "tw"):
+        for name in (*names, "tx", "ty", "tw", "tg"):
             taken = rows[name[-1]]
             tensor = getattr(tensors, name)
             self._operands[name] = tensor.clone() if taken is None else tensor[taken]
@@ -145,7 +153,7 @@ class Reference:
         return kept, place[kept]
 
     def _compute(self, direction: Direction) -> dict[str, torch.Tensor]:
-        self._product = self._product or self.problem.reference().to(self.device)
+        self._product = self._product or e3nn_product(self.problem, torch.float64, self.device)
         sizes = {"x": self._operands["x"].shape[0], "g": self._operands["g"].shape[0]}
         widths = {"x": self.problem.dim_in1, "g": self.problem.dim_out}
         sums = {
@@ -193,12 +201,12 @@ class Reference:
         if not direction.tangents:
             wanted = [held[slot] for slot in direction.outputs]
             return dict(zip(direction.outputs, torch.autograd.grad(value, wanted, g), strict=True))
-        first = torch.autograd.grad(value, [held[slot] for slot in direction.tangents], g, create_graph=True)
+        # The derivative with respect to g is the value itself, so that is what a tangent of g contracts.
+        slots = direction.tangents.replace("g", "")
+        gradients = torch.autograd.grad(value, [held[s] for s in slots], g, create_graph=True) if slots else ()
+        first = dict(zip(slots, gradients, strict=True)) | {"g": value}
         scalar = sum(
-            (
-                (self._gather("t" + slot, chunk) * gradient).sum()
-                for slot, gradient in zip(direction.tangents, first, strict=True)
-            ),
+            ((self._gather("t" + slot, chunk) * first[slot]).sum() for slot in direction.tangents),
             start=value.new_zeros(()),
         )
         wanted = [held[slot] for slot in direction.outputs]

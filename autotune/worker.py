@@ -8,12 +8,14 @@ reason as data, and the next job gets a fresh process.
 from __future__ import annotations
 
 import contextlib
+import gc
 import multiprocessing
 import os
 import signal
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
@@ -28,6 +30,11 @@ class Setting(Protocol):
     """What a worker keeps between jobs. Picklable; opened in the worker's process."""
 
     def open(self) -> Callable[[Any], Any]: ...
+
+
+@dataclass(frozen=True)
+class _Reopen:
+    setting: Setting
 
 
 class WorkerLost(WorkerError):
@@ -46,6 +53,8 @@ class Worker:
         self.setting = setting
         self.start_limit_s = start_limit_s
         self.starts = 0
+        # True from the start of a process until it has said that it is set up.
+        self._starting = False
         # True until the present process has answered a job: its first job fills caches and may take longer.
         self.fresh = True
         self._process: multiprocessing.process.BaseProcess | None = None
@@ -60,7 +69,7 @@ class Worker:
 
     def call(self, job: Any, limit_s: float) -> Any:
         """The answer to one job. Raises WorkerLost, or WorkerError if the set-up failed or the job raised."""
-        connection = self._connection or self._start()
+        connection = self._ready()
         try:
             connection.send(job)
         except (BrokenPipeError, ConnectionResetError):
@@ -80,21 +89,43 @@ class Worker:
             self._process.join()
             self._process.close()
         self._process = self._connection = None
-        self.fresh = True
+        self._starting, self.fresh = False, True
 
-    def _start(self) -> Connection:
-        context = multiprocessing.get_context("spawn")
-        self._connection, theirs = context.Pipe()
-        self._process = context.Process(target=_serve, args=(theirs, self.setting), daemon=True)
-        self._process.start()
-        theirs.close()
-        self.starts += 1
-        try:
-            self._receive(self._connection, self.start_limit_s)
-        except WorkerLost as lost:
-            # No schedule is to blame for this, so it must not be recorded as a trial's outcome.
-            raise WorkerError(f"a worker process could not be set up: {lost.reason}") from None
+    def launch(self) -> Connection:
+        """Start the process if there is none, without waiting: its set-up goes on beside the caller's own work."""
+        if self._connection is None:
+            context = multiprocessing.get_context("spawn")
+            self._connection, theirs = context.Pipe()
+            self._process = context.Process(target=_serve, args=(theirs, self.setting), daemon=True)
+            self._process.start()
+            theirs.close()
+            self.starts += 1
+            self._starting = self._busy = True
         return self._connection
+
+    def reopen(self, setting: Setting) -> None:
+        """Serve another setting from now on, in the same process if one lives: what its modules cached stays."""
+        self.setting = setting
+        if self._connection is None:
+            return
+        connection = self._ready()
+        try:
+            connection.send(_Reopen(setting))
+        except (BrokenPipeError, ConnectionResetError):
+            self.close()
+        else:
+            self._starting = self._busy = True
+
+    def _ready(self) -> Connection:
+        connection = self.launch()
+        if self._starting:
+            try:
+                self._receive(connection, self.start_limit_s)
+            except WorkerLost as lost:
+                # No schedule is to blame for this, so it must not be recorded as a trial's outcome.
+                raise WorkerError(f"a worker process could not be set up: {lost.reason}") from None
+            self._starting = False
+        return connection
 
     def _receive(self, connection: Connection, limit_s: float) -> Any:
         self._busy = True
@@ -142,7 +173,15 @@ def _serve(connection: Connection, setting: Setting) -> None:
         answer = setting.open()
         connection.send((False, None))
         while True:
-            connection.send((False, answer(connection.recv())))
+            job = connection.recv()
+            if isinstance(job, _Reopen):
+                # What the last setting held must be gone before the next one needs its room.
+                del answer
+                gc.collect()
+                answer = job.setting.open()
+                connection.send((False, None))
+            else:
+                connection.send((False, answer(job)))
     except EOFError:
         return
     except Exception as error:

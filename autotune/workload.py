@@ -19,11 +19,16 @@ from kernelgen.problem import TensorProductProblem, blocks_of
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 LAYOUTS = ("mul_ir", "ir_mul")
 INDEX_BYTES = 4
+# Problem, operation, direction, dtype, layout, graph class, deterministic: one entry each in a database.
+Identity = tuple[str, str, str, str, str, str, bool]
 
 
 @dataclass(frozen=True)
 class Workload:
-    """A problem on a graph, and the directions in which it is tuned; ``label`` is the problem's short name."""
+    """A problem on a graph, and the directions in which it is tuned; ``label`` is the problem's short name.
+
+    deterministic: only kernels whose results are bitwise equal from run to run.
+    """
 
     label: str
     problem: TensorProductProblem
@@ -32,6 +37,7 @@ class Workload:
     dtype: str = "float32"
     layout: str = "mul_ir"
     directions: tuple[str, ...] = tuple(DIRECTIONS)
+    deterministic: bool = False
 
     def __post_init__(self) -> None:
         for name, allowed in (("operation", OPERATIONS), ("dtype", tuple(DTYPES)), ("layout", LAYOUTS)):
@@ -40,18 +46,25 @@ class Workload:
         unknown = [direction for direction in self.directions if direction not in DIRECTIONS]
         if unknown or not self.directions or len(set(self.directions)) < len(self.directions):
             raise ConfigError(f"directions are {self.directions}; expected some of {tuple(DIRECTIONS)}, each once")
+        if not isinstance(self.deterministic, bool):
+            raise ConfigError(f"deterministic is {self.deterministic!r}; expected true or false")
 
     def graph_class(self) -> GraphClass:
         """The class of its graph (which is built if it was not yet)."""
         graph = build_graph(self.graph)
         return GraphClass.of(self.operation, graph.num_edges, graph.num_nodes)
 
+    def identity(self, direction: str) -> Identity:
+        """Of the database entry of one direction."""
+        kernel = (self.problem.key, self.operation, direction, self.dtype, self.layout)
+        return (*kernel, self.graph_class().text, self.deterministic)
+
 
 @dataclass(frozen=True, eq=False)
 class Tensors:
     """Operands, cotangent ``g`` and tangents of one workload, all contiguous and on one device.
 
-    Rows of x, tx and g are nodes for ``conv`` (``num_nodes``), edges for ``plain``, where sender and receiver are
+    Rows of x, tx, g and tg are nodes for ``conv`` (``num_nodes``), edges for ``plain``, where sender and receiver are
     None; y and ty have a row an edge, w and tw too unless the weights are shared (then they are one row, 1-d).
     """
 
@@ -62,6 +75,7 @@ class Tensors:
     tx: torch.Tensor
     ty: torch.Tensor
     tw: torch.Tensor
+    tg: torch.Tensor
     sender: torch.Tensor | None
     receiver: torch.Tensor | None
     num_nodes: int
@@ -69,10 +83,6 @@ class Tensors:
     @property
     def num_edges(self) -> int:
         return self.y.shape[0]
-
-    @property
-    def tangents(self) -> dict[str, torch.Tensor]:
-        return {"x": self.tx, "y": self.ty, "w": self.tw}
 
 
 def make_tensors(workload: Workload, device: torch.device | str, seed: int = 0, graph: Graph | None = None) -> Tensors:
@@ -89,9 +99,10 @@ def make_tensors(workload: Workload, device: torch.device | str, seed: int = 0, 
     weights = (problem.weight_numel,) if problem.shared_weights else (edges, problem.weight_numel)
     x, y, w, g = draw(rows, problem.dim_in1), draw(edges, problem.dim_in2), draw(*weights), draw(rows, problem.dim_out)
     tx, ty, tw = draw(rows, problem.dim_in1), draw(edges, problem.dim_in2), draw(*weights)
+    tg = draw(rows, problem.dim_out)
     sender = graph.sender.to(device) if conv else None
     receiver = graph.receiver.to(device) if conv else None
-    return Tensors(x, y, w, g, tx, ty, tw, sender, receiver, rows)
+    return Tensors(x, y, w, g, tx, ty, tw, tg, sender, receiver, rows)
 
 
 def compulsory_bytes(workload: Workload, direction: Direction | str, num_edges: int, num_nodes: int) -> int:

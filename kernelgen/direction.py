@@ -2,8 +2,9 @@
 
 A kernel sums *monomials* of the form. Forward and backward use the single monomial F(x, y, w, g). Double backward
 differentiates ``<tx, dF/dx> + <ty, dF/dy> + <tw, dF/dw>``, which is F(tx,y,w,g) + F(x,ty,w,g) + F(x,y,tw,g): the
-tangents are the cotangents of the three first gradients. An output ``o`` is the sum of the derivatives with
-respect to slot ``o`` of every monomial whose slot ``o`` holds the primal operand.
+tangents are the cotangents of the three first gradients. A tangent of g is the cotangent of the value itself: with
+it, one kernel serves a loss on the value and on first gradients together (``joint_backward``). An output ``o`` is the
+sum of the derivatives with respect to slot ``o`` of every monomial whose slot ``o`` holds the primal operand.
 """
 
 from __future__ import annotations
@@ -13,23 +14,27 @@ from dataclasses import dataclass
 
 from kernelgen.errors import ProblemError
 
-SLOTS = "xyw"
+SLOTS = "xywg"
+# Every buffer that a kernel may read, in the order of its arguments.
+OPERANDS = tuple(prefix + slot for slot in SLOTS for prefix in ("", "t"))
 
 
 @dataclass(frozen=True)
 class Monomial:
-    """One term F(x, y, w, g): the names of the buffers that stand in its first three slots (``x`` or ``tx``, ...)."""
+    """One term F(x, y, w, g): the names of the buffers that stand in its slots (``x`` or ``tx``, ...)."""
 
     x: str
     y: str
     w: str
+    g: str
 
 
 @dataclass(frozen=True)
 class Direction:
-    """``tangents``: which of x, y, w come with a tangent; ``outputs``: which of x, y, w, g get a gradient.
+    """``tangents``: which slots come with a tangent; ``outputs``: which get a gradient.
 
-    The gradient with respect to g is the forward value. Both are strings in the order ``xywg``.
+    The gradient with respect to g is the forward value. Both are strings in the order ``xywg``. ``name`` says which
+    schedule a kernel takes.
     """
 
     name: str
@@ -37,38 +42,34 @@ class Direction:
     outputs: str
 
     def __post_init__(self) -> None:
-        for text, allowed in ((self.tangents, "xyw"), (self.outputs, "xywg")):
-            if text != "".join(slot for slot in allowed if slot in text) or (text is self.outputs and not text):
-                raise ProblemError(f"direction {self}: {text!r} is not an ordered choice from {allowed!r}")
+        for text in (self.tangents, self.outputs):
+            if text != "".join(slot for slot in SLOTS if slot in text) or (text is self.outputs and not text):
+                raise ProblemError(f"direction {self}: {text!r} is not an ordered choice from {SLOTS!r}")
 
-    @property
+    @functools.cached_property
     def monomials(self) -> tuple[Monomial, ...]:
         if not self.tangents:
-            return (Monomial("x", "y", "w"),)
+            return (Monomial(*SLOTS),)
         return tuple(
             Monomial(*("t" + slot if slot == tangent else slot for slot in SLOTS)) for tangent in self.tangents
         )
 
-    @property
+    @functools.cached_property
     def live_outputs(self) -> str:
         """Outputs that some monomial reaches; the others are identically zero."""
         return "".join(
-            slot
-            for slot in self.outputs
-            if slot == "g" or any(getattr(monomial, slot) == slot for monomial in self.monomials)
+            slot for slot in self.outputs if any(getattr(monomial, slot) == slot for monomial in self.monomials)
         )
 
-    @property
+    @functools.cached_property
     def operands(self) -> tuple[str, ...]:
-        """Buffers that the kernel reads, in the order x tx y ty w tw g."""
+        """Buffers that the kernel reads, in the order of :data:`OPERANDS`."""
         needed: set[str] = set()
         for monomial in self.monomials:
             for out in self.live_outputs:
-                if out == "g":
-                    needed |= {monomial.x, monomial.y, monomial.w}
-                elif getattr(monomial, out) == out:
-                    needed |= {getattr(monomial, slot) for slot in SLOTS if slot != out} | {"g"}
-        return tuple(name for name in ("x", "tx", "y", "ty", "w", "tw", "g") if name in needed)
+                if getattr(monomial, out) == out:
+                    needed |= {getattr(monomial, slot) for slot in SLOTS if slot != out}
+        return tuple(name for name in OPERANDS if name in needed)
 
     @property
     def text(self) -> str:
@@ -83,14 +84,35 @@ def forward() -> Direction:
 
 @functools.cache
 def backward(outputs: str = "xyw") -> Direction:
-    """Gradients with respect to ``outputs`` given the output's cotangent g."""
-    return Direction("backward", "", outputs)
+    """Gradients with respect to ``outputs`` given the output's cotangent g; forces need that of y alone."""
+    return Direction({"x": "source_backward", "y": "edge_backward"}.get(outputs, "backward"), "", outputs)
 
 
 @functools.cache
 def double_backward(tangents: str = "xyw", outputs: str = "xywg") -> Direction:
-    """Gradients of the first gradients, given the cotangents (``tangents``) of those that have one."""
-    return Direction("double_backward", tangents, outputs)
+    """Gradients of the first gradients, given the cotangents (``tangents``) of those that have one.
+
+    With ``g`` among the tangents the value is differentiated too, its cotangent being that tangent.
+    """
+    return Direction("joint_backward" if "g" in tangents else "double_backward", tangents, outputs)
 
 
-DIRECTIONS = {"forward": forward(), "backward": backward(), "double_backward": double_backward()}
+DIRECTIONS = {
+    direction.name: direction
+    for direction in (
+        *(forward(), backward(), backward("x"), backward("y")),
+        *(double_backward(), double_backward("yg", "xyw")),
+    )
+}
+
+
+@functools.cache
+def fixed_order_parts(direction: Direction) -> tuple[Direction, ...]:
+    """What a deterministic convolution runs for a direction: gradients of x by sender, all others by receiver."""
+    others = direction.live_outputs.replace("x", "")
+    if "x" not in direction.live_outputs or not others:
+        return (direction,)
+    return (
+        Direction("source_backward", direction.tangents, "x"),
+        Direction(direction.name, direction.tangents, others),
+    )

@@ -2,7 +2,7 @@
 
 Enters a :class:`Plan`, leaves the complete source text and its launch geometry. What never changes is in
 ``include/device.cuh``; the arithmetic of a path is in ``kernelgen.body``, the function of a path group in
-``kernelgen.cuda_group``. A run of edges is a destination's edges
+``kernelgen.cuda_group``. A run of edges is a node's edges
 (``registers``) or a fixed number of edges (``atomics``, and ``plain`` where every edge is its own source and
 destination). A unit is a team's share of a run: one path group and ``lanes x channels_per_thread`` of its channels.
 """
@@ -12,7 +12,8 @@ from __future__ import annotations
 import functools
 from importlib import resources
 
-from kernelgen.cuda_group import Facts, GroupEmitter
+from kernelgen.cuda_group import GroupEmitter
+from kernelgen.cuda_memory import Facts
 from kernelgen.plan import BUFFERS, Plan, stage_stride
 from kernelgen.schedule import CudaSchedule
 from kernelgen.source import ENTRY, Source
@@ -29,11 +30,12 @@ def emit_cuda(plan: Plan) -> Source:
     return Source(_Kernel(plan).text(), "cuda")
 
 
-def launch_geometry(plan: Plan, num_edges: int, num_out: int) -> tuple[int, int, int]:
+def launch_geometry(plan: Plan, num_edges: int, num_in: int, num_out: int) -> tuple[int, int, int]:
     """Blocks, threads a block, and dynamic shared memory in bytes."""
     schedule = plan.spec.schedule
     assert isinstance(schedule, CudaSchedule)
-    runs = num_out if plan.owns_destination else -(-num_edges // schedule.edges_per_chunk)
+    owned = {"receiver": num_out, "sender": num_in}
+    runs = owned[plan.owner] if plan.owner else -(-num_edges // schedule.edges_per_chunk)
     runs_per_block = schedule.block_size // schedule.lanes // schedule.warps_per_edge
     unit_blocks = -(-plan.units // schedule.warps_per_edge)
     return unit_blocks * -(-runs // runs_per_block), schedule.block_size, plan.shared_bytes
@@ -97,9 +99,10 @@ class _Kernel:
             f"    const int run = blockIdx.x / {unit_blocks} * {teams // schedule.warps_per_edge}"
             f" + team_index / {schedule.warps_per_edge};",
         ]
-        if self.facts.owns:
+        if plan.owner:
+            nodes = "num_out" if plan.owner == "receiver" else "num_in"
             lines += [
-                f"    if (unit >= {plan.units} || run >= num_out) return;",
+                f"    if (unit >= {plan.units} || run >= {nodes}) return;",
                 "    const int begin = b.row_ptr[run], end = b.row_ptr[run + 1];",
             ]
         else:
@@ -119,7 +122,7 @@ class _Kernel:
         for number, group in enumerate(plan.groups):
             tiles = plan.tiles(group)
             head = "    if" if number == 0 else "    else if"
-            call = f"group_{number}(b, team, unit - {first}, run, begin, end, stage)"
+            call = f"group_{number}(b, team, unit, run, begin, end, stage)"
             lines.append(f"{head} (unit < {first + tiles}) {call};")
             first += tiles
         return "\n".join([*lines, "}", ""])

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from kernelgen.body import PathBody, path_body
+from kernelgen.direction import OPERANDS
 from kernelgen.plan import BUFFERS, Group, Plan
 from kernelgen.problem import Block
 from kernelgen.schedule import HostSchedule
@@ -104,10 +105,11 @@ class _HostEmitter:
         yield f"static constexpr int block = {self.block}, edges_per_chunk = {schedule.edges_per_chunk};"
         flags = {
             "conv": spec.operation == "conv",
-            "owns_destination": self.plan.owns_destination,
+            "owns_receiver": self.plan.owner == "receiver",
+            "owns_sender": self.plan.owner == "sender",
             "mul_ir": spec.layout == "mul_ir",
             "shared_weights": problem.shared_weights,
-            **{f"reads_{name}": name in direction.operands for name in BUFFERS[:7]},
+            **{f"reads_{name}": name in direction.operands for name in OPERANDS},
             **{f"writes_{slot}": slot in direction.live_outputs for slot in "xywg"},
         }
         for name, value in flags.items():
@@ -183,7 +185,7 @@ class _HostEmitter:
                 if name in reads
             )
         gradients = _components("ox", in1, block.dim) if "x" in self.direction.live_outputs else []
-        yield from _indented(self._start("out_x", gradients, block, fresh=True))
+        yield from _indented(self._start("out_x", gradients, block, fresh=self.plan.owner != "sender"))
         for term, body in pairs:
             yield from _indented(self._path(term, body))
         yield from _indented(self._finish("out_x", gradients, block))
@@ -200,11 +202,12 @@ class _HostEmitter:
                 row = f"edge.{name.rstrip('0123456789')} + {path.weight_offset} + u"
                 value = f"load<V>({row})" if problem.shared_weights else f"load_ahead<V>({row}, edge.ahead)"
                 yield f"{INDENT}const V {name} = {value};"
-        yield from _indented(
-            self._load("g", name, out, m)
-            for m, name in enumerate(_components("g", path.out, out.dim))
-            if name in body.reads
-        )
+        for stem in ("g", "tg"):
+            yield from _indented(
+                self._load(stem, name, out, m)
+                for m, name in enumerate(_components(stem, path.out, out.dim))
+                if name in body.reads
+            )
         sums = _components("og", path.out, out.dim) if "g" in self.direction.live_outputs else []
         yield from _indented(self._start("out_g", sums, out, fresh=self.spec.operation == "plain"))
         weight = f"ow{path.index}"

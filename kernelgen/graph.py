@@ -17,31 +17,55 @@ class EdgeOrder(NamedTuple):
     """Row i of destination d is edge ``perm[i]`` (or i itself where perm is None), row_ptr[d] <= i < row_ptr[d+1].
 
     row_ptr: int32 [num_out + 1]. perm: int32 [num_edges], or None where the edges are already in destination order.
+    sender_ptr, sender_perm: the same by sender, [num_in + 1] and [num_edges]. A pointer that no kernel needs may be
+    None.
     """
 
-    row_ptr: Tensor
+    row_ptr: Tensor | None
     perm: Tensor | None
+    sender_ptr: Tensor | None = None
+    sender_perm: Tensor | None = None
 
 
-def edge_order(receiver: Tensor, num_out: int, *, is_sorted: bool = False) -> EdgeOrder:
+NO_ORDER = EdgeOrder(None, None)
+
+
+def edge_order(
+    receiver: Tensor,
+    num_out: int,
+    *,
+    is_sorted: bool = False,
+    sender: Tensor | None = None,
+    num_in: int | None = None,
+) -> EdgeOrder:
     """The order of edges by ``receiver`` [num_edges]; edges of one destination keep their own order.
 
     ``is_sorted`` promises that ``receiver`` does not decrease: then no permutation is made. A false promise gives
-    wrong sums.
+    wrong sums. With ``sender`` [num_edges] (indices below ``num_in``, by default num_out) the order by sender is made
+    too.
     """
-    if receiver.dim() != 1 or receiver.dtype not in (torch.int32, torch.int64):
-        raise InputError(
-            f"receiver is {receiver.dtype} {tuple(receiver.shape)}; expected int32 or int64 of shape [num_edges]"
-        )
-    if num_out < 0:
-        raise InputError(f"num_out is {num_out}; expected the number of destinations, at least 0")
+    row_ptr, perm = _order("receiver", receiver, num_out, is_sorted)
+    if sender is None:
+        return EdgeOrder(row_ptr, perm)
+    return EdgeOrder(row_ptr, perm, *_order("sender", sender, num_out if num_in is None else num_in, False))
+
+
+def sender_order(sender: Tensor, num_in: int) -> tuple[Tensor, Tensor | None]:
+    """Row pointer and permutation by sender."""
+    return _order("sender", sender, num_in, False)
+
+
+def _order(name: str, nodes: Tensor, count: int, is_sorted: bool) -> tuple[Tensor, Tensor | None]:
+    if nodes.dim() != 1 or nodes.dtype not in (torch.int32, torch.int64):
+        raise InputError(f"{name} is {nodes.dtype} {tuple(nodes.shape)}; expected int32 or int64 of shape [num_edges]")
+    if count < 0:
+        raise InputError(f"num_out is {count}; expected the number of destinations, at least 0")
     perm = None
     if not is_sorted:
-        receiver, order = torch.sort(receiver, stable=True)
+        nodes, order = torch.sort(nodes, stable=True)
         perm = order.to(torch.int32)
-    nodes = torch.arange(num_out + 1, dtype=receiver.dtype, device=receiver.device)
-    row_ptr = torch.searchsorted(receiver.contiguous(), nodes, out_int32=True)
-    return EdgeOrder(row_ptr, perm)
+    bounds = torch.arange(count + 1, dtype=nodes.dtype, device=nodes.device)
+    return torch.searchsorted(nodes.contiguous(), bounds, out_int32=True), perm
 
 
 def is_in_order(receiver: Tensor) -> bool:

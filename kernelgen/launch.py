@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import struct
+import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -26,10 +28,12 @@ from kernelgen.source import Source
 
 # Dynamic shared memory above this has to be asked for, kernel by kernel.
 _SHARED_WITHOUT_ASKING = 48 * 1024
+_INVALID_CONTEXT = 201
 # Weights (edges x paths x channels) that are worth waking another thread for: about 10 us of work.
 _WEIGHTS_PER_THREAD = 8192
 
-Pointers = Sequence[Tensor | None]
+# Addresses in the order of plan.BUFFERS (0: none), then num_edges, num_in, num_out and the device's number.
+Run = Callable[[Sequence[int], int, int, int, int], None]
 
 
 class Kernel:
@@ -41,17 +45,19 @@ class Kernel:
         self.binary = binary
         self.resources = binary.resources
         self._lock = threading.Lock()
-        self._run: Callable[[Pointers, int, int, int], None] | None = None
+        self._run: Run | None = None
 
     def launch(self, buffers: Mapping[str, Tensor], num_edges: int, num_in: int, num_out: int) -> None:
         """Run on ``buffers``, keyed by the names of ``plan.BUFFERS``; those left out are null."""
-        self.run([buffers.get(name) for name in BUFFERS], num_edges, num_in, num_out)
+        device = next(iter(buffers.values())).get_device()
+        pointers = [buffers[name].data_ptr() if name in buffers else 0 for name in BUFFERS]
+        self.run(pointers, num_edges, num_in, num_out, device)
 
-    def run(self, tensors: Pointers, num_edges: int, num_in: int, num_out: int) -> None:
-        """Run on tensors in the order of ``plan.BUFFERS``: contiguous, 16-byte aligned, on the device compiled for."""
-        (self._run or self._load())(tensors, num_edges, num_in, num_out)
+    def run(self, pointers: Sequence[int], num_edges: int, num_in: int, num_out: int, device: int) -> None:
+        """Run on addresses in the order of ``plan.BUFFERS`` (0: none), 16-byte aligned, of contiguous tensors."""
+        (self._run or self._load())(pointers, num_edges, num_in, num_out, device)
 
-    def _load(self) -> Callable[[Pointers, int, int, int], None]:
+    def _load(self) -> Run:
         with self._lock:
             if self._run is None:
                 load = _load_cuda if self.plan.spec.facts.backend == "cuda" else _load_host
@@ -67,7 +73,7 @@ def load_kernel(spec: Spec) -> Kernel:
     return Kernel(plan, source, compile_source(source, spec.facts))
 
 
-def _load_host(plan: Plan, binary: Binary, entry: str) -> Callable[[Pointers, int, int, int], None]:
+def _load_host(plan: Plan, binary: Binary, entry: str) -> Run:
     try:
         function = getattr(ctypes.CDLL(str(binary.path)), entry)
     except (OSError, AttributeError) as error:
@@ -79,15 +85,14 @@ def _load_host(plan: Plan, binary: Binary, entry: str) -> Callable[[Pointers, in
     fixed_threads = schedule.threads
     edges_per_thread = max(1, _WEIGHTS_PER_THREAD // max(1, plan.spec.problem.weight_numel))
 
-    def run(tensors: Pointers, num_edges: int, num_in: int, num_out: int) -> None:
-        pointers = [None if tensor is None else tensor.data_ptr() for tensor in tensors]
+    def run(pointers: Sequence[int], num_edges: int, num_in: int, num_out: int, device: int) -> None:
         threads = fixed_threads or min(torch.get_num_threads(), 1 + num_edges // edges_per_thread)
         function(*pointers, num_edges, num_in, num_out, threads)
 
     return run
 
 
-def _load_cuda(plan: Plan, binary: Binary, entry: str) -> Callable[[Pointers, int, int, int], None]:
+def _load_cuda(plan: Plan, binary: Binary, entry: str) -> Run:
     try:
         from cuda.core import ObjectCode
     except ImportError as error:
@@ -99,65 +104,85 @@ def _load_cuda(plan: Plan, binary: Binary, entry: str) -> Callable[[Pointers, in
     return _CudaRun(plan, kernel)
 
 
+class _Arguments(threading.local):
+    """One thread's packed kernel arguments, and the list by which the driver finds them.
+
+    Every argument has 8 bytes, so they can be handed over as one block: the driver's ``extra`` launch parameters.
+    """
+
+    def __init__(self) -> None:
+        self.packer = struct.Struct(f"<{len(BUFFERS) + 3}Q")
+        self.block = ctypes.create_string_buffer(self.packer.size)
+        self.size = ctypes.c_size_t(self.packer.size)
+        # CU_LAUNCH_PARAM_BUFFER_POINTER, the block, CU_LAUNCH_PARAM_BUFFER_SIZE, its size, CU_LAUNCH_PARAM_END
+        self.extra = (ctypes.c_void_p * 5)(1, ctypes.addressof(self.block), 2, ctypes.addressof(self.size), 0)
+
+
+_arguments = _Arguments()
+
+
+@functools.cache
+def _launch_function() -> Any:
+    """``cuLaunchKernel`` of the driver, called directly: a third of the host's time of the bindings' launch."""
+    names = ("nvcuda.dll",) if sys.platform == "win32" else ("libcuda.so.1", "libcuda.so")
+    for name in names:
+        try:
+            function = ctypes.CDLL(name).cuLaunchKernel
+            break
+        except OSError:
+            continue
+    else:
+        raise ToolMissingError(f"the CUDA driver ({names[0]}) cannot be loaded; install the NVIDIA driver")
+    function.argtypes = [ctypes.c_void_p, *[ctypes.c_uint] * 7, *[ctypes.c_void_p] * 3]
+    function.restype = ctypes.c_int
+    return function
+
+
 class _CudaRun:
-    """Launches one CUDA kernel on torch's current stream of the tensors' device."""
+    """Launches one CUDA kernel on torch's current stream of a device."""
 
     def __init__(self, plan: Plan, kernel: Any) -> None:
-        from cuda.core import launch
-
         self._plan = plan
-        self._kernel = kernel
-        self._launch = launch
-        self._configs: dict[tuple[int, int], Any] = {}
-        self._prepared: dict[int, int] = {}
+        self._kernel = kernel  # keeps the module loaded
+        self._handle = int(kernel.handle)
+        self._launch = _launch_function()
+        self._allowed: set[int] = set()
 
-    def __call__(self, tensors: Pointers, num_edges: int, num_in: int, num_out: int) -> None:
-        pointers = [0 if tensor is None else tensor.data_ptr() for tensor in tensors]
-        device = next(tensor for tensor in tensors if tensor is not None).get_device()
-        config = self._configs.get((num_edges, num_out)) or self._configure(num_edges, num_out)
-        if torch.cuda.current_device() != device:
+    def __call__(self, pointers: Sequence[int], num_edges: int, num_in: int, num_out: int, device: int) -> None:
+        if torch._C._cuda_getDevice() != device:
             with torch.cuda.device(device):
-                self._start(device, config, pointers, num_edges, num_in, num_out)
-        else:
-            self._start(device, config, pointers, num_edges, num_in, num_out)
-
-    def _start(self, device: int, config: Any, pointers: list[int], *sizes: int) -> None:
-        if self._prepared.get(device, 0) < config.shmem_size:
-            self._allow_shared(device, config.shmem_size)
-        stream = _stream(torch._C._cuda_getCurrentRawStream(device))
-        try:
-            # Python integers reach the kernel as 64-bit values: pointers and sizes alike.
-            self._launch(stream, config, self._kernel, *pointers, *sizes)
-        except Exception as error:
+                return self(pointers, num_edges, num_in, num_out, device)
+        grid, block, shared = launch_geometry(self._plan, num_edges, num_in, num_out)
+        if shared > _SHARED_WITHOUT_ASKING and device not in self._allowed:
+            self._allow_shared(device, shared)
+        packed = _arguments
+        packed.packer.pack_into(packed.block, 0, *pointers, num_edges, num_in, num_out)
+        stream = torch._C._cuda_getCurrentRawStream(device)
+        launch = (self._handle, grid, 1, 1, block, 1, 1, shared, stream, None, packed.extra)
+        status = self._launch(*launch)
+        if status == _INVALID_CONTEXT:  # the first CUDA call of this thread: torch makes its context current
+            torch.cuda.set_device(device)
+            status = self._launch(*launch)
+        if status != 0:
             raise LaunchError(
-                f"launch of {self._plan.spec.direction.text} failed on cuda:{device} with grid {config.grid}, "
-                f"block {config.block}, {config.shmem_size} bytes of shared memory: {error}"
-            ) from error
-
-    def _configure(self, num_edges: int, num_out: int) -> Any:
-        from cuda.core import LaunchConfig
-
-        grid, block, shared = launch_geometry(self._plan, num_edges, num_out)
-        if len(self._configs) > 256:  # graphs of ever-changing size would grow it for good
-            self._configs.clear()
-        config = LaunchConfig(grid=grid, block=block, shmem_size=shared)
-        self._configs[(num_edges, num_out)] = config
-        return config
+                f"launch of {self._plan.spec.direction.text} failed on cuda:{device} with grid {grid}, "
+                f"block {block}, {shared} bytes of shared memory: {_driver_error(status)}"
+            )
 
     def _allow_shared(self, device: int, shared: int) -> None:
-        if shared > _SHARED_WITHOUT_ASKING:
-            from cuda.bindings import driver
+        from cuda.bindings import driver
 
-            attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-            (status,) = driver.cuKernelSetAttribute(attribute, shared, self._kernel.handle, driver.CUdevice(device))
-            if int(status) != 0:
-                raise LaunchError(f"{shared} bytes of shared memory a block: refused on cuda:{device}, {status.name}")
-        self._prepared[device] = shared
+        attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+        (status,) = driver.cuKernelSetAttribute(attribute, shared, self._kernel.handle, driver.CUdevice(device))
+        if int(status) != 0:
+            raise LaunchError(f"{shared} bytes of shared memory a block: refused on cuda:{device}, {status.name}")
+        self._allowed.add(device)
 
 
-@functools.lru_cache(maxsize=1024)
-def _stream(handle: int) -> Any:
-    """cuda.core's wrapper of a torch stream; torch's default stream (null) is CUDA's legacy default stream."""
-    from cuda.core import LEGACY_DEFAULT_STREAM, Stream
+def _driver_error(status: int) -> str:
+    from cuda.bindings import driver
 
-    return Stream.from_handle(handle) if handle else LEGACY_DEFAULT_STREAM
+    try:
+        return driver.CUresult(status).name
+    except ValueError:
+        return f"CUDA driver error {status}"

@@ -14,16 +14,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kernelgen.autograd import Edges, product
 from kernelgen.device import device_facts
-from kernelgen.direction import DIRECTIONS, Direction, backward, double_backward, forward
+from kernelgen.direction import DIRECTIONS, Direction, backward, double_backward, fixed_order_parts, forward
 from kernelgen.emit import emit
 from kernelgen.errors import InputError, ProblemError, ScheduleError
-from kernelgen.graph import EdgeOrder, edge_order, is_in_order
+from kernelgen.graph import NO_ORDER, EdgeOrder, edge_order, is_in_order, sender_order
 from kernelgen.launch import load_kernel
-from kernelgen.library import OPERATORS, resolve, tp_forward
+from kernelgen.library import OPERATORS, resolve
 from kernelgen.plan import Spec, default_schedule, make_plan
 from kernelgen.problem import TensorProductProblem
-from kernelgen.runner import Checks, Graph, Operands, Runner
+from kernelgen.runner import Checks, Graph, Operands, Runner, SplitRunner
 from kernelgen.schedule import SCHEDULES, Schedule, schedule_from_dict
 
 DTYPES = {torch.float32: "float32", torch.float64: "float64"}
@@ -38,6 +39,7 @@ def build(
     dtype: torch.dtype = torch.float32,
     layout: str = "mul_ir",
     device: torch.device | str = "cpu",
+    deterministic: bool = False,
 ) -> Operator:
     """The operator of a tensor product.
 
@@ -47,8 +49,10 @@ def build(
 
     schedule: one for every direction, or by direction name; directions without one get the default schedule.
     operation: ``conv`` (gather by sender, product, sum by receiver) or ``plain`` (edge by edge).
+    deterministic: every result is bitwise equal from run to run: sums in a fixed order, at a price in time. Gradients
+    of x then come from a kernel of their own that walks the edges by sender (schedule ``source_backward``).
     """
-    operator = Operator(problem, schedule, operation, dtype, layout, torch.device(device))
+    operator = Operator(problem, schedule, operation, dtype, layout, torch.device(device), deterministic)
     registered = OPERATORS.setdefault(operator.text, operator)
     return registered if registered.device == operator.device else operator
 
@@ -63,6 +67,7 @@ def rebuild(text: str) -> Operator:
         dtype=getattr(torch, data["dtype"]),
         layout=data["layout"],
         device=data["device"],
+        deterministic=data["deterministic"],
     )
 
 
@@ -81,6 +86,7 @@ class Operator:
         dtype: torch.dtype,
         layout: str,
         device: torch.device,
+        deterministic: bool,
     ) -> None:
         if dtype not in DTYPES:
             raise InputError(f"dtype is {dtype}; expected torch.float32 or torch.float64")
@@ -89,6 +95,8 @@ class Operator:
         self.dtype = dtype
         self.layout = layout
         self.device = device
+        self.deterministic = deterministic
+        self.is_conv = operation == "conv"
         self.schedules = self._complete(schedule)
         self.text = json.dumps(
             {
@@ -97,20 +105,21 @@ class Operator:
                 "dtype": DTYPES[dtype],
                 "layout": layout,
                 "device": device.type,
+                "deterministic": deterministic,
                 "schedules": {name: schedule.to_dict() for name, schedule in self.schedules.items()},
             },
             sort_keys=True,
         )
-        self.is_conv = operation == "conv"
         self.shared_weights = problem.shared_weights
         self._checks = Checks(problem, operation, dtype, device.type)
-        self._runners: dict[tuple[Direction, torch.dtype | None, int], Runner] = {}
-        # Whether a direction walks the edges by destination, and so needs an EdgeOrder.
-        self._ordered = {
-            name: self.is_conv and schedule.fuse and schedule.accumulate == "registers" and bool(problem.paths)
-            for name, schedule in self.schedules.items()
+        self._runners: dict[tuple[Direction, torch.dtype | None, int], Runner | SplitRunner] = {}
+        # Which ends of the edges own them in some direction, and so need an order of the edges.
+        owners = {
+            schedule.order
+            for schedule in self.schedules.values()
+            if self.is_conv and schedule.fuse and schedule.accumulate == "registers" and problem.paths
         }
-        self._ordered_with_grad = any(self._ordered.values())
+        self.by_receiver, self.by_sender = "receiver" in owners, "sender" in owners
 
     def forward(
         self,
@@ -131,11 +140,9 @@ class Operator:
         w = self._one_row(w)
         if num_out is None:
             num_out = x.shape[0]  # len(x) would fix the size of an exported graph
-        ordered = self._ordered_with_grad if torch.is_grad_enabled() else self._ordered["forward"]
-        if order is None and ordered and receiver is not None:
-            order = self._order(receiver, num_out)
-        row_ptr, perm = (None, None) if order is None else order
-        return tp_forward(x, y, w, sender, receiver, row_ptr, perm, num_out, self.text)
+        if order is None and self.is_conv and sender is not None and receiver is not None:
+            order = self.order(sender, receiver, x.shape[0], num_out)
+        return product(x, y, w, Edges(sender, receiver, num_out, order or NO_ORDER), self)
 
     __call__ = forward
 
@@ -152,7 +159,7 @@ class Operator:
         poison: bool = False,
     ) -> Tensor:
         """The product without autograd. ``poison`` fills what the kernel must overwrite with NaN first."""
-        operands = (x, None, y, None, self._one_row(w), None, None)
+        operands = (x, None, y, None, self._one_row(w), None, None, None)
         return self.run(forward(), operands, sender, receiver, num_out, order, poison)["g"]
 
     def run_backward(
@@ -170,7 +177,7 @@ class Operator:
         poison: bool = False,
     ) -> dict[str, Tensor]:
         """First gradients with respect to ``outputs``, given the result's cotangent g; keyed by slot."""
-        operands = (x, None, y, None, self._one_row(w), None, g)
+        operands = (x, None, y, None, self._one_row(w), None, g, None)
         return self.run(
             backward(outputs), operands, sender, receiver, g.shape[0] if num_out is None else num_out, order, poison
         )
@@ -190,15 +197,40 @@ class Operator:
         outputs: str = "xywg",
         poison: bool = False,
     ) -> dict[str, Tensor]:
-        """Gradients of ``sum over slots of <tangents[slot], first gradient>``; keyed by slot."""
-        if not tangents or not set(tangents) <= set("xyw"):
-            raise InputError(f"tangents are {sorted(tangents)}; expected at least one of 'x', 'y' and 'w'")
-        direction = double_backward("".join(slot for slot in "xyw" if slot in tangents), outputs)
+        """Gradients of ``sum over slots of <tangents[slot], first gradient>``; keyed by slot.
+
+        A tangent of ``g`` is the cotangent of the value: its first gradients (those of x, y and w) are added.
+        """
+        if not tangents or not set(tangents) <= set("xywg"):
+            raise InputError(f"tangents are {sorted(tangents)}; expected at least one of 'x', 'y', 'w' and 'g'")
+        direction = double_backward("".join(slot for slot in "xywg" if slot in tangents), outputs)
         tw = tangents.get("w")
         tw = tw if tw is None else self._one_row(tw)
-        operands = (x, tangents.get("x"), y, tangents.get("y"), self._one_row(w), tw, g)
+        operands = (x, tangents.get("x"), y, tangents.get("y"), self._one_row(w), tw, g, tangents.get("g"))
         return self.run(
             direction, operands, sender, receiver, g.shape[0] if num_out is None else num_out, order, poison
+        )
+
+    def run_joint_backward(
+        self,
+        x: Tensor,
+        y: Tensor,
+        w: Tensor,
+        g: Tensor,
+        ty: Tensor,
+        tg: Tensor,
+        sender: Tensor | None = None,
+        receiver: Tensor | None = None,
+        num_out: int | None = None,
+        order: EdgeOrder | None = None,
+        *,
+        outputs: str = "xyw",
+        poison: bool = False,
+    ) -> dict[str, Tensor]:
+        """Gradients of ``<ty, dF/dy> + <tg, value>``: a loss on forces (edge gradients for cotangent g) and values."""
+        tangents = {"y": ty, "g": tg}
+        return self.run_double_backward(
+            x, y, w, g, tangents, sender, receiver, num_out, order, outputs=outputs, poison=poison
         )
 
     def run(
@@ -223,17 +255,38 @@ class Operator:
             num_out = num_in
         elif num_out < 0:
             raise InputError(f"num_out is {num_out}; expected the number of destinations, at least 0")
-        graph = Graph(sender, receiver, order, num_edges, num_in, num_out)
-        checks = self._checks
-        shapes = checks.shapes(graph)
-        operands = checks.operands(operands, shapes)
-        graph = checks.indices(graph, x.device)
-        runner = self._runner(direction, None if sender is None else sender.dtype, x)
-        if runner.owns_destination and num_edges:
-            assert graph.receiver is not None
-            made = self._order(graph.receiver, num_out) if order is None else checks.order(order, graph, x.device)
-            graph = graph._replace(order=made)
-        return runner(operands, graph, shapes, poison)
+        graph = self._checks.indices(Graph(sender, receiver, order, num_edges, num_in, num_out), x.device)
+        key = (direction, None if sender is None else sender.dtype, x.get_device())
+        runner = self._runners.get(key)
+        if runner is None:
+            runner = self._runners[key] = self._runner(direction, key[1] or torch.int64, x.device)
+        if runner.owner and num_edges:
+            graph = graph._replace(order=self._order_for(runner.owner, graph, x.device))
+        return runner(operands, graph, poison)
+
+    def order(self, sender: Tensor, receiver: Tensor, num_in: int, num_out: int, is_sorted: bool = False) -> EdgeOrder:
+        """What the kernels of this operator need to know of a graph; keep it for as long as the graph stays.
+
+        ``is_sorted`` promises that ``receiver`` does not decrease.
+        """
+        by_sender = sender_order(sender, num_in) if self.by_sender else (None, None)
+        if not self.by_receiver:
+            return EdgeOrder(None, None, *by_sender)
+        # Whether edges come sorted is worth a look where the answer is at hand: on the CPU, outside of tracing.
+        looked_at = type(receiver) is Tensor and receiver.device.type == "cpu" and not torch.compiler.is_compiling()
+        is_sorted = is_sorted or (looked_at and is_in_order(receiver))
+        return EdgeOrder(*edge_order(receiver, num_out, is_sorted=is_sorted)[:2], *by_sender)
+
+    def _order_for(self, owner: str, graph: Graph, device: torch.device) -> EdgeOrder:
+        """The given order, checked, with what it lacks for kernels that own that end of the edges."""
+        sender, receiver, order = graph.sender, graph.receiver, graph.order
+        assert sender is not None and receiver is not None
+        order = NO_ORDER if order is None else self._checks.order(order, graph, device)
+        if owner != "sender" and order.row_ptr is None:
+            order = EdgeOrder(*edge_order(receiver, graph.num_out)[:2], *order[2:])
+        if owner != "receiver" and order.sender_ptr is None:
+            order = EdgeOrder(*order[:2], *sender_order(sender, graph.num_in))
+        return order
 
     def _one_row(self, w: Tensor) -> Tensor:
         """Shared weights given as [1, weight_numel] become [weight_numel]."""
@@ -246,12 +299,12 @@ class Operator:
         return self._spec(direction, schedule, index_name, device)
 
     def source(self, direction_name: str = "forward") -> str:
-        """The generated source of a direction with all its gradients."""
-        return emit(make_plan(self.spec(_direction(direction_name)))).text
+        """The generated source of a direction with all its gradients (deterministic: those that own receivers)."""
+        return emit(make_plan(self.spec(self._parts(_direction(direction_name))[-1]))).text
 
     def resources(self, direction_name: str = "forward") -> dict[str, Any]:
         """What the compiled kernel of a direction takes; compiles it if need be."""
-        return load_kernel(self.spec(_direction(direction_name))).resources
+        return load_kernel(self.spec(self._parts(_direction(direction_name))[-1])).resources
 
     def __reduce__(self) -> tuple[Callable[[str], Operator], tuple[str]]:
         """Copies and pickles carry the text: kernels belong to a process."""
@@ -266,8 +319,8 @@ class Operator:
         if not set(by_name) <= set(DIRECTIONS):
             raise ScheduleError(f"schedules are named {sorted(by_name)}; expected names from {sorted(DIRECTIONS)}")
         schedules = {}
-        for name, direction in DIRECTIONS.items():
-            chosen = by_name.get(name)
+        for name, whole in DIRECTIONS.items():
+            chosen, direction = by_name.get(name), self._parts(whole)[-1]
             if chosen is None:
                 chosen = default_schedule(self._spec(direction, SCHEDULES[self._backend()](), "int64"))
             make_plan(self._spec(direction, chosen, "int64"))
@@ -280,20 +333,17 @@ class Operator:
     def _spec(self, direction: Direction, schedule: Schedule, index: str, device: torch.device | None = None) -> Spec:
         operation = self.operation if schedule.fuse else "plain"
         facts = device_facts(device or self.device)
-        return Spec(self.problem, direction, schedule, operation, DTYPES[self.dtype], self.layout, index, facts)
+        return Spec(
+            *(self.problem, direction, schedule, operation, DTYPES[self.dtype], self.layout, index, facts),
+            deterministic=self.deterministic,
+        )
 
-    def _order(self, receiver: Tensor, num_out: int) -> EdgeOrder:
-        # Whether edges come sorted is worth a look where the answer is at hand: on the CPU, outside of tracing.
-        looked_at = type(receiver) is Tensor and receiver.device.type == "cpu" and not torch.compiler.is_compiling()
-        return edge_order(receiver, num_out, is_sorted=looked_at and is_in_order(receiver))
+    def _runner(self, direction: Direction, index: torch.dtype, device: torch.device) -> Runner | SplitRunner:
+        parts = [Runner(self.spec(part, index, device), self._checks) for part in self._parts(direction)]
+        return parts[0] if len(parts) == 1 else SplitRunner(*parts)
 
-    def _runner(self, direction: Direction, index: torch.dtype | None, x: Tensor) -> Runner:
-        key = (direction, index, x.get_device())
-        runner = self._runners.get(key)
-        if runner is None:
-            runner = Runner(self.spec(direction, index or torch.int64, x.device), self._checks)
-            self._runners[key] = runner
-        return runner
+    def _parts(self, direction: Direction) -> tuple[Direction, ...]:
+        return fixed_order_parts(direction) if self.deterministic and self.is_conv else (direction,)
 
 
 def _direction(name: str) -> Direction:

@@ -12,8 +12,8 @@ import itertools
 from dataclasses import dataclass
 
 from kernelgen.device import DeviceFacts
-from kernelgen.direction import Direction
-from kernelgen.errors import ScheduleError
+from kernelgen.direction import OPERANDS, Direction
+from kernelgen.errors import ScheduleError, UnsupportedError
 from kernelgen.problem import TensorProductProblem
 from kernelgen.schedule import CudaSchedule, HostSchedule, Schedule, power_of_two_at_most
 from kernelgen.terms import path_terms
@@ -21,7 +21,7 @@ from kernelgen.terms import path_terms
 BYTES = {"float32": 4, "float64": 8}
 # Pointer arguments of every kernel, in this order; null where a direction does not use one.
 BUFFERS = (
-    *("x", "tx", "y", "ty", "w", "tw", "g"),
+    *OPERANDS,
     *("out_x", "out_y", "out_w", "out_g"),
     *("sender", "receiver", "row_ptr", "perm"),
 )
@@ -36,7 +36,8 @@ class Spec:
 
     operation: ``conv`` (gather by sender, product, sum by receiver) or ``plain`` (edge by edge).
     layout: of node features and outputs, ``mul_ir`` (e3nn's: channel, then component) or ``ir_mul``.
-    index: dtype of sender and receiver. facts: the device compiled for.
+    index: dtype of sender and receiver. facts: the device compiled for. deterministic: no sum may depend on which
+    worker comes first.
     """
 
     problem: TensorProductProblem
@@ -47,6 +48,7 @@ class Spec:
     layout: str
     index: str
     facts: DeviceFacts
+    deterministic: bool = False
 
     def __post_init__(self) -> None:
         checks = (
@@ -84,9 +86,26 @@ class Plan:
     shared_bytes: int = 0
 
     @property
-    def owns_destination(self) -> bool:
-        """One worker sums all edges of a destination (needs edges in destination order)."""
-        return self.spec.operation == "conv" and self.spec.schedule.accumulate == "registers"
+    def owner(self) -> str:
+        """``receiver`` or ``sender`` where one worker takes all edges of a node (in that order); else empty."""
+        owned = self.spec.operation == "conv" and self.spec.schedule.accumulate == "registers"
+        return self.spec.schedule.order if owned else ""
+
+    @property
+    def near(self) -> str:
+        """The side whose rows stay with a worker from edge to edge: ``in1``, ``out``, or empty for a plain product."""
+        if self.spec.operation == "plain":
+            return ""
+        return "in1" if self.owner == "sender" else "out"
+
+    @property
+    def partial_y(self) -> int:
+        """Partial sums of dF/dy that each edge gets, a row a unit (0: one row, complete).
+
+        More than two units that add to one row would make it depend on their order.
+        """
+        split = isinstance(self.spec.schedule, CudaSchedule) and self.units > 2
+        return self.units if self.spec.deterministic and split and "y" in self.spec.direction.live_outputs else 0
 
     def tiles(self, group: Group) -> int:
         """CUDA: teams that share the channels of a group."""
@@ -164,6 +183,8 @@ def make_plan(spec: Spec) -> Plan:
         block for block in range(len(problem.out)) if sum(block in group.out for group in groups) <= 1
     )
     plan = Plan(spec, groups, exclusive_in1, exclusive_out, frozenset())
+    if spec.deterministic:
+        _check_deterministic(plan)
     if isinstance(schedule, CudaSchedule):
         plan = _check_cuda(plan, schedule)
     elif isinstance(schedule, HostSchedule) and schedule.threads > spec.facts.units:
@@ -177,18 +198,49 @@ def _zeroed(plan: Plan) -> frozenset[str]:
     live = spec.direction.live_outputs
     zeroed = {f"out_{slot}" for slot in spec.direction.outputs if slot not in live}
     read_in1, used_out = {p.in1 for p in problem.paths}, {p.out for p in problem.paths}
-    if spec.operation == "conv" or len(read_in1) < len(problem.in1) or len(plan.exclusive_in1) < len(problem.in1):
+    sums_x = spec.operation == "conv" and plan.owner != "sender"
+    if sums_x or len(read_in1) < len(problem.in1) or len(plan.exclusive_in1) < len(problem.in1):
         zeroed.add("out_x")
-    sums_out = spec.operation == "conv" and not plan.owns_destination
+    sums_out = spec.operation == "conv" and plan.owner != "receiver"
     if sums_out or len(used_out) < len(problem.out) or len(plan.exclusive_out) < len(problem.out):
         zeroed.add("out_g")
     single_unit = isinstance(spec.schedule, CudaSchedule) and plan.units == 1
     covers_y = {p.in2 for p in problem.paths} == set(range(len(problem.in2)))
-    if not (single_unit and covers_y):
+    if not (single_unit and covers_y) and not plan.partial_y:
         zeroed.add("out_y")
     if problem.shared_weights:
         zeroed.add("out_w")
     return frozenset(name for name in zeroed if name[4:] in spec.direction.outputs)
+
+
+def _check_deterministic(plan: Plan) -> None:
+    """Every element of an output must have one writer, or two that add to zero: a + b is b + a."""
+    spec, live = plan.spec, plan.spec.direction.live_outputs
+    if "w" in live and spec.problem.shared_weights:
+        raise UnsupportedError(
+            "gradients of shared weights sum over all edges in no fixed order; expand the weights to one row an edge "
+            "for a deterministic gradient"
+        )
+    if spec.operation == "plain":
+        owned = "xg" if spec.schedule.fuse else ""
+    else:
+        owned = {"receiver": "g", "sender": "x"}.get(plan.owner, "")
+    for slot in sorted(set(live) & set("xg") - set(owned)):
+        raise ScheduleError(
+            f"accumulate={spec.schedule.accumulate!r}, order={spec.schedule.order!r} sums {slot} in no fixed order; "
+            f"a deterministic kernel owns the {'senders' if slot == 'x' else 'receivers'}"
+        )
+    for slot, side in (("x", "in1"), ("g", "out")):
+        writers = [sum(block in getattr(group, side) for group in plan.groups) for block in _blocks_of(spec, side)]
+        if slot in live and max(writers, default=0) > 2:
+            raise ScheduleError(
+                f"path_groups={spec.schedule.path_groups}: {max(writers)} groups add to one block of {slot}; "
+                "a deterministic kernel allows two"
+            )
+
+
+def _blocks_of(spec: Spec, side: str) -> range:
+    return range(len(getattr(spec.problem, side)))
 
 
 def estimate_registers(plan: Plan) -> int:
@@ -200,12 +252,13 @@ def estimate_registers(plan: Plan) -> int:
     for group in plan.groups:
         rows = sum(problem.in1[b].dim for b in group.in1)
         outs = sum(problem.out[b].dim for b in group.out)
-        staged = rows * (("x" in operands) + ("tx" in operands))
-        staged += len(group.paths) * (("w" in operands) + ("tw" in operands))
-        if spec.operation == "plain":
-            staged += outs * ("g" in operands)
-        held = outs * (("g" in live) + ("g" in operands and spec.operation == "conv"))
-        held += rows * ("x" in live) + (len(group.paths) if problem.shared_weights and "w" in live else 0)
+        read_in = rows * (("x" in operands) + ("tx" in operands))
+        read_out = outs * (("g" in operands) + ("tg" in operands))
+        held = outs * ("g" in live) + rows * ("x" in live)
+        held += len(group.paths) if problem.shared_weights and "w" in live else 0
+        staged = len(group.paths) * (("w" in operands) + ("tw" in operands))
+        for read, near in ((read_in, plan.near == "in1"), (read_out, plan.near == "out")):
+            held, staged = held + read * near, staged + read * (not near)
         channels = schedule.channels_per_thread * (held + staged * (1 + schedule.prefetch))
         row = problem.dim_in2 * ("y" in live)
         if schedule.edge_operand == "inline":
@@ -271,6 +324,7 @@ def default_schedule(spec_without: Spec) -> Schedule:
     failure: ScheduleError | None = None
     for prefetch, groups in itertools.product((1, 0), range(least, most + 1)):
         schedule = CudaSchedule(
+            order=_default_order(spec_without),
             path_groups=groups,
             edges_per_warp=edges_per_warp,
             stage_edges=min(32, 32 // edges_per_warp),
@@ -286,8 +340,13 @@ def default_schedule(spec_without: Spec) -> Schedule:
     raise failure or ScheduleError("no default schedule is legal")
 
 
+def _default_order(spec: Spec) -> str:
+    """By receiver, unless only gradients of x are wanted in a fixed order."""
+    return "sender" if spec.deterministic and spec.direction.live_outputs == "x" else "receiver"
+
+
 def _default_host(spec: Spec) -> HostSchedule:
     lanes = spec.facts.vector_bytes // BYTES[spec.dtype]
     widest = max((path.mul for path in spec.problem.paths), default=1)
     block = max(4, min(64, lanes, power_of_two_at_most(widest)))
-    return HostSchedule(path_groups=max(1, len(spec.problem.paths)), channel_block=block)
+    return HostSchedule(order=_default_order(spec), path_groups=max(1, len(spec.problem.paths)), channel_block=block)

@@ -12,15 +12,17 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from kernelgen.direction import OPERANDS
 from kernelgen.errors import InputError
 from kernelgen.graph import EdgeOrder
 from kernelgen.host_memory import empty
 from kernelgen.launch import Kernel, load_kernel
-from kernelgen.plan import Spec
+from kernelgen.plan import BUFFERS, Spec
 from kernelgen.problem import TensorProductProblem
 
 ALIGNMENT = 16
-OPERANDS = ("x", "tx", "y", "ty", "w", "tw", "g")
+_OUTPUT = {slot: BUFFERS.index(f"out_{slot}") for slot in "xywg"}
+_SENDER, _ROWS = BUFFERS.index("sender"), BUFFERS.index("row_ptr")
 # One tensor for each of OPERANDS; None where a direction does not have it.
 Operands = tuple[Tensor | None, ...]
 
@@ -45,6 +47,10 @@ class Checks:
         self.dtype = dtype
         self.device_type = device_type
 
+    def given(self, operands: Operands) -> tuple[tuple[int, str, str], ...]:
+        """Position, name and slot of the operands that are there."""
+        return tuple((i, name, name[-1]) for i, name in enumerate(OPERANDS) if operands[i] is not None)
+
     def shapes(self, graph: Graph) -> dict[str, tuple[int, ...]]:
         """Shape of the operands and of the gradient of each slot."""
         problem, edges = self.problem, graph.num_edges
@@ -55,32 +61,38 @@ class Checks:
             "g": (graph.num_out, problem.dim_out),
         }
 
-    def operands(self, operands: Operands, shapes: dict[str, tuple[int, ...]]) -> Operands:
-        """The operands, contiguous and aligned (copied only where they are not)."""
+    def operands(
+        self, operands: Operands, read: tuple[tuple[int, str, str], ...], shapes: dict[str, tuple[int, ...]]
+    ) -> Operands:
+        """The operands, those that are ``read`` contiguous and aligned (copied only where they are not)."""
         x = operands[0]
         assert x is not None
-        device, dtype = x.device, self.dtype
-        if device.type != self.device_type:
-            raise InputError(f"x is on {device}; this operator was built for {self.device_type}: build another for it")
-        ready: list[Tensor | None] = []
-        for name, tensor in zip(OPERANDS, operands, strict=True):
-            if tensor is not None:
-                if tensor.dtype != dtype or tensor.shape != shapes[name[-1]] or tensor.device != device:
-                    raise self._mismatch(name, tensor, shapes[name[-1]], device)
-                if not tensor.is_contiguous():
-                    tensor = tensor.contiguous()
-                if tensor.data_ptr() % ALIGNMENT:
-                    tensor = tensor.clone()
-            ready.append(tensor)
-        return tuple(ready)
+        if x.device.type != self.device_type:
+            raise InputError(
+                f"x is on {x.device}; this operator was built for {self.device_type}: build another for it"
+            )
+        device, dtype, cpu = x.get_device(), self.dtype, x.is_cpu
+        ready: list[Tensor | None] | None = None
+        for position, name, slot in read:
+            tensor = operands[position]
+            if tensor is None:
+                raise InputError(f"{name} is missing")
+            elsewhere = tensor.get_device() != device or tensor.is_cpu is not cpu
+            if tensor.dtype is not dtype or tensor.shape != shapes[slot] or elsewhere:
+                raise self._mismatch(name, tensor, shapes[slot], x.device)
+            if not tensor.is_contiguous() or tensor.data_ptr() % ALIGNMENT:
+                ready = ready or list(operands)
+                ready[position] = tensor.clone(memory_format=torch.contiguous_format)
+        return operands if ready is None else tuple(ready)
 
     def indices(self, graph: Graph, device: torch.device) -> Graph:
         """The graph with contiguous sender and receiver that agree with each other, the edges and the device."""
+        sender, receiver = graph.sender, graph.receiver
         if not self.is_conv:
-            if graph.sender is not None or graph.receiver is not None:
+            if sender is not None or receiver is not None:
                 raise InputError("sender and receiver were given to a plain product; build it with operation='conv'")
             return graph
-        for name, index in (("sender", graph.sender), ("receiver", graph.receiver)):
+        for name, index in (("sender", sender), ("receiver", receiver)):
             if index is None:
                 raise InputError(f"{name} is missing; a convolution needs sender and receiver [num_edges]")
             fits = index.dtype in (torch.int32, torch.int64) and index.shape == (graph.num_edges,)
@@ -89,25 +101,27 @@ class Checks:
                     f"{name} is {index.dtype} {tuple(index.shape)} on {index.device}; "
                     f"expected int32 or int64 ({graph.num_edges},) on {device}, one index for each row of y"
                 )
-        assert graph.sender is not None and graph.receiver is not None
-        if graph.sender.dtype != graph.receiver.dtype:
-            raise InputError(f"sender is {graph.sender.dtype} and receiver {graph.receiver.dtype}; expected one dtype")
-        if graph.sender.is_contiguous() and graph.receiver.is_contiguous():
+        assert sender is not None and receiver is not None
+        if sender.dtype is not receiver.dtype:
+            raise InputError(f"sender is {sender.dtype} and receiver {receiver.dtype}; expected one dtype")
+        if sender.is_contiguous() and receiver.is_contiguous():
             return graph
-        return graph._replace(sender=graph.sender.contiguous(), receiver=graph.receiver.contiguous())
+        return graph._replace(sender=sender.contiguous(), receiver=receiver.contiguous())
 
     def order(self, order: EdgeOrder, graph: Graph, device: torch.device) -> EdgeOrder:
         """A precomputed order that fits the graph, contiguous."""
-        wanted = (("row_ptr", order.row_ptr, graph.num_out + 1), ("perm", order.perm, graph.num_edges))
-        for name, tensor, length in wanted:
+        lengths = (graph.num_out + 1, graph.num_edges, graph.num_in + 1, graph.num_edges)
+        for name, tensor, length in zip(EdgeOrder._fields, order, lengths, strict=True):
             if tensor is None:
                 continue
-            if tensor.dtype != torch.int32 or tensor.shape != (length,) or tensor.device != device:
+            if tensor.dtype is not torch.int32 or tensor.shape != (length,) or tensor.device != device:
                 raise InputError(
                     f"order.{name} is {tensor.dtype} {tuple(tensor.shape)} on {tensor.device}; expected int32 "
                     f"({length},) on {device}: make it with edge_order(receiver, num_out={graph.num_out})"
                 )
-        return EdgeOrder(order.row_ptr.contiguous(), None if order.perm is None else order.perm.contiguous())
+            if not tensor.is_contiguous():
+                order = order._replace(**{name: tensor.contiguous()})
+        return order
 
     def _mismatch(self, name: str, tensor: Tensor, shape: tuple[int, ...], device: torch.device) -> InputError:
         rows = "num_edges is taken from y, num_in from x"
@@ -119,7 +133,10 @@ class Checks:
 
 
 class Runner:
-    """Runs one direction. Outputs that no term reaches are zeros, and so is everything where there are no edges."""
+    """Runs one direction. Outputs that no term reaches are zeros, and so is everything where there are no edges.
+
+    What a call needs is worked out here, once: small graphs are decided by the host's time for a call.
+    """
 
     def __init__(self, spec: Spec, checks: Checks) -> None:
         self.checks = checks
@@ -128,24 +145,29 @@ class Runner:
         self.gathers = checks.is_conv and spec.operation == "plain"
         self.dead = tuple(slot for slot in spec.direction.outputs if slot not in self.live)
         self.kernel: Kernel | None = None
-        self.owns_destination = False
+        self.owner = ""
         # (slot, whether it must be zero before the launch) of the outputs that the kernel writes
         self.allocated: tuple[tuple[str, bool], ...] = ()
+        # Position, name and slot of the operands that the kernel reads.
+        self.read: tuple[tuple[int, str, str], ...] = ()
+        self.partial_y = 0
         if self.live:
             live = dataclasses.replace(spec.direction, outputs=self.live)
             self.kernel = load_kernel(dataclasses.replace(spec, direction=live))
             plan = self.kernel.plan
-            self.owns_destination = plan.owns_destination
+            self.owner, self.partial_y = plan.owner, plan.partial_y
             self.allocated = tuple((slot, f"out_{slot}" in plan.zeroed) for slot in self.live)
+            self.read = tuple((OPERANDS.index(name), name, name[-1]) for name in live.operands)
 
-    def __call__(
-        self, operands: Operands, graph: Graph, shapes: dict[str, tuple[int, ...]], poison: bool
-    ) -> dict[str, Tensor]:
-        """Gradients keyed by slot. ``operands`` and ``graph`` have passed the checks."""
+    def __call__(self, operands: Operands, graph: Graph, poison: bool = False) -> dict[str, Tensor]:
+        """Gradients keyed by slot; InputError for tensors that do not fit the operator."""
         x = operands[0]
         assert x is not None
+        shapes = self.checks.shapes(graph)
         if not self.live or graph.num_edges == 0:
+            self.checks.operands(operands, self.checks.given(operands), shapes)
             return {slot: _zeros(shapes[slot], x) for slot in self.direction.outputs}
+        operands = self.checks.operands(operands, self.read, shapes)
         if self.gathers:
             results = self._run_unfused(operands, graph, shapes, poison)
         else:
@@ -157,23 +179,38 @@ class Runner:
     def _launch(
         self, operands: Operands, graph: Graph, shapes: dict[str, tuple[int, ...]], poison: bool
     ) -> dict[str, Tensor]:
-        x = operands[0]
-        assert x is not None and self.kernel is not None
+        x, kernel = operands[0], self.kernel
+        assert x is not None and kernel is not None
+        results = self._allocate(shapes, x, poison)
+        pointers = [0] * len(BUFFERS)
+        for position, _, _ in self.read:
+            pointers[position] = operands[position].data_ptr()  # type: ignore[union-attr]
+        for slot, out in results.items():
+            pointers[_OUTPUT[slot]] = out.data_ptr()
+        if graph.sender is not None and graph.receiver is not None:
+            pointers[_SENDER], pointers[_SENDER + 1] = graph.sender.data_ptr(), graph.receiver.data_ptr()
+        if self.owner and graph.order is not None:
+            # Kept in a variable: an order made for this call must live until the launch is queued.
+            rows = graph.order[:2] if self.owner == "receiver" else graph.order[2:]
+            pointers[_ROWS] = rows[0].data_ptr()  # type: ignore[union-attr]
+            pointers[_ROWS + 1] = 0 if rows[1] is None else rows[1].data_ptr()
+        kernel.run(pointers, graph.num_edges, graph.num_in, graph.num_out, x.get_device())
+        if self.partial_y:
+            results["y"] = results["y"].sum(1)
+        return results
+
+    def _allocate(self, shapes: dict[str, tuple[int, ...]], x: Tensor, poison: bool) -> dict[str, Tensor]:
         results: dict[str, Tensor] = {}
         for slot, zeroed in self.allocated:
-            out = empty(shapes[slot], x)
+            shape = shapes[slot]
+            if self.partial_y and slot == "y":
+                shape = (shape[0], self.partial_y, shape[1])
             if zeroed:
-                out.zero_()
-            elif poison:
+                results[slot] = x.new_zeros(shape)
+                continue
+            results[slot] = out = empty(shape, x)
+            if poison:
                 out.fill_(float("nan"))
-            results[slot] = out
-        given = results.get
-        row_ptr, perm = graph.order if self.owns_destination and graph.order is not None else (None, None)
-        tensors = (
-            *(*operands, given("x"), given("y"), given("w"), given("g")),
-            *(graph.sender, graph.receiver, row_ptr, perm),
-        )
-        self.kernel.run(tensors, graph.num_edges, graph.num_in, graph.num_out)
         return results
 
     def _run_unfused(
@@ -182,14 +219,12 @@ class Runner:
         """Gather node rows, run the plain kernel on edge rows, sum edge rows back to nodes."""
         sender, receiver = graph.sender, graph.receiver
         assert sender is not None and receiver is not None
-        by_edge = []
-        for name, tensor in zip(OPERANDS, operands, strict=True):
-            if tensor is not None and name in self.direction.operands:
-                if name in ("x", "tx"):
-                    tensor = tensor.index_select(0, sender)
-                elif name == "g":
-                    tensor = tensor.index_select(0, receiver)
-            by_edge.append(tensor)
+        by_edge = list(operands)
+        for position, _, slot in self.read:
+            tensor = operands[position]
+            assert tensor is not None
+            if slot in "xg":
+                by_edge[position] = tensor.index_select(0, sender if slot == "x" else receiver)
         edges = graph.num_edges
         on_edges = {**shapes, "x": (edges, shapes["x"][1]), "g": (edges, shapes["g"][1])}
         results = self._launch(tuple(by_edge), Graph(None, None, None, edges, edges, edges), on_edges, poison)
@@ -197,6 +232,18 @@ class Runner:
             if slot in results:
                 results[slot] = _zeros(shapes[slot], results[slot]).index_add_(0, index, results[slot])
         return results
+
+
+class SplitRunner:
+    """Gradients of x by one kernel that owns senders, all others by one that owns receivers: sums in a fixed order."""
+
+    def __init__(self, of_x: Runner, others: Runner) -> None:
+        self.parts = (of_x, others)
+        self.owner = "both"
+
+    def __call__(self, operands: Operands, graph: Graph, poison: bool = False) -> dict[str, Tensor]:
+        of_x, others = (part(operands, graph, poison) for part in self.parts)
+        return of_x | others
 
 
 def _zeros(shape: tuple[int, ...], like: Tensor) -> Tensor:

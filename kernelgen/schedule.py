@@ -20,14 +20,17 @@ class Schedule:
     """Knobs that both backends share.
 
     fuse: gather, product and sum by destination in one kernel (False: torch gathers and scatters around it).
-    accumulate: ``registers`` gives each destination to one worker that keeps its sums; ``atomics`` gives each
+    accumulate: ``registers`` gives all edges of a node to one worker that keeps their sums; ``atomics`` gives each
         worker a run of edges and adds its partial sums to memory (atomically, or under a lock on the CPU).
+    order: with ``registers``, the end of an edge whose node owns it. By ``receiver`` values (and products with the
+        cotangent) stay in registers and gradients of x are added to memory; by ``sender`` it is the other way round.
     path_groups: how many parts the paths are split into; each part has its own accumulators and loop over edges.
-    edges_per_chunk: edges a worker takes where it does not own a destination.
+    edges_per_chunk: edges a worker takes where it does not own a node.
     """
 
     fuse: bool = True
     accumulate: str = "registers"
+    order: str = "receiver"
     path_groups: int = 1
     edges_per_chunk: int = 32
 
@@ -35,6 +38,7 @@ class Schedule:
     choices: ClassVar[dict[str, tuple]] = {
         "fuse": (True, False),
         "accumulate": ("registers", "atomics"),
+        "order": ("receiver", "sender"),
         "path_groups": tuple(range(1, 129)),
         "edges_per_chunk": (1, 2, 4, 8, 16, 32, 64, 128, 256),
     }

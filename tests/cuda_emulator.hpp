@@ -72,21 +72,21 @@ static T atomicAdd(T* p, T value) { T old = *p; *p += value; return old; }
 
 #include KERNEL_TEXT
 
-struct Call { const void* p[15]; long long edges, in, out; };
+struct Call { const void* p[16]; long long edges, in, out; };
 static Call call;
 
 static void lane_main() {
     auto q = call.p;
     equitune_kernel((const Real*)q[0], (const Real*)q[1], (const Real*)q[2], (const Real*)q[3], (const Real*)q[4],
-                    (const Real*)q[5], (const Real*)q[6], (Real*)q[7], (Real*)q[8], (Real*)q[9], (Real*)q[10],
-                    (const index_t*)q[11], (const index_t*)q[12], (const int*)q[13], (const int*)q[14],
+                    (const Real*)q[5], (const Real*)q[6], (const Real*)q[7], (Real*)q[8], (Real*)q[9], (Real*)q[10],
+                    (Real*)q[11], (const index_t*)q[12], (const index_t*)q[13], (const int*)q[14], (const int*)q[15],
                     call.edges, call.in, call.out);
     finished[current] = true;
     swapcontext(&lanes[current], &scheduler);
 }
 
 extern "C" void emulate(const void** pointers, long long edges, long long in, long long out, int blocks, int threads) {
-    std::copy(pointers, pointers + 15, call.p);
+    std::copy(pointers, pointers + 16, call.p);
     call.edges = edges, call.in = in, call.out = out;
     static std::vector<std::vector<char>> stacks(WARP, std::vector<char>(1 << 18));
     for (int block = 0; block < blocks; ++block)

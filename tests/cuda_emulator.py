@@ -25,7 +25,7 @@ def emulate(plan: Plan, buffers: dict[str, torch.Tensor], num_edges: int, num_in
         pointers = (ctypes.c_void_p * len(BUFFERS))(
             *(buffers[name].data_ptr() if name in buffers else None for name in BUFFERS)
         )
-        blocks, threads, _ = launch_geometry(plan, num_edges, num_out)
+        blocks, threads, _ = launch_geometry(plan, num_edges, num_in, num_out)
         function(
             pointers,
             *(ctypes.c_longlong(n) for n in (num_edges, num_in, num_out)),

@@ -10,6 +10,7 @@ import torch
 from e3nn import o3
 
 from kernelgen import Operator, TensorProductProblem
+from kernelgen.direction import DIRECTIONS, OPERANDS
 
 
 @dataclass(frozen=True)
@@ -47,8 +48,7 @@ def make_case(
         ("g", (rows_out, problem.dim_out)),
     ):
         tensors[name] = normal(*shape)
-        if name != "g":
-            tensors["t" + name] = normal(*shape)
+        tensors["t" + name] = normal(*shape)
     return Case(problem, tensors, sender, receiver, rows_out)
 
 
@@ -68,17 +68,19 @@ def forward(case: Case, x: torch.Tensor, y: torch.Tensor, w: torch.Tensor) -> to
 
 
 def expected(case: Case, direction: str) -> dict[str, torch.Tensor]:
-    """Float64 results of ``forward``, ``backward`` or ``double_backward``, keyed by slot."""
+    """Float64 results of a named direction, keyed by slot."""
+    tangents, outputs = DIRECTIONS[direction].tangents, DIRECTIONS[direction].outputs
     leaf = {name: case.tensors[name].clone().requires_grad_() for name in "xywg"}
     out = forward(case, leaf["x"], leaf["y"], leaf["w"])
     if direction == "forward":
         return {"g": out.detach()}
     first = torch.autograd.grad(out, [leaf[n] for n in "xyw"], leaf["g"], create_graph=True)
-    if direction == "backward":
-        return dict(zip("xyw", (grad.detach() for grad in first), strict=True))
-    total = sum((grad * case.tensors["t" + n]).sum() for grad, n in zip(first, "xyw", strict=True))
-    second = torch.autograd.grad(total, [leaf[n] for n in "xywg"])
-    return dict(zip("xywg", second, strict=True))
+    gradients = dict(zip("xywg", (*first, out), strict=True))
+    if not tangents:
+        return {slot: gradients[slot].detach() for slot in outputs}
+    total = sum((gradients[n] * case.tensors["t" + n]).sum() for n in tangents)
+    second = torch.autograd.grad(total, [leaf[n] for n in outputs])
+    return dict(zip(outputs, second, strict=True))
 
 
 def relayout(rows: torch.Tensor, irreps: str, *, to_ir_mul: bool) -> torch.Tensor:
@@ -114,13 +116,8 @@ def assert_matches_e3nn(
     where = (*indices, case.num_out)
     errors = {}
     for direction in directions:
-        if direction == "forward":
-            found = {"g": operator.run_forward(t["x"], t["y"], t["w"], *where, poison=True)}
-        elif direction == "backward":
-            found = operator.run_backward(t["x"], t["y"], t["w"], t["g"], *where, poison=True)
-        else:
-            tangents = {slot: t["t" + slot] for slot in "xyw"}
-            found = operator.run_double_backward(t["x"], t["y"], t["w"], t["g"], tangents, *where, poison=True)
+        operands = tuple(t[name] for name in OPERANDS)
+        found = operator.run(DIRECTIONS[direction], operands, *where, None, poison=True)
         for slot, wanted in expected(case, direction).items():
             rows = found[slot].cpu()
             if operator.layout == "ir_mul" and slot in irreps:

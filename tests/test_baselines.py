@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 import types
 
 import pytest
 import torch
 
-from autotune import baselines
+from autotune import baselines, contest
 from autotune.baselines import cuequivariance_peer, e3nn_peer, openequivariance_peer, peers_for, usable_peers
 from autotune.baselines.peer import Adapter, Peer, Product, Task
 from autotune.config import load_graphs
 from autotune.errors import PeerError
 from autotune.workload import Workload, make_tensors
+from kernelgen.direction import DIRECTIONS
 from kernelgen.problem import TensorProductProblem
 
-PASSES = ("forward", "backward", "double_backward", "forward_backward")
+PASSES = tuple(name.replace("+", "_") for name in contest.PASSES)
 PROBLEMS = {
     "equal": TensorProductProblem.channelwise("4x0e+4x0o+4x1o+4x1e", "0e+1o", "0o+0e+1o+1e"),
     "unequal": TensorProductProblem.channelwise("8x0e+4x1o+12x2e", "0e+1o+2e", "0e+1o+2e"),
@@ -45,8 +47,9 @@ def test_peer_agrees_in_every_pass(name: str, problem: str, operation: str) -> N
         passes = peer_named(name, workload(problem, operation, layout, dtype)).prepare()
         for which in PASSES:
             getattr(passes, which)()
-        assert set(passes.errors) == {"forward", "backward", "double_backward"}
-        assert [len(errors) for errors in passes.errors.values()] == [1, 3, 4]
+        assert {name: "".join(errors) for name, errors in passes.errors.items()} == {
+            name: direction.outputs for name, direction in DIRECTIONS.items()
+        }
         assert all(error < tolerance for errors in passes.errors.values() for error in errors.values()), passes.errors
         passes.release()
 
@@ -123,15 +126,19 @@ def test_wrong_numbers_are_refused_pass_by_pass() -> None:
             return torch.cat([-gradient[:, :4], gradient[:, 4:]], dim=1)
 
     def build(task: Task) -> Product:
-        right = e3nn_peer.convolution(task)
+        right = e3nn_peer.eager(task).call
         return Product(lambda x, y, w: right(x, y, Wrong.apply(w)))
 
     adapter = Adapter("wrong", ("cpu",), lambda device: None, build)
     passes = Peer(adapter, Task(workload("equal"), torch.device("cpu"))).prepare()
     passes.forward()
+    passes.edge_backward()
     for which in ("backward", "forward_backward"):
         with pytest.raises(PeerError, match=r"wrong: backward disagrees .*: w 2\.0e\+00"):
             getattr(passes, which)()
+    with pytest.raises(PeerError, match=r"wrong: joint_backward disagrees .*: w "):
+        passes.force_step()
+    assert set(passes.errors) == {"forward", "edge_backward"}
 
 
 def test_a_peer_that_fails_in_its_own_way_becomes_a_peer_error() -> None:
@@ -150,6 +157,19 @@ def test_peers_share_given_tensors() -> None:
     assert first.task.tensors is tensors and all(other.task is first.task for other in others)
 
 
+def test_the_graphs_of_a_problem_share_what_a_peer_builds() -> None:
+    one, two = (
+        Task(dataclasses.replace(workload("equal"), graph=load_graphs()[name]), torch.device("cpu"))
+        for name in ("carbon-small", "molecule")
+    )
+    assert cuequivariance_peer.module(one.workload.problem, "naive", one.device) is cuequivariance_peer.module(
+        two.workload.problem, "naive", two.device
+    )
+    for task in (one, two):
+        passes = Peer(cuequivariance_peer.ADAPTERS[1], task).prepare()
+        assert passes.errors["forward"]["g"] < 1e-5
+
+
 def test_time_limit_interrupts() -> None:
     with pytest.raises(PeerError, match="sleeping took longer than 1 s"), e3nn_peer.time_limit(1, "sleeping"):
         while True:
@@ -165,7 +185,7 @@ def test_openequivariance_is_given_sorted_edges_and_its_own_weight_order(monkeyp
     class Conv:
         def __init__(self, problem: types.SimpleNamespace, deterministic: bool) -> None:
             assert problem.given["layout"] == "mul_ir" and problem.given["internal_weights"] is False
-            self.product = e3nn_peer.convolution(task)
+            self.product = e3nn_peer.eager(task).call
 
         def __call__(self, x, y, w, rows, columns, permutation):
             seen.update(rows=rows, columns=columns, permutation=permutation)
@@ -181,10 +201,11 @@ def test_openequivariance_is_given_sorted_edges_and_its_own_weight_order(monkeyp
     module.TensorProductConv = Conv
     monkeypatch.setitem(__import__("sys").modules, "openequivariance", module)
     adapter = Adapter("openequivariance", ("cpu",), lambda device: None, openequivariance_peer.ADAPTERS[1].build)
+    openequivariance_peer.module.cache_clear()
     passes = Peer(adapter, task).prepare()
     passes.double_backward()
-    passes.backward()
-    assert set(passes.errors) == {"forward", "backward", "double_backward"}
+    passes.force_step()
+    assert set(passes.errors) == {"forward", "edge_backward", "double_backward", "joint_backward"}
     assert torch.equal(seen["rows"], task.edges[1]) and torch.equal(seen["columns"], task.edges[0])
     count = task.tensors.num_nodes
     transposed = (seen["columns"] * count + seen["rows"])[seen["permutation"]]

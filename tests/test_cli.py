@@ -16,7 +16,7 @@ from kernelgen.errors import CompileError
 from kernelgen.version import __version__
 
 ROOT = Path(__file__).resolve().parent.parent
-COMMANDS = ("doctor", "tune", "bench", "report", "show")
+COMMANDS = ("doctor", "tune", "bench", "record", "replay", "report", "show")
 
 
 class Command:
@@ -102,6 +102,10 @@ def test_module_and_mistake_in_a_process_of_its_own() -> None:
         (("tune", "quick", "--device", "mps"), "device mps is not supported"),
         (("tune", "quik"), "did you mean 'quick'?"),
         (("bench", "no/such/file.toml"), "no/such/file.toml"),
+        (("bench",), "CONFIG is None without --suite"),
+        (("bench", "quick", "--suite"), "CONFIG is 'quick' with --suite"),
+        (("bench", "quick", "--device", "cpu", "--peers", "e3n"), "unknown peer 'e3n'; did you mean 'e3nn'?"),
+        (("bench", "quick", "--seconds", "-1"), "--seconds is -1.0"),
         (("show", "uvu|1x0e|1x0e"), "is not a problem key"),
         (("show", "mace-mp-medium", "--layout", "ir-mul"), "--layout"),
         (("show", "mace-mp-medium", "--graph-class", "large"), "'large' is not a graph class"),
@@ -207,12 +211,37 @@ def test_tune_hands_its_options_on(command: Command, monkeypatch: pytest.MonkeyP
         "sqlite:///x.db",
         "--seed",
         "3",
+        "--patience",
+        "50",
     )
     code, _, _ = command("tune", "quick", "--device", "cpu", *options, "--results", tmp_path)
     ((config, *given),) = received
     assert code == 0
     assert config.workloads[0].label == "tiny"
-    assert given == ["cpu", 90.0, 7, "random", "sqlite:///x.db", 3, tmp_path, True]
+    assert given == ["cpu", 90.0, 7, "random", "sqlite:///x.db", 3, tmp_path, True, 50]
+
+
+@pytest.mark.parametrize(
+    ("options", "given"),
+    [
+        (("--suite",), {"peers": None, "seconds_each": 0.3, "fresh": False}),
+        (("quick", "--peers", "e3nn, cuequivariance-naive", "--seconds", "1.5", "--fresh"),
+         {"peers": ("e3nn", "cuequivariance-naive"), "seconds_each": 1.5, "fresh": True}),
+        (("quick", "--no-peers"), {"peers": (), "seconds_each": 2.0, "fresh": False}),
+        (("quick", "--peers", "none"), {"peers": (), "seconds_each": 2.0, "fresh": False}),
+    ],
+)  # fmt: skip
+def test_bench_hands_its_options_on(
+    command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, options: tuple[str, ...], given: dict
+) -> None:
+    received: list[tuple] = []
+    monkeypatch.setattr("autotune.bench.bench", lambda *those, **named: received.append((those, named)))
+    code, _, err = command("bench", *options, "--device", "cpu", "--results", tmp_path)
+    assert code == 0, err
+    (((config, device, folder), named),) = received
+    assert config.path.stem == ("suite" if "--suite" in options else "quick")
+    assert (device, folder) == ("cpu", tmp_path)
+    assert {name: named[name] for name in given} == given
 
 
 def test_tune_bench_show_and_report_end_to_end(command: Command, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from autotune import paths
 from autotune.config import config_path, load_config, load_graphs, load_problems, parse_duration, problem_from
 from autotune.errors import ConfigError
-from autotune.graphs import Bulk, Crystal, Molecule, StructureFile
+from autotune.graphs import Bulk, Crystal, Molecule, StructureFile, build_graph
 from kernelgen.errors import EquituneError
 from kernelgen.problem import TensorProductProblem
 
@@ -66,7 +67,23 @@ def test_problem_has_its_published_size(name: str) -> None:
 
 
 def test_suite_covers_every_published_problem() -> None:
-    assert {w.label for w in load_config("suite", "cpu").workloads} == set(SIZES)
+    for backend in ("cpu", "cuda"):
+        config = load_config("suite", backend)
+        assert {w.label for w in config.workloads} == set(SIZES)
+        assert config.passes == ("forward", "backward", "force_step")
+        assert all(w.layout == "ir_mul" and not w.deterministic for w in config.workloads)
+
+
+def test_suite_on_a_gpu_has_the_rows_that_it_is_judged_by() -> None:
+    rows = Counter((w.operation, w.dtype, w.graph.name) for w in load_config("suite", "cuda").workloads)
+    for graph in ("carbon", "water", "protein", "spike", "aspirin"):
+        assert rows.pop(("conv", "float32", graph)) == len(SIZES)
+        assert rows.pop(("conv", "float64", graph)) == 3
+    assert rows == {("plain", "float32", "iron"): len(SIZES)}
+
+
+def test_iron_has_fifty_thousand_edges() -> None:
+    assert build_graph(load_graphs()["iron"]).num_edges == 50_000
 
 
 def test_graphs_file_describes_every_kind_of_source() -> None:
@@ -146,7 +163,16 @@ layout = "mul_ir"
     ]
 
 
+def test_patience_and_record_are_read(tmp_path: Path) -> None:
+    text = 'problem = "tiny"\ngraph = "molecule"\npatience = 40\n[record.cpu]\nthreads = [0]'
+    found = load_config(write(tmp_path, text), "cpu")
+    assert (found.patience, found.trials) == (40, None)
+    assert found.record["cpu"].choices("forward") == {"threads": (0,)}
+
+
 MISTAKES = {
+    'problem = "tiny"\ngraph = "molecule"\npatience = 0': "patience is 0; expected a positive integer",
+    'problem = "tiny"\ngraph = "molecule"\n[record.cpu]\nthread = [0]': "did you mean 'threads'",
     'problem = "tiny"\ngraph = "molecule"\nbudgett = "1m"': "did you mean 'budget'",
     'problem = "tyni"\ngraph = "molecule"': "did you mean 'tiny'",
     'problem = "tiny"\ngraph = "molecul"': "did you mean 'molecule'",
@@ -159,6 +185,9 @@ MISTAKES = {
     'problem = "tiny"\ngraph = "molecule"\nsampler = "tpee"': "did you mean 'tpe'",
     'problem = "tiny"\ngraph = "molecule"\ndtype = "float16"': "dtype is 'float16'",
     'problem = "tiny"\ngraph = "molecule"\ndirections = ["sideways"]': "directions are",
+    'problem = "tiny"\ngraph = "molecule"\npasses = ["force_stop"]': "did you mean 'force_step'",
+    'problem = "tiny"\ngraph = "molecule"\ndirections = ["forward"]\npasses = ["backward"]': "needs the directions",
+    'problem = "tiny"\ngraph = "molecule"\ndeterministic = "yes"': "expected true or false",
     'problem = "tiny"\ngraph = "molecule"\n[[workload]]\nlayuot = "ir_mul"': "did you mean 'layout'",
     '[problems.a]\nin1 = "4x0q"\nin2 = "0e"\nfilter = "0e"': "is not an irreps string",
     '[problems.a]\nin1 = "4x0e"\nin2 = "0e"\nfiltre = "0e"': "did you mean 'filter'",

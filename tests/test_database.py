@@ -292,3 +292,25 @@ def test_a_checkout_writes_to_its_results_and_an_installation_to_the_users_direc
     monkeypatch.setattr(database.paths, "checkout_dir", lambda: None)
     assert database.writable_results_dir() == tmp_path / "mine"
     assert database.database_dirs()[-1] == tmp_path / "mine"
+
+
+def test_entries_older_than_a_field_with_a_default_load() -> None:
+    data = entry().to_dict()
+    del data["deterministic"]
+    assert Entry.from_dict(data) == entry() and not Entry.from_dict(data).deterministic
+    del data["label"]
+    with pytest.raises(DatabaseError, match=r"missing: \['label'\]"):
+        Entry.from_dict(data)
+
+
+def test_deterministic_entries_stand_beside_the_others(tmp_path: Path) -> None:
+    path = store(tmp_path, HOST, entry(), entry(deterministic=True))
+    assert sorted(found.deterministic for found in Database.load(path).entries) == [False, True]
+    with pytest.raises(DatabaseError, match="deterministic is 'yes'; expected true or false"):
+        entry(deterministic="yes")
+
+
+@pytest.mark.parametrize("path", sorted((Path(__file__).parent.parent / "results").glob("*.json")), ids=str)
+def test_published_databases_load_whole(path: Path) -> None:
+    table = read_table(path)
+    assert table.flaws == () and len(table.by_identity) > 0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 from cuda_emulator import emulate
@@ -9,18 +11,26 @@ from reference import Case, expected, make_case, relative_error, relayout
 
 from kernelgen import TensorProductProblem
 from kernelgen.device import cuda_facts
-from kernelgen.direction import DIRECTIONS, Direction
+from kernelgen.direction import DIRECTIONS, Direction, fixed_order_parts
 from kernelgen.plan import Spec, make_plan
 from kernelgen.schedule import CudaSchedule
 
 FACTS = cuda_facts("sm_90")
 
 
-def run(case: Case, direction: Direction, operation: str, layout: str, dtype: str, schedule: CudaSchedule):
+def run(
+    case: Case,
+    direction: Direction,
+    operation: str,
+    layout: str,
+    dtype: str,
+    schedule: CudaSchedule,
+    deterministic=False,
+):
     """Execute one direction in the emulator and return {slot: result in mul_ir}."""
     problem = case.problem
     real = getattr(torch, dtype)
-    spec = Spec(problem, direction, schedule, operation, dtype, layout, "int64", FACTS)
+    spec = Spec(problem, direction, schedule, operation, dtype, layout, "int64", FACTS, deterministic)
     plan = make_plan(spec)
     irreps = {"x": problem.irreps_in1, "g": problem.irreps_out}
     buffers = {}
@@ -31,17 +41,23 @@ def run(case: Case, direction: Direction, operation: str, layout: str, dtype: st
         buffers[name] = rows.to(real).contiguous()
     for slot in direction.outputs:
         empty = 0.0 if f"out_{slot}" in plan.zeroed else float("nan")
-        buffers[f"out_{slot}"] = torch.full(case.tensors[slot].shape, empty, dtype=real)
+        shape = tuple(case.tensors[slot].shape)
+        if slot == "y" and plan.partial_y:
+            shape = (shape[0], plan.partial_y, shape[1])
+        buffers[f"out_{slot}"] = torch.full(shape, empty, dtype=real)
     edges = len(case.tensors["y"])
     if case.sender is not None and case.receiver is not None:
         buffers |= {"sender": case.sender, "receiver": case.receiver}
-        order = torch.argsort(case.receiver, stable=True)
-        bounds = torch.searchsorted(case.receiver[order], torch.arange(case.num_out + 1))
+        by, count = (case.sender, len(case.tensors["x"])) if plan.owner == "sender" else (case.receiver, case.num_out)
+        order = torch.argsort(by, stable=True)
+        bounds = torch.searchsorted(by[order], torch.arange(count + 1))
         buffers |= {"perm": order.int(), "row_ptr": bounds.int()}
     emulate(plan, buffers, edges, len(case.tensors["x"]), case.num_out)
     results = {}
     for slot in direction.outputs:
         rows = buffers[f"out_{slot}"]
+        if slot == "y" and plan.partial_y:
+            rows = rows.sum(1)
         results[slot] = relayout(rows, irreps[slot], to_ir_mul=False) if layout == "ir_mul" and slot in irreps else rows
     return results
 
@@ -91,6 +107,15 @@ FORMS = {
     ),
     # a single work unit stores dF/dy instead of adding it; nine components over 16 lanes have padded halves
     "single-unit": (SINGLE, "conv", "ir_mul", CudaSchedule(edges_per_warp=2, stage_edges=16, channels_per_thread=2)),
+    "by-sender": (MEDIUM, "conv", "mul_ir", CudaSchedule(order="sender", path_groups=2)),
+    "by-sender-staged": (
+        UNEQUAL,
+        "conv",
+        "ir_mul",
+        CudaSchedule(
+            order="sender", path_groups=4, edge_operand="shared", prefetch=0, edges_per_warp=2, stage_edges=16
+        ),
+    ),
     "odd": (ODD, "conv", "mul_ir", CudaSchedule(path_groups=2, warps_per_edge=4)),
 }
 
@@ -107,6 +132,21 @@ def test_lanes_compute_what_e3nn_computes(form, shared, direction, monkeypatch) 
     problem = TensorProductProblem.channelwise(*irreps, shared_weights=shared)
     case = make_case(problem, operation, edges=26)
     results = run(case, DIRECTIONS[direction], operation, layout, "float64", schedule)
+    wanted = expected(case, direction)
+    errors = {slot: relative_error(results[slot], wanted[slot]) for slot in wanted}
+    assert max(errors.values()) < 1e-10, errors
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_deterministic_parts_compute_what_e3nn_computes(direction, monkeypatch) -> None:
+    monkeypatch.setattr("kernelgen.plan.REGISTER_SLACK", 10)
+    problem = TensorProductProblem.channelwise(*MEDIUM)
+    case = make_case(problem, "conv", edges=26)
+    results = {}
+    for part in fixed_order_parts(DIRECTIONS[direction]):
+        schedule = CudaSchedule(path_groups=2, order="sender" if part.outputs == "x" else "receiver", edges_per_warp=2)
+        schedule = dataclasses.replace(schedule, stage_edges=16)
+        results |= run(case, part, "conv", "ir_mul", "float64", schedule, deterministic=True)
     wanted = expected(case, direction)
     errors = {slot: relative_error(results[slot], wanted[slot]) for slot in wanted}
     assert max(errors.values()) < 1e-10, errors

@@ -69,7 +69,7 @@ def launch(spec: Spec, case: Case) -> dict[str, torch.Tensor]:
     if case.sender is not None and case.receiver is not None:
         index = getattr(torch, spec.index)
         buffers |= {"sender": case.sender.to(index), "receiver": case.receiver.to(index)}
-        if kernel.plan.owns_destination:
+        if kernel.plan.owner:
             order = edge_order(case.receiver, case.num_out)
             buffers["row_ptr"] = order.row_ptr
             if order.perm is not None:

@@ -8,7 +8,7 @@ from reference import assert_matches_e3nn, make_case
 
 from autotune.config import load_problems
 from kernelgen import CudaSchedule, build
-from kernelgen.direction import DIRECTIONS
+from kernelgen.direction import DIRECTIONS, OPERANDS
 
 pytestmark = pytest.mark.gpu
 SUITE = load_problems()
@@ -29,6 +29,7 @@ FORMS = {
     "vectors": CudaSchedule(channels_per_thread=4, path_groups=4, warps_per_edge=2),
     "half-warps": CudaSchedule(edges_per_warp=2, channels_per_thread=2, stage_edges=16, path_groups=4),
     "atomics": CudaSchedule(accumulate="atomics", edges_per_chunk=8, path_groups=2),
+    "by-sender": CudaSchedule(order="sender", path_groups=3, warps_per_edge=2),
     "unfused": CudaSchedule(fuse=False, path_groups=4, edges_per_chunk=16),
 }
 
@@ -41,6 +42,49 @@ def test_kernel_forms(form: str, layout: str, dtype: torch.dtype, monkeypatch: p
     operator = build(MEDIUM, FORMS[form], dtype=dtype, layout=layout, device="cuda")
     case = make_case(MEDIUM, "conv", edges=300, nodes=20, num_out=17)
     assert_matches_e3nn(operator, case, DIRECTIONS, TOLERANCE[dtype], "cuda")
+
+
+@pytest.mark.parametrize("operation", ["conv", "plain"])
+@pytest.mark.parametrize("name", ["mace-mp-large", "nequip-lips", "sevennet-l3i5"])
+def test_deterministic_results_are_right_and_repeat_bit_by_bit(name: str, operation: str) -> None:
+    operator = build(SUITE[name], operation=operation, device="cuda", layout="ir_mul", deterministic=True)
+    case = make_case(SUITE[name], operation, edges=3000, nodes=50, num_out=50)
+    assert_matches_e3nn(operator, case, DIRECTIONS, 1e-5, "cuda")
+    operands = tuple(case.tensors[name].float().cuda() for name in OPERANDS)
+    graph = [None if index is None else index.cuda() for index in (case.sender, case.receiver)]
+    for direction in DIRECTIONS.values():
+        runs = [operator.run(direction, operands, *graph, case.num_out, None) for _ in range(5)]
+        assert all(torch.equal(run[slot], runs[0][slot]) for run in runs for slot in run), direction.text
+
+
+def test_force_step_captured_in_a_graph_replays_on_new_data() -> None:
+    case = make_case(MEDIUM, "conv", edges=500, nodes=20, num_out=20)
+    operator = build(MEDIUM, device="cuda")
+    x, y, w = (case.tensors[n].float().cuda().requires_grad_() for n in "xyw")
+    g, tg, ty = (case.tensors[n].float().cuda() for n in ("g", "tg", "ty"))
+    assert case.sender is not None and case.receiver is not None
+    sender, receiver = case.sender.cuda(), case.receiver.cuda()
+    order = operator.order(sender, receiver, len(x), 20)
+
+    def step() -> tuple[torch.Tensor, ...]:
+        out = operator(x, y, w, sender, receiver, num_out=20, order=order)
+        (force,) = torch.autograd.grad(out, y, g, create_graph=True)
+        return torch.autograd.grad([out, force], [x, y, w], [tg, ty])
+
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        step()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = step()
+    with torch.no_grad():
+        for tensor in (x, y, w, g, tg, ty):
+            tensor.copy_(torch.randn_like(tensor))
+    graph.replay()
+    torch.cuda.synchronize()
+    for one, other in zip(captured, step(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
 
 
 def test_runs_on_the_current_stream() -> None:

@@ -14,7 +14,7 @@ def by_destination(receiver: list[int], num_out: int) -> list[list[int]]:
 
 
 def walked(receiver: list[int], num_out: int, dtype: torch.dtype, *, is_sorted: bool) -> list[list[int]]:
-    row_ptr, perm = edge_order(torch.tensor(receiver, dtype=dtype), num_out, is_sorted=is_sorted)
+    row_ptr, perm, *_ = edge_order(torch.tensor(receiver, dtype=dtype), num_out, is_sorted=is_sorted)
     assert row_ptr.dtype == torch.int32 and row_ptr.shape == (num_out + 1,)
     if is_sorted:
         assert perm is None

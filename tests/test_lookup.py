@@ -278,10 +278,9 @@ def test_show_tells_schedule_origin_and_figures(shipped: Path) -> None:
     store(shipped, here, entry(schedule), entry(direction="backward", graph_class="conv-e17-d6"))
     text = show.show(PROBLEM.key, graph_class="conv-e14-d5")
     blocks = text.split("\n\n")
+    origins = {"forward": "exact", "backward": "nearest"}
     assert [block.splitlines()[0] for block in blocks[1:]] == [
-        "forward: exact",
-        "backward: nearest",
-        "double backward: default",
+        f"{name.replace('_', ' ')}: {origins.get(name, 'default')}" for name in DIRECTIONS
     ]
     forward, default_block = blocks[1], blocks[3]
     for told in (
@@ -318,3 +317,15 @@ def test_the_shipped_databases_are_sound() -> None:
     for path in sorted(database.paths.results_dir().glob("*.json")):
         if "." not in path.stem:
             assert load_table(path).flaws == (), path
+
+
+def test_deterministic_kernels_take_deterministic_entries_only(shipped: Path) -> None:
+    schedule = HostSchedule(path_groups=2)
+    store(shipped, HOST, entry(schedule), entry(HostSchedule(), deterministic=True, graph_class="conv-e9-d4"))
+    given = (PROBLEM, "conv", "forward", "float32", "mul_ir", HOST, "conv-e14-d5")
+    normal, fixed = find_schedule(*given), find_schedule(*given, deterministic=True)
+    assert (normal.origin, normal.schedule) == ("exact", schedule)
+    assert (fixed.origin, fixed.schedule) == ("nearest", HostSchedule())
+    assert fixed.entry is not None and fixed.entry.deterministic
+    backward = find_schedule(PROBLEM, "conv", "backward", "float32", "mul_ir", HOST, deterministic=True)
+    assert backward.origin == "default", "its parts are what must be legal"

@@ -8,6 +8,7 @@ import random
 from collections.abc import Callable, Iterator
 
 import pytest
+import torch
 
 from autotune import measure
 
@@ -117,3 +118,33 @@ def test_gpu_samples_measure_the_device() -> None:
     slow = measure.time_callable(lambda: big.mul_(1.0), "cuda")
     fast = measure.time_callable(lambda: small.mul_(1.0), "cuda")
     assert slow.median_us > 5 * fast.median_us > 0
+
+
+def test_warm_up_ends_when_its_time_is_up() -> None:
+    calls: list[int] = []
+    measure.Sampler(lambda: calls.append(1), "cpu", cold_cache=False).warm_up(min_calls=60, max_seconds=0.0)
+    assert len(calls) == 1
+    measure.Sampler(lambda: calls.append(1), "cpu", cold_cache=False).warm_up(min_calls=60, seconds=0.0)
+    assert len(calls) == 61
+
+
+def test_host_time_is_that_of_rows_of_calls() -> None:
+    calls: list[int] = []
+    sampler = measure.Sampler(lambda: calls.append(1), "cpu", cold_cache=False)
+    assert sampler.host_us(seconds=1e-6) > 0
+    assert len(calls) == measure.HOST_ROWS * measure.HOST_CALLS
+    calls.clear()
+    sampler.host_us(seconds=10.0)
+    assert len(calls) == measure.HOST_ROWS * 20, "long calls are repeated less often"
+    assert sampler.peak_bytes() is None, "torch does not count a CPU's memory"
+
+
+@pytest.mark.gpu
+def test_peak_memory_counts_results_and_what_is_freed_within_the_call() -> None:
+    size = 8 << 20
+    held = torch.zeros(size, dtype=torch.uint8, device="cuda")
+    sampler = measure.Sampler(lambda: held.clone(), "cuda")
+    sampler.warm_up()
+    assert sampler.peak_bytes() == size
+    assert measure.Sampler(lambda: held.clone().sum(), "cuda").peak_bytes() >= size
+    assert measure.Sampler(lambda: held.add_(1), "cuda").peak_bytes() == 0, "the cache's buffer is not counted"

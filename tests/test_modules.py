@@ -14,13 +14,14 @@ import torch
 from database_samples import PROBLEM, entry, store
 from e3nn import o3
 
-from autotune import TensorProduct, TensorProductConv, database, modules, order_cache
+from autotune import TensorProduct, TensorProductConv, database, modules
 from autotune.errors import TuningMissError
 from autotune.order_cache import OrderCache
 from kernelgen.device import device_facts
 from kernelgen.direction import DIRECTIONS
 from kernelgen.errors import InputError, ProblemError, ScheduleError, UnsupportedError
 from kernelgen.graph import edge_order
+from kernelgen.operators import Operator, build
 from kernelgen.schedule import CudaSchedule, HostSchedule
 
 TOLERANCE = 1e-10
@@ -205,11 +206,8 @@ def test_tuning_tells_schedule_origin_and_record_of_each_direction(tmp_path: Pat
     record = entry(tuned, direction="backward", dtype="float64")
     store(tmp_path / "shipped", device_facts("cpu"), record)
     conv = small_conv(graph_class="conv-e14-d5", dtype=torch.float64)
-    assert {name: found.origin for name, found in conv.tuning.items()} == {
-        "forward": "default",
-        "backward": "exact",
-        "double_backward": "default",
-    }
+    origins = {name: found.origin for name, found in conv.tuning.items()}
+    assert origins == dict.fromkeys(DIRECTIONS, "default") | {"backward": "exact"}
     found = conv.tuning["backward"]
     assert (found.schedule, found.entry) == (tuned, record)
     assert "conv-e14-d5" in found.reason
@@ -233,11 +231,8 @@ def test_schedules_may_be_given_by_hand() -> None:
     wanted = e3nn_conv(conv, sender, receiver, 7)(*inputs)
     torch.testing.assert_close(conv(*inputs, sender, receiver), wanted, rtol=0, atol=1e-10)
     some = small_conv(schedule={"forward": mine})
-    assert {name: found.origin for name, found in some.tuning.items()} == {
-        "forward": "given",
-        "backward": "default",
-        "double_backward": "default",
-    }
+    origins = {name: found.origin for name, found in some.tuning.items()}
+    assert origins == dict.fromkeys(DIRECTIONS, "default") | {"forward": "given"}
 
 
 def test_strict_modules_refuse_a_miss(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -281,16 +276,23 @@ def test_state_dict_moves_internal_weights() -> None:
     assert torch.equal(first(x, y), second(x, y))
 
 
+def small_operator() -> Operator:
+    conv = small_conv()
+    return build(conv.problem)
+
+
 @pytest.fixture
 def ordered(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """A fresh cache of orders; the list grows by one number of destinations at each order that is really made."""
     made: list[int] = []
 
-    def counting(receiver: torch.Tensor, num_out: int, *, is_sorted: bool = False) -> object:
-        made.append(num_out)
-        return edge_order(receiver, num_out, is_sorted=is_sorted)
+    make = Operator.order
 
-    monkeypatch.setattr(order_cache, "edge_order", counting)
+    def counting(self: Operator, sender: torch.Tensor, receiver: torch.Tensor, *rest: int) -> object:
+        made.append(rest[1])
+        return make(self, sender, receiver, *rest)
+
+    monkeypatch.setattr(Operator, "order", counting)
     monkeypatch.setattr(modules, "_ORDERS", OrderCache())
     return made
 
@@ -321,34 +323,34 @@ def test_a_changed_receiver_is_ordered_again(ordered: list[int]) -> None:
 
 
 def test_orders_die_with_their_graph_and_the_oldest_go_first(ordered: list[int]) -> None:
-    cache = OrderCache(size=3)
-    receivers = [random_graph(10 + n, 4, 4)[1] for n in range(5)]
-    for receiver in receivers:
-        cache.order(receiver, 4, False)
+    cache, operator = OrderCache(size=3), small_operator()
+    graphs = [random_graph(10 + n, 4, 4) for n in range(5)]
+    for graph in graphs:
+        cache.order(operator, *graph, 4, 4, False)
     assert len(cache) == 3
-    cache.order(receivers[4], 4, False)
+    cache.order(operator, *graphs[4], 4, 4, False)
     assert len(ordered) == 5
-    cache.order(receivers[0], 4, False)
+    cache.order(operator, *graphs[0], 4, 4, False)
     assert len(ordered) == 6
-    receivers.clear()
-    del receiver
+    graphs.clear()
+    del graph
     gc.collect()
     assert len(cache) == 0
 
 
 def test_sorted_receivers_on_the_cpu_need_no_permutation() -> None:
-    cache = OrderCache()
-    ascending, mixed = torch.tensor([0, 0, 1, 3]), torch.tensor([3, 0, 1, 0])
-    assert cache.order(ascending, 4, False).perm is None
-    assert cache.order(mixed, 4, False).perm is not None
+    cache, operator = OrderCache(), small_operator()
+    sender, ascending, mixed = torch.arange(4), torch.tensor([0, 0, 1, 3]), torch.tensor([3, 0, 1, 0])
+    assert cache.order(operator, sender, ascending, 4, 4, False).perm is None
+    assert cache.order(operator, sender, mixed, 4, 4, False).perm is not None
 
 
 def test_inference_tensors_are_ordered_each_time(ordered: list[int]) -> None:
     with torch.inference_mode():
         receiver = torch.tensor([2, 0, 1])
-    cache = OrderCache()
-    cache.order(receiver, 3, False)
-    cache.order(receiver, 3, False)
+    cache, operator = OrderCache(), small_operator()
+    cache.order(operator, torch.arange(3), receiver, 3, 3, False)
+    cache.order(operator, torch.arange(3), receiver, 3, 3, False)
     assert (len(cache), len(ordered)) == (0, 2)
 
 

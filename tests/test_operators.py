@@ -121,11 +121,78 @@ def test_only_needed_gradients_are_asked_for(needed: str, monkeypatch: pytest.Mo
     by_name = {name: given.tensors[name].clone().requires_grad_(name in needed) for name in "xyw"}
     out = op(*by_name.values(), given.sender, given.receiver, num_out=given.num_out)
     first = torch.autograd.grad(out.square().sum(), by_name[needed[0]], create_graph=True)[0]
-    assert asked == ["forward:->g", f"backward:->{needed[0]}"]
+    name = {"x": "source_backward", "y": "edge_backward", "w": "backward"}
+    assert asked == ["forward:->g", f"{name[needed[0]]}:->{needed[0]}"]
     torch.autograd.grad((first * given.tensors["t" + needed[0]]).sum(), by_name[needed[-1]])
-    # The cotangent 2 * out depends on the inputs too: its gradient g is needed, then one more backward.
-    others = needed[-1] if needed[-1] != needed[0] else ""
-    assert asked[2:] == [f"double_backward:{needed[0]}->{others}g", f"backward:->{needed[-1]}"]
+    # The cotangent 2 * out depends on the inputs too: its gradient g is needed, then one more backward. A single
+    # tangent is a forward product; that of y waits for the backward of the value and joins it.
+    if needed[-1] == needed[0]:
+        assert asked[2:] == ["forward:->g", f"{name[needed[-1]]}:->{needed[-1]}"]
+    elif needed[0] == "y":
+        assert asked[2:] == ["forward:->g", f"joint_backward:yg->{needed[-1]}"]
+    else:
+        assert asked[2:] == [f"double_backward:{needed[0]}->{needed[-1]}g", f"{name[needed[-1]]}:->{needed[-1]}"]
+
+
+def force_loss(value: torch.Tensor, forces: list[torch.Tensor], given: reference.Case) -> torch.Tensor:
+    cotangents = [given.tensors["ty"], *(given.tensors["ty"].flip(0) for _ in forces[1:])]
+    return (value * given.tensors["tg"]).sum() + sum((f * t).sum() for f, t in zip(forces, cotangents, strict=True))
+
+
+@pytest.mark.parametrize("operation", ["conv", "plain"])
+@pytest.mark.parametrize("wanted", subsets("xyw"))
+def test_a_loss_on_value_and_edge_gradient_takes_one_joint_kernel(
+    operation: str, wanted: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given, op = case(operation), operator(operation=operation)
+    asked: list[str] = []
+    run = Operator.run
+
+    def spy(self: Operator, direction, *arguments, **options):  # type: ignore[no-untyped-def]
+        asked.append(direction.text)
+        return run(self, direction, *arguments, **options)
+
+    def gradients(product) -> list[torch.Tensor]:  # type: ignore[no-untyped-def]
+        inputs = dict(zip("xyw", leaves(given), strict=True))
+        out = product(*inputs.values())
+        forces = [torch.autograd.grad(out, inputs["y"], given.tensors["g"], create_graph=True)[0]]
+        return list(torch.autograd.grad(force_loss(out, forces, given), [inputs[name] for name in wanted]))
+
+    expected = gradients(lambda x, y, w: reference.forward(given, x, y, w))
+    monkeypatch.setattr(Operator, "run", spy)
+    where = (given.sender, given.receiver) if operation == "conv" else ()
+    found = gradients(lambda x, y, w: op(x, y, w, *where, num_out=given.num_out))
+    last = "edge_backward:->y" if wanted == "y" else f"joint_backward:yg->{wanted}"
+    assert asked == ["forward:->g", "edge_backward:->y", last]
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-11)
+
+
+def test_joint_gradients_survive_repeated_partial_and_failed_passes() -> None:
+    """Two edge gradients of one value, passes that leave the value's node out, and passes run twice."""
+    given, op = case(), operator()
+
+    def prepared(product) -> tuple:  # type: ignore[no-untyped-def]
+        inputs = leaves(given)
+        out = product(*inputs)
+        cotangents = (given.tensors["g"], given.tensors["g"].flip(0))
+        forces = [torch.autograd.grad(out, inputs[1], g, create_graph=True)[0] for g in cotangents]
+        return inputs, out, forces
+
+    graph = (given.sender, given.receiver)
+    ours = prepared(lambda x, y, w: op(x, y, w, *graph, num_out=given.num_out))
+    e3nn = prepared(lambda x, y, w: reference.forward(given, x, y, w))
+    # A pass that ends at the value: its node never runs, so nothing may be left with it.
+    assert torch.autograd.grad(ours[2][0].sum(), ours[1], retain_graph=True, allow_unused=True) == (None,)
+    for attempt in range(2):
+        found, wanted = (
+            torch.autograd.grad(force_loss(out, forces, given), inputs, retain_graph=True)
+            for inputs, out, forces in (ours, e3nn)
+        )
+        for one, other in zip(found, wanted, strict=True):
+            torch.testing.assert_close(one, other, rtol=0, atol=1e-11, msg=f"pass {attempt}")
+    alone = [torch.autograd.grad(forces[1].square().sum(), inputs[0])[0] for inputs, _, forces in (ours, e3nn)]
+    torch.testing.assert_close(*alone, rtol=0, atol=1e-11)
 
 
 def test_second_gradients_without_some_tangents_and_outputs() -> None:
@@ -163,9 +230,10 @@ def test_opcheck(operation: str) -> None:
     given, op = case(operation), operator(operation=operation)
     x, y, w = leaves(given)
     g = given.tensors["g"].clone().requires_grad_()
-    graph = (None, None, None, None, given.num_out)
-    if given.receiver is not None:
-        graph = (given.sender, given.receiver, *edge_order(given.receiver, given.num_out), given.num_out)
+    graph = (*[None] * 6, given.num_out)
+    if given.sender is not None and given.receiver is not None:
+        order = edge_order(given.receiver, given.num_out, sender=given.sender, num_in=len(x))
+        graph = (given.sender, given.receiver, *order, given.num_out)
     tx, ty, tw = (given.tensors["t" + name] for name in "xyw")
     ops = torch.ops.equitune
     torch.library.opcheck(ops.tp_forward, (x, y, w, *graph, op.text))
@@ -366,3 +434,17 @@ def test_operators_are_found_rebuilt_copied_and_pickled_by_text() -> None:
     x, y, w = (given.tensors[name] for name in "xyw")
     graph = (given.sender, given.receiver)
     assert torch.equal(again(x, y, w, *graph, num_out=NUM_OUT), op(x, y, w, *graph, num_out=NUM_OUT))
+
+
+def test_deterministic_operators_compute_the_same_and_repeat_bit_by_bit() -> None:
+    given = case(edges=40)
+    op = build(problem(), dtype=torch.float64, deterministic=True)
+    assert_same(differentiated(op, given), wanted(given))
+    assert op.schedules["source_backward"].order == "sender" and op.by_sender and op.by_receiver
+    runs = [differentiated(op, given) for _ in range(3)]
+    assert all(torch.equal(run[name], runs[0][name]) for run in runs for name in run)
+    assert pickle.loads(pickle.dumps(op)).deterministic
+    with pytest.raises(ScheduleError, match="sums x in no fixed order"):
+        build(problem(), {"source_backward": HostSchedule()}, deterministic=True)
+    with pytest.raises(ScheduleError, match="sums g in no fixed order"):
+        build(problem(), {"forward": HostSchedule(accumulate="atomics")}, deterministic=True)

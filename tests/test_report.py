@@ -4,152 +4,20 @@ from __future__ import annotations
 
 import json
 import math
-import random
 import re
-from collections import Counter
-from html.parser import HTMLParser
+import subprocess
+import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
+from report_samples import DEVICE, SLUG, Page, page_of, write, write_results
 
+from autotune import progress
 from autotune.report import ReportError, summary_table, write_reports
 from autotune.report.data import load_device
 from autotune.report.importance import knob_importances
 from autotune.report.overview import best_peer, sentence
 from autotune.report.words import error_text, geometric_mean, ratio_text, time_text
-
-SLUG = "made-up-cpu-2-cores"
-DEVICE = {"name": "Made-up CPU 2 cores", "slug": SLUG, "backend": "cpu", "arch": "x86_64", "units": 2}
-KEY = "uvu|8x0e+8x1o|1x0e+1x1o|8x0e+8x1o+8x1o|0.0.0,0.1.1,1.0.2|per-edge|component|element"
-VOID = {"meta", "br", "col", "hr", "wbr"}
-SCALE = {"forward": 1.0, "backward": 2.3, "double_backward": 4.1, "forward+backward": 3.2}
-
-
-def timed(time_us: float, **more: Any) -> dict[str, Any]:
-    return {"time_us": time_us, "q1_us": round(time_us * 0.985, 2), "q3_us": round(time_us * 1.02, 2), **more}
-
-
-def schedule(generator: random.Random) -> dict[str, Any]:
-    return {
-        "backend": "cpu",
-        "fuse": generator.random() < 0.7,
-        "accumulate": generator.choice(["registers", "atomics"]),
-        "path_groups": generator.choice([1, 2, 3, 5]),
-        "edges_per_chunk": generator.choice([8, 16, 32, 64, 128]),
-        "channel_block": generator.choice([8, 16, 32]),
-        "threads": 0,
-    }
-
-
-def trial(number: int, study: str, scale: float, generator: random.Random) -> dict[str, Any]:
-    knobs = schedule(generator)
-    record: dict[str, Any] = {"study": study, "number": number, "schedule": knobs, "reason": None, "time_us": None}
-    chance = generator.random()
-    if chance < 0.12:
-        reason = f"about {generator.randrange(300, 900)} registers a thread, 2.1 times the 255 there are"
-        return record | {"state": "illegal", "reason": reason}
-    if chance < 0.17:
-        return record | {"state": "timeout", "reason": "no answer within 20 s"}
-    if chance < 0.2:
-        return record | {"state": "wrong", "reason": "out_w: relative error <nan> & above 1e-05"}
-    slow = (1 if knobs["fuse"] else 3.5) * (1 if knobs["accumulate"] == "registers" else 1.6)
-    slow *= 1 + abs(math.log2(knobs["channel_block"] / 16)) * 0.3
-    return record | {"state": "ok", **timed(round(9000 * scale * slow * generator.uniform(1, 1.1), 3))}
-
-
-def entry(label: str, direction: str, graph: dict[str, Any]) -> dict[str, Any]:
-    generator, scale = random.Random(label + direction), SCALE[direction] * graph["edges"] / 11872
-    tuned = round(9123.456 * scale, 3)
-    return {
-        "label": label, "problem": KEY, "operation": "conv", "direction": direction, "dtype": "float32",
-        "layout": "mul_ir", "graph_class": "conv-e14-d5", "graph": graph,
-        "schedule": schedule(generator) | {"channel_block": 32}, **timed(tuned),
-        "default": {"schedule": schedule(generator) | {"channel_block": 16}, **timed(tuned * 1.41)},
-        "peers": {
-            "e3nn": timed(tuned * 34.2), "e3nn-compiled": {"error": "no <C++> compiler was found"},
-            "cuequivariance-naive": timed(tuned * 12.3),
-        },
-        "errors": {"g": 3.1e-7} if direction == "forward" else {"x": 2e-7, "y": 4.4e-7, "w": 1e-7},
-        "tolerance": 1e-5, "bytes": 52_000_000, "copy_bandwidth": 1.2e10, "floor_us": round(tuned / 2.11, 3),
-        "resources": {"code_bytes": 18432, "vector_bytes": 64}, "generator": "0.1.0+0123456789",
-        "software": {"python": "3.11.2", "torch": "2.13.0", "e3nn": "0.6.0"}, "date": "2001-02-03T04:05:06+00:00",
-        "trials": {"file": f"trials/{SLUG}/{label}-{direction}.jsonl", "count": 60, "ok": 48, "sampler": "tpe"},
-    }  # fmt: skip
-
-
-def write_results(folder: Path, labels: tuple[str, ...] = ("mace-made-up", "nequip-made-up"), trials: int = 60) -> Path:
-    """A results folder of one device with entries, a bench and trials."""
-    graph = {"name": "mof", "edges": 11872, "nodes": 424}
-    entries = [entry(label, name, graph) for label in labels for name in ("forward", "backward", "double_backward")]
-    rows = []
-    for label in labels:
-        record = entry(label, "forward+backward", graph)
-        times = {"equitune": timed(record["time_us"]), "equitune-default": timed(record["default"]["time_us"])}
-        kept = {key: record[key] for key in ("label", "problem", "operation", "graph", "graph_class", "dtype", "layout",
-                                             "bytes", "floor_us", "date", "software", "generator")}  # fmt: skip
-        rows.append({**kept, "pass": "forward+backward", "times": {**times, **record["peers"]}})
-    (folder / "bench").mkdir(parents=True)
-    (folder / "trials" / SLUG).mkdir(parents=True)
-    write(folder / f"{SLUG}.json", {"schema": 1, "device": DEVICE, "entries": entries})
-    write(folder / "bench" / f"{SLUG}.json", {"schema": 1, "device": DEVICE, "rows": rows})
-    for record in entries:
-        generator = random.Random(record["label"])
-        lines = [json.dumps(trial(n, "s", SCALE[record["direction"]], generator)) for n in range(trials)]
-        (folder / record["trials"]["file"]).write_text("\n".join(lines) + "\n")
-    return folder
-
-
-def write(path: Path, data: Any) -> None:
-    path.write_text(json.dumps(data))
-
-
-class Page(HTMLParser):
-    """Balance, ids, references, loaded addresses and the records' numbers of one page."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.text, self.open, self.words = text, [], []  # type: ignore[var-annotated]
-        self.counts: Counter[str] = Counter()
-        self.ids: list[str] = []
-        self.targets: set[str] = set(re.findall(r"url\(#([^)]+)\)", text))
-        self.loaded: list[str] = []
-        self.values: list[str] = []
-        self.unlabelled = 0
-        self.feed(text)
-        self.close()
-        assert not self.open, f"never closed: {self.open}"
-
-    def handle_starttag(self, name: str, attributes: list[tuple[str, str | None]]) -> None:
-        self.handle_startendtag(name, attributes)
-        if name not in VOID:
-            self.open.append(name)
-
-    def handle_startendtag(self, name: str, attributes: list[tuple[str, str | None]]) -> None:
-        given = dict(attributes)
-        self.counts[name] += 1
-        self.ids += [given["id"] or ""] if "id" in given else []
-        self.values += [given["data-value"] or ""] if "data-value" in given else []
-        for key in ("src", "href", "data", "srcset", "action"):
-            address = given.get(key) or ""
-            if address.startswith("#"):
-                self.targets.add(address[1:])
-            elif address:
-                self.loaded.append(address)
-        self.unlabelled += name == "svg" and not given.get("aria-label")
-        self.unlabelled += name == "th" and given.get("scope") not in ("row", "col")
-
-    def handle_endtag(self, name: str) -> None:
-        assert self.open and self.open[-1] == name, f"</{name}> closes {self.open[-1:]}"
-        self.open.pop()
-
-    def handle_data(self, data: str) -> None:
-        self.words.append(data)
-
-
-def page_of(results: Path, reports: Path) -> Page:
-    (path,) = write_reports(results, reports)
-    return Page(path.read_text(encoding="utf-8"))
 
 
 @pytest.fixture(scope="module")
@@ -185,7 +53,7 @@ def test_light_and_dark(page: Page) -> None:
 
 def test_every_row_with_its_recorded_numbers(results: Path, page: Page) -> None:
     data = load_device(results, SLUG)
-    assert len(data.rows) == 8 and page.counts["svg"] == 8 + 6 + 6 * 3
+    assert len(data.rows) == 8 and page.counts["svg"] == 1 + 8 + 6 + 6 * 3
     shown = {float(value) for value in page.values if re.fullmatch(r"[\d.e+-]+", value)}
     for time_us in data.times["time_us"].dropna():
         assert time_us in shown
@@ -260,7 +128,7 @@ def test_missing_parts_leave_a_page(tmp_path: Path, missing: str) -> None:
             record["peers"] = {}
         write(results / f"{SLUG}.json", data)
     page = page_of(results, tmp_path / "reports")
-    assert page.counts["section"] == 8
+    assert page.counts["section"] == 10
     summary_table(results)
 
 
@@ -304,6 +172,12 @@ def test_terminal_table(results: Path) -> None:
     for words in ("9.12", "34×", "12×", "1.41×", "failed", "47%", "3.1e-7"):
         assert words in line
     assert "\x1b" not in "".join(lines)
+
+
+def test_the_progress_lines_share_the_words_and_load_no_table_or_plot() -> None:
+    code = "import autotune.report.words, sys; print(*{'pandas', 'matplotlib', 'optuna'} & set(sys.modules))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "\n"
+    assert progress.time_text is time_text
 
 
 def test_words() -> None:

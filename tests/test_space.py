@@ -40,7 +40,7 @@ def test_default_is_a_legal_member(problem: str, backend: str, operation: str, d
     values = space.values(space.default)
     assert values is not None
     assert space.schedule(values) == space.default
-    assert ("fuse" in space.knobs) == (operation == "conv")
+    assert "fuse" not in space.knobs
 
 
 def test_choices_fit_the_problem() -> None:
@@ -68,7 +68,7 @@ def test_shuffled_visits_every_combination_once() -> None:
 def test_count_legal_counts_distinct_schedules() -> None:
     space = space_of("unequal", "cpu")
     legal = {schedule for schedule in space.shuffled(0) if space.broken_limit(schedule) is None}
-    assert space.count_legal(10_000) == len(legal) < space.size
+    assert space.count_legal(10_000) == len(legal) + len(space.probes) < space.size
     assert space.count_legal(3) == 3
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import signal
+import threading
 import warnings
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -13,8 +15,8 @@ import pytest
 from autotune import records
 from autotune.errors import ConfigError, StudyError
 from autotune.jobs import Outcome
-from autotune.sampling import choose_sampler, make_sampler
-from autotune.search import search
+from autotune.sampling import choose_sampler, make_sampler, proposals_ahead
+from autotune.search import Compiled, search
 from autotune.space import Space, search_space
 from autotune.study import Study
 from kernelgen.device import DeviceFacts, cuda_facts
@@ -51,7 +53,12 @@ def make_study(space: Space, path: Path, storage: object | None = None, **option
 def cost(schedule: Schedule) -> float:
     """A smooth stand-in for a time in microseconds; the best is a registers, wide-block, two-group schedule."""
     assert isinstance(schedule, HostSchedule)
-    penalty = 40.0 * (not schedule.fuse) + 20.0 * (schedule.accumulate == "atomics") + 5.0 * (schedule.threads != 0)
+    penalty = (
+        40.0 * (not schedule.fuse)
+        + 3.0 * (schedule.order == "sender")
+        + 20.0 * (schedule.accumulate == "atomics")
+        + 5.0 * (schedule.threads != 0)
+    )
     return 10.0 + penalty + 3.0 * abs(schedule.path_groups - 2) + 8.0 / schedule.channel_block
 
 
@@ -60,7 +67,7 @@ def ok(time_us: float) -> Outcome:
 
 
 def run(study: Study, measure: Callable[[Schedule], Outcome] = lambda s: ok(cost(s)), **options: object) -> str:
-    return search(study, lambda schedule: 0.0, lambda schedule, best: measure(schedule), **options)  # type: ignore[arg-type]
+    return search(study, lambda schedule: Compiled(0.0), lambda schedule, best: measure(schedule), **options)  # type: ignore[arg-type]
 
 
 def keys(path: Path) -> list[str]:
@@ -125,10 +132,10 @@ def test_failures_are_recorded_and_told_as_violations(space: Space, path: Path) 
     def measure(schedule: Schedule) -> Outcome:
         return Outcome("crashed", "SIGSEGV") if schedule.accumulate == "atomics" else ok(cost(schedule))
 
-    def prepare(schedule: Schedule) -> float:
+    def prepare(schedule: Schedule) -> Compiled:
         if schedule.path_groups == 4:
             raise CompileError("no")
-        return 1.5
+        return Compiled(1.5)
 
     study = make_study(space, path, sampler="brute")
     assert search(study, prepare, lambda schedule, best: measure(schedule)) == "exhausted"
@@ -139,7 +146,8 @@ def test_failures_are_recorded_and_told_as_violations(space: Space, path: Path) 
     assert all(line["compile_s"] == 1.5 for line in records.read(path) if line["state"] == "ok")
     trials = study._study.get_trials()
     violations = [t for t in trials if t.state == optuna.trial.TrialState.PRUNED]
-    assert len(violations) == study.failures > 0
+    unfused = [s for s in space.probes if study.finished[s.key]["state"] != "ok"]
+    assert len(violations) == study.failures - len(unfused) > 0
     assert all(trial.constraints == {"runs": 1.0} for trial in violations)
     assert not [trial for trial in trials if trial.state == optuna.trial.TrialState.FAIL]
 
@@ -174,7 +182,8 @@ def test_lost_storage_is_filled_from_the_records(space: Space, path: Path) -> No
     assert failures > 0
     with make_study(space, path, sampler="tpe") as study:
         trials = study._study.get_trials()
-        assert len([t for t in trials if t.state == optuna.trial.TrialState.COMPLETE]) == 12 - failures
+        expressible = 12 - failures - len(space.probes)
+        assert len([t for t in trials if t.state == optuna.trial.TrialState.COMPLETE]) == expressible
         assert len([t for t in trials if t.constraints == {"runs": 1.0}]) == failures
         assert study._study.best_value == study.best_us
         run(study, measure, trials=20)
@@ -194,15 +203,6 @@ def test_kill_between_record_and_tell(space: Space, path: Path, monkeypatch: pyt
         assert [t.value for t in trials if t.state == optuna.trial.TrialState.COMPLETE] == [cost(space.default)]
         assert not [t for t in trials if t.state == optuna.trial.TrialState.RUNNING]
         run(study, trials=5)
-    assert_no_repeats(path)
-
-
-def test_kill_between_enqueue_and_ask(space: Space, path: Path) -> None:
-    storage = optuna.storages.InMemoryStorage()
-    with make_study(space, path, storage) as study:
-        study._study.enqueue_trial(space.values(space.default))
-    with make_study(space, path, storage) as study:
-        assert run(study, trials=3) == "trials"
     assert_no_repeats(path)
 
 
@@ -237,7 +237,7 @@ def test_interrupt_while_a_record_is_written(space: Space, path: Path, monkeypat
     assert run(study, trials=10) == "interrupted"
     assert len(records.read(path)) == len(study.finished) == 3
     told = study._study.get_trials(states=(optuna.trial.TrialState.COMPLETE,))
-    assert len(told) == 3
+    assert len(told) == 3 - len(space.probes)
 
 
 def test_deadline_still_measures_the_default(space: Space, path: Path) -> None:
@@ -287,7 +287,9 @@ def test_broken_sqlite_file_is_kept_aside(space: Space, path: Path, tmp_path: Pa
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         with make_study(space, path, storage, sampler="random") as study:
-            assert len(study._study.get_trials()) == 4, "the records filled the new file"
+            assert len(study._study.get_trials()) == 4 - len(space.probes), "the sampler learns from the records"
+    stored = optuna.load_study(study_name=study._optuna_name(), storage=storage).get_trials()
+    assert len(stored) == 4 - len(space.probes), "the records filled the new file"
     assert any("kept as" in str(warning.message) for warning in caught)
     assert [aside.read_bytes()[:14] for aside in file.parent.glob("*.corrupt-*")] == [b"not a database"]
 
@@ -308,6 +310,7 @@ def test_choice_of_sampler(space: Space, cuda_space: Space) -> None:
     assert choose_sampler(cuda_space, None, None) == "tpe"
     with pytest.raises(ConfigError, match="tpe"):
         make_sampler("tpee", 0)
+    assert [proposals_ahead("tpe", 4), proposals_ahead("tpe", 64), proposals_ahead("random", 64)] == [4, 8, 64]
 
 
 def test_same_seed_same_search(space: Space, tmp_path: Path) -> None:
@@ -319,3 +322,102 @@ def test_same_seed_same_search(space: Space, tmp_path: Path) -> None:
 
     assert searched(3, "a") == searched(3, "b")
     assert searched(4, "c") != searched(3, "d")
+
+
+def test_unfused_is_probed_once_after_the_starts(cuda_space: Space, path: Path) -> None:
+    start, moved = (cuda_space.schedule({"block_size": size}) for size in (256, 64))
+    study = make_study(
+        cuda_space, path, sampler="random", starts=[start, dataclasses.replace(moved, fuse=False, accumulate="atomics")]
+    )
+    proposed = [p.schedule for p in (study.propose() for _ in range(60)) if p]
+    unfused = dataclasses.replace(cuda_space.default, fuse=False)
+    assert proposed[:2] == [cuda_space.default, start]
+    assert [schedule for schedule in proposed if not schedule.fuse] == [unfused] == [proposed[3]]
+    assert proposed[2] == dataclasses.replace(moved, accumulate="atomics"), (
+        "an unfused start is moved to its fused like"
+    )
+
+
+def test_probe_can_win_but_is_not_told_to_the_sampler(space: Space, path: Path) -> None:
+    storage = optuna.storages.InMemoryStorage()
+    for _ in range(2):
+        with make_study(space, path, storage, sampler="random") as study:
+            run(study, lambda s: ok(1.0 if not s.fuse else 2.0), trials=8)
+            assert study.best is not None and not study.best["schedule"]["fuse"]
+            assert len(study._study.get_trials(states=(optuna.trial.TrialState.COMPLETE,))) == 7
+
+
+def test_storage_is_a_copy_made_at_the_end(space: Space, path: Path) -> None:
+    storage = optuna.storages.InMemoryStorage()
+    for trials in (6, 10):
+        with make_study(space, path, storage) as study:
+            run(study, trials=trials)
+        stored = optuna.load_study(study_name=study._optuna_name(), storage=storage).get_trials()
+        assert len(stored) == trials - len(space.probes)
+        assert {t.user_attrs["schedule"] for t in stored} == set(study.finished) - {s.key for s in space.probes}
+
+
+def test_study_without_a_path_keeps_nothing(space: Space, tmp_path: Path) -> None:
+    with Study(space, "rehearsal", sampler="random") as study:
+        assert run(study, trials=5) == "trials"
+        assert len(study.finished) == 5
+        with pytest.raises(StudyError, match="no records"):
+            study.path  # noqa: B018
+    assert not list(tmp_path.iterdir())
+
+
+def test_patience_ends_a_search_that_gains_nothing(space: Space, path: Path) -> None:
+    times = iter([10.0, 8.0, 7.95, 9.0, 7.0, *[6.95] * 100])
+    with make_study(space, path, sampler="random") as study:
+        assert run(study, lambda schedule: ok(next(times)), patience=4) == "patience"
+        assert len(study.finished) == 9, "7.95 and 6.95 are gains of less than 1%"
+        assert study.stale == 4
+    with make_study(space, path, sampler="random") as study:
+        assert run(study, patience=4) == "patience"
+        assert len(study.finished) == 9, "a second run has nothing to do"
+
+
+def test_what_spills_is_not_measured(space: Space, path: Path) -> None:
+    measured: list[Schedule] = []
+
+    def measure(schedule: Schedule, best_us: float | None) -> Outcome:
+        measured.append(schedule)
+        return dataclasses.replace(ok(cost(schedule)), resources=resources(schedule))
+
+    def resources(schedule: Schedule) -> dict[str, int]:
+        return {"spill_bytes": 2000 if schedule.accumulate == "atomics" else 100}
+
+    study = make_study(space, path, sampler="tpe")
+    assert search(study, lambda schedule: Compiled(0.5, resources(schedule)), measure, trials=40, workers=4) == "trials"
+    pruned = [line for line in records.read(path) if line["state"] == "pruned"]
+    assert pruned and len(measured) == 40 - len(pruned)
+    assert all(line["schedule"]["accumulate"] == "atomics" for line in pruned)
+    assert all("2000 bytes" in line["reason"] and line["resources"]["spill_bytes"] == 2000 for line in pruned)
+    assert not [schedule for schedule in measured if schedule.accumulate == "atomics"]
+    assert study.failures == 0 and study.stale < 40 - len(pruned)
+    told = study._study.get_trials(states=(optuna.trial.TrialState.PRUNED,))
+    assert len([t for t in told if t.constraints == {"runs": 1.0}]) >= len(pruned)
+
+
+def test_slow_compilation_does_not_hold_up_the_others(space: Space, path: Path) -> None:
+    """While the second kernel compiles, the third and later ones are measured."""
+    measured: list[Schedule] = []
+    held: list[Schedule] = []
+    released = threading.Event()
+
+    def prepare(schedule: Schedule) -> Compiled:
+        if schedule != space.default and not held:
+            held.append(schedule)
+            assert released.wait(60)
+        return Compiled(0.0)
+
+    def measure(schedule: Schedule, best_us: float | None) -> Outcome:
+        measured.append(schedule)
+        if len(measured) == 4:
+            released.set()
+        return ok(cost(schedule))
+
+    study = make_study(space, path, sampler="random")
+    assert search(study, prepare, measure, trials=6, workers=3, overlap=True) == "trials"
+    assert measured[0] == space.default
+    assert held[0] in measured and measured.index(held[0]) >= 4

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import json
 import os
 import signal
@@ -25,13 +26,15 @@ from autotune.contest import hold_contest, interleaved
 from autotune.contest_session import ContestSession, ContestSetting
 from autotune.database import Database
 from autotune.errors import PeerError
+from autotune.jobs import Outcome
 from autotune.neighbours import starting_points
 from autotune.space import search_space
-from autotune.tune import Clock, tune
+from autotune.tune import PATIENCE, Clock, open_study, resolve, tune
+from autotune.worker import Worker
 from autotune.workload import Workload
 from kernelgen.device import device_facts
 from kernelgen.problem import TensorProductProblem
-from kernelgen.schedule import HostSchedule
+from kernelgen.schedule import HostSchedule, schedule_from_dict
 
 TRIALS = 6
 CONFIG = """
@@ -142,9 +145,9 @@ def test_killed_tuner_repeats_nothing(tmp_path: Path, config: Path) -> None:
 
 
 def check_bench(config: Path, results: Path, schedule: object) -> None:
-    rows = bench(config, "cpu", results, with_peers=False, seconds_each=0.0)
+    rows = bench(config, "cpu", results, peers=(), seconds_each=0.0)
     assert [row["pass"] for row in rows] == ["forward"]
-    bench(config, "cpu", results, with_peers=False, seconds_each=0.0)
+    bench(config, "cpu", results, peers=(), seconds_each=0.0)
     stored = json.loads((results / "bench" / f"{device_facts('cpu').slug}.json").read_text())
     assert len(stored["rows"]) == 1, "a newer row replaces the older"
     times = stored["rows"][0]["times"]
@@ -157,7 +160,7 @@ class StrangePeers(ContestSetting):
     """A contest whose peers misbehave in every way that real ones do."""
 
     def open(self) -> Callable[[Any], Any]:
-        session = ContestSession(ContestSetting(self.workload, self.device, with_peers=False))
+        session = ContestSession(ContestSetting(self.workload, self.device, peers=()))
         session.peers = {
             name: StrangePeer(name) for name in ("sound", "absent", "raises late", "crashes late", "crashes")
         }
@@ -212,6 +215,22 @@ def test_contest_survives_its_peers(config: Path) -> None:
     assert contest.copy_bandwidth > 0
 
 
+@pytest.mark.timeout(2 * LONG_S)
+def test_contests_in_a_row_share_a_process_and_skip_what_is_known_to_fail(config: Path) -> None:
+    (workload,) = load_config(config, "cpu").workloads
+    setting = StrangePeers(workload, "cpu")
+    ours = {"default": {"forward": HostSchedule(), "edge_backward": HostSchedule(), "joint_backward": HostSchedule()}}
+    with Worker(setting) as worker:
+        known = {"crashes": "known to crash", "raises late": "known", "crashes late": "known"}
+        for which in ("forward", "force_step"):
+            contest = hold_contest(setting, (which,), ours, seconds_each=0.0, worker=worker, known_failures=known)
+            assert contest.results["crashes"][which].error == "known to crash"
+            assert contest.results["default"][which].timing is not None, contest.results["default"][which].error
+        assert worker.starts == 1
+    assert "has no attribute 'force_step'" in contest.results["sound"]["force_step"].error
+    assert set(contest.errors["default"]["joint_backward"]) == {"x", "y", "w"}
+
+
 def test_rounds_are_interleaved_and_even() -> None:
     order = list(interleaved({"fast": 6, "slow": 2}))
     assert order.count("fast") == 6 and order.count("slow") == 2
@@ -250,6 +269,7 @@ def test_neighbours_come_nearest_first(config: Path) -> None:
         dtype: str = "float32"
         layout: str = "mul_ir"
         label: str = "w"
+        deterministic: bool = False
 
         @property
         def tuned_schedule(self) -> HostSchedule:
@@ -267,3 +287,35 @@ def test_neighbours_come_nearest_first(config: Path) -> None:
     ]
     found = starting_points(space, workload.graph_class(), known)  # type: ignore[arg-type]
     assert [schedule.edges_per_chunk for schedule in found] == [128, 32, 8]
+    kin = search_space(workload.problem, "conv", "edge_backward", "float32", device_facts("cpu"))
+    found = starting_points(kin, workload.graph_class(), known)  # type: ignore[arg-type]
+    assert [schedule.edges_per_chunk for schedule in found] == [8], "edge_backward begins where backward ended"
+    own = Known(other.key, "conv-e11-d5", 32, direction="edge_backward")
+    found = starting_points(kin, workload.graph_class(), [own, *known])  # type: ignore[arg-type]
+    assert [schedule.edges_per_chunk for schedule in found] == [8, 32], "the same problem goes before the direction"
+    none = search_space(workload.problem, "conv", "double_backward", "float32", device_facts("cpu"))
+    assert starting_points(none, workload.graph_class(), known) == []  # type: ignore[arg-type]
+
+
+def test_kindred_direction_of_the_same_run_gives_starts(config: Path, tmp_path: Path) -> None:
+    """The first trials of edge_backward are the default and the best of this run's backward."""
+    workload = dataclasses.replace(load_config(config).workloads[0], directions=("backward", "edge_backward"))
+    settings, _ = resolve(config, "cpu", None, 4, "random", None, 0, tmp_path, False)
+    with open_study(workload, "backward", settings, None) as backward:
+        while (proposal := backward.propose()) and len(backward.finished) < 8:
+            time_us = 1.0 if proposal.schedule.edges_per_chunk == 128 else 5.0
+            backward.finish(proposal, Outcome("ok", time_us=time_us + len(backward.finished) / 10))
+        assert backward.best is not None and backward.best_us is not None and backward.best_us < 5.0
+        with open_study(workload, "edge_backward", settings, None, {"backward": backward}) as study:
+            first = [study.propose() for _ in range(2)]
+    assert [p.schedule for p in first if p] == [
+        study.space.default,
+        study.space.nearest(schedule_from_dict(backward.best["schedule"])),
+    ]
+
+
+def test_patience_depends_on_the_backend(config: Path, tmp_path: Path) -> None:
+    given = (config, "cpu", None, None, None, None, 0, tmp_path, False)
+    assert resolve(*given)[0].patience is None, "on a CPU the budget is the limit"
+    assert resolve(*given, 7)[0].patience == 7
+    assert PATIENCE["cuda"] == 120

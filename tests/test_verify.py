@@ -16,7 +16,7 @@ from kernelgen.direction import DIRECTIONS, double_backward
 from kernelgen.errors import InputError
 from kernelgen.problem import TensorProductProblem
 
-SLOTS = {"forward": "g", "backward": "xyw", "double_backward": "xywg"}
+SLOTS = {name: direction.outputs for name, direction in DIRECTIONS.items()}
 
 
 def workload(operation: str = "conv", layout: str = "mul_ir", shared: bool = False, dtype: str = "float64") -> Workload:
@@ -39,12 +39,13 @@ def by_e3nn(work: Workload, tensors: Tensors) -> dict[str, dict[str, torch.Tenso
         return relayout(out, problem.irreps_out, "mul_ir", work.layout)
 
     passes = AutogradPasses(call, tensors)
-    values = {
-        "forward": (passes.forward(),),
-        "backward": passes.backward(),
-        "double_backward": passes.double_backward(),
-    }
-    return {direction: dict(zip(SLOTS[direction], values[direction], strict=True)) for direction in SLOTS}
+    outputs = {}
+    for direction, slots in SLOTS.items():
+        values = getattr(passes, direction)()
+        outputs[direction] = dict(zip(slots, values if isinstance(values, tuple) else (values,), strict=True))
+    for step, joint in zip(passes.force_step(), outputs["joint_backward"].values(), strict=True):
+        torch.testing.assert_close(step, joint)
+    return outputs
 
 
 @pytest.mark.parametrize("max_edges", [100, 10**9])
@@ -139,6 +140,26 @@ def test_partial_directions() -> None:
     assert max(errors.values()) < 1e-13
 
 
+@pytest.mark.parametrize("operation", ["conv", "plain"])
+def test_joint_reference_is_the_slope_of_its_loss(operation: str) -> None:
+    """Central differences of <ty, dF/dy> + <tg, value> along the tangents of x, y and w; the loss is linear."""
+    work = workload(operation)
+    tensors = make_tensors(work, "cpu")
+    expected = Reference(work, "cpu", tensors, max_edges=10**9).expected("joint_backward")
+    assert tuple(expected) == ("x", "y", "w")
+    for slot, gradient in expected.items():
+        step = 1e-3
+
+        def loss(move: float, slot: str = slot) -> torch.Tensor:
+            moved = getattr(tensors, slot) + move * getattr(tensors, "t" + slot)
+            reference = Reference(work, "cpu", dataclasses.replace(tensors, **{slot: moved}), max_edges=10**9)
+            value, edge_gradient = reference.expected("forward")["g"], reference.expected("edge_backward")["y"]
+            return (tensors.ty * edge_gradient).sum() + (tensors.tg * value).sum()
+
+        slope = (loss(step) - loss(-step)) / (2 * step)
+        torch.testing.assert_close((gradient * getattr(tensors, "t" + slot)).sum(), slope, rtol=1e-8, atol=1e-8)
+
+
 def test_wrong_shape_and_slot_are_errors() -> None:
     work = workload()
     reference = Reference(work, "cpu")
@@ -160,7 +181,7 @@ def test_extreme_nodes_are_always_chosen() -> None:
 def test_tensors_are_deterministic_and_shaped_as_the_kernels_take_them() -> None:
     work = workload(shared=True)
     first, again, other = (make_tensors(work, "cpu", seed) for seed in (0, 0, 1))
-    for name in ("x", "y", "w", "g", "tx", "ty", "tw"):
+    for name in ("x", "y", "w", "g", "tx", "ty", "tw", "tg"):
         assert torch.equal(getattr(first, name), getattr(again, name))
         assert not torch.equal(getattr(first, name), getattr(other, name))
     assert first.w.shape == (work.problem.weight_numel,)
@@ -177,7 +198,9 @@ def test_compulsory_bytes() -> None:
     index = 8 * edges
     assert compulsory_bytes(work, "forward", edges, nodes) == 4 * (x + y + w + g) + index
     assert compulsory_bytes(work, "backward", edges, nodes) == 4 * (2 * (x + y + w) + g) + index
+    assert compulsory_bytes(work, "edge_backward", edges, nodes) == 4 * (x + w + g + y) + index
     assert compulsory_bytes(work, "double_backward", edges, nodes) == 4 * (3 * (x + y + w) + 2 * g) + index
+    assert compulsory_bytes(work, "joint_backward", edges, nodes) == 4 * (2 * (x + w) + 3 * y + 2 * g) + index
     plain = dataclasses.replace(work, operation="plain", dtype="float64")
     assert compulsory_bytes(plain, "forward", edges, nodes) == 8 * edges * (512 + 16 + 1280 + 5120)
 

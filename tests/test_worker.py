@@ -245,3 +245,16 @@ def test_errors_in_json_form() -> None:
     assert jobs.finite({"x": float("inf"), "y": 1e-7}) == {"x": 1e308, "y": 1e-7}
     assert jobs.worst_error({"x": 1e-7}, "float32") is None
     assert "w" in (jobs.worst_error({"x": 1e-7, "w": float("nan")}, "float32") or "")
+
+
+def test_reopened_in_the_same_process(worker: Worker) -> None:
+    before = worker.call("a", PATIENCE_S)
+    worker.reopen(Misbehaving())
+    after = worker.call("b", PATIENCE_S)
+    assert after == (before[0], 1), "the same process, another session"
+    worker.reopen(Misbehaving(broken=True))
+    with pytest.raises(WorkerError, match="no such device"):
+        worker.call("a", PATIENCE_S)
+    worker.reopen(Misbehaving())
+    again = worker.call("a", PATIENCE_S)
+    assert again[1] == 1 and again[0] != before[0], "a set-up that failed ends the process"

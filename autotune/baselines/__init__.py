@@ -1,6 +1,6 @@
 """Peers that a tuned kernel is compared with in the same run; each proves its numbers before it is timed.
 
-Enters a workload and a device, leave :class:`Peer` values: ``peer.prepare()`` gives the four timed passes, or raises
+Enters a workload and a device, leave :class:`Peer` values: ``peer.prepare()`` gives the timed passes, or raises
 PeerError with the reason why this peer has no number.
 """
 
@@ -27,6 +27,7 @@ __all__ = [
     "Peer",
     "PeerStatus",
     "Product",
+    "peer_names",
     "peers_for",
     "usable_peers",
 ]
@@ -65,6 +66,11 @@ def usable_peers(device: torch.device | str) -> list[PeerStatus]:
             reason = adapter.unusable(device)
             found.append(PeerStatus(adapter.name, reason is None, reason or ""))
     return found
+
+
+def peer_names(device: torch.device | str) -> tuple[str, ...]:
+    """Of the peers in the table of a device."""
+    return tuple(adapter.name for adapter in ADAPTERS if _is_listed(adapter, torch.device(device)))
 
 
 def _is_listed(adapter: Adapter, device: torch.device) -> bool:

@@ -8,6 +8,7 @@ they cannot be loaded, cuEquivariance silently computes naively: that is an erro
 
 from __future__ import annotations
 
+import functools
 import math
 import warnings
 from typing import Any
@@ -53,29 +54,37 @@ def polynomial(problem: TensorProductProblem, *, flat: bool) -> Any:
     return result
 
 
-def convolution(task: Task, method: str) -> Call:
-    """The polynomial as a call; PeerError unless the method that was asked for is the one that runs."""
+@functools.lru_cache(maxsize=2)
+def module(problem: TensorProductProblem, method: str, device: torch.device) -> Any:
+    """The polynomial as cuEquivariance's module; PeerError unless the method that was asked for is the one that runs.
+
+    It takes any graph, so the graphs of one problem share it.
+    """
     import cuequivariance_torch as cuet
 
-    problem, conv = task.workload.problem, task.is_conv
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        module = cuet.SegmentedPolynomial(polynomial(problem, flat=method != "naive"), method=method).to(task.device)
-    ran_naively = "Naive" in type(module.m).__name__
-    if module.method != method or ran_naively != (method == "naive"):
+        made = cuet.SegmentedPolynomial(polynomial(problem, flat=method != "naive"), method=method).to(device)
+    ran_naively = "Naive" in type(made.m).__name__
+    if made.method != method or ran_naively != (method == "naive"):
         said = "; ".join(str(warning.message) for warning in caught)
-        raise PeerError(f"cuequivariance: asked for {method}, got {module.method} ({type(module.m).__name__}): {said}")
+        raise PeerError(f"cuequivariance: asked for {method}, got {made.method} ({type(made.m).__name__}): {said}")
+    return made
+
+
+def convolution(task: Task, method: str) -> Call:
+    """The module as a call on the task's graph."""
+    made, shared = module(task.workload.problem, method, task.device), task.workload.problem.shared_weights
     inputs: dict[int, torch.Tensor] = {}
     shapes: dict[int, torch.Tensor] = {}
     outputs: dict[int, torch.Tensor] = {}
-    if conv:
+    if task.is_conv:
         sender, receiver = task.edges
         inputs, outputs = {1: sender}, {0: receiver}
         shapes = {0: torch.empty(task.tensors.num_nodes, 1, device=task.device)}
-    shared = problem.shared_weights
 
     def call(x: torch.Tensor, y: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-        return module([w[None] if shared else w, x, y], inputs, shapes, outputs)[0]
+        return made([w[None] if shared else w, x, y], inputs, shapes, outputs)[0]
 
     return call
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import shutil
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
@@ -14,48 +15,84 @@ import torch
 from autotune.baselines.passes import Call
 from autotune.baselines.peer import Adapter, Product, Task
 from autotune.errors import PeerError
+from autotune.verify import e3nn_product
 from autotune.workload import DTYPES, relayout
+from kernelgen.problem import TensorProductProblem
 
 # torch.compile of one product takes from seconds to minutes; beyond this it is given up.
 COMPILE_LIMIT_S = 120
+# Nothing tunes itself here: the first calls fill torch's allocator and compile e3nn's own code.
+WARM_UP_CALLS = 3
+GraphCall = Callable[..., torch.Tensor]
 
 
-def convolution(task: Task) -> Call:
-    """Gather, e3nn's product and sum by destination, or the product alone, in e3nn's layout."""
-    problem = task.workload.problem
-    product = problem.reference().to(device=task.device, dtype=DTYPES[task.workload.dtype])
-    if not task.is_conv:
-        return product
-    (sender, receiver), nodes = task.edges, task.tensors.num_nodes
+def convolution(problem: TensorProductProblem, dtype: torch.dtype, device: torch.device) -> GraphCall:
+    """``(x, y, w, sender, receiver, nodes)``: gather, e3nn's product and sum by destination, in e3nn's layout.
 
-    def conv(x: torch.Tensor, y: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    Without a sender it is the product alone.
+    """
+    product = e3nn_product(problem, dtype, device)
+
+    def conv(
+        x: torch.Tensor,
+        y: torch.Tensor,
+        w: torch.Tensor,
+        sender: torch.Tensor | None = None,
+        receiver: torch.Tensor | None = None,
+        nodes: int = 0,
+    ) -> torch.Tensor:
+        if sender is None or receiver is None:
+            return product(x, y, w)
         messages = product(x.index_select(0, sender), y, w)
         return messages.new_zeros(nodes, messages.shape[1]).index_add(0, receiver, messages)
 
     return conv
 
 
+def on_graph(call: GraphCall, task: Task) -> Call:
+    """The call with the graph of a task."""
+    if not task.is_conv:
+        return call
+    (sender, receiver), nodes = task.edges, task.tensors.num_nodes
+    return lambda x, y, w: call(x, y, w, sender, receiver, nodes)
+
+
 def eager(task: Task) -> Product:
-    return Product(convolution(task))
+    return Product(on_graph(convolution(*_kind(task)), task))
 
 
 def compiled(task: Task) -> Product:
-    """Compiles both passes here, under a time limit, so that no timed call compiles."""
-    from torch._functorch import config
-
-    call = torch.compile(convolution(task), dynamic=False)
+    """Runs both passes here, under a time limit, so that no timed call compiles."""
+    call = on_graph(compiled_convolution(*_kind(task), task.workload.operation), task)
     t = task.tensors
     x = relayout(t.x, task.workload.problem.irreps_in1, task.workload.layout, "mul_ir")
-    inputs = [tensor.detach().clone().requires_grad_() for tensor in (x, t.y, t.w)]
-    # Donated buffers forbid a second backward pass on a kept graph, which is what is timed. torch looks at this when it
-    # compiles and again in every backward call, so it stays off in this process.
-    config.donated_buffer = False
+    inputs = [tensor.detach().requires_grad_() for tensor in (x, t.y, t.w)]
     with time_limit(COMPILE_LIMIT_S, "torch.compile"):
         out = call(*inputs)
         torch.autograd.grad(out, inputs, torch.ones_like(out))
         with torch.no_grad():
             call(*inputs)
     return Product(call)
+
+
+@functools.lru_cache(maxsize=1)
+def compiled_convolution(
+    problem: TensorProductProblem, dtype: torch.dtype, device: torch.device, operation: str
+) -> GraphCall:
+    """Compiled with sizes left open, so that all graphs of a problem share one compilation."""
+    import torch._dynamo
+    from torch._functorch import config
+
+    # Every problem's code is the same function to torch.compile, which gives up silently after a few variants of one.
+    torch._dynamo.reset()
+    # Donated buffers forbid a second backward pass on a kept graph, which is what is timed. torch looks at this when it
+    # compiles and again in every backward call, so it stays off in this process.
+    config.donated_buffer = False
+    return torch.compile(convolution(problem, dtype, device), dynamic=True)
+
+
+def _kind(task: Task) -> tuple[TensorProductProblem, torch.dtype, torch.device]:
+    return task.workload.problem, DTYPES[task.workload.dtype], task.device
 
 
 class _TimeIsUp(BaseException):
@@ -95,6 +132,6 @@ def no_compiler(device: torch.device) -> str | None:
 
 
 ADAPTERS = (
-    Adapter("e3nn", ("cpu", "cuda"), lambda device: None, eager, module="e3nn"),
-    Adapter("e3nn-compiled", ("cpu", "cuda"), no_compiler, compiled, module="e3nn"),
+    Adapter("e3nn", ("cpu", "cuda"), lambda device: None, eager, WARM_UP_CALLS, module="e3nn"),
+    Adapter("e3nn-compiled", ("cpu", "cuda"), no_compiler, compiled, WARM_UP_CALLS, module="e3nn"),
 )

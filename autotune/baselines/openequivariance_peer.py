@@ -5,20 +5,22 @@ from __future__ import annotations
 import functools
 import importlib.util
 import warnings
+from typing import Any
 
 import numpy as np
 import torch
 
 from autotune.baselines.peer import Adapter, Product, Task
 from autotune.errors import PeerError
+from kernelgen.problem import TensorProductProblem
 
 
-def build(task: Task, deterministic: bool) -> Product:
-    """Its ``TensorProductConv`` (or ``TensorProduct`` for plain products) in the workload's own layout."""
+@functools.lru_cache(maxsize=4)
+def module(problem: TensorProductProblem, operation: str, dtype: str, layout: str, deterministic: bool) -> Any:
+    """Its ``TensorProductConv``, or ``TensorProduct`` for plain products; the graphs of one problem share it."""
     import openequivariance as oeq
 
-    problem = task.workload.problem
-    dtype = {"float32": np.float32, "float64": np.float64}[task.workload.dtype]
+    real = {"float32": np.float32, "float64": np.float64}[dtype]
     given = oeq.TPProblem(
         problem.irreps_in1,
         problem.irreps_in2,
@@ -28,24 +30,31 @@ def build(task: Task, deterministic: bool) -> Product:
         internal_weights=False,
         irrep_normalization=problem.irrep_normalization,
         path_normalization=problem.path_normalization,
-        irrep_dtype=dtype,
-        weight_dtype=dtype,
-        layout=task.workload.layout,
+        irrep_dtype=real,
+        weight_dtype=real,
+        layout=layout,
     )
+    return (
+        oeq.TensorProduct(given) if operation == "plain" else oeq.TensorProductConv(given, deterministic=deterministic)
+    )
+
+
+def build(task: Task, deterministic: bool) -> Product:
+    """Its product on the task's graph, in the workload's own layout."""
+    work = task.workload
+    if deterministic and not task.is_conv:
+        raise PeerError("openequivariance-deterministic: only convolutions have a deterministic form")
+    made = module(work.problem, work.operation, work.dtype, work.layout, deterministic)
     if not task.is_conv:
-        if deterministic:
-            raise PeerError("openequivariance-deterministic: only convolutions have a deterministic form")
-        product = oeq.TensorProduct(given)
-        return Product(product, task.workload.layout, *_weight_orders(product))
-    conv = oeq.TensorProductConv(given, deterministic=deterministic)
+        return Product(made, work.layout, *_weight_orders(made))
     sender, receiver = task.edges
     # Edges are sorted by receiver, then sender; this permutation sorts them by sender, then receiver.
     transposed = torch.argsort(sender, stable=True) if deterministic else None
 
     def call(x: torch.Tensor, y: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-        return conv(x, y, w, receiver, sender, transposed)
+        return made(x, y, w, receiver, sender, transposed)
 
-    return Product(call, task.workload.layout, *_weight_orders(conv))
+    return Product(call, work.layout, *_weight_orders(made))
 
 
 def _weight_orders(product: torch.nn.Module) -> tuple:

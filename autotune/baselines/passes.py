@@ -1,4 +1,4 @@
-"""The four passes of a differentiable product, as a training step would run them: what every contender is timed on."""
+"""The passes of a differentiable product, as inference and training run them: what every contender is timed on."""
 
 from __future__ import annotations
 
@@ -12,20 +12,22 @@ Call = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 class AutogradPasses:
-    """Passes of ``call(x, y, w)`` on given tensors. Graphs are kept between calls: backward is timed alone."""
+    """Passes of ``call(x, y, w)`` on given tensors. Graphs are kept between calls: a derivative is timed alone."""
 
     def __init__(self, call: Call, tensors: Tensors) -> None:
         self._call = call
+        self._tensors = tensors
+        # Detached tensors share their storage: weights a row an edge can fill a tenth of a device.
         self._plain = (tensors.x, tensors.y, tensors.w)
-        self._inputs = [tensor.detach().clone().requires_grad_() for tensor in self._plain]
-        self._g = tensors.g.detach().clone().requires_grad_()
-        self._tangents = [tensors.tx, tensors.ty, tensors.tw]
+        self._inputs = [tensor.detach().requires_grad_() for tensor in self._plain]
+        self._g = tensors.g.detach().requires_grad_()
         self._out: torch.Tensor | None = None
         self._first: tuple[torch.Tensor, ...] | None = None
+        self._joint: tuple[torch.Tensor, torch.Tensor] | None = None
 
     def release(self) -> None:
         """Drop the kept graphs."""
-        self._out = self._first = None
+        self._out = self._first = self._joint = None
 
     def forward(self) -> torch.Tensor:
         """The product's value."""
@@ -34,17 +36,46 @@ class AutogradPasses:
 
     def backward(self) -> tuple[torch.Tensor, ...]:
         """Gradients with respect to x, y and w."""
-        if self._out is None:
-            self._out = self._call(*self._inputs)
-        return torch.autograd.grad(self._out, self._inputs, self._g.detach(), retain_graph=True)
+        return torch.autograd.grad(self._kept_value(), self._inputs, self._tensors.g, retain_graph=True)
+
+    def source_backward(self) -> torch.Tensor:
+        """The gradient with respect to x alone."""
+        return torch.autograd.grad(self._kept_value(), self._inputs[0], self._tensors.g, retain_graph=True)[0]
+
+    def edge_backward(self) -> torch.Tensor:
+        """The gradient with respect to y alone, of which forces are made."""
+        return torch.autograd.grad(self._kept_value(), self._inputs[1], self._tensors.g, retain_graph=True)[0]
 
     def double_backward(self) -> tuple[torch.Tensor, ...]:
         """Gradients of the first gradients, contracted with the tangents, with respect to x, y, w and g."""
         if self._first is None:
             out = self._call(*self._inputs)
             self._first = torch.autograd.grad(out, self._inputs, self._g, create_graph=True)
-        return torch.autograd.grad(self._first, [*self._inputs, self._g], self._tangents, retain_graph=True)
+        tangents = self._tangents("xyw")
+        return torch.autograd.grad(self._first, [*self._inputs, self._g], tangents, retain_graph=True)
+
+    def joint_backward(self) -> tuple[torch.Tensor, ...]:
+        """Gradients of a loss on the value and on the gradient of y with respect to x, y and w: a force step's last."""
+        if self._joint is None:
+            self._joint = self._value_and_edge_gradient()
+        return torch.autograd.grad(self._joint, self._inputs, self._tangents("gy"), retain_graph=True)
 
     def forward_backward(self) -> tuple[torch.Tensor, ...]:
         """One forward pass and the gradients with respect to x, y and w."""
-        return torch.autograd.grad(self._call(*self._inputs), self._inputs, self._g.detach())
+        return torch.autograd.grad(self._call(*self._inputs), self._inputs, self._tensors.g)
+
+    def force_step(self) -> tuple[torch.Tensor, ...]:
+        """A training step on forces: value, gradient with respect to y, gradients of a loss on both."""
+        return torch.autograd.grad(self._value_and_edge_gradient(), self._inputs, self._tangents("gy"))
+
+    def _kept_value(self) -> torch.Tensor:
+        if self._out is None:
+            self._out = self._call(*self._inputs)
+        return self._out
+
+    def _value_and_edge_gradient(self) -> tuple[torch.Tensor, torch.Tensor]:
+        out = self._call(*self._inputs)
+        return out, torch.autograd.grad(out, self._inputs[1], self._tensors.g, create_graph=True)[0]
+
+    def _tangents(self, slots: str) -> list[torch.Tensor]:
+        return [getattr(self._tensors, "t" + slot) for slot in slots]

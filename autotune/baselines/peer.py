@@ -10,6 +10,7 @@ import dataclasses
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -17,10 +18,15 @@ from autotune.baselines.passes import AutogradPasses, Call
 from autotune.errors import PeerError
 from autotune.verify import Reference
 from autotune.workload import Tensors, Workload, make_tensors, relayout
+from kernelgen.direction import DIRECTIONS
 
 # Relative error against float64 e3nn that still counts as the same product; a wrong path is off by about one.
 PEER_TOLERANCE = {"float32": 1e-3, "float64": 1e-6}
-SLOTS = {"forward": "g", "backward": "xyw", "double_backward": "xywg"}
+# The directions that a pass stands on: each of a peer is held to the float64 reference before the pass counts.
+CHECKED: dict[str, tuple[str, ...]] = {name: (name,) for name in DIRECTIONS} | {
+    "forward_backward": ("backward",),
+    "force_step": ("edge_backward", "joint_backward"),
+}
 
 
 def same(tensor: torch.Tensor) -> torch.Tensor:
@@ -113,52 +119,85 @@ class Peer:
 
 
 class CheckedPasses(AutogradPasses):
-    """Passes of a peer; each is held to the float64 values the first time that it is called."""
+    """Passes of a contender; what each stands on is held to the float64 values the first time that it is called.
 
-    def __init__(self, name: str, product: Product, task: Task) -> None:
-        super().__init__(product.call, _own_form(product, task))
+    limit: relative error that is let pass, by default that of peers.
+    """
+
+    def __init__(self, name: str, product: Product, task: Task, limit: float | None = None) -> None:
+        own: dict[str, Any] = {slot: _own_form(slot, product, task) for slot in "xwg"}
+        super().__init__(product.call, dataclasses.replace(task.tensors, **own))
+        self._own_tangents: dict[str, torch.Tensor] = {}
         self.name, self._product, self._task = name, product, task
+        self._limit = PEER_TOLERANCE[task.workload.dtype] if limit is None else limit
         self.errors: dict[str, dict[str, float]] = {}
 
     def check(self, direction: str) -> dict[str, float]:
         """Relative errors of one direction by slot; PeerError where they are too large."""
         if direction in self.errors:
             return self.errors[direction]
-        run = {
-            "forward": lambda: (super(CheckedPasses, self).forward(),),
-            "backward": super().backward,
-            "double_backward": super().double_backward,
-        }[direction]
-        outputs = dict(zip(SLOTS[direction], run(), strict=True))
+        values = getattr(super(), direction)()
+        values = values if isinstance(values, tuple) else (values,)
+        outputs = dict(zip(DIRECTIONS[direction].outputs, values, strict=True))
         errors = self._task.reference.check(direction, {slot: self._back(slot, t) for slot, t in outputs.items()})
-        limit = PEER_TOLERANCE[self._task.workload.dtype]
-        wrong = {slot: error for slot, error in errors.items() if not error <= limit}
+        wrong = {slot: error for slot, error in errors.items() if not error <= self._limit}
         if wrong:
             shown = ", ".join(f"{slot} {error:.1e}" for slot, error in wrong.items())
-            raise PeerError(f"{self.name}: {direction} disagrees with float64 e3nn by more than {limit:g}: {shown}")
+            raise PeerError(
+                f"{self.name}: {direction} disagrees with float64 e3nn by more than {self._limit:g}: {shown}"
+            )
         self.errors[direction] = errors
         return errors
 
     def forward(self) -> torch.Tensor:
-        if "forward" not in self.errors:
-            self.check("forward")
+        self._check_first("forward")
         return super().forward()
 
     def backward(self) -> tuple[torch.Tensor, ...]:
-        if "backward" not in self.errors:
-            self.check("backward")
+        self._check_first("backward")
         return super().backward()
 
+    def source_backward(self) -> torch.Tensor:
+        self._check_first("source_backward")
+        return super().source_backward()
+
+    def edge_backward(self) -> torch.Tensor:
+        self._check_first("edge_backward")
+        return super().edge_backward()
+
     def double_backward(self) -> tuple[torch.Tensor, ...]:
-        if "double_backward" not in self.errors:
-            self.check("double_backward")
+        self._check_first("double_backward")
         return super().double_backward()
 
+    def joint_backward(self) -> tuple[torch.Tensor, ...]:
+        self._check_first("joint_backward")
+        return super().joint_backward()
+
     def forward_backward(self) -> tuple[torch.Tensor, ...]:
-        if "backward" not in self.errors:
-            self.check("backward")
-            self.release()
+        self._check_first("forward_backward")
         return super().forward_backward()
+
+    def force_step(self) -> tuple[torch.Tensor, ...]:
+        self._check_first("force_step")
+        return super().force_step()
+
+    def release(self) -> None:
+        super().release()
+        self._own_tangents.clear()
+
+    def _check_first(self, which: str) -> None:
+        for direction in CHECKED[which]:
+            if direction not in self.errors:
+                self.check(direction)
+                if direction != which:
+                    self.release()  # a graph that only the check needed
+
+    def _tangents(self, slots: str) -> list[torch.Tensor]:
+        """In the peer's own form, made when a pass first needs them: most never need those of the weights."""
+        for slot in slots:
+            if slot not in self._own_tangents:
+                self._own_tangents[slot] = _own_form("t" + slot, self._product, self._task)
+        return [self._own_tangents[slot] for slot in slots]
 
     def _back(self, slot: str, tensor: torch.Tensor) -> torch.Tensor:
         """An output in the workload's layout and e3nn's weight order."""
@@ -171,18 +210,12 @@ class CheckedPasses(AutogradPasses):
         return relayout(tensor.detach(), irreps, self._product.layout, self._task.workload.layout)
 
 
-def _own_form(product: Product, task: Task) -> Tensors:
-    """The task's tensors in the peer's layout and weight order."""
-    t, problem, source = task.tensors, task.workload.problem, task.workload.layout
-
-    def features(tensor: torch.Tensor, irreps: str) -> torch.Tensor:
-        return relayout(tensor, irreps, source, product.layout).contiguous()
-
-    return dataclasses.replace(
-        t,
-        x=features(t.x, problem.irreps_in1),
-        tx=features(t.tx, problem.irreps_in1),
-        g=features(t.g, problem.irreps_out),
-        w=product.weights_in(t.w).contiguous(),
-        tw=product.weights_in(t.tw).contiguous(),
-    )
+def _own_form(name: str, product: Product, task: Task) -> torch.Tensor:
+    """An operand or tangent of the task in the peer's layout and weight order."""
+    tensor, problem, slot = getattr(task.tensors, name), task.workload.problem, name[-1]
+    if slot == "y":
+        return tensor
+    if slot == "w":
+        return product.weights_in(tensor).contiguous()
+    irreps = problem.irreps_in1 if slot == "x" else problem.irreps_out
+    return relayout(tensor, irreps, task.workload.layout, product.layout).contiguous()

@@ -1,6 +1,6 @@
 """The HTML report: one self-contained page per device, built from results/ alone; nothing is measured here.
 
-Importing this package loads pandas; matplotlib and Optuna follow when a page is built.
+Importing this package loads none of pandas, matplotlib and Optuna; they follow when a table or a page is built.
 """
 
 from __future__ import annotations
@@ -9,8 +9,7 @@ import os
 import tempfile
 from pathlib import Path
 
-from autotune.report.data import ReportError, device_slugs, load_device
-from autotune.report.terminal import summary_table
+from autotune.report.errors import ReportError
 
 __all__ = ["ReportError", "summary_table", "write_reports"]
 
@@ -21,12 +20,20 @@ def write_reports(results_dir: str | Path, reports_dir: str | Path) -> list[Path
     Equal results give equal bytes. Raises ReportError for a results file that cannot be read, before any page is
     replaced.
     """
+    from autotune.report.data import device_slugs, load_device
     from autotune.report.page import build_page
 
     results, reports = Path(results_dir), Path(reports_dir)
     pages = {slug: build_page(load_device(results, slug)) for slug in device_slugs(results)}
     reports.mkdir(parents=True, exist_ok=True)
     return [_publish(reports / f"{slug}.html", page) for slug, page in pages.items()]
+
+
+def summary_table(results_dir: str | Path, device: str | None = None) -> str:
+    """The published entries as plain text, a table a device; see :mod:`autotune.report.terminal`."""
+    from autotune.report import terminal
+
+    return terminal.summary_table(results_dir, device)
 
 
 def _publish(path: Path, text: str) -> Path:

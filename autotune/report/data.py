@@ -1,5 +1,6 @@
-"""Results files to pandas frames: results/DEVICE.json, bench/DEVICE.json and trials/DEVICE/*.jsonl enter, one frozen
-DeviceData leaves. A file may be absent and a field None or NaN; a file that is not JSON is a ReportError.
+"""Results files to pandas frames: results/DEVICE.json, bench/DEVICE.json, trials/DEVICE/*.jsonl and replay/*.json
+enter, one frozen DeviceData leaves. A file may be absent and a field None or NaN; a file that is not JSON is a
+ReportError.
 """
 
 from __future__ import annotations
@@ -12,22 +13,24 @@ from typing import Any
 
 import pandas as pd
 
-from kernelgen.errors import EquituneError
+from autotune.report.errors import ReportError
+from autotune.report.suite_rows import SuiteRow, mapping, number
+from autotune.report.words import DEFAULT, TUNED
 
-TUNED, DEFAULT = "equitune", "equitune-default"
-PASSES = ("forward", "backward", "double_backward", "forward+backward")
+PASSES = (
+    *("forward", "backward", "edge_backward", "double_backward", "joint_backward"),
+    *("forward+backward", "force_step"),
+)
+# The most panels of one kind on a page: a suite has hundreds of rows and studies, which the tables hold.
+PANELS = 36
 STATES = ("ok", "illegal", "compile", "launch", "wrong", "timeout", "crashed")
 IDENTITY = ("label", "problem", "operation", "direction", "dtype", "layout", "graph_class")
 ROW_COLUMNS = (
-    *("source", *IDENTITY, "graph", "edges", "nodes", "floor_us", "bytes", "copy_bandwidth"),
+    *("source", *IDENTITY, "deterministic", "graph", "edges", "nodes", "floor_us", "bytes", "copy_bandwidth"),
     *("error", "error_slot", "tolerance", "generator", "date", "study", "study_file"),
 )
 TIME_COLUMNS = ("row", "contender", "time_us", "q1_us", "q3_us", "error")
 TRIAL_COLUMNS = ("study", "file", "number", "state", "reason", "schedule", "time_us", "compile_s", "generator", "time")
-
-
-class ReportError(EquituneError, ValueError):
-    """A results file that the report cannot read."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,7 @@ class DeviceData:
 
     rows: one a tuned entry (``source`` tuned) or bench row (``source`` bench). times: one a row and contender, in
     microseconds; where a contender failed, ``error`` has the reason. trials: one a trial, time in microseconds.
+    suite: the bench rows, which hold more than the frames do. replays: file name -> what samplers did on a record.
     """
 
     slug: str
@@ -46,6 +50,8 @@ class DeviceData:
     trials: pd.DataFrame
     software: dict[str, str] = field(default_factory=dict)
     unreadable_lines: int = 0
+    suite: tuple[SuiteRow, ...] = ()
+    replays: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def time(self, row: int, contender: str) -> pd.Series | None:
         """The record of one contender on one row, or None."""
@@ -59,13 +65,6 @@ class DeviceData:
         return [name for name in (TUNED, DEFAULT) if name in set(used)] + peers
 
 
-def number(value: Any) -> float:
-    """A finite float, or NaN for None, text, infinities and what is absent."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        return math.nan
-    return float(value)
-
-
 def device_slugs(results_dir: Path) -> list[str]:
     """Devices that have a database, a bench file or trials."""
     files = [*results_dir.glob("*.json"), *(results_dir / "bench").glob("*.json")]
@@ -77,21 +76,21 @@ def device_slugs(results_dir: Path) -> list[str]:
 def load_device(results_dir: Path, slug: str) -> DeviceData:
     """Everything that ``results_dir`` holds on one device."""
     database, bench = _read(results_dir / f"{slug}.json"), _read(results_dir / "bench" / f"{slug}.json")
-    device = {"slug": slug, "name": slug, **_dict(bench.get("device")), **_dict(database.get("device"))}
+    device = {"slug": slug, "name": slug, **mapping(bench.get("device")), **mapping(database.get("device"))}
     entries = tuple(entry for entry in database.get("entries") or () if isinstance(entry, dict))
     benched = [row for row in bench.get("rows") or () if isinstance(row, dict)]
     rows: list[dict[str, Any]] = []
     times: list[dict[str, Any]] = []
     for record in sorted(entries, key=_order):
-        times += _times(len(rows), {TUNED: record, DEFAULT: record.get("default"), **_dict(record.get("peers"))})
+        times += _times(len(rows), {TUNED: record, DEFAULT: record.get("default"), **mapping(record.get("peers"))})
         rows.append(_row(record, "tuned"))
     for record in sorted(benched, key=_order):
-        times += _times(len(rows), _dict(record.get("times")))
+        times += _times(len(rows), mapping(record.get("times")))
         rows.append(_row(record, "bench"))
     trials, unreadable = _trials(results_dir / "trials" / slug)
     software: dict[str, str] = {}
     for record in sorted([*entries, *benched], key=lambda r: str(r.get("date"))):
-        software |= {str(name): str(version) for name, version in _dict(record.get("software")).items()}
+        software |= {str(name): str(version) for name, version in mapping(record.get("software")).items()}
     return DeviceData(
         slug,
         device,
@@ -101,11 +100,9 @@ def load_device(results_dir: Path, slug: str) -> DeviceData:
         trials,
         software,
         unreadable,
+        tuple(SuiteRow(record) for record in sorted(benched, key=_order)),
+        _replays(results_dir, slug),
     )
-
-
-def _dict(value: Any) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -125,19 +122,22 @@ def _read(path: Path) -> dict[str, Any]:
 def _order(record: dict[str, Any]) -> tuple:
     name = str(record.get("pass") or record.get("direction"))
     place = PASSES.index(name) if name in PASSES else len(PASSES)
-    graph = _dict(record.get("graph"))
+    graph = mapping(record.get("graph"))
     rest = tuple(str(record.get(key)) for key in ("dtype", "layout", "operation", "graph_class"))
-    return (str(record.get("label")), number(graph.get("edges")), str(graph.get("name")), place, *rest)
+    first = (str(record.get("label")), number(graph.get("edges")), str(graph.get("name")), place, *rest)
+    return (*first, record.get("deterministic") is True)  # a deterministic row follows the normal one of its kernel
 
 
 def _row(record: dict[str, Any], source: str) -> dict[str, Any]:
-    graph, trials = _dict(record.get("graph")), _dict(record.get("trials"))
-    errors = {slot: number(value) for slot, value in _dict(record.get("errors")).items()}
+    graph, trials = mapping(record.get("graph")), mapping(record.get("trials"))
+    given = mapping(record.get("errors")) if source == "tuned" else {}  # those of bench rows: SuiteRow
+    errors = {slot: number(value) for slot, value in given.items()}
     # An error that is not a number (NaN, null, infinity) is the worst of all, not one to be skipped.
     slot = max(errors, key=lambda s: math.inf if math.isnan(errors[s]) else errors[s], default=None)
     row = {key: record.get(key) for key in IDENTITY}
     row |= {
         "source": source,
+        "deterministic": record.get("deterministic") is True,
         "direction": str(record.get("pass") or record.get("direction")),
         "graph": graph.get("name"),
         "error": math.nan if slot is None else errors[slot],
@@ -167,6 +167,12 @@ def _times(row: int, contenders: dict[str, Any]) -> list[dict[str, Any]]:
     return records
 
 
+def _replays(results_dir: Path, slug: str) -> dict[str, dict[str, Any]]:
+    """Those of one device by file name; one that names no device belongs to all."""
+    found = {path.stem: _read(path) for path in sorted((results_dir / "replay").glob("*.json"))}
+    return {name: data for name, data in found.items() if data.get("device") in (None, slug)}
+
+
 def _trials(folder: Path) -> tuple[pd.DataFrame, int]:
     """Every trial of every study, and the number of lines that are not JSON (a killed run leaves at most its last)."""
     records, unreadable = [], 0
@@ -180,7 +186,7 @@ def _trials(folder: Path) -> tuple[pd.DataFrame, int]:
                 unreadable += 1
                 continue
             record = {key: data.get(key) for key in TRIAL_COLUMNS}
-            record |= {"file": path.stem, "state": str(data.get("state")), "schedule": _dict(data.get("schedule"))}
+            record |= {"file": path.stem, "state": str(data.get("state")), "schedule": mapping(data.get("schedule"))}
             record |= {key: number(data.get(key)) for key in ("number", "time_us", "compile_s")}
             records.append(record)
     frame = pd.DataFrame(records, columns=list(TRIAL_COLUMNS))

@@ -48,7 +48,7 @@ class Bar:
     error: str | None = None
 
 
-def _time_axis(axis: Any, low: float, high: float, most: int = 8) -> None:
+def time_axis(axis: Any, low: float, high: float, most: int = 8) -> None:
     """At most ``most`` ticks on a logarithmic time axis: decades or 1, 2, 5; even steps where it is short."""
     decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     ticks: list[float] = []
@@ -90,7 +90,7 @@ def time_bars(bars: Sequence[Bar], floor_us: float, limits: tuple[float, float],
                           fontweight=weight)  # fmt: skip
         axes.set(xlim=(low, high * stretch), ylim=(len(bars) - 0.5, -0.5), yticks=[])
         axes.spines["left"].set_visible(False)
-        _time_axis(axes.xaxis, low, high * 1.2, most=4)
+        time_axis(axes.xaxis, low, high * 1.2, most=4)
         if not math.isnan(floor_us):
             axes.axvline(floor_us, color=INK["text"], linewidth=1.0, linestyle=(0, (3, 2)), zorder=3)
             axes.annotate(f"floor {time_text(floor_us)}", (floor_us, 1), (0, 2), xycoords=("data", "axes fraction"),
@@ -100,7 +100,7 @@ def time_bars(bars: Sequence[Bar], floor_us: float, limits: tuple[float, float],
     return inline_svg(figure, identifier, f"Bar chart, logarithmic. {what}: {shown}; floor {time_text(floor_us)}.")
 
 
-def _dots(axes: Axes, x: Sequence[float], y: Sequence[float], colour: str, size: float, alpha: float = 1.0) -> None:
+def dots(axes: Axes, x: Sequence[float], y: Sequence[float], colour: str, size: float, alpha: float = 1.0) -> None:
     """Many dots as one path of zero-length strokes with round ends: a tenth of the bytes of as many markers."""
     points = np.column_stack([x, y])[np.isfinite(np.asarray(y, dtype=float))]
     if not len(points):
@@ -128,12 +128,12 @@ def search_progress(trials: pd.DataFrame, default_us: float, identifier: str, wh
         axes = figure.add_axes((LEFT, 0.36 / height, LANES, 1.5 / height), yscale="log")
         if not timed.empty:
             numbers, times = timed["number"].to_numpy(dtype=float), timed["time_us"].to_numpy(dtype=float)
-            _dots(axes, numbers, times, "muted", 3.2, 0.55)
+            dots(axes, numbers, times, "muted", 3.2, 0.55)
             best = np.minimum.accumulate(times)
             axes.step([*numbers, last], [*best, best[-1]], where="post", color=INK["tuned"], linewidth=1.6)
             low, high = _limits([*times, default_us])
             axes.set_ylim(low, high)
-            _time_axis(axes.yaxis, low, high)
+            time_axis(axes.yaxis, low, high)
             if math.isfinite(default_us):
                 axes.axhline(default_us, color=INK["text"], linewidth=0.9, linestyle=(0, (3, 2)))
             _line_names(axes, best[-1], default_us)
@@ -220,12 +220,12 @@ def knob_strip(trials: pd.DataFrame, knob: str, values: Sequence[Any], identifie
         axes = figure.add_axes((0.16, 0.2, 0.82, 0.76), yscale="log")
         for place, value in enumerate(values):
             inside = [i for i, other in enumerate(chosen) if other == value and type(other) is type(value)]
-            _dots(axes, [place + spread[i] for i in inside], [times[i] for i in inside], "muted", 3.2, 0.55)
+            dots(axes, [place + spread[i] for i in inside], [times[i] for i in inside], "muted", 3.2, 0.55)
             medians.append(float(np.median(times[inside])))
             axes.hlines(medians[-1], place - 0.36, place + 0.36, color=INK["tuned"], linewidth=1.8)
         low, high = _limits(list(times))
         axes.set(xlim=(-0.6, len(values) - 0.4), ylim=(low, high))
-        _time_axis(axes.yaxis, low, high)
+        time_axis(axes.yaxis, low, high)
         step = -(-len(values) // 12)
         axes.set_xticks(range(0, len(values), step), [_value_text(value) for value in values[::step]])
     shown = "; ".join(f"{_value_text(v)} {time_text(m)}" for v, m in zip(values, medians, strict=True))

@@ -57,19 +57,38 @@ class Cell:
     style: str | None = None
 
 
+@dataclass(frozen=True)
+class Group:
+    """A row of a table with what stands ``below`` it, over all columns; ``kind`` is the class of both."""
+
+    cells: Sequence[Cell]
+    below: Markup
+    kind: str = ""
+
+
 def table(caption: str, columns: Sequence[Column], rows: Sequence[Sequence[Cell]], *, sortable: bool = False) -> Markup:
     """A table in its own scroll container; the first cell of a row is its head."""
-    head = tag("tr", *(_head(column, sortable) for column in columns))
-    body = [tag("tr", *(_cell(cell, column, i == 0) for i, (cell, column) in enumerate(zip(row, columns, strict=True))))
-            for row in rows]  # fmt: skip
-    inner = tag(
-        "table",
-        tag("caption", caption),
-        tag("thead", head),
-        tag("tbody", *body),
-        class_="sortable" if sortable else None,
-    )
+    body = tag("tbody", *(_row(row, columns) for row in rows))
+    return _framed(caption, columns, [body], "sortable" if sortable else None)
+
+
+def grouped_table(caption: str, columns: Sequence[Column], groups: Sequence[Group]) -> Markup:
+    """A sortable table whose rows take what is below them along when they move: each is a ``tbody`` of its own."""
+    bodies = []
+    for group in groups:
+        below = tag("tr", tag("td", group.below, colspan=len(columns)), class_="below")
+        bodies.append(tag("tbody", _row(group.cells, columns), below, class_=group.kind or None))
+    return _framed(caption, columns, bodies, "sortable grouped")
+
+
+def _framed(caption: str, columns: Sequence[Column], bodies: Sequence[Markup], kind: str | None) -> Markup:
+    head = tag("thead", tag("tr", *(_head(column, kind is not None) for column in columns)))
+    inner = tag("table", tag("caption", caption), head, *bodies, class_=kind)
     return tag("div", inner, class_="scroll", role="region", tabindex="0", aria_label=caption)
+
+
+def _row(row: Sequence[Cell], columns: Sequence[Column]) -> Markup:
+    return tag("tr", *(_cell(cell, column, i == 0) for i, (cell, column) in enumerate(zip(row, columns, strict=True))))
 
 
 def _head(column: Column, sortable: bool) -> Markup:

@@ -7,7 +7,7 @@ from typing import Any
 
 from autotune.report.data import DeviceData
 from autotune.report.markup import Cell, Column, Content, Markup, definitions, join, table, tag
-from autotune.report.words import MISSING, bytes_text, count, direction_name
+from autotune.report.words import MISSING, bytes_text, count, direction_name, entry_note
 
 PROBLEM_COLUMNS = ("Problem", "First input", "Second input", "Output", "Paths", "Weights")
 STEPS = (
@@ -61,7 +61,7 @@ def _software(data: DeviceData) -> list[tuple[str, Content]]:
 def _problems(data: DeviceData) -> Markup | None:
     """What the labels stand for."""
     rows = []
-    for label, key in data.rows[["label", "problem"]].drop_duplicates().itertuples(index=False):
+    for label, key in data.rows[["label", "problem"]].dropna().drop_duplicates().itertuples(index=False):
         parts = str(key).split("|")
         if len(parts) != 8:
             rows.append([Cell(label), Cell(str(key), kind="wrap"), *(Cell(MISSING) for _ in range(4))])
@@ -81,10 +81,13 @@ def _rerun(data: DeviceData) -> Markup:
         (
             f"equitune tune configs/CONFIG.toml --device {device} --seed SEED --sampler SAMPLER --trials TRIALS",
             f"equitune bench configs/CONFIG.toml --device {device}",
+            f"equitune bench --suite --device {device}",
+            f"equitune record configs/CONFIG.toml --device {device}",
+            "equitune replay results/record/DEVICE/STUDY.jsonl",
             "equitune report",
         )
     )
-    text = "Search and publish; compare whole passes; rebuild this page from the stored results. CONFIG.toml is the file whose workloads name the problem and graph; the other values are in the table. A finished study is resumed, not repeated: give another results folder or storage to search anew."  # noqa: E501
+    text = "Search and publish; compare whole passes of a config; compare all rows of the suite (a run that was stopped goes on where it was); measure every schedule of a small space and replay samplers against it, which needs no device; rebuild this page from the stored results. CONFIG.toml is the file whose workloads name the problem and graph; the other values are in the table. A finished study is resumed, not repeated: give another results folder or storage to search anew."  # noqa: E501
     shown = [tag("h3", "Run it again"), tag("p", text), tag("pre", tag("code", commands))]
     rows = [_source(entry) for entry in data.entries]
     if rows:
@@ -97,10 +100,9 @@ def _rerun(data: DeviceData) -> Markup:
 
 def _source(entry: dict[str, Any]) -> list[Cell]:
     trials = entry.get("trials") if isinstance(entry.get("trials"), dict) else {}
-    graph = (entry.get("graph") or {}).get("name") or entry.get("graph_class")
     file = trials.get("file") if trials else None
     return [
-        Cell(entry.get("label"), None, f"{graph}, {entry.get('dtype')}, {entry.get('layout')}"),
+        Cell(entry.get("label"), None, entry_note(entry)),
         Cell(direction_name(entry.get("direction"))),
         *(Cell(_shown(trials.get(name) if trials else None)) for name in ("sampler", "seed", "count", "ok")),
         Cell(tag("code", file) if file else MISSING, kind="wrap"),

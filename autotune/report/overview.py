@@ -7,7 +7,7 @@ import math
 import pandas as pd
 
 from autotune.report import figures
-from autotune.report.data import DEFAULT, PASSES, TUNED, DeviceData
+from autotune.report.data import DEFAULT, PANELS, PASSES, TUNED, DeviceData
 from autotune.report.markup import Cell, Column, Markup, join, table, tag
 from autotune.report.words import (
     MISSING,
@@ -18,6 +18,7 @@ from autotune.report.words import (
     direction_name,
     error_text,
     geometric_mean,
+    kind_text,
     ratio_text,
     time_text,
     unit_for,
@@ -52,7 +53,7 @@ def _place(row: pd.Series) -> str:
 def headline_row(data: DeviceData) -> int | None:
     """The row that the sentence is about: tuned, forward, with the most peers, then the most traffic."""
     timed = data.times[(data.times["contender"] == TUNED) & data.times["time_us"].notna()]["row"]
-    rows = data.rows.loc[data.rows.index.isin(timed)]
+    rows = data.rows[data.rows.index.isin(timed) & ~data.rows["deterministic"].astype(bool)]
     if rows.empty:
         return None
     peers = data.times[data.times["time_us"].notna()].groupby("row").size()
@@ -120,7 +121,7 @@ def cards(data: DeviceData) -> Markup:
 
 
 def _rows_of(data: DeviceData, name: str) -> pd.Index:
-    rows = data.rows[data.rows["direction"] == name]
+    rows = data.rows[(data.rows["direction"] == name) & ~data.rows["deterministic"].astype(bool)]
     tuned = rows[rows["source"] == "tuned"]
     return (tuned if len(tuned) else rows).index
 
@@ -135,9 +136,11 @@ def _contenders(data: DeviceData, rows: pd.Index) -> list[str]:
 
 def bars(data: DeviceData) -> Markup:
     """A panel a row; all share one time axis."""
-    shown = [row for name in PASSES for row in _rows_of(data, name)]
-    if not shown:
+    known = [row for name in PASSES for row in _rows_of(data, name) if (data.times["row"] == row).any()]
+    if not known:
         return tag("p", "There is nothing to draw: no row has been tuned or benchmarked.", class_="hint")
+    traffic = data.rows["bytes"].fillna(0.0)
+    shown = sorted(known, key=lambda row: (-traffic[row], row))[:PANELS]
     times = data.times[data.times["row"].isin(shown)]["time_us"].dropna()
     ends = [float(time) for time in (*times, *data.rows.loc[shown, "floor_us"].dropna())]
     limits = (min(ends, default=1.0), max(ends, default=10.0))
@@ -152,47 +155,48 @@ def bars(data: DeviceData) -> Markup:
         title = f"{record['label']} \N{MIDDLE DOT} {direction_name(record['direction'])}"
         panels.append(tag("figure", tag("figcaption", title, tag("small", _detail(record))), drawing))
     hint = "Medians on one logarithmic axis that all panels share. Dashed: the traffic floor, below which no kernel that reads its inputs and writes its outputs can go."  # noqa: E501
+    if len(known) > len(shown):
+        hint += f" Drawn are the {len(shown)} of {len(known)} rows that move the most bytes; the tables hold all."
     return join((tag("p", hint, class_="hint"), tag("div", *panels, class_="panels")))
 
 
 def _detail(record: pd.Series) -> str:
     edges = "" if math.isnan(record["edges"]) else f", {count(record['edges'])} edges"
-    kind = "" if record["operation"] == "conv" else f", {record['operation']}"
-    return f"{record['graph'] or record['graph_class']}{edges}{kind}, {record['dtype']}, {record['layout']}"
+    kind = kind_text(record["operation"], record["deterministic"])
+    parts = (f"{record['graph'] or record['graph_class'] or MISSING}{edges}", kind, record["dtype"], record["layout"])
+    return ", ".join(str(part) for part in parts if part)
 
 
-def row_table(data: DeviceData, source: str) -> Markup | None:
-    """Every row of one source, sortable; reasons of failed peers as numbered notes below."""
-    rows = data.rows[data.rows["source"] == source]
+def row_table(data: DeviceData) -> Markup | None:
+    """Every tuned row, sortable; reasons of failed peers as numbered notes below."""
+    rows = data.rows[data.rows["source"] == "tuned"]
     if rows.empty:
         return None
     # what a row says comes before the peers' columns, which may need scrolling
-    ours = [name for name in data.contenders(source) if name in (TUNED, DEFAULT)]
-    peers = [name for name in data.contenders(source) if name not in ours]
+    ours = [name for name in data.contenders("tuned") if name in (TUNED, DEFAULT)]
+    peers = [name for name in data.contenders("tuned") if name not in ours]
     unit = unit_for(data.times[data.times["row"].isin(rows.index)]["time_us"])
     notes: dict[str, int] = {}
-    tuned = source == "tuned"
-    columns = [Column("Problem"), Column("Direction" if tuned else "Pass"), Column("dtype", note="layout")]
+    columns = [Column("Problem"), Column("Direction"), Column("dtype", note="layout")]
     columns += [Column("Graph", note="edges")]
     spread = f"{unit.name}, quartiles"
     columns += [Column(_head_name(name), True, spread if name == TUNED else unit.name) for name in ours]
     columns += [Column("Against best peer", True, "times as fast"), Column("Of the floor", True, "floor / tuned")]
-    if tuned:
-        columns.append(Column("Largest error", True, "relative, allowed"))
+    columns.append(Column("Largest error", True, "relative, allowed"))
     columns += [Column(_head_name(name), True, unit.name) for name in peers]
     body = []
     for row, record in rows.iterrows():
         cells = [
-            Cell(record["label"], record["label"], None if record["operation"] == "conv" else record["operation"]),
+            Cell(record["label"], record["label"], kind_text(record["operation"], record["deterministic"]) or None),
             Cell(direction_name(record["direction"]), str(record["direction"])),
             Cell(record["dtype"], f"{record['dtype']} {record['layout']}", record["layout"]),
             Cell(record["graph"] or MISSING, record["graph_class"], count(record["edges"])),
         ]
         cells += [_time_cell(data.time(row, name), name, unit, notes) for name in ours]
-        cells += [_ratio_cell(data, row), _floor_cell(data, row)] + ([_error_cell(record)] if tuned else [])
+        cells += [_ratio_cell(data, row), _floor_cell(data, row), _error_cell(record)]
         cells += [_time_cell(data.time(row, name), name, unit, notes) for name in peers]
         body.append(cells)
-    caption = "Tuned rows: medians of the fresh, interleaved measurement" if tuned else "Bench rows: whole passes"
+    caption = "Tuned rows: medians of the fresh, interleaved measurement"
     listing = tag("ol", *(tag("li", reason) for reason in notes), class_="notes") if notes else None
     return join((table(caption, columns, body, sortable=True), listing))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib.resources import files
 
-from autotune.report import method, overview, search
+from autotune.report import method, overview, replays, search, suite
 from autotune.report.data import DeviceData
 from autotune.report.markup import Markup, join, tag
 from autotune.report.words import MISSING
@@ -48,14 +48,14 @@ def _header(data: DeviceData) -> Markup:
 
 def _sections(data: DeviceData) -> list[tuple[str, str, Markup]]:
     none = tag("p", "No tuned row is stored for this device.", class_="hint")
-    unbenched = tag("p", "No bench has been run on this device: equitune bench adds whole passes here.", class_="hint")
     hint = tag("p", "A click on a column's head sorts by it.", class_="hint screen")
-    rows = join((hint, overview.row_table(data, "tuned") or none, overview.row_table(data, "bench") or unbenched))
     return [
         ("headline", "Headline ratios", overview.cards(data)),
+        ("suite", "Suite", join((hint, suite.suite(data.suite)))),
         ("times", "Times", overview.bars(data)),
-        ("rows", "Every row", rows),
+        ("rows", "Every tuned row", overview.row_table(data) or none),
         ("search", "The search", search.progress(data)),
+        ("replay", "Search: samplers side by side", replays.replays(data.replays)),
         ("knobs", "Which knobs mattered", search.knobs(data)),
         ("winners", "Winning schedules", search.winners(data)),
         ("failures", "Outcomes and failures", search.failures(data)),

@@ -10,10 +10,11 @@ from typing import Any
 import pandas as pd
 
 from autotune.report import figures
-from autotune.report.data import DEFAULT, STATES, DeviceData
+from autotune.report.data import DEFAULT, PANELS, STATES, DeviceData
 from autotune.report.importance import MIN_TRIALS, knob_importances, measured, searched_knobs
+from autotune.report.knobs import knob_cell, union, value_text
 from autotune.report.markup import Cell, Column, Markup, join, table, tag
-from autotune.report.words import MISSING, count, direction_name
+from autotune.report.words import MISSING, count, direction_name, entry_note, kind_text
 
 STRIPS = 2
 REASONS = 4
@@ -29,17 +30,29 @@ def _studies(data: DeviceData) -> list[tuple[str, str, str, pd.DataFrame, float]
         if trials is not None:
             default = data.time(row, DEFAULT)
             title = f"{record['label']} \N{MIDDLE DOT} {direction_name(record['direction'])}"
-            detail = f"{record['graph'] or record['graph_class']}, {record['dtype']}, {record['layout']}"
+            kind = kind_text(record["operation"], record["deterministic"])
+            facts = (record["graph"] or record["graph_class"], kind, record["dtype"], record["layout"])
+            detail = ", ".join(str(fact) for fact in facts if fact)
             default_us = math.nan if default is None else float(default["time_us"])
             found.append((title, detail, str(record["study"]), trials, default_us))
     found += [(name, "no published entry", name, trials, math.nan) for name, trials in by_file.items()]
     return found
 
 
+def _drawn(studies: list[tuple]) -> tuple[list[tuple], Markup | None]:
+    """Those with the most trials, in their order, and a word on the others."""
+    if len(studies) <= PANELS:
+        return studies, None
+    longest = sorted(range(len(studies)), key=lambda place: (-len(studies[place][3]), place))[:PANELS]
+    text = f"Drawn are the {PANELS} of {len(studies)} studies with the most trials."
+    return [studies[place] for place in sorted(longest)], tag("p", text, class_="hint")
+
+
 def progress(data: DeviceData) -> Markup:
     """A panel a study."""
     panels = []
-    for place, (title, detail, _, trials, default_us) in enumerate(_studies(data)):
+    studies, others = _drawn(_studies(data))
+    for place, (title, detail, _, trials, default_us) in enumerate(studies):
         drawing = figures.search_progress(trials, default_us, f"progress{place}", f"{title}, {detail}")
         note = f"{detail} \N{MIDDLE DOT} {count(len(trials))} trials, {count(len(measured(trials)))} timed"
         panels.append(tag("figure", tag("figcaption", title, tag("small", note)), drawing))
@@ -48,7 +61,7 @@ def progress(data: DeviceData) -> Markup:
     hint = "Each dot is a timed trial, the line the best so far, dashed the untuned default. Strokes above mark trials that failed, one lane a state."  # noqa: E501
     lines = data.unreadable_lines
     torn = tag("p", f"{lines} unreadable lines in the trial files were left out.", class_="hint") if lines else None
-    return join((tag("p", hint, class_="hint"), tag("div", *panels, class_="panels"), torn))
+    return join((tag("p", hint, class_="hint"), others, tag("div", *panels, class_="panels"), torn))
 
 
 def knobs(data: DeviceData) -> Markup:
@@ -60,8 +73,9 @@ def knobs(data: DeviceData) -> Markup:
         hint = f"No study has {MIN_TRIALS} timed trials over a knob that varied: too few to say which knobs mattered."
         return tag("p", hint, class_="hint")
     text = "Recomputed from the raw trials, two ways. PED-ANOVA (Optuna): which knobs separate the fastest quarter of the timed trials from all of them; shares of a study add up to 100%. Variance explained: how much of the spread of log time lies between the values of that knob alone. The sampler steers towards fast regions, so neither is a controlled experiment."  # noqa: E501
-    parts: list[Markup | None] = [tag("p", text, class_="hint"), _importance_table(told)]
-    for place, (title, detail, _, trials, _, importances) in enumerate(told):
+    drawn, others = _drawn(told)
+    parts: list[Markup | None] = [tag("p", text, class_="hint"), _importance_table(told), others]
+    for place, (title, detail, _, trials, _, importances) in enumerate(drawn):
         what = f"{title}, {detail}"
         values = searched_knobs(trials)
         panels = [_panel("Importance", None, figures.importance_bars(importances, f"importance{place}", what))]
@@ -99,60 +113,31 @@ def winners(data: DeviceData) -> Markup:
     """Knobs of every published schedule, those that differ from the default marked, then the compiler's figures."""
     if not data.entries:
         return tag("p", "No schedule has been published for this device.", class_="hint")
-    names = _union(entry.get("schedule") for entry in data.entries)
+    names = union(entry.get("schedule") for entry in data.entries)
     names = [name for name in names if name != "backend"]
     columns = [Column("Problem"), Column("Direction"), *(Column(name, True) for name in names)]
     rows = []
     for entry in data.entries:
         chosen = entry.get("schedule") or {}
         default = (entry.get("default") or {}).get("schedule") or {}
-        rows.append([*_identity(entry), *(_knob(chosen.get(n), default.get(n), bool(default)) for n in names)])
+        rows.append([*_identity(entry), *(knob_cell(chosen.get(n), default.get(n), bool(default)) for n in names)])
     text = "Marked with a dot: knobs that differ from the untuned default, whose value is below."
     hint = tag("p", text, class_="hint")
     return join((hint, table("Winning schedules", columns, rows), _resource_table(data)))
 
 
 def _resource_table(data: DeviceData) -> Markup | None:
-    names = _union(entry.get("resources") for entry in data.entries)
+    names = union(entry.get("resources") for entry in data.entries)
     if not names:
         return None
     columns = [Column("Problem"), Column("Direction"), *(Column(name.replace("_", " "), True) for name in names)]
-    rows = [[*_identity(entry), *(_resource((entry.get("resources") or {}).get(name)) for name in names)]
+    rows = [[*_identity(entry), *(Cell(value_text((entry.get("resources") or {}).get(name))) for name in names)]
             for entry in data.entries]  # fmt: skip
     return table("What the compiler made of them", columns, rows)
 
 
-def _union(mappings: Any) -> list[str]:
-    names: dict[str, None] = {}
-    for mapping in mappings:
-        if isinstance(mapping, dict):
-            names |= {name: None for name, value in mapping.items() if not isinstance(value, dict | list)}
-    return list(names)
-
-
 def _identity(entry: dict[str, Any]) -> tuple[Cell, Cell]:
-    graph = (entry.get("graph") or {}).get("name") or entry.get("graph_class")
-    note = f"{graph}, {entry.get('dtype')}, {entry.get('layout')}"
-    return Cell(entry.get("label"), None, note), Cell(direction_name(entry.get("direction")))
-
-
-def _value(value: Any) -> str:
-    if isinstance(value, bool):
-        return "on" if value else "off"
-    if isinstance(value, int):
-        return f"{value:,}"
-    if isinstance(value, float):
-        return MISSING if math.isnan(value) else f"{value:,g}"
-    return MISSING if value is None else str(value)
-
-
-def _knob(chosen: Any, default: Any, known: bool) -> Cell:
-    changed = known and chosen != default
-    return Cell(_value(chosen), None, f"default {_value(default)}" if changed else None, "changed" if changed else "")
-
-
-def _resource(value: Any) -> Cell:
-    return Cell(_value(value))
+    return Cell(entry.get("label"), None, entry_note(entry)), Cell(direction_name(entry.get("direction")))
 
 
 def failures(data: DeviceData) -> Markup:

@@ -51,6 +51,7 @@ def _print(console: Console, data: DeviceData) -> None:
         error = error_text(record["error"]) if record["error_slot"] else MISSING
         problem = f"{record['label']} on {record['graph'] or record['graph_class']}"
         direction = direction_name(record["direction"])
+        direction += " deterministic" if record["deterministic"] else ""
         share = MISSING if math.isnan(floor) else f"{floor:.0%}"
         kind = f"{record['dtype']} {record['layout']}"
         table.add_row(problem, direction, kind, time_text(time_us), *ratios, share, error)

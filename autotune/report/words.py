@@ -1,13 +1,16 @@
-"""Numbers and names as a reader meets them: microseconds, ratios and keys enter, short text leaves."""
+"""Numbers and names as a reader meets them: microseconds, ratios and keys enter, short text leaves.
+
+The terminal's progress lines use it too, so it imports nothing that takes long to load.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
-from autotune.report.data import DEFAULT, TUNED
-
+TUNED, DEFAULT = "equitune", "equitune-default"
 NAMES = {
     TUNED: "tuned",
     DEFAULT: "untuned default",
@@ -24,6 +27,19 @@ MISSING = "\N{EN DASH}"
 def contender_name(key: str) -> str:
     """A contender's name in a sentence."""
     return NAMES.get(key, key)
+
+
+def kind_text(operation: object, deterministic: object) -> str:
+    """What sets a kernel apart from a normal convolution: ``plain``, ``deterministic``, both or nothing."""
+    plain = "" if operation in ("conv", None) else str(operation)
+    return ", ".join(filter(None, (plain, "deterministic" if deterministic is True else "")))
+
+
+def entry_note(entry: dict[str, Any]) -> str:
+    """``carbon, deterministic, float32, ir_mul``: what the label and direction of a database entry leave open."""
+    graph = (entry.get("graph") or {}).get("name") or entry.get("graph_class")
+    kind = kind_text(entry.get("operation"), entry.get("deterministic"))
+    return ", ".join(filter(None, (str(graph), kind, str(entry.get("dtype")), str(entry.get("layout")))))
 
 
 def direction_name(key: object) -> str:
@@ -58,6 +74,11 @@ def ratio_text(value: float) -> str:
     if value >= 10:
         return f"{value:,.0f}×"
     return MISSING if math.isnan(value) else f"{value:.2f}×" if value >= 0.1 else f"{significant(value, 2)}×"
+
+
+def floored_ratio(value: float) -> str:
+    """``ratio_text`` rounded down, so that a ratio never reads as one that it does not reach: 0.999 is 0.99×."""
+    return ratio_text(math.floor(value * 100 + 1e-9) / 100) if 0.1 <= value < 10 else ratio_text(value)
 
 
 def error_text(value: float) -> str:

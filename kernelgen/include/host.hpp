@@ -37,7 +37,7 @@ constexpr std::int64_t streamed_bytes = 16 << 20;
 // Rows of one edge, every one in ir_mul. out_y holds Form::block partial sums for each component.
 template <class T>
 struct Edge {
-    const T *x, *tx, *y, *ty, *w, *tw, *g;
+    const T *x, *tx, *y, *ty, *w, *tw, *g, *tg;
     T *out_x, *out_y, *out_w, *out_g;
     std::int64_t ahead;  // elements from this edge's weight row to the next one's
     bool past_caches;    // whether all of out_w is larger than the caches
@@ -45,7 +45,7 @@ struct Edge {
 
 template <class T, class Index>
 struct Arguments {
-    const T *x, *tx, *y, *ty, *w, *tw, *g;
+    const T *x, *tx, *y, *ty, *w, *tw, *g, *tg;
     T *out_x, *out_y, *out_w, *out_g;
     const Index *sender, *receiver;
     const std::int32_t *row_ptr, *perm;
@@ -64,12 +64,12 @@ public:
         : args_(args), in_locks_(in_locks), out_locks_(out_locks) {
         const std::size_t in = padded(Form::dim_in1), out = padded(Form::dim_out);
         const std::size_t weights = Form::shared_weights ? padded(Form::weight_numel) : 0;
-        const std::size_t count = 3 * in + 2 * out + padded(Form::dim_in2 * Form::block) + weights;
+        const std::size_t count = 3 * in + 3 * out + padded(Form::dim_in2 * Form::block) + weights;
         memory_ = static_cast<T*>(std::aligned_alloc(64, count * sizeof(T)));
         if (!memory_) throw std::bad_alloc();
         std::memset(memory_, 0, count * sizeof(T));
         T* next = memory_;
-        for (auto [rows, size] : {std::pair<T**, std::size_t>{&x_, in}, {&tx_, in}, {&out_x_, in}, {&g_, out},
+        for (auto [rows, size] : {std::pair<T**, std::size_t>{&x_, in}, {&tx_, in}, {&out_x_, in}, {&g_, out}, {&tg_, out},
                                   {&out_g_, out}, {&out_y_, padded(Form::dim_in2 * Form::block)}, {&out_w_, weights}}) {
             *rows = next;
             next += size;
@@ -81,15 +81,22 @@ public:
     Worker(const Worker&) = delete;
     Worker& operator=(const Worker&) = delete;
 
-    // The cotangent row that following edges read.
-    void read_g(std::int64_t row) {
+    // The cotangent rows of a destination, for the edges that follow.
+    void read_out(std::int64_t row) {
         if constexpr (Form::reads_g) edge_.g = out_rows(args_.g + row * Form::dim_out, g_);
+        if constexpr (Form::reads_tg) edge_.tg = out_rows(args_.tg + row * Form::dim_out, tg_);
+    }
+
+    // The feature rows of a source, for the edges that follow.
+    void read_in(std::int64_t row) {
+        if constexpr (Form::reads_x) edge_.x = in_rows(args_.x + row * Form::dim_in1, x_);
+        if constexpr (Form::reads_tx) edge_.tx = in_rows(args_.tx + row * Form::dim_in1, tx_);
     }
 
     // Start the sums of one destination, in the output row itself where its layout allows.
     void begin_sums(std::int64_t row) {
         if constexpr (Form::writes_g) {
-            const bool direct = !Form::mul_ir && Form::owns_destination;
+            const bool direct = !Form::mul_ir && Form::owns_receiver;
             edge_.out_g = direct ? args_.out_g + row * Form::dim_out : out_g_;
             std::memset(edge_.out_g, 0, Form::dim_out * sizeof(T));
         }
@@ -110,11 +117,31 @@ public:
         }
     }
 
-    // Everything about edge `e` whose first operand is row `row`, apart from the rows of its destination. Edge `next`
-    // is likely to follow.
-    void edge(std::int64_t e, std::int64_t row, std::int64_t next) {
-        if constexpr (Form::reads_x) edge_.x = in_rows(args_.x + row * Form::dim_in1, x_);
-        if constexpr (Form::reads_tx) edge_.tx = in_rows(args_.tx + row * Form::dim_in1, tx_);
+    // Where the gradients of a source row go: the row itself where nobody else writes it and its layout allows.
+    void begin_x(std::int64_t row) {
+        if constexpr (Form::writes_x) {
+            const bool direct = !Form::mul_ir && (!Form::conv || Form::owns_sender);
+            edge_.out_x = direct ? args_.out_x + row * Form::dim_in1 : out_x_;
+            if (Form::owns_sender) std::memset(edge_.out_x, 0, Form::dim_in1 * sizeof(T));
+        }
+    }
+
+    // Write the gradients of a source that no other worker has, or add them under its lock.
+    void finish_x(std::int64_t row) {
+        if constexpr (Form::writes_x) {
+            T* target = args_.out_x + row * Form::dim_in1;
+            if constexpr (Form::conv && !Form::owns_sender) {
+                in_locks_.lock(row);
+                Form::in1_blocks([&](auto block) { flush<true, decltype(block)>(out_x_, target); });
+                in_locks_.unlock(row);
+            } else if constexpr (Form::mul_ir) {
+                Form::in1_blocks([&](auto block) { flush<false, decltype(block)>(out_x_, target); });
+            }
+        }
+    }
+
+    // Everything about edge `e` apart from the rows of its nodes. Edge `next` is likely to follow.
+    void edge(std::int64_t e, std::int64_t next) {
         if constexpr (Form::reads_y) edge_.y = args_.y + e * Form::dim_in2;
         if constexpr (Form::reads_ty) edge_.ty = args_.ty + e * Form::dim_in2;
         const std::int64_t weights = Form::shared_weights ? 0 : e * Form::weight_numel;
@@ -122,10 +149,6 @@ public:
         if constexpr (Form::reads_w) edge_.w = args_.w + weights;
         if constexpr (Form::reads_tw) edge_.tw = args_.tw + weights;
         if constexpr (Form::writes_w) edge_.out_w = Form::shared_weights ? out_w_ : args_.out_w + weights;
-        if constexpr (Form::writes_x) {
-            const bool direct = !Form::mul_ir && !Form::conv;
-            edge_.out_x = direct ? args_.out_x + row * Form::dim_in1 : out_x_;
-        }
         if constexpr (Form::writes_y) {
             edge_.out_y = out_y_;
             std::memset(out_y_, 0, Form::dim_in2 * Form::block * sizeof(T));
@@ -135,14 +158,21 @@ public:
             T* target = args_.out_y + e * Form::dim_in2;
             for (int m = 0; m < Form::dim_in2; ++m) target[m] = sum<Form::block>(out_y_ + m * Form::block);
         }
-        if constexpr (Form::writes_x) finish_x(row);
     }
 
-    // Edge-by-edge operation: the rows of the destination are the edge's own.
+    // An edge whose source is its own business.
+    void edge_from(std::int64_t e, std::int64_t source, std::int64_t next) {
+        read_in(source);
+        begin_x(source);
+        edge(e, next);
+        finish_x(source);
+    }
+
+    // Edge-by-edge operation: the rows of both nodes are the edge's own.
     void plain_edge(std::int64_t e, std::int64_t next) {
-        read_g(e);
+        read_out(e);
         if constexpr (Form::writes_g) edge_.out_g = Form::mul_ir ? out_g_ : args_.out_g + e * Form::dim_out;
-        edge(e, e, next);
+        edge_from(e, e, next);
         store_sums(e);
     }
 
@@ -187,42 +217,46 @@ private:
         Form::out_blocks([&](auto block) { flush<false, decltype(block)>(out_g_, target); });
     }
 
-    void finish_x(std::int64_t row) {
-        T* target = args_.out_x + row * Form::dim_in1;
-        if constexpr (Form::conv) {
-            in_locks_.lock(row);
-            Form::in1_blocks([&](auto block) { flush<true, decltype(block)>(out_x_, target); });
-            in_locks_.unlock(row);
-        } else if constexpr (Form::mul_ir) {
-            Form::in1_blocks([&](auto block) { flush<false, decltype(block)>(out_x_, target); });
-        }
-    }
-
     const Args& args_;
     Locks &in_locks_, &out_locks_;
     Edge<T> edge_{};
-    T *memory_, *x_, *tx_, *out_x_, *g_, *out_g_, *out_y_, *out_w_;
+    T *memory_, *x_, *tx_, *out_x_, *g_, *tg_, *out_g_, *out_y_, *out_w_;
 };
 
 // ---- Walks. A worker runs all path groups of an edge, so no block of an output has two writers at a time but by lock.
 
 inline std::int64_t after(std::int64_t i, std::int64_t count) { return i + 1 < count ? i + 1 : i; }
 
-// One worker sums all edges of a destination; destinations are dealt out by about Form::edges_per_chunk edges.
+// One worker takes all edges of a node; nodes are dealt out by about Form::edges_per_chunk edges.
 template <class Form>
-void walk_destinations(Worker<Form>& worker, const typename Worker<Form>::Args& args) {
-    const std::int64_t degree = args.num_out ? args.num_edges / args.num_out : 0;
+void walk_nodes(Worker<Form>& worker, const typename Worker<Form>::Args& args) {
+    const std::int64_t nodes = Form::owns_receiver ? args.num_out : args.num_in;
+    const std::int64_t degree = nodes ? args.num_edges / nodes : 0;
     const std::int64_t chunk = degree < Form::edges_per_chunk ? Form::edges_per_chunk / (degree ? degree : 1) : 1;
 #pragma omp for schedule(dynamic, chunk)
-    for (std::int64_t destination = 0; destination < args.num_out; ++destination) {
-        const std::int64_t begin = args.row_ptr[destination], end = args.row_ptr[destination + 1];
-        worker.begin_sums(destination);
-        if (begin < end) worker.read_g(destination);
+    for (std::int64_t node = 0; node < nodes; ++node) {
+        const std::int64_t begin = args.row_ptr[node], end = args.row_ptr[node + 1];
+        if constexpr (Form::owns_receiver) {
+            worker.begin_sums(node);
+            if (begin < end) worker.read_out(node);
+        } else {
+            worker.begin_x(node);
+            if (begin < end) worker.read_in(node);
+        }
         for (std::int64_t i = begin; i < end; ++i) {
             const std::int64_t e = args.perm ? args.perm[i] : i, j = after(i, args.num_edges);
-            worker.edge(e, args.sender[e], args.perm ? args.perm[j] : j);
+            const std::int64_t next = args.perm ? args.perm[j] : j;
+            if constexpr (Form::owns_receiver) {
+                worker.edge_from(e, args.sender[e], next);
+            } else {
+                worker.read_out(args.receiver[e]);
+                worker.begin_sums(args.receiver[e]);
+                worker.edge(e, next);
+                worker.add_sums(args.receiver[e]);
+            }
         }
-        worker.store_sums(destination);
+        if constexpr (Form::owns_receiver) worker.store_sums(node);
+        else worker.finish_x(node);
     }
 }
 
@@ -239,9 +273,9 @@ void walk_edges(Worker<Form>& worker, const typename Worker<Form>::Args& args) {
                 if (destination >= 0) worker.add_sums(destination);
                 destination = args.receiver[e];
                 worker.begin_sums(destination);
-                worker.read_g(destination);
+                worker.read_out(destination);
             }
-            worker.edge(e, args.sender[e], after(e, args.num_edges));
+            worker.edge_from(e, args.sender[e], after(e, args.num_edges));
         }
         worker.add_sums(destination);
     }
@@ -255,13 +289,13 @@ void walk_plain(Worker<Form>& worker, const typename Worker<Form>::Args& args) {
 
 template <class Form>
 void run(const typename Worker<Form>::Args& args) {
-    Locks in_locks(Form::conv && Form::writes_x ? args.num_in : 0);
-    Locks out_locks(Form::conv && Form::writes_g && !Form::owns_destination ? args.num_out : 0);
+    Locks in_locks(Form::conv && Form::writes_x && !Form::owns_sender ? args.num_in : 0);
+    Locks out_locks(Form::conv && Form::writes_g && !Form::owns_receiver ? args.num_out : 0);
 #pragma omp parallel num_threads(args.threads > 0 ? args.threads : omp_get_max_threads())
     {
         Worker<Form> worker(args, in_locks, out_locks);
         if constexpr (!Form::conv) walk_plain<Form>(worker, args);
-        else if constexpr (Form::owns_destination) walk_destinations<Form>(worker, args);
+        else if constexpr (Form::owns_receiver || Form::owns_sender) walk_nodes<Form>(worker, args);
         else walk_edges<Form>(worker, args);
         worker.finish();
     }

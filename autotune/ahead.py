@@ -1,0 +1,102 @@
+"""What a comparison of many workloads needs compiled, compiled before it on all cores: kernels of ours, e3nn's graphs.
+
+Kernel specs and workloads enter; the compile caches on the disk are filled, so that the one process that measures
+finds everything there. Leaves, for each e3nn product that torch.compile does not manage, the reason.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import multiprocessing
+import os
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+
+from autotune.graphs import GraphSpec, Points
+from autotune.workload import Workload
+from kernelgen.direction import DIRECTIONS, fixed_order_parts
+from kernelgen.operators import Operator
+from kernelgen.plan import Spec
+from kernelgen.problem import TensorProductProblem
+
+COMPILED_PEER = "e3nn-compiled"
+# e3nn is compiled with sizes left open, so any graph will do; a small one leaves room for every process.
+SMALL_GRAPH = GraphSpec("small", Points(100, 0.1), 4.0)
+# What its compilation depends on.
+Kind = tuple[TensorProductProblem, str, str, str]
+
+
+def kind_of(workload: Workload) -> Kind:
+    return workload.problem, workload.operation, workload.dtype, workload.layout
+
+
+def kernel_specs(operator: Operator, directions: Iterable[str]) -> list[Spec]:
+    """The kernels that an operator takes for some directions."""
+    split = operator.deterministic and operator.is_conv
+    parts = [fixed_order_parts(DIRECTIONS[name]) if split else (DIRECTIONS[name],) for name in directions]
+    return [operator.spec(part) for group in parts for part in group]
+
+
+def compile_ahead(
+    specs: Iterable[Spec],
+    products: Iterable[Workload],
+    device: str,
+    say: Callable[[str], None] = lambda text: None,
+) -> dict[Kind, str]:
+    """Fill the caches. ``products``: whose e3nn product is compiled, once a kind; the reasons where that fails.
+
+    What fails to compile of ours is not told here: the comparison meets it again and names it.
+    """
+    specs = list(dict.fromkeys(specs))
+    by_kind = {kind_of(workload): dataclasses.replace(workload, graph=SMALL_GRAPH) for workload in products}
+    workers = min(len(os.sched_getaffinity(0)), len(specs) + len(by_kind))
+    if not workers:
+        return {}
+    say(f"compiling {len(specs)} kernels and {len(by_kind)} products of e3nn in {workers} processes")
+    failures: dict[Kind, str] = {}
+    with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
+        # The long ones first.
+        kinds = {pool.submit(_compile_peer, workload, device): kind for kind, workload in by_kind.items()}
+        jobs: list[Future[str]] = [*kinds, *(pool.submit(_compile_kernel, spec) for spec in specs)]
+        try:
+            for job in as_completed(jobs):
+                if job in kinds and job.result():
+                    failures[kinds[job]] = job.result()
+                job.result()
+        except BrokenProcessPool as error:
+            say(f"compiling ahead ended early ({error}); the rest is compiled when it is needed")
+    return failures
+
+
+def _compile_kernel(spec: Spec) -> str:
+    from kernelgen.compile import compile_source
+    from kernelgen.emit import emit
+    from kernelgen.errors import EquituneError
+    from kernelgen.plan import make_plan
+
+    try:
+        compile_source(emit(make_plan(spec)), spec.facts)
+    except EquituneError as error:
+        return str(error)
+    return ""
+
+
+def _compile_peer(workload: Workload, device: str) -> str:
+    import torch
+    import torch._inductor.config
+
+    from autotune.baselines.e3nn_peer import compiled
+    from autotune.baselines.peer import Task
+
+    # Every core already has a process.
+    torch._inductor.config.compile_threads = 1
+    torch.set_num_threads(1)
+    try:
+        compiled(Task(workload, torch.device(device)))
+    except Exception as error:  # as for every peer: its own ways to fail are its entry in the table
+        return f"{type(error).__name__}: {error}"[:1000]
+    finally:
+        if torch.cuda.is_initialized():
+            torch.cuda.empty_cache()
+    return ""

@@ -1,0 +1,104 @@
+"""A record of measured schedules, read back as a search space whose outcomes are known.
+
+A file of ``equitune record`` enters, a :class:`Record` leaves.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from autotune import records
+from autotune.entry import Entry
+from autotune.errors import ConfigError
+from autotune.graphs import GraphClass
+from autotune.neighbours import starting_points
+from autotune.space import Space
+from kernelgen.device import DeviceFacts
+from kernelgen.direction import DIRECTIONS
+from kernelgen.errors import EquituneError
+from kernelgen.plan import Spec
+from kernelgen.problem import TensorProductProblem
+from kernelgen.schedule import Schedule, schedule_from_dict
+
+
+@dataclass(frozen=True)
+class RecordedSpace(Space):
+    """Legal is what was recorded: another generator's limits do not matter."""
+
+    lines: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    def broken_limit(self, schedule: Schedule) -> str | None:
+        return None if schedule.key in self.lines else "not in the record"
+
+    def in_order(self) -> Iterator[Schedule]:
+        """The default schedule, then all others in the order in which the choices stand."""
+        every = (
+            self.schedule(dict(zip(self.knobs, values, strict=True)))
+            for values in itertools.product(*self.knobs.values())
+        )
+        return (schedule for schedule in dict.fromkeys((self.default, *every)) if self.broken_limit(schedule) is None)
+
+
+@dataclass(frozen=True)
+class Record:
+    """``header``: as :func:`autotune.record.header` writes it."""
+
+    path: Path
+    header: Mapping[str, Any]
+    space: RecordedSpace
+
+    @property
+    def measured(self) -> list[Mapping[str, Any]]:
+        """Schedules that ran and were timed in full, fastest first."""
+        timed = (line for line in self.space.lines.values() if line["state"] == "ok" and not line["cut"])
+        return sorted(timed, key=lambda line: line["time_us"])
+
+    @property
+    def best_us(self) -> float:
+        return self.measured[0]["time_us"]
+
+    @property
+    def default_us(self) -> float | None:
+        return self.space.lines[self.space.default.key]["time_us"]
+
+    def starts(self, entries: Iterable[Entry]) -> list[Schedule]:
+        """Where the tuner would start from if it knew all but this very kernel."""
+        head = self.header
+        own = (head["problem"], head["direction"], head["dtype"], head["layout"], head["graph_class"])
+        others = [e for e in entries if (e.problem, e.direction, e.dtype, e.layout, e.graph_class) != own]
+        return starting_points(self.space, GraphClass.parse(head["graph_class"]), others)
+
+
+def load_record(path: Path) -> Record:
+    """The record of a file; ConfigError if it is none, or has no default schedule or nothing that was timed."""
+    header, *lines = records.read(path) or [{}]
+    if header.get("record") != 1:
+        raise ConfigError(f"{path} is no record; expected a file that `equitune record` wrote")
+    try:
+        by_key = {schedule_from_dict(line["schedule"]).key: line for line in lines}
+        default = schedule_from_dict(header["default"])
+        facts = {key: value for key, value in header["device"].items() if key != "slug"}
+        spec = Spec(
+            TensorProductProblem.from_key(header["problem"]),
+            DIRECTIONS[header["direction"]],
+            default,
+            header["operation"],
+            header["dtype"],
+            header["layout"],
+            "int64",
+            DeviceFacts(**facts),
+            header["deterministic"],
+        )
+        knobs = MappingProxyType({knob: tuple(choices) for knob, choices in header["knobs"].items()})
+        probes = tuple(schedule_from_dict(schedule) for schedule in header["probes"])
+    except (EquituneError, KeyError, TypeError) as error:
+        raise ConfigError(f"{path} cannot be understood by this version: {error!r}") from error
+    record = Record(path, header, RecordedSpace(spec, knobs, probes, by_key))
+    if default.key not in by_key or not record.measured:
+        raise ConfigError(f"{path} has no time of the default schedule; go on with `equitune record`")
+    return record

@@ -1,0 +1,9 @@
+"""What can go wrong while a report is built."""
+
+from __future__ import annotations
+
+from kernelgen.errors import EquituneError
+
+
+class ReportError(EquituneError, ValueError):
+    """A results file that the report cannot read."""

@@ -1,0 +1,52 @@
+"""The two halves of a trial as a search wants them: compile a schedule here, measure it in the worker process.
+
+Schedules enter; :class:`Compiled` and :class:`Outcome` leave.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from autotune.jobs import Outcome, TrialJob
+from autotune.search import Compiled
+from autotune.space import Space
+from autotune.worker import Worker, run_trial
+from kernelgen.schedule import Schedule
+
+# A job may take this many times the longest that went well, but within these bounds.
+LIMIT_FACTOR, LEAST_LIMIT_S, FIRST_LIMIT_S = 10.0, 20.0, 300.0
+SAMPLING_S = {"cpu": 1.0, "cuda": 0.5}
+
+
+@dataclass
+class Measurer:
+    """Runs trials in the worker under a time limit that follows what trials of this study have taken."""
+
+    worker: Worker
+    direction: str
+    sampling_s: float
+    longest_s: float = 0.0
+
+    def __call__(self, schedule: Schedule, best_us: float | None) -> Outcome:
+        limit = max(LEAST_LIMIT_S, LIMIT_FACTOR * self.longest_s)
+        if self.worker.fresh or not self.longest_s:
+            limit = FIRST_LIMIT_S
+        begin = time.monotonic()
+        outcome = run_trial(self.worker, TrialJob(self.direction, schedule, best_us, self.sampling_s), limit)
+        if outcome.ok and limit < FIRST_LIMIT_S:
+            self.longest_s = max(self.longest_s, time.monotonic() - begin)
+        elif outcome.ok:
+            self.longest_s = self.longest_s or self.sampling_s
+        return outcome
+
+
+def compile_ahead(space: Space, schedule: Schedule) -> Compiled:
+    """Have the kernel of a schedule in the compile cache, where the worker finds it."""
+    from kernelgen.compile import compile_source
+    from kernelgen.emit import emit
+    from kernelgen.plan import make_plan
+
+    begin = time.perf_counter()
+    binary = compile_source(emit(make_plan(space.kernel_spec(schedule))), space.spec.facts)
+    return Compiled(time.perf_counter() - begin, binary.resources)

@@ -1,0 +1,179 @@
+"""Eager calls of an operator: tensors enter, differentiable results leave, with little work for the host.
+
+Tensors that torch traces, fakes or transforms go through the ops of ``kernelgen.library``; plain ones are run here,
+past the dispatcher, by autograd functions that compute only the gradients that this pass uses.
+
+A loss on values and on edge gradients (energies and forces) has two terms that each read and write all weights: the
+backward of the value, and the backward of the edge gradient. Here they become one kernel (``joint_backward``): the
+node of the edge gradient leaves its cotangent with the node of the value, which autograd always runs later, since the
+first depends on the second through an empty tensor (``link``).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from kernelgen.direction import backward, double_backward, forward
+from kernelgen.graph import EdgeOrder
+from kernelgen.library import no_third_derivative, present
+
+if TYPE_CHECKING:
+    from kernelgen.operators import Operator
+
+Maybe = Tensor | None
+_PLAIN_TENSORS = (Tensor, torch.nn.Parameter)
+# Cotangents that were left but never fetched (their pass ended in an error) are dropped beyond this many passes.
+_KEPT_PASSES = 8
+
+
+class Edges(NamedTuple):
+    """What ``Operator.run`` takes besides operands."""
+
+    sender: Maybe
+    receiver: Maybe
+    num_out: int
+    order: EdgeOrder
+
+
+def product(x: Tensor, y: Tensor, w: Tensor, edges: Edges, operator: Operator) -> Tensor:
+    """The operator's value, differentiable twice with respect to x, y and w."""
+    if not _is_eager(x, y, w):
+        sender, receiver, num_out, order = edges
+        return torch.ops.equitune.tp_forward.default(x, y, w, sender, receiver, *order, num_out, operator.text)
+    if torch.is_grad_enabled() and (x.requires_grad or y.requires_grad or w.requires_grad):
+        return _Forward.apply(x, y, w, edges, operator)[0]
+    return operator.run(forward(), (x, None, y, None, w, None, None, None), *edges)["g"]
+
+
+def _is_eager(*tensors: Tensor) -> bool:
+    """No tracing, no dispatch mode, no function transform, no subclass."""
+    return not (
+        torch.compiler.is_compiling()
+        or torch._C._len_torch_dispatch_stack()
+        or torch._C._functorch.peek_interpreter_stack() is not None
+    ) and all(type(tensor) in _PLAIN_TENSORS for tensor in tensors)
+
+
+class _Forward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, y: Tensor, w: Tensor, edges: Edges, operator: Operator) -> tuple[Tensor, Tensor]:
+        link = x.new_empty(0)
+        ctx.save_for_backward(x, y, w, link)
+        ctx.set_materialize_grads(False)
+        ctx.edges, ctx.operator = edges, operator
+        # Autograd pass -> (cotangent of the edge gradient, cotangent of the value that it was taken with).
+        ctx.pending = {}
+        return operator.run(forward(), (x, None, y, None, w, None, None, None), *edges)["g"], link
+
+    @staticmethod
+    def backward(ctx: Any, g: Maybe, _: Maybe) -> tuple[Maybe, ...]:
+        left = ctx.pending.pop(torch._C._current_graph_task_id(), []) if ctx.pending else []
+        wanted = _needed(ctx, "xyw")
+        if not wanted or (g is None and not left):
+            return (None,) * 5
+        x, y, w, link = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            found = _Backward.apply(x, y, w, g, link, wanted, ctx.edges, ctx.operator, ctx.pending)
+            return (*found, None, None)
+        return (*_first(ctx, (x, y, w), g, left, wanted), None, None)
+
+
+class _Backward(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, y: Tensor, w: Tensor, g: Tensor, link: Tensor, wanted: str, *rest: Any
+    ) -> tuple[Maybe, ...]:
+        ctx.edges, ctx.operator, ctx.pending = rest
+        ctx.save_for_backward(x, y, w, g)
+        # A gradient that nobody differentiates must arrive as None: its tangent is left out of the kernel.
+        ctx.set_materialize_grads(False)
+        found = ctx.operator.run(backward(wanted), (x, None, y, None, w, None, g, None), *ctx.edges)
+        return tuple(found.get(slot) for slot in "xyw")
+
+    @staticmethod
+    def backward(ctx: Any, *tangents: Maybe) -> tuple[Maybe, ...]:
+        given, wanted = present(*tangents), _needed(ctx, "xywg")
+        x, y, w, g = ctx.saved_tensors
+        if given == "y" and ("x" in wanted or "w" in wanted) and not torch.is_grad_enabled():
+            link = ctx.next_functions[4][0]
+            if link is not None and _will_run(link):
+                _leave(ctx.pending, (tangents[1], g))
+                wanted = "g" if "g" in wanted else ""
+        outputs = double_backward(given, wanted).live_outputs if wanted and given else ""
+        if not outputs:
+            return (None,) * 9
+        found = _Second.apply(x, y, w, g, *tangents, outputs, ctx.edges, ctx.operator)
+        return (*found, *(None,) * 5)
+
+
+class _Second(torch.autograd.Function):
+    """Second derivatives, which cannot be differentiated again."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, y: Tensor, w: Tensor, g: Tensor, *rest: Any) -> tuple[Maybe, ...]:
+        tx, ty, tw, outputs, edges, operator = rest
+        direction, operands = double_backward(present(tx, ty, tw), outputs), (x, tx, y, ty, w, tw, g, None)
+        if direction.tangents == "y" and "g" not in outputs or outputs == "g":
+            found = _first_of(direction.tangents, operands, outputs, edges, operator)
+        else:
+            found = operator.run(direction, operands, *edges)
+        return tuple(found.get(slot) for slot in "xywg")
+
+    @staticmethod
+    def backward(ctx: Any, *_: Maybe) -> tuple:
+        return no_third_derivative()
+
+
+def _first_of(tangents: str, operands: tuple, outputs: str, edges: Edges, operator: Operator) -> dict[str, Tensor]:
+    """A single tangent stands in its operand's place: the kernels of first derivatives do it."""
+    x, tx, y, ty, w, tw, g, _ = operands
+    if len(tangents) > 1:
+        return operator.run(double_backward(tangents, outputs), operands, *edges)
+    x, y, w = (b if tangents == slot else a for slot, a, b in (("x", x, tx), ("y", y, ty), ("w", w, tw)))
+    direction = forward() if outputs == "g" else backward(outputs)
+    return operator.run(direction, (x, None, y, None, w, None, g, None), *edges)
+
+
+def _first(ctx: Any, xyw: tuple[Tensor, ...], g: Maybe, left: list, wanted: str) -> tuple[Maybe, ...]:
+    """Gradients of the value together with those that edge gradients left here, not differentiable further."""
+    operator, edges, (x, y, w) = ctx.operator, ctx.edges, xyw
+    if g is not None and left:
+        ty, of = left.pop()
+        found = operator.run(double_backward("yg", wanted), (x, None, y, ty, w, None, of, g), *edges)
+    elif g is not None:
+        found = operator.run(backward(wanted), (x, None, y, None, w, None, g, None), *edges)
+    else:
+        found = {}
+    # dF/dy does not depend on y.
+    others = wanted.replace("y", "")
+    for ty, of in left if others else ():
+        more = operator.run(backward(others), (x, None, ty, None, w, None, of, None), *edges)
+        found = found | {slot: found[slot] + grad if slot in found else grad for slot, grad in more.items()}
+    return tuple(found.get(slot) for slot in "xyw")
+
+
+def _leave(pending: dict[int, list], cotangents: tuple[Maybe, Tensor]) -> None:
+    task = torch._C._current_graph_task_id()
+    if len(pending) >= _KEPT_PASSES and task not in pending:
+        pending.clear()
+    pending.setdefault(task, []).append(cotangents)
+
+
+def _needed(ctx: Any, slots: str) -> str:
+    """The slots (the function's first inputs) whose gradient this pass uses.
+
+    ``needs_input_grad`` only says which inputs require a gradient at all. ``torch.autograd.grad(energy, positions)``
+    uses fewer: the engine knows which nodes it will run.
+    """
+    nodes, requires = ctx.next_functions, ctx.needs_input_grad
+    return "".join(slot for i, slot in enumerate(slots) if requires[i] and _will_run(nodes[i][0]))
+
+
+def _will_run(node: Any) -> bool:
+    try:
+        return torch._C._will_engine_execute_node(node)
+    except RuntimeError:
+        return True  # a leaf that autograd.grad was asked for: the engine collects its gradient without running it

@@ -1,0 +1,261 @@
+"""The comparison: rows with all that a report needs, kept over runs, and read together in a summary."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from database_samples import HOST
+from rich.console import Console
+
+from autotune import ahead, bench, bench_rows
+from autotune.bench_rows import identity_of, store_rows, stored_rows
+from autotune.bench_text import geometric_mean, ratio, summary_lines
+from autotune.config import load_config
+from autotune.contest import DIRECTIONS_OF, PASSES, hold_contest
+from autotune.errors import ConfigError, WorkerError
+from autotune.workload import Workload, compulsory_bytes
+from kernelgen.compile import compile_source
+from kernelgen.device import device_facts
+from kernelgen.direction import DIRECTIONS
+from kernelgen.emit import emit
+from kernelgen.operators import build
+from kernelgen.plan import make_plan
+
+CONFIG = """
+problem = "tiny"
+graph = "molecule"
+layout = "ir_mul"
+directions = ["forward", "backward", "edge_backward", "joint_backward"]
+"""
+
+
+def config(folder: Path, text: str = CONFIG) -> Path:
+    path = folder / "own.toml"
+    path.write_text(text)
+    return path
+
+
+class Runs:
+    """Comparisons into one folder; how many contests each held."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.folder, self.contests, self.said = folder, 0, ""
+        monkeypatch.setattr(bench, "hold_contest", self._hold)
+
+    def _hold(self, *given: Any, **options: Any) -> Any:
+        self.contests += 1
+        return hold_contest(*given, **options)
+
+    def __call__(self, path: Path, **options: Any) -> list[dict[str, Any]]:
+        self.contests, console = 0, Console(file=io.StringIO(), width=200)
+        rows = bench.bench(path, "cpu", self.folder, seconds_each=0.0, console=console, **options)
+        self.said = console.file.getvalue()  # type: ignore[attr-defined]
+        return rows
+
+
+@pytest.mark.timeout(600)
+def test_a_second_run_measures_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs, path = Runs(tmp_path, monkeypatch), config(tmp_path)
+    rows = runs(path, peers=("e3nn",))
+    assert runs.contests == 1
+    assert [row["pass"] for row in rows] == ["forward", "backward", "force_step"]
+    check_rows(rows, load_config(path, "cpu").workloads[0])
+    assert "geometric means of fastest peer / ours" in runs.said and "conv float32 force_step" in runs.said
+
+    assert runs(path, peers=("e3nn",)) == json.loads(json.dumps(rows)) and runs.contests == 0
+    assert "3 rows are measured already; 0 of 1 workloads are left" in runs.said
+    assert runs(path, peers=()) and runs.contests == 0, "what was measured with more peers serves too"
+
+    aside = bench_rows.bench_path(tmp_path, device_facts("cpu"))
+    stored = json.loads(aside.read_text())
+    stored["rows"] = [row for row in stored["rows"] if row["pass"] != "backward"]
+    aside.write_text(json.dumps(stored))
+    assert [row["pass"] for row in runs(path, peers=())] == ["forward", "backward", "force_step"]
+    assert runs.contests == 1
+    dates = {row["pass"]: set(row["times"]) for row in stored_rows(tmp_path, device_facts("cpu"))}
+    assert "e3nn" in dates["forward"] and "e3nn" not in dates["backward"], "only the missing pass was measured"
+
+    monkeypatch.setattr(bench, "GENERATOR_VERSION", "another")
+    assert runs(path, peers=()) and runs.contests == 1, "another generator's rows do not count"
+    assert runs(path, peers=(), fresh=True) and runs.contests == 1
+
+
+def check_rows(rows: list[dict[str, Any]], workload: Workload) -> None:
+    """Everything that a row is to hold, on a CPU."""
+    for row in rows:
+        directions = DIRECTIONS_OF[row["pass"]]
+        assert set(row["times"]) == {"equitune", "equitune-default", "e3nn"}
+        assert not any("error" in times for times in row["times"].values()), row["times"]
+        assert row["deterministic"] is False and row["memory"] == row["host_us"] == {}
+        assert row["origins"] == dict.fromkeys(directions, "default")
+        for name in ("equitune", "equitune-default"):
+            assert set(row["schedules"][name]) == set(row["resources"][name]) == set(directions)
+        size = (row["graph"]["edges"], row["graph"]["nodes"])
+        assert row["bytes"] == sum(compulsory_bytes(workload, direction, *size) for direction in directions)
+        for errors in row["errors"].values():
+            assert {name: "".join(slots) for name, slots in errors.items()} == {
+                name: DIRECTIONS[name].outputs for name in (directions if row["pass"] != "backward" else ["backward"])
+            }
+            assert all(error < 1e-5 for slots in errors.values() for error in slots.values())
+    floors = {row["pass"]: row["bytes"] for row in rows}
+    assert floors["force_step"] > floors["backward"] > floors["forward"]
+
+
+def test_a_missing_structure_fails_before_anything_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("EQUITUNE_STRUCTURES", raising=False)
+    runs = Runs(tmp_path, monkeypatch)
+    with pytest.raises(ConfigError, match=r"structure file 'water_5184.xyz' .*set EQUITUNE_STRUCTURES"):
+        runs(config(tmp_path, 'problem = "tiny"\ngraph = ["molecule", "water"]\n'), peers=())
+    assert runs.contests == 0
+
+
+def test_a_workload_that_cannot_be_compared_does_not_end_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = Runs(tmp_path, monkeypatch)
+
+    def broken(*_: Any, **__: Any) -> Any:
+        raise WorkerError("out of memory")
+
+    monkeypatch.setattr(bench, "hold_contest", broken)
+    assert runs(config(tmp_path), peers=()) == []
+    assert "not compared, out of memory" in runs.said
+
+
+def test_unknown_peer_is_a_mistake(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="unknown peer 'e3n'; did you mean 'e3nn'"):
+        bench.bench(config(tmp_path), "cpu", tmp_path, peers=("e3n",))
+
+
+def test_passes_are_a_models_unless_the_config_says(tmp_path: Path) -> None:
+    facts = device_facts("cpu")
+
+    def passes(text: str) -> tuple[str, ...]:
+        loaded = load_config(config(tmp_path, text), "cpu")
+        return bench._plans(loaded, facts, "cpu", tmp_path)[0].passes
+
+    base = 'problem = "tiny"\ngraph = "molecule"\n'
+    assert passes(base) == ("forward", "backward", "force_step")
+    assert passes(base + 'directions = ["forward"]\n') == ("forward",)
+    assert passes(base + 'directions = ["edge_backward"]\n') == ("edge_backward",)
+    assert passes(base + 'passes = ["double_backward", "forward+backward"]\n') == (
+        "double_backward",
+        "forward+backward",
+    )
+
+
+def test_every_pass_names_its_directions() -> None:
+    assert set(DIRECTIONS) < set(PASSES)
+    assert DIRECTIONS_OF["force_step"] == ("forward", "edge_backward", "joint_backward")
+    assert all(set(directions) <= set(DIRECTIONS) for directions in DIRECTIONS_OF.values())
+
+
+def test_a_deterministic_row_names_the_kernel_that_owns_senders(tmp_path: Path) -> None:
+    loaded = load_config(config(tmp_path, 'problem = "tiny"\ngraph = "molecule"\ndeterministic = true\n'), "cpu")
+    plan = bench.Plan(loaded.workloads[0], ("force_step",), {}, dict.fromkeys(DIRECTIONS, "default"))
+    assert plan.kernels_in("backward") == ("source_backward", "backward")
+    assert plan.kernels_in("force_step") == ("forward", "edge_backward", "source_backward", "joint_backward")
+    normal = dataclasses.replace(plan, workload=dataclasses.replace(plan.workload, deterministic=False))
+    assert normal.kernels_in("force_step") == DIRECTIONS_OF["force_step"]
+
+
+@pytest.mark.timeout(600)
+def test_kernels_compiled_ahead_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other processes compile; this one then needs no compiler, deterministic kernels and their parts included."""
+    monkeypatch.setenv("EQUITUNE_CACHE", str(tmp_path))
+    workload = load_config(config(tmp_path), "cpu").workloads[0]
+    specs = []
+    for deterministic in (False, True):
+        operator = build(workload.problem, operation="conv", device="cpu", deterministic=deterministic)
+        specs.append(ahead.kernel_specs(operator, ["forward", "backward"]))
+    assert [[spec.direction.name for spec in group] for group in specs] == [
+        ["forward", "backward"],
+        ["forward", "source_backward", "backward"],
+    ]
+    said: list[str] = []
+    assert ahead.compile_ahead([*specs[0], *specs[1], *specs[0]], [], "cpu", said.append) == {}
+    assert said and said[0].startswith(f"compiling {len(set(specs[0] + specs[1]))} kernels and 0 products")
+
+    def refused(*_: Any) -> Any:
+        raise AssertionError("compiled again")
+
+    monkeypatch.setattr("kernelgen.compile._compile_host", refused)
+    for spec in specs[0] + specs[1]:
+        assert compile_source(emit(make_plan(spec)), spec.facts)
+
+
+def test_a_product_that_does_not_compile_gives_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(task: Any) -> Any:
+        raise RuntimeError("no such thing")
+
+    monkeypatch.setattr("autotune.baselines.e3nn_peer.compiled", broken)
+    workload = load_config(config(tmp_path), "cpu").workloads[0]
+    assert ahead._compile_peer(workload, "cpu") == "RuntimeError: no such thing"
+
+
+def row(which: str = "forward", ours: float = 100.0, peer: float | None = 200.0, **changes: Any) -> dict[str, Any]:
+    times = {"equitune": {"time_us": ours}, "equitune-default": {"time_us": 1.5 * ours}}
+    times |= {"slow": {"time_us": 900.0}, "fast": {"error": "broken"} if peer is None else {"time_us": peer}}
+    data = {"label": "tiny", "problem": "key", "operation": "conv", "dtype": "float32", "layout": "ir_mul"}
+    data |= {"graph_class": "conv-e17-d7", "graph": {"name": "carbon", "edges": 1, "nodes": 1}, "pass": which}
+    return data | {"times": times, "floor_us": 50.0, "memory": {}} | changes
+
+
+def test_summary_says_where_we_stand() -> None:
+    rows = [
+        row(ours=100.0, peer=400.0),
+        row(ours=100.0, peer=102.0, memory={"equitune": 3 << 20, "fast": 1 << 20, "slow": 9 << 20}),
+        row("backward", ours=100.0, peer=99.0, memory={"equitune": 1 << 20, "fast": 2 << 20}),
+        row("backward", ours=100.0, peer=None, deterministic=True),
+    ]
+    text = "\n".join(summary_lines(rows))
+    assert f"conv float32 forward: {(4.0 * 1.02) ** 0.5:.2f} (least 1.02, 2 rows)" in text
+    assert "conv float32 backward: 0.99 (least 0.99, 1 rows)" in text
+    assert "conv float32 deterministic backward: 9.00" in text, "the slow peer is the fastest with a number"
+    assert "rows below 1.00: 1; below 1.05: 2 of 4" in text
+    assert "  0.990 tiny on carbon, conv float32, backward (fast)" in text
+    assert "on carbon and water (float32), forward: 2.00" in text
+    assert "more memory than their fastest peer: 1 of 2" in text and "3.0 MiB, fast 1.0 MiB" in text
+    assert "default / tuned: 1.50" in text
+
+
+def test_summary_of_rows_without_numbers() -> None:
+    broken = row(peer=None)
+    broken["times"] = {"equitune": {"error": "x"}, "equitune-default": {"error": "x"}, "fast": {"error": "y"}}
+    assert ratio(broken) is None
+    text = "\n".join(summary_lines([broken]))
+    assert "no number of ours: tiny on carbon" in text and "no number of a peer: tiny on carbon" in text
+    assert geometric_mean([2.0, 8.0]) == pytest.approx(4.0)
+
+
+def test_rows_replace_those_of_their_identity_only(tmp_path: Path) -> None:
+    old = row()
+    store_rows(tmp_path, HOST, [old, row("backward")])
+    assert identity_of(old) == identity_of(old | {"deterministic": False}), "rows older than the mode"
+    store_rows(tmp_path, HOST, [row(ours=50.0, deterministic=False), row(ours=70.0, deterministic=True)])
+    found = stored_rows(tmp_path, HOST)
+    assert [(r["pass"], r.get("deterministic", False), r["times"]["equitune"]["time_us"]) for r in found] == [
+        ("backward", False, 100.0),
+        ("forward", False, 50.0),
+        ("forward", True, 70.0),
+    ]
+    path = bench_rows.bench_path(tmp_path, HOST)
+    path.write_text('{"rows": [{"problem": 3}]}')
+    assert stored_rows(tmp_path, HOST) == []
+    store_rows(tmp_path, HOST, [old])
+    assert len(stored_rows(tmp_path, HOST)) == 1
+    (aside,) = path.parent.glob("*.corrupt-*.json")
+    assert aside.read_text() == '{"rows": [{"problem": 3}]}'
+
+
+@pytest.mark.parametrize("path", sorted((Path(__file__).parent.parent / "results" / "bench").glob("*.json")), ids=str)
+def test_published_rows_are_understood(path: Path) -> None:
+    facts = dataclasses.replace(HOST, name=path.stem.replace("-", " "))
+    assert facts.slug == path.stem
+    rows = stored_rows(path.parent.parent, facts)
+    assert rows and len({identity_of(row) for row in rows}) == len(rows)

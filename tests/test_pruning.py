@@ -1,0 +1,76 @@
+"""What is skipped unmeasured, held against every trial that was ever measured on a GPU and kept in results/."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autotune import records
+from autotune.pruning import SPILL_BYTES, why_hopeless
+
+TRIALS = Path(__file__).parents[1] / "results" / "trials"
+STUDIES = [path for path in sorted(TRIALS.glob("nvidia-*/*.jsonl"))]
+
+
+def timed(path: Path) -> list[dict[str, Any]]:
+    """Trials of the generator that wrote last that were timed or pruned, in their order."""
+    lines = records.read(path)
+    last = lines[-1]["generator"]
+    return [line for line in lines if line["state"] in ("ok", "pruned") and line["generator"] == last]
+
+
+def in_full(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return sorted(
+        (line for line in lines if line["state"] == "ok" and not line["cut"]), key=lambda line: line["time_us"]
+    )
+
+
+def pruned_in_order(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What a search that meets these trials in this order would not have measured."""
+    skipped, best = [], None
+    for line in lines:
+        if line["state"] == "pruned" or why_hopeless(line["resources"], best["resources"] if best else None):
+            skipped.append(line)
+        elif not line["cut"] and (best is None or line["time_us"] < best["time_us"]):
+            best = line
+    return skipped
+
+
+@pytest.mark.parametrize("path", STUDIES, ids=[path.stem for path in STUDIES])
+def test_nothing_near_the_best_is_pruned(path: Path) -> None:
+    lines = timed(path)
+    best = in_full(lines)[0]
+    near = {line["number"] for line in lines if line["state"] == "ok" and line["time_us"] <= 1.1 * best["time_us"]}
+    assert not near & {line["number"] for line in pruned_in_order(lines)}
+    settled = [line for line in lines if why_hopeless(line["resources"], best["resources"])]
+    assert not near & {line["number"] for line in settled}, "nor once the best is known"
+
+
+def test_a_good_share_is_pruned() -> None:
+    fused = [line for path in STUDIES for line in timed(path) if line["schedule"]["fuse"]]
+    skipped = [line for path in STUDIES for line in pruned_in_order(timed(path)) if line["schedule"]["fuse"]]
+    assert len(STUDIES) >= 12
+    assert len(skipped) > 0.05 * len(fused)
+
+
+def test_unfused_never_came_near() -> None:
+    """Why fusion is no knob: on every device and problem the fastest unfused schedule is far behind."""
+    ratios = []
+    for path in sorted(TRIALS.glob("*/*.jsonl")):
+        lines = timed(path)
+        unfused = [line["time_us"] for line in lines if not line["schedule"]["fuse"]]
+        ratios += [min(unfused) / in_full(lines)[0]["time_us"]] if unfused else []
+    assert len(ratios) >= 1
+    assert min(ratios) > 1.1
+
+
+def test_limit_follows_what_the_fastest_spills() -> None:
+    assert why_hopeless({"spill_bytes": 10**6}, None) is None, "the first schedule is always measured"
+    assert why_hopeless({"spill_bytes": SPILL_BYTES}, {"spill_bytes": 0}) is None
+    reason = why_hopeless({"spill_bytes": SPILL_BYTES + 1}, {"spill_bytes": 0})
+    assert reason is not None and f"{SPILL_BYTES + 1} bytes" in reason
+    assert why_hopeless({"spill_bytes": 4000}, {"spill_bytes": 2000}) is None
+    assert why_hopeless({"spill_bytes": 4001}, {"spill_bytes": 2000})
+    assert why_hopeless({"code_bytes": 10**6}, {"code_bytes": 10}) is None, "a host compiler reports no spills"
