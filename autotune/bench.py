@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from autotune.ahead import COMPILED_PEER, Kind, compile_ahead, kernel_specs, kind_of
 from autotune.bench_rows import DEFAULT, OURS, Row, identity_of, store_rows, stored_rows
 from autotune.bench_text import summary_lines, table_lines
-from autotune.config import TuneConfig, load_config
+from autotune.config import TuneConfig, by_problem, load_config
 from autotune.contest import DIRECTIONS_OF, ContestResult, hold_contest
 from autotune.contest_session import ContestSetting
 from autotune.database import Database, database_path, writable_results_dir
@@ -109,9 +109,8 @@ def _chosen_peers(names: Sequence[str] | None, device: str) -> tuple[str, ...]:
 def _plans(loaded: TuneConfig, facts: DeviceFacts, device: str, folder: Path) -> list[Plan]:
     """Of all workloads, problem by problem; whatever is wrong with one is said before anything is measured."""
     database = Database.load(database_path(folder, facts.slug))
-    problems = list(dict.fromkeys(workload.problem for workload in loaded.workloads))
-    ordered = sorted(loaded.workloads, key=lambda workload: problems.index(workload.problem))
-    return [_plan(workload, loaded.passes, facts, device, database) for workload in ordered]
+    workloads = by_problem(loaded.workloads)
+    return [_plan(workload, loaded.passes, facts, device, database) for workload in workloads]
 
 
 def _plan(

@@ -5,9 +5,10 @@ A config gives, at the top or in ``[[workload]]`` tables that override the top:
     problem = "mace-mp-medium"          # a name or a list, from problems.toml or this file's [problems.NAME] tables
     graph = { cpu = "mof", cuda = "carbon" }   # a name, a list, or one of these by backend; likewise [graphs.NAME]
     operation, directions, dtype, layout, deterministic
+    trials                               # finished trials at which the search of one direction ends
 
-and, at the top only, ``budget`` ("6m", seconds as a number), ``trials``, ``patience``, ``sampler``, ``passes`` (what a
-comparison times) and the tables ``[record.BACKEND]`` (see :mod:`autotune.restriction`). Lists multiply out. Where no
+and, at the top only, ``budget`` ("6m", seconds as a number), ``patience``, ``sampler``, ``passes`` (what a comparison
+times) and the tables ``[record.BACKEND]`` (see :mod:`autotune.restriction`). Lists multiply out. Where no
 problem (or graph) is named, those that the file defines are meant. A key that is not known is an error, with the
 nearest valid one suggested.
 """
@@ -36,6 +37,8 @@ from kernelgen.problem import TensorProductProblem
 
 SAMPLERS = ("auto", "tpe", "gp", "random", "brute")
 WORKLOAD_KEYS = ("problem", "graph", "operation", "directions", "dtype", "layout", "deterministic")
+# A table of workloads may also have its own number of trials a study.
+TABLE_KEYS = (*WORKLOAD_KEYS, "trials")
 SEARCH_KEYS = ("budget", "trials", "patience", "sampler", "record")
 TOP_KEYS = (*WORKLOAD_KEYS, "workload", "problems", "graphs", "passes", *SEARCH_KEYS)
 NORMALIZATION_KEYS = ("shared_weights", "irrep_normalization", "path_normalization")
@@ -49,7 +52,8 @@ UNITS = {"h": 3600.0, "m": 60.0, "s": 1.0}
 class TuneConfig:
     """Workloads with the budget (seconds for all of it, comparisons included), trials and sampler asked for.
 
-    patience: trials in a row without a gain that end a search. record: by backend, the part of the space to record.
+    workload_trials: of workloads whose table gives its own number. patience: trials in a row without a gain that end a
+    search. record: by backend, the part of the space to record.
     passes: what a comparison times, of ``autotune.contest.PASSES``; None for those of a model.
     """
 
@@ -61,6 +65,7 @@ class TuneConfig:
     patience: int | None = None
     record: Mapping[str, Restriction] = field(default_factory=dict)
     passes: tuple[str, ...] | None = None
+    workload_trials: Mapping[Workload, int] = field(default_factory=dict)
 
 
 def config_path(name_or_path: str | Path) -> Path:
@@ -146,9 +151,13 @@ def _config(path: Path, table: Mapping[str, Any], backend: str) -> TuneConfig:
     shared = {"problem": list(local_problems), "graph": list(local_graphs)}
     shared |= {key: table[key] for key in WORKLOAD_KEYS if key in table}
     workloads: list[Workload] = []
+    own_trials: dict[Workload, int] = {}
     for given in table.get("workload", [{}]):
-        _check_table(given, "workload", WORKLOAD_KEYS)
-        workloads += _workloads({**shared, **given}, problems, graphs, backend)
+        _check_table(given, "workload", TABLE_KEYS)
+        found = _workloads({**shared, **given}, problems, graphs, backend)
+        if (count := _count("workload.trials", given.get("trials"))) is not None:
+            own_trials |= {workload: count for workload in found if workload not in workloads}
+        workloads += found
     sampler = table.get("sampler", "auto")
     if sampler not in SAMPLERS:
         raise ConfigError(unknown_name("sampler", str(sampler), SAMPLERS))
@@ -157,7 +166,13 @@ def _config(path: Path, table: Mapping[str, Any], backend: str) -> TuneConfig:
     restrictions = restrictions_from(table.get("record", {}))
     passes = _passes(table["passes"], workloads) if "passes" in table else None
     chosen = tuple(dict.fromkeys(workloads))
-    return TuneConfig(path, chosen, budget, trials, sampler, patience, restrictions, passes)
+    return TuneConfig(path, chosen, budget, trials, sampler, patience, restrictions, passes, own_trials)
+
+
+def by_problem(workloads: Sequence[Workload]) -> list[Workload]:
+    """Workloads of one problem behind each other; problems, and what each has, in the order given."""
+    problems = list(dict.fromkeys(workload.problem for workload in workloads))
+    return sorted(workloads, key=lambda workload: problems.index(workload.problem))
 
 
 def _passes(value: Any, workloads: Sequence[Workload]) -> tuple[str, ...]:

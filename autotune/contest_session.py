@@ -5,12 +5,11 @@ Jobs (picklable, one contender each, so that whatever goes wrong has a name) ent
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from autotune.jobs import build_for, check, device_is_lost, worst_error
+from autotune.jobs import build_for, check, device_is_lost, free_memory, order_of, worst_error
 from kernelgen.schedule import Schedule
 
 if TYPE_CHECKING:
@@ -36,7 +35,7 @@ class ContestSetting:
     peers: tuple[str, ...] | None = None
 
     def open(self) -> Callable[[Any], Any]:
-        _free_memory(self.device)
+        free_memory(self.device)
         session = ContestSession(self)
         return lambda job: job(session)
 
@@ -131,14 +130,11 @@ class ContestSession:
     def __init__(self, setting: ContestSetting) -> None:
         from autotune.verify import Reference
         from autotune.workload import make_tensors
-        from kernelgen.graph import edge_order
 
         self.workload, self.device = setting.workload, setting.device
         self.tensors = make_tensors(self.workload, self.device)
         self.reference = Reference(self.workload, self.device, self.tensors)
-        self.order = None
-        if self.tensors.receiver is not None:
-            self.order = edge_order(self.tensors.receiver, self.tensors.num_nodes, is_sorted=True)
+        self.order = order_of(self.tensors)
         self.peers = self._peers(setting.peers)
         self.contenders: dict[str, Any] = {}
         self.samplers: dict[str, Sampler] = {}
@@ -211,13 +207,4 @@ class ContestSession:
             self.samplers.pop(chosen, None)
             if chosen in self.contenders:
                 self.contenders[chosen].release()
-        _free_memory(self.device)
-
-
-def _free_memory(device: str) -> None:
-    """Give back to the device what nobody holds: cycles first, then the allocator's own stock."""
-    import torch
-
-    gc.collect()
-    if torch.device(device).type == "cuda":
-        torch.cuda.empty_cache()
+        free_memory(self.device)

@@ -148,7 +148,8 @@ class TensorProductConv(TunedModule):
         tuned entry to prefer; None prefers the one of the largest graph.
     check_indices: check at every call that sender and receiver are in range (waits for the device); without it an
         index out of range reads or writes foreign memory.
-    layout, schedule, strict, deterministic, device, dtype, irrep_normalization, path_normalization: as in :class:`TensorProduct`.
+    layout, schedule, strict, deterministic, device, dtype, irrep_normalization, path_normalization: as in
+        :class:`TensorProduct`.
 
     Raises ProblemError for irreps or instructions that are not well-defined, UnsupportedError for other modes.
     """

@@ -1,7 +1,8 @@
 """From searches to database entries: the best few of every direction are compared anew, and that figure is published.
 
 The winner of many noisy measurements is flattered, so no time of a trial is published: the best three schedules of
-each direction meet the default and the peers in one fresh process (see ``contest``), and the fastest there is stored.
+each direction meet the default and the peers in a process of their own (see ``contest``), and the fastest there is
+stored.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from autotune.entry import Entry
 from autotune.graphs import build_graph
 from autotune.study import Study
 from autotune.verify import TOLERANCE
+from autotune.worker import Worker
 from autotune.workload import Workload, compulsory_bytes
 from kernelgen.device import DeviceFacts, device_facts
 from kernelgen.errors import EquituneError
@@ -40,18 +42,20 @@ def publish(
     *,
     with_peers: bool = True,
     seconds_each: float = 2.0,
+    worker: Worker | None = None,
     on_step: Callable[[str], None] = lambda text: None,
 ) -> list[Entry]:
     """Compare the best of ``studies`` (by direction) with the default and the peers; store and return the entries.
 
-    A direction in which nothing passed has no entry. Raises WorkerError if the comparison itself cannot run.
+    worker: as for ``hold_contest``, one that took no part in the search; by default one of this comparison's own. A
+    direction in which nothing passed has no entry. Raises WorkerError if the comparison itself cannot run.
     """
     ours = contenders({direction: study for direction, study in studies.items() if study.ranking})
     passes = tuple(ours["default"])
     if not passes:
         return []
     setting = ContestSetting(workload, device, None if with_peers else ())
-    contest = hold_contest(setting, passes, ours, seconds_each=seconds_each, on_step=on_step)
+    contest = hold_contest(setting, passes, ours, seconds_each=seconds_each, on_step=on_step, worker=worker)
     entries = []
     for direction in passes:
         trials = trials_record(studies[direction], results_dir, seed)

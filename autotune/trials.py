@@ -5,13 +5,18 @@ Schedules enter; :class:`Compiled` and :class:`Outcome` leave.
 
 from __future__ import annotations
 
+import os
 import time
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 
 from autotune.jobs import Outcome, TrialJob
 from autotune.search import Compiled
 from autotune.space import Space
 from autotune.worker import Worker, run_trial
+from kernelgen.errors import EquituneError
 from kernelgen.schedule import Schedule
 
 # A job may take this many times the longest that went well, but within these bounds.
@@ -50,3 +55,26 @@ def compile_ahead(space: Space, schedule: Schedule) -> Compiled:
     begin = time.perf_counter()
     binary = compile_source(emit(make_plan(space.kernel_spec(schedule))), space.spec.facts)
     return Compiled(time.perf_counter() - begin, binary.resources)
+
+
+class CompilersAhead:
+    """Compile what the next search begins with beside the present one, so that the device need not wait for it."""
+
+    def __init__(self) -> None:
+        self._pool = ThreadPoolExecutor(max(1, len(os.sched_getaffinity(0)) // 4))
+
+    def __enter__(self) -> CompilersAhead:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def compile(self, space: Space, schedules: Iterable[Schedule]) -> None:
+        """Returns at once. What fails is met again, and recorded, by the search."""
+        for schedule in schedules:
+            self._pool.submit(_compile_quietly, space, schedule)
+
+
+def _compile_quietly(space: Space, schedule: Schedule) -> None:
+    with suppress(EquituneError):
+        compile_ahead(space, schedule)

@@ -1,8 +1,9 @@
 """The whole job of ``equitune tune``: a config and a device enter, searches run, database entries leave.
 
 Each workload is searched direction by direction in one worker process, then the best of all its directions are
-compared in a fresh one and published. Everything finished is on the disk at any moment: trials as lines, entries by
-atomic replacement; Ctrl-C publishes what there is, and a second run goes on where the first ended.
+compared in another and published (``crew`` says which process serves what). Everything finished is on the disk at
+any moment: trials as lines, entries by atomic replacement; Ctrl-C publishes what there is, and a second run goes on
+where the first ended.
 """
 
 from __future__ import annotations
@@ -11,57 +12,38 @@ import os
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from autotune import records
-from autotune.config import TuneConfig, load_config
-from autotune.database import Database, database_path, device_record, writable_results_dir
+from autotune.config import TuneConfig
+from autotune.crew import Crew
+from autotune.database import Database, database_path, device_record
 from autotune.entry import Entry
-from autotune.jobs import TrialSetting
 from autotune.neighbours import KIN, KIN_STARTS, known_entries, starting_points
 from autotune.progress import Progress, time_text
 from autotune.publish import driver_version, publish
 from autotune.sampling import choose_sampler, proposals_ahead
 from autotune.search import search
+from autotune.settings import Settings, resolve
 from autotune.space import Space, search_space
 from autotune.study import Study
-from autotune.trials import SAMPLING_S, Measurer, compile_ahead
+from autotune.trials import SAMPLING_S, CompilersAhead, Measurer, compile_ahead
 from autotune.worker import Worker
 from autotune.workload import Workload
-from kernelgen.device import DeviceFacts, device_facts
-from kernelgen.schedule import schedule_from_dict
+from kernelgen.device import DeviceFacts
+from kernelgen.problem import TensorProductProblem
+from kernelgen.schedule import Schedule, schedule_from_dict
 from kernelgen.version import GENERATOR_VERSION
 
 if TYPE_CHECKING:
     import optuna
     from rich.console import Console
 
-DEFAULT_BUDGET_S = 600.0
 # Share of a workload's time that is kept for the comparison, until one has shown how long it takes.
 COMPARISON_SHARE = 0.3
-# Trials without a gain of 1% after which a search on a GPU ends. In the 12 studies of results/trials on an H200 (160
-# to 400 trials each) 60 would have ended up to 11% above what the whole study found, 100 as well in one of them, 120
-# at most 2%. At 6 to 10 trials a second that is some 15 s. On a CPU a trial takes seconds and the budget is the limit.
-PATIENCE = {"cpu": None, "cuda": 120}
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What one run of the tuner was asked for, with all defaults filled in."""
-
-    device: str
-    facts: DeviceFacts
-    budget_s: float | None
-    trials: int | None
-    sampler: str
-    storage: str | optuna.storages.BaseStorage
-    seed: int
-    results_dir: Path
-    with_peers: bool
-    patience: int | None = None
 
 
 def tune(
@@ -77,13 +59,14 @@ def tune(
     patience: int | None = None,
     console: Console | None = None,
 ) -> list[Entry]:
-    """Tune every workload and direction of a config; returns the entries that the run published.
+    """Tune every workload and direction of a config, problem by problem; returns the entries that the run published.
 
-    budget: seconds for the whole config, comparisons with the peers included. trials: finished trials a study, those
-    of earlier runs included. Where neither is given here or in the config, the budget is ten minutes. sampler: one of
-    ``autotune.config.SAMPLERS``. storage: an Optuna storage or its URL that gets a copy of the trials, by default
-    SQLite under ``results_dir``. with_peers: compare with the peers too, not only with the default schedule. patience:
-    trials in a row without a gain of 1% that end a search; by default ``PATIENCE`` of the backend.
+    budget: seconds for the whole config, comparisons with the peers included. trials: finished trials a study,
+    those of earlier runs included, whatever the config says. Where neither is given here or in the config, the
+    budget is ten minutes. sampler: one of ``autotune.config.SAMPLERS``. storage: an Optuna storage or its URL that
+    gets a copy of the trials, by default SQLite under ``results_dir``. with_peers: compare with the peers too, not
+    only with the default schedule. patience: trials in a row without a gain of 1% that end a search; by default
+    ``PATIENCE`` of the backend.
     """
     settings, workloads = resolve(
         config, device, budget, trials, sampler, storage, seed, results_dir, with_peers, patience
@@ -91,45 +74,18 @@ def tune(
     path = database_path(settings.results_dir, settings.facts.slug)
     database = Database.load(path, device_record(settings.facts, driver_version(settings.facts)))
     entries: list[Entry] = []
-    with Progress(console) as progress:
+    with Progress(console) as progress, Crew(settings.device) as crew:
         clock = Clock(settings.budget_s, len(workloads))
+        problems = list(dict.fromkeys(workload.problem for workload in workloads))
         for workload in workloads:
-            published, interrupted = _tune_workload(workload, settings, database, clock, progress)
+            at = problems.index(workload.problem)
+            job = _Job(workload, settings, crew, tuple(problems[at : at + 2]), progress)
+            published, interrupted = job.run(database, clock)
             entries += published
             if interrupted:
                 progress.note("interrupted; run the same command again to go on")
                 break
     return entries
-
-
-def resolve(
-    config: TuneConfig | str | Path,
-    device: str | None,
-    budget: float | None,
-    trials: int | None,
-    sampler: str | None,
-    storage: str | optuna.storages.BaseStorage | None,
-    seed: int,
-    results_dir: str | Path | None,
-    with_peers: bool,
-    patience: int | None = None,
-) -> tuple[Settings, tuple[Workload, ...]]:
-    """Arguments over the config's values over defaults."""
-    import torch
-
-    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    facts = device_facts(device)
-    loaded = config if isinstance(config, TuneConfig) else load_config(config, facts.backend)
-    trials = loaded.trials if trials is None else trials
-    budget = loaded.budget_s if budget is None else budget
-    if trials is None and budget is None:
-        budget = DEFAULT_BUDGET_S
-    folder = Path(results_dir) if results_dir is not None else writable_results_dir()
-    storage = storage or f"sqlite:///{folder.resolve() / 'studies' / facts.slug}.db"
-    patience = patience or loaded.patience or PATIENCE[facts.backend]
-    sampler = sampler or loaded.sampler
-    chosen = Settings(device, facts, budget, trials, sampler, storage, seed, folder, with_peers, patience)
-    return chosen, loaded.workloads
 
 
 @dataclass
@@ -151,62 +107,108 @@ class Clock:
         return time.monotonic() + share - kept
 
 
-def _tune_workload(
-    workload: Workload, settings: Settings, database: Database, clock: Clock, progress: Progress
-) -> tuple[list[Entry], bool]:
-    """Entries, and whether the user wants to end."""
-    studies: dict[str, Study] = {}
-    with ExitStack() as stack:
-        interrupted = _search_directions(workload, settings, clock.end_of_searches(), studies, stack, progress)
-        known = _still_valid(workload, studies, database)
-        if len(known) == len(workload.directions):
-            progress.note(f"{workload.label}: nothing new to publish")
-            return known, interrupted
-        begin = time.monotonic()
-        try:
-            entries = publish(
-                workload,
-                studies,
-                settings.device,
-                database,
-                settings.results_dir,
-                settings.seed,
-                with_peers=settings.with_peers,
-                on_step=lambda text: progress.note(f"{workload.label}: {text}"),
+class _Job:
+    """One workload: its searches, then its comparison. ``problems``: its own and the one after it, if any."""
+
+    def __init__(
+        self,
+        workload: Workload,
+        settings: Settings,
+        crew: Crew,
+        problems: tuple[TensorProductProblem, ...],
+        progress: Progress,
+    ) -> None:
+        trials = settings.workload_trials.get(workload, settings.trials)
+        self.workload, self.settings = workload, replace(settings, trials=trials)
+        self.crew, self.problems, self.progress = crew, problems, progress
+        self.studies: dict[str, Study] = {}
+
+    def run(self, database: Database, clock: Clock) -> tuple[list[Entry], bool]:
+        """Entries, and whether the user wants to end."""
+        workload, progress, begin = self.workload, self.progress, time.monotonic()
+        with ExitStack() as stack:
+            interrupted = self._search_directions(clock.end_of_searches(), stack)
+            searched = time.monotonic()
+            known = _still_valid(workload, self.studies, database)
+            if len(known) == len(workload.directions):
+                progress.note(f"{workload.label}: nothing new to publish")
+                return known, interrupted
+            try:
+                entries = self._publish(database)
+            except KeyboardInterrupt:
+                progress.note(f"{workload.label}: the comparison was interrupted, so nothing is published")
+                return [], True
+            compared = time.monotonic()
+        clock.comparison_s = compared - searched
+        for entry in entries:
+            gain = entry.default["time_us"] / entry.time_us
+            progress.note(
+                f"{entry.label} {entry.direction}: published {time_text(entry.time_us)}, {gain:.2f}x the default"
             )
-        except KeyboardInterrupt:
-            progress.note(f"{workload.label}: the comparison was interrupted, so nothing is published")
-            return [], True
-    clock.comparison_s = time.monotonic() - begin
-    for entry in entries:
-        gain = entry.default["time_us"] / entry.time_us
-        progress.note(f"{entry.label} {entry.direction}: published {time_text(entry.time_us)}, {gain:.2f}x the default")
-    return entries, interrupted
+        name = f"{workload.label} on {workload.graph.name}, {workload.operation} {workload.dtype}"
+        shares = f"search {searched - begin:.1f} s, comparison {compared - searched:.1f} s"
+        progress.note(f"{name}: {time.monotonic() - begin:.1f} s ({shares})")
+        return entries, interrupted
 
+    def _publish(self, database: Database) -> list[Entry]:
+        pair, settings = self.crew.of(self.workload.problem), self.settings
+        # The searching process gives its memory back, and its device is quiet while others are measured.
+        pair.rest()
+        entries = publish(
+            self.workload,
+            self.studies,
+            settings.device,
+            database,
+            settings.results_dir,
+            settings.seed,
+            with_peers=settings.with_peers,
+            seconds_each=settings.seconds_each,
+            worker=pair.comparing,
+            on_step=lambda text: self.progress.note(f"{self.workload.label}: {text}"),
+        )
+        pair.rest()
+        return entries
 
-def _search_directions(
-    workload: Workload,
-    settings: Settings,
-    end: float | None,
-    studies: dict[str, Study],
-    stack: ExitStack,
-    progress: Progress,
-) -> bool:
-    """Fill ``studies`` by direction, sharing the time until ``end``; whether the user wants to end."""
-    try:
-        with Worker(TrialSetting(workload, settings.device)) as worker:
-            # Its imports and references take some ten seconds, in which the first kernels are compiled here.
-            worker.launch()
+    def _search_directions(self, end: float | None, stack: ExitStack) -> bool:
+        """Fill ``studies`` by direction, sharing the time until ``end``; whether the user wants to end."""
+        workload, pair, worker = self.workload, None, None
+        compilers = stack.enter_context(CompilersAhead())
+        try:
+            pair = self.crew.of(workload.problem)
             for index, direction in enumerate(workload.directions):
                 now, left = time.monotonic(), len(workload.directions) - index
                 deadline = None if end is None else now + max(0.0, end - now) / left
-                study = stack.enter_context(open_study(workload, direction, settings, deadline, studies))
-                studies[direction] = study
-                if _search(study, worker, workload, direction, settings, deadline, progress) == "interrupted":
-                    return True
-    except KeyboardInterrupt:
-        return True
-    return False
+                study = stack.enter_context(open_study(workload, direction, self.settings, deadline, self.studies))
+                self.studies[direction] = study
+                if self._is_finished(study):
+                    continue
+                if worker is None:
+                    # Its imports and references take some ten seconds, in which the first kernels are compiled here.
+                    worker = pair.search(workload)
+                    self.crew.launch(*self.problems)
+                if self.settings.facts.backend == "cuda":
+                    for following in workload.directions[index + 1 : index + 2]:
+                        compilers.compile(*_first_schedules(workload, following, self.settings))
+                if _search(study, worker, workload, direction, self.settings, deadline, self.progress) == "interrupted":
+                    raise KeyboardInterrupt
+        except KeyboardInterrupt:
+            if pair is not None:
+                # It may be at work on a trial, whose answer nobody waits for.
+                pair.searching.close()
+            return True
+        return False
+
+    def _is_finished(self, study: Study) -> bool:
+        trials, patience = self.settings.trials, self.settings.patience
+        enough = trials is not None and len(study.finished) >= trials
+        return enough or (patience is not None and study.stale >= patience)
+
+
+def _first_schedules(workload: Workload, direction: str, settings: Settings) -> tuple[Space, list[Schedule]]:
+    """What a search will begin with, as far as it is known before the searches of this run's other directions end."""
+    space = space_of(workload, direction, settings.facts)
+    starts = starting_points(space, workload.graph_class(), known_entries(settings.results_dir))
+    return space, list(dict.fromkeys((space.default, *starts)))
 
 
 def open_study(

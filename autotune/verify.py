@@ -32,7 +32,17 @@ CHUNK_ELEMENTS = {"cpu": 1 << 21, "cuda": 12 << 20}
 @functools.lru_cache(maxsize=4)
 def e3nn_product(problem: TensorProductProblem, dtype: torch.dtype, device: torch.device) -> o3.TensorProduct:
     """e3nn's own product; generating its code takes seconds for many paths, so each graph of a problem shares it."""
-    return problem.reference().to(device=device, dtype=dtype)
+    product = _built_ahead.pop(problem, None) or problem.reference()
+    return product.to(device=device, dtype=dtype)
+
+
+def build_ahead(problem: TensorProductProblem) -> None:
+    """Have a problem's first :func:`e3nn_product` ready on the host, in a process that may not yet touch a device."""
+    if problem not in _built_ahead and not e3nn_product.cache_info().currsize:
+        _built_ahead[problem] = problem.reference()
+
+
+_built_ahead: dict[TensorProductProblem, o3.TensorProduct] = {}
 
 
 class Reference:

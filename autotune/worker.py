@@ -53,8 +53,8 @@ class Worker:
         self.setting = setting
         self.start_limit_s = start_limit_s
         self.starts = 0
-        # True from the start of a process until it has said that it is set up.
-        self._starting = False
+        # Set-ups that the process was told of and has not yet said to have done.
+        self._pending = 0
         # True until the present process has answered a job: its first job fills caches and may take longer.
         self.fresh = True
         self._process: multiprocessing.process.BaseProcess | None = None
@@ -89,7 +89,7 @@ class Worker:
             self._process.join()
             self._process.close()
         self._process = self._connection = None
-        self._starting, self.fresh = False, True
+        self._pending, self.fresh = 0, True
 
     def launch(self) -> Connection:
         """Start the process if there is none, without waiting: its set-up goes on beside the caller's own work."""
@@ -100,31 +100,38 @@ class Worker:
             self._process.start()
             theirs.close()
             self.starts += 1
-            self._starting = self._busy = True
+            self._pending, self._busy = 1, True
         return self._connection
 
     def reopen(self, setting: Setting) -> None:
-        """Serve another setting from now on, in the same process if one lives: what its modules cached stays."""
+        """Serve another setting from now on, in the same process if one lives: what its modules cached stays.
+
+        Does not wait for it.
+        """
         self.setting = setting
         if self._connection is None:
             return
-        connection = self._ready()
         try:
-            connection.send(_Reopen(setting))
+            self._connection.send(_Reopen(setting))
         except (BrokenPipeError, ConnectionResetError):
             self.close()
         else:
-            self._starting = self._busy = True
+            self._pending, self._busy = self._pending + 1, True
+
+    def settle(self) -> None:
+        """Wait until the process, if there is one, is set up and at rest. WorkerError if its set-up failed."""
+        if self._connection is not None:
+            self._ready()
 
     def _ready(self) -> Connection:
         connection = self.launch()
-        if self._starting:
+        while self._pending:
             try:
                 self._receive(connection, self.start_limit_s)
             except WorkerLost as lost:
                 # No schedule is to blame for this, so it must not be recorded as a trial's outcome.
                 raise WorkerError(f"a worker process could not be set up: {lost.reason}") from None
-            self._starting = False
+            self._pending -= 1
         return connection
 
     def _receive(self, connection: Connection, limit_s: float) -> Any:

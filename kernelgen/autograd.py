@@ -11,41 +11,43 @@ first depends on the second through an empty tensor (``link``).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from kernelgen.direction import backward, double_backward, forward
-from kernelgen.graph import EdgeOrder
+from kernelgen.graph import NO_ORDER, EdgeOrder
 from kernelgen.library import no_third_derivative, present
 
 if TYPE_CHECKING:
     from kernelgen.operators import Operator
+    from kernelgen.runner import Graph
 
 Maybe = Tensor | None
 _PLAIN_TENSORS = (Tensor, torch.nn.Parameter)
 # Cotangents that were left but never fetched (their pass ended in an error) are dropped beyond this many passes.
 _KEPT_PASSES = 8
+_SMALL_WEIGHTS = 1 << 20
+_Leaf: type = torch._C._functions.AccumulateGrad  # type: ignore[attr-defined]
 
 
-class Edges(NamedTuple):
-    """What ``Operator.run`` takes besides operands."""
-
-    sender: Maybe
-    receiver: Maybe
-    num_out: int
-    order: EdgeOrder
-
-
-def product(x: Tensor, y: Tensor, w: Tensor, edges: Edges, operator: Operator) -> Tensor:
-    """The operator's value, differentiable twice with respect to x, y and w."""
+def product(
+    x: Tensor,
+    y: Tensor,
+    w: Tensor,
+    edges: tuple[Maybe, Maybe, int, EdgeOrder | None],
+    operator: Operator,
+) -> Tensor:
+    """The operator's value, differentiable twice in x, y and w; ``edges``: sender, receiver, num_out and order."""
     if not _is_eager(x, y, w):
         sender, receiver, num_out, order = edges
-        return torch.ops.equitune.tp_forward.default(x, y, w, sender, receiver, *order, num_out, operator.text)
+        arguments = (x, y, w, sender, receiver, *(order or NO_ORDER), num_out, operator.text)
+        return torch.ops.equitune.tp_forward.default(*arguments)
+    graph = operator.graph(x, y, *edges)
     if torch.is_grad_enabled() and (x.requires_grad or y.requires_grad or w.requires_grad):
-        return _Forward.apply(x, y, w, edges, operator)[0]
-    return operator.run(forward(), (x, None, y, None, w, None, None, None), *edges)["g"]
+        return _Forward.apply(x, y, w, graph, operator)[0]
+    return operator.run_on(graph, forward(), (x, None, y, None, w, None, None, None))["g"]
 
 
 def _is_eager(*tensors: Tensor) -> bool:
@@ -59,14 +61,14 @@ def _is_eager(*tensors: Tensor) -> bool:
 
 class _Forward(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, y: Tensor, w: Tensor, edges: Edges, operator: Operator) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, x: Tensor, y: Tensor, w: Tensor, graph: Graph, operator: Operator) -> tuple[Tensor, Tensor]:
         link = x.new_empty(0)
         ctx.save_for_backward(x, y, w, link)
         ctx.set_materialize_grads(False)
-        ctx.edges, ctx.operator = edges, operator
+        ctx.graph, ctx.operator = graph, operator
         # Autograd pass -> (cotangent of the edge gradient, cotangent of the value that it was taken with).
         ctx.pending = {}
-        return operator.run(forward(), (x, None, y, None, w, None, None, None), *edges)["g"], link
+        return operator.run_on(graph, forward(), (x, None, y, None, w, None, None, None))["g"], link
 
     @staticmethod
     def backward(ctx: Any, g: Maybe, _: Maybe) -> tuple[Maybe, ...]:
@@ -76,7 +78,7 @@ class _Forward(torch.autograd.Function):
             return (None,) * 5
         x, y, w, link = ctx.saved_tensors
         if torch.is_grad_enabled():
-            found = _Backward.apply(x, y, w, g, link, wanted, ctx.edges, ctx.operator, ctx.pending)
+            found = _Backward.apply(x, y, w, g, link, wanted, ctx.graph, ctx.operator, ctx.pending)
             return (*found, None, None)
         return (*_first(ctx, (x, y, w), g, left, wanted), None, None)
 
@@ -86,11 +88,11 @@ class _Backward(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, y: Tensor, w: Tensor, g: Tensor, link: Tensor, wanted: str, *rest: Any
     ) -> tuple[Maybe, ...]:
-        ctx.edges, ctx.operator, ctx.pending = rest
+        ctx.graph, ctx.operator, ctx.pending = rest
         ctx.save_for_backward(x, y, w, g)
         # A gradient that nobody differentiates must arrive as None: its tangent is left out of the kernel.
         ctx.set_materialize_grads(False)
-        found = ctx.operator.run(backward(wanted), (x, None, y, None, w, None, g, None), *ctx.edges)
+        found = ctx.operator.run_on(ctx.graph, backward(wanted), (x, None, y, None, w, None, g, None))
         return tuple(found.get(slot) for slot in "xyw")
 
     @staticmethod
@@ -105,7 +107,7 @@ class _Backward(torch.autograd.Function):
         outputs = double_backward(given, wanted).live_outputs if wanted and given else ""
         if not outputs:
             return (None,) * 9
-        found = _Second.apply(x, y, w, g, *tangents, outputs, ctx.edges, ctx.operator)
+        found = _Second.apply(x, y, w, g, *tangents, outputs, ctx.graph, ctx.operator)
         return (*found, *(None,) * 5)
 
 
@@ -114,12 +116,12 @@ class _Second(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, y: Tensor, w: Tensor, g: Tensor, *rest: Any) -> tuple[Maybe, ...]:
-        tx, ty, tw, outputs, edges, operator = rest
+        tx, ty, tw, outputs, graph, operator = rest
         direction, operands = double_backward(present(tx, ty, tw), outputs), (x, tx, y, ty, w, tw, g, None)
         if direction.tangents == "y" and "g" not in outputs or outputs == "g":
-            found = _first_of(direction.tangents, operands, outputs, edges, operator)
+            found = _first_of(direction.tangents, operands, outputs, graph, operator)
         else:
-            found = operator.run(direction, operands, *edges)
+            found = operator.run_on(graph, direction, operands)
         return tuple(found.get(slot) for slot in "xywg")
 
     @staticmethod
@@ -127,30 +129,30 @@ class _Second(torch.autograd.Function):
         return no_third_derivative()
 
 
-def _first_of(tangents: str, operands: tuple, outputs: str, edges: Edges, operator: Operator) -> dict[str, Tensor]:
+def _first_of(tangents: str, operands: tuple, outputs: str, graph: Graph, operator: Operator) -> dict[str, Tensor]:
     """A single tangent stands in its operand's place: the kernels of first derivatives do it."""
     x, tx, y, ty, w, tw, g, _ = operands
     if len(tangents) > 1:
-        return operator.run(double_backward(tangents, outputs), operands, *edges)
+        return operator.run_on(graph, double_backward(tangents, outputs), operands)
     x, y, w = (b if tangents == slot else a for slot, a, b in (("x", x, tx), ("y", y, ty), ("w", w, tw)))
     direction = forward() if outputs == "g" else backward(outputs)
-    return operator.run(direction, (x, None, y, None, w, None, g, None), *edges)
+    return operator.run_on(graph, direction, (x, None, y, None, w, None, g, None))
 
 
 def _first(ctx: Any, xyw: tuple[Tensor, ...], g: Maybe, left: list, wanted: str) -> tuple[Maybe, ...]:
     """Gradients of the value together with those that edge gradients left here, not differentiable further."""
-    operator, edges, (x, y, w) = ctx.operator, ctx.edges, xyw
+    operator, graph, (x, y, w) = ctx.operator, ctx.graph, xyw
     if g is not None and left:
         ty, of = left.pop()
-        found = operator.run(double_backward("yg", wanted), (x, None, y, ty, w, None, of, g), *edges)
+        found = operator.run_on(graph, double_backward("yg", wanted), (x, None, y, ty, w, None, of, g))
     elif g is not None:
-        found = operator.run(backward(wanted), (x, None, y, None, w, None, g, None), *edges)
+        found = operator.run_on(graph, backward(wanted), (x, None, y, None, w, None, g, None))
     else:
         found = {}
     # dF/dy does not depend on y.
     others = wanted.replace("y", "")
     for ty, of in left if others else ():
-        more = operator.run(backward(others), (x, None, ty, None, w, None, of, None), *edges)
+        more = operator.run_on(graph, backward(others), (x, None, ty, None, w, None, of, None))
         found = found | {slot: found[slot] + grad if slot in found else grad for slot, grad in more.items()}
     return tuple(found.get(slot) for slot in "xyw")
 
@@ -168,8 +170,15 @@ def _needed(ctx: Any, slots: str) -> str:
     ``needs_input_grad`` only says which inputs require a gradient at all. ``torch.autograd.grad(energy, positions)``
     uses fewer: the engine knows which nodes it will run.
     """
-    nodes, requires = ctx.next_functions, ctx.needs_input_grad
-    return "".join(slot for i, slot in enumerate(slots) if requires[i] and _will_run(nodes[i][0]))
+    nodes, requires, graph = ctx.next_functions, ctx.needs_input_grad, ctx.graph
+    # To ask about a leaf costs the host an exception; a small graph's kernel costs less, and in a pass that is not
+    # differentiated again all leaves are most likely wanted.
+    quick = not torch.is_grad_enabled() and graph.num_edges * ctx.operator.problem.weight_numel < _SMALL_WEIGHTS
+    return "".join(
+        slot
+        for i, slot in enumerate(slots)
+        if requires[i] and ((quick and type(nodes[i][0]) is _Leaf) or _will_run(nodes[i][0]))
+    )
 
 
 def _will_run(node: Any) -> bool:

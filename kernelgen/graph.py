@@ -44,18 +44,14 @@ def edge_order(
     wrong sums. With ``sender`` [num_edges] (indices below ``num_in``, by default num_out) the order by sender is made
     too.
     """
-    row_ptr, perm = _order("receiver", receiver, num_out, is_sorted)
+    row_ptr, perm = order_by("receiver", receiver, num_out, is_sorted)
     if sender is None:
         return EdgeOrder(row_ptr, perm)
-    return EdgeOrder(row_ptr, perm, *_order("sender", sender, num_out if num_in is None else num_in, False))
+    return EdgeOrder(row_ptr, perm, *order_by("sender", sender, num_out if num_in is None else num_in))
 
 
-def sender_order(sender: Tensor, num_in: int) -> tuple[Tensor, Tensor | None]:
-    """Row pointer and permutation by sender."""
-    return _order("sender", sender, num_in, False)
-
-
-def _order(name: str, nodes: Tensor, count: int, is_sorted: bool) -> tuple[Tensor, Tensor | None]:
+def order_by(name: str, nodes: Tensor, count: int, is_sorted: bool = False) -> tuple[Tensor, Tensor | None]:
+    """Row pointer and permutation of edges by one of their ends, called ``name`` in errors."""
     if nodes.dim() != 1 or nodes.dtype not in (torch.int32, torch.int64):
         raise InputError(f"{name} is {nodes.dtype} {tuple(nodes.shape)}; expected int32 or int64 of shape [num_edges]")
     if count < 0:

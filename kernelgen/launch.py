@@ -29,6 +29,7 @@ from kernelgen.source import Source
 # Dynamic shared memory above this has to be asked for, kernel by kernel.
 _SHARED_WITHOUT_ASKING = 48 * 1024
 _INVALID_CONTEXT = 201
+_KEPT_GEOMETRIES = 256
 # Weights (edges x paths x channels) that are worth waking another thread for: about 10 us of work.
 _WEIGHTS_PER_THREAD = 8192
 
@@ -147,12 +148,19 @@ class _CudaRun:
         self._handle = int(kernel.handle)
         self._launch = _launch_function()
         self._allowed: set[int] = set()
+        self._geometry: dict[tuple[int, int, int], tuple[int, int, int]] = {}
 
     def __call__(self, pointers: Sequence[int], num_edges: int, num_in: int, num_out: int, device: int) -> None:
         if torch._C._cuda_getDevice() != device:
             with torch.cuda.device(device):
                 return self(pointers, num_edges, num_in, num_out, device)
-        grid, block, shared = launch_geometry(self._plan, num_edges, num_in, num_out)
+        sizes = (num_edges, num_in, num_out)
+        geometry = self._geometry.get(sizes)
+        if geometry is None:
+            if len(self._geometry) >= _KEPT_GEOMETRIES:  # graphs of ever-changing size would grow it for good
+                self._geometry.clear()
+            geometry = self._geometry[sizes] = launch_geometry(self._plan, *sizes)
+        grid, block, shared = geometry
         if shared > _SHARED_WITHOUT_ASKING and device not in self._allowed:
             self._allow_shared(device, shared)
         packed = _arguments

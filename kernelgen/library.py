@@ -68,7 +68,7 @@ def _tp_backward(x: Tensor, y: Tensor, w: Tensor, g: Tensor, *rest: Any) -> tupl
     *graph, outputs, spec = rest
     operands = (x, None, y, None, w, None, g, None)
     found = resolve(spec).run(backward(outputs), operands, *_graph(*graph))
-    return tuple(found[slot] if slot in found else x.new_empty(0) for slot in "xyw")
+    return _apart(found, "xyw", x)
 
 
 def _tp_double_backward(
@@ -77,7 +77,16 @@ def _tp_double_backward(
     *graph, outputs, spec = rest
     operands = (x, tx, y, ty, w, tw, g, None)
     found = resolve(spec).run(double_backward(present(tx, ty, tw), outputs), operands, *_graph(*graph))
-    return tuple(found[slot] if slot in found else x.new_empty(0) for slot in "xywg")
+    return _apart(found, "xywg", x)
+
+
+def _apart(found: dict[str, Tensor], slots: str, like: Tensor) -> tuple[Tensor, ...]:
+    """One tensor for each slot, none in another's memory: an op of torch may not return such (small outputs do)."""
+    whole = {slot: grad.untyped_storage().nbytes() == grad.nbytes for slot, grad in found.items()}
+    return tuple(
+        like.new_empty(0) if slot not in found else found[slot] if whole[slot] else found[slot].clone()
+        for slot in slots
+    )
 
 
 def present(*tangents: Maybe) -> str:

@@ -14,12 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernelgen.autograd import Edges, product
+from kernelgen.autograd import product
 from kernelgen.device import device_facts
 from kernelgen.direction import DIRECTIONS, Direction, backward, double_backward, fixed_order_parts, forward
 from kernelgen.emit import emit
 from kernelgen.errors import InputError, ProblemError, ScheduleError
-from kernelgen.graph import NO_ORDER, EdgeOrder, edge_order, is_in_order, sender_order
+from kernelgen.graph import EdgeOrder, is_in_order, order_by
 from kernelgen.launch import load_kernel
 from kernelgen.library import OPERATORS, resolve
 from kernelgen.plan import Spec, default_schedule, make_plan
@@ -112,6 +112,7 @@ class Operator:
         )
         self.shared_weights = problem.shared_weights
         self._checks = Checks(problem, operation, dtype, device.type)
+        self.graph = self._checks.graph
         self._runners: dict[tuple[Direction, torch.dtype | None, int], Runner | SplitRunner] = {}
         # Which ends of the edges own them in some direction, and so need an order of the edges.
         owners = {
@@ -142,7 +143,7 @@ class Operator:
             num_out = x.shape[0]  # len(x) would fix the size of an exported graph
         if order is None and self.is_conv and sender is not None and receiver is not None:
             order = self.order(sender, receiver, x.shape[0], num_out)
-        return product(x, y, w, Edges(sender, receiver, num_out, order or NO_ORDER), self)
+        return product(x, y, w, (sender, receiver, num_out, order), self)
 
     __call__ = forward
 
@@ -246,22 +247,16 @@ class Operator:
         """Any direction on operands in the order ``x tx y ty w tw g``; gradients keyed by slot, without autograd."""
         x, y = operands[0], operands[2]
         assert x is not None and y is not None
-        if x.dim() != 2 or y.dim() != 2:
-            raise InputError(f"x is {tuple(x.shape)} and y {tuple(y.shape)}; expected [rows, features] for both")
-        num_edges, num_in = y.shape[0], x.shape[0]
-        if not self.is_conv:
-            num_in = num_out = num_edges
-        elif num_out is None:
-            num_out = num_in
-        elif num_out < 0:
-            raise InputError(f"num_out is {num_out}; expected the number of destinations, at least 0")
-        graph = self._checks.indices(Graph(sender, receiver, order, num_edges, num_in, num_out), x.device)
+        return self.run_on(self.graph(x, y, sender, receiver, num_out, order), direction, operands, poison)
+
+    def run_on(self, graph: Graph, direction: Direction, operands: Operands, poison: bool = False) -> dict[str, Tensor]:
+        """:meth:`run` on a graph that :meth:`graph` has checked."""
+        x, sender = operands[0], graph.sender
+        assert x is not None
         key = (direction, None if sender is None else sender.dtype, x.get_device())
         runner = self._runners.get(key)
         if runner is None:
             runner = self._runners[key] = self._runner(direction, key[1] or torch.int64, x.device)
-        if runner.owner and num_edges:
-            graph = graph._replace(order=self._order_for(runner.owner, graph, x.device))
         return runner(operands, graph, poison)
 
     def order(self, sender: Tensor, receiver: Tensor, num_in: int, num_out: int, is_sorted: bool = False) -> EdgeOrder:
@@ -269,24 +264,13 @@ class Operator:
 
         ``is_sorted`` promises that ``receiver`` does not decrease.
         """
-        by_sender = sender_order(sender, num_in) if self.by_sender else (None, None)
+        by_sender = order_by("sender", sender, num_in) if self.by_sender else (None, None)
         if not self.by_receiver:
             return EdgeOrder(None, None, *by_sender)
         # Whether edges come sorted is worth a look where the answer is at hand: on the CPU, outside of tracing.
         looked_at = type(receiver) is Tensor and receiver.device.type == "cpu" and not torch.compiler.is_compiling()
         is_sorted = is_sorted or (looked_at and is_in_order(receiver))
-        return EdgeOrder(*edge_order(receiver, num_out, is_sorted=is_sorted)[:2], *by_sender)
-
-    def _order_for(self, owner: str, graph: Graph, device: torch.device) -> EdgeOrder:
-        """The given order, checked, with what it lacks for kernels that own that end of the edges."""
-        sender, receiver, order = graph.sender, graph.receiver, graph.order
-        assert sender is not None and receiver is not None
-        order = NO_ORDER if order is None else self._checks.order(order, graph, device)
-        if owner != "sender" and order.row_ptr is None:
-            order = EdgeOrder(*edge_order(receiver, graph.num_out)[:2], *order[2:])
-        if owner != "receiver" and order.sender_ptr is None:
-            order = EdgeOrder(*order[:2], *sender_order(sender, graph.num_in))
-        return order
+        return EdgeOrder(*order_by("receiver", receiver, num_out, is_sorted), *by_sender)
 
     def _one_row(self, w: Tensor) -> Tensor:
         """Shared weights given as [1, weight_numel] become [weight_numel]."""

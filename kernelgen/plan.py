@@ -327,6 +327,7 @@ def default_schedule(spec_without: Spec) -> Schedule:
             order=_default_order(spec_without),
             path_groups=groups,
             edges_per_warp=edges_per_warp,
+            edge_operand="shared",
             stage_edges=min(32, 32 // edges_per_warp),
             prefetch=prefetch,
         )

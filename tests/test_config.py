@@ -8,7 +8,15 @@ from pathlib import Path
 import pytest
 
 from autotune import paths
-from autotune.config import config_path, load_config, load_graphs, load_problems, parse_duration, problem_from
+from autotune.config import (
+    by_problem,
+    config_path,
+    load_config,
+    load_graphs,
+    load_problems,
+    parse_duration,
+    problem_from,
+)
 from autotune.errors import ConfigError
 from autotune.graphs import Bulk, Crystal, Molecule, StructureFile, build_graph
 from kernelgen.errors import EquituneError
@@ -170,7 +178,38 @@ def test_patience_and_record_are_read(tmp_path: Path) -> None:
     assert found.record["cpu"].choices("forward") == {"threads": (0,)}
 
 
+def test_a_workload_table_may_have_its_own_trials(tmp_path: Path) -> None:
+    text = """
+trials = 25
+graph = "molecule"
+[[workload]]
+problem = "tiny"
+trials = 60
+[[workload]]
+problem = ["tiny", "nequip-water"]
+"""
+    found = load_config(write(tmp_path, text), "cpu")
+    tiny, water = found.workloads
+    assert found.trials == 25 and found.workload_trials == {tiny: 60}, "of a workload named twice the first counts"
+    assert water.label == "nequip-water"
+
+
+def test_problems_stay_together_in_the_order_given(tmp_path: Path) -> None:
+    text = 'graph = ["molecule", "mof"]\n[[workload]]\nproblem = ["nequip-water", "tiny"]\n'
+    text += '[[workload]]\nproblem = "tiny"\noperation = "plain"'
+    ordered = by_problem(load_config(write(tmp_path, text), "cpu").workloads)
+    names = [(w.label, w.graph.name, w.operation) for w in ordered]
+    assert names[:2] == [("nequip-water", "molecule", "conv"), ("nequip-water", "mof", "conv")]
+    assert [name[1:] for name in names[2:]] == [
+        ("molecule", "conv"),
+        ("mof", "conv"),
+        ("molecule", "plain"),
+        ("mof", "plain"),
+    ]
+
+
 MISTAKES = {
+    'problem = "tiny"\ngraph = "molecule"\n[[workload]]\ntrials = 0': "workload.trials is 0; expected a positive",
     'problem = "tiny"\ngraph = "molecule"\npatience = 0': "patience is 0; expected a positive integer",
     'problem = "tiny"\ngraph = "molecule"\n[record.cpu]\nthread = [0]': "did you mean 'threads'",
     'problem = "tiny"\ngraph = "molecule"\nbudgett = "1m"': "did you mean 'budget'",

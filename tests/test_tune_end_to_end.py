@@ -28,8 +28,9 @@ from autotune.database import Database
 from autotune.errors import PeerError
 from autotune.jobs import Outcome
 from autotune.neighbours import starting_points
+from autotune.settings import PATIENCE, resolve
 from autotune.space import search_space
-from autotune.tune import PATIENCE, Clock, open_study, resolve, tune
+from autotune.tune import Clock, open_study, tune
 from autotune.worker import Worker
 from autotune.workload import Workload
 from kernelgen.device import device_facts

@@ -23,7 +23,6 @@ PASSES = (
 )
 # The most panels of one kind on a page: a suite has hundreds of rows and studies, which the tables hold.
 PANELS = 36
-STATES = ("ok", "illegal", "compile", "launch", "wrong", "timeout", "crashed")
 IDENTITY = ("label", "problem", "operation", "direction", "dtype", "layout", "graph_class")
 ROW_COLUMNS = (
     *("source", *IDENTITY, "deterministic", "graph", "edges", "nodes", "floor_us", "bytes", "copy_bandwidth"),

@@ -19,7 +19,8 @@ from matplotlib.patches import PathPatch, Rectangle
 from matplotlib.path import Path as Outline
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
-from autotune.report.data import DEFAULT, STATES, TUNED
+from autotune.jobs import STATES
+from autotune.report.data import DEFAULT, TUNED
 from autotune.report.importance import measured
 from autotune.report.markup import Markup
 from autotune.report.svg import INK, inline_svg, style

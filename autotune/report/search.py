@@ -9,8 +9,9 @@ from typing import Any
 
 import pandas as pd
 
+from autotune.jobs import STATES
 from autotune.report import figures
-from autotune.report.data import DEFAULT, PANELS, STATES, DeviceData
+from autotune.report.data import DEFAULT, PANELS, DeviceData
 from autotune.report.importance import MIN_TRIALS, knob_importances, measured, searched_knobs
 from autotune.report.knobs import knob_cell, union, value_text
 from autotune.report.markup import Cell, Column, Markup, join, table, tag

@@ -1,0 +1,66 @@
+"""The processes of a run: workloads of a problem share two, one that searches and one that compares."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+import pytest
+
+from autotune.config import load_graphs
+from autotune.contest_session import ContestSetting, PeerNames, PrepareOurs
+from autotune.crew import Crew, Idle
+from autotune.jobs import TrialJob, TrialSetting
+from autotune.workload import Workload
+from kernelgen.problem import TensorProductProblem
+from kernelgen.schedule import HostSchedule
+
+LIMIT_S = 300.0
+PROBLEM = TensorProductProblem.channelwise("4x0e+4x1o", "0e+1o", "0e+1o")
+OTHER = TensorProductProblem.channelwise("2x0e+2x1o", "0e+1o", "0e+1o")
+WORKLOAD = Workload("tiny", PROBLEM, "conv", load_graphs()["molecule"])
+WORKLOADS = (WORKLOAD, dataclasses.replace(WORKLOAD, dtype="float64"), dataclasses.replace(WORKLOAD, operation="plain"))
+SCHEDULE = HostSchedule(path_groups=2, channel_block=4)
+
+
+@pytest.fixture
+def crew() -> Iterator[Crew]:
+    with Crew("cpu") as crew:
+        yield crew
+
+
+@pytest.mark.timeout(2 * LIMIT_S)
+def test_workloads_of_a_problem_share_two_processes(crew: Crew) -> None:
+    """Across dtypes and operations, at rest in between."""
+    pair = crew.of(PROBLEM)
+    pair.launch()
+    for workload in WORKLOADS:
+        worker = pair.search(workload)
+        assert worker.setting == TrialSetting(workload, "cpu")
+        outcome = worker.call(TrialJob("forward", SCHEDULE, max_seconds=0.0), LIMIT_S)
+        assert (outcome.state, outcome.reason) == ("ok", "")
+        assert outcome.errors["g"] < (1e-12 if workload.dtype == "float64" else 1e-5)
+        pair.rest()
+        assert worker.call("anything", LIMIT_S) is None, "at rest it holds no session"
+        pair.comparing.reopen(ContestSetting(workload, "cpu", ()))
+        assert pair.comparing.call(PeerNames(), LIMIT_S) == []
+        assert not pair.comparing.call(PrepareOurs("ours", {"forward": SCHEDULE}), LIMIT_S).error
+    assert pair.searching.starts == pair.comparing.starts == 1
+    assert crew.of(PROBLEM) is pair
+    assert crew.of(OTHER) is not pair
+    pair.searching.settle()
+    assert crew.of(PROBLEM) is not pair, "the processes of a problem end where the next begins"
+
+
+def test_nothing_is_started_that_nobody_needs(crew: Crew) -> None:
+    pair = crew.of(PROBLEM)
+    pair.rest()
+    crew.launch(PROBLEM, OTHER)
+    assert pair.searching.starts == pair.comparing.starts == 0, "on a CPU imports would disturb the clock"
+    assert pair.searching.setting == Idle(PROBLEM, "cpu")
+    crew.ahead = True
+    crew.launch(PROBLEM, OTHER)
+    assert pair.searching.starts == pair.comparing.starts == 1
+    following = crew._pair(OTHER)
+    assert following.searching.starts == 1
+    assert crew.of(OTHER) is following, "what was launched ahead is what serves"
