@@ -26,10 +26,11 @@ from autotune.database import Table, database_dirs, database_path, load_table
 from autotune.entry import Entry
 from autotune.errors import TuningMissError
 from autotune.graphs import GraphClass
+from kernelgen.defaults import default_schedule
 from kernelgen.device import DeviceFacts
 from kernelgen.direction import DIRECTIONS, Direction, fixed_order_parts
 from kernelgen.errors import ProblemError, ScheduleError
-from kernelgen.plan import Spec, default_schedule, make_plan
+from kernelgen.plan import Spec, make_plan
 from kernelgen.problem import TensorProductProblem
 from kernelgen.schedule import SCHEDULES, Schedule
 

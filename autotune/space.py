@@ -22,10 +22,11 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from autotune.errors import ConfigError, unknown_name
+from kernelgen.defaults import default_schedule
 from kernelgen.device import DeviceFacts
 from kernelgen.direction import DIRECTIONS, Direction
 from kernelgen.errors import ScheduleError
-from kernelgen.plan import Spec, default_schedule, make_plan
+from kernelgen.plan import Spec, make_plan
 from kernelgen.problem import TensorProductProblem
 from kernelgen.schedule import SCHEDULES, CudaSchedule, HostSchedule, Schedule, power_of_two_at_most
 

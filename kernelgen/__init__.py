@@ -9,6 +9,7 @@ problem -> terms -> plan (with a schedule) -> source -> binary -> operator
 """
 
 from kernelgen.compile import compile_many, compile_source, find_host_compiler
+from kernelgen.defaults import default_schedule
 from kernelgen.device import DeviceFacts, cuda_facts, device_facts
 from kernelgen.direction import DIRECTIONS, Direction
 from kernelgen.errors import (
@@ -23,7 +24,7 @@ from kernelgen.errors import (
 )
 from kernelgen.graph import EdgeOrder, check_indices, edge_order
 from kernelgen.operators import Operator, build
-from kernelgen.plan import Spec, default_schedule, make_plan
+from kernelgen.plan import Spec, make_plan
 from kernelgen.problem import Instruction, TensorProductProblem
 from kernelgen.schedule import CudaSchedule, HostSchedule, Schedule, schedule_from_dict
 from kernelgen.version import GENERATOR_VERSION, __version__

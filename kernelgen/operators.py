@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from kernelgen.autograd import product
+from kernelgen.defaults import default_schedule
 from kernelgen.device import device_facts
 from kernelgen.direction import DIRECTIONS, Direction, backward, double_backward, fixed_order_parts, forward
 from kernelgen.emit import emit
@@ -22,7 +23,7 @@ from kernelgen.errors import InputError, ProblemError, ScheduleError
 from kernelgen.graph import EdgeOrder, is_in_order, order_by
 from kernelgen.launch import load_kernel
 from kernelgen.library import OPERATORS, resolve
-from kernelgen.plan import Spec, default_schedule, make_plan
+from kernelgen.plan import Spec, make_plan
 from kernelgen.problem import TensorProductProblem
 from kernelgen.runner import Checks, Graph, Operands, Runner, SplitRunner
 from kernelgen.schedule import SCHEDULES, Schedule, schedule_from_dict

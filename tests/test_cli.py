@@ -253,7 +253,8 @@ def test_tune_bench_show_and_report_end_to_end(command: Command, tmp_path: Path)
     (database,) = results.glob("*.json")
     page = results / "reports" / f"{database.stem}.html"
     assert f"report: {page}" in out and "tiny" in out
-    assert {entry["direction"] for entry in json.loads(database.read_text())["entries"]} == {"forward"}
+    (entry,) = json.loads(database.read_text())["entries"]
+    assert entry["direction"] == "forward"
 
     written = page.read_bytes()
     page.unlink()
@@ -266,6 +267,8 @@ def test_tune_bench_show_and_report_end_to_end(command: Command, tmp_path: Path)
     rows = json.loads((results / "bench" / database.name).read_text())["rows"]
     assert [row["pass"] for row in rows] == ["forward"]
     assert set(rows[0]["times"]) == {"equitune", "equitune-default"}
+    assert rows[0]["origins"] == {"forward": "exact"}
+    assert rows[0]["schedules"]["equitune"] == {"forward": entry["schedule"]}
     assert "tiny" in out and "forward" in out
 
 

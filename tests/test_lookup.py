@@ -14,10 +14,11 @@ from autotune.database import Database, DatabaseWarning, database_path, device_r
 from autotune.errors import ConfigError, TuningMissError
 from autotune.graphs import GraphClass
 from autotune.lookup import Tuning, find_schedule
+from kernelgen.defaults import default_schedule
 from kernelgen.device import DeviceFacts, cuda_facts, device_facts
 from kernelgen.direction import DIRECTIONS
 from kernelgen.errors import ProblemError
-from kernelgen.plan import Spec, default_schedule
+from kernelgen.plan import Spec
 from kernelgen.problem import TensorProductProblem
 from kernelgen.schedule import CudaSchedule, HostSchedule
 

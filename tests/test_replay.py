@@ -63,8 +63,8 @@ def cost(schedule: Schedule) -> float:
 
 
 def line_of(number: int, schedule: Schedule) -> dict[str, Any]:
-    """As a search writes it; one group in shared memory spills, and one other schedule crashed."""
-    spills = schedule.path_groups == 1 and getattr(schedule, "edge_operand", "") == "shared"
+    """As a search writes it; one group with inline edge values spills, and one other schedule crashed."""
+    spills = schedule.path_groups == 1 and getattr(schedule, "edge_operand", "") == "inline"
     crashed = schedule.path_groups == 2 and getattr(schedule, "block_size", 0) == 64 and schedule.fuse
     time_us = None if crashed else cost(schedule) * (2 if spills else 1)
     return {
