@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from autotune.errors import ConfigError, unknown_name
 from kernelgen.defaults import default_schedule
 from kernelgen.device import DeviceFacts
-from kernelgen.direction import DIRECTIONS, Direction
+from kernelgen.direction import DIRECTIONS, Direction, fixed_order_parts
 from kernelgen.errors import ScheduleError
 from kernelgen.plan import Spec, make_plan
 from kernelgen.problem import TensorProductProblem
@@ -108,6 +108,9 @@ class Space:
             changes["stage_edges"] = min(schedule.stage_edges, schedule.lanes)
             if fused and schedule.accumulate == "registers":
                 changes["edges_per_chunk"] = fresh.edges_per_chunk
+            else:
+                changes["teams_per_node"] = 1
+                changes["stage_edges"] = min(changes["stage_edges"], max(4, schedule.edges_per_chunk))
         return dataclasses.replace(schedule, **changes)
 
     def kernel_spec(self, schedule: Schedule) -> Spec:
@@ -158,6 +161,9 @@ def search_space(
 ) -> Space:
     """The space of one kernel. The default schedule's values are always among the choices."""
     direction = DIRECTIONS[direction] if isinstance(direction, str) else direction
+    if deterministic and operation == "conv":
+        # Of the kernels that share the work, the one that takes the schedule of this name.
+        direction = fixed_order_parts(direction)[-1]
     blank = SCHEDULES[facts.backend]()
     spec = Spec(problem, direction, blank, operation, dtype, layout, "int64", facts, deterministic)
     default = default_schedule(spec)
@@ -166,8 +172,10 @@ def search_space(
         knobs["accumulate"] = ("registers", "atomics")
         knobs["order"] = ("receiver", "sender")
     knobs["path_groups"] = _path_groups(problem)
-    knobs["edges_per_chunk"] = (8, 32, 128)
+    knobs["edges_per_chunk"] = (8, 32, 128) if facts.backend == "cpu" else (1, 2, 8, 32, 128)
     knobs |= _host_knobs(problem, dtype, facts) if facts.backend == "cpu" else _cuda_knobs(problem)
+    if facts.backend == "cuda" and operation == "conv":
+        knobs["teams_per_node"] = (1, 2, 4, 8)
     for knob, choices in knobs.items():
         value = getattr(default, knob)
         knobs[knob] = choices if value in choices else (*choices, value)
@@ -217,6 +225,7 @@ def _cuda_knobs(problem: TensorProductProblem) -> dict[str, tuple]:
         "edge_operand": ("inline", "shared"),
         "stage_edges": (4, 8, 16, 32),
         "prefetch": (0, 1, 2),
+        "stream": (False, True),
         "block_size": (32, 64, 128, 256, 512),
         "min_blocks": (0, 2, 3, 4, 6, 8),
     }

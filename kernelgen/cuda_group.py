@@ -7,12 +7,13 @@ is loaded for an edge, so that rows can be fetched ahead of their use. Memory is
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from kernelgen.body import PathBody
 from kernelgen.cuda_memory import NODE_BUFFERS, Facts, GroupMemory
-from kernelgen.plan import Group, stage_stride
+from kernelgen.plan import Group, stage_stride, sums_elements
 from kernelgen.terms import EdgeValue
 
 
@@ -38,7 +39,7 @@ class GroupEmitter:
         # paths of one input block follow each other, so that its gradient is complete after the last of them
         self.paths = sorted(group.paths, key=lambda p: (self.problem.paths[p].in1, p))
         self.memory = GroupMemory(kernel, group, self.paths)
-        self.stride = stage_stride(kernel.plan, group)
+        self.stride, self.sums = stage_stride(kernel.plan, group), sums_elements(kernel.plan)
 
     def put(self, *lines: str) -> None:
         self.lines += ["    " * self.depth + line for line in lines]
@@ -52,14 +53,8 @@ class GroupEmitter:
         self.put("}")
 
     def text(self) -> str:
-        kernel, group = self.kernel, self.group
-        tile = kernel.schedule.lanes * kernel.schedule.channels_per_thread
-        names = ", ".join(self.problem.in1[b].text for b in group.in1)
-        self.put(
-            f"constexpr int MUL = {group.mul};",
-            f"const int u = ((unit - {self.first_unit}) * LANES + team.lane) * C;",
-            f"const bool active = {'true' if group.mul % tile == 0 else 'u < MUL'};",
-        )
+        names = ", ".join(self.problem.in1[b].text for b in self.group.in1)
+        self._channels()
         self._declare()
         if self.owner:
             self.put(*self.memory.load_node(self.near, "", "run"))
@@ -72,10 +67,46 @@ class GroupEmitter:
                 *(f"struct Row{self.number} {{", *members, "};", ""),
                 f"// Group {self.number}: paths {', '.join(map(str, self.paths))} of {names}.",
                 f"DEVICE void group_{self.number}(const Buffers& b, const Team& team, const int unit, const int run,",
-                "                    const int begin, const int end, Real* const stage)",
+                "                    const int begin, const int end, Real* const stage, Real* const sums)",
                 *("{", *self.lines, "}", ""),
+                *(self._finish_together() if self.sums else ()),
             ]
         )
+
+    def _channels(self) -> None:
+        """Channels of a lane: from u on, C of them."""
+        tile = self.kernel.schedule.lanes * self.kernel.schedule.channels_per_thread
+        self.put(
+            f"constexpr int MUL = {self.group.mul};",
+            f"const int u = ((unit - {self.first_unit}) * LANES + team.lane) * C;",
+            f"const bool active = {'true' if self.group.mul % tile == 0 else 'u < MUL'};",
+        )
+
+    def _finish_together(self) -> list[str]:
+        """The function that sums what the teams of a node left: each team some of the blocks."""
+        self.lines, schedule = [], self.kernel.schedule
+        side = "in1" if self.plan.node_sums == "x" else "out"
+        self._channels()
+        for position, (name, dim, offset) in enumerate(self._node_sums()):
+            with self.scope(f"if (share == {position % schedule.teams_per_node})"):
+                self.put(
+                    f"Real {name}[{dim}][C];",
+                    f"gather<{schedule.teams_per_node}, {self.sums * schedule.warps_per_edge}>"
+                    f"(parts + {offset} * C * LANES + team.lane, {name});",
+                    *self.memory.flush(side, "run", owned=True, only=self.memory.blocks(side)[position]),
+                )
+        return [
+            f"DEVICE void finish_{self.number}(const Buffers& b, const Team& team, const int unit, const int run,",
+            "                     const int share, const Real* const parts)",
+            *("{", *self.lines, "}", ""),
+        ]
+
+    def _node_sums(self) -> list[tuple[str, int, int]]:
+        """Name, components and first component of each block of the sums at the node that a run belongs to."""
+        side, stem = ("in1", "ox") if self.plan.node_sums == "x" else ("out", "og")
+        dims = [getattr(self.problem, side)[b].dim for b in self.memory.blocks(side)]
+        offsets = itertools.accumulate(dims, initial=0)
+        return [(f"{stem}{b}", d, o) for b, d, o in zip(self.memory.blocks(side), dims, offsets, strict=False)]
 
     def _declare(self) -> None:
         """What lives from edge to edge: rows and sums of the near side, shared weights and their sums."""
@@ -258,7 +289,7 @@ class GroupEmitter:
         if per_edge_weight:
             width = self.memory.weight_width(p)
             start = f"b.out_w + (long long)edge * {self.problem.weight_numel} + {path.weight_offset} + u"
-            self.put(f"if (active) store<{width}>({start}, sum_w{p});")
+            self.put(f"if (active) store<{width}, {self.memory.edge_cache}>({start}, sum_w{p});")
         self.depth -= 1
         self.put("}")
 
@@ -305,12 +336,16 @@ class GroupEmitter:
 
     def _finish(self) -> None:
         kernel = self.kernel
-        if "g" in kernel.live and self.owner == "receiver":
+        if self.sums:
+            self.put(
+                *(f"leave(sums + {offset} * C * LANES + team.lane, {name});" for name, _, offset in self._node_sums())
+            )
+        elif "g" in kernel.live and self.owner == "receiver":
             self.put(*self.memory.flush("out", "run", owned=True))
         elif "g" in kernel.live and self.near == "out":
             with self.scope("if (destination >= 0)"):
                 self.put(*self.memory.flush("out", "destination", owned=False))
-        if "x" in kernel.live and self.near == "in1":
+        if "x" in kernel.live and self.near == "in1" and not self.sums:
             self.put(*self.memory.flush("in1", "run", owned=True))
         if self.problem.shared_weights and "w" in kernel.live:
             for p in self.paths:

@@ -71,6 +71,11 @@ class GroupMemory:
         self.problem = kernel.plan.spec.problem
         self.channels = kernel.schedule.channels_per_thread
 
+    @property
+    def edge_cache(self) -> str:
+        """How rows that only one edge uses are accessed: Keep or Stream."""
+        return "Stream" if self.kernel.schedule.stream else "Keep"
+
     def blocks(self, side: str) -> tuple[int, ...]:
         return self.group.in1 if side == "in1" else self.group.out
 
@@ -104,7 +109,8 @@ class GroupMemory:
         """Weights of a path; an empty ``edge`` means the one row that all edges share."""
         offset = self.problem.paths[path].weight_offset
         base = f"b.{name} + (long long){edge} * {self.problem.weight_numel}" if edge else f"b.{name}"
-        return f"load_weights<{self.weight_width(path)}>({base} + {offset} + u, active, {into});"
+        cache = self.edge_cache if edge else "Keep"
+        return f"load_weights<{cache}, {self.weight_width(path)}>({base} + {offset} + u, active, {into});"
 
     def weight_width(self, path: int) -> int:
         offset = self.problem.paths[path].weight_offset
@@ -115,20 +121,28 @@ class GroupMemory:
         b = getattr(self.problem, side)[block]
         name, dim = ("out_x", self.problem.dim_in1) if side == "in1" else ("out_g", self.problem.dim_out)
         width = self._block_width(side, block)
+        if how == "Store" and self.kernel.plain and self.kernel.schedule.stream:
+            how = "StoreStream"
         return f"put_block<{how}, {width}, MUL>(b.{name} + (long long){row} * {dim} + {b.offset}, u, active, {source});"
 
-    def flush(self, side: str, row: str, owned: bool) -> Iterator[str]:
-        """All sums of a side to a node's row; ``owned``: nobody else writes what this group alone computes."""
+    def flush(self, side: str, row: str, owned: bool, only: int | None = None) -> Iterator[str]:
+        """Sums of a side to a node's row; ``owned``: nobody else writes what this group alone computes.
+
+        only: the sums of this block.
+        """
         exclusive = self.kernel.plan.exclusive_in1 if side == "in1" else self.kernel.plan.exclusive_out
         stem = "ox" if side == "in1" else "og"
-        for b in self.blocks(side):
+        for b in self.blocks(side) if only is None else (only,):
             yield self.put_block("Store" if owned and b in exclusive else "Add", side, b, f"{stem}{b}", row)
 
     def _load_block(self, name: str, side: str, block: int, into: str, row: str) -> str:
         b = getattr(self.problem, side)[block]
         dim = self.problem.dim_in1 if side == "in1" else self.problem.dim_out
         width = self._block_width(side, block)
-        return f"load_block<{width}, MUL>(b.{name} + (long long){row} * {dim} + {b.offset}, u, active, {into});"
+        cache = self.edge_cache if self.kernel.plain else "Keep"
+        return (
+            f"load_block<{cache}, {width}, MUL>(b.{name} + (long long){row} * {dim} + {b.offset}, u, active, {into});"
+        )
 
     def _block_width(self, side: str, block: int) -> int:
         """Elements an access may take in a block of x (``in1``) or of g (``out``)."""

@@ -14,7 +14,7 @@ from importlib import resources
 
 from kernelgen.cuda_group import GroupEmitter
 from kernelgen.cuda_memory import Facts
-from kernelgen.plan import BUFFERS, Plan, stage_stride
+from kernelgen.plan import BUFFERS, Plan, stage_elements, sums_elements
 from kernelgen.schedule import CudaSchedule
 from kernelgen.source import ENTRY, Source
 
@@ -36,7 +36,7 @@ def launch_geometry(plan: Plan, num_edges: int, num_in: int, num_out: int) -> tu
     assert isinstance(schedule, CudaSchedule)
     owned = {"receiver": num_out, "sender": num_in}
     runs = owned[plan.owner] if plan.owner else -(-num_edges // schedule.edges_per_chunk)
-    runs_per_block = schedule.block_size // schedule.lanes // schedule.warps_per_edge
+    runs_per_block = schedule.block_size // schedule.lanes // (schedule.warps_per_edge * schedule.teams_per_node)
     unit_blocks = -(-plan.units // schedule.warps_per_edge)
     return unit_blocks * -(-runs // runs_per_block), schedule.block_size, plan.shared_bytes
 
@@ -77,12 +77,8 @@ class _Kernel:
 
     def _entry(self) -> str:
         schedule, plan = self.schedule, self.plan
-        teams = schedule.block_size // schedule.lanes
-        unit_blocks = max(1, -(-plan.units // schedule.warps_per_edge))
         bounds = f"{schedule.block_size}" + (f", {schedule.min_blocks}" if schedule.min_blocks else "")
-        fields = self._buffers().splitlines()[1:-1]
-        parameters = ",\n".join(line.rstrip(";") for line in fields)
-        stride = max((stage_stride(plan, group) for group in plan.groups), default=0)
+        parameters = ",\n".join(line.rstrip(";") for line in self._buffers().splitlines()[1:-1])
         lines = [
             f'extern "C" __global__ void __launch_bounds__({bounds}) {ENTRY}(',
             parameters + ",",
@@ -94,35 +90,70 @@ class _Kernel:
             "    team.lane = threadIdx.x % LANES;",
             "    team.mask = LANES == 32 ? 0xffffffffu",
             "                            : ((1u << (LANES % 32)) - 1u) << (threadIdx.x % 32 - team.lane);",
-            f"    const int unit = blockIdx.x % {unit_blocks} * {schedule.warps_per_edge}"
-            f" + team_index % {schedule.warps_per_edge};",
-            f"    const int run = blockIdx.x / {unit_blocks} * {teams // schedule.warps_per_edge}"
-            f" + team_index / {schedule.warps_per_edge};",
+            *self._work(),
         ]
-        if plan.owner:
-            nodes = "num_out" if plan.owner == "receiver" else "num_in"
+        teams, stage, sums = schedule.block_size // schedule.lanes, stage_elements(plan), sums_elements(plan)
+        if stage or sums:
             lines += [
-                f"    if (unit >= {plan.units} || run >= {nodes}) return;",
-                "    const int begin = b.row_ptr[run], end = b.row_ptr[run + 1];",
+                "    extern __shared__ __align__(16) unsigned char shared_bytes[];",
+                "    Real* const shared = reinterpret_cast<Real*>(shared_bytes);",
+            ]
+        lines.append(f"    Real* const stage = {f'shared + team_index * {stage}' if stage else 'nullptr'};")
+        if sums:
+            lines += [
+                f"    Real* const sums = shared + {teams * stage} + team_index * {sums};",
+                "    if (working) {",
+                *self._dispatch("group", "begin, end, stage, sums"),
+                "    }",
+                "    __syncthreads();",
+                "    if (working) {",
+                f"    const Real* const parts = sums - share * {sums * schedule.warps_per_edge};",
+                *self._dispatch("finish", "share, parts"),
+                "    }",
             ]
         else:
-            lines += [
+            lines += self._dispatch("group", "begin, end, stage, nullptr")
+        return "\n".join([*lines, "}", ""])
+
+    def _work(self) -> list[str]:
+        """Which unit of which run this team works on, and its edges."""
+        schedule, plan = self.schedule, self.plan
+        units, split = schedule.warps_per_edge, schedule.teams_per_node
+        unit_blocks, runs = max(1, -(-plan.units // units)), schedule.block_size // schedule.lanes // units // split
+        lines = [
+            f"    const int unit = blockIdx.x % {unit_blocks} * {units} + team_index % {units};",
+            f"    const int run = blockIdx.x / {unit_blocks} * {runs} + team_index / {units * split};",
+        ]
+        if not plan.owner:
+            return [
+                *lines,
                 f"    const int begin = run * {schedule.edges_per_chunk};",
                 f"    if (unit >= {plan.units} || begin >= num_edges) return;",
                 f"    const int end = begin + min({schedule.edges_per_chunk}, int(num_edges) - begin);",
             ]
-        if self.facts.staged:
-            lines += [
-                "    extern __shared__ __align__(16) unsigned char shared_bytes[];",
-                f"    Real* const stage = reinterpret_cast<Real*>(shared_bytes) + team_index * (STAGE * {stride});",
+        nodes = "num_out" if plan.owner == "receiver" else "num_in"
+        if split == 1:
+            return [
+                *lines,
+                f"    if (unit >= {plan.units} || run >= {nodes}) return;",
+                "    const int begin = b.row_ptr[run], end = b.row_ptr[run + 1];",
             ]
-        else:
-            lines.append("    Real* const stage = nullptr;")
-        first = 0
-        for number, group in enumerate(plan.groups):
-            tiles = plan.tiles(group)
-            head = "    if" if number == 0 else "    else if"
-            call = f"group_{number}(b, team, unit, run, begin, end, stage)"
-            lines.append(f"{head} (unit < {first + tiles}) {call};")
-            first += tiles
-        return "\n".join([*lines, "}", ""])
+        leave = [] if sums_elements(plan) else ["    if (!working) return;"]
+        return [
+            *lines,
+            f"    const int share = team_index / {units} % {split};",
+            f"    const bool working = unit < {plan.units} && run < {nodes};",
+            *leave,
+            "    const int first = working ? b.row_ptr[run] : 0, last = working ? b.row_ptr[run + 1] : 0;",
+            f"    const int each = (last - first + {split - 1}) / {split};",
+            "    const int begin = min(first + share * each, last), end = min(begin + each, last);",
+        ]
+
+    def _dispatch(self, function: str, arguments: str) -> list[str]:
+        """Send a team to its path group."""
+        lines, first = [], 0
+        for number, group in enumerate(self.plan.groups):
+            first += self.plan.tiles(group)
+            head = "if" if number == 0 else "else if"
+            lines.append(f"    {head} (unit < {first}) {function}_{number}(b, team, unit, run, {arguments});")
+        return lines

@@ -7,13 +7,12 @@ and by how much. Emitters trust a plan.
 from __future__ import annotations
 
 import dataclasses
-import functools
-import itertools
 from dataclasses import dataclass
 
 from kernelgen.device import DeviceFacts
 from kernelgen.direction import OPERANDS, Direction
 from kernelgen.errors import ScheduleError, UnsupportedError
+from kernelgen.grouping import Group, group_paths
 from kernelgen.problem import TensorProductProblem
 from kernelgen.schedule import CudaSchedule, HostSchedule, Schedule
 from kernelgen.terms import path_terms
@@ -65,16 +64,6 @@ class Spec:
 
 
 @dataclass(frozen=True)
-class Group:
-    """Paths that one worker carries together: equal multiplicity, its own accumulators."""
-
-    paths: tuple[int, ...]
-    in1: tuple[int, ...]
-    out: tuple[int, ...]
-    mul: int
-
-
-@dataclass(frozen=True)
 class Plan:
     """``zeroed`` outputs must be zero before launch; ``exclusive_*`` blocks have a single writing group."""
 
@@ -99,6 +88,19 @@ class Plan:
         return "in1" if self.owner == "sender" else "out"
 
     @property
+    def node_sums(self) -> str:
+        """``x`` or ``g``: the output whose rows the workers that own nodes write, each row once; empty for none."""
+        owned = {"receiver": "g", "sender": "x"}.get(self.owner, "")
+        return owned if owned and owned in self.spec.direction.live_outputs else ""
+
+    def sums_of(self, group: Group) -> int:
+        """CUDA: elements of :attr:`node_sums` that a team of a group holds."""
+        schedule, problem = self.spec.schedule, self.spec.problem
+        assert isinstance(schedule, CudaSchedule)
+        rows = {"x": [problem.in1[b].dim for b in group.in1], "g": [problem.out[b].dim for b in group.out], "": []}
+        return sum(rows[self.node_sums]) * schedule.channels_per_thread * schedule.lanes
+
+    @property
     def partial_y(self) -> int:
         """Partial sums of dF/dy that each edge gets, a row a unit (0: one row, complete).
 
@@ -117,59 +119,6 @@ class Plan:
     def units(self) -> int:
         """CUDA: (group, tile) pairs, each a team's share of one run of edges."""
         return sum(self.tiles(group) for group in self.groups)
-
-
-def _accumulators(problem: TensorProductProblem, paths: tuple[int, ...]) -> int:
-    return sum(problem.out[out].dim for out in {problem.paths[p].out for p in paths})
-
-
-def _split(problem: TensorProductProblem, paths: tuple[int, ...]) -> list[tuple[int, ...]]:
-    half: list[int] = []
-    total, size = _accumulators(problem, paths), 0
-    for path in paths[:-1]:
-        if half and size >= total / 2:
-            break
-        half.append(path)
-        size += problem.out[problem.paths[path].out].dim
-    return [tuple(half), paths[len(half) :]]
-
-
-@functools.lru_cache(maxsize=1024)
-def group_paths(problem: TensorProductProblem, count: int) -> tuple[Group, ...]:
-    """Partition the paths into ``count`` groups, whole input blocks together where that is possible.
-
-    Raises ScheduleError if ``count`` is not between the number of distinct multiplicities and of paths.
-    """
-    by_block = itertools.groupby(sorted(problem.paths, key=lambda p: (p.in1, p.index)), key=lambda p: p.in1)
-    parts = [tuple(path.index for path in paths) for _, paths in by_block]
-    least = len({path.mul for path in problem.paths})
-    if not least <= count <= max(1, len(problem.paths)):
-        raise ScheduleError(
-            f"path_groups={count}: this problem allows {least} (one a multiplicity) "
-            f"to {len(problem.paths)} (one a path)"
-        )
-
-    def mul(paths: tuple[int, ...]) -> int:
-        return problem.paths[paths[0]].mul
-
-    while len(parts) > count:
-        pairs = [(a, b) for a, b in itertools.combinations(parts, 2) if mul(a) == mul(b)]
-        first, second = min(pairs, key=lambda pair: sum(_accumulators(problem, part) for part in pair))
-        parts[parts.index(first)] = first + second
-        parts.remove(second)
-    while len(parts) < count:
-        largest = max((part for part in parts if len(part) > 1), key=lambda part: _accumulators(problem, part))
-        position = parts.index(largest)
-        parts[position : position + 1] = _split(problem, largest)
-    return tuple(
-        Group(
-            part,
-            tuple(dict.fromkeys(problem.paths[p].in1 for p in part)),
-            tuple(dict.fromkeys(problem.paths[p].out for p in part)),
-            mul(part),
-        )
-        for part in parts
-    )
 
 
 def make_plan(spec: Spec) -> Plan:
@@ -277,6 +226,24 @@ def stage_stride(plan: Plan, group: Group) -> int:
     return width * (vectors + 1 - vectors % 2)
 
 
+def stage_elements(plan: Plan) -> int:
+    """Shared-memory elements in which a team keeps the edge values of the edges that it has fetched."""
+    schedule = plan.spec.schedule
+    assert isinstance(schedule, CudaSchedule)
+    if schedule.edge_operand != "shared":
+        return 0
+    return max((stage_stride(plan, group) for group in plan.groups), default=0) * schedule.stage_edges
+
+
+def sums_elements(plan: Plan) -> int:
+    """Shared-memory elements in which a team leaves its sums of a node that it shares with other teams."""
+    schedule = plan.spec.schedule
+    assert isinstance(schedule, CudaSchedule)
+    if schedule.teams_per_node == 1:
+        return 0
+    return max((plan.sums_of(group) for group in plan.groups), default=0)
+
+
 def _check_cuda(plan: Plan, schedule: CudaSchedule) -> Plan:
     spec, facts = plan.spec, plan.spec.facts
     if schedule.stage_edges > schedule.lanes:
@@ -291,6 +258,13 @@ def _check_cuda(plan: Plan, schedule: CudaSchedule) -> Plan:
         raise ScheduleError(
             f"warps_per_edge={schedule.warps_per_edge} exceeds the block's {teams} teams or the {plan.units} work units"
         )
+    if schedule.teams_per_node > 1 and not plan.owner:
+        raise ScheduleError(f"teams_per_node={schedule.teams_per_node} splits nodes, and here no worker owns a node")
+    if schedule.teams_per_node * schedule.warps_per_edge > teams:
+        raise ScheduleError(
+            f"teams_per_node x warps_per_edge = {schedule.teams_per_node * schedule.warps_per_edge} exceeds the "
+            f"block's {teams} teams"
+        )
     threads = schedule.block_size * max(1, schedule.min_blocks)
     if threads > facts.max_threads_per_unit:
         raise ScheduleError(
@@ -303,10 +277,7 @@ def _check_cuda(plan: Plan, schedule: CudaSchedule) -> Plan:
             f"about {registers} registers a thread, {registers / limit:.1f} times the {limit} there are; "
             "use more path_groups, fewer channels_per_thread or less prefetch"
         )
-    shared = 0
-    if schedule.edge_operand == "shared" and plan.groups:
-        widest = max(stage_stride(plan, group) for group in plan.groups)
-        shared = widest * schedule.stage_edges * teams * BYTES[spec.dtype]
-        if shared > facts.shared_per_block:
-            raise ScheduleError(f"{shared} bytes of shared memory a block; there are {facts.shared_per_block}")
+    shared = teams * (stage_elements(plan) + sums_elements(plan)) * BYTES[spec.dtype]
+    if shared > facts.shared_per_block:
+        raise ScheduleError(f"{shared} bytes of shared memory a block; there are {facts.shared_per_block}")
     return dataclasses.replace(plan, shared_bytes=shared)

@@ -67,18 +67,23 @@ class CudaSchedule(Schedule):
     edges_per_warp: teams in a warp; a team has ``32 / edges_per_warp`` lanes.
     channels_per_thread: channels in a lane's registers; the lanes of a team cover lanes x channels channels.
     warps_per_edge: teams of one block that share a run of edges and split its channels and path groups.
+    teams_per_node: with ``registers``, teams of one block that split the edges of a node; their sums meet in shared
+        memory, in a fixed order.
     edge_operand: ``inline`` forms the edge values in every lane, ``shared`` forms them once a team in shared memory.
     stage_edges: edges whose indices (and edge values) a team fetches at a time; at most its lanes.
     prefetch: edges whose features and weights are loaded ahead of their use.
+    stream: rows that only one edge uses (weights; of a plain product all rows) are the first to leave the caches.
     block_size, min_blocks: threads a block; blocks a multiprocessor that registers are limited for (0: no limit).
     """
 
     edges_per_warp: int = 1
     channels_per_thread: int = 1
     warps_per_edge: int = 1
+    teams_per_node: int = 1
     edge_operand: str = "inline"
     stage_edges: int = 32
     prefetch: int = 1
+    stream: bool = False
     block_size: int = 128
     min_blocks: int = 0
 
@@ -88,9 +93,11 @@ class CudaSchedule(Schedule):
         "edges_per_warp": (1, 2, 4, 8),
         "channels_per_thread": (1, 2, 4),
         "warps_per_edge": (1, 2, 4, 8, 16),
+        "teams_per_node": (1, 2, 4, 8, 16),
         "edge_operand": ("inline", "shared"),
         "stage_edges": (4, 8, 16, 32),
         "prefetch": (0, 1, 2),
+        "stream": (False, True),
         "block_size": (32, 64, 128, 256, 512),
         "min_blocks": (0, 1, 2, 3, 4, 6, 8, 12, 16),
     }

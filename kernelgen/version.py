@@ -8,7 +8,17 @@ from pathlib import Path
 __version__ = "0.1.0"
 
 # What determines the text of a generated kernel; a change in any of these makes a new generator version.
-_GENERATOR_MODULES = ("problem", "terms", "direction", "body", "plan", "source", "cuda_memory", "cuda_group")
+_GENERATOR_MODULES = (
+    "problem",
+    "terms",
+    "direction",
+    "body",
+    "grouping",
+    "plan",
+    "source",
+    "cuda_memory",
+    "cuda_group",
+)
 _HEADER_SUFFIXES = (".h", ".hpp", ".cuh", ".inc")
 
 

@@ -1,5 +1,5 @@
-// Runs generated CUDA text on the host, lane by lane: each lane of a warp is a coroutine that yields at warp
-// exchanges. Slow and exact; it tests indexing, exchanges and who-writes-what where there is no GPU.
+// Runs generated CUDA text on the host, lane by lane: each lane of a block is a coroutine that yields at exchanges of
+// its warp and at barriers of its block. Slow and exact; it tests indexing, exchanges and who-writes-what where there is no GPU.
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -18,39 +18,40 @@ struct Dim { unsigned x; };
 static Dim threadIdx, blockIdx;
 __align__(16) unsigned char shared_bytes[256 * 1024];
 
-static const int WARP = 32;
-static ucontext_t scheduler, lanes[WARP];
-static bool finished[WARP];
-static long long arrived[WARP];
-static int current;
-static unsigned warp_base;
-alignas(16) static unsigned char slots[WARP][16];
+static const int WARP = 32, MOST = 512;
+static ucontext_t scheduler, lanes[MOST];
+static bool finished[MOST];
+static long long arrived[MOST], arrived_in_block[MOST];
+static int current, threads_in_block;
+alignas(16) static unsigned char slots[MOST][16];
 
 static void yield() {
     const int me = current;
     swapcontext(&lanes[me], &scheduler);
 }
 
-static void barrier(unsigned mask) {
-    const int me = current;
-    const long long mine = ++arrived[me];
+// Waits until all lanes from `first` on whose bit is set (all `count` of them where there is no mask) have come here.
+static void wait_for(long long* counts, int first, int count, unsigned mask) {
+    const long long mine = ++counts[current];
     for (;;) {
         bool all = true;
-        for (int l = 0; l < WARP; ++l)
-            if ((mask >> l & 1) && arrived[l] < mine) {
+        for (int l = 0; l < count; ++l)
+            if ((count > WARP || (mask >> l & 1)) && counts[first + l] < mine) {
                 all = false;
-                if (finished[l]) { std::fprintf(stderr, "lane %d left before an exchange\n", l); std::abort(); }
+                if (finished[first + l]) { std::fprintf(stderr, "lane %d left before a barrier\n", l); std::abort(); }
             }
         if (all) return;
         yield();
     }
 }
 
+static void barrier(unsigned mask) { wait_for(arrived, current / WARP * WARP, WARP, mask); }
 static void __syncwarp(unsigned mask) { barrier(mask); }
+static void __syncthreads() { wait_for(arrived_in_block, 0, threads_in_block, ~0u); }
 
 template <class T>
 static T exchange(unsigned mask, T value, int from) {
-    if (!(mask >> current & 1) || !(mask >> from & 1)) { std::fprintf(stderr, "exchange outside its mask\n"); std::abort(); }
+    if (!(mask >> current % WARP & 1) || !(mask >> from % WARP & 1)) { std::fprintf(stderr, "exchange outside its mask\n"); std::abort(); }
     const int me = current;
     *reinterpret_cast<T*>(slots[me]) = value;
     barrier(mask);
@@ -88,25 +89,26 @@ static void lane_main() {
 extern "C" void emulate(const void** pointers, long long edges, long long in, long long out, int blocks, int threads) {
     std::copy(pointers, pointers + 16, call.p);
     call.edges = edges, call.in = in, call.out = out;
-    static std::vector<std::vector<char>> stacks(WARP, std::vector<char>(1 << 18));
-    for (int block = 0; block < blocks; ++block)
-        for (int warp = 0; warp < threads / WARP; ++warp) {
-            for (int l = 0; l < WARP; ++l) {
-                finished[l] = false, arrived[l] = 0;
-                getcontext(&lanes[l]);
-                lanes[l].uc_stack.ss_sp = stacks[l].data();
-                lanes[l].uc_stack.ss_size = stacks[l].size();
-                lanes[l].uc_link = &scheduler;
-                makecontext(&lanes[l], lane_main, 0);
-            }
-            for (bool busy = true; busy;) {
-                busy = false;
-                for (current = 0; current < WARP; ++current)
-                    if (!finished[current]) {
-                        busy = true;
-                        blockIdx.x = block, threadIdx.x = warp * WARP + current;
-                        swapcontext(&scheduler, &lanes[current]);
-                    }
-            }
+    static std::vector<std::vector<char>> stacks(MOST);
+    threads_in_block = threads;
+    for (int block = 0; block < blocks; ++block) {
+        for (int l = 0; l < threads; ++l) {
+            stacks[l].resize(1 << 18);
+            finished[l] = false, arrived[l] = arrived_in_block[l] = 0;
+            getcontext(&lanes[l]);
+            lanes[l].uc_stack.ss_sp = stacks[l].data();
+            lanes[l].uc_stack.ss_size = stacks[l].size();
+            lanes[l].uc_link = &scheduler;
+            makecontext(&lanes[l], lane_main, 0);
         }
+        for (bool busy = true; busy;) {
+            busy = false;
+            for (current = 0; current < threads; ++current)
+                if (!finished[current]) {
+                    busy = true;
+                    blockIdx.x = block, threadIdx.x = current;
+                    swapcontext(&scheduler, &lanes[current]);
+                }
+        }
+    }
 }

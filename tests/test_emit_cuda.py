@@ -89,7 +89,7 @@ FORMS = {
         MEDIUM,
         "plain",
         "ir_mul",
-        CudaSchedule(edges_per_chunk=16, path_groups=5, edge_operand="shared", warps_per_edge=4),
+        CudaSchedule(edges_per_chunk=16, path_groups=5, edge_operand="shared", warps_per_edge=4, stream=True),
     ),
     "unequal": (UNEQUAL, "conv", "mul_ir", CudaSchedule(path_groups=3, channels_per_thread=2, warps_per_edge=2)),
     "unequal-plain": (UNEQUAL, "plain", "ir_mul", CudaSchedule(path_groups=4, edge_operand="shared", block_size=64)),
@@ -114,6 +114,16 @@ FORMS = {
         "ir_mul",
         CudaSchedule(
             order="sender", path_groups=4, edge_operand="shared", prefetch=0, edges_per_warp=2, stage_edges=16
+        ),
+    ),
+    "split-nodes": (MEDIUM, "conv", "ir_mul", CudaSchedule(teams_per_node=4, path_groups=3, edge_operand="shared")),
+    "split-nodes-by-sender": (
+        UNEQUAL,
+        "conv",
+        "mul_ir",
+        CudaSchedule(
+            **{"order": "sender", "path_groups": 4, "edges_per_warp": 2, "stage_edges": 16, "warps_per_edge": 2},
+            **{"teams_per_node": 2, "channels_per_thread": 2, "block_size": 64},
         ),
     ),
     "odd": (ODD, "conv", "mul_ir", CudaSchedule(path_groups=2, warps_per_edge=4)),

@@ -8,23 +8,47 @@ struct alignas(N * sizeof(Real)) Pack {
     Real v[N];
 };
 
+// Accesses of rows that are used again, and of rows that are the first to leave the caches (on the GPU).
+struct Keep {
+    template <class T> static DEVICE T read(const T* p) { return *p; }
+    template <class T> static DEVICE void write(T* p, const T& value) { *p = value; }
+};
+#ifdef __CUDA_ARCH__
+template <int BYTES> struct Bits;
+template <> struct Bits<4> { using Type = unsigned int; };
+template <> struct Bits<8> { using Type = uint2; };
+template <> struct Bits<16> { using Type = uint4; };
+struct Stream {
+    template <class T> static DEVICE T read(const T* p) {
+        const auto bits = __ldcs(reinterpret_cast<const typename Bits<sizeof(T)>::Type*>(p));
+        return *reinterpret_cast<const T*>(&bits);
+    }
+    template <class T> static DEVICE void write(T* p, const T& value) {
+        using Type = typename Bits<sizeof(T)>::Type;
+        __stcs(reinterpret_cast<Type*>(p), *reinterpret_cast<const Type*>(&value));
+    }
+};
+#else
+using Stream = Keep;
+#endif
+
 // N consecutive elements at p, WIDTH of them an access; p is aligned to WIDTH elements.
-template <int WIDTH, int N>
+template <int WIDTH, class Cache = Keep, int N>
 DEVICE void load(const Real* p, Real (&r)[N]) {
     static_assert(N % WIDTH == 0, "whole packs");
     UNROLL for (int i = 0; i < N; i += WIDTH) {
-        const Pack<WIDTH> pack = *reinterpret_cast<const Pack<WIDTH>*>(p + i);
+        const Pack<WIDTH> pack = Cache::read(reinterpret_cast<const Pack<WIDTH>*>(p + i));
         UNROLL for (int k = 0; k < WIDTH; ++k) r[i + k] = pack.v[k];
     }
 }
 
-template <int WIDTH, int N>
+template <int WIDTH, class Cache = Keep, int N>
 DEVICE void store(Real* p, const Real (&r)[N]) {
     static_assert(N % WIDTH == 0, "whole packs");
     UNROLL for (int i = 0; i < N; i += WIDTH) {
         Pack<WIDTH> pack;
         UNROLL for (int k = 0; k < WIDTH; ++k) pack.v[k] = r[i + k];
-        *reinterpret_cast<Pack<WIDTH>*>(p + i) = pack;
+        Cache::write(reinterpret_cast<Pack<WIDTH>*>(p + i), pack);
     }
 }
 
@@ -55,22 +79,26 @@ struct Store {
     template <int WIDTH, int N>
     static DEVICE void put(Real* p, const Real (&r)[N]) { store<WIDTH>(p, r); }
 };
+struct StoreStream {
+    template <int WIDTH, int N>
+    static DEVICE void put(Real* p, const Real (&r)[N]) { store<WIDTH, Stream>(p, r); }
+};
 struct Add {
     template <int WIDTH, int N>
     static DEVICE void put(Real* p, const Real (&r)[N]) { add<WIDTH>(p, r); }
 };
 
 // Channels u .. u + C - 1 of one irreps block (DIM components, MUL channels) of a feature row, both layouts.
-template <int WIDTH, int MUL, int DIM, int C>
+template <class Cache, int WIDTH, int MUL, int DIM, int C>
 DEVICE void load_block(const Real* block, int u, bool active, Real (&r)[DIM][C]) {
     if (!active) {
         UNROLL for (int m = 0; m < DIM; ++m) UNROLL for (int c = 0; c < C; ++c) r[m][c] = Real(0);
     } else if (MUL_IR) {
         Real flat[DIM * C];
-        load<WIDTH>(block + u * DIM, flat);
+        load<WIDTH, Cache>(block + u * DIM, flat);
         UNROLL for (int m = 0; m < DIM; ++m) UNROLL for (int c = 0; c < C; ++c) r[m][c] = flat[c * DIM + m];
     } else {
-        UNROLL for (int m = 0; m < DIM; ++m) load<WIDTH>(block + m * MUL + u, r[m]);
+        UNROLL for (int m = 0; m < DIM; ++m) load<WIDTH, Cache>(block + m * MUL + u, r[m]);
     }
 }
 
@@ -91,11 +119,26 @@ DEVICE void clear(Real (&r)[DIM][C]) {
     UNROLL for (int m = 0; m < DIM; ++m) UNROLL for (int c = 0; c < C; ++c) r[m][c] = Real(0);
 }
 
+// A team's sums of a node, left in shared memory: element (m, c) of its lane.
+template <int DIM, int C>
+DEVICE void leave(Real* p, const Real (&r)[DIM][C]) {
+    UNROLL for (int m = 0; m < DIM; ++m) UNROLL for (int c = 0; c < C; ++c) p[(m * C + c) * LANES] = r[m][c];
+}
+
+// The sum of what PARTS teams left, STEP elements from each other, in their order.
+template <int PARTS, int STEP, int DIM, int C>
+DEVICE void gather(const Real* p, Real (&r)[DIM][C]) {
+    UNROLL for (int m = 0; m < DIM; ++m) UNROLL for (int c = 0; c < C; ++c) {
+        r[m][c] = p[(m * C + c) * LANES];
+        UNROLL for (int part = 1; part < PARTS; ++part) r[m][c] += p[part * STEP + (m * C + c) * LANES];
+    }
+}
+
 // Weights of one path for channels u .. u + C - 1.
-template <int WIDTH, int C>
+template <class Cache, int WIDTH, int C>
 DEVICE void load_weights(const Real* p, bool active, Real (&r)[C]) {
     if (active) {
-        load<WIDTH>(p, r);
+        load<WIDTH, Cache>(p, r);
     } else {
         UNROLL for (int c = 0; c < C; ++c) r[c] = Real(0);
     }
