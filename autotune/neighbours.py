@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from autotune.graphs import GraphClass
 from autotune.space import Space
 from kernelgen.schedule import Schedule
 
-MOST = 6
+MOST = 8
 # A direction that is a part of another, or nearly: where it has no winner of its own, the other's is the best guess.
 KIN = {"edge_backward": "backward", "joint_backward": "double_backward"}
 # Schedules that a search takes over from the kindred direction's search of the same run.
@@ -29,8 +30,8 @@ def known_entries(*directories: Path) -> list[Entry]:
 def starting_points(space: Space, graph_class: GraphClass, entries: Iterable[Entry]) -> list[Schedule]:
     """Winners of the same (or kindred) direction and backend moved into ``space``.
 
-    The same problem comes first, within it the same direction, then the nearest graph class. A winner of the same
-    direction for another problem is a guess, but a better one than chance.
+    By turns those of the same problem, the nearest graph class first, and those of other problems on the nearest
+    graph class: how many edges there are can matter more than what they carry.
     """
     spec = space.spec
     directions = (spec.direction.name, KIN.get(spec.direction.name))
@@ -43,16 +44,19 @@ def starting_points(space: Space, graph_class: GraphClass, entries: Iterable[Ent
     ]
 
     def rank(entry: Entry) -> tuple:
-        other = entry.parsed_graph_class
         return (
-            entry.problem != spec.problem.key,
             entry.direction != spec.direction.name,
             entry.deterministic != spec.deterministic,
             entry.dtype != spec.dtype,
-            graph_class.distance(other),
+            graph_class.distance(entry.parsed_graph_class),
             entry.layout != spec.layout,
             entry.label,
         )
 
-    moved = (space.nearest(entry.tuned_schedule) for entry in sorted(related, key=rank))
+    same, others = [], []
+    for entry in sorted(related, key=rank):
+        (same if entry.problem == spec.problem.key else others).append(entry)
+    others.sort(key=lambda entry: (entry.direction != spec.direction.name, *rank(entry)[3:]))
+    turns = itertools.chain.from_iterable(itertools.zip_longest(same, others))
+    moved = (space.nearest(entry.tuned_schedule) for entry in turns if entry is not None)
     return list(dict.fromkeys(schedule for schedule in moved if space.broken_limit(schedule) is None))[:MOST]
