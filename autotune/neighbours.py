@@ -53,7 +53,8 @@ def starting_points(space: Space, graph_class: GraphClass, entries: Iterable[Ent
             entry.label,
         )
 
-    same, others = [], []
+    same: list[Entry] = []
+    others: list[Entry] = []
     for entry in sorted(related, key=rank):
         (same if entry.problem == spec.problem.key else others).append(entry)
     others.sort(key=lambda entry: (entry.direction != spec.direction.name, *rank(entry)[3:]))

@@ -226,7 +226,7 @@ def _cuda_knobs(problem: TensorProductProblem) -> dict[str, tuple]:
         "edges_per_warp": teams or (8,),
         "channels_per_thread": tuple(c for c in (1, 2, 4) if all(mul % c == 0 for mul in _multiplicities(problem))),
         "warps_per_edge": (1, 2, 4, 8),
-        "edge_operand": ("inline", "shared"),
+        "edge_operand": ("inline", "shared", "basis"),
         "stage_edges": (4, 8, 16, 32),
         "prefetch": (0, 1, 2),
         "stream": (False, True),

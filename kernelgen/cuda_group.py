@@ -12,18 +12,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from kernelgen.body import PathBody
+from kernelgen.cuda_edge import EdgeOperand
 from kernelgen.cuda_memory import NODE_BUFFERS, Facts, GroupMemory
 from kernelgen.plan import Group, stage_stride, sums_elements
-from kernelgen.terms import EdgeValue
-
-
-def _linear(value: EdgeValue, row: str) -> str:
-    """``T(0.5) * y[1] - T(0.2) * y[3]``: an edge value in terms of a y row."""
-    text = ""
-    for component, coefficient in value.terms:
-        sign = " - " if coefficient < 0 else " + "
-        text += f"{sign}Real({abs(coefficient)!r}) * {row}[{component}]"
-    return text[3:] if text.startswith(" + ") else "-" + text[3:]
 
 
 class GroupEmitter:
@@ -39,7 +30,8 @@ class GroupEmitter:
         # paths of one input block follow each other, so that its gradient is complete after the last of them
         self.paths = sorted(group.paths, key=lambda p: (self.problem.paths[p].in1, p))
         self.memory = GroupMemory(kernel, group, self.paths)
-        self.stride, self.sums = stage_stride(kernel.plan, group), sums_elements(kernel.plan)
+        self.operand = EdgeOperand(kernel, self.paths, stage_stride(kernel.plan, group))
+        self.sums = sums_elements(kernel.plan)
 
     def put(self, *lines: str) -> None:
         self.lines += ["    " * self.depth + line for line in lines]
@@ -164,7 +156,7 @@ class GroupEmitter:
             if by_destination:
                 self.put("my_destination = int(b.receiver[my_edge]);")
             if kernel.staged:
-                self._stage_values()
+                self.put(*self.operand.stage())
         if kernel.staged:
             self.put("team.sync();")
 
@@ -197,57 +189,22 @@ class GroupEmitter:
             self.put("destination = next_destination;")
             self.put(*self.memory.load_node("out", "", "destination"))
 
-    def _y_rows(self) -> list[tuple[str, str]]:
-        """(buffer, prefix of its edge values) for the y-like operands."""
-        return [(n, p) for n, p in (("y", "m"), ("ty", "tm")) if n in self.kernel.operands]
-
-    def _load_y(self, name: str, edge: str) -> None:
-        dim = self.problem.dim_in2
-        start = f"b.{name} + (long long){edge} * {dim}"
-        self.put(f"Real {name}[{dim}];", f"load<{self.kernel.width(dim)}>({start}, {name});")
-
-    def _value_slots(self) -> dict[str, int]:
-        """Position of each edge value of this group in a staged edge."""
-        names = [
-            f"{prefix}{p}_{k}"
-            for p in self.paths
-            for _, prefix in self._y_rows()
-            for k in range(len(self.kernel.terms[p].values))
-        ]
-        return {name: slot for slot, name in enumerate(names)}
-
-    def _stage_values(self) -> None:
-        for name, _ in self._y_rows():
-            self._load_y(name, "my_edge")
-        self.put(f"Real values[{self.stride}] = {{}};")
-        slots = self._value_slots()
-        for p in self.paths:
-            for name, prefix in self._y_rows():
-                for k, value in enumerate(self.kernel.terms[p].values):
-                    self.put(f"values[{slots[f'{prefix}{p}_{k}']}] = {_linear(value, name)};")
-        self.put(f"store<{self.kernel.widest}>(stage + team.lane * {self.stride}, values);")
-
     # ---- one edge --------------------------------------------------------------------------------------------------
 
     def _edge(self) -> None:
         kernel = self.kernel
-        if kernel.staged:
-            self.put(f"const Real* const staged = stage + j * {self.stride};")
-        else:
-            for name, _ in self._y_rows():
-                self._load_y(name, "edge")
+        self.put(*self.operand.begin())
         if "y" in kernel.live:
             self.put(f"Real oy[{self.problem.dim_in2}] = {{}};")
         far_sums = "g" in kernel.live and self.near != "out"
         if far_sums:
             self.put(*(f"clear(og{b});" for b in self.group.out))
         far_x = "x" in kernel.live and self.near != "in1"
-        loaded: set[int] = set()
         for position, p in enumerate(self.paths):
             block = self.problem.paths[p].in1
             if far_x and (position == 0 or self.problem.paths[self.paths[position - 1]].in1 != block):
                 self.put(f"Real ox{block}[{self.problem.in1[block].dim}][C] = {{}};")
-            self._path(p, loaded)
+            self._path(p)
             last = position + 1 == len(self.paths) or self.problem.paths[self.paths[position + 1]].in1 != block
             if far_x and last:
                 sole = kernel.plain and block in self.plan.exclusive_in1
@@ -260,18 +217,16 @@ class GroupEmitter:
         if far_sums:
             self.put(*self.memory.flush("out", "far", owned=kernel.plain))
 
-    def _path(self, p: int, loaded: set[int]) -> None:
+    def _path(self, p: int) -> None:
         kernel, path, body = self.kernel, self.problem.paths[p], self.kernel.bodies[p]
         blocks = self.problem.in1[path.in1], self.problem.in2[path.in2], self.problem.out[path.out]
+        self.put(*self.operand.fetch(p, body))
         self.put(
             f"{{  // path {p}: {blocks[0].text} x {blocks[1].text} -> {blocks[2].text}, "
             f"weights {path.weight_offset}..{path.weight_offset + path.mul - 1}"
         )
-        if kernel.staged:
-            # packs of edge values outlive the path's braces: two paths may share one
-            self.lines[-1:-1] = self._pack_loads(p, body, loaded)
         self.depth += 1
-        self._edge_values(p, body)
+        self.put(*self.operand.bind(p, body))
         adjoints = [name for name in body.accumulates if name.startswith("r")]
         if adjoints:
             self.put("Real " + ", ".join(f"{name} = 0" for name in adjoints) + ";")
@@ -292,26 +247,6 @@ class GroupEmitter:
             self.put(f"if (active) store<{width}, {self.memory.edge_cache}>({start}, sum_w{p});")
         self.depth -= 1
         self.put("}")
-
-    def _pack_loads(self, p: int, body: PathBody, loaded: set[int]) -> list[str]:
-        width, slots = self.kernel.widest, self._value_slots()
-        packs = sorted({slots[name] // width for name in body.reads if name in slots} - loaded)
-        loaded.update(packs)
-        indent = "    " * self.depth
-        return [
-            f"{indent}const Pack<{width}> pack{k} = *reinterpret_cast<const Pack<{width}>*>(staged + {width * k});"
-            for k in packs
-        ]
-
-    def _edge_values(self, p: int, body: PathBody) -> None:
-        slots, width = self._value_slots(), self.kernel.widest
-        for name, prefix in self._y_rows():
-            for k, value in enumerate(self.kernel.terms[p].values):
-                m = f"{prefix}{p}_{k}"
-                if m in body.reads and self.kernel.staged:
-                    self.put(f"const Real {m} = pack{slots[m] // width}.v[{slots[m] % width}];")
-                elif m in body.reads:
-                    self.put(f"const Real {m} = {_linear(value, name)};")
 
     def _channel(self, p: int, body: PathBody) -> None:
         """Bind the body's names to this channel's registers, then its statements."""

@@ -43,7 +43,7 @@ class Facts:
 
     @property
     def staged(self) -> bool:
-        return self.schedule.edge_operand == "shared"
+        return self.schedule.edge_operand != "inline"
 
     @property
     def widest(self) -> int:

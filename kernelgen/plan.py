@@ -15,7 +15,7 @@ from kernelgen.errors import ScheduleError, UnsupportedError
 from kernelgen.grouping import Group, group_paths
 from kernelgen.problem import TensorProductProblem
 from kernelgen.schedule import CudaSchedule, HostSchedule, Schedule
-from kernelgen.terms import path_terms
+from kernelgen.terms import EdgeValue, edge_slots, path_terms
 
 BYTES = {"float32": 4, "float64": 8}
 # Pointer arguments of every kernel, in this order; null where a direction does not use one.
@@ -212,6 +212,8 @@ def estimate_registers(plan: Plan) -> int:
         row = problem.dim_in2 * ("y" in live)
         if schedule.edge_operand == "inline":
             row += problem.dim_in2 * (("y" in operands) + ("ty" in operands))
+        elif schedule.edge_operand == "basis":
+            row += len(_staged_values(plan, group)) * (("y" in operands) + ("ty" in operands))
         widest = max(widest, channels + row)
     return widest * BYTES[spec.dtype] // 4 + 24
 
@@ -219,18 +221,23 @@ def estimate_registers(plan: Plan) -> int:
 def stage_stride(plan: Plan, group: Group) -> int:
     """Shared-memory elements one staged edge takes: its edge values, padded to an odd multiple of 16 bytes."""
     operands = plan.spec.direction.operands
-    terms = path_terms(plan.spec.problem)
-    values = sum(len(terms[p].values) for p in group.paths) * (("y" in operands) + ("ty" in operands))
+    values = len(_staged_values(plan, group)) * (("y" in operands) + ("ty" in operands))
     width = 16 // BYTES[plan.spec.dtype]
     vectors = -(-values // width)
     return width * (vectors + 1 - vectors % 2)
+
+
+def _staged_values(plan: Plan, group: Group) -> tuple[EdgeValue, ...]:
+    schedule, terms = plan.spec.schedule, path_terms(plan.spec.problem)
+    assert isinstance(schedule, CudaSchedule)
+    return edge_slots([terms[p] for p in group.paths], schedule.edge_operand == "basis")[0]
 
 
 def stage_elements(plan: Plan) -> int:
     """Shared-memory elements in which a team keeps the edge values of the edges that it has fetched."""
     schedule = plan.spec.schedule
     assert isinstance(schedule, CudaSchedule)
-    if schedule.edge_operand != "shared":
+    if schedule.edge_operand == "inline":
         return 0
     return max((stage_stride(plan, group) for group in plan.groups), default=0) * schedule.stage_edges
 

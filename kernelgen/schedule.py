@@ -69,7 +69,8 @@ class CudaSchedule(Schedule):
     warps_per_edge: teams of one block that share a run of edges and split its channels and path groups.
     teams_per_node: with ``registers``, teams of one block that split the edges of a node; their sums meet in shared
         memory, in a fixed order.
-    edge_operand: ``inline`` forms the edge values in every lane, ``shared`` forms them once a team in shared memory.
+    edge_operand: ``inline`` forms the edge values in every lane, ``shared`` forms them once a team in shared memory,
+        ``basis`` keeps there only one of those that are multiples of each other.
     stage_edges: edges whose indices (and edge values) a team fetches at a time; at most its lanes.
     prefetch: edges whose features and weights are loaded ahead of their use.
     stream: rows that only one edge uses (weights; of a plain product all rows) are the first to leave the caches.
@@ -94,7 +95,7 @@ class CudaSchedule(Schedule):
         "channels_per_thread": (1, 2, 4),
         "warps_per_edge": (1, 2, 4, 8, 16),
         "teams_per_node": (1, 2, 4, 8, 16),
-        "edge_operand": ("inline", "shared"),
+        "edge_operand": ("inline", "shared", "basis"),
         "stage_edges": (4, 8, 16, 32),
         "prefetch": (0, 1, 2),
         "stream": (False, True),

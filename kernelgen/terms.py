@@ -12,6 +12,7 @@ one *edge value*.
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -82,3 +83,27 @@ def _terms_of(problem: TensorProductProblem, path: Path) -> PathTerms:
                 values.append(EdgeValue(tuple(terms)))
             entries.append(Entry(m1, m3, numbers[rounded], sign))
     return PathTerms(path, block1.dim, block3.dim, tuple(values), tuple(entries))
+
+
+def edge_slots(
+    terms: Sequence[PathTerms], basis: bool
+) -> tuple[tuple[EdgeValue, ...], dict[tuple[int, int], tuple[int, float]]]:
+    """The values to keep for some paths, and where the paths find theirs.
+
+    Returns the kept values and, by (path, number of its value), the position of a kept value and its factor. Without
+    ``basis`` every value is kept as it is; with it, values that are multiples of each other are kept once, scaled so
+    that the first coefficient is 1.
+    """
+    kept: list[EdgeValue] = []
+    slots: dict[tuple[int, int], tuple[int, float]] = {}
+    numbers: dict[tuple[tuple[int, float], ...], int] = {}
+    for of_path in terms:
+        for k, value in enumerate(of_path.values):
+            scale = value.terms[0][1] if basis else 1.0
+            scaled = tuple((component, c / scale) for component, c in value.terms)
+            key = tuple((component, round(c, 9)) for component, c in scaled) if basis else ((len(kept), 0.0),)
+            if key not in numbers:
+                numbers[key] = len(kept)
+                kept.append(EdgeValue(scaled))
+            slots[of_path.path.index, k] = (numbers[key], scale)
+    return tuple(kept), slots

@@ -17,6 +17,7 @@ _GENERATOR_MODULES = (
     "plan",
     "source",
     "cuda_memory",
+    "cuda_edge",
     "cuda_group",
 )
 _HEADER_SUFFIXES = (".h", ".hpp", ".cuh", ".inc")

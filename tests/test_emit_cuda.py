@@ -116,6 +116,13 @@ FORMS = {
             order="sender", path_groups=4, edge_operand="shared", prefetch=0, edges_per_warp=2, stage_edges=16
         ),
     ),
+    "basis": (MEDIUM, "conv", "ir_mul", CudaSchedule(edge_operand="basis", path_groups=2, prefetch=0)),
+    "basis-small-teams": (
+        UNEQUAL,
+        "conv",
+        "ir_mul",
+        CudaSchedule(edge_operand="basis", path_groups=4, edges_per_warp=4, stage_edges=8, channels_per_thread=4),
+    ),
     "split-nodes": (MEDIUM, "conv", "ir_mul", CudaSchedule(teams_per_node=4, path_groups=3, edge_operand="shared")),
     "split-nodes-by-sender": (
         UNEQUAL,
