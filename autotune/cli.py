@@ -104,7 +104,7 @@ def tune(
     device: Device = None,
     budget: Annotated[str | None, typer.Option(help="Time for the whole config: 90s, 10m, 1h30m.")] = None,
     trials: Annotated[int | None, typer.Option(help="Trials a search, those of earlier runs included.")] = None,
-    sampler: Annotated[str | None, typer.Option(help="auto, tpe, gp, random or brute.")] = None,
+    sampler: Annotated[str | None, typer.Option(help="auto, tpe, climb, gp, random or brute.")] = None,
     storage: Annotated[str | None, typer.Option(help="Optuna storage URL; by default SQLite in the results.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of the search.")] = 0,
     patience: Annotated[
@@ -201,7 +201,9 @@ def record(config: Config, device: Device = None, results: Results = None) -> No
 @app.command()
 def replay(
     files: Annotated[list[Path], typer.Argument(metavar="RECORD...", help="Files of results/record.")],
-    sampler: Annotated[list[str] | None, typer.Option(help="tpe, gp, random or default; by default all four.")] = None,
+    sampler: Annotated[
+        list[str] | None, typer.Option(help="tpe, climb, gp, random or default; by default all.")
+    ] = None,
     seeds: Annotated[int | None, typer.Option(help="Runs a sampler; by default 20, and 5 of gp.")] = None,
     trials: Annotated[int, typer.Option(help="Trials a run.")] = 150,
     ahead: Annotated[

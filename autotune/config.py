@@ -35,7 +35,7 @@ from kernelgen.direction import DIRECTIONS
 from kernelgen.errors import EquituneError
 from kernelgen.problem import TensorProductProblem
 
-SAMPLERS = ("auto", "tpe", "gp", "random", "brute")
+SAMPLERS = ("auto", "tpe", "climb", "gp", "random", "brute")
 WORKLOAD_KEYS = ("problem", "graph", "operation", "directions", "dtype", "layout", "deterministic")
 # A table of workloads may also have its own number of trials a study.
 TABLE_KEYS = (*WORKLOAD_KEYS, "trials")

@@ -28,7 +28,7 @@ from kernelgen.errors import CompileError
 from kernelgen.schedule import Schedule
 
 # Seeds a sampler is run with; a Gaussian process thinks for seconds over a trial, and the default order has no seed.
-SEEDS = {"tpe": 20, "gp": 5, "random": 20, "default": 1}
+SEEDS = {"tpe": 20, "climb": 20, "gp": 5, "random": 20, "default": 1}
 NEAR = (0.02, 0.05, 0.10)
 
 

@@ -24,23 +24,27 @@ MOST_AHEAD = 8
 
 
 def choose_sampler(space: Space, trials: int | None, seconds: float | None, trial_s: float = 3.0) -> str:
-    """``brute`` where the whole space fits the limits, else ``tpe``."""
+    """``brute`` where the whole space fits the limits, else ``climb``."""
     limits = (trials, None if seconds is None else int(seconds / trial_s))
     affordable = min([BRUTE_LIMIT, *(limit for limit in limits if limit is not None)])
-    return "brute" if space.count_legal(affordable + 1) <= affordable else "tpe"
+    return "brute" if space.count_legal(affordable + 1) <= affordable else "climb"
 
 
 def proposals_ahead(sampler: str, compilers: int) -> int:
     """Schedules to compile at a time: as many as there are compilers, but a sampler that learns is not left behind."""
-    return min(compilers, MOST_AHEAD) if sampler in ("tpe", "gp") else compilers
+    return min(compilers, MOST_AHEAD) if sampler in ("tpe", "climb", "gp") else compilers
 
 
 def make_sampler(name: str, seed: int) -> optuna.samplers.BaseSampler:
-    """Optuna's sampler of that name; ``brute`` walks the space itself and asks Optuna for nothing."""
+    """Optuna's sampler of that name.
+
+    ``climb`` is TPE for every second proposal (the others are neighbours of the fastest schedules, told to it as well);
+    ``brute`` walks the space itself and asks Optuna for nothing.
+    """
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    if name == "tpe":
+    if name in ("tpe", "climb"):
         return optuna.samplers.TPESampler(seed=seed, constant_liar=True)
     if name == "gp":
         return optuna.samplers.GPSampler(seed=seed, warn_independent_sampling=False)

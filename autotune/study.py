@@ -8,9 +8,11 @@ the device does; the storage is brought up to date when a study is closed. Optun
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import math
+import random
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -34,7 +36,9 @@ if TYPE_CHECKING:
 
 # Answers of a sampler that are illegal or known, in a row, before an untried schedule is taken at random.
 # A Gaussian process thinks for long and then says the same again.
-MISSES = {"tpe": 8, "random": 8, "gp": 2, "brute": 0}
+MISSES = {"tpe": 8, "climb": 8, "random": 8, "gp": 2, "brute": 0}
+# Of the proposals of a climb, those that change a knob or two of one of this many fastest schedules: every second.
+PARENTS = 3
 # Name of the constraint that failed trials violate. Told as FAIL they would be ignored, and suggested again.
 RUNS = "runs"
 KEY = "schedule"
@@ -79,6 +83,7 @@ class Study:
         moved = (space.nearest(schedule) for schedule in (*self._older_winners(old), *starts))
         self._starts = deque((space.default, *moved, *space.probes))
         self._untried = space.shuffled(seed)
+        self._random, self._turn = random.Random(seed + self.count), 0
         self._study = open_optuna(None, name, make_sampler(sampler, seed + self.count))
         self._study.add_trials(self._known_trials())
         try:
@@ -151,6 +156,9 @@ class Study:
         while self._starts:
             if self._is_candidate(schedule := self._starts.popleft()):
                 return self._propose_fixed(schedule)
+        self._turn += 1
+        if self.sampler == "climb" and self._turn % 2 and (neighbour := self._neighbour()) is not None:
+            return self._propose_fixed(neighbour)
         for _ in range(MISSES[self.sampler]):
             trial = self._study.ask()
             schedule = self.space.suggest(trial)
@@ -196,6 +204,18 @@ class Study:
         self._tried.discard(proposal.schedule.key)
         if proposal.trial is not None:
             self._study.tell(proposal.trial, state=TrialState.FAIL)
+
+    def _neighbour(self) -> Schedule | None:
+        """An untried schedule that differs from one of the fastest in a knob or two."""
+        parents = [_schedule_of(line) for line in self.ranking[:PARENTS]]
+        for _ in range(32 if parents else 0):
+            parent, count = self._random.choice(parents), self._random.choice((1, 1, 2))
+            changed = self._random.sample(list(self.space.knobs), min(count, len(self.space.knobs)))
+            values = {knob: self._random.choice(self.space.knobs[knob]) for knob in changed}
+            schedule = self.space.canonical(dataclasses.replace(parent, **values))
+            if self._is_candidate(schedule):
+                return schedule
+        return None
 
     def _is_candidate(self, schedule: Schedule) -> bool:
         return schedule.key not in self._tried and self.space.broken_limit(schedule) is None

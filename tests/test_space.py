@@ -48,7 +48,7 @@ def test_choices_fit_the_problem() -> None:
     assert unequal.knobs["channels_per_thread"] == (1, 2), "4 divides neither 10 nor 6"
     assert min(unequal.knobs["path_groups"]) == 2, "two multiplicities need two groups"
     assert max(unequal.knobs["path_groups"]) == len(PROBLEMS["unequal"].paths)
-    assert space_of("mace", "cuda").knobs["edges_per_warp"] == (1, 2), "128 channels fill a warp"
+    assert space_of("mace", "cuda").knobs["edges_per_warp"] == (1, 2, 4), "8 lanes at least"
     assert space_of("single", "cuda").knobs["edges_per_warp"] == (8,), "one channel does not"
     assert space_of("mace", "cpu").knobs["channel_block"] == (4, 8, 16, 32), "half a vector to four vectors"
     assert space_of("single", "cpu").knobs["channel_block"] == (4,)

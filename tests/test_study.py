@@ -87,7 +87,7 @@ def test_brute_measures_every_legal_schedule_once(space: Space, path: Path) -> N
     assert study.best_us == min(cost(schedule) for schedule in legal)
 
 
-@pytest.mark.parametrize("sampler", ["tpe", "gp", "random"])
+@pytest.mark.parametrize("sampler", ["tpe", "climb", "gp", "random"])
 def test_samplers_never_repeat_nor_break_a_limit(space: Space, path: Path, sampler: str) -> None:
     measured: list[Schedule] = []
 
@@ -305,9 +305,9 @@ def test_choice_of_sampler(space: Space, cuda_space: Space) -> None:
     assert 1 < legal < space.count_legal(10_000)
     assert choose_sampler(narrow, None, None) == "brute"
     assert choose_sampler(narrow, legal, None) == "brute"
-    assert choose_sampler(narrow, legal - 1, None) == "tpe"
-    assert choose_sampler(narrow, None, 1.0) == "tpe"
-    assert choose_sampler(cuda_space, None, None) == "tpe"
+    assert choose_sampler(narrow, legal - 1, None) == "climb"
+    assert choose_sampler(narrow, None, 1.0) == "climb"
+    assert choose_sampler(cuda_space, None, None) == "climb"
     with pytest.raises(ConfigError, match="tpe"):
         make_sampler("tpee", 0)
     assert [proposals_ahead("tpe", 4), proposals_ahead("tpe", 64), proposals_ahead("random", 64)] == [4, 8, 64]

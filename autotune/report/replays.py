@@ -11,7 +11,7 @@ from autotune.report.markup import Cell, Column, Markup, join, table, tag
 from autotune.report.suite_rows import mapping, number
 from autotune.report.words import MISSING, count, direction_name, floored_ratio, time_text
 
-SAMPLERS = {"tpe": "TPE", "gp": "GP", "random": "random", "default": "default order"}
+SAMPLERS = {"tpe": "TPE", "climb": "TPE and neighbours", "gp": "GP", "random": "random", "default": "default order"}
 NEAR = "0.05"
 
 
