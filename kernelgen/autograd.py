@@ -21,8 +21,8 @@ from kernelgen.graph import NO_ORDER, EdgeOrder
 from kernelgen.library import no_third_derivative, present
 
 if TYPE_CHECKING:
+    from kernelgen.checks import Graph
     from kernelgen.operators import Operator
-    from kernelgen.runner import Graph
 
 Maybe = Tensor | None
 _PLAIN_TENSORS = (Tensor, torch.nn.Parameter)
@@ -66,6 +66,7 @@ class _Forward(torch.autograd.Function):
         ctx.save_for_backward(x, y, w, link)
         ctx.set_materialize_grads(False)
         ctx.graph, ctx.operator = graph, operator
+        ctx.leaves = _sole_leaves(x, y, w, graph, operator)
         # Autograd pass -> (cotangent of the edge gradient, cotangent of the value that it was taken with).
         ctx.pending = {}
         return operator.run_on(graph, forward(), (x, None, y, None, w, None, None, None))["g"], link
@@ -73,7 +74,7 @@ class _Forward(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, g: Maybe, _: Maybe) -> tuple[Maybe, ...]:
         left = ctx.pending.pop(torch._C._current_graph_task_id(), []) if ctx.pending else []
-        wanted = _needed(ctx, "xyw")
+        wanted = _needed(ctx, "xyw") if torch.is_grad_enabled() else ctx.leaves or _needed(ctx, "xyw")
         if not wanted or (g is None and not left):
             return (None,) * 5
         x, y, w, link = ctx.saved_tensors
@@ -170,15 +171,29 @@ def _needed(ctx: Any, slots: str) -> str:
     ``needs_input_grad`` only says which inputs require a gradient at all. ``torch.autograd.grad(energy, positions)``
     uses fewer: the engine knows which nodes it will run.
     """
-    nodes, requires, graph = ctx.next_functions, ctx.needs_input_grad, ctx.graph
-    # To ask about a leaf costs the host an exception; a small graph's kernel costs less, and in a pass that is not
-    # differentiated again all leaves are most likely wanted.
-    quick = not torch.is_grad_enabled() and graph.num_edges * ctx.operator.problem.weight_numel < _SMALL_WEIGHTS
+    nodes, requires = ctx.next_functions, ctx.needs_input_grad
+    quick = not torch.is_grad_enabled() and _is_small(ctx.graph, ctx.operator)
     return "".join(
         slot
         for i, slot in enumerate(slots)
         if requires[i] and ((quick and type(nodes[i][0]) is _Leaf) or _will_run(nodes[i][0]))
     )
+
+
+def _is_small(graph: Graph, operator: Operator) -> bool:
+    """To ask about a leaf costs the host an exception; a small graph's kernel costs less.
+
+    In a pass that is not differentiated again all leaves are most likely wanted.
+    """
+    return graph.num_edges * operator.problem.weight_numel < _SMALL_WEIGHTS
+
+
+def _sole_leaves(x: Tensor, y: Tensor, w: Tensor, graph: Graph, operator: Operator) -> str:
+    """The slots that require a gradient if all of those are leaves of a small graph, whose gradients are all taken."""
+    if not _is_small(graph, operator):
+        return ""
+    slots = [(slot, t) for slot, t in (("x", x), ("y", y), ("w", w)) if t.requires_grad]
+    return "".join(slot for slot, _ in slots) if all(t.is_leaf for _, t in slots) else ""
 
 
 def _will_run(node: Any) -> bool:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from kernelgen.autograd import product
+from kernelgen.checks import Checks, Graph, Operands
 from kernelgen.defaults import default_schedule
 from kernelgen.device import device_facts
 from kernelgen.direction import DIRECTIONS, Direction, backward, double_backward, fixed_order_parts, forward
@@ -25,7 +26,7 @@ from kernelgen.launch import load_kernel
 from kernelgen.library import OPERATORS, resolve
 from kernelgen.plan import Spec, make_plan
 from kernelgen.problem import TensorProductProblem
-from kernelgen.runner import Checks, Graph, Operands, Runner, SplitRunner
+from kernelgen.runner import Runner, SplitRunner
 from kernelgen.schedule import SCHEDULES, Schedule, schedule_from_dict
 
 DTYPES = {torch.float32: "float32", torch.float64: "float64"}

@@ -13,146 +13,31 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from kernelgen.checks import ALIGNMENT, Checks, Graph, Operands
 from kernelgen.direction import OPERANDS
-from kernelgen.errors import InputError
-from kernelgen.graph import NO_ORDER, EdgeOrder, order_by
+from kernelgen.graph import NO_ORDER, order_by
 from kernelgen.host_memory import empty
 from kernelgen.launch import Kernel, load_kernel
 from kernelgen.plan import BUFFERS, Spec
-from kernelgen.problem import TensorProductProblem
 
-ALIGNMENT = 16
 # Elements up to which outputs that start from zero share one allocation: one launch instead of several.
 SMALL_OUTPUTS = 1 << 18
+# Sizes of graphs whose layout of outputs a runner keeps.
+KEPT_LAYOUTS = 1024
 _OUTPUT = {slot: BUFFERS.index(f"out_{slot}") for slot in "xywg"}
 _SENDER, _ROWS = BUFFERS.index("sender"), BUFFERS.index("row_ptr")
-# One tensor for each of OPERANDS; None where a direction does not have it.
-Operands = tuple[Tensor | None, ...]
 
 
-class Graph(NamedTuple):
-    """A call's edges (None for the plain product), row counts, and shapes by slot: checked once for all directions."""
+class Layout(NamedTuple):
+    """How the outputs of a call are allocated: (slot, shape) of those that start from zero and of those overwritten.
 
-    sender: Tensor | None
-    receiver: Tensor | None
-    order: EdgeOrder
-    num_edges: int
-    num_in: int
-    num_out: int
-    shapes: dict[str, tuple[int, ...]]
+    together: zeros that share one allocation of ``elements``, with their strides and first elements.
+    """
 
-
-class Checks:
-    """What tensors an operator takes; InputError for any other."""
-
-    def __init__(self, problem: TensorProductProblem, operation: str, dtype: torch.dtype, device_type: str) -> None:
-        self.problem = problem
-        self.is_conv = operation == "conv"
-        self.dtype = dtype
-        self.device_type = device_type
-
-    def given(self, operands: Operands) -> tuple[tuple[int, str, str], ...]:
-        """Position, name and slot of the operands that are there."""
-        return tuple((i, name, name[-1]) for i, name in enumerate(OPERANDS) if operands[i] is not None)
-
-    def graph(
-        self,
-        x: Tensor,
-        y: Tensor,
-        sender: Tensor | None,
-        receiver: Tensor | None,
-        num_out: int | None,
-        order: EdgeOrder | None,
-    ) -> Graph:
-        """Index tensors that agree with each other, the edges and the device, contiguous."""
-        if x.dim() != 2 or y.dim() != 2:
-            raise InputError(f"x is {tuple(x.shape)} and y {tuple(y.shape)}; expected [rows, features] for both")
-        num_edges, num_in, order = y.shape[0], x.shape[0], order or NO_ORDER
-        if not self.is_conv:
-            if sender is not None or receiver is not None:
-                raise InputError("sender and receiver were given to a plain product; build it with operation='conv'")
-            num_in = num_out = num_edges
-        else:
-            num_out = num_in if num_out is None else num_out
-            if num_out < 0:
-                raise InputError(f"num_out is {num_out}; expected the number of destinations, at least 0")
-            sender, receiver = self._indices(sender, receiver, num_edges, x.device)
-            if order is not NO_ORDER:
-                lengths = (num_out + 1, num_edges, num_in + 1, num_edges)
-                order = self._order(order, lengths, x.device)
-        problem = self.problem
-        shapes: dict[str, tuple[int, ...]] = {
-            "x": (num_in, problem.dim_in1),
-            "y": (num_edges, problem.dim_in2),
-            "w": (problem.weight_numel,) if problem.shared_weights else (num_edges, problem.weight_numel),
-            "g": (num_out, problem.dim_out),
-        }
-        return Graph(sender, receiver, order, num_edges, num_in, num_out, shapes)
-
-    def operands(
-        self, operands: Operands, read: tuple[tuple[int, str, str], ...], shapes: dict[str, tuple[int, ...]]
-    ) -> Operands:
-        """The operands, those that are ``read`` contiguous and aligned (copied only where they are not)."""
-        x = operands[0]
-        assert x is not None
-        if x.device.type != self.device_type:
-            raise InputError(
-                f"x is on {x.device}; this operator was built for {self.device_type}: build another for it"
-            )
-        device, dtype, cpu = x.get_device(), self.dtype, x.is_cpu
-        ready: list[Tensor | None] | None = None
-        for position, name, slot in read:
-            tensor = operands[position]
-            if tensor is None:
-                raise InputError(f"{name} is missing")
-            elsewhere = tensor.get_device() != device or tensor.is_cpu is not cpu
-            if tensor.dtype is not dtype or tensor.shape != shapes[slot] or elsewhere:
-                raise self._mismatch(name, tensor, shapes[slot], x.device)
-            if not tensor.is_contiguous() or tensor.data_ptr() % ALIGNMENT:
-                ready = ready or list(operands)
-                ready[position] = tensor.clone(memory_format=torch.contiguous_format)
-        return operands if ready is None else tuple(ready)
-
-    def _indices(
-        self, sender: Tensor | None, receiver: Tensor | None, num_edges: int, device: torch.device
-    ) -> tuple[Tensor, Tensor]:
-        for name, index in (("sender", sender), ("receiver", receiver)):
-            if index is None:
-                raise InputError(f"{name} is missing; a convolution needs sender and receiver [num_edges]")
-            fits = index.dtype in (torch.int32, torch.int64) and index.shape == (num_edges,)
-            if not fits or index.device != device:
-                raise InputError(
-                    f"{name} is {index.dtype} {tuple(index.shape)} on {index.device}; "
-                    f"expected int32 or int64 ({num_edges},) on {device}, one index for each row of y"
-                )
-        assert sender is not None and receiver is not None
-        if sender.dtype is not receiver.dtype:
-            raise InputError(f"sender is {sender.dtype} and receiver {receiver.dtype}; expected one dtype")
-        if not (sender.is_contiguous() and receiver.is_contiguous()):
-            return sender.contiguous(), receiver.contiguous()
-        return sender, receiver
-
-    def _order(self, order: EdgeOrder, lengths: tuple[int, ...], device: torch.device) -> EdgeOrder:
-        """A precomputed order that fits the graph, contiguous."""
-        for name, tensor, length in zip(EdgeOrder._fields, order, lengths, strict=True):
-            if tensor is None:
-                continue
-            if tensor.dtype is not torch.int32 or tensor.shape != (length,) or tensor.device != device:
-                raise InputError(
-                    f"order.{name} is {tensor.dtype} {tuple(tensor.shape)} on {tensor.device}; expected int32 "
-                    f"({length},) on {device}: make it with edge_order(receiver, num_out={lengths[0] - 1})"
-                )
-            if not tensor.is_contiguous():
-                order = order._replace(**{name: tensor.contiguous()})
-        return order
-
-    def _mismatch(self, name: str, tensor: Tensor, shape: tuple[int, ...], device: torch.device) -> InputError:
-        rows = "num_edges is taken from y, num_in from x"
-        return InputError(
-            f"{name} is {tensor.dtype} {tuple(tensor.shape)} on {tensor.device}; expected {self.dtype} "
-            f"{shape} on {device} ({rows}) for {self.problem.irreps_in1} x "
-            f"{self.problem.irreps_in2} -> {self.problem.irreps_out}"
-        )
+    elements: int
+    together: tuple[tuple[str, tuple[int, ...], tuple[int, ...], int], ...]
+    zeros: tuple[tuple[str, tuple[int, ...]], ...]
+    overwritten: tuple[tuple[str, tuple[int, ...]], ...]
 
 
 class Runner:
@@ -173,6 +58,7 @@ class Runner:
         # Position, name and slot of the operands that the kernel reads.
         self.read: tuple[tuple[int, str, str], ...] = ()
         self.partial_y = 0
+        self._layouts: dict[tuple, Layout] = {}
         if self.live:
             live = dataclasses.replace(spec.direction, outputs=self.live)
             self.kernel = load_kernel(dataclasses.replace(spec, direction=live))
@@ -199,7 +85,7 @@ class Runner:
     def _launch(self, operands: Operands, graph: Graph, poison: bool) -> dict[str, Tensor]:
         x, kernel = operands[0], self.kernel
         assert x is not None and kernel is not None
-        results = self._allocate(graph.shapes, x, poison)
+        results = self._allocate(graph, x, poison)
         pointers = [0] * len(BUFFERS)
         for position, _, _ in self.read:
             pointers[position] = operands[position].data_ptr()  # type: ignore[union-attr]
@@ -230,21 +116,40 @@ class Runner:
         assert graph.sender is not None
         return order_by("sender", graph.sender, graph.num_in)
 
-    def _allocate(self, shapes: dict[str, tuple[int, ...]], x: Tensor, poison: bool) -> dict[str, Tensor]:
-        results = _small_zeros(self.zeroed, shapes, x) if len(self.zeroed) > 1 else {}
-        for slot in self.live:
-            if slot in results:
-                continue
-            shape = shapes[slot]
-            if slot in self.zeroed:
-                results[slot] = x.new_zeros(shape)
-                continue
-            if self.partial_y and slot == "y":
-                shape = (shape[0], self.partial_y, shape[1])
-            results[slot] = out = empty(shape, x)
+    def _allocate(self, graph: Graph, x: Tensor, poison: bool) -> dict[str, Tensor]:
+        sizes = graph[3:6]
+        layout = self._layouts.get(sizes)
+        if layout is None:
+            if len(self._layouts) >= KEPT_LAYOUTS:  # graphs of ever-changing size would grow it for good
+                self._layouts.clear()
+            layout = self._layouts[sizes] = self._layout(graph.shapes)
+        results = {}
+        if layout.together:
+            flat = x.new_zeros(layout.elements)
+            # ``data``: no view, so that writing into one in place does not count as a change of the others.
+            for slot, shape, strides, begin in layout.together:
+                results[slot] = flat.as_strided(shape, strides, begin).data
+        for slot, shape in layout.zeros:
+            results[slot] = x.new_zeros(shape)
+        for slot, shape in layout.overwritten:
+            results[slot] = out = empty(shape, x) if x.is_cpu else x.new_empty(shape)
             if poison:
                 out.fill_(float("nan"))
         return results
+
+    def _layout(self, shapes: dict[str, tuple[int, ...]]) -> Layout:
+        zeros = [(slot, shapes[slot]) for slot in self.live if slot in self.zeroed]
+        together, elements = [], 0
+        for slot, shape in zeros:
+            together.append((slot, shape, (shape[-1], 1) if len(shape) == 2 else (1,), elements))
+            elements += -(-math.prod(shape) // ALIGNMENT) * ALIGNMENT
+        if len(zeros) < 2 or elements > SMALL_OUTPUTS:
+            together = []
+        overwritten = [(slot, shapes[slot]) for slot in self.live if slot not in self.zeroed]
+        if self.partial_y:
+            edges, width = shapes["y"]
+            overwritten = [(s, (edges, self.partial_y, width) if s == "y" else shape) for s, shape in overwritten]
+        return Layout(elements, tuple(together), () if together else tuple(zeros), tuple(overwritten))
 
     def _run_unfused(self, operands: Operands, graph: Graph, poison: bool) -> dict[str, Tensor]:
         """Gather node rows, run the plain kernel on edge rows, sum edge rows back to nodes."""
@@ -275,21 +180,6 @@ class SplitRunner:
     def __call__(self, operands: Operands, graph: Graph, poison: bool = False) -> dict[str, Tensor]:
         of_x, others = (part(operands, graph, poison) for part in self.parts)
         return of_x | others
-
-
-def _small_zeros(slots: str, shapes: dict[str, tuple[int, ...]], like: Tensor) -> dict[str, Tensor]:
-    """Zeros for several outputs from one allocation, where filling them costs less than telling the device to."""
-    counts = [-(-math.prod(shapes[slot]) // ALIGNMENT) * ALIGNMENT for slot in slots]
-    total = sum(counts)
-    if total > SMALL_OUTPUTS:
-        return {}
-    flat, begin, results = like.new_zeros(total), 0, {}
-    for slot, count in zip(slots, counts, strict=True):
-        shape = shapes[slot]
-        # ``data``: no view, so that writing into one in place does not count as a change of the others.
-        results[slot] = flat.as_strided(shape, (shape[-1], 1) if len(shape) == 2 else (1,), begin).data
-        begin += count
-    return results
 
 
 def _zeros(shape: tuple[int, ...], like: Tensor) -> Tensor:

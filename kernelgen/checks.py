@@ -1,0 +1,143 @@
+"""What tensors an operator takes: those of a call enter, a checked :class:`Graph` and ready operands leave."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from kernelgen.direction import OPERANDS
+from kernelgen.errors import InputError
+from kernelgen.graph import NO_ORDER, EdgeOrder
+from kernelgen.problem import TensorProductProblem
+
+# Bytes to which operands are aligned, and elements to which outputs that share an allocation are.
+ALIGNMENT = 16
+# One tensor for each of OPERANDS; None where a direction does not have it.
+Operands = tuple[Tensor | None, ...]
+
+
+class Graph(NamedTuple):
+    """A call's edges (None for the plain product), row counts, and shapes by slot: checked once for all directions."""
+
+    sender: Tensor | None
+    receiver: Tensor | None
+    order: EdgeOrder
+    num_edges: int
+    num_in: int
+    num_out: int
+    shapes: dict[str, tuple[int, ...]]
+
+
+class Checks:
+    """What tensors an operator takes; InputError for any other."""
+
+    def __init__(self, problem: TensorProductProblem, operation: str, dtype: torch.dtype, device_type: str) -> None:
+        self.problem = problem
+        self.is_conv = operation == "conv"
+        self.dtype = dtype
+        self.device_type = device_type
+
+    def given(self, operands: Operands) -> tuple[tuple[int, str, str], ...]:
+        """Position, name and slot of the operands that are there."""
+        return tuple((i, name, name[-1]) for i, name in enumerate(OPERANDS) if operands[i] is not None)
+
+    def graph(
+        self,
+        x: Tensor,
+        y: Tensor,
+        sender: Tensor | None,
+        receiver: Tensor | None,
+        num_out: int | None,
+        order: EdgeOrder | None,
+    ) -> Graph:
+        """Index tensors that agree with each other, the edges and the device, contiguous."""
+        if x.dim() != 2 or y.dim() != 2:
+            raise InputError(f"x is {tuple(x.shape)} and y {tuple(y.shape)}; expected [rows, features] for both")
+        num_edges, num_in, order = y.shape[0], x.shape[0], order or NO_ORDER
+        if not self.is_conv:
+            if sender is not None or receiver is not None:
+                raise InputError("sender and receiver were given to a plain product; build it with operation='conv'")
+            num_in = num_out = num_edges
+        else:
+            num_out = num_in if num_out is None else num_out
+            if num_out < 0:
+                raise InputError(f"num_out is {num_out}; expected the number of destinations, at least 0")
+            sender, receiver = self._indices(sender, receiver, num_edges, x.device)
+            if order is not NO_ORDER:
+                lengths = (num_out + 1, num_edges, num_in + 1, num_edges)
+                order = self._order(order, lengths, x.device)
+        problem = self.problem
+        shapes: dict[str, tuple[int, ...]] = {
+            "x": (num_in, problem.dim_in1),
+            "y": (num_edges, problem.dim_in2),
+            "w": (problem.weight_numel,) if problem.shared_weights else (num_edges, problem.weight_numel),
+            "g": (num_out, problem.dim_out),
+        }
+        return Graph(sender, receiver, order, num_edges, num_in, num_out, shapes)
+
+    def operands(
+        self, operands: Operands, read: tuple[tuple[int, str, str], ...], shapes: dict[str, tuple[int, ...]]
+    ) -> Operands:
+        """The operands, those that are ``read`` contiguous and aligned (copied only where they are not)."""
+        x = operands[0]
+        assert x is not None
+        if x.device.type != self.device_type:
+            raise InputError(
+                f"x is on {x.device}; this operator was built for {self.device_type}: build another for it"
+            )
+        device, dtype, cpu = x.get_device(), self.dtype, x.is_cpu
+        ready: list[Tensor | None] | None = None
+        for position, name, slot in read:
+            tensor = operands[position]
+            if tensor is None:
+                raise InputError(f"{name} is missing")
+            elsewhere = tensor.get_device() != device or tensor.is_cpu is not cpu
+            if tensor.dtype is not dtype or tensor.shape != shapes[slot] or elsewhere:
+                raise self._mismatch(name, tensor, shapes[slot], x.device)
+            if not tensor.is_contiguous() or tensor.data_ptr() % ALIGNMENT:
+                ready = ready or list(operands)
+                ready[position] = tensor.clone(memory_format=torch.contiguous_format)
+        return operands if ready is None else tuple(ready)
+
+    def _indices(
+        self, sender: Tensor | None, receiver: Tensor | None, num_edges: int, device: torch.device
+    ) -> tuple[Tensor, Tensor]:
+        for name, index in (("sender", sender), ("receiver", receiver)):
+            if index is None:
+                raise InputError(f"{name} is missing; a convolution needs sender and receiver [num_edges]")
+            fits = index.dtype in (torch.int32, torch.int64) and index.shape == (num_edges,)
+            if not fits or index.device != device:
+                raise InputError(
+                    f"{name} is {index.dtype} {tuple(index.shape)} on {index.device}; "
+                    f"expected int32 or int64 ({num_edges},) on {device}, one index for each row of y"
+                )
+        assert sender is not None and receiver is not None
+        if sender.dtype is not receiver.dtype:
+            raise InputError(f"sender is {sender.dtype} and receiver {receiver.dtype}; expected one dtype")
+        if not (sender.is_contiguous() and receiver.is_contiguous()):
+            return sender.contiguous(), receiver.contiguous()
+        return sender, receiver
+
+    def _order(self, order: EdgeOrder, lengths: tuple[int, ...], device: torch.device) -> EdgeOrder:
+        """A precomputed order that fits the graph, contiguous."""
+        for name, tensor, length in zip(EdgeOrder._fields, order, lengths, strict=True):
+            if tensor is None:
+                continue
+            if tensor.dtype is not torch.int32 or tensor.shape != (length,) or tensor.device != device:
+                raise InputError(
+                    f"order.{name} is {tensor.dtype} {tuple(tensor.shape)} on {tensor.device}; expected int32 "
+                    f"({length},) on {device}: make it with edge_order(receiver, num_out={lengths[0] - 1})"
+                )
+            if not tensor.is_contiguous():
+                order = order._replace(**{name: tensor.contiguous()})
+        return order
+
+    def _mismatch(self, name: str, tensor: Tensor, shape: tuple[int, ...], device: torch.device) -> InputError:
+        rows = "num_edges is taken from y, num_in from x"
+        return InputError(
+            f"{name} is {tensor.dtype} {tuple(tensor.shape)} on {tensor.device}; expected {self.dtype} "
+            f"{shape} on {device} ({rows}) for {self.problem.irreps_in1} x "
+            f"{self.problem.irreps_in2} -> {self.problem.irreps_out}"
+        )
