@@ -50,11 +50,12 @@ def peers_for(
 ) -> list[Peer]:
     """The peers that belong in the table of a device, usable or not (``prepare`` says so).
 
+    A deterministic workload is compared with those that promise bitwise equal results too.
     ``tensors`` and ``reference`` are shared by all peers; what is not given is made when it is first needed.
     """
     device = torch.device(device)
     task = Task(workload, device, tensors, reference)
-    return [Peer(adapter, task) for adapter in ADAPTERS if _is_listed(adapter, device)]
+    return [Peer(adapter, task) for adapter in ADAPTERS if _is_listed(adapter, device, workload.deterministic)]
 
 
 def usable_peers(device: torch.device | str) -> list[PeerStatus]:
@@ -68,11 +69,13 @@ def usable_peers(device: torch.device | str) -> list[PeerStatus]:
     return found
 
 
-def peer_names(device: torch.device | str) -> tuple[str, ...]:
-    """Of the peers in the table of a device."""
-    return tuple(adapter.name for adapter in ADAPTERS if _is_listed(adapter, torch.device(device)))
+def peer_names(device: torch.device | str, deterministic: bool = False) -> tuple[str, ...]:
+    """Of the peers in the table of a device; ``deterministic``: of its deterministic rows."""
+    return tuple(adapter.name for adapter in ADAPTERS if _is_listed(adapter, torch.device(device), deterministic))
 
 
-def _is_listed(adapter: Adapter, device: torch.device) -> bool:
+def _is_listed(adapter: Adapter, device: torch.device, deterministic: bool = False) -> bool:
+    if deterministic and not adapter.deterministic:
+        return False
     installed = importlib.util.find_spec(adapter.module) is not None
     return device.type in adapter.backends and (installed or adapter.listed_if_absent)

@@ -81,7 +81,7 @@ def no_module(device: torch.device) -> str | None:
 ADAPTERS = tuple(
     Adapter(
         name, ("cuda",), no_module, functools.partial(build, deterministic=deterministic),
-        listed_if_absent=False, module="openequivariance",
+        listed_if_absent=False, module="openequivariance", deterministic=deterministic,
     )
     for name, deterministic in (("openequivariance", False), ("openequivariance-deterministic", True))
 )  # fmt: skip

@@ -76,7 +76,7 @@ class Adapter:
     """One peer. ``backends``: where it belongs. ``unusable``: why it cannot run here (None if it can).
 
     ``listed_if_absent``: whether it stays in the table, with the reason, where its ``module`` is not installed.
-    ``warm_up_calls``: calls before its timings are steady.
+    ``warm_up_calls``: calls before its timings are steady. ``deterministic``: promises bitwise equal results.
     """
 
     name: str
@@ -86,6 +86,7 @@ class Adapter:
     warm_up_calls: int = 10
     listed_if_absent: bool = True
     module: str = ""
+    deterministic: bool = False
 
 
 @dataclass(frozen=True, eq=False)

@@ -94,7 +94,7 @@ def _article(name: str) -> str:
 
 
 def cards(data: DeviceData) -> Markup:
-    """Geometric means per direction: of the tuned rows, and of bench rows for passes that only the bench times."""
+    """Geometric means per direction: of the tuned rows, or of the bench's where more of those met peers."""
     shown = []
     for name in PASSES:
         rows = _rows_of(data, name)
@@ -122,8 +122,10 @@ def cards(data: DeviceData) -> Markup:
 
 def _rows_of(data: DeviceData, name: str) -> pd.Index:
     rows = data.rows[(data.rows["direction"] == name) & ~data.rows["deterministic"].astype(bool)]
-    tuned = rows[rows["source"] == "tuned"]
-    return (tuned if len(tuned) else rows).index
+    tuned, other = rows[rows["source"] == "tuned"].index, rows[rows["source"] != "tuned"].index
+    # Entries may have been tuned without peers, which the bench then adds.
+    compared = data.times[~data.times["contender"].isin([TUNED, DEFAULT]) & data.times["time_us"].notna()]["row"]
+    return tuned if len(tuned) and compared.isin(tuned).sum() >= compared.isin(other).sum() else other
 
 
 def _contenders(data: DeviceData, rows: pd.Index) -> list[str]:
