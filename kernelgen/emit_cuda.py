@@ -90,6 +90,7 @@ class _Kernel:
             "    team.lane = threadIdx.x % LANES;",
             "    team.mask = LANES == 32 ? 0xffffffffu",
             "                            : ((1u << (LANES % 32)) - 1u) << (threadIdx.x % 32 - team.lane);",
+            "    wait_for_predecessor();",
             *self._work(),
         ]
         teams, stage, sums = schedule.block_size // schedule.lanes, stage_elements(plan), sums_elements(plan)

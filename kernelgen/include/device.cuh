@@ -144,6 +144,14 @@ DEVICE void load_weights(const Real* p, bool active, Real (&r)[C]) {
     }
 }
 
+// A kernel is launched while the one before it in its stream still ends (compute capability 9.0 on): nothing may be
+// read or written before this.
+DEVICE void wait_for_predecessor() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
 // LANES consecutive lanes of a warp that work through one run of edges together.
 struct Team {
     int lane;
