@@ -26,7 +26,7 @@ from kernelgen.defaults import default_schedule
 from kernelgen.device import DeviceFacts
 from kernelgen.direction import DIRECTIONS, Direction, fixed_order_parts
 from kernelgen.errors import ScheduleError
-from kernelgen.plan import Spec, make_plan
+from kernelgen.plan import Spec, estimate_registers, make_plan
 from kernelgen.problem import TensorProductProblem
 from kernelgen.schedule import SCHEDULES, CudaSchedule, HostSchedule, Schedule, power_of_two_at_most
 
@@ -36,13 +36,15 @@ if TYPE_CHECKING:
 
 # Groups beyond one an input block that are tried one by one: the best count is rarely a round number.
 FINE_GROUPS = 3
+# Estimated registers of a thread up to which a tiling is taken into the probes: two blocks of 128 threads fit.
+EASY_REGISTERS = 200
 
 
 @dataclass(frozen=True)
 class Space:
     """``knobs`` are in the order in which a sampler is asked; ``spec.schedule`` is the default schedule.
 
-    probes: schedules outside the choices that are worth one measurement each.
+    probes: schedules that are worth one measurement each, some outside the choices.
     """
 
     spec: Spec
@@ -181,7 +183,32 @@ def search_space(
         knobs[knob] = choices if value in choices else (*choices, value)
     space = Space(dataclasses.replace(spec, schedule=default), MappingProxyType(knobs))
     space = dataclasses.replace(space, spec=dataclasses.replace(spec, schedule=space.canonical(default)))
-    return dataclasses.replace(space, probes=_unfused(space))
+    return dataclasses.replace(space, probes=(*_tilings(space), *_unfused(space)))
+
+
+def _tilings(space: Space) -> tuple[Schedule, ...]:
+    """The default with small teams of several channels a lane, in as few path groups as registers allow.
+
+    They read fewer edge values and issue fewer instructions an edge, but leave fewer teams, so several share a node:
+    three knobs and the path groups that only together are better, which no search of single knobs finds.
+    """
+    if space.spec.facts.backend != "cuda" or space.spec.operation != "conv":
+        return ()
+    found = []
+    for tile, teams in ((2, 1), (2, 2), (4, 2), (4, 4)):
+        for groups in space.knobs["path_groups"]:
+            values = {"edges_per_warp": tile, "channels_per_thread": tile, "teams_per_node": teams}
+            if not all(value in space.knobs[knob] for knob, value in values.items()):
+                break
+            schedule = space.schedule({**values, "path_groups": groups, "prefetch": 0, "stage_edges": 8})
+            if space.broken_limit(schedule) is None and _registers(space, schedule) <= EASY_REGISTERS:
+                found.append(schedule)
+                break
+    return tuple(found)
+
+
+def _registers(space: Space, schedule: Schedule) -> int:
+    return estimate_registers(make_plan(space.kernel_spec(schedule)))
 
 
 def _unfused(space: Space) -> tuple[Schedule, ...]:

@@ -324,7 +324,7 @@ def test_same_seed_same_search(space: Space, tmp_path: Path) -> None:
     assert searched(4, "c") != searched(3, "d")
 
 
-def test_unfused_is_probed_once_after_the_starts(cuda_space: Space, path: Path) -> None:
+def test_probes_follow_the_starts_and_unfused_is_one_of_them(cuda_space: Space, path: Path) -> None:
     start, moved = (cuda_space.schedule({"block_size": size}) for size in (256, 64))
     study = make_study(
         cuda_space, path, sampler="random", starts=[start, dataclasses.replace(moved, fuse=False, accumulate="atomics")]
@@ -332,7 +332,9 @@ def test_unfused_is_probed_once_after_the_starts(cuda_space: Space, path: Path) 
     proposed = [p.schedule for p in (study.propose() for _ in range(60)) if p]
     unfused = dataclasses.replace(cuda_space.default, fuse=False)
     assert proposed[:2] == [cuda_space.default, start]
-    assert [schedule for schedule in proposed if not schedule.fuse] == [unfused] == [proposed[3]]
+    probes = list(cuda_space.probes)
+    assert probes[-1] == unfused and len(probes) > 1 and proposed[3 : 3 + len(probes)] == probes
+    assert [schedule for schedule in proposed if not schedule.fuse] == [unfused]
     assert proposed[2] == dataclasses.replace(moved, accumulate="atomics"), (
         "an unfused start is moved to its fused like"
     )
