@@ -11,7 +11,7 @@ import functools
 import itertools
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +23,7 @@ from autotune.bench_text import summary_lines, table_lines
 from autotune.config import TuneConfig, by_problem, load_config
 from autotune.contest import DIRECTIONS_OF, ContestResult, hold_contest
 from autotune.contest_session import ContestSetting
+from autotune.crew import Idle
 from autotune.database import Database, database_path, writable_results_dir
 from autotune.errors import ConfigError, WorkerError, unknown_name
 from autotune.graphs import build_graph
@@ -166,20 +167,30 @@ class _Run:
             self.say(f"{len(rows)} rows are measured already; {len(todo)} of {len(plans)} workloads are left")
         failures = self._compile_ahead(todo) if len(todo) > 1 else {}
         done = 0
-        for _, group in itertools.groupby(todo, key=lambda plan: plan.workload.problem):
-            # Peers build for a problem, whatever the graph: its workloads share a process.
-            with ExitStack() as stack:
-                worker: Worker | None = None
-                for plan in group:
-                    worker = worker or stack.enter_context(Worker(self._setting(plan)))
-                    done += 1
-                    label = f"[{done}/{len(todo)}, {time.monotonic() - begin:.0f} s] {_name(plan.workload)}"
-                    self.say(label)
-                    for row in self._rows(plan, worker, failures, software):
-                        rows[identity_of(row)] = row
+        for worker, group in self._by_problem(todo):
+            for plan in group:
+                done += 1
+                label = f"[{done}/{len(todo)}, {time.monotonic() - begin:.0f} s] {_name(plan.workload)}"
+                self.say(label)
+                for row in self._rows(plan, worker, failures, software):
+                    rows[identity_of(row)] = row
         self.say(f"{len(todo)} workloads compared in {time.monotonic() - begin:.0f} s")
         order = [self._identity(plan, which) for plan in plans for which in plan.passes]
         return [rows[identity] for identity in order if identity in rows]
+
+    def _by_problem(self, todo: Sequence[Plan]) -> Iterator[tuple[Worker, list[Plan]]]:
+        """Peers build for a problem, whatever the graph: its workloads share a process.
+
+        On a GPU the next problem's process does its imports beside the present one's comparisons.
+        """
+        groups = [list(group) for _, group in itertools.groupby(todo, key=lambda plan: plan.workload.problem)]
+        with ExitStack() as stack:
+            workers = [stack.enter_context(Worker(Idle(group[0].workload.problem, self.device))) for group in groups]
+            for position, group in enumerate(groups):
+                for worker in workers[position : position + (2 if self.facts.backend == "cuda" else 1)]:
+                    worker.launch()
+                yield workers[position], group
+                workers[position].close()
 
     def _rows(self, plan: Plan, worker: Worker, failures: dict[Kind, str], software: dict[str, str]) -> list[Row]:
         """New rows of one workload, stored; none if the comparison itself cannot run."""
