@@ -30,6 +30,7 @@ from autotune.graphs import build_graph
 from autotune.jobs import build_for
 from autotune.lookup import find_schedule
 from autotune.publish import now_text, software_versions
+from autotune.tune import space_of
 from autotune.worker import Worker
 from autotune.workload import Workload, compulsory_bytes
 from kernelgen.device import DeviceFacts, device_facts
@@ -91,7 +92,7 @@ def bench(
     loaded = config if isinstance(config, TuneConfig) else load_config(config, facts.backend)
     folder = Path(results_dir) if results_dir is not None else writable_results_dir()
     run = _Run(device, facts, folder, _chosen_peers(peers, device), seconds_each, console or Console(stderr=True))
-    rows = run.measure(_plans(loaded, facts, device, folder), fresh)
+    rows = run.measure(_plans(loaded, facts, folder), fresh)
     for line in [*table_lines(rows), *summary_lines(rows)]:
         run.say(line)
     return rows
@@ -107,21 +108,20 @@ def _chosen_peers(names: Sequence[str] | None, device: str) -> tuple[str, ...]:
     return known if names is None else tuple(name for name in known if name in names)
 
 
-def _plans(loaded: TuneConfig, facts: DeviceFacts, device: str, folder: Path) -> list[Plan]:
+def _plans(loaded: TuneConfig, facts: DeviceFacts, folder: Path) -> list[Plan]:
     """Of all workloads, problem by problem; whatever is wrong with one is said before anything is measured."""
     database = Database.load(database_path(folder, facts.slug))
     workloads = by_problem(loaded.workloads)
-    return [_plan(workload, loaded.passes, facts, device, database) for workload in workloads]
+    return [_plan(workload, loaded.passes, facts, database) for workload in workloads]
 
 
-def _plan(
-    workload: Workload, passes: tuple[str, ...] | None, facts: DeviceFacts, device: str, database: Database
-) -> Plan:
+def _plan(workload: Workload, passes: tuple[str, ...] | None, facts: DeviceFacts, database: Database) -> Plan:
     """With what the runtime would load (an exact entry of ``database`` first) and the default."""
     if passes is None:
         allowed = set(workload.directions)
         passes = tuple(which for which in MODEL_PASSES if set(DIRECTIONS_OF[which]) <= allowed) or workload.directions
-    graph_class, default = workload.graph_class(), build_for(workload, {}, device).schedules
+    graph_class = workload.graph_class()
+    default = {direction: space_of(workload, direction, facts).default for direction in workload.directions}
     tuned, origins = {}, {}
     for direction in workload.directions:
         entry = database.get(workload.identity(direction))
@@ -131,8 +131,7 @@ def _plan(
         kernel = (workload.problem, workload.operation, direction, workload.dtype, workload.layout)
         found = find_schedule(*kernel, facts, graph_class, strict=False, deterministic=workload.deterministic)
         tuned[direction], origins[direction] = found.schedule, found.origin
-    chosen = {OURS: tuned, DEFAULT: {direction: default[direction] for direction in workload.directions}}
-    return Plan(workload, passes, chosen, origins)
+    return Plan(workload, passes, {OURS: tuned, DEFAULT: default}, origins)
 
 
 @dataclass

@@ -135,7 +135,8 @@ def _on_other_device(query: _Query, skipped: list[str]) -> Tuning | None:
 
 def _default(query: _Query, skipped: list[str]) -> Tuning:
     reason = "nothing is tuned for this problem on this device or one of its architecture; default from device facts"
-    return Tuning(default_schedule(query.spec), "default", None, _with_skipped(reason, skipped))
+    num_edges = None if query.graph_class is None else 2**query.graph_class.log2_edges
+    return Tuning(default_schedule(query.spec, num_edges), "default", None, _with_skipped(reason, skipped))
 
 
 def _require_this_device(query: _Query, tuning: Tuning | None, skipped: list[str]) -> None:

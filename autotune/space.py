@@ -160,15 +160,19 @@ def search_space(
     facts: DeviceFacts,
     layout: str = "mul_ir",
     deterministic: bool = False,
+    num_edges: int | None = None,
 ) -> Space:
-    """The space of one kernel. The default schedule's values are always among the choices."""
+    """The space of one kernel. The default schedule's values are always among the choices.
+
+    num_edges: as for ``default_schedule``.
+    """
     direction = DIRECTIONS[direction] if isinstance(direction, str) else direction
     if deterministic and operation == "conv":
         # Of the kernels that share the work, the one that takes the schedule of this name.
         direction = fixed_order_parts(direction)[-1]
     blank = SCHEDULES[facts.backend]()
     spec = Spec(problem, direction, blank, operation, dtype, layout, "int64", facts, deterministic)
-    default = default_schedule(spec)
+    default = default_schedule(spec, num_edges)
     knobs: dict[str, tuple] = {}
     if operation == "conv":
         knobs["accumulate"] = ("registers", "atomics")

@@ -22,6 +22,7 @@ from autotune.config import TuneConfig
 from autotune.crew import Crew
 from autotune.database import Database, database_path, device_record
 from autotune.entry import Entry
+from autotune.graphs import build_graph
 from autotune.neighbours import KIN, KIN_STARTS, known_entries, starting_points
 from autotune.progress import Progress, time_text
 from autotune.publish import driver_version, publish
@@ -235,7 +236,8 @@ def open_study(
 def space_of(workload: Workload, direction: str, facts: DeviceFacts) -> Space:
     """The whole search space of one direction of a workload."""
     kernel = (workload.problem, workload.operation, direction, workload.dtype)
-    return search_space(*kernel, facts, workload.layout, workload.deterministic)
+    num_edges = build_graph(workload.graph).num_edges
+    return search_space(*kernel, facts, workload.layout, workload.deterministic, num_edges)
 
 
 def study_name(workload: Workload, direction: str) -> str:

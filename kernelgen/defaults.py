@@ -12,34 +12,51 @@ from kernelgen.errors import ScheduleError
 from kernelgen.plan import BYTES, Spec, estimate_registers, make_plan
 from kernelgen.schedule import CudaSchedule, HostSchedule, Schedule, power_of_two_at_most
 
+# Edges up to which a graph leaves most of a GPU idle, so that each edge should have a worker of its own.
+SMALL_GRAPH_EDGES = 4096
+# Estimated registers of a thread that leave room for three blocks of 128 threads.
+EASY_REGISTERS = 168
 
-def default_schedule(spec_without: Spec) -> Schedule:
-    """A legal schedule from simple facts, never searched: ``spec_without.schedule`` is replaced, not read."""
-    backend = spec_without.facts.backend
-    if backend == "cpu":
+
+def default_schedule(spec_without: Spec, num_edges: int | None = None) -> Schedule:
+    """A legal schedule from simple facts, never searched: ``spec_without.schedule`` is replaced, not read.
+
+    num_edges: of the graphs that it is for; None for large ones.
+    """
+    if spec_without.facts.backend == "cpu":
         return _default_host(spec_without)
-    lanes_wanted = max(1, min((path.mul for path in spec_without.problem.paths), default=1))
-    edges_per_warp = min(8, max(1, 32 // (power_of_two_at_most(2 * lanes_wanted - 1))))
-    least = len({path.mul for path in spec_without.problem.paths}) or 1
-    most = max(1, len(spec_without.problem.paths))
+    muls = {path.mul for path in spec_without.problem.paths}
+    least, most = len(muls) or 1, max(1, len(spec_without.problem.paths))
+    sketch = _cuda_sketch(spec_without, min(muls, default=1), num_edges)
     failure: ScheduleError | None = None
-    for prefetch, groups in itertools.product((1, 0), range(least, most + 1)):
-        schedule = CudaSchedule(
-            order=_default_order(spec_without),
-            path_groups=groups,
-            edges_per_warp=edges_per_warp,
-            edge_operand="shared",
-            stage_edges=min(32, 32 // edges_per_warp),
-            prefetch=prefetch,
-        )
+    for prefetch, groups in itertools.product((1, 0) if sketch.prefetch else (0,), range(least, most + 1)):
+        schedule = dataclasses.replace(sketch, path_groups=groups, prefetch=prefetch)
         try:
             plan = make_plan(dataclasses.replace(spec_without, schedule=schedule))
         except ScheduleError as error:
             failure = error
             continue
-        if estimate_registers(plan) <= 168 or (groups == most and prefetch == 0):
+        if estimate_registers(plan) <= EASY_REGISTERS or (groups == most and prefetch == 0):
             return schedule
     raise failure or ScheduleError("no default schedule is legal")
+
+
+def _cuda_sketch(spec: Spec, fewest_channels: int, num_edges: int | None) -> CudaSchedule:
+    """All but the path groups: teams as wide as the channels, long runs on large graphs, short ones on small graphs."""
+    edges_per_warp = min(8, 32 // power_of_two_at_most(min(32, 2 * fewest_channels - 1)))
+    lanes, live = 32 // edges_per_warp, spec.direction.live_outputs
+    long = CudaSchedule(
+        order=_default_order(spec), edges_per_warp=edges_per_warp, edge_operand="shared", stage_edges=min(32, lanes)
+    )
+    if spec.operation == "plain":
+        short = live == "g"
+        return dataclasses.replace(long, edges_per_chunk=2, stage_edges=4, prefetch=0, block_size=64) if short else long
+    if num_edges is None or num_edges > SMALL_GRAPH_EDGES:
+        return long
+    if spec.deterministic or live == "g":
+        stage = min(8, lanes)
+        return dataclasses.replace(long, teams_per_node=8, stage_edges=stage, prefetch=0, block_size=256)
+    return dataclasses.replace(long, accumulate="atomics", edges_per_chunk=1, stage_edges=4, prefetch=0, block_size=64)
 
 
 def _default_order(spec: Spec) -> str:

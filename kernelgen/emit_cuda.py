@@ -65,7 +65,7 @@ class _Kernel:
             f"constexpr int LANES = {self.schedule.lanes};\n"
             f"constexpr bool MUL_IR = {'true' if self.spec.layout == 'mul_ir' else 'false'};\n"
             f"constexpr int C = {self.schedule.channels_per_thread};  // channels a thread\n"
-            f"constexpr int STAGE = {self.schedule.stage_edges};  // edges fetched at a time\n"
+            f"constexpr int STAGE = {self.plan.stage};  // edges fetched at a time\n"
         )
 
     def _buffers(self) -> str:

@@ -93,6 +93,13 @@ class Plan:
         owned = {"receiver": "g", "sender": "x"}.get(self.owner, "")
         return owned if owned and owned in self.spec.direction.live_outputs else ""
 
+    @property
+    def stage(self) -> int:
+        """CUDA: edges that a team fetches at a time; no more than about its run has."""
+        schedule = self.spec.schedule
+        assert isinstance(schedule, CudaSchedule)
+        return schedule.stage_edges if self.owner else min(schedule.stage_edges, max(4, schedule.edges_per_chunk))
+
     def sums_of(self, group: Group) -> int:
         """CUDA: elements of :attr:`node_sums` that a team of a group holds."""
         schedule, problem = self.spec.schedule, self.spec.problem
@@ -239,7 +246,7 @@ def stage_elements(plan: Plan) -> int:
     assert isinstance(schedule, CudaSchedule)
     if schedule.edge_operand == "inline":
         return 0
-    return max((stage_stride(plan, group) for group in plan.groups), default=0) * schedule.stage_edges
+    return max((stage_stride(plan, group) for group in plan.groups), default=0) * plan.stage
 
 
 def sums_elements(plan: Plan) -> int:

@@ -139,7 +139,7 @@ def test_passes_are_a_models_unless_the_config_says(tmp_path: Path) -> None:
 
     def passes(text: str) -> tuple[str, ...]:
         loaded = load_config(config(tmp_path, text), "cpu")
-        return bench._plans(loaded, facts, "cpu", tmp_path)[0].passes
+        return bench._plans(loaded, facts, tmp_path)[0].passes
 
     base = 'problem = "tiny"\ngraph = "molecule"\n'
     assert passes(base) == ("forward", "backward", "force_step")

@@ -13,7 +13,7 @@ from kernelgen.device import DeviceFacts, cuda_facts
 from kernelgen.emit import emit
 from kernelgen.plan import make_plan
 from kernelgen.problem import TensorProductProblem
-from kernelgen.schedule import CudaSchedule, HostSchedule
+from kernelgen.schedule import CudaSchedule, HostSchedule, Schedule
 
 PROBLEMS = {
     "mace": TensorProductProblem.channelwise("128x0e+128x1o", "0e+1o+2e+3o", "0e+1o+2e+3o"),
@@ -120,3 +120,18 @@ def test_nearest_moves_a_foreign_schedule_in() -> None:
     moved = space.nearest(HostSchedule(path_groups=30, channel_block=64, threads=200))
     assert space.values(moved) is not None
     assert (moved.path_groups, moved.channel_block, moved.threads) == (10, 32, 4)  # type: ignore[attr-defined]
+
+
+def test_default_gives_each_edge_of_a_small_graph_a_worker() -> None:
+    facts = cuda_facts("sm_90", "NVIDIA Test", 132)
+
+    def default(direction: str, num_edges: int | None, deterministic: bool = False) -> Schedule:
+        kernel = (PROBLEMS["mace"], "conv", direction, "float32", facts, "ir_mul", deterministic)
+        return search_space(*kernel, num_edges).default
+
+    assert default("forward", 300).teams_per_node == 8
+    assert (default("backward", 300).accumulate, default("backward", 300).edges_per_chunk) == ("atomics", 1)
+    assert default("backward", 300, deterministic=True).accumulate == "registers"
+    for direction in ("forward", "backward"):
+        assert default(direction, 10**6) == default(direction, None)
+        assert default(direction, None).accumulate == "registers"
