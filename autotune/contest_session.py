@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 Schedules = Mapping[str, Schedule]
 WARM_UP_CALLS = 10
+# Seconds of calls at least: peers choose kernels and fill caches as they go, ours are ready.
+WARM_UP_S, OUR_WARM_UP_S = 0.1, 0.02
 # Calls that take longer together are warm, however few they were.
 WARM_UP_LIMIT_S = 1.5
 # Up to this many edges the host's own time may decide, so it is taken too (on a GPU).
@@ -189,16 +191,18 @@ class ContestSession:
     def warm_up(self, name: str, which: str) -> Answer:
         from autotune.measure import Sampler
 
+        ours = name not in self.peers
         sampler = Sampler(getattr(self.contenders[name], which.replace("+", "_")), self.device)
         # On a CPU there is nothing that a third call would warm, and a peer's call takes up to a second.
         calls = 2 if sampler.device.type == "cpu" else getattr(self.peers.get(name), "warm_up_calls", WARM_UP_CALLS)
-        seconds = sampler.warm_up(calls, 0.1, max_seconds=WARM_UP_LIMIT_S)
+        seconds = sampler.warm_up(calls, OUR_WARM_UP_S if ours else WARM_UP_S, max_seconds=WARM_UP_LIMIT_S)
         self.samplers[name] = sampler
-        on_gpu, small = sampler.device.type == "cuda", self.tensors.num_edges <= SMALL_GRAPH_EDGES
+        # Of use only beside peers.
+        by_host = sampler.device.type == "cuda" and self.tensors.num_edges <= SMALL_GRAPH_EDGES and self.peers
         return Answer(
             seconds=seconds,
             memory_bytes=sampler.peak_bytes(),
-            host_us=sampler.host_us(seconds) if on_gpu and small else None,
+            host_us=sampler.host_us(seconds) if by_host else None,
             errors=getattr(self.contenders[name], "errors", {}),
         )
 
