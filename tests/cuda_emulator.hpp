@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <memory>
 #include <ucontext.h>
 #include <vector>
 
@@ -18,7 +19,7 @@ struct Dim { unsigned x; };
 static Dim threadIdx, blockIdx;
 __align__(16) unsigned char shared_bytes[256 * 1024];
 
-static const int WARP = 32, MOST = 512;
+static const int WARP = 32, MOST = 512, STACK = 1 << 18;
 static ucontext_t scheduler, lanes[MOST];
 static bool finished[MOST];
 static long long arrived[MOST], arrived_in_block[MOST];
@@ -89,15 +90,15 @@ static void lane_main() {
 extern "C" void emulate(const void** pointers, long long edges, long long in, long long out, int blocks, int threads) {
     std::copy(pointers, pointers + 16, call.p);
     call.edges = edges, call.in = in, call.out = out;
-    static std::vector<std::vector<char>> stacks(MOST);
+    std::vector<std::unique_ptr<char[]>> stacks(threads);
+    for (auto& stack : stacks) stack.reset(new char[STACK]);
     threads_in_block = threads;
     for (int block = 0; block < blocks; ++block) {
         for (int l = 0; l < threads; ++l) {
-            stacks[l].resize(1 << 18);
             finished[l] = false, arrived[l] = arrived_in_block[l] = 0;
             getcontext(&lanes[l]);
-            lanes[l].uc_stack.ss_sp = stacks[l].data();
-            lanes[l].uc_stack.ss_size = stacks[l].size();
+            lanes[l].uc_stack.ss_sp = stacks[l].get();
+            lanes[l].uc_stack.ss_size = STACK;
             lanes[l].uc_link = &scheduler;
             makecontext(&lanes[l], lane_main, 0);
         }
