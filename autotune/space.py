@@ -178,7 +178,7 @@ def search_space(
         knobs["accumulate"] = ("registers", "atomics")
         knobs["order"] = ("receiver", "sender")
     knobs["path_groups"] = _path_groups(problem)
-    knobs["edges_per_chunk"] = (8, 32, 128) if facts.backend == "cpu" else (1, 2, 8, 32, 128)
+    knobs["edges_per_chunk"] = (8, 32, 128) if facts.backend == "cpu" else (1, 2, 8, 16, 32, 128)
     knobs |= _host_knobs(problem, dtype, facts) if facts.backend == "cpu" else _cuda_knobs(problem)
     if facts.backend == "cuda" and operation == "conv":
         knobs["teams_per_node"] = (1, 2, 4, 8)

@@ -66,8 +66,8 @@ class Checks:
                 raise InputError(f"num_out is {num_out}; expected the number of destinations, at least 0")
             sender, receiver = self._indices(sender, receiver, num_edges, x.device)
             if order is not NO_ORDER:
-                lengths = (num_out + 1, num_edges, num_in + 1, num_edges)
-                order = self._order(order, lengths, x.device)
+                sizes: tuple[tuple[int, ...], ...] = ((num_out, 3), (num_edges,), (num_in, 3), (num_edges,))
+                order = self._order(order, sizes, x.device)
         problem = self.problem
         shapes: dict[str, tuple[int, ...]] = {
             "x": (num_in, problem.dim_in1),
@@ -120,15 +120,15 @@ class Checks:
             return sender.contiguous(), receiver.contiguous()
         return sender, receiver
 
-    def _order(self, order: EdgeOrder, lengths: tuple[int, ...], device: torch.device) -> EdgeOrder:
+    def _order(self, order: EdgeOrder, shapes: tuple[tuple[int, ...], ...], device: torch.device) -> EdgeOrder:
         """A precomputed order that fits the graph, contiguous."""
-        for name, tensor, length in zip(EdgeOrder._fields, order, lengths, strict=True):
+        for name, tensor, shape in zip(EdgeOrder._fields, order, shapes, strict=True):
             if tensor is None:
                 continue
-            if tensor.dtype is not torch.int32 or tensor.shape != (length,) or tensor.device != device:
+            if tensor.dtype is not torch.int32 or tensor.shape != shape or tensor.device != device:
                 raise InputError(
                     f"order.{name} is {tensor.dtype} {tuple(tensor.shape)} on {tensor.device}; expected int32 "
-                    f"({length},) on {device}: make it with edge_order(receiver, num_out={lengths[0] - 1})"
+                    f"{shape} on {device}: make it with edge_order(receiver, num_out={shapes[0][0]})"
                 )
             if not tensor.is_contiguous():
                 order = order._replace(**{name: tensor.contiguous()})

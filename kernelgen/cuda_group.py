@@ -49,7 +49,7 @@ class GroupEmitter:
         self._channels()
         self._declare()
         if self.owner:
-            self.put(*self.memory.load_node(self.near, "", "run"))
+            self.put(*self.memory.load_node(self.near, "", "node"))
         self._walk()
         self._finish()
         members = [f"    Real {field};" for field in self.memory.row_fields()] or ["    int nothing;"]
@@ -58,7 +58,7 @@ class GroupEmitter:
                 f"// What group {self.number} loads for an edge.",
                 *(f"struct Row{self.number} {{", *members, "};", ""),
                 f"// Group {self.number}: paths {', '.join(map(str, self.paths))} of {names}.",
-                f"DEVICE void group_{self.number}(const Buffers& b, const Team& team, const int unit, const int run,",
+                f"DEVICE void group_{self.number}(const Buffers& b, const Team& team, const int unit, const int node,",
                 "                    const int begin, const int end, Real* const stage, Real* const sums)",
                 *("{", *self.lines, "}", ""),
                 *(self._finish_together() if self.sums else ()),
@@ -85,10 +85,10 @@ class GroupEmitter:
                     f"Real {name}[{dim}][C];",
                     f"gather<{schedule.teams_per_node}, {self.sums * schedule.warps_per_edge}>"
                     f"(parts + {offset} * C * LANES + team.lane, {name});",
-                    *self.memory.flush(side, "run", owned=True, only=self.memory.blocks(side)[position]),
+                    *self.memory.flush(side, "node", owned=True, only=self.memory.blocks(side)[position]),
                 )
         return [
-            f"DEVICE void finish_{self.number}(const Buffers& b, const Team& team, const int unit, const int run,",
+            f"DEVICE void finish_{self.number}(const Buffers& b, const Team& team, const int unit, const int node,",
             "                     const int share, const Real* const parts)",
             *("{", *self.lines, "}", ""),
         ]
@@ -276,12 +276,12 @@ class GroupEmitter:
                 *(f"leave(sums + {offset} * C * LANES + team.lane, {name});" for name, _, offset in self._node_sums())
             )
         elif "g" in kernel.live and self.owner == "receiver":
-            self.put(*self.memory.flush("out", "run", owned=True))
+            self.put(*self.memory.flush("out", "node", owned=True))
         elif "g" in kernel.live and self.near == "out":
             with self.scope("if (destination >= 0)"):
                 self.put(*self.memory.flush("out", "destination", owned=False))
         if "x" in kernel.live and self.near == "in1" and not self.sums:
-            self.put(*self.memory.flush("in1", "run", owned=True))
+            self.put(*self.memory.flush("in1", "node", owned=True))
         if self.problem.shared_weights and "w" in kernel.live:
             for p in self.paths:
                 offset = self.problem.paths[p].weight_offset

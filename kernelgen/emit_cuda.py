@@ -71,7 +71,7 @@ class _Kernel:
     def _buffers(self) -> str:
         fields = []
         for name in BUFFERS:
-            kind = "index_t" if name in ("sender", "receiver") else "int" if name in ("row_ptr", "perm") else "Real"
+            kind = "index_t" if name in ("sender", "receiver") else "int" if name in ("spans", "perm") else "Real"
             fields.append(f"    {'' if name.startswith('out_') else 'const '}{kind}* __restrict__ {name};")
         return "struct Buffers {\n" + "\n".join(fields) + "\n};\n"
 
@@ -128,6 +128,7 @@ class _Kernel:
         if not plan.owner:
             return [
                 *lines,
+                "    const int node = -1;  // none is owned",
                 f"    const int begin = run * {schedule.edges_per_chunk};",
                 f"    if (unit >= {plan.units} || begin >= num_edges) return;",
                 f"    const int end = begin + min({schedule.edges_per_chunk}, int(num_edges) - begin);",
@@ -137,7 +138,8 @@ class _Kernel:
             return [
                 *lines,
                 f"    if (unit >= {plan.units} || run >= {nodes}) return;",
-                "    const int begin = b.row_ptr[run], end = b.row_ptr[run + 1];",
+                "    const int* const span = b.spans + 3 * run;",
+                "    const int node = span[0], begin = span[1], end = span[2];",
             ]
         leave = [] if sums_elements(plan) else ["    if (!working) return;"]
         return [
@@ -145,7 +147,8 @@ class _Kernel:
             f"    const int share = team_index / {units} % {split};",
             f"    const bool working = unit < {plan.units} && run < {nodes};",
             *leave,
-            "    const int first = working ? b.row_ptr[run] : 0, last = working ? b.row_ptr[run + 1] : 0;",
+            "    const int* const span = b.spans + 3 * (working ? run : 0);",
+            "    const int node = span[0], first = span[1], last = working ? span[2] : first;",
             f"    const int each = (last - first + {split - 1}) / {split};",
             "    const int begin = min(first + share * each, last), end = min(begin + each, last);",
         ]
@@ -156,5 +159,5 @@ class _Kernel:
         for number, group in enumerate(self.plan.groups):
             first += self.plan.tiles(group)
             head = "if" if number == 0 else "else if"
-            lines.append(f"    {head} (unit < {first}) {function}_{number}(b, team, unit, run, {arguments});")
+            lines.append(f"    {head} (unit < {first}) {function}_{number}(b, team, unit, node, {arguments});")
         return lines

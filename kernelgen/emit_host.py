@@ -258,7 +258,7 @@ def _entry() -> Iterator[str]:
     for name in BUFFERS:
         kind = "T*" if name in outputs else "const T*"
         kind = {"sender": "Index", "receiver": "Index"}.get(name, kind)
-        kind = "const std::int32_t*" if name in ("row_ptr", "perm") else kind
+        kind = "const std::int32_t*" if name in ("spans", "perm") else kind
         yield f"{INDENT * 2}static_cast<{kind}>({name}),"
     yield f"{INDENT * 2}num_edges, num_in, num_out, threads}});"
     yield "}"

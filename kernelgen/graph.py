@@ -1,4 +1,4 @@
-"""Edges by destination: receivers enter, the row pointer (and permutation) that a destination's owner walks leaves.
+"""Edges by destination: receivers enter, the spans (and permutation) that the owners of destinations walk leave.
 
 Torch operations only and no device synchronisation, so an order can be made inside a captured or compiled graph.
 """
@@ -13,17 +13,22 @@ from torch import Tensor
 from kernelgen.errors import InputError
 
 
-class EdgeOrder(NamedTuple):
-    """Row i of destination d is edge ``perm[i]`` (or i itself where perm is None), row_ptr[d] <= i < row_ptr[d+1].
+# A GPU starts blocks in order, so up to this many nodes come with the longest spans first: none is left to the end.
+# More nodes even out by themselves, and keep their neighbours near in memory.
+LONGEST_FIRST = 8192
 
-    row_ptr: int32 [num_out + 1]. perm: int32 [num_edges], or None where the edges are already in destination order.
-    sender_ptr, sender_perm: the same by sender, [num_in + 1] and [num_edges]. A pointer that no kernel needs may be
-    None.
+
+class EdgeOrder(NamedTuple):
+    """A row (destination, begin, end) of ``spans``: its edges are ``perm[begin:end]``, or begin..end without a perm.
+
+    spans: int32 [num_out, 3], every destination once, in the order in which workers take them.
+    perm: int32 [num_edges], or None where the edges are already in destination order.
+    sender_spans, sender_perm: the same by sender, [num_in, 3] and [num_edges]. Spans that no kernel needs may be None.
     """
 
-    row_ptr: Tensor | None
+    spans: Tensor | None
     perm: Tensor | None
-    sender_ptr: Tensor | None = None
+    sender_spans: Tensor | None = None
     sender_perm: Tensor | None = None
 
 
@@ -44,14 +49,14 @@ def edge_order(
     wrong sums. With ``sender`` [num_edges] (indices below ``num_in``, by default num_out) the order by sender is made
     too.
     """
-    row_ptr, perm = order_by("receiver", receiver, num_out, is_sorted)
+    spans, perm = order_by("receiver", receiver, num_out, is_sorted)
     if sender is None:
-        return EdgeOrder(row_ptr, perm)
-    return EdgeOrder(row_ptr, perm, *order_by("sender", sender, num_out if num_in is None else num_in))
+        return EdgeOrder(spans, perm)
+    return EdgeOrder(spans, perm, *order_by("sender", sender, num_out if num_in is None else num_in))
 
 
 def order_by(name: str, nodes: Tensor, count: int, is_sorted: bool = False) -> tuple[Tensor, Tensor | None]:
-    """Row pointer and permutation of edges by one of their ends, called ``name`` in errors."""
+    """Spans and permutation of edges by one of their ends, called ``name`` in errors."""
     if nodes.dim() != 1 or nodes.dtype not in (torch.int32, torch.int64):
         raise InputError(f"{name} is {nodes.dtype} {tuple(nodes.shape)}; expected int32 or int64 of shape [num_edges]")
     if count < 0:
@@ -61,7 +66,16 @@ def order_by(name: str, nodes: Tensor, count: int, is_sorted: bool = False) -> t
         nodes, order = torch.sort(nodes, stable=True)
         perm = order.to(torch.int32)
     bounds = torch.arange(count + 1, dtype=nodes.dtype, device=nodes.device)
-    return torch.searchsorted(nodes.contiguous(), bounds, out_int32=True), perm
+    ends = torch.searchsorted(nodes.contiguous(), bounds, out_int32=True)
+    spans = torch.stack((bounds[:-1].int(), ends[:-1], ends[1:]), 1)
+    if nodes.is_cuda and count <= LONGEST_FIRST:
+        spans = longest_first(spans)
+    return spans, perm
+
+
+def longest_first(spans: Tensor) -> Tensor:
+    """``spans`` [nodes, 3] by decreasing number of edges; equal ones keep their order."""
+    return spans[torch.argsort(spans[:, 1] - spans[:, 2], stable=True)]
 
 
 def is_in_order(receiver: Tensor) -> bool:

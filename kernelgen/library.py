@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from kernelgen.operators import Operator
 
 _GRAPH = (
-    "Tensor? sender, Tensor? receiver, Tensor? row_ptr, Tensor? perm, Tensor? sender_ptr, Tensor? sender_perm, "
+    "Tensor? sender, Tensor? receiver, Tensor? spans, Tensor? perm, Tensor? sender_spans, Tensor? sender_perm, "
     "SymInt num_out"
 )
 _TANGENTS = "Tensor? tx, Tensor? ty, Tensor? tw"

@@ -22,7 +22,7 @@ BYTES = {"float32": 4, "float64": 8}
 BUFFERS = (
     *OPERANDS,
     *("out_x", "out_y", "out_w", "out_g"),
-    *("sender", "receiver", "row_ptr", "perm"),
+    *("sender", "receiver", "spans", "perm"),
 )
 MAX_REGISTERS = 255
 # A schedule may be estimated at this many times the registers of a thread: more only spills.

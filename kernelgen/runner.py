@@ -25,7 +25,7 @@ SMALL_OUTPUTS = 1 << 18
 # Sizes of graphs whose layout of outputs a runner keeps.
 KEPT_LAYOUTS = 1024
 _OUTPUT = {slot: BUFFERS.index(f"out_{slot}") for slot in "xywg"}
-_SENDER, _ROWS = BUFFERS.index("sender"), BUFFERS.index("row_ptr")
+_SENDER, _SPANS = BUFFERS.index("sender"), BUFFERS.index("spans")
 
 
 class Layout(NamedTuple):
@@ -95,24 +95,24 @@ class Runner:
             pointers[_SENDER], pointers[_SENDER + 1] = graph.sender.data_ptr(), graph.receiver.data_ptr()
         if self.owner:
             # Kept in a variable: an order made for this call must live until the launch is queued.
-            rows = self._rows(graph)
-            pointers[_ROWS] = rows[0].data_ptr()
-            pointers[_ROWS + 1] = 0 if rows[1] is None else rows[1].data_ptr()
+            spans, perm = self._spans(graph)
+            pointers[_SPANS] = spans.data_ptr()
+            pointers[_SPANS + 1] = 0 if perm is None else perm.data_ptr()
         kernel.run(pointers, graph.num_edges, graph.num_in, graph.num_out, x.get_device())
         if self.partial_y:
             results["y"] = results["y"].sum(1)
         return results
 
-    def _rows(self, graph: Graph) -> tuple[Tensor, Tensor | None]:
-        """The edges by owner: row pointer and permutation, made here if the graph came without."""
+    def _spans(self, graph: Graph) -> tuple[Tensor, Tensor | None]:
+        """The edges by owner: spans and permutation, made here if the graph came without."""
         order = graph.order
         if self.owner == "receiver":
-            if order.row_ptr is not None:
-                return order.row_ptr, order.perm
+            if order.spans is not None:
+                return order.spans, order.perm
             assert graph.receiver is not None
             return order_by("receiver", graph.receiver, graph.num_out)
-        if order.sender_ptr is not None:
-            return order.sender_ptr, order.sender_perm
+        if order.sender_spans is not None:
+            return order.sender_spans, order.sender_perm
         assert graph.sender is not None
         return order_by("sender", graph.sender, graph.num_in)
 

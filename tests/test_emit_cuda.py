@@ -12,6 +12,7 @@ from reference import Case, expected, make_case, relative_error, relayout
 from kernelgen import TensorProductProblem
 from kernelgen.device import cuda_facts
 from kernelgen.direction import DIRECTIONS, Direction, fixed_order_parts
+from kernelgen.graph import longest_first
 from kernelgen.plan import Spec, make_plan
 from kernelgen.schedule import CudaSchedule
 
@@ -51,7 +52,8 @@ def run(
         by, count = (case.sender, len(case.tensors["x"])) if plan.owner == "sender" else (case.receiver, case.num_out)
         order = torch.argsort(by, stable=True)
         bounds = torch.searchsorted(by[order], torch.arange(count + 1))
-        buffers |= {"perm": order.int(), "row_ptr": bounds.int()}
+        spans = torch.stack((torch.arange(count), bounds[:-1], bounds[1:]), 1).int()
+        buffers |= {"perm": order.int(), "spans": longest_first(spans)}
     emulate(plan, buffers, edges, len(case.tensors["x"]), case.num_out)
     results = {}
     for slot in direction.outputs:

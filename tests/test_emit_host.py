@@ -71,7 +71,7 @@ def launch(spec: Spec, case: Case) -> dict[str, torch.Tensor]:
         buffers |= {"sender": case.sender.to(index), "receiver": case.receiver.to(index)}
         if kernel.plan.owner:
             order = edge_order(case.receiver, case.num_out)
-            buffers["row_ptr"] = order.row_ptr
+            buffers["spans"] = order.spans
             if order.perm is not None:
                 buffers["perm"] = order.perm
     kernel.launch(buffers, edges, len(case.tensors["x"]), case.num_out)

@@ -1,4 +1,4 @@
-"""Edge orders: row pointers and permutations against a plain loop, and the opt-in index check."""
+"""Edge orders: spans and permutations against a plain loop, and the opt-in index check."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from kernelgen import InputError, check_indices, edge_order
-from kernelgen.graph import is_in_order
+from kernelgen.graph import is_in_order, longest_first
 
 
 def by_destination(receiver: list[int], num_out: int) -> list[list[int]]:
@@ -14,14 +14,15 @@ def by_destination(receiver: list[int], num_out: int) -> list[list[int]]:
 
 
 def walked(receiver: list[int], num_out: int, dtype: torch.dtype, *, is_sorted: bool) -> list[list[int]]:
-    row_ptr, perm, *_ = edge_order(torch.tensor(receiver, dtype=dtype), num_out, is_sorted=is_sorted)
-    assert row_ptr.dtype == torch.int32 and row_ptr.shape == (num_out + 1,)
+    spans, perm, *_ = edge_order(torch.tensor(receiver, dtype=dtype), num_out, is_sorted=is_sorted)
+    assert spans.dtype == torch.int32 and spans.shape == (num_out, 3)
     if is_sorted:
         assert perm is None
     else:
         assert perm is not None and perm.dtype == torch.int32 and perm.shape == (len(receiver),)
     edges = list(range(len(receiver))) if perm is None else perm.tolist()
-    return [edges[row_ptr[d] : row_ptr[d + 1]] for d in range(num_out)]
+    by_node = {node: edges[begin:end] for node, begin, end in spans.tolist()}
+    return [by_node[d] for d in range(num_out)]
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
@@ -46,8 +47,14 @@ def test_order_is_made_without_reading_values() -> None:
 
     with FakeTensorMode():
         order = edge_order(torch.zeros(5, dtype=torch.int64), 3)
-    assert order.row_ptr.shape == (4,)
+    assert order.spans.shape == (3, 3)
     assert order.perm is not None and order.perm.shape == (5,)
+
+
+def test_longest_spans_come_first_and_equal_ones_keep_their_order() -> None:
+    spans = edge_order(torch.tensor([0, 1, 1, 3, 4, 4]), 5, is_sorted=True).spans
+    assert spans is not None and spans[:, 0].tolist() == [0, 1, 2, 3, 4]
+    assert longest_first(spans).tolist() == [[1, 1, 3], [4, 4, 6], [0, 0, 1], [3, 3, 4], [2, 3, 3]]
 
 
 def test_order_rejects_what_is_no_index() -> None:

@@ -373,7 +373,7 @@ def bad_inputs() -> dict[str, tuple[dict, str]]:
         "float index": ({"sender": index.float()}, "sender is torch.float32"),
         "two index dtypes": ({"sender": index.int()}, "sender is torch.int32 and receiver torch.int64"),
         "num_out": ({"num_out": -1}, "num_out is -1"),
-        "order": ({"order": edge_order(index, 3)}, r"order.row_ptr is torch.int32 \(4,\).*num_out=5"),
+        "order": ({"order": edge_order(index, 3)}, r"order.spans is torch.int32 \(3, 3\).*num_out=5"),
     }
 
 

@@ -48,7 +48,7 @@ struct Arguments {
     const T *x, *tx, *y, *ty, *w, *tw, *g, *tg;
     T *out_x, *out_y, *out_w, *out_g;
     const Index *sender, *receiver;
-    const std::int32_t *row_ptr, *perm;
+    const std::int32_t *spans, *perm;
     std::int64_t num_edges, num_in, num_out;
     int threads;
 };
@@ -234,8 +234,9 @@ void walk_nodes(Worker<Form>& worker, const typename Worker<Form>::Args& args) {
     const std::int64_t degree = nodes ? args.num_edges / nodes : 0;
     const std::int64_t chunk = degree < Form::edges_per_chunk ? Form::edges_per_chunk / (degree ? degree : 1) : 1;
 #pragma omp for schedule(dynamic, chunk)
-    for (std::int64_t node = 0; node < nodes; ++node) {
-        const std::int64_t begin = args.row_ptr[node], end = args.row_ptr[node + 1];
+    for (std::int64_t number = 0; number < nodes; ++number) {
+        const std::int32_t* const span = args.spans + 3 * number;
+        const std::int64_t node = span[0], begin = span[1], end = span[2];
         if constexpr (Form::owns_receiver) {
             worker.begin_sums(node);
             if (begin < end) worker.read_out(node);
