@@ -260,6 +260,7 @@ def _cuda_knobs(problem: TensorProductProblem) -> dict[str, tuple]:
         "edge_operand": ("inline", "shared", "basis"),
         "stage_edges": (4, 8, 16, 32),
         "prefetch": (0, 1, 2),
+        "ahead": ("none", "weights", "rows"),
         "stream": (False, True),
         "block_size": (32, 64, 128, 256, 512),
         "min_blocks": (0, 2, 3, 4, 6, 8),

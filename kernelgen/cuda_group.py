@@ -70,7 +70,8 @@ class GroupEmitter:
         tile = self.kernel.schedule.lanes * self.kernel.schedule.channels_per_thread
         self.put(
             f"constexpr int MUL = {self.group.mul};",
-            f"const int u = ((unit - {self.first_unit}) * LANES + team.lane) * C;",
+            f"const int first_channel = (unit - {self.first_unit}) * LANES * C;",
+            "const int u = first_channel + team.lane * C;",
             f"const bool active = {'true' if self.group.mul % tile == 0 else 'u < MUL'};",
         )
 
@@ -155,6 +156,7 @@ class GroupEmitter:
             self.put("my_far = my_edge;" if kernel.plain else f"my_far = int(b.{far}[my_edge]);")
             if by_destination:
                 self.put("my_destination = int(b.receiver[my_edge]);")
+            self.put(*self.memory.ask("my_edge", "my_far"))
             if kernel.staged:
                 self.put(*self.operand.stage())
         if kernel.staged:

@@ -9,6 +9,7 @@ import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from kernelgen.ahead import row_spans
 from kernelgen.body import PathBody, path_body
 from kernelgen.plan import BYTES, Group, Plan
 from kernelgen.schedule import CudaSchedule
@@ -78,6 +79,20 @@ class GroupMemory:
 
     def blocks(self, side: str) -> tuple[int, ...]:
         return self.group.in1 if side == "in1" else self.group.out
+
+    def ask(self, edge: str, far: str) -> Iterator[str]:
+        """Ask the L2 cache for what ``row_fields`` of an edge will be loaded from."""
+        rows = {
+            "w": (edge, self.problem.weight_numel),
+            "x": (far, self.problem.dim_in1),
+            "g": (far, self.problem.dim_out),
+        }
+        for span in row_spans(self.kernel.plan, self.group):
+            row, length = rows[span.slot]
+            for name in (span.slot, "t" + span.slot):
+                if name in self.kernel.operands:
+                    start = f"{span.start}" + (f" + {span.step} * first_channel" if span.step else "")
+                    yield f"ask<{span.length}>(b.{name} + (long long){row} * {length} + {start});"
 
     def row_fields(self) -> list[str]:
         """What is loaded for every edge: rows of the nodes that are not near, and weights of the edge."""

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from kernelgen.errors import InputError
 
-
 # A GPU starts blocks in order, so up to this many nodes come with the longest spans first: none is left to the end.
 # More nodes even out by themselves, and keep their neighbours near in memory.
 LONGEST_FIRST = 8192

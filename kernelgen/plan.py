@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
+from kernelgen.ahead import broken_span
 from kernelgen.device import DeviceFacts
 from kernelgen.direction import OPERANDS, Direction
 from kernelgen.errors import ScheduleError, UnsupportedError
@@ -116,11 +117,16 @@ class Plan:
         split = isinstance(self.spec.schedule, CudaSchedule) and self.units > 2
         return self.units if self.spec.deterministic and split and "y" in self.spec.direction.live_outputs else 0
 
-    def tiles(self, group: Group) -> int:
-        """CUDA: teams that share the channels of a group."""
+    @property
+    def tile(self) -> int:
+        """CUDA: channels of a team."""
         schedule = self.spec.schedule
         assert isinstance(schedule, CudaSchedule)
-        return -(-group.mul // (schedule.lanes * schedule.channels_per_thread))
+        return schedule.lanes * schedule.channels_per_thread
+
+    def tiles(self, group: Group) -> int:
+        """CUDA: teams that share the channels of a group."""
+        return -(-group.mul // self.tile)
 
     @property
     def units(self) -> int:
@@ -267,6 +273,8 @@ def _check_cuda(plan: Plan, schedule: CudaSchedule) -> Plan:
             raise ScheduleError(
                 f"channels_per_thread={schedule.channels_per_thread} does not divide {group.mul} channels"
             )
+        if schedule.ahead != "none" and (why := broken_span(plan, group, BYTES[spec.dtype])):
+            raise ScheduleError(f"ahead={schedule.ahead!r} cannot be asked for: {why}")
     teams = schedule.block_size // schedule.lanes
     if schedule.warps_per_edge > min(teams, max(1, plan.units)):
         raise ScheduleError(

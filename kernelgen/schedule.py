@@ -73,6 +73,8 @@ class CudaSchedule(Schedule):
         ``basis`` keeps there only one of those that are multiples of each other.
     stage_edges: edges whose indices (and edge values) a team fetches at a time; at most its lanes.
     prefetch: edges whose features and weights are loaded ahead of their use.
+    ahead: what a team asks the L2 cache for as it fetches the indices of ``stage_edges`` edges: their ``weights``, all
+        of their ``rows``, or ``none``.
     stream: rows that only one edge uses (weights; of a plain product all rows) are the first to leave the caches.
     block_size, min_blocks: threads a block; blocks a multiprocessor that registers are limited for (0: no limit).
     """
@@ -84,6 +86,7 @@ class CudaSchedule(Schedule):
     edge_operand: str = "inline"
     stage_edges: int = 32
     prefetch: int = 1
+    ahead: str = "none"
     stream: bool = False
     block_size: int = 128
     min_blocks: int = 0
@@ -98,6 +101,7 @@ class CudaSchedule(Schedule):
         "edge_operand": ("inline", "shared", "basis"),
         "stage_edges": (4, 8, 16, 32),
         "prefetch": (0, 1, 2),
+        "ahead": ("none", "weights", "rows"),
         "stream": (False, True),
         "block_size": (32, 64, 128, 256, 512),
         "min_blocks": (0, 1, 2, 3, 4, 6, 8, 12, 16),

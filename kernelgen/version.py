@@ -14,6 +14,7 @@ _GENERATOR_MODULES = (
     "direction",
     "body",
     "grouping",
+    "ahead",
     "plan",
     "source",
     "cuda_memory",

@@ -125,6 +125,7 @@ FORMS = {
         "ir_mul",
         CudaSchedule(edge_operand="basis", path_groups=4, edges_per_warp=4, stage_edges=8, channels_per_thread=4),
     ),
+    "ahead": (MEDIUM, "conv", "ir_mul", CudaSchedule(ahead="rows", path_groups=3, accumulate="atomics")),
     "split-nodes": (MEDIUM, "conv", "ir_mul", CudaSchedule(teams_per_node=4, path_groups=3, edge_operand="shared")),
     "split-nodes-by-sender": (
         UNEQUAL,

@@ -41,3 +41,10 @@ def test_default_schedule_compiles(name: str, direction: str, arch: str) -> None
     # The default schedule keeps its sums in registers. A few words spill where the compiler stays at 168 registers,
     # three blocks of 128 threads a multiprocessor, instead of taking 255; more is a wrong estimate.
     assert resources["spill_bytes"] <= 256
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
+def test_requests_ahead_compile(arch: str) -> None:
+    facts, schedule = cuda_facts(arch), CudaSchedule(ahead="rows", path_groups=4)
+    spec = Spec(SUITE["mace-mp-first"], DIRECTIONS["backward"], schedule, "conv", "float32", "ir_mul", "int64", facts)
+    assert compile_source(emit(make_plan(spec)), facts).resources["spill_bytes"] == 0

@@ -8,6 +8,18 @@ struct alignas(N * sizeof(Real)) Pack {
     Real v[N];
 };
 
+// Asks the L2 cache for N elements ahead of their use; 16-byte multiples.
+template <int N>
+DEVICE void ask(const Real* p) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(__cvta_generic_to_global(p)),
+                 "r"(int(N * sizeof(Real))));
+#elif defined(__CUDA_ARCH__)
+    UNROLL for (int i = 0; i < int(N * sizeof(Real)); i += 128)
+        asm volatile("prefetch.global.L2 [%0];" ::"l"(__cvta_generic_to_global(p) + i));
+#endif
+}
+
 // Accesses of rows that are used again, and of rows that are the first to leave the caches (on the GPU).
 struct Keep {
     template <class T> static DEVICE T read(const T* p) { return *p; }

@@ -1,0 +1,66 @@
+"""What is asked for ahead: all that a path group's teams load of an edge's rows, once, and nothing else."""
+
+from __future__ import annotations
+
+import pytest
+
+from kernelgen import TensorProductProblem
+from kernelgen.ahead import RowSpan, row_spans
+from kernelgen.device import cuda_facts
+from kernelgen.direction import DIRECTIONS
+from kernelgen.errors import ScheduleError
+from kernelgen.plan import Plan, Spec, make_plan
+from kernelgen.schedule import CudaSchedule
+
+UNEQUAL = TensorProductProblem.channelwise("128x0e+64x1o+32x2e", "0e+1o+2e", "0e+1o+2e")
+
+
+def plan_of(
+    schedule: CudaSchedule, direction: str, layout: str = "ir_mul", problem: TensorProductProblem = UNEQUAL
+) -> Plan:
+    facts = cuda_facts("sm_90")
+    return make_plan(Spec(problem, DIRECTIONS[direction], schedule, "conv", "float32", layout, "int64", facts))
+
+
+@pytest.mark.parametrize("layout", ["mul_ir", "ir_mul"])
+@pytest.mark.parametrize("direction", ["forward", "backward", "double_backward"])
+@pytest.mark.parametrize("order", ["receiver", "sender"])
+@pytest.mark.parametrize("lanes", [(1, 1), (2, 1), (4, 4)], ids=str)
+def test_teams_ask_for_what_they_load_and_nothing_else(
+    lanes: tuple[int, int], order: str, direction: str, layout: str
+) -> None:
+    schedule = CudaSchedule(
+        ahead="rows", path_groups=5, order=order, edges_per_warp=lanes[0], channels_per_thread=lanes[1], stage_edges=8
+    )
+    plan = plan_of(schedule, direction, layout)
+    operands = {name[-1] for name in plan.spec.direction.operands}
+    for group in plan.groups:
+        wanted = {("w", UNEQUAL.paths[p].weight_offset + u) for p in group.paths for u in range(group.mul)}
+        for slot, side, blocks in (("x", "in1", group.in1), ("g", "out", group.out)):
+            if slot in operands and side != plan.near:
+                rows = [getattr(UNEQUAL, side)[b] for b in blocks]
+                wanted |= {(slot, b.offset + i) for b in rows for i in range(b.dim * b.mul)}
+        asked = [
+            (span.slot, span.start + span.step * plan.tile * tile + i)
+            for tile in range(plan.tiles(group))
+            for span in row_spans(plan, group)
+            for i in range(span.length)
+        ]
+        assert len(asked) == len(set(asked))
+        assert set(asked) == wanted
+
+
+def test_neighbouring_rows_are_one_request() -> None:
+    even = TensorProductProblem.channelwise("32x0e+32x1o", "0e+1o", "0e+1o")
+    plan = plan_of(CudaSchedule(ahead="rows"), "forward", problem=even)
+    spans = [span for group in plan.groups for span in row_spans(plan, group)]
+    assert spans == [RowSpan("w", 0, even.weight_numel), RowSpan("x", 0, even.dim_in1)]
+
+
+def test_rows_of_odd_sizes_are_refused() -> None:
+    odd = TensorProductProblem.channelwise("10x0e+10x1o", "0e+1o", "0e+1o+1e")
+    with pytest.raises(ScheduleError, match="ahead='weights' cannot be asked for.*16 bytes"):
+        plan_of(CudaSchedule(ahead="weights", path_groups=4), "forward", problem=odd)
+    whole = TensorProductProblem.channelwise("48x0e+48x1o", "0e+1o", "0e+1o")
+    with pytest.raises(ScheduleError, match="48 channels are no multiple of the 32"):
+        plan_of(CudaSchedule(ahead="weights", path_groups=4), "forward", problem=whole)
