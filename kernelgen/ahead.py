@@ -15,9 +15,6 @@ from kernelgen.grouping import Group
 if TYPE_CHECKING:
     from kernelgen.plan import Plan
 
-# Bytes of which a request takes a multiple, at an address that is a multiple.
-UNIT_BYTES = 16
-
 
 @dataclass(frozen=True)
 class RowSpan:
@@ -65,17 +62,11 @@ def _wanted(plan: Plan, group: Group, ahead: str) -> Iterator[RowSpan]:
                 yield from (RowSpan(slot, block.offset + m * block.mul, tile, 1) for m in range(block.dim))
 
 
-def broken_span(plan: Plan, group: Group, bytes_per_element: int) -> str:
+def broken_span(plan: Plan, group: Group) -> str:
     """Why the spans of a group cannot be asked for; empty where they can."""
-    spec, problem = plan.spec, plan.spec.problem
     spans = row_spans(plan, group)
     if not spans:
         return "there are no such rows"
-    rows = {"w": problem.weight_numel, "x": problem.dim_in1, "g": problem.dim_out}
-    for span in spans:
-        if span.step and group.mul % plan.tile:
-            return f"{group.mul} channels are no multiple of the {plan.tile} of a team"
-        sizes = (rows[span.slot], span.start, span.length, span.step * plan.tile)
-        if any(size * bytes_per_element % UNIT_BYTES for size in sizes):
-            return f"{span} of rows of {rows[span.slot]} {spec.dtype} is no multiple of {UNIT_BYTES} bytes"
+    if group.mul % plan.tile and any(span.step for span in spans):
+        return f"{group.mul} channels are no multiple of the {plan.tile} of a team"
     return ""

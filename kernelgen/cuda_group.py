@@ -129,19 +129,38 @@ class GroupEmitter:
             self.put("int destination = -1;")
         with self.scope("for (int base = begin; base < end; base += STAGE)"):
             self._stage(by_destination)
-            self.put(f"Row{self.number} rows[{prefetch + 1}];")
-            for ahead in range(prefetch):
-                self._fetch(ahead, f"{ahead}")
-            with self.scope("for (int j = 0; j < count; ++j)"):
-                self.put("const int edge = team.broadcast(my_edge, j), far = team.broadcast(my_far, j);")
-                self._fetch(prefetch, f"j + {prefetch}" if prefetch else "")
-                if by_destination:
-                    self._change_destination()
-                self._edge()
-                if prefetch:
-                    self.put(f"UNROLL for (int k = 0; k < {prefetch}; ++k) rows[k] = rows[k + 1];")
+            if not prefetch:
+                with self.scope("for (int j = 0; j < count; ++j)"):
+                    self._turn(by_destination)
+            else:
+                self._turns(prefetch, by_destination)
             if kernel.staged:
                 self.put("team.sync();")
+
+    def _turns(self, prefetch: int, by_destination: bool) -> None:
+        """Edges by turns in as many rows as are in flight: copied from row to row, they would be waited for at once."""
+        rows = prefetch + 1
+        self.put(f"Row{self.number} rows[{rows}];")
+        for ahead in range(prefetch):
+            self._fetch(f"rows[{ahead}]", f"{ahead}")
+        with (
+            self.scope(f"for (int first = 0; first < count; first += {rows})"),
+            self.scope(f"UNROLL for (int turn = 0; turn < {rows}; ++turn)"),
+        ):
+            self.put("const int j = first + turn;")
+            with self.scope("if (j < count)"):
+                self._fetch(f"rows[(turn + {prefetch}) % {rows}]", f"j + {prefetch}")
+                self._turn(by_destination, "rows[turn]")
+
+    def _turn(self, by_destination: bool, row: str = "") -> None:
+        """Edge j of the stage, whose row is loaded here unless there is one."""
+        self.put("const int edge = team.broadcast(my_edge, j), far = team.broadcast(my_far, j);")
+        self.put(f"const Row{self.number}& row = {row};" if row else f"Row{self.number} row;")
+        if not row:
+            self._load_row("row.", "edge", "far")
+        if by_destination:
+            self._change_destination()
+        self._edge()
 
     def _stage(self, by_destination: bool) -> None:
         """One edge a lane: its indices, and its edge values."""
@@ -162,16 +181,13 @@ class GroupEmitter:
         if kernel.staged:
             self.put("team.sync();")
 
-    def _fetch(self, slot: int, position: str) -> None:
-        """Load the row of the edge at a position of the stage (empty: the current edge, already at hand)."""
-        if not position:
-            self._load_row(f"rows[{slot}].", "edge", "far")
-            return
+    def _fetch(self, row: str, position: str) -> None:
+        """Load the row of the edge at a position of the stage, if there is one."""
         with self.scope(f"if ({position} < count)"):
             self.put(
                 f"const int next = team.broadcast(my_edge, {position}), from = team.broadcast(my_far, {position});",
             )
-            self._load_row(f"rows[{slot}].", "next", "from")
+            self._load_row(f"{row}.", "next", "from")
 
     def _load_row(self, into: str, edge: str, far: str) -> None:
         """Everything an edge needs from memory except its y row."""
@@ -257,9 +273,9 @@ class GroupEmitter:
             stem, _, m = name.partition("_")
             buffer = stem.rstrip("0123456789")
             if buffer in ("w", "tw"):
-                place = f"all_{stem}[c]" if self.problem.shared_weights else f"rows[0].{stem}[c]"
+                place = f"all_{stem}[c]" if self.problem.shared_weights else f"row.{stem}[c]"
             elif buffer in ("x", "tx", "g", "tg"):
-                place = f"{stem}[{m}][c]" if buffer in near else f"rows[0].{stem}[{m}][c]"
+                place = f"{stem}[{m}][c]" if buffer in near else f"row.{stem}[{m}][c]"
             else:
                 continue
             self.put(f"const Real {name} = {place};")

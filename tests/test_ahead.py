@@ -57,10 +57,10 @@ def test_neighbouring_rows_are_one_request() -> None:
     assert spans == [RowSpan("w", 0, even.weight_numel), RowSpan("x", 0, even.dim_in1)]
 
 
-def test_rows_of_odd_sizes_are_refused() -> None:
-    odd = TensorProductProblem.channelwise("10x0e+10x1o", "0e+1o", "0e+1o+1e")
-    with pytest.raises(ScheduleError, match="ahead='weights' cannot be asked for.*16 bytes"):
-        plan_of(CudaSchedule(ahead="weights", path_groups=4), "forward", problem=odd)
+def test_spans_that_do_not_exist_are_refused() -> None:
     whole = TensorProductProblem.channelwise("48x0e+48x1o", "0e+1o", "0e+1o")
     with pytest.raises(ScheduleError, match="48 channels are no multiple of the 32"):
         plan_of(CudaSchedule(ahead="weights", path_groups=4), "forward", problem=whole)
+    shared = TensorProductProblem.channelwise("32x0e+32x1o", "0e+1o", "0e+1o", shared_weights=True)
+    with pytest.raises(ScheduleError, match="ahead='weights' cannot be asked for: there are no such rows"):
+        plan_of(CudaSchedule(ahead="weights"), "forward", problem=shared)

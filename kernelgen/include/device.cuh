@@ -8,13 +8,10 @@ struct alignas(N * sizeof(Real)) Pack {
     Real v[N];
 };
 
-// Asks the L2 cache for N elements ahead of their use; 16-byte multiples.
+// Asks the L2 cache for N elements ahead of their use, a line of 128 bytes at a time.
 template <int N>
 DEVICE void ask(const Real* p) {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(__cvta_generic_to_global(p)),
-                 "r"(int(N * sizeof(Real))));
-#elif defined(__CUDA_ARCH__)
+#ifdef __CUDA_ARCH__
     UNROLL for (int i = 0; i < int(N * sizeof(Real)); i += 128)
         asm volatile("prefetch.global.L2 [%0];" ::"l"(__cvta_generic_to_global(p) + i));
 #endif
