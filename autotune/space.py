@@ -259,7 +259,7 @@ def _cuda_knobs(problem: TensorProductProblem) -> dict[str, tuple]:
         "warps_per_edge": (1, 2, 4, 8),
         "edge_operand": ("inline", "shared", "basis"),
         "stage_edges": (4, 8, 16, 32),
-        "prefetch": (0, 1, 2),
+        "prefetch": (0, 1),
         "ahead": ("none", "weights", "rows"),
         "stream": (False, True),
         "block_size": (32, 64, 128, 256, 512),

@@ -129,38 +129,22 @@ class GroupEmitter:
             self.put("int destination = -1;")
         with self.scope("for (int base = begin; base < end; base += STAGE)"):
             self._stage(by_destination)
-            if not prefetch:
-                with self.scope("for (int j = 0; j < count; ++j)"):
-                    self._turn(by_destination)
-            else:
-                self._turns(prefetch, by_destination)
+            self.put(f"Row{self.number} row;")
+            if prefetch:
+                self.put("const int first = team.broadcast(my_edge, 0), first_far = team.broadcast(my_far, 0);")
+                self._load_row("first", "first_far")
+            with self.scope("for (int j = 0; j < count; ++j)"):
+                self.put("const int edge = team.broadcast(my_edge, j), far = team.broadcast(my_far, j);")
+                if prefetch:
+                    self.put("const int next = team.broadcast(my_edge, j + 1), next_far = team.broadcast(my_far, j + 1);")
+                    self.put("const bool more = j + 1 < count;")
+                else:
+                    self._load_row("edge", "far")
+                if by_destination:
+                    self._change_destination()
+                self._edge()
             if kernel.staged:
                 self.put("team.sync();")
-
-    def _turns(self, prefetch: int, by_destination: bool) -> None:
-        """Edges by turns in as many rows as are in flight: copied from row to row, they would be waited for at once."""
-        rows = prefetch + 1
-        self.put(f"Row{self.number} rows[{rows}];")
-        for ahead in range(prefetch):
-            self._fetch(f"rows[{ahead}]", f"{ahead}")
-        with (
-            self.scope(f"for (int first = 0; first < count; first += {rows})"),
-            self.scope(f"UNROLL for (int turn = 0; turn < {rows}; ++turn)"),
-        ):
-            self.put("const int j = first + turn;")
-            with self.scope("if (j < count)"):
-                self._fetch(f"rows[(turn + {prefetch}) % {rows}]", f"j + {prefetch}")
-                self._turn(by_destination, "rows[turn]")
-
-    def _turn(self, by_destination: bool, row: str = "") -> None:
-        """Edge j of the stage, whose row is loaded here unless there is one."""
-        self.put("const int edge = team.broadcast(my_edge, j), far = team.broadcast(my_far, j);")
-        self.put(f"const Row{self.number}& row = {row};" if row else f"Row{self.number} row;")
-        if not row:
-            self._load_row("row.", "edge", "far")
-        if by_destination:
-            self._change_destination()
-        self._edge()
 
     def _stage(self, by_destination: bool) -> None:
         """One edge a lane: its indices, and its edge values."""
@@ -181,21 +165,26 @@ class GroupEmitter:
         if kernel.staged:
             self.put("team.sync();")
 
-    def _fetch(self, row: str, position: str) -> None:
-        """Load the row of the edge at a position of the stage, if there is one."""
-        with self.scope(f"if ({position} < count)"):
-            self.put(
-                f"const int next = team.broadcast(my_edge, {position}), from = team.broadcast(my_far, {position});",
-            )
-            self._load_row(f"{row}.", "next", "from")
-
-    def _load_row(self, into: str, edge: str, far: str) -> None:
+    def _load_row(self, edge: str, far: str) -> None:
         """Everything an edge needs from memory except its y row."""
         for side in NODE_BUFFERS:
             if side != self.near:
-                self.put(*self.memory.load_node(side, into, far))
+                self.put(*self.memory.load_node(side, "row.", far))
         if not self.problem.shared_weights:
-            self.put(*self.memory.load_weights(into, edge))
+            self.put(*self.memory.load_weights("row.", edge))
+
+    def _reload(self, p: int) -> None:
+        """Load what path p was the last to read again, for the next edge: a whole edge ahead, with no more registers."""
+        loads = []
+        for side, blocks in (("in1", self.group.in1), ("out", self.group.out)):
+            for b in blocks if side != self.near else ():
+                if p == [q for q in self.paths if getattr(self.problem.paths[q], side) == b][-1]:
+                    loads += self.memory.load_node(side, "row.", "next_far", only=b)
+        if not self.problem.shared_weights:
+            loads += self.memory.load_weights("row.", "next", only=p)
+        if loads:
+            with self.scope("if (more)"):
+                self.put(*loads)
 
     def _change_destination(self) -> None:
         self.put("const int next_destination = team.broadcast(my_destination, j);")
@@ -223,6 +212,8 @@ class GroupEmitter:
             if far_x and (position == 0 or self.problem.paths[self.paths[position - 1]].in1 != block):
                 self.put(f"Real ox{block}[{self.problem.in1[block].dim}][C] = {{}};")
             self._path(p)
+            if kernel.schedule.prefetch:
+                self._reload(p)
             last = position + 1 == len(self.paths) or self.problem.paths[self.paths[position + 1]].in1 != block
             if far_x and last:
                 sole = kernel.plain and block in self.plan.exclusive_in1

@@ -109,16 +109,19 @@ class GroupMemory:
         read = [name for name in buffers if name in self.kernel.operands]
         return [f"{name}{b}[{sizes[b].dim}][C]" for name in read for b in self.blocks(side)]
 
-    def load_node(self, side: str, into: str, row: str) -> Iterator[str]:
-        """Rows of a node: every operand of that side, into ``into`` + buffer + block."""
+    def load_node(self, side: str, into: str, row: str, only: int | None = None) -> Iterator[str]:
+        """Rows of a node: every operand of that side, into ``into`` + buffer + block. only: this block."""
         for name in NODE_BUFFERS[side]:
             if name in self.kernel.operands:
-                yield from (self._load_block(name, side, b, f"{into}{name}{b}", row) for b in self.blocks(side))
+                blocks = self.blocks(side) if only is None else (only,)
+                yield from (self._load_block(name, side, b, f"{into}{name}{b}", row) for b in blocks)
 
-    def load_weights(self, into: str, edge: str) -> Iterator[str]:
+    def load_weights(self, into: str, edge: str, only: int | None = None) -> Iterator[str]:
+        """Weights of an edge, into ``into`` + buffer + path. only: of this path."""
         for name in ("w", "tw"):
             if name in self.kernel.operands:
-                yield from (self.load_weight(name, p, f"{into}{name}{p}", edge) for p in self.paths)
+                paths = self.paths if only is None else (only,)
+                yield from (self.load_weight(name, p, f"{into}{name}{p}", edge) for p in paths)
 
     def load_weight(self, name: str, path: int, into: str, edge: str) -> str:
         """Weights of a path; an empty ``edge`` means the one row that all edges share."""

@@ -221,7 +221,7 @@ def estimate_registers(plan: Plan) -> int:
         staged = len(group.paths) * (("w" in operands) + ("tw" in operands))
         for read, near in ((read_in, plan.near == "in1"), (read_out, plan.near == "out")):
             held, staged = held + read * near, staged + read * (not near)
-        channels = schedule.channels_per_thread * (held + staged * (1 + schedule.prefetch))
+        channels = schedule.channels_per_thread * (held + staged)
         row = problem.dim_in2 * ("y" in live)
         if schedule.edge_operand == "inline":
             row += problem.dim_in2 * (("y" in operands) + ("ty" in operands))

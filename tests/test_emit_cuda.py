@@ -72,7 +72,7 @@ ODD = ("89x1o+1x0e", "1o+2e", "1o+0e+2e")
 
 FORMS = {
     "default": (MEDIUM, "conv", "mul_ir", CudaSchedule()),
-    "staged": (MEDIUM, "conv", "ir_mul", CudaSchedule(edge_operand="shared", path_groups=2, prefetch=2, stage_edges=8)),
+    "staged": (MEDIUM, "conv", "ir_mul", CudaSchedule(edge_operand="shared", path_groups=2, prefetch=1, stage_edges=8)),
     "half-warps": (MEDIUM, "conv", "mul_ir", CudaSchedule(channels_per_thread=2, edges_per_warp=2, stage_edges=16)),
     "quarter-warps": (
         MEDIUM,
@@ -99,7 +99,7 @@ FORMS = {
         NARROW,
         "conv",
         "mul_ir",
-        CudaSchedule(edges_per_warp=2, stage_edges=16, accumulate="atomics", prefetch=2),
+        CudaSchedule(edges_per_warp=2, stage_edges=16, accumulate="atomics", prefetch=1),
     ),
     "narrow-staged": (
         NARROW,

@@ -25,7 +25,7 @@ def test_suite_problems(name: str, operation: str, dtype: torch.dtype) -> None:
 
 
 FORMS = {
-    "staged": CudaSchedule(edge_operand="shared", path_groups=3, prefetch=2, stage_edges=8),
+    "staged": CudaSchedule(edge_operand="shared", path_groups=3, prefetch=1, stage_edges=8),
     "vectors": CudaSchedule(channels_per_thread=4, path_groups=4, warps_per_edge=2),
     "half-warps": CudaSchedule(edges_per_warp=2, channels_per_thread=2, stage_edges=16, path_groups=4),
     "atomics": CudaSchedule(accumulate="atomics", edges_per_chunk=8, path_groups=2),

@@ -176,10 +176,10 @@ def test_another_gpu_counts_where_the_architecture_agrees_and_the_nearest_in_siz
     small = cuda_facts("sm_90", "A small one", 66)
     large = cuda_facts("sm_90", "B large one", 130)
     blackwell = cuda_facts("sm_100", "C other one", 132)
-    for facts, prefetch in ((small, 0), (large, 1), (blackwell, 2)):
-        store(shipped, facts, entry(CudaSchedule(prefetch=prefetch, block_size=64)))
+    for facts, stage in ((small, 8), (large, 16), (blackwell, 4)):
+        store(shipped, facts, entry(CudaSchedule(stage_edges=stage, block_size=64)))
     found = find(facts=GPU)
-    assert (found.origin, found.schedule) == ("other-device", CudaSchedule(prefetch=1, block_size=64))
+    assert (found.origin, found.schedule) == ("other-device", CudaSchedule(stage_edges=16, block_size=64))
     assert find(facts=cuda_facts("sm_80", "Ampere")).origin == "default"
 
 
