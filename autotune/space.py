@@ -204,7 +204,7 @@ def _tilings(space: Space) -> tuple[Schedule, ...]:
             values = {"edges_per_warp": tile, "channels_per_thread": tile, "teams_per_node": teams}
             if not all(value in space.knobs[knob] for knob, value in values.items()):
                 break
-            schedule = space.schedule({**values, "path_groups": groups, "prefetch": 0, "stage_edges": 8})
+            schedule = space.schedule({**values, "path_groups": groups, "prefetch": "none", "stage_edges": 8})
             if space.broken_limit(schedule) is None and _registers(space, schedule) <= EASY_REGISTERS:
                 found.append(schedule)
                 break
@@ -259,7 +259,7 @@ def _cuda_knobs(problem: TensorProductProblem) -> dict[str, tuple]:
         "warps_per_edge": (1, 2, 4, 8),
         "edge_operand": ("inline", "shared", "basis"),
         "stage_edges": (4, 8, 16, 32),
-        "prefetch": (0, 1),
+        "prefetch": ("none", "reload", "copy"),
         "ahead": ("none", "weights", "rows"),
         "stream": (False, True),
         "block_size": (32, 64, 128, 256, 512),

@@ -123,8 +123,9 @@ class GroupEmitter:
     # ---- the loop over edges -----------------------------------------------------------------------------------
 
     def _walk(self) -> None:
-        kernel, prefetch = self.kernel, self.kernel.schedule.prefetch
+        kernel, prefetch = self.kernel, self.kernel.schedule.prefetch != "none"
         by_destination = not self.owner and not kernel.plain and bool({"g", "tg"} & {*kernel.live, *kernel.operands})
+        copies = kernel.schedule.prefetch == "copy"
         if by_destination:
             self.put("int destination = -1;")
         with self.scope("for (int base = begin; base < end; base += STAGE)"):
@@ -132,17 +133,25 @@ class GroupEmitter:
             self.put(f"Row{self.number} row;")
             if prefetch:
                 self.put("const int first = team.broadcast(my_edge, 0), first_far = team.broadcast(my_far, 0);")
-                self._load_row("first", "first_far")
+                self._load_row("row.", "first", "first_far")
             with self.scope("for (int j = 0; j < count; ++j)"):
                 self.put("const int edge = team.broadcast(my_edge, j), far = team.broadcast(my_far, j);")
                 if prefetch:
-                    self.put("const int next = team.broadcast(my_edge, j + 1), next_far = team.broadcast(my_far, j + 1);")
+                    self.put(
+                        "const int next = team.broadcast(my_edge, j + 1), next_far = team.broadcast(my_far, j + 1);"
+                    )
                     self.put("const bool more = j + 1 < count;")
                 else:
-                    self._load_row("edge", "far")
+                    self._load_row("row.", "edge", "far")
+                if copies:
+                    self.put(f"Row{self.number} next_row;")
+                    with self.scope("if (more)"):
+                        self._load_row("next_row.", "next", "next_far")
                 if by_destination:
                     self._change_destination()
                 self._edge()
+                if copies:
+                    self.put("row = next_row;")
             if kernel.staged:
                 self.put("team.sync();")
 
@@ -165,16 +174,16 @@ class GroupEmitter:
         if kernel.staged:
             self.put("team.sync();")
 
-    def _load_row(self, edge: str, far: str) -> None:
+    def _load_row(self, into: str, edge: str, far: str) -> None:
         """Everything an edge needs from memory except its y row."""
         for side in NODE_BUFFERS:
             if side != self.near:
-                self.put(*self.memory.load_node(side, "row.", far))
+                self.put(*self.memory.load_node(side, into, far))
         if not self.problem.shared_weights:
-            self.put(*self.memory.load_weights("row.", edge))
+            self.put(*self.memory.load_weights(into, edge))
 
     def _reload(self, p: int) -> None:
-        """Load what path p was the last to read again, for the next edge: a whole edge ahead, with no more registers."""
+        """Load what path p was the last to read, now for the next edge: a whole edge ahead, in the same registers."""
         loads = []
         for side, blocks in (("in1", self.group.in1), ("out", self.group.out)):
             for b in blocks if side != self.near else ():
@@ -212,7 +221,7 @@ class GroupEmitter:
             if far_x and (position == 0 or self.problem.paths[self.paths[position - 1]].in1 != block):
                 self.put(f"Real ox{block}[{self.problem.in1[block].dim}][C] = {{}};")
             self._path(p)
-            if kernel.schedule.prefetch:
+            if kernel.schedule.prefetch == "reload":
                 self._reload(p)
             last = position + 1 == len(self.paths) or self.problem.paths[self.paths[position + 1]].in1 != block
             if far_x and last:

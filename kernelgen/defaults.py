@@ -29,14 +29,14 @@ def default_schedule(spec_without: Spec, num_edges: int | None = None) -> Schedu
     least, most = len(muls) or 1, max(1, len(spec_without.problem.paths))
     sketch = _cuda_sketch(spec_without, min(muls, default=1), num_edges)
     failure: ScheduleError | None = None
-    for prefetch, groups in itertools.product((1, 0) if sketch.prefetch else (0,), range(least, most + 1)):
+    for prefetch, groups in itertools.product(dict.fromkeys((sketch.prefetch, "none")), range(least, most + 1)):
         schedule = dataclasses.replace(sketch, path_groups=groups, prefetch=prefetch)
         try:
             plan = make_plan(dataclasses.replace(spec_without, schedule=schedule))
         except ScheduleError as error:
             failure = error
             continue
-        if estimate_registers(plan) <= EASY_REGISTERS or (groups == most and prefetch == 0):
+        if estimate_registers(plan) <= EASY_REGISTERS or (groups == most and prefetch == "none"):
             return schedule
     raise failure or ScheduleError("no default schedule is legal")
 
@@ -46,17 +46,27 @@ def _cuda_sketch(spec: Spec, fewest_channels: int, num_edges: int | None) -> Cud
     edges_per_warp = min(8, 32 // power_of_two_at_most(min(32, 2 * fewest_channels - 1)))
     lanes, live = 32 // edges_per_warp, spec.direction.live_outputs
     long = CudaSchedule(
-        order=_default_order(spec), edges_per_warp=edges_per_warp, edge_operand="shared", stage_edges=min(32, lanes)
+        order=_default_order(spec),
+        edges_per_warp=edges_per_warp,
+        edge_operand="shared",
+        stage_edges=min(32, lanes),
+        prefetch="reload" if live == "g" else "copy",
     )
     if spec.operation == "plain":
         short = live == "g"
-        return dataclasses.replace(long, edges_per_chunk=2, stage_edges=4, prefetch=0, block_size=64) if short else long
+        return (
+            dataclasses.replace(long, edges_per_chunk=2, stage_edges=4, prefetch="none", block_size=64)
+            if short
+            else long
+        )
     if num_edges is None or num_edges > SMALL_GRAPH_EDGES:
         return long
     if spec.deterministic or live == "g":
         stage = min(8, lanes)
-        return dataclasses.replace(long, teams_per_node=8, stage_edges=stage, prefetch=0, block_size=256)
-    return dataclasses.replace(long, accumulate="atomics", edges_per_chunk=1, stage_edges=4, prefetch=0, block_size=64)
+        return dataclasses.replace(long, teams_per_node=8, stage_edges=stage, prefetch="none", block_size=256)
+    return dataclasses.replace(
+        long, accumulate="atomics", edges_per_chunk=1, stage_edges=4, prefetch="none", block_size=64
+    )
 
 
 def _default_order(spec: Spec) -> str:

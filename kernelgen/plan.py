@@ -221,7 +221,7 @@ def estimate_registers(plan: Plan) -> int:
         staged = len(group.paths) * (("w" in operands) + ("tw" in operands))
         for read, near in ((read_in, plan.near == "in1"), (read_out, plan.near == "out")):
             held, staged = held + read * near, staged + read * (not near)
-        channels = schedule.channels_per_thread * (held + staged)
+        channels = schedule.channels_per_thread * (held + staged * (2 if schedule.prefetch == "copy" else 1))
         row = problem.dim_in2 * ("y" in live)
         if schedule.edge_operand == "inline":
             row += problem.dim_in2 * (("y" in operands) + ("ty" in operands))
@@ -297,7 +297,7 @@ def _check_cuda(plan: Plan, schedule: CudaSchedule) -> Plan:
     if registers > REGISTER_SLACK * limit:
         raise ScheduleError(
             f"about {registers} registers a thread, {registers / limit:.1f} times the {limit} there are; "
-            "use more path_groups, fewer channels_per_thread or less prefetch"
+            "use more path_groups, fewer channels_per_thread or no prefetch"
         )
     shared = teams * (stage_elements(plan) + sums_elements(plan)) * BYTES[spec.dtype]
     if shared > facts.shared_per_block:

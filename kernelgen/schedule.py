@@ -72,7 +72,8 @@ class CudaSchedule(Schedule):
     edge_operand: ``inline`` forms the edge values in every lane, ``shared`` forms them once a team in shared memory,
         ``basis`` keeps there only one of those that are multiples of each other.
     stage_edges: edges whose indices (and edge values) a team fetches at a time; at most its lanes.
-    prefetch: 1 loads the next edge's features and weights as soon as this edge has used its own.
+    prefetch: features and weights of the next edge are loaded while this one is worked on: ``reload``, each where this
+        edge's was, once that has been used for the last time; ``copy``, in registers of their own; or ``none``.
     ahead: what a team asks the L2 cache for as it fetches the indices of ``stage_edges`` edges: their ``weights``, all
         of their ``rows``, or ``none``.
     stream: rows that only one edge uses (weights; of a plain product all rows) are the first to leave the caches.
@@ -85,7 +86,7 @@ class CudaSchedule(Schedule):
     teams_per_node: int = 1
     edge_operand: str = "inline"
     stage_edges: int = 32
-    prefetch: int = 1
+    prefetch: str = "none"
     ahead: str = "none"
     stream: bool = False
     block_size: int = 128
@@ -100,7 +101,7 @@ class CudaSchedule(Schedule):
         "teams_per_node": (1, 2, 4, 8, 16),
         "edge_operand": ("inline", "shared", "basis"),
         "stage_edges": (4, 8, 16, 32),
-        "prefetch": (0, 1),
+        "prefetch": ("none", "reload", "copy"),
         "ahead": ("none", "weights", "rows"),
         "stream": (False, True),
         "block_size": (32, 64, 128, 256, 512),

@@ -72,7 +72,12 @@ ODD = ("89x1o+1x0e", "1o+2e", "1o+0e+2e")
 
 FORMS = {
     "default": (MEDIUM, "conv", "mul_ir", CudaSchedule()),
-    "staged": (MEDIUM, "conv", "ir_mul", CudaSchedule(edge_operand="shared", path_groups=2, prefetch=1, stage_edges=8)),
+    "staged": (
+        MEDIUM,
+        "conv",
+        "ir_mul",
+        CudaSchedule(edge_operand="shared", path_groups=2, prefetch="copy", stage_edges=8),
+    ),
     "half-warps": (MEDIUM, "conv", "mul_ir", CudaSchedule(channels_per_thread=2, edges_per_warp=2, stage_edges=16)),
     "quarter-warps": (
         MEDIUM,
@@ -84,7 +89,7 @@ FORMS = {
         MEDIUM,
         "conv",
         "mul_ir",
-        CudaSchedule(accumulate="atomics", edges_per_chunk=4, prefetch=0, path_groups=10),
+        CudaSchedule(accumulate="atomics", edges_per_chunk=4, prefetch="none", path_groups=10),
     ),
     "plain": (MEDIUM, "plain", "mul_ir", CudaSchedule(edges_per_chunk=4)),
     "plain-staged": (
@@ -99,7 +104,7 @@ FORMS = {
         NARROW,
         "conv",
         "mul_ir",
-        CudaSchedule(edges_per_warp=2, stage_edges=16, accumulate="atomics", prefetch=1),
+        CudaSchedule(edges_per_warp=2, stage_edges=16, accumulate="atomics", prefetch="copy"),
     ),
     "narrow-staged": (
         NARROW,
@@ -109,23 +114,28 @@ FORMS = {
     ),
     # a single work unit stores dF/dy instead of adding it; nine components over 16 lanes have padded halves
     "single-unit": (SINGLE, "conv", "ir_mul", CudaSchedule(edges_per_warp=2, stage_edges=16, channels_per_thread=2)),
-    "by-sender": (MEDIUM, "conv", "mul_ir", CudaSchedule(order="sender", path_groups=2)),
+    "by-sender": (MEDIUM, "conv", "mul_ir", CudaSchedule(order="sender", path_groups=2, prefetch="reload")),
     "by-sender-staged": (
         UNEQUAL,
         "conv",
         "ir_mul",
         CudaSchedule(
-            order="sender", path_groups=4, edge_operand="shared", prefetch=0, edges_per_warp=2, stage_edges=16
+            order="sender", path_groups=4, edge_operand="shared", prefetch="none", edges_per_warp=2, stage_edges=16
         ),
     ),
-    "basis": (MEDIUM, "conv", "ir_mul", CudaSchedule(edge_operand="basis", path_groups=2, prefetch=0)),
+    "basis": (MEDIUM, "conv", "ir_mul", CudaSchedule(edge_operand="basis", path_groups=2, prefetch="none")),
     "basis-small-teams": (
         UNEQUAL,
         "conv",
         "ir_mul",
         CudaSchedule(edge_operand="basis", path_groups=4, edges_per_warp=4, stage_edges=8, channels_per_thread=4),
     ),
-    "ahead": (MEDIUM, "conv", "ir_mul", CudaSchedule(ahead="rows", path_groups=3, accumulate="atomics")),
+    "ahead": (
+        MEDIUM,
+        "conv",
+        "ir_mul",
+        CudaSchedule(ahead="rows", path_groups=3, accumulate="atomics", prefetch="reload"),
+    ),
     "split-nodes": (MEDIUM, "conv", "ir_mul", CudaSchedule(teams_per_node=4, path_groups=3, edge_operand="shared")),
     "split-nodes-by-sender": (
         UNEQUAL,

@@ -25,11 +25,13 @@ def test_suite_problems(name: str, operation: str, dtype: torch.dtype) -> None:
 
 
 FORMS = {
-    "staged": CudaSchedule(edge_operand="shared", path_groups=3, prefetch=1, stage_edges=8),
+    "staged": CudaSchedule(edge_operand="shared", path_groups=3, prefetch="copy", stage_edges=8),
     "vectors": CudaSchedule(channels_per_thread=4, path_groups=4, warps_per_edge=2),
-    "half-warps": CudaSchedule(edges_per_warp=2, channels_per_thread=2, stage_edges=16, path_groups=4),
+    "half-warps": CudaSchedule(
+        prefetch="reload", edges_per_warp=2, channels_per_thread=2, stage_edges=16, path_groups=4
+    ),
     "atomics": CudaSchedule(accumulate="atomics", edges_per_chunk=8, path_groups=2),
-    "by-sender": CudaSchedule(order="sender", path_groups=3, warps_per_edge=2, stream=True),
+    "by-sender": CudaSchedule(order="sender", path_groups=3, warps_per_edge=2, stream=True, prefetch="reload"),
     "basis": CudaSchedule(edge_operand="basis", edges_per_warp=4, stage_edges=8, channels_per_thread=4, path_groups=4),
     "split-nodes": CudaSchedule(teams_per_node=8, path_groups=3, edge_operand="shared", block_size=256),
     "split-nodes-by-sender": CudaSchedule(order="sender", teams_per_node=4, path_groups=2, channels_per_thread=2),

@@ -38,8 +38,11 @@ CHOICES = {
     "channels_per_thread": (1,),
     "warps_per_edge": (1, 2),
     "edge_operand": ("inline", "shared"),
+    "teams_per_node": (1,),
     "stage_edges": (32,),
-    "prefetch": (0, 1),
+    "ahead": ("none",),
+    "stream": (False,),
+    "prefetch": ("none", "reload"),
     "block_size": (64, 128),
     "min_blocks": (0,),
 }
@@ -55,10 +58,10 @@ def small_space(facts: DeviceFacts = H200) -> Space:
 
 
 def cost(schedule: Schedule) -> float:
-    """Microseconds; the best, 10.0, is (3 groups, 2 warps an edge, shared, prefetch 0, 64), alone within 5%."""
+    """Microseconds; the best, 10.0, is (3 groups, 2 warps an edge, shared, no prefetch, 64), alone within 5%."""
     assert isinstance(schedule, CudaSchedule)
     distance = abs(schedule.path_groups - 3) + (schedule.warps_per_edge != 2) + (schedule.edge_operand != "shared")
-    distance += (schedule.prefetch != 0) + (schedule.block_size != 64) + 20 * (not schedule.fuse)
+    distance += (schedule.prefetch != "none") + (schedule.block_size != 64) + 20 * (not schedule.fuse)
     return 10.0 * 1.08**distance
 
 
@@ -212,7 +215,7 @@ def test_shipped_record_config_leaves_some_hundred_schedules() -> None:
 
 def test_restriction_keeps_the_default() -> None:
     space = search_space(PROBLEM, "conv", "forward", "float32", H200)
-    small = space.restricted({"block_size": (64,), "prefetch": (0,)})
+    small = space.restricted({"block_size": (64,), "prefetch": ("none",)})
     assert small.knobs["block_size"] == (64, space.default.block_size)  # type: ignore[attr-defined]
     assert small.knobs["edge_operand"] == space.knobs["edge_operand"]
     plain = search_space(PROBLEM, "plain", "forward", "float32", H200)
@@ -221,13 +224,13 @@ def test_restriction_keeps_the_default() -> None:
 
 
 def test_restriction_is_read_by_direction() -> None:
-    tables = {"cuda": {"path_groups": [1, 2], "prefetch": [0], "backward": {"path_groups": [4]}}}
+    tables = {"cuda": {"path_groups": [1, 2], "prefetch": ["none"], "backward": {"path_groups": [4]}}}
     assert restrictions_from(tables) == {
-        "cuda": Restriction({"path_groups": (1, 2), "prefetch": (0,)}, {"backward": {"path_groups": (4,)}})
+        "cuda": Restriction({"path_groups": (1, 2), "prefetch": ("none",)}, {"backward": {"path_groups": (4,)}})
     }
     found = restrictions_from(tables)["cuda"]
-    assert found.choices("forward") == {"path_groups": (1, 2), "prefetch": (0,)}
-    assert found.choices("backward") == {"path_groups": (4,), "prefetch": (0,)}
+    assert found.choices("forward") == {"path_groups": (1, 2), "prefetch": ("none",)}
+    assert found.choices("backward") == {"path_groups": (4,), "prefetch": ("none",)}
     assert restrictions_from({}) == {}
 
 
