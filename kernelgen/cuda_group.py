@@ -130,30 +130,30 @@ class GroupEmitter:
             self.put("int destination = -1;")
         with self.scope("for (int base = begin; base < end; base += STAGE)"):
             self._stage(by_destination)
-            self.put(f"Row{self.number} row;")
+            self.put(f"Row{self.number} row{', next_row' if copies else ''};")
             if prefetch:
                 self.put("const int first = team.broadcast(my_edge, 0), first_far = team.broadcast(my_far, 0);")
-                self._load_row("row.", "first", "first_far")
+                self._load_row("next_row." if copies else "row.", "first", "first_far")
             with self.scope("for (int j = 0; j < count; ++j)"):
                 self.put("const int edge = team.broadcast(my_edge, j), far = team.broadcast(my_far, j);")
                 if prefetch:
-                    self.put(
-                        "const int next = team.broadcast(my_edge, j + 1), next_far = team.broadcast(my_far, j + 1);"
-                    )
-                    self.put("const bool more = j + 1 < count;")
+                    self._prefetch(copies)
                 else:
                     self._load_row("row.", "edge", "far")
-                if copies:
-                    self.put(f"Row{self.number} next_row;")
-                    with self.scope("if (more)"):
-                        self._load_row("next_row.", "next", "next_far")
                 if by_destination:
                     self._change_destination()
                 self._edge()
-                if copies:
-                    self.put("row = next_row;")
             if kernel.staged:
                 self.put("team.sync();")
+
+    def _prefetch(self, copies: bool) -> None:
+        """What the loads of the next edge's row need; its copy is taken first, since that is what waits for a load."""
+        self.put("const int next = team.broadcast(my_edge, j + 1), next_far = team.broadcast(my_far, j + 1);")
+        self.put("const bool more = j + 1 < count;")
+        if copies:
+            self.put("row = next_row;")
+            with self.scope("if (more)"):
+                self._load_row("next_row.", "next", "next_far")
 
     def _stage(self, by_destination: bool) -> None:
         """One edge a lane: its indices, and its edge values."""
