@@ -22,7 +22,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from autotune.errors import ConfigError, unknown_name
-from kernelgen.defaults import default_schedule
+from kernelgen.defaults import SMALL_GRAPH_EDGES, default_schedule
 from kernelgen.device import DeviceFacts
 from kernelgen.direction import DIRECTIONS, Direction, fixed_order_parts
 from kernelgen.errors import ScheduleError
@@ -179,7 +179,8 @@ def search_space(
         knobs["order"] = ("receiver", "sender")
     knobs["path_groups"] = _path_groups(problem)
     knobs["edges_per_chunk"] = (8, 32, 128) if facts.backend == "cpu" else (1, 2, 8, 16, 32, 128)
-    knobs |= _host_knobs(problem, dtype, facts) if facts.backend == "cpu" else _cuda_knobs(problem)
+    small = num_edges is not None and num_edges <= SMALL_GRAPH_EDGES
+    knobs |= _host_knobs(problem, dtype, facts) if facts.backend == "cpu" else _cuda_knobs(problem, small)
     if facts.backend == "cuda" and operation == "conv":
         knobs["teams_per_node"] = (1, 2, 4, 8)
     for knob, choices in knobs.items():
@@ -245,7 +246,7 @@ def _host_knobs(problem: TensorProductProblem, dtype: str, facts: DeviceFacts) -
     return {"channel_block": tuple(blocks) or (4,), "threads": threads}
 
 
-def _cuda_knobs(problem: TensorProductProblem) -> dict[str, tuple]:
+def _cuda_knobs(problem: TensorProductProblem, small: bool) -> dict[str, tuple]:
     """Teams of a quarter of the fewest channels to twice the most; tiles that divide every multiplicity.
 
     A small team with four channels a lane reads a quarter of the edge values from shared memory: with one channel a
@@ -260,7 +261,7 @@ def _cuda_knobs(problem: TensorProductProblem) -> dict[str, tuple]:
         "edge_operand": ("inline", "shared", "basis"),
         "stage_edges": (4, 8, 16, 32),
         "prefetch": ("none", "reload", "copy"),
-        "ahead": ("none", "weights", "rows"),
+        "ahead": ("none", "weights", "rows", *(("all",) if small else ())),
         "stream": (False, True),
         "block_size": (32, 64, 128, 256, 512),
         "min_blocks": (0, 2, 3, 4, 6, 8),

@@ -44,7 +44,7 @@ def row_spans(plan: Plan, group: Group) -> list[RowSpan]:
 def _wanted(plan: Plan, group: Group, ahead: str) -> Iterator[RowSpan]:
     problem, tiled = plan.spec.problem, plan.tiles(group) > 1
     tile = plan.tile if tiled else group.mul
-    if ahead != "none" and not problem.shared_weights:
+    if ahead in ("weights", "rows") and not problem.shared_weights:
         for path in sorted(problem.paths[p].weight_offset for p in group.paths):
             yield RowSpan("w", path, tile, int(tiled))
     if ahead != "rows":

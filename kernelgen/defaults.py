@@ -67,10 +67,11 @@ def _cuda_sketch(spec: Spec, fewest_channels: int, num_edges: int | None) -> Cud
         return dataclasses.replace(long, stage_edges=min(32, lanes), prefetch="copy", ahead="none")
     if num_edges is None or num_edges > SMALL_GRAPH_EDGES:
         return long
+    small = dataclasses.replace(long, ahead="all")
     if spec.deterministic or live == "g":
-        return dataclasses.replace(long, teams_per_node=8, block_size=256)
+        return dataclasses.replace(small, teams_per_node=8, block_size=256)
     return dataclasses.replace(
-        long, accumulate="atomics", edges_per_chunk=1, stage_edges=4, prefetch="none", block_size=64
+        small, accumulate="atomics", edges_per_chunk=1, stage_edges=4, prefetch="none", block_size=64
     )
 
 

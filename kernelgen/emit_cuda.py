@@ -90,7 +90,7 @@ class _Kernel:
             "    team.lane = threadIdx.x % LANES;",
             "    team.mask = LANES == 32 ? 0xffffffffu",
             "                            : ((1u << (LANES % 32)) - 1u) << (threadIdx.x % 32 - team.lane);",
-            "    wait_for_predecessor();",
+            *self._ask_all(),
             *self._work(),
         ]
         teams, stage, sums = schedule.block_size // schedule.lanes, stage_elements(plan), sums_elements(plan)
@@ -115,6 +115,23 @@ class _Kernel:
         else:
             lines += self._dispatch("group", "begin, end, stage, nullptr")
         return "\n".join([*lines, "}", ""])
+
+    def _ask_all(self) -> list[str]:
+        """Ask for all that the kernel reads, if the schedule says so: then no load but the first waits for DRAM."""
+        if self.schedule.ahead != "all":
+            return []
+        problem, plain = self.problem, self.facts.plain
+        nodes = {"x": "num_edges" if plain else "num_in", "g": "num_edges" if plain else "num_out"}
+        rows = {
+            "x": f"{nodes['x']} * {problem.dim_in1}",
+            "y": f"num_edges * {problem.dim_in2}",
+            "w": f"{'' if problem.shared_weights else 'num_edges * '}{problem.weight_numel}",
+            "g": f"{nodes['g']} * {problem.dim_out}",
+        }
+        index = {"spans": f"3 * {nodes['x' if self.plan.owner == 'sender' else 'g']}"} if self.plan.owner else {}
+        index |= {} if plain else {"perm": "num_edges", "sender": "num_edges", "receiver": "num_edges"}
+        asked = index | {name: rows[name[-1]] for name in self.facts.operands}
+        return [f"    ask_all(b.{name}, {count});" for name, count in asked.items()]
 
     def _work(self) -> list[str]:
         """Which unit of which run this team works on, and its edges."""

@@ -105,15 +105,10 @@ def _load_cuda(plan: Plan, binary: Binary, entry: str) -> Run:
     return _CudaRun(plan, kernel)
 
 
-# CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION: the kernel waits for its predecessor itself.
-_OVERLAP = 6
-
-
 class _Arguments(threading.local):
-    """One thread's packed kernel arguments and launch configuration, as the driver takes them.
+    """One thread's packed kernel arguments, and the list by which the driver finds them.
 
-    Every argument has 8 bytes, so they can be handed over as one block: the driver's ``extra`` launch parameters. The
-    configuration is a ``CUlaunchConfig`` with one ``CUlaunchAttribute``.
+    Every argument has 8 bytes, so they can be handed over as one block: the driver's ``extra`` launch parameters.
     """
 
     def __init__(self) -> None:
@@ -122,11 +117,6 @@ class _Arguments(threading.local):
         self.size = ctypes.c_size_t(self.packer.size)
         # CU_LAUNCH_PARAM_BUFFER_POINTER, the block, CU_LAUNCH_PARAM_BUFFER_SIZE, its size, CU_LAUNCH_PARAM_END
         self.extra = (ctypes.c_void_p * 5)(1, ctypes.addressof(self.block), 2, ctypes.addressof(self.size), 0)
-        # Grid and block (three sizes each), bytes of shared memory, stream, attributes and their number.
-        self.config_packer = struct.Struct("<7I4xQQI4x")
-        self.config = ctypes.create_string_buffer(self.config_packer.size)
-        self.attribute = ctypes.create_string_buffer(struct.pack("<I4xI60x", _OVERLAP, 1), 72)
-        self.attribute_at = ctypes.addressof(self.attribute)
 
 
 _arguments = _Arguments()
@@ -134,17 +124,17 @@ _arguments = _Arguments()
 
 @functools.cache
 def _launch_function() -> Any:
-    """``cuLaunchKernelEx`` of the driver, called directly: a third of the host's time of the bindings' launch."""
+    """``cuLaunchKernel`` of the driver, called directly: a third of the host's time of the bindings' launch."""
     names = ("nvcuda.dll",) if sys.platform == "win32" else ("libcuda.so.1", "libcuda.so")
     for name in names:
         try:
-            function = ctypes.CDLL(name).cuLaunchKernelEx
+            function = ctypes.CDLL(name).cuLaunchKernel
             break
         except OSError:
             continue
     else:
         raise ToolMissingError(f"the CUDA driver ({names[0]}) cannot be loaded; install the NVIDIA driver")
-    function.argtypes = [ctypes.c_void_p] * 4
+    function.argtypes = [ctypes.c_void_p, *[ctypes.c_uint] * 7, *[ctypes.c_void_p] * 3]
     function.restype = ctypes.c_int
     return function
 
@@ -157,7 +147,6 @@ class _CudaRun:
         self._kernel = kernel  # keeps the module loaded
         self._handle = int(kernel.handle)
         self._launch = _launch_function()
-        self._overlaps = int(plan.spec.facts.arch.removeprefix("sm_").rstrip("af")) >= 90
         self._allowed: set[int] = set()
         self._geometry: dict[tuple[int, int, int], tuple[int, int, int]] = {}
 
@@ -177,9 +166,7 @@ class _CudaRun:
         packed = _arguments
         packed.packer.pack_into(packed.block, 0, *pointers, num_edges, num_in, num_out)
         stream = torch._C._cuda_getCurrentRawStream(device)
-        attribute = (packed.attribute_at, 1) if self._overlaps else (0, 0)
-        packed.config_packer.pack_into(packed.config, 0, grid, 1, 1, block, 1, 1, shared, stream, *attribute)
-        launch = (packed.config, self._handle, None, packed.extra)
+        launch = (self._handle, grid, 1, 1, block, 1, 1, shared, stream, None, packed.extra)
         status = self._launch(*launch)
         if status == _INVALID_CONTEXT:  # the first CUDA call of this thread: torch makes its context current
             torch.cuda.set_device(device)

@@ -273,7 +273,7 @@ def _check_cuda(plan: Plan, schedule: CudaSchedule) -> Plan:
             raise ScheduleError(
                 f"channels_per_thread={schedule.channels_per_thread} does not divide {group.mul} channels"
             )
-        if schedule.ahead != "none" and (why := broken_span(plan, group)):
+        if schedule.ahead in ("weights", "rows") and (why := broken_span(plan, group)):
             raise ScheduleError(f"ahead={schedule.ahead!r} cannot be asked for: {why}")
     teams = schedule.block_size // schedule.lanes
     if schedule.warps_per_edge > min(teams, max(1, plan.units)):

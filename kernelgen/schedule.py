@@ -75,7 +75,7 @@ class CudaSchedule(Schedule):
     prefetch: features and weights of the next edge are loaded while this one is worked on: ``reload``, each where this
         edge's was, once that has been used for the last time; ``copy``, in registers of their own; or ``none``.
     ahead: what a team asks the L2 cache for as it fetches the indices of ``stage_edges`` edges: their ``weights``, all
-        of their ``rows``, or ``none``.
+        of their ``rows``, or ``none``; or ``all``: as it starts, the kernel asks for everything that it reads.
     stream: rows that only one edge uses (weights; of a plain product all rows) are the first to leave the caches.
     block_size, min_blocks: threads a block; blocks a multiprocessor that registers are limited for (0: no limit).
     """
@@ -102,7 +102,7 @@ class CudaSchedule(Schedule):
         "edge_operand": ("inline", "shared", "basis"),
         "stage_edges": (4, 8, 16, 32),
         "prefetch": ("none", "reload", "copy"),
-        "ahead": ("none", "weights", "rows"),
+        "ahead": ("none", "weights", "rows", "all"),
         "stream": (False, True),
         "block_size": (32, 64, 128, 256, 512),
         "min_blocks": (0, 1, 2, 3, 4, 6, 8, 12, 16),

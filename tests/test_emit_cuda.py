@@ -136,7 +136,12 @@ FORMS = {
         "ir_mul",
         CudaSchedule(ahead="rows", path_groups=3, accumulate="atomics", prefetch="reload"),
     ),
-    "split-nodes": (MEDIUM, "conv", "ir_mul", CudaSchedule(teams_per_node=4, path_groups=3, edge_operand="shared")),
+    "split-nodes": (
+        MEDIUM,
+        "conv",
+        "ir_mul",
+        CudaSchedule(ahead="all", teams_per_node=4, path_groups=3, edge_operand="shared"),
+    ),
     "split-nodes-by-sender": (
         UNEQUAL,
         "conv",

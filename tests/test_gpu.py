@@ -36,6 +36,7 @@ FORMS = {
     "split-nodes": CudaSchedule(teams_per_node=8, path_groups=3, edge_operand="shared", block_size=256),
     "split-nodes-by-sender": CudaSchedule(order="sender", teams_per_node=4, path_groups=2, channels_per_thread=2),
     "ahead": CudaSchedule(ahead="weights", path_groups=4, edge_operand="shared", stage_edges=8),
+    "ahead-all": CudaSchedule(ahead="all", path_groups=3, teams_per_node=2, edge_operand="shared"),
     "ahead-rows": CudaSchedule(ahead="rows", path_groups=4, accumulate="atomics", edges_per_chunk=16, stage_edges=16),
     "ahead-by-sender": CudaSchedule(ahead="rows", path_groups=4, order="sender", edges_per_warp=2, stage_edges=16),
     "unfused": CudaSchedule(fuse=False, path_groups=4, edges_per_chunk=16),

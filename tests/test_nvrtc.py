@@ -43,8 +43,9 @@ def test_default_schedule_compiles(name: str, direction: str, arch: str) -> None
     assert resources["spill_bytes"] <= 256
 
 
+@pytest.mark.parametrize("ahead", ["rows", "all"])
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
-def test_requests_ahead_compile(arch: str) -> None:
-    facts, schedule = cuda_facts(arch), CudaSchedule(ahead="rows", path_groups=4)
+def test_requests_ahead_compile(arch: str, ahead: str) -> None:
+    facts, schedule = cuda_facts(arch), CudaSchedule(ahead=ahead, path_groups=4)
     spec = Spec(SUITE["mace-mp-first"], DIRECTIONS["backward"], schedule, "conv", "float32", "ir_mul", "int64", facts)
     assert compile_source(emit(make_plan(spec)), facts).resources["spill_bytes"] == 0

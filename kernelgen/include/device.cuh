@@ -17,6 +17,16 @@ DEVICE void ask(const Real* p) {
 #endif
 }
 
+// Asks the L2 cache for a whole array (or none, if it is null), each thread of the grid for some of its lines.
+template <class T>
+DEVICE void ask_all(const T* p, long long count) {
+#ifdef __CUDA_ARCH__
+    const long long threads = (long long)gridDim.x * blockDim.x, bytes = p ? count * sizeof(T) : 0;
+    for (long long at = 128 * ((long long)blockIdx.x * blockDim.x + threadIdx.x); at < bytes; at += 128 * threads)
+        asm volatile("prefetch.global.L2 [%0];" ::"l"(__cvta_generic_to_global(p) + at));
+#endif
+}
+
 // Accesses of rows that are used again, and of rows that are the first to leave the caches (on the GPU).
 struct Keep {
     template <class T> static DEVICE T read(const T* p) { return *p; }
@@ -151,14 +161,6 @@ DEVICE void load_weights(const Real* p, bool active, Real (&r)[C]) {
     } else {
         UNROLL for (int c = 0; c < C; ++c) r[c] = Real(0);
     }
-}
-
-// A kernel is launched while the one before it in its stream still ends (compute capability 9.0 on): nothing may be
-// read or written before this.
-DEVICE void wait_for_predecessor() {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
 }
 
 // LANES consecutive lanes of a warp that work through one run of edges together.
