@@ -93,7 +93,8 @@ class Checks:
             tensor = operands[position]
             if tensor is None:
                 raise InputError(f"{name} is missing")
-            elsewhere = tensor.get_device() != device or tensor.is_cpu is not cpu
+            # A device's number is negative where it is not a GPU's.
+            elsewhere = tensor.get_device() != device or (device < 0 and tensor.is_cpu is not cpu)
             if tensor.dtype is not dtype or tensor.shape != shapes[slot] or elsewhere:
                 raise self._mismatch(name, tensor, shapes[slot], x.device)
             if not tensor.is_contiguous() or tensor.data_ptr() % ALIGNMENT:
