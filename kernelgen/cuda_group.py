@@ -184,7 +184,7 @@ class GroupEmitter:
 
     def _reload(self, p: int) -> None:
         """Load what path p was the last to read, now for the next edge: a whole edge ahead, in the same registers."""
-        loads = []
+        loads: list[str] = []
         for side, blocks in (("in1", self.group.in1), ("out", self.group.out)):
             for b in blocks if side != self.near else ():
                 if p == [q for q in self.paths if getattr(self.problem.paths[q], side) == b][-1]:
