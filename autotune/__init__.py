@@ -11,28 +11,35 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from autotune.database import Database, Entry
+    from autotune.drop_in import Acceleration, accelerate, restore
     from autotune.graphs import GraphClass
     from autotune.lookup import Tuning, find_schedule
     from autotune.modules import TensorProduct, TensorProductConv
 
 __all__ = [
+    "Acceleration",
     "Database",
     "Entry",
     "GraphClass",
     "TensorProduct",
     "TensorProductConv",
     "Tuning",
+    "accelerate",
     "find_schedule",
+    "restore",
 ]
 
 _HOMES = {
+    "Acceleration": "autotune.drop_in",
     "Database": "autotune.database",
     "Entry": "autotune.database",
     "GraphClass": "autotune.graphs",
     "TensorProduct": "autotune.modules",
     "TensorProductConv": "autotune.modules",
     "Tuning": "autotune.lookup",
+    "accelerate": "autotune.drop_in",
     "find_schedule": "autotune.lookup",
+    "restore": "autotune.drop_in",
 }
 
 

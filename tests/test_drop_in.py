@@ -1,0 +1,231 @@
+"""A whole model accelerated: same values, gradients, training and checkpoints as e3nn's, and back again."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+from collections.abc import Callable
+
+import pytest
+import torch
+from e3nn import o3
+from e3nn.nn.models.v2106.gate_points_networks import SimpleNetwork
+
+from autotune import accelerate, drop_in, restore
+from autotune.drop_in import AcceleratedProduct, problem_of
+from kernelgen.problem import TensorProductProblem
+
+IRREPS = ("6x0e+3x1o", "0e+1o", "6x0e+3x1o+6x1o")
+PATHS = [(0, 0, 0, "uvu", True), (0, 1, 2, "uvu", True, 0.5), (1, 0, 1, "uvu", True), (1, 1, 1, "uvw", True)]
+
+
+@pytest.fixture(autouse=True)
+def float64() -> None:
+    """e3nn takes its constants from the default dtype."""
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+def product(**options: object) -> o3.TensorProduct:
+    return o3.TensorProduct(*IRREPS, PATHS[:3], **options)
+
+
+class Model(torch.nn.Module):
+    """Weights of the edge, weights of its own, a module used twice, and one that no kernel is generated for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = product(shared_weights=False)
+        self.inner = torch.nn.ModuleDict({"own": o3.TensorProduct(IRREPS[0], "0e+1o", IRREPS[0], PATHS[:1])})
+        self.again = self.inner["own"]
+        self.last = o3.FullyConnectedTensorProduct(IRREPS[2], "0e+1o", "2x0e")
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return self.last(self.first(self.again(self.inner["own"](x, y), y), y, w), y)
+
+
+def inputs(model: Model) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    sizes = (15, 4, model.first.weight_numel)
+    return [torch.randn(9, size, generator=generator).requires_grad_() for size in sizes]
+
+
+def results(model: Model) -> list[torch.Tensor]:
+    given = inputs(model)
+    out = model(*given)
+    return [out, *torch.autograd.grad(out.square().sum(), [*given, *model.parameters()])]
+
+
+def assert_same(found: list[torch.Tensor], wanted: list[torch.Tensor], tolerance: float = 1e-10) -> None:
+    for a, b in zip(found, wanted, strict=True):
+        assert a.shape == b.shape
+        assert float((a - b).detach().abs().max()) <= tolerance * float(b.detach().abs().max())
+
+
+def test_values_and_gradients_are_e3nns_and_restore_puts_its_modules_back() -> None:
+    model = Model()
+    wanted, before, parameters = results(model), dict(model.named_modules()), dict(model.named_parameters())
+    table = accelerate(model)
+    assert {place.name: place.replaced for place in table.places} == {
+        "first": True, "inner.own": True, "again": True, "last": False,
+    }  # fmt: skip
+    assert model.again is model.inner["own"] and isinstance(model.again, AcceleratedProduct)
+    assert_same(results(model), wanted)
+    assert {name: id(p) for name, p in model.named_parameters()} == {name: id(p) for name, p in parameters.items()}
+    assert accelerate(model).replaced == 0
+    assert restore(model) == 3
+    assert dict(model.named_modules()) == before
+    assert_same(results(model), wanted, 0)
+
+
+def test_the_table_names_every_product_and_why_it_stays() -> None:
+    model = Model()
+    text = str(accelerate(model))
+    assert "3 of 4 e3nn tensor products replaced" in text
+    assert "first      replaced  schedule" in text
+    assert "last       kept      instruction (0, 0, 0, 'uvw', True, 1.0): mode 'uvw' is not generated" in text
+
+
+def test_checkpoints_go_both_ways() -> None:
+    plain, model = Model(), Model()
+    accelerate(model)
+    assert list(model.state_dict()) == list(plain.state_dict())
+    model.load_state_dict(plain.state_dict())
+    assert_same(results(model), results(plain))
+    other = Model()
+    other.load_state_dict(model.state_dict())
+    assert_same(results(other), results(plain), 0)
+    assigned = Model()
+    accelerate(assigned)
+    assigned.load_state_dict(plain.state_dict(), assign=True)
+    assert_same(results(assigned), results(plain))
+
+
+@pytest.mark.parametrize("how", ["deepcopy", "pickle", "save"])
+def test_copies_work_and_share_nothing(how: str) -> None:
+    model = Model()
+    accelerate(model)
+    wanted = results(model)
+    if how == "deepcopy":
+        twin = copy.deepcopy(model)
+    elif how == "pickle":
+        twin = pickle.loads(pickle.dumps(model))
+    else:
+        file = io.BytesIO()
+        torch.save(model, file)
+        file.seek(0)
+        twin = torch.load(file, weights_only=False)
+    assert_same(results(twin), wanted)
+    with torch.no_grad():
+        twin.again.weight.zero_()
+    assert_same(results(model), wanted)
+    assert restore(twin) == 3 and not twin.again.weight.any()
+
+
+def test_conversion_of_dtype_reaches_the_module_that_waits() -> None:
+    model = Model()
+    accelerate(model)
+    model.float()
+    out = model(*(tensor.float() for tensor in inputs(model)))
+    assert out.dtype == model.again.weight.dtype == model.again.output_mask.dtype == torch.float32
+    restore(model)
+    assert model.again.weight.dtype == model.again.output_mask.dtype == torch.float32
+
+
+NORMALIZED: list[Callable[[], o3.TensorProduct]] = [
+    *(
+        lambda irrep=irrep, path=path: o3.TensorProduct(
+            *IRREPS, PATHS[:1] + PATHS[2:3], irrep_normalization=irrep, path_normalization=path
+        )
+        for irrep in ("component", "norm", "none")
+        for path in ("element", "path", "none")
+    ),
+    lambda: product(in1_var=[2.0, 3.0], in2_var=[1.0, 0.5], out_var=[1.0, 4.0, 0.1]),
+]
+
+
+@pytest.mark.parametrize("make", NORMALIZED)
+def test_every_normalisation_is_found_again(make: Callable[[], o3.TensorProduct]) -> None:
+    original = make()
+    problem = problem_of(original)
+    coefficients = [i.path_weight for i in problem.reference().instructions]
+    assert coefficients == pytest.approx([i.path_weight for i in original.instructions], rel=1e-12)
+
+
+def test_the_usual_products_are_filed_as_they_were_tuned() -> None:
+    tuned = TensorProductProblem.channelwise("128x0e+128x1o", "0e+1o+2e+3o", "0e+1o+2e+3o")
+    paths = [(p.in1, p.in2, p.out, "uvu", True) for p in tuned.instructions]
+    module = o3.TensorProduct(tuned.irreps_in1, tuned.irreps_in2, tuned.irreps_out, paths, shared_weights=False)
+    assert problem_of(module) == tuned
+
+
+def test_attributes_and_weights_are_taken_as_e3nn_takes_them() -> None:
+    model = Model()
+    x, y, w = inputs(model)
+    wanted = model.first(x, y, w)
+    original = model.first
+    accelerate(model)
+    sizes = [i.path_shape[0] for i in original.instructions]
+    assert_same([model.first(x, y, list(w.split(sizes, -1)))], [wanted])
+    assert [view.shape for view in model.first.weight_views(w)] == [view.shape for view in original.weight_views(w)]
+    assert model.first.output_mask is original.output_mask
+    with pytest.raises(AttributeError, match="nothing_like_it"):
+        _ = model.first.nothing_like_it
+
+
+class Doubled(o3.TensorProduct):
+    def forward(self, x: torch.Tensor, y: torch.Tensor, weight: torch.Tensor | None = None) -> torch.Tensor:
+        return 2 * super().forward(x, y, weight)
+
+
+def holding(module: torch.nn.Module) -> torch.nn.Module:
+    return torch.nn.ModuleDict({"tp": module})
+
+
+def test_what_cannot_be_replaced_stays_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    def kept(model: torch.nn.Module) -> str:
+        table = accelerate(model)
+        assert table.replaced == 0
+        return table.places[0].detail
+
+    assert "build an autotune.TensorProduct" in kept(product())
+    assert kept(holding(Doubled(*IRREPS, PATHS[:3]))) == "Doubled has a forward of its own"
+    assert "accelerate the model before torch.jit.script" in kept(holding(torch.jit.script(product())))
+    assert "float16" in kept(holding(product().half()))
+    assert "copies of 0e" in kept(holding(o3.TensorProduct("4x0e", "2x0e", "4x0e", [(0, 0, 0, "uvu", True)])))
+    monkeypatch.setattr(drop_in, "problem_of", lambda module: problem_of(product(irrep_normalization="none")))
+    assert "differs from e3nn by" in kept(holding(product()))
+
+
+def train(model: torch.nn.Module) -> tuple[list[torch.Tensor], list[float]]:
+    """Energy and forces at the start, and 20 losses on both."""
+    generator = torch.Generator().manual_seed(0)
+    position, feature = torch.randn(6, 3, generator=generator), torch.randn(6, 3, generator=generator)
+    target, wanted = torch.randn(1, 1, generator=generator), torch.randn(6, 3, generator=generator)
+    optimizer, losses, start = torch.optim.Adam(model.parameters(), 1e-2), [], []
+    for _ in range(20):
+        given = position.clone().requires_grad_()
+        energy = model({"pos": given, "x": feature})
+        (gradient,) = torch.autograd.grad(energy.sum(), given, create_graph=True)
+        start = start or [energy.detach(), -gradient.detach()]
+        loss = (energy - target).square().sum() + (gradient + wanted).square().sum()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    return start, losses
+
+
+def test_gate_points_network_trains_the_same() -> None:
+    torch.manual_seed(0)
+    model = SimpleNetwork(
+        irreps_in="3x0e", irreps_out="1x0e", max_radius=4.0, num_neighbors=5.0, num_nodes=6.0, mul=8, layers=2, lmax=1
+    )
+    fast = copy.deepcopy(model)
+    assert accelerate(fast).replaced == 3
+    (start, losses), (wanted_start, wanted_losses) = train(fast), train(model)
+    assert_same(start, wanted_start)
+    assert losses == pytest.approx(wanted_losses, rel=1e-10)
+    assert losses[-1] < losses[0]
