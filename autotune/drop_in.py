@@ -7,7 +7,6 @@ e3nn's names. :func:`restore` puts e3nn's modules back.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +16,7 @@ from e3nn import o3
 
 from autotune.modules import TensorProduct
 from kernelgen.errors import EquituneError, ProblemError, UnsupportedError
-from kernelgen.problem import NORMALIZATIONS, TensorProductProblem
+from kernelgen.from_e3nn import problem_of
 
 # Largest relative difference from e3nn's own result that a replacement may have.
 TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-10}
@@ -114,6 +113,10 @@ class AcceleratedProduct(TensorProduct):
         """As :meth:`autotune.TensorProduct.forward`; weight may also be e3nn's list, a tensor a path."""
         return super().forward(x, y, self.original._prep_weights_python(weight))
 
+    def right(self, y: torch.Tensor, weight: Any = None) -> torch.Tensor:
+        """``e3nn.o3.TensorProduct.right``, by e3nn itself."""
+        return self.original.right(y, weight)
+
     def __getattr__(self, name: str) -> Any:
         try:
             return super().__getattr__(name)
@@ -140,34 +143,6 @@ class AcceleratedProduct(TensorProduct):
     def _load_from_state_dict(self, *arguments: Any) -> None:
         self.original._load_from_state_dict(*arguments)
         self._take_weight()
-
-
-def problem_of(module: o3.TensorProduct) -> TensorProductProblem:
-    """The problem that an e3nn product solves; UnsupportedError where no kernel is generated for it.
-
-    e3nn keeps the normalised coefficients only. The normalisation that gives them is found again, since tuned
-    schedules are filed under it; where none does, the coefficients themselves are the path weights.
-    """
-    irreps = (str(module.irreps_in1), str(module.irreps_in2), str(module.irreps_out))
-    coefficients = [i.path_weight for i in module.instructions]
-
-    def problem(weights: list[float], **normalizations: str) -> TensorProductProblem:
-        paths = [
-            (i.i_in1, i.i_in2, i.i_out, i.connection_mode, i.has_weight, weight)
-            for i, weight in zip(module.instructions, weights, strict=True)
-        ]
-        return TensorProductProblem.from_instructions(
-            *irreps, paths, shared_weights=module.shared_weights, **normalizations
-        )
-
-    for irrep, path in itertools.product(NORMALIZATIONS["irrep"], NORMALIZATIONS["path"]):
-        candidate = problem([1.0] * len(coefficients), irrep_normalization=irrep, path_normalization=path)
-        reference = candidate.reference(compile_left_right=False, compile_right=False)
-        if all(
-            abs(i.path_weight - c) <= 1e-9 * abs(c) for i, c in zip(reference.instructions, coefficients, strict=True)
-        ):
-            return candidate
-    return problem([c * c for c in coefficients], irrep_normalization="none", path_normalization="none")
 
 
 def _products(model: torch.nn.Module) -> Iterator[tuple[torch.nn.Module | None, str, str, torch.nn.Module]]:

@@ -10,8 +10,10 @@ channels, in instruction order. First and second derivatives work in every input
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import TypeAlias
+import math
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, TypeAlias
 
 import torch
 from e3nn import o3
@@ -19,12 +21,15 @@ from e3nn import o3
 from autotune.graphs import GraphClass
 from autotune.order_cache import OrderCache
 from autotune.tuned_module import Schedules, TunedModule
-from kernelgen.errors import InputError, ProblemError
+from kernelgen.errors import InputError, ProblemError, UnsupportedError
+from kernelgen.from_e3nn import problem_of
 from kernelgen.graph import EdgeOrder, check_indices, is_in_order
 from kernelgen.problem import TensorProductProblem
 
 Irreps: TypeAlias = "str | o3.Irreps"
+Variances: TypeAlias = "Sequence[float] | torch.Tensor | None"
 _ORDERS = OrderCache()
+_NO_RIGHT = "the right method (compile_right=True) is not generated; keep e3nn's module where you need it"
 
 
 def _check_last(name: str, tensor: torch.Tensor, expected: int) -> None:
@@ -32,14 +37,38 @@ def _check_last(name: str, tensor: torch.Tensor, expected: int) -> None:
         raise InputError(f"{name} has shape {tuple(tensor.shape)}; expected a last dimension of {expected}")
 
 
+def _with_variances(problem: TensorProductProblem, variances: tuple[Variances, ...]) -> TensorProductProblem:
+    """The problem whose path weights also undo the variances of its blocks, as e3nn does it."""
+    paths = [(p.in1, p.in2, p.out, "uvu", True, p.path_weight) for p in problem.instructions]
+    try:
+        module = o3.TensorProduct(
+            *(problem.irreps_in1, problem.irreps_in2, problem.irreps_out, paths, *variances),
+            irrep_normalization=problem.irrep_normalization,
+            path_normalization=problem.path_normalization,
+            shared_weights=problem.shared_weights,
+            compile_left_right=False,
+        )
+    except AssertionError as error:
+        raise ProblemError(f"in1_var, in2_var and out_var need one variance for each block: {error}") from error
+    return problem_of(module)
+
+
 class TensorProduct(TunedModule):
     """``e3nn.o3.TensorProduct`` for ``uvu`` instructions, edge by edge, from a tuned kernel.
 
-    irreps_in1, irreps_in2, irreps_out, instructions: as in e3nn, ``(in1, in2, out, "uvu", True[, path_weight])``.
-    shared_weights, internal_weights: as in e3nn. Shared weights are one row for all edges (the default); internal
-        weights are the parameter ``weight`` of the module (the default where weights are shared and there are any).
+    All arguments of e3nn's come first, in its order and with its defaults:
+
+    irreps_in1, irreps_in2, irreps_out, instructions: ``(in1, in2, out, "uvu", True[, path_weight])``.
+    in1_var, in2_var, out_var: variances of the blocks that the normalisation assumes, 1 by default.
     irrep_normalization: ``component`` (None), ``norm`` or ``none``. path_normalization: ``element`` (None), ``path``
         or ``none``.
+    shared_weights, internal_weights: Shared weights are one row for all edges (the default); internal weights are the
+        parameter ``weight`` of the module (the default where weights are shared and there are any).
+    compile_right: not generated, so True is an UnsupportedError. compile_left_right, _specialized_code,
+        _optimize_einsums: of e3nn's own code, without effect. normalization: irrep_normalization's former name.
+
+    Then those of Equitune:
+
     layout: of x and of the result, ``mul_ir`` (e3nn's: channel, then component) or ``ir_mul``.
     schedule: a Schedule for every direction, or some by direction name; None loads the best one known here.
     strict: a direction without a schedule tuned on this device is a TuningMissError; None asks ``$EQUITUNE_STRICT``.
@@ -58,11 +87,19 @@ class TensorProduct(TunedModule):
         irreps_in2: Irreps,
         irreps_out: Irreps,
         instructions: Iterable[Sequence],
-        *,
-        shared_weights: bool | None = None,
-        internal_weights: bool | None = None,
+        in1_var: Variances = None,
+        in2_var: Variances = None,
+        out_var: Variances = None,
         irrep_normalization: str | None = None,
         path_normalization: str | None = None,
+        internal_weights: bool | None = None,
+        shared_weights: bool | None = None,
+        compile_left_right: bool = True,
+        compile_right: bool = False,
+        normalization: str | None = None,
+        _specialized_code: bool | None = None,
+        _optimize_einsums: bool | None = None,
+        *,
         layout: str = "mul_ir",
         schedule: Schedules | None = None,
         strict: bool | None = None,
@@ -71,16 +108,24 @@ class TensorProduct(TunedModule):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
+        if compile_right:
+            raise UnsupportedError(_NO_RIGHT)
+        if normalization is not None:
+            warnings.warn("normalization is now irrep_normalization", DeprecationWarning, stacklevel=2)
+            irrep_normalization = normalization
         # The defaults of e3nn.o3.TensorProduct, in its order.
         if shared_weights is False and internal_weights is None:
             internal_weights = False
         shared = True if shared_weights is None else shared_weights
+        instructions = list(instructions)
         problem = TensorProductProblem.from_instructions(
             *(irreps_in1, irreps_in2, irreps_out, instructions),
             shared_weights=shared,
             irrep_normalization=irrep_normalization,
             path_normalization=path_normalization,
         )
+        if in1_var is not None or in2_var is not None or out_var is not None:
+            problem = _with_variances(problem, (in1_var, in2_var, out_var))
         if internal_weights is None:
             internal_weights = shared and bool(problem.paths)
         if internal_weights and not shared:
@@ -123,6 +168,23 @@ class TensorProduct(TunedModule):
         rows = [tensor.expand(*batch, tensor.shape[-1]).reshape(batch.numel(), tensor.shape[-1]) for tensor in batched]
         out = operator(rows[0], rows[1], weight if self.shared_weights else rows[2])
         return out.reshape(*batch, self.problem.dim_out)
+
+    def right(self, y: torch.Tensor, weight: torch.Tensor | None = None) -> torch.Tensor:
+        """Not generated: UnsupportedError."""
+        raise UnsupportedError(_NO_RIGHT)
+
+    def weight_view_for_instruction(self, instruction: int, weight: torch.Tensor | None = None) -> torch.Tensor:
+        """The weights of one instruction, a view ``[..., *path_shape]`` of ``weight`` or of the internal ones."""
+        return list(self.weight_views(weight))[instruction]
+
+    def weight_views(self, weight: torch.Tensor | None = None, yield_instruction: bool = False) -> Iterator[Any]:
+        """The weights of each instruction, or with yield_instruction (number, instruction, weights), as in e3nn."""
+        weight, offset = self._weight_for(weight), 0
+        for number, instruction in enumerate(self.instructions):
+            size = math.prod(instruction.path_shape)
+            view = weight.narrow(-1, offset, size).view(*weight.shape[:-1], *instruction.path_shape)
+            offset += size
+            yield (number, instruction, view) if yield_instruction else view
 
     def _weight_for(self, weight: torch.Tensor | None) -> torch.Tensor:
         if weight is None:

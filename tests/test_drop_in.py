@@ -12,8 +12,10 @@ import torch
 from e3nn import o3
 from e3nn.nn.models.v2106.gate_points_networks import SimpleNetwork
 
-from autotune import accelerate, drop_in, restore
-from autotune.drop_in import AcceleratedProduct, problem_of
+from autotune import TensorProduct, accelerate, drop_in, restore
+from autotune.drop_in import AcceleratedProduct
+from kernelgen.errors import ProblemError, UnsupportedError
+from kernelgen.from_e3nn import problem_of
 from kernelgen.problem import TensorProductProblem
 
 IRREPS = ("6x0e+3x1o", "0e+1o", "6x0e+3x1o+6x1o")
@@ -173,6 +175,38 @@ def test_attributes_and_weights_are_taken_as_e3nn_takes_them() -> None:
     assert model.first.output_mask is original.output_mask
     with pytest.raises(AttributeError, match="nothing_like_it"):
         _ = model.first.nothing_like_it
+
+
+def test_the_constructor_takes_what_e3nn_takes_in_its_order() -> None:
+    variances = ([2.0, 3.0], torch.tensor([1.0, 0.5]), [1.0, 4.0, 0.1])
+    arguments = (*IRREPS, PATHS[:3], *variances, "norm", "path", False, True, True, False)
+    ours, theirs = TensorProduct(*arguments), o3.TensorProduct(*arguments)
+    x, y, _ = inputs(Model())
+    w = torch.randn(theirs.weight_numel)
+    assert_same([ours(x, y, w)], [theirs(x, y, w)])
+    assert ours.instructions == theirs.instructions
+    assert_same([ours.weight_view_for_instruction(1, w)], [theirs.weight_view_for_instruction(1, w)], 0)
+    found, wanted = (list(tp.weight_views(w, yield_instruction=True)) for tp in (ours, theirs))
+    assert [a[:2] for a in found] == [b[:2] for b in wanted]
+    with pytest.warns(DeprecationWarning):
+        assert TensorProduct(*IRREPS, PATHS[:3], normalization="none").problem.irrep_normalization == "none"
+
+
+def test_the_right_method_is_refused_and_of_an_accelerated_module_e3nns() -> None:
+    with pytest.raises(UnsupportedError, match="compile_right=True"):
+        TensorProduct(*IRREPS, PATHS[:3], compile_right=True)
+    y = torch.randn(5, 4)
+    with pytest.raises(UnsupportedError, match="keep e3nn's module"):
+        TensorProduct(*IRREPS, PATHS[:3]).right(y)
+    model = holding(product(compile_right=True))
+    wanted = model["tp"].right(y)
+    assert accelerate(model).replaced == 1
+    assert_same([model["tp"].right(y)], [wanted], 0)
+
+
+def test_variances_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(ProblemError, match="one variance for each block"):
+        TensorProduct(*IRREPS, PATHS[:3], in1_var=[1.0])
 
 
 class Doubled(o3.TensorProduct):
