@@ -96,7 +96,7 @@ class AcceleratedProduct(TensorProduct):
         problem = problem_of(original)
         super().__init__(
             *(problem.irreps_in1, problem.irreps_in2, problem.irreps_out),
-            [(p.in1, p.in2, p.out, "uvu", True, p.path_weight) for p in problem.instructions],
+            problem.e3nn_instructions,
             shared_weights=problem.shared_weights,
             internal_weights=False,
             irrep_normalization=problem.irrep_normalization,

@@ -39,15 +39,9 @@ def _check_last(name: str, tensor: torch.Tensor, expected: int) -> None:
 
 def _with_variances(problem: TensorProductProblem, variances: tuple[Variances, ...]) -> TensorProductProblem:
     """The problem whose path weights also undo the variances of its blocks, as e3nn does it."""
-    paths = [(p.in1, p.in2, p.out, "uvu", True, p.path_weight) for p in problem.instructions]
+    names = ("in1_var", "in2_var", "out_var")
     try:
-        module = o3.TensorProduct(
-            *(problem.irreps_in1, problem.irreps_in2, problem.irreps_out, paths, *variances),
-            irrep_normalization=problem.irrep_normalization,
-            path_normalization=problem.path_normalization,
-            shared_weights=problem.shared_weights,
-            compile_left_right=False,
-        )
+        module = problem.reference(**dict(zip(names, variances, strict=True)), compile_left_right=False)
     except AssertionError as error:
         raise ProblemError(f"in1_var, in2_var and out_var need one variance for each block: {error}") from error
     return problem_of(module)
@@ -244,7 +238,7 @@ class TensorProductConv(TunedModule):
         if irreps_out is None or instructions is None:
             found = TensorProductProblem.channelwise(irreps_in1, irreps_in2, filter_irreps_out or "")
             irreps_out = found.irreps_out
-            instructions = [(path.in1, path.in2, path.out, "uvu", True) for path in found.instructions]
+            instructions = found.e3nn_instructions
         problem = TensorProductProblem.from_instructions(
             *(irreps_in1, irreps_in2, irreps_out, instructions),
             shared_weights=shared_weights,

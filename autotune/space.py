@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 # Groups beyond one an input block that are tried one by one: the best count is rarely a round number.
 FINE_GROUPS = 3
 # Estimated registers of a thread up to which a tiling is taken into the probes: two blocks of 128 threads fit.
-EASY_REGISTERS = 200
+TILING_REGISTERS = 200
 
 
 @dataclass(frozen=True)
@@ -206,7 +206,7 @@ def _tilings(space: Space) -> tuple[Schedule, ...]:
             if not all(value in space.knobs[knob] for knob, value in values.items()):
                 break
             schedule = space.schedule({**values, "path_groups": groups, "prefetch": "none", "stage_edges": 8})
-            if space.broken_limit(schedule) is None and _registers(space, schedule) <= EASY_REGISTERS:
+            if space.broken_limit(schedule) is None and _registers(space, schedule) <= TILING_REGISTERS:
                 found.append(schedule)
                 break
     return tuple(found)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kernelgen.grouping import Group
+from kernelgen.schedule import CudaSchedule
 
 if TYPE_CHECKING:
     from kernelgen.plan import Plan
@@ -29,8 +30,9 @@ class RowSpan:
 def row_spans(plan: Plan, group: Group) -> list[RowSpan]:
     """The pieces of an edge's rows that a team of this group loads, as far as the schedule asks for them."""
     schedule, slots = plan.spec.schedule, {name[-1] for name in plan.spec.direction.operands}
+    assert isinstance(schedule, CudaSchedule)
     found: list[RowSpan] = []
-    for span in _wanted(plan, group, getattr(schedule, "ahead", "none")):
+    for span in _wanted(plan, group, schedule.ahead):
         last = found[-1] if found else None
         if span.slot not in slots:
             continue

@@ -67,12 +67,11 @@ class GroupEmitter:
 
     def _channels(self) -> None:
         """Channels of a lane: from u on, C of them."""
-        tile = self.kernel.schedule.lanes * self.kernel.schedule.channels_per_thread
         self.put(
             f"constexpr int MUL = {self.group.mul};",
             f"const int first_channel = (unit - {self.first_unit}) * LANES * C;",
             "const int u = first_channel + team.lane * C;",
-            f"const bool active = {'true' if self.group.mul % tile == 0 else 'u < MUL'};",
+            f"const bool active = {'true' if self.group.mul % self.plan.tile == 0 else 'u < MUL'};",
         )
 
     def _finish_together(self) -> list[str]:

@@ -103,10 +103,9 @@ class Plan:
 
     def sums_of(self, group: Group) -> int:
         """CUDA: elements of :attr:`node_sums` that a team of a group holds."""
-        schedule, problem = self.spec.schedule, self.spec.problem
-        assert isinstance(schedule, CudaSchedule)
+        problem = self.spec.problem
         rows = {"x": [problem.in1[b].dim for b in group.in1], "g": [problem.out[b].dim for b in group.out], "": []}
-        return sum(rows[self.node_sums]) * schedule.channels_per_thread * schedule.lanes
+        return sum(rows[self.node_sums]) * self.tile
 
     @property
     def partial_y(self) -> int:

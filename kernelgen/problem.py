@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from e3nn import o3
@@ -250,13 +251,17 @@ class TensorProductProblem:
             offset += mul
         return tuple(resolved)
 
-    def reference(self, **options: bool) -> o3.TensorProduct:
+    @property
+    def e3nn_instructions(self) -> list[tuple[int, int, int, str, bool, float]]:
+        """The instructions as e3nn takes them."""
+        return [(path.in1, path.in2, path.out, "uvu", True, path.path_weight) for path in self.instructions]
+
+    def reference(self, **options: Any) -> o3.TensorProduct:
         """The same product as an ``e3nn.o3.TensorProduct`` (weights are passed in; options go to its constructor).
 
         It is built in float64, because e3nn rounds its coefficients to the default dtype when it is constructed;
         ``.to(torch.float32)`` gives the float32 product.
         """
-        instructions = [(ins.in1, ins.in2, ins.out, "uvu", True, ins.path_weight) for ins in self.instructions]
         default = torch.get_default_dtype()
         torch.set_default_dtype(torch.float64)
         try:
@@ -264,7 +269,7 @@ class TensorProductProblem:
                 self.irreps_in1,
                 self.irreps_in2,
                 self.irreps_out,
-                instructions,
+                self.e3nn_instructions,
                 shared_weights=self.shared_weights,
                 internal_weights=False,
                 irrep_normalization=self.irrep_normalization,

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import functools
+import io
+import pickle
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -124,3 +127,15 @@ def assert_matches_e3nn(
                 rows = relayout(rows, irreps[slot], to_ir_mul=False)
             errors[f"{direction} {slot}"] = relative_error(rows, wanted)
     assert max(errors.values()) < tolerance, f"{operator}: {errors}"
+
+
+def copied(module: torch.nn.Module, how: str) -> torch.nn.Module:
+    """A copy by ``deepcopy``, ``pickle`` or ``torch.save``."""
+    if how == "deepcopy":
+        return copy.deepcopy(module)
+    if how == "pickle":
+        return pickle.loads(pickle.dumps(module))
+    file = io.BytesIO()
+    torch.save(module, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)

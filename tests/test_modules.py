@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import copy
 import gc
-import io
-import pickle
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -13,6 +10,7 @@ import pytest
 import torch
 from database_samples import PROBLEM, entry, store
 from e3nn import o3
+from reference import copied
 
 from autotune import TensorProduct, TensorProductConv, database, modules
 from autotune.errors import TuningMissError
@@ -255,15 +253,7 @@ def test_copies_compute_the_same(how: str) -> None:
     product = TensorProduct(*IRREPS, INSTRUCTIONS).double()
     x, y = normal(5, product.irreps_in1.dim), normal(5, product.irreps_in2.dim)
     out = product(x, y)
-    if how == "deepcopy":
-        twin = copy.deepcopy(product)
-    elif how == "pickle":
-        twin = pickle.loads(pickle.dumps(product))
-    else:
-        file = io.BytesIO()
-        torch.save(product, file)
-        file.seek(0)
-        twin = torch.load(file, weights_only=False)
+    twin = copied(product, how)
     assert twin._operators == {} and product._operators != {}
     assert torch.equal(twin(x, y), out)
     assert twin.weight is not product.weight

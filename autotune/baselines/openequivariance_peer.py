@@ -25,7 +25,7 @@ def module(problem: TensorProductProblem, operation: str, dtype: str, layout: st
         problem.irreps_in1,
         problem.irreps_in2,
         problem.irreps_out,
-        [(ins.in1, ins.in2, ins.out, "uvu", True, ins.path_weight) for ins in problem.instructions],
+        problem.e3nn_instructions,
         shared_weights=problem.shared_weights,
         internal_weights=False,
         irrep_normalization=problem.irrep_normalization,
