@@ -17,8 +17,8 @@ from autotune.graphs import GraphSpec, Points
 from autotune.workload import Workload
 from kernelgen.direction import DIRECTIONS, fixed_order_parts
 from kernelgen.operators import Operator
-from kernelgen.plan import Spec
 from kernelgen.problem import TensorProductProblem
+from kernelgen.spec import Spec
 
 COMPILED_PEER = "e3nn-compiled"
 # e3nn is compiled with sizes left open, so any graph will do; a small one leaves room for every process.

@@ -20,8 +20,8 @@ from autotune.graphs import GraphClass
 from autotune.workload import Identity
 from kernelgen.direction import DIRECTIONS
 from kernelgen.errors import EquituneError
-from kernelgen.plan import BYTES
 from kernelgen.schedule import Schedule, schedule_from_dict
+from kernelgen.spec import BYTES
 
 CHOICES: dict[str, tuple[str, ...]] = {
     "operation": ("conv", "plain"),

@@ -30,9 +30,10 @@ from kernelgen.defaults import default_schedule
 from kernelgen.device import DeviceFacts
 from kernelgen.direction import DIRECTIONS, Direction, fixed_order_parts
 from kernelgen.errors import ProblemError, ScheduleError
-from kernelgen.plan import Spec, make_plan
+from kernelgen.plan import make_plan
 from kernelgen.problem import TensorProductProblem
 from kernelgen.schedule import SCHEDULES, Schedule
+from kernelgen.spec import Spec
 
 
 @dataclass(frozen=True)

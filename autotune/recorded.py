@@ -21,9 +21,9 @@ from autotune.space import Space
 from kernelgen.device import DeviceFacts
 from kernelgen.direction import DIRECTIONS
 from kernelgen.errors import EquituneError
-from kernelgen.plan import Spec
 from kernelgen.problem import TensorProductProblem
 from kernelgen.schedule import Schedule, schedule_from_dict
+from kernelgen.spec import Spec
 
 
 @dataclass(frozen=True)

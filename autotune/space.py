@@ -26,9 +26,10 @@ from kernelgen.defaults import SMALL_GRAPH_EDGES, default_schedule
 from kernelgen.device import DeviceFacts
 from kernelgen.direction import DIRECTIONS, Direction, fixed_order_parts
 from kernelgen.errors import ScheduleError
-from kernelgen.plan import Spec, estimate_registers, make_plan
+from kernelgen.plan import estimate_registers, make_plan
 from kernelgen.problem import TensorProductProblem
 from kernelgen.schedule import SCHEDULES, CudaSchedule, HostSchedule, Schedule, power_of_two_at_most
+from kernelgen.spec import Spec
 
 if TYPE_CHECKING:
     import optuna
@@ -97,6 +98,8 @@ class Space:
 
     def canonical(self, schedule: Schedule) -> Schedule:
         """Replace the values of knobs that have no effect on this kernel."""
+        if not self.spec.problem.is_channelwise:
+            return dataclasses.replace(self.default, **{knob: getattr(schedule, knob) for knob in self.knobs})
         changes: dict[str, Any] = {}
         fresh = type(schedule)()
         fused = schedule.fuse and self.spec.operation == "conv"
@@ -173,6 +176,8 @@ def search_space(
     blank = SCHEDULES[facts.backend]()
     spec = Spec(problem, direction, blank, operation, dtype, layout, "int64", facts, deterministic)
     default = default_schedule(spec, num_edges)
+    if not problem.is_channelwise:
+        return _space_of_pairs(dataclasses.replace(spec, schedule=default))
     knobs: dict[str, tuple] = {}
     if operation == "conv":
         knobs["accumulate"] = ("registers", "atomics")
@@ -189,6 +194,18 @@ def search_space(
     space = Space(dataclasses.replace(spec, schedule=default), MappingProxyType(knobs))
     space = dataclasses.replace(space, spec=dataclasses.replace(spec, schedule=space.canonical(default)))
     return dataclasses.replace(space, probes=(*_tilings(space), *_unfused(space)))
+
+
+def _space_of_pairs(spec: Spec) -> Space:
+    """Edge by edge, so only how many teams share a multiprocessor, or threads a host."""
+    if spec.facts.backend == "cpu":
+        return Space(spec, MappingProxyType({"threads": _threads(spec.facts)}))
+    return Space(spec, MappingProxyType({"block_size": (32, 64, 128, 256, 512), "min_blocks": (0, 2, 3, 4, 6, 8)}))
+
+
+def _threads(facts: DeviceFacts) -> tuple[int, ...]:
+    """All cores or half of them."""
+    return (0, facts.units // 2) if facts.units >= 4 else (0,)
 
 
 def _tilings(space: Space) -> tuple[Schedule, ...]:
@@ -238,12 +255,11 @@ def _path_groups(problem: TensorProductProblem) -> tuple[int, ...]:
 
 
 def _host_knobs(problem: TensorProductProblem, dtype: str, facts: DeviceFacts) -> dict[str, tuple]:
-    """Vectors from half a machine vector to four, none wider than the channels; all cores or half of them."""
+    """Vectors from half a machine vector to four, none wider than the channels."""
     lanes = facts.vector_bytes // (4 if dtype == "float32" else 8)
     widest = max(4, 2 * power_of_two_at_most(_multiplicities(problem)[-1]) - 1)
     blocks = [size for size in HostSchedule.choices["channel_block"] if lanes // 2 <= size <= min(widest, 4 * lanes)]
-    threads = (0, facts.units // 2) if facts.units >= 4 else (0,)
-    return {"channel_block": tuple(blocks) or (4,), "threads": threads}
+    return {"channel_block": tuple(blocks) or (4,), "threads": _threads(facts)}
 
 
 def _cuda_knobs(problem: TensorProductProblem, small: bool) -> dict[str, tuple]:

@@ -113,7 +113,7 @@ class Reference:
             "x": [block.mul * block.dim for block in self.problem.in1],
             "y": [block.mul * block.dim for block in self.problem.in2],
             "g": [block.mul * block.dim for block in self.problem.out],
-            "w": [path.mul for path in self.problem.paths],
+            "w": [self.problem.weights_of(path) for path in self.problem.paths],
         }[slot]
         worst = 0.0
         for out, ref in zip(output.split(widths, dim=-1), expected.split(widths, dim=-1), strict=True):

@@ -13,8 +13,8 @@ import torch
 from autotune.errors import ConfigError
 from autotune.graphs import OPERATIONS, Graph, GraphClass, GraphSpec, build_graph
 from kernelgen.direction import DIRECTIONS, Direction
-from kernelgen.plan import BYTES
 from kernelgen.problem import TensorProductProblem, blocks_of
+from kernelgen.spec import BYTES
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 LAYOUTS = ("mul_ir", "ir_mul")

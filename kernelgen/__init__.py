@@ -24,9 +24,10 @@ from kernelgen.errors import (
 )
 from kernelgen.graph import EdgeOrder, check_indices, edge_order
 from kernelgen.operators import Operator, build
-from kernelgen.plan import Spec, make_plan
+from kernelgen.plan import make_plan
 from kernelgen.problem import Instruction, TensorProductProblem
 from kernelgen.schedule import CudaSchedule, HostSchedule, Schedule, schedule_from_dict
+from kernelgen.spec import Spec
 from kernelgen.version import GENERATOR_VERSION, __version__
 
 __all__ = [

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 
 from kernelgen.ahead import row_spans
 from kernelgen.body import PathBody, path_body
-from kernelgen.plan import BYTES, Group, Plan
+from kernelgen.plan import Group, Plan
 from kernelgen.schedule import CudaSchedule
+from kernelgen.spec import BYTES
 from kernelgen.terms import PathTerms, path_terms
 
 # Buffers of node features by the side of the product that they belong to.

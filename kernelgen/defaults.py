@@ -8,9 +8,10 @@ from __future__ import annotations
 import dataclasses
 import itertools
 
-from kernelgen.errors import ScheduleError
-from kernelgen.plan import BYTES, Spec, estimate_registers, make_plan
+from kernelgen.errors import ScheduleError, UnsupportedError
+from kernelgen.plan import estimate_registers, make_plan
 from kernelgen.schedule import CudaSchedule, HostSchedule, Schedule, power_of_two_at_most
+from kernelgen.spec import BYTES, Spec
 
 # Edges up to which a graph leaves most of a GPU idle, so that each edge should have a worker of its own.
 SMALL_GRAPH_EDGES = 4096
@@ -23,6 +24,8 @@ def default_schedule(spec_without: Spec, num_edges: int | None = None) -> Schedu
 
     num_edges: of the graphs that it is for; None for large ones.
     """
+    if not spec_without.problem.is_channelwise:
+        return _default_of_pairs(spec_without)
     if spec_without.facts.backend == "cpu":
         return _default_host(spec_without)
     muls = {path.mul for path in spec_without.problem.paths}
@@ -73,6 +76,22 @@ def _cuda_sketch(spec: Spec, fewest_channels: int, num_edges: int | None) -> Cud
     return dataclasses.replace(
         small, accumulate="atomics", edges_per_chunk=1, stage_edges=4, prefetch="none", block_size=64
     )
+
+
+def _default_of_pairs(spec: Spec) -> Schedule:
+    """Edge by edge, as many teams a block as the shared memory holds."""
+    fuse = spec.operation == "plain"
+    if spec.facts.backend == "cpu":
+        return HostSchedule(fuse=fuse)
+    failure: ScheduleError | None = None
+    for block_size in (128, 64, 32):
+        schedule = CudaSchedule(fuse=fuse, block_size=block_size)
+        try:
+            make_plan(dataclasses.replace(spec, schedule=schedule, operation="plain"))
+            return schedule
+        except ScheduleError as error:
+            failure = error
+    raise UnsupportedError(f"one edge of this product does not fit a multiprocessor's shared memory: {failure}")
 
 
 def _default_order(spec: Spec) -> str:

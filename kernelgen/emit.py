@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
-from kernelgen.emit_cuda import emit_cuda
+from kernelgen.emit_cuda import emit_cuda, launch_geometry
 from kernelgen.emit_host import emit_host
-from kernelgen.plan import Plan
+from kernelgen.emit_pairs import emit_pairs, pair_geometry
+from kernelgen.pairs import PairPlan
+from kernelgen.plan import AnyPlan
 from kernelgen.source import Source
 
 
-def emit(plan: Plan) -> Source:
+def emit(plan: AnyPlan) -> Source:
     """Complete source of the one kernel that ``plan`` describes."""
+    if isinstance(plan, PairPlan):
+        return emit_pairs(plan)
     return emit_cuda(plan) if plan.spec.facts.backend == "cuda" else emit_host(plan)
+
+
+def geometry(plan: AnyPlan, num_edges: int, num_in: int, num_out: int) -> tuple[int, int, int]:
+    """Of a CUDA kernel: blocks, threads a block, and dynamic shared memory in bytes."""
+    if isinstance(plan, PairPlan):
+        return pair_geometry(plan, num_edges)
+    return launch_geometry(plan, num_edges, num_in, num_out)

@@ -14,9 +14,10 @@ from importlib import resources
 
 from kernelgen.cuda_group import GroupEmitter
 from kernelgen.cuda_memory import Facts
-from kernelgen.plan import BUFFERS, Plan, stage_elements, sums_elements
+from kernelgen.plan import Plan, stage_elements, sums_elements
 from kernelgen.schedule import CudaSchedule
 from kernelgen.source import ENTRY, Source
+from kernelgen.spec import BUFFERS
 
 
 @functools.cache

@@ -17,10 +17,11 @@ from pathlib import Path
 
 from kernelgen.body import PathBody, path_body
 from kernelgen.direction import OPERANDS
-from kernelgen.plan import BUFFERS, Group, Plan
+from kernelgen.plan import Group, Plan
 from kernelgen.problem import Block
 from kernelgen.schedule import HostSchedule
 from kernelgen.source import ENTRY, Source
+from kernelgen.spec import BUFFERS
 from kernelgen.terms import PathTerms, path_terms
 
 HEADERS = tuple(Path(__file__).parent / "include" / name for name in ("host_vectors.hpp", "host.hpp"))

@@ -19,12 +19,12 @@ from torch import Tensor
 
 from kernelgen.cache import Binary
 from kernelgen.compile import compile_source
-from kernelgen.emit import emit
-from kernelgen.emit_cuda import launch_geometry
+from kernelgen.emit import emit, geometry
 from kernelgen.errors import LaunchError, ToolMissingError
-from kernelgen.plan import BUFFERS, Plan, Spec, make_plan
+from kernelgen.plan import AnyPlan, make_plan
 from kernelgen.schedule import HostSchedule
 from kernelgen.source import Source
+from kernelgen.spec import BUFFERS, Spec
 
 # Dynamic shared memory above this has to be asked for, kernel by kernel.
 _SHARED_WITHOUT_ASKING = 48 * 1024
@@ -40,7 +40,7 @@ Run = Callable[[Sequence[int], int, int, int, int], None]
 class Kernel:
     """One kernel: its plan, its source and what it takes; loaded at the first launch, on any thread."""
 
-    def __init__(self, plan: Plan, source: Source, binary: Binary) -> None:
+    def __init__(self, plan: AnyPlan, source: Source, binary: Binary) -> None:
         self.plan = plan
         self.source = source
         self.binary = binary
@@ -74,7 +74,7 @@ def load_kernel(spec: Spec) -> Kernel:
     return Kernel(plan, source, compile_source(source, spec.facts))
 
 
-def _load_host(plan: Plan, binary: Binary, entry: str) -> Run:
+def _load_host(plan: AnyPlan, binary: Binary, entry: str) -> Run:
     try:
         function = getattr(ctypes.CDLL(str(binary.path)), entry)
     except (OSError, AttributeError) as error:
@@ -93,7 +93,7 @@ def _load_host(plan: Plan, binary: Binary, entry: str) -> Run:
     return run
 
 
-def _load_cuda(plan: Plan, binary: Binary, entry: str) -> Run:
+def _load_cuda(plan: AnyPlan, binary: Binary, entry: str) -> Run:
     try:
         from cuda.core import ObjectCode
     except ImportError as error:
@@ -142,7 +142,7 @@ def _launch_function() -> Any:
 class _CudaRun:
     """Launches one CUDA kernel on torch's current stream of a device."""
 
-    def __init__(self, plan: Plan, kernel: Any) -> None:
+    def __init__(self, plan: AnyPlan, kernel: Any) -> None:
         self._plan = plan
         self._kernel = kernel  # keeps the module loaded
         self._handle = int(kernel.handle)
@@ -155,12 +155,12 @@ class _CudaRun:
             with torch.cuda.device(device):
                 return self(pointers, num_edges, num_in, num_out, device)
         sizes = (num_edges, num_in, num_out)
-        geometry = self._geometry.get(sizes)
-        if geometry is None:
+        shape = self._geometry.get(sizes)
+        if shape is None:
             if len(self._geometry) >= _KEPT_GEOMETRIES:  # graphs of ever-changing size would grow it for good
                 self._geometry.clear()
-            geometry = self._geometry[sizes] = launch_geometry(self._plan, *sizes)
-        grid, block, shared = geometry
+            shape = self._geometry[sizes] = geometry(self._plan, *sizes)
+        grid, block, shared = shape
         if shared > _SHARED_WITHOUT_ASKING and device not in self._allowed:
             self._allow_shared(device, shared)
         packed = _arguments

@@ -20,14 +20,15 @@ from kernelgen.defaults import default_schedule
 from kernelgen.device import device_facts
 from kernelgen.direction import DIRECTIONS, Direction, backward, double_backward, fixed_order_parts, forward
 from kernelgen.emit import emit
-from kernelgen.errors import InputError, ProblemError, ScheduleError
+from kernelgen.errors import InputError, ProblemError, ScheduleError, UnsupportedError
 from kernelgen.graph import EdgeOrder, is_in_order, order_by
 from kernelgen.launch import load_kernel
 from kernelgen.library import OPERATORS, resolve
-from kernelgen.plan import Spec, make_plan
+from kernelgen.plan import make_plan
 from kernelgen.problem import TensorProductProblem
 from kernelgen.runner import Runner, SplitRunner
 from kernelgen.schedule import SCHEDULES, Schedule, schedule_from_dict
+from kernelgen.spec import Spec
 
 DTYPES = {torch.float32: "float32", torch.float64: "float64"}
 INDEX_DTYPES = {torch.int32: "int32", torch.int64: "int64"}
@@ -92,6 +93,11 @@ class Operator:
     ) -> None:
         if dtype not in DTYPES:
             raise InputError(f"dtype is {dtype}; expected torch.float32 or torch.float64")
+        if deterministic and operation == "conv" and not problem.is_channelwise:
+            raise UnsupportedError(
+                "deterministic convolutions are generated for weighted uvu paths with one copy of the second input; "
+                "use the plain product and sum its rows yourself in a fixed order"
+            )
         self.problem = problem
         self.operation = operation
         self.dtype = dtype

@@ -10,58 +10,16 @@ import dataclasses
 from dataclasses import dataclass
 
 from kernelgen.ahead import broken_span
-from kernelgen.device import DeviceFacts
-from kernelgen.direction import OPERANDS, Direction
 from kernelgen.errors import ScheduleError, UnsupportedError
 from kernelgen.grouping import Group, group_paths
-from kernelgen.problem import TensorProductProblem
-from kernelgen.schedule import CudaSchedule, HostSchedule, Schedule
+from kernelgen.pairs import PairPlan, pair_plan
+from kernelgen.schedule import CudaSchedule, HostSchedule
+from kernelgen.spec import BYTES, Spec
 from kernelgen.terms import EdgeValue, edge_slots, path_terms
 
-BYTES = {"float32": 4, "float64": 8}
-# Pointer arguments of every kernel, in this order; null where a direction does not use one.
-BUFFERS = (
-    *OPERANDS,
-    *("out_x", "out_y", "out_w", "out_g"),
-    *("sender", "receiver", "spans", "perm"),
-)
 MAX_REGISTERS = 255
 # A schedule may be estimated at this many times the registers of a thread: more only spills.
 REGISTER_SLACK = 1.5
-
-
-@dataclass(frozen=True)
-class Spec:
-    """All that determines one kernel's source.
-
-    operation: ``conv`` (gather by sender, product, sum by receiver) or ``plain`` (edge by edge).
-    layout: of node features and outputs, ``mul_ir`` (e3nn's: channel, then component) or ``ir_mul``.
-    index: dtype of sender and receiver. facts: the device compiled for. deterministic: no sum may depend on which
-    worker comes first.
-    """
-
-    problem: TensorProductProblem
-    direction: Direction
-    schedule: Schedule
-    operation: str
-    dtype: str
-    layout: str
-    index: str
-    facts: DeviceFacts
-    deterministic: bool = False
-
-    def __post_init__(self) -> None:
-        checks = (
-            ("operation", ("conv", "plain")),
-            ("dtype", tuple(BYTES)),
-            ("layout", ("mul_ir", "ir_mul")),
-            ("index", ("int32", "int64")),
-        )
-        for name, allowed in checks:
-            if getattr(self, name) not in allowed:
-                raise ScheduleError(f"{name} is {getattr(self, name)!r}; expected one of {allowed}")
-        if self.schedule.backend != self.facts.backend:
-            raise ScheduleError(f"a {self.schedule.backend} schedule cannot run on {self.facts.name}")
 
 
 @dataclass(frozen=True)
@@ -133,8 +91,18 @@ class Plan:
         return sum(self.tiles(group) for group in self.groups)
 
 
-def make_plan(spec: Spec) -> Plan:
+AnyPlan = Plan | PairPlan
+
+
+def make_plan(spec: Spec) -> AnyPlan:
     """The plan of a spec, or ScheduleError with the broken limit."""
+    schedule = spec.schedule
+    if isinstance(schedule, HostSchedule) and schedule.threads > spec.facts.units:
+        raise ScheduleError(f"threads={schedule.threads} exceeds the {spec.facts.units} cores of {spec.facts.name}")
+    return _channel_plan(spec) if spec.problem.is_channelwise else pair_plan(spec)
+
+
+def _channel_plan(spec: Spec) -> Plan:
     problem, schedule = spec.problem, spec.schedule
     groups = group_paths(problem, schedule.path_groups) if problem.paths else ()
     exclusive_in1 = frozenset(
@@ -148,8 +116,6 @@ def make_plan(spec: Spec) -> Plan:
         _check_deterministic(plan)
     if isinstance(schedule, CudaSchedule):
         plan = _check_cuda(plan, schedule)
-    elif isinstance(schedule, HostSchedule) and schedule.threads > spec.facts.units:
-        raise ScheduleError(f"threads={schedule.threads} exceeds the {spec.facts.units} cores of {spec.facts.name}")
     return dataclasses.replace(plan, zeroed=_zeroed(plan))
 
 
@@ -204,8 +170,13 @@ def _blocks_of(spec: Spec, side: str) -> range:
     return range(len(getattr(spec.problem, side)))
 
 
-def estimate_registers(plan: Plan) -> int:
-    """32-bit registers a thread of the widest group holds across its loop (CUDA): sums, operands, edge rows."""
+def estimate_registers(plan: AnyPlan) -> int:
+    """32-bit registers a thread of the widest group holds across its loop (CUDA): sums, operands, edge rows.
+
+    Of a pair plan 0: what an edge needs lies in shared memory.
+    """
+    if isinstance(plan, PairPlan):
+        return 0
     spec, schedule = plan.spec, plan.spec.schedule
     assert isinstance(schedule, CudaSchedule)
     problem, operands, live = spec.problem, spec.direction.operands, spec.direction.live_outputs

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,19 +11,10 @@ from typing import Any
 import torch
 from e3nn import o3
 
-from kernelgen.errors import ProblemError, UnsupportedError
+from kernelgen.errors import ProblemError
+from kernelgen.modes import MODES, Instruction, Mode
 
 NORMALIZATIONS = {"irrep": ("component", "norm", "none"), "path": ("element", "path", "none")}
-
-
-@dataclass(frozen=True)
-class Instruction:
-    """One path as the user gives it: block indices into the three irreps and e3nn's ``path_weight``."""
-
-    in1: int
-    in2: int
-    out: int
-    path_weight: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -41,7 +33,10 @@ class Block:
 
 @dataclass(frozen=True)
 class Path:
-    """One resolved path: ``coefficient`` is e3nn's path and irrep normalisation, ``weight_offset`` its first weight."""
+    """One resolved path: ``coefficient`` is e3nn's path and irrep normalisation, ``weight_offset`` its first weight.
+
+    mul: channels of the first input. mode, has_weight: as in the instruction.
+    """
 
     index: int
     in1: int
@@ -50,6 +45,8 @@ class Path:
     mul: int
     coefficient: float
     weight_offset: int
+    mode: str = "uvu"
+    has_weight: bool = True
 
 
 def parse_irreps(text: str | o3.Irreps, what: str) -> o3.Irreps:
@@ -74,7 +71,7 @@ def blocks_of(irreps: str) -> tuple[Block, ...]:
 
 @dataclass(frozen=True)
 class TensorProductProblem:
-    """A ``uvu`` tensor product: every channel u of a first-input block meets the one copy v of a second-input block.
+    """A tensor product of any of e3nn's connection modes (``kernelgen.modes``).
 
     Fields are canonical texts and tuples, so equal problems compare and hash equal. ``key`` is the stable text
     form; :meth:`from_key` reads it back.
@@ -110,10 +107,15 @@ class TensorProductProblem:
         if ir3 not in ir1 * ir2:
             allowed = ", ".join(str(ir) for ir in ir1 * ir2)
             raise ProblemError(f"{instruction}: {ir1} x {ir2} does not contain {ir3}; selection rules allow {allowed}")
-        if mul1 != mul3:
-            raise ProblemError(f"{instruction}: mode uvu keeps the channels, but in1 has {mul1} and out has {mul3}")
-        if mul2 != 1:
-            raise UnsupportedError(f"{instruction}: the second input has {mul2} copies of {ir2}; one copy is supported")
+        mode = MODES.get(instruction.mode)
+        if mode is None:
+            raise ProblemError(f"{instruction}: mode is {instruction.mode!r}; expected one of {tuple(MODES)}")
+        if not mode.fits(mul1, mul2, mul3):
+            raise ProblemError(
+                f"{instruction}: mode {mode.name} needs {mode.rule}; in1 has {mul1} copies, in2 {mul2}, out {mul3}"
+            )
+        if not instruction.has_weight and (mode.needs_weight or (mode.result == "w" and mul3 != 1)):
+            raise ProblemError(f"{instruction}: mode {mode.name} needs weights (has_weight=True)")
 
     @classmethod
     def from_instructions(
@@ -127,21 +129,15 @@ class TensorProductProblem:
         irrep_normalization: str | None = "component",
         path_normalization: str | None = "element",
     ) -> TensorProductProblem:
-        """From e3nn-style instructions ``(in1, in2, out, mode, has_weight[, path_weight])``.
-
-        Raises UnsupportedError for a mode other than ``uvu`` and for paths without weights.
-        """
+        """From e3nn-style instructions ``(in1, in2, out, mode, has_weight[, path_weight])``."""
         parsed = []
         for given in instructions:
             given = tuple(given)
             if not 5 <= len(given) <= 6:
                 raise ProblemError(f"instruction {given}: expected (in1, in2, out, mode, has_weight[, path_weight])")
             in1, in2, out, mode, has_weight = given[:5]
-            if mode != "uvu":
-                raise UnsupportedError(f"instruction {given}: mode {mode!r} is not generated; expected 'uvu'")
-            if not has_weight:
-                raise UnsupportedError(f"instruction {given}: paths without weights are not generated")
-            parsed.append(Instruction(int(in1), int(in2), int(out), float(given[5]) if len(given) == 6 else 1.0))
+            path_weight = float(given[5]) if len(given) == 6 else 1.0
+            parsed.append(Instruction(int(in1), int(in2), int(out), path_weight, str(mode), bool(has_weight)))
         return cls(
             str(parse_irreps(irreps_in1, "irreps_in1")),
             str(parse_irreps(irreps_in2, "irreps_in2")),
@@ -186,30 +182,29 @@ class TensorProductProblem:
     @property
     def key(self) -> str:
         """Stable text form, equal for equal problems, readable by :meth:`from_key`."""
-        paths = ",".join(
-            f"{ins.in1}.{ins.in2}.{ins.out}" + ("" if ins.path_weight == 1.0 else f"*{ins.path_weight!r}")
-            for ins in self.instructions
-        )
+        paths = ",".join(instruction.text for instruction in self.instructions)
         weights = "shared" if self.shared_weights else "per-edge"
         return "|".join(
-            ["uvu", self.irreps_in1, self.irreps_in2, self.irreps_out, paths, weights]
+            [self._kind, self.irreps_in1, self.irreps_in2, self.irreps_out, paths, weights]
             + [self.irrep_normalization, self.path_normalization]
         )
+
+    @property
+    def _kind(self) -> str:
+        return "uvu" if all(ins.mode == "uvu" and ins.has_weight for ins in self.instructions) else "tp"
 
     @classmethod
     def from_key(cls, key: str) -> TensorProductProblem:
         """Inverse of :attr:`key`; ProblemError if the text is not one."""
         parts = key.split("|")
-        if len(parts) != 8 or parts[0] != "uvu" or parts[5] not in ("shared", "per-edge"):
+        if len(parts) != 8 or parts[0] not in ("uvu", "tp") or parts[5] not in ("shared", "per-edge"):
             raise ProblemError(f"{key!r} is not a problem key; expected 'uvu|in1|in2|out|paths|weights|norm|norm'")
-        instructions = []
         try:
-            for text in filter(None, parts[4].split(",")):
-                blocks, _, weight = text.partition("*")
-                in1, in2, out = (int(number) for number in blocks.split("."))
-                instructions.append(Instruction(in1, in2, out, float(weight or 1.0)))
+            instructions = [Instruction.from_text(text) for text in filter(None, parts[4].split(","))]
         except ValueError as error:
-            raise ProblemError(f"{key!r} has a malformed path list; expected 'in1.in2.out[*weight],...'") from error
+            raise ProblemError(
+                f"{key!r} has a malformed path list; expected 'in1.in2.out[:mode[-]][*weight],...'"
+            ) from error
         return cls(parts[1], parts[2], parts[3], tuple(instructions), parts[5] == "shared", parts[6], parts[7])
 
     @functools.cached_property
@@ -238,8 +233,24 @@ class TensorProductProblem:
 
     @functools.cached_property
     def weight_numel(self) -> int:
-        """Weights a row: ``mul`` for each path, in instruction order."""
-        return sum(self.in1[ins.in1].mul for ins in self.instructions)
+        """Weights a row: those of each path that has some, in instruction order."""
+        return sum(self.weights_of(ins) for ins in self.instructions)
+
+    @functools.cached_property
+    def is_channelwise(self) -> bool:
+        """Every path is a weighted ``uvu`` with one copy of the second input: the products of MACE and NequIP."""
+        return all(ins.mode == "uvu" and ins.has_weight and self.in2[ins.in2].mul == 1 for ins in self.instructions)
+
+    def mode(self, path: Path | Instruction) -> Mode:
+        return MODES[path.mode]
+
+    def muls(self, path: Path | Instruction) -> tuple[int, int, int]:
+        """Copies of the blocks of a path."""
+        return self.in1[path.in1].mul, self.in2[path.in2].mul, self.out[path.out].mul
+
+    def weights_of(self, ins: Path | Instruction) -> int:
+        """Weights of one path."""
+        return math.prod(MODES[ins.mode].shape(*self.muls(ins))) if ins.has_weight else 0
 
     @functools.cached_property
     def paths(self) -> tuple[Path, ...]:
@@ -247,14 +258,15 @@ class TensorProductProblem:
         resolved, offset = [], 0
         for index, (ins, coefficient) in enumerate(zip(self.instructions, self._path_weights(), strict=True)):
             mul = self.in1[ins.in1].mul
-            resolved.append(Path(index, ins.in1, ins.in2, ins.out, mul, coefficient, offset))
-            offset += mul
+            kind = (ins.mode, ins.has_weight)
+            resolved.append(Path(index, ins.in1, ins.in2, ins.out, mul, coefficient, offset, *kind))
+            offset += self.weights_of(ins)
         return tuple(resolved)
 
     @property
     def e3nn_instructions(self) -> list[tuple[int, int, int, str, bool, float]]:
         """The instructions as e3nn takes them."""
-        return [(path.in1, path.in2, path.out, "uvu", True, path.path_weight) for path in self.instructions]
+        return [(i.in1, i.in2, i.out, i.mode, i.has_weight, i.path_weight) for i in self.instructions]
 
     def reference(self, **options: Any) -> o3.TensorProduct:
         """The same product as an ``e3nn.o3.TensorProduct`` (weights are passed in; options go to its constructor).

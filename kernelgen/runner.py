@@ -18,7 +18,7 @@ from kernelgen.direction import OPERANDS
 from kernelgen.graph import NO_ORDER, order_by
 from kernelgen.host_memory import empty
 from kernelgen.launch import Kernel, load_kernel
-from kernelgen.plan import BUFFERS, Spec
+from kernelgen.spec import BUFFERS, Spec
 
 # Elements up to which outputs that start from zero share one allocation: one launch instead of several.
 SMALL_OUTPUTS = 1 << 18

@@ -9,13 +9,17 @@ __version__ = "0.1.0"
 
 # What determines the text of a generated kernel; a change in any of these makes a new generator version.
 _GENERATOR_MODULES = (
+    "modes",
     "problem",
+    "spec",
     "terms",
     "direction",
     "body",
     "grouping",
     "ahead",
     "plan",
+    "pairs",
+    "pair_weights",
     "source",
     "cuda_memory",
     "cuda_edge",

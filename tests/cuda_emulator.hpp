@@ -16,7 +16,7 @@
 using std::min;
 
 struct Dim { unsigned x; };
-static Dim threadIdx, blockIdx;
+static Dim threadIdx, blockIdx, gridDim;
 __align__(16) unsigned char shared_bytes[256 * 1024];
 
 static const int WARP = 32, MOST = 512, STACK = 1 << 18;
@@ -93,6 +93,7 @@ extern "C" void emulate(const void** pointers, long long edges, long long in, lo
     std::vector<std::unique_ptr<char[]>> stacks(threads);
     for (auto& stack : stacks) stack.reset(new char[STACK]);
     threads_in_block = threads;
+    gridDim.x = blocks;
     for (int block = 0; block < blocks; ++block) {
         for (int l = 0; l < threads; ++l) {
             finished[l] = false, arrived[l] = arrived_in_block[l] = 0;

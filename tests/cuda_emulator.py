@@ -8,16 +8,24 @@ import tempfile
 from pathlib import Path
 
 import torch
+from reference import Case, relayout
 
-from kernelgen.emit_cuda import emit_cuda, launch_geometry
-from kernelgen.plan import BUFFERS, Plan
+from kernelgen.device import cuda_facts
+from kernelgen.direction import Direction
+from kernelgen.emit import emit, geometry
+from kernelgen.graph import longest_first
+from kernelgen.plan import AnyPlan, make_plan
+from kernelgen.schedule import CudaSchedule
+from kernelgen.spec import BUFFERS, Spec
+
+FACTS = cuda_facts("sm_90")
 
 
-def emulate(plan: Plan, buffers: dict[str, torch.Tensor], num_edges: int, num_in: int, num_out: int) -> None:
+def emulate(plan: AnyPlan, buffers: dict[str, torch.Tensor], num_edges: int, num_in: int, num_out: int) -> None:
     """Execute every lane of every block; outputs in ``buffers`` are written in place."""
     with tempfile.TemporaryDirectory() as folder:
         text, library = Path(folder) / "kernel.inc", Path(folder) / "kernel.so"
-        text.write_text(emit_cuda(plan).text)
+        text.write_text(emit(plan).text)
         shim = Path(__file__).with_name("cuda_emulator.hpp")
         command = ["g++", "-x", "c++", "-std=c++17", "-O1", "-w", "-shared", "-fPIC", f'-DKERNEL_TEXT="{text}"']
         subprocess.run([*command, str(shim), "-o", str(library)], check=True)
@@ -25,10 +33,55 @@ def emulate(plan: Plan, buffers: dict[str, torch.Tensor], num_edges: int, num_in
         pointers = (ctypes.c_void_p * len(BUFFERS))(
             *(buffers[name].data_ptr() if name in buffers else None for name in BUFFERS)
         )
-        blocks, threads, _ = launch_geometry(plan, num_edges, num_in, num_out)
+        blocks, threads, _ = geometry(plan, num_edges, num_in, num_out)
         function(
             pointers,
             *(ctypes.c_longlong(n) for n in (num_edges, num_in, num_out)),
             ctypes.c_int(blocks),
             ctypes.c_int(threads),
         )
+
+
+def run_direction(
+    case: Case,
+    direction: Direction,
+    operation: str,
+    layout: str,
+    dtype: str,
+    schedule: CudaSchedule,
+    deterministic: bool = False,
+) -> dict[str, torch.Tensor]:
+    """Execute one direction in the emulator and return {slot: result in mul_ir}."""
+    problem = case.problem
+    real = getattr(torch, dtype)
+    spec = Spec(problem, direction, schedule, operation, dtype, layout, "int64", FACTS, deterministic)
+    plan = make_plan(spec)
+    irreps = {"x": problem.irreps_in1, "g": problem.irreps_out}
+    buffers = {}
+    for name in direction.operands:
+        rows = case.tensors[name]
+        if layout == "ir_mul" and name[-1] in irreps:
+            rows = relayout(rows, irreps[name[-1]], to_ir_mul=True)
+        buffers[name] = rows.to(real).contiguous()
+    for slot in direction.outputs:
+        empty = 0.0 if f"out_{slot}" in plan.zeroed else float("nan")
+        shape = tuple(case.tensors[slot].shape)
+        if slot == "y" and plan.partial_y:
+            shape = (shape[0], plan.partial_y, shape[1])
+        buffers[f"out_{slot}"] = torch.full(shape, empty, dtype=real)
+    edges = len(case.tensors["y"])
+    if case.sender is not None and case.receiver is not None:
+        buffers |= {"sender": case.sender, "receiver": case.receiver}
+        by, count = (case.sender, len(case.tensors["x"])) if plan.owner == "sender" else (case.receiver, case.num_out)
+        order = torch.argsort(by, stable=True)
+        bounds = torch.searchsorted(by[order], torch.arange(count + 1))
+        spans = torch.stack((torch.arange(count), bounds[:-1], bounds[1:]), 1).int()
+        buffers |= {"perm": order.int(), "spans": longest_first(spans)}
+    emulate(plan, buffers, edges, len(case.tensors["x"]), case.num_out)
+    results = {}
+    for slot in direction.outputs:
+        rows = buffers[f"out_{slot}"]
+        if slot == "y" and plan.partial_y:
+            rows = rows.sum(1)
+        results[slot] = relayout(rows, irreps[slot], to_ir_mul=False) if layout == "ir_mul" and slot in irreps else rows
+    return results

@@ -9,8 +9,9 @@ from kernelgen.ahead import RowSpan, row_spans
 from kernelgen.device import cuda_facts
 from kernelgen.direction import DIRECTIONS
 from kernelgen.errors import ScheduleError
-from kernelgen.plan import Plan, Spec, make_plan
+from kernelgen.plan import Plan, make_plan
 from kernelgen.schedule import CudaSchedule
+from kernelgen.spec import Spec
 
 UNEQUAL = TensorProductProblem.channelwise("128x0e+64x1o+32x2e", "0e+1o+2e", "0e+1o+2e")
 

@@ -5,63 +5,15 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-import torch
-from cuda_emulator import emulate
-from reference import Case, expected, make_case, relative_error, relayout
+from cuda_emulator import run_direction as run
+from reference import expected, make_case, relative_error
 
 from kernelgen import TensorProductProblem
 from kernelgen.device import cuda_facts
-from kernelgen.direction import DIRECTIONS, Direction, fixed_order_parts
-from kernelgen.graph import longest_first
-from kernelgen.plan import Spec, make_plan
+from kernelgen.direction import DIRECTIONS, fixed_order_parts
 from kernelgen.schedule import CudaSchedule
 
 FACTS = cuda_facts("sm_90")
-
-
-def run(
-    case: Case,
-    direction: Direction,
-    operation: str,
-    layout: str,
-    dtype: str,
-    schedule: CudaSchedule,
-    deterministic=False,
-):
-    """Execute one direction in the emulator and return {slot: result in mul_ir}."""
-    problem = case.problem
-    real = getattr(torch, dtype)
-    spec = Spec(problem, direction, schedule, operation, dtype, layout, "int64", FACTS, deterministic)
-    plan = make_plan(spec)
-    irreps = {"x": problem.irreps_in1, "g": problem.irreps_out}
-    buffers = {}
-    for name in direction.operands:
-        rows = case.tensors[name]
-        if layout == "ir_mul" and name[-1] in irreps:
-            rows = relayout(rows, irreps[name[-1]], to_ir_mul=True)
-        buffers[name] = rows.to(real).contiguous()
-    for slot in direction.outputs:
-        empty = 0.0 if f"out_{slot}" in plan.zeroed else float("nan")
-        shape = tuple(case.tensors[slot].shape)
-        if slot == "y" and plan.partial_y:
-            shape = (shape[0], plan.partial_y, shape[1])
-        buffers[f"out_{slot}"] = torch.full(shape, empty, dtype=real)
-    edges = len(case.tensors["y"])
-    if case.sender is not None and case.receiver is not None:
-        buffers |= {"sender": case.sender, "receiver": case.receiver}
-        by, count = (case.sender, len(case.tensors["x"])) if plan.owner == "sender" else (case.receiver, case.num_out)
-        order = torch.argsort(by, stable=True)
-        bounds = torch.searchsorted(by[order], torch.arange(count + 1))
-        spans = torch.stack((torch.arange(count), bounds[:-1], bounds[1:]), 1).int()
-        buffers |= {"perm": order.int(), "spans": longest_first(spans)}
-    emulate(plan, buffers, edges, len(case.tensors["x"]), case.num_out)
-    results = {}
-    for slot in direction.outputs:
-        rows = buffers[f"out_{slot}"]
-        if slot == "y" and plan.partial_y:
-            rows = rows.sum(1)
-        results[slot] = relayout(rows, irreps[slot], to_ir_mul=False) if layout == "ir_mul" and slot in irreps else rows
-    return results
 
 
 MEDIUM = ("32x0e+32x1o", "0e+1o+2e+3o", "0e+1o+2e+3o")

@@ -14,7 +14,8 @@ from kernelgen.direction import DIRECTIONS, Direction, backward, forward
 from kernelgen.emit_host import emit_host
 from kernelgen.graph import edge_order
 from kernelgen.launch import load_kernel
-from kernelgen.plan import Spec, make_plan
+from kernelgen.plan import make_plan
+from kernelgen.spec import Spec
 
 MACE = TensorProductProblem.channelwise("128x0e+128x1o", "0e+1o+2e+3o", "0e+1o+2e+3o")
 SMALL = TensorProductProblem.channelwise("5x0e+5x1o", "0e+1o", "0e+1o+2e")

@@ -18,9 +18,9 @@ from kernelgen.defaults import default_schedule
 from kernelgen.device import DeviceFacts, cuda_facts, device_facts
 from kernelgen.direction import DIRECTIONS
 from kernelgen.errors import ProblemError
-from kernelgen.plan import Spec
 from kernelgen.problem import TensorProductProblem
 from kernelgen.schedule import CudaSchedule, HostSchedule
+from kernelgen.spec import Spec
 
 SCHEDULES = [HostSchedule(path_groups=2, channel_block=block) for block in (4, 8, 16, 32)]
 

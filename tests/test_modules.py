@@ -17,7 +17,7 @@ from autotune.errors import TuningMissError
 from autotune.order_cache import OrderCache
 from kernelgen.device import device_facts
 from kernelgen.direction import DIRECTIONS
-from kernelgen.errors import InputError, ProblemError, ScheduleError, UnsupportedError
+from kernelgen.errors import InputError, ProblemError, ScheduleError
 from kernelgen.graph import edge_order
 from kernelgen.operators import Operator, build
 from kernelgen.schedule import CudaSchedule, HostSchedule
@@ -418,8 +418,8 @@ def test_disagreeing_arguments_are_told() -> None:
         small_conv(graph_class="plain-e10")
     with pytest.raises(ProblemError, match="forwards"):
         small_conv(schedule={"forwards": HostSchedule(path_groups=2)})
-    with pytest.raises(UnsupportedError, match="uvw"):
-        TensorProduct("8x0e", "0e", "8x0e", [(0, 0, 0, "uvw", True)])
+    with pytest.raises(ProblemError, match="mode is 'uwv'"):
+        TensorProduct("8x0e", "0e", "8x0e", [(0, 0, 0, "uwv", True)])
     with pytest.raises(ScheduleError, match="cuda"):
         small_conv(schedule=CudaSchedule(), device="cpu")
 

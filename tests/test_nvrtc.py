@@ -13,8 +13,9 @@ from kernelgen.defaults import default_schedule
 from kernelgen.device import cuda_facts
 from kernelgen.direction import DIRECTIONS
 from kernelgen.emit import emit
-from kernelgen.plan import Spec, make_plan
+from kernelgen.plan import make_plan
 from kernelgen.schedule import CudaSchedule
+from kernelgen.spec import Spec
 
 SUITE = load_problems()
 

@@ -1,0 +1,61 @@
+// The hand-written part of a kernel of pairs: a team works through one edge, all it needs in its scratch memory.
+// The emitter defines before it: Real, MUL_IR (layout of feature rows) and, for a GPU, ON_GPU. A team is a warp there
+// and a thread on the host.
+#ifdef ON_GPU
+#define DEVICE __device__ __forceinline__
+#define UNROLL _Pragma("unroll")
+#define SOME_ROWS _Pragma("unroll 4")
+constexpr int LANES = 32;
+
+struct Team {
+    int lane;
+    DEVICE void sync() const { __syncwarp(0xffffffffu); }
+    DEVICE Real from(Real value, int other) const { return __shfl_sync(0xffffffffu, value, other, 32); }
+    DEVICE Real sum(Real value) const {
+        UNROLL for (int bit = LANES / 2; bit > 0; bit /= 2) value += __shfl_xor_sync(0xffffffffu, value, bit);
+        return value;
+    }
+};
+DEVICE void add_to(Real* p, Real value) { atomicAdd(p, value); }
+#else
+#define DEVICE static inline
+#define UNROLL
+#define SOME_ROWS
+constexpr int LANES = 1;
+
+struct Team {
+    static constexpr int lane = 0;
+    void sync() const {}
+    Real from(Real value, int) const { return value; }
+    Real sum(Real value) const { return value; }
+};
+static inline void add_to(Real* p, Real value) { *p += value; }  // sums of a thread's own
+static inline int min(int a, int b) { return a < b ? a : b; }
+#endif
+#define EACH(i, count) for (int i = team.lane; i < (count); i += LANES)
+
+// One irreps block (DIM components of MUL copies) from a feature row to scratch, where copies lie together, and back.
+template <int DIM, int MUL>
+DEVICE void load_block(const Team& team, const Real* row, Real* to) {
+    EACH(i, DIM * MUL) to[MUL_IR ? i % DIM * MUL + i / DIM : i] = row[i];
+}
+template <int DIM, int MUL>
+DEVICE void store_block(const Team& team, const Real* from, Real* row) {
+    EACH(i, DIM * MUL) row[i] = from[MUL_IR ? i % DIM * MUL + i / DIM : i];
+}
+template <int N>
+DEVICE void copy_row(const Team& team, const Real* from, Real* to) {
+    EACH(i, N) to[i] = from[i];
+}
+template <int N>
+DEVICE void clear_row(const Team& team, Real* row) {
+    EACH(i, N) row[i] = Real(0);
+}
+
+// The sum over the ROWS groups of COLS lanes that share a column, in the first of them.
+template <int ROWS, int COLS>
+DEVICE Real sum_rows(const Team& team, Real value) {
+    Real total = value;
+    UNROLL for (int r = 1; r < ROWS; ++r) total += team.from(value, (team.lane + r * COLS) % LANES);
+    return total;
+}

@@ -1,0 +1,158 @@
+"""The step of a path in which pairs meet weights, as C++ text: values, gradients of weights, and what flows to inputs.
+
+Enters a :class:`PairPlan` and a path, leaves statements of ``kernelgen.emit_pairs``. A path whose every pair has a
+weight for every copy of the output is a small matrix product: lanes take columns of the matrix (several rows at a time
+where there are fewer columns than lanes), so that each weight is read once, in the order of memory. All other paths
+have one weight a pair, or none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from kernelgen.pairs import PairPath, PairPlan
+
+INDENT = "    "
+
+
+def weight_step(plan: PairPlan, path: PairPath) -> list[str]:
+    """What a path adds to ``o_g``, ``out_w`` and ``d``."""
+    dense = plan.spec.problem.mode(path.path).result == "w" and path.path.has_weight
+    return list(_dense(plan, path) if dense else _single(plan, path))
+
+
+def _put_weight(plan: PairPlan, at: str, value: str) -> str:
+    return f"add_to(out_w + {at}, {value});" if plan.spec.problem.shared_weights else f"out_w[{at}] = {value};"
+
+
+# ---- a weight for every pair and copy of the output ---------------------------------------------------------------
+
+
+def _dense(plan: PairPlan, path: PairPath) -> Iterator[str]:
+    tile = plan.tile(path)
+    columns = min(tile, plan.lanes)
+    rows, tiles = plan.lanes // columns, -(-tile // columns)
+    yield f"constexpr int K = {path.pairs}, N = {path.columns}, M = {path.dims[2]}, TILE = {tile}, TILES = {tiles};"
+    yield f"constexpr int COLS = {columns}, ROWS = {rows}, STEP = {plan.lanes if plan.products.d else path.pairs};"
+    yield "const int row = team.lane / COLS, col = team.lane % COLS;"
+    yield "for (int n0 = 0; n0 < N; n0 += TILE) {"
+    whole = tile == columns * tiles and path.columns % tile == 0
+    inside = "true" if whole else "n < min(N, n0 + TILE)"
+    row_of_g = f"{plan.spec.problem.out[path.path.out].offset} + m * N"
+    yield from (f"{INDENT}{line}" for line in _tile_lines(plan, path, row_of_g, inside))
+    yield "}"
+
+
+def _tile_lines(plan: PairPlan, path: PairPath, row_of_g: str, inside: str) -> Iterator[str]:
+    """One tile of columns; ``inside``: whether column n is one of them."""
+    wanted = plan.products
+    if wanted.value:
+        yield "Real sums[M][TILES] = {};"
+    for g, _ in wanted.weight:
+        yield f"Real own_{g}[M][TILES] = {{}};"
+        yield "UNROLL for (int m = 0; m < M; ++m) UNROLL for (int i = 0; i < TILES; ++i) {"
+        yield f"{INDENT}const int n = n0 + col + COLS * i;"
+        yield f"{INDENT}if (row < ROWS && {inside}) own_{g}[m][i] = s_{g}[{row_of_g} + n];"
+        yield "}"
+    yield "for (int k0 = 0; k0 < K; k0 += STEP) {"
+    yield f"{INDENT}const int rows = min(STEP, K - k0);"
+    yield f"{INDENT}if (row < ROWS) SOME_ROWS for (int kk = row; kk < rows; kk += ROWS) {{"
+    yield f"{INDENT * 2}const int k = k0 + kk;"
+    yield f"{INDENT * 2}UNROLL for (int i = 0; i < TILES; ++i) {{"
+    yield f"{INDENT * 3}const int n = n0 + col + COLS * i;"
+    yield f"{INDENT * 3}if (!({inside})) continue;"
+    yield from (f"{INDENT * 3}{line}" for line in _element_lines(plan, path))
+    yield f"{INDENT * 2}}}"
+    yield f"{INDENT}}}"
+    if wanted.d:
+        yield from (f"{INDENT}{line}" for line in _flow_lines(plan, path, row_of_g))
+    yield "}"
+    if wanted.value:
+        yield "UNROLL for (int m = 0; m < M; ++m) UNROLL for (int i = 0; i < TILES; ++i) {"
+        yield f"{INDENT}const int n = n0 + col + COLS * i;"
+        yield f"{INDENT}const Real total = sum_rows<ROWS, COLS>(team, sums[m][i]);"
+        yield f"{INDENT}if (row == 0 && {inside}) o_g[{row_of_g} + n] += total;"
+        yield "}"
+
+
+def _element_lines(plan: PairPlan, path: PairPath) -> Iterator[str]:
+    """What is done with one weight, of pair k and column n."""
+    wanted = plan.products
+    read = [w for w, _ in wanted.value] + [w for sums in wanted.d for w, _ in sums]
+    at = f"{path.path.weight_offset} + k * N + n"
+    for w in dict.fromkeys(read):
+        yield f"const Real this_{w} = {w}[{at}];"
+    for w, sums in wanted.value:
+        z = f"z{wanted.z.index(sums)}"
+        yield f"UNROLL for (int m = 0; m < M; ++m) sums[m][i] += this_{w} * {z}[m * K + k];"
+    if wanted.weight:
+        products = " + ".join(f"z{wanted.z.index(sums)}[m * K + k] * own_{g}[m][i]" for g, sums in wanted.weight)
+        yield "Real gradient = 0;"
+        yield f"UNROLL for (int m = 0; m < M; ++m) gradient += {products};"
+        yield _put_weight(plan, at, "gradient")
+    for w in dict.fromkeys(w for sums in wanted.d for w, _ in sums):
+        yield f"c_{w}[kk * {plan.stride(path)} + n - n0] = this_{w};"
+
+
+def _flow_lines(plan: PairPlan, path: PairPath, row_of_g: str) -> Iterator[str]:
+    """``d`` of the rows at hand: a lane a row, from the weights that were left in the scratch memory."""
+    stride = plan.stride(path)
+    yield "team.sync();"
+    yield "if (team.lane < rows) {"
+    for number, sums in enumerate(plan.products.d):
+        yield f"{INDENT}Real flow{number}[M] = {{}};"
+        yield f"{INDENT}for (int n = 0; n < min(TILE, N - n0); ++n) UNROLL for (int m = 0; m < M; ++m) {{"
+        products = " + ".join(f"c_{w}[team.lane * {stride} + n] * s_{g}[{row_of_g} + n0 + n]" for w, g in sums)
+        yield f"{INDENT * 2}flow{number}[m] += {products};"
+        yield f"{INDENT}}}"
+        place = f"d{number}[m * K + k0 + team.lane]"
+        yield f"{INDENT}UNROLL for (int m = 0; m < M; ++m) {place} = (n0 ? {place} : Real(0)) + flow{number}[m];"
+    yield "}"
+    yield "team.sync();"
+
+
+# ---- one weight a pair, or none ------------------------------------------------------------------------------------
+
+
+def _single(plan: PairPlan, path: PairPath) -> Iterator[str]:
+    problem, wanted, p = plan.spec.problem, plan.products, path.path
+    mul1, mul2, copies = path.muls
+    block = problem.out[p.out]
+    # Copies of the output, pairs that each sums, the number of such a pair, and the copy that a pair belongs to.
+    summed, number, copy = {
+        "u": (mul2, f"o * {mul2} + s", f"k / {mul2}"),
+        "v": (mul1, f"s * {mul2} + o", f"k % {mul2}"),
+        "pair": (1, "o", "k"),
+        "w": (path.pairs, "s", "0"),
+    }[problem.mode(p).result]
+
+    def times(w: str, rest: str) -> str:
+        return f"{w}[{p.weight_offset} + k] * {rest}" if p.has_weight else rest
+
+    yield f"constexpr int K = {path.pairs}, N = {copies}, M = {path.dims[2]};"
+    row_of_g = f"{block.offset} + m * N"
+    value = [(w, sums) for w, sums in wanted.value if p.has_weight or w == "w"]
+    if value:
+        yield "EACH(o, N) {"
+        yield f"{INDENT}Real sums[M] = {{}};"
+        yield f"{INDENT}for (int s = 0; s < {summed}; ++s) {{"
+        yield f"{INDENT * 2}const int k = {number};"
+        for w, sums in value:
+            product = times(w, f"z{wanted.z.index(sums)}[m * K + k]")
+            yield f"{INDENT * 2}UNROLL for (int m = 0; m < M; ++m) sums[m] += {product};"
+        yield f"{INDENT}}}"
+        yield f"{INDENT}UNROLL for (int m = 0; m < M; ++m) o_g[{row_of_g} + o] += sums[m];"
+        yield "}"
+    yield "EACH(k, K) {"
+    if wanted.weight and p.has_weight:
+        products = " + ".join(
+            f"z{wanted.z.index(sums)}[m * K + k] * s_{g}[{row_of_g} + {copy}]" for g, sums in wanted.weight
+        )
+        yield f"{INDENT}Real gradient = 0;"
+        yield f"{INDENT}UNROLL for (int m = 0; m < M; ++m) gradient += {products};"
+        yield f"{INDENT}" + _put_weight(plan, f"{p.weight_offset} + k", "gradient")
+    for position, pairs in enumerate(wanted.d):
+        kept = [(w, g) for w, g in pairs if p.has_weight or w == "w"]
+        products = " + ".join(times(w, f"s_{g}[{row_of_g} + {copy}]") for w, g in kept) or "Real(0)"
+        yield f"{INDENT}UNROLL for (int m = 0; m < M; ++m) d{position}[m * K + k] = {products};"
+    yield "}"

@@ -1,0 +1,176 @@
+"""The plan of a product whose paths pair copies of both inputs: every mode of e3nn, edge by edge.
+
+Enters a :class:`Spec` of a problem that is not channelwise, leaves a :class:`PairPlan`: what one team (a warp, or a
+host thread) keeps in its scratch memory for one edge, and which outputs must be zero before the launch. A path takes
+three steps, on all of which every derivative stands:
+
+    z[m3, k]  = sum over m1 of M[m1, m3](y_v) x[m1, u]      for each pair k = (u, v), as ``kernelgen.terms`` has M
+    g[m3, o] += sum over k of w[k, o] z[m3, k]              (or one weight a pair, or none)
+    d[m3, k]  = sum over o of w[k, o] g[m3, o]              from which the gradients of x and y follow
+
+Where an operand comes with a tangent, z and d are sums over the pairs of buffers whose monomials share what is left.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from dataclasses import dataclass
+
+from kernelgen.direction import Direction
+from kernelgen.errors import ScheduleError, UnsupportedError
+from kernelgen.problem import Path, TensorProductProblem
+from kernelgen.schedule import CudaSchedule
+from kernelgen.spec import BYTES, Spec
+
+# Columns of a path's weights that a team works on at a time on a GPU.
+COLUMNS = 64
+WARP = 32
+Buffers = tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True)
+class Products:
+    """Which products of buffers a direction needs, from its monomials.
+
+    z: sums over (x, y). value: (buffer of w, z) that make the value. weight: (buffer of g, z) that make the gradient of
+    w. d: sums over (w, g). x: (buffer of y, d) that make the gradient of x; y: (buffer of x, d) that make that of y.
+    """
+
+    z: tuple[Buffers, ...]
+    value: tuple[tuple[str, Buffers], ...]
+    weight: tuple[tuple[str, Buffers], ...]
+    d: tuple[Buffers, ...]
+    x: tuple[tuple[str, Buffers], ...]
+    y: tuple[tuple[str, Buffers], ...]
+
+
+@functools.cache
+def products(direction: Direction) -> Products:
+    """The products of a direction's live outputs."""
+
+    def grouped(out: str, key: str, first: str, second: str) -> tuple[tuple[str, Buffers], ...]:
+        found: dict[str, list[tuple[str, str]]] = {}
+        for m in direction.monomials:
+            if out in direction.live_outputs and getattr(m, out) == out:
+                found.setdefault(getattr(m, key), []).append((getattr(m, first), getattr(m, second)))
+        return tuple((name, tuple(pairs)) for name, pairs in found.items())
+
+    value, weight = grouped("g", "w", "x", "y"), grouped("w", "g", "x", "y")
+    x, y = grouped("x", "y", "w", "g"), grouped("y", "x", "w", "g")
+    z = tuple(dict.fromkeys(buffers for _, buffers in (*value, *weight)))
+    d = tuple(dict.fromkeys(buffers for _, buffers in (*x, *y)))
+    return Products(z, value, weight, d, x, y)
+
+
+@dataclass(frozen=True)
+class PairPath:
+    """One path with its sizes: copies ``mul1, mul2, mul3``, components ``dim1, dim2, dim3`` and ``pairs``."""
+
+    path: Path
+    muls: tuple[int, int, int]
+    dims: tuple[int, int, int]
+    pairs: int
+
+    @property
+    def columns(self) -> int:
+        """Copies of the output."""
+        return self.muls[2]
+
+
+def pair_paths(problem: TensorProductProblem) -> list[PairPath]:
+    """The paths that have pairs and outputs."""
+    found = []
+    for path in problem.paths:
+        muls, mode = problem.muls(path), problem.mode(path)
+        dims = (problem.in1[path.in1].dim, problem.in2[path.in2].dim, problem.out[path.out].dim)
+        pairs = mode.count(muls[0], muls[1])
+        if pairs and muls[2]:
+            found.append(PairPath(path, muls, dims, pairs))
+    return found
+
+
+@dataclass(frozen=True)
+class PairPlan:
+    """``scratch``: first element of each array that a team keeps; the last entry, ``end``, is its size.
+
+    weight_sums: gradients of shared weights that a block sums in shared memory while it walks its edges (0: none do).
+    """
+
+    spec: Spec
+    paths: tuple[PairPath, ...]
+    products: Products
+    scratch: dict[str, int]
+    zeroed: frozenset[str]
+    shared_bytes: int = 0
+    weight_sums: int = 0
+    # As in a channelwise plan: no team owns a node, and every row of y's gradient is complete.
+    owner: str = ""
+    partial_y: int = 0
+
+    @property
+    def on_gpu(self) -> bool:
+        return self.spec.facts.backend == "cuda"
+
+    @property
+    def lanes(self) -> int:
+        return WARP if self.on_gpu else 1
+
+    def tile(self, path: PairPath) -> int:
+        """Columns of the weights worked on at a time."""
+        return min(path.columns, COLUMNS) if self.on_gpu else path.columns
+
+    def stride(self, path: PairPath) -> int:
+        """Of a row of weights in the scratch memory: odd, so that a column lies in different banks."""
+        return self.tile(path) | 1
+
+
+def pair_plan(spec: Spec) -> PairPlan:
+    """The plan of a plain product, or ScheduleError with the broken limit."""
+    if spec.operation == "conv":
+        raise ScheduleError("products of other modes than weighted uvu are not fused with gather and sum: fuse=False")
+    problem, live = spec.problem, spec.direction.live_outputs
+    if spec.deterministic and problem.shared_weights and "w" in live:
+        raise UnsupportedError(
+            "gradients of shared weights sum over all edges in no fixed order; expand the weights to one row an edge "
+            "for a deterministic gradient"
+        )
+    zeroed = {"out_w"} if problem.shared_weights and "w" in live else set()
+    wanted = products(spec.direction)
+    plan = PairPlan(spec, tuple(pair_paths(problem)), wanted, {}, frozenset(zeroed))
+    arrays = _arrays(plan)
+    starts = dict(zip((*arrays, "end"), itertools.accumulate(arrays.values(), initial=0), strict=True))
+    shared, sums = 0, 0
+    if isinstance(spec.schedule, CudaSchedule):
+        elements = spec.schedule.block_size // WARP * starts["end"]
+        sums = problem.weight_numel if zeroed else 0
+        if (elements + sums) * BYTES[spec.dtype] > spec.facts.shared_per_block:
+            sums = 0
+        shared = (elements + sums) * BYTES[spec.dtype]
+        if shared > spec.facts.shared_per_block:
+            raise ScheduleError(
+                f"block_size={spec.schedule.block_size} needs {shared} bytes of shared memory; "
+                f"there are {spec.facts.shared_per_block}"
+            )
+        threads = spec.schedule.block_size * max(1, spec.schedule.min_blocks)
+        if threads > spec.facts.max_threads_per_unit:
+            raise ScheduleError(
+                f"block_size x min_blocks = {threads} threads exceeds the multiprocessor's "
+                f"{spec.facts.max_threads_per_unit}"
+            )
+    return PairPlan(spec, plan.paths, wanted, starts, plan.zeroed, shared, sums)
+
+
+def _arrays(plan: PairPlan) -> dict[str, int]:
+    """Elements of each array: rows of operands and of sums, then what a path needs."""
+    problem, direction = plan.spec.problem, plan.spec.direction
+    rows = {"x": problem.dim_in1, "y": problem.dim_in2, "g": problem.dim_out}
+    arrays = {f"s_{name}": rows[name[-1]] for name in direction.operands if name[-1] != "w"}
+    arrays |= {f"o_{slot}": rows[slot] for slot in direction.live_outputs if slot != "w"}
+    most = max((p.pairs * p.dims[2] for p in plan.paths), default=0)
+    arrays |= {f"z{number}": most for number in range(len(plan.products.z))}
+    arrays |= {f"d{number}": most for number in range(len(plan.products.d))}
+    dense = [p for p in plan.paths if problem.mode(p.path).result == "w" and p.path.has_weight]
+    chunk = max((plan.lanes * plan.stride(p) for p in dense), default=0)
+    weights = {w for sums in plan.products.d for w, _ in sums}
+    return arrays | {f"c_{name}": chunk for name in ("w", "tw") if name in weights}

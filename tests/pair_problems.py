@@ -1,0 +1,39 @@
+"""Small problems of every connection mode: weighted and not, several copies on both sides, shared output blocks."""
+
+from __future__ import annotations
+
+from kernelgen import TensorProductProblem
+
+MODES = {
+    "uvw": (
+        ("3x0e+5x1o", "2x0e+3x1o", "4x0e+7x1o+2x1e"),
+        [(0, 0, 0, True), (0, 1, 1, True), (1, 0, 1, True, 0.5), (1, 1, 0, True), (1, 1, 2, True)],
+    ),
+    "uvu": (("3x0e+5x1o", "2x0e+3x1o", "3x0e+5x1o+5x1e"), [(0, 0, 0, True), (1, 0, 1, False), (1, 1, 2, True)]),
+    "uvv": (("3x0e+5x1o", "2x0e+3x1o", "2x0e+3x1o+3x1e"), [(0, 0, 0, True), (0, 1, 1, False), (1, 1, 2, True)]),
+    "uuw": (("3x0e+5x1o", "3x1o+5x1o", "4x1o+2x0e+1x1e"), [(0, 0, 0, True), (1, 1, 1, True), (1, 1, 2, False)]),
+    "uuu": (("3x0e+5x1o", "3x1o+5x1o", "3x1o+5x0e+5x1e"), [(0, 0, 0, True), (1, 1, 1, False), (1, 1, 2, True)]),
+    "uvuv": (("3x0e+5x1o", "2x0e+3x1o", "6x0e+15x1o+15x1e"), [(0, 0, 0, True), (1, 1, 2, False)]),
+    "uvu<v": (
+        ("4x0e+5x1o", "4x1o+5x1o", "6x1o+10x0e+10x1e"),
+        [(0, 0, 0, True), (1, 1, 1, False), (1, 1, 2, True)],
+    ),
+    "u<vw": (("4x0e+5x1o", "4x1o+5x1o", "3x1o+2x0e+33x1e"), [(0, 0, 0, True), (1, 1, 1, True), (1, 1, 2, True)]),
+}
+
+
+def of_mode(mode: str, shared: bool = False) -> TensorProductProblem:
+    """The problem of one mode; two blocks of ``uvw`` share their output, and 0e of ``uvuv`` meets only itself."""
+    irreps, paths = MODES[mode]
+    instructions = [(*path[:3], mode, *path[3:]) for path in paths]
+    return TensorProductProblem.from_instructions(*irreps, instructions, shared_weights=shared)
+
+
+def mixed() -> TensorProductProblem:
+    """Several modes in one product, an output block that nobody writes, and an input block that nobody reads."""
+    return TensorProductProblem.from_instructions(
+        "4x0e+4x1o+2x2e",
+        "1x0e+4x1o",
+        "4x1o+6x0e+4x0e+3x2e",
+        [(0, 1, 0, "uuu", True), (1, 0, 0, "uvu", True), (1, 1, 1, "uvu<v", False), (1, 1, 2, "uvu", True, 2.0)],
+    )

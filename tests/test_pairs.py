@@ -1,0 +1,153 @@
+"""Products of every connection mode against e3nn in float64: on the host, as CUDA text lane by lane, as binaries."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from cuda_emulator import run_direction
+from e3nn import o3
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from pair_problems import MODES, mixed, of_mode
+from reference import assert_matches_e3nn, expected, make_case, relative_error
+
+from autotune.config import load_problems
+from kernelgen import CudaSchedule, HostSchedule, TensorProductProblem, build
+from kernelgen.compile import compile_source
+from kernelgen.device import cuda_facts
+from kernelgen.direction import DIRECTIONS
+from kernelgen.emit import emit
+from kernelgen.errors import ProblemError, ScheduleError, UnsupportedError
+from kernelgen.modes import MODES as KNOWN_MODES
+from kernelgen.plan import make_plan
+from kernelgen.spec import Spec
+
+FACTS = cuda_facts("sm_90")
+
+
+def test_every_mode_of_e3nn_is_here() -> None:
+    assert set(MODES) == set(KNOWN_MODES)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_every_direction_of_every_mode(mode: str) -> None:
+    problem = of_mode(mode)
+    for layout in ("mul_ir", "ir_mul"):
+        operator = build(problem, operation="plain", dtype=torch.float64, layout=layout)
+        assert_matches_e3nn(operator, make_case(problem, "plain", edges=9), DIRECTIONS, 1e-10)
+
+
+@pytest.mark.parametrize("problem", [mixed(), of_mode("uvw")], ids=["mixed", "uvw"])
+def test_convolutions(problem: TensorProductProblem) -> None:
+    operator = build(problem, dtype=torch.float64)
+    assert_matches_e3nn(operator, make_case(problem, "conv"), DIRECTIONS, 1e-10)
+
+
+@pytest.mark.parametrize("mode", ["uvw", "uuu", "uvu"])
+def test_shared_weights(mode: str) -> None:
+    problem = of_mode(mode, shared=True)
+    operator = build(problem, HostSchedule(threads=2), operation="plain", dtype=torch.float64)
+    assert_matches_e3nn(operator, make_case(problem, "plain"), DIRECTIONS, 1e-10)
+
+
+def test_single_precision() -> None:
+    problem = of_mode("uvw")
+    operator = build(problem, operation="plain")
+    assert_matches_e3nn(operator, make_case(problem, "plain"), DIRECTIONS, 1e-5)
+
+
+@st.composite
+def problems(draw: st.DrawFn) -> TensorProductProblem:
+    """Up to four paths of any modes, each with blocks of its own."""
+    blocks: tuple[list[str], list[str], list[str]] = ([], [], [])
+    instructions = []
+    for number in range(draw(st.integers(1, 4))):
+        mode = KNOWN_MODES[draw(st.sampled_from(sorted(KNOWN_MODES)))]
+        least = 2 if mode.pairs == "upper" else 1  # without pairs e3nn has nothing to differentiate
+        mul1, mul2, mul3 = (draw(st.integers(least, 5)) for _ in range(3))
+        mul2 = mul2 if mode.pairs == "all" else mul1
+        mul3 = {"w": mul3, "u": mul1, "v": mul2, "pair": mode.count(mul1, mul2)}[mode.result]
+        ir1, ir2 = (o3.Irrep(draw(st.integers(0, 2)), draw(st.sampled_from([-1, 1]))) for _ in range(2))
+        ir3 = draw(st.sampled_from(list(ir1 * ir2)))
+        weighted = mode.needs_weight or mode.result == "w" or draw(st.booleans())
+        for texts, mul, ir in zip(blocks, (mul1, mul2, mul3), (ir1, ir2, ir3), strict=True):
+            texts.append(f"{mul}x{ir}")
+        instructions.append((number, number, number, mode.name, weighted, draw(st.sampled_from([1.0, 0.5]))))
+    irreps = ["+".join(texts) for texts in blocks]
+    return TensorProductProblem.from_instructions(*irreps, instructions, shared_weights=draw(st.booleans()))
+
+
+@settings(max_examples=8, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(problem=problems(), layout=st.sampled_from(["mul_ir", "ir_mul"]))
+def test_drawn_products(problem: TensorProductProblem, layout: str) -> None:
+    assert TensorProductProblem.from_key(problem.key) == problem
+    operator = build(problem, operation="plain", dtype=torch.float64, layout=layout)
+    case = make_case(problem, "plain", edges=5)
+    assert_matches_e3nn(operator, case, ["forward", "backward", "double_backward", "joint_backward"], 1e-10)
+
+
+WIDE = TensorProductProblem.from_instructions(
+    "10x1o+48x0e", "1x0e+1x1o", "48x0e+10x1o+70x1o", [(0, 1, 0, "uvw", True), (1, 0, 0, "uvw", True)]
+    + [(0, 0, 1, "uvw", True), (1, 1, 1, "uvw", True), (0, 0, 2, "uvw", True)]
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("direction", ["forward", "backward", "double_backward"])
+@pytest.mark.parametrize(("name", "layout"), [("wide", "mul_ir"), ("mixed", "ir_mul"), ("uvv", "mul_ir")])
+def test_lane_by_lane(name: str, layout: str, direction: str) -> None:
+    """Fewer columns than lanes, more than a tile of them, and modes whose lanes hand values to each other."""
+    problem = {"wide": WIDE, "mixed": mixed()}.get(name) or of_mode(name)
+    case = make_case(problem, "plain", edges=5)
+    schedule = CudaSchedule(block_size=64)
+    found = run_direction(case, DIRECTIONS[direction], "plain", layout, "float64", schedule)
+    errors = {slot: relative_error(found[slot], rows) for slot, rows in expected(case, direction).items()}
+    assert max(errors.values()) < 1e-12, errors
+
+
+def test_shared_weights_lane_by_lane() -> None:
+    case = make_case(of_mode("uvw", shared=True), "plain", edges=5)
+    found = run_direction(case, DIRECTIONS["backward"], "plain", "mul_ir", "float64", CudaSchedule())
+    errors = {slot: relative_error(found[slot], rows) for slot, rows in expected(case, "backward").items()}
+    assert max(errors.values()) < 1e-12, errors
+
+
+@pytest.mark.parametrize("direction", ["forward", "backward", "joint_backward"])
+def test_cuda_text_compiles_without_spills(direction: str) -> None:
+    spec = Spec(WIDE, DIRECTIONS[direction], CudaSchedule(), "plain", "float32", "ir_mul", "int64", FACTS)
+    resources = compile_source(emit(make_plan(spec)), FACTS).resources
+    assert 0 < resources["registers"] <= 128 and resources["spill_bytes"] == 0
+
+
+def test_keys_of_channelwise_problems_did_not_change() -> None:
+    keys = {problem.key for problem in load_problems().values()}
+    assert all(key.startswith("uvu|") and ":" not in key for key in keys)
+
+
+def test_what_is_wrong_is_said() -> None:
+    with pytest.raises(ProblemError, match="uvx"):
+        TensorProductProblem.from_instructions("2x0e", "1x0e", "2x0e", [(0, 0, 0, "uvx", True)])
+    with pytest.raises(ProblemError, match="mul_in1 = mul_out"):
+        TensorProductProblem.from_instructions("2x0e", "1x0e", "3x0e", [(0, 0, 0, "uvu", True)])
+    with pytest.raises(ProblemError, match="needs weights"):
+        TensorProductProblem.from_instructions("2x0e", "1x0e", "3x0e", [(0, 0, 0, "uvw", False)])
+    with pytest.raises(ProblemError, match="needs weights"):
+        TensorProductProblem.from_instructions("2x0e", "2x0e", "3x0e", [(0, 0, 0, "uuw", False)])
+
+
+def test_limits_are_said() -> None:
+    problem = of_mode("uvw")
+    with pytest.raises(ScheduleError, match="fuse=False"):
+        build(problem, HostSchedule())
+    with pytest.raises(UnsupportedError, match="fixed order"):
+        build(problem, deterministic=True)
+    spec = Spec(
+        TensorProductProblem.from_instructions("64x1o", "64x1o", "4096x0e", [(0, 0, 0, "uvuv", False)]),
+        *(DIRECTIONS["backward"], CudaSchedule(block_size=512), "plain", "float64", "mul_ir", "int64", FACTS),
+    )
+    with pytest.raises(ScheduleError, match="bytes of shared memory"):
+        make_plan(spec)
+    with pytest.raises(ScheduleError, match="cores"):
+        make_plan(dataclasses.replace(spec, schedule=HostSchedule(threads=256), facts=build(problem).spec(
+            DIRECTIONS["forward"]).facts))  # fmt: skip
