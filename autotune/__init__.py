@@ -15,11 +15,15 @@ if TYPE_CHECKING:
     from autotune.graphs import GraphClass
     from autotune.lookup import Tuning, find_schedule
     from autotune.modules import TensorProduct, TensorProductConv
+    from autotune.products import ElementwiseTensorProduct, FullTensorProduct, FullyConnectedTensorProduct
 
 __all__ = [
     "Acceleration",
     "Database",
+    "ElementwiseTensorProduct",
     "Entry",
+    "FullTensorProduct",
+    "FullyConnectedTensorProduct",
     "GraphClass",
     "TensorProduct",
     "TensorProductConv",
@@ -32,7 +36,10 @@ __all__ = [
 _HOMES = {
     "Acceleration": "autotune.drop_in",
     "Database": "autotune.database",
+    "ElementwiseTensorProduct": "autotune.products",
     "Entry": "autotune.database",
+    "FullTensorProduct": "autotune.products",
+    "FullyConnectedTensorProduct": "autotune.products",
     "GraphClass": "autotune.graphs",
     "TensorProduct": "autotune.modules",
     "TensorProductConv": "autotune.modules",

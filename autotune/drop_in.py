@@ -59,8 +59,8 @@ def accelerate(
     strict, deterministic: as in :class:`autotune.TensorProduct`. check: compare each with e3nn on random inputs, on the
     module's device and in its dtype, and keep e3nn's where they differ by more than ``TOLERANCE``.
 
-    Kept as they are, with the reason in the result: modes other than ``uvu``, paths without weights, several copies in
-    the second input, modules that TorchScript has compiled, and subclasses with a ``forward`` of their own.
+    Kept as they are, with the reason in the result: modules that TorchScript has compiled, and subclasses with a
+    ``forward`` of their own.
     """
     made: dict[torch.nn.Module, AcceleratedProduct | str] = {}
     places = []

@@ -48,11 +48,11 @@ def _with_variances(problem: TensorProductProblem, variances: tuple[Variances, .
 
 
 class TensorProduct(TunedModule):
-    """``e3nn.o3.TensorProduct`` for ``uvu`` instructions, edge by edge, from a tuned kernel.
+    """``e3nn.o3.TensorProduct``, any connection mode, edge by edge, from a tuned kernel.
 
     All arguments of e3nn's come first, in its order and with its defaults:
 
-    irreps_in1, irreps_in2, irreps_out, instructions: ``(in1, in2, out, "uvu", True[, path_weight])``.
+    irreps_in1, irreps_in2, irreps_out, instructions: ``(in1, in2, out, mode, has_weight[, path_weight])``.
     in1_var, in2_var, out_var: variances of the blocks that the normalisation assumes, 1 by default.
     irrep_normalization: ``component`` (None), ``norm`` or ``none``. path_normalization: ``element`` (None), ``path``
         or ``none``.
@@ -70,7 +70,7 @@ class TensorProduct(TunedModule):
     graph_class: such as ``plain-e16`` (about 2**16 edges): which tuned entry to prefer.
     device, dtype: where both or either is given the operator is built now and not at the first call.
 
-    Raises ProblemError for irreps or instructions that are not well-defined, UnsupportedError for other modes.
+    Raises ProblemError for irreps or instructions that are not well-defined.
     """
 
     operation = "plain"
@@ -121,7 +121,7 @@ class TensorProduct(TunedModule):
         if in1_var is not None or in2_var is not None or out_var is not None:
             problem = _with_variances(problem, (in1_var, in2_var, out_var))
         if internal_weights is None:
-            internal_weights = shared and bool(problem.paths)
+            internal_weights = shared and any(instruction.has_weight for instruction in problem.instructions)
         if internal_weights and not shared:
             raise ProblemError("internal_weights=True needs shared_weights=True: they are one row for all edges")
         super().__init__(
@@ -147,8 +147,9 @@ class TensorProduct(TunedModule):
         weight: ``[weight_numel]`` where weights are shared, else ``[..., weight_numel]`` with at least one leading
         dimension; None takes the internal weights. Raises InputError where shapes, dtypes or devices disagree.
         """
-        _check_last("x", x, self.problem.dim_in1)
-        _check_last("y", y, self.problem.dim_in2)
+        dim_in1, dim_in2, dim_out = self._dims
+        _check_last("x", x, dim_in1)
+        _check_last("y", y, dim_in2)
         weight = self._weight_for(weight)
         operator = self._operator_of(x)
         batched = (x, y) if self.shared_weights else (x, y, weight)
@@ -161,20 +162,28 @@ class TensorProduct(TunedModule):
             raise InputError(f"leading dimensions of the shapes {shapes} do not broadcast") from error
         rows = [tensor.expand(*batch, tensor.shape[-1]).reshape(batch.numel(), tensor.shape[-1]) for tensor in batched]
         out = operator(rows[0], rows[1], weight if self.shared_weights else rows[2])
-        return out.reshape(*batch, self.problem.dim_out)
+        return out.reshape(*batch, dim_out)
 
     def right(self, y: torch.Tensor, weight: torch.Tensor | None = None) -> torch.Tensor:
         """Not generated: UnsupportedError."""
         raise UnsupportedError(_NO_RIGHT)
 
     def weight_view_for_instruction(self, instruction: int, weight: torch.Tensor | None = None) -> torch.Tensor:
-        """The weights of one instruction, a view ``[..., *path_shape]`` of ``weight`` or of the internal ones."""
-        return list(self.weight_views(weight))[instruction]
+        """The weights of one instruction, a view ``[..., *path_shape]`` of ``weight`` or of the internal ones.
+
+        ValueError, as in e3nn, for an instruction without weights.
+        """
+        if not self.instructions[instruction].has_weight:
+            raise ValueError(f"instruction {instruction} has no weights; those of e3nn's has_weight=True have some")
+        views = self.weight_views(weight, yield_instruction=True)
+        return next(view for number, _, view in views if number == instruction % len(self.instructions))
 
     def weight_views(self, weight: torch.Tensor | None = None, yield_instruction: bool = False) -> Iterator[Any]:
-        """The weights of each instruction, or with yield_instruction (number, instruction, weights), as in e3nn."""
+        """The weights of each instruction that has some, or (number, instruction, weights), as in e3nn."""
         weight, offset = self._weight_for(weight), 0
         for number, instruction in enumerate(self.instructions):
+            if not instruction.has_weight:
+                continue
             size = math.prod(instruction.path_shape)
             view = weight.narrow(-1, offset, size).view(*weight.shape[:-1], *instruction.path_shape)
             offset += size
@@ -194,11 +203,14 @@ class TensorProduct(TunedModule):
 
 
 class TensorProductConv(TunedModule):
-    """The convolution of MACE, NequIP and SevenNet: gather by sender, ``uvu`` product, sum by receiver, one kernel.
+    """The convolution of MACE, NequIP and SevenNet: gather by sender, product, sum by receiver.
 
-    irreps_in1: node features. irreps_in2: edge attributes (spherical harmonics), one copy of each irrep.
+    It is one kernel where all paths are weighted, of mode ``uvu`` and with one copy of the second input; a product of
+    other modes is a kernel between torch's gather and sum.
+
+    irreps_in1: node features. irreps_in2: edge attributes (spherical harmonics).
     filter_irreps_out: keep every path whose output irrep is in it, one output block a path, sorted (as MACE does);
-        or irreps_out and instructions ``(in1, in2, out, "uvu", True[, path_weight])`` as in e3nn.
+        or irreps_out and instructions ``(in1, in2, out, mode, has_weight[, path_weight])`` as in e3nn.
     shared_weights: one row of weights for all edges instead of one an edge.
     graph_class: such as ``conv-e14-d5`` (about 2**14 edges, 2**5 a node), see ``autotune.graphs.GraphClass``: which
         tuned entry to prefer; None prefers the one of the largest graph.
@@ -207,7 +219,7 @@ class TensorProductConv(TunedModule):
     layout, schedule, strict, deterministic, device, dtype, irrep_normalization, path_normalization: as in
         :class:`TensorProduct`.
 
-    Raises ProblemError for irreps or instructions that are not well-defined, UnsupportedError for other modes.
+    Raises ProblemError for irreps or instructions that are not well-defined.
     """
 
     operation = "conv"

@@ -5,6 +5,7 @@ A lookup and a build happen when a (device, dtype) is first met; a call after th
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,6 +17,7 @@ from autotune.lookup import Tuning, find_schedule
 from kernelgen.device import device_facts
 from kernelgen.direction import DIRECTIONS
 from kernelgen.errors import InputError, ProblemError
+from kernelgen.library import OPERATORS
 from kernelgen.operators import Operator, build
 from kernelgen.problem import TensorProductProblem
 from kernelgen.schedule import Schedule
@@ -53,6 +55,8 @@ class TunedModule(torch.nn.Module):
         self.irreps_in2 = o3.Irreps(problem.irreps_in2)
         self.irreps_out = o3.Irreps(problem.irreps_out)
         self.weight_numel = problem.weight_numel
+        # Worked out here: what torch.compile meets first it would trace.
+        self._dims = (problem.dim_in1, problem.dim_in2, problem.dim_out)
         self.shared_weights = problem.shared_weights
         # e3nn's own records, with the shapes of the paths and the normalised path weights.
         self.instructions = problem.reference(compile_left_right=False, compile_right=False).instructions
@@ -108,6 +112,11 @@ class TunedModule(torch.nn.Module):
                 )
         return found
 
+    @torch.compiler.assume_constant_result
+    def _operator_text(self, device: torch.device, dtype: torch.dtype) -> str:
+        """The name under which the operator is registered: lookup and build happen here, and are not traced."""
+        return self._operator_for(device, dtype).text
+
     def _operator_for(self, device: torch.device, dtype: torch.dtype) -> Operator:
         key = (device, dtype)
         if key not in self._operators:
@@ -129,6 +138,8 @@ class TunedModule(torch.nn.Module):
         return self._operator
 
     def _operator_of(self, x: torch.Tensor) -> Operator:
+        if torch.compiler.is_compiling():
+            return OPERATORS[self._operator_text(x.device, x.dtype)]
         met = self._met
         if met is not None and met[1] is x.dtype and met[0] == x.device:
             assert self._operator is not None
@@ -136,8 +147,9 @@ class TunedModule(torch.nn.Module):
         return self._operator_for(x.device, x.dtype)
 
     def extra_repr(self) -> str:
-        paths, irreps = len(self.problem.paths), (self.irreps_in1, self.irreps_in2, self.irreps_out)
-        first, second, out = (i.simplify() for i in irreps)
+        # As in e3nn: a path for every combination of copies.
+        paths = sum(math.prod(instruction.path_shape) for instruction in self.instructions)
+        first, second, out = (i.simplify() for i in (self.irreps_in1, self.irreps_in2, self.irreps_out))
         return f"{first} x {second} -> {out} | {paths} paths | {self.weight_numel} weights"
 
 

@@ -1,0 +1,109 @@
+"""e3nn's ready-made products from generated kernels: same irreps, paths, weights, values and gradients."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch._dynamo.testing
+from e3nn import o3
+from reference import copied
+
+import autotune
+from kernelgen.errors import InputError, ProblemError
+
+SAME: list[tuple[str, tuple, dict]] = [
+    ("FullyConnectedTensorProduct", ("4x0e+3x1o", "2x0e+1o", "5x0e+3x1o+2x1e"), {}),
+    ("FullyConnectedTensorProduct", ("4x0e+3x1o", "0e+1o", "5x0e+3x1o", "norm", "path"), {"shared_weights": False}),
+    ("FullyConnectedTensorProduct", ("2x0e", "1x0e", "3x1o"), {}),
+    ("ElementwiseTensorProduct", ("5x1o+5x1e", "10x1e"), {}),
+    ("ElementwiseTensorProduct", ("5x1o+3x0e", "8x1e", ["0e", "0o", "1e"]), {"irrep_normalization": "norm"}),
+    ("FullTensorProduct", ("3x0e+2x1o", "2x1o+1x2e"), {}),
+    ("FullTensorProduct", ("3x0e+2x1o", "2x1o", ["0e", "1e"], "norm"), {}),
+]
+
+
+@pytest.fixture(autouse=True)
+def float64() -> None:
+    """e3nn takes its constants from the default dtype."""
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+def inputs(module: torch.nn.Module, batch: tuple[int, ...]) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    sizes = [(*batch, module.irreps_in1.dim), (*batch, module.irreps_in2.dim)]
+    if not module.internal_weights and module.weight_numel:
+        sizes.append((module.weight_numel,) if module.shared_weights else (*batch, module.weight_numel))
+    return [torch.randn(*size, generator=generator).requires_grad_() for size in sizes]
+
+
+@pytest.mark.parametrize(("name", "arguments", "options"), SAME)
+def test_is_e3nns(name: str, arguments: tuple, options: dict) -> None:
+    theirs, ours = (getattr(home, name)(*arguments, **options) for home in (o3, autotune))
+    for attribute in ("irreps_in1", "irreps_in2", "irreps_out", "instructions", "weight_numel", "shared_weights"):
+        assert getattr(ours, attribute) == getattr(theirs, attribute), attribute
+    assert ours.internal_weights == theirs.internal_weights and repr(ours) == repr(theirs)
+    assert {k: v.shape for k, v in ours.named_parameters()} == {k: v.shape for k, v in theirs.named_parameters()}
+    ours.load_state_dict(theirs.state_dict(), strict=False)  # e3nn's has a mask of outputs besides
+    given = inputs(theirs, (3, 2))
+    found, wanted = ours(*given), theirs(*given)
+    torch.testing.assert_close(found, wanted, rtol=1e-10, atol=1e-12)
+    if wanted.requires_grad:
+        asked = [*given, *([theirs.weight] if theirs.internal_weights else [])]
+        of_ours = [*given, *([ours.weight] if theirs.internal_weights else [])]
+        g = torch.randn(wanted.shape, generator=torch.Generator().manual_seed(1))
+        for a, b in zip(torch.autograd.grad(found, of_ours, g), torch.autograd.grad(wanted, asked, g), strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
+    views = [view.shape for view in ours.weight_views()] if theirs.internal_weights else []
+    assert views == ([view.shape for view in theirs.weight_views()] if theirs.internal_weights else [])
+
+
+@pytest.mark.parametrize("how", ["deepcopy", "pickle", "torch.save"])
+def test_copies(how: str) -> None:
+    module = autotune.FullyConnectedTensorProduct("4x0e+3x1o", "2x0e+1o", "5x0e+3x1o")
+    given = inputs(module, (4,))
+    twin = copied(module, how)
+    torch.testing.assert_close(twin(*given), module(*given), rtol=0, atol=0)
+    assert twin.weight is not module.weight
+
+
+def test_no_rows() -> None:
+    module = autotune.FullyConnectedTensorProduct("4x0e+3x1o", "2x0e+1o", "5x0e+3x1o")
+    x, y = inputs(module, (0,))
+    out = module(x, y)
+    assert out.shape == (0, module.irreps_out.dim)
+    assert torch.autograd.grad(out.sum(), module.weight)[0].abs().sum() == 0
+
+
+def test_a_product_without_weights_has_none_to_show() -> None:
+    module = autotune.FullTensorProduct("2x0e", "3x1o")
+    assert module.weight_numel == 0 and not list(module.parameters()) and not list(module.weight_views())
+    with pytest.raises(ValueError, match="instruction 0 has no weights"):
+        module.weight_view_for_instruction(0)
+
+
+def test_compiles_before_its_first_call_without_graph_breaks_and_not_once_a_size() -> None:
+    module = autotune.FullyConnectedTensorProduct("4x0e+3x1o", "2x0e+1o", "5x0e+3x1o")
+    torch._dynamo.reset()
+    counter = torch._dynamo.testing.CompileCounter()
+    compiled = torch.compile(module, fullgraph=True, dynamic=True, backend=counter)
+    frames = []
+    for rows in (5, 9, 31, 12, 77):
+        x, y = inputs(module, (rows,))
+        torch.testing.assert_close(compiled(x, y), module(x, y), rtol=0, atol=0)
+        frames.append(counter.frame_count)
+    # torch takes the sizes of the first call for fixed where code compares them, and leaves them open from the second.
+    assert frames[1:] == [frames[1]] * 4 and frames[1] <= 2
+
+
+def test_what_does_not_fit_is_said() -> None:
+    with pytest.raises(ProblemError, match="irreps_in2"):
+        autotune.FullyConnectedTensorProduct("4x0e", "3xq", "4x0e")
+    with pytest.raises(ProblemError, match="ElementwiseTensorProduct"):
+        autotune.ElementwiseTensorProduct("4x0e", "3x0e")
+    with pytest.raises(ProblemError, match="filter_ir_out"):
+        autotune.FullTensorProduct("4x0e", "3x0e", ["what"])
+    module = autotune.FullyConnectedTensorProduct("4x0e", "2x0e", "5x0e")
+    with pytest.raises(InputError, match="expected a last dimension of 2"):
+        module(torch.ones(3, 4), torch.ones(3, 3))
