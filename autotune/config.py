@@ -107,9 +107,14 @@ def load_graphs(path: Path | None = None) -> dict[str, GraphSpec]:
 
 
 def problem_from(name: str, table: Any) -> TensorProductProblem:
-    """A problem from a table: in1, in2 and either filter, or out with e3nn-style instructions."""
-    if isinstance(table, Mapping) and ("instructions" in table or "out" in table):
-        required: tuple[str, ...] = ("in1", "in2", "out", "instructions")
+    """A problem from a table: in1, in2 and filter (channelwise), out (fully connected), or out and instructions."""
+    if isinstance(table, Mapping) and "out" in table and "instructions" not in table:
+        required: tuple[str, ...] = ("in1", "in2", "out")
+        _check_table(table, f"problem {name!r}", (*required, "shared_weights"), required)
+        shared = table.get("shared_weights", False)
+        return TensorProductProblem.fully_connected(*(table[key] for key in required), shared_weights=shared)
+    if isinstance(table, Mapping) and "instructions" in table:
+        required = ("in1", "in2", "out", "instructions")
         _check_table(table, f"problem {name!r}", (*required, *NORMALIZATION_KEYS), required)
         options = {key: table[key] for key in NORMALIZATION_KEYS if key in table}
         return TensorProductProblem.from_instructions(*(table[key] for key in required), **options)

@@ -99,7 +99,8 @@ class Space:
     def canonical(self, schedule: Schedule) -> Schedule:
         """Replace the values of knobs that have no effect on this kernel."""
         if not self.spec.problem.is_channelwise:
-            return dataclasses.replace(self.default, **{knob: getattr(schedule, knob) for knob in self.knobs})
+            kept = {knob: getattr(schedule, knob) for knob in ("fuse", *self.knobs)}
+            return dataclasses.replace(self.default, **kept)
         changes: dict[str, Any] = {}
         fresh = type(schedule)()
         fused = schedule.fuse and self.spec.operation == "conv"
@@ -198,9 +199,11 @@ def search_space(
 
 def _space_of_pairs(spec: Spec) -> Space:
     """Edge by edge, so only how many teams share a multiprocessor, or threads a host."""
-    if spec.facts.backend == "cpu":
-        return Space(spec, MappingProxyType({"threads": _threads(spec.facts)}))
-    return Space(spec, MappingProxyType({"block_size": (32, 64, 128, 256, 512), "min_blocks": (0, 2, 3, 4, 6, 8)}))
+    knobs: dict[str, tuple] = {"threads": _threads(spec.facts)}
+    if spec.facts.backend == "cuda":
+        knobs = {"block_size": (32, 64, 128, 256, 512), "min_blocks": (0, 2, 3, 4, 6, 8)}
+    space = Space(spec, MappingProxyType(knobs))
+    return dataclasses.replace(space, probes=_unfused(space))
 
 
 def _threads(facts: DeviceFacts) -> tuple[int, ...]:

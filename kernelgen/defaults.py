@@ -80,14 +80,13 @@ def _cuda_sketch(spec: Spec, fewest_channels: int, num_edges: int | None) -> Cud
 
 def _default_of_pairs(spec: Spec) -> Schedule:
     """Edge by edge, as many teams a block as the shared memory holds."""
-    fuse = spec.operation == "plain"
     if spec.facts.backend == "cpu":
-        return HostSchedule(fuse=fuse)
+        return HostSchedule(accumulate="atomics")
     failure: ScheduleError | None = None
     for block_size in (128, 64, 32):
-        schedule = CudaSchedule(fuse=fuse, block_size=block_size)
+        schedule = CudaSchedule(accumulate="atomics", block_size=block_size)
         try:
-            make_plan(dataclasses.replace(spec, schedule=schedule, operation="plain"))
+            make_plan(dataclasses.replace(spec, schedule=schedule))
             return schedule
         except ScheduleError as error:
             failure = error

@@ -59,8 +59,8 @@ def _preamble(plan: PairPlan) -> str:
         f"using Real = {real};",
         f"constexpr bool MUL_IR = {'true' if spec.layout == 'mul_ir' else 'false'};",
     ]
-    # index_t only stands in the signature that all kernels share.
-    return "\n".join([*lines, "using index_t = long long;"])
+    index = {"int32": "int", "int64": "long long"}[spec.index]
+    return "\n".join([*lines, f"using index_t = {index};"])
 
 
 def _field(name: str) -> str:
@@ -108,9 +108,17 @@ def _load_rows(plan: PairPlan) -> Iterator[str]:
             yield f"copy_row<{problem.dim_in2}>(team, b.{name} + edge * {problem.dim_in2}, s_{name});"
         elif name[-1] in SIDES:
             size = problem.dim_in1 if name[-1] == "x" else problem.dim_out
+            row = _row(plan, name[-1])
             for block in getattr(problem, SIDES[name[-1]]):
-                where = f"b.{name} + edge * {size} + {block.offset}, s_{name} + {block.offset}"
+                where = f"b.{name} + {row} * {size} + {block.offset}, s_{name} + {block.offset}"
                 yield f"load_block<{block.dim}, {block.mul}>(team, {where});"
+
+
+def _row(plan: PairPlan, slot: str) -> str:
+    """Of x or g: the edge's own, or that of the node at its end."""
+    if not plan.is_conv:
+        return "edge"
+    return {"x": "(long long)b.sender[edge]", "g": "(long long)b.receiver[edge]"}[slot]
 
 
 def _store_rows(plan: PairPlan) -> Iterator[str]:
@@ -120,9 +128,10 @@ def _store_rows(plan: PairPlan) -> Iterator[str]:
             yield f"copy_row<{problem.dim_in2}>(team, o_y, b.out_y + edge * {problem.dim_in2});"
             continue
         size = problem.dim_in1 if slot == "x" else problem.dim_out
+        row, how = _row(plan, slot), "add" if plan.is_conv else "store"
         for block in getattr(problem, SIDES[slot]):
-            where = f"o_{slot} + {block.offset}, b.out_{slot} + edge * {size} + {block.offset}"
-            yield f"store_block<{block.dim}, {block.mul}>(team, {where});"
+            where = f"o_{slot} + {block.offset}, b.out_{slot} + {row} * {size} + {block.offset}"
+            yield f"{how}_block<{block.dim}, {block.mul}>(team, {where});"
     yield "team.sync();"
 
 
@@ -256,7 +265,7 @@ def _weight_row(plan: PairPlan, shared: str) -> str:
     """The argument for gradients of weights: a row an edge, or the sums of all edges that a worker takes."""
     if "w" not in plan.spec.direction.live_outputs:
         return ""
-    return f", {shared}" if plan.zeroed else f", b.out_w + edge * {plan.spec.problem.weight_numel}"
+    return f", {shared}" if plan.sums_weights else f", b.out_w + edge * {plan.spec.problem.weight_numel}"
 
 
 def _gpu(plan: PairPlan) -> Iterator[str]:
@@ -299,12 +308,12 @@ def _host(plan: PairPlan) -> Iterator[str]:
     yield "#pragma omp parallel num_threads(threads > 0 ? threads : omp_get_max_threads())"
     yield f"{INDENT}{{"
     yield f"{INDENT * 2}std::vector<Real> scratch({max(1, plan.scratch['end'])});"
-    if plan.zeroed:
+    if plan.sums_weights:
         yield f"{INDENT * 2}std::vector<Real> sums({problem.weight_numel});"
     yield "#pragma omp for schedule(static)"
     yield f"{INDENT * 2}for (long long edge = 0; edge < num_edges; ++edge)"
     yield f"{INDENT * 3}one_edge(b, Team{{}}, edge, scratch.data(){_weight_row(plan, 'sums.data()')});"
-    if plan.zeroed:
+    if plan.sums_weights:
         yield "#pragma omp critical(equitune_out_w)"
         yield f"{INDENT * 2}for (int i = 0; i < {problem.weight_numel}; ++i) b.out_w[i] += sums[i];"
     yield f"{INDENT}}}"

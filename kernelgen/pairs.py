@@ -109,6 +109,15 @@ class PairPlan:
     partial_y: int = 0
 
     @property
+    def is_conv(self) -> bool:
+        return self.spec.operation == "conv"
+
+    @property
+    def sums_weights(self) -> bool:
+        """Whether gradients of weights are those of all edges."""
+        return "out_w" in self.zeroed
+
+    @property
     def on_gpu(self) -> bool:
         return self.spec.facts.backend == "cuda"
 
@@ -126,9 +135,12 @@ class PairPlan:
 
 
 def pair_plan(spec: Spec) -> PairPlan:
-    """The plan of a plain product, or ScheduleError with the broken limit."""
-    if spec.operation == "conv":
-        raise ScheduleError("products of other modes than weighted uvu are not fused with gather and sum: fuse=False")
+    """The plan of a spec, or ScheduleError with the broken limit."""
+    if spec.operation == "conv" and spec.schedule.accumulate != "atomics":
+        raise ScheduleError(
+            f"accumulate={spec.schedule.accumulate!r}: products of other modes than weighted uvu go edge by edge, so "
+            "sums at nodes are added in memory (accumulate='atomics')"
+        )
     problem, live = spec.problem, spec.direction.live_outputs
     if spec.deterministic and problem.shared_weights and "w" in live:
         raise UnsupportedError(
@@ -136,6 +148,8 @@ def pair_plan(spec: Spec) -> PairPlan:
             "for a deterministic gradient"
         )
     zeroed = {"out_w"} if problem.shared_weights and "w" in live else set()
+    if spec.operation == "conv":
+        zeroed |= {f"out_{slot}" for slot in "xg" if slot in live}
     wanted = products(spec.direction)
     plan = PairPlan(spec, tuple(pair_paths(problem)), wanted, {}, frozenset(zeroed))
     arrays = _arrays(plan)
@@ -143,7 +157,7 @@ def pair_plan(spec: Spec) -> PairPlan:
     shared, sums = 0, 0
     if isinstance(spec.schedule, CudaSchedule):
         elements = spec.schedule.block_size // WARP * starts["end"]
-        sums = problem.weight_numel if zeroed else 0
+        sums = problem.weight_numel if "out_w" in zeroed else 0
         if (elements + sums) * BYTES[spec.dtype] > spec.facts.shared_per_block:
             sums = 0
         shared = (elements + sums) * BYTES[spec.dtype]

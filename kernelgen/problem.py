@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -178,6 +179,27 @@ class TensorProductProblem:
             (Instruction(i, j, order[k]) for k, (i, j, _, _) in enumerate(found)), key=lambda ins: ins.out
         )
         return cls(str(first), str(second), str(irreps_out), tuple(instructions), shared_weights)
+
+    @classmethod
+    def fully_connected(
+        cls,
+        irreps_in1: str | o3.Irreps,
+        irreps_in2: str | o3.Irreps,
+        irreps_out: str | o3.Irreps,
+        *,
+        shared_weights: bool = False,
+    ) -> TensorProductProblem:
+        """Every allowed path of mode ``uvw`` between the blocks, in e3nn's order (that of in1, in2, out)."""
+        operands = (("irreps_in1", irreps_in1), ("irreps_in2", irreps_in2), ("irreps_out", irreps_out))
+        first, second, out = (parse_irreps(text, what) for what, text in operands)
+        paths = [
+            Instruction(i, j, k, mode="uvw")
+            for (i, (_, a)), (j, (_, b)), (k, (_, c)) in itertools.product(*map(enumerate, (first, second, out)))
+            if c in a * b
+        ]
+        if not paths:
+            raise ProblemError(f"no path from {first} x {second} reaches {out}")
+        return cls(str(first), str(second), str(out), tuple(paths), shared_weights)
 
     @property
     def key(self) -> str:

@@ -21,6 +21,7 @@ PASSES = tuple(name.replace("+", "_") for name in contest.PASSES)
 PROBLEMS = {
     "equal": TensorProductProblem.channelwise("4x0e+4x0o+4x1o+4x1e", "0e+1o", "0o+0e+1o+1e"),
     "unequal": TensorProductProblem.channelwise("8x0e+4x1o+12x2e", "0e+1o+2e", "0e+1o+2e"),
+    "connected": TensorProductProblem.fully_connected("3x0e+2x1o", "0e+2x1o", "4x0e+3x1o"),
     "shared": TensorProductProblem.channelwise("4x0e+4x1o", "0e+1o", "0e+1o", shared_weights=True),
     "by hand": TensorProductProblem.from_instructions(
         "2x1o+2x0e", "1o+0e", "2x1o+2x0e+2x1o",
@@ -79,7 +80,7 @@ def test_falling_back_to_naive_is_an_error_not_a_number() -> None:
         pytest.skip("its kernels are installed here")
     task = Task(workload("equal"), torch.device("cpu"))
     with pytest.raises(PeerError, match="asked for uniform_1d, got naive"):
-        cuequivariance_peer.uniform_1d(task)
+        cuequivariance_peer.with_kernels(task)
 
 
 @pytest.mark.parametrize("problem", ["equal", "unequal", "by hand"])
@@ -162,8 +163,8 @@ def test_the_graphs_of_a_problem_share_what_a_peer_builds() -> None:
         Task(dataclasses.replace(workload("equal"), graph=load_graphs()[name]), torch.device("cpu"))
         for name in ("carbon-small", "molecule")
     )
-    assert cuequivariance_peer.module(one.workload.problem, "naive", one.device) is cuequivariance_peer.module(
-        two.workload.problem, "naive", two.device
+    assert cuequivariance_peer.module(one.workload.problem, "naive", "float32", one.device) is cuequivariance_peer.module(
+        two.workload.problem, "naive", "float32", two.device
     )
     for task in (one, two):
         passes = Peer(cuequivariance_peer.ADAPTERS[1], task).prepare()

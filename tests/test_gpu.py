@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from pair_problems import MODES, of_mode
 from reference import assert_matches_e3nn, make_case
 
 from autotune.config import load_problems
@@ -51,6 +52,16 @@ def test_kernel_forms(form: str, layout: str, dtype: torch.dtype, monkeypatch: p
     operator = build(MEDIUM, FORMS[form], dtype=dtype, layout=layout, device="cuda")
     case = make_case(MEDIUM, "conv", edges=300, nodes=20, num_out=17)
     assert_matches_e3nn(operator, case, DIRECTIONS, TOLERANCE[dtype], "cuda")
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("operation", ["conv", "plain"])
+@pytest.mark.parametrize("mode", MODES)
+def test_kernel_forms_of_pairs(mode: str, operation: str, dtype: torch.dtype) -> None:
+    for problem, layout in ((of_mode(mode), "mul_ir"), (of_mode(mode, shared=True), "ir_mul")):
+        operator = build(problem, operation=operation, dtype=dtype, layout=layout, device="cuda")
+        case = make_case(problem, operation, edges=300, nodes=20, num_out=17)
+        assert_matches_e3nn(operator, case, DIRECTIONS, TOLERANCE[dtype], "cuda")
 
 
 @pytest.mark.parametrize("operation", ["conv", "plain"])

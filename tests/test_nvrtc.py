@@ -23,7 +23,8 @@ SUITE = load_problems()
 BIG = {"nequip-benzene", "sevennet-l3i5", "batmobile-l3", "nequip-oam-l"}
 CASES = [
     (name, direction, "sm_90")
-    for name in SUITE
+    for name, problem in SUITE.items()
+    if problem.is_channelwise
     for direction in (DIRECTIONS_OF["force_step"] if name in BIG else DIRECTIONS)
 ]
 # Architectures differ in the header only (vector atomics).
@@ -42,6 +43,18 @@ def test_default_schedule_compiles(name: str, direction: str, arch: str) -> None
     # The default schedule keeps its sums in registers. A few words spill where the compiler stays at 168 registers,
     # three blocks of 128 threads a multiprocessor, instead of taking 255; more is a wrong estimate.
     assert resources["spill_bytes"] <= 256
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS_OF["force_step"])
+@pytest.mark.parametrize("name", [name for name, problem in SUITE.items() if not problem.is_channelwise])
+def test_products_of_pairs_compile(name: str, direction: str) -> None:
+    facts = cuda_facts("sm_90")
+    kernel = (SUITE[name], DIRECTIONS[direction], CudaSchedule(), "conv", "float32", "ir_mul", "int64", facts)
+    spec = Spec(*kernel)
+    plan = make_plan(dataclasses.replace(spec, schedule=default_schedule(spec)))
+    resources = compile_source(emit(plan), facts).resources
+    print(name, direction, resources, plan.shared_bytes)
+    assert 0 < resources["registers"] <= 168 and resources["spill_bytes"] == 0
 
 
 @pytest.mark.parametrize("ahead", ["rows", "all"])

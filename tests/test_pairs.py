@@ -39,16 +39,17 @@ def test_every_direction_of_every_mode(mode: str) -> None:
         assert_matches_e3nn(operator, make_case(problem, "plain", edges=9), DIRECTIONS, 1e-10)
 
 
+@pytest.mark.parametrize("fuse", [True, False])
 @pytest.mark.parametrize("problem", [mixed(), of_mode("uvw")], ids=["mixed", "uvw"])
-def test_convolutions(problem: TensorProductProblem) -> None:
-    operator = build(problem, dtype=torch.float64)
+def test_convolutions(problem: TensorProductProblem, fuse: bool) -> None:
+    operator = build(problem, HostSchedule(accumulate="atomics", fuse=fuse, threads=2), dtype=torch.float64)
     assert_matches_e3nn(operator, make_case(problem, "conv"), DIRECTIONS, 1e-10)
 
 
 @pytest.mark.parametrize("mode", ["uvw", "uuu", "uvu"])
 def test_shared_weights(mode: str) -> None:
     problem = of_mode(mode, shared=True)
-    operator = build(problem, HostSchedule(threads=2), operation="plain", dtype=torch.float64)
+    operator = build(problem, HostSchedule(accumulate="atomics", threads=2), operation="plain", dtype=torch.float64)
     assert_matches_e3nn(operator, make_case(problem, "plain"), DIRECTIONS, 1e-10)
 
 
@@ -95,13 +96,16 @@ WIDE = TensorProductProblem.from_instructions(
 
 
 @pytest.mark.parametrize("direction", ["forward", "backward", "double_backward"])
-@pytest.mark.parametrize(("name", "layout"), [("wide", "mul_ir"), ("mixed", "ir_mul"), ("uvv", "mul_ir")])
-def test_lane_by_lane(name: str, layout: str, direction: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "layout", "operation"),
+    [("wide", "mul_ir", "plain"), ("mixed", "ir_mul", "conv"), ("uvv", "mul_ir", "plain"), ("uvw", "ir_mul", "conv")],
+)
+def test_lane_by_lane(name: str, layout: str, operation: str, direction: str) -> None:
     """Fewer columns than lanes, more than a tile of them, and modes whose lanes hand values to each other."""
     problem = {"wide": WIDE, "mixed": mixed()}.get(name) or of_mode(name)
-    case = make_case(problem, "plain", edges=5)
-    schedule = CudaSchedule(block_size=64)
-    found = run_direction(case, DIRECTIONS[direction], "plain", layout, "float64", schedule)
+    case = make_case(problem, operation, edges=5)
+    schedule = CudaSchedule(accumulate="atomics", block_size=64)
+    found = run_direction(case, DIRECTIONS[direction], operation, layout, "float64", schedule)
     errors = {slot: relative_error(found[slot], rows) for slot, rows in expected(case, direction).items()}
     assert max(errors.values()) < 1e-12, errors
 
@@ -138,7 +142,7 @@ def test_what_is_wrong_is_said() -> None:
 
 def test_limits_are_said() -> None:
     problem = of_mode("uvw")
-    with pytest.raises(ScheduleError, match="fuse=False"):
+    with pytest.raises(ScheduleError, match="accumulate='atomics'"):
         build(problem, HostSchedule())
     with pytest.raises(UnsupportedError, match="fixed order"):
         build(problem, deterministic=True)

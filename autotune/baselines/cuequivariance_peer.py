@@ -1,9 +1,10 @@
 """cuEquivariance as a peer, in its fastest form: one segmented polynomial with gather and sum inside.
 
-The polynomial is the channelwise descriptor of ``cuequivariance.descriptors``, built from this problem's own paths and
-e3nn's coefficients, so weights and outputs keep e3nn's order and values. On a GPU it is flattened and squeezed for the
-``uniform_1d`` kernels; unequal multiplicities are split to their greatest common divisor, as those kernels ask. When
-they cannot be loaded, cuEquivariance silently computes naively: that is an error here, not a number.
+The polynomial is the channelwise or the fully connected descriptor of ``cuequivariance.descriptors``, built from this
+problem's own paths and e3nn's coefficients, so weights and outputs keep e3nn's order and values. On a GPU a channelwise
+one is flattened and squeezed for the ``uniform_1d`` kernels (unequal multiplicities are split to their greatest common
+divisor, as those kernels ask), a fully connected one runs on the ``fused_tp`` kernels, cuEquivariance's own choice for
+it. When kernels cannot be loaded, cuEquivariance silently computes naively: that is an error here, not a number.
 """
 
 from __future__ import annotations
@@ -26,25 +27,28 @@ WARM_UP_CALLS = 60
 
 
 def polynomial(problem: TensorProductProblem, *, flat: bool) -> Any:
-    """``weights[uv],x[iu],y[jv],out[kuv]`` with a path for each of the problem's, in its order.
+    """``weights,x,y,out`` with a path for each of the problem's, in its order.
 
-    ``flat``: coefficients as scalars and one uniform mode, which is what ``uniform_1d`` takes.
+    ``flat``: of a channelwise one, coefficients as scalars and one uniform mode, which is what ``uniform_1d`` takes.
     """
     import cuequivariance as cue
 
-    product = cue.SegmentedTensorProduct.from_subscripts("uv,iu,jv,kuv+ijk")
+    connected = is_fully_connected(problem)
+    product = cue.SegmentedTensorProduct.from_subscripts("uvw,iu,jv,kw+ijk" if connected else "uv,iu,jv,kuv+ijk")
     for path in problem.paths:
-        product.add_segment(0, (path.mul, 1))
+        product.add_segment(0, problem.muls(path) if connected else (path.mul, 1))
     for operand, blocks in ((1, problem.in1), (2, problem.in2)):
         for block in blocks:
             product.add_segment(operand, (block.dim, block.mul))
     for block in problem.out:
-        product.add_segment(3, (block.dim, block.mul, 1))
+        product.add_segment(3, (block.dim, block.mul) if connected else (block.dim, block.mul, 1))
     for path in problem.paths:
         degrees = problem.in1[path.in1].l, problem.in2[path.in2].l, problem.out[path.out].l
         coupling = path.coefficient * o3.wigner_3j(*degrees, dtype=torch.float64)
         product.add_path(path.index, path.in1, path.in2, path.out, c=coupling.numpy())
     result = cue.SegmentedPolynomial.eval_last_operand(product)
+    if connected:
+        return result
     if not flat:
         return result.squeeze_modes("v")
     result = result.flatten_coefficient_modes().squeeze_modes()
@@ -54,8 +58,16 @@ def polynomial(problem: TensorProductProblem, *, flat: bool) -> Any:
     return result
 
 
+def is_fully_connected(problem: TensorProductProblem) -> bool:
+    """Whether all paths are of mode ``uvw``; PeerError for what is neither that nor channelwise."""
+    connected = bool(problem.paths) and all(path.mode == "uvw" for path in problem.paths)
+    if not connected and not problem.is_channelwise:
+        raise PeerError("cuequivariance: only channelwise and fully connected products are compared with it")
+    return connected
+
+
 @functools.lru_cache(maxsize=2)
-def module(problem: TensorProductProblem, method: str, device: torch.device) -> Any:
+def module(problem: TensorProductProblem, method: str, dtype: str, device: torch.device) -> Any:
     """The polynomial as cuEquivariance's module; PeerError unless the method that was asked for is the one that runs.
 
     It takes any graph, so the graphs of one problem share it.
@@ -64,7 +76,10 @@ def module(problem: TensorProductProblem, method: str, device: torch.device) -> 
 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        made = cuet.SegmentedPolynomial(polynomial(problem, flat=method != "naive"), method=method).to(device)
+        given = polynomial(problem, flat=method == "uniform_1d")
+        # The others compute in the dtype that they are given.
+        options = {"math_dtype": getattr(torch, dtype)} if method == "fused_tp" else {}
+        made = cuet.SegmentedPolynomial(given, method=method, **options).to(device)
     ran_naively = "Naive" in type(made.m).__name__
     if made.method != method or ran_naively != (method == "naive"):
         said = "; ".join(str(warning.message) for warning in caught)
@@ -74,7 +89,8 @@ def module(problem: TensorProductProblem, method: str, device: torch.device) -> 
 
 def convolution(task: Task, method: str) -> Call:
     """The module as a call on the task's graph."""
-    made, shared = module(task.workload.problem, method, task.device), task.workload.problem.shared_weights
+    work = task.workload
+    made, shared = module(work.problem, method, work.dtype, task.device), work.problem.shared_weights
     inputs: dict[int, torch.Tensor] = {}
     shapes: dict[int, torch.Tensor] = {}
     outputs: dict[int, torch.Tensor] = {}
@@ -89,8 +105,9 @@ def convolution(task: Task, method: str) -> Call:
     return call
 
 
-def uniform_1d(task: Task) -> Product:
-    return Product(convolution(task, "uniform_1d"), layout="ir_mul")
+def with_kernels(task: Task) -> Product:
+    method = "fused_tp" if is_fully_connected(task.workload.problem) else "uniform_1d"
+    return Product(convolution(task, method), layout="ir_mul")
 
 
 def naive(task: Task) -> Product:
@@ -122,6 +139,6 @@ def no_kernels(device: torch.device) -> str | None:
 
 
 ADAPTERS = (
-    Adapter("cuequivariance", ("cuda",), no_kernels, uniform_1d, WARM_UP_CALLS, module="cuequivariance_torch"),
+    Adapter("cuequivariance", ("cuda",), no_kernels, with_kernels, WARM_UP_CALLS, module="cuequivariance_torch"),
     Adapter("cuequivariance-naive", ("cpu",), no_module, naive, module="cuequivariance_torch"),
 )

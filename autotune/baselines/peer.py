@@ -126,7 +126,7 @@ class CheckedPasses(AutogradPasses):
     """
 
     def __init__(self, name: str, product: Product, task: Task, limit: float | None = None) -> None:
-        own: dict[str, Any] = {slot: _own_form(slot, product, task) for slot in "xwg"}
+        own: dict[str, Any] = {slot: _own_form(slot, product, task) for slot in "xywg"}
         super().__init__(product.call, dataclasses.replace(task.tensors, **own))
         self._own_tangents: dict[str, torch.Tensor] = {}
         self.name, self._product, self._task = name, product, task
@@ -204,19 +204,21 @@ class CheckedPasses(AutogradPasses):
         """An output in the workload's layout and e3nn's weight order."""
         if slot == "w":
             return self._product.weights_out(tensor.detach())
-        if slot == "y":
-            return tensor
-        problem = self._task.workload.problem
-        irreps = problem.irreps_in1 if slot == "x" else problem.irreps_out
-        return relayout(tensor.detach(), irreps, self._product.layout, self._task.workload.layout)
+        irreps, layout = _irreps_and_layout(slot, self._task)
+        return relayout(tensor.detach(), irreps, self._product.layout, layout)
 
 
 def _own_form(name: str, product: Product, task: Task) -> torch.Tensor:
     """An operand or tangent of the task in the peer's layout and weight order."""
-    tensor, problem, slot = getattr(task.tensors, name), task.workload.problem, name[-1]
-    if slot == "y":
-        return tensor
+    tensor, slot = getattr(task.tensors, name), name[-1]
     if slot == "w":
         return product.weights_in(tensor).contiguous()
-    irreps = problem.irreps_in1 if slot == "x" else problem.irreps_out
-    return relayout(tensor, irreps, task.workload.layout, product.layout).contiguous()
+    irreps, layout = _irreps_and_layout(slot, task)
+    return relayout(tensor, irreps, layout, product.layout).contiguous()
+
+
+def _irreps_and_layout(slot: str, task: Task) -> tuple[str, str]:
+    """Of the workload's tensors; edge attributes are in e3nn's layout whatever that of the features is."""
+    problem = task.workload.problem
+    irreps = {"x": problem.irreps_in1, "y": problem.irreps_in2, "g": problem.irreps_out}[slot]
+    return irreps, "mul_ir" if slot == "y" else task.workload.layout

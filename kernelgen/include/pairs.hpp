@@ -17,6 +17,7 @@ struct Team {
     }
 };
 DEVICE void add_to(Real* p, Real value) { atomicAdd(p, value); }
+DEVICE void add_shared(Real* p, Real value) { atomicAdd(p, value); }
 #else
 #define DEVICE static inline
 #define UNROLL
@@ -29,7 +30,11 @@ struct Team {
     Real from(Real value, int) const { return value; }
     Real sum(Real value) const { return value; }
 };
-static inline void add_to(Real* p, Real value) { *p += value; }  // sums of a thread's own
+static inline void add_to(Real* p, Real value) { *p += value; }  // a thread's own sums
+static inline void add_shared(Real* p, Real value) {
+#pragma omp atomic
+    *p += value;
+}
 static inline int min(int a, int b) { return a < b ? a : b; }
 #endif
 #define EACH(i, count) for (int i = team.lane; i < (count); i += LANES)
@@ -42,6 +47,11 @@ DEVICE void load_block(const Team& team, const Real* row, Real* to) {
 template <int DIM, int MUL>
 DEVICE void store_block(const Team& team, const Real* from, Real* row) {
     EACH(i, DIM * MUL) row[i] = from[MUL_IR ? i % DIM * MUL + i / DIM : i];
+}
+// Sums of an edge to the row of a node, to which other teams add as well.
+template <int DIM, int MUL>
+DEVICE void add_block(const Team& team, const Real* from, Real* row) {
+    EACH(i, DIM * MUL) add_shared(row + i, from[MUL_IR ? i % DIM * MUL + i / DIM : i]);
 }
 template <int N>
 DEVICE void copy_row(const Team& team, const Real* from, Real* to) {
