@@ -124,15 +124,18 @@ class Sampler:
         return self._take_cuda(count) if self.device.type == "cuda" else [self._take_host() for _ in range(count)]
 
     def peak_bytes(self) -> int | None:
-        """Device memory that one call takes beyond what is allocated before it, results included; None on a CPU."""
+        """Device memory that one call takes beyond what is allocated before it, results included; None on a CPU.
+
+        As it was asked for: the allocator may hand out a kept block that is up to a megabyte larger.
+        """
         if self.device.type != "cuda":
             return None
         self._synchronize()
-        before = torch.cuda.memory_allocated(self.device)
+        before = torch.cuda.memory_stats(self.device)["requested_bytes.all.current"]
         torch.cuda.reset_peak_memory_stats(self.device)
         self.call()
         self._synchronize()
-        return torch.cuda.max_memory_allocated(self.device) - before
+        return int(torch.cuda.memory_stats(self.device)["requested_bytes.all.peak"]) - int(before)
 
     def host_us(self, seconds: float) -> float:
         """Microseconds until a call returns, in a row of calls behind each other; the device's queue is empty at first.

@@ -65,7 +65,7 @@ def _tile_lines(plan: PairPlan, path: PairPath, row_of_g: str, inside: str) -> I
     yield f"{INDENT * 2}}}"
     yield f"{INDENT}}}"
     if wanted.d:
-        yield from (f"{INDENT}{line}" for line in _flow_lines(plan, path, row_of_g))
+        yield from (f"{INDENT}{line}" for line in _flow_lines(plan, path))
     yield "}"
     if wanted.value:
         yield "UNROLL for (int m = 0; m < M; ++m) UNROLL for (int i = 0; i < TILES; ++i) {"
@@ -94,17 +94,16 @@ def _element_lines(plan: PairPlan, path: PairPath) -> Iterator[str]:
         yield f"c_{w}[kk * {plan.stride(path)} + n - n0] = this_{w};"
 
 
-def _flow_lines(plan: PairPlan, path: PairPath, row_of_g: str) -> Iterator[str]:
+def _flow_lines(plan: PairPlan, path: PairPath) -> Iterator[str]:
     """``d`` of the rows at hand: a lane a row, from the weights that were left in the scratch memory."""
-    stride = plan.stride(path)
+    stride, block = plan.stride(path), plan.spec.problem.out[path.path.out]
     yield "team.sync();"
     yield "if (team.lane < rows) {"
     for number, sums in enumerate(plan.products.d):
         yield f"{INDENT}Real flow{number}[M] = {{}};"
-        yield f"{INDENT}for (int n = 0; n < min(TILE, N - n0); ++n) UNROLL for (int m = 0; m < M; ++m) {{"
-        products = " + ".join(f"c_{w}[team.lane * {stride} + n] * s_{g}[{row_of_g} + n0 + n]" for w, g in sums)
-        yield f"{INDENT * 2}flow{number}[m] += {products};"
-        yield f"{INDENT}}}"
+        for w, g in sums:
+            rows = f"c_{w} + team.lane * {stride}, s_{g} + {block.offset} + n0, min(TILE, N - n0)"
+            yield f"{INDENT}meet<M, N>({rows}, flow{number});"
         place = f"d{number}[m * K + k0 + team.lane]"
         yield f"{INDENT}UNROLL for (int m = 0; m < M; ++m) {place} = (n0 ? {place} : Real(0)) + flow{number}[m];"
     yield "}"

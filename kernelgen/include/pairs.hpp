@@ -62,6 +62,21 @@ DEVICE void clear_row(const Team& team, Real* row) {
     EACH(i, N) row[i] = Real(0);
 }
 
+// Adds the products of a row of weights with M rows of cotangents, STRIDE elements from each other.
+template <int M, int STRIDE>
+DEVICE void meet(const Real* weights, const Real* g, int count, Real (&flow)[M]) {
+#ifdef ON_GPU
+    for (int n = 0; n < count; ++n) UNROLL for (int m = 0; m < M; ++m) flow[m] += weights[n] * g[m * STRIDE + n];
+#else
+    for (int m = 0; m < M; ++m) {
+        Real total = 0;
+#pragma omp simd reduction(+ : total)
+        for (int n = 0; n < count; ++n) total += weights[n] * g[m * STRIDE + n];
+        flow[m] += total;
+    }
+#endif
+}
+
 // The sum over the ROWS groups of COLS lanes that share a column, in the first of them.
 template <int ROWS, int COLS>
 DEVICE Real sum_rows(const Team& team, Real value) {
