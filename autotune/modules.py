@@ -21,15 +21,15 @@ from e3nn import o3
 from autotune.graphs import GraphClass
 from autotune.order_cache import OrderCache
 from autotune.tuned_module import Schedules, TunedModule
-from kernelgen.errors import InputError, ProblemError, UnsupportedError
+from kernelgen.errors import InputError, ProblemError
 from kernelgen.from_e3nn import problem_of
 from kernelgen.graph import EdgeOrder, check_indices, is_in_order
 from kernelgen.problem import TensorProductProblem
 
 Irreps: TypeAlias = "str | o3.Irreps"
+Weight: TypeAlias = "torch.Tensor | list[torch.Tensor] | None"
 Variances: TypeAlias = "Sequence[float] | torch.Tensor | None"
 _ORDERS = OrderCache()
-_NO_RIGHT = "the right method (compile_right=True) is not generated; keep e3nn's module where you need it"
 
 
 def _check_last(name: str, tensor: torch.Tensor, expected: int) -> None:
@@ -58,8 +58,8 @@ class TensorProduct(TunedModule):
         or ``none``.
     shared_weights, internal_weights: Shared weights are one row for all edges (the default); internal weights are the
         parameter ``weight`` of the module (the default where weights are shared and there are any).
-    compile_right: not generated, so True is an UnsupportedError. compile_left_right, _specialized_code,
-        _optimize_einsums: of e3nn's own code, without effect. normalization: irrep_normalization's former name.
+    compile_left_right, compile_right, _specialized_code, _optimize_einsums: of e3nn's own code, without effect.
+    normalization: irrep_normalization's former name.
 
     Then those of Equitune:
 
@@ -102,8 +102,6 @@ class TensorProduct(TunedModule):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        if compile_right:
-            raise UnsupportedError(_NO_RIGHT)
         if normalization is not None:
             warnings.warn("normalization is now irrep_normalization", DeprecationWarning, stacklevel=2)
             irrep_normalization = normalization
@@ -135,17 +133,19 @@ class TensorProduct(TunedModule):
             dtype=dtype,
         )
         self.internal_weights = internal_weights
+        self._specialized_code, self._optimize_einsums = _specialized_code, _optimize_einsums
         if internal_weights and self.weight_numel > 0:
             self.weight = torch.nn.Parameter(torch.randn(self.weight_numel, device=device, dtype=dtype))
         else:
             # As in e3nn: without internal weights, ``weight`` is an empty buffer.
             self.register_buffer("weight", torch.empty(0, device=device, dtype=dtype))
 
-    def forward(self, x: torch.Tensor, y: torch.Tensor, weight: torch.Tensor | None = None) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, y: torch.Tensor, weight: Weight = None) -> torch.Tensor:
         """x ``[..., irreps_in1.dim]``, y ``[..., irreps_in2.dim]`` -> ``[..., irreps_out.dim]``, broadcast.
 
         weight: ``[weight_numel]`` where weights are shared, else ``[..., weight_numel]`` with at least one leading
-        dimension; None takes the internal weights. Raises InputError where shapes, dtypes or devices disagree.
+        dimension, or a list with a tensor ``[..., *path_shape]`` for each path that has weights, as e3nn takes it; None
+        takes the internal weights. Raises InputError where shapes, dtypes or devices disagree.
         """
         dim_in1, dim_in2, dim_out = self._dims
         _check_last("x", x, dim_in1)
@@ -164,11 +164,16 @@ class TensorProduct(TunedModule):
         out = operator(rows[0], rows[1], weight if self.shared_weights else rows[2])
         return out.reshape(*batch, dim_out)
 
-    def right(self, y: torch.Tensor, weight: torch.Tensor | None = None) -> torch.Tensor:
-        """Not generated: UnsupportedError."""
-        raise UnsupportedError(_NO_RIGHT)
+    def right(self, y: torch.Tensor, weight: Weight = None) -> torch.Tensor:
+        """The matrix that takes x to the product: y ``[..., dim_in2]`` -> ``[..., dim_in1, dim_out]``.
 
-    def weight_view_for_instruction(self, instruction: int, weight: torch.Tensor | None = None) -> torch.Tensor:
+        It is the product with every unit vector in the place of x.
+        """
+        weight = self._weight_for(weight)
+        rows = torch.eye(self._dims[0], dtype=y.dtype, device=y.device)
+        return self.forward(rows, y.unsqueeze(-2), weight if self.shared_weights else weight.unsqueeze(-2))
+
+    def weight_view_for_instruction(self, instruction: int, weight: Weight = None) -> torch.Tensor:
         """The weights of one instruction, a view ``[..., *path_shape]`` of ``weight`` or of the internal ones.
 
         ValueError, as in e3nn, for an instruction without weights.
@@ -178,7 +183,7 @@ class TensorProduct(TunedModule):
         views = self.weight_views(weight, yield_instruction=True)
         return next(view for number, _, view in views if number == instruction % len(self.instructions))
 
-    def weight_views(self, weight: torch.Tensor | None = None, yield_instruction: bool = False) -> Iterator[Any]:
+    def weight_views(self, weight: Weight = None, yield_instruction: bool = False) -> Iterator[Any]:
         """The weights of each instruction that has some, or (number, instruction, weights), as in e3nn."""
         weight, offset = self._weight_for(weight), 0
         for number, instruction in enumerate(self.instructions):
@@ -189,7 +194,9 @@ class TensorProduct(TunedModule):
             offset += size
             yield (number, instruction, view) if yield_instruction else view
 
-    def _weight_for(self, weight: torch.Tensor | None) -> torch.Tensor:
+    def _weight_for(self, weight: Weight) -> torch.Tensor:
+        if isinstance(weight, list):
+            weight = self._as_one_row(weight)
         if weight is None:
             if self.weight_numel > 0 and not self.internal_weights:
                 raise InputError(f"weight is missing; expected {self.weight_numel} weights, there are no internal ones")
@@ -200,6 +207,21 @@ class TensorProduct(TunedModule):
             wanted = f"({self.weight_numel},)" if self.shared_weights else f"(..., {self.weight_numel}), a row an edge"
             raise InputError(f"weight has shape {tuple(weight.shape)}; expected {wanted}")
         return weight
+
+    def _as_one_row(self, weights: list[torch.Tensor]) -> torch.Tensor:
+        """Weights given as a tensor a path, ``[..., *path_shape]`` or ``[..., numel]``."""
+        shapes = [instruction.path_shape for instruction in self.instructions if instruction.has_weight]
+        if len(weights) != len(shapes):
+            raise InputError(f"{len(weights)} tensors of weights were given; expected {len(shapes)}, one a path")
+        rows = []
+        for given, shape in zip(weights, shapes, strict=True):
+            if tuple(given.shape[-len(shape) :]) == shape:
+                rows.append(given.flatten(-len(shape)))
+            elif given.shape[-1:] == (math.prod(shape),):
+                rows.append(given)
+            else:
+                raise InputError(f"weights of a path have shape {tuple(given.shape)}; expected (..., *{shape})")
+        return torch.cat(rows, -1)
 
 
 class TensorProductConv(TunedModule):

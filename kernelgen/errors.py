@@ -5,8 +5,11 @@ class EquituneError(Exception):
     """Base of all deliberate errors; the command line prints its one line and exits with code 2."""
 
 
-class ProblemError(EquituneError, ValueError):
-    """The tensor product itself is ill-defined: unknown irreps, broken selection rules, unequal multiplicities."""
+class ProblemError(EquituneError, ValueError, AssertionError):
+    """The tensor product itself is ill-defined: unknown irreps, broken selection rules, unequal multiplicities.
+
+    An AssertionError too, because that is what e3nn raises.
+    """
 
 
 class UnsupportedError(EquituneError, NotImplementedError):
@@ -17,8 +20,11 @@ class ScheduleError(EquituneError, ValueError):
     """The schedule breaks a limit (registers, shared memory, divisibility) or has an unknown knob."""
 
 
-class InputError(EquituneError, ValueError):
-    """Tensors handed to an operator disagree with it or with each other: shape, dtype, device or index range."""
+class InputError(EquituneError, ValueError, RuntimeError):
+    """Tensors handed to an operator disagree with it or with each other: shape, dtype, device or index range.
+
+    A RuntimeError too, because that is what e3nn and torch raise.
+    """
 
 
 class ToolMissingError(EquituneError, RuntimeError):

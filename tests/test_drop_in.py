@@ -13,7 +13,7 @@ from reference import copied
 
 from autotune import TensorProduct, accelerate, drop_in, restore
 from autotune.drop_in import AcceleratedProduct
-from kernelgen.errors import ProblemError, UnsupportedError
+from kernelgen.errors import InputError, ProblemError
 from kernelgen.from_e3nn import problem_of
 from kernelgen.problem import TensorProductProblem
 
@@ -189,16 +189,26 @@ def test_the_constructor_takes_what_e3nn_takes_in_its_order() -> None:
         assert TensorProduct(*IRREPS, PATHS[:3], normalization="none").problem.irrep_normalization == "none"
 
 
-def test_the_right_method_is_refused_and_of_an_accelerated_module_e3nns() -> None:
-    with pytest.raises(UnsupportedError, match="compile_right=True"):
-        TensorProduct(*IRREPS, PATHS[:3], compile_right=True)
-    y = torch.randn(5, 4)
-    with pytest.raises(UnsupportedError, match="keep e3nn's module"):
-        TensorProduct(*IRREPS, PATHS[:3]).right(y)
+def test_the_right_method_is_e3nns() -> None:
     model = holding(product(compile_right=True))
+    y = torch.randn(5, 2, 4)
     wanted = model["tp"].right(y)
     assert accelerate(model).replaced == 1
-    assert_same([model["tp"].right(y)], [wanted], 0)
+    assert_same([model["tp"].right(y)], [wanted])
+    per_edge = product(shared_weights=False, compile_right=True)
+    ours, w = TensorProduct(*IRREPS, PATHS[:3], shared_weights=False), torch.randn(5, 1, per_edge.weight_numel)
+    assert_same([ours.right(y, w)], [per_edge.right(y, w)])
+
+
+def test_weights_of_wrong_shapes_are_refused() -> None:
+    module = TensorProduct(*IRREPS, PATHS[:3], internal_weights=False)
+    x, y, _ = inputs(Model())
+    with pytest.raises(RuntimeError, match="weight is missing"):
+        module(x, y)
+    with pytest.raises(InputError, match=r"have shape \(4, 1\)"):
+        module(x, y, [torch.ones(6, 1), torch.ones(6, 1), torch.ones(4, 1)])
+    with pytest.raises(InputError, match="expected 3, one a path"):
+        module(x, y, [torch.ones(6, 1)])
 
 
 def test_variances_that_do_not_fit_are_refused() -> None:
