@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from autotune.database import Database, Entry
     from autotune.drop_in import Acceleration, accelerate, restore
     from autotune.graphs import GraphClass
+    from autotune.harmonics import SphericalHarmonics, spherical_harmonics
     from autotune.lookup import Tuning, find_schedule
     from autotune.modules import TensorProduct, TensorProductConv
     from autotune.products import ElementwiseTensorProduct, FullTensorProduct, FullyConnectedTensorProduct
@@ -25,12 +26,14 @@ __all__ = [
     "FullTensorProduct",
     "FullyConnectedTensorProduct",
     "GraphClass",
+    "SphericalHarmonics",
     "TensorProduct",
     "TensorProductConv",
     "Tuning",
     "accelerate",
     "find_schedule",
     "restore",
+    "spherical_harmonics",
 ]
 
 _HOMES = {
@@ -41,12 +44,14 @@ _HOMES = {
     "FullTensorProduct": "autotune.products",
     "FullyConnectedTensorProduct": "autotune.products",
     "GraphClass": "autotune.graphs",
+    "SphericalHarmonics": "autotune.harmonics",
     "TensorProduct": "autotune.modules",
     "TensorProductConv": "autotune.modules",
     "Tuning": "autotune.lookup",
     "accelerate": "autotune.drop_in",
     "find_schedule": "autotune.lookup",
     "restore": "autotune.drop_in",
+    "spherical_harmonics": "autotune.harmonics",
 }
 
 

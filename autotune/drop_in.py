@@ -1,8 +1,8 @@
-"""One call for a whole model: e3nn tensor products enter, the same products from tuned kernels take their places.
+"""One call for a whole model: e3nn's modules enter, the same functions from generated kernels take their places.
 
-:func:`accelerate` walks a module tree and replaces every ``e3nn.o3.TensorProduct`` that the generator covers; the
-others stay, and the table says why. Parameters are the same objects as before, so optimizers go on; checkpoints keep
-e3nn's names. :func:`restore` puts e3nn's modules back.
+:func:`accelerate` walks a module tree and replaces every ``e3nn.o3.TensorProduct`` and ``e3nn.o3.SphericalHarmonics``
+that the generator covers; the others stay, and the table says why. Parameters are the same objects as before, so
+optimizers go on; checkpoints keep e3nn's names. :func:`restore` puts e3nn's modules back.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from e3nn import o3
 
+from autotune.harmonics import SphericalHarmonics
 from autotune.modules import TensorProduct
 from kernelgen.errors import EquituneError, ProblemError, UnsupportedError
 from kernelgen.from_e3nn import problem_of
@@ -25,17 +26,21 @@ _CHECKED_ROWS = 16
 
 @dataclass(frozen=True)
 class Place:
-    """What became of one e3nn product: its name in the model, whether it was replaced, and with what or why not."""
+    """What became of one e3nn module: its name in the model, whether it was replaced, and with what or why not.
+
+    kind: ``tensor products`` or ``spherical harmonics``.
+    """
 
     name: str
     module: str
     replaced: bool
     detail: str
+    kind: str = "tensor products"
 
 
 @dataclass(frozen=True)
 class Acceleration:
-    """Every e3nn tensor product of a model; prints as a table."""
+    """Every e3nn tensor product and spherical harmonics module of a model; prints as a table."""
 
     places: tuple[Place, ...]
 
@@ -44,7 +49,11 @@ class Acceleration:
         return sum(place.replaced for place in self.places)
 
     def __str__(self) -> str:
-        lines = [f"{self.replaced} of {len(self.places)} e3nn tensor products replaced"]
+        counts = []
+        for kind in dict.fromkeys(("tensor products", *(place.kind for place in self.places))):
+            found = [place.replaced for place in self.places if place.kind == kind]
+            counts.append(f"{sum(found)} of {len(found)} e3nn {kind}")
+        lines = [f"{' and '.join(counts)} replaced"]
         width = max((len(place.name) for place in self.places), default=0)
         for place in self.places:
             lines.append(f"{place.name:{width}}  {'replaced' if place.replaced else 'kept':8}  {place.detail}")
@@ -54,33 +63,37 @@ class Acceleration:
 def accelerate(
     model: torch.nn.Module, *, strict: bool | None = None, deterministic: bool = False, check: bool = True
 ) -> Acceleration:
-    """Replace the e3nn tensor products of ``model``, in place, where a generated kernel computes the same.
+    """Replace e3nn's tensor products and spherical harmonics in ``model``, in place, where a kernel computes the same.
 
-    strict, deterministic: as in :class:`autotune.TensorProduct`. check: compare each with e3nn on random inputs, on the
-    module's device and in its dtype, and keep e3nn's where they differ by more than ``TOLERANCE``.
+    strict, deterministic: as in :class:`autotune.TensorProduct`; harmonics are always as deterministic and never tuned.
+    check: compare each with e3nn on random inputs, on the module's device and in its dtype (harmonics, which have
+    neither: the model's), and keep e3nn's where they differ by more than ``TOLERANCE``.
 
     Kept as they are, with the reason in the result: modules that TorchScript has compiled, and subclasses with a
     ``forward`` of their own.
     """
-    made: dict[torch.nn.Module, AcceleratedProduct | str] = {}
+    made: dict[torch.nn.Module, AcceleratedProduct | AcceleratedHarmonics | str] = {}
     places = []
-    for parent, attribute, name, module in list(_products(model)):
+    like = _sample_of(model)
+    for parent, attribute, name, module in list(_found(model)):
         if module not in made:
-            made[module] = _replacement(module, parent is None, strict, deterministic, check)
+            made[module] = _replacement(module, parent is None, strict, deterministic, like if check else None)
         found = made[module]
+        kind = "spherical harmonics" if _is(module, o3.SphericalHarmonics) else "tensor products"
         if isinstance(found, str) or parent is None:
-            places.append(Place(name, repr(module), False, str(found)))
+            places.append(Place(name, repr(module), False, str(found), kind))
             continue
         setattr(parent, attribute, found)
         tuning = found.tuning["forward"]
-        places.append(Place(name, repr(module), True, f"schedule {tuning.origin}: {tuning.reason}"))
+        places.append(Place(name, repr(module), True, f"schedule {tuning.origin}: {tuning.reason}", kind))
     return Acceleration(tuple(places))
 
 
 def restore(model: torch.nn.Module) -> int:
     """Put e3nn's modules back where :func:`accelerate` replaced them; how many places that were."""
     found = [(parent, name, child) for parent in model.modules() for name, child in parent.named_children()]
-    replaced = [(parent, name, child) for parent, name, child in found if isinstance(child, AcceleratedProduct)]
+    ours = (AcceleratedProduct, AcceleratedHarmonics)
+    replaced = [(parent, name, child) for parent, name, child in found if isinstance(child, ours)]
     for parent, name, child in replaced:
         setattr(parent, name, child.original)
     return len(replaced)
@@ -108,14 +121,6 @@ class AcceleratedProduct(TensorProduct):
         self.internal_weights = original.internal_weights
         self.train(original.training)
         self._take_weight()
-
-    def forward(self, x: torch.Tensor, y: torch.Tensor, weight: Any = None) -> torch.Tensor:
-        """As :meth:`autotune.TensorProduct.forward`; weight may also be e3nn's list, a tensor a path."""
-        return super().forward(x, y, self.original._prep_weights_python(weight))
-
-    def right(self, y: torch.Tensor, weight: Any = None) -> torch.Tensor:
-        """``e3nn.o3.TensorProduct.right``, by e3nn itself."""
-        return self.original.right(y, weight)
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -145,53 +150,100 @@ class AcceleratedProduct(TensorProduct):
         self._take_weight()
 
 
-def _products(model: torch.nn.Module) -> Iterator[tuple[torch.nn.Module | None, str, str, torch.nn.Module]]:
-    """Parent, attribute, full name and module of every e3nn product, several times where it is shared."""
-    if isinstance(model, o3.TensorProduct):
+class AcceleratedHarmonics(SphericalHarmonics):
+    """Stands in for one ``e3nn.o3.SphericalHarmonics``, with its other attributes.
+
+    original: the module that it stands for, not registered: it waits to be put back.
+    """
+
+    def __init__(self, original: o3.SphericalHarmonics) -> None:
+        super().__init__(original._ls_list, original.normalize, original.normalization, original.irreps_in)
+        self.__dict__["original"] = original
+        self.train(original.training)
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if "original" not in self.__dict__:
+                raise
+            return getattr(self.__dict__["original"], name)
+
+
+_KINDS = (o3.TensorProduct, o3.SphericalHarmonics)
+
+
+def _is(module: torch.nn.Module, kind: type[torch.nn.Module]) -> bool:
+    """Whether it is of that e3nn class, TorchScript's form of it included (known by its name alone)."""
+    name = getattr(module, "original_name", "") if isinstance(module, torch.jit.ScriptModule) else ""
+    scripted = "TensorProduct" in name if kind is o3.TensorProduct else name == kind.__name__
+    return scripted or isinstance(module, kind)
+
+
+def _found(model: torch.nn.Module) -> Iterator[tuple[torch.nn.Module | None, str, str, torch.nn.Module]]:
+    """Parent, attribute, full name and module of every such e3nn module, several times where it is shared."""
+    if isinstance(model, _KINDS):
         yield None, "", "(the model)", model
     for prefix, parent in model.named_modules():
         for attribute, child in parent.named_children():
-            if isinstance(child, o3.TensorProduct) or _scripted_product(child):
+            if any(_is(child, kind) for kind in _KINDS):
                 yield parent, attribute, f"{prefix}.{attribute}".lstrip("."), child
 
 
-def _scripted_product(module: torch.nn.Module) -> bool:
-    return isinstance(module, torch.jit.ScriptModule) and "TensorProduct" in getattr(module, "original_name", "")
+def _sample_of(model: torch.nn.Module) -> torch.Tensor:
+    """A tensor of the model's device and dtype: its first floating one, or one of torch's defaults."""
+    tensors = (tensor for found in (model.parameters(), model.buffers()) for tensor in found)
+    return next((tensor for tensor in tensors if tensor.is_floating_point()), torch.empty(0))
 
 
 def _replacement(
-    module: torch.nn.Module, is_root: bool, strict: bool | None, deterministic: bool, check: bool
-) -> AcceleratedProduct | str:
-    """The module that takes a product's place, or why it stays."""
+    module: torch.nn.Module, is_root: bool, strict: bool | None, deterministic: bool, like: torch.Tensor | None
+) -> AcceleratedProduct | AcceleratedHarmonics | str:
+    """The module that takes another's place, or why that stays; compared with it unless ``like`` is None."""
+    kind = next(kind for kind in _KINDS if _is(module, kind))
     if is_root:
-        return "it is the model itself; wrap it in a module, or build an autotune.TensorProduct"
-    if not isinstance(module, o3.TensorProduct):
+        return f"it is the model itself; wrap it in a module, or build an autotune.{kind.__name__}"
+    if not isinstance(module, _KINDS):
         return "TorchScript has compiled it; accelerate the model before torch.jit.script"
-    if type(module).forward is not o3.TensorProduct.forward:
+    if type(module).forward is not kind.forward:
         return f"{type(module).__name__} has a forward of its own"
     try:
-        made = AcceleratedProduct(module, strict=strict, deterministic=deterministic)
-        error = _difference(module, made) if check else 0.0
+        if isinstance(module, o3.TensorProduct):
+            product = AcceleratedProduct(module, strict=strict, deterministic=deterministic)
+            return (_difference(module, product) if like is not None else "") or product
+        harmonics = AcceleratedHarmonics(module)
+        return (_difference_of_harmonics(module, harmonics, like) if like is not None else "") or harmonics
     except (UnsupportedError, ProblemError) as reason:
         return str(reason)
     except EquituneError as reason:
         return f"{type(reason).__name__}: {reason}"
-    limit = TOLERANCE[module.output_mask.dtype]
-    return made if error <= limit else f"differs from e3nn by {error:.1e}, more than {limit:.0e}"
+
+
+def _normal(like: torch.Tensor, *shapes: tuple[int, ...]) -> list[torch.Tensor]:
+    """Random inputs, the same at every call."""
+    if like.dtype not in TOLERANCE:
+        raise UnsupportedError(f"it is {like.dtype}; kernels are generated for float32 and float64")
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(*shape, generator=generator).to(like) for shape in shapes]
 
 
 @torch.no_grad()
-def _difference(module: o3.TensorProduct, made: AcceleratedProduct) -> float:
-    """Largest difference of both results on random inputs, relative to the largest element."""
-    mask, rows = module.output_mask, _CHECKED_ROWS
-    if mask.dtype not in TOLERANCE:
-        raise UnsupportedError(f"it is {mask.dtype}; kernels are generated for float32 and float64")
-    generator = torch.Generator().manual_seed(0)
+def _difference(module: o3.TensorProduct, made: AcceleratedProduct) -> str:
+    """How far both results on random inputs differ, empty where they do not."""
+    rows, weight = _CHECKED_ROWS, (module.weight_numel,)
+    shapes = ((rows, module.irreps_in1.dim), (rows, module.irreps_in2.dim))
+    given = _normal(module.output_mask, *shapes, weight if module.shared_weights else (rows, *weight))
+    return _compared(made(*given), module(*given))
 
-    def normal(*shape: int) -> torch.Tensor:
-        return torch.randn(*shape, generator=generator).to(mask)
 
-    x, y = normal(rows, module.irreps_in1.dim), normal(rows, module.irreps_in2.dim)
-    weight = normal(*(() if module.shared_weights else (rows,)), module.weight_numel)
-    wanted, found = module(x, y, weight), made(x, y, weight)
-    return float((found - wanted).abs().max() / wanted.abs().max().clamp_min(1e-30)) if wanted.numel() else 0.0
+@torch.no_grad()
+def _difference_of_harmonics(module: o3.SphericalHarmonics, made: AcceleratedHarmonics, like: torch.Tensor) -> str:
+    (x,) = _normal(like, (_CHECKED_ROWS, 3))
+    return _compared(made(x), module(x))
+
+
+def _compared(found: torch.Tensor, wanted: torch.Tensor) -> str:
+    """Of the largest difference, relative to the largest element: whether it is above the tolerance."""
+    error = float((found - wanted).abs().max() / wanted.abs().max().clamp_min(1e-30)) if wanted.numel() else 0.0
+    limit = TOLERANCE[wanted.dtype]
+    return "" if error <= limit else f"differs from e3nn by {error:.1e}, more than {limit:.0e}"

@@ -63,10 +63,18 @@ class TunedModule(torch.nn.Module):
         unknown = sorted(set(schedule) - set(DIRECTIONS)) if isinstance(schedule, Mapping) else []
         if unknown:
             raise ProblemError(f"schedule has the directions {unknown}; expected some of {tuple(DIRECTIONS)}")
+        self._key = self._text_of(schedule)
         self._forget_operators()
         if device is not None or dtype is not None:
             device, dtype = or_default(device, dtype)
             self._operator_for(device, dtype)
+
+    def _text_of(self, given: Schedules | None) -> str:
+        """All that decides which operators this module has."""
+        by_name = given if isinstance(given, Mapping) else {"": given} if given is not None else {}
+        schedules = sorted(f"{name} {schedule.key}" for name, schedule in by_name.items())
+        graph_class = self.graph_class.text if self.graph_class else ""
+        return f"{self.problem.key} {self.operation} {self.layout} {graph_class} {self.deterministic} {schedules}"
 
     @property
     def tuning(self) -> dict[str, Tuning]:
@@ -113,8 +121,11 @@ class TunedModule(torch.nn.Module):
         return found
 
     @torch.compiler.assume_constant_result
-    def _operator_text(self, device: torch.device, dtype: torch.dtype) -> str:
-        """The name under which the operator is registered: lookup and build happen here, and are not traced."""
+    def _operator_text(self, key: str, device: torch.device, dtype: torch.dtype) -> str:
+        """The name under which the operator is registered: lookup and build happen here, and are not traced.
+
+        key: of this module, for torch.compile to compare before it takes the code of one module for another.
+        """
         return self._operator_for(device, dtype).text
 
     def _operator_for(self, device: torch.device, dtype: torch.dtype) -> Operator:
@@ -139,7 +150,7 @@ class TunedModule(torch.nn.Module):
 
     def _operator_of(self, x: torch.Tensor) -> Operator:
         if torch.compiler.is_compiling():
-            return OPERATORS[self._operator_text(x.device, x.dtype)]
+            return OPERATORS[self._operator_text(self._key, x.device, x.dtype)]
         met = self._met
         if met is not None and met[1] is x.dtype and met[0] == x.device:
             assert self._operator is not None

@@ -23,6 +23,8 @@ from kernelgen.errors import (
     UnsupportedError,
 )
 from kernelgen.graph import EdgeOrder, check_indices, edge_order
+from kernelgen.harmonics import HarmonicsProblem
+from kernelgen.harmonics_operators import HarmonicsOperator, build_harmonics
 from kernelgen.operators import Operator, build
 from kernelgen.plan import make_plan
 from kernelgen.problem import Instruction, TensorProductProblem
@@ -39,6 +41,8 @@ __all__ = [
     "EdgeOrder",
     "EquituneError",
     "GENERATOR_VERSION",
+    "HarmonicsOperator",
+    "HarmonicsProblem",
     "HostSchedule",
     "InputError",
     "Instruction",
@@ -53,6 +57,7 @@ __all__ = [
     "UnsupportedError",
     "__version__",
     "build",
+    "build_harmonics",
     "check_indices",
     "compile_many",
     "compile_source",

@@ -40,7 +40,7 @@ def product(
     operator: Operator,
 ) -> Tensor:
     """The operator's value, differentiable twice in x, y and w; ``edges``: sender, receiver, num_out and order."""
-    if not _is_eager(x, y, w):
+    if not is_eager(x, y, w):
         sender, receiver, num_out, order = edges
         arguments = (x, y, w, sender, receiver, *(order or NO_ORDER), num_out, operator.text)
         return torch.ops.equitune.tp_forward.default(*arguments)
@@ -50,7 +50,7 @@ def product(
     return operator.run_on(graph, forward(), (x, None, y, None, w, None, None, None))["g"]
 
 
-def _is_eager(*tensors: Tensor) -> bool:
+def is_eager(*tensors: Tensor) -> bool:
     """No tracing, no dispatch mode, no function transform, no subclass."""
     return not (
         torch.compiler.is_compiling()
@@ -102,7 +102,7 @@ class _Backward(torch.autograd.Function):
         x, y, w, g = ctx.saved_tensors
         if given == "y" and ("x" in wanted or "w" in wanted) and not torch.is_grad_enabled():
             link = ctx.next_functions[4][0]
-            if link is not None and _will_run(link):
+            if link is not None and will_run(link):
                 _leave(ctx.pending, (tangents[1], g))
                 wanted = "g" if "g" in wanted else ""
         outputs = double_backward(given, wanted).live_outputs if wanted and given else ""
@@ -176,7 +176,7 @@ def _needed(ctx: Any, slots: str) -> str:
     return "".join(
         slot
         for i, slot in enumerate(slots)
-        if requires[i] and ((quick and type(nodes[i][0]) is _Leaf) or _will_run(nodes[i][0]))
+        if requires[i] and ((quick and type(nodes[i][0]) is _Leaf) or will_run(nodes[i][0]))
     )
 
 
@@ -196,7 +196,8 @@ def _sole_leaves(x: Tensor, y: Tensor, w: Tensor, graph: Graph, operator: Operat
     return "".join(slot for slot, _ in slots) if all(t.is_leaf for _, t in slots) else ""
 
 
-def _will_run(node: Any) -> bool:
+def will_run(node: Any) -> bool:
+    """Whether this pass of autograd uses the gradient that goes to ``node``, an entry of ``next_functions``."""
     try:
         return torch._C._will_engine_execute_node(node)
     except RuntimeError:

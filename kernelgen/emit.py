@@ -5,20 +5,26 @@ from __future__ import annotations
 from kernelgen.emit_cuda import emit_cuda, launch_geometry
 from kernelgen.emit_host import emit_host
 from kernelgen.emit_pairs import emit_pairs, pair_geometry
+from kernelgen.harmonics_kernel import emit_harmonics, harmonics_geometry
+from kernelgen.harmonics_plan import HarmonicsPlan
 from kernelgen.pairs import PairPlan
 from kernelgen.plan import AnyPlan
 from kernelgen.source import Source
 
 
-def emit(plan: AnyPlan) -> Source:
+def emit(plan: AnyPlan | HarmonicsPlan) -> Source:
     """Complete source of the one kernel that ``plan`` describes."""
+    if isinstance(plan, HarmonicsPlan):
+        return emit_harmonics(plan)
     if isinstance(plan, PairPlan):
         return emit_pairs(plan)
     return emit_cuda(plan) if plan.spec.facts.backend == "cuda" else emit_host(plan)
 
 
-def geometry(plan: AnyPlan, num_edges: int, num_in: int, num_out: int) -> tuple[int, int, int]:
+def geometry(plan: AnyPlan | HarmonicsPlan, num_edges: int, num_in: int, num_out: int) -> tuple[int, int, int]:
     """Of a CUDA kernel: blocks, threads a block, and dynamic shared memory in bytes."""
+    if isinstance(plan, HarmonicsPlan):
+        return harmonics_geometry(plan, num_edges)
     if isinstance(plan, PairPlan):
         return pair_geometry(plan, num_edges)
     return launch_geometry(plan, num_edges, num_in, num_out)

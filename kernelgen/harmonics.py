@@ -30,11 +30,12 @@ All other names are local to the statements, which belong in a scope of their ow
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from fractions import Fraction
 
 from kernelgen.errors import ProblemError
+from kernelgen.statements import ONE, ZERO, Body, Statements, Term, named
 
 NORMALIZATIONS = ("integral", "component", "norm")
 DIRECTIONS = ("forward", "backward", "double_backward")
@@ -98,14 +99,8 @@ class HarmonicsProblem:
         )
 
 
-@dataclass(frozen=True)
-class HarmonicsBody:
-    """Statements in order; the caller's names that they read, assign, and add to."""
-
-    statements: tuple[str, ...]
-    reads: tuple[str, ...]
-    writes: tuple[str, ...]
-    accumulates: tuple[str, ...]
+# Statements in order; the caller's names that they read, assign, and add to.
+HarmonicsBody = Body
 
 
 def harmonics_body(problem: HarmonicsProblem, direction: str, outputs: Iterable[str] = ("x", "g")) -> HarmonicsBody:
@@ -139,104 +134,8 @@ def harmonics_body(problem: HarmonicsProblem, direction: str, outputs: Iterable[
     return writer.text.body()
 
 
-@dataclass(frozen=True)
-class _Term:
-    """A coefficient times the product of some names."""
-
-    coefficient: float
-    names: tuple[str, ...] = ()
-
-    def __mul__(self, other: _Term | float) -> _Term:
-        factor = other if isinstance(other, _Term) else _Term(other)
-        return _Term(self.coefficient * factor.coefficient, self.names + factor.names)
-
-    def __neg__(self) -> _Term:
-        return self * -1.0
-
-
-ZERO, ONE = _Term(0.0), _Term(1.0)
-
-
-def _name(name: str) -> _Term:
-    return _Term(1.0, (name,))
-
-
-def _merged(terms: Iterable[_Term]) -> list[_Term]:
-    """Equal products as one, zeros dropped, positive terms first."""
-    products: dict[tuple[str, ...], list[_Term]] = {}
-    for term in terms:
-        products.setdefault(tuple(sorted(term.names)), []).append(term)
-    sums = [_Term(sum(term.coefficient for term in same), same[0].names) for same in products.values()]
-    return sorted((term for term in sums if term.coefficient), key=lambda term: term.coefficient < 0)
-
-
-def _expression(terms: Sequence[_Term]) -> str:
-    """``Real(0.5) * x - y``; a sign in front is part of its number where there is one."""
-    text = ""
-    for term in terms:
-        size = term.coefficient if not text else abs(term.coefficient)
-        number = [f"Real({size!r})"] if abs(size) != 1 or not term.names else []
-        sign = (" - " if term.coefficient < 0 else " + ") if text else "-" if size == -1 and term.names else ""
-        text += sign + " * ".join([*number, *term.names])
-    return text
-
-
-class _Text:
-    """Statements as they come, with the name each sets and those it uses; :meth:`body` drops what no output needs."""
-
-    def __init__(self) -> None:
-        self.lines: list[tuple[str, tuple[str, ...], str]] = []
-        self.known: dict[str, _Term] = {}
-
-    def line(self, name: str, terms: Iterable[_Term], text: str) -> None:
-        self.lines.append((name, tuple(used for term in terms for used in term.names), text))
-
-    def let(self, name: str, terms: Iterable[_Term], outer: _Term = ONE, guard: bool = False) -> _Term:
-        """The constant ``outer * sum of terms`` (guarded: 0 for a zero vector), without a statement for a lone name."""
-        if name not in self.known:
-            terms = _merged(terms)
-            if len(terms) < 2:
-                terms, outer = [outer * term for term in terms] or [ZERO], ONE
-            if len(terms) == 1 and (not terms[0].names or terms[0] == _name(terms[0].names[0])):
-                self.known[name] = terms[0]
-            else:
-                self.known[name] = _name(name)
-                text = _expression(terms) if outer == ONE else f"{_expression([outer])} * ({_expression(terms)})"
-                text = f"zero ? Real(0) : {text}" if guard else text
-                self.line(name, [outer, *terms, *[_name("zero")] * guard], f"const Real {name} = {text};")
-        return self.known[name]
-
-    def put(self, name: str, terms: Iterable[_Term]) -> None:
-        """Assign an output."""
-        kept = _merged(terms) or [ZERO]
-        self.line(name, kept, f"{name} = {_expression(kept)};")
-
-    def add(self, name: str, terms: Iterable[_Term]) -> None:
-        """Add each term in its own statement, one fused multiply-add; names other than outputs start with the first."""
-        for term in _merged(terms):
-            minus = term.coefficient < 0
-            if name.startswith("ox") or name in self.known:
-                self.line(name, [term], f"{name} {'-' if minus else '+'}= {_expression([-term if minus else term])};")
-            else:
-                self.known[name] = _name(name)
-                self.line(name, [term], f"Real {name} = {_expression([term])};")
-
-    def body(self) -> HarmonicsBody:
-        needed: set[str] = set()
-        kept: list[tuple[str, tuple[str, ...], str]] = []
-        for name, used, text in reversed(self.lines):
-            if name in needed or name.startswith(("g_", "og_", "ox")):
-                needed.update(used)
-                kept.insert(0, (name, used, text))
-        names = dict.fromkeys(name for name, _, _ in kept)
-        reads = dict.fromkeys(name for _, used, _ in kept for name in used if name not in names)
-        writes = tuple(name for name in names if name.startswith(("g_", "og_")))
-        added = tuple(name for name in names if name.startswith("ox"))
-        return HarmonicsBody(tuple(text for _, _, text in kept), tuple(reads), writes, added)
-
-
 # How often a profile is derived by p and by z, and what multiplies it for +m and for -m, given m.
-_Plane = tuple[tuple[int, int], Callable[[int], tuple[_Term, _Term]]]
+_Plane = tuple[tuple[int, int], Callable[[int], tuple[Term, Term]]]
 
 
 class _Writer:
@@ -244,7 +143,7 @@ class _Writer:
 
     def __init__(self, problem: HarmonicsProblem, direction: str) -> None:
         self.normalization, self.unit, self.direction = problem.normalization, problem.normalize, direction
-        self.text = _Text()
+        self.text = Statements(assigned=("g_", "og_"), added=("ox",))
         self.centres: dict[int, list[int]] = {}  # by degree, where m = 0 stands in a row
         offset = 0
         for degree in problem.degrees:
@@ -257,28 +156,28 @@ class _Writer:
 
     # The vector (v, or u = v/|v|) and its tangent along t, by component: b, p, a.
 
-    def length(self, name: str) -> _Term:
+    def length(self, name: str) -> Term:
         """``unit`` is 1/|v| and 0 for a zero vector, ``inv`` is 1/|v| and 1e12 for a zero vector."""
         if "q" not in self.text.known:
-            q = self.text.let("q", [_name(f"vx{i}") * _name(f"vx{i}") for i in range(3)])
-            zero, unit = _name("zero"), _name("unit")
+            q = self.text.let("q", [named(f"vx{i}") * named(f"vx{i}") for i in range(3)])
+            zero, unit = named("zero"), named("unit")
             self.text.line("zero", [q], f"const bool zero = q < Real({EPS**2!r});")
             self.text.line("unit", [q, zero], "const Real unit = zero ? Real(0) : Real(1) / sqrt(q);")
             self.text.line("inv", [unit, zero], f"const Real inv = zero ? Real({1 / EPS!r}) : unit;")
-        return _name(name)
+        return named(name)
 
-    def vector(self, i: int) -> _Term:
-        return self.text.let(f"u{i}", [_name(f"vx{i}") * self.length("unit")]) if self.unit else _name(f"vx{i}")
+    def vector(self, i: int) -> Term:
+        return self.text.let(f"u{i}", [named(f"vx{i}") * self.length("unit")]) if self.unit else named(f"vx{i}")
 
-    def tangent(self, i: int) -> _Term:
+    def tangent(self, i: int) -> Term:
         if not self.unit:
-            return _name(f"tx{i}")
-        return self.text.let(f"du{i}", [_name(f"tx{i}"), -self.vector(i) * self.along()], self.length("inv"))
+            return named(f"tx{i}")
+        return self.text.let(f"du{i}", [named(f"tx{i}"), -self.vector(i) * self.along()], self.length("inv"))
 
-    def along(self) -> _Term:
-        return self.text.let("along", [self.vector(i) * _name(f"tx{i}") for i in range(3)])
+    def along(self) -> Term:
+        return self.text.let("along", [self.vector(i) * named(f"tx{i}") for i in range(3)])
 
-    def widening(self) -> _Term:
+    def widening(self) -> Term:
         return self.text.let("dz", [self.vector(i) * self.tangent(i) for i in (0, 2)])
 
     # Profiles of degree l and order m, with N s_m folded in.
@@ -294,7 +193,7 @@ class _Writer:
         square *= 1 if self.normalization == "norm" else 2 * degree + 1
         return square if self.direction == "forward" else square * math.factorial(m) ** 2
 
-    def profile(self, degree: int, m: int) -> _Term:
+    def profile(self, degree: int, m: int) -> Term:
         """N s_m Q. Where r^2 = 1 keeps it from vanishing at u = 0 and the outputs of a zero vector meet it, guarded."""
         name, d, p = f"f{degree}_{m}", degree - m, self.vector(1)
         closed = [self.coefficient(degree, m, j) for j in range(d // 2 + 1)]
@@ -310,13 +209,13 @@ class _Writer:
             total = self.text.let(f"k{j}_{degree}_{m}", [total * p2, coefficient])
         return self.text.let(name, [total * p2, closed[-1]], p if d % 2 else ONE, guard)
 
-    def coefficient(self, degree: int, m: int, j: int) -> _Term:
+    def coefficient(self, degree: int, m: int, j: int) -> Term:
         """Of p^(l-m-2j) r^(2j)."""
         below = 2**degree * math.factorial(j) * math.factorial(degree - j) * math.factorial(degree - m - 2 * j)
         value = self.ratio(degree, m, Fraction((-1) ** j * math.factorial(2 * (degree - j)), below))
-        return _Term(value / math.sqrt(4 * math.pi) if self.normalization == "integral" else value)
+        return Term(value / math.sqrt(4 * math.pi) if self.normalization == "integral" else value)
 
-    def recursion(self, degree: int, m: int) -> list[_Term]:
+    def recursion(self, degree: int, m: int) -> list[Term]:
         """The profile as a sum, for l - m = 3 without the common factor p."""
         b, p, a = (self.vector(i) for i in range(3))
         p2, d, number = self.text.let("p2", [p * p]), degree - m, (degree - m) * (degree + m + 1)
@@ -324,10 +223,10 @@ class _Writer:
         near = self.profile(degree, m + 1) * self.ratio(degree, m, Fraction(2 * (m + 1), number), degree, m + 1)
         far = self.profile(degree, m + 2) * self.ratio(degree, m, Fraction(-1, number), degree, m + 2)
         if d == 3:
-            return [near, _Term(far.coefficient) * wide]
-        return [_Term(near.coefficient) * p2 if d == 2 else near * p, far * wide]
+            return [near, Term(far.coefficient) * wide]
+        return [Term(near.coefficient) * p2 if d == 2 else near * p, far * wide]
 
-    def derived(self, degree: int, m: int, by_p: int, by_z: int) -> _Term:
+    def derived(self, degree: int, m: int, by_p: int, by_z: int) -> Term:
         """A derivative of the profile, which is a multiple of another profile or 0."""
         l2, m2, number = degree - by_p - by_z, m + by_z, (-1) ** by_z * math.perm(degree + m, by_p)
         if self.unit:
@@ -339,21 +238,21 @@ class _Writer:
 
     # The plane: C_m and S_m, their tangents, and their products with a factor.
 
-    def circle(self, m: int) -> tuple[_Term, _Term]:
+    def circle(self, m: int) -> tuple[Term, Term]:
         if m < 2:
             return (self.vector(2), self.vector(0)) if m else (ONE, ZERO)
         return self.rotated("", m, self.vector(2), self.vector(0), 1 if self.direction == "forward" else 1 / m)
 
-    def turned(self, m: int) -> tuple[_Term, _Term]:
+    def turned(self, m: int) -> tuple[Term, Term]:
         return self.rotated("d", m, self.tangent(2), self.tangent(0), 1) if m else (ZERO, ZERO)
 
-    def rotated(self, stem: str, m: int, a: _Term, b: _Term, factor: float) -> tuple[_Term, _Term]:
+    def rotated(self, stem: str, m: int, a: Term, b: Term, factor: float) -> tuple[Term, Term]:
         """factor (C_(m-1) + i S_(m-1)) (a + i b)."""
-        (c, s), outer = self.circle(m - 1), _Term(factor)
+        (c, s), outer = self.circle(m - 1), Term(factor)
         real = self.text.let(f"{stem}c{m}", [c * a, -s * b], outer)
         return real, self.text.let(f"{stem}s{m}", [s * a, c * b], outer)
 
-    def scaled(self, stem: str, m: int, factor: _Term) -> tuple[_Term, _Term]:
+    def scaled(self, stem: str, m: int, factor: Term) -> tuple[Term, Term]:
         c, s = self.circle(m)
         return self.text.let(f"{stem}c{m}", [c * factor]), self.text.let(f"{stem}s{m}", [s * factor])
 
@@ -366,16 +265,16 @@ class _Writer:
                 name = f"{stem}_{first + sign * m}"
                 self.text.put(name, [self.derived(degree, m, *by) * plane(m)[sign < 0] for by, plane in planes])
                 for other in others:
-                    self.text.put(f"{stem}_{other + sign * m}", [_name(name)])
+                    self.text.put(f"{stem}_{other + sign * m}", [named(name)])
 
-    def summed(self, m: int, by: tuple[int, int]) -> tuple[_Term, _Term]:
+    def summed(self, m: int, by: tuple[int, int]) -> tuple[Term, Term]:
         """Sums over degrees of cotangent times derived profile, for m and -m."""
         sums = [ZERO, ZERO]
         for k, sign in enumerate((1, -1) if m else (1,)):
             products = []
             for degree, (first, *others) in self.centres.items():
                 if m <= degree:
-                    same = [_name(f"g_{centre + sign * m}") for centre in (first, *others)]
+                    same = [named(f"g_{centre + sign * m}") for centre in (first, *others)]
                     cotangent = self.text.let(f"sum_{first + sign * m}", same)
                     products.append(self.derived(degree, m, *by) * cotangent)
             sums[k] = self.text.let(f"e{'cs'[k]}{'p' * by[0]}{'z' * by[1]}{m}", products)

@@ -21,6 +21,8 @@ from kernelgen.cache import Binary
 from kernelgen.compile import compile_source
 from kernelgen.emit import emit, geometry
 from kernelgen.errors import LaunchError, ToolMissingError
+from kernelgen.harmonics_plan import HarmonicsPlan, HarmonicsSpec, harmonics_plan
+from kernelgen.harmonics_schedule import HarmonicsHostSchedule
 from kernelgen.plan import AnyPlan, make_plan
 from kernelgen.schedule import HostSchedule
 from kernelgen.source import Source
@@ -30,7 +32,8 @@ from kernelgen.spec import BUFFERS, Spec
 _SHARED_WITHOUT_ASKING = 48 * 1024
 _INVALID_CONTEXT = 201
 _KEPT_GEOMETRIES = 256
-# Weights (edges x paths x channels) that are worth waking another thread for: about 10 us of work.
+# Weights (edges x paths x channels) that are worth waking another thread for: about 10 us of work; or elements of
+# harmonics, about 4 us.
 _WEIGHTS_PER_THREAD = 8192
 
 # Addresses in the order of plan.BUFFERS (0: none), then num_edges, num_in, num_out and the device's number.
@@ -40,7 +43,7 @@ Run = Callable[[Sequence[int], int, int, int, int], None]
 class Kernel:
     """One kernel: its plan, its source and what it takes; loaded at the first launch, on any thread."""
 
-    def __init__(self, plan: AnyPlan, source: Source, binary: Binary) -> None:
+    def __init__(self, plan: AnyPlan | HarmonicsPlan, source: Source, binary: Binary) -> None:
         self.plan = plan
         self.source = source
         self.binary = binary
@@ -67,14 +70,14 @@ class Kernel:
 
 
 @functools.lru_cache(maxsize=4096)
-def load_kernel(spec: Spec) -> Kernel:
+def load_kernel(spec: Spec | HarmonicsSpec) -> Kernel:
     """The kernel of a spec: planned, emitted and compiled once a process."""
-    plan = make_plan(spec)
+    plan = harmonics_plan(spec) if isinstance(spec, HarmonicsSpec) else make_plan(spec)
     source = emit(plan)
     return Kernel(plan, source, compile_source(source, spec.facts))
 
 
-def _load_host(plan: AnyPlan, binary: Binary, entry: str) -> Run:
+def _load_host(plan: AnyPlan | HarmonicsPlan, binary: Binary, entry: str) -> Run:
     try:
         function = getattr(ctypes.CDLL(str(binary.path)), entry)
     except (OSError, AttributeError) as error:
@@ -82,9 +85,10 @@ def _load_host(plan: AnyPlan, binary: Binary, entry: str) -> Run:
     function.argtypes = [ctypes.c_void_p] * len(BUFFERS) + [ctypes.c_longlong] * 3 + [ctypes.c_int]
     function.restype = None
     schedule = plan.spec.schedule
-    assert isinstance(schedule, HostSchedule)
+    assert isinstance(schedule, HostSchedule | HarmonicsHostSchedule)
     fixed_threads = schedule.threads
-    edges_per_thread = max(1, _WEIGHTS_PER_THREAD // max(1, plan.spec.problem.weight_numel))
+    work = plan.spec.problem.dim_out if isinstance(plan, HarmonicsPlan) else plan.spec.problem.weight_numel
+    edges_per_thread = max(1, _WEIGHTS_PER_THREAD // max(1, work))
 
     def run(pointers: Sequence[int], num_edges: int, num_in: int, num_out: int, device: int) -> None:
         threads = fixed_threads or min(torch.get_num_threads(), 1 + num_edges // edges_per_thread)
@@ -93,7 +97,7 @@ def _load_host(plan: AnyPlan, binary: Binary, entry: str) -> Run:
     return run
 
 
-def _load_cuda(plan: AnyPlan, binary: Binary, entry: str) -> Run:
+def _load_cuda(plan: AnyPlan | HarmonicsPlan, binary: Binary, entry: str) -> Run:
     try:
         from cuda.core import ObjectCode
     except ImportError as error:
@@ -142,7 +146,7 @@ def _launch_function() -> Any:
 class _CudaRun:
     """Launches one CUDA kernel on torch's current stream of a device."""
 
-    def __init__(self, plan: AnyPlan, kernel: Any) -> None:
+    def __init__(self, plan: AnyPlan | HarmonicsPlan, kernel: Any) -> None:
         self._plan = plan
         self._kernel = kernel  # keeps the module loaded
         self._handle = int(kernel.handle)

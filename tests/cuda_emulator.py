@@ -14,6 +14,7 @@ from kernelgen.device import cuda_facts
 from kernelgen.direction import Direction
 from kernelgen.emit import emit, geometry
 from kernelgen.graph import longest_first
+from kernelgen.harmonics_plan import HarmonicsPlan
 from kernelgen.plan import AnyPlan, make_plan
 from kernelgen.schedule import CudaSchedule
 from kernelgen.spec import BUFFERS, Spec
@@ -21,13 +22,16 @@ from kernelgen.spec import BUFFERS, Spec
 FACTS = cuda_facts("sm_90")
 
 
-def emulate(plan: AnyPlan, buffers: dict[str, torch.Tensor], num_edges: int, num_in: int, num_out: int) -> None:
+def emulate(
+    plan: AnyPlan | HarmonicsPlan, buffers: dict[str, torch.Tensor], num_edges: int, num_in: int, num_out: int
+) -> None:
     """Execute every lane of every block; outputs in ``buffers`` are written in place."""
     with tempfile.TemporaryDirectory() as folder:
         text, library = Path(folder) / "kernel.inc", Path(folder) / "kernel.so"
         text.write_text(emit(plan).text)
         shim = Path(__file__).with_name("cuda_emulator.hpp")
-        command = ["g++", "-x", "c++", "-std=c++17", "-O1", "-w", "-shared", "-fPIC", f'-DKERNEL_TEXT="{text}"']
+        command = ["g++", "-x", "c++", "-std=c++17", "-O1", "-w", "-shared", "-fPIC", "-include", "math.h"]
+        command.append(f'-DKERNEL_TEXT="{text}"')
         subprocess.run([*command, str(shim), "-o", str(library)], check=True)
         function = ctypes.CDLL(str(library)).emulate
         pointers = (ctypes.c_void_p * len(BUFFERS))(

@@ -163,9 +163,8 @@ def test_the_graphs_of_a_problem_share_what_a_peer_builds() -> None:
         Task(dataclasses.replace(workload("equal"), graph=load_graphs()[name]), torch.device("cpu"))
         for name in ("carbon-small", "molecule")
     )
-    assert cuequivariance_peer.module(one.workload.problem, "naive", "float32", one.device) is cuequivariance_peer.module(
-        two.workload.problem, "naive", "float32", two.device
-    )
+    made = [cuequivariance_peer.module(t.workload.problem, "naive", "float32", t.device) for t in (one, two)]
+    assert made[0] is made[1]
     for task in (one, two):
         passes = Peer(cuequivariance_peer.ADAPTERS[1], task).prepare()
         assert passes.errors["forward"]["g"] < 1e-5

@@ -97,6 +97,18 @@ def test_compiles_before_its_first_call_without_graph_breaks_and_not_once_a_size
     assert frames[1:] == [frames[1]] * 4 and frames[1] <= 2
 
 
+@pytest.mark.parametrize("option", ["irrep_normalization", "layout"])
+def test_compiled_modules_are_not_taken_for_each_other(option: str) -> None:
+    paths = [(0, 1, 1, "uvu", True), (1, 1, 0, "uvu", True)]
+    values = {"irrep_normalization": ("component", "norm"), "layout": ("mul_ir", "ir_mul")}[option]
+    modules = [autotune.TensorProduct("2x0e+2x1o", "0e+1o", "2x0e+2x1o", paths, **{option: v}) for v in values]
+    torch._dynamo.reset()
+    x, y = inputs(modules[0], (4,))
+    for module in modules:
+        found = torch.compile(module, fullgraph=True, backend="eager")(x, y)
+        torch.testing.assert_close(found, module(x, y), rtol=0, atol=0)
+
+
 def test_what_does_not_fit_is_said() -> None:
     with pytest.raises(ProblemError, match="irreps_in2"):
         autotune.FullyConnectedTensorProduct("4x0e", "3xq", "4x0e")

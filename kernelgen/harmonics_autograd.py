@@ -1,0 +1,71 @@
+"""Spherical harmonics under autograd: vectors enter, values that differentiate twice leave.
+
+Tensors that torch traces, fakes or transforms go through the ops of ``kernelgen.harmonics_library``; plain ones are run
+here, past the dispatcher, and only those gradients are computed that a pass of autograd uses.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from kernelgen.autograd import is_eager, will_run
+from kernelgen.harmonics_library import no_third_derivative
+
+if TYPE_CHECKING:
+    from kernelgen.harmonics_operators import HarmonicsOperator
+
+
+def harmonics(v: Tensor, operator: HarmonicsOperator) -> Tensor:
+    """The operator's values ``[rows, dim_out]`` of v ``[rows, 3]``, differentiable twice."""
+    if not is_eager(v):
+        return torch.ops.equitune.sh_forward.default(v, operator.text)
+    if torch.is_grad_enabled() and v.requires_grad:
+        return _Forward.apply(v, operator)
+    return operator.run_forward(v)
+
+
+class _Forward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, v: Tensor, operator: HarmonicsOperator) -> Tensor:
+        ctx.save_for_backward(v)
+        ctx.operator = operator
+        return operator.run_forward(v)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
+        (v,) = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            return _Backward.apply(v, g, ctx.operator), None
+        return ctx.operator.run_backward(v, g), None
+
+
+class _Backward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, v: Tensor, g: Tensor, operator: HarmonicsOperator) -> Tensor:
+        ctx.save_for_backward(v, g)
+        ctx.operator = operator
+        return operator.run_backward(v, g)
+
+    @staticmethod
+    def backward(ctx: Any, t: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+        nodes = zip("xg", ctx.needs_input_grad, ctx.next_functions, strict=False)
+        outputs = "".join(slot for slot, needed, node in nodes if needed and will_run(node[0]))
+        if not outputs:
+            return None, None, None
+        return (*_Second.apply(*ctx.saved_tensors, t, outputs, ctx.operator), None)
+
+
+class _Second(torch.autograd.Function):
+    """Second derivatives, which cannot be differentiated again."""
+
+    @staticmethod
+    def forward(ctx: Any, v: Tensor, g: Tensor, t: Tensor, outputs: str, operator: HarmonicsOperator) -> tuple:
+        found = operator.run_double_backward(v, g, t, outputs)
+        return found.get("x"), found.get("g")
+
+    @staticmethod
+    def backward(ctx: Any, *_: Tensor | None) -> tuple:
+        return no_third_derivative()

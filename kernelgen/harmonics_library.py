@@ -1,0 +1,105 @@
+"""The torch ops ``equitune::sh_*``: what makes spherical harmonics visible to fake tensors, compile and export.
+
+An op gets its operator as text (``HarmonicsOperator.text``), from which any process can rebuild it. Gradients that were
+not asked for (``outputs``) are empty tensors. Eager calls do not come here: see ``kernelgen.harmonics_autograd``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from kernelgen.errors import UnsupportedError
+
+if TYPE_CHECKING:
+    from kernelgen.harmonics_operators import HarmonicsOperator
+
+SCHEMAS = {
+    "sh_forward": "(Tensor v, str spec) -> Tensor",
+    "sh_backward": "(Tensor v, Tensor g, str spec) -> Tensor",
+    "sh_double_backward": "(Tensor v, Tensor g, Tensor t, str outputs, str spec) -> (Tensor, Tensor)",
+}
+# By text: every operator of harmonics of this process, so that a traced or exported graph finds its own.
+HARMONICS_OPERATORS: dict[str, HarmonicsOperator] = {}
+# Held for as long as the process lives: dropping it would unregister the ops.
+_library = torch.library.Library("equitune", "FRAGMENT")
+
+
+def resolve_harmonics(text: str) -> HarmonicsOperator:
+    """The operator of a text, rebuilt if this process has not made it."""
+    found = HARMONICS_OPERATORS.get(text)
+    if found is None:
+        from kernelgen.harmonics_operators import rebuild_harmonics
+
+        found = HARMONICS_OPERATORS[text] = rebuild_harmonics(text)
+    return found
+
+
+def no_third_derivative(*_: Any) -> tuple:
+    """The gradient of second derivatives."""
+    raise UnsupportedError(
+        "third derivatives of spherical harmonics are not generated; detach the second derivatives, "
+        "or differentiate e3nn.o3.spherical_harmonics instead"
+    )
+
+
+def _sh_forward(v: Tensor, spec: str) -> Tensor:
+    return resolve_harmonics(spec).run_forward(v)
+
+
+def _sh_backward(v: Tensor, g: Tensor, spec: str) -> Tensor:
+    return resolve_harmonics(spec).run_backward(v, g)
+
+
+def _sh_double_backward(v: Tensor, g: Tensor, t: Tensor, outputs: str, spec: str) -> tuple[Tensor, Tensor]:
+    found = resolve_harmonics(spec).run_double_backward(v, g, t, outputs)
+    return found.get("x", v.new_empty(0)), found.get("g", v.new_empty(0))
+
+
+def _fake_forward(v: Tensor, spec: str) -> Tensor:
+    return v.new_empty((v.shape[0], resolve_harmonics(spec).dim_out))
+
+
+def _fake_backward(v: Tensor, g: Tensor, spec: str) -> Tensor:
+    return v.new_empty(v.shape)
+
+
+def _fake_double_backward(v: Tensor, g: Tensor, t: Tensor, outputs: str, spec: str) -> tuple[Tensor, Tensor]:
+    return v.new_empty(v.shape if "x" in outputs else (0,)), v.new_empty(g.shape if "g" in outputs else (0,))
+
+
+def _setup_forward(ctx: Any, inputs: tuple, output: Tensor) -> None:
+    v, ctx.spec = inputs
+    ctx.save_for_backward(v)
+
+
+def _backward_of_forward(ctx: Any, g: Tensor) -> tuple:
+    (v,) = ctx.saved_tensors
+    return torch.ops.equitune.sh_backward.default(v, g, ctx.spec), None
+
+
+def _setup_backward(ctx: Any, inputs: tuple, output: Tensor) -> None:
+    v, g, ctx.spec = inputs
+    ctx.save_for_backward(v, g)
+
+
+def _backward_of_backward(ctx: Any, t: Tensor) -> tuple:
+    outputs = "".join(slot for slot, needed in zip("xg", ctx.needs_input_grad, strict=False) if needed)
+    found = torch.ops.equitune.sh_double_backward.default(*ctx.saved_tensors, t, outputs, ctx.spec)
+    return (*(grad if slot in outputs else None for slot, grad in zip("xg", found, strict=True)), None)
+
+
+def _define(name: str, run: Callable, fake: Callable, gradient: Callable, setup: Callable | None) -> None:
+    _library.define(name + SCHEMAS[name], tags=(torch.Tag.pt2_compliant_tag,))
+    _library.impl(name, run, "CPU")
+    _library.impl(name, run, "CUDA")
+    torch.library.register_fake(f"equitune::{name}", fake, lib=_library)
+    torch.library.register_autograd(f"equitune::{name}", gradient, setup_context=setup, lib=_library)
+
+
+_define("sh_forward", _sh_forward, _fake_forward, _backward_of_forward, _setup_forward)
+_define("sh_backward", _sh_backward, _fake_backward, _backward_of_backward, _setup_backward)
+_define("sh_double_backward", _sh_double_backward, _fake_double_backward, no_third_derivative, None)

@@ -1,0 +1,98 @@
+// The hand-written part of a kernel of spherical harmonics. The emitter defines before it: Real, DIM (elements of a row
+// of harmonics), BLOCK (vectors of a block) and, for a GPU, ON_GPU, STRIDE (elements from row to row in shared memory)
+// and WIDTH (elements that a thread copies at a time). STEP is the distance of two components of a vector's row where
+// the statements find them.
+#ifdef ON_GPU
+#define DEVICE __device__ __forceinline__
+#define SOME_TIMES _Pragma("unroll 4")
+constexpr int STEP = 1;
+
+struct alignas(WIDTH * sizeof(Real)) Pack {
+    Real at[WIDTH];
+};
+
+// Where element i of a block's rows lies in shared memory.
+DEVICE int place(int i) { return i / DIM * STRIDE + i % DIM; }
+
+// `count` elements of rows that lie together, by all threads of a block: from memory to shared memory, and back.
+DEVICE void load_rows(const Real* __restrict__ rows, Real* __restrict__ shared, int count) {
+    const int whole = count / WIDTH * WIDTH;
+    SOME_TIMES for (int i = threadIdx.x * WIDTH; i < whole; i += BLOCK * WIDTH) {
+        const Pack pack = *reinterpret_cast<const Pack*>(rows + i);
+        for (int k = 0; k < WIDTH; ++k) shared[place(i + k)] = pack.at[k];
+    }
+    for (int i = whole + threadIdx.x; i < count; i += BLOCK) shared[place(i)] = rows[i];
+}
+DEVICE void store_rows(const Real* __restrict__ shared, Real* __restrict__ rows, int count) {
+    const int whole = count / WIDTH * WIDTH;
+    SOME_TIMES for (int i = threadIdx.x * WIDTH; i < whole; i += BLOCK * WIDTH) {
+        Pack pack;
+        for (int k = 0; k < WIDTH; ++k) pack.at[k] = shared[place(i + k)];
+        *reinterpret_cast<Pack*>(rows + i) = pack;
+    }
+    for (int i = whole + threadIdx.x; i < count; i += BLOCK) rows[i] = shared[place(i)];
+}
+#else
+#define DEVICE static inline __attribute__((always_inline))
+constexpr int STEP = BLOCK;
+
+// A square of LANES x LANES elements changes sides in registers: J. O. Eklundh, IEEE Trans. Comput. C-21, 801 (1972).
+constexpr int LANES = 32 / sizeof(Real);
+typedef Real Lanes __attribute__((vector_size(32)));
+
+#ifndef __has_builtin
+#define __has_builtin(name) 0
+#endif
+template <int S, std::size_t... K>
+DEVICE void exchange(Lanes& a, Lanes& b, std::index_sequence<K...>) {
+#if __has_builtin(__builtin_shufflevector)
+    const Lanes low = __builtin_shufflevector(a, b, (K & S ? LANES + K - S : K)...);
+    const Lanes high = __builtin_shufflevector(a, b, (K & S ? LANES + K : K + S)...);
+#else
+    const Lanes low = {(K & S ? b[K - S * bool(K & S)] : a[K])...};
+    const Lanes high = {(K & S ? b[K] : a[K & S ? K : K + S])...};
+#endif
+    a = low, b = high;
+}
+template <int S>
+DEVICE void exchange_all(Lanes (&row)[LANES]) {
+    for (int i = 0; i < LANES; ++i)
+        if (!(i & S)) exchange<S>(row[i], row[i + S], std::make_index_sequence<LANES>());
+    if constexpr (S > 1) exchange_all<S / 2>(row);
+}
+DEVICE void turn(const Real* __restrict__ from, int from_stride, Real* __restrict__ to, int to_stride) {
+    Lanes row[LANES];
+    for (int i = 0; i < LANES; ++i) std::memcpy(&row[i], from + i * from_stride, sizeof(Lanes));
+    exchange_all<LANES / 2>(row);
+    for (int i = 0; i < LANES; ++i) std::memcpy(to + i * to_stride, &row[i], sizeof(Lanes));
+}
+
+// Rows of N elements to columns of BLOCK elements, with zeros where a block has fewer rows, and back. The last square
+// of a row overlaps the one before it.
+template <int N>
+static inline void load_columns(const Real* __restrict__ rows, int count, Real* __restrict__ columns) {
+    int i = 0;
+    if constexpr (N >= LANES)
+        for (; i + LANES <= count; i += LANES)
+            for (int c = 0; c < N; c += LANES) {
+                const int first = c < N - LANES ? c : N - LANES;
+                turn(rows + i * N + first, N, columns + first * BLOCK + i, BLOCK);
+            }
+    for (; i < count; ++i)
+        for (int c = 0; c < N; ++c) columns[c * BLOCK + i] = rows[i * N + c];
+    for (; i < BLOCK; ++i)
+        for (int c = 0; c < N; ++c) columns[c * BLOCK + i] = Real(0);
+}
+template <int N>
+static inline void store_columns(const Real* __restrict__ columns, int count, Real* __restrict__ rows) {
+    int i = 0;
+    if constexpr (N >= LANES)
+        for (; i + LANES <= count; i += LANES)
+            for (int c = 0; c < N; c += LANES) {
+                const int first = c < N - LANES ? c : N - LANES;
+                turn(columns + first * BLOCK + i, BLOCK, rows + i * N + first, N);
+            }
+    for (; i < count; ++i)
+        for (int c = 0; c < N; ++c) rows[i * N + c] = columns[c * BLOCK + i];
+}
+#endif

@@ -1,0 +1,245 @@
+"""Kernels of spherical harmonics against e3nn in float64: on the host, as CUDA text lane by lane, as binaries."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+
+import pytest
+import torch
+from cuda_emulator import emulate
+from harmonics_reference import operands, reference, vectors, worst
+
+from kernelgen.compile import compile_source, nvrtc_version
+from kernelgen.device import cuda_facts, device_facts
+from kernelgen.emit import emit
+from kernelgen.errors import ScheduleError, ToolMissingError
+from kernelgen.harmonics import HarmonicsProblem
+from kernelgen.harmonics_operators import HarmonicsOperator, build_harmonics
+from kernelgen.harmonics_plan import (
+    BACKWARD,
+    DOUBLE_BACKWARD,
+    FORWARD,
+    HARMONICS_DIRECTIONS,
+    HarmonicsDirection,
+    HarmonicsSpec,
+    default_harmonics_schedule,
+    harmonics_plan,
+)
+from kernelgen.harmonics_schedule import (
+    HarmonicsCudaSchedule,
+    HarmonicsHostSchedule,
+    HarmonicsSchedule,
+    harmonics_schedule_from_dict,
+)
+from kernelgen.launch import load_kernel
+
+FACTS = cuda_facts("sm_90")
+TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10}
+EACH = (FORWARD, BACKWARD, *DOUBLE_BACKWARD.values())
+EACH_DIRECTION = pytest.mark.parametrize("direction", EACH, ids=lambda d: f"{d.name}-{d.outputs}")
+PROBLEMS = [
+    HarmonicsProblem((0, 1, 2, 3), "component", True),
+    HarmonicsProblem((3, 0, 3, 1), "integral", False),
+    HarmonicsProblem((6,), "norm", True),
+    HarmonicsProblem((2,), "integral", True),
+    HarmonicsProblem((1,), "norm", False),
+    HarmonicsProblem((0,), "integral", True),
+    HarmonicsProblem(tuple(range(11)), "component", True),
+]
+EACH_PROBLEM = pytest.mark.parametrize("problem", PROBLEMS, ids=lambda problem: problem.key)
+L3 = PROBLEMS[0]
+
+
+def inputs(problem: HarmonicsProblem, dtype: torch.dtype = torch.float64, count: int = 0) -> tuple[torch.Tensor, ...]:
+    """v, g and t of ``count`` rows (all there are), in values that ``dtype`` can hold, as float64."""
+    v = vectors() if dtype is torch.float64 else vectors()[20:40]
+    t, g = operands(problem, v)
+    return tuple(tensor.to(dtype).double()[: count or None] for tensor in (v, g, t))
+
+
+def assert_is_e3nns(operator: HarmonicsOperator, device: str = "cpu") -> None:
+    """Values and both outputs of the second derivative, as bare calls and through autograd."""
+    problem, dtype = operator.problem, operator.dtype
+    v, g, t = inputs(problem, dtype)
+    values, first, second_v, second_g = reference(problem, v, t, g)
+    v, g, t = (tensor.to(device, dtype) for tensor in (v, g, t))
+
+    def check(found: torch.Tensor, wanted: torch.Tensor, degrees: tuple[int, ...]) -> None:
+        assert found.dtype == dtype and found.device == v.device
+        assert worst(found.detach().cpu().double(), wanted, degrees) < TOLERANCE[dtype]
+
+    check(operator.run_forward(v), values, problem.degrees)
+    check(operator.run_backward(v, g), first, (1,))
+    for outputs in DOUBLE_BACKWARD:
+        found = operator.run_double_backward(v, g, t, outputs)
+        assert set(found) == set(outputs)
+        for slot, wanted, degrees in (("x", second_v, (1,)), ("g", second_g, problem.degrees)):
+            if slot in outputs:
+                check(found[slot], wanted, degrees)
+    v, g = v.requires_grad_(), g.requires_grad_()
+    out = operator(v)
+    check(out, values, problem.degrees)
+    (gradient,) = torch.autograd.grad(out, v, g, create_graph=True)
+    check(gradient, first, (1,))
+    for one, wanted, degrees in ((v, second_v, (1,)), (g, second_g, problem.degrees)):
+        check(torch.autograd.grad(gradient, one, t, retain_graph=True)[0], wanted, degrees)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@EACH_PROBLEM
+def test_values_and_both_derivatives_are_e3nns(problem: HarmonicsProblem, dtype: torch.dtype) -> None:
+    assert_is_e3nns(build_harmonics(problem, dtype=dtype))
+
+
+@pytest.mark.parametrize("block_size", HarmonicsHostSchedule.choices["block_size"])
+def test_every_block_size_of_the_host(block_size: int) -> None:
+    threads = min(2, device_facts("cpu").units)
+    assert_is_e3nns(build_harmonics(L3, HarmonicsHostSchedule(block_size, threads), dtype=torch.float64))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("staging", HarmonicsCudaSchedule.choices["staging"])
+@EACH_PROBLEM
+def test_on_a_gpu(problem: HarmonicsProblem, staging: str, dtype: torch.dtype) -> None:
+    schedule = HarmonicsCudaSchedule(block_size=32, staging=staging)
+    assert_is_e3nns(build_harmonics(problem, schedule, dtype=dtype, device="cuda"), "cuda")
+
+
+@pytest.mark.gpu
+def test_the_default_schedule_on_a_gpu() -> None:
+    for problem in PROBLEMS:
+        assert_is_e3nns(build_harmonics(problem, device="cuda"), "cuda")
+
+
+def filled(direction: HarmonicsDirection, problem: HarmonicsProblem, rows: int) -> dict[str, torch.Tensor]:
+    """A kernel's buffers, outputs full of nan, with a row too many: nothing may be written there."""
+    v, g, t = inputs(problem, count=rows)
+    buffers = {"x": v, "g": g, "tx": t}
+    for slot, size in (("x", 3), ("g", problem.dim_out)):
+        if slot in direction.outputs:
+            buffers[f"out_{slot}"] = torch.full((rows + 1, size), torch.nan, dtype=torch.float64)
+    return buffers
+
+
+def assert_filled(buffers: dict[str, torch.Tensor], direction: HarmonicsDirection, problem: HarmonicsProblem) -> None:
+    values, first, second_v, second_g = reference(problem, buffers["x"], buffers["tx"], buffers["g"])
+    wanted = {"forward": {"g": values}, "backward": {"x": first}}.get(direction.name, {"x": second_v, "g": second_g})
+    for slot in direction.outputs:
+        found = buffers[f"out_{slot}"]
+        assert found[-1].isnan().all(), "written past the end"
+        assert worst(found[:-1], wanted[slot], problem.degrees if slot == "g" else (1,)) < 1e-11
+
+
+@EACH_DIRECTION
+@pytest.mark.parametrize("rows", [1, 7, 32, 75])
+def test_a_host_kernel_writes_every_row_and_no_other(rows: int, direction: HarmonicsDirection) -> None:
+    """Rows of 16 elements are whole squares of what changes sides at a time, those of 18 are not."""
+    for problem, schedule in itertools.product(PROBLEMS[:2], (HarmonicsHostSchedule(16), HarmonicsHostSchedule(64))):
+        buffers = filled(direction, problem, rows)
+        kernel = load_kernel(HarmonicsSpec(problem, direction, schedule, "float64", device_facts("cpu")))
+        kernel.launch(buffers, rows, rows, rows)
+        assert_filled(buffers, direction, problem)
+
+
+@EACH_DIRECTION
+@pytest.mark.parametrize("problem", [PROBLEMS[0], PROBLEMS[1], PROBLEMS[3]], ids=lambda problem: problem.key)
+@pytest.mark.parametrize("staging", HarmonicsCudaSchedule.choices["staging"])
+def test_lane_by_lane(staging: str, problem: HarmonicsProblem, direction: HarmonicsDirection) -> None:
+    """75 rows in blocks of 32: rows of 16 elements are padded, those of 5 and 18 straddle what is copied at a time."""
+    plan = harmonics_plan(HarmonicsSpec(problem, direction, HarmonicsCudaSchedule(32, staging), "float64", FACTS))
+    assert bool(plan.staged) is (staging != "none") and plan.stride % 2 == (staging != "none" or problem.dim_out % 2)
+    buffers = filled(direction, problem, 75)
+    emulate(plan, buffers, 75, 75, 75)
+    assert_filled(buffers, direction, problem)
+
+
+def test_a_constant_lane_by_lane() -> None:
+    problem = PROBLEMS[5]
+    for direction in EACH:
+        plan = harmonics_plan(HarmonicsSpec(problem, direction, HarmonicsCudaSchedule(32), "float64", FACTS))
+        buffers = filled(direction, problem, 40)
+        emulate(plan, buffers, 40, 40, 40)
+        for slot in direction.outputs:
+            assert (buffers[f"out_{slot}"][:-1] == (direction is FORWARD) * (4 * torch.pi) ** -0.5).all()
+            assert buffers[f"out_{slot}"][-1].isnan().all()
+
+
+@pytest.mark.parametrize("staging", HarmonicsCudaSchedule.choices["staging"])
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
+@pytest.mark.parametrize("l_max", [3, 6])
+def test_cuda_text_compiles_without_spills(l_max: int, arch: str, staging: str) -> None:
+    try:
+        nvrtc_version()
+    except ToolMissingError as error:
+        pytest.skip(str(error))
+    facts, schedule = cuda_facts(arch), HarmonicsCudaSchedule(staging=staging)
+    for direction in HARMONICS_DIRECTIONS.values():
+        for dtype in ("float32", "float64"):
+            problem = HarmonicsProblem(tuple(range(l_max + 1)), "component", True)
+            plan = harmonics_plan(HarmonicsSpec(problem, direction, schedule, dtype, facts))
+            resources = compile_source(emit(plan), facts).resources
+            assert 0 < resources["registers"] <= 128 and resources["spill_bytes"] == resources["stack_bytes"] == 0
+
+
+@pytest.mark.parametrize("schedule", [HarmonicsHostSchedule(), HarmonicsCudaSchedule()], ids=lambda s: s.backend)
+def test_equal_specs_have_equal_text_that_names_them(schedule: HarmonicsSchedule) -> None:
+    facts = FACTS if schedule.backend == "cuda" else device_facts("cpu")
+    spec = HarmonicsSpec(L3, FORWARD, schedule, "float32", facts)
+    text = emit(harmonics_plan(spec)).text
+    assert text == emit(harmonics_plan(dataclasses.replace(spec))).text
+    assert text.startswith(f"// problem    {L3.key}\n") and schedule.key in text
+    others = [dataclasses.replace(spec, direction=BACKWARD), dataclasses.replace(spec, dtype="float64")]
+    assert len({text, *(emit(harmonics_plan(other)).text for other in others)}) == 3
+
+
+@pytest.mark.parametrize("schedule", [HarmonicsHostSchedule(256, 1), HarmonicsCudaSchedule(64, "vectors", 4)])
+def test_schedules_come_back(schedule: HarmonicsSchedule) -> None:
+    assert harmonics_schedule_from_dict(schedule.to_dict()) == schedule
+
+
+@pytest.mark.parametrize(
+    "data, message",
+    [
+        ({"backend": "cuda", "block_size": 48}, r"HarmonicsCudaSchedule.block_size is 48; expected one of \(32, 64"),
+        ({"backend": "cuda", "staging": True}, "staging is True; expected one of"),
+        (
+            {"backend": "cpu", "blocksize": 64},
+            "unknown knob 'blocksize' of harmonics for cpu; did you mean 'block_size'",
+        ),
+        ({"backend": "cpu", "fuse": True}, "unknown knob 'fuse'.*expected one of"),
+        ({"backend": "rocm"}, r"schedule backend is 'rocm'; expected one of \('cuda', 'cpu'\)"),
+    ],
+)
+def test_schedules_that_do_not_exist(data: dict, message: str) -> None:
+    with pytest.raises(ScheduleError, match=message):
+        harmonics_schedule_from_dict(data)
+
+
+def test_limits_are_said() -> None:
+    with pytest.raises(ScheduleError, match="a cuda schedule cannot run on"):
+        build_harmonics(L3, HarmonicsCudaSchedule())
+    with pytest.raises(ScheduleError, match="threads=256 exceeds the .* cores"):
+        build_harmonics(L3, HarmonicsHostSchedule(threads=256))
+    with pytest.raises(ScheduleError, match=r"schedules are named \['sideways'\]"):
+        build_harmonics(L3, {"sideways": HarmonicsHostSchedule()})
+    wide = HarmonicsSpec(PROBLEMS[-1], DOUBLE_BACKWARD["xg"], HarmonicsCudaSchedule(512), "float64", FACTS)
+    with pytest.raises(ScheduleError, match="needs 991232 bytes of shared memory; there are 232448: take smaller"):
+        harmonics_plan(wide)
+    with pytest.raises(ScheduleError, match="block_size x min_blocks = 8192 threads"):
+        harmonics_plan(dataclasses.replace(wide, schedule=HarmonicsCudaSchedule(512, "none", 16)))
+    with pytest.raises(ScheduleError, match="dtype is 'float16'"):
+        dataclasses.replace(wide, dtype="float16")
+
+
+def test_the_default_of_a_gpu_is_legal_and_staged_where_two_blocks_fit() -> None:
+    many = HarmonicsProblem((10,) * 40, "component", True)
+    for arch in ("sm_80", "sm_90"):
+        facts = cuda_facts(arch)
+        for problem in (*PROBLEMS, many):
+            for direction in EACH:
+                schedule = default_harmonics_schedule(problem, direction, "float64", facts)
+                plan = harmonics_plan(HarmonicsSpec(problem, direction, schedule, "float64", facts))
+                assert 2 * plan.shared_bytes <= facts.shared_per_unit
+                assert (schedule.staging == "none") is (problem is many)
