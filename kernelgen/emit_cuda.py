@@ -16,7 +16,8 @@ from kernelgen.cuda_group import GroupEmitter
 from kernelgen.cuda_memory import Facts
 from kernelgen.plan import Plan, stage_elements, sums_elements
 from kernelgen.schedule import CudaSchedule
-from kernelgen.source import ENTRY, Source
+from kernelgen.signature import buffers_struct, gpu_entry
+from kernelgen.source import Source
 from kernelgen.spec import BUFFERS
 
 
@@ -52,7 +53,7 @@ class _Kernel:
 
     def text(self) -> str:
         groups = [GroupEmitter(self.facts, number, group).text() for number, group in enumerate(self.plan.groups)]
-        return "\n".join([self._preamble(), header(), self._buffers(), *groups, self._entry()])
+        return "\n".join([self._preamble(), header(), buffers_struct(), *groups, self._entry()])
 
     def _preamble(self) -> str:
         real = {"float32": "float", "float64": "double"}[self.spec.dtype]
@@ -69,22 +70,10 @@ class _Kernel:
             f"constexpr int STAGE = {self.plan.stage};  // edges fetched at a time\n"
         )
 
-    def _buffers(self) -> str:
-        fields = []
-        for name in BUFFERS:
-            kind = "index_t" if name in ("sender", "receiver") else "int" if name in ("spans", "perm") else "Real"
-            fields.append(f"    {'' if name.startswith('out_') else 'const '}{kind}* __restrict__ {name};")
-        return "struct Buffers {\n" + "\n".join(fields) + "\n};\n"
-
     def _entry(self) -> str:
         schedule, plan = self.schedule, self.plan
-        bounds = f"{schedule.block_size}" + (f", {schedule.min_blocks}" if schedule.min_blocks else "")
-        parameters = ",\n".join(line.rstrip(";") for line in self._buffers().splitlines()[1:-1])
         lines = [
-            f'extern "C" __global__ void __launch_bounds__({bounds}) {ENTRY}(',
-            parameters + ",",
-            "    long long num_edges, long long num_in, long long num_out)",
-            "{",
+            *gpu_entry(schedule.block_size, schedule.min_blocks),
             f"    const Buffers b = {{{', '.join(BUFFERS)}}};",
             "    const int team_index = threadIdx.x / LANES;",
             "    Team team;",

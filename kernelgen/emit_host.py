@@ -20,7 +20,8 @@ from kernelgen.direction import OPERANDS
 from kernelgen.plan import Group, Plan
 from kernelgen.problem import Block
 from kernelgen.schedule import HostSchedule
-from kernelgen.source import ENTRY, Source
+from kernelgen.signature import host_entry
+from kernelgen.source import Source
 from kernelgen.spec import BUFFERS
 from kernelgen.terms import PathTerms, path_terms
 
@@ -250,14 +251,11 @@ class _HostEmitter:
 
 
 def _entry() -> Iterator[str]:
-    outputs = ("out_x", "out_y", "out_w", "out_g")
-    pointers = ", ".join(f"{'' if name in outputs else 'const '}void* {name}" for name in BUFFERS)
-    yield f'extern "C" void {ENTRY}({pointers},'
-    yield f"{INDENT}long long num_edges, long long num_in, long long num_out, int threads) {{"
+    yield from host_entry()
     yield f"{INDENT}using Index = const Form::Index*;"
     yield f"{INDENT}equitune::run<Form>({{"
     for name in BUFFERS:
-        kind = "T*" if name in outputs else "const T*"
+        kind = "T*" if name.startswith("out_") else "const T*"
         kind = {"sender": "Index", "receiver": "Index"}.get(name, kind)
         kind = "const std::int32_t*" if name in ("spans", "perm") else kind
         yield f"{INDENT * 2}static_cast<{kind}>({name}),"

@@ -14,7 +14,8 @@ from importlib import resources
 from kernelgen.pair_weights import weight_step
 from kernelgen.pairs import WARP, PairPath, PairPlan
 from kernelgen.schedule import CudaSchedule
-from kernelgen.source import ENTRY, Source
+from kernelgen.signature import buffers_struct, element, gpu_entry, host_entry
+from kernelgen.source import Source
 from kernelgen.spec import BUFFERS
 from kernelgen.terms import PathTerms, path_terms
 
@@ -31,7 +32,7 @@ def _header() -> str:
 
 def emit_pairs(plan: PairPlan) -> Source:
     """The kernel of a plan; equal plans give equal text."""
-    parts = [_preamble(plan), _header(), _buffers(plan), *_edge(plan), *(_gpu(plan) if plan.on_gpu else _host(plan))]
+    parts = [_preamble(plan), _header(), buffers_struct(), *_edge(plan), *(_gpu(plan) if plan.on_gpu else _host(plan))]
     return Source("\n".join(parts) + "\n", "cuda" if plan.on_gpu else "c++")
 
 
@@ -61,15 +62,6 @@ def _preamble(plan: PairPlan) -> str:
     ]
     index = {"int32": "int", "int64": "long long"}[spec.index]
     return "\n".join([*lines, f"using index_t = {index};"])
-
-
-def _field(name: str) -> str:
-    kind = "index_t" if name in ("sender", "receiver") else "int" if name in ("spans", "perm") else "Real"
-    return f"{'' if name.startswith('out_') else 'const '}{kind}* __restrict__ {name}"
-
-
-def _buffers(plan: PairPlan) -> str:
-    return "struct Buffers {\n" + "\n".join(f"{INDENT}{_field(name)};" for name in BUFFERS) + "\n};\n"
 
 
 def _edge(plan: PairPlan) -> Iterator[str]:
@@ -272,11 +264,7 @@ def _gpu(plan: PairPlan) -> Iterator[str]:
     schedule, sums = plan.spec.schedule, plan.weight_sums
     assert isinstance(schedule, CudaSchedule)
     teams, size = schedule.block_size // WARP, plan.scratch["end"]
-    bounds = f"{schedule.block_size}" + (f", {schedule.min_blocks}" if schedule.min_blocks else "")
-    yield f'extern "C" __global__ void __launch_bounds__({bounds}) {ENTRY}('
-    yield ",\n".join(f"{INDENT}{_field(name)}" for name in BUFFERS) + ","
-    yield f"{INDENT}long long num_edges, long long num_in, long long num_out)"
-    yield "{"
+    yield from gpu_entry(schedule.block_size, schedule.min_blocks)
     yield f"{INDENT}const Buffers b = {{{', '.join(BUFFERS)}}};"
     yield f"{INDENT}extern __shared__ __align__(16) unsigned char shared_bytes[];"
     yield f"{INDENT}Real* const shared = reinterpret_cast<Real*>(shared_bytes);"
@@ -300,10 +288,8 @@ def _gpu(plan: PairPlan) -> Iterator[str]:
 
 def _host(plan: PairPlan) -> Iterator[str]:
     problem = plan.spec.problem
-    pointers = ", ".join(f"{'' if name.startswith('out_') else 'const '}void* {name}" for name in BUFFERS)
-    yield f'extern "C" void {ENTRY}({pointers},'
-    yield f"{INDENT}long long num_edges, long long num_in, long long num_out, int threads) {{"
-    casts = (f"static_cast<{_field(name).rpartition('* ')[0]}*>({name})" for name in BUFFERS)
+    yield from host_entry()
+    casts = (f"static_cast<{element(name)}* __restrict__>({name})" for name in BUFFERS)
     yield f"{INDENT}const Buffers b = {{{', '.join(casts)}}};"
     yield "#pragma omp parallel num_threads(threads > 0 ? threads : omp_get_max_threads())"
     yield f"{INDENT}{{"

@@ -13,8 +13,9 @@ from importlib import resources
 
 from kernelgen.harmonics_plan import HarmonicsPlan
 from kernelgen.harmonics_schedule import HarmonicsCudaSchedule
-from kernelgen.source import ENTRY, Source
-from kernelgen.spec import BUFFERS, BYTES
+from kernelgen.signature import gpu_entry, host_entry
+from kernelgen.source import Source
+from kernelgen.spec import BYTES
 
 INDENT = "    "
 # What one_vector takes, with the buffers of the kernel that they come from and the elements of a row (None: dim_out).
@@ -99,19 +100,10 @@ def _live(plan: HarmonicsPlan) -> list[str]:
     return reads + [row for slot, row in (("x", "out_v"), ("g", "out_g")) if slot in plan.spec.direction.outputs]
 
 
-def _field(name: str) -> str:
-    kind = "index_t" if name in ("sender", "receiver") else "int" if name in ("spans", "perm") else "Real"
-    return f"{'' if name.startswith('out_') else 'const '}{kind}* __restrict__ {name}"
-
-
 def _gpu(plan: HarmonicsPlan) -> Iterator[str]:
     schedule, live = plan.spec.schedule, _live(plan)
     assert isinstance(schedule, HarmonicsCudaSchedule)
-    bounds = f"{schedule.block_size}" + (f", {schedule.min_blocks}" if schedule.min_blocks else "")
-    yield f'extern "C" __global__ void __launch_bounds__({bounds}) {ENTRY}('
-    yield ",\n".join(f"{INDENT}{_field(name)}" for name in BUFFERS) + ","
-    yield f"{INDENT}long long num_edges, long long num_in, long long num_out)"
-    yield "{"
+    yield from gpu_entry(schedule.block_size, schedule.min_blocks)
     yield f"{INDENT}const long long first = blockIdx.x * (long long)BLOCK, row = first + threadIdx.x;"
     if plan.staged:
         yield f"{INDENT}extern __shared__ __align__(16) unsigned char shared_bytes[];"
@@ -137,9 +129,7 @@ def _gpu(plan: HarmonicsPlan) -> Iterator[str]:
 def _host(plan: HarmonicsPlan) -> Iterator[str]:
     live = _live(plan)
     rows = [(name, buffer, size or plan.spec.problem.dim_out) for name, buffer, size in _ROWS if name in live]
-    pointers = ", ".join(f"{'' if name.startswith('out_') else 'const '}void* {name}" for name in BUFFERS)
-    yield f'extern "C" void {ENTRY}({pointers},'
-    yield f"{INDENT}long long num_edges, long long num_in, long long num_out, int threads) {{"
+    yield from host_entry()
     yield f"{INDENT}const long long blocks = (num_edges + BLOCK - 1) / BLOCK;"
     yield "#pragma omp parallel for schedule(static) num_threads(threads > 0 ? threads : omp_get_max_threads())"
     yield f"{INDENT}for (long long block = 0; block < blocks; ++block) {{"

@@ -26,6 +26,7 @@ _GENERATOR_MODULES = (
     "harmonics_plan",
     "harmonics_kernel",
     "source",
+    "signature",
     "cuda_memory",
     "cuda_edge",
     "cuda_group",

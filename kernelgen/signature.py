@@ -1,0 +1,45 @@
+"""The signature that all kernels share, as C++ text: pointers to ``kernelgen.spec.BUFFERS``, then sizes.
+
+The text around it defines ``Real`` and ``index_t``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from kernelgen.source import ENTRY
+from kernelgen.spec import BUFFERS
+
+INDENT = "    "
+
+
+def element(name: str) -> str:
+    """The type that a buffer holds, const where a kernel only reads it."""
+    kind = "index_t" if name in ("sender", "receiver") else "int" if name in ("spans", "perm") else "Real"
+    return f"{'' if name.startswith('out_') else 'const '}{kind}"
+
+
+def buffers() -> list[str]:
+    """Each buffer as a declaration without its semicolon."""
+    return [f"{element(name)}* __restrict__ {name}" for name in BUFFERS]
+
+
+def buffers_struct() -> str:
+    """A struct ``Buffers`` with all of them."""
+    return "struct Buffers {\n" + "\n".join(f"{INDENT}{field};" for field in buffers()) + "\n};\n"
+
+
+def gpu_entry(block_size: int, min_blocks: int) -> Iterator[str]:
+    """The head of a kernel, up to its opening brace."""
+    bounds = f"{block_size}, {min_blocks}" if min_blocks else f"{block_size}"
+    yield f'extern "C" __global__ void __launch_bounds__({bounds}) {ENTRY}('
+    yield ",\n".join(f"{INDENT}{field}" for field in buffers()) + ","
+    yield f"{INDENT}long long num_edges, long long num_in, long long num_out)"
+    yield "{"
+
+
+def host_entry() -> Iterator[str]:
+    """The head of a host function, which takes untyped pointers, with its opening brace."""
+    pointers = ", ".join(f"{'' if name.startswith('out_') else 'const '}void* {name}" for name in BUFFERS)
+    yield f'extern "C" void {ENTRY}({pointers},'
+    yield f"{INDENT}long long num_edges, long long num_in, long long num_out, int threads) {{"
