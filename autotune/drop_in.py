@@ -99,7 +99,19 @@ def restore(model: torch.nn.Module) -> int:
     return len(replaced)
 
 
-class AcceleratedProduct(TensorProduct):
+class _StandIn(torch.nn.Module):
+    """What it does not have itself is asked of the ``original``, which is not registered."""
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if "original" not in self.__dict__:
+                raise
+            return getattr(self.__dict__["original"], name)
+
+
+class AcceleratedProduct(_StandIn, TensorProduct):
     """Stands in for one ``e3nn.o3.TensorProduct``: its parameter, its names in checkpoints, its other attributes.
 
     original: the module that it stands for, not registered: it shares the parameter and waits to be put back.
@@ -122,14 +134,6 @@ class AcceleratedProduct(TensorProduct):
         self.train(original.training)
         self._take_weight()
 
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            if "original" not in self.__dict__:
-                raise
-            return getattr(self.__dict__["original"], name)
-
     def _take_weight(self) -> None:
         """``weight`` is the original's: the same parameter, or its empty buffer."""
         for kind in (self._parameters, self._buffers):
@@ -150,7 +154,7 @@ class AcceleratedProduct(TensorProduct):
         self._take_weight()
 
 
-class AcceleratedHarmonics(SphericalHarmonics):
+class AcceleratedHarmonics(_StandIn, SphericalHarmonics):
     """Stands in for one ``e3nn.o3.SphericalHarmonics``, with its other attributes.
 
     original: the module that it stands for, not registered: it waits to be put back.
@@ -160,14 +164,6 @@ class AcceleratedHarmonics(SphericalHarmonics):
         super().__init__(original._ls_list, original.normalize, original.normalization, original.irreps_in)
         self.__dict__["original"] = original
         self.train(original.training)
-
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            if "original" not in self.__dict__:
-                raise
-            return getattr(self.__dict__["original"], name)
 
 
 _KINDS = (o3.TensorProduct, o3.SphericalHarmonics)

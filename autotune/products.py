@@ -60,47 +60,38 @@ class FullyConnectedTensorProduct(_ReadyMade):
         )
 
 
-class ElementwiseTensorProduct(_ReadyMade):
+class _OfInputs(_ReadyMade):
+    """A product without weights whose output follows from both inputs."""
+
+    kind: type[o3.TensorProduct]
+
+    def __init__(
+        self,
+        irreps_in1: Irreps,
+        irreps_in2: Irreps,
+        filter_ir_out: Iterable[str | o3.Irrep] | None = None,
+        irrep_normalization: str | None = None,
+        **options: Any,
+    ) -> None:
+        found = self._connect(self.kind, (irreps_in1, irreps_in2), {"filter_ir_out": filter_ir_out})
+        super().__init__(**found, irrep_normalization=irrep_normalization, **options)
+
+
+class ElementwiseTensorProduct(_OfInputs):
     """``e3nn.o3.ElementwiseTensorProduct``: copy u of one input meets copy u of the other, without weights.
 
     irreps_in1, irreps_in2: equally many irreps. filter_ir_out: irreps of the result, all by default.
     Raises ProblemError where the inputs do not have as many irreps.
     """
 
-    def __init__(
-        self,
-        irreps_in1: Irreps,
-        irreps_in2: Irreps,
-        filter_ir_out: Iterable[str | o3.Irrep] | None = None,
-        irrep_normalization: str | None = None,
-        **options: Any,
-    ) -> None:
-        given = {"filter_ir_out": filter_ir_out}
-        super().__init__(
-            **self._connect(o3.ElementwiseTensorProduct, (irreps_in1, irreps_in2), given),
-            irrep_normalization=irrep_normalization,
-            **options,
-        )
+    kind = o3.ElementwiseTensorProduct
 
 
-class FullTensorProduct(_ReadyMade):
+class FullTensorProduct(_OfInputs):
     """``e3nn.o3.FullTensorProduct``: every copy of one input meets every copy of the other, without weights.
 
     irreps_in1, irreps_in2: of both inputs; the result's irreps follow, sorted. filter_ir_out: irreps of the result, all
     by default.
     """
 
-    def __init__(
-        self,
-        irreps_in1: Irreps,
-        irreps_in2: Irreps,
-        filter_ir_out: Iterable[str | o3.Irrep] | None = None,
-        irrep_normalization: str | None = None,
-        **options: Any,
-    ) -> None:
-        given = {"filter_ir_out": filter_ir_out}
-        super().__init__(
-            **self._connect(o3.FullTensorProduct, (irreps_in1, irreps_in2), given),
-            irrep_normalization=irrep_normalization,
-            **options,
-        )
+    kind = o3.FullTensorProduct

@@ -6,13 +6,13 @@ not asked for (``outputs``) are empty tensors. Eager calls do not come here: see
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from kernelgen.errors import UnsupportedError
+from kernelgen.library import define
 
 if TYPE_CHECKING:
     from kernelgen.harmonics_operators import HarmonicsOperator
@@ -24,8 +24,6 @@ SCHEMAS = {
 }
 # By text: every operator of harmonics of this process, so that a traced or exported graph finds its own.
 HARMONICS_OPERATORS: dict[str, HarmonicsOperator] = {}
-# Held for as long as the process lives: dropping it would unregister the ops.
-_library = torch.library.Library("equitune", "FRAGMENT")
 
 
 def resolve_harmonics(text: str) -> HarmonicsOperator:
@@ -92,14 +90,13 @@ def _backward_of_backward(ctx: Any, t: Tensor) -> tuple:
     return (*(grad if slot in outputs else None for slot, grad in zip("xg", found, strict=True)), None)
 
 
-def _define(name: str, run: Callable, fake: Callable, gradient: Callable, setup: Callable | None) -> None:
-    _library.define(name + SCHEMAS[name], tags=(torch.Tag.pt2_compliant_tag,))
-    _library.impl(name, run, "CPU")
-    _library.impl(name, run, "CUDA")
-    torch.library.register_fake(f"equitune::{name}", fake, lib=_library)
-    torch.library.register_autograd(f"equitune::{name}", gradient, setup_context=setup, lib=_library)
-
-
-_define("sh_forward", _sh_forward, _fake_forward, _backward_of_forward, _setup_forward)
-_define("sh_backward", _sh_backward, _fake_backward, _backward_of_backward, _setup_backward)
-_define("sh_double_backward", _sh_double_backward, _fake_double_backward, no_third_derivative, None)
+define("sh_forward", SCHEMAS["sh_forward"], _sh_forward, _fake_forward, _backward_of_forward, _setup_forward)
+define("sh_backward", SCHEMAS["sh_backward"], _sh_backward, _fake_backward, _backward_of_backward, _setup_backward)
+define(
+    "sh_double_backward",
+    SCHEMAS["sh_double_backward"],
+    _sh_double_backward,
+    _fake_double_backward,
+    no_third_derivative,
+    None,
+)

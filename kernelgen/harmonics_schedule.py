@@ -6,37 +6,16 @@ A schedule holds numbers and names only. What depends on the problem as well (sh
 
 from __future__ import annotations
 
-import dataclasses
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from kernelgen.errors import ScheduleError
+from kernelgen.schedule import Knobs, read_schedule
 
 
 @dataclass(frozen=True)
-class HarmonicsSchedule:
-    """What the schedules of both backends share: ``choices`` are the legal values of each knob."""
-
-    backend: ClassVar[str] = ""
-    choices: ClassVar[dict[str, tuple]] = {}
-
-    def __post_init__(self) -> None:
-        for name, allowed in self.choices.items():
-            value = getattr(self, name)
-            if not any(value == a and type(value) is type(a) for a in allowed):
-                shown = f"{allowed[0]}..{allowed[-1]}" if len(allowed) > 12 else allowed
-                raise ScheduleError(f"{type(self).__name__}.{name} is {value!r}; expected one of {shown}")
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data, with the backend's name; :func:`harmonics_schedule_from_dict` reads it back."""
-        return {"backend": self.backend, **dataclasses.asdict(self)}
-
-    @property
-    def key(self) -> str:
-        """Stable one-line text, equal for equal schedules."""
-        return self.backend + ":" + ",".join(f"{k}={v}" for k, v in dataclasses.asdict(self).items())
+class HarmonicsSchedule(Knobs):
+    """What the schedules of both backends share."""
 
 
 @dataclass(frozen=True)
@@ -85,17 +64,4 @@ HARMONICS_SCHEDULES: dict[str, type[HarmonicsSchedule]] = {"cuda": HarmonicsCuda
 
 def harmonics_schedule_from_dict(data: Mapping[str, Any]) -> HarmonicsSchedule:
     """The schedule written by ``to_dict``; ScheduleError for an unknown backend, knob or value."""
-    knobs = dict(data)
-    backend = knobs.pop("backend", None)
-    if backend not in HARMONICS_SCHEDULES:
-        raise ScheduleError(f"schedule backend is {backend!r}; expected one of {tuple(HARMONICS_SCHEDULES)}")
-    kind = HARMONICS_SCHEDULES[backend]
-    known = [field.name for field in dataclasses.fields(kind)]
-    for name in knobs:
-        if name not in known:
-            near = difflib.get_close_matches(name, known, 1)
-            raise ScheduleError(
-                f"unknown knob {name!r} of harmonics for {backend}; "
-                + (f"did you mean {near[0]!r}?" if near else f"expected one of {tuple(known)}")
-            )
-    return kind(**knobs)
+    return read_schedule(data, HARMONICS_SCHEDULES)

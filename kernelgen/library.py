@@ -162,14 +162,24 @@ def _only(found: tuple[Tensor, ...], slots: str, outputs: str) -> tuple[Maybe, .
     return tuple(grad if slot in outputs else None for slot, grad in zip(slots, found, strict=True))
 
 
-def _define(name: str, run: Callable, fake: Callable, gradient: Callable, setup: Callable | None) -> None:
-    _library.define(name + SCHEMAS[name], tags=(torch.Tag.pt2_compliant_tag,))
+def define(name: str, schema: str, run: Callable, fake: Callable, gradient: Callable, setup: Callable | None) -> None:
+    """Register one op of the namespace ``equitune`` for both devices, fake tensors and autograd."""
+    _library.define(name + schema, tags=(torch.Tag.pt2_compliant_tag,))
     _library.impl(name, run, "CPU")
     _library.impl(name, run, "CUDA")
     torch.library.register_fake(f"equitune::{name}", fake, lib=_library)
     torch.library.register_autograd(f"equitune::{name}", gradient, setup_context=setup, lib=_library)
 
 
-_define("tp_forward", _tp_forward, _fake_forward, _backward_of_forward, _setup_forward)
-_define("tp_backward", _tp_backward, _fake_gradients("xyw"), _backward_of_backward, _setup_backward)
-_define("tp_double_backward", _tp_double_backward, _fake_gradients("xywg"), no_third_derivative, None)
+define("tp_forward", SCHEMAS["tp_forward"], _tp_forward, _fake_forward, _backward_of_forward, _setup_forward)
+define(
+    "tp_backward", SCHEMAS["tp_backward"], _tp_backward, _fake_gradients("xyw"), _backward_of_backward, _setup_backward
+)
+define(
+    "tp_double_backward",
+    SCHEMAS["tp_double_backward"],
+    _tp_double_backward,
+    _fake_gradients("xywg"),
+    no_third_derivative,
+    None,
+)

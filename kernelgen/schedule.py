@@ -9,14 +9,42 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 from kernelgen.errors import ScheduleError
 
 
 @dataclass(frozen=True)
-class Schedule:
+class Knobs:
+    """What all schedules share: plain values, each one of the ``choices`` of its knob."""
+
+    backend: ClassVar[str] = ""
+    choices: ClassVar[dict[str, tuple]] = {}
+
+    def __post_init__(self) -> None:
+        for name, allowed in self.choices.items():
+            value = getattr(self, name)
+            if not any(value == a and type(value) is type(a) for a in allowed):
+                shown = f"{allowed[0]}..{allowed[-1]}" if len(allowed) > 12 else allowed
+                raise ScheduleError(f"{type(self).__name__}.{name} is {value!r}; expected one of {shown}")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, with the backend's name; :func:`read_schedule` reads it back."""
+        return {"backend": self.backend, **dataclasses.asdict(self)}
+
+    @property
+    def key(self) -> str:
+        """Stable one-line text, equal for equal schedules."""
+        return self.backend + ":" + ",".join(f"{k}={v}" for k, v in dataclasses.asdict(self).items())
+
+
+Kind = TypeVar("Kind", bound=Knobs)
+
+
+@dataclass(frozen=True)
+class Schedule(Knobs):
     """Knobs that both backends share.
 
     fuse: gather, product and sum by destination in one kernel (False: torch gathers and scatters around it).
@@ -34,7 +62,6 @@ class Schedule:
     path_groups: int = 1
     edges_per_chunk: int = 32
 
-    backend: ClassVar[str] = ""
     choices: ClassVar[dict[str, tuple]] = {
         "fuse": (True, False),
         "accumulate": ("registers", "atomics"),
@@ -42,22 +69,6 @@ class Schedule:
         "path_groups": tuple(range(1, 129)),
         "edges_per_chunk": (1, 2, 4, 8, 16, 32, 64, 128, 256),
     }
-
-    def __post_init__(self) -> None:
-        for name, allowed in self.choices.items():
-            value = getattr(self, name)
-            if not any(value == a and type(value) is type(a) for a in allowed):
-                shown = f"{allowed[0]}..{allowed[-1]}" if len(allowed) > 12 else allowed
-                raise ScheduleError(f"{type(self).__name__}.{name} is {value!r}; expected one of {shown}")
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data, with the backend's name; :func:`schedule_from_dict` reads it back."""
-        return {"backend": self.backend, **dataclasses.asdict(self)}
-
-    @property
-    def key(self) -> str:
-        """Stable one-line text, equal for equal schedules."""
-        return self.backend + ":" + ",".join(f"{k}={v}" for k, v in dataclasses.asdict(self).items())
 
 
 @dataclass(frozen=True)
@@ -135,21 +146,24 @@ class HostSchedule(Schedule):
 SCHEDULES: dict[str, type[Schedule]] = {"cuda": CudaSchedule, "cpu": HostSchedule}
 
 
-def schedule_from_dict(data: dict[str, Any]) -> Schedule:
+def schedule_from_dict(data: Mapping[str, Any]) -> Schedule:
     """The schedule written by ``to_dict``; ScheduleError for an unknown backend, knob or value."""
-    data = dict(data)
-    backend = data.pop("backend", None)
-    if backend not in SCHEDULES:
-        raise ScheduleError(f"schedule backend is {backend!r}; expected one of {tuple(SCHEDULES)}")
-    kind = SCHEDULES[backend]
-    known = [field.name for field in dataclasses.fields(kind)]
-    for name in data:
+    return read_schedule(data, SCHEDULES)
+
+
+def read_schedule(data: Mapping[str, Any], kinds: Mapping[str, type[Kind]]) -> Kind:
+    """The schedule of one of these dataclasses, by backend, written by its ``to_dict``."""
+    knobs = dict(data)
+    backend = knobs.pop("backend", None)
+    if backend not in kinds:
+        raise ScheduleError(f"schedule backend is {backend!r}; expected one of {tuple(kinds)}")
+    known = [field.name for field in dataclasses.fields(kinds[backend])]
+    for name in knobs:
         if name not in known:
             near = difflib.get_close_matches(name, known, 1)
-            raise ScheduleError(
-                f"unknown knob {name!r} for {backend}" + (f"; did you mean {near[0]!r}?" if near else "")
-            )
-    return kind(**data)
+            hint = f"did you mean {near[0]!r}?" if near else f"expected one of {tuple(known)}"
+            raise ScheduleError(f"unknown knob {name!r} for {backend}; {hint}")
+    return kinds[backend](**knobs)
 
 
 def power_of_two_at_most(number: float) -> int:
