@@ -206,7 +206,7 @@ def test_schedules_come_back(schedule: HarmonicsSchedule) -> None:
         ({"backend": "cuda", "staging": True}, "staging is True; expected one of"),
         (
             {"backend": "cpu", "blocksize": 64},
-            "unknown knob 'blocksize' of harmonics for cpu; did you mean 'block_size'",
+            "unknown knob 'blocksize' for cpu; did you mean 'block_size'",
         ),
         ({"backend": "cpu", "fuse": True}, "unknown knob 'fuse'.*expected one of"),
         ({"backend": "rocm"}, r"schedule backend is 'rocm'; expected one of \('cuda', 'cpu'\)"),
