@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from kernelgen.errors import ToolMissingError, UnsupportedError
+from kernelgen.errors import ScheduleError, ToolMissingError, UnsupportedError
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,20 @@ class DeviceFacts:
         """File-name form of the name, for example ``nvidia-h200``; names the files under results/ and reports/."""
         kept = "".join(c if c.isalnum() else "-" for c in self.name.lower())
         return "-".join(part for part in kept.split("-") if part)
+
+    def check_cores(self, threads: int) -> None:
+        """ScheduleError for more host threads than there are cores."""
+        if threads > self.units:
+            raise ScheduleError(f"threads={threads} exceeds the {self.units} cores of {self.name}")
+
+    def check_threads(self, block_size: int, min_blocks: int) -> int:
+        """Threads that a multiprocessor must hold at least; ScheduleError where it cannot."""
+        threads = block_size * max(1, min_blocks)
+        if threads > self.max_threads_per_unit:
+            raise ScheduleError(
+                f"block_size x min_blocks = {threads} threads exceeds the multiprocessor's {self.max_threads_per_unit}"
+            )
+        return threads
 
 
 # CUDA programming guide, table of technical specifications per compute capability.

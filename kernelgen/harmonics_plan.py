@@ -103,15 +103,10 @@ def harmonics_plan(spec: HarmonicsSpec) -> HarmonicsPlan:
     """The plan of a spec; ScheduleError with the broken limit."""
     body, dim, schedule, facts = _body(spec.problem, spec.direction), spec.problem.dim_out, spec.schedule, spec.facts
     if isinstance(schedule, HarmonicsHostSchedule):
-        if schedule.threads > facts.units:
-            raise ScheduleError(f"threads={schedule.threads} exceeds the {facts.units} cores of {facts.name}")
+        facts.check_cores(schedule.threads)
         return HarmonicsPlan(spec, body, schedule.block_size)
     assert isinstance(schedule, HarmonicsCudaSchedule)
-    threads = schedule.block_size * max(1, schedule.min_blocks)
-    if threads > facts.max_threads_per_unit:
-        raise ScheduleError(
-            f"block_size x min_blocks = {threads} threads exceeds the multiprocessor's {facts.max_threads_per_unit}"
-        )
+    facts.check_threads(schedule.block_size, schedule.min_blocks)
     if schedule.staging == "none":
         return HarmonicsPlan(spec, body, dim)
     staged, stride = rows_of(spec.direction, body), dim | 1

@@ -18,7 +18,7 @@ import itertools
 from dataclasses import dataclass
 
 from kernelgen.direction import Direction
-from kernelgen.errors import ScheduleError, UnsupportedError
+from kernelgen.errors import ScheduleError
 from kernelgen.problem import Path, TensorProductProblem
 from kernelgen.schedule import CudaSchedule
 from kernelgen.spec import BYTES, Spec
@@ -142,11 +142,6 @@ def pair_plan(spec: Spec) -> PairPlan:
             "sums at nodes are added in memory (accumulate='atomics')"
         )
     problem, live = spec.problem, spec.direction.live_outputs
-    if spec.deterministic and problem.shared_weights and "w" in live:
-        raise UnsupportedError(
-            "gradients of shared weights sum over all edges in no fixed order; expand the weights to one row an edge "
-            "for a deterministic gradient"
-        )
     zeroed = {"out_w"} if problem.shared_weights and "w" in live else set()
     if spec.operation == "conv":
         zeroed |= {f"out_{slot}" for slot in "xg" if slot in live}
@@ -166,12 +161,7 @@ def pair_plan(spec: Spec) -> PairPlan:
                 f"block_size={spec.schedule.block_size} needs {shared} bytes of shared memory; "
                 f"there are {spec.facts.shared_per_block}"
             )
-        threads = spec.schedule.block_size * max(1, spec.schedule.min_blocks)
-        if threads > spec.facts.max_threads_per_unit:
-            raise ScheduleError(
-                f"block_size x min_blocks = {threads} threads exceeds the multiprocessor's "
-                f"{spec.facts.max_threads_per_unit}"
-            )
+        spec.facts.check_threads(spec.schedule.block_size, spec.schedule.min_blocks)
     return PairPlan(spec, plan.paths, wanted, starts, plan.zeroed, shared, sums)
 
 

@@ -96,9 +96,13 @@ AnyPlan = Plan | PairPlan
 
 def make_plan(spec: Spec) -> AnyPlan:
     """The plan of a spec, or ScheduleError with the broken limit."""
-    schedule = spec.schedule
-    if isinstance(schedule, HostSchedule) and schedule.threads > spec.facts.units:
-        raise ScheduleError(f"threads={schedule.threads} exceeds the {spec.facts.units} cores of {spec.facts.name}")
+    if isinstance(spec.schedule, HostSchedule):
+        spec.facts.check_cores(spec.schedule.threads)
+    if spec.deterministic and spec.problem.shared_weights and "w" in spec.direction.live_outputs:
+        raise UnsupportedError(
+            "gradients of shared weights sum over all edges in no fixed order; expand the weights to one row an edge "
+            "for a deterministic gradient"
+        )
     return _channel_plan(spec) if spec.problem.is_channelwise else pair_plan(spec)
 
 
@@ -143,11 +147,6 @@ def _zeroed(plan: Plan) -> frozenset[str]:
 def _check_deterministic(plan: Plan) -> None:
     """Every element of an output must have one writer, or two that add to zero: a + b is b + a."""
     spec, live = plan.spec, plan.spec.direction.live_outputs
-    if "w" in live and spec.problem.shared_weights:
-        raise UnsupportedError(
-            "gradients of shared weights sum over all edges in no fixed order; expand the weights to one row an edge "
-            "for a deterministic gradient"
-        )
     if spec.operation == "plain":
         owned = "xg" if spec.schedule.fuse else ""
     else:
@@ -257,11 +256,7 @@ def _check_cuda(plan: Plan, schedule: CudaSchedule) -> Plan:
             f"teams_per_node x warps_per_edge = {schedule.teams_per_node * schedule.warps_per_edge} exceeds the "
             f"block's {teams} teams"
         )
-    threads = schedule.block_size * max(1, schedule.min_blocks)
-    if threads > facts.max_threads_per_unit:
-        raise ScheduleError(
-            f"block_size x min_blocks = {threads} threads exceeds the multiprocessor's {facts.max_threads_per_unit}"
-        )
+    threads = facts.check_threads(schedule.block_size, schedule.min_blocks)
     registers = estimate_registers(plan)
     limit = min(MAX_REGISTERS, facts.registers_per_unit // threads)
     if registers > REGISTER_SLACK * limit:
