@@ -66,22 +66,31 @@ class _Forward(torch.autograd.Function):
         ctx.save_for_backward(x, y, w, link)
         ctx.set_materialize_grads(False)
         ctx.graph, ctx.operator = graph, operator
-        ctx.leaves = _sole_leaves(x, y, w, graph, operator)
+        ctx.leaves = sole_leaves(x, y, w, graph, operator)
         # Autograd pass -> (cotangent of the edge gradient, cotangent of the value that it was taken with).
         ctx.pending = {}
         return operator.run_on(graph, forward(), (x, None, y, None, w, None, None, None))["g"], link
 
     @staticmethod
     def backward(ctx: Any, g: Maybe, _: Maybe) -> tuple[Maybe, ...]:
-        left = ctx.pending.pop(torch._C._current_graph_task_id(), []) if ctx.pending else []
-        wanted = _needed(ctx, "xyw") if torch.is_grad_enabled() else ctx.leaves or _needed(ctx, "xyw")
+        left, wanted = wanted_gradients(ctx)
         if not wanted or (g is None and not left):
             return (None,) * 5
         x, y, w, link = ctx.saved_tensors
         if torch.is_grad_enabled():
-            found = _Backward.apply(x, y, w, g, link, wanted, ctx.graph, ctx.operator, ctx.pending)
-            return (*found, None, None)
-        return (*_first(ctx, (x, y, w), g, left, wanted), None, None)
+            return (*gradient_of_product(ctx, (x, y, w), g, link, wanted), None, None)
+        return (*first_gradients(ctx, (x, y, w), g, left, wanted), None, None)
+
+
+def wanted_gradients(ctx: Any) -> tuple[list, str]:
+    """For the node of a value: what edge gradients left for it in this pass, and the slots that the pass uses."""
+    left = ctx.pending.pop(torch._C._current_graph_task_id(), []) if ctx.pending else []
+    return left, _needed(ctx, "xyw") if torch.is_grad_enabled() else ctx.leaves or _needed(ctx, "xyw")
+
+
+def gradient_of_product(ctx: Any, xyw: tuple[Tensor, ...], g: Maybe, link: Tensor, wanted: str) -> tuple[Maybe, ...]:
+    """First gradients that can be differentiated again, for the node of a value."""
+    return _Backward.apply(*xyw, g, link, wanted, ctx.graph, ctx.operator, ctx.pending)
 
 
 class _Backward(torch.autograd.Function):
@@ -140,7 +149,7 @@ def _first_of(tangents: str, operands: tuple, outputs: str, graph: Graph, operat
     return operator.run_on(graph, direction, (x, None, y, None, w, None, g, None))
 
 
-def _first(ctx: Any, xyw: tuple[Tensor, ...], g: Maybe, left: list, wanted: str) -> tuple[Maybe, ...]:
+def first_gradients(ctx: Any, xyw: tuple[Tensor, ...], g: Maybe, left: list, wanted: str) -> tuple[Maybe, ...]:
     """Gradients of the value together with those that edge gradients left here, not differentiable further."""
     operator, graph, (x, y, w) = ctx.operator, ctx.graph, xyw
     if g is not None and left:
@@ -188,7 +197,7 @@ def _is_small(graph: Graph, operator: Operator) -> bool:
     return graph.num_edges * operator.problem.weight_numel < _SMALL_WEIGHTS
 
 
-def _sole_leaves(x: Tensor, y: Tensor, w: Tensor, graph: Graph, operator: Operator) -> str:
+def sole_leaves(x: Tensor, y: Tensor, w: Tensor, graph: Graph, operator: Operator) -> str:
     """The slots that require a gradient if all of those are leaves of a small graph, whose gradients are all taken."""
     if not _is_small(graph, operator):
         return ""

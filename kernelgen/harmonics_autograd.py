@@ -27,6 +27,11 @@ def harmonics(v: Tensor, operator: HarmonicsOperator) -> Tensor:
     return operator.run_forward(v)
 
 
+def gradient(v: Tensor, g: Tensor, operator: HarmonicsOperator) -> Tensor:
+    """The gradient ``[rows, 3]`` of sum_i g_i Y_i(v), differentiable once in v and g (eager only)."""
+    return _Backward.apply(v, g, operator) if torch.is_grad_enabled() else operator.run_backward(v, g)
+
+
 class _Forward(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, v: Tensor, operator: HarmonicsOperator) -> Tensor:
@@ -37,9 +42,7 @@ class _Forward(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
         (v,) = ctx.saved_tensors
-        if torch.is_grad_enabled():
-            return _Backward.apply(v, g, ctx.operator), None
-        return ctx.operator.run_backward(v, g), None
+        return gradient(v, g, ctx.operator), None
 
 
 class _Backward(torch.autograd.Function):

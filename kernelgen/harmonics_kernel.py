@@ -13,6 +13,7 @@ from importlib import resources
 
 from kernelgen.harmonics_plan import ROWS, HarmonicsPlan
 from kernelgen.harmonics_schedule import HarmonicsCudaSchedule
+from kernelgen.harmonics_text import vector_function
 from kernelgen.signature import gpu_entry, host_entry
 from kernelgen.source import Source
 from kernelgen.spec import BYTES
@@ -63,30 +64,7 @@ def _preamble(plan: HarmonicsPlan) -> Iterator[str]:
 
 
 def _one_vector(plan: HarmonicsPlan) -> Iterator[str]:
-    """The function of one vector. Components of rows are references, so that each is read where it is used."""
-    body, makes_x = plan.body, "x" in plan.spec.direction.outputs
-    arguments = (f"{'' if name.startswith('out') else 'const '}Real* __restrict__ {name}" for name in ROWS)
-    yield f"DEVICE void one_vector({', '.join(arguments)})"
-    yield "{"
-    for name in sorted(body.reads, key=_place):
-        stem, number = _place(name)
-        row = {"vx": "v", "tx": "t", "g_": "g"}[stem]
-        yield f"{INDENT}const Real{'&' if row == 'g' else ''} {name} = {row}[{number} * STEP];"
-    for name in sorted(body.writes, key=_place):
-        yield f"{INDENT}Real& {name} = out_g[{_place(name)[1]} * STEP];"
-    if makes_x:
-        yield f"{INDENT}Real ox0 = 0, ox1 = 0, ox2 = 0;"
-    yield from (f"{INDENT}{statement}" for statement in body.statements)
-    if makes_x:
-        yield f"{INDENT}{' '.join(f'out_v[{i} * STEP] = ox{i};' for i in range(3))}"
-    yield "}"
-    yield ""
-
-
-def _place(name: str) -> tuple[str, int]:
-    """``vx1`` is component 1 of ``vx``, ``og_12`` component 12 of ``og_``."""
-    stem = name.rstrip("0123456789")
-    return stem, int(name[len(stem) :])
+    return vector_function("one_vector", plan.body, "x" in plan.spec.direction.outputs, tuple(ROWS), " * STEP")
 
 
 def _gpu(plan: HarmonicsPlan) -> Iterator[str]:
