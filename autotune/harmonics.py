@@ -13,8 +13,8 @@ from typing import Any, TypeAlias
 import torch
 from e3nn import o3
 
-from autotune.tuned_module import or_default
-from kernelgen.errors import InputError, ProblemError, UnsupportedError
+from autotune.tuned_module import autocast, check_dtype, or_default
+from kernelgen.errors import ProblemError, UnsupportedError
 from kernelgen.harmonics import MAX_DEGREE, NORMALIZATIONS, HarmonicsProblem
 from kernelgen.harmonics_library import HARMONICS_OPERATORS
 from kernelgen.harmonics_operators import HarmonicsOperator, build_harmonics
@@ -111,7 +111,11 @@ class SphericalHarmonics(torch.nn.Module):
         self._forget_operators()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """x ``[..., 3]`` -> ``[..., irreps_out.dim]``; InputError for other shapes, and dtypes but float32, float64."""
+        """x ``[..., 3]`` -> ``[..., irreps_out.dim]``; InputError for other shapes, and dtypes but float32, float64.
+
+        Under ``torch.autocast`` x in half precision is taken as float32, and so is the result.
+        """
+        (x,) = autocast(x)
         if torch.compiler.is_compiling():
             return HARMONICS_OPERATORS[_operator_text(self._key, x.device, x.dtype)](x)
         met = self._operator
@@ -149,8 +153,7 @@ class SphericalHarmonics(torch.nn.Module):
 
 
 def _operator(key: str, device: torch.device, dtype: torch.dtype) -> HarmonicsOperator:
-    if dtype not in (torch.float32, torch.float64):
-        raise InputError(f"x is {dtype}; expected torch.float32 or torch.float64: convert it")
+    check_dtype("x is", dtype)
     return build_harmonics(HarmonicsProblem.from_key(key), dtype=dtype, device=device)
 
 
@@ -170,6 +173,7 @@ def spherical_harmonics(
     normalization: str = "integral",
 ) -> torch.Tensor:
     """``e3nn.o3.spherical_harmonics``: harmonics ``[..., dim]`` of x ``[..., 3]``, arguments as of the module."""
+    (x,) = autocast(x)
     if torch.compiler.is_compiling():
         key = _problem_key(l, normalize, normalization)
         return HARMONICS_OPERATORS[_operator_text(key, x.device, x.dtype)](x)

@@ -21,6 +21,7 @@ from kernelgen.harmonics_autograd import gradient
 from kernelgen.harmonics_operators import HarmonicsOperator
 from kernelgen.operators import Operator
 from kernelgen.runner import Runner, SplitRunner
+from kernelgen.transforms import is_transforming
 
 
 class HarmonicProduct:
@@ -98,11 +99,12 @@ class _Forward(torch.autograd.Function):
         if not wanted or (g is None and not left):
             return (None,) * 5
         (x, v, w, link), both = ctx.saved_tensors, ctx.both
-        if not torch.is_grad_enabled() and not left:
+        differentiated = torch.is_grad_enabled() or is_transforming(g)
+        if not differentiated and not left:
             found = both.run_on(ctx.graph, backward(wanted), (x, None, v, None, w, None, g, None))
             return (*(found.get(slot) for slot in "xyw"), None, None)
         y = both.harmonics(v)
-        if torch.is_grad_enabled():
+        if differentiated:
             of_x, of_y, of_w = gradient_of_product(ctx, (x, y, w), g, link, wanted)
         else:
             of_x, of_y, of_w = first_gradients(ctx, (x, y, w), g, left, wanted)

@@ -22,7 +22,7 @@ from kernelgen.device import device_facts
 from kernelgen.direction import DIRECTIONS, Direction, backward, double_backward, fixed_order_parts, forward
 from kernelgen.emit import emit
 from kernelgen.errors import InputError, ProblemError, ScheduleError, UnsupportedError
-from kernelgen.graph import EdgeOrder, is_in_order, order_by
+from kernelgen.graph import NO_ORDER, EdgeOrder, is_in_order, order_by
 from kernelgen.harmonics import HarmonicsProblem
 from kernelgen.launch import load_kernel
 from kernelgen.library import OPERATORS, resolve
@@ -31,6 +31,7 @@ from kernelgen.problem import TensorProductProblem
 from kernelgen.runner import Runner, SplitRunner
 from kernelgen.schedule import SCHEDULES, Schedule, schedule_from_dict
 from kernelgen.spec import Spec
+from kernelgen.transforms import is_transforming
 
 DTYPES = {torch.float32: "float32", torch.float64: "float64"}
 INDEX_DTYPES = {torch.int32: "int32", torch.int64: "int64"}
@@ -277,8 +278,11 @@ class Operator:
     def order(self, sender: Tensor, receiver: Tensor, num_in: int, num_out: int, is_sorted: bool = False) -> EdgeOrder:
         """What the kernels of this operator need to know of a graph; keep it for as long as the graph stays.
 
-        ``is_sorted`` promises that ``receiver`` does not decrease.
+        ``is_sorted`` promises that ``receiver`` does not decrease. Under function transforms nothing is known of a
+        graph yet: each kernel's call orders it.
         """
+        if not torch.compiler.is_compiling() and is_transforming():
+            return NO_ORDER
         by_sender = order_by("sender", sender, num_in) if self.by_sender else (None, None)
         if not self.by_receiver:
             return EdgeOrder(None, None, *by_sender)

@@ -139,6 +139,20 @@ def test_all_derivatives_are_those_of_one_after_the_other(fused: bool, monkeypat
     assert set(fused_passes) == ({"forward", "backward"} if fused else set())
 
 
+def test_batched_gradients_go_one_after_the_other() -> None:
+    case = vectors_case("conv")
+    case.tensors["y"][2] = 1.0
+    both = HarmonicProduct(build(PRODUCT, dtype=torch.float64), build_harmonics(UNIT, dtype=torch.float64))
+    x, v, w = (case.tensors[name].clone().requires_grad_() for name in "xyw")
+    out = both(x, v, w, case.sender, case.receiver, num_out=case.num_out)
+    cotangents = torch.stack([case.tensors["g"], case.tensors["tg"]])
+    found = torch.autograd.grad(out, (x, v, w), cotangents, is_grads_batched=True)
+    for number, cotangent in enumerate(cotangents):
+        given = dataclasses.replace(case, tensors=case.tensors | {"g": cotangent})
+        for slot, rows in expected(given, UNIT, backward()).items():
+            assert relative_error(found["xyw".index(slot)][number], rows) < 1e-12, slot
+
+
 def test_what_cannot_be_fused_runs_one_after_the_other() -> None:
     connected = TensorProductProblem.from_instructions("3x0e+2x1o", "0e+1o", "4x0e", [(0, 0, 0, "uvw", True)])
     harmonics = build_harmonics(HarmonicsProblem((0, 1), "norm", True), dtype=torch.float64)
