@@ -184,7 +184,7 @@ public:
     // Make this thread's writes visible; with shared weights, hand over its sums.
     void finish() {
 #if defined(__SSE2__)
-        _mm_sfence();  // streamed rows are ordered by nothing else
+        __builtin_ia32_sfence();  // streamed rows are ordered by nothing else
 #endif
         if constexpr (Form::writes_w && Form::shared_weights) {
 #pragma omp critical(equitune_out_w)
