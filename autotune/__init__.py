@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from autotune.lookup import Tuning, find_schedule
     from autotune.modules import TensorProduct, TensorProductConv
     from autotune.products import ElementwiseTensorProduct, FullTensorProduct, FullyConnectedTensorProduct
+    from autotune.vector_conv import SphericalHarmonicsConv
 
 __all__ = [
     "Acceleration",
@@ -27,6 +28,7 @@ __all__ = [
     "FullyConnectedTensorProduct",
     "GraphClass",
     "SphericalHarmonics",
+    "SphericalHarmonicsConv",
     "TensorProduct",
     "TensorProductConv",
     "Tuning",
@@ -45,6 +47,7 @@ _HOMES = {
     "FullyConnectedTensorProduct": "autotune.products",
     "GraphClass": "autotune.graphs",
     "SphericalHarmonics": "autotune.harmonics",
+    "SphericalHarmonicsConv": "autotune.vector_conv",
     "TensorProduct": "autotune.modules",
     "TensorProductConv": "autotune.modules",
     "Tuning": "autotune.lookup",

@@ -24,6 +24,7 @@ from autotune.tuned_module import Schedules, TunedModule, autocast
 from kernelgen.errors import InputError, ProblemError
 from kernelgen.from_e3nn import problem_of
 from kernelgen.graph import EdgeOrder, check_indices, is_in_order
+from kernelgen.operators import Operator
 from kernelgen.problem import TensorProductProblem
 
 Irreps: TypeAlias = "str | o3.Irreps"
@@ -325,4 +326,9 @@ class TensorProductConv(TunedModule):
         operator = self._operator_of(node_feats)
         if order is None:
             order = _ORDERS.order(operator, sender, receiver, node_feats.shape[0], num_out, edges_sorted)
-        return operator(node_feats, edge_attrs, weights, sender, receiver, num_out=num_out, order=order)
+        return self._run(operator, node_feats, edge_attrs, weights, sender, receiver, num_out=num_out, order=order)
+
+    def _run(
+        self, operator: Operator, x: torch.Tensor, y: torch.Tensor, w: torch.Tensor, *edges: torch.Tensor, **graph: Any
+    ) -> torch.Tensor:
+        return operator(x, y, w, *edges, **graph)
