@@ -77,7 +77,7 @@ class SphericalHarmonics(torch.nn.Module):
     takes 1e where irreps_out has an odd degree of even parity, else 1o.
 
     The attributes irreps_in, irreps_out, normalize and normalization are e3nn's. Raises ProblemError where e3nn raises
-    ValueError, and UnsupportedError for degrees above 10.
+    ValueError, and UnsupportedError for degrees above 12.
     """
 
     _operator: HarmonicsOperator | None
@@ -97,8 +97,8 @@ class SphericalHarmonics(torch.nn.Module):
         degrees = _degrees(irreps_out, parity)
         if max(degrees, default=0) > MAX_DEGREE:
             raise UnsupportedError(
-                f"irreps_out has degree {max(degrees)}; harmonics are generated up to degree {MAX_DEGREE}: "
-                "use e3nn.o3.SphericalHarmonics above it"
+                f"irreps_out has degree {max(degrees)}; harmonics are generated up to degree {MAX_DEGREE}, "
+                "as e3nn's are"
             )
         self.problem = HarmonicsProblem(tuple(degrees), normalization, self.normalize)
         # What torch.compile asks before it takes the code of one module for another.

@@ -39,7 +39,7 @@ from kernelgen.statements import ONE, ZERO, Body, Statements, Term, named
 
 NORMALIZATIONS = ("integral", "component", "norm")
 DIRECTIONS = ("forward", "backward", "double_backward")
-MAX_DEGREE = 10
+MAX_DEGREE = 12  # e3nn's
 # Shorter vectors are zero vectors; torch.nn.functional.normalize divides by max(|v|, EPS).
 EPS = 1e-12
 # Degree in p up to which closed forms cost no more than the recursion, and lose no digits.
@@ -50,7 +50,7 @@ CLOSED = 4
 class HarmonicsProblem:
     """Which harmonics, as in ``e3nn.o3.spherical_harmonics(degrees, v, normalize, normalization)``.
 
-    degrees: l of each output block, in any order, repeats allowed, each 0..10. normalization: a block's length on the
+    degrees: l of each output block, in any order, repeats allowed, each 0..12. normalization: a block's length on the
     sphere is sqrt(2l+1) (``component``), 1 (``norm``) or sqrt((2l+1) / 4 pi) (``integral``). normalize: whether v is
     divided by its length first. Raises ProblemError for anything else.
     """

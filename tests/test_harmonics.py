@@ -97,9 +97,9 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Compiled
 GRADIENT = (1,)
 CASES = [
     *(HarmonicsProblem(ALL, *form) for form in itertools.product(NORMALIZATIONS, (True, False))),
-    *(HarmonicsProblem((degree,), "component", normalize) for degree in range(11) for normalize in (True, False)),
-    *(HarmonicsProblem(tuple(range(11)), "integral", normalize) for normalize in (True, False)),
-    *(HarmonicsProblem((10, 7, 4, 9), "norm", normalize) for normalize in (True, False)),
+    *(HarmonicsProblem((degree,), "component", normalize) for degree in range(13) for normalize in (True, False)),
+    *(HarmonicsProblem(tuple(range(13)), "integral", normalize) for normalize in (True, False)),
+    *(HarmonicsProblem((12, 7, 4, 9), "norm", normalize) for normalize in (True, False)),
     *(HarmonicsProblem((2, 0, 3, 2, 1, 1), "component", normalize) for normalize in (True, False)),
 ]
 EVERY_CASE = pytest.mark.parametrize("problem", CASES, ids=lambda problem: problem.key)
@@ -266,7 +266,7 @@ def test_a_constant_needs_and_adds_nothing() -> None:
     assert harmonics_body(problem, "double_backward") == HarmonicsBody(("og_0 = Real(0.0);",), (), ("og_0",), ())
 
 
-@given(st.lists(st.integers(0, 10), min_size=1, max_size=8).map(tuple), st.sampled_from(NORMALIZATIONS), st.booleans())
+@given(st.lists(st.integers(0, 12), min_size=1, max_size=8).map(tuple), st.sampled_from(NORMALIZATIONS), st.booleans())
 def test_keys_come_back(degrees: tuple[int, ...], normalization: str, normalize: bool) -> None:
     problem = HarmonicsProblem(degrees, normalization, normalize)
     assert HarmonicsProblem.from_key(problem.key) == problem
@@ -301,8 +301,8 @@ def test_other_texts_are_no_keys(key: str) -> None:
 @pytest.mark.parametrize(
     "fields, message",
     [
-        (((), "norm", True), r"degrees is \(\); expected one or more integers of 0..10"),
-        (((0, 11), "norm", True), r"degrees is \(0, 11\)"),
+        (((), "norm", True), r"degrees is \(\); expected one or more integers of 0..12"),
+        (((0, 13), "norm", True), r"degrees is \(0, 13\)"),
         (((-1,), "norm", True), r"degrees is \(-1,\)"),
         (((1.0,), "norm", True), r"degrees is \(1.0,\)"),
         (((True,), "norm", True), r"degrees is \(True,\)"),

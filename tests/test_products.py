@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+
 import pytest
 import torch
 import torch._dynamo.testing
@@ -95,6 +97,23 @@ def test_compiles_before_its_first_call_without_graph_breaks_and_not_once_a_size
         frames.append(counter.frame_count)
     # torch takes the sizes of the first call for fixed where code compares them, and leaves them open from the second.
     assert frames[1:] == [frames[1]] * 4 and frames[1] <= 2
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_exports_saves_and_loads_with_the_number_of_rows_left_open(shared: bool) -> None:
+    module = autotune.FullyConnectedTensorProduct("4x0e+3x1o", "2x0e+1o", "5x0e+3x1o", shared_weights=shared)
+    dynamic = tuple({0: torch.export.Dim("rows", min=2)} for _ in inputs(module, (6,)))
+    exported = torch.export.export(module, tuple(inputs(module, (6,))), dynamic_shapes=dynamic)
+    file = io.BytesIO()
+    torch.export.save(exported, file)
+    file.seek(0)
+    loaded = torch.export.load(file).module()
+    for rows in (6, 2, 31):
+        given = inputs(module, (rows,))
+        found, wanted = loaded(*given), module(*given)
+        torch.testing.assert_close(found, wanted, rtol=0, atol=0)
+        for a, b in zip(torch.autograd.grad(found.sum(), given), torch.autograd.grad(wanted.sum(), given), strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("option", ["irrep_normalization", "layout"])

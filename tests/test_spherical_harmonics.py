@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+
 import pytest
 import torch
 from e3nn import o3
@@ -22,7 +24,7 @@ OUTPUTS = [
     "2x0e + 3x1e + 2e",
     o3.Irreps("1e + 2x4e"),
     o3.Irreps.spherical_harmonics(5),
-    10,
+    12,
 ]
 
 
@@ -103,9 +105,11 @@ def test_what_is_not_well_defined_is_said(arguments: tuple, message: str) -> Non
         o3.SphericalHarmonics(*arguments)(points(2))
 
 
-def test_degrees_above_ten_are_e3nns_business() -> None:
-    with pytest.raises(UnsupportedError, match="degree 11; harmonics are generated up to degree 10: use e3nn"):
-        SphericalHarmonics(11, True)
+def test_as_many_degrees_as_e3nn_has() -> None:
+    with pytest.raises(UnsupportedError, match="degree 13; harmonics are generated up to degree 12, as e3nn's are"):
+        SphericalHarmonics(13, True)
+    with pytest.raises(NotImplementedError):
+        o3.SphericalHarmonics(13, True)
 
 
 def test_other_inputs_are_refused() -> None:
@@ -204,16 +208,20 @@ def test_the_function_compiles() -> None:
         assert_close(found, o3.spherical_harmonics("1o + 2e", points(4), True, normalization))
 
 
-def test_exports_with_the_number_of_vectors_left_open() -> None:
+def test_exports_saves_and_loads_with_the_number_of_vectors_left_open() -> None:
     module = SphericalHarmonics([0, 1, 2], True)
     rows = torch.export.Dim("rows", min=2)
-    exported = torch.export.export(module, (points(5),), dynamic_shapes=({0: rows},)).module()
-    for count in (5, 12):
-        assert torch.equal(exported(points(count)), module(points(count)))
+    exported = torch.export.export(module, (points(5),), dynamic_shapes=({0: rows},))
+    file = io.BytesIO()
+    torch.export.save(exported, file)
+    file.seek(0)
+    for made in (exported.module(), torch.export.load(file).module()):
+        for count in (5, 12):
+            assert torch.equal(made(points(count)), module(points(count)))
 
 
 class Model(torch.nn.Module):
-    """Harmonics of edges, once shared, feed a product; one module has a forward of its own, one a degree too many."""
+    """Harmonics of edges, once shared, feed a product; one module has a forward of its own."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -221,7 +229,6 @@ class Model(torch.nn.Module):
         self.inner = torch.nn.ModuleDict({"same": self.sh, "raw": o3.SphericalHarmonics([1], False)})
         self.tp = o3.FullyConnectedTensorProduct("0e + 1o + 2e", "1o", "4x0e")
         self.mine = Halved(1, True)
-        self.high = o3.SphericalHarmonics(11, True)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.tp(self.sh(x) + self.inner["same"](2 * x), self.inner["raw"](x) + self.mine(x))
@@ -246,7 +253,7 @@ def test_a_model_accelerates_and_comes_back() -> None:
         wanted, before = step(model), dict(model.named_modules())
         table = accelerate(model)
         assert {place.name: place.replaced for place in table.places} == {
-            "sh": True, "inner.same": True, "inner.raw": True, "tp": True, "mine": False, "high": False,
+            "sh": True, "inner.same": True, "inner.raw": True, "tp": True, "mine": False,
         }  # fmt: skip
         assert isinstance(model.sh, AcceleratedHarmonics) and model.inner["same"] is model.sh
         assert isinstance(model.tp, AcceleratedProduct) and table.replaced == 4
@@ -260,10 +267,9 @@ def test_a_model_accelerates_and_comes_back() -> None:
 
 def test_the_table_names_harmonics_and_why_they_stay() -> None:
     text = str(accelerate(Model()))
-    assert "3 of 5 e3nn spherical harmonics" in text and "1 of 1 e3nn tensor products" in text
+    assert "3 of 4 e3nn spherical harmonics" in text and "1 of 1 e3nn tensor products" in text
     assert "sh          replaced  schedule default: harmonics are not tuned" in text
     assert "mine        kept      Halved has a forward of its own" in text
-    assert "high        kept      irreps_out has degree 11" in text
 
 
 @pytest.mark.parametrize("how", ["deepcopy", "pickle", "torch.save"])
