@@ -26,6 +26,7 @@ from kernelgen.defaults import SMALL_GRAPH_EDGES, default_schedule
 from kernelgen.device import DeviceFacts
 from kernelgen.direction import DIRECTIONS, Direction, fixed_order_parts
 from kernelgen.errors import ScheduleError
+from kernelgen.pairs import pair_paths
 from kernelgen.plan import estimate_registers, make_plan
 from kernelgen.problem import TensorProductProblem
 from kernelgen.schedule import SCHEDULES, CudaSchedule, HostSchedule, Schedule, power_of_two_at_most
@@ -198,10 +199,12 @@ def search_space(
 
 
 def _space_of_pairs(spec: Spec) -> Space:
-    """Edge by edge, so only how many teams share a multiprocessor, or threads a host."""
+    """Edge by edge, so only how many teams share an edge and a multiprocessor, or threads a host."""
     knobs: dict[str, tuple] = {"threads": _threads(spec.facts)}
     if spec.facts.backend == "cuda":
         knobs = {"block_size": (32, 64, 128, 256, 512), "min_blocks": (0, 2, 3, 4, 6, 8)}
+        if not spec.deterministic:
+            knobs["path_groups"] = tuple(n for n in (1, 2, 4, 8) if n <= max(1, len(pair_paths(spec.problem))))
     space = Space(spec, MappingProxyType(knobs))
     return dataclasses.replace(space, probes=_unfused(space))
 

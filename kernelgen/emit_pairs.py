@@ -13,6 +13,7 @@ from importlib import resources
 
 from kernelgen.pair_weights import weight_step
 from kernelgen.pairs import WARP, PairPath, PairPlan
+from kernelgen.problem import Block
 from kernelgen.schedule import CudaSchedule
 from kernelgen.signature import buffers_struct, element, gpu_entry, host_entry
 from kernelgen.source import Source
@@ -40,7 +41,7 @@ def pair_geometry(plan: PairPlan, num_edges: int) -> tuple[int, int, int]:
     """Blocks, threads a block, and dynamic shared memory in bytes."""
     schedule = plan.spec.schedule
     assert isinstance(schedule, CudaSchedule)
-    blocks = -(-num_edges // (schedule.block_size // WARP))
+    blocks = -(-num_edges * len(plan.parts) // (schedule.block_size // WARP))
     if plan.weight_sums:
         # Each block adds its sums to memory once, so no more blocks than the device runs at a time.
         facts = plan.spec.facts
@@ -65,16 +66,24 @@ def _preamble(plan: PairPlan) -> str:
 
 
 def _edge(plan: PairPlan) -> Iterator[str]:
-    """The function of one edge."""
+    """The function of one edge, or of each part of one."""
     out_w = ", Real* const out_w" if "w" in plan.spec.direction.live_outputs else ""
-    yield f"DEVICE void one_edge(const Buffers& b, const Team& team, const long long edge, Real* const scratch{out_w})"
-    yield "{"
-    yield from (f"{INDENT}{line}" for line in _edge_lines(plan))
-    yield "}"
-    yield ""
+    for number, part in enumerate(plan.parts):
+        yield (
+            f"DEVICE void {_function(plan, number)}(const Buffers& b, const Team& team, const long long edge, "
+            f"Real* const scratch{out_w})"
+        )
+        yield "{"
+        yield from (f"{INDENT}{line}" for line in _edge_lines(plan, part))
+        yield "}"
+        yield ""
 
 
-def _edge_lines(plan: PairPlan) -> Iterator[str]:
+def _function(plan: PairPlan, part: int) -> str:
+    return f"part_{part}" if len(plan.parts) > 1 else "one_edge"
+
+
+def _edge_lines(plan: PairPlan, part: tuple[PairPath, ...]) -> Iterator[str]:
     problem, direction = plan.spec.problem, plan.spec.direction
     for name in list(plan.scratch)[:-1]:
         yield f"Real* const __restrict__ {name} = scratch + {plan.scratch[name]};"
@@ -82,18 +91,27 @@ def _edge_lines(plan: PairPlan) -> Iterator[str]:
     for name in ("w", "tw"):
         if name in direction.operands:
             yield f"const Real* const __restrict__ {name} = b.{name}{row};"
-    yield from _load_rows(plan)
+    yield from _load_rows(plan, part)
     for slot in direction.live_outputs.replace("w", ""):
         size = {"x": problem.dim_in1, "y": problem.dim_in2, "g": problem.dim_out}[slot]
         yield f"clear_row<{size}>(team, o_{slot});"
     yield "team.sync();"
     terms = path_terms(problem)
-    for path in plan.paths:
+    for path in part:
         yield from _path(plan, path, terms[path.path.index])
-    yield from _store_rows(plan)
+    yield from _store_rows(plan, part)
 
 
-def _load_rows(plan: PairPlan) -> Iterator[str]:
+def _blocks(plan: PairPlan, part: tuple[PairPath, ...], slot: str) -> Iterator[Block]:
+    """Blocks of x or g: all of them, or those of one of several parts."""
+    side = SIDES[slot]
+    used = {getattr(path.path, side) for path in part}
+    for number, block in enumerate(getattr(plan.spec.problem, side)):
+        if len(plan.parts) == 1 or number in used:
+            yield block
+
+
+def _load_rows(plan: PairPlan, part: tuple[PairPath, ...]) -> Iterator[str]:
     problem = plan.spec.problem
     for name in plan.spec.direction.operands:
         if name[-1] == "y":
@@ -101,7 +119,7 @@ def _load_rows(plan: PairPlan) -> Iterator[str]:
         elif name[-1] in SIDES:
             size = problem.dim_in1 if name[-1] == "x" else problem.dim_out
             row = _row(plan, name[-1])
-            for block in getattr(problem, SIDES[name[-1]]):
+            for block in _blocks(plan, part, name[-1]):
                 where = f"b.{name} + {row} * {size} + {block.offset}, s_{name} + {block.offset}"
                 yield f"load_block<{block.dim}, {block.mul}>(team, {where});"
 
@@ -113,15 +131,16 @@ def _row(plan: PairPlan, slot: str) -> str:
     return {"x": "(long long)b.sender[edge]", "g": "(long long)b.receiver[edge]"}[slot]
 
 
-def _store_rows(plan: PairPlan) -> Iterator[str]:
-    problem = plan.spec.problem
+def _store_rows(plan: PairPlan, part: tuple[PairPath, ...]) -> Iterator[str]:
+    problem, shared = plan.spec.problem, len(plan.parts) > 1
     for slot in plan.spec.direction.live_outputs.replace("w", ""):
         if slot == "y":
-            yield f"copy_row<{problem.dim_in2}>(team, o_y, b.out_y + edge * {problem.dim_in2});"
+            how = "add" if shared else "copy"
+            yield f"{how}_row<{problem.dim_in2}>(team, o_y, b.out_y + edge * {problem.dim_in2});"
             continue
         size = problem.dim_in1 if slot == "x" else problem.dim_out
-        row, how = _row(plan, slot), "add" if plan.is_conv else "store"
-        for block in getattr(problem, SIDES[slot]):
+        row, how = _row(plan, slot), "add" if plan.is_conv or shared else "store"
+        for block in _blocks(plan, part, slot):
             where = f"o_{slot} + {block.offset}, b.out_{slot} + {row} * {size} + {block.offset}"
             yield f"{how}_block<{block.dim}, {block.mul}>(team, {where});"
     yield "team.sync();"
@@ -271,18 +290,30 @@ def _gpu(plan: PairPlan) -> Iterator[str]:
     yield f"{INDENT}const int team_index = threadIdx.x / LANES;"
     yield f"{INDENT}const Team team{{int(threadIdx.x % LANES)}};"
     yield f"{INDENT}const long long first = blockIdx.x * {teams}ll + team_index;"
-    weights = _weight_row(plan, "sums" if sums else "b.out_w")
-    call = f"one_edge(b, team, edge, shared + team_index * {size}{weights});"
+    arguments = f"(b, team, edge, shared + team_index * {size}{_weight_row(plan, 'sums' if sums else 'b.out_w')});"
     if sums:
         yield f"{INDENT}Real* const sums = shared + {teams * size};"
         yield f"{INDENT}for (int i = threadIdx.x; i < {sums}; i += {schedule.block_size}) sums[i] = Real(0);"
         yield f"{INDENT}__syncthreads();"
-        yield f"{INDENT}for (long long edge = first; edge < num_edges; edge += gridDim.x * {teams}ll) {call}"
+        head = f"for (long long i = first; i < num_edges * {len(plan.parts)}; i += gridDim.x * {teams}ll)"
+        yield from (f"{INDENT}{line}" for line in _shares(plan, head, arguments))
         yield f"{INDENT}__syncthreads();"
         yield f"{INDENT}for (int i = threadIdx.x; i < {sums}; i += {schedule.block_size}) add_to(b.out_w + i, sums[i]);"
     else:
-        yield f"{INDENT}const long long edge = first;"
-        yield f"{INDENT}if (edge < num_edges) {call}"
+        yield f"{INDENT}const long long i = first;"
+        yield from (f"{INDENT}{line}" for line in _shares(plan, f"if (i < num_edges * {len(plan.parts)})", arguments))
+    yield "}"
+
+
+def _shares(plan: PairPlan, head: str, arguments: str) -> Iterator[str]:
+    """What team i does: all of edge i, or one part of an edge that the teams next to it share."""
+    count = len(plan.parts)
+    yield f"{head} {{"
+    yield f"{INDENT}const long long edge = i{f' / {count}' if count > 1 else ''};"
+    for number in range(count):
+        last = number + 1 == count
+        test = "" if last else f"if (i % {count} == {number}) "
+        yield f"{INDENT}{'else ' if number else ''}{test}{_function(plan, number)}{arguments}"
     yield "}"
 
 

@@ -77,6 +77,11 @@ class PairPath:
         """Copies of the output."""
         return self.muls[2]
 
+    @property
+    def work(self) -> int:
+        """About the multiply-adds of an edge."""
+        return self.pairs * self.dims[2] * (self.columns + self.dims[0] * self.dims[1])
+
 
 def pair_paths(problem: TensorProductProblem) -> list[PairPath]:
     """The paths that have pairs and outputs."""
@@ -94,11 +99,12 @@ def pair_paths(problem: TensorProductProblem) -> list[PairPath]:
 class PairPlan:
     """``scratch``: first element of each array that a team keeps; the last entry, ``end``, is its size.
 
-    weight_sums: gradients of shared weights that a block sums in shared memory while it walks its edges (0: none do).
+    parts: the paths of each of the teams that share an edge. weight_sums: gradients of shared weights that a block sums
+    in shared memory while it walks its edges (0: none do).
     """
 
     spec: Spec
-    paths: tuple[PairPath, ...]
+    parts: tuple[tuple[PairPath, ...], ...]
     products: Products
     scratch: dict[str, int]
     zeroed: frozenset[str]
@@ -107,6 +113,10 @@ class PairPlan:
     # As in a channelwise plan: no team owns a node, and every row of y's gradient is complete.
     owner: str = ""
     partial_y: int = 0
+
+    @property
+    def paths(self) -> tuple[PairPath, ...]:
+        return tuple(path for part in self.parts for path in part)
 
     @property
     def is_conv(self) -> bool:
@@ -142,11 +152,11 @@ def pair_plan(spec: Spec) -> PairPlan:
             "sums at nodes are added in memory (accumulate='atomics')"
         )
     problem, live = spec.problem, spec.direction.live_outputs
+    parts, wanted = _parts(spec), products(spec.direction)
     zeroed = {"out_w"} if problem.shared_weights and "w" in live else set()
-    if spec.operation == "conv":
-        zeroed |= {f"out_{slot}" for slot in "xg" if slot in live}
-    wanted = products(spec.direction)
-    plan = PairPlan(spec, tuple(pair_paths(problem)), wanted, {}, frozenset(zeroed))
+    summed = "xyg" if len(parts) > 1 else "xg" if spec.operation == "conv" else ""
+    zeroed |= {f"out_{slot}" for slot in summed if slot in live}
+    plan = PairPlan(spec, parts, wanted, {}, frozenset(zeroed))
     arrays = _arrays(plan)
     starts = dict(zip((*arrays, "end"), itertools.accumulate(arrays.values(), initial=0), strict=True))
     shared, sums = 0, 0
@@ -162,7 +172,24 @@ def pair_plan(spec: Spec) -> PairPlan:
                 f"there are {spec.facts.shared_per_block}"
             )
         spec.facts.check_threads(spec.schedule.block_size, spec.schedule.min_blocks)
-    return PairPlan(spec, plan.paths, wanted, starts, plan.zeroed, shared, sums)
+    return PairPlan(spec, parts, wanted, starts, plan.zeroed, shared, sums)
+
+
+def _parts(spec: Spec) -> tuple[tuple[PairPath, ...], ...]:
+    """The paths, dealt out among ``path_groups`` teams: the longest first, each to the team with the least work."""
+    paths = pair_paths(spec.problem)
+    count = spec.schedule.path_groups if isinstance(spec.schedule, CudaSchedule) else 1
+    if count > max(1, len(paths)):
+        raise ScheduleError(f"path_groups={count}: this problem allows 1 to {max(1, len(paths))} (one a path)")
+    if count > 1 and spec.deterministic:
+        raise ScheduleError(
+            f"path_groups={count}: teams that share an edge add to its rows in no fixed order; a deterministic kernel "
+            "takes path_groups=1"
+        )
+    parts: list[list[PairPath]] = [[] for _ in range(count)]
+    for path in sorted(paths, key=lambda path: -path.work):
+        min(parts, key=lambda part: sum(other.work for other in part)).append(path)
+    return tuple(tuple(sorted(part, key=lambda path: path.path.index)) for part in parts)
 
 
 def _arrays(plan: PairPlan) -> dict[str, int]:

@@ -110,9 +110,22 @@ def test_lane_by_lane(name: str, layout: str, operation: str, direction: str) ->
     assert max(errors.values()) < 1e-12, errors
 
 
-def test_shared_weights_lane_by_lane() -> None:
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+@pytest.mark.parametrize("operation", ["plain", "conv"])
+def test_teams_that_share_an_edge_lane_by_lane(operation: str, direction: str) -> None:
+    """Three teams of two warps a block: an edge's parts lie in different blocks too, and add to the same rows."""
+    case = make_case(mixed(), operation, edges=5)
+    schedule = CudaSchedule(accumulate="atomics", block_size=64, path_groups=3)
+    found = run_direction(case, DIRECTIONS[direction], operation, "ir_mul", "float64", schedule)
+    errors = {slot: relative_error(found[slot], rows) for slot, rows in expected(case, direction).items()}
+    assert max(errors.values()) < 1e-12, errors
+
+
+@pytest.mark.parametrize("path_groups", [1, 2])
+def test_shared_weights_lane_by_lane(path_groups: int) -> None:
     case = make_case(of_mode("uvw", shared=True), "plain", edges=5)
-    found = run_direction(case, DIRECTIONS["backward"], "plain", "mul_ir", "float64", CudaSchedule())
+    schedule = CudaSchedule(path_groups=path_groups)
+    found = run_direction(case, DIRECTIONS["backward"], "plain", "mul_ir", "float64", schedule)
     errors = {slot: relative_error(found[slot], rows) for slot, rows in expected(case, "backward").items()}
     assert max(errors.values()) < 1e-12, errors
 
@@ -152,6 +165,10 @@ def test_limits_are_said() -> None:
     )
     with pytest.raises(ScheduleError, match="bytes of shared memory"):
         make_plan(spec)
+    with pytest.raises(ScheduleError, match="path_groups=2: this problem allows 1 to 1"):
+        make_plan(dataclasses.replace(spec, schedule=CudaSchedule(path_groups=2)))
+    with pytest.raises(ScheduleError, match="in no fixed order; a deterministic kernel"):
+        make_plan(dataclasses.replace(spec, problem=WIDE, deterministic=True, schedule=CudaSchedule(path_groups=2)))
     with pytest.raises(ScheduleError, match="cores"):
         make_plan(dataclasses.replace(spec, schedule=HostSchedule(threads=256), facts=build(problem).spec(
             DIRECTIONS["forward"]).facts))  # fmt: skip

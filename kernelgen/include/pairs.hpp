@@ -58,6 +58,10 @@ DEVICE void copy_row(const Team& team, const Real* from, Real* to) {
     EACH(i, N) to[i] = from[i];
 }
 template <int N>
+DEVICE void add_row(const Team& team, const Real* from, Real* to) {
+    EACH(i, N) add_shared(to + i, from[i]);
+}
+template <int N>
 DEVICE void clear_row(const Team& team, Real* row) {
     EACH(i, N) row[i] = Real(0);
 }
