@@ -2,7 +2,8 @@
 
 A config gives, at the top or in ``[[workload]]`` tables that override the top:
 
-    problem = "mace-mp-medium"          # a name or a list, from problems.toml or this file's [problems.NAME] tables
+    problem = "mace-mp-medium"          # a name or a list, from problems.toml or this file's [problems.NAME] tables,
+                                        # or of spherical harmonics: [harmonics.NAME] tables of either
     graph = { cpu = "mof", cuda = "carbon" }   # a name, a list, or one of these by backend; likewise [graphs.NAME]
     operation, directions, dtype, layout, deterministic
     trials                               # finished trials at which the search of one direction ends
@@ -28,11 +29,12 @@ import torch
 from autotune import paths
 from autotune.contest import DIRECTIONS_OF
 from autotune.errors import ConfigError, unknown_name
-from autotune.graphs import AtomSource, Bulk, Crystal, GraphSpec, Molecule, Points, StructureFile
+from autotune.families import Problem, operations_of
+from autotune.graphs import AtomSource, Bulk, Crystal, EdgesAlone, GraphSpec, Molecule, Points, StructureFile
 from autotune.restriction import Restriction, restrictions_from
 from autotune.workload import Workload
-from kernelgen.direction import DIRECTIONS
 from kernelgen.errors import EquituneError
+from kernelgen.harmonics import HarmonicsProblem
 from kernelgen.problem import TensorProductProblem
 
 SAMPLERS = ("auto", "tpe", "climb", "gp", "random", "brute")
@@ -40,10 +42,11 @@ WORKLOAD_KEYS = ("problem", "graph", "operation", "directions", "dtype", "layout
 # A table of workloads may also have its own number of trials a study.
 TABLE_KEYS = (*WORKLOAD_KEYS, "trials")
 SEARCH_KEYS = ("budget", "trials", "patience", "sampler", "record")
-TOP_KEYS = (*WORKLOAD_KEYS, "workload", "problems", "graphs", "passes", *SEARCH_KEYS)
+TOP_KEYS = (*WORKLOAD_KEYS, "workload", "problems", "harmonics", "graphs", "passes", *SEARCH_KEYS)
 NORMALIZATION_KEYS = ("shared_weights", "irrep_normalization", "path_normalization")
 BACKENDS = ("cpu", "cuda")
-SOURCES = ("crystal", "bulk", "molecule", "points", "structure")
+ATOM_SOURCES = ("crystal", "bulk", "molecule", "points", "structure")
+SOURCES = (*ATOM_SOURCES, "edges")
 T = TypeVar("T")
 UNITS = {"h": 3600.0, "m": 60.0, "s": 1.0}
 
@@ -95,9 +98,15 @@ def load_config(name_or_path: str | Path, backend: str | None = None) -> TuneCon
 
 
 def load_problems(path: Path | None = None) -> dict[str, TensorProductProblem]:
-    """The named problems of ``problems.toml`` (or another such file)."""
+    """The named tensor products of ``problems.toml`` (or another such file)."""
     path = path or paths.configs_dir() / "problems.toml"
-    return {name: problem_from(name, table) for name, table in _read(path).items()}
+    return {name: problem_from(name, table) for name, table in _read(path).items() if name != "harmonics"}
+
+
+def load_harmonics(path: Path | None = None) -> dict[str, HarmonicsProblem]:
+    """The named spherical harmonics of ``problems.toml`` (or another such file): tables ``[harmonics.NAME]``."""
+    tables = _tables(_read(path or paths.configs_dir() / "problems.toml"), "harmonics")
+    return {name: harmonics_from(name, table) for name, table in tables.items()}
 
 
 def load_graphs(path: Path | None = None) -> dict[str, GraphSpec]:
@@ -124,8 +133,28 @@ def problem_from(name: str, table: Any) -> TensorProductProblem:
     return TensorProductProblem.channelwise(*(table[key] for key in required), shared_weights=shared)
 
 
+def harmonics_from(name: str, table: Any) -> HarmonicsProblem:
+    """Harmonics from a table: degrees (``"0-3"``, or a list), normalize and normalization, as of e3nn's function."""
+    keys = ("degrees", "normalize", "normalization")
+    _check_table(table, f"harmonics {name!r}", keys, required=keys)
+    degrees = table["degrees"]
+    if isinstance(degrees, str) and (span := re.fullmatch(r"(\d+)-(\d+)", degrees)):
+        degrees = list(range(int(span[1]), int(span[2]) + 1))
+    if not isinstance(degrees, list):
+        raise ConfigError(f"harmonics {name!r}: degrees are {degrees!r}; expected for example '0-3' or [0, 2]")
+    return HarmonicsProblem(tuple(degrees), table["normalization"], table["normalize"])
+
+
 def graph_from(name: str, table: Any, folder: Path) -> GraphSpec:
-    """A graph from a table: cutoff, one source of atoms, and optionally repeat; ``folder`` is the file's own."""
+    """A graph from a table: cutoff, one source of atoms, and optionally repeat; ``folder`` is the file's own.
+
+    Or the number of its ``edges`` alone.
+    """
+    if isinstance(table, Mapping) and "edges" in table:
+        _check_table(table, f"graph {name!r}", ("edges",))
+        number = _count(f"graph {name!r}: edges", table["edges"])
+        assert number is not None
+        return GraphSpec(name, EdgesAlone(number))
     _check_table(table, f"graph {name!r}", ("cutoff", "repeat", *SOURCES), required=("cutoff",))
     given = [source for source in SOURCES if source in table]
     if len(given) != 1:
@@ -150,9 +179,10 @@ def parse_duration(value: str | int | float) -> float:
 
 def _config(path: Path, table: Mapping[str, Any], backend: str) -> TuneConfig:
     _check_table(table, "config", TOP_KEYS)
-    local_problems = {name: problem_from(name, t) for name, t in _tables(table, "problems").items()}
+    local_problems: dict[str, Problem] = {name: problem_from(name, t) for name, t in _tables(table, "problems").items()}
+    local_problems |= {name: harmonics_from(name, t) for name, t in _tables(table, "harmonics").items()}
     local_graphs = {name: graph_from(name, t, path.parent) for name, t in _tables(table, "graphs").items()}
-    problems, graphs = load_problems() | local_problems, load_graphs() | local_graphs
+    problems, graphs = {**load_problems(), **load_harmonics(), **local_problems}, load_graphs() | local_graphs
     shared = {"problem": list(local_problems), "graph": list(local_graphs)}
     shared |= {key: table[key] for key in WORKLOAD_KEYS if key in table}
     workloads: list[Workload] = []
@@ -195,7 +225,7 @@ def _passes(value: Any, workloads: Sequence[Workload]) -> tuple[str, ...]:
 
 def _workloads(
     table: Mapping[str, Any],
-    problems: Mapping[str, TensorProductProblem],
+    problems: Mapping[str, Problem],
     graphs: Mapping[str, GraphSpec],
     backend: str,
 ) -> list[Workload]:
@@ -206,15 +236,15 @@ def _workloads(
     if isinstance(graph, Mapping):
         _check_table(graph, "graph by backend", BACKENDS, required=(backend,))
         graph = graph[backend]
-    options = {key: table[key] for key in ("operation", "dtype", "layout", "deterministic") if key in table}
-    options.setdefault("operation", "conv")
-    directions = tuple(_names("directions", table.get("directions", list(DIRECTIONS))))
-    return [
-        Workload(
-            label, _pick("problem", label, problems), graph=_pick("graph", on, graphs), directions=directions, **options
-        )
-        for label, on in itertools.product(_names("problem", table["problem"]), _names("graph", graph))
-    ]
+    options = {key: table[key] for key in ("dtype", "layout", "deterministic") if key in table}
+    if "directions" in table:
+        options["directions"] = tuple(_names("directions", table["directions"]))
+    found = []
+    for label, on in itertools.product(_names("problem", table["problem"]), _names("graph", graph)):
+        problem = _pick("problem", label, problems)
+        operation = table.get("operation", operations_of(problem)[0])
+        found.append(Workload(label, problem, operation, _pick("graph", on, graphs), **options))
+    return found
 
 
 def _tables(table: Mapping[str, Any], key: str) -> Mapping[str, Any]:

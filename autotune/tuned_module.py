@@ -134,7 +134,7 @@ class TunedModule(torch.nn.Module):
             if dtype not in (torch.float32, torch.float64):
                 raise InputError(f"inputs are {dtype}; expected torch.float32 or torch.float64")
             tuning = self._look_up(device, dtype)
-            schedules = {direction: found.schedule for direction, found in tuning.items()}
+            schedules: Any = {direction: found.schedule for direction, found in tuning.items()}
             operator = build(
                 *(self.problem, schedules),
                 operation=self.operation,
