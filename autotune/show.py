@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from autotune.config import load_harmonics, load_problems
+from autotune.config_tables import load_harmonics, load_problems
 from autotune.database import database_dirs, database_path, load_table
 from autotune.entry import Entry
 from autotune.errors import ConfigError, unknown_name
