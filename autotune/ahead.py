@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import multiprocessing
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any
@@ -27,6 +27,20 @@ Kind = tuple[Problem, str, str, str]
 
 def kind_of(workload: Workload) -> Kind:
     return workload.problem, workload.operation, workload.dtype, workload.layout
+
+
+def known_failures(rows: Iterable[Mapping[str, Any]], workloads: Iterable[Workload]) -> dict[Kind, str]:
+    """The e3nn products that torch.compile was given its time for in vain, by the rows of an earlier comparison."""
+    from autotune.baselines.e3nn_peer import OUT_OF_TIME
+
+    kinds = {(kind[0].key, *kind[1:]): kind for kind in map(kind_of, workloads)}
+    failures = {}
+    for row in rows:
+        reason = row["times"].get(COMPILED_PEER, {}).get("error", "")
+        kind = kinds.get((row["problem"], row["operation"], row["dtype"], row["layout"]))
+        if kind is not None and OUT_OF_TIME in reason:
+            failures[kind] = reason
+    return failures
 
 
 def compile_ahead(

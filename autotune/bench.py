@@ -11,13 +11,13 @@ import functools
 import itertools
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from autotune.ahead import COMPILED_PEER, Kind, compile_ahead, kind_of
+from autotune.ahead import COMPILED_PEER, Kind, compile_ahead, kind_of, known_failures
 from autotune.bench_rows import DEFAULT, OURS, Row, identity_of, store_rows, stored_rows
 from autotune.bench_text import summary_lines, table_lines
 from autotune.config import TuneConfig, by_problem, load_config
@@ -163,7 +163,9 @@ class _Run:
                 todo.append(Plan(plan.workload, tuple(missing), plan.schedules, plan.origins))
         if rows:
             self.say(f"{len(rows)} rows are measured already; {len(todo)} of {len(plans)} workloads are left")
-        failures = self._compile_ahead(todo) if len(todo) > 1 else {}
+        failures = known_failures(rows.values(), [plan.workload for plan in plans])
+        if len(todo) > 1:
+            failures |= self._compile_ahead(todo, failures)
         done = 0
         for worker, group in self._by_problem(todo):
             for plan in group:
@@ -218,7 +220,8 @@ class _Run:
     def _setting(self, plan: Plan) -> ContestSetting:
         return ContestSetting(plan.workload, self.device, self.peers)
 
-    def _compile_ahead(self, todo: Sequence[Plan]) -> dict[Kind, str]:
+    def _compile_ahead(self, todo: Sequence[Plan], failures: Mapping[Kind, str]) -> dict[Kind, str]:
+        """The reasons of e3nn products that torch.compile does not manage; ``failures``: those known before."""
         specs = []
         for plan in todo:
             directions = dict.fromkeys(itertools.chain.from_iterable(DIRECTIONS_OF[which] for which in plan.passes))
@@ -227,11 +230,12 @@ class _Run:
                 specs += family.specs(family.build(plan.workload, schedules, self.device), directions)
         on_gpu = self.facts.backend == "cuda" and COMPILED_PEER in self.peers
         # Harmonics take e3nn's compiler no time worth a process.
-        products = [plan.workload for plan in todo if on_gpu and plan.workload.operation != "harmonics"]
+        wanted = [plan.workload for plan in todo if on_gpu and plan.workload.operation != "harmonics"]
+        products = [workload for workload in wanted if kind_of(workload) not in failures]
         begin = time.monotonic()
-        failures = compile_ahead(specs, products, self.device, self.say)
+        found = compile_ahead(specs, products, self.device, self.say)
         self.say(f"compiled in {time.monotonic() - begin:.0f} s")
-        return failures
+        return found
 
     def _identity(self, plan: Plan, which: str) -> tuple[Any, ...]:
         kernel = plan.workload.identity(which)

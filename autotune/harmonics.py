@@ -14,9 +14,9 @@ from e3nn import o3
 
 from autotune.graphs import GraphClass
 from autotune.lookup import Tuning, find_schedule
-from autotune.tuned_module import or_default
+from autotune.tuned_module import autocast, check_dtype, or_default
 from kernelgen.device import device_facts
-from kernelgen.errors import InputError, ProblemError, UnsupportedError
+from kernelgen.errors import ProblemError, UnsupportedError
 from kernelgen.harmonics import MAX_DEGREE, NORMALIZATIONS, HarmonicsProblem
 from kernelgen.harmonics_library import HARMONICS_OPERATORS
 from kernelgen.harmonics_operators import HarmonicsOperator, build_harmonics
@@ -118,7 +118,11 @@ class SphericalHarmonics(torch.nn.Module):
         self._forget_operators()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """x ``[..., 3]`` -> ``[..., irreps_out.dim]``; InputError for other shapes, and dtypes but float32, float64."""
+        """x ``[..., 3]`` -> ``[..., irreps_out.dim]``; InputError for other shapes, and dtypes but float32, float64.
+
+        Under ``torch.autocast`` x in half precision is taken as float32, and so is the result.
+        """
+        (x,) = autocast(x)
         if torch.compiler.is_compiling():
             return HARMONICS_OPERATORS[_operator_text(self._key, x.device, x.dtype)](x)
         met = self._operator
@@ -166,8 +170,7 @@ def _look_up(key: _Key, device: torch.device, dtype: torch.dtype) -> _Tunings:
 
 
 def _build(key: _Key, device: torch.device, dtype: torch.dtype) -> tuple[HarmonicsOperator, _Tunings]:
-    if dtype not in (torch.float32, torch.float64):
-        raise InputError(f"x is {dtype}; expected torch.float32 or torch.float64: convert it")
+    check_dtype("x is", dtype)
     tuning = _look_up(key, device, dtype)
     schedules: Any = {direction: found.schedule for direction, found in tuning.items()}
     return build_harmonics(HarmonicsProblem.from_key(key[0]), schedules, dtype=dtype, device=device), tuning
@@ -189,6 +192,7 @@ def spherical_harmonics(
     normalization: str = "integral",
 ) -> torch.Tensor:
     """``e3nn.o3.spherical_harmonics``: harmonics ``[..., dim]`` of x ``[..., 3]``, arguments as of the module."""
+    (x,) = autocast(x)
     if torch.compiler.is_compiling():
         key = _module_key(l, normalize, normalization)
         return HARMONICS_OPERATORS[_operator_text(key, x.device, x.dtype)](x)

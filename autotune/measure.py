@@ -1,8 +1,8 @@
 """Timing: a callable enters, a :class:`Timing` (median, quartiles, raw samples in microseconds) leaves.
 
 Every sample starts with a cold last-level cache: a buffer larger than it is written first. On a GPU one call stands
-between two events, queued behind that write and a millisecond of waiting, so that the host's time to launch is hidden
-and the device's time is measured, as in a model that keeps the device busy; on a CPU the wall clock is read.
+between two events, queued behind that write and a wait that outlasts the host's time to launch, so that the device's
+time is measured, as in a model that keeps the device busy; on a CPU the wall clock is read.
 Sampling stops when the median is known well enough or the time is up, never before ``min_samples``, unless the
 first samples are already hopeless (``hopeless_us``).
 """
@@ -31,8 +31,9 @@ HOPELESS_RATIO = 2.0
 LONG_CALL_S = 1.0
 # Calls in a row whose host time is taken together, the seconds that such a row may last, and how often it is repeated.
 HOST_CALLS, HOST_ROW_S, HOST_ROWS = 200, 0.1, 5
-# Device clock cycles, about a millisecond, that a sample is queued behind: longer than any host path takes.
-LEAD_CYCLES = 2_000_000
+# Device clock cycles that a sample is queued behind: about a millisecond at first, twice as many whenever the device
+# came to the sample before the host had launched all of it, up to about 32 ms.
+LEAD_CYCLES, MAX_LEAD_CYCLES = 2_000_000, 64_000_000
 
 
 @dataclass(frozen=True)
@@ -104,6 +105,7 @@ class Sampler:
         self.call = call
         self.device = torch.device(device)
         self._buffer = _eviction_buffer(self.device) if cold_cache else None
+        self._lead_cycles = LEAD_CYCLES
 
     def warm_up(
         self, min_calls: int = 2, seconds: float = 0.05, max_calls: int = 100, max_seconds: float = math.inf
@@ -168,16 +170,23 @@ class Sampler:
         return (time.perf_counter_ns() - start) / 1e3
 
     def _take_cuda(self, count: int) -> list[float]:
-        pairs = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(count)]
         with torch.cuda.device(self.device):
-            for start, end in pairs:
-                self._evict()
-                torch.cuda._sleep(LEAD_CYCLES)
-                start.record()
-                self.call()
-                end.record()
+            pairs = [self._queue_sample() for _ in range(count)]
         self._synchronize()
         return [start.elapsed_time(end) * 1e3 for start, end in pairs]
+
+    def _queue_sample(self) -> tuple[torch.cuda.Event, torch.cuda.Event]:
+        """The events around a call that was launched before the device came to it, if the longest lead allows that."""
+        while True:
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            self._evict()
+            torch.cuda._sleep(self._lead_cycles)
+            start.record()
+            self.call()
+            end.record()
+            if not start.query() or self._lead_cycles >= MAX_LEAD_CYCLES:
+                return start, end
+            self._lead_cycles *= 2
 
 
 def sm_clock_mhz(device: torch.device | str) -> int | None:

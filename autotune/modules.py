@@ -20,7 +20,7 @@ from e3nn import o3
 
 from autotune.graphs import GraphClass
 from autotune.order_cache import OrderCache
-from autotune.tuned_module import Schedules, TunedModule
+from autotune.tuned_module import Schedules, TunedModule, autocast
 from kernelgen.errors import InputError, ProblemError
 from kernelgen.from_e3nn import problem_of
 from kernelgen.graph import EdgeOrder, check_indices, is_in_order
@@ -145,12 +145,13 @@ class TensorProduct(TunedModule):
 
         weight: ``[weight_numel]`` where weights are shared, else ``[..., weight_numel]`` with at least one leading
         dimension, or a list with a tensor ``[..., *path_shape]`` for each path that has weights, as e3nn takes it; None
-        takes the internal weights. Raises InputError where shapes, dtypes or devices disagree.
+        takes the internal weights. Under ``torch.autocast`` tensors in half precision are taken as float32, and so is
+        the result. Raises InputError where shapes, dtypes or devices disagree.
         """
         dim_in1, dim_in2, dim_out = self._dims
         _check_last("x", x, dim_in1)
         _check_last("y", y, dim_in2)
-        weight = self._weight_for(weight)
+        x, y, weight = autocast(x, y, self._weight_for(weight))
         operator = self._operator_of(x)
         batched = (x, y) if self.shared_weights else (x, y, weight)
         if all(tensor.ndim == 2 and tensor.shape[0] == x.shape[0] for tensor in batched):
@@ -311,6 +312,8 @@ class TensorProductConv(TunedModule):
         order: from ``kernelgen.graph.edge_order`` for a graph whose order you keep; otherwise a graph is ordered
         once, and known again by its receiver tensor.
 
+        Under ``torch.autocast`` tensors in half precision are taken as float32, and so is the result.
+
         Raises InputError where shapes, dtypes or devices disagree, and for indices out of range with check_indices.
         """
         num_out = node_feats.shape[0] if num_nodes is None else num_nodes
@@ -318,6 +321,7 @@ class TensorProductConv(TunedModule):
             check_indices(sender, receiver, node_feats.shape[0], num_out)
             if edges_sorted and not is_in_order(receiver):
                 raise InputError("edges_sorted=True, but receiver is not ascending")
+        node_feats, edge_attrs, weights = autocast(node_feats, edge_attrs, weights)
         operator = self._operator_of(node_feats)
         if order is None:
             order = _ORDERS.order(operator, sender, receiver, node_feats.shape[0], num_out, edges_sorted)

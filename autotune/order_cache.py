@@ -14,6 +14,7 @@ import torch
 
 from kernelgen.graph import EdgeOrder
 from kernelgen.operators import Operator
+from kernelgen.transforms import is_transforming
 
 KEPT_GRAPHS = 8
 
@@ -70,8 +71,10 @@ class OrderCache:
 
 
 def _is_recognisable(receiver: torch.Tensor) -> bool:
-    """Tracing has no stable identities, inference tensors no version, and captured memory belongs to its CUDA graph."""
-    if torch.compiler.is_compiling() or type(receiver) is not torch.Tensor or receiver.is_inference():
+    """Not so: traced or transformed tensors, inference tensors (no version), memory that a CUDA graph owns."""
+    if torch.compiler.is_compiling() or is_transforming():
+        return False
+    if type(receiver) is not torch.Tensor or receiver.is_inference():
         return False
     return not (receiver.is_cuda and torch.cuda.is_current_stream_capturing())
 

@@ -27,6 +27,7 @@ from kernelgen.defaults import SMALL_GRAPH_EDGES
 from kernelgen.device import DeviceFacts
 from kernelgen.direction import Direction
 from kernelgen.errors import ScheduleError
+from kernelgen.harmonics_schedule import HarmonicsCudaSchedule
 from kernelgen.plan import estimate_registers
 from kernelgen.problem import TensorProductProblem
 from kernelgen.schedule import CudaSchedule, HostSchedule, Knobs, Schedule, power_of_two_at_most
@@ -210,9 +211,11 @@ def _space_of_pairs(spec: Spec) -> Space:
 
 @dataclass(frozen=True)
 class HarmonicsSpace(Space):
-    """Every knob has an effect on every kernel of harmonics."""
+    """Of harmonics."""
 
     def canonical(self, schedule: Knobs) -> Knobs:
+        if isinstance(schedule, HarmonicsCudaSchedule) and schedule.staging != "ahead":
+            return dataclasses.replace(schedule, stages=HarmonicsCudaSchedule().stages)
         return schedule
 
 

@@ -23,6 +23,7 @@ from kernelgen.problem import TensorProductProblem
 from kernelgen.schedule import Schedule
 
 Schedules = Schedule | Mapping[str, Schedule]
+_HALVES = (torch.float16, torch.bfloat16)
 
 
 class TunedModule(torch.nn.Module):
@@ -131,8 +132,7 @@ class TunedModule(torch.nn.Module):
     def _operator_for(self, device: torch.device, dtype: torch.dtype) -> Operator:
         key = (device, dtype)
         if key not in self._operators:
-            if dtype not in (torch.float32, torch.float64):
-                raise InputError(f"inputs are {dtype}; expected torch.float32 or torch.float64")
+            check_dtype("inputs are", dtype)
             tuning = self._look_up(device, dtype)
             schedules: Any = {direction: found.schedule for direction, found in tuning.items()}
             operator = build(
@@ -162,6 +162,23 @@ class TunedModule(torch.nn.Module):
         paths = sum(math.prod(instruction.path_shape) for instruction in self.instructions)
         first, second, out = (i.simplify() for i in (self.irreps_in1, self.irreps_in2, self.irreps_out))
         return f"{first} x {second} -> {out} | {paths} paths | {self.weight_numel} weights"
+
+
+def autocast(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Under ``torch.autocast`` those in half precision become float32, as torch does it for its float32 operations."""
+    if not torch._C._is_any_autocast_enabled():
+        return tensors
+    return tuple(
+        tensor.float() if tensor.dtype in _HALVES and torch.is_autocast_enabled(tensor.device.type) else tensor
+        for tensor in tensors
+    )
+
+
+def check_dtype(name: str, dtype: torch.dtype) -> None:
+    """InputError for any dtype that no kernel is generated for."""
+    if dtype not in (torch.float32, torch.float64):
+        hint = ", or call it under torch.autocast, which computes it in float32" if dtype in _HALVES else ""
+        raise InputError(f"{name} {dtype}; expected torch.float32 or torch.float64: convert to one of them{hint}")
 
 
 def or_default(device: torch.device | str | None, dtype: torch.dtype | None) -> tuple[torch.device, torch.dtype]:

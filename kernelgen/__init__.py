@@ -22,6 +22,7 @@ from kernelgen.errors import (
     ToolMissingError,
     UnsupportedError,
 )
+from kernelgen.fused import HarmonicProduct
 from kernelgen.graph import EdgeOrder, check_indices, edge_order
 from kernelgen.harmonics import HarmonicsProblem
 from kernelgen.harmonics_operators import HarmonicsOperator, build_harmonics
@@ -41,6 +42,7 @@ __all__ = [
     "EdgeOrder",
     "EquituneError",
     "GENERATOR_VERSION",
+    "HarmonicProduct",
     "HarmonicsOperator",
     "HarmonicsProblem",
     "HostSchedule",

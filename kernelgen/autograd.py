@@ -1,7 +1,8 @@
 """Eager calls of an operator: tensors enter, differentiable results leave, with little work for the host.
 
 Tensors that torch traces, fakes or transforms go through the ops of ``kernelgen.library``; plain ones are run here,
-past the dispatcher, by autograd functions that compute only the gradients that this pass uses.
+past the dispatcher, by autograd functions that compute only the gradients that this pass uses. A backward pass that is
+itself transformed (``torch.autograd.grad(..., is_grads_batched=True)``) goes on through the ops.
 
 A loss on values and on edge gradients (energies and forces) has two terms that each read and write all weights: the
 backward of the value, and the backward of the edge gradient. Here they become one kernel (``joint_backward``): the
@@ -18,7 +19,8 @@ from torch import Tensor
 
 from kernelgen.direction import backward, double_backward, forward
 from kernelgen.graph import NO_ORDER, EdgeOrder
-from kernelgen.library import no_third_derivative, present
+from kernelgen.library import no_third_derivative, only, present
+from kernelgen.transforms import call, is_transforming
 
 if TYPE_CHECKING:
     from kernelgen.checks import Graph
@@ -43,20 +45,23 @@ def product(
     if not is_eager(x, y, w):
         sender, receiver, num_out, order = edges
         arguments = (x, y, w, sender, receiver, *(order or NO_ORDER), num_out, operator.text)
-        return torch.ops.equitune.tp_forward.default(*arguments)
+        return call("tp_forward", *arguments)
     graph = operator.graph(x, y, *edges)
     if torch.is_grad_enabled() and (x.requires_grad or y.requires_grad or w.requires_grad):
         return _Forward.apply(x, y, w, graph, operator)[0]
     return operator.run_on(graph, forward(), (x, None, y, None, w, None, None, None))["g"]
 
 
+def _edges(graph: Graph) -> tuple:
+    """The arguments of the ops that a graph becomes."""
+    return graph.sender, graph.receiver, *graph.order, graph.num_out
+
+
 def is_eager(*tensors: Tensor) -> bool:
-    """No tracing, no dispatch mode, no function transform, no subclass."""
-    return not (
-        torch.compiler.is_compiling()
-        or torch._C._len_torch_dispatch_stack()
-        or torch._C._functorch.peek_interpreter_stack() is not None
-    ) and all(type(tensor) in _PLAIN_TENSORS for tensor in tensors)
+    """No tracing, no dispatch mode, no function transform, no forward mode, no subclass."""
+    return not (torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() or is_transforming()) and all(
+        type(tensor) in _PLAIN_TENSORS for tensor in tensors
+    )
 
 
 class _Forward(torch.autograd.Function):
@@ -66,22 +71,34 @@ class _Forward(torch.autograd.Function):
         ctx.save_for_backward(x, y, w, link)
         ctx.set_materialize_grads(False)
         ctx.graph, ctx.operator = graph, operator
-        ctx.leaves = _sole_leaves(x, y, w, graph, operator)
+        ctx.leaves = sole_leaves(x, y, w, graph, operator)
         # Autograd pass -> (cotangent of the edge gradient, cotangent of the value that it was taken with).
         ctx.pending = {}
         return operator.run_on(graph, forward(), (x, None, y, None, w, None, None, None))["g"], link
 
     @staticmethod
     def backward(ctx: Any, g: Maybe, _: Maybe) -> tuple[Maybe, ...]:
-        left = ctx.pending.pop(torch._C._current_graph_task_id(), []) if ctx.pending else []
-        wanted = _needed(ctx, "xyw") if torch.is_grad_enabled() else ctx.leaves or _needed(ctx, "xyw")
+        left, wanted = wanted_gradients(ctx)
         if not wanted or (g is None and not left):
             return (None,) * 5
         x, y, w, link = ctx.saved_tensors
-        if torch.is_grad_enabled():
-            found = _Backward.apply(x, y, w, g, link, wanted, ctx.graph, ctx.operator, ctx.pending)
-            return (*found, None, None)
-        return (*_first(ctx, (x, y, w), g, left, wanted), None, None)
+        if torch.is_grad_enabled() or is_transforming(g):
+            return (*gradient_of_product(ctx, (x, y, w), g, link, wanted), None, None)
+        return (*first_gradients(ctx, (x, y, w), g, left, wanted), None, None)
+
+
+def wanted_gradients(ctx: Any) -> tuple[list, str]:
+    """For the node of a value: what edge gradients left for it in this pass, and the slots that the pass uses."""
+    left = ctx.pending.pop(torch._C._current_graph_task_id(), []) if ctx.pending else []
+    return left, _needed(ctx, "xyw") if torch.is_grad_enabled() else ctx.leaves or _needed(ctx, "xyw")
+
+
+def gradient_of_product(ctx: Any, xyw: tuple[Tensor, ...], g: Maybe, link: Tensor, wanted: str) -> tuple[Maybe, ...]:
+    """First gradients that can be differentiated again, or that torch transforms, for the node of a value."""
+    if is_transforming(g):
+        found = call("tp_backward", *xyw, g, *_edges(ctx.graph), wanted, ctx.operator.text)
+        return only(found, "xyw", wanted)
+    return _Backward.apply(*xyw, g, link, wanted, ctx.graph, ctx.operator, ctx.pending)
 
 
 class _Backward(torch.autograd.Function):
@@ -100,7 +117,8 @@ class _Backward(torch.autograd.Function):
     def backward(ctx: Any, *tangents: Maybe) -> tuple[Maybe, ...]:
         given, wanted = present(*tangents), _needed(ctx, "xywg")
         x, y, w, g = ctx.saved_tensors
-        if given == "y" and ("x" in wanted or "w" in wanted) and not torch.is_grad_enabled():
+        transforming = is_transforming(*tangents)
+        if given == "y" and ("x" in wanted or "w" in wanted) and not (transforming or torch.is_grad_enabled()):
             link = ctx.next_functions[4][0]
             if link is not None and will_run(link):
                 _leave(ctx.pending, (tangents[1], g))
@@ -108,7 +126,11 @@ class _Backward(torch.autograd.Function):
         outputs = double_backward(given, wanted).live_outputs if wanted and given else ""
         if not outputs:
             return (None,) * 9
-        found = _Second.apply(x, y, w, g, *tangents, outputs, ctx.graph, ctx.operator)
+        if transforming:
+            rest = (*_edges(ctx.graph), outputs, ctx.operator.text)
+            found = only(call("tp_double_backward", x, y, w, g, *tangents, *rest), "xywg", outputs)
+        else:
+            found = _Second.apply(x, y, w, g, *tangents, outputs, ctx.graph, ctx.operator)
         return (*found, *(None,) * 5)
 
 
@@ -140,7 +162,7 @@ def _first_of(tangents: str, operands: tuple, outputs: str, graph: Graph, operat
     return operator.run_on(graph, direction, (x, None, y, None, w, None, g, None))
 
 
-def _first(ctx: Any, xyw: tuple[Tensor, ...], g: Maybe, left: list, wanted: str) -> tuple[Maybe, ...]:
+def first_gradients(ctx: Any, xyw: tuple[Tensor, ...], g: Maybe, left: list, wanted: str) -> tuple[Maybe, ...]:
     """Gradients of the value together with those that edge gradients left here, not differentiable further."""
     operator, graph, (x, y, w) = ctx.operator, ctx.graph, xyw
     if g is not None and left:
@@ -188,7 +210,7 @@ def _is_small(graph: Graph, operator: Operator) -> bool:
     return graph.num_edges * operator.problem.weight_numel < _SMALL_WEIGHTS
 
 
-def _sole_leaves(x: Tensor, y: Tensor, w: Tensor, graph: Graph, operator: Operator) -> str:
+def sole_leaves(x: Tensor, y: Tensor, w: Tensor, graph: Graph, operator: Operator) -> str:
     """The slots that require a gradient if all of those are leaves of a small graph, whose gradients are all taken."""
     if not _is_small(graph, operator):
         return ""

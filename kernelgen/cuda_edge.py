@@ -39,6 +39,8 @@ class EdgeOperand:
         """The y rows of an edge, to registers."""
         dim = self.kernel.plan.spec.problem.dim_in2
         width, lines = self.kernel.width(dim), []
+        if self.kernel.plan.spec.harmonics is not None:
+            return [f"Real y[{dim}];", f"harmonics(b.y + (long long){edge} * 3, y);"] if self.rows else []
         for name, _ in self.rows:
             lines += [f"Real {name}[{dim}];", f"load<{width}>(b.{name} + (long long){edge} * {dim}, {name});"]
         return lines

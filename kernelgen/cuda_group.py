@@ -227,12 +227,19 @@ class GroupEmitter:
                 sole = kernel.plain and block in self.plan.exclusive_in1
                 self.put(self.memory.put_block("Store" if sole else "Add", "in1", block, f"ox{block}", "far"))
         if "y" in kernel.live:
-            how = "Add" if "out_y" in self.plan.zeroed else "Store"
-            parts = self.plan.partial_y
-            row = f"((long long)edge * {parts} + unit)" if parts else "(long long)edge"
-            self.put(f"sum_over_team<{how}>(team, oy, b.out_y + {row} * {self.problem.dim_in2});")
+            self._put_y()
         if far_sums:
             self.put(*self.memory.flush("out", "far", owned=kernel.plain))
+
+    def _put_y(self) -> None:
+        """The lanes' sums for the edge's y row, or for its vector: every lane's share of that is as good as its sum."""
+        how, sums = "Add" if "out_y" in self.plan.zeroed else "Store", "oy"
+        parts, dim = self.plan.partial_y, self.plan.spec.dim_y
+        row = f"((long long)edge * {parts} + unit)" if parts else "(long long)edge"
+        if self.plan.spec.harmonics is not None:
+            sums = "ov"
+            self.put("Real ov[3];", "along_v(b.y + (long long)edge * 3, oy, ov);")
+        self.put(f"sum_over_team<{how}>(team, {sums}, b.out_y + {row} * {dim});")
 
     def _path(self, p: int) -> None:
         kernel, path, body = self.kernel, self.problem.paths[p], self.kernel.bodies[p]

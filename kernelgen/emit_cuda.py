@@ -14,6 +14,7 @@ from importlib import resources
 
 from kernelgen.cuda_group import GroupEmitter
 from kernelgen.cuda_memory import Facts
+from kernelgen.harmonics_text import inside
 from kernelgen.plan import Plan, stage_elements, sums_elements
 from kernelgen.schedule import CudaSchedule
 from kernelgen.signature import buffers_struct, gpu_entry
@@ -53,7 +54,8 @@ class _Kernel:
 
     def text(self) -> str:
         groups = [GroupEmitter(self.facts, number, group).text() for number, group in enumerate(self.plan.groups)]
-        return "\n".join([self._preamble(), header(), buffers_struct(), *groups, self._entry()])
+        parts = [self._preamble(), header(), inside(self.spec), buffers_struct(), *groups, self._entry()]
+        return "\n".join(part for part in parts if part)
 
     def _preamble(self) -> str:
         real = {"float32": "float", "float64": "double"}[self.spec.dtype]
@@ -114,13 +116,13 @@ class _Kernel:
         nodes = {"x": "num_edges" if plain else "num_in", "g": "num_edges" if plain else "num_out"}
         rows = {
             "x": f"{nodes['x']} * {problem.dim_in1}",
-            "y": f"num_edges * {problem.dim_in2}",
+            "y": f"num_edges * {self.spec.dim_y}",
             "w": f"{'' if problem.shared_weights else 'num_edges * '}{problem.weight_numel}",
             "g": f"{nodes['g']} * {problem.dim_out}",
         }
         index = {"spans": f"3 * {nodes['x' if self.plan.owner == 'sender' else 'g']}"} if self.plan.owner else {}
         index |= {} if plain else {"perm": "num_edges", "sender": "num_edges", "receiver": "num_edges"}
-        asked = index | {name: rows[name[-1]] for name in self.facts.operands}
+        asked = index | {name: rows[name[-1]] for name in self.spec.operands}
         return [f"    ask_all(b.{name}, {count});" for name, count in asked.items()]
 
     def _work(self) -> list[str]:

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from kernelgen.body import PathBody, path_body
 from kernelgen.direction import OPERANDS
+from kernelgen.harmonics_text import inside
 from kernelgen.plan import Group, Plan
 from kernelgen.problem import Block
 from kernelgen.schedule import HostSchedule
@@ -35,7 +36,8 @@ INDENT = "    "
 def emit_host(plan: Plan) -> Source:
     """The kernel's source; it exports one ``extern "C"`` function with the pointers of ``plan.BUFFERS``."""
     emitter = _HostEmitter(plan)
-    parts = [_preamble(plan), _header(), *emitter.form(), *_entry()]
+    math = ["#include <math.h>"] if plan.spec.harmonics is not None else []
+    parts = [_preamble(plan), *math, _header(), *emitter.form(), *_entry()]
     return Source("\n".join(parts) + "\n", "c++")
 
 
@@ -82,11 +84,19 @@ class _HostEmitter:
         yield "using Vec = equitune::Vec<T, N>;"
         yield "using Edge = equitune::Edge<T>;"
         yield ""
+        if self.spec.harmonics is not None:
+            yield "#define DEVICE static EQUITUNE_INLINE"
+            yield "using Real = T;"
+            yield inside(self.spec)
         for number, group in enumerate(self.plan.groups):
             yield from self._group(number, group)
             yield ""
         yield "struct Form {"
         yield from _indented(self._constants())
+        if self.spec.harmonics is not None:
+            yield f"{INDENT}static void harmonics(const T* v, T* y) {{ ::harmonics(v, y); }}"
+            if "y" in self.direction.live_outputs:
+                yield f"{INDENT}static void along_v(const T* v, const T* g, T* out) {{ ::along_v(v, g, out); }}"
         yield from _indented(self._blocks("in1_blocks", self.problem.in1, {p.in1 for p in self.problem.paths}))
         yield from _indented(self._blocks("out_blocks", self.problem.out, {p.out for p in self.problem.paths}))
         yield f"{INDENT}static void edge(const Edge& edge) {{"
@@ -111,6 +121,7 @@ class _HostEmitter:
             "owns_sender": self.plan.owner == "sender",
             "mul_ir": spec.layout == "mul_ir",
             "shared_weights": problem.shared_weights,
+            "y_are_vectors": spec.harmonics is not None,
             **{f"reads_{name}": name in direction.operands for name in OPERANDS},
             **{f"writes_{slot}": slot in direction.live_outputs for slot in "xywg"},
         }

@@ -13,6 +13,8 @@ from torch import Tensor
 
 from kernelgen.autograd import is_eager, will_run
 from kernelgen.harmonics_library import no_third_derivative
+from kernelgen.library import only
+from kernelgen.transforms import call, is_transforming
 
 if TYPE_CHECKING:
     from kernelgen.harmonics_operators import HarmonicsOperator
@@ -21,10 +23,17 @@ if TYPE_CHECKING:
 def harmonics(v: Tensor, operator: HarmonicsOperator) -> Tensor:
     """The operator's values ``[rows, dim_out]`` of v ``[rows, 3]``, differentiable twice."""
     if not is_eager(v):
-        return torch.ops.equitune.sh_forward.default(v, operator.text)
+        return call("sh_forward", v, operator.text)
     if torch.is_grad_enabled() and v.requires_grad:
         return _Forward.apply(v, operator)
     return operator.run_forward(v)
+
+
+def gradient(v: Tensor, g: Tensor, operator: HarmonicsOperator) -> Tensor:
+    """The gradient ``[rows, 3]`` of sum_i g_i Y_i(v), differentiable once in v and g, in a backward pass."""
+    if is_transforming(g):
+        return call("sh_backward", v, g, operator.text)
+    return _Backward.apply(v, g, operator) if torch.is_grad_enabled() else operator.run_backward(v, g)
 
 
 class _Forward(torch.autograd.Function):
@@ -37,9 +46,7 @@ class _Forward(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
         (v,) = ctx.saved_tensors
-        if torch.is_grad_enabled():
-            return _Backward.apply(v, g, ctx.operator), None
-        return ctx.operator.run_backward(v, g), None
+        return gradient(v, g, ctx.operator), None
 
 
 class _Backward(torch.autograd.Function):
@@ -50,11 +57,14 @@ class _Backward(torch.autograd.Function):
         return operator.run_backward(v, g)
 
     @staticmethod
-    def backward(ctx: Any, t: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+    def backward(ctx: Any, t: Tensor) -> tuple[Tensor | None, ...]:
         nodes = zip("xg", ctx.needs_input_grad, ctx.next_functions, strict=False)
         outputs = "".join(slot for slot, needed, node in nodes if needed and will_run(node[0]))
         if not outputs:
             return None, None, None
+        if is_transforming(t):
+            found = call("sh_double_backward", *ctx.saved_tensors, t, outputs, ctx.operator.text)
+            return (*only(found, "xg", outputs), None)
         return (*_Second.apply(*ctx.saved_tensors, t, outputs, ctx.operator), None)
 
 

@@ -11,38 +11,35 @@ import functools
 from collections.abc import Iterator
 from importlib import resources
 
-from kernelgen.harmonics_plan import HarmonicsPlan
+from kernelgen.harmonics_plan import ROWS, HarmonicsPlan
 from kernelgen.harmonics_schedule import HarmonicsCudaSchedule
+from kernelgen.harmonics_text import vector_function
 from kernelgen.signature import gpu_entry, host_entry
 from kernelgen.source import Source
 from kernelgen.spec import BYTES
 
 INDENT = "    "
-# What one_vector takes, with the buffers of the kernel that they come from and the elements of a row (None: dim_out).
-_ROWS: tuple[tuple[str, str, int | None], ...] = (
-    ("v", "x", 3),
-    ("t", "tx", 3),
-    ("g", "g", None),
-    ("out_v", "out_x", 3),
-    ("out_g", "out_g", None),
-)
 
 
 @functools.cache
-def _header() -> str:
-    return resources.files("kernelgen").joinpath("include/harmonics.hpp").read_text()
+def _header(name: str) -> str:
+    return resources.files("kernelgen").joinpath(f"include/{name}.hpp").read_text()
 
 
 def emit_harmonics(plan: HarmonicsPlan) -> Source:
     """The kernel of a plan; equal plans give equal text."""
-    kernel = _gpu(plan) if plan.on_gpu else _host(plan)
-    parts = ["\n".join(_preamble(plan)), _header(), *_one_vector(plan), *kernel]
+    headers = [_header("harmonics"), *([_header("harmonics_ahead")] if plan.resident else [])]
+    kernel = _gpu_ahead(plan) if plan.resident else _gpu(plan) if plan.on_gpu else _host(plan)
+    parts = ["\n".join(_preamble(plan)), *headers, *_one_vector(plan), *kernel]
     return Source("\n".join(parts) + "\n", "cuda" if plan.on_gpu else "c++")
 
 
 def harmonics_geometry(plan: HarmonicsPlan, num_rows: int) -> tuple[int, int, int]:
     """Blocks, threads a block, and dynamic shared memory in bytes."""
-    return -(-num_rows // plan.block_size), plan.block_size, plan.shared_bytes
+    blocks = -(-num_rows // plan.block_size)
+    if plan.resident:
+        blocks = min(blocks, plan.resident * plan.spec.facts.units)
+    return blocks, plan.block_size, plan.shared_bytes
 
 
 def _preamble(plan: HarmonicsPlan) -> Iterator[str]:
@@ -62,46 +59,16 @@ def _preamble(plan: HarmonicsPlan) -> Iterator[str]:
     yield "using index_t = long long;"  # stands in the signature that all kernels share
     yield f"constexpr int DIM = {spec.problem.dim_out}, BLOCK = {plan.block_size};"
     if isinstance(spec.schedule, HarmonicsCudaSchedule):
-        width = 16 // BYTES[spec.dtype] if spec.schedule.staging == "vectors" else 1
-        yield f"constexpr int STRIDE = {plan.stride}, WIDTH = {width};"
+        width = 16 // BYTES[spec.dtype] if spec.schedule.staging in ("vectors", "ahead") else 1
+        yield f"constexpr int STRIDE = {plan.stride}, WIDTH = {width}, STAGES = {spec.schedule.stages};"
 
 
 def _one_vector(plan: HarmonicsPlan) -> Iterator[str]:
-    """The function of one vector. Components of rows are references, so that each is read where it is used."""
-    body, makes_x = plan.body, "x" in plan.spec.direction.outputs
-    arguments = (f"{'' if name.startswith('out') else 'const '}Real* __restrict__ {name}" for name, _, _ in _ROWS)
-    yield f"DEVICE void one_vector({', '.join(arguments)})"
-    yield "{"
-    for name in sorted(body.reads, key=_place):
-        stem, number = _place(name)
-        row = {"vx": "v", "tx": "t", "g_": "g"}[stem]
-        yield f"{INDENT}const Real{'&' if row == 'g' else ''} {name} = {row}[{number} * STEP];"
-    for name in sorted(body.writes, key=_place):
-        yield f"{INDENT}Real& {name} = out_g[{_place(name)[1]} * STEP];"
-    if makes_x:
-        yield f"{INDENT}Real ox0 = 0, ox1 = 0, ox2 = 0;"
-    yield from (f"{INDENT}{statement}" for statement in body.statements)
-    if makes_x:
-        yield f"{INDENT}{' '.join(f'out_v[{i} * STEP] = ox{i};' for i in range(3))}"
-    yield "}"
-    yield ""
-
-
-def _place(name: str) -> tuple[str, int]:
-    """``vx1`` is component 1 of ``vx``, ``og_12`` component 12 of ``og_``."""
-    stem = name.rstrip("0123456789")
-    return stem, int(name[len(stem) :])
-
-
-def _live(plan: HarmonicsPlan) -> list[str]:
-    """The arguments of one_vector that the statements touch."""
-    stems = {_place(name)[0] for name in plan.body.reads}
-    reads = [row for stem, row in (("vx", "v"), ("tx", "t"), ("g_", "g")) if stem in stems]
-    return reads + [row for slot, row in (("x", "out_v"), ("g", "out_g")) if slot in plan.spec.direction.outputs]
+    return vector_function("one_vector", plan.body, "x" in plan.spec.direction.outputs, tuple(ROWS), " * STEP")
 
 
 def _gpu(plan: HarmonicsPlan) -> Iterator[str]:
-    schedule, live = plan.spec.schedule, _live(plan)
+    schedule = plan.spec.schedule
     assert isinstance(schedule, HarmonicsCudaSchedule)
     yield from gpu_entry(schedule.block_size, schedule.min_blocks)
     yield f"{INDENT}const long long first = blockIdx.x * (long long)BLOCK, row = first + threadIdx.x;"
@@ -115,10 +82,10 @@ def _gpu(plan: HarmonicsPlan) -> Iterator[str]:
         yield f"{INDENT}load_rows(g + first * DIM, shared_g, count);"
         yield f"{INDENT}__syncthreads();"
     arguments = []
-    for name, buffer, size in _ROWS:
+    for name, row in ROWS.items():
         staged = f"shared_{name} + threadIdx.x * STRIDE"
-        direct = f"{buffer} + row * {size or 'DIM'}"
-        arguments.append("nullptr" if name not in live else staged if name in plan.staged else direct)
+        direct = f"{row.buffer} + row * {row.elements or 'DIM'}"
+        arguments.append("nullptr" if name not in plan.live else staged if name in plan.staged else direct)
     yield f"{INDENT}if (row < num_edges) one_vector({', '.join(arguments)});"
     if "out_g" in plan.staged:
         yield f"{INDENT}__syncthreads();"
@@ -126,9 +93,57 @@ def _gpu(plan: HarmonicsPlan) -> Iterator[str]:
     yield "}"
 
 
+def _gpu_ahead(plan: HarmonicsPlan) -> Iterator[str]:
+    """Each warp on its own: tiles come in STAGES slots, one after the other; what is made leaves from ``made``."""
+    schedule = plan.spec.schedule
+    assert isinstance(schedule, HarmonicsCudaSchedule)
+    places, sizes = {}, {"read": 0, "made": 0}
+    for name in plan.live:
+        area = "made" if name.startswith("out") else "read"
+        places[name] = f"{area} + {sizes[area]} * TILE"
+        sizes[area] += ROWS[name].elements or plan.stride
+    yield from gpu_entry(schedule.block_size, schedule.min_blocks)
+    yield f"{INDENT}extern __shared__ __align__(16) unsigned char shared_bytes[];"
+    yield f"{INDENT}constexpr int READ = {sizes['read']} * TILE, MADE = {sizes['made']} * TILE, WARPS = BLOCK / TILE;"
+    yield f"{INDENT}const int lane = threadIdx.x % TILE, warp = threadIdx.x / TILE;"
+    yield f"{INDENT}Real* const slots = reinterpret_cast<Real*>(shared_bytes) + warp * (STAGES * READ + MADE);"
+    yield f"{INDENT}Real* const made = slots + STAGES * READ;"
+    yield f"{INDENT}const long long tiles = (num_edges + TILE - 1) / TILE, step = gridDim.x * (long long)WARPS;"
+    yield f"{INDENT}const auto fetch_tile = [&](long long tile, Real* read) {{"
+    yield f"{INDENT * 2}if (tile < tiles) {{"
+    yield f"{INDENT * 3}const int rows = rows_in(tile, num_edges);"
+    yield from (f"{INDENT * 3}fetch_rows{moved}" for moved in _moved(plan, places, "read"))
+    yield f"{INDENT * 2}}}"
+    yield f"{INDENT * 2}close_tile();"
+    yield f"{INDENT}}};"
+    yield f"{INDENT}long long tile = blockIdx.x * (long long)WARPS + warp;"
+    yield f"{INDENT}for (int s = 0; s < STAGES - 1; ++s) fetch_tile(tile + s * step, slots + s * READ);"
+    yield f"{INDENT}for (int slot = 0; tile < tiles; tile += step, slot = slot + 1 < STAGES ? slot + 1 : 0) {{"
+    yield f"{INDENT * 2}fetch_tile(tile + (STAGES - 1) * step, slots + (slot ? slot - 1 : STAGES - 1) * READ);"
+    yield f"{INDENT * 2}await_tile();"
+    yield f"{INDENT * 2}Real* const read = slots + slot * READ;"
+    strides = {name: f"{places[name]} + lane * {ROWS[name].elements or 'STRIDE'}" for name in plan.live}
+    yield f"{INDENT * 2}one_vector({', '.join(strides.get(name, 'nullptr') for name in ROWS)});"
+    yield f"{INDENT * 2}__syncwarp(0xffffffffu);"
+    yield f"{INDENT * 2}const int rows = rows_in(tile, num_edges);"
+    yield from (f"{INDENT * 2}put_rows{moved}" for moved in _moved(plan, places, "made"))
+    yield f"{INDENT * 2}__syncwarp(0xffffffffu);"
+    yield f"{INDENT}}}"
+    yield "}"
+
+
+def _moved(plan: HarmonicsPlan, places: dict[str, str], area: str) -> Iterator[str]:
+    """What is moved for a tile: template and arguments of fetch_rows or put_rows, for each row of the area."""
+    for name, place in places.items():
+        if place.startswith(area):
+            size, row = ROWS[name].elements or "DIM", ROWS[name].buffer
+            where, count = f"{row} + tile * (TILE * {size})", f"rows * {size}"
+            sides = (where, place) if area == "read" else (place, where)
+            yield f"<{size}, {ROWS[name].elements or 'STRIDE'}>({sides[0]}, {sides[1]}, lane, {count});"
+
+
 def _host(plan: HarmonicsPlan) -> Iterator[str]:
-    live = _live(plan)
-    rows = [(name, buffer, size or plan.spec.problem.dim_out) for name, buffer, size in _ROWS if name in live]
+    rows = [(name, ROWS[name].buffer, ROWS[name].elements or plan.spec.problem.dim_out) for name in plan.live]
     yield from host_entry()
     yield f"{INDENT}const long long blocks = (num_edges + BLOCK - 1) / BLOCK;"
     yield "#pragma omp parallel for schedule(static) num_threads(threads > 0 ? threads : omp_get_max_threads())"
@@ -140,7 +155,7 @@ def _host(plan: HarmonicsPlan) -> Iterator[str]:
         if not name.startswith("out"):
             where = f"static_cast<const Real*>({buffer}) + first * {size}"
             yield f"{INDENT * 2}load_columns<{size}>({where}, count, columns_{name});"
-    arguments = (f"columns_{name} + i" if name in live else "nullptr" for name, _, _ in _ROWS)
+    arguments = (f"columns_{name} + i" if name in plan.live else "nullptr" for name in ROWS)
     yield "#pragma omp simd"
     yield f"{INDENT * 2}for (int i = 0; i < BLOCK; ++i) one_vector({', '.join(arguments)});"
     for name, buffer, size in rows:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor
 
 from kernelgen.errors import UnsupportedError
-from kernelgen.library import define
+from kernelgen.library import define, only
+from kernelgen.transforms import Rows, call
 
 if TYPE_CHECKING:
     from kernelgen.harmonics_operators import HarmonicsOperator
@@ -76,7 +76,7 @@ def _setup_forward(ctx: Any, inputs: tuple, output: Tensor) -> None:
 
 def _backward_of_forward(ctx: Any, g: Tensor) -> tuple:
     (v,) = ctx.saved_tensors
-    return torch.ops.equitune.sh_backward.default(v, g, ctx.spec), None
+    return call("sh_backward", v, g, ctx.spec), None
 
 
 def _setup_backward(ctx: Any, inputs: tuple, output: Tensor) -> None:
@@ -86,17 +86,40 @@ def _setup_backward(ctx: Any, inputs: tuple, output: Tensor) -> None:
 
 def _backward_of_backward(ctx: Any, t: Tensor) -> tuple:
     outputs = "".join(slot for slot, needed in zip("xg", ctx.needs_input_grad, strict=False) if needed)
-    found = torch.ops.equitune.sh_double_backward.default(*ctx.saved_tensors, t, outputs, ctx.spec)
-    return (*(grad if slot in outputs else None for slot, grad in zip("xg", found, strict=True)), None)
+    found = call("sh_double_backward", *ctx.saved_tensors, t, outputs, ctx.spec)
+    return (*only(found, "xg", outputs), None)
 
 
-define("sh_forward", SCHEMAS["sh_forward"], _sh_forward, _fake_forward, _backward_of_forward, _setup_forward)
-define("sh_backward", SCHEMAS["sh_backward"], _sh_backward, _fake_backward, _backward_of_backward, _setup_backward)
+def _jvp_of_forward(ctx: Any, t: Tensor, _: None) -> Tensor:
+    """The change along t is the gradient of <t, first gradient> with respect to g, whatever g is."""
+    (v,) = ctx.saved_tensors
+    g = v.new_zeros((v.shape[0], resolve_harmonics(ctx.spec).dim_out))
+    return call("sh_double_backward", v, g, t, "g", ctx.spec)[1]
+
+
+def _jvp_of_backward(ctx: Any, t: Tensor, tg: Tensor, _: None) -> Tensor:
+    v, g = ctx.saved_tensors
+    return call("sh_double_backward", v, g, t, "x", ctx.spec)[0] + call("sh_backward", v, tg, ctx.spec)
+
+
+def _rows(count: int) -> Rows:
+    """All of an op's tensors are rows, a vector each."""
+    return lambda arguments, in_dims: tuple(range(count))
+
+
 define(
-    "sh_double_backward",
-    SCHEMAS["sh_double_backward"],
-    _sh_double_backward,
-    _fake_double_backward,
-    no_third_derivative,
-    None,
+    *("sh_forward", SCHEMAS["sh_forward"], _sh_forward, _fake_forward, _backward_of_forward, _setup_forward),
+    jvp=_jvp_of_forward,
+    rows=_rows(1),
+)
+define(
+    *("sh_backward", SCHEMAS["sh_backward"], _sh_backward, _fake_backward, _backward_of_backward, _setup_backward),
+    jvp=_jvp_of_backward,
+    rows=_rows(2),
+)
+define(
+    *("sh_double_backward", SCHEMAS["sh_double_backward"], _sh_double_backward, _fake_double_backward),
+    *(no_third_derivative, None),
+    jvp=no_third_derivative,
+    rows=_rows(3),
 )

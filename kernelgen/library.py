@@ -7,6 +7,7 @@ tensor for each slot; slots that were not asked for (``outputs``) are empty tens
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from torch import Tensor
 from kernelgen.direction import backward, double_backward, forward
 from kernelgen.errors import UnsupportedError
 from kernelgen.graph import EdgeOrder
+from kernelgen.transforms import Rows, add_function, call
 
 if TYPE_CHECKING:
     from kernelgen.operators import Operator
@@ -117,6 +119,8 @@ def _fake_gradients(slots: str) -> Callable[..., tuple[Tensor, ...]]:
 
 
 def _setup_forward(ctx: Any, inputs: tuple, output: Tensor) -> None:
+    # Nor need the tangents of forward mode be there.
+    ctx.set_materialize_grads(False)
     ctx.save_for_backward(*inputs[:-2])
     ctx.num_out, ctx.spec = inputs[-2:]
 
@@ -126,8 +130,8 @@ def _backward_of_forward(ctx: Any, g: Maybe) -> tuple:
     if g is None or not outputs:
         return (None, None, None, *rest)
     x, y, w, *graph = ctx.saved_tensors
-    found = torch.ops.equitune.tp_backward.default(x, y, w, g, *graph, ctx.num_out, outputs, ctx.spec)
-    return (*_only(found, "xyw", outputs), *rest)
+    found = call("tp_backward", x, y, w, g, *graph, ctx.num_out, outputs, ctx.spec)
+    return (*only(found, "xyw", outputs), *rest)
 
 
 def _setup_backward(ctx: Any, inputs: tuple, output: tuple) -> None:
@@ -144,10 +148,58 @@ def _backward_of_backward(ctx: Any, *tangents: Maybe) -> tuple:
     if not outputs:
         return (None, None, None, None, *rest)
     x, y, w, g, *graph = ctx.saved_tensors
-    found = torch.ops.equitune.tp_double_backward.default(
-        *(x, y, w, g, *used, *graph, ctx.num_out, outputs, ctx.spec),
+    found = call("tp_double_backward", x, y, w, g, *used, *graph, ctx.num_out, outputs, ctx.spec)
+    return (*only(found, "xywg", outputs), *rest)
+
+
+def _jvp_of_forward(ctx: Any, *tangents: Maybe) -> Tensor:
+    """The product is linear in each operand: the sum of a product for each tangent."""
+    operands, rest = ctx.saved_tensors[:3], (*ctx.saved_tensors[3:], ctx.num_out, ctx.spec)
+    products = [
+        call("tp_forward", *operands[:place], tangent, *operands[place + 1 :], *rest)
+        for place, tangent in enumerate(tangents[:3])
+        if tangent is not None
+    ]
+    return functools.reduce(torch.add, products)
+
+
+def _jvp_of_backward(ctx: Any, *tangents: Maybe) -> tuple[Tensor, ...]:
+    """Second derivatives are symmetric: the double backward of tangents is the change of gradients along them."""
+    x, y, w, g, *graph = ctx.saved_tensors
+    *xyw, tg = tangents[:4]
+    terms = []
+    given = present(*xyw)
+    outputs = double_backward(given, ctx.outputs).live_outputs if given else ""
+    if outputs:
+        found = call("tp_double_backward", x, y, w, g, *xyw, *graph, ctx.num_out, outputs, ctx.spec)
+        terms.append(only(found[:3], "xyw", outputs))
+    if tg is not None:
+        found = call("tp_backward", x, y, w, tg, *graph, ctx.num_out, ctx.outputs, ctx.spec)
+        terms.append(only(found, "xyw", ctx.outputs))
+    # A gradient that does not change along the tangents, or was not asked for.
+    zeros = [t.new_zeros(t.shape if slot in ctx.outputs else (0,)) for slot, t in zip("xyw", (x, y, w), strict=True)]
+    return tuple(
+        functools.reduce(torch.add, [grad for grad in grads if grad is not None] or [zero])
+        for zero, *grads in zip(zeros, *terms, strict=True)
     )
-    return (*_only(found, "xywg", outputs), *rest)
+
+
+def _rows(slots: str) -> Rows:
+    """Of an op whose tensors are in these slots, see ``kernelgen.transforms.Rows``."""
+
+    def rows(arguments: tuple, in_dims: tuple[int | None, ...]) -> tuple[int, ...] | None:
+        operator = resolve(arguments[-1])
+        if operator.is_conv:
+            return None
+        if not operator.shared_weights:
+            return tuple(range(len(slots)))
+        weights = [place for place, slot in enumerate(slots) if slot == "w"]
+        sums = slots != "xyw" and "w" in arguments[-2]
+        if sums or any(in_dims[place] is not None for place in weights):
+            return None
+        return tuple(place for place in range(len(slots)) if place not in weights)
+
+    return rows
 
 
 def no_third_derivative(*_: Any) -> tuple:
@@ -158,28 +210,40 @@ def no_third_derivative(*_: Any) -> tuple:
     )
 
 
-def _only(found: tuple[Tensor, ...], slots: str, outputs: str) -> tuple[Maybe, ...]:
+def only(found: tuple[Tensor, ...], slots: str, outputs: str) -> tuple[Maybe, ...]:
+    """None in the place of those that were not asked for."""
     return tuple(grad if slot in outputs else None for slot, grad in zip(slots, found, strict=True))
 
 
-def define(name: str, schema: str, run: Callable, fake: Callable, gradient: Callable, setup: Callable | None) -> None:
-    """Register one op of the namespace ``equitune`` for both devices, fake tensors and autograd."""
+def define(
+    name: str, schema: str, run: Callable, fake: Callable, gradient: Callable, setup: Callable | None, **rules: Any
+) -> None:
+    """Register one op of the namespace ``equitune`` for both devices, fake tensors, autograd and function transforms.
+
+    rules: ``jvp`` and ``rows`` of ``kernelgen.transforms.add_function``.
+    """
     _library.define(name + schema, tags=(torch.Tag.pt2_compliant_tag,))
     _library.impl(name, run, "CPU")
     _library.impl(name, run, "CUDA")
     torch.library.register_fake(f"equitune::{name}", fake, lib=_library)
     torch.library.register_autograd(f"equitune::{name}", gradient, setup_context=setup, lib=_library)
+    add_function(_library, name, gradient, setup, **rules)
 
 
-define("tp_forward", SCHEMAS["tp_forward"], _tp_forward, _fake_forward, _backward_of_forward, _setup_forward)
 define(
-    "tp_backward", SCHEMAS["tp_backward"], _tp_backward, _fake_gradients("xyw"), _backward_of_backward, _setup_backward
+    *("tp_forward", SCHEMAS["tp_forward"], _tp_forward, _fake_forward, _backward_of_forward, _setup_forward),
+    jvp=_jvp_of_forward,
+    rows=_rows("xyw"),
 )
 define(
-    "tp_double_backward",
-    SCHEMAS["tp_double_backward"],
-    _tp_double_backward,
-    _fake_gradients("xywg"),
-    no_third_derivative,
-    None,
+    *("tp_backward", SCHEMAS["tp_backward"], _tp_backward, _fake_gradients("xyw")),
+    *(_backward_of_backward, _setup_backward),
+    jvp=_jvp_of_backward,
+    rows=_rows("xywg"),
+)
+define(
+    *("tp_double_backward", SCHEMAS["tp_double_backward"], _tp_double_backward, _fake_gradients("xywg")),
+    *(no_third_derivative, None),
+    jvp=no_third_derivative,
+    rows=_rows("xywgxyw"),
 )

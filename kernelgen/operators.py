@@ -7,6 +7,7 @@ for each direction and set of wanted gradients.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -21,7 +22,8 @@ from kernelgen.device import device_facts
 from kernelgen.direction import DIRECTIONS, Direction, backward, double_backward, fixed_order_parts, forward
 from kernelgen.emit import emit
 from kernelgen.errors import InputError, ProblemError, ScheduleError, UnsupportedError
-from kernelgen.graph import EdgeOrder, is_in_order, order_by
+from kernelgen.graph import NO_ORDER, EdgeOrder, is_in_order, order_by
+from kernelgen.harmonics import HarmonicsProblem
 from kernelgen.launch import load_kernel
 from kernelgen.library import OPERATORS, resolve
 from kernelgen.plan import make_plan
@@ -29,6 +31,7 @@ from kernelgen.problem import TensorProductProblem
 from kernelgen.runner import Runner, SplitRunner
 from kernelgen.schedule import SCHEDULES, Schedule, schedule_from_dict
 from kernelgen.spec import Spec
+from kernelgen.transforms import is_transforming
 
 DTYPES = {torch.float32: "float32", torch.float64: "float64"}
 INDEX_DTYPES = {torch.int32: "int32", torch.int64: "int64"}
@@ -146,12 +149,17 @@ class Operator:
         num_out: rows of the result of a convolution, by default as many as x has. order: ``edge_order(receiver,
         num_out)``; given once for a graph it saves a sort in every call.
         """
-        w = self._one_row(w)
+        return product(x, y, self.one_row(w), self.edges(x, sender, receiver, num_out, order), self)
+
+    def edges(
+        self, x: Tensor, sender: Tensor | None, receiver: Tensor | None, num_out: int | None, order: EdgeOrder | None
+    ) -> tuple[Tensor | None, Tensor | None, int, EdgeOrder | None]:
+        """Sender, receiver, the number of destinations and the order of the edges, the last two made where missing."""
         if num_out is None:
             num_out = x.shape[0]  # len(x) would fix the size of an exported graph
         if order is None and self.is_conv and sender is not None and receiver is not None:
             order = self.order(sender, receiver, x.shape[0], num_out)
-        return product(x, y, w, (sender, receiver, num_out, order), self)
+        return sender, receiver, num_out, order
 
     __call__ = forward
 
@@ -168,7 +176,7 @@ class Operator:
         poison: bool = False,
     ) -> Tensor:
         """The product without autograd. ``poison`` fills what the kernel must overwrite with NaN first."""
-        operands = (x, None, y, None, self._one_row(w), None, None, None)
+        operands = (x, None, y, None, self.one_row(w), None, None, None)
         return self.run(forward(), operands, sender, receiver, num_out, order, poison)["g"]
 
     def run_backward(
@@ -186,7 +194,7 @@ class Operator:
         poison: bool = False,
     ) -> dict[str, Tensor]:
         """First gradients with respect to ``outputs``, given the result's cotangent g; keyed by slot."""
-        operands = (x, None, y, None, self._one_row(w), None, g, None)
+        operands = (x, None, y, None, self.one_row(w), None, g, None)
         return self.run(
             backward(outputs), operands, sender, receiver, g.shape[0] if num_out is None else num_out, order, poison
         )
@@ -214,8 +222,8 @@ class Operator:
             raise InputError(f"tangents are {sorted(tangents)}; expected at least one of 'x', 'y', 'w' and 'g'")
         direction = double_backward("".join(slot for slot in "xywg" if slot in tangents), outputs)
         tw = tangents.get("w")
-        tw = tw if tw is None else self._one_row(tw)
-        operands = (x, tangents.get("x"), y, tangents.get("y"), self._one_row(w), tw, g, tangents.get("g"))
+        tw = tw if tw is None else self.one_row(tw)
+        operands = (x, tangents.get("x"), y, tangents.get("y"), self.one_row(w), tw, g, tangents.get("g"))
         return self.run(
             direction, operands, sender, receiver, g.shape[0] if num_out is None else num_out, order, poison
         )
@@ -264,14 +272,17 @@ class Operator:
         key = (direction, None if sender is None else sender.dtype, x.get_device())
         runner = self._runners.get(key)
         if runner is None:
-            runner = self._runners[key] = self._runner(direction, key[1] or torch.int64, x.device)
+            runner = self._runners[key] = self.runner(direction, key[1] or torch.int64, x.device)
         return runner(operands, graph, poison)
 
     def order(self, sender: Tensor, receiver: Tensor, num_in: int, num_out: int, is_sorted: bool = False) -> EdgeOrder:
         """What the kernels of this operator need to know of a graph; keep it for as long as the graph stays.
 
-        ``is_sorted`` promises that ``receiver`` does not decrease.
+        ``is_sorted`` promises that ``receiver`` does not decrease. Under function transforms nothing is known of a
+        graph yet: each kernel's call orders it.
         """
+        if not torch.compiler.is_compiling() and is_transforming():
+            return NO_ORDER
         by_sender = order_by("sender", sender, num_in) if self.by_sender else (None, None)
         if not self.by_receiver:
             return EdgeOrder(None, None, *by_sender)
@@ -280,7 +291,7 @@ class Operator:
         is_sorted = is_sorted or (looked_at and is_in_order(receiver))
         return EdgeOrder(*order_by("receiver", receiver, num_out, is_sorted), *by_sender)
 
-    def _one_row(self, w: Tensor) -> Tensor:
+    def one_row(self, w: Tensor) -> Tensor:
         """Shared weights given as [1, weight_numel] become [weight_numel]."""
         return w[0] if self.shared_weights and w.dim() == 2 and w.shape[0] == 1 else w
 
@@ -330,8 +341,16 @@ class Operator:
             deterministic=self.deterministic,
         )
 
-    def _runner(self, direction: Direction, index: torch.dtype, device: torch.device) -> Runner | SplitRunner:
-        parts = [Runner(self.spec(part, index, device), self._checks) for part in self._parts(direction)]
+    def runner(
+        self,
+        direction: Direction,
+        index: torch.dtype,
+        device: torch.device,
+        harmonics: HarmonicsProblem | None = None,
+    ) -> Runner | SplitRunner:
+        """What runs a direction. harmonics: of vectors in the place of y, formed in the kernel."""
+        specs = [self.spec(part, index, device) for part in self._parts(direction)]
+        parts = [Runner(dataclasses.replace(spec, harmonics=harmonics), self._checks) for spec in specs]
         return parts[0] if len(parts) == 1 else SplitRunner(*parts)
 
     def _parts(self, direction: Direction) -> tuple[Direction, ...]:

@@ -60,8 +60,8 @@ class Runner:
         self.partial_y = 0
         self._layouts: dict[tuple, Layout] = {}
         if self.live:
-            live = dataclasses.replace(spec.direction, outputs=self.live)
-            self.kernel = load_kernel(dataclasses.replace(spec, direction=live))
+            live = dataclasses.replace(spec, direction=dataclasses.replace(spec.direction, outputs=self.live))
+            self.kernel = load_kernel(live)
             plan = self.kernel.plan
             self.owner, self.partial_y = plan.owner, plan.partial_y
             self.zeroed = "".join(slot for slot in self.live if f"out_{slot}" in plan.zeroed)

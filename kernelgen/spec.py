@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from kernelgen.device import DeviceFacts
 from kernelgen.direction import OPERANDS, Direction
-from kernelgen.errors import ScheduleError
+from kernelgen.errors import ProblemError, ScheduleError, UnsupportedError
+from kernelgen.harmonics import HarmonicsProblem
 from kernelgen.problem import TensorProductProblem
 from kernelgen.schedule import Schedule
 
@@ -26,7 +27,8 @@ class Spec:
     operation: ``conv`` (gather by sender, product, sum by receiver) or ``plain`` (edge by edge).
     layout: of node features and outputs, ``mul_ir`` (e3nn's: channel, then component) or ``ir_mul``.
     index: dtype of sender and receiver. facts: the device compiled for. deterministic: no sum may depend on which
-    worker comes first.
+    worker comes first. harmonics: the buffers of y hold vectors [rows, 3] and gradients with respect to them, and y are
+    these harmonics of the vectors, formed in the kernel; of first derivatives only.
     """
 
     problem: TensorProductProblem
@@ -38,6 +40,7 @@ class Spec:
     index: str
     facts: DeviceFacts
     deterministic: bool = False
+    harmonics: HarmonicsProblem | None = None
 
     def __post_init__(self) -> None:
         checks = (
@@ -51,3 +54,29 @@ class Spec:
                 raise ScheduleError(f"{name} is {getattr(self, name)!r}; expected one of {allowed}")
         if self.schedule.backend != self.facts.backend:
             raise ScheduleError(f"a {self.schedule.backend} schedule cannot run on {self.facts.name}")
+        if self.harmonics is not None:
+            self._check_harmonics(self.harmonics)
+
+    def _check_harmonics(self, harmonics: HarmonicsProblem) -> None:
+        if harmonics.dim_out != self.problem.dim_in2:
+            raise ProblemError(
+                f"harmonics of degrees {harmonics.degrees} have {harmonics.dim_out} components; the second input "
+                f"{self.problem.irreps_in2} has {self.problem.dim_in2}"
+            )
+        if self.direction.tangents or not self.problem.is_channelwise:
+            raise UnsupportedError(
+                "harmonics are formed inside kernels of first derivatives of weighted uvu products with one copy of "
+                "the second input; run the kernels of harmonics and of the product one after the other"
+            )
+
+    @property
+    def dim_y(self) -> int:
+        """Elements of a row of the buffers of y."""
+        return self.problem.dim_in2 if self.harmonics is None else 3
+
+    @property
+    def operands(self) -> tuple[str, ...]:
+        """Buffers that the kernel reads: those of the direction, and vectors for a gradient with respect to them."""
+        direct = self.direction.operands
+        vectors = self.harmonics is not None and "y" in self.direction.live_outputs and "y" not in direct
+        return (*direct, "y") if vectors else direct

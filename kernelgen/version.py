@@ -25,6 +25,7 @@ _GENERATOR_MODULES = (
     "harmonics_schedule",
     "harmonics_plan",
     "harmonics_kernel",
+    "harmonics_text",
     "source",
     "signature",
     "cuda_memory",

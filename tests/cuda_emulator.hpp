@@ -1,11 +1,9 @@
 // Runs generated CUDA text on the host, lane by lane: each lane of a block is a coroutine that yields at exchanges of
 // its warp and at barriers of its block. Slow and exact; it tests indexing, exchanges and who-writes-what where there is no GPU.
-#include <algorithm>
-#include <cstdio>
-#include <cstdlib>
-#include <memory>
+// Small headers only: parsing the standard library's would take as long as compiling the kernel.
+#include <stdio.h>
+#include <stdlib.h>
 #include <ucontext.h>
-#include <vector>
 
 #define __device__
 #define __forceinline__ inline
@@ -13,7 +11,10 @@
 #define __launch_bounds__(...)
 #define __shared__
 #define __align__(n) __attribute__((aligned(n)))
-using std::min;
+template <class T>
+static T min(T a, T b) { return b < a ? b : a; }
+static inline float sqrt(float x) { return __builtin_sqrtf(x); }
+static inline double sqrt(double x) { return __builtin_sqrt(x); }
 
 struct Dim { unsigned x; };
 static Dim threadIdx, blockIdx, gridDim;
@@ -39,7 +40,7 @@ static void wait_for(long long* counts, int first, int count, unsigned mask) {
         for (int l = 0; l < count; ++l)
             if ((count > WARP || (mask >> l & 1)) && counts[first + l] < mine) {
                 all = false;
-                if (finished[first + l]) { std::fprintf(stderr, "lane %d left before a barrier\n", l); std::abort(); }
+                if (finished[first + l]) { fprintf(stderr, "lane %d left before a barrier\n", l); abort(); }
             }
         if (all) return;
         yield();
@@ -52,7 +53,7 @@ static void __syncthreads() { wait_for(arrived_in_block, 0, threads_in_block, ~0
 
 template <class T>
 static T exchange(unsigned mask, T value, int from) {
-    if (!(mask >> current % WARP & 1) || !(mask >> from % WARP & 1)) { std::fprintf(stderr, "exchange outside its mask\n"); std::abort(); }
+    if (!(mask >> current % WARP & 1) || !(mask >> from % WARP & 1)) { fprintf(stderr, "exchange outside its mask\n"); abort(); }
     const int me = current;
     *reinterpret_cast<T*>(slots[me]) = value;
     barrier(mask);
@@ -88,17 +89,16 @@ static void lane_main() {
 }
 
 extern "C" void emulate(const void** pointers, long long edges, long long in, long long out, int blocks, int threads) {
-    std::copy(pointers, pointers + 16, call.p);
+    for (int i = 0; i < 16; ++i) call.p[i] = pointers[i];
     call.edges = edges, call.in = in, call.out = out;
-    std::vector<std::unique_ptr<char[]>> stacks(threads);
-    for (auto& stack : stacks) stack.reset(new char[STACK]);
+    char* stacks = static_cast<char*>(malloc((size_t)threads * STACK));
     threads_in_block = threads;
     gridDim.x = blocks;
     for (int block = 0; block < blocks; ++block) {
         for (int l = 0; l < threads; ++l) {
             finished[l] = false, arrived[l] = arrived_in_block[l] = 0;
             getcontext(&lanes[l]);
-            lanes[l].uc_stack.ss_sp = stacks[l].get();
+            lanes[l].uc_stack.ss_sp = stacks + (size_t)l * STACK;
             lanes[l].uc_stack.ss_size = STACK;
             lanes[l].uc_link = &scheduler;
             makecontext(&lanes[l], lane_main, 0);
@@ -113,4 +113,5 @@ extern "C" void emulate(const void** pointers, long long edges, long long in, lo
                 }
         }
     }
+    free(stacks);
 }

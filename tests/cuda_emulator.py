@@ -14,6 +14,7 @@ from kernelgen.device import cuda_facts
 from kernelgen.direction import Direction
 from kernelgen.emit import emit, geometry
 from kernelgen.graph import longest_first
+from kernelgen.harmonics import HarmonicsProblem
 from kernelgen.harmonics_plan import HarmonicsPlan
 from kernelgen.plan import AnyPlan, make_plan
 from kernelgen.schedule import CudaSchedule
@@ -30,7 +31,7 @@ def emulate(
         text, library = Path(folder) / "kernel.inc", Path(folder) / "kernel.so"
         text.write_text(emit(plan).text)
         shim = Path(__file__).with_name("cuda_emulator.hpp")
-        command = ["g++", "-x", "c++", "-std=c++17", "-O1", "-w", "-shared", "-fPIC", "-include", "math.h"]
+        command = ["g++", "-x", "c++", "-std=c++17", "-O0", "-w", "-shared", "-fPIC"]
         command.append(f'-DKERNEL_TEXT="{text}"')
         subprocess.run([*command, str(shim), "-o", str(library)], check=True)
         function = ctypes.CDLL(str(library)).emulate
@@ -54,15 +55,19 @@ def run_direction(
     dtype: str,
     schedule: CudaSchedule,
     deterministic: bool = False,
+    harmonics: HarmonicsProblem | None = None,
 ) -> dict[str, torch.Tensor]:
-    """Execute one direction in the emulator and return {slot: result in mul_ir}."""
+    """Execute one direction in the emulator and return {slot: result in mul_ir}.
+
+    harmonics: formed in the kernel; y of the case are then vectors.
+    """
     problem = case.problem
     real = getattr(torch, dtype)
-    spec = Spec(problem, direction, schedule, operation, dtype, layout, "int64", FACTS, deterministic)
+    spec = Spec(problem, direction, schedule, operation, dtype, layout, "int64", FACTS, deterministic, harmonics)
     plan = make_plan(spec)
     irreps = {"x": problem.irreps_in1, "g": problem.irreps_out}
     buffers = {}
-    for name in direction.operands:
+    for name in spec.operands:
         rows = case.tensors[name]
         if layout == "ir_mul" and name[-1] in irreps:
             rows = relayout(rows, irreps[name[-1]], to_ir_mul=True)

@@ -171,7 +171,7 @@ def test_the_graphs_of_a_problem_share_what_a_peer_builds() -> None:
 
 
 def test_time_limit_interrupts() -> None:
-    with pytest.raises(PeerError, match="sleeping took longer than 1 s"), e3nn_peer.time_limit(1, "sleeping"):
+    with pytest.raises(PeerError, match="slept too long"), e3nn_peer.time_limit(1, "slept too long"):
         while True:
             sum(range(1000))
 

@@ -13,6 +13,8 @@ from database_samples import HOST
 from rich.console import Console
 
 from autotune import ahead, bench, bench_rows
+from autotune.ahead import kind_of, known_failures
+from autotune.baselines.e3nn_peer import OUT_OF_TIME
 from autotune.bench_rows import identity_of, store_rows, stored_rows
 from autotune.bench_text import geometric_mean, ratio, summary_lines
 from autotune.config import load_config
@@ -199,6 +201,20 @@ def test_a_product_that_does_not_compile_gives_the_reason(tmp_path: Path, monkey
     monkeypatch.setattr("autotune.baselines.e3nn_peer.compiled", broken)
     workload = load_config(config(tmp_path), "cpu").workloads[0]
     assert ahead._compile_peer(workload, "cpu") == "RuntimeError: no such thing"
+
+
+def test_a_product_that_ran_out_of_time_is_not_compiled_again(tmp_path: Path) -> None:
+    workloads = load_config(config(tmp_path), "cpu").workloads
+    kinds = [kind_of(workload) for workload in workloads]
+    names = ("problem", "operation", "dtype", "layout")
+
+    def stored(reason: str) -> dict[str, Any]:
+        kind = dict(zip(names, (kinds[0][0].key, *kinds[0][1:]), strict=True))
+        return kind | {"times": {"e3nn-compiled": {"error": reason}}}
+
+    reason = f"PeerError: {OUT_OF_TIME}"
+    assert known_failures([stored(reason)], workloads) == {kinds[0]: reason}
+    assert known_failures([stored("RuntimeError: no double backward")], workloads) == {}, "of one pass only"
 
 
 def row(which: str = "forward", ours: float = 100.0, peer: float | None = 200.0, **changes: Any) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from harmonics_reference import operands, reference, vectors, worst
 
 from kernelgen.compile import compile_source, nvrtc_version
 from kernelgen.device import cuda_facts, device_facts
-from kernelgen.emit import emit
+from kernelgen.emit import emit, geometry
 from kernelgen.errors import ScheduleError, ToolMissingError
 from kernelgen.harmonics import HarmonicsProblem
 from kernelgen.harmonics_operators import HarmonicsOperator, build_harmonics
@@ -149,10 +149,25 @@ def test_a_host_kernel_writes_every_row_and_no_other(rows: int, direction: Harmo
 def test_lane_by_lane(staging: str, problem: HarmonicsProblem, direction: HarmonicsDirection) -> None:
     """75 rows in blocks of 32: rows of 16 elements are padded, those of 5 and 18 straddle what is copied at a time."""
     plan = harmonics_plan(HarmonicsSpec(problem, direction, HarmonicsCudaSchedule(32, staging), "float64", FACTS))
-    assert bool(plan.staged) is (staging != "none") and plan.stride % 2 == (staging != "none" or problem.dim_out % 2)
+    assert bool(plan.staged) is (staging != "none")
+    assert plan.stride == {"none": problem.dim_out, "ahead": {16: 18}.get(problem.dim_out, problem.dim_out)}.get(
+        staging, problem.dim_out | 1
+    )
     buffers = filled(direction, problem, 75)
     emulate(plan, buffers, 75, 75, 75)
     assert_filled(buffers, direction, problem)
+
+
+@pytest.mark.parametrize("direction", [BACKWARD, DOUBLE_BACKWARD["xg"]], ids=lambda direction: direction.name)
+@pytest.mark.parametrize("stages", HarmonicsCudaSchedule.choices["stages"])
+def test_one_warp_goes_through_all_tiles(stages: int, direction: HarmonicsDirection) -> None:
+    """75 rows are two tiles and one of 11 rows."""
+    spec = HarmonicsSpec(L3, direction, HarmonicsCudaSchedule(32, "ahead", 1, stages), "float64", FACTS)
+    plan = harmonics_plan(dataclasses.replace(spec, facts=dataclasses.replace(FACTS, units=1)))
+    assert geometry(plan, 75, 75, 75)[0] == 1
+    buffers = filled(direction, L3, 75)
+    emulate(plan, buffers, 75, 75, 75)
+    assert_filled(buffers, direction, L3)
 
 
 def test_a_constant_lane_by_lane() -> None:

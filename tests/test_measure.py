@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import random
+import time
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -148,3 +149,17 @@ def test_peak_memory_counts_results_and_what_is_freed_within_the_call() -> None:
     assert sampler.peak_bytes() == size
     assert measure.Sampler(lambda: held.clone().sum(), "cuda").peak_bytes() >= size
     assert measure.Sampler(lambda: held.add_(1), "cuda").peak_bytes() == 0, "the cache's buffer is not counted"
+
+
+@pytest.mark.gpu
+def test_the_hosts_time_between_two_launches_is_not_in_a_sample():
+    held = torch.zeros(1000, device="cuda")
+
+    def call() -> None:
+        held.add_(1.0)
+        time.sleep(0.005)
+        held.add_(1.0)
+
+    sampler = measure.Sampler(call, "cuda")
+    sampler.warm_up()
+    assert max(sampler.take(5)) < 2500

@@ -450,3 +450,12 @@ def test_deterministic_operators_compute_the_same_and_repeat_bit_by_bit() -> Non
         build(problem(), {"source_backward": HostSchedule()}, deterministic=True)
     with pytest.raises(ScheduleError, match="sums g in no fixed order"):
         build(problem(), {"forward": HostSchedule(accumulate="atomics")}, deterministic=True)
+
+
+def test_deterministic_products_of_many_paths_have_default_schedules() -> None:
+    """On the host as many path groups as paths add to one block of x, in one worker."""
+    for operation in ("conv", "plain"):
+        many = TensorProductProblem.channelwise("8x0e+8x1o+8x2e", "0e+1o+2e+3o", "0e+1o+2e")
+        given = reference.make_case(many, operation)
+        op = build(many, operation=operation, dtype=torch.float64, deterministic=True)
+        reference.assert_matches_e3nn(op, given, ("backward",), 1e-12)

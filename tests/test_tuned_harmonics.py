@@ -152,6 +152,13 @@ def test_the_space_has_every_knob_of_the_schedule(direction: str) -> None:
     assert study_name(workload(), direction) == f"sh-harmonics-{direction}-float32-mul_ir-harmonics-e8"
 
 
+def test_stages_count_where_rows_are_read_ahead() -> None:
+    space = space_of(workload(), "forward", cuda_facts("sm_90"))
+    two = {staging: space.schedule({"staging": staging, "stages": 2}) for staging in ("words", "ahead")}
+    one = {staging: space.schedule({"staging": staging, "stages": 1}) for staging in ("words", "ahead")}
+    assert two["words"] == one["words"] and two["ahead"] != one["ahead"]
+
+
 def test_compulsory_bytes() -> None:
     work, dim = workload(dtype="float64"), 9
     moved = [work.family.compulsory_bytes(work, direction, 10, 0) for direction in HARMONICS_DIRECTIONS]

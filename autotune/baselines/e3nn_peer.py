@@ -21,6 +21,7 @@ from kernelgen.problem import TensorProductProblem
 
 # torch.compile of one product takes from seconds to minutes; beyond this it is given up.
 COMPILE_LIMIT_S = 120
+OUT_OF_TIME = f"torch.compile took longer than {COMPILE_LIMIT_S} s"
 # Nothing tunes itself here: the first calls fill torch's allocator and compile e3nn's own code.
 WARM_UP_CALLS = 3
 GraphCall = Callable[..., torch.Tensor]
@@ -67,7 +68,7 @@ def compiled(task: Task) -> Product:
     t = task.tensors
     x = relayout(t.x, task.workload.product.irreps_in1, task.workload.layout, "mul_ir")
     inputs = [tensor.detach().requires_grad_() for tensor in (x, t.y, t.w)]
-    with time_limit(COMPILE_LIMIT_S, "torch.compile"):
+    with time_limit(COMPILE_LIMIT_S, OUT_OF_TIME):
         out = call(*inputs)
         torch.autograd.grad(out, inputs, torch.ones_like(out))
         with torch.no_grad():
@@ -105,8 +106,11 @@ class _TimeIsUp(BaseException):
 
 
 @contextmanager
-def time_limit(seconds: int, what: str) -> Iterator[None]:
-    """PeerError after ``seconds``. Only a process's main thread can be interrupted; elsewhere there is no limit."""
+def time_limit(seconds: int, reason: str) -> Iterator[None]:
+    """PeerError with ``reason`` after ``seconds``.
+
+    Only a process's main thread can be interrupted; elsewhere there is no limit.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -119,7 +123,7 @@ def time_limit(seconds: int, what: str) -> Iterator[None]:
     try:
         yield
     except _TimeIsUp:
-        raise PeerError(f"{what} took longer than {seconds} s") from None
+        raise PeerError(reason) from None
     finally:
         signal.alarm(0)
         signal.signal(signal.SIGALRM, before)

@@ -64,13 +64,13 @@ public:
         : args_(args), in_locks_(in_locks), out_locks_(out_locks) {
         const std::size_t in = padded(Form::dim_in1), out = padded(Form::dim_out);
         const std::size_t weights = Form::shared_weights ? padded(Form::weight_numel) : 0;
-        const std::size_t count = 3 * in + 3 * out + padded(Form::dim_in2 * Form::block) + weights;
+        const std::size_t count = 3 * in + 3 * out + padded(Form::dim_in2 * (Form::block + 1)) + weights;
         memory_ = static_cast<T*>(std::aligned_alloc(64, count * sizeof(T)));
         if (!memory_) throw std::bad_alloc();
         std::memset(memory_, 0, count * sizeof(T));
         T* next = memory_;
         for (auto [rows, size] : {std::pair<T**, std::size_t>{&x_, in}, {&tx_, in}, {&out_x_, in}, {&g_, out}, {&tg_, out},
-                                  {&out_g_, out}, {&out_y_, padded(Form::dim_in2 * Form::block)}, {&out_w_, weights}}) {
+                                  {&out_g_, out}, {&out_y_, padded(Form::dim_in2 * (Form::block + 1))}, {&out_w_, weights}}) {
             *rows = next;
             next += size;
         }
@@ -142,7 +142,11 @@ public:
 
     // Everything about edge `e` apart from the rows of its nodes. Edge `next` is likely to follow.
     void edge(std::int64_t e, std::int64_t next) {
-        if constexpr (Form::reads_y) edge_.y = args_.y + e * Form::dim_in2;
+        T* const own_y = out_y_ + Form::dim_in2 * Form::block;  // a row of values where y are vectors, then of sums
+        if constexpr (Form::reads_y) {
+            if constexpr (Form::y_are_vectors) Form::harmonics(args_.y + e * 3, own_y);
+            edge_.y = Form::y_are_vectors ? own_y : args_.y + e * Form::dim_in2;
+        }
         if constexpr (Form::reads_ty) edge_.ty = args_.ty + e * Form::dim_in2;
         const std::int64_t weights = Form::shared_weights ? 0 : e * Form::weight_numel;
         edge_.ahead = Form::shared_weights ? 0 : (next - e) * Form::weight_numel;
@@ -155,8 +159,9 @@ public:
         }
         Form::edge(edge_);
         if constexpr (Form::writes_y) {
-            T* target = args_.out_y + e * Form::dim_in2;
-            for (int m = 0; m < Form::dim_in2; ++m) target[m] = sum<Form::block>(out_y_ + m * Form::block);
+            T* const sums = Form::y_are_vectors ? own_y : args_.out_y + e * Form::dim_in2;
+            for (int m = 0; m < Form::dim_in2; ++m) sums[m] = sum<Form::block>(out_y_ + m * Form::block);
+            if constexpr (Form::y_are_vectors) Form::along_v(args_.y + e * 3, sums, args_.out_y + e * 3);
         }
     }
 
@@ -179,7 +184,7 @@ public:
     // Make this thread's writes visible; with shared weights, hand over its sums.
     void finish() {
 #if defined(__SSE2__)
-        _mm_sfence();  // streamed rows are ordered by nothing else
+        __builtin_ia32_sfence();  // streamed rows are ordered by nothing else
 #endif
         if constexpr (Form::writes_w && Form::shared_weights) {
 #pragma omp critical(equitune_out_w)

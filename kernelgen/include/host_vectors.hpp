@@ -4,10 +4,6 @@
 #include <type_traits>
 #include <utility>
 
-#if defined(__SSE2__)
-#include <immintrin.h>
-#endif
-
 #define EQUITUNE_INLINE inline __attribute__((always_inline))
 #define EQUITUNE_NOINLINE __attribute__((noinline))
 #define EQUITUNE_LAMBDA __attribute__((always_inline))
@@ -123,18 +119,24 @@ EQUITUNE_INLINE void add(T* to, const V& value) {
     store(to, load<V>(to) + value);
 }
 
-// Written once and not read again here: past the caches where the row's alignment allows.
+// Written once and not read again here: past the caches where the row's alignment allows. Compiler builtins, because
+// <immintrin.h> takes longer to parse than most kernels take to compile.
 template <class V, class T>
 EQUITUNE_INLINE void stream(T* to, const V& value, bool past_caches) {
 #if defined(__SSE2__)
     if (past_caches && reinterpret_cast<std::uintptr_t>(to) % sizeof(V) == 0) {
+#if defined(__clang__)
+        if constexpr (sizeof(V) >= 16) return __builtin_nontemporal_store(value, reinterpret_cast<V*>(to));
+#else
+        using Bits = typename MachineVector<long long, (sizeof(V) < 16 ? 2 : sizeof(V) / 8)>::type;
 #if defined(__AVX512F__)
-        if constexpr (sizeof(V) == 64) return _mm512_stream_si512(reinterpret_cast<__m512i*>(to), (__m512i)value);
+        if constexpr (sizeof(V) == 64) return __builtin_ia32_movntdq512(reinterpret_cast<Bits*>(to), (Bits)value);
 #endif
 #if defined(__AVX__)
-        if constexpr (sizeof(V) == 32) return _mm256_stream_si256(reinterpret_cast<__m256i*>(to), (__m256i)value);
+        if constexpr (sizeof(V) == 32) return __builtin_ia32_movntdq256(reinterpret_cast<Bits*>(to), (Bits)value);
 #endif
-        if constexpr (sizeof(V) == 16) return _mm_stream_si128(reinterpret_cast<__m128i*>(to), (__m128i)value);
+        if constexpr (sizeof(V) == 16) return __builtin_ia32_movntdq(reinterpret_cast<Bits*>(to), (Bits)value);
+#endif
     }
 #else
     (void)past_caches;

@@ -1,0 +1,111 @@
+"""A product whose second input are spherical harmonics of vectors, formed inside the kernels of the product.
+
+:class:`HarmonicProduct` takes the operators of both and is differentiable twice. Values and first gradients come from
+one kernel each, which reads three numbers an edge in the place of a row of harmonics. A gradient that will be
+differentiated again goes through the kernels of both, one after the other, as does everything that torch traces.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernelgen.autograd import Maybe, first_gradients, gradient_of_product, is_eager, sole_leaves, wanted_gradients
+from kernelgen.checks import Graph, Operands
+from kernelgen.direction import Direction, backward, forward
+from kernelgen.errors import InputError, ProblemError
+from kernelgen.graph import EdgeOrder
+from kernelgen.harmonics_autograd import gradient
+from kernelgen.harmonics_operators import HarmonicsOperator
+from kernelgen.operators import Operator
+from kernelgen.runner import Runner, SplitRunner
+from kernelgen.transforms import is_transforming
+
+
+class HarmonicProduct:
+    """Call it like an :class:`Operator`, with vectors ``[num_edges, 3]`` in the place of y.
+
+    product, harmonics: operators of one dtype and device; ProblemError where the harmonics are not the product's second
+    input. fused: False runs one after the other always. Products that are not generated with harmonics inside (other
+    modes than weighted ``uvu``, several copies of the second input) are never fused.
+    """
+
+    def __init__(self, product: Operator, harmonics: HarmonicsOperator, fused: bool = True) -> None:
+        if harmonics.dim_out != product.problem.dim_in2 or harmonics.dtype is not product.dtype:
+            raise ProblemError(
+                f"harmonics of degrees {harmonics.problem.degrees} have {harmonics.dim_out} components in "
+                f"{harmonics.dtype}; the second input {product.problem.irreps_in2} has {product.problem.dim_in2} in "
+                f"{product.dtype}"
+            )
+        self.product, self.harmonics = product, harmonics
+        self.fused = fused and product.problem.is_channelwise
+        self._runners: dict[tuple[Direction, torch.dtype | None, int], Runner | SplitRunner] = {}
+
+    def forward(
+        self,
+        x: Tensor,
+        v: Tensor,
+        w: Tensor,
+        sender: Tensor | None = None,
+        receiver: Tensor | None = None,
+        *,
+        num_out: int | None = None,
+        order: EdgeOrder | None = None,
+    ) -> Tensor:
+        """The product with the harmonics of v, differentiable twice with respect to x, v and w."""
+        if not self.fused or not is_eager(x, v, w):
+            return self.product(x, self.harmonics(v), w, sender, receiver, num_out=num_out, order=order)
+        w = self.product.one_row(w)
+        graph = self.graph(x, v, *self.product.edges(x, sender, receiver, num_out, order))
+        if torch.is_grad_enabled() and (x.requires_grad or v.requires_grad or w.requires_grad):
+            return _Forward.apply(x, v, w, graph, self)[0]
+        return self.run_on(graph, forward(), (x, None, v, None, w, None, None, None))["g"]
+
+    __call__ = forward
+
+    def graph(self, x: Tensor, v: Tensor, *edges: Any) -> Graph:
+        """A call's checked graph; the shapes are those of the product, with y the harmonics."""
+        if v.dim() != 2 or v.shape[1] != 3:
+            raise InputError(f"v has shape {tuple(v.shape)}; expected one vector an edge, (num_edges, 3)")
+        return self.product.graph(x, v, *edges)
+
+    def run_on(self, graph: Graph, direction: Direction, operands: Operands, poison: bool = False) -> dict[str, Tensor]:
+        """A direction of first derivatives by one kernel, with v for y among ``operands``; gradients by slot."""
+        x, sender = operands[0], graph.sender
+        assert x is not None
+        key = (direction, None if sender is None else sender.dtype, x.get_device())
+        runner = self._runners.get(key)
+        if runner is None:
+            index = torch.int64 if sender is None else sender.dtype
+            runner = self._runners[key] = self.product.runner(direction, index, x.device, self.harmonics.problem)
+        return runner(operands, graph._replace(shapes=graph.shapes | {"y": (graph.num_edges, 3)}), poison)
+
+
+class _Forward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, v: Tensor, w: Tensor, graph: Graph, both: HarmonicProduct) -> tuple:
+        link = x.new_empty(0)
+        ctx.save_for_backward(x, v, w, link)
+        ctx.set_materialize_grads(False)
+        ctx.graph, ctx.both, ctx.operator, ctx.pending = graph, both, both.product, {}
+        ctx.leaves = sole_leaves(x, v, w, graph, both.product)
+        return both.run_on(graph, forward(), (x, None, v, None, w, None, None, None))["g"], link
+
+    @staticmethod
+    def backward(ctx: Any, g: Maybe, _: Maybe) -> tuple[Maybe, ...]:
+        left, wanted = wanted_gradients(ctx)
+        if not wanted or (g is None and not left):
+            return (None,) * 5
+        (x, v, w, link), both = ctx.saved_tensors, ctx.both
+        differentiated = torch.is_grad_enabled() or is_transforming(g)
+        if not differentiated and not left:
+            found = both.run_on(ctx.graph, backward(wanted), (x, None, v, None, w, None, g, None))
+            return (*(found.get(slot) for slot in "xyw"), None, None)
+        y = both.harmonics(v)
+        if differentiated:
+            of_x, of_y, of_w = gradient_of_product(ctx, (x, y, w), g, link, wanted)
+        else:
+            of_x, of_y, of_w = first_gradients(ctx, (x, y, w), g, left, wanted)
+        return of_x, None if of_y is None else gradient(v, of_y, both.harmonics), of_w, None, None

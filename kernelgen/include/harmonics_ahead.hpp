@@ -1,0 +1,63 @@
+// Rows that pass through shared memory a warp at a time, read ahead: of harmonics on a GPU, after harmonics.hpp. The
+// emitter defines STAGES, the tiles that a warp has in flight, a lane each row. A row of N elements lies STRIDE elements
+// after the one before: without gaps, or with 16 bytes between where N elements are a whole number of 16 bytes, so that
+// lanes that read their own rows 16 bytes at a time meet no bank twice.
+constexpr int TILE = 32;
+
+DEVICE int rows_in(long long tile, long long num_rows) { return int(min(num_rows - tile * TILE, (long long)TILE)); }
+
+// 16 bytes, of which the first `bytes` are read and the others become 0, without waiting for them.
+DEVICE void copy_ahead(Real* shared, const Real* from, int bytes) {
+#ifdef __CUDA_ARCH__
+    const unsigned to = unsigned(__cvta_generic_to_shared(shared));
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(__cvta_generic_to_global(from)), "r"(bytes)
+                 : "memory");
+#else
+    for (int i = 0; i < WIDTH; ++i) shared[i] = i * int(sizeof(Real)) < bytes ? from[i] : Real(0);
+#endif
+}
+// Ends the copies of one tile.
+DEVICE void close_tile() {
+#ifdef __CUDA_ARCH__
+    asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+}
+// Until the oldest of STAGES tiles is there, for all lanes.
+DEVICE void await_tile() {
+#ifdef __CUDA_ARCH__
+    asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 1) : "memory");
+#endif
+    __syncwarp(0xffffffffu);
+}
+
+template <int N, int STRIDE>
+DEVICE int place_in_tile(int i) {
+    return STRIDE == N ? i : i / N * STRIDE + i % N;
+}
+// A tile's rows from memory to shared memory, and back; only `count` elements are there if it is not WHOLE.
+template <int N, int STRIDE, bool WHOLE>
+DEVICE void fetch(const Real* __restrict__ rows, Real* __restrict__ shared, int lane, int count) {
+    SOME_TIMES for (int i = lane * WIDTH; i < TILE * N; i += TILE * WIDTH) {
+        const int left = (count - i) * int(sizeof(Real)), bytes = WHOLE || left > 16 ? 16 : left > 0 ? left : 0;
+        copy_ahead(shared + place_in_tile<N, STRIDE>(i), rows + (bytes ? i : 0), bytes);
+    }
+}
+template <int N, int STRIDE, bool WHOLE>
+DEVICE void put(const Real* __restrict__ shared, Real* __restrict__ rows, int lane, int count) {
+    SOME_TIMES for (int i = lane * WIDTH; i < TILE * N; i += TILE * WIDTH) {
+        const Pack pack = *reinterpret_cast<const Pack*>(shared + place_in_tile<N, STRIDE>(i));
+        if (WHOLE) *reinterpret_cast<Pack*>(rows + i) = pack;
+        else _Pragma("unroll") for (int k = 0; k < WIDTH; ++k)
+            if (i + k < count) rows[i + k] = pack.at[k];
+    }
+}
+template <int N, int STRIDE>
+DEVICE void fetch_rows(const Real* __restrict__ rows, Real* __restrict__ shared, int lane, int count) {
+    if (count == TILE * N) fetch<N, STRIDE, true>(rows, shared, lane, count);
+    else fetch<N, STRIDE, false>(rows, shared, lane, count);
+}
+template <int N, int STRIDE>
+DEVICE void put_rows(const Real* __restrict__ shared, Real* __restrict__ rows, int lane, int count) {
+    if (count == TILE * N) put<N, STRIDE, true>(shared, rows, lane, count);
+    else put<N, STRIDE, false>(shared, rows, lane, count);
+}

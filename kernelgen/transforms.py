@@ -1,0 +1,124 @@
+"""Function transforms: what makes the ops of ``equitune`` work under ``torch.func`` and in forward mode.
+
+A formula that is registered for an op is not enough for ``torch.func.grad``, ``vmap`` or ``jvp``: they take an autograd
+function with ``setup_context``, ``vmap`` and ``jvp``. :func:`add_function` makes one of each op, from the same formula;
+:func:`call` takes the op, or its function where torch transforms.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._C._functorch import TransformType
+from torch.autograd import forward_ad
+
+from kernelgen.errors import UnsupportedError
+
+_FUNCTIONS: dict[str, type[torch.autograd.Function]] = {}
+# Arguments of an op and which of their dimensions are mapped enter; the places of the tensors ``[rows, features]``
+# whose rows the op treats one by one leave, or None where a result of that call is a sum over rows.
+Rows = Callable[[tuple, tuple[int | None, ...]], tuple[int, ...] | None]
+
+
+def is_transforming(*tensors: Tensor | None) -> bool:
+    """Whether a transform of ``torch.func`` or forward mode is at work, or one of the tensors is a batch of them.
+
+    Batches outside of transforms come from ``torch.autograd.grad(..., is_grads_batched=True)``.
+    """
+    if torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0:
+        return True
+    return any(tensor is not None and torch._C._functorch.is_legacy_batchedtensor(tensor) for tensor in tensors)
+
+
+def call(name: str, *arguments: Any) -> Any:
+    """The op ``equitune::name``, in the form that what torch is doing now asks for."""
+    needs_function = _is_beyond_compile() if torch.compiler.is_compiling() else is_transforming()
+    if needs_function:
+        return _apply(name, *arguments)
+    return getattr(torch.ops.equitune, name).default(*arguments)
+
+
+@torch.compiler.assume_constant_result
+def _is_beyond_compile() -> bool:
+    """Whether a transform is at work that the ops do not trace through: any but vmap."""
+    stack = torch._C._functorch.get_interpreter_stack() or ()
+    return forward_ad._current_level >= 0 or any(level.key() != TransformType.Vmap for level in stack)
+
+
+@torch.compiler.disable(
+    reason="torch.compile does not trace Equitune's kernels through torch.func.grad, jacrev, jvp and the like, "
+    "they run eagerly: compile with fullgraph=False, or what is inside of the transform"
+)
+def _apply(name: str, *arguments: Any) -> Any:
+    return _FUNCTIONS[name].apply(*arguments)
+
+
+def add_function(
+    library: torch.library.Library,
+    name: str,
+    gradient: Callable,
+    setup: Callable | None,
+    jvp: Callable,
+    rows: Rows,
+) -> None:
+    """The autograd function, and the rule for vmap, of the op ``equitune::name``.
+
+    gradient, setup: as in ``torch.library.register_autograd``. jvp: of ctx and a tangent or None for each argument.
+    rows: tells which calls vmap may make one of, with all rows one after the other; others are one call an item.
+    """
+
+    def setup_context(ctx: Any, inputs: tuple, output: Any) -> None:
+        if setup is not None:
+            setup(ctx, inputs, output)
+            ctx.save_for_forward(*ctx.to_save)
+
+    def vmap(info: Any, in_dims: tuple, *arguments: Any) -> tuple:
+        mapped = tuple(a if dim is None else a.movedim(dim, 0) for a, dim in zip(arguments, in_dims, strict=True))
+        is_mapped = tuple(dim is not None for dim in in_dims)
+        places = rows(arguments, in_dims)
+        if places is None:
+            return _one_by_one(name, info.batch_size, is_mapped, mapped)
+        return _by_rows(name, places, info.batch_size, is_mapped, mapped)
+
+    methods = {
+        "forward": getattr(torch.ops.equitune, name).default,
+        "setup_context": setup_context,
+        "backward": gradient,
+        "jvp": jvp,
+        "vmap": vmap,
+    }
+    members = {method: staticmethod(function) for method, function in methods.items()}
+    _FUNCTIONS[name] = type(name, (torch.autograd.Function,), members)
+    torch.library.register_vmap(f"equitune::{name}", vmap, lib=library)
+
+
+def _by_rows(name: str, places: tuple[int, ...], size: int, is_mapped: tuple[bool, ...], arguments: tuple) -> tuple:
+    """One call on the rows of all ``size`` items; what is mapped has its items in the first dimension."""
+    whole = list(arguments)
+    for place in places:
+        tensor = arguments[place]
+        if tensor is not None:
+            whole[place] = (tensor if is_mapped[place] else tensor.expand(size, *tensor.shape)).flatten(0, 1)
+    rows = arguments[places[0]].shape[-2]
+    found = call(name, *whole)
+    # Results that nobody asked for are empty, of one dimension.
+    apart = [t.unflatten(0, (size, rows)) if t.dim() == 2 else t for t in _several(found)]
+    dims = [0 if t.dim() == 3 else None for t in apart]
+    return (apart[0], dims[0]) if isinstance(found, Tensor) else (tuple(apart), tuple(dims))
+
+
+def _one_by_one(name: str, size: int, is_mapped: tuple[bool, ...], arguments: tuple) -> tuple:
+    """A call for each item."""
+    if size == 0:
+        raise UnsupportedError("vmap was given no items; this product takes at least one")
+    pairs = list(zip(arguments, is_mapped, strict=True))
+    items = [call(name, *(a[i] if mapped else a for a, mapped in pairs)) for i in range(size)]
+    stacked = tuple(torch.stack(parts) for parts in zip(*map(_several, items), strict=True))
+    return (stacked[0], 0) if isinstance(items[0], Tensor) else (stacked, (0,) * len(stacked))
+
+
+def _several(found: Any) -> tuple[Tensor, ...]:
+    return (found,) if isinstance(found, Tensor) else found
