@@ -14,18 +14,15 @@ from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any
 
+from autotune.families import Problem
 from autotune.graphs import GraphSpec, Points
 from autotune.workload import Workload
-from kernelgen.direction import DIRECTIONS, fixed_order_parts
-from kernelgen.operators import Operator
-from kernelgen.problem import TensorProductProblem
-from kernelgen.spec import Spec
 
 COMPILED_PEER = "e3nn-compiled"
 # e3nn is compiled with sizes left open, so any graph will do; a small one leaves room for every process.
 SMALL_GRAPH = GraphSpec("small", Points(100, 0.1), 4.0)
 # What its compilation depends on.
-Kind = tuple[TensorProductProblem, str, str, str]
+Kind = tuple[Problem, str, str, str]
 
 
 def kind_of(workload: Workload) -> Kind:
@@ -46,15 +43,8 @@ def known_failures(rows: Iterable[Mapping[str, Any]], workloads: Iterable[Worklo
     return failures
 
 
-def kernel_specs(operator: Operator, directions: Iterable[str]) -> list[Spec]:
-    """The kernels that an operator takes for some directions."""
-    split = operator.deterministic and operator.is_conv
-    parts = [fixed_order_parts(DIRECTIONS[name]) if split else (DIRECTIONS[name],) for name in directions]
-    return [operator.spec(part) for group in parts for part in group]
-
-
 def compile_ahead(
-    specs: Iterable[Spec],
+    specs: Iterable[Any],
     products: Iterable[Workload],
     device: str,
     say: Callable[[str], None] = lambda text: None,
@@ -84,14 +74,12 @@ def compile_ahead(
     return failures
 
 
-def _compile_kernel(spec: Spec) -> str:
-    from kernelgen.compile import compile_source
-    from kernelgen.emit import emit
+def _compile_kernel(spec: Any) -> str:
     from kernelgen.errors import EquituneError
-    from kernelgen.plan import make_plan
+    from kernelgen.launch import load_kernel
 
     try:
-        compile_source(emit(make_plan(spec)), spec.facts)
+        load_kernel(spec)
     except EquituneError as error:
         return str(error)
     return ""

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from autotune.ahead import COMPILED_PEER, Kind, compile_ahead, kernel_specs, kind_of, known_failures
+from autotune.ahead import COMPILED_PEER, Kind, compile_ahead, kind_of, known_failures
 from autotune.bench_rows import DEFAULT, OURS, Row, identity_of, store_rows, stored_rows
 from autotune.bench_text import summary_lines, table_lines
 from autotune.config import TuneConfig, by_problem, load_config
@@ -27,15 +27,14 @@ from autotune.crew import Idle
 from autotune.database import Database, database_path, writable_results_dir
 from autotune.errors import ConfigError, WorkerError, unknown_name
 from autotune.graphs import build_graph
-from autotune.jobs import build_for
 from autotune.lookup import find_schedule
 from autotune.publish import now_text, software_versions
 from autotune.tune import space_of
 from autotune.worker import Worker
-from autotune.workload import Workload, compulsory_bytes
+from autotune.workload import Workload
 from kernelgen.device import DeviceFacts, device_facts
 from kernelgen.direction import DIRECTIONS, fixed_order_parts
-from kernelgen.schedule import Schedule
+from kernelgen.schedule import Knobs
 from kernelgen.version import GENERATOR_VERSION
 
 if TYPE_CHECKING:
@@ -51,7 +50,7 @@ class Plan:
 
     workload: Workload
     passes: tuple[str, ...]
-    schedules: dict[str, dict[str, Schedule]]
+    schedules: dict[str, dict[str, Knobs]]
     origins: dict[str, str]
 
     def kernels_in(self, which: str) -> tuple[str, ...]:
@@ -226,10 +225,13 @@ class _Run:
         specs = []
         for plan in todo:
             directions = dict.fromkeys(itertools.chain.from_iterable(DIRECTIONS_OF[which] for which in plan.passes))
+            family = plan.workload.family
             for schedules in plan.schedules.values():
-                specs += kernel_specs(build_for(plan.workload, schedules, self.device), directions)
+                specs += family.specs(family.build(plan.workload, schedules, self.device), directions)
         on_gpu = self.facts.backend == "cuda" and COMPILED_PEER in self.peers
-        products = [plan.workload for plan in todo if on_gpu and kind_of(plan.workload) not in failures]
+        # Harmonics take e3nn's compiler no time worth a process.
+        wanted = [plan.workload for plan in todo if on_gpu and plan.workload.operation != "harmonics"]
+        products = [workload for workload in wanted if kind_of(workload) not in failures]
         begin = time.monotonic()
         found = compile_ahead(specs, products, self.device, self.say)
         self.say(f"compiled in {time.monotonic() - begin:.0f} s")
@@ -243,7 +245,8 @@ class _Run:
     def _peers_of(self, workload: Workload) -> set[str]:
         from autotune.baselines import peer_names
 
-        return set(self.peers) & set(peer_names(self.device, workload.deterministic))
+        names = peer_names(self.device, workload.deterministic, workload.operation)
+        return set(self.peers) & set(names)
 
     def _is_current(self, row: Row, plan: Plan, which: str, software: dict[str, str]) -> bool:
         """Whether measuring again would give the same row, but for noise."""
@@ -267,7 +270,7 @@ def _name(workload: Workload) -> str:
 def row_of(plan: Plan, which: str, contest: ContestResult, software: dict[str, str]) -> Row:
     workload, graph = plan.workload, build_graph(plan.workload.graph)
     size, kernels = (graph.num_edges, graph.num_nodes), plan.kernels_in(which)
-    moved = sum(compulsory_bytes(workload, direction, *size) for direction in DIRECTIONS_OF[which])
+    moved = sum(workload.family.compulsory_bytes(workload, direction, *size) for direction in DIRECTIONS_OF[which])
     results = {name: row[which] for name, row in contest.results.items() if which in row}
 
     def of_pass(by_contender: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:

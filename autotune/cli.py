@@ -242,7 +242,7 @@ def report(results: Results = None, reports: Reports = None) -> None:
 def show(
     problem: Annotated[str, typer.Argument(metavar="PROBLEM", help="A name of configs/problems.toml, or a key.")],
     device: Device = None,
-    operation: Annotated[Literal["conv", "plain"], typer.Option(help="Convolution, or edge by edge.")] = "conv",
+    operation: Annotated[Literal["conv", "plain"], typer.Option(help="Of a product: convolution, or plain.")] = "conv",
     dtype: Annotated[Literal["float32", "float64"], typer.Option()] = "float32",
     layout: Annotated[Literal["mul_ir", "ir_mul"], typer.Option()] = "mul_ir",
     graph_class: Annotated[str | None, typer.Option(help="Such as conv-e14-d5; by default any.")] = None,

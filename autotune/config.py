@@ -2,7 +2,8 @@
 
 A config gives, at the top or in ``[[workload]]`` tables that override the top:
 
-    problem = "mace-mp-medium"          # a name or a list, from problems.toml or this file's [problems.NAME] tables
+    problem = "mace-mp-medium"          # a name or a list, from problems.toml or this file's [problems.NAME] tables,
+                                        # or of spherical harmonics: [harmonics.NAME] tables of either
     graph = { cpu = "mof", cuda = "carbon" }   # a name, a list, or one of these by backend; likewise [graphs.NAME]
     operation, directions, dtype, layout, deterministic
     trials                               # finished trials at which the search of one direction ends
@@ -17,7 +18,6 @@ from __future__ import annotations
 
 import itertools
 import re
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,24 +26,33 @@ from typing import Any, TypeVar
 import torch
 
 from autotune import paths
+from autotune.config_tables import (
+    check_table,
+    count_of,
+    graph_from,
+    harmonics_from,
+    load_graphs,
+    load_harmonics,
+    load_problems,
+    problem_from,
+    read_toml,
+    tables_of,
+)
 from autotune.contest import DIRECTIONS_OF
 from autotune.errors import ConfigError, unknown_name
-from autotune.graphs import AtomSource, Bulk, Crystal, GraphSpec, Molecule, Points, StructureFile
+from autotune.families import Problem, operations_of
+from autotune.graphs import GraphSpec
 from autotune.restriction import Restriction, restrictions_from
 from autotune.workload import Workload
-from kernelgen.direction import DIRECTIONS
 from kernelgen.errors import EquituneError
-from kernelgen.problem import TensorProductProblem
 
 SAMPLERS = ("auto", "tpe", "climb", "gp", "random", "brute")
 WORKLOAD_KEYS = ("problem", "graph", "operation", "directions", "dtype", "layout", "deterministic")
 # A table of workloads may also have its own number of trials a study.
 TABLE_KEYS = (*WORKLOAD_KEYS, "trials")
 SEARCH_KEYS = ("budget", "trials", "patience", "sampler", "record")
-TOP_KEYS = (*WORKLOAD_KEYS, "workload", "problems", "graphs", "passes", *SEARCH_KEYS)
-NORMALIZATION_KEYS = ("shared_weights", "irrep_normalization", "path_normalization")
+TOP_KEYS = (*WORKLOAD_KEYS, "workload", "problems", "harmonics", "graphs", "passes", *SEARCH_KEYS)
 BACKENDS = ("cpu", "cuda")
-SOURCES = ("crystal", "bulk", "molecule", "points", "structure")
 T = TypeVar("T")
 UNITS = {"h": 3600.0, "m": 60.0, "s": 1.0}
 
@@ -89,52 +98,9 @@ def load_config(name_or_path: str | Path, backend: str | None = None) -> TuneCon
     if backend not in BACKENDS:
         raise ConfigError(f"backend is {backend!r}; expected one of {BACKENDS}")
     try:
-        return _config(path, _read(path), backend)
+        return _config(path, read_toml(path), backend)
     except EquituneError as error:
         raise ConfigError(f"{path}: {error}") from error
-
-
-def load_problems(path: Path | None = None) -> dict[str, TensorProductProblem]:
-    """The named problems of ``problems.toml`` (or another such file)."""
-    path = path or paths.configs_dir() / "problems.toml"
-    return {name: problem_from(name, table) for name, table in _read(path).items()}
-
-
-def load_graphs(path: Path | None = None) -> dict[str, GraphSpec]:
-    """The named graphs of ``graphs.toml`` (or another such file)."""
-    path = path or paths.configs_dir() / "graphs.toml"
-    return {name: graph_from(name, table, path.parent) for name, table in _read(path).items()}
-
-
-def problem_from(name: str, table: Any) -> TensorProductProblem:
-    """A problem from a table: in1, in2 and filter (channelwise), out (fully connected), or out and instructions."""
-    if isinstance(table, Mapping) and "out" in table and "instructions" not in table:
-        required: tuple[str, ...] = ("in1", "in2", "out")
-        _check_table(table, f"problem {name!r}", (*required, "shared_weights"), required)
-        shared = table.get("shared_weights", False)
-        return TensorProductProblem.fully_connected(*(table[key] for key in required), shared_weights=shared)
-    if isinstance(table, Mapping) and "instructions" in table:
-        required = ("in1", "in2", "out", "instructions")
-        _check_table(table, f"problem {name!r}", (*required, *NORMALIZATION_KEYS), required)
-        options = {key: table[key] for key in NORMALIZATION_KEYS if key in table}
-        return TensorProductProblem.from_instructions(*(table[key] for key in required), **options)
-    required = ("in1", "in2", "filter")
-    _check_table(table, f"problem {name!r}", (*required, "shared_weights"), required)
-    shared = table.get("shared_weights", False)
-    return TensorProductProblem.channelwise(*(table[key] for key in required), shared_weights=shared)
-
-
-def graph_from(name: str, table: Any, folder: Path) -> GraphSpec:
-    """A graph from a table: cutoff, one source of atoms, and optionally repeat; ``folder`` is the file's own."""
-    _check_table(table, f"graph {name!r}", ("cutoff", "repeat", *SOURCES), required=("cutoff",))
-    given = [source for source in SOURCES if source in table]
-    if len(given) != 1:
-        raise ConfigError(f"graph {name!r} has {given or 'no source of atoms'}; expected exactly one of {SOURCES}")
-    repeat = tuple(table.get("repeat", (1, 1, 1)))
-    if len(repeat) != 3 or not all(isinstance(n, int) and n > 0 for n in repeat):
-        raise ConfigError(f"graph {name!r}: repeat is {repeat}; expected three positive integers")
-    source = _source(f"graph {name!r}: {given[0]}", given[0], table[given[0]], folder)
-    return GraphSpec(name, source, _number(f"graph {name!r}: cutoff", table["cutoff"]), repeat)
 
 
 def parse_duration(value: str | int | float) -> float:
@@ -149,24 +115,27 @@ def parse_duration(value: str | int | float) -> float:
 
 
 def _config(path: Path, table: Mapping[str, Any], backend: str) -> TuneConfig:
-    _check_table(table, "config", TOP_KEYS)
-    local_problems = {name: problem_from(name, t) for name, t in _tables(table, "problems").items()}
-    local_graphs = {name: graph_from(name, t, path.parent) for name, t in _tables(table, "graphs").items()}
-    problems, graphs = load_problems() | local_problems, load_graphs() | local_graphs
+    check_table(table, "config", TOP_KEYS)
+    local_problems: dict[str, Problem] = {
+        name: problem_from(name, t) for name, t in tables_of(table, "problems").items()
+    }
+    local_problems |= {name: harmonics_from(name, t) for name, t in tables_of(table, "harmonics").items()}
+    local_graphs = {name: graph_from(name, t, path.parent) for name, t in tables_of(table, "graphs").items()}
+    problems, graphs = {**load_problems(), **load_harmonics(), **local_problems}, load_graphs() | local_graphs
     shared = {"problem": list(local_problems), "graph": list(local_graphs)}
     shared |= {key: table[key] for key in WORKLOAD_KEYS if key in table}
     workloads: list[Workload] = []
     own_trials: dict[Workload, int] = {}
     for given in table.get("workload", [{}]):
-        _check_table(given, "workload", TABLE_KEYS)
+        check_table(given, "workload", TABLE_KEYS)
         found = _workloads({**shared, **given}, problems, graphs, backend)
-        if (count := _count("workload.trials", given.get("trials"))) is not None:
+        if (count := count_of("workload.trials", given.get("trials"))) is not None:
             own_trials |= {workload: count for workload in found if workload not in workloads}
         workloads += found
     sampler = table.get("sampler", "auto")
     if sampler not in SAMPLERS:
         raise ConfigError(unknown_name("sampler", str(sampler), SAMPLERS))
-    trials, patience = (_count(key, table.get(key)) for key in ("trials", "patience"))
+    trials, patience = (count_of(key, table.get(key)) for key in ("trials", "patience"))
     budget = parse_duration(table["budget"]) if "budget" in table else None
     restrictions = restrictions_from(table.get("record", {}))
     passes = _passes(table["passes"], workloads) if "passes" in table else None
@@ -195,7 +164,7 @@ def _passes(value: Any, workloads: Sequence[Workload]) -> tuple[str, ...]:
 
 def _workloads(
     table: Mapping[str, Any],
-    problems: Mapping[str, TensorProductProblem],
+    problems: Mapping[str, Problem],
     graphs: Mapping[str, GraphSpec],
     backend: str,
 ) -> list[Workload]:
@@ -204,24 +173,17 @@ def _workloads(
             raise ConfigError(f"no {key} is given; expected {key} = a name or a list of names")
     graph = table["graph"]
     if isinstance(graph, Mapping):
-        _check_table(graph, "graph by backend", BACKENDS, required=(backend,))
+        check_table(graph, "graph by backend", BACKENDS, required=(backend,))
         graph = graph[backend]
-    options = {key: table[key] for key in ("operation", "dtype", "layout", "deterministic") if key in table}
-    options.setdefault("operation", "conv")
-    directions = tuple(_names("directions", table.get("directions", list(DIRECTIONS))))
-    return [
-        Workload(
-            label, _pick("problem", label, problems), graph=_pick("graph", on, graphs), directions=directions, **options
-        )
-        for label, on in itertools.product(_names("problem", table["problem"]), _names("graph", graph))
-    ]
-
-
-def _tables(table: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    value = table.get(key, {})
-    if not isinstance(value, Mapping):
-        raise ConfigError(f"{key} is {value!r}; expected tables [{key}.NAME]")
-    return value
+    options = {key: table[key] for key in ("dtype", "layout", "deterministic") if key in table}
+    if "directions" in table:
+        options["directions"] = tuple(_names("directions", table["directions"]))
+    found = []
+    for label, on in itertools.product(_names("problem", table["problem"]), _names("graph", graph)):
+        problem = _pick("problem", label, problems)
+        operation = table.get("operation", operations_of(problem)[0])
+        found.append(Workload(label, problem, operation, _pick("graph", on, graphs), **options))
+    return found
 
 
 def _pick(kind: str, name: str, known: Mapping[str, T]) -> T:
@@ -235,58 +197,3 @@ def _names(key: str, value: Any) -> list[str]:
     if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
         raise ConfigError(f"{key} is {value!r}; expected a name or a list of names")
     return names
-
-
-def _count(key: str, value: Any) -> int | None:
-    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-        raise ConfigError(f"{key} is {value!r}; expected a positive integer")
-    return value
-
-
-def _number(what: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
-        raise ConfigError(f"{what} is {value!r}; expected a positive number")
-    return float(value)
-
-
-def _source(what: str, kind: str, value: Any, folder: Path) -> AtomSource:
-    if kind in ("molecule", "structure"):
-        if not isinstance(value, str):
-            raise ConfigError(f"{what} is {value!r}; expected a text")
-        return Molecule(value) if kind == "molecule" else StructureFile(value, str(folder))
-    if kind == "points":
-        _check_table(value, what, ("number", "density", "seed"), required=("number", "density"))
-        return Points(int(value["number"]), _number(what + ".density", value["density"]), int(value.get("seed", 0)))
-    if kind == "bulk":
-        _check_table(
-            value, what, ("name", "crystalstructure", "a", "cubic"), required=("name", "crystalstructure", "a")
-        )
-        return Bulk(
-            value["name"], value["crystalstructure"], _number(what + ".a", value["a"]), value.get("cubic", True)
-        )
-    _check_table(value, what, ("spacegroup", "cell", "sites"), required=("spacegroup", "cell", "sites"))
-    try:
-        sites = tuple((str(symbol), float(x), float(y), float(z)) for symbol, x, y, z in value["sites"])
-        return Crystal(int(value["spacegroup"]), tuple(float(length) for length in value["cell"]), sites)
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"{what}: expected sites like ['Zn', 0.29, 0.2, 0.2] and a cell of six numbers") from error
-
-
-def _check_table(table: Any, what: str, known: Sequence[str], required: Sequence[str] = ()) -> None:
-    if not isinstance(table, Mapping):
-        raise ConfigError(f"{what} is {table!r}; expected a table with {', '.join(known)}")
-    for key in table:
-        if key not in known:
-            raise ConfigError(f"{what}: " + unknown_name("key", key, known))
-    missing = [key for key in required if key not in table]
-    if missing:
-        raise ConfigError(f"{what}: missing {', '.join(missing)}; expected {', '.join(required)}")
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not valid TOML: {error}") from error

@@ -9,16 +9,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from autotune.jobs import build_for, check, device_is_lost, free_memory, order_of, worst_error
-from kernelgen.schedule import Schedule
+from autotune.jobs import device_is_lost, free_memory, order_of, worst_error
+from kernelgen.schedule import Knobs
 
 if TYPE_CHECKING:
-    import torch
-
     from autotune.measure import Sampler
     from autotune.workload import Workload
 
-Schedules = Mapping[str, Schedule]
+Schedules = Mapping[str, Knobs]
 WARM_UP_CALLS = 10
 # Seconds of calls at least: peers choose kernels and fill caches as they go, ours are ready.
 WARM_UP_S, OUR_WARM_UP_S = 0.1, 0.02
@@ -130,12 +128,10 @@ class ContestSession:
     """What the worker holds: tensors, reference, prepared contenders, and a sampler for each in the present pass."""
 
     def __init__(self, setting: ContestSetting) -> None:
-        from autotune.verify import Reference
-        from autotune.workload import make_tensors
-
         self.workload, self.device = setting.workload, setting.device
-        self.tensors = make_tensors(self.workload, self.device)
-        self.reference = Reference(self.workload, self.device, self.tensors)
+        self.family = self.workload.family
+        self.tensors = self.family.tensors(self.workload, self.device)
+        self.reference = self.family.reference(self.workload, self.device, self.tensors)
         self.order = order_of(self.tensors)
         self.peers = self._peers(setting.peers)
         self.contenders: dict[str, Any] = {}
@@ -164,22 +160,17 @@ class ContestSession:
         from autotune.baselines.peer import CheckedPasses, Product, Task
         from autotune.verify import TOLERANCE
 
-        operator = build_for(self.workload, schedules, self.device)
+        operator = self.family.build(self.workload, schedules, self.device)
         answer = Answer()
         for direction in schedules:
-            errors = check(self.reference, operator, direction, self.tensors, self.order)
+            poisoned = self.family.run(operator, direction, self.tensors, self.order, poison=True)
+            errors = self.reference.check(direction, poisoned())
             if wrong := worst_error(errors, self.workload.dtype):
                 return Answer(error=wrong)
             answer.errors[direction] = errors
             answer.resources[direction] = operator.resources(direction)
-        t = self.tensors
-
-        def call(x: torch.Tensor, y: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-            if self.workload.operation == "plain":
-                return operator(x, y, w)
-            return operator(x, y, w, t.sender, t.receiver, num_out=t.num_nodes, order=self.order)
-
-        task = Task(self.workload, self.reference.device, t, self.reference)
+        task = Task(self.workload, self.reference.device, self.tensors, self.reference)
+        call = self.family.call(self.workload, operator, self.tensors, self.order)
         product = Product(call, self.workload.layout)
         self.contenders[name] = CheckedPasses(name, product, task, TOLERANCE[self.workload.dtype])
         return answer

@@ -11,17 +11,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from autotune.families import Problem
 from autotune.jobs import TrialSetting, free_memory
 from autotune.worker import Worker
 from autotune.workload import Workload
-from kernelgen.problem import TensorProductProblem
 
 
 @dataclass(frozen=True)
 class Idle:
     """A process at rest: modules are imported and e3nn's product is built on the host; nothing is on the device."""
 
-    problem: TensorProductProblem
+    problem: Problem
     device: str
 
     def open(self) -> Callable[[Any], Any]:
@@ -36,7 +36,7 @@ class Idle:
 class Pair:
     """Of one problem. Neither process is started before it is needed, or :meth:`launch` says so."""
 
-    def __init__(self, problem: TensorProductProblem, device: str) -> None:
+    def __init__(self, problem: Problem, device: str) -> None:
         self.problem, self._idle = problem, Idle(problem, device)
         self.searching, self.comparing = Worker(self._idle), Worker(self._idle)
 
@@ -69,7 +69,7 @@ class Crew:
         self.device = device
         # Where the clock is the host's own, imports beside a measurement would disturb it.
         self.ahead = device.startswith("cuda")
-        self._pairs: dict[TensorProductProblem, Pair] = {}
+        self._pairs: dict[Problem, Pair] = {}
 
     def __enter__(self) -> Crew:
         return self
@@ -78,17 +78,17 @@ class Crew:
         for pair in self._pairs.values():
             pair.close()
 
-    def of(self, problem: TensorProductProblem) -> Pair:
+    def of(self, problem: Problem) -> Pair:
         """The problem's pair; those of problems before it end."""
         for other in [known for known in self._pairs if known != problem]:
             self._pairs.pop(other).close()
         return self._pair(problem)
 
-    def launch(self, *problems: TensorProductProblem) -> None:
+    def launch(self, *problems: Problem) -> None:
         """Start the processes of problems, where that disturbs no measurement."""
         if self.ahead:
             for problem in problems:
                 self._pair(problem).launch()
 
-    def _pair(self, problem: TensorProductProblem) -> Pair:
+    def _pair(self, problem: Problem) -> Pair:
         return self._pairs.setdefault(problem, Pair(problem, self.device))

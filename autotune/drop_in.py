@@ -65,7 +65,7 @@ def accelerate(
 ) -> Acceleration:
     """Replace e3nn's tensor products and spherical harmonics in ``model``, in place, where a kernel computes the same.
 
-    strict, deterministic: as in :class:`autotune.TensorProduct`; harmonics are always as deterministic and never tuned.
+    strict, deterministic: as in :class:`autotune.TensorProduct`; harmonics are deterministic in any case.
     check: compare each with e3nn on random inputs, on the module's device and in its dtype (harmonics, which have
     neither: the model's), and keep e3nn's where they differ by more than ``TOLERANCE``.
 
@@ -160,8 +160,9 @@ class AcceleratedHarmonics(_StandIn, SphericalHarmonics):
     original: the module that it stands for, not registered: it waits to be put back.
     """
 
-    def __init__(self, original: o3.SphericalHarmonics) -> None:
-        super().__init__(original._ls_list, original.normalize, original.normalization, original.irreps_in)
+    def __init__(self, original: o3.SphericalHarmonics, *, strict: bool | None = None) -> None:
+        options = (original.normalize, original.normalization, original.irreps_in)
+        super().__init__(original._ls_list, *options, strict=strict)
         self.__dict__["original"] = original
         self.train(original.training)
 
@@ -207,7 +208,7 @@ def _replacement(
         if isinstance(module, o3.TensorProduct):
             product = AcceleratedProduct(module, strict=strict, deterministic=deterministic)
             return (_difference(module, product) if like is not None else "") or product
-        harmonics = AcceleratedHarmonics(module)
+        harmonics = AcceleratedHarmonics(module, strict=strict)
         return (_difference_of_harmonics(module, harmonics, like) if like is not None else "") or harmonics
     except (UnsupportedError, ProblemError) as reason:
         return str(reason)

@@ -16,15 +16,16 @@ from pathlib import PurePosixPath, PureWindowsPath
 from typing import Any
 
 from autotune.errors import DatabaseError
-from autotune.graphs import GraphClass
+from autotune.families import family_of
+from autotune.graphs import OPERATIONS, GraphClass
 from autotune.workload import Identity
 from kernelgen.direction import DIRECTIONS
 from kernelgen.errors import EquituneError
-from kernelgen.schedule import Schedule, schedule_from_dict
+from kernelgen.schedule import Knobs
 from kernelgen.spec import BYTES
 
 CHOICES: dict[str, tuple[str, ...]] = {
-    "operation": ("conv", "plain"),
+    "operation": OPERATIONS,
     "direction": tuple(DIRECTIONS),
     "dtype": tuple(BYTES),
     "layout": ("mul_ir", "ir_mul"),
@@ -36,7 +37,7 @@ TIMES = ("time_us", "q1_us", "q3_us")
 class Entry:
     """Times are medians with quartiles in microseconds, ``bytes`` compulsory traffic, ``copy_bandwidth`` in bytes/s.
 
-    problem: :attr:`TensorProductProblem.key`. graph_class: :attr:`GraphClass.text`. graph: name, edges, nodes.
+    problem: its ``key``. graph_class: :attr:`GraphClass.text`. graph: name, edges, nodes.
     schedule: as ``Schedule.to_dict`` writes it. default: schedule and times of the default schedule in the same run.
     peers: times (or ``{"error": text}``) by peer. errors: largest relative error against float64 e3nn by output slot.
     floor_us: ``bytes / copy_bandwidth``. trials: ``file`` (relative), ``count``, ``ok`` and how the search ran.
@@ -72,8 +73,8 @@ class Entry:
     deterministic: bool = False
 
     def __post_init__(self) -> None:
-        # A Schedule is as good as its data: the tuner holds the one, files the other.
-        if isinstance(self.schedule, Schedule):
+        # A schedule is as good as its data: the tuner holds the one, files the other.
+        if isinstance(self.schedule, Knobs):
             object.__setattr__(self, "schedule", self.schedule.to_dict())
         for field in dataclasses.fields(self):
             _check_type(field.name, getattr(self, field.name), str(field.type))
@@ -81,9 +82,9 @@ class Entry:
         for name, allowed in CHOICES.items():
             if getattr(self, name) not in allowed:
                 raise DatabaseError(f"entry field {name} is {getattr(self, name)!r}; expected one of {allowed}")
-        _check_schedule("schedule", self.schedule)
+        _check_schedule("schedule", self.schedule, self.operation)
         _check_graph(self.graph, self.graph_class)
-        _check_default(self.default)
+        _check_default(self.default, self.operation)
         for name, peer in self.peers.items():
             _check_peer(f"peers[{name!r}]", peer)
         for slot, value in self.errors.items():
@@ -97,14 +98,14 @@ class Entry:
         return (*kernel, self.graph_class, self.deterministic)
 
     @property
-    def tuned_schedule(self) -> Schedule:
+    def tuned_schedule(self) -> Knobs:
         """:attr:`schedule` as the object that the generator takes."""
-        return _schedule(tuple(sorted(self.schedule.items())))
+        return _schedule(self.operation, tuple(sorted(self.schedule.items())))
 
     @property
-    def default_schedule(self) -> Schedule:
+    def default_schedule(self) -> Knobs:
         """The default schedule that the tuned one was measured against."""
-        return _schedule(tuple(sorted(self.default["schedule"].items())))
+        return _schedule(self.operation, tuple(sorted(self.default["schedule"].items())))
 
     @property
     def parsed_graph_class(self) -> GraphClass:
@@ -132,8 +133,8 @@ class Entry:
 
 
 @functools.lru_cache(maxsize=4096)
-def _schedule(items: tuple[tuple[str, Any], ...]) -> Schedule:
-    return schedule_from_dict(dict(items))
+def _schedule(operation: str, items: tuple[tuple[str, Any], ...]) -> Knobs:
+    return family_of(operation).read(dict(items))
 
 
 @functools.lru_cache(maxsize=1024)
@@ -178,11 +179,11 @@ def _check_json(name: str, value: Any) -> None:
         raise DatabaseError(f"entry field {name} is {type(value).__name__} {value!r}; expected JSON data")
 
 
-def _check_schedule(name: str, data: Any) -> None:
+def _check_schedule(name: str, data: Any, operation: str) -> None:
     if not isinstance(data, Mapping):
         raise DatabaseError(f"entry field {name} is {data!r}; expected an object")
     try:
-        _schedule(tuple(sorted(data.items())))
+        _schedule(operation, tuple(sorted(data.items())))
     except (EquituneError, TypeError) as error:
         raise DatabaseError(f"entry field {name}: {error}") from error
 
@@ -197,8 +198,8 @@ def _check_graph(graph: Mapping[str, Any], graph_class: str) -> None:
         raise DatabaseError(f"entry field graph_class: {error}") from error
 
 
-def _check_default(default: Mapping[str, Any]) -> None:
-    _check_schedule("default['schedule']", default.get("schedule"))
+def _check_default(default: Mapping[str, Any], operation: str) -> None:
+    _check_schedule("default['schedule']", default.get("schedule"), operation)
     for name in TIMES:
         _check_type(f"default[{name!r}]", default.get(name), "float")
 

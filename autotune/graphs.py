@@ -24,7 +24,8 @@ from autotune.errors import ConfigError
 if TYPE_CHECKING:
     from ase import Atoms
 
-OPERATIONS = ("conv", "plain")
+# Of which only the first depends on which nodes an edge joins.
+OPERATIONS = ("conv", "plain", "harmonics")
 
 
 class AtomSource(Protocol):
@@ -119,13 +120,27 @@ class StructureFile:
 
 
 @dataclass(frozen=True)
+class EdgesAlone:
+    """So many edges of no nodes: enough for what works edge by edge."""
+
+    number: int
+
+
+@dataclass(frozen=True)
 class GraphSpec:
-    """A graph by description: atoms, repeated along the cell's vectors, joined within ``cutoff`` (angstrom)."""
+    """A graph by description: atoms, repeated along the cell's vectors, joined within ``cutoff`` (angstrom).
+
+    Edges alone have neither cutoff nor repeat.
+    """
 
     name: str
-    source: AtomSource
-    cutoff: float
+    source: AtomSource | EdgesAlone
+    cutoff: float = 0.0
     repeat: tuple[int, int, int] = (1, 1, 1)
+
+    @property
+    def has_nodes(self) -> bool:
+        return not isinstance(self.source, EdgesAlone)
 
 
 @dataclass(frozen=True, eq=False)
@@ -149,6 +164,9 @@ class Graph:
 @functools.lru_cache(maxsize=16)
 def build_graph(spec: GraphSpec) -> Graph:
     """The graph of a description; the same description always gives the same edges in the same order."""
+    if isinstance(spec.source, EdgesAlone):
+        nowhere = torch.zeros(1, dtype=torch.long).expand(spec.source.number)
+        return Graph(spec.name, nowhere, nowhere, torch.zeros(1, 3).expand(spec.source.number, 3), 0)
     atoms = spec.source.atoms().repeat(spec.repeat)
     positions, cell = atoms.get_positions(), np.asarray(atoms.get_cell())
     if len(positions) == 0 or not spec.cutoff > 0:
@@ -207,7 +225,7 @@ def _images(positions: np.ndarray, cell: np.ndarray, periodic: np.ndarray, cutof
 
 @dataclass(frozen=True)
 class GraphClass:
-    """Size and mean degree of a graph in powers of two; ``plain`` products have no degree."""
+    """Size and mean degree of a graph in powers of two; only a ``conv`` has a degree."""
 
     operation: str
     log2_edges: int
@@ -219,23 +237,23 @@ class GraphClass:
         if operation not in OPERATIONS:
             raise ConfigError(f"operation is {operation!r}; expected one of {OPERATIONS}")
         log2_edges = round(math.log2(max(1, num_edges)))
-        if operation == "plain":
+        if operation != "conv":
             return cls(operation, log2_edges)
         return cls(operation, log2_edges, round(math.log2(max(1.0, num_edges / max(1, num_nodes)))))
 
     @property
     def text(self) -> str:
-        """For example ``conv-e14-d5`` or ``plain-e16``."""
+        """For example ``conv-e14-d5``, ``plain-e16`` or ``harmonics-e20``."""
         return f"{self.operation}-e{self.log2_edges}" + (f"-d{self.log2_degree}" if self.operation == "conv" else "")
 
     @classmethod
     def parse(cls, text: str) -> GraphClass:
         """Inverse of :attr:`text`."""
-        match = re.fullmatch(r"conv-e(\d+)-d(\d+)|plain-e(\d+)", text)
+        match = re.fullmatch(r"(?:(conv)-e(\d+)-d(\d+))|(?:(plain|harmonics)-e(\d+))", text)
         if not match:
             raise ConfigError(f"{text!r} is not a graph class; expected for example 'conv-e14-d5' or 'plain-e16'")
-        edges, degree, plain = match.groups()
-        return cls("plain", int(plain)) if plain else cls("conv", int(edges), int(degree))
+        conv, edges, degree, other, number = match.groups()
+        return cls(other, int(number)) if other else cls(conv, int(edges), int(degree))
 
     def distance(self, other: GraphClass) -> float:
         """How far apart two classes are, in factors of two; infinite between different operations."""

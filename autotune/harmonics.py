@@ -1,39 +1,33 @@
 """Spherical harmonics as a module and a function that stand in for e3nn's, from generated kernels.
 
-An operator is built for each (device, dtype) when it is first met, and kept. First and second derivatives work; the
-second derivative of a normalised vector is 0 at the zero vector, where torch gives nan.
+Schedules are looked up and an operator is built for each (device, dtype) when it is first met, and kept. First and
+second derivatives work; the second derivative of a normalised vector is 0 at the zero vector, where torch gives nan.
 """
 
 from __future__ import annotations
 
 import operator
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
 from e3nn import o3
 
+from autotune.graphs import GraphClass
+from autotune.lookup import Tuning, find_schedule
 from autotune.tuned_module import autocast, check_dtype, or_default
+from kernelgen.device import device_facts
 from kernelgen.errors import ProblemError, UnsupportedError
 from kernelgen.harmonics import MAX_DEGREE, NORMALIZATIONS, HarmonicsProblem
 from kernelgen.harmonics_library import HARMONICS_OPERATORS
 from kernelgen.harmonics_operators import HarmonicsOperator, build_harmonics
-from kernelgen.harmonics_schedule import HarmonicsSchedule
+from kernelgen.harmonics_plan import HARMONICS_DIRECTIONS
 from kernelgen.problem import parse_irreps
 
 Degrees: TypeAlias = "int | list[int] | tuple[int, ...] | str | o3.Irreps"
 _VECTORS = (o3.Irreps("1x1o"), o3.Irreps("1x1e"))
-_UNTUNED = "harmonics are not tuned; default from device facts"
-
-
-@dataclass(frozen=True)
-class HarmonicsTuning:
-    """A schedule and where it came from: the fields of :class:`autotune.Tuning`, always ``default`` for now."""
-
-    schedule: HarmonicsSchedule
-    origin: str = "default"
-    entry: None = None
-    reason: str = _UNTUNED
+# All that decides which operators a module has: the problem's key, the graph class ("" for any), strict.
+_Key: TypeAlias = tuple[str, str, bool | None]
+_Tunings: TypeAlias = dict[str, Tuning]
 
 
 def _vector(irreps_out: Degrees, irreps_in: Any) -> o3.Irreps:
@@ -74,16 +68,26 @@ class SphericalHarmonics(torch.nn.Module):
     irreps_out: a degree, a list of degrees, or irreps, whose parities must be those of the harmonics of irreps_in.
     normalize: whether x is divided by its length first. normalization: a block's length on the sphere is
     sqrt((2l+1) / 4 pi) (``integral``), sqrt(2l+1) (``component``) or 1 (``norm``). irreps_in: ``1o`` or ``1e``; None
-    takes 1e where irreps_out has an odd degree of even parity, else 1o.
+    takes 1e where irreps_out has an odd degree of even parity, else 1o. num_vectors: about how many vectors a call has
+    (None: many), to choose among tuned schedules. strict: TuningMissError, at the first call, unless schedules were
+    tuned on this device; None asks ``$EQUITUNE_STRICT``.
 
     The attributes irreps_in, irreps_out, normalize and normalization are e3nn's. Raises ProblemError where e3nn raises
     ValueError, and UnsupportedError for degrees above 12.
     """
 
     _operator: HarmonicsOperator | None
+    _tuning: _Tunings
 
     def __init__(
-        self, irreps_out: Degrees, normalize: bool, normalization: str = "integral", irreps_in: Any = None
+        self,
+        irreps_out: Degrees,
+        normalize: bool,
+        normalization: str = "integral",
+        irreps_in: Any = None,
+        *,
+        num_vectors: int | None = None,
+        strict: bool | None = None,
     ) -> None:
         super().__init__()
         if isinstance(irreps_out, str | o3.Irreps):
@@ -101,8 +105,11 @@ class SphericalHarmonics(torch.nn.Module):
                 "as e3nn's are"
             )
         self.problem = HarmonicsProblem(tuple(degrees), normalization, self.normalize)
+        if num_vectors is not None and (type(num_vectors) is not int or num_vectors < 1):
+            raise ProblemError(f"num_vectors is {num_vectors!r}; expected a positive integer, or None for many")
+        graph_class = GraphClass.of("harmonics", num_vectors, 1).text if num_vectors else ""
         # What torch.compile asks before it takes the code of one module for another.
-        self._key = self.problem.key
+        self._key: _Key = (self.problem.key, graph_class, strict)
         self.irreps_out = o3.Irreps([(1, (degree, parity**degree)) for degree in degrees]).simplify()
         # e3nn's names.
         self._ls_list = degrees
@@ -124,43 +131,55 @@ class SphericalHarmonics(torch.nn.Module):
         return met(x)
 
     @property
-    def tuning(self) -> dict[str, HarmonicsTuning]:
-        """By direction: schedule, origin and reason, of the operator that was built last.
+    def tuning(self) -> dict[str, Tuning]:
+        """By direction: schedule, origin, database entry and reason, of the operator that was built last.
 
-        Before any was built: what would be taken on torch's default device and dtype.
+        Before any was built: what would be loaded on torch's default device and dtype.
         """
-        made = self._operator or _operator(self._key, *or_default(None, None))
-        return {name: HarmonicsTuning(schedule) for name, schedule in made.schedules.items()}
+        return dict(self._tuning) if self._tuning else _look_up(self._key, *or_default(None, None))
 
     def _operator_for(self, device: torch.device, dtype: torch.dtype) -> HarmonicsOperator:
         key = (device, dtype)
         if key not in self._operators:
-            self._operators[key] = _operator(self._key, device, dtype)
-        self._operator = self._operators[key]
+            self._operators[key] = _build(self._key, device, dtype)
+        self._operator, self._tuning = self._operators[key]
         return self._operator
 
     def _forget_operators(self) -> None:
-        self._operators: dict[tuple[torch.device, torch.dtype], HarmonicsOperator] = {}
+        self._operators: dict[tuple[torch.device, torch.dtype], tuple[HarmonicsOperator, _Tunings]] = {}
         self._operator = None
+        self._tuning = {}
 
     def __getstate__(self) -> dict[str, Any]:
         # Loaded kernels belong to this process; a copy builds its own (from the compile cache) when it is called.
-        return {name: value for name, value in self.__dict__.items() if name not in ("_operators", "_operator")}
+        forgotten = ("_operators", "_operator", "_tuning")
+        return {name: value for name, value in self.__dict__.items() if name not in forgotten}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self._forget_operators()
 
 
-def _operator(key: str, device: torch.device, dtype: torch.dtype) -> HarmonicsOperator:
+def _look_up(key: _Key, device: torch.device, dtype: torch.dtype) -> _Tunings:
+    problem, graph_class, strict = key
+    where = (str(dtype), "mul_ir", device_facts(device), graph_class or None, strict)
+    return {
+        direction: find_schedule(HarmonicsProblem.from_key(problem), "harmonics", direction, *where)
+        for direction in HARMONICS_DIRECTIONS
+    }
+
+
+def _build(key: _Key, device: torch.device, dtype: torch.dtype) -> tuple[HarmonicsOperator, _Tunings]:
     check_dtype("x is", dtype)
-    return build_harmonics(HarmonicsProblem.from_key(key), dtype=dtype, device=device)
+    tuning = _look_up(key, device, dtype)
+    schedules: Any = {direction: found.schedule for direction, found in tuning.items()}
+    return build_harmonics(HarmonicsProblem.from_key(key[0]), schedules, dtype=dtype, device=device), tuning
 
 
 @torch.compiler.assume_constant_result
-def _operator_text(key: str, device: torch.device, dtype: torch.dtype) -> str:
-    """The name under which the operator is registered: it is built here, and not traced."""
-    return _operator(key, device, dtype).text
+def _operator_text(key: _Key, device: torch.device, dtype: torch.dtype) -> str:
+    """The name under which the operator is registered: lookup and build happen here, and are not traced."""
+    return _build(key, device, dtype)[0].text
 
 
 _MODULES: dict[tuple[str, bool, str], SphericalHarmonics] = {}
@@ -175,7 +194,7 @@ def spherical_harmonics(
     """``e3nn.o3.spherical_harmonics``: harmonics ``[..., dim]`` of x ``[..., 3]``, arguments as of the module."""
     (x,) = autocast(x)
     if torch.compiler.is_compiling():
-        key = _problem_key(l, normalize, normalization)
+        key = _module_key(l, normalize, normalization)
         return HARMONICS_OPERATORS[_operator_text(key, x.device, x.dtype)](x)
     return _module(l, normalize, normalization)(x)
 
@@ -190,5 +209,5 @@ def _module(degrees: Degrees, normalize: bool, normalization: str) -> SphericalH
 
 
 @torch.compiler.assume_constant_result
-def _problem_key(degrees: Degrees, normalize: bool, normalization: str) -> str:
-    return _module(degrees, normalize, normalization).problem.key
+def _module_key(degrees: Degrees, normalize: bool, normalization: str) -> _Key:
+    return _module(degrees, normalize, normalization)._key

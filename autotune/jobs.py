@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from kernelgen.direction import DIRECTIONS
 from kernelgen.errors import CompileError, ScheduleError
-from kernelgen.schedule import Schedule
+from kernelgen.schedule import Knobs, Schedule
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -57,7 +57,7 @@ class TrialJob:
     """Measure ``schedule`` for one direction. ``best_us``: of the study so far, to give up hopeless candidates."""
 
     direction: str
-    schedule: Schedule
+    schedule: Knobs
     best_us: float | None = None
     max_seconds: float = 1.0
 
@@ -78,23 +78,22 @@ class TrialSession:
     """The tensors of one workload on its device, and the float64 values that outputs are held to."""
 
     def __init__(self, setting: TrialSetting) -> None:
-        from autotune.verify import Reference
-        from autotune.workload import make_tensors
-
         self.workload, self.device = setting.workload, setting.device
-        self.tensors = make_tensors(self.workload, self.device)
-        self.reference = Reference(self.workload, self.device)
+        self.family = self.workload.family
+        self.tensors = self.family.tensors(self.workload, self.device)
+        self.reference = self.family.reference(self.workload, self.device)
         self.order = order_of(self.tensors)
 
     def __call__(self, job: TrialJob) -> Outcome:
         stage = "compile"
         try:
             begin = time.perf_counter()
-            operator = build_for(self.workload, {job.direction: job.schedule}, self.device)
+            operator = self.family.build(self.workload, {job.direction: job.schedule}, self.device)
             resources = operator.resources(job.direction)
             compile_s = time.perf_counter() - begin
             stage = "launch"
-            errors = check(self.reference, operator, job.direction, self.tensors, self.order)
+            poisoned = self.family.run(operator, job.direction, self.tensors, self.order, poison=True)
+            errors = self.reference.check(job.direction, poisoned())
             if (worst := worst_error(errors, self.workload.dtype)) is not None:
                 return Outcome("wrong", worst, errors=finite(errors), resources=resources, compile_s=compile_s)
             return self._timed(operator, job, errors, resources, compile_s)
@@ -106,12 +105,12 @@ class TrialSession:
             return Outcome(stage, f"{type(error).__name__}: {error}"[:2000], device_lost=device_is_lost(self.device))
 
     def _timed(
-        self, operator: Operator, job: TrialJob, errors: dict[str, float], resources: dict, compile_s: float
+        self, operator: Any, job: TrialJob, errors: dict[str, float], resources: dict, compile_s: float
     ) -> Outcome:
         from autotune.measure import HOPELESS_RATIO, time_callable
 
         hopeless = None if job.best_us is None else HOPELESS_RATIO * job.best_us
-        call = run_call(operator, job.direction, self.tensors, self.order)
+        call = self.family.run(operator, job.direction, self.tensors, self.order)
         timing = time_callable(call, self.device, max_seconds=job.max_seconds, hopeless_us=hopeless)
         return Outcome(
             "ok",
@@ -137,13 +136,13 @@ def order_of(tensors: Tensors) -> EdgeOrder | None:
 
 
 def build_for(workload: Workload, schedules: Mapping[str, Schedule], device: str) -> Operator:
-    """The operator of a workload with these schedules by direction; other directions take the default."""
+    """The operator of a product with these schedules by direction; other directions take the default."""
     import torch
 
     from kernelgen.operators import build
 
     return build(
-        workload.problem,
+        workload.product,
         dict(schedules) or None,
         operation=workload.operation,
         dtype=getattr(torch, workload.dtype),
@@ -156,7 +155,7 @@ def build_for(workload: Workload, schedules: Mapping[str, Schedule], device: str
 def run_call(
     operator: Operator, direction: str, tensors: Any, order: EdgeOrder | None, poison: bool = False
 ) -> Callable[[], dict[str, Tensor]]:
-    """A call of one direction with every output asked for, without autograd; outputs by slot (``g`` is the value)."""
+    """A call of one direction of a product: see :meth:`autotune.families.Family.run`."""
     t = tensors
     edges = (t.sender, t.receiver, t.num_nodes, order) if operator.operation == "conv" else (None, None, None, None)
     asked = DIRECTIONS[direction]
@@ -167,13 +166,6 @@ def run_call(
         return lambda: operator.run_backward(t.x, t.y, t.w, t.g, *edges, **given)
     tangents = {slot: getattr(t, "t" + slot) for slot in asked.tangents}
     return lambda: operator.run_double_backward(t.x, t.y, t.w, t.g, tangents, *edges, **given)
-
-
-def check(
-    reference: Any, operator: Operator, direction: str, tensors: Any, order: EdgeOrder | None
-) -> dict[str, float]:
-    """Largest relative error of every output of a poisoned run."""
-    return reference.check(direction, run_call(operator, direction, tensors, order, poison=True)())
 
 
 def worst_error(errors: Mapping[str, float], dtype: str) -> str | None:

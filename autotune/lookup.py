@@ -14,7 +14,6 @@ A stored schedule that is not legal here is skipped, and the reason says so. Not
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import os
 from collections.abc import Iterable, Iterator, Mapping
@@ -25,15 +24,12 @@ from typing import Any
 from autotune.database import Table, database_dirs, database_path, load_table
 from autotune.entry import Entry
 from autotune.errors import TuningMissError
+from autotune.families import Family, Problem, family_of
 from autotune.graphs import GraphClass
-from kernelgen.defaults import default_schedule
 from kernelgen.device import DeviceFacts
-from kernelgen.direction import DIRECTIONS, Direction, fixed_order_parts
+from kernelgen.direction import Direction
 from kernelgen.errors import ProblemError, ScheduleError
-from kernelgen.plan import make_plan
-from kernelgen.problem import TensorProductProblem
-from kernelgen.schedule import SCHEDULES, Schedule
-from kernelgen.spec import Spec
+from kernelgen.schedule import Knobs
 
 
 @dataclass(frozen=True)
@@ -44,7 +40,7 @@ class Tuning:
     entry: the database record behind it, if there is one. reason: one sentence for people.
     """
 
-    schedule: Schedule
+    schedule: Knobs
     origin: str
     entry: Entry | None
     reason: str
@@ -52,8 +48,14 @@ class Tuning:
 
 @dataclass(frozen=True)
 class _Query:
-    spec: Spec
+    """``spec``: as the family of its operation makes it."""
+
+    spec: Any
     graph_class: GraphClass | None
+
+    @property
+    def family(self) -> Family:
+        return family_of(self.spec.operation)
 
     @property
     def kernel(self) -> tuple[str, str, str, str]:
@@ -66,7 +68,7 @@ def strict_by_environment() -> bool:
 
 
 def find_schedule(
-    problem: TensorProductProblem,
+    problem: Problem,
     operation: str,
     direction: str | Direction,
     dtype: str,
@@ -79,23 +81,16 @@ def find_schedule(
 ) -> Tuning:
     """The best known schedule for one direction of a problem on a device; see the module for the order.
 
-    direction: a name of :data:`kernelgen.direction.DIRECTIONS` (a Direction counts by its name).
+    direction: one that the operation has, by name (a Direction counts by its name).
     strict: where true, TuningMissError unless the origin is exact or nearest; None asks ``$EQUITUNE_STRICT``.
     deterministic: of kernels whose results are bitwise equal from run to run; only entries tuned as such count.
     Unreadable databases are skipped with a warning and never make a lookup fail.
     """
     name = direction if isinstance(direction, str) else direction.name
-    if name not in DIRECTIONS:
-        raise ProblemError(f"direction is {name!r}; expected one of {tuple(DIRECTIONS)}")
-    unset = SCHEDULES[facts.backend]()
-    asked = DIRECTIONS[name]
-    if deterministic and operation == "conv":
-        # Of the kernels that share the work, the one that takes the schedule of this name.
-        asked = fixed_order_parts(asked)[-1]
-    spec = Spec(
-        *(problem, asked, unset, operation, dtype.removeprefix("torch."), layout, "int64", facts),
-        deterministic=deterministic,
-    )
+    family = family_of(operation)
+    if name not in family.directions:
+        raise ProblemError(f"direction is {name!r}; expected one of {tuple(family.directions)}")
+    spec = family.spec(problem, operation, name, dtype.removeprefix("torch."), layout, facts, deterministic)
     query = _Query(spec, GraphClass.parse(graph_class) if isinstance(graph_class, str) else graph_class)
     skipped: list[str] = []
     tuning = _on_this_device(query, skipped) or _on_other_device(query, skipped)
@@ -137,7 +132,7 @@ def _on_other_device(query: _Query, skipped: list[str]) -> Tuning | None:
 def _default(query: _Query, skipped: list[str]) -> Tuning:
     reason = "nothing is tuned for this problem on this device or one of its architecture; default from device facts"
     num_edges = None if query.graph_class is None else 2**query.graph_class.log2_edges
-    return Tuning(default_schedule(query.spec, num_edges), "default", None, _with_skipped(reason, skipped))
+    return Tuning(query.family.default(query.spec, num_edges), "default", None, _with_skipped(reason, skipped))
 
 
 def _require_this_device(query: _Query, tuning: Tuning | None, skipped: list[str]) -> None:
@@ -175,11 +170,8 @@ def _why_nearest(query: _Query, entry: Entry) -> str:
 
 
 def _is_legal(query: _Query, entry: Entry, skipped: list[str]) -> bool:
-    schedule = entry.tuned_schedule
-    # Without fusion torch gathers and sums around a plain kernel, so that is the kernel to judge.
-    operation = query.spec.operation if schedule.fuse else "plain"
     try:
-        make_plan(dataclasses.replace(query.spec, schedule=schedule, operation=operation))
+        query.family.plan(query.family.kernel_spec(query.spec, entry.tuned_schedule))
     except ScheduleError as error:
         skipped.append(f"{entry.graph_class} {entry.layout}: {error}")
         return False

@@ -10,7 +10,7 @@ from autotune.database import database_dirs, load_table
 from autotune.entry import Entry
 from autotune.graphs import GraphClass
 from autotune.space import Space
-from kernelgen.schedule import Schedule
+from kernelgen.schedule import Knobs
 
 MOST = 8
 # A direction that is a part of another, or nearly: where it has no winner of its own, the other's is the best guess.
@@ -27,7 +27,7 @@ def known_entries(*directories: Path) -> list[Entry]:
     return [entry for path in files for entry in load_table(path).by_identity.values()]
 
 
-def starting_points(space: Space, graph_class: GraphClass, entries: Iterable[Entry]) -> list[Schedule]:
+def starting_points(space: Space, graph_class: GraphClass, entries: Iterable[Entry]) -> list[Knobs]:
     """Winners of the same (or kindred) direction and backend moved into ``space``.
 
     By turns those of the same problem, the nearest graph class first, and those of other problems on the nearest

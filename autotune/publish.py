@@ -22,10 +22,10 @@ from autotune.graphs import build_graph
 from autotune.study import Study
 from autotune.verify import TOLERANCE
 from autotune.worker import Worker
-from autotune.workload import Workload, compulsory_bytes
+from autotune.workload import Workload
 from kernelgen.device import DeviceFacts, device_facts
 from kernelgen.errors import EquituneError
-from kernelgen.schedule import Schedule, schedule_from_dict
+from kernelgen.schedule import Knobs
 from kernelgen.version import GENERATOR_VERSION
 
 CANDIDATES = 3
@@ -69,11 +69,11 @@ def publish(
     return entries
 
 
-def contenders(studies: Mapping[str, Study]) -> dict[str, dict[str, Schedule]]:
+def contenders(studies: Mapping[str, Study]) -> dict[str, dict[str, Knobs]]:
     """The default and the best few other schedules of each direction, by rank."""
-    ours: dict[str, dict[str, Schedule]] = {"default": {name: study.space.default for name, study in studies.items()}}
+    ours: dict[str, dict[str, Knobs]] = {"default": {name: study.space.default for name, study in studies.items()}}
     for direction, study in studies.items():
-        ranked = [schedule_from_dict(line["schedule"]) for line in study.ranking]
+        ranked = [study.schedule_of(line) for line in study.ranking]
         others = [schedule for schedule in ranked if schedule != study.space.default]
         for rank, schedule in enumerate(others[:CANDIDATES], start=1):
             ours.setdefault(f"candidate {rank}", {})[direction] = schedule
@@ -84,7 +84,7 @@ def entry_of(
     workload: Workload,
     direction: str,
     facts: DeviceFacts,
-    ours: Mapping[str, Mapping[str, Schedule]],
+    ours: Mapping[str, Mapping[str, Knobs]],
     contest: ContestResult,
     trials: Mapping[str, Any],
 ) -> Entry | None:
@@ -95,7 +95,7 @@ def entry_of(
         return None
     winner = min(times, key=lambda name: (times[name], name))
     graph = build_graph(workload.graph)
-    moved = compulsory_bytes(workload, direction, graph.num_edges, graph.num_nodes)
+    moved = workload.family.compulsory_bytes(workload, direction, graph.num_edges, graph.num_nodes)
     return Entry(
         label=workload.label,
         problem=workload.problem.key,

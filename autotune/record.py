@@ -40,6 +40,8 @@ def record(config: TuneConfig, device: str, results_dir: Path, progress: Progres
         raise ConfigError(
             f"{config.path} has no table [record.{facts.backend}]: choices by knob, such as path_groups = [1, 2]"
         )
+    if harmonics := [workload.label for workload in config.workloads if workload.operation == "harmonics"]:
+        raise ConfigError(f"harmonics are not recorded, a search measures them whole: leave out {', '.join(harmonics)}")
     complete: list[Path] = []
     for workload in config.workloads:
         with Worker(TrialSetting(workload, device)) as worker:

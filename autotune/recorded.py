@@ -22,7 +22,7 @@ from kernelgen.device import DeviceFacts
 from kernelgen.direction import DIRECTIONS
 from kernelgen.errors import EquituneError
 from kernelgen.problem import TensorProductProblem
-from kernelgen.schedule import Schedule, schedule_from_dict
+from kernelgen.schedule import Knobs, schedule_from_dict
 from kernelgen.spec import Spec
 
 
@@ -32,10 +32,10 @@ class RecordedSpace(Space):
 
     lines: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
-    def broken_limit(self, schedule: Schedule) -> str | None:
+    def broken_limit(self, schedule: Knobs) -> str | None:
         return None if schedule.key in self.lines else "not in the record"
 
-    def in_order(self) -> Iterator[Schedule]:
+    def in_order(self) -> Iterator[Knobs]:
         """The default schedule, then all others in the order in which the choices stand."""
         every = (
             self.schedule(dict(zip(self.knobs, values, strict=True)))
@@ -66,7 +66,7 @@ class Record:
     def default_us(self) -> float | None:
         return self.space.lines[self.space.default.key]["time_us"]
 
-    def starts(self, entries: Iterable[Entry]) -> list[Schedule]:
+    def starts(self, entries: Iterable[Entry]) -> list[Knobs]:
         """Where the tuner would start from if it knew all but this very kernel."""
         head = self.header
         own = (head["problem"], head["direction"], head["dtype"], head["layout"], head["graph_class"])

@@ -25,7 +25,7 @@ from autotune.sampling import proposals_ahead
 from autotune.search import Compiled, search
 from autotune.study import Study
 from kernelgen.errors import CompileError
-from kernelgen.schedule import Schedule
+from kernelgen.schedule import Knobs
 
 # Seeds a sampler is run with; a Gaussian process thinks for seconds over a trial, and the default order has no seed.
 SEEDS = {"tpe": 20, "climb": 20, "gp": 5, "random": 20, "default": 1}
@@ -52,7 +52,7 @@ def run(
     *,
     ahead: int,
     prune: bool = True,
-    starts: Sequence[Schedule] = (),
+    starts: Sequence[Knobs] = (),
 ) -> list[float]:
     """The best time so far (infinite before the first) after each trial of one search.
 
@@ -64,13 +64,13 @@ def run(
         return list(itertools.accumulate(timed, min))
     best: list[float] = []
 
-    def prepare(schedule: Schedule) -> Compiled:
+    def prepare(schedule: Knobs) -> Compiled:
         line = record.space.lines[schedule.key]
         if line["state"] == "compile":
             raise CompileError(line["reason"])
         return Compiled(line["compile_s"] or 0.0, line["resources"])
 
-    def measure(schedule: Schedule, best_us: float | None) -> Outcome:
+    def measure(schedule: Knobs, best_us: float | None) -> Outcome:
         return _outcome(record.space.lines[schedule.key])
 
     with Study(record.space, record.header["study"], sampler=sampler, seed=seed, starts=starts) as study:
@@ -103,7 +103,7 @@ def replay(
     seeds: int | None = None,
     ahead: int | None = None,
     prune: bool = True,
-    starts: Sequence[Schedule] = (),
+    starts: Sequence[Knobs] = (),
 ) -> dict[str, Any]:
     """Run the samplers; the result is JSON data (``curve``: median over seeds of best so far over best of all)."""
     compilers = record.header["workers"]

@@ -21,7 +21,7 @@ from autotune.jobs import Outcome
 from autotune.pruning import why_hopeless
 from autotune.study import Proposal, Study
 from kernelgen.errors import CompileError
-from kernelgen.schedule import Schedule
+from kernelgen.schedule import Knobs
 
 
 @dataclass(frozen=True)
@@ -33,9 +33,9 @@ class Compiled:
 
 
 # Compiles a schedule into the cache; raises CompileError.
-Prepare = Callable[[Schedule], Compiled]
+Prepare = Callable[[Knobs], Compiled]
 # Measures a schedule, given the best time so far.
-Measure = Callable[[Schedule, float | None], Outcome]
+Measure = Callable[[Knobs, float | None], Outcome]
 Ahead = deque[tuple[Proposal, Future[Compiled]]]
 
 

@@ -12,24 +12,25 @@ from typing import Any
 
 import torch
 
-from autotune.config import load_problems
+from autotune.config_tables import load_harmonics, load_problems
 from autotune.database import database_dirs, database_path, load_table
 from autotune.entry import Entry
 from autotune.errors import ConfigError, unknown_name
+from autotune.families import Problem, family_of, operations_of
 from autotune.graphs import GraphClass
 from autotune.lookup import Tuning, find_schedule
 from kernelgen.device import DeviceFacts, device_facts
-from kernelgen.direction import DIRECTIONS
+from kernelgen.harmonics import HarmonicsProblem
 from kernelgen.problem import TensorProductProblem
-from kernelgen.schedule import Schedule
+from kernelgen.schedule import Knobs
 from kernelgen.version import GENERATOR_VERSION
 
 
-def find_problem(text: str) -> TensorProductProblem:
+def find_problem(text: str) -> Problem:
     """A problem by its name in ``problems.toml`` or by its key; ConfigError with the nearest name otherwise."""
     if "|" in text:
-        return TensorProductProblem.from_key(text)
-    problems = load_problems()
+        return HarmonicsProblem.from_key(text) if text.startswith("sh|") else TensorProductProblem.from_key(text)
+    problems: dict[str, Problem] = {**load_problems(), **load_harmonics()}
     if text not in problems:
         raise ConfigError(unknown_name("problem", text, problems))
     return problems[text]
@@ -44,20 +45,25 @@ def show(
     device: torch.device | str = "cpu",
     graph_class: GraphClass | str | None = None,
 ) -> str:
-    """The whole text, lines joined. Raises ConfigError or ProblemError for a problem it does not know."""
+    """The whole text, lines joined. Raises ConfigError or ProblemError for a problem it does not know.
+
+    operation, layout: of a product; harmonics have but one of either.
+    """
     problem, facts = find_problem(problem_text), device_facts(device)
+    if operation not in operations_of(problem):
+        operation, layout = operations_of(problem)[0], "mul_ir"
+    family = family_of(operation)
     if isinstance(graph_class, str):
         graph_class = GraphClass.parse(graph_class)
     wanted = graph_class.text if graph_class else "of any size"
     lines = [
         _row("problem", problem_text if problem_text != problem.key else ""),
-        _row("", f"{problem.irreps_in1} x {problem.irreps_in2} -> {problem.irreps_out}"),
-        _row("", f"{len(problem.paths)} paths, {problem.weight_numel:,} weights, {problem.dim_out:,} outputs"),
+        *(_row("", line) for line in family.describe(problem)),
         _row("device", f"{facts.name} ({facts.arch})"),
         _row("wanted", f"{operation}, {dtype}, {layout}, graph {wanted}"),
         *_databases(facts),
     ]
-    for direction in DIRECTIONS:
+    for direction in family.directions:
         tuning = find_schedule(problem, operation, direction, dtype, layout, facts, graph_class, strict=False)
         lines += ["", f"{direction.replace('_', ' ')}: {tuning.origin}", *_tuning(tuning)]
     return "\n".join(line.rstrip() for line in lines)
@@ -85,7 +91,7 @@ def _tuning(tuning: Tuning) -> Iterator[str]:
     yield from _figures(tuning.entry)
 
 
-def _knobs(schedule: Schedule) -> str:
+def _knobs(schedule: Knobs) -> str:
     return ", ".join(f"{name}={value}" for name, value in dataclasses.asdict(schedule).items())
 
 

@@ -22,14 +22,16 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from autotune.errors import ConfigError, unknown_name
-from kernelgen.defaults import SMALL_GRAPH_EDGES, default_schedule
+from autotune.families import Family, family_of
+from kernelgen.defaults import SMALL_GRAPH_EDGES
 from kernelgen.device import DeviceFacts
-from kernelgen.direction import DIRECTIONS, Direction, fixed_order_parts
+from kernelgen.direction import Direction
 from kernelgen.errors import ScheduleError
+from kernelgen.harmonics_schedule import HarmonicsCudaSchedule
 from kernelgen.pairs import pair_paths
-from kernelgen.plan import estimate_registers, make_plan
+from kernelgen.plan import estimate_registers
 from kernelgen.problem import TensorProductProblem
-from kernelgen.schedule import SCHEDULES, CudaSchedule, HostSchedule, Schedule, power_of_two_at_most
+from kernelgen.schedule import CudaSchedule, HostSchedule, Knobs, Schedule, power_of_two_at_most
 from kernelgen.spec import Spec
 
 if TYPE_CHECKING:
@@ -46,15 +48,20 @@ TILING_REGISTERS = 200
 class Space:
     """``knobs`` are in the order in which a sampler is asked; ``spec.schedule`` is the default schedule.
 
-    probes: schedules that are worth one measurement each, some outside the choices.
+    spec: as the family of its operation makes it. probes: schedules that are worth one measurement each, some outside
+    the choices.
     """
 
-    spec: Spec
+    spec: Any
     knobs: Mapping[str, tuple]
-    probes: tuple[Schedule, ...] = ()
+    probes: tuple[Knobs, ...] = ()
 
     @property
-    def default(self) -> Schedule:
+    def family(self) -> Family:
+        return family_of(self.spec.operation)
+
+    @property
+    def default(self) -> Knobs:
         return self.spec.schedule
 
     @property
@@ -62,11 +69,11 @@ class Space:
         """Combinations of choices, before legality and equivalence."""
         return math.prod(len(choices) for choices in self.knobs.values())
 
-    def schedule(self, values: Mapping[str, Any]) -> Schedule:
+    def schedule(self, values: Mapping[str, Any]) -> Knobs:
         """The canonical schedule with these knob values; knobs that are not given take the default's."""
         return self.canonical(dataclasses.replace(self.default, **values))
 
-    def values(self, schedule: Schedule) -> dict[str, Any] | None:
+    def values(self, schedule: Knobs) -> dict[str, Any] | None:
         """The schedule as choices of this space, or None if they do not make it."""
         values = {knob: getattr(schedule, knob) for knob in self.knobs}
         inside = all(value in self.knobs[knob] for knob, value in values.items())
@@ -83,11 +90,11 @@ class Space:
             knobs[knob] = tuple(dict.fromkeys((*allowed, getattr(self.default, knob))))
         return dataclasses.replace(self, knobs=MappingProxyType(knobs))
 
-    def suggest(self, trial: optuna.Trial) -> Schedule:
+    def suggest(self, trial: optuna.Trial) -> Knobs:
         """Ask an Optuna trial for every knob."""
         return self.schedule({knob: trial.suggest_categorical(knob, choices) for knob, choices in self.knobs.items()})
 
-    def nearest(self, schedule: Schedule) -> Schedule:
+    def nearest(self, schedule: Knobs) -> Knobs:
         """A schedule found for another kernel, moved to the nearest choices of this space."""
         values = {}
         for knob, choices in self.knobs.items():
@@ -97,8 +104,9 @@ class Space:
             values[knob] = value if value in choices else getattr(self.default, knob)
         return self.schedule(values)
 
-    def canonical(self, schedule: Schedule) -> Schedule:
+    def canonical(self, schedule: Knobs) -> Knobs:
         """Replace the values of knobs that have no effect on this kernel."""
+        assert isinstance(schedule, Schedule)
         if not self.spec.problem.is_channelwise:
             kept = {knob: getattr(schedule, knob) for knob in ("fuse", *self.knobs)}
             return dataclasses.replace(self.default, **kept)
@@ -120,20 +128,19 @@ class Space:
                 changes["stage_edges"] = min(changes["stage_edges"], max(4, schedule.edges_per_chunk))
         return dataclasses.replace(schedule, **changes)
 
-    def kernel_spec(self, schedule: Schedule) -> Spec:
-        """What is compiled for a schedule; without fusion torch gathers and sums around a plain kernel."""
-        operation = self.spec.operation if schedule.fuse else "plain"
-        return dataclasses.replace(self.spec, schedule=schedule, operation=operation)
+    def plan(self, schedule: Knobs) -> Any:
+        """Of what is compiled for a schedule; ScheduleError if that is not legal."""
+        return self.family.plan(self.family.kernel_spec(self.spec, schedule))
 
-    def broken_limit(self, schedule: Schedule) -> str | None:
+    def broken_limit(self, schedule: Knobs) -> str | None:
         """Why the schedule is illegal, or None if it is legal."""
         try:
-            make_plan(self.kernel_spec(schedule))
+            self.plan(schedule)
         except ScheduleError as error:
             return str(error)
         return None
 
-    def shuffled(self, seed: int) -> Iterator[Schedule]:
+    def shuffled(self, seed: int) -> Iterator[Knobs]:
         """Every combination once, canonical, in an order that depends on the seed; needs no memory for large spaces."""
         generator = random.Random(seed)
         size, choices = self.size, list(self.knobs.items())
@@ -148,7 +155,7 @@ class Space:
 
     def count_legal(self, most: int) -> int:
         """Distinct legal schedules, probes included, counted up to ``most``."""
-        distinct: set[Schedule] = set(self.probes)
+        distinct: set[Knobs] = set(self.probes)
         for schedule in self.shuffled(0):
             if schedule not in distinct and self.broken_limit(schedule) is None:
                 distinct.add(schedule)
@@ -171,13 +178,9 @@ def search_space(
 
     num_edges: as for ``default_schedule``.
     """
-    direction = DIRECTIONS[direction] if isinstance(direction, str) else direction
-    if deterministic and operation == "conv":
-        # Of the kernels that share the work, the one that takes the schedule of this name.
-        direction = fixed_order_parts(direction)[-1]
-    blank = SCHEDULES[facts.backend]()
-    spec = Spec(problem, direction, blank, operation, dtype, layout, "int64", facts, deterministic)
-    default = default_schedule(spec, num_edges)
+    family = family_of(operation)
+    spec = family.spec(problem, operation, direction, dtype, layout, facts, deterministic)
+    default = family.default(spec, num_edges)
     if not problem.is_channelwise:
         return _space_of_pairs(dataclasses.replace(spec, schedule=default))
     knobs: dict[str, tuple] = {}
@@ -209,12 +212,29 @@ def _space_of_pairs(spec: Spec) -> Space:
     return dataclasses.replace(space, probes=_unfused(space))
 
 
+@dataclass(frozen=True)
+class HarmonicsSpace(Space):
+    """Of harmonics."""
+
+    def canonical(self, schedule: Knobs) -> Knobs:
+        if isinstance(schedule, HarmonicsCudaSchedule) and schedule.staging != "ahead":
+            return dataclasses.replace(schedule, stages=HarmonicsCudaSchedule().stages)
+        return schedule
+
+
+def harmonics_space(spec: Any) -> Space:
+    """All choices of all knobs, but of threads those of any host kernel."""
+    default = family_of(spec.operation).default(spec, None)
+    knobs = {**default.choices} | ({"threads": _threads(spec.facts)} if "threads" in default.choices else {})
+    return HarmonicsSpace(dataclasses.replace(spec, schedule=default), MappingProxyType(knobs))
+
+
 def _threads(facts: DeviceFacts) -> tuple[int, ...]:
     """All cores or half of them."""
     return (0, facts.units // 2) if facts.units >= 4 else (0,)
 
 
-def _tilings(space: Space) -> tuple[Schedule, ...]:
+def _tilings(space: Space) -> tuple[Knobs, ...]:
     """The default with small teams of several channels a lane, in as few path groups as registers allow.
 
     They read fewer edge values and issue fewer instructions an edge, but leave fewer teams, so several share a node:
@@ -235,15 +255,15 @@ def _tilings(space: Space) -> tuple[Schedule, ...]:
     return tuple(found)
 
 
-def _registers(space: Space, schedule: Schedule) -> int:
-    return estimate_registers(make_plan(space.kernel_spec(schedule)))
+def _registers(space: Space, schedule: Knobs) -> int:
+    return estimate_registers(space.plan(schedule))
 
 
-def _unfused(space: Space) -> tuple[Schedule, ...]:
+def _unfused(space: Space) -> tuple[Knobs, ...]:
     """The default without fusion; torch's sums at nodes are in no fixed order, so never of a deterministic kernel."""
     if space.spec.operation == "plain" or space.spec.deterministic:
         return ()
-    schedule = space.canonical(dataclasses.replace(space.default, fuse=False))
+    schedule = space.schedule({"fuse": False})
     return (schedule,) if space.broken_limit(schedule) is None else ()
 
 

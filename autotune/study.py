@@ -28,7 +28,7 @@ from autotune.jobs import Outcome
 from autotune.sampling import make_sampler, open_optuna
 from autotune.space import Space
 from kernelgen.errors import ScheduleError
-from kernelgen.schedule import Schedule, schedule_from_dict
+from kernelgen.schedule import Knobs
 from kernelgen.version import GENERATOR_VERSION
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ GAIN = 0.01
 class Proposal:
     """A schedule to measure, and the Optuna trial that hears of it; None where the sampler cannot express it."""
 
-    schedule: Schedule
+    schedule: Knobs
     trial: optuna.Trial | None
 
 
@@ -71,14 +71,15 @@ class Study:
         *,
         sampler: str = "tpe",
         seed: int = 0,
-        starts: Iterable[Schedule] = (),
+        starts: Iterable[Knobs] = (),
         generator: str = GENERATOR_VERSION,
     ) -> None:
         self.space, self.name, self._path, self.generator, self.sampler = space, name, path, generator, sampler
         self._lock = _locked(path) if path else None
         old = records.read(path) if path else []
         self.count = len(old)
-        self.finished = {_schedule_of(line).key: line for line in _readable(old) if line.get("generator") == generator}
+        current = [line for line in self._readable(old) if line.get("generator") == generator]
+        self.finished = {self.schedule_of(line).key: line for line in current}
         self._tried = set(self.finished)
         moved = (space.nearest(schedule) for schedule in (*self._older_winners(old), *starts))
         self._starts = deque((space.default, *moved, *space.probes))
@@ -117,6 +118,10 @@ class Study:
         if self._path is None:
             raise StudyError(f"the study {self.name} keeps no records")
         return self._path
+
+    def schedule_of(self, line: dict[str, Any]) -> Knobs:
+        """Of a record."""
+        return self.space.family.read(line["schedule"])
 
     @property
     def ranking(self) -> list[dict[str, Any]]:
@@ -205,9 +210,9 @@ class Study:
         if proposal.trial is not None:
             self._study.tell(proposal.trial, state=TrialState.FAIL)
 
-    def _neighbour(self) -> Schedule | None:
+    def _neighbour(self) -> Knobs | None:
         """An untried schedule that differs from one of the fastest in a knob or two."""
-        parents = [_schedule_of(line) for line in self.ranking[:PARENTS]]
+        parents = [self.schedule_of(line) for line in self.ranking[:PARENTS]]
         for _ in range(32 if parents else 0):
             parent, count = self._random.choice(parents), self._random.choice((1, 1, 2))
             changed = self._random.sample(list(self.space.knobs), min(count, len(self.space.knobs)))
@@ -217,10 +222,10 @@ class Study:
                 return schedule
         return None
 
-    def _is_candidate(self, schedule: Schedule) -> bool:
+    def _is_candidate(self, schedule: Knobs) -> bool:
         return schedule.key not in self._tried and self.space.broken_limit(schedule) is None
 
-    def _propose_fixed(self, schedule: Schedule) -> Proposal:
+    def _propose_fixed(self, schedule: Knobs) -> Proposal:
         values = self.space.values(schedule)
         if values is None:
             self._tried.add(schedule.key)
@@ -231,12 +236,12 @@ class Study:
         assert suggested == schedule, f"asked for {schedule.key}, was given {suggested.key}"
         return self._proposed(trial, schedule)
 
-    def _proposed(self, trial: optuna.Trial, schedule: Schedule) -> Proposal:
+    def _proposed(self, trial: optuna.Trial, schedule: Knobs) -> Proposal:
         trial.set_user_attr(KEY, schedule.key)
         self._tried.add(schedule.key)
         return Proposal(schedule, trial)
 
-    def _tell_refused(self, trial: optuna.Trial, schedule: Schedule) -> None:
+    def _tell_refused(self, trial: optuna.Trial, schedule: Knobs) -> None:
         from optuna.trial import TrialState
 
         if schedule.key in self._tried:
@@ -262,10 +267,20 @@ class Study:
         shape = json.dumps({knob: list(choices) for knob, choices in self.space.knobs.items()})
         return f"{self.name}@{self.generator}#{hashlib.sha256(shape.encode()).hexdigest()[:8]}"
 
-    def _older_winners(self, lines: list[dict[str, Any]]) -> list[Schedule]:
-        older = [line for line in _readable(lines) if line.get("generator") != self.generator and line["state"] == "ok"]
+    def _older_winners(self, lines: list[dict[str, Any]]) -> list[Knobs]:
+        others = (line for line in self._readable(lines) if line.get("generator") != self.generator)
+        older = [line for line in others if line["state"] == "ok"]
         ranked = sorted(older, key=lambda line: line["time_us"])
-        return [_schedule_of(line) for line in ranked[:3]]
+        return [self.schedule_of(line) for line in ranked[:3]]
+
+    def _readable(self, lines: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+        """Records whose schedule this version understands."""
+        for line in lines:
+            try:
+                self.schedule_of(line)
+            except (ScheduleError, KeyError, TypeError):
+                continue
+            yield line
 
     def _known_trials(self) -> list[optuna.trial.FrozenTrial]:
         trials = (self._as_trial(line) for line in self.finished.values())
@@ -274,7 +289,7 @@ class Study:
     def _as_trial(self, line: dict[str, Any]) -> optuna.trial.FrozenTrial | None:
         import optuna
 
-        schedule = _schedule_of(line)
+        schedule = self.schedule_of(line)
         values = self.space.values(schedule)
         if values is None:
             return None
@@ -290,20 +305,6 @@ class Study:
             user_attrs={KEY: schedule.key},
             constraints=None if ok else {RUNS: 1.0},
         )
-
-
-def _schedule_of(line: dict[str, Any]) -> Schedule:
-    return schedule_from_dict(line["schedule"])
-
-
-def _readable(lines: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Records whose schedule this version understands."""
-    for line in lines:
-        try:
-            _schedule_of(line)
-        except (ScheduleError, KeyError, TypeError):
-            continue
-        yield line
 
 
 def _locked(path: Path) -> filelock.BaseFileLock:

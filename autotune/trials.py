@@ -17,7 +17,7 @@ from autotune.search import Compiled
 from autotune.space import Space
 from autotune.worker import Worker, run_trial
 from kernelgen.errors import EquituneError
-from kernelgen.schedule import Schedule
+from kernelgen.schedule import Knobs
 
 # A job may take this many times the longest that went well, but within these bounds.
 LIMIT_FACTOR, LEAST_LIMIT_S, FIRST_LIMIT_S = 10.0, 20.0, 300.0
@@ -33,7 +33,7 @@ class Measurer:
     sampling_s: float
     longest_s: float = 0.0
 
-    def __call__(self, schedule: Schedule, best_us: float | None) -> Outcome:
+    def __call__(self, schedule: Knobs, best_us: float | None) -> Outcome:
         limit = max(LEAST_LIMIT_S, LIMIT_FACTOR * self.longest_s)
         if self.worker.fresh or not self.longest_s:
             limit = FIRST_LIMIT_S
@@ -46,14 +46,13 @@ class Measurer:
         return outcome
 
 
-def compile_ahead(space: Space, schedule: Schedule) -> Compiled:
+def compile_ahead(space: Space, schedule: Knobs) -> Compiled:
     """Have the kernel of a schedule in the compile cache, where the worker finds it."""
     from kernelgen.compile import compile_source
     from kernelgen.emit import emit
-    from kernelgen.plan import make_plan
 
     begin = time.perf_counter()
-    binary = compile_source(emit(make_plan(space.kernel_spec(schedule))), space.spec.facts)
+    binary = compile_source(emit(space.plan(schedule)), space.spec.facts)
     return Compiled(time.perf_counter() - begin, binary.resources)
 
 
@@ -69,12 +68,12 @@ class CompilersAhead:
     def __exit__(self, *_: object) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    def compile(self, space: Space, schedules: Iterable[Schedule]) -> None:
+    def compile(self, space: Space, schedules: Iterable[Knobs]) -> None:
         """Returns at once. What fails is met again, and recorded, by the search."""
         for schedule in schedules:
             self._pool.submit(_compile_quietly, space, schedule)
 
 
-def _compile_quietly(space: Space, schedule: Schedule) -> None:
+def _compile_quietly(space: Space, schedule: Knobs) -> None:
     with suppress(EquituneError):
         compile_ahead(space, schedule)

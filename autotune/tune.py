@@ -22,21 +22,20 @@ from autotune.config import TuneConfig
 from autotune.crew import Crew
 from autotune.database import Database, database_path, device_record
 from autotune.entry import Entry
-from autotune.graphs import build_graph
+from autotune.families import Problem
 from autotune.neighbours import KIN, KIN_STARTS, known_entries, starting_points
 from autotune.progress import Progress, time_text
 from autotune.publish import driver_version, publish
 from autotune.sampling import choose_sampler, proposals_ahead
 from autotune.search import search
 from autotune.settings import Settings, resolve
-from autotune.space import Space, search_space
+from autotune.space import Space
 from autotune.study import Study
 from autotune.trials import SAMPLING_S, CompilersAhead, Measurer, compile_ahead
 from autotune.worker import Worker
 from autotune.workload import Workload
 from kernelgen.device import DeviceFacts
-from kernelgen.problem import TensorProductProblem
-from kernelgen.schedule import Schedule, schedule_from_dict
+from kernelgen.schedule import Knobs
 from kernelgen.version import GENERATOR_VERSION
 
 if TYPE_CHECKING:
@@ -116,7 +115,7 @@ class _Job:
         workload: Workload,
         settings: Settings,
         crew: Crew,
-        problems: tuple[TensorProductProblem, ...],
+        problems: tuple[Problem, ...],
         progress: Progress,
     ) -> None:
         trials = settings.workload_trials.get(workload, settings.trials)
@@ -205,7 +204,7 @@ class _Job:
         return enough or (patience is not None and study.stale >= patience)
 
 
-def _first_schedules(workload: Workload, direction: str, settings: Settings) -> tuple[Space, list[Schedule]]:
+def _first_schedules(workload: Workload, direction: str, settings: Settings) -> tuple[Space, list[Knobs]]:
     """What a search will begin with, as far as it is known before the searches of this run's other directions end."""
     space = space_of(workload, direction, settings.facts)
     starts = starting_points(space, workload.graph_class(), known_entries(settings.results_dir))
@@ -227,7 +226,7 @@ def open_study(
         sampler = choose_sampler(space, settings.trials, seconds)
     name = study_name(workload, direction)
     kin = siblings.get(KIN.get(direction, ""))
-    starts = [schedule_from_dict(line["schedule"]) for line in kin.ranking[:KIN_STARTS]] if kin else []
+    starts = [kin.schedule_of(line) for line in kin.ranking[:KIN_STARTS]] if kin else []
     starts += starting_points(space, workload.graph_class(), known_entries(settings.results_dir))
     path = records.study_path(settings.results_dir, settings.facts.slug, name)
     return Study(space, name, path, settings.storage, sampler=sampler, seed=settings.seed, starts=starts)
@@ -235,9 +234,7 @@ def open_study(
 
 def space_of(workload: Workload, direction: str, facts: DeviceFacts) -> Space:
     """The whole search space of one direction of a workload."""
-    kernel = (workload.problem, workload.operation, direction, workload.dtype)
-    num_edges = build_graph(workload.graph).num_edges
-    return search_space(*kernel, facts, workload.layout, workload.deterministic, num_edges)
+    return workload.family.space(workload, direction, facts)
 
 
 def study_name(workload: Workload, direction: str) -> str:

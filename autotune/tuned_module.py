@@ -134,7 +134,7 @@ class TunedModule(torch.nn.Module):
         if key not in self._operators:
             check_dtype("inputs are", dtype)
             tuning = self._look_up(device, dtype)
-            schedules = {direction: found.schedule for direction, found in tuning.items()}
+            schedules: Any = {direction: found.schedule for direction, found in tuning.items()}
             operator = build(
                 *(self.problem, schedules),
                 operation=self.operation,

@@ -13,10 +13,12 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from e3nn import o3
 
+from autotune.families import Problem
 from autotune.workload import Tensors, Workload, make_tensors, relayout
 from kernelgen.direction import DIRECTIONS, Direction
 from kernelgen.errors import InputError
@@ -36,9 +38,13 @@ def e3nn_product(problem: TensorProductProblem, dtype: torch.dtype, device: torc
     return product.to(device=device, dtype=dtype)
 
 
-def build_ahead(problem: TensorProductProblem) -> None:
-    """Have a problem's first :func:`e3nn_product` ready on the host, in a process that may not yet touch a device."""
-    if problem not in _built_ahead and not e3nn_product.cache_info().currsize:
+def build_ahead(problem: Problem) -> None:
+    """Have a product's first :func:`e3nn_product` ready on the host, in a process that may not yet touch a device."""
+    if (
+        isinstance(problem, TensorProductProblem)
+        and problem not in _built_ahead
+        and not e3nn_product.cache_info().currsize
+    ):
         _built_ahead[problem] = problem.reference()
 
 
@@ -59,7 +65,7 @@ class Reference:
         tensors: Tensors | None = None,
         max_edges: int | None = None,
     ) -> None:
-        self.problem, self.operation, self.layout = workload.problem, workload.operation, workload.layout
+        self.problem, self.operation, self.layout = workload.product, workload.operation, workload.layout
         self.device = torch.device(device)
         self._product: o3.TensorProduct | None = None
         self._expected: dict[str, dict[str, torch.Tensor]] = {}
@@ -81,10 +87,14 @@ class Reference:
 
     def expected(self, direction: Direction | str) -> dict[str, torch.Tensor]:
         """Float64 values of the compared rows by slot (``g``: the output's value or cotangent), in the layout."""
-        direction = DIRECTIONS[direction] if isinstance(direction, str) else direction
-        if direction.text not in self._expected:
-            self._expected[direction.text] = self._compute(direction)
-        return self._expected[direction.text]
+        asked = self.direction(direction)
+        if asked.text not in self._expected:
+            self._expected[asked.text] = self._compute(asked)
+        return self._expected[asked.text]
+
+    def direction(self, direction: Any) -> Any:
+        """By name or as such."""
+        return DIRECTIONS[direction] if isinstance(direction, str) else direction
 
     def check(self, direction: Direction | str, outputs: Mapping[str, torch.Tensor]) -> dict[str, float]:
         """Relative error of every output by slot: the largest over blocks (x, y, g) or paths (w); NaN gives inf.
@@ -109,22 +119,23 @@ class Reference:
         return errors
 
     def _worst_block(self, slot: str, output: torch.Tensor, expected: torch.Tensor) -> float:
-        widths = {
-            "x": [block.mul * block.dim for block in self.problem.in1],
-            "y": [block.mul * block.dim for block in self.problem.in2],
-            "g": [block.mul * block.dim for block in self.problem.out],
-            "w": [self.problem.weights_of(path) for path in self.problem.paths],
-        }[slot]
-        worst = 0.0
+        worst, widths = 0.0, self._widths(slot)
         for out, ref in zip(output.split(widths, dim=-1), expected.split(widths, dim=-1), strict=True):
             difference, size = float((out - ref).norm()), float(ref.norm())
             worst = max(worst, difference / size if size else (math.inf if difference else 0.0))
         return worst
 
+    def _widths(self, slot: str) -> list[int]:
+        """Of the parts of a row that are compared each on its own."""
+        if slot == "w":
+            return [self.problem.weights_of(path) for path in self.problem.paths]
+        blocks = {"x": self.problem.in1, "y": self.problem.in2, "g": self.problem.out}[slot]
+        return [block.mul * block.dim for block in blocks]
+
     def _choose_rows(self, tensors: Tensors, limit: int) -> None:
         """``edges``: all that are computed; ``nodes``: those of which every edge is among them."""
         count = tensors.num_edges
-        if self.operation == "plain":
+        if self.operation != "conv":
             spread = torch.linspace(0, max(0, count - 1), min(limit, count), dtype=torch.float64)
             self.edges = self.nodes = spread.round().long().to(self.device)
             return

@@ -1,4 +1,4 @@
-"""One thing to tune: a problem on a graph, its tensors and the bytes that it cannot avoid moving.
+"""One thing to tune: a problem on a graph; of a product, its tensors and the bytes that it cannot avoid moving.
 
 Enters a :class:`Workload` from a config, leaves :class:`Tensors` on a device. Tensors are drawn from a seeded
 generator of that device, so the same seed gives the same numbers on the same kind of device.
@@ -11,8 +11,10 @@ from dataclasses import dataclass
 import torch
 
 from autotune.errors import ConfigError
-from autotune.graphs import OPERATIONS, Graph, GraphClass, GraphSpec, build_graph
+from autotune.families import Family, Problem, family_of, operations_of
+from autotune.graphs import Graph, GraphClass, GraphSpec, build_graph
 from kernelgen.direction import DIRECTIONS, Direction
+from kernelgen.harmonics import HarmonicsProblem
 from kernelgen.problem import TensorProductProblem, blocks_of
 from kernelgen.spec import BYTES
 
@@ -27,27 +29,56 @@ Identity = tuple[str, str, str, str, str, str, bool]
 class Workload:
     """A problem on a graph, and the directions in which it is tuned; ``label`` is the problem's short name.
 
-    deterministic: only kernels whose results are bitwise equal from run to run.
+    operation: ``conv`` or ``plain`` of a product; ``harmonics`` of a HarmonicsProblem, with a vector for each edge.
+    directions: by default all that its kernels have. deterministic: only kernels whose results are bitwise equal from
+    run to run.
     """
 
     label: str
-    problem: TensorProductProblem
+    problem: Problem
     operation: str
     graph: GraphSpec
     dtype: str = "float32"
     layout: str = "mul_ir"
-    directions: tuple[str, ...] = tuple(DIRECTIONS)
+    directions: tuple[str, ...] = ()
     deterministic: bool = False
 
     def __post_init__(self) -> None:
-        for name, allowed in (("operation", OPERATIONS), ("dtype", tuple(DTYPES)), ("layout", LAYOUTS)):
+        operations = operations_of(self.problem)
+        for name, allowed in (("operation", operations), ("dtype", tuple(DTYPES)), ("layout", LAYOUTS)):
             if getattr(self, name) not in allowed:
                 raise ConfigError(f"{name} is {getattr(self, name)!r}; expected one of {allowed}")
-        unknown = [direction for direction in self.directions if direction not in DIRECTIONS]
-        if unknown or not self.directions or len(set(self.directions)) < len(self.directions):
-            raise ConfigError(f"directions are {self.directions}; expected some of {tuple(DIRECTIONS)}, each once")
+        known = tuple(self.family.directions)
+        if not self.directions:
+            object.__setattr__(self, "directions", known)
+        unknown = [direction for direction in self.directions if direction not in known]
+        if unknown or len(set(self.directions)) < len(self.directions):
+            raise ConfigError(f"directions are {self.directions}; expected some of {known}, each once")
         if not isinstance(self.deterministic, bool):
             raise ConfigError(f"deterministic is {self.deterministic!r}; expected true or false")
+        self.family.check(self)
+
+    @property
+    def family(self) -> Family:
+        """How its kernels are chosen and run."""
+        return family_of(self.operation)
+
+    @property
+    def product(self) -> TensorProductProblem:
+        """The problem of a workload that is a tensor product."""
+        assert isinstance(self.problem, TensorProductProblem)
+        return self.problem
+
+    @property
+    def harmonics(self) -> HarmonicsProblem:
+        """The problem of a workload of operation ``harmonics``."""
+        assert isinstance(self.problem, HarmonicsProblem)
+        return self.problem
+
+    @property
+    def num_edges(self) -> int:
+        """Of its graph (which is built if it was not yet)."""
+        return build_graph(self.graph).num_edges
 
     def graph_class(self) -> GraphClass:
         """The class of its graph (which is built if it was not yet)."""
@@ -64,8 +95,9 @@ class Workload:
 class Tensors:
     """Operands, cotangent ``g`` and tangents of one workload, all contiguous and on one device.
 
-    Rows of x, tx, g and tg are nodes for ``conv`` (``num_nodes``), edges for ``plain``, where sender and receiver are
+    Rows of x, tx, g and tg are nodes for ``conv`` (``num_nodes``), edges otherwise, where sender and receiver are
     None; y and ty have a row an edge, w and tw too unless the weights are shared (then they are one row, 1-d).
+    Harmonics have vectors x and their tangents tx, and g; the others are empty.
     """
 
     x: torch.Tensor
@@ -88,7 +120,7 @@ class Tensors:
 def make_tensors(workload: Workload, device: torch.device | str, seed: int = 0, graph: Graph | None = None) -> Tensors:
     """Random normal tensors for a workload; ``graph`` is built from the workload unless it is given."""
     graph = graph or build_graph(workload.graph)
-    problem, device = workload.problem, torch.device(device)
+    problem, device = workload.product, torch.device(device)
     edges, conv = graph.num_edges, workload.operation == "conv"
     rows = graph.num_nodes if conv else edges
     generator = torch.Generator(device=device).manual_seed(seed)
@@ -112,7 +144,7 @@ def compulsory_bytes(workload: Workload, direction: Direction | str, num_edges: 
     read them: whether they are fetched again is the schedule's doing. ``num_nodes`` is ignored for ``plain``.
     """
     direction = DIRECTIONS[direction] if isinstance(direction, str) else direction
-    problem, conv = workload.problem, workload.operation == "conv"
+    problem, conv = workload.product, workload.operation == "conv"
     rows = num_nodes if conv else num_edges
     elements = {
         "x": rows * problem.dim_in1,

@@ -111,23 +111,28 @@ class HarmonicsOperator:
 
     __call__ = forward
 
-    def run_forward(self, v: Tensor) -> Tensor:
-        """Harmonics ``[rows, dim_out]`` of v ``[rows, 3]``, without autograd."""
-        out = self._empty(v, self.dim_out)
+    def run_forward(self, v: Tensor, *, poison: bool = False) -> Tensor:
+        """Harmonics ``[rows, dim_out]`` of v ``[rows, 3]``, without autograd.
+
+        poison: here and below, outputs are full of NaN before the kernel runs.
+        """
+        out = self._empty(v, self.dim_out, poison)
         self._run(FORWARD, v, {_V: v}, {_OUT_G: out})
         return out
 
-    def run_backward(self, v: Tensor, g: Tensor) -> Tensor:
+    def run_backward(self, v: Tensor, g: Tensor, *, poison: bool = False) -> Tensor:
         """The gradient ``[rows, 3]`` of sum_i g_i Y_i(v), for cotangents g ``[rows, dim_out]``."""
-        out = self._empty(v, 3)
+        out = self._empty(v, 3, poison)
         self._run(BACKWARD, v, {_V: v, _G: g}, {_OUT_V: out})
         return out
 
-    def run_double_backward(self, v: Tensor, g: Tensor, t: Tensor, outputs: str = "xg") -> dict[str, Tensor]:
+    def run_double_backward(
+        self, v: Tensor, g: Tensor, t: Tensor, outputs: str = "xg", *, poison: bool = False
+    ) -> dict[str, Tensor]:
         """Gradients of <t, first gradient> for t ``[rows, 3]``: ``x`` with respect to v, ``g`` with respect to g."""
         if outputs not in DOUBLE_BACKWARD:
             raise ProblemError(f"outputs are {outputs!r}; expected one of {tuple(DOUBLE_BACKWARD)}")
-        found = {slot: self._empty(v, 3 if slot == "x" else self.dim_out) for slot in outputs}
+        found = {slot: self._empty(v, 3 if slot == "x" else self.dim_out, poison) for slot in outputs}
         results = {_OUT_V if slot == "x" else _OUT_G: out for slot, out in found.items()}
         self._run(DOUBLE_BACKWARD[outputs], v, {_V: v, _G: g, _T: t}, results)
         return found
@@ -199,10 +204,11 @@ class HarmonicsOperator:
             f"{where}: convert it, or build an operator for its dtype and device"
         )
 
-    def _empty(self, v: Tensor, size: int) -> Tensor:
+    def _empty(self, v: Tensor, size: int, poison: bool) -> Tensor:
         """Of as many rows as v, which may have any shape until it is checked."""
         rows = v.shape[0] if v.dim() else 0
-        return empty((rows, size), v) if v.is_cpu else v.new_empty((rows, size))
+        out = empty((rows, size), v) if v.is_cpu else v.new_empty((rows, size))
+        return out.fill_(torch.nan) if poison else out
 
 
 def _direction(name: str) -> HarmonicsDirection:

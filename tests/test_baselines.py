@@ -227,6 +227,6 @@ def test_peer_agrees_on_a_gpu(name: str, problem: str) -> None:
 
 
 def test_every_adapter_belongs_somewhere() -> None:
-    names = [adapter.name for adapter in baselines.ADAPTERS]
+    names = [(adapter.name, operation) for adapter in baselines.ADAPTERS for operation in adapter.operations]
     assert len(set(names)) == len(names)
     assert all(set(adapter.backends) <= {"cpu", "cuda"} and adapter.backends for adapter in baselines.ADAPTERS)

@@ -21,6 +21,7 @@ from autotune.config import load_config
 from autotune.contest import DIRECTIONS_OF, OUR_MIN_SAMPLES, PASSES, ContestResult, hold_contest
 from autotune.contest_session import ContestSetting
 from autotune.errors import ConfigError, WorkerError
+from autotune.families import family_of
 from autotune.workload import Workload, compulsory_bytes
 from kernelgen.compile import compile_source
 from kernelgen.device import device_facts
@@ -176,7 +177,7 @@ def test_kernels_compiled_ahead_are_found(tmp_path: Path, monkeypatch: pytest.Mo
     specs = []
     for deterministic in (False, True):
         operator = build(workload.problem, operation="conv", device="cpu", deterministic=deterministic)
-        specs.append(ahead.kernel_specs(operator, ["forward", "backward"]))
+        specs.append(family_of("conv").specs(operator, ["forward", "backward"]))
     assert [[spec.direction.name for spec in group] for group in specs] == [
         ["forward", "backward"],
         ["forward", "source_backward", "backward"],

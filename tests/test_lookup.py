@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from database_samples import GPU, HOST, PROBLEM, entry, store
 
-from autotune import database, lookup, show
+from autotune import database, families, lookup, show
 from autotune.database import Database, DatabaseWarning, database_path, device_record, load_table
 from autotune.errors import ConfigError, TuningMissError
 from autotune.graphs import GraphClass
@@ -140,8 +140,8 @@ def test_an_unfused_schedule_is_judged_as_the_plain_kernel_it_runs(
 ) -> None:
     store(shipped, HOST, entry(HostSchedule(path_groups=2, fuse=False)))
     judged = []
-    make_plan = lookup.make_plan
-    monkeypatch.setattr(lookup, "make_plan", lambda spec: judged.append(spec.operation) or make_plan(spec))
+    make_plan = families.make_plan
+    monkeypatch.setattr(families, "make_plan", lambda spec: judged.append(spec.operation) or make_plan(spec))
     assert find().origin == "exact"
     assert judged == ["plain"]
 

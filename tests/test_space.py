@@ -11,7 +11,6 @@ import pytest
 from autotune.space import Space, search_space
 from kernelgen.device import DeviceFacts, cuda_facts
 from kernelgen.emit import emit
-from kernelgen.plan import make_plan
 from kernelgen.problem import TensorProductProblem
 from kernelgen.schedule import CudaSchedule, HostSchedule, Schedule
 
@@ -74,7 +73,7 @@ def test_count_legal_counts_distinct_schedules() -> None:
 
 def kernel_text(space: Space, schedule: object) -> str:
     """The source without its comments, which print the schedule."""
-    text = emit(make_plan(space.kernel_spec(schedule))).text  # type: ignore[arg-type]
+    text = emit(space.plan(schedule)).text  # type: ignore[arg-type]
     return "\n".join(line for line in text.splitlines() if not line.lstrip().startswith(("//", "/*", "*")))
 
 

@@ -11,13 +11,16 @@ from dataclasses import dataclass
 
 import torch
 
-from autotune.baselines import cuequivariance_peer, e3nn_peer, openequivariance_peer
+from autotune.baselines import cuequivariance_peer, e3nn_peer, harmonics_peers, openequivariance_peer
 from autotune.baselines.passes import AutogradPasses
 from autotune.baselines.peer import PEER_TOLERANCE, Adapter, CheckedPasses, Peer, Product, Task
 from autotune.verify import Reference
 from autotune.workload import Tensors, Workload
 
-ADAPTERS: tuple[Adapter, ...] = (*e3nn_peer.ADAPTERS, *cuequivariance_peer.ADAPTERS, *openequivariance_peer.ADAPTERS)
+ADAPTERS: tuple[Adapter, ...] = (
+    *(*e3nn_peer.ADAPTERS, *cuequivariance_peer.ADAPTERS, *openequivariance_peer.ADAPTERS),
+    *harmonics_peers.ADAPTERS,
+)
 
 __all__ = [
     "ADAPTERS",
@@ -55,27 +58,33 @@ def peers_for(
     """
     device = torch.device(device)
     task = Task(workload, device, tensors, reference)
-    return [Peer(adapter, task) for adapter in ADAPTERS if _is_listed(adapter, device, workload.deterministic)]
+    kind = (workload.deterministic, workload.operation)
+    return [Peer(adapter, task) for adapter in ADAPTERS if _is_listed(adapter, device, *kind)]
 
 
 def usable_peers(device: torch.device | str) -> list[PeerStatus]:
-    """Every peer that could be compared with on a kind of device, with the reason where it cannot."""
+    """Every peer that products could be compared with on a kind of device, with the reason where it cannot."""
     device = torch.device(device)
     found = []
     for adapter in ADAPTERS:
-        if device.type in adapter.backends:
+        if device.type in adapter.backends and "conv" in adapter.operations:
             reason = adapter.unusable(device)
             found.append(PeerStatus(adapter.name, reason is None, reason or ""))
     return found
 
 
-def peer_names(device: torch.device | str, deterministic: bool = False) -> tuple[str, ...]:
-    """Of the peers in the table of a device; ``deterministic``: of its deterministic rows."""
-    return tuple(adapter.name for adapter in ADAPTERS if _is_listed(adapter, torch.device(device), deterministic))
+def peer_names(
+    device: torch.device | str, deterministic: bool = False, operation: str | None = None
+) -> tuple[str, ...]:
+    """Of the peers in the table of a device; of its deterministic rows, of those of an operation."""
+    kind = (torch.device(device), deterministic, operation)
+    return tuple(dict.fromkeys(adapter.name for adapter in ADAPTERS if _is_listed(adapter, *kind)))
 
 
-def _is_listed(adapter: Adapter, device: torch.device, deterministic: bool = False) -> bool:
-    if deterministic and not adapter.deterministic:
+def _is_listed(
+    adapter: Adapter, device: torch.device, deterministic: bool = False, operation: str | None = None
+) -> bool:
+    if (deterministic and not adapter.deterministic) or operation not in (None, *adapter.operations):
         return False
     installed = importlib.util.find_spec(adapter.module) is not None
     return device.type in adapter.backends and (installed or adapter.listed_if_absent)

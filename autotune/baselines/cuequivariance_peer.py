@@ -80,17 +80,22 @@ def module(problem: TensorProductProblem, method: str, dtype: str, device: torch
         # The others compute in the dtype that they are given.
         options = {"math_dtype": getattr(torch, dtype)} if method == "fused_tp" else {}
         made = cuet.SegmentedPolynomial(given, method=method, **options).to(device)
+    check_method(made, method, caught)
+    return made
+
+
+def check_method(made: Any, method: str, caught: list[warnings.WarningMessage]) -> None:
+    """PeerError unless a segmented polynomial runs by the method that was asked for."""
     ran_naively = "Naive" in type(made.m).__name__
     if made.method != method or ran_naively != (method == "naive"):
         said = "; ".join(str(warning.message) for warning in caught)
         raise PeerError(f"cuequivariance: asked for {method}, got {made.method} ({type(made.m).__name__}): {said}")
-    return made
 
 
 def convolution(task: Task, method: str) -> Call:
     """The module as a call on the task's graph."""
     work = task.workload
-    made, shared = module(work.problem, method, work.dtype, task.device), work.problem.shared_weights
+    made, shared = module(work.product, method, work.dtype, task.device), work.product.shared_weights
     inputs: dict[int, torch.Tensor] = {}
     shapes: dict[int, torch.Tensor] = {}
     outputs: dict[int, torch.Tensor] = {}
@@ -106,7 +111,7 @@ def convolution(task: Task, method: str) -> Call:
 
 
 def with_kernels(task: Task) -> Product:
-    method = "fused_tp" if is_fully_connected(task.workload.problem) else "uniform_1d"
+    method = "fused_tp" if is_fully_connected(task.workload.product) else "uniform_1d"
     return Product(convolution(task, method), layout="ir_mul")
 
 

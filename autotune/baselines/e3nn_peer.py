@@ -66,7 +66,7 @@ def compiled(task: Task) -> Product:
     """Runs both passes here, under a time limit, so that no timed call compiles."""
     call = on_graph(compiled_convolution(*_kind(task), task.workload.operation), task)
     t = task.tensors
-    x = relayout(t.x, task.workload.problem.irreps_in1, task.workload.layout, "mul_ir")
+    x = relayout(t.x, task.workload.product.irreps_in1, task.workload.layout, "mul_ir")
     inputs = [tensor.detach().requires_grad_() for tensor in (x, t.y, t.w)]
     with time_limit(COMPILE_LIMIT_S, OUT_OF_TIME):
         out = call(*inputs)
@@ -81,6 +81,11 @@ def compiled_convolution(
     problem: TensorProductProblem, dtype: torch.dtype, device: torch.device, operation: str
 ) -> GraphCall:
     """Compiled with sizes left open, so that all graphs of a problem share one compilation."""
+    return compile_open(convolution(problem, dtype, device))
+
+
+def compile_open(call: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """Compiled with sizes left open, for passes on kept graphs."""
     import torch._dynamo
     from torch._functorch import config
 
@@ -89,11 +94,11 @@ def compiled_convolution(
     # Donated buffers forbid a second backward pass on a kept graph, which is what is timed. torch looks at this when it
     # compiles and again in every backward call, so it stays off in this process.
     config.donated_buffer = False
-    return torch.compile(convolution(problem, dtype, device), dynamic=True)
+    return torch.compile(call, dynamic=True)
 
 
 def _kind(task: Task) -> tuple[TensorProductProblem, torch.dtype, torch.device]:
-    return task.workload.problem, DTYPES[task.workload.dtype], task.device
+    return task.workload.product, DTYPES[task.workload.dtype], task.device
 
 
 class _TimeIsUp(BaseException):

@@ -44,7 +44,7 @@ def build(task: Task, deterministic: bool) -> Product:
     work = task.workload
     if deterministic and not task.is_conv:
         raise PeerError("openequivariance-deterministic: only convolutions have a deterministic form")
-    made = module(work.problem, work.operation, work.dtype, work.layout, deterministic)
+    made = module(work.product, work.operation, work.dtype, work.layout, deterministic)
     if not task.is_conv:
         return Product(made, work.layout, *_weight_orders(made))
     sender, receiver = task.edges

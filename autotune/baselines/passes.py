@@ -1,4 +1,4 @@
-"""The passes of a differentiable product, as inference and training run them: what every contender is timed on."""
+"""The passes of a differentiable function, as inference and training run them: what every contender is timed on."""
 
 from __future__ import annotations
 
@@ -8,17 +8,21 @@ import torch
 
 from autotune.workload import Tensors
 
-Call = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+Call = Callable[..., torch.Tensor]
 
 
 class AutogradPasses:
-    """Passes of ``call(x, y, w)`` on given tensors. Graphs are kept between calls: a derivative is timed alone."""
+    """Passes of ``call(x, y, w)`` on given tensors, or of fewer inputs: ``slots`` names them in order.
 
-    def __init__(self, call: Call, tensors: Tensors) -> None:
+    Graphs are kept between calls: a derivative is timed alone.
+    """
+
+    def __init__(self, call: Call, tensors: Tensors, slots: str = "xyw") -> None:
         self._call = call
         self._tensors = tensors
+        self._slots = slots
         # Detached tensors share their storage: weights a row an edge can fill a tenth of a device.
-        self._plain = (tensors.x, tensors.y, tensors.w)
+        self._plain = tuple(getattr(tensors, slot) for slot in slots)
         self._inputs = [tensor.detach().requires_grad_() for tensor in self._plain]
         self._g = tensors.g.detach().requires_grad_()
         self._out: torch.Tensor | None = None
@@ -30,12 +34,12 @@ class AutogradPasses:
         self._out = self._first = self._joint = None
 
     def forward(self) -> torch.Tensor:
-        """The product's value."""
+        """The value."""
         with torch.no_grad():
             return self._call(*self._plain)
 
     def backward(self) -> tuple[torch.Tensor, ...]:
-        """Gradients with respect to x, y and w."""
+        """Gradients with respect to all inputs."""
         return torch.autograd.grad(self._kept_value(), self._inputs, self._tensors.g, retain_graph=True)
 
     def source_backward(self) -> torch.Tensor:
@@ -47,11 +51,11 @@ class AutogradPasses:
         return torch.autograd.grad(self._kept_value(), self._inputs[1], self._tensors.g, retain_graph=True)[0]
 
     def double_backward(self) -> tuple[torch.Tensor, ...]:
-        """Gradients of the first gradients, contracted with the tangents, with respect to x, y, w and g."""
+        """Gradients of the first gradients, contracted with the tangents, with respect to all inputs and g."""
         if self._first is None:
             out = self._call(*self._inputs)
             self._first = torch.autograd.grad(out, self._inputs, self._g, create_graph=True)
-        tangents = self._tangents("xyw")
+        tangents = self._tangents(self._slots)
         return torch.autograd.grad(self._first, [*self._inputs, self._g], tangents, retain_graph=True)
 
     def joint_backward(self) -> tuple[torch.Tensor, ...]:
@@ -61,7 +65,7 @@ class AutogradPasses:
         return torch.autograd.grad(self._joint, self._inputs, self._tangents("gy"), retain_graph=True)
 
     def forward_backward(self) -> tuple[torch.Tensor, ...]:
-        """One forward pass and the gradients with respect to x, y and w."""
+        """One forward pass and the gradients with respect to all inputs."""
         return torch.autograd.grad(self._call(*self._inputs), self._inputs, self._tensors.g)
 
     def force_step(self) -> tuple[torch.Tensor, ...]:

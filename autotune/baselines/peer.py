@@ -1,4 +1,5 @@
-"""What a peer is: a product by somebody else, in its own layout and weight order, proven right before it is timed.
+"""What a peer is: a product (or harmonics) by somebody else, in its own layout and weight order, proven right before
+it is timed.
 
 An adapter gives a :class:`Product`; :class:`Peer.prepare` turns it into :class:`CheckedPasses`. Conversions of layout
 and weight order happen there, once, outside of every timed call.
@@ -16,8 +17,9 @@ import torch
 
 from autotune.baselines.passes import AutogradPasses, Call
 from autotune.errors import PeerError
+from autotune.families import Products
 from autotune.verify import Reference
-from autotune.workload import Tensors, Workload, make_tensors, relayout
+from autotune.workload import Tensors, Workload, relayout
 from kernelgen.direction import DIRECTIONS
 
 # Relative error against float64 e3nn that still counts as the same product; a wrong path is off by about one.
@@ -35,7 +37,10 @@ def same(tensor: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class Product:
-    """A differentiable ``call(x, y, w)`` in ``layout``; weights go from e3nn's order to its own and back."""
+    """A differentiable ``call(x, y, w)`` in ``layout``; weights go from e3nn's order to its own and back.
+
+    Of harmonics: ``call(x)``, in e3nn's layout.
+    """
 
     call: Call
     layout: str = "mul_ir"
@@ -54,11 +59,11 @@ class Task:
 
     @functools.cached_property
     def tensors(self) -> Tensors:
-        return self.given_tensors or make_tensors(self.workload, self.device)
+        return self.given_tensors or self.workload.family.tensors(self.workload, self.device)
 
     @functools.cached_property
     def reference(self) -> Reference:
-        return self.given_reference or Reference(self.workload, self.device, self.tensors)
+        return self.given_reference or self.workload.family.reference(self.workload, self.device, self.tensors)
 
     @property
     def is_conv(self) -> bool:
@@ -73,7 +78,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Adapter:
-    """One peer. ``backends``: where it belongs. ``unusable``: why it cannot run here (None if it can).
+    """One peer. ``backends``, ``operations``: where it belongs. ``unusable``: why it cannot run here (None if it can).
 
     ``listed_if_absent``: whether it stays in the table, with the reason, where its ``module`` is not installed.
     ``warm_up_calls``: calls before its timings are steady. ``deterministic``: promises bitwise equal results.
@@ -87,6 +92,7 @@ class Adapter:
     listed_if_absent: bool = True
     module: str = ""
     deterministic: bool = False
+    operations: tuple[str, ...] = Products.operations
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,8 +132,9 @@ class CheckedPasses(AutogradPasses):
     """
 
     def __init__(self, name: str, product: Product, task: Task, limit: float | None = None) -> None:
-        own: dict[str, Any] = {slot: _own_form(slot, product, task) for slot in "xywg"}
-        super().__init__(product.call, dataclasses.replace(task.tensors, **own))
+        inputs = task.workload.family.inputs
+        own: dict[str, Any] = {slot: _own_form(slot, product, task) for slot in inputs + "g"}
+        super().__init__(product.call, dataclasses.replace(task.tensors, **own), inputs)
         self._own_tangents: dict[str, torch.Tensor] = {}
         self.name, self._product, self._task = name, product, task
         self._limit = PEER_TOLERANCE[task.workload.dtype] if limit is None else limit
@@ -139,7 +146,8 @@ class CheckedPasses(AutogradPasses):
             return self.errors[direction]
         values = getattr(super(), direction)()
         values = values if isinstance(values, tuple) else (values,)
-        outputs = dict(zip(DIRECTIONS[direction].outputs, values, strict=True))
+        slots = self._task.workload.family.directions[direction].outputs
+        outputs = dict(zip(slots, values, strict=True))
         errors = self._task.reference.check(direction, {slot: self._back(slot, t) for slot, t in outputs.items()})
         wrong = {slot: error for slot, error in errors.items() if not error <= self._limit}
         if wrong:
@@ -204,8 +212,7 @@ class CheckedPasses(AutogradPasses):
         """An output in the workload's layout and e3nn's weight order."""
         if slot == "w":
             return self._product.weights_out(tensor.detach())
-        irreps, layout = _irreps_and_layout(slot, self._task)
-        return relayout(tensor.detach(), irreps, self._product.layout, layout)
+        return _relaid(slot, tensor.detach(), self._task, self._product.layout, _layout(slot, self._task))
 
 
 def _own_form(name: str, product: Product, task: Task) -> torch.Tensor:
@@ -213,12 +220,17 @@ def _own_form(name: str, product: Product, task: Task) -> torch.Tensor:
     tensor, slot = getattr(task.tensors, name), name[-1]
     if slot == "w":
         return product.weights_in(tensor).contiguous()
-    irreps, layout = _irreps_and_layout(slot, task)
-    return relayout(tensor, irreps, layout, product.layout).contiguous()
+    return _relaid(slot, tensor, task, _layout(slot, task), product.layout).contiguous()
 
 
-def _irreps_and_layout(slot: str, task: Task) -> tuple[str, str]:
+def _layout(slot: str, task: Task) -> str:
     """Of the workload's tensors; edge attributes are in e3nn's layout whatever that of the features is."""
-    problem = task.workload.problem
+    return "mul_ir" if slot == "y" else task.workload.layout
+
+
+def _relaid(slot: str, tensor: torch.Tensor, task: Task, source: str, target: str) -> torch.Tensor:
+    if source == target:
+        return tensor
+    problem = task.workload.product
     irreps = {"x": problem.irreps_in1, "y": problem.irreps_in2, "g": problem.irreps_out}[slot]
-    return irreps, "mul_ir" if slot == "y" else task.workload.layout
+    return relayout(tensor, irreps, source, target)

@@ -24,6 +24,8 @@ from autotune.report.words import (
     unit_for,
 )
 
+HARMONICS = "harmonics"
+
 
 def ratios(data: DeviceData, rows: pd.Index, contender: str) -> list[float]:
     """How many times as fast as ``contender`` the tuned kernel is, for the rows where both have a time."""
@@ -51,7 +53,7 @@ def _place(row: pd.Series) -> str:
 
 
 def headline_row(data: DeviceData) -> int | None:
-    """The row that the sentence is about: tuned, forward, with the most peers, then the most traffic."""
+    """The row that the sentence is about: a product, tuned, forward, with the most peers, then the most traffic."""
     timed = data.times[(data.times["contender"] == TUNED) & data.times["time_us"].notna()]["row"]
     rows = data.rows[data.rows.index.isin(timed) & ~data.rows["deterministic"].astype(bool)]
     if rows.empty:
@@ -61,7 +63,8 @@ def headline_row(data: DeviceData) -> int | None:
     def rank(row: int) -> tuple:
         record = rows.loc[row]
         traffic = 0.0 if math.isnan(record["bytes"]) else record["bytes"]
-        return (record["direction"] == "forward", record["source"] == "tuned", int(peers.get(row, 0)), traffic, -row)
+        first = (record["operation"] != HARMONICS, record["direction"] == "forward", record["source"] == "tuned")
+        return (*first, int(peers.get(row, 0)), traffic, -row)
 
     return int(max(rows.index, key=rank))
 
@@ -96,8 +99,7 @@ def _article(name: str) -> str:
 def cards(data: DeviceData) -> Markup:
     """Geometric means per direction: of the tuned rows, or of the bench's where more of those met peers."""
     shown = []
-    for name in PASSES:
-        rows = _rows_of(data, name)
+    for title, rows in _cases(data):
         lines = []
         for contender in _contenders(data, rows):
             values = ratios(data, rows, contender)
@@ -110,7 +112,7 @@ def cards(data: DeviceData) -> Markup:
         listing = tag("dl", *(join((tag("dt", label), tag("dd", ratio_text(mean), data_value=mean)))
                               for _, label, mean, _ in lines))  # fmt: skip
         plural = "row" if len(rows) == 1 else "rows"
-        head = tag("h3", direction_name(name).capitalize(), " ", tag("small", f"{len(rows)} {plural}"))
+        head = tag("h3", title, " ", tag("small", f"{len(rows)} {plural}"))
         value = tag("span", ratio_text(big), class_="big", data_value=big)
         note = tag("span", f"as fast as {over_what}", class_="over")
         shown.append(tag("div", head, value, note, listing, class_="card"))
@@ -120,8 +122,15 @@ def cards(data: DeviceData) -> Markup:
     return join((tag("p", hint, class_="hint"), tag("div", *shown, class_="cards")))
 
 
-def _rows_of(data: DeviceData, name: str) -> pd.Index:
+def _cases(data: DeviceData) -> list[tuple[str, pd.Index]]:
+    """Heading and rows of each direction, of products, then of harmonics: a mean over both would tell nothing."""
+    found = [(direction_name(name).capitalize(), _rows_of(data, name, False)) for name in PASSES]
+    return found + [(f"Harmonics, {direction_name(name)}", _rows_of(data, name, True)) for name in PASSES]
+
+
+def _rows_of(data: DeviceData, name: str, harmonics: bool) -> pd.Index:
     rows = data.rows[(data.rows["direction"] == name) & ~data.rows["deterministic"].astype(bool)]
+    rows = rows[(rows["operation"] == HARMONICS) == harmonics]
     tuned, other = rows[rows["source"] == "tuned"].index, rows[rows["source"] != "tuned"].index
     # Entries may have been tuned without peers, which the bench then adds.
     compared = data.times[~data.times["contender"].isin([TUNED, DEFAULT]) & data.times["time_us"].notna()]["row"]
@@ -138,7 +147,7 @@ def _contenders(data: DeviceData, rows: pd.Index) -> list[str]:
 
 def bars(data: DeviceData) -> Markup:
     """A panel a row; all share one time axis."""
-    known = [row for name in PASSES for row in _rows_of(data, name) if (data.times["row"] == row).any()]
+    known = [row for _, rows in _cases(data) for row in rows if (data.times["row"] == row).any()]
     if not known:
         return tag("p", "There is nothing to draw: no row has been tuned or benchmarked.", class_="hint")
     traffic = data.rows["bytes"].fillna(0.0)

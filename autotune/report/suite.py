@@ -28,7 +28,7 @@ from autotune.report.words import (
     time_text,
 )
 
-SHORT = {GROUPS[0]: "float32", GROUPS[1]: "float64", GROUPS[2]: "plain"}
+SHORT = {GROUPS[0]: "float32", GROUPS[1]: "float64", GROUPS[2]: "plain", GROUPS[3]: "harmonics"}
 
 
 def suite(rows: Sequence[SuiteRow]) -> Markup:

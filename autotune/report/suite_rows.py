@@ -13,8 +13,9 @@ from typing import Any
 
 from autotune.report.words import DEFAULT, TUNED
 
-# Those whose rows are means over convolutions of a dtype, then the products without a graph.
-GROUPS = ("float32 convolutions", "float64 convolutions", "plain products")
+# Those whose rows are means over convolutions of a dtype, then what works edge by edge.
+GROUPS = ("float32 convolutions", "float64 convolutions", "plain products", "spherical harmonics")
+_EDGE_BY_EDGE = {"harmonics": GROUPS[3]}
 
 
 def number(value: Any) -> float:
@@ -70,7 +71,7 @@ class SuiteRow:
     @property
     def group(self) -> str:
         if self.text("operation") != "conv":
-            return GROUPS[2]
+            return _EDGE_BY_EDGE.get(self.text("operation"), GROUPS[2])
         return f"{self.text('dtype')} convolutions"
 
     @property

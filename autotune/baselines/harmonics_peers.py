@@ -1,0 +1,76 @@
+"""Peers of spherical harmonics: e3nn's module, eager and compiled, and cuEquivariance's where that is the same."""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Callable
+
+import torch
+
+from autotune.baselines import cuequivariance_peer, e3nn_peer
+from autotune.baselines.passes import Call
+from autotune.baselines.peer import Adapter, Product, Task
+from autotune.errors import PeerError
+from autotune.verify_harmonics import e3nn_harmonics
+from kernelgen.harmonics import HarmonicsProblem
+
+
+def eager(task: Task) -> Product:
+    return Product(e3nn_harmonics(task.workload.harmonics))
+
+
+def compiled(task: Task) -> Product:
+    """Runs both passes here, under a time limit, so that no timed call compiles."""
+    call = _compiled(task.workload.harmonics, task.tensors.x.dtype, task.device)
+    v = task.tensors.x.detach().requires_grad_()
+    with e3nn_peer.time_limit(e3nn_peer.COMPILE_LIMIT_S, "torch.compile"):
+        out = call(v)
+        torch.autograd.grad(out, v, torch.ones_like(out))
+        with torch.no_grad():
+            call(v)
+    return Product(call)
+
+
+@functools.lru_cache(maxsize=1)
+def _compiled(problem: HarmonicsProblem, dtype: torch.dtype, device: torch.device) -> Call:
+    return e3nn_peer.compile_open(e3nn_harmonics(problem))
+
+
+def _cuequivariance(method: str, task: Task) -> Product:
+    """Of distinct rising degrees in the normalisation ``component``, which is the one that it has."""
+    import cuequivariance_torch as cuet
+
+    problem = task.workload.harmonics
+    degrees = list(problem.degrees)
+    if problem.normalization != "component" or degrees != sorted(set(degrees)):
+        raise PeerError(
+            f"cuequivariance: it has harmonics of distinct rising degrees in normalization 'component', not {degrees} "
+            f"in {problem.normalization!r}"
+        )
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        options = {"math_dtype": task.tensors.x.dtype, "device": task.device}
+        made = cuet.SphericalHarmonics(degrees, normalize=problem.normalize, method=method, **options)
+    cuequivariance_peer.check_method(made.f, method, caught)
+    return Product(made)
+
+
+def _adapter(
+    name: str,
+    backends: tuple[str, ...],
+    unusable: Callable[[torch.device], str | None],
+    build: Callable[[Task], Product],
+    warm_up_calls: int = 10,
+) -> Adapter:
+    module = "e3nn" if name.startswith("e3nn") else "cuequivariance_torch"
+    return Adapter(name, backends, unusable, build, warm_up_calls, module=module, operations=("harmonics",))
+
+
+_FAST, _NAIVE = (functools.partial(_cuequivariance, method) for method in ("uniform_1d", "naive"))
+ADAPTERS = (
+    _adapter("e3nn", ("cpu", "cuda"), lambda device: None, eager, e3nn_peer.WARM_UP_CALLS),
+    _adapter("e3nn-compiled", ("cpu", "cuda"), e3nn_peer.no_compiler, compiled, e3nn_peer.WARM_UP_CALLS),
+    _adapter("cuequivariance", ("cuda",), cuequivariance_peer.no_kernels, _FAST, cuequivariance_peer.WARM_UP_CALLS),
+    _adapter("cuequivariance-naive", ("cpu",), cuequivariance_peer.no_module, _NAIVE),
+)
