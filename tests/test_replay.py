@@ -127,8 +127,9 @@ def test_samplers_walk_the_record_to_its_end(recorded: Record, sampler: str) -> 
     assert all(later <= earlier for earlier, later in itertools.pairwise(best))
     assert len(best) == min(most, len(recorded.space.lines))
     assert sampler == "gp" or best[-1] == 10.0
-    assert best == run(recorded, sampler, 0, most, ahead=4), "the same seed gives the same search"
-    assert sampler == "gp" or best != run(recorded, sampler, 1, most, ahead=4)
+    first = min(most, 20)
+    assert best[:first] == run(recorded, sampler, 0, first, ahead=4), "the same seed gives the same search"
+    assert sampler == "gp" or best[:first] != run(recorded, sampler, 1, first, ahead=4)
 
 
 def test_starts_come_after_the_default(recorded: Record) -> None:

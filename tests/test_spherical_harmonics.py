@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import re
 
 import pytest
@@ -15,6 +16,7 @@ import autotune
 from autotune import SphericalHarmonics, accelerate, drop_in, restore, spherical_harmonics
 from autotune.drop_in import AcceleratedHarmonics, AcceleratedProduct
 from kernelgen.errors import InputError, ProblemError, UnsupportedError
+from kernelgen.harmonics import NORMALIZATIONS
 
 OUTPUTS = [
     3,
@@ -27,6 +29,11 @@ OUTPUTS = [
     o3.Irreps.spherical_harmonics(5),
     12,
 ]
+# Every output with raw and with normalised vectors; the three normalisations by turns.
+CASES = [
+    (irreps_out, normalize, NORMALIZATIONS[number % 3])
+    for number, (irreps_out, normalize) in enumerate(itertools.product(OUTPUTS, (True, False)))
+]
 
 
 def points(*shape: int, dtype: torch.dtype = torch.float64) -> torch.Tensor:
@@ -38,24 +45,30 @@ def assert_close(found: torch.Tensor, wanted: torch.Tensor, tolerance: float = 1
     assert float((found - wanted).detach().abs().max()) <= tolerance * float(wanted.detach().abs().max())
 
 
-@pytest.mark.parametrize("normalize", [True, False])
-@pytest.mark.parametrize("irreps_out", OUTPUTS, ids=str)
-def test_values_attributes_and_text_are_e3nns(irreps_out: object, normalize: bool) -> None:
+@pytest.mark.parametrize(("irreps_out", "normalize", "normalization"), CASES, ids=str)
+def test_values_attributes_and_text_are_e3nns(irreps_out: object, normalize: bool, normalization: str) -> None:
     x = points(4, 5)
-    for normalization in ("integral", "component", "norm"):
-        ours = SphericalHarmonics(irreps_out, normalize, normalization)
-        theirs = o3.SphericalHarmonics(irreps_out, normalize, normalization)
-        with float64():
-            assert_close(ours(x), theirs(x))
-        assert_close(ours(x.float()), theirs(x.float()), 1e-5)
-        for name in ("irreps_in", "irreps_out", "normalize", "normalization", "_ls_list", "_lmax", "_is_range_lmax"):
-            assert getattr(ours, name) == getattr(theirs, name), name
-            assert type(getattr(ours, name)) is type(getattr(theirs, name)), name
-        assert repr(ours) == repr(theirs) and list(ours.state_dict()) == list(theirs.state_dict()) == []
-        assert_close(spherical_harmonics(irreps_out, x, normalize, normalization), ours(x), 0)
-    default = o3.SphericalHarmonics(irreps_out, normalize)
-    assert_close(SphericalHarmonics(irreps_out, normalize)(x), default(x))
-    assert_close(spherical_harmonics(irreps_out, x, normalize), default(x))
+    ours = SphericalHarmonics(irreps_out, normalize, normalization)
+    theirs = o3.SphericalHarmonics(irreps_out, normalize, normalization)
+    with float64():
+        assert_close(ours(x), theirs(x))
+    for name in ("irreps_in", "irreps_out", "normalize", "normalization", "_ls_list", "_lmax", "_is_range_lmax"):
+        assert getattr(ours, name) == getattr(theirs, name), name
+        assert type(getattr(ours, name)) is type(getattr(theirs, name)), name
+    assert repr(ours) == repr(theirs) and list(ours.state_dict()) == list(theirs.state_dict()) == []
+    assert_close(spherical_harmonics(irreps_out, x, normalize, normalization), ours(x), 0)
+
+
+@pytest.mark.parametrize("irreps_out", ["2x0e + 3x1e + 2e", 10])
+def test_single_precision(irreps_out: object) -> None:
+    x = points(4, 5, dtype=torch.float32)
+    assert_close(SphericalHarmonics(irreps_out, True)(x), o3.SphericalHarmonics(irreps_out, True)(x), 1e-5)
+
+
+def test_the_default_normalisation_is_e3nns() -> None:
+    x, wanted = points(4, 5), o3.SphericalHarmonics([0, 1, 2], True)(points(4, 5))
+    assert_close(SphericalHarmonics([0, 1, 2], True)(x), wanted)
+    assert_close(spherical_harmonics([0, 1, 2], x, True), wanted)
 
 
 def test_derivatives_are_e3nns() -> None:
