@@ -108,7 +108,7 @@ def test_the_config_of_harmonics(backend: str, most: int) -> None:
     ("old", "new", "message"),
     [
         ("degrees = [1, 2]", 'degrees = "1..2"', "degrees are '1..2'; expected for example '0-3'"),
-        ("degrees = [1, 2]", "degrees = [1, 11]", "degrees is .1, 11.; expected one or more integers of 0..10"),
+        ("degrees = [1, 2]", "degrees = [1, 13]", "degrees is .1, 13.; expected one or more integers of 0..12"),
         ("normalize = true", "normalise = true", "unknown key 'normalise'; did you mean 'normalize'"),
         ("trials = 2", 'layout = "ir_mul"', "have layout 'ir_mul' and deterministic = false; expected neither"),
         ("trials = 2", "deterministic = true", "deterministic = true; expected neither"),
