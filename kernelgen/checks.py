@@ -12,7 +12,7 @@ from kernelgen.errors import InputError
 from kernelgen.graph import NO_ORDER, EdgeOrder
 from kernelgen.problem import TensorProductProblem
 
-# Bytes to which operands are aligned, and elements to which outputs that share an allocation are.
+# Bytes to which operands are aligned.
 ALIGNMENT = 16
 # One tensor for each of OPERANDS; None where a direction does not have it.
 Operands = tuple[Tensor | None, ...]

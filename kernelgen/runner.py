@@ -13,13 +13,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from kernelgen.checks import ALIGNMENT, Checks, Graph, Operands
+from kernelgen.checks import Checks, Graph, Operands
 from kernelgen.direction import OPERANDS
 from kernelgen.graph import NO_ORDER, order_by
 from kernelgen.host_memory import empty
 from kernelgen.launch import Kernel, load_kernel
 from kernelgen.spec import BUFFERS, Spec
 
+# Elements to which outputs that share an allocation are aligned: 16 bytes or more.
+ALIGNED = 4
 # Elements up to which outputs that start from zero share one allocation: one launch instead of several.
 SMALL_OUTPUTS = 1 << 18
 # Sizes of graphs whose layout of outputs a runner keeps.
@@ -140,9 +142,11 @@ class Runner:
     def _layout(self, shapes: dict[str, tuple[int, ...]]) -> Layout:
         zeros = [(slot, shapes[slot]) for slot in self.live if slot in self.zeroed]
         together, elements = [], 0
-        for slot, shape in zeros:
-            together.append((slot, shape, (shape[-1], 1) if len(shape) == 2 else (1,), elements))
-            elements += -(-math.prod(shape) // ALIGNMENT) * ALIGNMENT
+        # Those of whole 16 bytes first: then nothing lies between, and the memory is what it would be apart.
+        for slot, shape in sorted(zeros, key=lambda zero: math.prod(zero[1]) % ALIGNED != 0):
+            begin = -(-elements // ALIGNED) * ALIGNED
+            together.append((slot, shape, (shape[-1], 1) if len(shape) == 2 else (1,), begin))
+            elements = begin + math.prod(shape)
         if len(zeros) < 2 or elements > SMALL_OUTPUTS:
             together = []
         overwritten = [(slot, shapes[slot]) for slot in self.live if slot not in self.zeroed]

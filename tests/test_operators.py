@@ -459,3 +459,15 @@ def test_deterministic_products_of_many_paths_have_default_schedules() -> None:
         given = reference.make_case(many, operation)
         op = build(many, operation=operation, dtype=torch.float64, deterministic=True)
         reference.assert_matches_e3nn(op, given, ("backward",), 1e-12)
+
+
+def test_outputs_that_share_an_allocation_take_no_more_memory_than_apart() -> None:
+    """Even where one of them is no whole number of 16 bytes."""
+    odd = TensorProductProblem.channelwise("2x0e+2x1o", "0e+1o+2e", "0e+1o")
+    given = reference.make_case(odd, "conv", edges=5)
+    op = build(odd, HostSchedule(accumulate="atomics"))
+    x, y, w, g = (given.tensors[name].float() for name in "xywg")
+    found = op.run_backward(x, y, w, g, given.sender, given.receiver)
+    assert found["y"].numel() % 4
+    shared = [grad for grad in found.values() if grad.untyped_storage().nbytes() > grad.nbytes]
+    assert not shared or shared[0].untyped_storage().nbytes() == sum(grad.nbytes for grad in shared)
