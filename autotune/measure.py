@@ -30,7 +30,7 @@ HOPELESS_RATIO = 2.0
 # A call as long as this gains nothing from a second warm one.
 LONG_CALL_S = 1.0
 # Calls in a row whose host time is taken together, the seconds that such a row may last, and how often it is repeated.
-HOST_CALLS, HOST_ROW_S, HOST_ROWS = 200, 0.1, 5
+HOST_CALLS, HOST_ROW_S, HOST_ROWS = 100, 0.1, 10
 # Device clock cycles that a sample is queued behind: about a millisecond at first, twice as many whenever the device
 # came to the sample before the host had launched all of it, up to about 32 ms.
 LEAD_CYCLES, MAX_LEAD_CYCLES = 2_000_000, 64_000_000
@@ -142,6 +142,8 @@ class Sampler:
     def host_us(self, seconds: float) -> float:
         """Microseconds until a call returns, in a row of calls behind each other; the device's queue is empty at first.
 
+        The least of several rows: whatever else the host does only adds to it.
+
         ``seconds``: of one call with its work on the device, so that rows of long calls are short.
         """
         calls = max(20, min(HOST_CALLS, int(HOST_ROW_S / max(seconds, 1e-9))))
@@ -153,7 +155,7 @@ class Sampler:
                 self.call()
             rows.append((time.perf_counter_ns() - start) / 1e3 / calls)
         self._synchronize()
-        return round(statistics.median(rows), 3)
+        return round(min(rows), 3)
 
     def _synchronize(self) -> None:
         if self.device.type == "cuda":
