@@ -55,7 +55,7 @@ def make_case(
     return Case(problem, tensors, sender, receiver, rows_out)
 
 
-@functools.lru_cache(maxsize=8)
+@functools.lru_cache(maxsize=64)
 def e3nn_product(problem: TensorProductProblem) -> torch.nn.Module:
     """Built once a problem: e3nn compiles its code for each."""
     return problem.reference(compile_right=False).to(torch.float64)
