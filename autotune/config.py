@@ -3,7 +3,8 @@
 A config gives, at the top or in ``[[workload]]`` tables that override the top:
 
     problem = "mace-mp-medium"          # a name or a list, from problems.toml or this file's [problems.NAME] tables,
-                                        # or of spherical harmonics: [harmonics.NAME] tables of either
+                                        # or of spherical harmonics: [harmonics.NAME] tables of either, or of
+                                        # a product with harmonics of edge vectors: [vectors.NAME] tables
     graph = { cpu = "mof", cuda = "carbon" }   # a name, a list, or one of these by backend; likewise [graphs.NAME]
     operation, directions, dtype, layout, deterministic
     trials                               # finished trials at which the search of one direction ends
@@ -31,12 +32,12 @@ from autotune.config_tables import (
     count_of,
     graph_from,
     harmonics_from,
+    load_all,
     load_graphs,
-    load_harmonics,
-    load_problems,
     problem_from,
     read_toml,
     tables_of,
+    vectors_from,
 )
 from autotune.contest import DIRECTIONS_OF
 from autotune.errors import ConfigError, unknown_name
@@ -51,7 +52,7 @@ WORKLOAD_KEYS = ("problem", "graph", "operation", "directions", "dtype", "layout
 # A table of workloads may also have its own number of trials a study.
 TABLE_KEYS = (*WORKLOAD_KEYS, "trials")
 SEARCH_KEYS = ("budget", "trials", "patience", "sampler", "record")
-TOP_KEYS = (*WORKLOAD_KEYS, "workload", "problems", "harmonics", "graphs", "passes", *SEARCH_KEYS)
+TOP_KEYS = (*WORKLOAD_KEYS, "workload", "problems", "harmonics", "vectors", "graphs", "passes", *SEARCH_KEYS)
 BACKENDS = ("cpu", "cuda")
 T = TypeVar("T")
 UNITS = {"h": 3600.0, "m": 60.0, "s": 1.0}
@@ -121,7 +122,9 @@ def _config(path: Path, table: Mapping[str, Any], backend: str) -> TuneConfig:
     }
     local_problems |= {name: harmonics_from(name, t) for name, t in tables_of(table, "harmonics").items()}
     local_graphs = {name: graph_from(name, t, path.parent) for name, t in tables_of(table, "graphs").items()}
-    problems, graphs = {**load_problems(), **load_harmonics(), **local_problems}, load_graphs() | local_graphs
+    problems, graphs = {**load_all(), **local_problems}, load_graphs() | local_graphs
+    local_vectors = {name: vectors_from(name, t, problems) for name, t in tables_of(table, "vectors").items()}
+    local_problems, problems = local_problems | local_vectors, problems | local_vectors
     shared = {"problem": list(local_problems), "graph": list(local_graphs)}
     shared |= {key: table[key] for key in WORKLOAD_KEYS if key in table}
     workloads: list[Workload] = []

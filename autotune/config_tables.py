@@ -1,7 +1,7 @@
 """Tables of a config as problems, harmonics and graphs: TOML enters, frozen values leave, or a ConfigError.
 
 Of ``configs/problems.toml`` and ``configs/graphs.toml`` all tables, of other configs those under ``problems``,
-``harmonics`` and ``graphs``.
+``harmonics``, ``vectors`` and ``graphs``.
 """
 
 from __future__ import annotations
@@ -14,24 +14,40 @@ from typing import Any
 
 from autotune import paths
 from autotune.errors import ConfigError, unknown_name
+from autotune.families import Problem
 from autotune.graphs import AtomSource, Bulk, Crystal, EdgesAlone, GraphSpec, Molecule, Points, StructureFile
 from kernelgen.harmonics import HarmonicsProblem
 from kernelgen.problem import TensorProductProblem
+from kernelgen.vectors import VectorProblem
 
 NORMALIZATION_KEYS = ("shared_weights", "irrep_normalization", "path_normalization")
+# Tables of other problems than products.
+OTHERS = ("harmonics", "vectors")
 SOURCES = ("crystal", "bulk", "molecule", "points", "structure", "edges")
 
 
 def load_problems(path: Path | None = None) -> dict[str, TensorProductProblem]:
     """The named tensor products of ``problems.toml`` (or another such file)."""
     path = path or paths.configs_dir() / "problems.toml"
-    return {name: problem_from(name, table) for name, table in read_toml(path).items() if name != "harmonics"}
+    return {name: problem_from(name, table) for name, table in read_toml(path).items() if name not in OTHERS}
 
 
 def load_harmonics(path: Path | None = None) -> dict[str, HarmonicsProblem]:
     """The named spherical harmonics of ``problems.toml`` (or another such file): tables ``[harmonics.NAME]``."""
     tables = tables_of(read_toml(path or paths.configs_dir() / "problems.toml"), "harmonics")
     return {name: harmonics_from(name, table) for name, table in tables.items()}
+
+
+def load_vectors(path: Path | None = None) -> dict[str, VectorProblem]:
+    """The named products of harmonics of vectors of ``problems.toml``: tables ``[vectors.NAME]``."""
+    tables = tables_of(read_toml(path or paths.configs_dir() / "problems.toml"), "vectors")
+    parts: dict[str, Problem] = {**load_problems(path), **load_harmonics(path)}
+    return {name: vectors_from(name, table, parts) for name, table in tables.items()}
+
+
+def load_all() -> dict[str, Problem]:
+    """All named problems, of every family."""
+    return {**load_problems(), **load_harmonics(), **load_vectors()}
 
 
 def load_graphs(path: Path | None = None) -> dict[str, GraphSpec]:
@@ -68,6 +84,19 @@ def harmonics_from(name: str, table: Any) -> HarmonicsProblem:
     if not isinstance(degrees, list):
         raise ConfigError(f"harmonics {name!r}: degrees are {degrees!r}; expected for example '0-3' or [0, 2]")
     return HarmonicsProblem(tuple(degrees), table["normalization"], table["normalize"])
+
+
+def vectors_from(name: str, table: Any, parts: Mapping[str, Problem]) -> VectorProblem:
+    """A product of harmonics from a table: names of the ``product`` and of the ``harmonics``, its second input."""
+    keys = ("product", "harmonics")
+    check_table(table, f"vectors {name!r}", keys, required=keys)
+    for key, kind in (("product", TensorProductProblem), ("harmonics", HarmonicsProblem)):
+        if not isinstance(parts.get(str(table[key])), kind):
+            known = [part for part, problem in parts.items() if isinstance(problem, kind)]
+            raise ConfigError(f"vectors {name!r}: " + unknown_name(key, str(table[key]), known))
+    product, harmonics = (parts[table[key]] for key in keys)
+    assert isinstance(product, TensorProductProblem) and isinstance(harmonics, HarmonicsProblem)
+    return VectorProblem(product, harmonics)
 
 
 def graph_from(name: str, table: Any, folder: Path) -> GraphSpec:

@@ -1,8 +1,8 @@
-"""The two families of kernels, tensor products and spherical harmonics: all in which they differ for the tuner.
+"""The families of kernels (products, harmonics, products of harmonics): all in which they differ for the tuner.
 
-The name of an operation (``conv``, ``plain``, ``harmonics``) enters :func:`family_of`, a :class:`Family` leaves. The
-first half of its methods chooses and stores schedules, and a model's lookup needs no more; the second half runs kernels
-and loads what that takes when it is called.
+The name of an operation (``conv``, ``plain``, ``harmonics``, ``vectors``) enters :func:`family_of`, a :class:`Family`
+leaves. The first half of its methods chooses and stores schedules, and a model's lookup needs no more; the second half
+runs kernels and loads what that takes when it is called.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from kernelgen.plan import make_plan
 from kernelgen.problem import TensorProductProblem
 from kernelgen.schedule import SCHEDULES, Knobs, Schedule, schedule_from_dict
 from kernelgen.spec import Spec
+from kernelgen.vectors import VectorProblem
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from autotune.workload import Tensors, Workload
     from kernelgen.graph import EdgeOrder
 
-Problem = TensorProductProblem | HarmonicsProblem
+Problem = TensorProductProblem | HarmonicsProblem | VectorProblem
 Run = Callable[[], "dict[str, Tensor]"]
 
 
@@ -125,8 +126,8 @@ class Family(ABC):
 class Products(Family):
     """Tensor products, as convolutions or edge by edge."""
 
-    operations = ("conv", "plain")
-    directions = DIRECTIONS
+    operations: ClassVar[tuple[str, ...]] = ("conv", "plain")
+    directions: ClassVar[Mapping[str, Any]] = DIRECTIONS
     inputs = "xyw"
 
     def check(self, workload: Workload) -> None:
@@ -159,7 +160,7 @@ class Products(Family):
     def default(self, spec: Spec, num_edges: int | None) -> Schedule:
         return default_schedule(spec, num_edges)
 
-    def plan(self, spec: Spec) -> Any:
+    def plan(self, spec: Any) -> Any:
         return make_plan(spec)
 
     def kernel_spec(self, spec: Spec, schedule: Knobs) -> Spec:
@@ -200,12 +201,10 @@ class Products(Family):
         return build_for(workload, schedules, device)
 
     def specs(self, operator: Any, directions: Iterable[str]) -> list[Any]:
-        split = operator.deterministic and operator.is_conv
-        parts = [fixed_order_parts(DIRECTIONS[name]) if split else (DIRECTIONS[name],) for name in directions]
-        return [operator.spec(part) for group in parts for part in group]
+        return [spec for name in directions for spec in operator.specs(name)]
 
     def call(self, workload: Workload, operator: Any, tensors: Tensors, order: EdgeOrder | None) -> Call:
-        if workload.operation == "plain":
+        if not workload.is_conv:
             return operator
         edges = (tensors.sender, tensors.receiver)
         return lambda x, y, w: operator(x, y, w, *edges, num_out=tensors.num_nodes, order=order)
@@ -221,8 +220,9 @@ class Products(Family):
 @functools.cache
 def _families() -> dict[str, Family]:
     from autotune.harmonics_family import Harmonics
+    from autotune.vectors_family import Vectors
 
-    return {operation: family for family in (Products(), Harmonics()) for operation in family.operations}
+    return {operation: family for family in (Products(), Harmonics(), Vectors()) for operation in family.operations}
 
 
 def family_of(operation: str) -> Family:
@@ -234,4 +234,5 @@ def family_of(operation: str) -> Family:
 
 def operations_of(problem: Problem) -> tuple[str, ...]:
     """The operations that a problem has, the usual one first."""
-    return family_of("harmonics" if isinstance(problem, HarmonicsProblem) else "conv").operations
+    usual = {HarmonicsProblem: "harmonics", VectorProblem: "vectors"}.get(type(problem), "conv")
+    return family_of(usual).operations

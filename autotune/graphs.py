@@ -25,7 +25,9 @@ if TYPE_CHECKING:
     from ase import Atoms
 
 # Of which only the first depends on which nodes an edge joins.
-OPERATIONS = ("conv", "plain", "harmonics")
+OPERATIONS = ("conv", "plain", "harmonics", "vectors")
+# Those that have nodes.
+CONVOLUTIONS = ("conv", "vectors")
 
 
 class AtomSource(Protocol):
@@ -225,7 +227,7 @@ def _images(positions: np.ndarray, cell: np.ndarray, periodic: np.ndarray, cutof
 
 @dataclass(frozen=True)
 class GraphClass:
-    """Size and mean degree of a graph in powers of two; only a ``conv`` has a degree."""
+    """Size and mean degree of a graph in powers of two; only convolutions have a degree."""
 
     operation: str
     log2_edges: int
@@ -237,19 +239,21 @@ class GraphClass:
         if operation not in OPERATIONS:
             raise ConfigError(f"operation is {operation!r}; expected one of {OPERATIONS}")
         log2_edges = round(math.log2(max(1, num_edges)))
-        if operation != "conv":
+        if operation not in CONVOLUTIONS:
             return cls(operation, log2_edges)
         return cls(operation, log2_edges, round(math.log2(max(1.0, num_edges / max(1, num_nodes)))))
 
     @property
     def text(self) -> str:
         """For example ``conv-e14-d5``, ``plain-e16`` or ``harmonics-e20``."""
-        return f"{self.operation}-e{self.log2_edges}" + (f"-d{self.log2_degree}" if self.operation == "conv" else "")
+        return f"{self.operation}-e{self.log2_edges}" + (
+            f"-d{self.log2_degree}" if self.operation in CONVOLUTIONS else ""
+        )
 
     @classmethod
     def parse(cls, text: str) -> GraphClass:
         """Inverse of :attr:`text`."""
-        match = re.fullmatch(r"(?:(conv)-e(\d+)-d(\d+))|(?:(plain|harmonics)-e(\d+))", text)
+        match = re.fullmatch(r"(?:(conv|vectors)-e(\d+)-d(\d+))|(?:(plain|harmonics)-e(\d+))", text)
         if not match:
             raise ConfigError(f"{text!r} is not a graph class; expected for example 'conv-e14-d5' or 'plain-e16'")
         conv, edges, degree, other, number = match.groups()

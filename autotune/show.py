@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from autotune.config_tables import load_harmonics, load_problems
+from autotune.config_tables import load_all
 from autotune.database import database_dirs, database_path, load_table
 from autotune.entry import Entry
 from autotune.errors import ConfigError, unknown_name
@@ -23,14 +23,17 @@ from kernelgen.device import DeviceFacts, device_facts
 from kernelgen.harmonics import HarmonicsProblem
 from kernelgen.problem import TensorProductProblem
 from kernelgen.schedule import Knobs
+from kernelgen.vectors import SEPARATOR, VectorProblem
 from kernelgen.version import GENERATOR_VERSION
 
 
 def find_problem(text: str) -> Problem:
     """A problem by its name in ``problems.toml`` or by its key; ConfigError with the nearest name otherwise."""
     if "|" in text:
+        if SEPARATOR in text:
+            return VectorProblem.from_key(text)
         return HarmonicsProblem.from_key(text) if text.startswith("sh|") else TensorProductProblem.from_key(text)
-    problems: dict[str, Problem] = {**load_problems(), **load_harmonics()}
+    problems = load_all()
     if text not in problems:
         raise ConfigError(unknown_name("problem", text, problems))
     return problems[text]

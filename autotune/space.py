@@ -222,6 +222,13 @@ class HarmonicsSpace(Space):
         return schedule
 
 
+class VectorsSpace(Space):
+    """Of harmonics inside a product or apart."""
+
+    def canonical(self, schedule: Knobs) -> Knobs:
+        return schedule
+
+
 def harmonics_space(spec: Any) -> Space:
     """All choices of all knobs, but of threads those of any host kernel."""
     default = family_of(spec.operation).default(spec, None)

@@ -6,28 +6,34 @@ gradients with respect to the vectors, which is the way to forces.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from autotune.harmonics import SphericalHarmonics
 from autotune.modules import Irreps, TensorProductConv
-from kernelgen.fused import HarmonicProduct
-from kernelgen.operators import Operator
+from autotune.vectors_family import directions_inside
+from kernelgen.device import device_facts
+from kernelgen.fused import FUSED, HarmonicProduct
+from kernelgen.harmonics_operators import HarmonicsOperator
+from kernelgen.operators import DTYPES, Operator
+from kernelgen.vectors import VectorProblem
 
 
 class SphericalHarmonicsConv(TensorProductConv):
     """``TensorProductConv(irreps_in1, harmonics.irreps_out, ...)`` of the harmonics of edge vectors.
 
-    harmonics: degrees, normalisation and whether vectors are normalised first. fuse: whether a kernel forms the
-    harmonics of an edge in registers and never writes them to memory (the default); False computes them by a kernel of
-    their own, as does everything that is no value and no first gradient: a gradient that is differentiated again,
-    torch.compile, torch.func, products that are not weighted ``uvu`` with one copy of each degree. Results agree to
-    rounding. The other arguments are those of :class:`TensorProductConv`.
+    harmonics: degrees, normalisation and whether vectors are normalised first. fuse: whether the kernels of value and
+    first gradients form the harmonics of an edge in registers and never write them to memory; False computes them by
+    kernels of their own. None, the default, does what was measured to be faster for this problem, device and graph
+    class, by direction, and forms them inside where nothing was. Gradients that are differentiated again,
+    torch.compile, torch.func, and products that are not weighted ``uvu`` with one copy of each degree compute them
+    apart. Results agree to rounding. The other arguments are those of :class:`TensorProductConv`.
     """
 
     def __init__(
-        self, irreps_in1: Irreps, harmonics: SphericalHarmonics, *args: Any, fuse: bool = True, **options: Any
+        self, irreps_in1: Irreps, harmonics: SphericalHarmonics, *args: Any, fuse: bool | None = None, **options: Any
     ) -> None:
         super().__init__(irreps_in1, harmonics.irreps_out, *args, **options)
         self.harmonics = harmonics
@@ -53,8 +59,15 @@ class SphericalHarmonicsConv(TensorProductConv):
         both = self._both.get(operator)
         if both is None:
             harmonics = self.harmonics._operator_for(x.device, x.dtype)
-            both = self._both[operator] = HarmonicProduct(operator, harmonics, self.fuse)
+            both = self._both[operator] = HarmonicProduct(operator, harmonics, self._inside(operator, harmonics))
         return both(x, y, w, *edges, **graph)
+
+    def _inside(self, operator: Operator, harmonics: HarmonicsOperator) -> Sequence[str]:
+        if self.fuse is not None or not self.problem.is_channelwise:
+            return FUSED if self.fuse else ()
+        problem = VectorProblem(self.problem, harmonics.problem)
+        where = (DTYPES[operator.dtype], self.layout, device_facts(operator.device), self.graph_class)
+        return directions_inside(problem, *where, self.strict)
 
     def _forget_operators(self) -> None:
         super()._forget_operators()

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -65,9 +65,9 @@ class Reference:
         tensors: Tensors | None = None,
         max_edges: int | None = None,
     ) -> None:
-        self.problem, self.operation, self.layout = workload.product, workload.operation, workload.layout
+        self.problem, self.layout, self.is_conv = workload.product, workload.layout, workload.is_conv
         self.device = torch.device(device)
-        self._product: o3.TensorProduct | None = None
+        self._product: Callable[..., torch.Tensor] | None = None
         self._expected: dict[str, dict[str, torch.Tensor]] = {}
         tensors = make_tensors(workload, device) if tensors is None else tensors
         limit = max_edges or MAX_EDGES[self.device.type]
@@ -83,7 +83,7 @@ class Reference:
         """Rows of a full output that are compared: nodes or edges; None where all of a shared weight row is."""
         if slot == "w" and self.problem.shared_weights:
             return None
-        return self.nodes if slot in "xg" and self.operation == "conv" else self.edges
+        return self.nodes if slot in "xg" and self.is_conv else self.edges
 
     def expected(self, direction: Direction | str) -> dict[str, torch.Tensor]:
         """Float64 values of the compared rows by slot (``g``: the output's value or cotangent), in the layout."""
@@ -135,7 +135,7 @@ class Reference:
     def _choose_rows(self, tensors: Tensors, limit: int) -> None:
         """``edges``: all that are computed; ``nodes``: those of which every edge is among them."""
         count = tensors.num_edges
-        if self.operation != "conv":
+        if not self.is_conv:
             spread = torch.linspace(0, max(0, count - 1), min(limit, count), dtype=torch.float64)
             self.edges = self.nodes = spread.round().long().to(self.device)
             return
@@ -174,7 +174,7 @@ class Reference:
         return kept, place[kept]
 
     def _compute(self, direction: Direction) -> dict[str, torch.Tensor]:
-        self._product = self._product or e3nn_product(self.problem, torch.float64, self.device)
+        self._product = self._product or self._make_product()
         sizes = {"x": self._operands["x"].shape[0], "g": self._operands["g"].shape[0]}
         widths = {"x": self.problem.dim_in1, "g": self.problem.dim_out}
         sums = {
@@ -193,12 +193,21 @@ class Reference:
                     pieces[slot].append(value)
         return {slot: self._assemble(slot, sums.get(slot), pieces.get(slot)) for slot in direction.outputs}
 
+    @property
+    def dim_y(self) -> int:
+        """Elements of a row of y."""
+        return self.problem.dim_in2
+
+    def _make_product(self) -> Callable[..., torch.Tensor]:
+        """e3nn's ``(x, y, w)`` in float64."""
+        return e3nn_product(self.problem, torch.float64, self.device)
+
     def _assemble(self, slot: str, total: torch.Tensor | None, pieces: list[torch.Tensor] | None) -> torch.Tensor:
         if pieces is not None:
             if slot == "w" and self.problem.shared_weights:
                 zero = torch.zeros(self.problem.weight_numel, dtype=torch.float64, device=self.device)
                 return torch.stack([zero, *pieces]).sum(0)
-            width = self.problem.dim_in2 if slot == "y" else self.problem.weight_numel
+            width = self.dim_y if slot == "y" else self.problem.weight_numel
             return torch.cat([torch.zeros(0, width, dtype=torch.float64, device=self.device), *pieces])
         assert total is not None
         source, target = (self._from_x, self._to_x) if slot == "x" else (self._from_g, self._to_g)

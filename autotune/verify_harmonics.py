@@ -51,7 +51,7 @@ class HarmonicsReference(Reference):
         tensors: Tensors | None = None,
         max_edges: int | None = None,
     ) -> None:
-        self.harmonics, self.operation = workload.harmonics, workload.operation
+        self.harmonics, self.is_conv = workload.harmonics, False
         self.device = torch.device(device)
         self._expected = {}
         tensors = make_vectors(workload, device) if tensors is None else tensors

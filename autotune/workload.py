@@ -12,11 +12,12 @@ import torch
 
 from autotune.errors import ConfigError
 from autotune.families import Family, Problem, family_of, operations_of
-from autotune.graphs import Graph, GraphClass, GraphSpec, build_graph
+from autotune.graphs import CONVOLUTIONS, Graph, GraphClass, GraphSpec, build_graph
 from kernelgen.direction import DIRECTIONS, Direction
 from kernelgen.harmonics import HarmonicsProblem
 from kernelgen.problem import TensorProductProblem, blocks_of
 from kernelgen.spec import BYTES
+from kernelgen.vectors import VectorProblem
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 LAYOUTS = ("mul_ir", "ir_mul")
@@ -29,7 +30,8 @@ Identity = tuple[str, str, str, str, str, str, bool]
 class Workload:
     """A problem on a graph, and the directions in which it is tuned; ``label`` is the problem's short name.
 
-    operation: ``conv`` or ``plain`` of a product; ``harmonics`` of a HarmonicsProblem, with a vector for each edge.
+    operation: ``conv`` or ``plain`` of a product; ``harmonics`` of a HarmonicsProblem, with a vector for each edge;
+    ``vectors``, the convolution of a VectorProblem.
     directions: by default all that its kernels have. deterministic: only kernels whose results are bitwise equal from
     run to run.
     """
@@ -65,9 +67,15 @@ class Workload:
 
     @property
     def product(self) -> TensorProductProblem:
-        """The problem of a workload that is a tensor product."""
-        assert isinstance(self.problem, TensorProductProblem)
-        return self.problem
+        """The problem of a workload that is a tensor product, or has one."""
+        problem = self.problem.product if isinstance(self.problem, VectorProblem) else self.problem
+        assert isinstance(problem, TensorProductProblem)
+        return problem
+
+    @property
+    def is_conv(self) -> bool:
+        """Whether rows are gathered from nodes and summed at nodes."""
+        return self.operation in CONVOLUTIONS
 
     @property
     def harmonics(self) -> HarmonicsProblem:
@@ -121,7 +129,7 @@ def make_tensors(workload: Workload, device: torch.device | str, seed: int = 0, 
     """Random normal tensors for a workload; ``graph`` is built from the workload unless it is given."""
     graph = graph or build_graph(workload.graph)
     problem, device = workload.product, torch.device(device)
-    edges, conv = graph.num_edges, workload.operation == "conv"
+    edges, conv = graph.num_edges, workload.is_conv
     rows = graph.num_nodes if conv else edges
     generator = torch.Generator(device=device).manual_seed(seed)
 
@@ -144,11 +152,11 @@ def compulsory_bytes(workload: Workload, direction: Direction | str, num_edges: 
     read them: whether they are fetched again is the schedule's doing. ``num_nodes`` is ignored for ``plain``.
     """
     direction = DIRECTIONS[direction] if isinstance(direction, str) else direction
-    problem, conv = workload.product, workload.operation == "conv"
+    problem, conv = workload.product, workload.is_conv
     rows = num_nodes if conv else num_edges
     elements = {
         "x": rows * problem.dim_in1,
-        "y": num_edges * problem.dim_in2,
+        "y": num_edges * (3 if isinstance(workload.problem, VectorProblem) else problem.dim_in2),
         "w": (1 if problem.shared_weights else num_edges) * problem.weight_numel,
         "g": rows * problem.dim_out,
     }

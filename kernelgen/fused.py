@@ -7,6 +7,8 @@ differentiated again goes through the kernels of both, one after the other, as d
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -19,28 +21,31 @@ from kernelgen.errors import InputError, ProblemError
 from kernelgen.graph import EdgeOrder
 from kernelgen.harmonics_autograd import gradient
 from kernelgen.harmonics_operators import HarmonicsOperator
+from kernelgen.launch import load_kernel
 from kernelgen.operators import Operator
 from kernelgen.runner import Runner, SplitRunner
+from kernelgen.spec import Spec
 from kernelgen.transforms import is_transforming
+from kernelgen.vectors import VectorProblem
+
+# Directions whose kernels harmonics can stand in.
+FUSED = ("forward", "backward", "source_backward", "edge_backward")
 
 
 class HarmonicProduct:
     """Call it like an :class:`Operator`, with vectors ``[num_edges, 3]`` in the place of y.
 
     product, harmonics: operators of one dtype and device; ProblemError where the harmonics are not the product's second
-    input. fused: False runs one after the other always. Products that are not generated with harmonics inside (other
-    modes than weighted ``uvu``, several copies of the second input) are never fused.
+    input. inside: of FUSED, the directions whose kernels form the harmonics; others run one after the other. Products
+    that are not generated so (other modes than weighted ``uvu``, several copies of the second input) have none.
     """
 
-    def __init__(self, product: Operator, harmonics: HarmonicsOperator, fused: bool = True) -> None:
-        if harmonics.dim_out != product.problem.dim_in2 or harmonics.dtype is not product.dtype:
-            raise ProblemError(
-                f"harmonics of degrees {harmonics.problem.degrees} have {harmonics.dim_out} components in "
-                f"{harmonics.dtype}; the second input {product.problem.irreps_in2} has {product.problem.dim_in2} in "
-                f"{product.dtype}"
-            )
+    def __init__(self, product: Operator, harmonics: HarmonicsOperator, inside: Iterable[str] = FUSED) -> None:
+        self.problem = VectorProblem(product.problem, harmonics.problem)
+        if harmonics.dtype is not product.dtype:
+            raise ProblemError(f"harmonics are {harmonics.dtype} and the product {product.dtype}; expected one dtype")
         self.product, self.harmonics = product, harmonics
-        self.fused = fused and product.problem.is_channelwise
+        self.inside = frozenset(inside) & frozenset(FUSED if product.problem.is_channelwise else ())
         self._runners: dict[tuple[Direction, torch.dtype | None, int], Runner | SplitRunner] = {}
 
     def forward(
@@ -55,7 +60,7 @@ class HarmonicProduct:
         order: EdgeOrder | None = None,
     ) -> Tensor:
         """The product with the harmonics of v, differentiable twice with respect to x, v and w."""
-        if not self.fused or not is_eager(x, v, w):
+        if not self.inside or not is_eager(x, v, w):
             return self.product(x, self.harmonics(v), w, sender, receiver, num_out=num_out, order=order)
         w = self.product.one_row(w)
         graph = self.graph(x, v, *self.product.edges(x, sender, receiver, num_out, order))
@@ -72,7 +77,9 @@ class HarmonicProduct:
         return self.product.graph(x, v, *edges)
 
     def run_on(self, graph: Graph, direction: Direction, operands: Operands, poison: bool = False) -> dict[str, Tensor]:
-        """A direction of first derivatives by one kernel, with v for y among ``operands``; gradients by slot."""
+        """A direction of first derivatives, with v for y among ``operands``; gradients by slot, ``y`` that of v."""
+        if direction.name not in self.inside:
+            return self._run_apart(graph, direction, operands, poison)
         x, sender = operands[0], graph.sender
         assert x is not None
         key = (direction, None if sender is None else sender.dtype, x.get_device())
@@ -81,6 +88,25 @@ class HarmonicProduct:
             index = torch.int64 if sender is None else sender.dtype
             runner = self._runners[key] = self.product.runner(direction, index, x.device, self.harmonics.problem)
         return runner(operands, graph._replace(shapes=graph.shapes | {"y": (graph.num_edges, 3)}), poison)
+
+    def _run_apart(self, graph: Graph, direction: Direction, operands: Operands, poison: bool) -> dict[str, Tensor]:
+        v = operands[2]
+        assert v is not None
+        y = self.harmonics.run_forward(v, poison=poison) if "y" in direction.operands else None
+        found = self.product.run_on(graph, direction, (*operands[:2], y, *operands[3:]), poison)
+        if "y" in found:
+            found["y"] = self.harmonics.run_backward(v, found["y"], poison=poison)
+        return found
+
+    def specs(self, name: str) -> list[Spec]:
+        """Of the product's kernels of a direction."""
+        found = self.product.specs(name)
+        given = self.harmonics.problem if name in self.inside else None
+        return [dataclasses.replace(spec, harmonics=given) for spec in found]
+
+    def resources(self, name: str) -> dict[str, Any]:
+        """What the product's kernel of a direction takes; compiles it if need be."""
+        return load_kernel(self.specs(name)[-1]).resources
 
 
 class _Forward(torch.autograd.Function):

@@ -301,13 +301,17 @@ class Operator:
         index_name = INDEX_DTYPES[index] if self.is_conv and schedule.fuse else "int64"
         return self._spec(direction, schedule, index_name, device)
 
+    def specs(self, direction_name: str) -> list[Spec]:
+        """Of the kernels that a direction with all its gradients takes."""
+        return [self.spec(part) for part in self._parts(_direction(direction_name))]
+
     def source(self, direction_name: str = "forward") -> str:
         """The generated source of a direction with all its gradients (deterministic: those that own receivers)."""
-        return emit(make_plan(self.spec(self._parts(_direction(direction_name))[-1]))).text
+        return emit(make_plan(self.specs(direction_name)[-1])).text
 
     def resources(self, direction_name: str = "forward") -> dict[str, Any]:
         """What the compiled kernel of a direction takes; compiles it if need be."""
-        return load_kernel(self.spec(self._parts(_direction(direction_name))[-1])).resources
+        return load_kernel(self.specs(direction_name)[-1]).resources
 
     def __reduce__(self) -> tuple[Callable[[str], Operator], tuple[str]]:
         """Copies and pickles carry the text: kernels belong to a process."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from kernelgen.device import DeviceFacts
 from kernelgen.direction import OPERANDS, Direction
-from kernelgen.errors import ProblemError, ScheduleError, UnsupportedError
+from kernelgen.errors import ScheduleError, UnsupportedError
 from kernelgen.harmonics import HarmonicsProblem
 from kernelgen.problem import TensorProductProblem
 from kernelgen.schedule import Schedule
@@ -55,14 +55,9 @@ class Spec:
         if self.schedule.backend != self.facts.backend:
             raise ScheduleError(f"a {self.schedule.backend} schedule cannot run on {self.facts.name}")
         if self.harmonics is not None:
-            self._check_harmonics(self.harmonics)
+            self._check_harmonics()
 
-    def _check_harmonics(self, harmonics: HarmonicsProblem) -> None:
-        if harmonics.dim_out != self.problem.dim_in2:
-            raise ProblemError(
-                f"harmonics of degrees {harmonics.degrees} have {harmonics.dim_out} components; the second input "
-                f"{self.problem.irreps_in2} has {self.problem.dim_in2}"
-            )
+    def _check_harmonics(self) -> None:
         if self.direction.tangents or not self.problem.is_channelwise:
             raise UnsupportedError(
                 "harmonics are formed inside kernels of first derivatives of weighted uvu products with one copy of "

@@ -20,10 +20,10 @@ from kernelgen.direction import Direction, backward
 from kernelgen.direction import forward as value
 from kernelgen.emit import emit
 from kernelgen.errors import ToolMissingError
-from kernelgen.fused import HarmonicProduct
+from kernelgen.fused import FUSED, HarmonicProduct
 from kernelgen.harmonics_operators import build_harmonics
 from kernelgen.plan import make_plan
-from kernelgen.schedule import CudaSchedule, HostSchedule
+from kernelgen.schedule import CudaSchedule
 from kernelgen.spec import Spec
 
 PRODUCT = TensorProductProblem.channelwise("6x0e+6x1o", "0e+1o+2e", "0e+1o+2e")
@@ -124,7 +124,7 @@ def test_all_derivatives_are_those_of_one_after_the_other(fused: bool, monkeypat
     wanted = all_derivatives(
         lambda x, v, w, *edges, num_out: product(x, harmonics(v), w, *edges, num_out=num_out), case
     )
-    both = pickle.loads(pickle.dumps(copy.deepcopy(HarmonicProduct(product, harmonics, fused))))
+    both = pickle.loads(pickle.dumps(copy.deepcopy(HarmonicProduct(product, harmonics, FUSED if fused else ()))))
     fused_passes = []
     run_on = HarmonicProduct.run_on
     monkeypatch.setattr(
@@ -157,7 +157,7 @@ def test_what_cannot_be_fused_runs_one_after_the_other() -> None:
     connected = TensorProductProblem.from_instructions("3x0e+2x1o", "0e+1o", "4x0e", [(0, 0, 0, "uvw", True)])
     harmonics = build_harmonics(HarmonicsProblem((0, 1), "norm", True), dtype=torch.float64)
     both = HarmonicProduct(build(connected, dtype=torch.float64), harmonics)
-    assert not both.fused
+    assert not both.inside
     case = vectors_case("conv", connected)
     found = both(*(case.tensors[name] for name in "xyw"), case.sender, case.receiver, num_out=case.num_out)
     assert relative_error(found, expected(case, harmonics.problem, value())["g"]) < 1e-12
@@ -165,15 +165,15 @@ def test_what_cannot_be_fused_runs_one_after_the_other() -> None:
 
 def test_mistakes_are_told() -> None:
     product = build(PRODUCT)
-    with pytest.raises(ProblemError, match="have 4 components in torch.float32; the second input .* has 9"):
+    with pytest.raises(ProblemError, match=r"degrees \(0, 1\) have 4 components; the second input .* has 9"):
         HarmonicProduct(product, build_harmonics(HarmonicsProblem((0, 1), "norm", True)))
     with pytest.raises(InputError, match=r"v has shape \(4, 9\); expected one vector an edge"):
         HarmonicProduct(product, build_harmonics(UNIT))(
             *(torch.zeros(4, n) for n in (PRODUCT.dim_in1, 9, PRODUCT.weight_numel)), *torch.zeros(2, 4).long()
         )
-    spec = Spec(PRODUCT, value(), HostSchedule(), "conv", "float32", "ir_mul", "int64", product.spec(value()).facts)
-    with pytest.raises(ProblemError, match=r"degrees \(0, 1\) have 4 components"):
-        dataclasses.replace(spec, harmonics=HarmonicsProblem((0, 1), "norm", True))
+    with pytest.raises(ProblemError, match="harmonics are torch.float64 and the product torch.float32"):
+        HarmonicProduct(product, build_harmonics(UNIT, dtype=torch.float64))
+    spec = product.spec(value())
     with pytest.raises(UnsupportedError, match="inside kernels of first derivatives"):
         dataclasses.replace(spec, direction=Direction("double_backward", "y", "xw"), harmonics=UNIT)
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from autotune.baselines import cuequivariance_peer, e3nn_peer, harmonics_peers, openequivariance_peer
+from autotune.baselines import cuequivariance_peer, e3nn_peer, harmonics_peers, openequivariance_peer, vector_peers
 from autotune.baselines.passes import AutogradPasses
 from autotune.baselines.peer import PEER_TOLERANCE, Adapter, CheckedPasses, Peer, Product, Task
 from autotune.verify import Reference
@@ -19,7 +19,7 @@ from autotune.workload import Tensors, Workload
 
 ADAPTERS: tuple[Adapter, ...] = (
     *(*e3nn_peer.ADAPTERS, *cuequivariance_peer.ADAPTERS, *openequivariance_peer.ADAPTERS),
-    *harmonics_peers.ADAPTERS,
+    *(*harmonics_peers.ADAPTERS, *vector_peers.ADAPTERS),
 )
 
 __all__ = [

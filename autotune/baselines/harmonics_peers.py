@@ -24,7 +24,7 @@ def compiled(task: Task) -> Product:
     """Runs both passes here, under a time limit, so that no timed call compiles."""
     call = _compiled(task.workload.harmonics, task.tensors.x.dtype, task.device)
     v = task.tensors.x.detach().requires_grad_()
-    with e3nn_peer.time_limit(e3nn_peer.COMPILE_LIMIT_S, "torch.compile"):
+    with e3nn_peer.time_limit(e3nn_peer.COMPILE_LIMIT_S, e3nn_peer.OUT_OF_TIME):
         out = call(v)
         torch.autograd.grad(out, v, torch.ones_like(out))
         with torch.no_grad():
@@ -38,10 +38,13 @@ def _compiled(problem: HarmonicsProblem, dtype: torch.dtype, device: torch.devic
 
 
 def _cuequivariance(method: str, task: Task) -> Product:
+    return Product(cuequivariance_call(task.workload.harmonics, method, task.tensors.x))
+
+
+def cuequivariance_call(problem: HarmonicsProblem, method: str, like: torch.Tensor) -> Call:
     """Of distinct rising degrees in the normalisation ``component``, which is the one that it has."""
     import cuequivariance_torch as cuet
 
-    problem = task.workload.harmonics
     degrees = list(problem.degrees)
     if problem.normalization != "component" or degrees != sorted(set(degrees)):
         raise PeerError(
@@ -50,10 +53,10 @@ def _cuequivariance(method: str, task: Task) -> Product:
         )
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        options = {"math_dtype": task.tensors.x.dtype, "device": task.device}
+        options = {"math_dtype": like.dtype, "device": like.device}
         made = cuet.SphericalHarmonics(degrees, normalize=problem.normalize, method=method, **options)
     cuequivariance_peer.check_method(made.f, method, caught)
-    return Product(made)
+    return made
 
 
 def _adapter(

@@ -21,6 +21,7 @@ from autotune.families import Products
 from autotune.verify import Reference
 from autotune.workload import Tensors, Workload, relayout
 from kernelgen.direction import DIRECTIONS
+from kernelgen.vectors import VectorProblem
 
 # Relative error against float64 e3nn that still counts as the same product; a wrong path is off by about one.
 PEER_TOLERANCE = {"float32": 1e-3, "float64": 1e-6}
@@ -67,7 +68,7 @@ class Task:
 
     @property
     def is_conv(self) -> bool:
-        return self.workload.operation == "conv"
+        return self.workload.is_conv
 
     @property
     def edges(self) -> tuple[torch.Tensor, torch.Tensor]:
@@ -232,5 +233,6 @@ def _relaid(slot: str, tensor: torch.Tensor, task: Task, source: str, target: st
     if source == target:
         return tensor
     problem = task.workload.product
-    irreps = {"x": problem.irreps_in1, "y": problem.irreps_in2, "g": problem.irreps_out}[slot]
+    irreps_y = "1o" if isinstance(task.workload.problem, VectorProblem) else problem.irreps_in2
+    irreps = {"x": problem.irreps_in1, "y": irreps_y, "g": problem.irreps_out}[slot]
     return relayout(tensor, irreps, source, target)

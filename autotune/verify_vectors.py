@@ -1,0 +1,56 @@
+"""Correctness of convolutions of edge vectors: tensors to run on, and e3nn's values through harmonics and product."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import torch
+
+from autotune.verify import Reference, e3nn_product
+from autotune.verify_harmonics import e3nn_harmonics
+from autotune.workload import Tensors, Workload, make_tensors
+from kernelgen.vectors import VectorProblem
+
+
+def make_vector_tensors(workload: Workload, device: torch.device | str, seed: int = 0) -> Tensors:
+    """As of the product, with vectors y (tangents ty) of lengths 0.5 to 1.5, so that none drowns the others."""
+    tensors = make_tensors(workload, device, seed)
+    generator = torch.Generator(device=tensors.y.device).manual_seed(seed + 1)
+
+    def draw(width: int) -> torch.Tensor:
+        shape = (tensors.num_edges, width)
+        return torch.randn(*shape, generator=generator, dtype=tensors.y.dtype, device=tensors.y.device)
+
+    directions, tangents = draw(3), draw(3)
+    lengths = 0.5 + torch.rand(tensors.num_edges, 1, generator=generator, dtype=tangents.dtype, device=tangents.device)
+    return dataclasses.replace(tensors, y=torch.nn.functional.normalize(directions) * lengths, ty=tangents)
+
+
+class VectorsReference(Reference):
+    """Exact values for one workload: see :class:`autotune.verify.Reference`; ``y`` are vectors."""
+
+    def __init__(
+        self,
+        workload: Workload,
+        device: torch.device | str,
+        tensors: Tensors | None = None,
+        max_edges: int | None = None,
+    ) -> None:
+        assert isinstance(workload.problem, VectorProblem)
+        self.vectors = workload.problem
+        super().__init__(
+            workload, device, make_vector_tensors(workload, device) if tensors is None else tensors, max_edges
+        )
+
+    @property
+    def dim_y(self) -> int:
+        return 3
+
+    def _widths(self, slot: str) -> list[int]:
+        return [3] if slot == "y" else super()._widths(slot)
+
+    def _make_product(self) -> Callable[..., torch.Tensor]:
+        product = e3nn_product(self.problem, torch.float64, self.device)
+        harmonics = e3nn_harmonics(self.vectors.harmonics)
+        return lambda x, v, w: product(x, harmonics(v), w)
