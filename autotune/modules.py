@@ -10,9 +10,8 @@ channels, in instruction order. First and second derivatives work in every input
 
 from __future__ import annotations
 
-import math
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -21,6 +20,7 @@ from e3nn import o3
 from autotune.graphs import GraphClass
 from autotune.order_cache import OrderCache
 from autotune.tuned_module import Schedules, TunedModule, autocast
+from autotune.weights import PathWeights, Weight, check_last
 from kernelgen.errors import InputError, ProblemError
 from kernelgen.from_e3nn import problem_of
 from kernelgen.graph import EdgeOrder, check_indices, is_in_order
@@ -28,14 +28,8 @@ from kernelgen.operators import Operator
 from kernelgen.problem import TensorProductProblem
 
 Irreps: TypeAlias = "str | o3.Irreps"
-Weight: TypeAlias = "torch.Tensor | list[torch.Tensor] | None"
 Variances: TypeAlias = "Sequence[float] | torch.Tensor | None"
 _ORDERS = OrderCache()
-
-
-def _check_last(name: str, tensor: torch.Tensor, expected: int) -> None:
-    if tensor.ndim == 0 or tensor.shape[-1] != expected:
-        raise InputError(f"{name} has shape {tuple(tensor.shape)}; expected a last dimension of {expected}")
 
 
 def _with_variances(problem: TensorProductProblem, variances: tuple[Variances, ...]) -> TensorProductProblem:
@@ -48,7 +42,7 @@ def _with_variances(problem: TensorProductProblem, variances: tuple[Variances, .
     return problem_of(module)
 
 
-class TensorProduct(TunedModule):
+class TensorProduct(PathWeights, TunedModule):
     """``e3nn.o3.TensorProduct``, any connection mode, edge by edge, from a tuned kernel.
 
     All arguments of e3nn's come first, in its order and with its defaults:
@@ -150,8 +144,8 @@ class TensorProduct(TunedModule):
         the result. Raises InputError where shapes, dtypes or devices disagree.
         """
         dim_in1, dim_in2, dim_out = self._dims
-        _check_last("x", x, dim_in1)
-        _check_last("y", y, dim_in2)
+        check_last("x", x, dim_in1)
+        check_last("y", y, dim_in2)
         x, y, weight = autocast(x, y, self._weight_for(weight))
         operator = self._operator_of(x)
         batched = (x, y) if self.shared_weights else (x, y, weight)
@@ -174,56 +168,6 @@ class TensorProduct(TunedModule):
         weight = self._weight_for(weight)
         rows = torch.eye(self._dims[0], dtype=y.dtype, device=y.device)
         return self.forward(rows, y.unsqueeze(-2), weight if self.shared_weights else weight.unsqueeze(-2))
-
-    def weight_view_for_instruction(self, instruction: int, weight: Weight = None) -> torch.Tensor:
-        """The weights of one instruction, a view ``[..., *path_shape]`` of ``weight`` or of the internal ones.
-
-        ValueError, as in e3nn, for an instruction without weights.
-        """
-        if not self.instructions[instruction].has_weight:
-            raise ValueError(f"instruction {instruction} has no weights; those of e3nn's has_weight=True have some")
-        views = self.weight_views(weight, yield_instruction=True)
-        return next(view for number, _, view in views if number == instruction % len(self.instructions))
-
-    def weight_views(self, weight: Weight = None, yield_instruction: bool = False) -> Iterator[Any]:
-        """The weights of each instruction that has some, or (number, instruction, weights), as in e3nn."""
-        weight, offset = self._weight_for(weight), 0
-        for number, instruction in enumerate(self.instructions):
-            if not instruction.has_weight:
-                continue
-            size = math.prod(instruction.path_shape)
-            view = weight.narrow(-1, offset, size).view(*weight.shape[:-1], *instruction.path_shape)
-            offset += size
-            yield (number, instruction, view) if yield_instruction else view
-
-    def _weight_for(self, weight: Weight) -> torch.Tensor:
-        if isinstance(weight, list):
-            weight = self._as_one_row(weight)
-        if weight is None:
-            if self.weight_numel > 0 and not self.internal_weights:
-                raise InputError(f"weight is missing; expected {self.weight_numel} weights, there are no internal ones")
-            # No paths, no weights: any empty row will do.
-            return self.weight if self.shared_weights else self.weight.reshape(1, 0)
-        _check_last("weight", weight, self.weight_numel)
-        if (weight.ndim == 1) is not self.shared_weights:
-            wanted = f"({self.weight_numel},)" if self.shared_weights else f"(..., {self.weight_numel}), a row an edge"
-            raise InputError(f"weight has shape {tuple(weight.shape)}; expected {wanted}")
-        return weight
-
-    def _as_one_row(self, weights: list[torch.Tensor]) -> torch.Tensor:
-        """Weights given as a tensor a path, ``[..., *path_shape]`` or ``[..., numel]``."""
-        shapes = [instruction.path_shape for instruction in self.instructions if instruction.has_weight]
-        if len(weights) != len(shapes):
-            raise InputError(f"{len(weights)} tensors of weights were given; expected {len(shapes)}, one a path")
-        rows = []
-        for given, shape in zip(weights, shapes, strict=True):
-            if tuple(given.shape[-len(shape) :]) == shape:
-                rows.append(given.flatten(-len(shape)))
-            elif given.shape[-1:] == (math.prod(shape),):
-                rows.append(given)
-            else:
-                raise InputError(f"weights of a path have shape {tuple(given.shape)}; expected (..., *{shape})")
-        return torch.cat(rows, -1)
 
 
 class TensorProductConv(TunedModule):

@@ -27,7 +27,6 @@ from kernelgen.defaults import SMALL_GRAPH_EDGES
 from kernelgen.device import DeviceFacts
 from kernelgen.direction import Direction
 from kernelgen.errors import ScheduleError
-from kernelgen.harmonics_schedule import HarmonicsCudaSchedule
 from kernelgen.pairs import pair_paths
 from kernelgen.plan import estimate_registers
 from kernelgen.problem import TensorProductProblem
@@ -203,7 +202,7 @@ def search_space(
 
 def _space_of_pairs(spec: Spec) -> Space:
     """Edge by edge, so only how many teams share an edge and a multiprocessor, or threads a host."""
-    knobs: dict[str, tuple] = {"threads": _threads(spec.facts)}
+    knobs: dict[str, tuple] = {"threads": threads_of(spec.facts)}
     if spec.facts.backend == "cuda":
         knobs = {"block_size": (32, 64, 128, 256, 512), "min_blocks": (0, 2, 3, 4, 6, 8)}
         if not spec.deterministic:
@@ -212,31 +211,7 @@ def _space_of_pairs(spec: Spec) -> Space:
     return dataclasses.replace(space, probes=_unfused(space))
 
 
-@dataclass(frozen=True)
-class HarmonicsSpace(Space):
-    """Of harmonics."""
-
-    def canonical(self, schedule: Knobs) -> Knobs:
-        if isinstance(schedule, HarmonicsCudaSchedule) and schedule.staging != "ahead":
-            return dataclasses.replace(schedule, stages=HarmonicsCudaSchedule().stages)
-        return schedule
-
-
-class VectorsSpace(Space):
-    """Of harmonics inside a product or apart."""
-
-    def canonical(self, schedule: Knobs) -> Knobs:
-        return schedule
-
-
-def harmonics_space(spec: Any) -> Space:
-    """All choices of all knobs, but of threads those of any host kernel."""
-    default = family_of(spec.operation).default(spec, None)
-    knobs = {**default.choices} | ({"threads": _threads(spec.facts)} if "threads" in default.choices else {})
-    return HarmonicsSpace(dataclasses.replace(spec, schedule=default), MappingProxyType(knobs))
-
-
-def _threads(facts: DeviceFacts) -> tuple[int, ...]:
+def threads_of(facts: DeviceFacts) -> tuple[int, ...]:
     """All cores or half of them."""
     return (0, facts.units // 2) if facts.units >= 4 else (0,)
 
@@ -292,7 +267,7 @@ def _host_knobs(problem: TensorProductProblem, dtype: str, facts: DeviceFacts) -
     lanes = facts.vector_bytes // (4 if dtype == "float32" else 8)
     widest = max(4, 2 * power_of_two_at_most(_multiplicities(problem)[-1]) - 1)
     blocks = [size for size in HostSchedule.choices["channel_block"] if lanes // 2 <= size <= min(widest, 4 * lanes)]
-    return {"channel_block": tuple(blocks) or (4,), "threads": _threads(facts)}
+    return {"channel_block": tuple(blocks) or (4,), "threads": threads_of(facts)}
 
 
 def _cuda_knobs(problem: TensorProductProblem, small: bool) -> dict[str, tuple]:

@@ -1,28 +1,26 @@
 """A kernel of pairs as C++ text, for the GPU and the host alike: a :class:`PairPlan` enters, the source leaves.
 
 A team takes an edge: rows of operands go to its scratch memory, then each path forms its pairs, meets its weights and
-adds to the sums (``kernelgen.pairs`` has the formulas, ``kernelgen.pair_weights`` the middle step). What differs
+adds to the sums (``kernelgen.pairs`` has the formulas, ``kernelgen.pair_steps`` the steps of a path). What differs
 between a warp and a thread is in ``include/pairs.hpp``.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from importlib import resources
 
-from kernelgen.pair_weights import weight_step
+from kernelgen.pair_steps import path_steps
 from kernelgen.pairs import WARP, PairPath, PairPlan
 from kernelgen.problem import Block
 from kernelgen.schedule import CudaSchedule
 from kernelgen.signature import buffers_struct, element, gpu_entry, host_entry
 from kernelgen.source import Source
 from kernelgen.spec import BUFFERS
-from kernelgen.terms import PathTerms, path_terms
+from kernelgen.terms import path_terms
 
 INDENT = "    "
-# What is done with one pair.
-Body = Callable[[PairPlan, PairPath, PathTerms], Iterator[str]]
 SIDES = {"x": "in1", "g": "out"}
 
 
@@ -98,7 +96,7 @@ def _edge_lines(plan: PairPlan, part: tuple[PairPath, ...]) -> Iterator[str]:
     yield "team.sync();"
     terms = path_terms(problem)
     for path in part:
-        yield from _path(plan, path, terms[path.path.index])
+        yield from path_steps(plan, path, terms[path.path.index])
     yield from _store_rows(plan, part)
 
 
@@ -144,132 +142,6 @@ def _store_rows(plan: PairPlan, part: tuple[PairPath, ...]) -> Iterator[str]:
             where = f"o_{slot} + {block.offset}, b.out_{slot} + {row} * {size} + {block.offset}"
             yield f"{how}_block<{block.dim}, {block.mul}>(team, {where});"
     yield "team.sync();"
-
-
-def _path(plan: PairPlan, path: PairPath, terms: PathTerms) -> Iterator[str]:
-    problem, p, wanted = plan.spec.problem, path.path, plan.products
-    texts = f"{problem.in1[p.in1].text} x {problem.in2[p.in2].text} -> {problem.out[p.out].text}"
-    yield f"{{  // path {p.index}, {p.mode}: {texts}"
-    lines: list[str] = []
-    if wanted.z:
-        lines += [*_over_pairs(plan, path, terms, _z_lines, {y for sums in wanted.z for _, y in sums}), "team.sync();"]
-    lines += [*weight_step(plan, path), "team.sync();"]
-    if wanted.d:
-        # Sums may lie in another lane than the values that they were made of.
-        lines += [*_over_pairs(plan, path, terms, _gradient_lines, {y for y, _ in wanted.x}), "team.sync();"]
-    yield from (f"{INDENT}{line}" for line in lines)
-    yield "}"
-
-
-def _over_pairs(plan: PairPlan, path: PairPath, terms: PathTerms, body: Body, y_buffers: set[str]) -> Iterator[str]:
-    """A loop over the pairs k = (u, v) of a path: lanes over u, and the edge values of the y buffers at v."""
-    problem, (mul1, mul2, _) = plan.spec.problem, path.muls
-    kind = problem.mode(path.path).pairs
-    values = list(_edge_values(path, terms, sorted(y_buffers)))
-    sums_y = bool(plan.products.y) and body is _gradient_lines
-    inside = list(body(plan, path, terms))
-    if kind == "same":
-        yield f"EACH(u, {mul1}) {{"
-        lines = ["const int v = u, k = u;", *values, *_start_sums(plan, terms, sums_y), *inside]
-        lines += list(_add_sums(path, terms, together=False)) if sums_y else []
-        yield from (f"{INDENT}{line}" for line in lines)
-        yield "}"
-        return
-    yield f"for (int v = 0; v < {mul2}; ++v) {{"
-    yield from (f"{INDENT}{line}" for line in (*values, *_start_sums(plan, terms, sums_y)))
-    count = str(mul1) if kind == "all" else "v"
-    number = f"u * {mul2} + v" if kind == "all" else f"u * ({2 * mul1 - 1} - u) / 2 + v - u - 1"
-    yield f"{INDENT}EACH(u, {count}) {{"
-    yield from (f"{INDENT * 2}{line}" for line in (f"const int k = {number};", *inside))
-    yield f"{INDENT}}}"
-    if sums_y:
-        yield from (f"{INDENT}{line}" for line in _add_sums(path, terms, together=True))
-    yield "}"
-
-
-def _prefix(buffer: str) -> str:
-    return buffer[:-1]
-
-
-def _edge_values(path: PairPath, terms: PathTerms, buffers: list[str]) -> Iterator[str]:
-    """``m_1`` and ``tm_1``: the edge values of y and ty at copy v."""
-    step = path.dims[1]
-    for buffer in buffers:
-        for number, value in enumerate(terms.values):
-            total = " + ".join(f"Real({c!r}) * s_{buffer}[{component} + v * {step}]" for component, c in value.terms)
-            yield f"const Real {_prefix(buffer)}m_{number} = {total};"
-
-
-def _rows_of_x(plan: PairPlan, path: PairPath, buffers: set[str]) -> Iterator[str]:
-    """``x_0`` and ``tx_0``: the components of x and tx at copy u."""
-    block = plan.spec.problem.in1[path.path.in1]
-    for buffer in sorted(buffers):
-        for m in range(block.dim):
-            yield f"const Real {buffer}_{m} = s_{buffer}[{block.offset + m * block.mul} + u];"
-
-
-def _sum(products: list[tuple[int, str]]) -> str:
-    """Signed products as one expression."""
-    text = "".join(f" {'-' if sign < 0 else '+'} {product}" for sign, product in products)
-    return text[3:] if text.startswith(" + ") else f"-{text[3:]}" if text else "Real(0)"
-
-
-def _z_lines(plan: PairPlan, path: PairPath, terms: PathTerms) -> Iterator[str]:
-    yield from _rows_of_x(plan, path, {x for sums in plan.products.z for x, _ in sums})
-    for number, sums in enumerate(plan.products.z):
-        for m3 in range(terms.dim3):
-            products = [
-                (entry.sign, f"{_prefix(y)}m_{entry.value} * {x}_{entry.m1}")
-                for x, y in sums
-                for entry in terms.entries
-                if entry.m3 == m3
-            ]
-            yield f"z{number}[{m3 * path.pairs} + k] = {_sum(products)};"
-
-
-def _gradient_lines(plan: PairPlan, path: PairPath, terms: PathTerms) -> Iterator[str]:
-    """From d to the gradients of x (added to its row) and of the edge values (``r_1``, summed over u)."""
-    block, wanted = plan.spec.problem.in1[path.path.in1], plan.products
-    for number in range(len(wanted.d)):
-        yield from (f"const Real d{number}_{m3} = d{number}[{m3 * path.pairs} + k];" for m3 in range(terms.dim3))
-    for m1 in range(terms.dim1):
-        products = [
-            (entry.sign, f"{_prefix(y)}m_{entry.value} * d{wanted.d.index(sums)}_{entry.m3}")
-            for y, sums in wanted.x
-            for entry in terms.entries
-            if entry.m1 == m1
-        ]
-        if products:
-            yield f"o_x[{block.offset + m1 * block.mul} + u] += {_sum(products)};"
-    yield from _rows_of_x(plan, path, {x for x, _ in wanted.y})
-    for value in range(len(terms.values)):
-        products = [
-            (entry.sign, f"{x}_{entry.m1} * d{wanted.d.index(sums)}_{entry.m3}")
-            for x, sums in wanted.y
-            for entry in terms.entries
-            if entry.value == value
-        ]
-        if products:
-            yield f"r_{value} += {_sum(products)};"
-
-
-def _start_sums(plan: PairPlan, terms: PathTerms, wanted: bool) -> list[str]:
-    return [f"Real r_{number} = 0;" for number in range(len(terms.values))] if wanted else []
-
-
-def _add_sums(path: PairPath, terms: PathTerms, together: bool) -> Iterator[str]:
-    """The transpose of the edge values: to the components of copy v; ``together``: every lane has a part of r."""
-    totals: dict[int, list[str]] = {}
-    for number, value in enumerate(terms.values):
-        for component, c in value.terms:
-            totals.setdefault(component, []).append(f"Real({c!r}) * r_{number}")
-    for component, products in sorted(totals.items()):
-        total = " + ".join(products)
-        place = f"o_y[{component} + v * {path.dims[1]}]"
-        if together:
-            yield f"{{ const Real total = team.sum({total}); if (team.lane == 0) {place} += total; }}"
-        else:
-            yield f"{place} += {total};"
 
 
 def _weight_row(plan: PairPlan, shared: str) -> str:

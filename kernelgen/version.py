@@ -20,6 +20,7 @@ _GENERATOR_MODULES = (
     "plan",
     "pairs",
     "pair_weights",
+    "pair_steps",
     "statements",
     "harmonics",
     "harmonics_schedule",

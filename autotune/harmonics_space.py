@@ -1,0 +1,37 @@
+"""The search spaces of harmonics, and of harmonics inside a product or apart: as a product's, with other knobs."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+from autotune.families import family_of
+from autotune.space import Space, threads_of
+from kernelgen.harmonics_schedule import HarmonicsCudaSchedule
+from kernelgen.schedule import Knobs
+
+
+@dataclass(frozen=True)
+class HarmonicsSpace(Space):
+    """Of harmonics."""
+
+    def canonical(self, schedule: Knobs) -> Knobs:
+        if isinstance(schedule, HarmonicsCudaSchedule) and schedule.staging != "ahead":
+            return dataclasses.replace(schedule, stages=HarmonicsCudaSchedule().stages)
+        return schedule
+
+
+class VectorsSpace(Space):
+    """Of harmonics inside a product or apart."""
+
+    def canonical(self, schedule: Knobs) -> Knobs:
+        return schedule
+
+
+def harmonics_space(spec: Any) -> Space:
+    """All choices of all knobs, but of threads those of any host kernel."""
+    default = family_of(spec.operation).default(spec, None)
+    knobs = {**default.choices} | ({"threads": threads_of(spec.facts)} if "threads" in default.choices else {})
+    return HarmonicsSpace(dataclasses.replace(spec, schedule=default), MappingProxyType(knobs))
