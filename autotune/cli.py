@@ -17,6 +17,8 @@ from typing import Annotated, Any, Literal, NoReturn
 
 import typer
 
+from autotune import cli_db
+
 INTERRUPTED = 130
 
 app = typer.Typer(
@@ -71,6 +73,9 @@ def _version(wanted: bool) -> None:
 
         print(f"equitune {__version__}")
         raise typer.Exit
+
+
+app.add_typer(cli_db.app, name="db")
 
 
 @app.callback(invoke_without_command=True)

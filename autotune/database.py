@@ -29,7 +29,7 @@ from kernelgen.device import DeviceFacts
 
 __all__ = [
     *("SCHEMA", "Database", "DatabaseWarning", "Entry", "Table", "database_dirs", "database_path"),
-    *("device_record", "load_table", "read_table", "writable_results_dir"),
+    *("device_record", "load_table", "read_table", "to_text", "writable_results_dir"),
 ]
 
 SCHEMA = 1
@@ -243,7 +243,7 @@ class Database:
         if not device:
             raise DatabaseError(f"{self.path} is new and its device is unknown; give load() a device record")
         entries = {**table.by_identity, **self._pending}
-        text = _to_text(device, (entries[identity] for identity in sorted(entries)))
+        text = to_text(device, (entries[identity] for identity in sorted(entries)))
         if table.flaws:
             kept = _keep_aside(self.path)
             warnings.warn(
@@ -255,7 +255,8 @@ class Database:
         self.device, self._entries = device, entries
 
 
-def _to_text(device: Mapping[str, Any], entries: Iterable[Entry]) -> str:
+def to_text(device: Mapping[str, Any], entries: Iterable[Entry]) -> str:
+    """A database file's text."""
     data = {"schema": SCHEMA, "device": dict(device), "entries": [entry.to_dict() for entry in entries]}
     return json.dumps(data, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 

@@ -16,7 +16,7 @@ from kernelgen.errors import CompileError
 from kernelgen.version import __version__
 
 ROOT = Path(__file__).resolve().parent.parent
-COMMANDS = ("doctor", "tune", "bench", "record", "replay", "report", "show")
+COMMANDS = ("doctor", "tune", "bench", "record", "replay", "report", "show", "db")
 
 
 class Command:

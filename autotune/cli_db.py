@@ -1,0 +1,92 @@
+"""``equitune db``: care of the tuned databases."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from autotune.database import Entry, Table
+
+app = typer.Typer(help="Care of tuned databases: what is stale, files joined, a file to hand on.", no_args_is_help=True)
+
+Results = Annotated[Path | None, typer.Option(help="Folder of the databases.")]
+Device = Annotated[str | None, typer.Option(help="cpu, cuda or cuda:N; by default the GPU if there is one.")]
+
+
+@app.command()
+def stale(
+    device: Device = None,
+    results: Results = None,
+    as_json: Annotated[bool, typer.Option("--json", help="As a JSON list.")] = False,
+) -> None:
+    """Entries of this device made by another generator, compiler or driver than those of today."""
+    from autotune.care import stale_entries
+    from autotune.publish import driver_version, software_versions
+    from kernelgen.device import device_facts
+
+    facts = device_facts(_device(device))
+    found = stale_entries(_table(results, facts.slug), software_versions(facts), driver_version(facts))
+    if as_json:
+        print(json.dumps([{"identity": item.entry.identity, "reasons": item.reasons} for item in found], indent=1))
+        return
+    for item in found:
+        print(f"{_name(item.entry)}: {'; '.join(item.reasons)}")
+    print(f"{len(found)} of {len(_table(results, facts.slug).by_identity)} entries of {facts.name} are stale")
+
+
+@app.command()
+def merge(
+    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Database files, of any devices.")],
+    results: Results = None,
+) -> None:
+    """Join databases of several machines; says of every conflict which entry stays and why."""
+    from autotune.care import counts, merge_file
+
+    for file in files:
+        target, merged = merge_file(file, _folder(results))
+        for item in merged:
+            if item.reason not in ("new here", "the same as here"):
+                print(f"{_name(item.entry)}: {'taken' if item.taken else 'kept out'}, {item.reason}")
+        print(f"{file} -> {target}: {', '.join(f'{count} {name}' for name, count in counts(merged).items())}")
+
+
+@app.command()
+def export(
+    path: Annotated[Path, typer.Argument(metavar="FILE", help="Where to write; it must not exist yet.")],
+    problem: Annotated[list[str] | None, typer.Option(help="Only entries of this problem; may be repeated.")] = None,
+    device: Device = None,
+    results: Results = None,
+) -> None:
+    """Write this device's entries as a database file of their own, to hand on or to contribute."""
+    from autotune.care import export_file
+    from kernelgen.device import device_facts
+
+    count = export_file(_table(results, device_facts(_device(device)).slug), path, problem or ())
+    print(f"{path}: {count} entries; join them elsewhere with `equitune db merge {path.name}`")
+
+
+def _name(entry: Entry) -> str:
+    parts = ("label", "operation", "direction", "dtype", "layout", "graph_class")
+    return " ".join(str(getattr(entry, part)) for part in parts)
+
+
+def _folder(given: Path | None) -> Path:
+    from autotune.database import writable_results_dir
+
+    return given or writable_results_dir()
+
+
+def _table(results: Path | None, slug: str) -> Table:
+    from autotune.database import database_path, read_table
+
+    return read_table(database_path(_folder(results), slug))
+
+
+def _device(text: str | None) -> str:
+    from autotune.cli import resolve_device
+
+    return resolve_device(text)
