@@ -39,6 +39,68 @@ def stale(
 
 
 @app.command()
+def verify(
+    problem: Annotated[list[str] | None, typer.Option(help="Only entries of this problem; may be repeated.")] = None,
+    device: Device = None,
+    results: Results = None,
+) -> None:
+    """Check and time this device's entries again; notes what drifted, or is wrong and will not be loaded any more."""
+    from autotune.database import Database, database_path
+    from autotune.recheck import Verdict, recheck
+    from kernelgen.device import device_facts
+
+    device = _device(device)
+    database = Database.load(database_path(_folder(results), device_facts(device).slug))
+    wanted = [entry for entry in database.entries if not problem or entry.label in problem]
+
+    def tell(verdict: Verdict) -> None:
+        ratio = "" if verdict.ratio is None else f" {verdict.ratio:.2f}x"
+        print(f"{_name(verdict.entry)}: {verdict.state}{ratio} {verdict.reason}".rstrip(), flush=True)
+        if verdict.state != "skipped":
+            database.put(verdict.noted)
+            database.save()
+
+    states = [verdict.state for verdict in recheck(wanted, device, tell)]
+    print(f"{len(wanted)} entries: " + ", ".join(f"{states.count(state)} {state}" for state in sorted(set(states))))
+
+
+@app.command()
+def retune(
+    device: Device = None,
+    budget: Annotated[str | None, typer.Option(help="Time for all of it: 90s, 10m, 1h30m.")] = None,
+    trials: Annotated[int | None, typer.Option(help="Trials a search.")] = None,
+    peers: Annotated[bool, typer.Option("--peers/--no-peers", help="Compare with the peers, too.")] = True,
+    results: Results = None,
+) -> None:
+    """Tune again what is stale, or failed its last check, and nothing else."""
+    from autotune.care import stale_entries
+    from autotune.config import TuneConfig, parse_duration
+    from autotune.publish import driver_version, software_versions
+    from autotune.recheck import workloads_of
+    from autotune.tune import tune
+    from kernelgen.device import device_facts
+    from kernelgen.errors import EquituneError
+
+    device, folder = _device(device), _folder(results)
+    facts = device_facts(device)
+    table = _table(results, facts.slug)
+    stale = [item.entry for item in stale_entries(table, software_versions(facts), driver_version(facts))]
+    known = {entry.identity for entry in stale}
+    stale += [entry for key, entry in table.by_identity.items() if entry.failed_check and key not in known]
+    workloads = []
+    for same, workload in workloads_of(stale):
+        if isinstance(workload, EquituneError):
+            print(f"{_name(same[0])}: left as it is, {workload}")
+        else:
+            workloads.append(workload)
+    print(f"{len(stale)} entries of {len(workloads)} workloads are tuned again")
+    seconds = None if budget is None else parse_duration(budget)
+    if workloads:
+        config = TuneConfig(folder / "stale entries", tuple(workloads))
+        tune(config, device, seconds, trials, None, None, 0, folder, peers, None)
+
+
+@app.command()
 def merge(
     files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Database files, of any devices.")],
     results: Results = None,

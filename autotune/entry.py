@@ -42,6 +42,7 @@ class Entry:
     peers: times (or ``{"error": text}``) by peer. errors: largest relative error against float64 e3nn by output slot.
     floor_us: ``bytes / copy_bandwidth``. trials: ``file`` (relative), ``count``, ``ok`` and how the search ran.
     deterministic: tuned among kernels whose results are bitwise equal from run to run.
+    checked: what ``equitune db verify`` found last: date, state (ok, drifted, or how it failed), reason, time_us.
 
     Raises DatabaseError, naming the field, what it holds and what was expected.
     """
@@ -71,6 +72,7 @@ class Entry:
     date: str
     trials: Mapping[str, Any]
     deterministic: bool = False
+    checked: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         # A schedule is as good as its data: the tuner holds the one, files the other.
@@ -87,6 +89,8 @@ class Entry:
         _check_default(self.default, self.operation)
         for name, peer in self.peers.items():
             _check_peer(f"peers[{name!r}]", peer)
+        for name in ("state", "reason", "date"):
+            _check_type(f"checked[{name!r}]", self.checked.get(name, ""), "str")
         for slot, value in self.errors.items():
             _check_type(f"errors[{slot!r}]", value, "float")
         _check_relative(self.trials.get("file", ""))
@@ -121,15 +125,23 @@ class Entry:
             raise DatabaseError(f"an entry is {type(data).__name__}; expected an object")
         fields = dataclasses.fields(cls)
         names = [field.name for field in fields]
-        missing = [f.name for f in fields if f.name not in data and f.default is dataclasses.MISSING]
+        needed = [f.name for f in fields if f.default is f.default_factory is dataclasses.MISSING]
+        missing = [name for name in needed if name not in data]
         unknown = [name for name in data if name not in names]
         if missing or unknown:
             raise DatabaseError(f"entry fields missing: {missing or 'none'}; unknown: {unknown or 'none'}")
         return cls(**data)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON data, fields in the order of the class."""
-        return {field.name: _plain(getattr(self, field.name)) for field in dataclasses.fields(self)}
+        """Plain JSON data, fields in the order of the class; without ``checked`` where nothing was."""
+        data = {field.name: _plain(getattr(self, field.name)) for field in dataclasses.fields(self)}
+        return data if self.checked else {name: value for name, value in data.items() if name != "checked"}
+
+    @property
+    def failed_check(self) -> str:
+        """Why the schedule may not be loaded: what its last check found, or empty."""
+        state = self.checked.get("state", "ok")
+        return "" if state in ("ok", "drifted") else f"{state}: {self.checked.get('reason', '')}"
 
 
 @functools.lru_cache(maxsize=4096)

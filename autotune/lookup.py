@@ -9,7 +9,8 @@ where it is unknown or a tie, because their time is the kernel's own and not the
    machine type and vector width), the one nearest in size first;
 4. ``default``: picked from device facts alone.
 
-A stored schedule that is not legal here is skipped, and the reason says so. Nothing is ever searched or compiled.
+A stored schedule that is not legal here, or failed its last check, is skipped, and the reason says so. Nothing is ever
+searched or compiled.
 """
 
 from __future__ import annotations
@@ -170,6 +171,9 @@ def _why_nearest(query: _Query, entry: Entry) -> str:
 
 
 def _is_legal(query: _Query, entry: Entry, skipped: list[str]) -> bool:
+    if entry.failed_check:
+        skipped.append(f"{entry.graph_class} {entry.layout}: failed its last check, {entry.failed_check}")
+        return False
     try:
         query.family.plan(query.family.kernel_spec(query.spec, entry.tuned_schedule))
     except ScheduleError as error:
@@ -179,7 +183,7 @@ def _is_legal(query: _Query, entry: Entry, skipped: list[str]) -> bool:
 
 
 def _with_skipped(reason: str, skipped: list[str]) -> str:
-    return f"{reason}; skipped as not legal here: {' / '.join(skipped)}" if skipped else reason
+    return f"{reason}; skipped: {' / '.join(skipped)}" if skipped else reason
 
 
 def _kindred_tables(facts: DeviceFacts) -> Iterator[Table]:

@@ -106,7 +106,7 @@ def entry_of(
         graph_class=workload.graph_class().text,
         graph={"name": graph.name, "edges": graph.num_edges, "nodes": graph.num_nodes},
         schedule=ours[winner][direction].to_dict(),
-        **_times(results[winner]),
+        **_times(results[winner]),  # type: ignore[arg-type]
         default={"schedule": ours["default"][direction].to_dict(), **_times(results["default"])},
         peers={name: result.summary() for name, result in results.items() if name not in ours},
         errors=contest.errors[winner][direction],

@@ -1,0 +1,119 @@
+"""Entries checked again: what holds, drifted or broke, what a lookup does then, and what is tuned again."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+from database_samples import PROBLEM, entry, store
+from typer.testing import CliRunner
+
+from autotune import database, recheck
+from autotune.cli import app
+from autotune.config_tables import load_graphs
+from autotune.database import read_table
+from autotune.entry import Entry
+from autotune.errors import DatabaseError
+from autotune.graphs import build_graph
+from autotune.jobs import Outcome
+from autotune.lookup import find_schedule
+from autotune.recheck import DRIFT, Verdict
+from kernelgen.device import device_facts
+from kernelgen.version import GENERATOR_VERSION
+
+FACTS = device_facts("cpu")
+
+
+def on_molecule(**changes: Any) -> Entry:
+    """Of PROBLEM on a graph that there is."""
+    graph = build_graph(load_graphs()["molecule"])
+    given = {"name": graph.name, "edges": graph.num_edges, "nodes": graph.num_nodes}
+    return entry(graph=given, graph_class="conv-e8-d4", **changes)
+
+
+def outcomes(monkeypatch: pytest.MonkeyPatch, **by_direction: Outcome) -> None:
+    """Trials that no process runs."""
+    monkeypatch.setattr(recheck, "run_trial", lambda worker, job, limit: by_direction[job.direction])
+
+
+def test_verdicts(monkeypatch: pytest.MonkeyPatch) -> None:
+    time = entry().time_us
+    outcomes(
+        monkeypatch,
+        forward=Outcome("ok", time_us=time * 1.1),
+        backward=Outcome("ok", time_us=time * 2),
+        edge_backward=Outcome("wrong", "relative error above 1e-05: y 1.0e+00"),
+        joint_backward=Outcome("timeout", "no answer within 120 s"),
+    )
+    names = ("forward", "backward", "edge_backward", "joint_backward")
+    gone = entry(dtype="float64", graph={"name": "gone", "edges": 1, "nodes": 1})
+    other = on_molecule(layout="ir_mul")
+    other = dataclasses.replace(other, graph={**other.graph, "edges": 5})
+    told: list[Verdict] = []
+    found = recheck.recheck([*(on_molecule(direction=name) for name in names), gone, other], "cpu", told.append)
+    assert told == found
+    by_name = {(v.entry.direction, v.entry.dtype, v.entry.layout): v for v in found}
+    assert {key: verdict.state for key, verdict in by_name.items()} == {
+        ("forward", "float32", "mul_ir"): "ok",
+        ("backward", "float32", "mul_ir"): "drifted",
+        ("edge_backward", "float32", "mul_ir"): "wrong",
+        ("joint_backward", "float32", "mul_ir"): "timeout",
+        ("forward", "float64", "mul_ir"): "skipped",
+        ("forward", "float32", "ir_mul"): "skipped",
+    }
+    drifted = by_name["backward", "float32", "mul_ir"]
+    assert drifted.ratio == 2 > DRIFT and drifted.reason == "takes 2.00 times as long as noted"
+    assert drifted.noted.checked["state"] == "drifted" and not drifted.noted.failed_check
+    wrong = by_name["edge_backward", "float32", "mul_ir"].noted
+    assert wrong.failed_check == "wrong: relative error above 1e-05: y 1.0e+00"
+    assert "graph 'gone' is not known here" in by_name["forward", "float64", "mul_ir"].reason
+    assert "edges here and had 5" in by_name["forward", "float32", "ir_mul"].reason
+    assert by_name["forward", "float64", "mul_ir"].noted is gone
+
+
+def test_what_was_noted_comes_back_and_bad_notes_do_not() -> None:
+    checked = {"date": "2026-11-21", "state": "wrong", "reason": "y"}
+    noted = entry(checked=checked)
+    assert Entry.from_dict(noted.to_dict()) == noted and "checked" not in entry().to_dict()
+    with pytest.raises(DatabaseError, match=r"checked\['state'\] is 5; expected text"):
+        entry(checked={"state": 5})
+
+
+def test_an_entry_that_failed_is_not_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(database.paths, "results_dir", lambda: tmp_path)
+    kernel = (PROBLEM, "conv", "forward", "float32", "mul_ir", FACTS, "conv-e8-d4")
+    good, bad = on_molecule(), on_molecule(checked={"date": "d", "state": "wrong", "reason": "g is off"})
+    store(tmp_path, FACTS, good)
+    assert find_schedule(*kernel).origin == "exact"
+    store(tmp_path, FACTS, bad)
+    tuning = find_schedule(*kernel)
+    assert tuning.origin == "default" and "failed its last check, wrong: g is off" in tuning.reason
+    store(tmp_path, FACTS, on_molecule(checked={"date": "d", "state": "drifted"}))
+    assert find_schedule(*kernel).origin == "exact", "slower than noted is no reason for another kernel"
+
+
+def test_on_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A real process checks one sound entry, and one whose schedule is not legal for its problem."""
+    illegal = on_molecule(direction="backward").to_dict()
+    illegal["schedule"] = illegal["schedule"] | {"path_groups": 100}
+    path = store(tmp_path, FACTS, on_molecule(generator=GENERATOR_VERSION), Entry.from_dict(illegal))
+
+    def run(*arguments: object) -> str:
+        given = ["db", *map(str, arguments), "--device", "cpu", "--results", str(tmp_path)]
+        done = CliRunner().invoke(app, given, catch_exceptions=False)
+        assert done.exit_code == 0, done.output
+        return done.output
+
+    said = run("verify")
+    assert "small conv backward float32 mul_ir conv-e8-d4: illegal" in said and "2 entries: " in said
+    states = {entry.direction: entry.checked["state"] for entry in read_table(path).by_identity.values()}
+    assert states["backward"] == "illegal" and states["forward"] in ("ok", "drifted")
+
+    tuned = []
+    monkeypatch.setattr("autotune.tune.tune", lambda config, *rest: tuned.extend(config.workloads))
+    said = run("retune")
+    (workload,) = tuned
+    assert workload.directions == ("backward",) and workload.graph.name == "molecule"
+    assert "1 entries of 1 workloads are tuned again" in said
