@@ -12,9 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from autotune.certificate import facts_of_record, hash_of_entry
 from autotune.database import Database, Table, database_path, read_table, to_text
 from autotune.entry import Entry
 from autotune.errors import DatabaseError
+from kernelgen.errors import EquituneError
 from kernelgen.version import GENERATOR_VERSION
 
 # Of an entry's software, what makes another binary of the same source.
@@ -34,7 +36,7 @@ class Stale:
 def stale_entries(
     table: Table, software: Mapping[str, str], driver: str | None = None, generator: str = GENERATOR_VERSION
 ) -> list[Stale]:
-    """Entries made by another generator, compiler or driver than those of this machine, by identity.
+    """Entries whose source, compiler or driver is another by now, by identity.
 
     software: as ``publish.software_versions`` gives it. driver: of the NVIDIA driver, None where there is none.
     """
@@ -43,15 +45,26 @@ def stale_entries(
     found = []
     for identity in sorted(table.by_identity):
         entry = table.by_identity[identity]
-        reasons = list(moved)
-        if entry.generator != generator:
-            reasons.insert(0, f"the generator was {entry.generator} and is {generator}")
+        reasons = [*_changed_source(entry, table.device, generator), *moved]
         before, now = entry.software.get(COMPILER), software.get(COMPILER)
         if before and now and before != now:
             reasons.append(f"the compiler was {before} and is {now}")
         if reasons:
             found.append(Stale(entry, tuple(reasons)))
     return found
+
+
+def _changed_source(entry: Entry, device: Mapping[str, Any], generator: str) -> list[str]:
+    """The generator may change without changing this kernel: its source decides, where the entry has a hash of it."""
+    if entry.generator == generator:
+        return []
+    if not entry.source:
+        return [f"the generator was {entry.generator} and is {generator}"]
+    try:
+        now = hash_of_entry(entry, facts_of_record(device))
+    except EquituneError as error:
+        return [f"its kernel is not generated any more ({error})"]
+    return [] if now == entry.source else [f"its source was {entry.source} and is {now}"]
 
 
 @dataclass(frozen=True)

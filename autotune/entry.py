@@ -42,6 +42,7 @@ class Entry:
     peers: times (or ``{"error": text}``) by peer. errors: largest relative error against float64 e3nn by output slot.
     floor_us: ``bytes / copy_bandwidth``. trials: ``file`` (relative), ``count``, ``ok`` and how the search ran.
     deterministic: tuned among kernels whose results are bitwise equal from run to run.
+    source: hash of the kernel's source (:mod:`autotune.certificate`); empty in entries older than it.
     checked: what ``equitune db verify`` found last: date, state (ok, drifted, or how it failed), reason, time_us.
 
     Raises DatabaseError, naming the field, what it holds and what was expected.
@@ -72,6 +73,7 @@ class Entry:
     date: str
     trials: Mapping[str, Any]
     deterministic: bool = False
+    source: str = ""
     checked: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -133,9 +135,9 @@ class Entry:
         return cls(**data)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON data, fields in the order of the class; without ``checked`` where nothing was."""
+        """Plain JSON data, fields in the order of the class; ``source`` and ``checked`` are left out where empty."""
         data = {field.name: _plain(getattr(self, field.name)) for field in dataclasses.fields(self)}
-        return data if self.checked else {name: value for name, value in data.items() if name != "checked"}
+        return {name: value for name, value in data.items() if value or name not in ("source", "checked")}
 
     @property
     def failed_check(self) -> str:

@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from autotune.certificate import source_hash
 from autotune.contest import ContestResult, Result, hold_contest
 from autotune.contest_session import ContestSetting
 from autotune.database import Database
@@ -120,6 +121,10 @@ def entry_of(
         date=now_text(),
         trials=trials,
         deterministic=workload.deterministic,
+        source=source_hash(
+            *(workload.problem, workload.operation, direction, workload.dtype, workload.layout),
+            *(workload.deterministic, ours[winner][direction], facts),
+        ),
     )
 
 

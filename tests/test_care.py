@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,12 @@ from database_samples import GPU, HOST, entry, store
 from typer.testing import CliRunner
 
 from autotune.care import counts, export_file, merge_file, preferred, stale_entries
+from autotune.certificate import facts_of_record, hash_of_entry
 from autotune.cli import app
 from autotune.database import Table, read_table
 from autotune.entry import Entry
 from autotune.errors import DatabaseError
-from kernelgen.schedule import HostSchedule
+from kernelgen.schedule import CudaSchedule, HostSchedule
 
 NOW = "0.1.0+0123456789"
 DATES = ("2026-11-20T12:00:00+00:00", "2026-11-21T12:00:00+00:00")
@@ -38,6 +40,23 @@ def test_stale_entries_say_why() -> None:
     moved = stale_entries(table, software, "590.2", NOW)
     assert len(moved) == 3 and all("the driver was 580.1 and is 590.2" in item.reasons for item in moved)
     assert not stale_entries(Table.of({}, (fresh,)), software, "590.2", NOW), "an unknown driver is no change"
+
+
+def test_an_entry_whose_source_did_not_change_is_not_stale() -> None:
+    device, kept = (
+        {"backend": "cuda", "name": "NVIDIA Test", "arch": "sm_90", "units": 132},
+        CudaSchedule(path_groups=2),
+    )
+    known = entry(kept, generator="0.1.0+old")  # type: ignore[arg-type]
+    known = dataclasses.replace(known, source=hash_of_entry(known, facts_of_record(device)))
+    other = dataclasses.replace(known, dtype="float64")
+    lost = dataclasses.replace(known, layout="ir_mul", schedule=CudaSchedule(path_groups=50).to_dict())
+    found = stale_entries(Table.of(device, (known, other, lost)), {}, generator=NOW)
+    reasons = {item.entry.identity: item.reasons for item in found}
+    assert known.identity not in reasons and len(reasons) == 2
+    assert reasons[other.identity][0].startswith(f"its source was {known.source} and is ")
+    assert "its kernel is not generated any more (path_groups=50" in reasons[lost.identity][0]
+    assert Entry.from_dict(known.to_dict()) == known and "source" not in entry().to_dict()
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,49 @@
+"""What a tuned entry can be held to later: the hash of its kernel's source, from any machine and without a device."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any
+
+from autotune.families import Problem, family_of
+from autotune.show import find_problem
+from kernelgen.device import DeviceFacts, cuda_facts
+from kernelgen.emit import emit
+from kernelgen.schedule import Knobs
+
+LENGTH = 16
+
+
+def source_hash(
+    problem: Problem,
+    operation: str,
+    direction: str,
+    dtype: str,
+    layout: str,
+    deterministic: bool,
+    schedule: Knobs,
+    facts: DeviceFacts,
+) -> str:
+    """Of the text that is compiled for a schedule: the first 16 hexadecimal digits of its SHA-256.
+
+    ScheduleError where the present generator has no such kernel.
+    """
+    family = family_of(operation)
+    spec = family.spec(problem, operation, direction, dtype, layout, facts, deterministic)
+    text = emit(family.plan(family.kernel_spec(spec, schedule))).text
+    return hashlib.sha256(text.encode()).hexdigest()[:LENGTH]
+
+
+def hash_of_entry(entry: Any, facts: DeviceFacts) -> str:
+    """What :func:`source_hash` is by now for an entry's schedule."""
+    kernel = (find_problem(entry.problem), entry.operation, entry.direction, entry.dtype, entry.layout)
+    return source_hash(*kernel, entry.deterministic, entry.tuned_schedule, facts)
+
+
+def facts_of_record(device: Mapping[str, Any]) -> DeviceFacts:
+    """The facts of a database's device, as far as source depends on them."""
+    if device.get("backend") == "cuda":
+        return cuda_facts(str(device.get("arch")), str(device.get("name")), int(device.get("units", 1)))
+    given: dict[str, Any] = {name: device.get(name) for name in ("backend", "name", "arch", "units", "vector_bytes")}
+    return DeviceFacts(**given)
