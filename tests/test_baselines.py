@@ -11,7 +11,7 @@ import torch
 from autotune import baselines, contest
 from autotune.baselines import cuequivariance_peer, e3nn_peer, openequivariance_peer, peers_for, usable_peers
 from autotune.baselines.peer import Adapter, Peer, Product, Task
-from autotune.config import load_graphs
+from autotune.config_tables import load_graphs
 from autotune.errors import PeerError
 from autotune.workload import Workload, make_tensors
 from kernelgen.direction import DIRECTIONS

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from autotune.config import load_graphs
+from autotune.config_tables import load_graphs
 from autotune.contest_session import ContestSetting, PeerNames, PrepareOurs
 from autotune.crew import Crew, Idle
 from autotune.jobs import TrialJob, TrialSetting

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from autotune.config import load_graphs
+from autotune.config_tables import load_graphs
 from autotune.errors import ConfigError
 from autotune.graphs import GraphClass, GraphSpec, Points, StructureFile, build_graph, neighbours
 

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from reference import Case, assert_matches_e3nn, make_case
 
-from autotune.config import load_problems
+from autotune.config_tables import load_problems
 from kernelgen import HostSchedule, TensorProductProblem, build
 from kernelgen.direction import DIRECTIONS
 

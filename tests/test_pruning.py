@@ -49,9 +49,11 @@ def test_nothing_near_the_best_is_pruned(path: Path) -> None:
 
 
 def test_a_good_share_is_pruned() -> None:
-    fused = [line for path in STUDIES for line in timed(path) if line["schedule"]["fuse"]]
-    skipped = [line for path in STUDIES for line in pruned_in_order(timed(path)) if line["schedule"]["fuse"]]
-    assert len(STUDIES) >= 12
+    """Of the kernels that may spill at all: those of pairs keep an edge's rows in shared memory."""
+    spilling = [path for path in STUDIES if any(line["resources"].get("spill_bytes") for line in timed(path))]
+    fused = [line for path in spilling for line in timed(path) if line["schedule"]["fuse"]]
+    skipped = [line for path in spilling for line in pruned_in_order(timed(path)) if line["schedule"]["fuse"]]
+    assert len(spilling) >= 12
     assert len(skipped) > 0.05 * len(fused)
 
 

@@ -13,7 +13,8 @@ import pytest
 
 from autotune import records
 from autotune.cli import main
-from autotune.config import load_config, load_graphs
+from autotune.config import load_config
+from autotune.config_tables import load_graphs
 from autotune.errors import ConfigError, StudyError
 from autotune.record import _write_header, header
 from autotune.recorded import Record, load_record

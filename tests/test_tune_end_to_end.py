@@ -20,7 +20,8 @@ import pytest
 import torch
 
 from autotune import records
-from autotune.config import load_config, load_graphs
+from autotune.config import load_config
+from autotune.config_tables import load_graphs
 from autotune.contest import hold_contest, interleaved
 from autotune.contest_session import ContestSession, ContestSetting
 from autotune.database import Database

@@ -13,7 +13,8 @@ from database_samples import HOST, entry, store
 from autotune import SphericalHarmonics, accelerate, database, harmonics, spherical_harmonics
 from autotune.baselines import peer_names, peers_for, usable_peers
 from autotune.bench import bench
-from autotune.config import load_config, load_harmonics, load_problems
+from autotune.config import load_config
+from autotune.config_tables import load_harmonics, load_problems
 from autotune.database import Database, database_path
 from autotune.entry import Entry
 from autotune.errors import ConfigError, DatabaseError, PeerError, TuningMissError

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from autotune.baselines.passes import AutogradPasses
-from autotune.config import load_graphs
+from autotune.config_tables import load_graphs
 from autotune.verify import TOLERANCE, Reference, choose_nodes
 from autotune.workload import Tensors, Workload, compulsory_bytes, make_tensors, relayout, to_ir_mul, to_mul_ir
 from kernelgen.direction import DIRECTIONS, double_backward

@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from autotune import jobs
-from autotune.config import load_graphs
+from autotune.config_tables import load_graphs
 from autotune.errors import WorkerError
 from autotune.jobs import Outcome, TrialJob, TrialSession, TrialSetting
 from autotune.worker import Worker, WorkerLost, run_trial
