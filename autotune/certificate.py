@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Mapping
 from typing import Any
 
+from autotune.errors import DatabaseError
 from autotune.families import Problem, family_of
 from autotune.show import find_problem
 from kernelgen.device import DeviceFacts, cuda_facts
@@ -13,6 +14,8 @@ from kernelgen.emit import emit
 from kernelgen.schedule import Knobs
 
 LENGTH = 16
+# No device has as many multiprocessors, or as wide vectors.
+MOST = 1 << 20
 
 
 def source_hash(
@@ -42,8 +45,13 @@ def hash_of_entry(entry: Any, facts: DeviceFacts) -> str:
 
 
 def facts_of_record(device: Mapping[str, Any]) -> DeviceFacts:
-    """The facts of a database's device, as far as source depends on them."""
-    if device.get("backend") == "cuda":
-        return cuda_facts(str(device.get("arch")), str(device.get("name")), int(device.get("units", 1)))
-    given: dict[str, Any] = {name: device.get(name) for name in ("backend", "name", "arch", "units", "vector_bytes")}
-    return DeviceFacts(**given)
+    """The facts of a database's device, as far as source depends on them; DatabaseError for another kind of record."""
+    kinds: dict[str, type] = {"backend": str, "name": str, "arch": str, "units": int, "vector_bytes": int}
+    for name, kind in kinds.items():
+        if type(device.get(name)) is not kind or (kind is int and not 0 <= device[name] < MOST):
+            raise DatabaseError(f"device field {name} is {device.get(name)!r}; expected {kind.__name__}")
+    if device["backend"] == "cuda":
+        return cuda_facts(device["arch"], device["name"], device["units"])
+    if device["backend"] != "cpu":
+        raise DatabaseError(f"device field backend is {device['backend']!r}; expected 'cuda' or 'cpu'")
+    return DeviceFacts(**{name: device[name] for name in kinds})

@@ -95,6 +95,8 @@ class Entry:
             _check_type(f"checked[{name!r}]", self.checked.get(name, ""), "str")
         for slot, value in self.errors.items():
             _check_type(f"errors[{slot!r}]", value, "float")
+        for name in ("count", "ok"):
+            _check_type(f"trials[{name!r}]", self.trials.get(name, 0), "int")
         _check_relative(self.trials.get("file", ""))
 
     @property
