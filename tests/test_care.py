@@ -44,7 +44,7 @@ def test_stale_entries_say_why() -> None:
 
 def test_an_entry_whose_source_did_not_change_is_not_stale() -> None:
     device, kept = (
-        {"backend": "cuda", "name": "NVIDIA Test", "arch": "sm_90", "units": 132},
+        {"backend": "cuda", "name": "NVIDIA Test", "arch": "sm_90", "units": 132, "vector_bytes": 0},
         CudaSchedule(path_groups=2),
     )
     known = entry(kept, generator="0.1.0+old")  # type: ignore[arg-type]
