@@ -7,17 +7,26 @@ bug. Everything heavy is imported inside the commands, so that ``equitune --help
 from __future__ import annotations
 
 import json
-import signal
 import sys
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from types import FrameType
 from typing import Annotated, Any, Literal, NoReturn
 
 import typer
 
 from autotune import cli_db
+from autotune.cli_options import (
+    Interrupts,
+    duration,
+    peers_named,
+    positive,
+    print_rich,
+    resolve_device,
+    results_folder,
+    sampler_name,
+    write_pages,
+)
 
 INTERRUPTED = 130
 
@@ -100,7 +109,7 @@ def doctor(
     if as_json:
         print(json.dumps(as_data(findings), indent=1))
     else:
-        _print(as_table(findings))
+        print_rich(as_table(findings))
 
 
 @app.command()
@@ -125,17 +134,17 @@ def tune(
     from autotune.tune import tune as run_tune
     from kernelgen.device import device_facts
 
-    seconds, sampler = _duration(budget), _sampler(sampler)
-    _positive("--trials", trials)
-    _positive("--patience", patience)
+    seconds, sampler = duration(budget), sampler_name(sampler)
+    positive("--trials", trials)
+    positive("--patience", patience)
     device = resolve_device(device)
     facts = device_facts(device)
     loaded = load_config(config, facts.backend)
-    folder = _results_dir(results)
-    with _Interrupts() as interrupts:
+    folder = results_folder(results)
+    with Interrupts() as interrupts:
         run_tune(loaded, device, seconds, trials, sampler, storage, seed, folder, peers, patience)
     print(summary_table(folder, facts.slug))
-    _write_reports(folder, reports, facts.slug)
+    write_pages(folder, reports, facts.slug)
     if interrupts.seen:
         raise typer.Exit(INTERRUPTED)
 
@@ -173,17 +182,17 @@ def bench(
         raise ConfigError(f"--seconds is {seconds}; expected a number that is not negative")
     device = resolve_device(device)
     facts = device_facts(device)
-    folder = _results_dir(results)
+    folder = results_folder(results)
     run_bench(
         load_config(config or "suite", facts.backend),
         device,
         folder,
-        peers=() if no_peers else _peers(peers),
+        peers=() if no_peers else peers_named(peers),
         seconds_each=(0.3 if suite else 2.0) if seconds is None else seconds,
         fresh=fresh,
         console=Console(),
     )
-    _write_reports(folder, reports, facts.slug)
+    write_pages(folder, reports, facts.slug)
 
 
 @app.command()
@@ -196,8 +205,8 @@ def record(config: Config, device: Device = None, results: Results = None) -> No
 
     device = resolve_device(device)
     loaded = load_config(config, device_facts(device).backend)
-    with _Interrupts() as interrupts, Progress() as progress:
-        for path in run_record(loaded, device, _results_dir(results), progress):
+    with Interrupts() as interrupts, Progress() as progress:
+        for path in run_record(loaded, device, results_folder(results), progress):
             print(f"record: {path}")
     if interrupts.seen:
         raise typer.Exit(INTERRUPTED)
@@ -227,20 +236,20 @@ def replay(
     from autotune.replay import replay as run_replay
 
     for option, number in (("--seeds", seeds), ("--trials", trials), ("--ahead", ahead)):
-        _positive(option, number)
-    folder = _results_dir(results)
+        positive(option, number)
+    folder = results_folder(results)
     for file in files:
         recorded = load_record(file)
         related = recorded.starts(known_entries(folder)) if starts else []
         data = run_replay(recorded, sampler or SEEDS, trials, seeds=seeds, ahead=ahead, prune=prune, starts=related)
-        _print(replay_table(data))
+        print_rich(replay_table(data))
         print(f"replay: {write_replay(folder, data)}")
 
 
 @app.command()
 def report(results: Results = None, reports: Reports = None) -> None:
     """Rebuild the HTML pages from the results alone."""
-    _write_reports(_results_dir(results), reports, None)
+    write_pages(results_folder(results), reports, None)
 
 
 @app.command()
@@ -257,98 +266,6 @@ def show(
 
     device = resolve_device(device)
     print(show_text(problem, operation=operation, dtype=dtype, layout=layout, device=device, graph_class=graph_class))
-
-
-class _Interrupts:
-    """Notices Ctrl-C, which the tuner itself turns into an orderly end."""
-
-    seen = False
-
-    def __enter__(self) -> _Interrupts:
-        self._before = signal.signal(signal.SIGINT, self._handle)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        signal.signal(signal.SIGINT, self._before)
-
-    def _handle(self, number: int, frame: FrameType | None) -> None:
-        self.seen = True
-        raise KeyboardInterrupt
-
-
-def resolve_device(text: str | None) -> str:
-    """The device asked for, or the GPU if torch sees one, else the CPU; a typed error for one that is not here."""
-    import torch
-
-    from kernelgen.device import device_facts
-    from kernelgen.errors import InputError, ToolMissingError
-
-    if text is None:
-        return "cuda:0" if torch.cuda.is_available() else "cpu"
-    try:
-        device = torch.device(text)
-    except RuntimeError as error:
-        raise InputError(f"device {text!r} is not known; expected cpu, cuda or cuda:N") from error
-    count = torch.cuda.device_count() if device.type == "cuda" else 0
-    if device.index is not None and 0 < count <= device.index:
-        raise ToolMissingError(f"device {text!r} is not here; torch sees {count} CUDA devices, numbered from 0")
-    device_facts(device)
-    return text
-
-
-def _duration(text: str | None) -> float | None:
-    from autotune.config import parse_duration
-
-    return None if text is None else parse_duration(text)
-
-
-def _sampler(text: str | None) -> str | None:
-    from autotune.config import SAMPLERS
-    from autotune.errors import ConfigError, unknown_name
-
-    if text is not None and text not in SAMPLERS:
-        raise ConfigError(unknown_name("sampler", text, SAMPLERS))
-    return text
-
-
-def _peers(text: str) -> tuple[str, ...] | None:
-    """Names of peers; None for all of them."""
-    if text == "all":
-        return None
-    return () if text == "none" else tuple(name.strip() for name in text.split(",") if name.strip())
-
-
-def _positive(option: str, number: int | None) -> None:
-    from autotune.errors import ConfigError
-
-    if number is not None and number < 1:
-        raise ConfigError(f"{option} is {number}; expected a positive integer")
-
-
-def _results_dir(given: Path | None) -> Path:
-    from autotune.database import writable_results_dir
-
-    return given or writable_results_dir()
-
-
-def _write_reports(results: Path, reports: Path | None, only: str | None) -> None:
-    """Write the pages and print where they are; ``only``: print the one of this device."""
-    from autotune.paths import reports_dir
-    from autotune.report import write_reports
-
-    folder = reports or reports_dir(results)
-    pages = write_reports(results, folder)
-    for page in pages:
-        if only in (None, page.stem):
-            print(f"report: {page}")
-    if not pages:
-        print(f"no results in {results}; run `equitune tune` first")
-
-
-def _print(renderable: Any) -> None:
-    from rich.console import Console
-
-    Console().print(renderable)
 
 
 if __name__ == "__main__":

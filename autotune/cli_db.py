@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from autotune.cli_options import duration, resolve_device, results_folder
+
 if TYPE_CHECKING:
     from autotune.database import Entry, Table
 
@@ -28,7 +30,7 @@ def stale(
     from autotune.publish import driver_version, software_versions
     from kernelgen.device import device_facts
 
-    facts = device_facts(_device(device))
+    facts = device_facts(resolve_device(device))
     found = stale_entries(_table(results, facts.slug), software_versions(facts), driver_version(facts))
     if as_json:
         print(json.dumps([{"identity": item.entry.identity, "reasons": item.reasons} for item in found], indent=1))
@@ -49,8 +51,8 @@ def verify(
     from autotune.recheck import Verdict, recheck
     from kernelgen.device import device_facts
 
-    device = _device(device)
-    database = Database.load(database_path(_folder(results), device_facts(device).slug))
+    device = resolve_device(device)
+    database = Database.load(database_path(results_folder(results), device_facts(device).slug))
     wanted = [entry for entry in database.entries if not problem or entry.label in problem]
 
     def tell(verdict: Verdict) -> None:
@@ -74,14 +76,14 @@ def retune(
 ) -> None:
     """Tune again what is stale, or failed its last check, and nothing else."""
     from autotune.care import stale_entries
-    from autotune.config import TuneConfig, parse_duration
+    from autotune.config import TuneConfig
     from autotune.publish import driver_version, software_versions
     from autotune.recheck import workloads_of
     from autotune.tune import tune
     from kernelgen.device import device_facts
     from kernelgen.errors import EquituneError
 
-    device, folder = _device(device), _folder(results)
+    device, folder = resolve_device(device), results_folder(results)
     facts = device_facts(device)
     table = _table(results, facts.slug)
     stale = [item.entry for item in stale_entries(table, software_versions(facts), driver_version(facts))]
@@ -94,7 +96,7 @@ def retune(
         else:
             workloads.append(workload)
     print(f"{len(stale)} entries of {len(workloads)} workloads are tuned again")
-    seconds = None if budget is None else parse_duration(budget)
+    seconds = duration(budget)
     if workloads:
         config = TuneConfig(folder / "stale entries", tuple(workloads))
         tune(config, device, seconds, trials, None, None, 0, folder, peers, None)
@@ -109,7 +111,7 @@ def merge(
     from autotune.care import counts, merge_file
 
     for file in files:
-        target, merged = merge_file(file, _folder(results))
+        target, merged = merge_file(file, results_folder(results))
         for item in merged:
             if item.reason not in ("new here", "the same as here"):
                 print(f"{_name(item.entry)}: {'taken' if item.taken else 'kept out'}, {item.reason}")
@@ -127,7 +129,7 @@ def export(
     from autotune.care import export_file
     from kernelgen.device import device_facts
 
-    count = export_file(_table(results, device_facts(_device(device)).slug), path, problem or ())
+    count = export_file(_table(results, device_facts(resolve_device(device)).slug), path, problem or ())
     print(f"{path}: {count} entries; join them elsewhere with `equitune db merge {path.name}`")
 
 
@@ -136,19 +138,7 @@ def _name(entry: Entry) -> str:
     return " ".join(str(getattr(entry, part)) for part in parts)
 
 
-def _folder(given: Path | None) -> Path:
-    from autotune.database import writable_results_dir
-
-    return given or writable_results_dir()
-
-
 def _table(results: Path | None, slug: str) -> Table:
     from autotune.database import database_path, read_table
 
-    return read_table(database_path(_folder(results), slug))
-
-
-def _device(text: str | None) -> str:
-    from autotune.cli import resolve_device
-
-    return resolve_device(text)
+    return read_table(database_path(results_folder(results), slug))
