@@ -11,7 +11,9 @@ import typer
 from autotune.cli_options import duration, resolve_device, results_folder
 
 if TYPE_CHECKING:
+    from autotune.care import Stale
     from autotune.database import Entry, Table
+    from kernelgen.device import DeviceFacts
 
 app = typer.Typer(help="Care of tuned databases: what is stale, files joined, a file to hand on.", no_args_is_help=True)
 
@@ -26,18 +28,17 @@ def stale(
     as_json: Annotated[bool, typer.Option("--json", help="As a JSON list.")] = False,
 ) -> None:
     """Entries of this device made by another generator, compiler or driver than those of today."""
-    from autotune.care import stale_entries
-    from autotune.publish import driver_version, software_versions
     from kernelgen.device import device_facts
 
     facts = device_facts(resolve_device(device))
-    found = stale_entries(_table(results, facts.slug), software_versions(facts), driver_version(facts))
+    table = _table(results, facts.slug)
+    found = _stale(table, facts)
     if as_json:
         print(json.dumps([{"identity": item.entry.identity, "reasons": item.reasons} for item in found], indent=1))
         return
     for item in found:
         print(f"{_name(item.entry)}: {'; '.join(item.reasons)}")
-    print(f"{len(found)} of {len(_table(results, facts.slug).by_identity)} entries of {facts.name} are stale")
+    print(f"{len(found)} of {len(table.by_identity)} entries of {facts.name} are stale")
 
 
 @app.command()
@@ -75,9 +76,7 @@ def retune(
     results: Results = None,
 ) -> None:
     """Tune again what is stale, or failed its last check, and nothing else."""
-    from autotune.care import stale_entries
     from autotune.config import TuneConfig
-    from autotune.publish import driver_version, software_versions
     from autotune.recheck import workloads_of
     from autotune.tune import tune
     from kernelgen.device import device_facts
@@ -86,7 +85,7 @@ def retune(
     device, folder = resolve_device(device), results_folder(results)
     facts = device_facts(device)
     table = _table(results, facts.slug)
-    stale = [item.entry for item in stale_entries(table, software_versions(facts), driver_version(facts))]
+    stale = [item.entry for item in _stale(table, facts)]
     known = {entry.identity for entry in stale}
     stale += [entry for key, entry in table.by_identity.items() if entry.failed_check and key not in known]
     workloads = []
@@ -136,6 +135,13 @@ def export(
 def _name(entry: Entry) -> str:
     parts = ("label", "operation", "direction", "dtype", "layout", "graph_class")
     return " ".join(str(getattr(entry, part)) for part in parts)
+
+
+def _stale(table: Table, facts: DeviceFacts) -> list[Stale]:
+    from autotune.care import stale_entries
+    from autotune.publish import driver_version, software_versions
+
+    return stale_entries(table, software_versions(facts), driver_version(facts))
 
 
 def _table(results: Path | None, slug: str) -> Table:

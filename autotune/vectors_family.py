@@ -84,7 +84,7 @@ class Vectors(Products):
     def plan(self, spec: Any) -> Any:
         """Of the product's kernel, with the schedule that is known for it."""
         kernel = (spec.dtype, spec.layout, spec.facts)
-        known = _known(spec.problem, *kernel, None, spec.deterministic)[spec.direction.name]
+        known = _known(spec.problem, spec.direction.name, *kernel, None, spec.deterministic)
         harmonics = spec.problem.harmonics if spec.schedule.harmonics == "inside" else None
         asked = (spec.problem.product, spec.direction, known, "conv", spec.dtype, spec.layout, "int64", spec.facts)
         return make_plan(Spec(*asked, deterministic=spec.deterministic, harmonics=harmonics))
@@ -151,7 +151,7 @@ def build_vectors(
         name: find_schedule(problem.harmonics, "harmonics", name, dtype, "mul_ir", facts, number, False).schedule
         for name in HARMONICS_DIRECTIONS
     }
-    product = _known(problem, dtype, layout, facts, graph_class, deterministic)
+    product = {name: _known(problem, name, dtype, layout, facts, graph_class, deterministic) for name in DIRECTIONS}
     return HarmonicProduct(
         build(problem.product, product, layout=layout, deterministic=deterministic, **options),
         build_harmonics(problem.harmonics, harmonics, **options),
@@ -182,22 +182,19 @@ def directions_inside(
 
 def _known(
     problem: VectorProblem,
+    direction: str,
     dtype: str,
     layout: str,
     facts: DeviceFacts,
     graph_class: GraphClass | None,
     deterministic: bool,
-) -> dict[str, Any]:
-    """The product's schedules by direction, those of the convolution without vectors."""
+) -> Any:
+    """The product's schedule in a direction, that of the convolution without vectors."""
     from autotune.lookup import find_schedule
 
     where = None if graph_class is None else dataclasses.replace(graph_class, operation="conv")
-    return {
-        name: find_schedule(
-            *(problem.product, "conv", name, dtype, layout, facts, where, False), deterministic=deterministic
-        ).schedule
-        for name in DIRECTIONS
-    }
+    kernel = (problem.product, "conv", direction, dtype, layout, facts, where, False)
+    return find_schedule(*kernel, deterministic=deterministic).schedule
 
 
 assert set(Vectors.directions) <= set(FUSED)

@@ -19,7 +19,7 @@ import torch
 from e3nn import o3
 
 from autotune.families import Problem
-from autotune.workload import Tensors, Workload, make_tensors, relayout
+from autotune.workload import Tensors, Workload, relayout
 from kernelgen.direction import DIRECTIONS, Direction
 from kernelgen.errors import InputError
 from kernelgen.problem import TensorProductProblem
@@ -54,7 +54,7 @@ _built_ahead: dict[TensorProductProblem, o3.TensorProduct] = {}
 class Reference:
     """Exact values for one workload's tensors. Computed on the device, once per direction, on first use.
 
-    ``tensors`` are those that the implementation was given; by default the ones of ``make_tensors(workload, device)``.
+    ``tensors`` are those that the implementation was given; by default those of the workload's family.
     ``checked_edges`` says how many edges the verdict stands on.
     """
 
@@ -69,7 +69,8 @@ class Reference:
         self.device = torch.device(device)
         self._product: Callable[..., torch.Tensor] | None = None
         self._expected: dict[str, dict[str, torch.Tensor]] = {}
-        tensors = make_tensors(workload, device) if tensors is None else tensors
+        self.workload = workload
+        tensors = workload.family.tensors(workload, device) if tensors is None else tensors
         limit = max_edges or MAX_EDGES[self.device.type]
         everything = self.problem.shared_weights or tensors.num_edges <= limit
         self._choose_rows(tensors, tensors.num_edges if everything else limit)

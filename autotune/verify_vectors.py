@@ -30,19 +30,6 @@ def make_vector_tensors(workload: Workload, device: torch.device | str, seed: in
 class VectorsReference(Reference):
     """Exact values for one workload: see :class:`autotune.verify.Reference`; ``y`` are vectors."""
 
-    def __init__(
-        self,
-        workload: Workload,
-        device: torch.device | str,
-        tensors: Tensors | None = None,
-        max_edges: int | None = None,
-    ) -> None:
-        assert isinstance(workload.problem, VectorProblem)
-        self.vectors = workload.problem
-        super().__init__(
-            workload, device, make_vector_tensors(workload, device) if tensors is None else tensors, max_edges
-        )
-
     @property
     def dim_y(self) -> int:
         return 3
@@ -52,5 +39,6 @@ class VectorsReference(Reference):
 
     def _make_product(self) -> Callable[..., torch.Tensor]:
         product = e3nn_product(self.problem, torch.float64, self.device)
-        harmonics = e3nn_harmonics(self.vectors.harmonics)
+        assert isinstance(self.workload.problem, VectorProblem)
+        harmonics = e3nn_harmonics(self.workload.problem.harmonics)
         return lambda x, v, w: product(x, harmonics(v), w)
