@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 from autotune.config_tables import load_graphs
@@ -82,17 +83,27 @@ def workloads_of(entries: Iterable[Entry]) -> Iterator[tuple[list[Entry], Worklo
 def recheck(
     entries: Iterable[Entry], device: str, on_verdict: Callable[[Verdict], None] = lambda verdict: None
 ) -> list[Verdict]:
-    """Check and time each entry's schedule in a disposable process; whatever happens is a verdict."""
-    verdicts = []
-    for same, workload in workloads_of(entries):
-        if isinstance(workload, EquituneError):
-            found = [Verdict(entry, "skipped", str(workload)) for entry in same]
-        else:
-            with Worker(TrialSetting(workload, device)) as worker:
-                found = [_verdict(entry, worker) for entry in same]
-        for verdict in found:
-            on_verdict(verdict)
-        verdicts += found
+    """Check and time each entry's schedule in a disposable process; whatever happens is a verdict, told at once."""
+    verdicts: list[Verdict] = []
+
+    def tell(verdict: Verdict) -> None:
+        on_verdict(verdict)
+        verdicts.append(verdict)
+
+    with ExitStack() as stack:
+        worker: Worker | None = None
+        for same, workload in workloads_of(entries):
+            if isinstance(workload, EquituneError):
+                for entry in same:
+                    tell(Verdict(entry, "skipped", str(workload)))
+                continue
+            setting = TrialSetting(workload, device)
+            if worker is None:
+                worker = stack.enter_context(Worker(setting))
+            else:
+                worker.reopen(setting)
+            for entry in same:
+                tell(_verdict(entry, worker))
     return verdicts
 
 
