@@ -30,7 +30,7 @@ def kind_of(workload: Workload) -> Kind:
 
 
 def known_failures(rows: Iterable[Mapping[str, Any]], workloads: Iterable[Workload]) -> dict[Kind, str]:
-    """The e3nn products that torch.compile was given its time for in vain, by the rows of an earlier comparison."""
+    """The e3nn products that torch.compile was given its time for in vain, by the rows of earlier comparisons."""
     from autotune.baselines.e3nn_peer import OUT_OF_TIME
 
     kinds = {(kind[0].key, *kind[1:]): kind for kind in map(kind_of, workloads)}
@@ -54,7 +54,7 @@ def compile_ahead(
     What fails to compile of ours is not told here: the comparison meets it again and names it.
     """
     specs = list(dict.fromkeys(specs))
-    by_kind = {kind_of(workload): dataclasses.replace(workload, graph=SMALL_GRAPH) for workload in products}
+    by_kind = {kind_of(workload): workload for workload in products}
     workers = min(len(os.sched_getaffinity(0)), len(specs) + len(by_kind))
     if not workers:
         return {}
@@ -89,14 +89,21 @@ def _compile_peer(workload: Workload, device: str) -> str:
     import torch
     import torch._inductor.config
 
-    from autotune.baselines.e3nn_peer import compiled
-    from autotune.baselines.peer import Task
-
     # Every core already has a process.
     torch._inductor.config.compile_threads = 1
     torch.set_num_threads(1)
+    return load_compiled(workload, device)
+
+
+def load_compiled(workload: Workload, device: str) -> str:
+    """Have e3nn's product of a workload compiled in this process, on a small graph; returns the reason if it fails."""
+    import torch
+
+    from autotune.baselines.e3nn_peer import compiled
+    from autotune.baselines.peer import Task
+
     try:
-        compiled(Task(workload, torch.device(device)))
+        compiled(Task(dataclasses.replace(workload, graph=SMALL_GRAPH), torch.device(device)))
     except Exception as error:  # as for every peer: its own ways to fail are its entry in the table
         return f"{type(error).__name__}: {error}"[:1000]
     finally:

@@ -77,11 +77,12 @@ def bench(
     seconds_each: float = 2.0,
     fresh: bool = False,
     console: Console | None = None,
+    verbose: bool = False,
 ) -> list[Row]:
     """Compare every workload of a config; returns its rows, those of earlier runs included.
 
     peers: by name, None for all of the device. seconds_each: about how long a contender is sampled in a pass. fresh:
-    measure again what is already there.
+    measure again what is already there. verbose: say every step, with the time, also where no terminal is.
     """
     import torch
     from rich.console import Console
@@ -90,7 +91,8 @@ def bench(
     facts = device_facts(device)
     loaded = config if isinstance(config, TuneConfig) else load_config(config, facts.backend)
     folder = Path(results_dir) if results_dir is not None else writable_results_dir()
-    run = _Run(device, facts, folder, _chosen_peers(peers, device), seconds_each, console or Console(stderr=True))
+    console = console or Console(stderr=True)
+    run = _Run(device, facts, folder, _chosen_peers(peers, device), seconds_each, console, verbose)
     rows = run.measure(_plans(loaded, facts, folder), fresh)
     for line in [*table_lines(rows), *summary_lines(rows)]:
         run.say(line)
@@ -141,6 +143,7 @@ class _Run:
     peers: tuple[str, ...]
     seconds_each: float
     console: Console
+    verbose: bool = False
 
     def say(self, text: str) -> None:
         self.console.print(text, markup=False, highlight=False, soft_wrap=True)
@@ -163,34 +166,45 @@ class _Run:
                 todo.append(Plan(plan.workload, tuple(missing), plan.schedules, plan.origins))
         if rows:
             self.say(f"{len(rows)} rows are measured already; {len(todo)} of {len(plans)} workloads are left")
-        failures = known_failures(rows.values(), [plan.workload for plan in plans])
+        # Of e3nn and torch, so they hold whatever became of our kernels since.
+        told = [row for row in stored.values() if row.get("software") == software]
+        failures = known_failures(told, [plan.workload for plan in plans])
         if len(todo) > 1:
             failures |= self._compile_ahead(todo, failures)
         done = 0
-        for worker, group in self._by_problem(todo):
+        for worker, group in self._by_problem(todo, failures):
             for plan in group:
                 done += 1
-                label = f"[{done}/{len(todo)}, {time.monotonic() - begin:.0f} s] {_name(plan.workload)}"
-                self.say(label)
+                self.say(f"[{done}/{len(todo)}, {time.monotonic() - begin:.0f} s] {_name(plan.workload)}")
                 for row in self._rows(plan, worker, failures, software):
                     rows[identity_of(row)] = row
         self.say(f"{len(todo)} workloads compared in {time.monotonic() - begin:.0f} s")
         order = [self._identity(plan, which) for plan in plans for which in plan.passes]
         return [rows[identity] for identity in order if identity in rows]
 
-    def _by_problem(self, todo: Sequence[Plan]) -> Iterator[tuple[Worker, list[Plan]]]:
+    def _by_problem(self, todo: Sequence[Plan], failures: Mapping[Kind, str]) -> Iterator[tuple[Worker, list[Plan]]]:
         """Peers build for a problem, whatever the graph: its workloads share a process.
 
         On a GPU the next problem's process does its imports beside the present one's comparisons.
         """
         groups = [list(group) for _, group in itertools.groupby(todo, key=lambda plan: plan.workload.problem)]
         with ExitStack() as stack:
-            workers = [stack.enter_context(Worker(Idle(group[0].workload.problem, self.device))) for group in groups]
+            workers = [stack.enter_context(Worker(self._idle(group[0].workload, failures))) for group in groups]
             for position, group in enumerate(groups):
                 for worker in workers[position : position + (2 if self.facts.backend == "cuda" else 1)]:
                     worker.launch()
                 yield workers[position], group
                 workers[position].close()
+
+    def _idle(self, first: Workload, failures: Mapping[Kind, str]) -> Idle:
+        """Of a problem's process, ready for its first workload."""
+        compiled = self._takes_compiled(first) and kind_of(first) not in failures
+        return Idle(first.problem, self.device, first if compiled else None)
+
+    def _takes_compiled(self, workload: Workload) -> bool:
+        """Whether compiling its e3nn product takes a while; harmonics take no time worth a process."""
+        on_gpu = self.facts.backend == "cuda" and COMPILED_PEER in self.peers
+        return on_gpu and workload.operation != "harmonics"
 
     def _rows(self, plan: Plan, worker: Worker, failures: dict[Kind, str], software: dict[str, str]) -> list[Row]:
         """New rows of one workload, stored; none if the comparison itself cannot run."""
@@ -214,8 +228,8 @@ class _Run:
         return rows
 
     def _step(self, plan: Plan, text: str) -> None:
-        if self.console.is_terminal:
-            self.say(f"  {plan.workload.label}: {text}")
+        if self.console.is_terminal or self.verbose:
+            self.say(f"  {now_text()[11:19]} {plan.workload.label}: {text}")
 
     def _setting(self, plan: Plan) -> ContestSetting:
         return ContestSetting(plan.workload, self.device, self.peers)
@@ -228,10 +242,8 @@ class _Run:
             family = plan.workload.family
             for schedules in plan.schedules.values():
                 specs += family.specs(family.build(plan.workload, schedules, self.device), directions)
-        on_gpu = self.facts.backend == "cuda" and COMPILED_PEER in self.peers
-        # Harmonics take e3nn's compiler no time worth a process.
-        wanted = [plan.workload for plan in todo if on_gpu and plan.workload.operation != "harmonics"]
-        products = [workload for workload in wanted if kind_of(workload) not in failures]
+        products = [plan.workload for plan in todo if self._takes_compiled(plan.workload)]
+        products = [workload for workload in products if kind_of(workload) not in failures]
         begin = time.monotonic()
         found = compile_ahead(specs, products, self.device, self.say)
         self.say(f"compiled in {time.monotonic() - begin:.0f} s")

@@ -162,6 +162,7 @@ def bench(
         float | None, typer.Option(help="Sampling time a contender and pass; 2, with --suite 0.3.")
     ] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Measure again what is already measured.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", help="Say every step, with the time.")] = False,
     results: Results = None,
     reports: Reports = None,
 ) -> None:
@@ -191,6 +192,7 @@ def bench(
         seconds_each=(0.3 if suite else 2.0) if seconds is None else seconds,
         fresh=fresh,
         console=Console(),
+        verbose=verbose,
     )
     write_pages(folder, reports, facts.slug)
 

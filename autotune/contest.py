@@ -8,6 +8,7 @@ that takes the process down is named as such, and the contest is held again with
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -43,6 +44,8 @@ PEER_MIN_SAMPLES = 5
 # what e3nn keeps for a large graph leaves no room for them.
 SLOW_CALL_S, SLOW_MIN_SAMPLES = 0.05, 3
 MAX_SAMPLES = 60
+# Samples of each after which one whose median is so many times the least one is not sampled further.
+FIRST_ROUND, BEATEN_RATIO = 10, 3.0
 PREPARE_LIMIT_S = 600.0
 SAMPLE_LIMIT_S = 120.0
 
@@ -188,7 +191,8 @@ class _Contest:
             else:
                 counts |= {} if answer.error else {name: count}
         self.on_step(f"comparing {which}")
-        sample(interleaved(counts))
+        sample(interleaved({name: min(count, FIRST_ROUND) for name, count in counts.items()}))
+        sample(interleaved(_further(counts, samples)))
         return {
             name: Result(error=failed[name])
             if name in failed
@@ -214,6 +218,13 @@ class _Contest:
         if answer.device_lost:
             raise _Fallen(name, which, answer.error)
         return answer
+
+
+def _further(counts: Mapping[str, int], samples: Mapping[str, list[float]]) -> dict[str, int]:
+    """Samples still to take after the first round: none of whoever is beaten by far."""
+    medians = {name: statistics.median(samples[name]) for name in counts if samples[name]}
+    limit = BEATEN_RATIO * min(medians.values(), default=0.0)
+    return {name: counts[name] - FIRST_ROUND for name in medians if medians[name] <= limit}
 
 
 def interleaved(counts: Mapping[str, int]) -> Iterable[str]:

@@ -7,6 +7,7 @@ are measured again in a process that took no part in their search.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -19,17 +20,26 @@ from autotune.workload import Workload
 
 @dataclass(frozen=True)
 class Idle:
-    """A process at rest: modules are imported and e3nn's product is built on the host; nothing is on the device."""
+    """A process at rest: modules are imported and e3nn's product is built on the host; nothing is on the device.
+
+    compiled: a workload for which e3nn's product is to be loaded as torch compiled it, too (on a small graph).
+    """
 
     problem: Problem
     device: str
+    compiled: Workload | None = None
 
     def open(self) -> Callable[[Any], Any]:
         from autotune import contest_session, measure  # noqa: F401
         from autotune.verify import build_ahead
 
         build_ahead(self.problem)
+        if self.compiled is not None:
+            from autotune.ahead import load_compiled
+
+            load_compiled(self.compiled, self.device)
         free_memory(self.device)
+        gc.freeze()  # what stays need not be looked through again whenever memory is given back
         return lambda job: None
 
 

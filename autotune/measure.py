@@ -29,8 +29,9 @@ FIRST_LOOK = 3
 HOPELESS_RATIO = 2.0
 # A call as long as this gains nothing from a second warm one.
 LONG_CALL_S = 1.0
-# Calls in a row whose host time is taken together, the seconds that such a row may last, and how often it is repeated.
-HOST_CALLS, HOST_ROW_S, HOST_ROWS = 100, 0.1, 10
+# Calls in a row whose host time is taken together, the seconds that such a row may last, how often it is repeated, and
+# the seconds after which it is not.
+HOST_CALLS, HOST_ROW_S, HOST_ROWS, HOST_LIMIT_S = 100, 0.1, 10, 0.6
 # Device clock cycles that a sample is queued behind: about a millisecond at first, twice as many whenever the device
 # came to the sample before the host had launched all of it, up to about 32 ms.
 LEAD_CYCLES, MAX_LEAD_CYCLES = 2_000_000, 64_000_000
@@ -117,7 +118,9 @@ class Sampler:
             self.call()
             self._synchronize()
             last, calls = time.perf_counter() - start, calls + 1
-            if last > LONG_CALL_S or time.perf_counter() - begin > max_seconds:
+            if calls == 1 and self.device.type == "cuda":
+                begin = time.perf_counter()  # the first call may compile and tune: neither the limit nor the result
+            elif last > LONG_CALL_S or time.perf_counter() - begin > max_seconds:
                 break
         return last
 
@@ -147,8 +150,9 @@ class Sampler:
         ``seconds``: of one call with its work on the device, so that rows of long calls are short.
         """
         calls = max(20, min(HOST_CALLS, int(HOST_ROW_S / max(seconds, 1e-9))))
-        rows = []
-        for _ in range(HOST_ROWS):
+        rows: list[float] = []
+        begin = time.perf_counter()
+        while len(rows) < HOST_ROWS and (not rows or time.perf_counter() - begin < HOST_LIMIT_S):
             self._synchronize()
             start = time.perf_counter_ns()
             for _ in range(calls):
