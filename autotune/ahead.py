@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import multiprocessing
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any
@@ -92,21 +92,25 @@ def _compile_peer(workload: Workload, device: str) -> str:
     # Every core already has a process.
     torch._inductor.config.compile_threads = 1
     torch.set_num_threads(1)
-    return load_compiled(workload, device)
+    return build_peers(workload, device, (COMPILED_PEER,)).get(COMPILED_PEER, "")
 
 
-def load_compiled(workload: Workload, device: str) -> str:
-    """Have e3nn's product of a workload compiled in this process, on a small graph; returns the reason if it fails."""
+def build_peers(workload: Workload, device: str, names: Collection[str]) -> dict[str, str]:
+    """Build peers in this process for a small graph; what they build for a problem serves its other graphs too.
+
+    The reasons of those that fail: each fails again, and has its entry in the table, where it is compared.
+    """
     import torch
 
-    from autotune.baselines.e3nn_peer import compiled
-    from autotune.baselines.peer import Task
+    from autotune.baselines import peers_for
 
-    try:
-        compiled(Task(dataclasses.replace(workload, graph=SMALL_GRAPH), torch.device(device)))
-    except Exception as error:  # as for every peer: its own ways to fail are its entry in the table
-        return f"{type(error).__name__}: {error}"[:1000]
-    finally:
-        if torch.cuda.is_initialized():
-            torch.cuda.empty_cache()
-    return ""
+    reasons = {}
+    for peer in peers_for(dataclasses.replace(workload, graph=SMALL_GRAPH), device):
+        if peer.name in names:
+            try:
+                peer.build()
+            except Exception as error:
+                reasons[peer.name] = f"{type(error).__name__}: {error}"[:1000]
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
+    return reasons

@@ -11,61 +11,31 @@ import functools
 import itertools
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autotune.ahead import COMPILED_PEER, Kind, compile_ahead, kind_of, known_failures
+from autotune.bench_plans import Plan, plans_of, row_of
 from autotune.bench_rows import DEFAULT, OURS, Row, identity_of, store_rows, stored_rows
 from autotune.bench_text import summary_lines, table_lines
-from autotune.config import TuneConfig, by_problem, load_config
-from autotune.contest import DIRECTIONS_OF, ContestResult, hold_contest
+from autotune.config import TuneConfig, load_config
+from autotune.contest import DIRECTIONS_OF, hold_contest
 from autotune.contest_session import ContestSetting
 from autotune.crew import Idle
-from autotune.database import Database, database_path, writable_results_dir
+from autotune.database import writable_results_dir
 from autotune.errors import ConfigError, WorkerError, unknown_name
 from autotune.graphs import build_graph
-from autotune.lookup import find_schedule
 from autotune.publish import now_text, software_versions
-from autotune.tune import space_of
 from autotune.worker import Worker
 from autotune.workload import Workload
 from kernelgen.device import DeviceFacts, device_facts
-from kernelgen.direction import DIRECTIONS, fixed_order_parts
-from kernelgen.schedule import Knobs
 from kernelgen.version import GENERATOR_VERSION
 
 if TYPE_CHECKING:
     from rich.console import Console
-
-# What a model runs, where the config does not say: inference, training on values, training on forces.
-MODEL_PASSES = ("forward", "backward", "force_step")
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What to measure of one workload; ``schedules`` by contender of ours and direction, ``origins`` of the tuned."""
-
-    workload: Workload
-    passes: tuple[str, ...]
-    schedules: dict[str, dict[str, Knobs]]
-    origins: dict[str, str]
-
-    def kernels_in(self, which: str) -> tuple[str, ...]:
-        """Directions whose schedules a pass takes; a deterministic convolution splits off the gradients of x."""
-        names = DIRECTIONS_OF[which]
-        if self.workload.deterministic and self.workload.operation == "conv":
-            names = tuple(part.name for name in names for part in fixed_order_parts(DIRECTIONS[name]))
-        return tuple(name for name in dict.fromkeys(names) if name in self.origins)
-
-    def schedules_in(self, which: str) -> dict[str, dict[str, Any]]:
-        """As JSON data, by contender and direction of a pass."""
-        return {
-            name: {direction: chosen[direction].to_dict() for direction in self.kernels_in(which)}
-            for name, chosen in self.schedules.items()
-        }
 
 
 def bench(
@@ -93,7 +63,7 @@ def bench(
     folder = Path(results_dir) if results_dir is not None else writable_results_dir()
     console = console or Console(stderr=True)
     run = _Run(device, facts, folder, _chosen_peers(peers, device), seconds_each, console, verbose)
-    rows = run.measure(_plans(loaded, facts, folder), fresh)
+    rows = run.measure(plans_of(loaded, facts, folder), fresh)
     for line in [*table_lines(rows), *summary_lines(rows)]:
         run.say(line)
     return rows
@@ -107,32 +77,6 @@ def _chosen_peers(names: Sequence[str] | None, device: str) -> tuple[str, ...]:
         if name not in known:
             raise ConfigError(unknown_name("peer", name, known))
     return known if names is None else tuple(name for name in known if name in names)
-
-
-def _plans(loaded: TuneConfig, facts: DeviceFacts, folder: Path) -> list[Plan]:
-    """Of all workloads, problem by problem; whatever is wrong with one is said before anything is measured."""
-    database = Database.load(database_path(folder, facts.slug))
-    workloads = by_problem(loaded.workloads)
-    return [_plan(workload, loaded.passes, facts, database) for workload in workloads]
-
-
-def _plan(workload: Workload, passes: tuple[str, ...] | None, facts: DeviceFacts, database: Database) -> Plan:
-    """With what the runtime would load (an exact entry of ``database`` first) and the default."""
-    if passes is None:
-        allowed = set(workload.directions)
-        passes = tuple(which for which in MODEL_PASSES if set(DIRECTIONS_OF[which]) <= allowed) or workload.directions
-    graph_class = workload.graph_class()
-    default = {direction: space_of(workload, direction, facts).default for direction in workload.directions}
-    tuned, origins = {}, {}
-    for direction in workload.directions:
-        entry = database.get(workload.identity(direction))
-        if entry is not None:
-            tuned[direction], origins[direction] = entry.tuned_schedule, "exact"
-            continue
-        kernel = (workload.problem, workload.operation, direction, workload.dtype, workload.layout)
-        found = find_schedule(*kernel, facts, graph_class, strict=False, deterministic=workload.deterministic)
-        tuned[direction], origins[direction] = found.schedule, found.origin
-    return Plan(workload, passes, {OURS: tuned, DEFAULT: default}, origins)
 
 
 @dataclass
@@ -185,7 +129,7 @@ class _Run:
     def _by_problem(self, todo: Sequence[Plan], failures: Mapping[Kind, str]) -> Iterator[tuple[Worker, list[Plan]]]:
         """Peers build for a problem, whatever the graph: its workloads share a process.
 
-        On a GPU the next problem's process does its imports beside the present one's comparisons.
+        On a GPU the next problem's process is set up beside the present one's comparisons.
         """
         groups = [list(group) for _, group in itertools.groupby(todo, key=lambda plan: plan.workload.problem)]
         with ExitStack() as stack:
@@ -197,9 +141,11 @@ class _Run:
                 workers[position].close()
 
     def _idle(self, first: Workload, failures: Mapping[Kind, str]) -> Idle:
-        """Of a problem's process, ready for its first workload."""
-        compiled = self._takes_compiled(first) and kind_of(first) not in failures
-        return Idle(first.problem, self.device, first if compiled else None)
+        """Of a problem's process, which on a GPU is set up for its first workload beside the comparisons before."""
+        if self.facts.backend != "cuda" or first.operation == "harmonics":
+            return Idle(first.problem, self.device)
+        lost = {COMPILED_PEER} if kind_of(first) in failures else set()
+        return Idle(first.problem, self.device, first, tuple(sorted(self._peers_of(first) - lost)))
 
     def _takes_compiled(self, workload: Workload) -> bool:
         """Whether compiling its e3nn product takes a while; harmonics take no time worth a process."""
@@ -277,45 +223,3 @@ class _Run:
 def _name(workload: Workload) -> str:
     kind = " deterministic" if workload.deterministic else ""
     return f"{workload.label} on {workload.graph.name}, {workload.operation} {workload.dtype}{kind}"
-
-
-def row_of(plan: Plan, which: str, contest: ContestResult, software: dict[str, str]) -> Row:
-    workload, graph = plan.workload, build_graph(plan.workload.graph)
-    size, kernels = (graph.num_edges, graph.num_nodes), plan.kernels_in(which)
-    moved = sum(workload.family.compulsory_bytes(workload, direction, *size) for direction in DIRECTIONS_OF[which])
-    results = {name: row[which] for name, row in contest.results.items() if which in row}
-
-    def of_pass(by_contender: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-        picked = {
-            name: {kernel: by_kernel[kernel] for kernel in kernels if kernel in by_kernel}
-            for name, by_kernel in by_contender.items()
-        }
-        return {name: found for name, found in picked.items() if found}
-
-    return {
-        "label": workload.label,
-        "problem": workload.problem.key,
-        "operation": workload.operation,
-        "graph": {"name": graph.name, "edges": graph.num_edges, "nodes": graph.num_nodes},
-        "graph_class": workload.graph_class().text,
-        "dtype": workload.dtype,
-        "layout": workload.layout,
-        "deterministic": workload.deterministic,
-        "pass": which,
-        "bytes": moved,
-        "floor_us": moved / contest.copy_bandwidth * 1e6,
-        "times": {name: result.to_dict() for name, result in results.items()},
-        "memory": _known(results, lambda result: result.memory_bytes),
-        "host_us": _known(results, lambda result: result.host_us),
-        "schedules": plan.schedules_in(which),
-        "origins": {kernel: plan.origins[kernel] for kernel in kernels},
-        "resources": of_pass(contest.resources),
-        "errors": of_pass(contest.errors),
-        "date": now_text(),
-        "software": software,
-        "generator": GENERATOR_VERSION,
-    }
-
-
-def _known(results: dict[str, Any], figure: Callable[[Any], float | None]) -> dict[str, float]:
-    return {name: value for name, result in results.items() if (value := figure(result)) is not None}

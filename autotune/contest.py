@@ -224,7 +224,7 @@ def _further(counts: Mapping[str, int], samples: Mapping[str, list[float]]) -> d
     """Samples still to take after the first round: none of whoever is beaten by far."""
     medians = {name: statistics.median(samples[name]) for name in counts if samples[name]}
     limit = BEATEN_RATIO * min(medians.values(), default=0.0)
-    return {name: counts[name] - FIRST_ROUND for name in medians if medians[name] <= limit}
+    return {name: max(0, counts[name] - FIRST_ROUND) for name in medians if medians[name] <= limit}
 
 
 def interleaved(counts: Mapping[str, int]) -> Iterable[str]:

@@ -22,22 +22,23 @@ from autotune.workload import Workload
 class Idle:
     """A process at rest: modules are imported and e3nn's product is built on the host; nothing is on the device.
 
-    compiled: a workload for which e3nn's product is to be loaded as torch compiled it, too (on a small graph).
+    first: a workload to be ready for: those of ``peers`` are built for it too (for a small graph).
     """
 
     problem: Problem
     device: str
-    compiled: Workload | None = None
+    first: Workload | None = None
+    peers: tuple[str, ...] = ()
 
     def open(self) -> Callable[[Any], Any]:
         from autotune import contest_session, measure  # noqa: F401
         from autotune.verify import build_ahead
 
         build_ahead(self.problem)
-        if self.compiled is not None:
-            from autotune.ahead import load_compiled
+        if self.first is not None:
+            from autotune.ahead import build_peers
 
-            load_compiled(self.compiled, self.device)
+            build_peers(self.first, self.device, self.peers)
         free_memory(self.device)
         gc.freeze()  # what stays need not be looked through again whenever memory is given back
         return lambda job: None

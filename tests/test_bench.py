@@ -12,13 +12,14 @@ import pytest
 from database_samples import HOST
 from rich.console import Console
 
-from autotune import ahead, bench, bench_rows
+from autotune import ahead, baselines, bench, bench_rows
 from autotune.ahead import kind_of, known_failures
 from autotune.baselines.e3nn_peer import OUT_OF_TIME
+from autotune.bench_plans import Plan, plans_of
 from autotune.bench_rows import identity_of, store_rows, stored_rows
 from autotune.bench_text import geometric_mean, ratio, summary_lines
 from autotune.config import load_config
-from autotune.contest import DIRECTIONS_OF, OUR_MIN_SAMPLES, PASSES, ContestResult, hold_contest
+from autotune.contest import DIRECTIONS_OF, FIRST_ROUND, OUR_MIN_SAMPLES, PASSES, ContestResult, _further, hold_contest
 from autotune.contest_session import ContestSetting
 from autotune.errors import ConfigError, WorkerError
 from autotune.families import family_of
@@ -142,7 +143,7 @@ def test_passes_are_a_models_unless_the_config_says(tmp_path: Path) -> None:
 
     def passes(text: str) -> tuple[str, ...]:
         loaded = load_config(config(tmp_path, text), "cpu")
-        return bench._plans(loaded, facts, tmp_path)[0].passes
+        return plans_of(loaded, facts, tmp_path)[0].passes
 
     base = 'problem = "tiny"\ngraph = "molecule"\n'
     assert passes(base) == ("forward", "backward", "force_step")
@@ -162,7 +163,7 @@ def test_every_pass_names_its_directions() -> None:
 
 def test_a_deterministic_row_names_the_kernel_that_owns_senders(tmp_path: Path) -> None:
     loaded = load_config(config(tmp_path, 'problem = "tiny"\ngraph = "molecule"\ndeterministic = true\n'), "cpu")
-    plan = bench.Plan(loaded.workloads[0], ("force_step",), {}, dict.fromkeys(DIRECTIONS, "default"))
+    plan = Plan(loaded.workloads[0], ("force_step",), {}, dict.fromkeys(DIRECTIONS, "default"))
     assert plan.kernels_in("backward") == ("source_backward", "backward")
     assert plan.kernels_in("force_step") == ("forward", "edge_backward", "source_backward", "joint_backward")
     normal = dataclasses.replace(plan, workload=dataclasses.replace(plan.workload, deterministic=False))
@@ -198,9 +199,14 @@ def test_a_product_that_does_not_compile_gives_the_reason(tmp_path: Path, monkey
     def broken(task: Any) -> Any:
         raise RuntimeError("no such thing")
 
-    monkeypatch.setattr("autotune.baselines.e3nn_peer.compiled", broken)
+    adapters = [
+        dataclasses.replace(adapter, build=broken) if adapter.name == ahead.COMPILED_PEER else adapter
+        for adapter in baselines.ADAPTERS
+    ]
+    monkeypatch.setattr(baselines, "ADAPTERS", adapters)
     workload = load_config(config(tmp_path), "cpu").workloads[0]
     assert ahead._compile_peer(workload, "cpu") == "RuntimeError: no such thing"
+    assert ahead.build_peers(workload, "cpu", ("e3nn",)) == {}
 
 
 def test_a_product_that_ran_out_of_time_is_not_compiled_again(tmp_path: Path) -> None:
@@ -278,3 +284,9 @@ def test_published_rows_are_understood(path: Path) -> None:
     assert facts.slug == path.stem
     rows = stored_rows(path.parent.parent, facts)
     assert rows and len({identity_of(row) for row in rows}) == len(rows)
+
+
+def test_who_is_beaten_by_far_is_sampled_less() -> None:
+    samples = {"a": [10.0] * FIRST_ROUND, "b": [29.0] * FIRST_ROUND, "c": [31.0] * FIRST_ROUND, "failed": []}
+    assert _further(dict.fromkeys(samples, 60), samples) == {"a": 60 - FIRST_ROUND, "b": 60 - FIRST_ROUND}
+    assert _further({}, {}) == {}

@@ -111,13 +111,17 @@ class Peer:
     def warm_up_calls(self) -> int:
         return self.adapter.warm_up_calls
 
-    def prepare(self) -> CheckedPasses:
-        """Build the peer and check its forward values. Raises PeerError with the reason where it cannot be used."""
+    def build(self) -> Product:
+        """Not checked yet. Raises PeerError with the reason where it cannot be used here, or what the peer raises."""
         reason = self.adapter.unusable(self.task.device)
         if reason:
             raise PeerError(f"{self.name}: {reason}")
+        return self.adapter.build(self.task)
+
+    def prepare(self) -> CheckedPasses:
+        """Build the peer and check its forward values. Raises PeerError with the reason where it cannot be used."""
         try:
-            passes = CheckedPasses(self.name, self.adapter.build(self.task), self.task)
+            passes = CheckedPasses(self.name, self.build(), self.task)
             passes.check("forward")
         except PeerError:
             raise
