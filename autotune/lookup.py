@@ -113,8 +113,8 @@ def _on_this_device(query: _Query, skipped: list[str]) -> Tuning | None:
         exact = None
     for entry in _by_nearness(query, table.by_kernel.get(query.kernel, ())):
         if entry is not exact and _is_legal(query, entry, skipped):
-            reason = f"tuned on this device for {entry.graph_class}{_why_nearest(query, entry)}"
-            return Tuning(entry.tuned_schedule, "nearest", entry, _with_skipped(reason, skipped))
+            reason = f"tuned on this device for {entry.graph_class}"
+            return _fitted(query, entry, "nearest", reason, skipped)
     return None
 
 
@@ -124,10 +124,23 @@ def _on_other_device(query: _Query, skipped: list[str]) -> Tuning | None:
             if _is_legal(query, entry, skipped):
                 reason = (
                     f"nothing is tuned for this problem on this device; tuned on {table.device.get('name')} "
-                    f"(also {query.spec.facts.arch}) for {entry.graph_class}{_why_nearest(query, entry)}"
+                    f"(also {query.spec.facts.arch}) for {entry.graph_class}"
                 )
-                return Tuning(entry.tuned_schedule, "other-device", entry, _with_skipped(reason, skipped))
+                return _fitted(query, entry, "other-device", reason, skipped)
     return None
+
+
+def _fitted(query: _Query, entry: Entry, origin: str, reason: str, skipped: list[str]) -> Tuning:
+    """What was tuned on a graph of another class, with the knobs that follow from a node's number of edges."""
+    reason += _why_nearest(query, entry)
+    schedule, there, here = entry.tuned_schedule, entry.parsed_graph_class, query.graph_class
+    if here is not None and here.log2_degree != there.log2_degree:
+        fitted = schedule.for_degree(2.0 ** (here.log2_degree - there.log2_degree))
+        changed = [name for name, value in fitted.to_dict().items() if value != schedule.to_dict()[name]]
+        if changed:
+            reason += f", with {', '.join(f'{name}={getattr(fitted, name)}' for name in changed)} for its degree"
+        schedule = fitted
+    return Tuning(schedule, origin, entry, _with_skipped(reason, skipped))
 
 
 def _default(query: _Query, skipped: list[str]) -> Tuning:

@@ -330,3 +330,14 @@ def test_deterministic_kernels_take_deterministic_entries_only(shipped: Path) ->
     assert fixed.entry is not None and fixed.entry.deterministic
     backward = find_schedule(PROBLEM, "conv", "backward", "float32", "mul_ir", HOST, deterministic=True)
     assert backward.origin == "default", "its parts are what must be legal"
+
+
+@pytest.mark.parametrize(("degree", "teams"), [(3, 1), (6, 4), (9, 8)])
+def test_a_schedule_of_another_degree_keeps_the_edges_of_a_team(shipped: Path, degree: int, teams: int) -> None:
+    """Eight teams shared a node's 128 edges; more than eight are not formed."""
+    tuned = CudaSchedule(teams_per_node=8, block_size=256)
+    store(shipped, GPU, entry(tuned, graph_class="conv-e17-d7"))
+    found = find(f"conv-e17-d{degree}", facts=GPU)
+    assert found.schedule == dataclasses.replace(tuned, teams_per_node=teams)
+    assert (found.origin, "with teams_per_node=" in found.reason) == ("nearest", teams != 8)
+    assert find("conv-e19-d7", facts=GPU).schedule == find(None, facts=GPU).schedule == tuned
