@@ -9,12 +9,13 @@ where it is unknown or a tie, because their time is the kernel's own and not the
    machine type and vector width), the one nearest in size first;
 4. ``default``: picked from device facts alone.
 
-A stored schedule that is not legal here, or failed its last check, is skipped, and the reason says so. Nothing is ever
-searched or compiled.
+A stored schedule that is not legal here, failed its last check, or failed in a search on this device (it is in
+quarantine), is skipped, and the reason says so. Nothing is ever searched or compiled.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 from collections.abc import Iterable, Iterator, Mapping
@@ -27,6 +28,7 @@ from autotune.entry import Entry
 from autotune.errors import TuningMissError
 from autotune.families import Family, Problem, family_of
 from autotune.graphs import GraphClass
+from autotune.quarantine import quarantine_path, quarantined
 from kernelgen.device import DeviceFacts
 from kernelgen.direction import Direction
 from kernelgen.errors import ProblemError, ScheduleError
@@ -47,7 +49,7 @@ class Tuning:
     reason: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Query:
     """``spec``: as the family of its operation makes it."""
 
@@ -61,6 +63,12 @@ class _Query:
     @property
     def kernel(self) -> tuple[str, str, str, str]:
         return (self.spec.problem.key, self.spec.operation, self.spec.direction.name, self.spec.dtype)
+
+    @functools.cached_property
+    def faults(self) -> dict[str, str]:
+        """Schedules that failed on this device, by key, with the reason."""
+        lists = (quarantine_path(directory, self.spec.facts.slug) for directory in database_dirs())
+        return quarantined(lists, self.spec)
 
 
 def strict_by_environment() -> bool:
@@ -137,6 +145,8 @@ def _fitted(query: _Query, entry: Entry, origin: str, reason: str, skipped: list
     if here is not None and here.log2_degree != there.log2_degree:
         fitted = schedule.for_degree(2.0 ** (here.log2_degree - there.log2_degree))
         changed = [name for name, value in fitted.to_dict().items() if value != schedule.to_dict()[name]]
+        if fitted.key in query.faults:
+            fitted, changed = schedule, []
         if changed:
             reason += f", with {', '.join(f'{name}={getattr(fitted, name)}' for name in changed)} for its degree"
         schedule = fitted
@@ -146,7 +156,13 @@ def _fitted(query: _Query, entry: Entry, origin: str, reason: str, skipped: list
 def _default(query: _Query, skipped: list[str]) -> Tuning:
     reason = "nothing is tuned for this problem on this device or one of its architecture; default from device facts"
     num_edges = None if query.graph_class is None else 2**query.graph_class.log2_edges
-    return Tuning(query.family.default(query.spec, num_edges), "default", None, _with_skipped(reason, skipped))
+    schedule = query.family.default(query.spec, num_edges)
+    if fault := query.faults.get(schedule.key):
+        raise TuningMissError(
+            f"the default schedule of {query.kernel} is in quarantine on {query.spec.facts.name} ({fault}), and no "
+            "sound one is known; run `equitune tune` for it, or take the line out of results/quarantine to try again"
+        )
+    return Tuning(schedule, "default", None, _with_skipped(reason, skipped))
 
 
 def _require_this_device(query: _Query, tuning: Tuning | None, skipped: list[str]) -> None:
@@ -184,8 +200,12 @@ def _why_nearest(query: _Query, entry: Entry) -> str:
 
 
 def _is_legal(query: _Query, entry: Entry, skipped: list[str]) -> bool:
+    """Whether its schedule can be loaded; each reason against it goes to ``skipped``."""
     if entry.failed_check:
         skipped.append(f"{entry.graph_class} {entry.layout}: failed its last check, {entry.failed_check}")
+        return False
+    if fault := query.faults.get(entry.tuned_schedule.key):
+        skipped.append(f"{entry.graph_class} {entry.layout}: its schedule is in quarantine here, {fault}")
         return False
     try:
         query.family.plan(query.family.kernel_spec(query.spec, entry.tuned_schedule))

@@ -25,6 +25,7 @@ import filelock
 from autotune import records
 from autotune.errors import StudyError
 from autotune.jobs import Outcome
+from autotune.quarantine import FAULTS, note_fault, quarantined
 from autotune.sampling import make_sampler, open_optuna
 from autotune.space import Space
 from kernelgen.errors import ScheduleError
@@ -59,7 +60,7 @@ class Study:
 
     ``name`` names the trial file ``path``. Trials of another generator version stand in the same file and serve as
     starting points only. Holds a lock on the file until :meth:`close`. Without a path nothing is kept, without a
-    storage there is no copy: a rehearsal.
+    storage there is no copy: a rehearsal. ``quarantine``: the device's list of faulty schedules.
     """
 
     def __init__(
@@ -73,7 +74,9 @@ class Study:
         seed: int = 0,
         starts: Iterable[Knobs] = (),
         generator: str = GENERATOR_VERSION,
+        quarantine: Path | None = None,
     ) -> None:
+        self._quarantine = quarantine
         self.space, self.name, self._path, self.generator, self.sampler = space, name, path, generator, sampler
         self._lock = _locked(path) if path else None
         old = records.read(path) if path else []
@@ -199,6 +202,8 @@ class Study:
             records.append(self._path, line)
         self.count += 1
         self.finished[proposal.schedule.key] = line
+        if self._quarantine and line["state"] in FAULTS:
+            note_fault(self._quarantine, self.space.spec, proposal.schedule, line)
         self._tell(proposal.trial, line)
         return line
 
@@ -223,7 +228,10 @@ class Study:
         return None
 
     def _is_candidate(self, schedule: Knobs) -> bool:
-        return schedule.key not in self._tried and self.space.broken_limit(schedule) is None
+        """Whether it is legal, untried and, as far as any study of this kernel knows, sound."""
+        if schedule.key in self._tried or self.space.broken_limit(schedule) is not None:
+            return False
+        return not self._quarantine or schedule.key not in quarantined([self._quarantine], self.space.spec)
 
     def _propose_fixed(self, schedule: Knobs) -> Proposal:
         values = self.space.values(schedule)

@@ -26,6 +26,7 @@ from autotune.families import Problem
 from autotune.neighbours import KIN, KIN_STARTS, known_entries, starting_points
 from autotune.progress import Progress, time_text
 from autotune.publish import driver_version, publish
+from autotune.quarantine import quarantine_path
 from autotune.sampling import choose_sampler, proposals_ahead
 from autotune.search import search
 from autotune.settings import Settings, resolve
@@ -229,7 +230,10 @@ def open_study(
     starts = [kin.schedule_of(line) for line in kin.ranking[:KIN_STARTS]] if kin else []
     starts += starting_points(space, workload.graph_class(), known_entries(settings.results_dir))
     path = records.study_path(settings.results_dir, settings.facts.slug, name)
-    return Study(space, name, path, settings.storage, sampler=sampler, seed=settings.seed, starts=starts)
+    faults = quarantine_path(settings.results_dir, settings.facts.slug)
+    return Study(
+        *(space, name, path, settings.storage), sampler=sampler, seed=settings.seed, starts=starts, quarantine=faults
+    )
 
 
 def space_of(workload: Workload, direction: str, facts: DeviceFacts) -> Space:
