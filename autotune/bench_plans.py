@@ -109,6 +109,7 @@ def row_of(plan: Plan, which: str, contest: ContestResult, software: dict[str, s
         "origins": {kernel: plan.origins[kernel] for kernel in kernels},
         "resources": of_pass(contest.resources),
         "errors": of_pass(contest.errors),
+        "certificates": of_pass(contest.certificates),
         "date": now_text(),
         "software": software,
         "generator": GENERATOR_VERSION,

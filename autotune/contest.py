@@ -75,11 +75,12 @@ class Result:
 
 @dataclass(frozen=True)
 class ContestResult:
-    """results: contender -> pass -> result. errors and resources (ours only): by contender and direction."""
+    """results: contender -> pass -> result. errors, resources and certificates (ours only): by contender, direction."""
 
     results: dict[str, dict[str, Result]]
     errors: dict[str, dict[str, dict[str, float]]] = field(default_factory=dict)
     resources: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)
+    certificates: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)
     copy_bandwidth: float = 0.0
 
 
@@ -153,6 +154,7 @@ class _Contest:
             },
             self.errors,
             {name: prepared[name].resources for name in self.ours if not prepared[name].error},
+            {name: prepared[name].certificates for name in self.ours if not prepared[name].error},
             self.worker.call(CopyBandwidth(), SAMPLE_LIMIT_S),
         )
 

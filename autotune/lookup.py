@@ -55,6 +55,7 @@ class _Query:
 
     spec: Any
     graph_class: GraphClass | None
+    tolerance: float | None = None
 
     @property
     def family(self) -> Family:
@@ -87,12 +88,15 @@ def find_schedule(
     strict: bool | None = None,
     *,
     deterministic: bool = False,
+    tolerance: float | None = None,
 ) -> Tuning:
     """The best known schedule for one direction of a problem on a device; see the module for the order.
 
     direction: one that the operation has, by name (a Direction counts by its name).
     strict: where true, TuningMissError unless the origin is exact or nearest; None asks ``$EQUITUNE_STRICT``.
     deterministic: of kernels whose results are bitwise equal from run to run; only entries tuned as such count.
+    tolerance: largest relative error, against float64 and under rotation, that an entry may have been measured with;
+        TuningMissError where none is known to keep it, since a default has no record.
     Unreadable databases are skipped with a warning and never make a lookup fail.
     """
     name = direction if isinstance(direction, str) else direction.name
@@ -100,11 +104,21 @@ def find_schedule(
     if name not in family.directions:
         raise ProblemError(f"direction is {name!r}; expected one of {tuple(family.directions)}")
     spec = family.spec(problem, operation, name, dtype.removeprefix("torch."), layout, facts, deterministic)
-    query = _Query(spec, GraphClass.parse(graph_class) if isinstance(graph_class, str) else graph_class)
+    if tolerance is not None and not tolerance > 0:
+        raise ProblemError(f"tolerance is {tolerance!r}; expected a positive relative error, such as 1e-6, or None")
+    query = _Query(spec, GraphClass.parse(graph_class) if isinstance(graph_class, str) else graph_class, tolerance)
     skipped: list[str] = []
     tuning = _on_this_device(query, skipped) or _on_other_device(query, skipped)
     if strict_by_environment() if strict is None else strict:
         _require_this_device(query, tuning, skipped)
+    if tuning is None and tolerance is not None:
+        raise TuningMissError(
+            _with_skipped(
+                f"no record proves a relative error of at most {tolerance:g} for {query.kernel} on {facts.name}; run "
+                "`equitune tune` for it, or ask for less",
+                skipped,
+            )
+        )
     return tuning or _default(query, skipped)
 
 
@@ -203,6 +217,9 @@ def _is_legal(query: _Query, entry: Entry, skipped: list[str]) -> bool:
     """Whether its schedule can be loaded; each reason against it goes to ``skipped``."""
     if entry.failed_check:
         skipped.append(f"{entry.graph_class} {entry.layout}: failed its last check, {entry.failed_check}")
+        return False
+    if query.tolerance is not None and entry.worst_error > query.tolerance:
+        skipped.append(f"{entry.graph_class} {entry.layout}: its error was {entry.worst_error:.1e}")
         return False
     if fault := query.faults.get(entry.tuned_schedule.key):
         skipped.append(f"{entry.graph_class} {entry.layout}: its schedule is in quarantine here, {fault}")
