@@ -244,7 +244,9 @@ def _kindred_tables(facts: DeviceFacts) -> Iterator[Table]:
             files.setdefault(path.stem, []).append(path)
     tables = [(slug, load_table(*paths)) for slug, paths in sorted(files.items()) if slug != facts.slug]
     kindred = [(slug, table) for slug, table in tables if _is_kindred(table.device, facts)]
-    yield from (table for _, table in sorted(kindred, key=lambda item: (_size_gap(item[1].device, facts), item[0])))
+    yield from (
+        table for _, table in sorted(kindred, key=lambda item: (device_distance(item[1].device, facts), item[0]))
+    )
 
 
 def _listed(directory: Path) -> list[Path]:
@@ -255,13 +257,15 @@ def _listed(directory: Path) -> list[Path]:
         return []
 
 
+def device_distance(device: Mapping[str, Any], facts: DeviceFacts) -> tuple[bool, bool, float]:
+    """How far a database's device is from this one, to sort by: another backend, another architecture, then size."""
+    backend, kindred = device.get("backend") == facts.backend, _is_kindred(device, facts)
+    units = device.get("units")
+    if not isinstance(units, int | float) or units <= 0:
+        return not backend, not kindred, math.inf
+    return not backend, not kindred, abs(math.log2(units / max(1, facts.units)))
+
+
 def _is_kindred(device: Mapping[str, Any], facts: DeviceFacts) -> bool:
     same = device.get("backend") == facts.backend and device.get("arch") == facts.arch
     return same and (facts.backend != "cpu" or device.get("vector_bytes") == facts.vector_bytes)
-
-
-def _size_gap(device: Mapping[str, Any], facts: DeviceFacts) -> float:
-    units = device.get("units")
-    if not isinstance(units, int | float) or units <= 0:
-        return math.inf
-    return abs(math.log2(units / max(1, facts.units)))

@@ -208,7 +208,7 @@ class _Job:
 def _first_schedules(workload: Workload, direction: str, settings: Settings) -> tuple[Space, list[Knobs]]:
     """What a search will begin with, as far as it is known before the searches of this run's other directions end."""
     space = space_of(workload, direction, settings.facts)
-    starts = starting_points(space, workload.graph_class(), known_entries(settings.results_dir))
+    starts = starting_points(space, workload.graph_class(), known_entries(settings.facts, settings.results_dir))
     return space, list(dict.fromkeys((space.default, *starts)))
 
 
@@ -228,7 +228,7 @@ def open_study(
     name = study_name(workload, direction)
     kin = siblings.get(KIN.get(direction, ""))
     starts = [kin.schedule_of(line) for line in kin.ranking[:KIN_STARTS]] if kin else []
-    starts += starting_points(space, workload.graph_class(), known_entries(settings.results_dir))
+    starts += starting_points(space, workload.graph_class(), known_entries(settings.facts, settings.results_dir))
     path = records.study_path(settings.results_dir, settings.facts.slug, name)
     faults = quarantine_path(settings.results_dir, settings.facts.slug)
     return Study(
