@@ -102,6 +102,17 @@ class Sample:
 
 
 @dataclass(frozen=True)
+class HostRow:
+    """The host's time for a call, from one row of calls; ``seconds``: of one warm call."""
+
+    name: str
+    seconds: float
+
+    def __call__(self, session: ContestSession) -> Answer:
+        return session.attempt(self.name, lambda: Answer(host_us=session.samplers[self.name].host_row_us(self.seconds)))
+
+
+@dataclass(frozen=True)
 class PeerNames:
     """Of those that take part."""
 
@@ -216,7 +227,7 @@ class ContestSession:
         return Answer(
             seconds=seconds,
             memory_bytes=sampler.peak_bytes(),
-            host_us=sampler.host_us(seconds) if by_host else None,
+            host_us=sampler.host_row_us(seconds) if by_host else None,
             errors=getattr(self.contenders[name], "errors", {}),
         )
 
