@@ -12,7 +12,7 @@ import pytest
 from database_samples import HOST
 from rich.console import Console
 
-from autotune import ahead, baselines, bench, bench_rows
+from autotune import ahead, baselines, bench, bench_plans, bench_rows
 from autotune.ahead import kind_of, known_failures
 from autotune.baselines.e3nn_peer import OUT_OF_TIME
 from autotune.bench_plans import Plan, plans_of
@@ -97,7 +97,10 @@ def test_a_second_run_measures_nothing(tmp_path: Path, monkeypatch: pytest.Monke
     assert runs.contests == 1 and runs.passes == ("backward",), "only the missing pass was measured"
 
     monkeypatch.setattr(bench, "GENERATOR_VERSION", "another")
-    assert runs(path, peers=()) and runs.contests == 1, "another generator's rows do not count"
+    assert runs(path, peers=()) and runs.contests == 0, "another generator that makes the same kernels"
+    changed = bench_plans.source_hash
+    monkeypatch.setattr(bench_plans, "source_hash", lambda *kernel: changed(*kernel)[::-1])
+    assert runs(path, peers=()) and runs.contests == 1, "rows of other kernels do not count"
     assert runs(path, peers=(), fresh=True) and runs.contests == 1
 
 
