@@ -91,10 +91,10 @@ def _rerun(data: DeviceData) -> Markup:
     shown = [tag("h3", "Run it again"), tag("p", text), tag("pre", tag("code", commands))]
     rows = [_source(entry) for entry in data.entries]
     if rows:
-        columns = [Column("Problem"), Column("Direction"), Column("Sampler")]
+        columns = [Column("Problem"), Column("Direction", choice=True), Column("Sampler", choice=True)]
         columns += [Column(name, True) for name in ("Seed", "Trials", "Timed")]
         columns += [Column(name) for name in ("Raw trials, in results/", "Date", "Generator")]
-        shown.append(table("Where each number comes from", columns, rows))
+        shown.append(table("Where each number comes from", columns, rows, sortable=True))
     return join(shown)
 
 
