@@ -1,7 +1,7 @@
 """A headless Chromium for tests: a page's path enters, the open page leaves, with what tests ask of it.
 
 Tests that use it are skipped only where Playwright or Chromium is not installed; continuous integration installs both.
-Tested with Playwright 1.65 and Debian's Chromium 156. A test module asks for the fixtures by ``pytest_plugins``.
+Tested with Playwright 1.65 and Debian's Chromium 156.
 """
 
 from __future__ import annotations

@@ -28,7 +28,6 @@ from autotune.report import write_reports
 from autotune.show import find_problem
 from kernelgen.schedule import schedule_from_dict
 
-pytest_plugins = "browser"
 pytestmark = needs_chromium
 # A4 landscape without its margins, in CSS pixels: 297 mm less twice 11 mm.
 PAPER = {"width": 1039, "height": 710}

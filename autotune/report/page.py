@@ -3,49 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from importlib.resources import files
 from typing import Any
 
 from autotune.report import method, overview, replays, search, suite, tuned_rows
 from autotune.report.data import DeviceData
+from autotune.report.frame import Section, document
 from autotune.report.markup import Markup, join, tag
 from autotune.report.sources import Sources, write_sources
 from autotune.report.tuned_rows import entry_schedules
 from autotune.report.words import MISSING, TUNED
-
-# The browser is told to load nothing at all, so a mistake here could not reach the network.
-POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
 
 
 def build_page(data: DeviceData) -> str:
     """The document. Equal data give equal text: its date is that of the newest record."""
     sources = write_sources(_kernels(data), data.device)
     sections = _sections(data, sources)
-    package = files("autotune.report")
-    head = tag(
-        "head",
-        tag("meta", charset="utf-8"),
-        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        tag("meta", http_equiv="Content-Security-Policy", content=POLICY),
-        tag("title", f"Equitune on {data.device['name']}"),
-        tag("style", Markup(package.joinpath("style.css").read_text(encoding="utf-8"))),
-    )
-    links = [tag("li", tag("a", title, href=f"#{anchor}")) for anchor, title, _ in sections]
-    main = tag("main", *(tag("section", tag("h2", title, id=anchor), content) for anchor, title, content in sections))
-    script = tag("script", Markup(package.joinpath("page.js").read_text(encoding="utf-8")))
-    body = tag(
-        "body", _header(data), tag("nav", tag("ul", *links), aria_label="Sections"), main, sources.packed(), script
-    )
-    return "<!DOCTYPE html>\n" + tag("html", head, body, lang="en") + "\n"
+    return document(f"Equitune on {data.device['name']}", _header(data), sections, sources.packed())
 
 
-def _header(data: DeviceData) -> Markup:
+def _header(data: DeviceData) -> tuple[Markup, ...]:
     dates = sorted({str(date)[:10] for date in data.rows["date"].dropna()})
     generators = sorted({str(version) for version in data.rows["generator"].dropna()})
     span = MISSING if not dates else dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
     facts = " \N{MIDDLE DOT} ".join((f"Measured {span}", f"generator {', '.join(generators) or MISSING}"))
-    return tag(
-        "header",
+    return (
         tag("p", "Equitune performance report", class_="meta"),
         tag("h1", data.device["name"]),
         tag("p", facts, class_="meta"),
@@ -59,7 +40,7 @@ def _kernels(data: DeviceData) -> Iterator[tuple[dict[str, Any], dict[str, Any]]
     yield from ((entry, entry_schedules(entry)) for entry in data.entries)
 
 
-def _sections(data: DeviceData, sources: Sources) -> list[tuple[str, str, Markup]]:
+def _sections(data: DeviceData, sources: Sources) -> list[Section]:
     none = tag("p", "No tuned row is stored for this device.", class_="hint")
     text = "A click on a column's head sorts by it; the line below a row opens its schedule, source and raw samples."
     hint = tag("p", text, class_="hint screen")

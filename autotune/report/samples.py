@@ -16,6 +16,7 @@ from autotune.report.words import contender_name, time_text
 # In units of the drawing's viewBox, half a pixel each: whole numbers, which are short, place a dot well enough.
 WIDTH, NAMES, LANE, AXIS = 720, 240, 30, 28
 LEAST = 0.01
+INKS = COLOURS | {"before": "muted", "after": "tuned"}
 
 
 def samples(by_contender: Mapping[str, Sequence[float]], what: str) -> Markup | None:
@@ -36,9 +37,12 @@ def _listed(times: Sequence[float]) -> str:
     return ", ".join(f"{time:g}" if time >= 1e6 else f"{time:.3f}".rstrip("0").rstrip(".") for time in times)
 
 
-def strips(by_contender: Mapping[str, Sequence[float]], what: str) -> Markup:
-    """A lane a contender on one axis, percent of its median; dots beyond the axis stand at its end, in another ink."""
-    shares = {name: _shares(times) for name, times in by_contender.items()}
+def strips(by_contender: Mapping[str, Sequence[float]], what: str, origin: str | None = None) -> Markup:
+    """A lane a contender on one axis, percent of its median; dots beyond the axis stand at its end, in another ink.
+
+    ``origin``: the contender whose median is that of all lanes; by default each has its own.
+    """
+    shares = {name: _shares(times, by_contender[origin or name]) for name, times in by_contender.items()}
     limit = axis_limit(list(shares.values()))
     bottom = LANE * len(shares)
     middle = NAMES + (WIDTH - NAMES) / 2
@@ -48,7 +52,7 @@ def strips(by_contender: Mapping[str, Sequence[float]], what: str) -> Markup:
         points = [(middle + max(-1.0, min(1.0, share / limit)) * (WIDTH - NAMES - 20) / 2,
                    LANE * (place + 0.15 + 0.7 * (n + 0.5) / len(given))) for n, share in enumerate(given)]  # fmt: skip
         inside = [abs(share) <= limit for share in given]
-        ink = COLOURS.get(name, "other")
+        ink = INKS.get(name, "other")
         for wanted, colour in ((True, ink), (False, "bad")):
             # A dot is a stroke without length and with round ends: the fewest bytes.
             dots = "".join(f"M{x:.0f} {y:.0f}h0" for (x, y), fits in zip(points, inside, strict=True) if fits is wanted)
@@ -65,8 +69,8 @@ def strips(by_contender: Mapping[str, Sequence[float]], what: str) -> Markup:
                aria_label=f"Strip plot of raw samples. {what}: {told}.")  # fmt: skip
 
 
-def _shares(times: Sequence[float]) -> list[float]:
-    middle = median(times)
+def _shares(times: Sequence[float], origin: Sequence[float]) -> list[float]:
+    middle = median(origin)
     return [time / middle - 1 for time in times]
 
 

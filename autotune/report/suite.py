@@ -112,6 +112,14 @@ def _identity(row: SuiteRow) -> list[Cell]:
     ]
 
 
+def row_cells(row: SuiteRow) -> list[Cell]:
+    """What a row is about: problem, graph, dtype, operation and pass."""
+    operation = row.text("operation")
+    note = "deterministic" if row.deterministic else None
+    kernel = Cell(operation, f"{operation} {row.deterministic}", note)
+    return [*_identity(row), kernel, Cell(direction_name(row.which), row.which)]
+
+
 def _table(rows: Sequence[SuiteRow], sources: Sources) -> Markup:
     """Every row, sortable; what opens below a row holds all contenders, raw samples, schedules and their source."""
     priced = {id(row): price for _, row, price in prices(rows)}
@@ -129,11 +137,8 @@ def _table(rows: Sequence[SuiteRow], sources: Sources) -> Markup:
     more = [(column, cell) for column, cell, known in told if known]  # files of old have none of these
     groups = []
     for row in rows:
-        operation = row.text("operation")
         cells = [
-            *_identity(row),
-            Cell(operation, f"{operation} {row.deterministic}", "deterministic" if row.deterministic else None),
-            Cell(direction_name(row.which), row.which),
+            *row_cells(row),
             _ours(row, priced.get(id(row))), _peer(row), _ratio(row), _floor(row), _default(row),
             *(cell(row) for _, cell in more),
         ]  # fmt: skip
