@@ -173,6 +173,11 @@ def test_the_page_never_scrolls_sideways(visit: Any, path: Path, width: int) -> 
             width,
         )
         assert beyond == []
+        boxes = page.evaluate(
+            """[...document.querySelectorAll(".scroll, pre")].filter(box => box.checkVisibility()
+                && box.scrollWidth > box.clientWidth).map(box => { box.scrollLeft = 1e6; return box.scrollLeft; })"""
+        )
+        assert all(moved > 0 for moved in boxes) and (boxes or width > 400), "what is wide scrolls inside its own box"
 
 
 def test_paper_shows_all_that_is_open(visit: Any, path: Path) -> None:
