@@ -228,9 +228,10 @@ def test_a_row_opens_to_schedule_source_and_samples(visit: Any, made_up: Path) -
 def test_a_tuned_row_opens_too(visit: Any, stored: Path) -> None:
     page = visit(stored)
     body = table_of(page, "Tuned rows").locator(":scope > tbody").first
+    caption = body.locator("caption", has_text="Schedule:")
+    assert caption.count() == 1 and not caption.is_visible()
     body.locator("summary").first.click()
-    assert body.locator("caption", has_text="Schedule:").is_visible()
-    assert json.loads((results_dir() / f"{CPU}.json").read_text())["entries"]
+    assert caption.is_visible()
 
 
 def test_without_scripts_every_number_is_there_and_no_dead_control(visit: Any, made_up: Path) -> None:
