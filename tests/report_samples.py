@@ -77,6 +77,9 @@ def entry(label: str, direction: str, graph: dict[str, Any]) -> dict[str, Any]:
         "resources": {"code_bytes": 18432, "vector_bytes": 64}, "generator": "0.1.0+0123456789",
         "software": {"python": "3.11.2", "torch": "2.13.0", "e3nn": "0.6.0"}, "date": "2001-02-03T04:05:06+00:00",
         "trials": {"file": f"trials/{SLUG}/{label}-{direction}.jsonl", "count": 60, "ok": 48, "sampler": "tpe"},
+        "source": "feedc0dedeadbeef",
+        "certificate": {"bitwise": True, "equivariance": 5.2e-7, "edges": 768, "environment": "cafe0123456789ab"},
+        "gain": {"ratio": 1.41, "low": 1.387, "high": 1.432, "level": 0.95} if direction == "forward" else {},
     }  # fmt: skip
 
 
@@ -237,6 +240,9 @@ def replay(seeds: int = 5) -> dict[str, Any]:
         "graph": {"name": "carbon"}, "dtype": "float32", "layout": "ir_mul", "trials": 400, "space_size": 640,
         "best_us": 449.0, "default_us": 650.0, "pruning": {"skipped": 41, "fastest_skipped": 1.37},
         "samplers": samplers,
+        "transfer": {"sampler": "tpe", "from": {
+            "other problems": {"starts": 3, "trials_to": {"0.05": [9] * seeds}, "curve": [1.0]},
+        }},
     }  # fmt: skip
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from autotune.intervals import LEVEL, ratio_interval
 from autotune.report.knobs import knob_cell, union, value_text
 from autotune.report.markup import Cell, Column, Markup, table, tag
 from autotune.report.samples import samples
@@ -69,12 +70,21 @@ def _contender(row: SuiteRow, name: str) -> list[Cell]:
     return [
         Cell(contender_name(name), None, "fastest peer" if name == row.peer else None),
         Cell("failed", None, None, "failed") if failed else Cell(time_text(time_us), time_us, spread),
-        Cell(MISSING if math.isnan(ratio) else ratio_text(ratio)),
+        Cell(MISSING if math.isnan(ratio) else ratio_text(ratio), None, _interval(row, name)),
         Cell(MISSING if math.isnan(memory) else bytes_text(memory)),
         Cell(time_text(row.host_us.get(name, math.nan))),
         Cell(MISSING) if found is None else Cell(error_text(found.error), None, found.place),
         Cell(row.reason(name) if failed else "", kind="wrap"),
     ]
+
+
+def _interval(row: SuiteRow, name: str) -> str | None:
+    """Of the ratio to the tuned time, for those where it matters: samples were taken in turn, so rounds are paired."""
+    ours, theirs = row.samples(TUNED), row.samples(name)
+    if name not in (DEFAULT, row.peer) or not ours or not theirs:
+        return None
+    low, high = ratio_interval(ours, theirs, paired=True)
+    return f"{low:.3f} to {high:.3f} at {LEVEL:.0%}" if math.isfinite(high) else None
 
 
 def _schedules(row: SuiteRow) -> Markup | None:

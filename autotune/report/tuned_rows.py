@@ -13,7 +13,7 @@ from autotune.report.markup import Cell, Column, Group, Markup, grouped_table, j
 from autotune.report.overview import best_peer
 from autotune.report.samples import samples
 from autotune.report.sources import Sources
-from autotune.report.suite_rows import mapping
+from autotune.report.suite_rows import mapping, number
 from autotune.report.words import (
     MISSING,
     TimeUnit,
@@ -128,10 +128,39 @@ def _details(data: DeviceData, entry: dict[str, Any], sources: Sources) -> Marku
     drawn = samples({TUNED: _searched(data, entry)}, f"{what}, in the search")
     kernels = (entry, entry_schedules(entry))
     source = sources.of(*kernels)
-    parts = ["schedule", *(["source"] if sources.written(*kernels) else [])]
+    certified = _certificate(entry, what)
+    parts = ["schedule", *(["certificate"] if certified else []), *(["source"] if sources.written(*kernels) else [])]
     parts += ["raw samples of the search"] if drawn else []
-    shown = tag("div", knobs, source, drawn, class_="opened")
+    shown = tag("div", knobs, certified, source, drawn, class_="opened")
     return tag("details", tag("summary", ", ".join(parts)), shown)
+
+
+def _certificate(entry: dict[str, Any], what: str) -> Markup | None:
+    """What is known of a published kernel beside its times; entries of earlier versions hold nothing of it."""
+    known, gain = mapping(entry.get("certificate")), mapping(entry.get("gain"))
+    if not known:
+        return None
+    errors = mapping(entry.get("errors"))
+    cells = [
+        Cell(", ".join(f"{slot} {error_text(number(error))}" for slot, error in errors.items()) or MISSING),
+        Cell(error_text(number(known.get("equivariance")))),
+        Cell("yes" if known.get("bitwise") else "no"),
+        Cell(count(number(known.get("edges")))),
+        Cell(_gain_text(gain)),
+        Cell(str(entry.get("source") or MISSING)),
+        Cell(str(known.get("environment") or MISSING)),
+    ]
+    columns = [Column("Errors", note="against float64"), Column("Equivariance", True, "relative error")]
+    columns += [Column("Two runs alike", note="bit for bit"), Column("Edges", True, "checked")]
+    columns += [Column("Gain over the default"), Column("Source", note="hash"), Column("Environment", note="hash")]
+    return table(f"Certificate: {what}", columns, [cells])
+
+
+def _gain_text(gain: dict[str, Any]) -> str:
+    if not gain:
+        return "none beyond the noise: the default is published"
+    ratio, low, high, level = (number(gain.get(key)) for key in ("ratio", "low", "high", "level"))
+    return f"{ratio:.3f}\N{MULTIPLICATION SIGN} ({low:.3f} to {high:.3f} at {level:.0%})"
 
 
 def _searched(data: DeviceData, entry: dict[str, Any]) -> list[float]:
