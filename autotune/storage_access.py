@@ -52,7 +52,7 @@ class Access:
             try:
                 result = action()
             except (StorageInternalError, DBAPIError) as error:
-                reason = str(error.__cause__ or error).split("\n")[0]
+                reason = " ".join(str(error.__cause__ or error).split())[:200]
                 self._gone = self._gone or time.monotonic() >= end
                 if self._gone:
                     raise StudyError(

@@ -90,16 +90,17 @@ class Study(Findings):
             for key, line in self.finished.items():
                 self._board.contribute(key, self.schedule_of(line), line)
             self._copy = storage if sharing != "storage" else None
-            if self._copy is not None:
+            if self._copy is not None and sharing == "alone":
+                # A storage that cannot be used is an error now rather than at the end.
                 open_optuna(self._copy, self._optuna_name())
         except BaseException:
             self._board.close()
             raise
 
     def close(self) -> None:
-        """Bring the storage up to date and let the file go."""
+        """Bring the storage up to date, if nobody is left who would, and let the file go."""
         try:
-            if self._copy is not None and self._board.claim(COPY):
+            if self._copy is not None and not self.others_at_work and self._board.claim(COPY):
                 self._bring_up_to_date(self._copy)
         finally:
             self._board.close()
