@@ -55,8 +55,8 @@ class Board:
     def contribute(self, key: str, schedule: Knobs, line: dict[str, Any]) -> None:
         """Give others a record of an earlier run that they may not know."""
 
-    def others_at_work(self) -> bool:
-        """Is another tuner measuring here, or comparing?"""
+    def others_at_work(self, wait: bool = False) -> bool:
+        """Is another tuner measuring here, or comparing? ``wait``: where that cannot be told at once, until it can."""
         return False
 
     def close(self) -> None:
@@ -112,7 +112,7 @@ class Folder(Board):
                     records.append(self.path, {**line, "number": self.count})
                     self._catch_up()
 
-    def others_at_work(self) -> bool:
+    def others_at_work(self, wait: bool = False) -> bool:
         return self._locks.taken_elsewhere(CLAIMS)
 
     def _catch_up(self) -> None:

@@ -100,7 +100,7 @@ class Study(Findings):
     def close(self) -> None:
         """Bring the storage up to date, if nobody is left who would, and let the file go."""
         try:
-            if self._copy is not None and not self.others_at_work and self._board.claim(COPY):
+            if self._copy is not None and not self.others_at_work() and self._board.claim(COPY):
                 self._bring_up_to_date(self._copy)
         finally:
             self._board.close()
@@ -127,10 +127,9 @@ class Study(Findings):
             raise StudyError(f"the study {self.name} keeps no records")
         return self._path
 
-    @property
-    def others_at_work(self) -> bool:
-        """Is another tuner measuring for this study, or comparing its winners?"""
-        return self._board.others_at_work()
+    def others_at_work(self, wait: bool = False) -> bool:
+        """Is another tuner measuring for this study, or comparing its winners? ``wait``: as of ``Board``."""
+        return self._board.others_at_work(wait)
 
     def claim_comparison(self) -> bool:
         """Whether this tuner is the one that compares and publishes the winners; until :meth:`close`."""

@@ -114,7 +114,7 @@ class _Job:
         with ExitStack() as stack:
             interrupted = self._search_directions(clock.end_of_searches(), stack)
             searched = time.monotonic()
-            if not self._is_last():
+            if not self._is_last(wait=not interrupted):
                 progress.note(f"{workload.label}: another tuner is still at work on it, and publishes")
                 return [], interrupted
             database = Database.load(path, record)
@@ -139,14 +139,14 @@ class _Job:
         progress.note(f"{name}: {time.monotonic() - begin:.1f} s ({shares})")
         return entries, interrupted
 
-    def _is_last(self) -> bool:
+    def _is_last(self, wait: bool) -> bool:
         """Whether it is for this tuner to publish; and then with all that others have found.
 
         Its own claims have ended by now. So of tuners that end at the same time at least one sees nobody at work, and
         of several that do, one gets to compare.
         """
         studies = list(self.studies.values())
-        last = not any(study.others_at_work for study in studies)
+        last = not any(study.others_at_work(wait) for study in studies)
         if last and studies:
             last = studies[0].claim_comparison()
         for study in studies:

@@ -114,16 +114,16 @@ def test_who_leaves_gives_up_everything(meeting: Meeting, space: Space) -> None:
             mine = [proposed(one).schedule for _ in range(2)]
             assert mine == [space.default, *space.probes]
             assert proposed(other).schedule not in mine
-        assert not other.others_at_work
+        assert not other.others_at_work()
         assert [proposed(other).schedule for _ in range(2)] == mine
 
 
 def test_one_compares(meeting: Meeting) -> None:
     with meeting.join("a") as one, meeting.join("b") as other:
-        assert not one.others_at_work and not other.others_at_work
+        assert not one.others_at_work() and not other.others_at_work()
         assert one.claim_comparison()
-        assert other.others_at_work and not other.claim_comparison()
-        assert not one.others_at_work, "its own work is no other's"
+        assert other.others_at_work() and not other.claim_comparison()
+        assert not one.others_at_work(), "its own work is no other's"
 
 
 def test_samplers_hear_of_what_others_found(meeting: Meeting, space: Space) -> None:
@@ -189,7 +189,7 @@ def test_claims_of_the_dead_are_free_again(
     command = [sys.executable, "-c", KILLED, str(meeting.path("a")), storage or "", sharing]
     assert subprocess.run(command, env=environment).returncode == -9
     with meeting.join("b") as study:
-        assert not study.others_at_work, "waits until the storage has found out"
+        assert not study.others_at_work(wait=True), "waits until the storage has found out"
         assert [proposed(study).schedule for _ in range(2)] == [space.default, *space.probes]
 
 
@@ -247,6 +247,7 @@ def test_a_storage_that_stays_away_is_an_error_and_loses_nothing(
         ("nonsense://nowhere", "cannot be used"),
         ("not a url", "cannot be used"),
         ("mysql+nodriver://me:secret@host/name", "cannot be used"),
+        ("oracle+oracledb://me:secret@host/name", r"not installed.*equitune\[postgres\]"),
     ],
 )
 def test_an_unusable_url_is_one_error_without_its_password(space: Space, tmp_path: Path, url: str, told: str) -> None:
