@@ -42,10 +42,11 @@ tune: $(STAMP)  ## tune CONFIG for this machine, write results/ and reports/
 test: $(STAMP)  ## run the tests (those marked gpu only where there is a CUDA device)
 	@$(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal $(ARGS)
 
-check: $(STAMP)  ## lint, formatting and types
+check: $(STAMP)  ## lint, formatting, types, known vulnerabilities
 	@$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/python .ci/audit
 
 report: $(STAMP)  ## rebuild reports/ from results/ alone
 	@$(BIN)/equitune report $(ARGS)

@@ -2,7 +2,7 @@
 
 A config and a device enter; rows leave, stored in ``results/bench/DEVICE.json`` after each workload (a newer row
 replaces the one of the same kernel, graph class and pass), and a table for people. A row that stands on the present
-generator, schedules and software is not measured again, so that the same command goes on where it was interrupted.
+kernels and software is not measured again, so that the same command goes on where it was interrupted.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autotune.ahead import COMPILED_PEER, Kind, compile_ahead, kind_of, known_failures
-from autotune.bench_plans import Plan, plans_of, row_of
+from autotune.bench_plans import Plan, plans_of, row_of, sources_of
 from autotune.bench_rows import DEFAULT, OURS, Row, identity_of, store_rows, stored_rows
 from autotune.bench_text import summary_lines, table_lines
 from autotune.config import TuneConfig, load_config
@@ -169,7 +169,7 @@ class _Run:
             worker.close()
             self.say(f"{_name(plan.workload)}: not compared, {error}")
             return []
-        rows = [row_of(plan, which, contest, software) for which in plan.passes]
+        rows = [row_of(plan, which, contest, software, self.facts) for which in plan.passes]
         store_rows(self.folder, self.facts, rows)
         return rows
 
@@ -211,12 +211,13 @@ class _Run:
         graph = build_graph(plan.workload.graph)
         times = row["times"]
         return (
-            row.get("generator") == GENERATOR_VERSION
-            and row.get("software") == software
+            row.get("software") == software
             and row.get("schedules") == json.loads(json.dumps(plan.schedules_in(which)))
             and row.get("graph") == {"name": graph.name, "edges": graph.num_edges, "nodes": graph.num_nodes}
             and {OURS, DEFAULT} | self._peers_of(plan.workload) <= set(times)
             and not any("error" in times[name] for name in (OURS, DEFAULT))
+            # Another generator may make the same kernels.
+            and (row.get("generator") == GENERATOR_VERSION or row.get("sources") == sources_of(plan, which, self.facts))
         )
 
 

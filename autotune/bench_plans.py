@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.bench_rows import DEFAULT, OURS, Row
+from autotune.certificate import source_hash
 from autotune.config import TuneConfig, by_problem
 from autotune.contest import DIRECTIONS_OF, ContestResult
 from autotune.database import Database, database_path
@@ -51,6 +52,21 @@ class Plan:
         }
 
 
+def sources_of(plan: Plan, which: str, facts: DeviceFacts) -> dict[str, dict[str, str]]:
+    """Hashes of the source of our kernels in a pass, by contender and direction."""
+    work = plan.workload
+    kernel = (work.problem, work.operation)
+    return {
+        name: {
+            direction: source_hash(
+                *(*kernel, direction, work.dtype, work.layout, work.deterministic, chosen[direction]), facts
+            )
+            for direction in plan.kernels_in(which)
+        }
+        for name, chosen in plan.schedules.items()
+    }
+
+
 def plans_of(loaded: TuneConfig, facts: DeviceFacts, folder: Path) -> list[Plan]:
     """Of all workloads, problem by problem; whatever is wrong with one is said before anything is measured."""
     database = Database.load(database_path(folder, facts.slug))
@@ -77,7 +93,7 @@ def plan_of(workload: Workload, passes: tuple[str, ...] | None, facts: DeviceFac
     return Plan(workload, passes, {OURS: tuned, DEFAULT: default}, origins)
 
 
-def row_of(plan: Plan, which: str, contest: ContestResult, software: dict[str, str]) -> Row:
+def row_of(plan: Plan, which: str, contest: ContestResult, software: dict[str, str], facts: DeviceFacts) -> Row:
     workload, graph = plan.workload, build_graph(plan.workload.graph)
     size, kernels = (graph.num_edges, graph.num_nodes), plan.kernels_in(which)
     moved = sum(workload.family.compulsory_bytes(workload, direction, *size) for direction in DIRECTIONS_OF[which])
@@ -106,9 +122,11 @@ def row_of(plan: Plan, which: str, contest: ContestResult, software: dict[str, s
         "memory": _known(results, lambda result: result.memory_bytes),
         "host_us": _known(results, lambda result: result.host_us),
         "schedules": plan.schedules_in(which),
+        "sources": sources_of(plan, which, facts),
         "origins": {kernel: plan.origins[kernel] for kernel in kernels},
         "resources": of_pass(contest.resources),
         "errors": of_pass(contest.errors),
+        "certificates": of_pass(contest.certificates),
         "date": now_text(),
         "software": software,
         "generator": GENERATOR_VERSION,

@@ -240,9 +240,9 @@ def replay(
         int | None, typer.Option(help="Proposals under way; by default as in a search on the recording machine.")
     ] = None,
     prune: Annotated[bool, typer.Option("--prune/--no-prune", help="Skip kernels that spill too much.")] = True,
-    starts: Annotated[
-        bool, typer.Option("--starts/--no-starts", help="Begin with winners of related kernels.")
-    ] = False,
+    transfer: Annotated[
+        bool, typer.Option("--transfer/--no-transfer", help="Search from winners of related kernels, too.")
+    ] = True,
     results: Results = None,
 ) -> None:
     """Run samplers against records, without a device: trials until near the best schedule, side by side."""
@@ -256,8 +256,9 @@ def replay(
     folder = results_folder(results)
     for file in files:
         recorded = load_record(file)
-        related = recorded.starts(known_entries(folder)) if starts else []
-        data = run_replay(recorded, sampler or SEEDS, trials, seeds=seeds, ahead=ahead, prune=prune, starts=related)
+        related = recorded.transfers(known_entries(recorded.space.spec.facts, folder)) if transfer else {}
+        options: dict[str, Any] = {"seeds": seeds, "ahead": ahead, "prune": prune, "transfers": related}
+        data = run_replay(recorded, sampler or SEEDS, trials, **options)
         print_rich(replay_table(data))
         print(f"replay: {write_replay(folder, data)}")
 

@@ -18,6 +18,7 @@ from autotune.contest_session import (
     Answer,
     ContestSetting,
     CopyBandwidth,
+    HostRow,
     PeerNames,
     PrepareOurs,
     PreparePeer,
@@ -44,6 +45,8 @@ PEER_MIN_SAMPLES = 5
 # what e3nn keeps for a large graph leaves no room for them.
 SLOW_CALL_S, SLOW_MIN_SAMPLES = 0.05, 3
 MAX_SAMPLES = 60
+# Rows of calls for the host's time, and of those that take so long that no more are needed to tell.
+HOST_ROWS, HOST_ROWS_OF_SLOW, SLOW_HOST_US = 12, 3, 1000.0
 # Samples of each after which one whose median is so many times the least one is not sampled further.
 FIRST_ROUND, BEATEN_RATIO = 10, 3.0
 PREPARE_LIMIT_S = 600.0
@@ -75,11 +78,12 @@ class Result:
 
 @dataclass(frozen=True)
 class ContestResult:
-    """results: contender -> pass -> result. errors and resources (ours only): by contender and direction."""
+    """results: contender -> pass -> result. errors, resources and certificates (ours only): by contender, direction."""
 
     results: dict[str, dict[str, Result]]
     errors: dict[str, dict[str, dict[str, float]]] = field(default_factory=dict)
     resources: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)
+    certificates: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)
     copy_bandwidth: float = 0.0
 
 
@@ -153,6 +157,7 @@ class _Contest:
             },
             self.errors,
             {name: prepared[name].resources for name in self.ours if not prepared[name].error},
+            {name: prepared[name].certificates for name in self.ours if not prepared[name].error},
             self.worker.call(CopyBandwidth(), SAMPLE_LIMIT_S),
         )
 
@@ -193,12 +198,23 @@ class _Contest:
         self.on_step(f"comparing {which}")
         sample(interleaved({name: min(count, FIRST_ROUND) for name, count in counts.items()}))
         sample(interleaved(_further(counts, samples)))
+        host_us = self._host_times(which, {name: warm[name] for name in warm if name not in failed})
         return {
             name: Result(error=failed[name])
             if name in failed
-            else Result(timing_of(samples[name]), "", warm[name].memory_bytes, warm[name].host_us)
+            else Result(timing_of(samples[name]), "", warm[name].memory_bytes, host_us.get(name))
             for name in entered
         }
+
+    def _host_times(self, which: str, warm: Mapping[str, Answer]) -> dict[str, float]:
+        """The least of several rows of calls, taken in turn as samples are; of a slow call fewer rows."""
+        least = {name: answer.host_us for name, answer in warm.items() if answer.host_us is not None}
+        for turn in range(HOST_ROWS):
+            for name in least:
+                if turn < HOST_ROWS_OF_SLOW or least[name] < SLOW_HOST_US:
+                    answer = self._call(name, which, HostRow(name, warm[name].seconds), SAMPLE_LIMIT_S)
+                    least[name] = min(least[name], answer.host_us or least[name])
+        return least
 
     def _samples_of(self, name: str, seconds: float) -> int:
         least = OUR_MIN_SAMPLES
@@ -209,7 +225,7 @@ class _Contest:
     def _call(self, name: str, which: str, job: Any, limit_s: float) -> Answer:
         if (name, which) in self.fallen:
             return Answer(error=self.fallen[name, which])
-        if not isinstance(job, Sample):
+        if not isinstance(job, Sample | HostRow):
             self.on_step(f"preparing {name} {which}".rstrip())
         try:
             answer = self.worker.call(job, limit_s)

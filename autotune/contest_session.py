@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from autotune.equivariance import equivariance_error
 from autotune.jobs import device_is_lost, free_memory, order_of, worst_error
 from kernelgen.schedule import Knobs
 
@@ -45,7 +46,8 @@ class Answer:
     """Of one job for one contender: an error and nothing else, or what was asked for.
 
     seconds: of one warm call. sample_us: of one cold call. memory_bytes: that one call takes at its peak (GPU only).
-    host_us: until a call returns (GPU and small graphs only). device_lost: nothing more can run in that process.
+    host_us: until a call returns (GPU and small graphs only). certificates: of ours, by direction, see
+    :meth:`ContestSession.certify`. device_lost: nothing more can run in that process.
     """
 
     seconds: float = 0.0
@@ -54,6 +56,7 @@ class Answer:
     host_us: float | None = None
     errors: dict[str, dict[str, float]] = field(default_factory=dict)
     resources: dict[str, dict[str, Any]] = field(default_factory=dict)
+    certificates: dict[str, dict[str, Any]] = field(default_factory=dict)
     error: str = ""
     device_lost: bool = False
 
@@ -96,6 +99,17 @@ class Sample:
 
     def __call__(self, session: ContestSession) -> Answer:
         return session.attempt(self.name, lambda: Answer(sample_us=session.samplers[self.name].take(1)[0]))
+
+
+@dataclass(frozen=True)
+class HostRow:
+    """The host's time for a call, from one row of calls; ``seconds``: of one warm call."""
+
+    name: str
+    seconds: float
+
+    def __call__(self, session: ContestSession) -> Answer:
+        return session.attempt(self.name, lambda: Answer(host_us=session.samplers[self.name].host_row_us(self.seconds)))
 
 
 @dataclass(frozen=True)
@@ -163,17 +177,37 @@ class ContestSession:
         operator = self.family.build(self.workload, schedules, self.device)
         answer = Answer()
         for direction in schedules:
-            poisoned = self.family.run(operator, direction, self.tensors, self.order, poison=True)
-            errors = self.reference.check(direction, poisoned())
+            errors, certificate = self.certify(operator, direction)
             if wrong := worst_error(errors, self.workload.dtype):
                 return Answer(error=wrong)
-            answer.errors[direction] = errors
+            answer.errors[direction], answer.certificates[direction] = errors, certificate
             answer.resources[direction] = operator.resources(direction)
         task = Task(self.workload, self.reference.device, self.tensors, self.reference)
         call = self.family.call(self.workload, operator, self.tensors, self.order)
         product = Product(call, self.workload.layout)
         self.contenders[name] = CheckedPasses(name, product, task, TOLERANCE[self.workload.dtype])
         return answer
+
+    def certify(self, operator: Any, direction: str) -> tuple[dict[str, float], dict[str, Any]]:
+        """Errors against float64 by slot, of two runs; and what else is known of a direction.
+
+        ``bitwise``: whether both runs gave the same bits. ``equivariance``: relative error under a rotation with
+        inversion. ``edges``: how many the errors stand on.
+        """
+        import torch
+
+        def run(tensors: Any) -> dict[str, Any]:
+            return self.family.run(operator, direction, tensors, self.order, poison=True)()
+
+        first = run(self.tensors)
+        errors = self.reference.check(direction, first)
+        second = run(self.tensors)
+        for slot, error in self.reference.check(direction, second).items():
+            errors[slot] = max(error, errors[slot])
+        bitwise = all(torch.equal(first[slot], second[slot]) for slot in first)
+        del first, second
+        equivariance = equivariance_error(self.workload, self.tensors, run)
+        return errors, {"bitwise": bitwise, "equivariance": equivariance, "edges": self.reference.checked_edges}
 
     def prepare_peer(self, name: str) -> Answer:
         self.contenders[name] = self.peers[name].prepare()
@@ -193,7 +227,7 @@ class ContestSession:
         return Answer(
             seconds=seconds,
             memory_bytes=sampler.peak_bytes(),
-            host_us=sampler.host_us(seconds) if by_host else None,
+            host_us=sampler.host_row_us(seconds) if by_host else None,
             errors=getattr(self.contenders[name], "errors", {}),
         )
 

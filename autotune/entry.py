@@ -31,6 +31,10 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "layout": ("mul_ir", "ir_mul"),
 }
 TIMES = ("time_us", "q1_us", "q3_us")
+GAIN = dict.fromkeys(("ratio", "low", "high", "level"), "float")
+CERTIFICATE = {"bitwise": "bool", "equivariance": "float", "edges": "int", "environment": "str"}
+# Left out of files where they are empty.
+OPTIONAL = ("source", "gain", "certificate", "checked")
 
 
 @dataclass(frozen=True)
@@ -43,6 +47,9 @@ class Entry:
     floor_us: ``bytes / copy_bandwidth``. trials: ``file`` (relative), ``count``, ``ok`` and how the search ran.
     deterministic: tuned among kernels whose results are bitwise equal from run to run.
     source: hash of the kernel's source (:mod:`autotune.certificate`); empty in entries older than it.
+    gain: ``ratio`` to the default with the interval ``low`` to ``high`` at ``level``; empty where the default is it.
+    certificate: ``bitwise`` (two runs gave the same bits), ``equivariance`` (relative error), ``edges`` (that errors
+        stand on), ``environment`` (hash of the versions of software and driver); empty in older entries.
     checked: what ``equitune db verify`` found last: date, state (ok, drifted, or how it failed), reason, time_us.
 
     Raises DatabaseError, naming the field, what it holds and what was expected.
@@ -74,6 +81,8 @@ class Entry:
     trials: Mapping[str, Any]
     deterministic: bool = False
     source: str = ""
+    gain: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    certificate: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     checked: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -93,8 +102,9 @@ class Entry:
             _check_peer(f"peers[{name!r}]", peer)
         for name in ("state", "reason", "date"):
             _check_type(f"checked[{name!r}]", self.checked.get(name, ""), "str")
-        for slot, value in self.errors.items():
-            _check_type(f"errors[{slot!r}]", value, "float")
+        _check_values("errors", self.errors, dict.fromkeys(self.errors, "float"))
+        _check_values("gain", self.gain, GAIN)
+        _check_values("certificate", self.certificate, CERTIFICATE)
         for name in ("count", "ok"):
             _check_type(f"trials[{name!r}]", self.trials.get(name, 0), "int")
         _check_relative(self.trials.get("file", ""))
@@ -137,9 +147,14 @@ class Entry:
         return cls(**data)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON data, fields in the order of the class; ``source`` and ``checked`` are left out where empty."""
+        """Plain JSON data, fields in the order of the class, optional ones where there is something in them."""
         data = {field.name: _plain(getattr(self, field.name)) for field in dataclasses.fields(self)}
-        return {name: value for name, value in data.items() if value or name not in ("source", "checked")}
+        return {name: value for name, value in data.items() if value or name not in OPTIONAL}
+
+    @property
+    def worst_error(self) -> float:
+        """The largest relative error that is known of it: against float64, and under a rotation."""
+        return max([*self.errors.values(), self.certificate.get("equivariance", 0.0)], default=math.inf)
 
     @property
     def failed_check(self) -> str:
@@ -177,6 +192,13 @@ def _check_type(name: str, value: Any, kind: str) -> None:
         words = {"float": "a finite number", "int": "an integer", "str": "text", "bool": "true or false"}
         wanted = words.get(kind, "an object")
         raise DatabaseError(f"entry field {name} is {value!r}; expected {wanted}")
+
+
+def _check_values(name: str, data: Mapping[str, Any], kinds: Mapping[str, str]) -> None:
+    for key, value in data.items():
+        if key not in kinds:
+            raise DatabaseError(f"entry field {name} has the key {key!r}; expected some of {tuple(kinds)}")
+        _check_type(f"{name}[{key!r}]", value, kinds[key])
 
 
 def _check_json(name: str, value: Any) -> None:

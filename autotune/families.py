@@ -94,6 +94,10 @@ class Family(ABC):
         """Operands, cotangent and tangents."""
 
     @abstractmethod
+    def irreps(self, workload: Workload) -> dict[str, str]:
+        """Of the operands (and outputs) that turn with the coordinates, by slot."""
+
+    @abstractmethod
     def compulsory_bytes(self, workload: Workload, direction: str, num_edges: int, num_nodes: int) -> int:
         """Bytes that any kernel must move: every operand read once, every output written once."""
 
@@ -184,6 +188,10 @@ class Products(Family):
         from autotune.workload import make_tensors
 
         return make_tensors(workload, device)
+
+    def irreps(self, workload: Workload) -> dict[str, str]:
+        problem = workload.product
+        return {"x": problem.irreps_in1, "y": problem.irreps_in2, "g": problem.irreps_out}
 
     def compulsory_bytes(self, workload: Workload, direction: str, num_edges: int, num_nodes: int) -> int:
         from autotune.workload import compulsory_bytes

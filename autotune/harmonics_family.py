@@ -101,6 +101,10 @@ class Harmonics(Family):
 
         return make_vectors(workload, device)
 
+    def irreps(self, workload: Workload) -> dict[str, str]:
+        parity = "eo"
+        return {"x": "1o", "g": "+".join(f"{degree}{parity[degree % 2]}" for degree in workload.harmonics.degrees)}
+
     def compulsory_bytes(self, workload: Workload, direction: str, num_edges: int, num_nodes: int) -> int:
         elements = {"x": 3, "tx": 3, "g": workload.harmonics.dim_out}
         moved = (*OPERANDS[direction], *HARMONICS_DIRECTIONS[direction].outputs)

@@ -6,6 +6,7 @@ way in which a schedule can fail is data, never an exception.
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import time
 from collections.abc import Callable, Mapping
@@ -19,11 +20,14 @@ from kernelgen.schedule import Knobs, Schedule
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from autotune.measure import Timing
     from autotune.workload import Tensors, Workload
     from kernelgen.graph import EdgeOrder
     from kernelgen.operators import Operator
 
-STATES = ("ok", "pruned", "illegal", "compile", "launch", "wrong", "timeout", "crashed")
+STATES = ("ok", "pruned", "illegal", "compile", "launch", "memory", "wrong", "timeout", "crashed")
+# Elements of NaN around every operand of a trial; as many bytes as an aligned row of any dtype and vector width.
+MARGIN = 4096
 
 
 @dataclass(frozen=True)
@@ -80,8 +84,8 @@ class TrialSession:
     def __init__(self, setting: TrialSetting) -> None:
         self.workload, self.device = setting.workload, setting.device
         self.family = self.workload.family
-        self.tensors = self.family.tensors(self.workload, self.device)
-        self.reference = self.family.reference(self.workload, self.device)
+        self.tensors = guarded(self.family.tensors(self.workload, self.device))
+        self.reference = self.family.reference(self.workload, self.device, self.tensors)
         self.order = order_of(self.tensors)
 
     def __call__(self, job: TrialJob) -> Outcome:
@@ -93,37 +97,73 @@ class TrialSession:
             compile_s = time.perf_counter() - begin
             stage = "launch"
             poisoned = self.family.run(operator, job.direction, self.tensors, self.order, poison=True)
+            known = {"resources": resources, "compile_s": round(compile_s, 3)}
             errors = self.reference.check(job.direction, poisoned())
             if (worst := worst_error(errors, self.workload.dtype)) is not None:
-                return Outcome("wrong", worst, errors=finite(errors), resources=resources, compile_s=compile_s)
-            return self._timed(operator, job, errors, resources, compile_s)
+                return Outcome("wrong", worst, errors=finite(errors), **known)
+            timing = self._timing(operator, job)
+            later = self.reference.check(job.direction, poisoned())
+            errors = {slot: max(error, later[slot]) for slot, error in errors.items()}
+            if (worst := worst_error(later, self.workload.dtype)) is not None:
+                return Outcome(
+                    "wrong", f"right at its first launch, not at a later one: {worst}", errors=finite(errors)
+                )
+            return outcome_of(timing, errors=errors, **known)
         except ScheduleError as error:
             return Outcome("illegal", str(error))
         except CompileError as error:
             return Outcome("compile", str(error)[-2000:])
         except Exception as error:  # a CUDA error comes as torch's or the driver's own type
-            return Outcome(stage, f"{type(error).__name__}: {error}"[:2000], device_lost=device_is_lost(self.device))
+            lost, state = device_is_lost(self.device), "memory" if is_out_of_memory(error) else stage
+            reason = f"{type(error).__name__}: {error}"[:2000]
+        if state == "memory" and not lost:
+            free_memory(self.device)
+        return Outcome(state, reason, device_lost=lost)
 
-    def _timed(
-        self, operator: Any, job: TrialJob, errors: dict[str, float], resources: dict, compile_s: float
-    ) -> Outcome:
+    def _timing(self, operator: Any, job: TrialJob) -> Timing:
         from autotune.measure import HOPELESS_RATIO, time_callable
 
         hopeless = None if job.best_us is None else HOPELESS_RATIO * job.best_us
         call = self.family.run(operator, job.direction, self.tensors, self.order)
-        timing = time_callable(call, self.device, max_seconds=job.max_seconds, hopeless_us=hopeless)
-        return Outcome(
-            "ok",
-            time_us=timing.median_us,
-            q1_us=timing.q1_us,
-            q3_us=timing.q3_us,
-            samples_us=timing.samples_us,
-            cut=timing.cut,
-            errors=errors,
-            resources=resources,
-            clocks=timing.clocks,
-            compile_s=round(compile_s, 3),
-        )
+        return time_callable(call, self.device, max_seconds=job.max_seconds, hopeless_us=hopeless)
+
+
+def outcome_of(timing: Timing, **known: Any) -> Outcome:
+    """Of a schedule that passed."""
+    return Outcome(
+        "ok",
+        time_us=timing.median_us,
+        q1_us=timing.q1_us,
+        q3_us=timing.q3_us,
+        samples_us=timing.samples_us,
+        cut=timing.cut,
+        clocks=timing.clocks,
+        **known,
+    )
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether an allocation was refused, by whatever type it is told."""
+    import torch
+
+    # On the host torch raises a plain RuntimeError.
+    words = ("can't allocate memory", "not enough memory", "out of memory", "Invalid buffer size")
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or any(word in str(error) for word in words)
+
+
+def guarded(tensors: Tensors) -> Tensors:
+    """The same values with NaN on both sides of every operand: what is read beyond one shows in the outputs."""
+    import torch
+
+    def guard(tensor: Tensor) -> Tensor:
+        wide = tensor.new_full((tensor.numel() + 2 * MARGIN,), torch.nan)
+        inner = wide[MARGIN : MARGIN + tensor.numel()].view(tensor.shape)
+        return inner.copy_(tensor)
+
+    guards: dict[str, Any] = {
+        name: guard(getattr(tensors, name)) for name in ("x", "y", "w", "g", "tx", "ty", "tw", "tg")
+    }
+    return dataclasses.replace(tensors, **guards)
 
 
 def order_of(tensors: Tensors) -> EdgeOrder | None:

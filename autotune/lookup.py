@@ -9,12 +9,13 @@ where it is unknown or a tie, because their time is the kernel's own and not the
    machine type and vector width), the one nearest in size first;
 4. ``default``: picked from device facts alone.
 
-A stored schedule that is not legal here, or failed its last check, is skipped, and the reason says so. Nothing is ever
-searched or compiled.
+A stored schedule that is not legal here, failed its last check, or failed in a search on this device (it is in
+quarantine), is skipped, and the reason says so. Nothing is ever searched or compiled.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 from collections.abc import Iterable, Iterator, Mapping
@@ -27,6 +28,7 @@ from autotune.entry import Entry
 from autotune.errors import TuningMissError
 from autotune.families import Family, Problem, family_of
 from autotune.graphs import GraphClass
+from autotune.quarantine import quarantine_path, quarantined
 from kernelgen.device import DeviceFacts
 from kernelgen.direction import Direction
 from kernelgen.errors import ProblemError, ScheduleError
@@ -47,12 +49,13 @@ class Tuning:
     reason: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Query:
     """``spec``: as the family of its operation makes it."""
 
     spec: Any
     graph_class: GraphClass | None
+    tolerance: float | None = None
 
     @property
     def family(self) -> Family:
@@ -61,6 +64,12 @@ class _Query:
     @property
     def kernel(self) -> tuple[str, str, str, str]:
         return (self.spec.problem.key, self.spec.operation, self.spec.direction.name, self.spec.dtype)
+
+    @functools.cached_property
+    def faults(self) -> dict[str, str]:
+        """Schedules that failed on this device, by key, with the reason."""
+        lists = (quarantine_path(directory, self.spec.facts.slug) for directory in database_dirs())
+        return quarantined(lists, self.spec)
 
 
 def strict_by_environment() -> bool:
@@ -79,12 +88,15 @@ def find_schedule(
     strict: bool | None = None,
     *,
     deterministic: bool = False,
+    tolerance: float | None = None,
 ) -> Tuning:
     """The best known schedule for one direction of a problem on a device; see the module for the order.
 
     direction: one that the operation has, by name (a Direction counts by its name).
     strict: where true, TuningMissError unless the origin is exact or nearest; None asks ``$EQUITUNE_STRICT``.
     deterministic: of kernels whose results are bitwise equal from run to run; only entries tuned as such count.
+    tolerance: largest relative error, against float64 and under rotation, that an entry may have been measured with;
+        TuningMissError where none is known to keep it, since a default has no record.
     Unreadable databases are skipped with a warning and never make a lookup fail.
     """
     name = direction if isinstance(direction, str) else direction.name
@@ -92,11 +104,21 @@ def find_schedule(
     if name not in family.directions:
         raise ProblemError(f"direction is {name!r}; expected one of {tuple(family.directions)}")
     spec = family.spec(problem, operation, name, dtype.removeprefix("torch."), layout, facts, deterministic)
-    query = _Query(spec, GraphClass.parse(graph_class) if isinstance(graph_class, str) else graph_class)
+    if tolerance is not None and not tolerance > 0:
+        raise ProblemError(f"tolerance is {tolerance!r}; expected a positive relative error, such as 1e-6, or None")
+    query = _Query(spec, GraphClass.parse(graph_class) if isinstance(graph_class, str) else graph_class, tolerance)
     skipped: list[str] = []
     tuning = _on_this_device(query, skipped) or _on_other_device(query, skipped)
     if strict_by_environment() if strict is None else strict:
         _require_this_device(query, tuning, skipped)
+    if tuning is None and tolerance is not None:
+        raise TuningMissError(
+            _with_skipped(
+                f"no record proves a relative error of at most {tolerance:g} for {query.kernel} on {facts.name}; run "
+                "`equitune tune` for it, or ask for less",
+                skipped,
+            )
+        )
     return tuning or _default(query, skipped)
 
 
@@ -137,6 +159,8 @@ def _fitted(query: _Query, entry: Entry, origin: str, reason: str, skipped: list
     if here is not None and here.log2_degree != there.log2_degree:
         fitted = schedule.for_degree(2.0 ** (here.log2_degree - there.log2_degree))
         changed = [name for name, value in fitted.to_dict().items() if value != schedule.to_dict()[name]]
+        if fitted.key in query.faults:
+            fitted, changed = schedule, []
         if changed:
             reason += f", with {', '.join(f'{name}={getattr(fitted, name)}' for name in changed)} for its degree"
         schedule = fitted
@@ -146,7 +170,13 @@ def _fitted(query: _Query, entry: Entry, origin: str, reason: str, skipped: list
 def _default(query: _Query, skipped: list[str]) -> Tuning:
     reason = "nothing is tuned for this problem on this device or one of its architecture; default from device facts"
     num_edges = None if query.graph_class is None else 2**query.graph_class.log2_edges
-    return Tuning(query.family.default(query.spec, num_edges), "default", None, _with_skipped(reason, skipped))
+    schedule = query.family.default(query.spec, num_edges)
+    if fault := query.faults.get(schedule.key):
+        raise TuningMissError(
+            f"the default schedule of {query.kernel} is in quarantine on {query.spec.facts.name} ({fault}), and no "
+            "sound one is known; run `equitune tune` for it, or take the line out of results/quarantine to try again"
+        )
+    return Tuning(schedule, "default", None, _with_skipped(reason, skipped))
 
 
 def _require_this_device(query: _Query, tuning: Tuning | None, skipped: list[str]) -> None:
@@ -184,8 +214,15 @@ def _why_nearest(query: _Query, entry: Entry) -> str:
 
 
 def _is_legal(query: _Query, entry: Entry, skipped: list[str]) -> bool:
+    """Whether its schedule can be loaded; each reason against it goes to ``skipped``."""
     if entry.failed_check:
         skipped.append(f"{entry.graph_class} {entry.layout}: failed its last check, {entry.failed_check}")
+        return False
+    if query.tolerance is not None and entry.worst_error > query.tolerance:
+        skipped.append(f"{entry.graph_class} {entry.layout}: its error was {entry.worst_error:.1e}")
+        return False
+    if fault := query.faults.get(entry.tuned_schedule.key):
+        skipped.append(f"{entry.graph_class} {entry.layout}: its schedule is in quarantine here, {fault}")
         return False
     try:
         query.family.plan(query.family.kernel_spec(query.spec, entry.tuned_schedule))
@@ -207,7 +244,9 @@ def _kindred_tables(facts: DeviceFacts) -> Iterator[Table]:
             files.setdefault(path.stem, []).append(path)
     tables = [(slug, load_table(*paths)) for slug, paths in sorted(files.items()) if slug != facts.slug]
     kindred = [(slug, table) for slug, table in tables if _is_kindred(table.device, facts)]
-    yield from (table for _, table in sorted(kindred, key=lambda item: (_size_gap(item[1].device, facts), item[0])))
+    yield from (
+        table for _, table in sorted(kindred, key=lambda item: (device_distance(item[1].device, facts), item[0]))
+    )
 
 
 def _listed(directory: Path) -> list[Path]:
@@ -218,13 +257,15 @@ def _listed(directory: Path) -> list[Path]:
         return []
 
 
+def device_distance(device: Mapping[str, Any], facts: DeviceFacts) -> tuple[bool, bool, float]:
+    """How far a database's device is from this one, to sort by: another backend, another architecture, then size."""
+    backend, kindred = device.get("backend") == facts.backend, _is_kindred(device, facts)
+    units = device.get("units")
+    if not isinstance(units, int | float) or units <= 0:
+        return not backend, not kindred, math.inf
+    return not backend, not kindred, abs(math.log2(units / max(1, facts.units)))
+
+
 def _is_kindred(device: Mapping[str, Any], facts: DeviceFacts) -> bool:
     same = device.get("backend") == facts.backend and device.get("arch") == facts.arch
     return same and (facts.backend != "cpu" or device.get("vector_bytes") == facts.vector_bytes)
-
-
-def _size_gap(device: Mapping[str, Any], facts: DeviceFacts) -> float:
-    units = device.get("units")
-    if not isinstance(units, int | float) or units <= 0:
-        return math.inf
-    return abs(math.log2(units / max(1, facts.units)))

@@ -29,9 +29,8 @@ FIRST_LOOK = 3
 HOPELESS_RATIO = 2.0
 # A call as long as this gains nothing from a second warm one.
 LONG_CALL_S = 1.0
-# Calls in a row whose host time is taken together, the seconds that such a row may last, how often it is repeated, and
-# the seconds after which it is not.
-HOST_CALLS, HOST_ROW_S, HOST_ROWS, HOST_LIMIT_S = 100, 0.1, 10, 0.6
+# Calls in a row whose host time is taken together, and the seconds that such a row may last.
+HOST_CALLS, HOST_ROW_S = 100, 0.1
 # Device clock cycles that a sample is queued behind: about a millisecond at first, twice as many whenever the device
 # came to the sample before the host had launched all of it, up to about 32 ms.
 LEAD_CYCLES, MAX_LEAD_CYCLES = 2_000_000, 64_000_000
@@ -142,24 +141,20 @@ class Sampler:
         self._synchronize()
         return int(torch.cuda.memory_stats(self.device)["requested_bytes.all.peak"]) - int(before)
 
-    def host_us(self, seconds: float) -> float:
+    def host_row_us(self, seconds: float) -> float:
         """Microseconds until a call returns, in a row of calls behind each other; the device's queue is empty at first.
 
-        The least of several rows: whatever else the host does only adds to it.
-
-        ``seconds``: of one call with its work on the device, so that rows of long calls are short.
+        ``seconds``: of one call with its work on the device, so that rows of long calls are short. Whatever else the
+        host does only adds to it: of several rows the least counts.
         """
         calls = max(20, min(HOST_CALLS, int(HOST_ROW_S / max(seconds, 1e-9))))
-        rows: list[float] = []
-        begin = time.perf_counter()
-        while len(rows) < HOST_ROWS and (not rows or time.perf_counter() - begin < HOST_LIMIT_S):
-            self._synchronize()
-            start = time.perf_counter_ns()
-            for _ in range(calls):
-                self.call()
-            rows.append((time.perf_counter_ns() - start) / 1e3 / calls)
         self._synchronize()
-        return round(min(rows), 3)
+        start = time.perf_counter_ns()
+        for _ in range(calls):
+            self.call()
+        row = (time.perf_counter_ns() - start) / 1e3 / calls
+        self._synchronize()
+        return round(row, 3)
 
     def _synchronize(self) -> None:
         if self.device.type == "cuda":

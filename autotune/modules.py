@@ -60,8 +60,11 @@ class TensorProduct(PathWeights, TunedModule):
 
     layout: of x and of the result, ``mul_ir`` (e3nn's: channel, then component) or ``ir_mul``.
     schedule: a Schedule for every direction, or some by direction name; None loads the best one known here.
-    strict: a direction without a schedule tuned on this device is a TuningMissError; None asks ``$EQUITUNE_STRICT``.
+    strict: a direction without a schedule tuned on this device is a TuningMissError, at once for the value itself, for
+        derivatives where they are first taken; None asks ``$EQUITUNE_STRICT``.
     deterministic: bitwise equal results from run to run, at a price in time; schedules tuned as such are loaded.
+    tolerance: only schedules are loaded that were measured with a relative error of at most this, against float64 e3nn
+        and under rotation, in every output and gradient; a direction without one is a TuningMissError, as for strict.
     graph_class: such as ``plain-e16`` (about 2**16 edges): which tuned entry to prefer.
     device, dtype: where both or either is given the operator is built now and not at the first call.
 
@@ -93,6 +96,7 @@ class TensorProduct(PathWeights, TunedModule):
         schedule: Schedules | None = None,
         strict: bool | None = None,
         deterministic: bool = False,
+        tolerance: float | None = None,
         graph_class: GraphClass | str | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
@@ -124,6 +128,7 @@ class TensorProduct(PathWeights, TunedModule):
             schedule=schedule,
             strict=strict,
             deterministic=deterministic,
+            tolerance=tolerance,
             device=device,
             dtype=dtype,
         )
@@ -184,7 +189,7 @@ class TensorProductConv(TunedModule):
         tuned entry to prefer; None prefers the one of the largest graph.
     check_indices: check at every call that sender and receiver are in range (waits for the device); without it an
         index out of range reads or writes foreign memory.
-    layout, schedule, strict, deterministic, device, dtype, irrep_normalization, path_normalization: as in
+    layout, schedule, strict, deterministic, tolerance, device, dtype, irrep_normalization, path_normalization: as in
         :class:`TensorProduct`.
 
     Raises ProblemError for irreps or instructions that are not well-defined.
@@ -208,6 +213,7 @@ class TensorProductConv(TunedModule):
         schedule: Schedules | None = None,
         strict: bool | None = None,
         deterministic: bool = False,
+        tolerance: float | None = None,
         check_indices: bool = False,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
@@ -232,6 +238,7 @@ class TensorProductConv(TunedModule):
             schedule=schedule,
             strict=strict,
             deterministic=deterministic,
+            tolerance=tolerance,
             device=device,
             dtype=dtype,
         )

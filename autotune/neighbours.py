@@ -9,7 +9,9 @@ from pathlib import Path
 from autotune.database import database_dirs, load_table
 from autotune.entry import Entry
 from autotune.graphs import GraphClass
+from autotune.lookup import device_distance
 from autotune.space import Space
+from kernelgen.device import DeviceFacts
 from kernelgen.schedule import Knobs
 
 MOST = 8
@@ -19,19 +21,25 @@ KIN = {"edge_backward": "backward", "joint_backward": "double_backward"}
 KIN_STARTS = 2
 
 
-def known_entries(*directories: Path) -> list[Entry]:
-    """Every entry of every device, in these directories and in the shipped and the user's databases."""
+def known_entries(facts: DeviceFacts, *directories: Path) -> list[Entry]:
+    """Every entry of every device, in these directories and in the shipped and the user's databases.
+
+    Those of this device first, then those of the device nearest to it in architecture and size.
+    """
     folders = dict.fromkeys((*database_dirs(), *directories))
     # A device's file has no dot in its stem; files kept aside do.
     files = [path for folder in folders for path in sorted(folder.glob("*.json")) if "." not in path.stem]
-    return [entry for path in files for entry in load_table(path).by_identity.values()]
+    tables = [(path.stem != facts.slug, load_table(path)) for path in files]
+    tables.sort(key=lambda item: (item[0], device_distance(item[1].device, facts)))
+    return [entry for _, table in tables for entry in table.by_identity.values()]
 
 
 def starting_points(space: Space, graph_class: GraphClass, entries: Iterable[Entry]) -> list[Knobs]:
     """Winners of the same (or kindred) direction and backend moved into ``space``.
 
     By turns those of the same problem, the nearest graph class first, and those of other problems on the nearest
-    graph class: how many edges there are can matter more than what they carry.
+    graph class: how many edges there are can matter more than what they carry. What is equally near comes in the order
+    of ``entries``.
     """
     spec = space.spec
     directions = (spec.direction.name, KIN.get(spec.direction.name))
@@ -50,7 +58,6 @@ def starting_points(space: Space, graph_class: GraphClass, entries: Iterable[Ent
             entry.dtype != spec.dtype,
             graph_class.distance(entry.parsed_graph_class),
             entry.layout != spec.layout,
-            entry.label,
         )
 
     same: list[Entry] = []

@@ -66,12 +66,19 @@ class Record:
     def default_us(self) -> float | None:
         return self.space.lines[self.space.default.key]["time_us"]
 
-    def starts(self, entries: Iterable[Entry]) -> list[Knobs]:
-        """Where the tuner would start from if it knew all but this very kernel."""
+    def transfers(self, entries: Iterable[Entry]) -> dict[str, list[Knobs]]:
+        """Where the tuner would start from, by what it knows: other problems only, or other graphs of this one too."""
         head = self.header
-        own = (head["problem"], head["direction"], head["dtype"], head["layout"], head["graph_class"])
-        others = [e for e in entries if (e.problem, e.direction, e.dtype, e.layout, e.graph_class) != own]
-        return starting_points(self.space, GraphClass.parse(head["graph_class"]), others)
+        others = [entry for entry in entries if entry.problem != head["problem"]]
+        known = {
+            "other problems": others,
+            "other graphs too": [*others, *(e for e in entries if self._is_another_graph(e))],
+        }
+        graph_class = GraphClass.parse(head["graph_class"])
+        return {name: starting_points(self.space, graph_class, found) for name, found in known.items()}
+
+    def _is_another_graph(self, entry: Entry) -> bool:
+        return entry.problem == self.header["problem"] and entry.graph_class != self.header["graph_class"]
 
 
 def load_record(path: Path) -> Record:

@@ -14,6 +14,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Executor, Future
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from autotune.database import replace_file
@@ -30,6 +31,8 @@ from kernelgen.schedule import Knobs
 # Seeds a sampler is run with; a Gaussian process thinks for seconds over a trial, and the default order has no seed.
 SEEDS = {"tpe": 20, "climb": 20, "gp": 5, "random": 20, "default": 1}
 NEAR = (0.02, 0.05, 0.10)
+# What the tuner takes for spaces that it cannot search whole.
+OWN = "climb"
 
 
 class AtOnce(Executor):
@@ -103,25 +106,25 @@ def replay(
     seeds: int | None = None,
     ahead: int | None = None,
     prune: bool = True,
-    starts: Sequence[Knobs] = (),
+    transfers: Mapping[str, Sequence[Knobs]] = MappingProxyType({}),
 ) -> dict[str, Any]:
-    """Run the samplers; the result is JSON data (``curve``: median over seeds of best so far over best of all)."""
+    """Run the samplers; the result is JSON data (``curve``: median over seeds of best so far over best of all).
+
+    transfers: starting points by where they are from; the tuner's own sampler is run from each of them too.
+    """
     compilers = record.header["workers"]
-    found: dict[str, Any] = {}
-    for sampler in samplers:
+
+    def searched(sampler: str, starts: Sequence[Knobs] = ()) -> dict[str, Any]:
         if sampler not in SEEDS:
             raise ConfigError(unknown_name("sampler", sampler, SEEDS))
         count = 1 if sampler == "default" else seeds or SEEDS[sampler]
-        under_way = ahead or proposals_ahead(sampler, compilers)
-        runs = [
-            run(record, sampler, seed, trials, ahead=under_way, prune=prune, starts=starts) for seed in range(count)
-        ]
-        found[sampler] = {
-            "trials_to": {
-                f"{near:.2f}": [trials_to(best, (1 + near) * record.best_us) for best in runs] for near in NEAR
-            },
-            "curve": _median_curve(runs, record.best_us),
-        }
+        options: dict[str, Any] = {"ahead": ahead or proposals_ahead(sampler, compilers), "prune": prune}
+        runs = [run(record, sampler, seed, trials, **options, starts=starts) for seed in range(count)]
+        near = {f"{near:.2f}": [trials_to(best, (1 + near) * record.best_us) for best in runs] for near in NEAR}
+        return {"trials_to": near, "curve": _median_curve(runs, record.best_us)}
+
+    found = {sampler: searched(sampler) for sampler in samplers}
+    moved = {name: {"starts": len(starts), **searched(OWN, starts)} for name, starts in transfers.items() if starts}
     facts = (
         "study",
         "label",
@@ -143,7 +146,7 @@ def replay(
         "default_us": record.default_us,
         "trials": trials,
         "ahead": ahead or proposals_ahead("tpe", compilers),
-        "starts": len(starts),
+        "transfer": {"sampler": OWN, "from": moved},
         "pruning": pruning(record) if prune else None,
         "samplers": found,
     }
@@ -205,7 +208,8 @@ def replay_table(data: Mapping[str, Any]) -> Any:
     for near in NEAR:
         table.add_column(f"trials to {near:.0%}", justify="right")
     table.add_column("best / optimum at the end", justify="right")
-    for name, found in data["samplers"].items():
+    moved = {f"{data['transfer']['sampler']}, from {name}": run for name, run in data["transfer"]["from"].items()}
+    for name, found in (data["samplers"] | moved).items():
         cells = [_counts_text(found["trials_to"][f"{near:.2f}"], data["trials"]) for near in NEAR]
         end = found["curve"][-1] if found["curve"] else None
         table.add_row(name, *cells, "-" if end is None else f"{end:.3f}")

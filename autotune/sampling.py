@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import warnings
+from collections.abc import Sequence
 from contextlib import nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
@@ -89,6 +90,18 @@ def open_optuna(
             file.rename(aside)
             warnings.warn(f"Optuna storage {file} cannot be used ({error}); it is kept as {aside.name}", stacklevel=2)
             return create()
+
+
+def add_missing(
+    storage: str | optuna.storages.BaseStorage, name: str, trials: Sequence[optuna.trial.FrozenTrial]
+) -> None:
+    """Copy the finished trials that a study does not have yet, by their schedules."""
+    file = sqlite_file(storage)
+    # SQLite takes one writer at a time, and studies of other tuners may be in the same file.
+    with making(file) if file else nullcontext():
+        study = open_optuna(storage, name)
+        told = {trial.user_attrs.get(KEY) for trial in study.get_trials(deepcopy=False)}
+        study.add_trials(trial for trial in trials if trial.user_attrs[KEY] not in told)
 
 
 def sqlite_file(storage: Any) -> Path | None:

@@ -15,7 +15,6 @@ import dataclasses
 import random
 from collections import deque
 from collections.abc import Iterable, Iterator
-from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -25,7 +24,8 @@ from autotune.board import COMPARISON, COPY, Sharing, open_board
 from autotune.errors import StudyError
 from autotune.findings import Findings
 from autotune.jobs import Outcome
-from autotune.sampling import KEY, RUNS, known_trial, make_sampler, making, open_optuna, optuna_name, sqlite_file
+from autotune.quarantine import FAULTS, note_fault, quarantined
+from autotune.sampling import KEY, RUNS, add_missing, known_trial, make_sampler, open_optuna, optuna_name
 from autotune.space import Space
 from kernelgen.errors import ScheduleError
 from kernelgen.schedule import Knobs
@@ -56,6 +56,7 @@ class Study(Findings):
     starting points only. Alone, it keeps other tuners from the file until :meth:`close`; shared in the ``folder``,
     they take part; shared through the ``storage``, that is no copy but the place where they meet (see
     :mod:`autotune.board`). Without a path nothing is kept, without a storage there is no copy: a rehearsal.
+    ``quarantine``: the device's list of faulty schedules.
     """
 
     def __init__(
@@ -69,9 +70,11 @@ class Study(Findings):
         seed: int = 0,
         starts: Iterable[Knobs] = (),
         generator: str = GENERATOR_VERSION,
+        quarantine: Path | None = None,
         sharing: Sharing = "alone",
     ) -> None:
         super().__init__(space)
+        self._quarantine = quarantine
         self.name, self._path, self.generator, self.sampler = name, path, generator, sampler
         self._board = open_board(path, sharing, storage, self._optuna_name(), space)
         try:
@@ -90,9 +93,8 @@ class Study(Findings):
             for key, line in self.finished.items():
                 self._board.contribute(key, self.schedule_of(line), line)
             self._copy = storage if sharing != "storage" else None
-            if self._copy is not None and sharing == "alone":
-                # A storage that cannot be used is an error now rather than at the end.
-                open_optuna(self._copy, self._optuna_name())
+            if storage is not None and sharing == "alone":
+                open_optuna(storage, self._optuna_name())  # one that cannot be used is an error now, not at the end
         except BaseException:
             self._board.close()
             raise
@@ -100,19 +102,11 @@ class Study(Findings):
     def close(self) -> None:
         """Bring the storage up to date, if nobody is left who would, and let the file go."""
         try:
-            if self._copy is not None and not self.others_at_work() and self._board.claim(COPY):
-                self._bring_up_to_date(self._copy)
+            if self._copy and not self.others_at_work() and self._board.claim(COPY):
+                trials = [self._as_trial(line) for line in self.finished.values()]
+                add_missing(self._copy, self._optuna_name(), [trial for trial in trials if trial is not None])
         finally:
             self._board.close()
-
-    def _bring_up_to_date(self, storage: str | optuna.storages.BaseStorage) -> None:
-        file = sqlite_file(storage)
-        # SQLite takes one writer at a time, and studies of other tuners may be in the same file.
-        with making(file) if file else nullcontext():
-            copy = open_optuna(storage, self._optuna_name())
-            told = {trial.user_attrs.get(KEY) for trial in copy.get_trials(deepcopy=False)}
-            trials = (self._as_trial(line) for key, line in self.finished.items() if key not in told)
-            copy.add_trials(trial for trial in trials if trial is not None)
 
     def __enter__(self) -> Study:
         return self
@@ -181,6 +175,8 @@ class Study(Findings):
         }
         line = self._board.finish(proposal.schedule.key, line)
         self.finished[proposal.schedule.key] = line
+        if self._quarantine and line["state"] in FAULTS:
+            note_fault(self._quarantine, self.space.spec, proposal.schedule, line)
         self._tell(proposal.trial, line)
         self.refresh()
         return line
@@ -232,7 +228,10 @@ class Study(Findings):
         return None
 
     def _is_candidate(self, schedule: Knobs) -> bool:
-        return schedule.key not in self._tried and self.space.broken_limit(schedule) is None
+        """Whether it is legal, untried and, as far as any study of this kernel knows, sound."""
+        if schedule.key in self._tried or self.space.broken_limit(schedule) is not None:
+            return False
+        return not self._quarantine or schedule.key not in quarantined([self._quarantine], self.space.spec)
 
     def _propose_fixed(self, schedule: Knobs) -> Proposal | None:
         """A schedule that no sampler chose; None if it is illegal, known or under way elsewhere."""

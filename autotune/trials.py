@@ -20,7 +20,7 @@ from kernelgen.errors import EquituneError
 from kernelgen.schedule import Knobs
 
 # A job may take this many times the longest that went well, but within these bounds.
-LIMIT_FACTOR, LEAST_LIMIT_S, FIRST_LIMIT_S = 10.0, 20.0, 300.0
+LIMIT_FACTOR, LEAST_LIMIT_S, FIRST_LIMIT_S = 10.0, 20.0, 120.0
 SAMPLING_S = {"cpu": 1.0, "cuda": 0.5}
 
 

@@ -29,6 +29,7 @@ from autotune.families import Problem
 from autotune.neighbours import KIN, KIN_STARTS, known_entries, starting_points
 from autotune.progress import Progress, time_text
 from autotune.publish import driver_version, publish
+from autotune.quarantine import quarantine_path
 from autotune.sampling import choose_sampler, proposals_ahead
 from autotune.search import search
 from autotune.settings import Settings, resolve
@@ -210,7 +211,7 @@ class _Job:
 def _first_schedules(workload: Workload, direction: str, settings: Settings) -> tuple[Space, list[Knobs]]:
     """What a search will begin with, as far as it is known before the searches of this run's other directions end."""
     space = space_of(workload, direction, settings.facts)
-    starts = starting_points(space, workload.graph_class(), known_entries(settings.results_dir))
+    starts = starting_points(space, workload.graph_class(), known_entries(settings.facts, settings.results_dir))
     return space, list(dict.fromkeys((space.default, *starts)))
 
 
@@ -230,10 +231,11 @@ def open_study(
     name = study_name(workload, direction)
     kin = siblings.get(KIN.get(direction, ""))
     starts = [kin.schedule_of(line) for line in kin.ranking[:KIN_STARTS]] if kin else []
-    starts += starting_points(space, workload.graph_class(), known_entries(settings.results_dir))
+    starts += starting_points(space, workload.graph_class(), known_entries(settings.facts, settings.results_dir))
     path = records.study_path(settings.results_dir, settings.facts.slug, name)
-    storage, seed, sharing = settings.storage, settings.seed, settings.sharing
-    return Study(space, name, path, storage, sampler=sampler, seed=seed, starts=starts, sharing=sharing)
+    faults = quarantine_path(settings.results_dir, settings.facts.slug)
+    options: dict[str, Any] = {"sampler": sampler, "seed": settings.seed, "sharing": settings.sharing}
+    return Study(space, name, path, settings.storage, starts=starts, quarantine=faults, **options)
 
 
 def space_of(workload: Workload, direction: str, facts: DeviceFacts) -> Space:

@@ -5,6 +5,7 @@ A lookup and a build happen when a (device, dtype) is first met; a call after th
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import torch
 from e3nn import o3
 
+from autotune.errors import TuningMissError
 from autotune.graphs import GraphClass
 from autotune.lookup import Tuning, find_schedule
 from kernelgen.device import device_facts
@@ -40,6 +42,7 @@ class TunedModule(torch.nn.Module):
         schedule: Schedules | None,
         strict: bool | None,
         deterministic: bool,
+        tolerance: float | None = None,
         device: torch.device | str | None,
         dtype: torch.dtype | None,
     ) -> None:
@@ -52,6 +55,7 @@ class TunedModule(torch.nn.Module):
         self.schedule = schedule
         self.strict = strict
         self.deterministic = deterministic
+        self.tolerance = tolerance
         self.irreps_in1 = o3.Irreps(problem.irreps_in1)
         self.irreps_in2 = o3.Irreps(problem.irreps_in2)
         self.irreps_out = o3.Irreps(problem.irreps_out)
@@ -75,7 +79,8 @@ class TunedModule(torch.nn.Module):
         by_name = given if isinstance(given, Mapping) else {"": given} if given is not None else {}
         schedules = sorted(f"{name} {schedule.key}" for name, schedule in by_name.items())
         graph_class = self.graph_class.text if self.graph_class else ""
-        return f"{self.problem.key} {self.operation} {self.layout} {graph_class} {self.deterministic} {schedules}"
+        asked = f"{self.deterministic} {self.tolerance}"
+        return f"{self.problem.key} {self.operation} {self.layout} {graph_class} {asked} {schedules}"
 
     @property
     def tuning(self) -> dict[str, Tuning]:
@@ -85,7 +90,7 @@ class TunedModule(torch.nn.Module):
         """
         if self._tuning:
             return dict(self._tuning)
-        return self._look_up(*or_default(None, None))
+        return self._look_up(*or_default(None, None), refused={})
 
     def _forget_operators(self) -> None:
         self._operators: dict[tuple[torch.device, torch.dtype], tuple[Operator, dict[str, Tuning]]] = {}
@@ -104,7 +109,13 @@ class TunedModule(torch.nn.Module):
         super().__setstate__(state)
         self._forget_operators()
 
-    def _look_up(self, device: torch.device, dtype: torch.dtype) -> dict[str, Tuning]:
+    def _look_up(
+        self, device: torch.device, dtype: torch.dtype, refused: dict[str, Exception] | None = None
+    ) -> dict[str, Tuning]:
+        """By direction; ``refused`` receives those that lack what was asked for, all but forward: few models call all.
+
+        TuningMissError where it is forward, or ``refused`` is not given.
+        """
         given = {} if self.schedule is None else self.schedule
         if isinstance(given, Schedule):
             given = dict.fromkeys(DIRECTIONS, given)
@@ -113,12 +124,16 @@ class TunedModule(torch.nn.Module):
         for direction in DIRECTIONS:
             if direction in given:
                 found[direction] = Tuning(given[direction], "given", None, "given by the caller")
-            else:
-                found[direction] = find_schedule(
-                    *(self.problem, self.operation, direction, name, self.layout, facts, self.graph_class),
-                    self.strict,
-                    deterministic=self.deterministic,
-                )
+                continue
+            kernel = (self.problem, self.operation, direction, name, self.layout, facts, self.graph_class)
+            kind: dict[str, Any] = {"deterministic": self.deterministic}
+            try:
+                found[direction] = find_schedule(*kernel, self.strict, **kind, tolerance=self.tolerance)
+            except TuningMissError as error:
+                if refused is None or direction == "forward":
+                    raise
+                refused[direction] = error
+                found[direction] = dataclasses.replace(find_schedule(*kernel, False, **kind), reason=str(error))
         return found
 
     @torch.compiler.assume_constant_result
@@ -133,7 +148,8 @@ class TunedModule(torch.nn.Module):
         key = (device, dtype)
         if key not in self._operators:
             check_dtype("inputs are", dtype)
-            tuning = self._look_up(device, dtype)
+            refused: dict[str, Exception] = {}
+            tuning = self._look_up(device, dtype, refused)
             schedules: Any = {direction: found.schedule for direction, found in tuning.items()}
             operator = build(
                 *(self.problem, schedules),
@@ -143,6 +159,7 @@ class TunedModule(torch.nn.Module):
                 device=device,
                 deterministic=self.deterministic,
             )
+            operator.refused = refused
             self._operators[key] = (operator, tuning)
         self._operator, self._tuning = self._operators[key]
         self._met = key

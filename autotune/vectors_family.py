@@ -100,6 +100,9 @@ class Vectors(Products):
         spec = self.spec(*kernel, facts, workload.deterministic)
         return VectorsSpace(spec, MappingProxyType({**spec.schedule.choices}))
 
+    def irreps(self, workload: Workload) -> dict[str, str]:
+        return super().irreps(workload) | {"y": "1o"}
+
     def reference(self, workload: Workload, device: Any, tensors: Tensors | None = None) -> Reference:
         from autotune.verify_vectors import VectorsReference
 

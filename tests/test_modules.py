@@ -184,7 +184,7 @@ def test_operators_are_built_once_per_device_and_dtype(monkeypatch: pytest.Monke
     conv = small_conv()
     looked_up = []
     look_up = conv._look_up
-    monkeypatch.setattr(conv, "_look_up", lambda device, dtype: looked_up.append(dtype) or look_up(device, dtype))
+    monkeypatch.setattr(conv, "_look_up", lambda *where: looked_up.append(where[1]) or look_up(*where))
     sender, receiver = random_graph(10, 4, 4)
     inputs = conv_inputs(conv, 10, 4)
     for dtype in (torch.float64, torch.float64, torch.float32, torch.float64):
@@ -246,6 +246,26 @@ def test_strict_modules_refuse_a_miss(monkeypatch: pytest.MonkeyPatch, tmp_path:
     store(tmp_path / "shipped", device_facts("cpu"), *known)
     assert conv(*inputs, sender, receiver).shape == (4, conv.irreps_out.dim)
     assert {found.origin for found in conv.tuning.values()} == {"nearest"}
+
+
+def test_only_directions_that_are_called_have_to_be_tuned(tmp_path: Path) -> None:
+    """The two derivatives that an inference does not take need no entry, and say so when they are taken."""
+    facts = device_facts("cpu")
+    store(tmp_path / "shipped", facts, *(entry(direction=name) for name in ("forward", "backward")))
+    for options in ({"strict": True}, {"tolerance": 1e-5}):
+        conv = small_conv(device="cpu", **options)
+        sender, receiver = random_graph(10, 4, 4)
+        inputs = [tensor.float().requires_grad_() for tensor in conv_inputs(conv, 10, 4)]
+        out = conv(*inputs, sender, receiver)
+        first = torch.autograd.grad(out.sum(), inputs, create_graph=True)
+        with pytest.raises(TuningMissError, match="double_backward"):
+            torch.autograd.grad(first[0].sum(), inputs[1])
+        assert conv.tuning["double_backward"].origin == "default"
+        assert "double_backward" in conv.tuning["double_backward"].reason
+    with pytest.raises(TuningMissError, match="at most 1e-08 .*error was 3.0e-07"):
+        small_conv(device="cpu", tolerance=1e-8)
+    with pytest.raises(ProblemError, match="tolerance is -1"):
+        small_conv(device="cpu", tolerance=-1)
 
 
 @pytest.mark.parametrize("how", ["deepcopy", "pickle", "torch.save"])

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+import re
+import runpy
 import shutil
 import subprocess
 import sys
 import tomllib
 import zipfile
+from importlib import metadata
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 ROOT = Path(__file__).resolve().parent.parent
 BUILD_FILES = ("pyproject.toml", "setup.py", "MANIFEST.in", "README.md", "LICENSE")
@@ -98,17 +103,67 @@ def test_installed_command_answers(installed: Path, tmp_path: Path) -> None:
     assert shown == f"equitune {__version__}\n"
 
 
-def test_constraints_allow_what_pyproject_asks_for() -> None:
-    from packaging.requirements import Requirement
-
+def pins() -> dict[str, str]:
     lines = (ROOT / "constraints.txt").read_text().splitlines()
-    pinned = {
+    return {
         name.lower().replace("_", "-"): version
         for name, _, version in (line.partition("==") for line in lines if not line.startswith("#"))
     }
+
+
+def requirements() -> dict[str, list[Requirement]]:
+    """By extra, ``""`` for what is always installed; without Equitune itself."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    wanted = [Requirement(text) for text in project["dependencies"]]
-    wanted += [Requirement(text) for text in project["optional-dependencies"]["test"]]
-    for requirement in wanted:
-        if requirement.name != project["name"]:
-            assert requirement.specifier.contains(pinned[requirement.name]), requirement
+    extras = {"": project["dependencies"], **project["optional-dependencies"]}
+    parsed = {extra: [Requirement(text) for text in texts] for extra, texts in extras.items()}
+    return {extra: [r for r in wanted if r.name != project["name"]] for extra, wanted in parsed.items()}
+
+
+def test_constraints_allow_what_pyproject_asks_for() -> None:
+    """What is tested is inside the bounds; and everything that the tests install has its version pinned."""
+    wanted = requirements()
+    for requirement in (*wanted[""], *wanted["gpu"], *wanted["peers"], *wanted["test"]):
+        assert requirement.specifier.contains(pins()[requirement.name]), requirement
+
+
+def test_every_dependency_is_bounded_from_below_and_above_the_tested_version() -> None:
+    for requirement in itertools.chain.from_iterable(requirements().values()):
+        operators = {bound.operator for bound in requirement.specifier}
+        assert operators == {">=", "<"}, requirement
+
+
+def test_every_dependency_is_listed_with_its_licence() -> None:
+    rows = (line.split("|")[1:3] for line in (ROOT / "DEPENDENCIES.md").read_text().splitlines() if line[:2] == "| ")
+    listed = {name.strip(): licence.strip() for name, licence in rows if name.strip() != "package"}
+    direct = {requirement.name for wanted in requirements().values() for requirement in wanted}
+    assert set(listed) == direct
+    for name, licence in listed.items():
+        words = [
+            re.sub("[^a-z]", "", word.lower()) for word in re.findall(r"BSD|MIT|Apache|LGPL|MPL|PSF|NVIDIA", licence)
+        ]
+        assert words, name
+        try:
+            told = metadata.metadata(name)
+        except metadata.PackageNotFoundError:
+            continue
+        said = " ".join(
+            (told.get("License-Expression") or "", told.get("License") or "", *told.get_all("Classifier", []))
+        )
+        said = said.lower().replace("python software foundation", "psf")
+        assert any(word in said for word in words), (name, licence, said[:200])
+
+
+@pytest.mark.parametrize(
+    ("packages", "code", "said"),
+    [
+        ([{"name": "a", "version": "1", "vulns": []}], 0, "0 known vulnerabilities in 1 of 1"),
+        ([{"name": "a", "version": "1", "vulns": [{"id": "X-1", "fix_versions": ["2"]}]}], 1, "a 1: X-1, fixed in 2"),
+        ([{"name": "a", "version": "1", "skip_reason": "not found"}], 0, "nothing was looked up"),
+    ],
+)
+def test_the_audit_fails_for_what_is_known_to_be_vulnerable(
+    packages: list[dict], code: int, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    audit = runpy.run_path(str(ROOT / ".ci" / "audit"))
+    assert audit["verdict"](packages) == code
+    assert said in capsys.readouterr().out

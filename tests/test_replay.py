@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from database_samples import entry
 
 from autotune import records
 from autotune.cli import main
@@ -298,3 +299,23 @@ def test_record_and_replay_on_the_cpu(tmp_path: Path, capsys: pytest.CaptureFixt
     assert data["space_size"] == 3 and set(data["samplers"]) == {"random", "default"}
     assert data["samplers"]["random"]["curve"][-1] == 1.0 and math.isclose(data["best_us"], found.best_us)
     assert "trials to 5%" in said
+
+
+def test_a_transfer_is_told_beside_the_search_without_it(recorded: Record) -> None:
+    winner = recorded.space.family.read(recorded.measured[0]["schedule"])
+    data = replay(recorded, ["random"], 20, seeds=3, ahead=1, transfers={"another problem": [winner], "none": []})
+    assert list(data["transfer"]["from"]) == ["another problem"], "where nothing is known there is nothing to tell"
+    moved = data["transfer"]["from"]["another problem"]
+    assert (data["transfer"]["sampler"], moved["starts"]) == ("climb", 1)
+    assert moved["trials_to"]["0.05"] == [2, 2, 2], "right after the default"
+    assert max(data["samplers"]["random"]["trials_to"]["0.05"], key=lambda n: n or 99) != 2
+
+
+def test_what_is_known_of_the_recorded_kernel_itself_is_no_transfer(recorded: Record) -> None:
+    head = recorded.header
+    winner = recorded.space.family.read(recorded.measured[0]["schedule"])
+    facts = {"problem": head["problem"], "direction": head["direction"], "layout": head["layout"]}
+    own = entry(winner, **facts, graph_class=head["graph_class"])
+    assert recorded.transfers([own]) == {"other problems": [], "other graphs too": []}
+    elsewhere = dataclasses.replace(own, graph_class="conv-e19-d7")
+    assert recorded.transfers([elsewhere]) == {"other problems": [], "other graphs too": [winner]}

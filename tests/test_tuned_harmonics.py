@@ -278,10 +278,11 @@ def test_compiled_code_takes_the_tuned_schedule(shipped: Path) -> None:
         assert torch.equal(torch.compile(module, fullgraph=True)(x), module(x))
 
 
-@pytest.mark.parametrize("name", ["e3nn", "cuequivariance-naive"])
+@pytest.mark.parametrize("name", ["e3nn", "cuequivariance-naive", "sphericart"])
 def test_peers_agree_in_every_pass(name: str) -> None:
     pytest.importorskip("cuequivariance_torch")
-    assert peer_names("cpu", operation="harmonics") == ("e3nn", "e3nn-compiled", "cuequivariance-naive")
+    pytest.importorskip("sphericart")
+    assert peer_names("cpu", operation="harmonics") == ("e3nn", "e3nn-compiled", "cuequivariance-naive", "sphericart")
     for dtype in ("float32", "float64"):
         peer = next(peer for peer in peers_for(workload(dtype=dtype), "cpu") if peer.name == name)
         passes = peer.prepare()
@@ -291,6 +292,23 @@ def test_peers_agree_in_every_pass(name: str) -> None:
             key: direction.outputs for key, direction in HARMONICS_DIRECTIONS.items()
         }
         assert all(error < 1e-5 for errors in passes.errors.values() for error in errors.values()), passes.errors
+
+
+@pytest.mark.parametrize("normalize", [True, False])
+@pytest.mark.parametrize("normalization", ["component", "norm", "integral"])
+def test_sphericart_in_every_convention(normalization: str, normalize: bool) -> None:
+    """Its axes, order and factors are not e3nn's; what is converted is not timed."""
+    pytest.importorskip("sphericart")
+    problem = HarmonicsProblem((0, 1, 2, 3), normalization, normalize)
+    peers = peers_for(workload(problem, dtype="float64"), "cpu")
+    passes = next(peer for peer in peers if peer.name == "sphericart").prepare()
+    passes.double_backward()
+    passes.backward()
+    assert set(passes.errors) == {"forward", "backward", "double_backward"}
+    assert all(error < 1e-12 for errors in passes.errors.values() for error in errors.values()), passes.errors
+    some = peers_for(workload(HarmonicsProblem((1, 3), normalization, normalize)), "cpu")
+    with pytest.raises(PeerError, match=r"all degrees up to one, in order, not \[1, 3\]"):
+        next(peer for peer in some if peer.name == "sphericart").prepare()
 
 
 def test_cuequivariance_is_compared_where_it_is_the_same() -> None:

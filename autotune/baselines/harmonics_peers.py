@@ -1,8 +1,9 @@
-"""Peers of spherical harmonics: e3nn's module, eager and compiled, and cuEquivariance's where that is the same."""
+"""Peers of spherical harmonics: e3nn's module, eager and compiled, cuEquivariance's and sphericart's where the same."""
 
 from __future__ import annotations
 
 import functools
+import math
 import warnings
 from collections.abc import Callable
 
@@ -59,6 +60,36 @@ def cuequivariance_call(problem: HarmonicsProblem, method: str, like: torch.Tens
     return made
 
 
+def _sphericart(task: Task) -> Product:
+    """All degrees up to the highest, in its own axes (e3nn's are y, z, x) and without a factor: that is its fastest."""
+    import sphericart.torch
+
+    problem, v = task.workload.harmonics, task.tensors.x
+    most = max(problem.degrees)
+    if problem.degrees != tuple(range(most + 1)):
+        raise PeerError(f"sphericart: it has all degrees up to one, in order, not {list(problem.degrees)}")
+    kind = sphericart.torch.SphericalHarmonics if problem.normalize else sphericart.torch.SolidHarmonics
+    lengths = {"integral": 1.0, "component": math.sqrt(4 * math.pi)}
+    factors = [
+        lengths.get(problem.normalization, math.sqrt(4 * math.pi / (2 * degree + 1)))
+        for degree in problem.degrees
+        for _ in range(2 * degree + 1)
+    ]
+    factor = torch.tensor(factors, dtype=v.dtype, device=v.device)
+    # The value has this factor, and so has the cotangent on its way in.
+    into = {"x": lambda rows: rows[:, [2, 0, 1]], "g": lambda rows: rows * factor}
+    back = {"x": lambda rows: rows[:, [1, 2, 0]], "g": lambda rows: rows * factor}
+    return Product(kind(most), into=into, back=back)
+
+
+def _no_sphericart(device: torch.device) -> str | None:
+    try:
+        import sphericart.torch  # noqa: F401
+    except (ImportError, OSError) as error:
+        return f"not usable ({error}); pip install sphericart-torch"
+    return None
+
+
 def _adapter(
     name: str,
     backends: tuple[str, ...],
@@ -76,4 +107,8 @@ ADAPTERS = (
     _adapter("e3nn-compiled", ("cpu", "cuda"), e3nn_peer.no_compiler, compiled, e3nn_peer.WARM_UP_CALLS),
     _adapter("cuequivariance", ("cuda",), cuequivariance_peer.no_kernels, _FAST, cuequivariance_peer.WARM_UP_CALLS),
     _adapter("cuequivariance-naive", ("cpu",), cuequivariance_peer.no_module, _NAIVE),
-)
+    Adapter(
+        *("sphericart", ("cpu", "cuda"), _no_sphericart, _sphericart),
+        listed_if_absent=False, module="sphericart", operations=("harmonics",),
+    ),
+)  # fmt: skip

@@ -46,7 +46,7 @@ def build(task: Task, deterministic: bool) -> Product:
         raise PeerError("openequivariance-deterministic: only convolutions have a deterministic form")
     made = module(work.product, work.operation, work.dtype, work.layout, deterministic)
     if not task.is_conv:
-        return Product(made, work.layout, *_weight_orders(made))
+        return Product(made, work.layout, **_weight_orders(made))
     sender, receiver = task.edges
     # Edges are sorted by receiver, then sender; this permutation sorts them by sender, then receiver.
     transposed = torch.argsort(sender, stable=True) if deterministic else None
@@ -54,12 +54,12 @@ def build(task: Task, deterministic: bool) -> Product:
     def call(x: torch.Tensor, y: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         return made(x, y, w, receiver, sender, transposed)
 
-    return Product(call, work.layout, *_weight_orders(made))
+    return Product(call, work.layout, **_weight_orders(made))
 
 
-def _weight_orders(product: torch.nn.Module) -> tuple:
+def _weight_orders(product: torch.nn.Module) -> dict[str, Any]:
     """From e3nn's weight order to its own and back, by its own functions."""
-    return product.reorder_weights_from_e3nn, product.reorder_weights_to_e3nn
+    return {"into": {"w": product.reorder_weights_from_e3nn}, "back": {"w": product.reorder_weights_to_e3nn}}
 
 
 def no_module(device: torch.device) -> str | None:

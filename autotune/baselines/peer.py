@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -32,21 +32,20 @@ CHECKED: dict[str, tuple[str, ...]] = {name: (name,) for name in DIRECTIONS} | {
 }
 
 
-def same(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor
+Conversion = Callable[[torch.Tensor], torch.Tensor]
 
 
 @dataclass(frozen=True)
 class Product:
-    """A differentiable ``call(x, y, w)`` in ``layout``; weights go from e3nn's order to its own and back.
+    """A differentiable ``call(x, y, w)`` in ``layout``. Of harmonics: ``call(x)``, in e3nn's layout.
 
-    Of harmonics: ``call(x)``, in e3nn's layout.
+    into, back: by slot, from e3nn's order or convention to its own, and the other way; untimed.
     """
 
     call: Call
     layout: str = "mul_ir"
-    weights_in: Callable[[torch.Tensor], torch.Tensor] = same
-    weights_out: Callable[[torch.Tensor], torch.Tensor] = same
+    into: Mapping[str, Conversion] = field(default_factory=dict)
+    back: Mapping[str, Conversion] = field(default_factory=dict)
 
 
 @dataclass(eq=False)
@@ -214,18 +213,20 @@ class CheckedPasses(AutogradPasses):
         return [self._own_tangents[slot] for slot in slots]
 
     def _back(self, slot: str, tensor: torch.Tensor) -> torch.Tensor:
-        """An output in the workload's layout and e3nn's weight order."""
+        """An output in the workload's layout and e3nn's order and convention."""
+        if slot in self._product.back:
+            tensor = self._product.back[slot](tensor.detach())
         if slot == "w":
-            return self._product.weights_out(tensor.detach())
+            return tensor.detach()
         return _relaid(slot, tensor.detach(), self._task, self._product.layout, _layout(slot, self._task))
 
 
 def _own_form(name: str, product: Product, task: Task) -> torch.Tensor:
-    """An operand or tangent of the task in the peer's layout and weight order."""
+    """An operand or tangent of the task in the peer's layout, order and convention."""
     tensor, slot = getattr(task.tensors, name), name[-1]
-    if slot == "w":
-        return product.weights_in(tensor).contiguous()
-    return _relaid(slot, tensor, task, _layout(slot, task), product.layout).contiguous()
+    if slot != "w":
+        tensor = _relaid(slot, tensor, task, _layout(slot, task), product.layout)
+    return (product.into[slot](tensor) if slot in product.into else tensor).contiguous()
 
 
 def _layout(slot: str, task: Task) -> str:
