@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from autotune import records
+from autotune import cli, records
 from autotune.cli_options import resolve_device, tuning_devices
 from autotune.database import read_table
 from autotune.errors import ConfigError
@@ -85,6 +85,20 @@ def test_who_shares_what(tmp_path: Path) -> None:
     assert settings(None, None) == ("alone", False)
     assert settings(None, 1) == ("folder", False)
     assert settings("sqlite:///x.db", None) == settings("sqlite:///x.db", 2) == ("storage", True)
+
+
+@pytest.mark.parametrize("given", [("--devices", "cpu,cpu"), ("--device", "cpu", "--shared")])
+def test_the_command_hands_devices_on(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str], given: tuple[str, ...]
+) -> None:
+    received: list[tuple] = []
+    monkeypatch.setattr("autotune.tuners.tune_together", lambda *those: received.append(those))
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["tune", "quick", *given, "--trials", "7", "--results", str(tmp_path)])
+    assert ended.value.code == 0
+    ((config, devices, *options),) = received
+    assert config.workloads[0].label == "tiny" and devices == ["cpu"] * (2 if "," in given[1] else 1)
+    assert options == [None, 7, None, None, 0, tmp_path, True, None]
 
 
 class Run:
