@@ -61,8 +61,6 @@ class Shared(Board):
         self._end.set()
         for key in list(self._claims):
             self.let_go(key)
-        if self._server is not None:
-            self._server.engine.dispose()
         self._folder.close()
 
     @property

@@ -24,6 +24,8 @@ WAIT_S, RETRY_S = 120, 0.5
 # Of two tuners that make the tables at once, one fails and has nothing to complain of when it looks again.
 QUIET_TRIES = 3
 T = TypeVar("T")
+# One of each URL and process: to look through its tables takes longer than a trial, and studies come one after another.
+_opened: dict[tuple[str, int, int], optuna.storages.RDBStorage] = {}
 
 
 class Access:
@@ -76,12 +78,14 @@ def _open(storage: str | optuna.storages.BaseStorage, heartbeat_s: int, grace_s:
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     if not isinstance(storage, str):
         return storage
+    if (given := (storage, heartbeat_s, grace_s)) in _opened:
+        return _opened[given]
     file = sqlite_file(storage)
     options = {"connect_args": {"timeout": WAIT_S}} if file else {"pool_pre_ping": True}
     with warnings.catch_warnings(), making(file) if file else contextlib.nullcontext():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
         try:
-            return optuna.storages.RDBStorage(storage, options, heartbeat_interval=heartbeat_s, grace_period=grace_s)
+            opened = optuna.storages.RDBStorage(storage, options, heartbeat_interval=heartbeat_s, grace_period=grace_s)
         except ImportError as error:
             raise StudyError(
                 f"Optuna storage {_shown(storage)} needs a package that is not installed ({error.__cause__ or error}); "
@@ -89,6 +93,8 @@ def _open(storage: str | optuna.storages.BaseStorage, heartbeat_s: int, grace_s:
             ) from error
         except (ArgumentError, ValueError, RuntimeError) as error:
             raise StudyError(f"Optuna storage {_shown(storage)} cannot be used: {error}") from error
+    _opened[given] = opened
+    return opened
 
 
 def _shown(storage: Any) -> str:

@@ -43,6 +43,7 @@ class Meeting:
 
     def join(self, name: str, **options: Any) -> Study:
         options = {"sampler": "random", "generator": "test", "sharing": self.sharing, **options}
+        storage_access._opened.clear()  # as another process, which has an access of its own
         return Study(self.space, "study", self.path(name), self.storage, **options)
 
 
