@@ -25,6 +25,7 @@ from autotune.cli_options import (
     resolve_device,
     results_folder,
     sampler_name,
+    tuning_devices,
     write_comparison_page,
     write_pages,
 )
@@ -117,10 +118,18 @@ def doctor(
 def tune(
     config: Config,
     device: Device = None,
+    devices: Annotated[
+        str | None, typer.Option(help="A tuner on each, sharing every study: all, 0,1 or cpu,cpu (for trying out).")
+    ] = None,
     budget: Annotated[str | None, typer.Option(help="Time for the whole config: 90s, 10m, 1h30m.")] = None,
     trials: Annotated[int | None, typer.Option(help="Trials a search, those of earlier runs included.")] = None,
     sampler: Annotated[str | None, typer.Option(help="auto, tpe, climb, gp, random or brute.")] = None,
-    storage: Annotated[str | None, typer.Option(help="Optuna storage URL; by default SQLite in the results.")] = None,
+    storage: Annotated[
+        str | None, typer.Option(help="Optuna storage URL: share the studies with every tuner that names it.")
+    ] = None,
+    shared: Annotated[
+        bool, typer.Option("--shared", help="Share the studies with other tuners of this results folder.")
+    ] = False,
     seed: Annotated[int, typer.Option(help="Seed of the search.")] = 0,
     patience: Annotated[
         int | None, typer.Option(help="End a search after so many trials without a gain of 1%; 120 on a GPU.")
@@ -133,17 +142,22 @@ def tune(
     from autotune.config import load_config
     from autotune.report import summary_table
     from autotune.tune import tune as run_tune
+    from autotune.tuners import tune_together
     from kernelgen.device import device_facts
 
     seconds, sampler = duration(budget), sampler_name(sampler)
     positive("--trials", trials)
     positive("--patience", patience)
-    device = resolve_device(device)
-    facts = device_facts(device)
+    chosen = tuning_devices(device, devices)
+    facts = device_facts(chosen[0])
     loaded = load_config(config, facts.backend)
     folder = results_folder(results)
+    options = (seconds, trials, sampler, storage, seed, folder, peers, patience)
     with Interrupts() as interrupts:
-        run_tune(loaded, device, seconds, trials, sampler, storage, seed, folder, peers, patience)
+        if devices is None and not shared:
+            run_tune(loaded, chosen[0], *options)
+        else:
+            tune_together(loaded, chosen, *options)
     print(summary_table(folder, facts.slug))
     write_pages(folder, reports, facts.slug)
     if interrupts.seen:

@@ -45,6 +45,16 @@ def resolve_device(text: str | None) -> str:
     return text
 
 
+def tuning_devices(device: str | None, devices: str | None) -> list[str]:
+    """Where tuners are wanted: of ``--device`` and ``--devices`` at most one may be given."""
+    from autotune.errors import ConfigError
+    from autotune.tuners import devices_named
+
+    if device is not None and devices is not None:
+        raise ConfigError(f"--device {device} and --devices {devices} are given; expected one of the two")
+    return [resolve_device(device)] if devices is None else devices_named(devices, resolve_device)
+
+
 def duration(text: str | None) -> float | None:
     from autotune.config import parse_duration
 

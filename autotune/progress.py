@@ -27,13 +27,14 @@ def status_text(study: Study, end: float | None, now: float) -> str:
 
 
 class Progress:
-    """Follows one search at a time; use as a context manager."""
+    """Follows one search at a time; use as a context manager. ``tuner``: whose lines these are, among several."""
 
-    def __init__(self, console: Console | None = None) -> None:
+    def __init__(self, console: Console | None = None, tuner: str = "") -> None:
         from rich import progress
         from rich.console import Console
 
         self.console = console or Console(stderr=True)
+        self._prefix = f"[{tuner}] " if tuner else ""
         columns = [progress.TextColumn("{task.description}"), progress.BarColumn(bar_width=20)]
         columns += [progress.TextColumn("{task.fields[count]}"), progress.TextColumn("{task.fields[status]}")]
         self._bar = progress.Progress(*columns, console=self.console, disable=not self.console.is_terminal)
@@ -80,7 +81,7 @@ class Progress:
 
     def note(self, text: str) -> None:
         """One line of plain text."""
-        self.console.print(text, markup=False, highlight=False, soft_wrap=True)
+        self.console.print(f"{self._prefix}{text}", markup=False, highlight=False, soft_wrap=True)
 
     def _fraction(self, now: float, done: int) -> float:
         by_trials = done / self._trials if self._trials else 0.0

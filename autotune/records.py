@@ -39,14 +39,39 @@ def append(path: Path, record: dict[str, Any]) -> None:
 
 def read(path: Path) -> list[dict[str, Any]]:
     """Every complete record of a file, oldest first; an absent file has none."""
-    if not path.exists():
-        return []
+    return read_from(path, 0)[0]
+
+
+def read_from(path: Path, offset: int) -> tuple[list[dict[str, Any]], int]:
+    """The records that stand after a byte of a file, and the byte at which to go on reading later.
+
+    A last line without its end is a record if it can be understood; else it may be half written, and is read again.
+    """
+    try:
+        with open(path, "rb") as file:
+            file.seek(offset)
+            lines = file.read().splitlines(keepends=True)
+    except FileNotFoundError:
+        return [], offset
     found = []
-    for line in path.read_bytes().splitlines():
-        try:
-            record = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(record, dict):
+    for line in lines:
+        record = _record(line)
+        if record is not None:
             found.append(record)
-    return found
+        elif not line.endswith(b"\n"):
+            break
+        offset += len(line)
+    return found, offset
+
+
+def _record(line: bytes) -> dict[str, Any] | None:
+    try:
+        record = json.loads(line)
+    except ValueError:
+        return None
+    return record if isinstance(record, dict) else None
+
+
+def identity(record: dict[str, Any]) -> tuple[str, str]:
+    """Generator version and schedule: no file of trials has two records that agree in both."""
+    return str(record.get("generator")), json.dumps(record.get("schedule"), sort_keys=True)

@@ -1,15 +1,25 @@
-"""Optuna at arm's length: names of samplers and a storage enter, Optuna's objects with the right options leave."""
+"""Optuna at arm's length: names of samplers and a storage enter, Optuna's objects with the right options leave.
+
+Trial records enter too, and leave as Optuna's trials.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import warnings
+from collections.abc import Sequence
+from contextlib import nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import filelock
 
 from autotune.config import SAMPLERS
 from autotune.errors import ConfigError, StudyError, unknown_name
 from autotune.space import Space
+from kernelgen.schedule import Knobs
 
 if TYPE_CHECKING:
     import optuna
@@ -22,6 +32,10 @@ BRUTE_LIMIT = 200
 # is measured in 0.1 to 0.2 s. Half of what a climb proposes is made from what ended, and kernels of many paths compile
 # in several seconds, so it may run further ahead.
 MOST_AHEAD = {"tpe": 8, "gp": 8, "climb": 12}
+# Name of the constraint that failed trials violate. Told as FAIL they would be ignored, and suggested again.
+RUNS = "runs"
+# Of a trial in a storage: the key of its schedule, and what stands of it in the trial file.
+KEY, RECORD = "schedule", "record"
 
 
 def choose_sampler(space: Space, trials: int | None, seconds: float | None, trial_s: float = 3.0) -> str:
@@ -65,17 +79,74 @@ def open_optuna(
     def create() -> optuna.Study:
         return optuna.create_study(storage=storage, sampler=sampler, study_name=name, load_if_exists=True)
 
-    file = (
-        Path(storage.removeprefix("sqlite:///")) if isinstance(storage, str) and storage[:10] == "sqlite:///" else None
+    file = sqlite_file(storage)
+    with making(file) if file else nullcontext():
+        try:
+            return create()
+        except Exception as error:
+            if file is None or not file.exists():
+                raise StudyError(f"Optuna storage {storage} cannot be used: {error}") from error
+            aside = file.with_name(f"{file.name}.corrupt-{datetime.now(UTC):%Y%m%dT%H%M%SZ}")
+            file.rename(aside)
+            warnings.warn(f"Optuna storage {file} cannot be used ({error}); it is kept as {aside.name}", stacklevel=2)
+            return create()
+
+
+def add_missing(
+    storage: str | optuna.storages.BaseStorage, name: str, trials: Sequence[optuna.trial.FrozenTrial]
+) -> None:
+    """Copy the finished trials that a study does not have yet, by their schedules."""
+    file = sqlite_file(storage)
+    # SQLite takes one writer at a time, and studies of other tuners may be in the same file.
+    with making(file) if file else nullcontext():
+        study = open_optuna(storage, name)
+        told = {trial.user_attrs.get(KEY) for trial in study.get_trials(deepcopy=False)}
+        study.add_trials(trial for trial in trials if trial.user_attrs[KEY] not in told)
+
+
+def sqlite_file(storage: Any) -> Path | None:
+    """The file of a storage's URL if it is SQLite's."""
+    if isinstance(storage, str) and storage.startswith("sqlite:///"):
+        return Path(storage.removeprefix("sqlite:///"))
+    return None
+
+
+def making(file: Path) -> filelock.BaseFileLock:
+    """Held by whoever makes the tables of a SQLite file (of two at once one fails) or copies many trials into it."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    return filelock.FileLock(file.with_name(f".{file.name}.lock"), is_singleton=True)
+
+
+def optuna_name(space: Space, name: str, generator: str) -> str:
+    """Of a study in a storage, which may hold those of several devices.
+
+    Choices cannot change within an Optuna study, and times of another generator mean nothing to this one.
+    """
+    shape = json.dumps({knob: list(choices) for knob, choices in space.knobs.items()})
+    digest = hashlib.sha256(shape.encode()).hexdigest()[:8]
+    return f"{space.spec.facts.slug}/{name}@{generator}#{digest}"
+
+
+def known_trial(space: Space, schedule: Knobs, line: dict[str, Any]) -> optuna.trial.FrozenTrial | None:
+    """A record as a finished trial; None where the sampler cannot express its schedule."""
+    import optuna
+
+    values = space.values(schedule)
+    if values is None:
+        return None
+    ok = line["state"] == "ok"
+    return optuna.trial.create_trial(
+        state=optuna.trial.TrialState.COMPLETE if ok else optuna.trial.TrialState.PRUNED,
+        value=line["time_us"] if ok else None,
+        params=values,
+        distributions=distributions(space),
+        user_attrs={KEY: schedule.key, RECORD: line},
+        constraints=None if ok else {RUNS: 1.0},
     )
-    if file is not None:
-        file.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        return create()
-    except Exception as error:
-        if file is None or not file.exists():
-            raise StudyError(f"Optuna storage {storage} cannot be used: {error}") from error
-        aside = file.with_name(f"{file.name}.corrupt-{datetime.now(UTC):%Y%m%dT%H%M%SZ}")
-        file.rename(aside)
-        warnings.warn(f"Optuna storage {file} cannot be used ({error}); it is kept as {aside.name}", stacklevel=2)
-        return create()
+
+
+def distributions(space: Space) -> dict[str, optuna.distributions.BaseDistribution]:
+    """Of every knob."""
+    from optuna.distributions import CategoricalDistribution
+
+    return {knob: CategoricalDistribution(choices) for knob, choices in space.knobs.items()}

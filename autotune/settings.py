@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from autotune.board import Sharing
 from autotune.config import TuneConfig, by_problem, load_config
 from autotune.database import writable_results_dir
 from autotune.workload import Workload
@@ -42,6 +44,9 @@ class Settings:
     patience: int | None = None
     # Of workloads with a number of their own in the config.
     workload_trials: Mapping[Workload, int] = field(default_factory=dict)
+    sharing: Sharing = "alone"
+    # Compilers at a time.
+    compilers: int = 1
 
     @property
     def seconds_each(self) -> float:
@@ -59,8 +64,13 @@ def resolve(
     results_dir: str | Path | None,
     with_peers: bool,
     patience: int | None = None,
+    tuners: int | None = None,
 ) -> tuple[Settings, tuple[Workload, ...]]:
-    """Arguments over the config's values over defaults."""
+    """Arguments over the config's values over defaults.
+
+    tuners: of this host that share their studies, through ``storage`` if one is given, else in the results folder.
+    None: the results folder is this tuner's alone, but a storage that is given is shared all the same.
+    """
     import torch
 
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
@@ -73,8 +83,10 @@ def resolve(
     if budget is None and trials is None and not set(loaded.workloads) <= set(own_trials):
         budget = DEFAULT_BUDGET_S
     folder = Path(results_dir) if results_dir is not None else writable_results_dir()
+    sharing: Sharing = "storage" if storage else "folder" if tuners else "alone"
     storage = storage or f"sqlite:///{folder.resolve() / 'studies' / facts.slug}.db"
     patience = patience or loaded.patience or PATIENCE[facts.backend]
     sampler = sampler or loaded.sampler
-    options = (sampler, storage, seed, folder, with_peers, patience, own_trials)
+    compilers = max(1, len(os.sched_getaffinity(0)) // (tuners or 1))
+    options = (sampler, storage, seed, folder, with_peers, patience, own_trials, sharing, compilers)
     return Settings(device, facts, budget, trials, *options), tuple(by_problem(loaded.workloads))

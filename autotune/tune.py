@@ -4,20 +4,23 @@ Each workload is searched direction by direction in one worker process, then the
 compared in another and published (``crew`` says which process serves what). Everything finished is on the disk at
 any moment: trials as lines, entries by atomic replacement; Ctrl-C publishes what there is, and a second run goes on
 where the first ended.
+
+Tuners that share their studies go through the same workloads side by side. Of each workload the last to be at work
+publishes: it has all trials before it, one comparison is enough, and nobody waits for it.
 """
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from autotune import records
+from autotune.clock import Clock
 from autotune.config import TuneConfig
 from autotune.crew import Crew
 from autotune.database import Database, database_path, device_record
@@ -43,9 +46,6 @@ if TYPE_CHECKING:
     import optuna
     from rich.console import Console
 
-# Share of a workload's time that is kept for the comparison, until one has shown how long it takes.
-COMPARISON_SHARE = 0.3
-
 
 def tune(
     config: TuneConfig | str | Path,
@@ -59,53 +59,38 @@ def tune(
     with_peers: bool = True,
     patience: int | None = None,
     console: Console | None = None,
+    tuners: int | None = None,
+    tuner: str = "",
 ) -> list[Entry]:
     """Tune every workload and direction of a config, problem by problem; returns the entries that the run published.
 
     budget: seconds for the whole config, comparisons with the peers included. trials: finished trials a study,
     those of earlier runs included, whatever the config says. Where neither is given here or in the config, the
-    budget is ten minutes. sampler: one of ``autotune.config.SAMPLERS``. storage: an Optuna storage or its URL that
-    gets a copy of the trials, by default SQLite under ``results_dir``. with_peers: compare with the peers too, not
+    budget is ten minutes. sampler: one of ``autotune.config.SAMPLERS``. storage: an Optuna storage or its URL, through
+    which the studies are shared with every tuner that names it; by default nobody shares them, and SQLite under
+    ``results_dir`` gets a copy. tuners: how many of this host share the results folder, this one included (its name
+    among them: ``tuner``); by default it works there alone. with_peers: compare with the peers too, not
     only with the default schedule. patience: trials in a row without a gain of 1% that end a search; by default
     ``PATIENCE`` of the backend.
     """
     settings, workloads = resolve(
-        config, device, budget, trials, sampler, storage, seed, results_dir, with_peers, patience
+        config, device, budget, trials, sampler, storage, seed, results_dir, with_peers, patience, tuners
     )
     path = database_path(settings.results_dir, settings.facts.slug)
-    database = Database.load(path, device_record(settings.facts, driver_version(settings.facts)))
+    record = device_record(settings.facts, driver_version(settings.facts))
     entries: list[Entry] = []
-    with Progress(console) as progress, Crew(settings.device) as crew:
+    with Progress(console, tuner) as progress, Crew(settings.device) as crew:
         clock = Clock(settings.budget_s, len(workloads))
         problems = list(dict.fromkeys(workload.problem for workload in workloads))
         for workload in workloads:
             at = problems.index(workload.problem)
             job = _Job(workload, settings, crew, tuple(problems[at : at + 2]), progress)
-            published, interrupted = job.run(database, clock)
+            published, interrupted = job.run(path, record, clock)
             entries += published
             if interrupted:
                 progress.note("interrupted; run the same command again to go on")
                 break
     return entries
-
-
-@dataclass
-class Clock:
-    """Shares the budget among workloads, and a workload's share between its searches and its comparison."""
-
-    budget_s: float | None
-    workloads: int
-    begin: float = field(default_factory=time.monotonic)
-    comparison_s: float | None = None
-
-    def end_of_searches(self) -> float | None:
-        """When the next workload's searches should end; called once for each workload."""
-        if self.budget_s is None:
-            return None
-        share = max(0.0, self.begin + self.budget_s - time.monotonic()) / self.workloads
-        self.workloads -= 1
-        kept = COMPARISON_SHARE * share if self.comparison_s is None else min(self.comparison_s, 0.7 * share)
-        return time.monotonic() + share - kept
 
 
 class _Job:
@@ -124,12 +109,16 @@ class _Job:
         self.crew, self.problems, self.progress = crew, problems, progress
         self.studies: dict[str, Study] = {}
 
-    def run(self, database: Database, clock: Clock) -> tuple[list[Entry], bool]:
-        """Entries, and whether the user wants to end."""
+    def run(self, path: Path, record: Mapping[str, Any], clock: Clock) -> tuple[list[Entry], bool]:
+        """Entries, and whether the user wants to end. ``path``, ``record``: the database and its device."""
         workload, progress, begin = self.workload, self.progress, time.monotonic()
         with ExitStack() as stack:
             interrupted = self._search_directions(clock.end_of_searches(), stack)
             searched = time.monotonic()
+            if not self._is_last(wait=not interrupted):
+                progress.note(f"{workload.label}: another tuner is still at work on it, and publishes")
+                return [], interrupted
+            database = Database.load(path, record)
             known = _still_valid(workload, self.studies, database)
             if len(known) == len(workload.directions):
                 progress.note(f"{workload.label}: nothing new to publish")
@@ -150,6 +139,20 @@ class _Job:
         shares = f"search {searched - begin:.1f} s, comparison {compared - searched:.1f} s"
         progress.note(f"{name}: {time.monotonic() - begin:.1f} s ({shares})")
         return entries, interrupted
+
+    def _is_last(self, wait: bool) -> bool:
+        """Whether it is for this tuner to publish; and then with all that others have found.
+
+        Its own claims have ended by now. So of tuners that end at the same time at least one sees nobody at work, and
+        of several that do, one gets to compare.
+        """
+        studies = list(self.studies.values())
+        last = not any(study.others_at_work(wait) for study in studies)
+        if last and studies:
+            last = studies[0].claim_comparison()
+        for study in studies:
+            study.refresh()
+        return last
 
     def _publish(self, database: Database) -> list[Entry]:
         pair, settings = self.crew.of(self.workload.problem), self.settings
@@ -231,9 +234,8 @@ def open_study(
     starts += starting_points(space, workload.graph_class(), known_entries(settings.facts, settings.results_dir))
     path = records.study_path(settings.results_dir, settings.facts.slug, name)
     faults = quarantine_path(settings.results_dir, settings.facts.slug)
-    return Study(
-        *(space, name, path, settings.storage), sampler=sampler, seed=settings.seed, starts=starts, quarantine=faults
-    )
+    options: dict[str, Any] = {"sampler": sampler, "seed": settings.seed, "sharing": settings.sharing}
+    return Study(space, name, path, settings.storage, starts=starts, quarantine=faults, **options)
 
 
 def space_of(workload: Workload, direction: str, facts: DeviceFacts) -> Space:
@@ -267,7 +269,7 @@ def _search(
         deadline=deadline,
         patience=settings.patience,
         overlap=settings.facts.backend == "cuda",
-        workers=proposals_ahead(study.sampler, len(os.sched_getaffinity(0))),
+        workers=proposals_ahead(study.sampler, settings.compilers),
         on_trial=lambda line: progress.update(),
     )
     progress.stop()

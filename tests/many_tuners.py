@@ -1,0 +1,132 @@
+"""Eight tuners at once, killed and started again: run as a program by ``test_many_tuners``.
+
+Arguments: a config, a results folder, the URL of a storage (or nothing), the number of kills. The tuners are the real
+ones, with compilers, kernels, references and comparisons; only their worker processes are left out (each measures in
+its own process), whose imports would take minutes here. Tuners are forked from this process, for the same reason.
+
+``journal`` beside the results folder says what happened, a line an event, in order: ``begin`` and ``end`` of a trial
+(process, study, schedule) and ``kill`` (process). ``end`` is written when the record is in the trial file.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import autotune.crew
+import autotune.tune
+from autotune import records, shared_storage
+from autotune.jobs import Outcome
+from autotune.settings import SECONDS_EACH
+from autotune.study import Proposal, Study
+from autotune.trials import SAMPLING_S, Measurer
+
+TUNERS = 8
+# A tuner is killed whenever so many records were added since the last one was.
+TRIALS_A_KILL = 3
+
+
+class WorkerInside:
+    """What a ``Worker`` does, without a process of its own."""
+
+    def __init__(self, setting: Any) -> None:
+        self.setting, self._answer, self.fresh = setting, None, True
+
+    def call(self, job: Any, limit_s: float) -> Any:
+        if self._answer is None:
+            self._answer = self.setting.open()
+        self.fresh = False
+        return self._answer(job)
+
+    def reopen(self, setting: Any) -> None:
+        self.setting, self._answer = setting, None
+
+    def launch(self) -> None:
+        pass
+
+    settle = launch
+
+    def close(self) -> None:
+        self._answer = None
+
+
+def note(journal: Path, *words: Any) -> None:
+    """One write at the end of the file: lines of several processes do not mix."""
+    with open(journal, "ab", buffering=0) as file:
+        file.write((" ".join(map(str, words)) + "\n").encode())
+
+
+def start_tuner(config: str, results: Path, storage: str | None, journal: Path) -> int:
+    """Fork; returns the process. It ends with exit code 0 when everything is tuned."""
+    sys.stdout.flush()
+    if process := os.fork():
+        return process
+    status = 1
+    try:
+        log = os.open(results.with_name("log"), os.O_CREAT | os.O_APPEND | os.O_WRONLY)
+        os.dup2(log, 2)
+        tune(config, results, storage, journal)
+        status = 0
+    finally:
+        if status:
+            sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
+        os._exit(status)
+
+
+def tune(config: str, results: Path, storage: str | None, journal: Path) -> None:
+    finish, measure = Study.finish, Measurer.__call__
+
+    def finishing(study: Study, proposal: Proposal, outcome: Outcome) -> dict[str, Any]:
+        line = finish(study, proposal, outcome)
+        if line in records.read(study.path):
+            note(journal, "end", os.getpid(), study.name, proposal.schedule.key.replace(" ", ""))
+        return line
+
+    def measuring(measurer: Measurer, schedule: Any, best_us: float | None) -> Outcome:
+        name = f"{measurer.worker.setting.workload.label}-{measurer.direction}"
+        note(journal, "begin", os.getpid(), name, schedule.key.replace(" ", ""))
+        return measure(measurer, schedule, best_us)
+
+    Study.finish, Measurer.__call__ = finishing, measuring  # type: ignore[method-assign]
+    # Real measurements, but short: their figures do not matter here.
+    SAMPLING_S["cpu"] = SECONDS_EACH["cpu"] = 0.1
+    autotune.crew.Worker = WorkerInside  # type: ignore[attr-defined,assignment]
+    autotune.tune.tune(config, "cpu", storage=storage, results_dir=results, with_peers=False, tuners=TUNERS)
+
+
+def finished(results: Path) -> int:
+    return sum(len(records.read(path)) for path in results.glob("trials/*/*.jsonl"))
+
+
+def main(config: str, folder: str, storage: str, kills: str) -> None:
+    results, journal = Path(folder), Path(folder).with_name("journal")
+    # Tuners that died are found out while the others are still at it.
+    shared_storage.HEARTBEAT_S, shared_storage.GRACE_S = 1, 8
+    given = (config, results, storage or None, journal)
+    tuners = [start_tuner(*given) for _ in range(TUNERS)]
+    left, killed_at, failed = int(kills), 0, 0
+    while tuners:
+        time.sleep(0.05)
+        done, status = os.waitpid(-1, os.WNOHANG)
+        if done:
+            tuners.remove(done)
+            failed += status != 0
+        count = finished(results)
+        if tuners and left and count >= killed_at + TRIALS_A_KILL:
+            time.sleep(random.random())
+            victim = tuners.pop(random.randrange(len(tuners)))
+            note(journal, "kill", victim)
+            os.kill(victim, signal.SIGKILL)
+            os.waitpid(victim, 0)
+            tuners.append(start_tuner(*given))
+            left, killed_at = left - 1, count
+    sys.exit(f"{failed} tuners failed, {left} kills are left over" if failed or left else 0)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
