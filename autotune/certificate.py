@@ -1,4 +1,4 @@
-"""What a tuned entry can be held to later: the hash of its kernel's source, from any machine and without a device."""
+"""What a tuned entry can be held to later: its kernel's source and that text's hash, written without a device."""
 
 from __future__ import annotations
 
@@ -18,6 +18,27 @@ LENGTH = 16
 MOST = 1 << 20
 
 
+def source_text(
+    problem: Problem,
+    operation: str,
+    direction: str,
+    dtype: str,
+    layout: str,
+    deterministic: bool,
+    schedule: Knobs,
+    facts: DeviceFacts,
+) -> str:
+    """What is compiled for a schedule; ScheduleError where the present generator has no such kernel."""
+    family = family_of(operation)
+    spec = family.spec(problem, operation, direction, dtype, layout, facts, deterministic)
+    return emit(family.plan(family.kernel_spec(spec, schedule))).text
+
+
+def hash_of_text(text: str) -> str:
+    """The first 16 hexadecimal digits of its SHA-256."""
+    return hashlib.sha256(text.encode()).hexdigest()[:LENGTH]
+
+
 def source_hash(
     problem: Problem,
     operation: str,
@@ -28,14 +49,8 @@ def source_hash(
     schedule: Knobs,
     facts: DeviceFacts,
 ) -> str:
-    """Of the text that is compiled for a schedule: the first 16 hexadecimal digits of its SHA-256.
-
-    ScheduleError where the present generator has no such kernel.
-    """
-    family = family_of(operation)
-    spec = family.spec(problem, operation, direction, dtype, layout, facts, deterministic)
-    text = emit(family.plan(family.kernel_spec(spec, schedule))).text
-    return hashlib.sha256(text.encode()).hexdigest()[:LENGTH]
+    """:func:`hash_of_text` of :func:`source_text`."""
+    return hash_of_text(source_text(problem, operation, direction, dtype, layout, deterministic, schedule, facts))
 
 
 def hash_of_entry(entry: Any, facts: DeviceFacts) -> str:

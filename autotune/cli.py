@@ -26,6 +26,7 @@ from autotune.cli_options import (
     results_folder,
     sampler_name,
     tuning_devices,
+    write_comparison_page,
     write_pages,
 )
 
@@ -264,9 +265,19 @@ def replay(
 
 
 @app.command()
-def report(results: Results = None, reports: Reports = None) -> None:
-    """Rebuild the HTML pages from the results alone."""
-    write_pages(results_folder(results), reports, None)
+def report(
+    compare: Annotated[
+        tuple[Path, Path] | None,
+        typer.Option(metavar="BEFORE AFTER", help="Two bench records (or results folders): one page on what changed."),
+    ] = None,
+    results: Results = None,
+    reports: Reports = None,
+) -> None:
+    """Rebuild the HTML pages from the results alone, or compare two records of the bench."""
+    if compare is None:
+        write_pages(results_folder(results), reports, None)
+    else:
+        write_comparison_page(*compare, results_folder(results), reports)
 
 
 @app.command()

@@ -104,6 +104,14 @@ def write_pages(results: Path, reports: Path | None, only: str | None) -> None:
         print(f"no results in {results}; run `equitune tune` first")
 
 
+def write_comparison_page(before: Path, after: Path, results: Path, reports: Path | None) -> None:
+    """Write the page that compares two bench records and print where it is."""
+    from autotune.paths import reports_dir
+    from autotune.report import write_comparison
+
+    print(f"report: {write_comparison(before, after, reports or reports_dir(results))}")
+
+
 def print_rich(renderable: Any) -> None:
     from rich.console import Console
 

@@ -22,7 +22,7 @@ from autotune.contest_session import ContestSetting
 from autotune.database import Database
 from autotune.entry import Entry
 from autotune.graphs import build_graph
-from autotune.intervals import LEVEL, paired_ratio_interval
+from autotune.intervals import LEVEL, ratio_interval
 from autotune.study import Study
 from autotune.verify import TOLERANCE
 from autotune.worker import Worker
@@ -140,7 +140,7 @@ def winner_of(results: Mapping[str, Result], times: Mapping[str, float]) -> tupl
     """
     samples = {name: timing.samples_us for name in times if (timing := results[name].timing) is not None}
     for name in sorted((name for name in times if name != "default"), key=lambda name: (times[name], name)):
-        low, high = paired_ratio_interval(samples[name], samples["default"])
+        low, high = ratio_interval(samples[name], samples["default"], paired=True)
         if low > 1.0:
             return name, {"ratio": times["default"] / times[name], "low": low, "high": high, "level": LEVEL}
     return "default", {}

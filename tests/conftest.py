@@ -1,4 +1,4 @@
-"""What all tests share: the ``gpu`` marker, few torch threads, and no influence of the user's own databases.
+"""What all tests share: the ``gpu`` marker, a browser, few torch threads, and no influence of the user's own databases.
 
 The compile cache is left alone on purpose: a kernel that one test compiled serves every later test and run.
 """
@@ -10,6 +10,9 @@ import signal
 import threading
 
 import pytest
+from browser import browser, visit
+
+__all__ = ["browser", "visit"]
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -14,7 +14,8 @@ from typing import Any
 from autotune.report import write_reports
 
 SLUG = "made-up-cpu-2-cores"
-DEVICE = {"name": "Made-up CPU 2 cores", "slug": SLUG, "backend": "cpu", "arch": "x86_64", "units": 2}
+DEVICE = {"name": "Made-up CPU 2 cores", "slug": SLUG, "backend": "cpu", "arch": "x86_64", "units": 2,
+          "vector_bytes": 64}  # fmt: skip
 KEY = "uvu|8x0e+8x1o|1x0e+1x1o|8x0e+8x1o+8x1o|0.0.0,0.1.1,1.0.2|per-edge|component|element"
 VOID = {"meta", "br", "col", "hr", "wbr"}
 SCALE = {"forward": 1.0, "backward": 2.3, "double_backward": 4.1, "forward+backward": 3.2}
@@ -22,6 +23,13 @@ SCALE = {"forward": 1.0, "backward": 2.3, "double_backward": 4.1, "forward+backw
 
 def timed(time_us: float, **more: Any) -> dict[str, Any]:
     return {"time_us": time_us, "q1_us": round(time_us * 0.985, 2), "q3_us": round(time_us * 1.02, 2), **more}
+
+
+def sampled(time_us: float, seed: int = 0, count: int = 20) -> dict[str, Any]:
+    """As ``timed``, with raw samples about the median, the last of them an outlier."""
+    generator = random.Random(seed)
+    samples = [round(time_us * generator.uniform(0.99, 1.01), 3) for _ in range(count - 1)]
+    return timed(time_us, samples_us=[*samples, round(time_us * 1.3, 3)])
 
 
 def schedule(generator: random.Random) -> dict[str, Any]:
@@ -69,6 +77,9 @@ def entry(label: str, direction: str, graph: dict[str, Any]) -> dict[str, Any]:
         "resources": {"code_bytes": 18432, "vector_bytes": 64}, "generator": "0.1.0+0123456789",
         "software": {"python": "3.11.2", "torch": "2.13.0", "e3nn": "0.6.0"}, "date": "2001-02-03T04:05:06+00:00",
         "trials": {"file": f"trials/{SLUG}/{label}-{direction}.jsonl", "count": 60, "ok": 48, "sampler": "tpe"},
+        "source": "feedc0dedeadbeef",
+        "certificate": {"bitwise": True, "equivariance": 5.2e-7, "edges": 768, "environment": "cafe0123456789ab"},
+        "gain": {"ratio": 1.41, "low": 1.387, "high": 1.432, "level": 0.95} if direction == "forward" else {},
     }  # fmt: skip
 
 
@@ -193,6 +204,21 @@ def suite_row(label: str, graph: str, which: str, ratio: float = 2.0, **changes:
     return row | changes
 
 
+HOST_KNOBS = {"backend": "cpu", "fuse": True, "accumulate": "registers", "path_groups": 1, "channel_block": 8}
+
+
+def measured_row(label: str, graph: str, which: str, scale: float = 1.0, **changes: Any) -> dict[str, Any]:
+    """A bench row with raw samples and a schedule of the made-up device, whose source can be written."""
+    row = suite_row(label, graph, which)
+    times = {
+        name: sampled(round(given["time_us"] * scale, 3), seed) if "time_us" in given else given
+        for seed, (name, given) in enumerate(row["times"].items())
+    }
+    directions = [name for name in SUITE_DIRECTIONS[which]]
+    schedules = {"equitune": {name: HOST_KNOBS for name in directions}}
+    return row | {"times": times, "schedules": schedules} | changes
+
+
 def write_suite(folder: Path, rows: list[dict[str, Any]]) -> Path:
     """A results folder that holds a bench alone."""
     (folder / "bench").mkdir(parents=True, exist_ok=True)
@@ -214,6 +240,9 @@ def replay(seeds: int = 5) -> dict[str, Any]:
         "graph": {"name": "carbon"}, "dtype": "float32", "layout": "ir_mul", "trials": 400, "space_size": 640,
         "best_us": 449.0, "default_us": 650.0, "pruning": {"skipped": 41, "fastest_skipped": 1.37},
         "samplers": samplers,
+        "transfer": {"sampler": "tpe", "from": {
+            "other problems": {"starts": 3, "trials_to": {"0.05": [9] * seeds}, "curve": [1.0]},
+        }},
     }  # fmt: skip
 
 

@@ -286,6 +286,15 @@ def test_report_without_results_says_what_to_do(command: Command, tmp_path: Path
     assert "run `equitune tune` first" in out
 
 
+def test_report_compares_two_records(command: Command, tmp_path: Path) -> None:
+    (record,) = (ROOT / "results" / "bench").glob("*cores.json")
+    code, out, _ = command("report", "--compare", record, record, "--reports", tmp_path)
+    page = tmp_path / f"compare-{record.stem}.html"
+    assert (code, out) == (0, f"report: {page}\n") and "measured once" in page.read_text()
+    line = command.refused("report", "--compare", record, tmp_path / "none", "--reports", tmp_path)
+    assert f"{tmp_path / 'none'}: there is no such file or folder; expected a bench record" in line
+
+
 def test_doctor_table_and_json_agree(command: Command) -> None:
     code, out, err = command("doctor", "--json")
     assert (code, err) == (0, "")

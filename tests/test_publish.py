@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from database_samples import entry
 from autotune.contest import Result
 from autotune.entry import Entry
 from autotune.errors import DatabaseError
-from autotune.intervals import paired_ratio_interval
+from autotune.intervals import ratio_interval
 from autotune.measure import timing_of
 from autotune.publish import winner_of
 
@@ -57,13 +58,13 @@ def test_a_slower_one_is_never_published() -> None:
 
 def test_what_slows_a_whole_round_cancels() -> None:
     default, other = rounds(1.0, 0.97, noise=0.005, drift=1.0)
-    low, high = paired_ratio_interval(other, default)
+    low, high = ratio_interval(other, default, paired=True)
     assert 1.02 < low < 1 / 0.97 < high < 1.05
     shuffled = list(np.random.default_rng(1).permutation(default))
-    wide = paired_ratio_interval(other, shuffled)
+    wide = ratio_interval(other, shuffled, paired=True)
     assert wide[1] - wide[0] > 3 * (high - low), "unpaired, the drift would hide it"
-    with pytest.raises(ValueError, match="at least two"):
-        paired_ratio_interval([1.0], [1.0, 2.0])
+    assert ratio_interval(other[:4], default, paired=True) == (0.0, math.inf), "four rounds say nothing at 95%"
+    assert ratio_interval(other, [2 * sample for sample in other[:20]], paired=True) == (2.0, 2.0)
 
 
 @pytest.mark.parametrize(

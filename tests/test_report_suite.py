@@ -13,6 +13,7 @@ from report_samples import (
     Page,
     page_of,
     replay,
+    sampled,
     suite_row,
     timed,
     write,
@@ -79,7 +80,8 @@ def test_page_with_a_suite_is_sound(page: Page) -> None:
     assert page.loaded == [] and page.unlabelled == 0
     assert len(page.ids) == len(set(page.ids)) and page.targets <= set(page.ids)
     assert page.counts["caption"] == page.counts["table"]
-    assert page.counts["details"] == page.counts["summary"] == len(rows())
+    assert page.text.count('<tr class="below">') == len(rows()) + 3
+    assert page.counts["details"] == page.counts["summary"] >= len(rows()) + 3
     assert not {"nan", "none", "null", "inf"} & {words.strip().lower() for words in page.words}
     drawings = re.findall(r"<svg.*?</svg>", page.text, flags=re.S)
     assert not re.search(r"#[0-9a-f]{6}", "".join(drawings)), "a colour that does not follow the scheme"
@@ -226,6 +228,25 @@ def test_replay_table_and_curves(page: Page) -> None:
         assert words in table, words
     (drawing,) = [svg for svg in re.findall(r"<svg.*?</svg>", page.text, flags=re.S) if "Line chart" in svg]
     assert "TPE 1.00 times after 400 trials" in drawing
+
+
+def test_what_starting_points_save(page: Page) -> None:
+    table = page.text.split("What starting from other kernels' winners saves</caption>")[-1].split("</table>")[0]
+    table = table if "other problems" in table else page.text.split("winners saves</caption>")[1].split("</table>")[0]
+    per_seed = sorted(replay()["samplers"]["tpe"]["trials_to"]["0.05"])
+    assert "other problems" in table and 'data-value="9"' in table.replace('data-value="9.0"', 'data-value="9"')
+    assert f">{per_seed[2] - 9}<" in table
+
+
+def test_the_gain_over_default_and_peer_has_an_interval(tmp_path: Path) -> None:
+    row = suite_row("mace-mp-large", "carbon", "forward")
+    times = {name: sampled(time["time_us"], seed, 60) if "time_us" in time else time
+             for seed, (name, time) in enumerate(row["times"].items())}  # fmt: skip
+    page = page_of(write_suite(tmp_path / "results", [row | {"times": times}]), tmp_path / "reports")
+    found = re.findall(r"(\d\.\d{3}) to (\d\.\d{3}) at 95%", page.text)
+    intervals = [(float(low), float(high)) for low, high in found]
+    assert len(intervals) == 2, "the default and the fastest peer"
+    assert all(low < ratio < high for (low, high), ratio in zip(sorted(intervals), (1.3, 2.0), strict=True))
 
 
 def test_trials_to_the_best() -> None:

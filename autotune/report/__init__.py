@@ -1,4 +1,5 @@
-"""The HTML report: one self-contained page per device, built from results/ alone; nothing is measured here.
+"""The HTML report: one self-contained page per device, built from results/ alone, and one that compares two records of
+the bench; nothing is measured here.
 
 Importing this package loads none of pandas, matplotlib and Optuna; they follow when a table or a page is built.
 """
@@ -11,7 +12,7 @@ from pathlib import Path
 
 from autotune.report.errors import ReportError
 
-__all__ = ["ReportError", "summary_table", "write_reports"]
+__all__ = ["ReportError", "summary_table", "write_comparison", "write_reports"]
 
 
 def write_reports(results_dir: str | Path, reports_dir: str | Path) -> list[Path]:
@@ -27,6 +28,22 @@ def write_reports(results_dir: str | Path, reports_dir: str | Path) -> list[Path
     pages = {slug: build_page(load_device(results, slug)) for slug in device_slugs(results)}
     reports.mkdir(parents=True, exist_ok=True)
     return [_publish(reports / f"{slug}.html", page) for slug, page in pages.items()]
+
+
+def write_comparison(before: str | Path, after: str | Path, reports_dir: str | Path) -> Path:
+    """Write a page that compares two bench records (files, or results folders with one each); its path.
+
+    Raises ReportError for what is no such record.
+    """
+    from autotune.report.compare import compare, load_record
+    from autotune.report.compare_page import build_comparison
+
+    first, second = load_record(Path(before)), load_record(Path(after))
+    page = build_comparison(compare(first, second))
+    reports = Path(reports_dir)
+    reports.mkdir(parents=True, exist_ok=True)
+    names = dict.fromkeys((first.slug, second.slug))
+    return _publish(reports / f"compare-{'-'.join(names)}.html", page)
 
 
 def summary_table(results_dir: str | Path, device: str | None = None) -> str:

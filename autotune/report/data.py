@@ -14,7 +14,7 @@ from typing import Any
 import pandas as pd
 
 from autotune.report.errors import ReportError
-from autotune.report.suite_rows import SuiteRow, mapping, number
+from autotune.report.suite_rows import SuiteRow, mapping, number, sample_times
 from autotune.report.words import DEFAULT, TUNED
 
 PASSES = (
@@ -29,7 +29,10 @@ ROW_COLUMNS = (
     *("error", "error_slot", "tolerance", "generator", "date", "study", "study_file"),
 )
 TIME_COLUMNS = ("row", "contender", "time_us", "q1_us", "q3_us", "error")
-TRIAL_COLUMNS = ("study", "file", "number", "state", "reason", "schedule", "time_us", "compile_s", "generator", "time")
+TRIAL_COLUMNS = (
+    *("study", "file", "number", "state", "reason", "schedule", "time_us", "compile_s", "generator", "time"),
+    "samples_us",
+)
 
 
 @dataclass(frozen=True)
@@ -187,6 +190,7 @@ def _trials(folder: Path) -> tuple[pd.DataFrame, int]:
             record = {key: data.get(key) for key in TRIAL_COLUMNS}
             record |= {"file": path.stem, "state": str(data.get("state")), "schedule": mapping(data.get("schedule"))}
             record |= {key: number(data.get(key)) for key in ("number", "time_us", "compile_s")}
+            record["samples_us"] = sample_times(data.get("samples_us"))
             records.append(record)
     frame = pd.DataFrame(records, columns=list(TRIAL_COLUMNS))
     return frame.sort_values(["file", "number"], kind="stable", ignore_index=True), unreadable

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from html import escape
 
 VOID = {"meta", "br", "col", "hr", "wbr"}
+# Sortable tables of at least so many rows get a filter, too.
+FILTERED = 8
 
 
 class Markup(str):
@@ -38,11 +40,15 @@ def tag(name: str, /, *children: Content, **attributes: str | float | bool | Non
 
 @dataclass(frozen=True)
 class Column:
-    """``numeric`` columns are right-aligned; ``note`` is a second, smaller line of the head."""
+    """``numeric`` columns are right-aligned; ``note`` is a second, smaller line of the head.
+
+    ``choice``: of few values, by one of which a reader may filter (the first line of its cells).
+    """
 
     title: str
     numeric: bool = False
     note: str | None = None
+    choice: bool = False
 
 
 @dataclass(frozen=True)
@@ -62,14 +68,14 @@ class Group:
     """A row of a table with what stands ``below`` it, over all columns; ``kind`` is the class of both."""
 
     cells: Sequence[Cell]
-    below: Markup
+    below: Markup | None
     kind: str = ""
 
 
 def table(caption: str, columns: Sequence[Column], rows: Sequence[Sequence[Cell]], *, sortable: bool = False) -> Markup:
     """A table in its own scroll container; the first cell of a row is its head."""
     body = tag("tbody", *(_row(row, columns) for row in rows))
-    return _framed(caption, columns, [body], "sortable" if sortable else None)
+    return _framed(caption, columns, [body], _kind(len(rows)) if sortable else None)
 
 
 def grouped_table(caption: str, columns: Sequence[Column], groups: Sequence[Group]) -> Markup:
@@ -77,8 +83,14 @@ def grouped_table(caption: str, columns: Sequence[Column], groups: Sequence[Grou
     bodies = []
     for group in groups:
         below = tag("tr", tag("td", group.below, colspan=len(columns)), class_="below")
-        bodies.append(tag("tbody", _row(group.cells, columns), below, class_=group.kind or None))
-    return _framed(caption, columns, bodies, "sortable grouped")
+        shown = None if group.below is None else below
+        bodies.append(tag("tbody", _row(group.cells, columns), shown, class_=group.kind or None))
+    return _framed(caption, columns, bodies, f"{_kind(len(groups))} grouped")
+
+
+def _kind(rows: int) -> str:
+    """The classes that the page's script looks for."""
+    return "sortable filtered" if rows >= FILTERED else "sortable"
 
 
 def _framed(caption: str, columns: Sequence[Column], bodies: Sequence[Markup], kind: str | None) -> Markup:
@@ -96,7 +108,8 @@ def _head(column: Column, sortable: bool) -> Markup:
     # A name in snake case may break after each underscore.
     name = Markup(escape(column.title).replace("_", "_<wbr>"))
     title = tag("button", name, type="button") if sortable else name
-    return tag("th", title, note, scope="col", class_="n" if column.numeric else None)
+    choice = column.title if column.choice and sortable else None
+    return tag("th", title, note, scope="col", class_="n" if column.numeric else None, data_filter=choice)
 
 
 def _cell(cell: Cell, column: Column, head: bool) -> Markup:

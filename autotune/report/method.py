@@ -13,7 +13,7 @@ PROBLEM_COLUMNS = ("Problem", "First input", "Second input", "Output", "Paths", 
 STEPS = (
     ("Verification", "Before it is timed, every schedule runs on outputs filled with NaN and is compared with e3nn in float64: each output and each gradient, block by block, as a relative error. A schedule above the tolerance is recorded as wrong and never timed. The table gives the winner's largest error."),  # noqa: E501
     ("Cold cache", "Warm-up calls come first. Then every sample starts with a last-level cache that was just overwritten, as the layers before and after would leave it."),  # noqa: E501
-    ("Samples", "At least ten; sampling goes on until the median's 95% interval is narrow or the time is up. During the search, a schedule that its first samples show to be hopeless is given up earlier. Published are the median and the quartiles; the raw samples stay in the trial files."),  # noqa: E501
+    ("Samples", "At least ten; sampling goes on until the median's 95% interval is narrow or the time is up. During the search, a schedule that its first samples show to be hopeless is given up earlier. Published are the median and the quartiles; the raw samples open below each row of the bench, those of the search stay in the trial files."),  # noqa: E501
     ("Fresh process", "The fastest of many noisy measurements is flattered. So the best three schedules of a study are measured again in a new process, in turns with the default and the peers, and only those figures are published. The times of the search itself appear in the progress and knob figures alone."),  # noqa: E501
     ("Peers", "Each runs in its fastest form for this device, warmed up until it has tuned itself, and is checked against the same reference. A peer whose own kernels did not run is shown as failed with its reason, never as a number."),  # noqa: E501
     ("Traffic floor", "The compulsory bytes, every input read once and every output written once, divided by the bandwidth that a large copy reaches on this device."),  # noqa: E501
@@ -91,10 +91,10 @@ def _rerun(data: DeviceData) -> Markup:
     shown = [tag("h3", "Run it again"), tag("p", text), tag("pre", tag("code", commands))]
     rows = [_source(entry) for entry in data.entries]
     if rows:
-        columns = [Column("Problem"), Column("Direction"), Column("Sampler")]
+        columns = [Column("Problem"), Column("Direction", choice=True), Column("Sampler", choice=True)]
         columns += [Column(name, True) for name in ("Seed", "Trials", "Timed")]
         columns += [Column(name) for name in ("Raw trials, in results/", "Date", "Generator")]
-        shown.append(table("Where each number comes from", columns, rows))
+        shown.append(table("Where each number comes from", columns, rows, sortable=True))
     return join(shown)
 
 

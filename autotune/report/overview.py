@@ -1,4 +1,4 @@
-"""The page's first half: sentence, headline ratios, bars and tables of rows. DeviceData enters, markup leaves."""
+"""The page's first half: sentence, headline ratios and bars. DeviceData enters, markup leaves."""
 
 from __future__ import annotations
 
@@ -8,11 +8,9 @@ import pandas as pd
 
 from autotune.report import figures
 from autotune.report.data import DEFAULT, PANELS, PASSES, TUNED, DeviceData
-from autotune.report.markup import Cell, Column, Markup, join, table, tag
+from autotune.report.markup import Markup, join, tag
 from autotune.report.words import (
     MISSING,
-    TimeUnit,
-    bytes_text,
     contender_name,
     count,
     direction_name,
@@ -21,7 +19,6 @@ from autotune.report.words import (
     kind_text,
     ratio_text,
     time_text,
-    unit_for,
 )
 
 HARMONICS = "harmonics"
@@ -176,82 +173,3 @@ def _detail(record: pd.Series) -> str:
     kind = kind_text(record["operation"], record["deterministic"])
     parts = (f"{record['graph'] or record['graph_class'] or MISSING}{edges}", kind, record["dtype"], record["layout"])
     return ", ".join(str(part) for part in parts if part)
-
-
-def row_table(data: DeviceData) -> Markup | None:
-    """Every tuned row, sortable; reasons of failed peers as numbered notes below."""
-    rows = data.rows[data.rows["source"] == "tuned"]
-    if rows.empty:
-        return None
-    # what a row says comes before the peers' columns, which may need scrolling
-    ours = [name for name in data.contenders("tuned") if name in (TUNED, DEFAULT)]
-    peers = [name for name in data.contenders("tuned") if name not in ours]
-    unit = unit_for(data.times[data.times["row"].isin(rows.index)]["time_us"])
-    notes: dict[str, int] = {}
-    columns = [Column("Problem"), Column("Direction"), Column("dtype", note="layout")]
-    columns += [Column("Graph", note="edges")]
-    spread = f"{unit.name}, quartiles"
-    columns += [Column(_head_name(name), True, spread if name == TUNED else unit.name) for name in ours]
-    columns += [Column("Against best peer", True, "times as fast"), Column("Of the floor", True, "floor / tuned")]
-    columns.append(Column("Largest error", True, "relative, allowed"))
-    columns += [Column(_head_name(name), True, unit.name) for name in peers]
-    body = []
-    for row, record in rows.iterrows():
-        cells = [
-            Cell(record["label"], record["label"], kind_text(record["operation"], record["deterministic"]) or None),
-            Cell(direction_name(record["direction"]), str(record["direction"])),
-            Cell(record["dtype"], f"{record['dtype']} {record['layout']}", record["layout"]),
-            Cell(record["graph"] or MISSING, record["graph_class"], count(record["edges"])),
-        ]
-        cells += [_time_cell(data.time(row, name), name, unit, notes) for name in ours]
-        cells += [_ratio_cell(data, row), _floor_cell(data, row), _error_cell(record)]
-        cells += [_time_cell(data.time(row, name), name, unit, notes) for name in peers]
-        body.append(cells)
-    caption = "Tuned rows: medians of the fresh, interleaved measurement"
-    listing = tag("ol", *(tag("li", reason) for reason in notes), class_="notes") if notes else None
-    return join((table(caption, columns, body, sortable=True), listing))
-
-
-def _head_name(name: str) -> str:
-    return {TUNED: "Tuned", DEFAULT: "Default"}.get(name, contender_name(name))
-
-
-def _time_cell(record: pd.Series | None, name: str, unit: TimeUnit, notes: dict[str, int]) -> Cell:
-    if record is None:
-        return Cell(MISSING)
-    if math.isnan(record["time_us"]):
-        reason = f"{contender_name(name)}: {record['error']}"
-        place = notes.setdefault(reason, len(notes) + 1)
-        return Cell(join(("failed ", tag("sup", place))), None, None, "failed", reason)
-    low, high = record["q1_us"], record["q3_us"]
-    spread = f"{unit.text(low)}\N{EN DASH}{unit.text(high)}" if math.isfinite(low) and math.isfinite(high) else None
-    if name == TUNED:
-        return Cell(unit.text(record["time_us"]), record["time_us"], spread, "best")
-    title = f"quartiles {spread} {unit.name}" if spread else None
-    return Cell(unit.text(record["time_us"]), record["time_us"], None, "", title)
-
-
-def _ratio_cell(data: DeviceData, row: int) -> Cell:
-    found = best_peer(data, row)
-    if found is None:
-        return Cell(MISSING)
-    name, ratio = found
-    return Cell(f"{ratio:,.2f}×", ratio, contender_name(name), "slow" if ratio < 1 else "")
-
-
-def _floor_cell(data: DeviceData, row: int) -> Cell:
-    record, tuned = data.rows.loc[row], data.time(row, TUNED)
-    if tuned is None or math.isnan(tuned["time_us"]) or math.isnan(record["floor_us"]):
-        return Cell(MISSING)
-    share = record["floor_us"] / tuned["time_us"]
-    return Cell(f"{share:.1%}", share, time_text(record["floor_us"]), title=f"{bytes_text(record['bytes'])} compulsory")
-
-
-def _error_cell(record: pd.Series) -> Cell:
-    if not record["error_slot"]:
-        return Cell(MISSING)
-    value, tolerance = record["error"], record["tolerance"]
-    allowed = None if math.isnan(tolerance) else f"\N{LESS-THAN OR EQUAL TO} {error_text(tolerance)}"
-    bad = math.isnan(value) or value > tolerance
-    sort = None if math.isnan(value) else value
-    return Cell(error_text(value), sort, allowed, "slow" if bad else "", f"largest for output {record['error_slot']}")

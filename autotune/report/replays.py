@@ -23,7 +23,7 @@ def replays(records: Mapping[str, Mapping[str, Any]]) -> Markup:
         return tag("p", text, class_="hint")
     hint = "Every sampler searched the same record of measured schedules, once a seed and without the device. The table counts trials until a schedule within 5% of the record's best was met: the median over seeds, and below it the range. The curves are medians of the best so far over the best of the record; dashed: 5% above it."  # noqa: E501
     panels = [_panel(name, record, place) for place, (name, record) in enumerate(told.items())]
-    return join((tag("p", hint, class_="hint"), _table(told), tag("div", *panels, class_="panels")))
+    return join((tag("p", hint, class_="hint"), _table(told), _transfers(told), tag("div", *panels, class_="panels")))
 
 
 def sampler_name(key: str) -> str:
@@ -81,6 +81,28 @@ def _table(records: Mapping[str, Mapping[str, Any]]) -> Markup:
         body.append([*cells, _pruned(record)])
     columns.append(Column("Pruned", True, "by registers, spills"))
     return table("Trials until within 5% of the best", columns, body)
+
+
+def _transfers(records: Mapping[str, Mapping[str, Any]]) -> Markup | None:
+    """What starting from the winners of other kernels saved the tuner's own sampler; None where no record tells it."""
+    body = []
+    for name, record in records.items():
+        told = mapping(record.get("transfer"))
+        sampler = sampler_name(str(told.get("sampler")))
+        without, median, spread = trials_text(mapping(_samplers(record).get(sampler, {}).get("trials_to")).get(NEAR))
+        for origin, found in mapping(told.get("from")).items():
+            text, moved, note = trials_text(mapping(mapping(found).get("trials_to")).get(NEAR))
+            saved = median - moved
+            cells = [Cell(_title(name, record), None, _detail(name, record)), Cell(sampler), Cell(str(origin))]
+            cells += [Cell(count(number(mapping(found).get("starts"))))]
+            cells += [Cell(without, None if math.isnan(median) else median, spread)]
+            cells += [Cell(text, None if math.isnan(moved) else moved, note)]
+            body.append([*cells, Cell(MISSING if math.isnan(saved) else f"{saved:,.0f}")])
+    if not body:
+        return None
+    columns = [Column("Record"), Column("Sampler"), Column("Starts from winners of"), Column("Starts", True)]
+    columns += [Column("Without", True, "trials to within 5%"), Column("With", True, "trials to within 5%")]
+    return table("What starting from other kernels' winners saves", [*columns, Column("Saved", True, "trials")], body)
 
 
 def _title(name: str, record: Mapping[str, Any]) -> str:

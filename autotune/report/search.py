@@ -107,7 +107,8 @@ def _importance_table(told: list[tuple]) -> Markup:
             note = f"explains {explained:.0%}"
             cells.append(Cell(f"{share:.0%}", share, note, "heat", style=f"--share:{share:.3f}"))
         rows.append(cells)
-    return table("PED-ANOVA importances by study, with the variance each knob explains", columns, rows)
+    caption = "PED-ANOVA importances by study, with the variance each knob explains"
+    return table(caption, columns, rows, sortable=True)
 
 
 def winners(data: DeviceData) -> Markup:
@@ -116,7 +117,7 @@ def winners(data: DeviceData) -> Markup:
         return tag("p", "No schedule has been published for this device.", class_="hint")
     names = union(entry.get("schedule") for entry in data.entries)
     names = [name for name in names if name != "backend"]
-    columns = [Column("Problem"), Column("Direction"), *(Column(name, True) for name in names)]
+    columns = [Column("Problem"), Column("Direction", choice=True), *(Column(name, True) for name in names)]
     rows = []
     for entry in data.entries:
         chosen = entry.get("schedule") or {}
@@ -124,17 +125,21 @@ def winners(data: DeviceData) -> Markup:
         rows.append([*_identity(entry), *(knob_cell(chosen.get(n), default.get(n), bool(default)) for n in names)])
     text = "Marked with a dot: knobs that differ from the untuned default, whose value is below."
     hint = tag("p", text, class_="hint")
-    return join((hint, table("Winning schedules", columns, rows), _resource_table(data)))
+    return join((hint, table("Winning schedules", columns, rows, sortable=True), _resource_table(data)))
 
 
 def _resource_table(data: DeviceData) -> Markup | None:
     names = union(entry.get("resources") for entry in data.entries)
     if not names:
         return None
-    columns = [Column("Problem"), Column("Direction"), *(Column(name.replace("_", " "), True) for name in names)]
+    columns = [
+        Column("Problem"),
+        Column("Direction", choice=True),
+        *(Column(name.replace("_", " "), True) for name in names),
+    ]
     rows = [[*_identity(entry), *(Cell(value_text((entry.get("resources") or {}).get(name))) for name in names)]
             for entry in data.entries]  # fmt: skip
-    return table("What the compiler made of them", columns, rows)
+    return table("What the compiler made of them", columns, rows, sortable=True)
 
 
 def _identity(entry: dict[str, Any]) -> tuple[Cell, Cell]:

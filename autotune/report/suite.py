@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 
 from autotune.report import suite_figures
 from autotune.report.markup import Cell, Column, Group, Markup, grouped_table, join, table, tag
+from autotune.report.sources import Sources
 from autotune.report.suite_details import details
 from autotune.report.suite_rows import GROUPS, SuiteRow, prices
 from autotune.report.suite_tiles import passes, rows_text, tiles
@@ -31,14 +32,15 @@ from autotune.report.words import (
 SHORT = {GROUPS[0]: "float32", GROUPS[1]: "float64", GROUPS[2]: "plain", GROUPS[3]: "harmonics"}
 
 
-def suite(rows: Sequence[SuiteRow]) -> Markup:
+def suite(rows: Sequence[SuiteRow], sources: Sources) -> Markup:
     """The whole section."""
     if not rows:
         return tag(
             "p", "No bench has been run on this device: equitune bench --suite adds its rows here.", class_="hint"
         )
     hint = "Every row was measured in turns with all its peers; the ratio is the time of the fastest peer that ran over the tuned time, rounded down. Means are geometric and over normal rows; deterministic rows have a table of their own."  # noqa: E501
-    return join((tag("p", hint, class_="hint"), tiles(rows), _losses(rows), _figure(rows), _prices(rows), _table(rows)))
+    text = tag("p", hint, class_="hint")
+    return join((text, tiles(rows), _losses(rows), _figure(rows), _prices(rows), _table(rows, sources)))
 
 
 def _losses(rows: Sequence[SuiteRow]) -> Markup:
@@ -110,11 +112,20 @@ def _identity(row: SuiteRow) -> list[Cell]:
     ]
 
 
-def _table(rows: Sequence[SuiteRow]) -> Markup:
-    """Every row, sortable; what opens below a row holds all contenders, schedules and resources."""
+def row_cells(row: SuiteRow) -> list[Cell]:
+    """What a row is about: problem, graph, dtype, operation and pass."""
+    operation = row.text("operation")
+    note = "deterministic" if row.deterministic else None
+    kernel = Cell(operation, f"{operation} {row.deterministic}", note)
+    return [*_identity(row), kernel, Cell(direction_name(row.which), row.which)]
+
+
+def _table(rows: Sequence[SuiteRow], sources: Sources) -> Markup:
+    """Every row, sortable; what opens below a row holds all contenders, raw samples, schedules and their source."""
     priced = {id(row): price for _, row, price in prices(rows)}
-    columns = [Column("Problem"), Column("Graph", note="edges, nodes"), Column("dtype", note="layout")]
-    columns += [Column("Operation"), Column("Pass"), Column("Tuned", True)]
+    columns = [Column("Problem"), Column("Graph", note="edges, nodes", choice=True)]
+    columns += [Column("dtype", note="layout", choice=True), Column("Operation", choice=True)]
+    columns += [Column("Pass", choice=True), Column("Tuned", True)]
     columns += [Column("Fastest peer", True), Column("Ratio", True, "times as fast"), Column("Of the floor", True)]
     columns += [Column("Default", True, "default / tuned")]
     told: list[tuple[Column, Callable[[SuiteRow], Cell], bool]] = [
@@ -126,15 +137,12 @@ def _table(rows: Sequence[SuiteRow]) -> Markup:
     more = [(column, cell) for column, cell, known in told if known]  # files of old have none of these
     groups = []
     for row in rows:
-        operation = row.text("operation")
         cells = [
-            *_identity(row),
-            Cell(operation, f"{operation} {row.deterministic}", "deterministic" if row.deterministic else None),
-            Cell(direction_name(row.which), row.which),
+            *row_cells(row),
             _ours(row, priced.get(id(row))), _peer(row), _ratio(row), _floor(row), _default(row),
             *(cell(row) for _, cell in more),
         ]  # fmt: skip
-        groups.append(Group(cells, details(row), "lost" if row.loses else ""))
+        groups.append(Group(cells, details(row, sources), "lost" if row.loses else ""))
     return grouped_table("Every row of the bench", [*columns, *(column for column, _ in more)], groups)
 
 

@@ -1,12 +1,17 @@
-"""What opens below a row of the suite: one suite row enters; all contenders, schedules and resources leave."""
+"""What opens below a row of the suite: one suite row enters; all contenders, raw samples, schedules, their source and
+resources leave.
+"""
 
 from __future__ import annotations
 
 import math
 from typing import Any
 
+from autotune.intervals import LEVEL, ratio_interval
 from autotune.report.knobs import knob_cell, union, value_text
 from autotune.report.markup import Cell, Column, Markup, table, tag
+from autotune.report.samples import samples
+from autotune.report.sources import Sources
 from autotune.report.suite_rows import SuiteRow, mapping, number
 from autotune.report.words import (
     DEFAULT,
@@ -21,25 +26,38 @@ from autotune.report.words import (
 )
 
 
-def details(row: SuiteRow) -> Markup:
+def details(row: SuiteRow, sources: Sources) -> Markup:
     """A closed ``details`` element."""
     failed = sum(math.isnan(time) for time in row.times.values())
     parts = [f"{len(row.times)} contenders" + (f" ({failed} failed)" if failed else "")]
     parts += ["schedules"] if row.schedules(TUNED) else []
     parts += ["resources"] if row.resources(TUNED) else []
-    tables = [_contenders(row), _schedules(row), _resources(row)]
-    return tag("details", tag("summary", ", ".join(parts)), tag("div", *tables, class_="opened"))
+    raw = {name: row.samples(name) for name in _order(row)}
+    drawn = samples(raw, _what(row))
+    parts += ["raw samples"] if drawn else []
+    kernels = (row.record, row.schedules(TUNED))
+    source = sources.of(*kernels)
+    parts += ["source"] if sources.written(*kernels) else []
+    shown = (_contenders(row), drawn, _schedules(row), source, _resources(row))
+    return tag("details", tag("summary", ", ".join(parts)), tag("div", *shown, class_="opened"))
+
+
+def _what(row: SuiteRow) -> str:
+    return f"{row.text('label')} on {row.graph}, {direction_name(row.which)}"
+
+
+def _order(row: SuiteRow) -> list[str]:
+    """Ours first, then the peers by time, then those that failed."""
+    last = {TUNED: -2.0, DEFAULT: -1.0}
+    return sorted(row.times, key=lambda n: last.get(n, math.inf if math.isnan(row.times[n]) else row.times[n]))
 
 
 def _contenders(row: SuiteRow) -> Markup:
-    """Ours first, then the peers by time, then those that failed."""
     columns = [Column("Contender"), Column("Time", True, "quartiles"), Column("Times the tuned", True)]
     columns += [Column("Extra memory", True), Column("Host time", True), Column("Largest error", True)]
     columns += [Column("Note")]
-    last = {TUNED: -2.0, DEFAULT: -1.0}
-    order = sorted(row.times, key=lambda n: last.get(n, math.inf if math.isnan(row.times[n]) else row.times[n]))
-    body = [_contender(row, name) for name in order]
-    return table(f"Contenders: {row.text('label')} on {row.graph}, {direction_name(row.which)}", columns, body)
+    body = [_contender(row, name) for name in _order(row)]
+    return table(f"Contenders: {_what(row)}", columns, body)
 
 
 def _contender(row: SuiteRow, name: str) -> list[Cell]:
@@ -52,12 +70,21 @@ def _contender(row: SuiteRow, name: str) -> list[Cell]:
     return [
         Cell(contender_name(name), None, "fastest peer" if name == row.peer else None),
         Cell("failed", None, None, "failed") if failed else Cell(time_text(time_us), time_us, spread),
-        Cell(MISSING if math.isnan(ratio) else ratio_text(ratio)),
+        Cell(MISSING if math.isnan(ratio) else ratio_text(ratio), None, _interval(row, name)),
         Cell(MISSING if math.isnan(memory) else bytes_text(memory)),
         Cell(time_text(row.host_us.get(name, math.nan))),
         Cell(MISSING) if found is None else Cell(error_text(found.error), None, found.place),
         Cell(row.reason(name) if failed else "", kind="wrap"),
     ]
+
+
+def _interval(row: SuiteRow, name: str) -> str | None:
+    """Of the ratio to the tuned time, for those where it matters: samples were taken in turn, so rounds are paired."""
+    ours, theirs = row.samples(TUNED), row.samples(name)
+    if name not in (DEFAULT, row.peer) or not ours or not theirs:
+        return None
+    low, high = ratio_interval(ours, theirs, paired=True)
+    return f"{low:.3f} to {high:.3f} at {LEVEL:.0%}" if math.isfinite(high) else None
 
 
 def _schedules(row: SuiteRow) -> Markup | None:

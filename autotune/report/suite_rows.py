@@ -30,6 +30,11 @@ def mapping(value: Any) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
+def sample_times(value: Any) -> list[float]:
+    """The times in a stored list of samples; what is none (null, text, not positive) is left out."""
+    return [time for item in (value if isinstance(value, list) else ()) if (time := number(item)) > 0]
+
+
 @dataclass(frozen=True)
 class Accuracy:
     """A relative error against float64 e3nn; NaN where it is no number. ``place``: direction, output, worst block."""
@@ -149,6 +154,11 @@ class SuiteRow:
         """Contender -> host time of a call."""
         given = {name: number(value) for name, value in mapping(self.record.get("host_us")).items()}
         return {name: value for name, value in given.items() if not math.isnan(value)}
+
+    def samples(self, contender: str) -> list[float]:
+        """Raw samples in the order in which they were taken, in microseconds; what is no time is left out."""
+        given = mapping(mapping(self.record.get("times")).get(contender)).get("samples_us")
+        return sample_times(given)
 
     def schedules(self, contender: str) -> dict[str, dict[str, Any]]:
         """Direction -> knobs."""

@@ -1,0 +1,159 @@
+"""Two records of the bench side by side: two files (or folders) enter, pairs of rows with verdicts leave.
+
+Rows pair by what they are about (``bench_rows.identity_of``), so the records may be of one device before and after a
+change, or of two devices. A verdict rests on the raw samples of both rows, not on their medians alone.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from autotune.bench_rows import identity_of
+from autotune.intervals import LEVEL, SAME, TOLERANCE, UNCLEAR, ratio_interval, verdict
+from autotune.report.errors import ReportError
+from autotune.report.suite_rows import SuiteRow, mapping
+from autotune.report.words import TUNED
+
+ONE_MEASUREMENT = "one measurement"
+EXPECTED = "expected a bench record (results/bench/DEVICE.json) or a results folder with one"
+
+
+@dataclass(frozen=True)
+class Record:
+    """One bench file: where it is, the device it names, and its rows by identity."""
+
+    path: Path
+    device: dict[str, Any]
+    rows: Mapping[tuple[Any, ...], SuiteRow]
+
+    @property
+    def name(self) -> str:
+        return str(self.device.get("name") or self.path.stem)
+
+    @property
+    def slug(self) -> str:
+        return str(self.device.get("slug") or self.path.stem)
+
+    def met(self, key: str) -> list[str]:
+        """All values of a row's field, such as the generator, in order."""
+        return sorted({row.text(key) for row in self.rows.values()} - {""})
+
+    @property
+    def software(self) -> dict[str, str]:
+        """Name to version, or to all versions that its rows name."""
+        found: dict[str, set[str]] = {}
+        for row in self.rows.values():
+            for name, version in mapping(row.record.get("software")).items():
+                found.setdefault(str(name), set()).add(str(version))
+        return {name: ", ".join(sorted(versions)) for name, versions in sorted(found.items())}
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """Of one contender: ratio is before over after (above 1: faster after), NaN where a side has no time.
+
+    reason: why the verdict is what it is where no interval was formed.
+    """
+
+    ratio: float
+    interval: tuple[float, float]
+    verdict: str
+    reason: str | None = None
+
+
+@dataclass(frozen=True)
+class Pair:
+    """One row as either record has it."""
+
+    before: SuiteRow
+    after: SuiteRow
+
+    def contenders(self) -> list[str]:
+        """Those of both, in the order of the rows' times."""
+        return [name for name in self.after.times if name in self.before.times]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Pairs and their judgements by contender in the order of the record before; then what one side alone has."""
+
+    before: Record
+    after: Record
+    level: float
+    tolerance: float
+    pairs: tuple[Pair, ...]
+    judged: tuple[dict[str, Judgement], ...]
+    only_before: tuple[SuiteRow, ...] = field(default=())
+    only_after: tuple[SuiteRow, ...] = field(default=())
+
+    def ours(self) -> Iterable[tuple[Pair, Judgement]]:
+        """The pairs with the judgement of the tuned kernel."""
+        return zip(self.pairs, (judged[TUNED] for judged in self.judged), strict=True)
+
+
+def compare(before: Record, after: Record, level: float = LEVEL, tolerance: float = TOLERANCE) -> Comparison:
+    """Every row of either record."""
+    pairs = [Pair(row, after.rows[identity]) for identity, row in before.rows.items() if identity in after.rows]
+    judged = [{name: judge(pair, name, level, tolerance) for name in {TUNED: 0, **dict.fromkeys(pair.contenders())}}
+              for pair in pairs]  # fmt: skip
+    only = [tuple(row for identity, row in one.rows.items() if identity not in other.rows)
+            for one, other in ((before, after), (after, before))]  # fmt: skip
+    return Comparison(before, after, level, tolerance, tuple(pairs), tuple(judged), *only)
+
+
+def judge(pair: Pair, contender: str, level: float = LEVEL, tolerance: float = TOLERANCE) -> Judgement:
+    """One contender of one row."""
+    times = [row.times.get(contender, math.nan) for row in (pair.before, pair.after)]
+    ratio, unknown = times[0] / times[1], (0.0, math.inf)
+    failed = [side for side, time in zip(("before", "after"), times, strict=True) if math.isnan(time)]
+    if failed:
+        return Judgement(ratio, unknown, UNCLEAR, f"no time {' and '.join(failed)}")
+    theirs, ours = pair.before.samples(contender), pair.after.samples(contender)
+    if not theirs or not ours:
+        sides = [side for side, given in (("before", theirs), ("after", ours)) if not given]
+        return Judgement(ratio, unknown, UNCLEAR, f"no raw samples {' and '.join(sides)}")
+    if theirs == ours:
+        # A record that goes on from an older one keeps its rows: nothing was measured twice.
+        return Judgement(1.0, (1.0, 1.0), SAME, ONE_MEASUREMENT)
+    interval = ratio_interval(ours, theirs, level)
+    reason = "too few samples" if math.isinf(interval[1]) else None
+    return Judgement(ratio, interval, verdict(interval, tolerance), reason)
+
+
+def load_record(path: Path) -> Record:
+    """A bench file, or the one in a results folder; ReportError for what is neither."""
+    file = _bench_file(path)
+    try:
+        data = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ReportError(f"{file}: not readable as JSON ({error}); {EXPECTED}") from error
+    rows = data.get("rows") if isinstance(data, dict) else None
+    if not isinstance(rows, list):
+        raise ReportError(f"{file}: holds no list 'rows'; {EXPECTED}")
+    found: dict[tuple[Any, ...], SuiteRow] = {}
+    for place, row in enumerate(rows):
+        try:
+            found[identity_of(row)] = SuiteRow(row)
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ReportError(
+                f"{file}: row {place} does not say what it is about ({error!r}); write it anew with equitune bench"
+            ) from error
+    return Record(file, mapping(data.get("device")), found)
+
+
+def _bench_file(path: Path) -> Path:
+    if not path.exists():
+        raise ReportError(f"{path}: there is no such file or folder; {EXPECTED}")
+    if path.is_file():
+        return path
+    folder = path / "bench" if (path / "bench").is_dir() else path
+    files = sorted(file for file in folder.glob("*.json") if "." not in file.stem)
+    if len(files) != 1:
+        names = ", ".join(str(file) for file in files) or "none"
+        raise ReportError(f"{path}: holds {len(files)} bench records ({names}); name the one to compare")
+    return files[0]

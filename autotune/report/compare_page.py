@@ -1,0 +1,225 @@
+"""The page of two records: a Comparison enters, a complete HTML document leaves."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+
+from autotune.intervals import FASTER, RESAMPLES, SLOWER, VERDICTS
+from autotune.report.compare import ONE_MEASUREMENT, Comparison, Judgement, Pair, Record
+from autotune.report.frame import document
+from autotune.report.knobs import union, value_text
+from autotune.report.markup import Cell, Column, Group, Markup, grouped_table, join, table, tag
+from autotune.report.samples import strips
+from autotune.report.suite import row_cells
+from autotune.report.suite_figures import ratio_dots
+from autotune.report.suite_rows import SuiteRow
+from autotune.report.suite_tiles import passes, rows_text
+from autotune.report.words import (
+    MISSING,
+    TUNED,
+    contender_name,
+    direction_name,
+    floored_ratio,
+    geometric_mean,
+    time_text,
+)
+
+KINDS = {FASTER: "faster", SLOWER: "slow"}
+
+
+def build_comparison(data: Comparison) -> str:
+    """The document. Equal records give equal text."""
+    before, after = data.before, data.after
+    title = before.name if before.name == after.name else f"{before.name} and {after.name}"
+    header = (
+        tag("p", "Equitune comparison of two bench records", class_="meta"),
+        tag("h1", title),
+        tag("p", sentence(data), class_="lead"),
+    )
+    hint = "A click on a column's head sorts by it; the line below a row opens all contenders and the raw samples."
+    sections = [
+        ("verdicts", "Verdicts", _verdicts(data)),
+        ("rows", "Every row of both", join((tag("p", hint, class_="hint screen"), _rows(data)))),
+        ("alone", "Rows of one record alone", _alone(data)),
+        ("records", "The two records", _records(data)),
+        ("method", "How a verdict is reached", _method(data)),
+    ]
+    return document(f"Equitune: {title} compared", header, sections, None)
+
+
+def sentence(data: Comparison) -> str:
+    """The result in plain words."""
+    if not data.pairs:
+        return "The two records have no row in common."
+    counts = Counter(judged.verdict for _, judged in data.ours())
+    told = ", ".join(f"{counts[name]} {name}" for name in VERDICTS)
+    mean = geometric_mean(judged.ratio for _, judged in data.ours())
+    end = "" if math.isnan(mean) else f" The tuned kernels are {floored_ratio(mean)} as fast, by geometric mean."
+    kept = sum(judged.reason == ONE_MEASUREMENT for _, judged in data.ours())
+    end += f" {rows_text(kept)} of these the records share, measured once." if kept else ""
+    return f"Of {rows_text(len(data.pairs))} in both records, after against before: {told}.{end}"
+
+
+def _verdicts(data: Comparison) -> Markup:
+    """Counts and means by pass; the peers beside ours, which tell what changed with the machine."""
+    if not data.pairs:
+        return tag("p", "There is nothing to compare.", class_="hint")
+    columns = [Column("Contender"), Column("Pass"), Column("Rows", True), *(Column(name, True) for name in VERDICTS)]
+    columns.append(Column("Mean ratio", True, "before / after"))
+    body, lanes = [], {}
+    names = dict.fromkeys(name for judged in data.judged for name in judged)
+    for name in names:
+        for which in passes(pair.before for pair in data.pairs):
+            judged = [found[name] for pair, found in zip(data.pairs, data.judged, strict=True)
+                      if pair.before.which == which and name in found]  # fmt: skip
+            if not judged:
+                continue
+            body.append([Cell(contender_name(name)), Cell(direction_name(which), which), *_counts(judged)])
+            known = [found.ratio for found in judged if not math.isnan(found.ratio)]
+            if name == TUNED and known:
+                lanes[direction_name(which)] = known
+    text = "Ratios above 1: the later record is faster. Peers are in the table because their code did not change with ours: where their ratios leave 1, the device or its software did."  # noqa: E501
+    note = (
+        "A dot a row on a logarithmic axis; strokes and numbers are geometric means. Left of 1, shaded: slower after."
+    )
+    caption = tag("figcaption", "Tuned kernels, time before over time after", tag("small", note))
+    figure = tag("figure", caption, ratio_dots(lanes, "ratios", "before"), class_="wide") if lanes else None
+    found = table("Verdicts by contender and pass", columns, body, sortable=True)
+    return join((tag("p", text, class_="hint"), figure, found))
+
+
+def _counts(judged: Sequence[Judgement]) -> list[Cell]:
+    counts = Counter(found.verdict for found in judged)
+    mean = geometric_mean(found.ratio for found in judged)
+    cells = [Cell(len(judged)), *(Cell(counts[name], None, None, _kind(name, counts[name])) for name in VERDICTS)]
+    return [*cells, Cell(floored_ratio(mean), None if math.isnan(mean) else mean)]
+
+
+def _kind(verdict: str, count: int = 1) -> str:
+    return KINDS.get(verdict, "") if count else ""
+
+
+def _rows(data: Comparison) -> Markup:
+    columns = [Column("Problem"), Column("Graph", note="edges, nodes", choice=True)]
+    columns += [Column("dtype", note="layout", choice=True), Column("Operation", choice=True)]
+    columns += [Column("Pass", choice=True), Column("Before", True), Column("After", True)]
+    columns += [Column("Ratio", True, "before / after"), Column("Verdict", choice=True)]
+    groups = []
+    for pair, judged in zip(data.pairs, data.judged, strict=True):
+        ours = judged[TUNED]
+        cells = [*row_cells(pair.after), _time(pair.before, TUNED), _time(pair.after, TUNED, "best")]
+        groups.append(Group([*cells, _ratio(ours), _verdict(ours)], _details(pair, judged)))
+    return grouped_table("Tuned kernels before and after", columns, groups) if groups else _none()
+
+
+def _none() -> Markup:
+    return tag("p", "None.", class_="hint")
+
+
+def _time(row: SuiteRow, contender: str, kind: str = "") -> Cell:
+    time_us = row.times.get(contender, math.nan)
+    if math.isnan(time_us):
+        return Cell("failed", None, None, "failed", row.reason(contender))
+    return Cell(time_text(time_us), time_us, None, kind)
+
+
+def _ratio(judged: Judgement) -> Cell:
+    if math.isnan(judged.ratio):
+        return Cell(MISSING)
+    low, high = judged.interval
+    spread = None if math.isinf(high) else f"{low:.3f} to {high:.3f}"
+    return Cell(f"{judged.ratio:,.3f}×", judged.ratio, spread)
+
+
+def _verdict(judged: Judgement) -> Cell:
+    return Cell(judged.verdict, judged.verdict, judged.reason, _kind(judged.verdict))
+
+
+def _details(pair: Pair, judged: dict[str, Judgement]) -> Markup:
+    """A closed ``details`` element: every contender of both, the knobs that changed, the raw samples."""
+    columns = [Column("Contender"), Column("Before", True), Column("After", True)]
+    columns += [Column("Ratio", True, "before / after"), Column("Verdict"), Column("Note")]
+    body = [[Cell(contender_name(name)), _time(pair.before, name), _time(pair.after, name), _ratio(found),
+             _verdict(found), Cell(_failures(pair, name), kind="wrap")] for name, found in judged.items()]  # fmt: skip
+    row = pair.after
+    what = f"{row.text('label')} on {row.graph}, {direction_name(row.which)}"
+    shown = (table(f"Contenders: {what}", columns, body), _knobs(pair), _samples(pair, what))
+    return tag("details", tag("summary", "contenders, schedules, raw samples"), tag("div", *shown, class_="opened"))
+
+
+def _failures(pair: Pair, contender: str) -> str:
+    sides = (("before", pair.before), ("after", pair.after))
+    return "; ".join(f"{name}: {row.reason(contender)}" for name, row in sides
+                     if math.isnan(row.times.get(contender, math.nan)))  # fmt: skip
+
+
+def _knobs(pair: Pair) -> Markup:
+    before, after = pair.before.schedules(TUNED), pair.after.schedules(TUNED)
+    body = [
+        [Cell(direction_name(direction)), Cell(name), *(Cell(value_text(knobs.get(name))) for knobs in (old, new))]
+        for direction, new in after.items()
+        if (old := before.get(direction)) is not None
+        for name in union((old, new))
+        if old.get(name) != new.get(name)
+    ]
+    if not body:
+        return tag("p", "Both took the same tuned schedules." if before and before == after else
+                   "No knob is named by both with another value.", class_="hint")  # fmt: skip
+    columns = [Column("Direction"), Column("Knob"), Column("Before"), Column("After")]
+    return table("Tuned schedules: knobs that changed", columns, body)
+
+
+def _samples(pair: Pair, what: str) -> Markup | None:
+    """The tuned kernel's on one axis, as shares of the time before."""
+    given = {"before": pair.before.samples(TUNED), "after": pair.after.samples(TUNED)}
+    if not all(given.values()):
+        return tag("p", "One of the records has no raw samples.", class_="hint")
+    note = "Distance from the median before, from top to bottom in the order in which they were taken."
+    caption = tag("figcaption", "Raw samples of the tuned kernel", tag("small", note))
+    return tag("figure", caption, strips(given, what, origin="before"))
+
+
+def _alone(data: Comparison) -> Markup:
+    shown = []
+    for name, rows in (("before", data.only_before), ("after", data.only_after)):
+        head = tag("h3", f"Only {name}: {rows_text(len(rows))}")
+        columns = [Column("Problem"), Column("Graph", note="edges, nodes"), Column("dtype", note="layout")]
+        columns += [Column("Operation"), Column("Pass"), Column("Tuned", True)]
+        body = [[*row_cells(row), _time(row, TUNED)] for row in rows]
+        shown += [head, table(f"Rows of the record {name} alone", columns, body, sortable=True) if rows else _none()]
+    return join(shown)
+
+
+def _records(data: Comparison) -> Markup:
+    """Whatever differs between the records is marked: a verdict may be due to it."""
+    sides = [_facts(record) for record in (data.before, data.after)]
+    body = []
+    for name in dict.fromkeys((*sides[0], *sides[1])):
+        old, new = (side.get(name, MISSING) for side in sides)
+        changed = "changed" if old != new and name != "file" else ""
+        body.append([Cell(name), Cell(old, kind="wrap"), Cell(new, kind=f"wrap {changed}".strip())])
+    columns = [Column("What"), Column("Before"), Column("After")]
+    hint = tag("p", "Marked with a dot: what differs between the two.", class_="hint")
+    return join((hint, table("Devices, dates, generators and software", columns, body)))
+
+
+def _facts(record: Record) -> dict[str, str]:
+    dates = [date[:16].replace("T", " ") for date in record.met("date")]
+    span = MISSING if not dates else dates[0] if dates[0] == dates[-1] else f"{dates[0]} to {dates[-1]}"
+    device = {key: str(value) for key, value in record.device.items() if key not in ("slug", "vector_bytes")}
+    facts = {"file": record.path.name, **device, "rows": str(len(record.rows)), "measured": span}
+    return facts | {"generator": ", ".join(record.met("generator")) or MISSING, **record.software}
+
+
+def _method(data: Comparison) -> Markup:
+    level, tolerance = f"{data.level:.0%}", f"{data.tolerance:.0%}"
+    lines = (
+        ("Pairs", "Rows pair where problem, operation, dtype, layout, class of graph, pass and deterministic mode are the same."),  # noqa: E501
+        ("Ratio", "The median of the raw samples before over that after: above 1, the later record is faster."),
+        ("Interval", f"A {level} percentile bootstrap of that ratio of medians: both sides resampled {RESAMPLES:,} times, with a fixed seed, so that equal records give an equal page."),  # noqa: E501
+        ("Verdict", f"Faster or slower where the interval lies beyond {tolerance} either way, same where it lies within, else unclear. Without a time, without raw samples, or with too few of them for the level, it is unclear and the reason is told. A row that was measured once and is in both records is the same."),  # noqa: E501
+        ("What it does not know", f"The samples of a row come from one process each. What differs from process to process (clocks, temperature, memory placement, neighbours) is not in the interval; the {tolerance} and the peers' own ratios are there to judge it."),  # noqa: E501
+    )  # fmt: skip
+    return tag("ul", *(tag("li", tag("strong", f"{title}. "), text) for title, text in lines), class_="prose")

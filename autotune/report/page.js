@@ -1,0 +1,120 @@
+"use strict";
+// What a page does once it is open: tables sort and filter, sources unfold. Without scripts it still shows every
+// number; so all controls are made here, and none stands on a page where it would do nothing.
+
+const DASH = "\u2013";
+
+// What moves and hides: rows, or the bodies of a grouped table, each a row and what is below it.
+function partsOf(table) {
+  return table.classList.contains("grouped") ? [...table.tBodies] : [...table.tBodies[0].rows];
+}
+
+function cellsOf(part) {
+  return (part.rows ? part.rows[0] : part).cells;
+}
+
+// The first line of a cell; its second, smaller line is in an element of its own.
+function lineOf(cell) {
+  return (cell.firstChild?.textContent ?? "").trim();
+}
+
+// All its lines, parted by blanks: a word of one line never runs into the next.
+function textOf(cell) {
+  return [...cell.childNodes].map(node => node.textContent).join(" ");
+}
+
+// What a cell sorts by: the number behind it, else its text. Null is what is absent, which comes last either way.
+function keyOf(cell) {
+  const text = cell.dataset.value ?? lineOf(cell);
+  if (text === "" || text === DASH || cell.classList.contains("failed")) return null;
+  const number = Number(text.replace(/[,%\u00d7]/g, ""));
+  return Number.isNaN(number) ? text : number;
+}
+
+function compare(a, b) {
+  if (typeof a === "number" && typeof b === "number") return a - b;
+  // A column may hold both (a knob's "none" beside 2): numbers first.
+  if (typeof a !== typeof b) return typeof a === "number" ? -1 : 1;
+  return a.localeCompare(b, "en");
+}
+
+function sortBy(head) {
+  const table = head.closest("table"), up = head.getAttribute("aria-sort") !== "ascending";
+  for (const other of head.parentNode.cells) other.removeAttribute("aria-sort");
+  head.setAttribute("aria-sort", up ? "ascending" : "descending");
+  const keyed = partsOf(table).map(part => ({ part, key: keyOf(cellsOf(part)[head.cellIndex]) }));
+  keyed.sort((a, b) => (a.key === null) - (b.key === null)
+    || (a.key === null ? 0 : (up ? 1 : -1) * compare(a.key, b.key)));
+  const parent = table.classList.contains("grouped") ? table : table.tBodies[0];
+  parent.append(...keyed.map(({ part }) => part));
+}
+
+function element(name, properties, ...children) {
+  const made = Object.assign(document.createElement(name), properties);
+  made.append(...children);
+  return made;
+}
+
+// A box for words, all of which a row must have, and a choice a column that the page marked.
+function addFilter(table) {
+  const parts = partsOf(table), caption = table.caption.textContent;
+  const texts = parts.map(part => [...cellsOf(part)].map(textOf).join(" ").toLowerCase());
+  const words = element("input", { type: "search", placeholder: "words in a row", ariaLabel: `Filter: ${caption}` });
+  const shown = element("output", {});
+  const choices = [];
+  for (const head of table.querySelectorAll(":scope > thead th[data-filter]")) {
+    const lines = parts.map(part => lineOf(cellsOf(part)[head.cellIndex]));
+    const values = [...new Set(lines)].sort((a, b) => a.localeCompare(b, "en"));
+    if (values.length < 2) continue;
+    const name = head.dataset.filter;
+    const select = element("select", { ariaLabel: `${name}: ${caption}` }, new Option(`${name}: all`, ""),
+      ...values.map(value => new Option(value, value)));
+    choices.push({ select, lines });
+  }
+  const apply = () => {
+    const wanted = words.value.toLowerCase().split(/\s+/).filter(Boolean);
+    let count = 0;
+    parts.forEach((part, place) => {
+      const kept = wanted.every(word => texts[place].includes(word))
+        && choices.every(({ select, lines }) => select.value === "" || lines[place] === select.value);
+      part.hidden = !kept;
+      count += kept;
+    });
+    shown.textContent = count === parts.length ? `${count} rows` : `${count} of ${parts.length} rows`;
+    bar.classList.toggle("narrowed", count < parts.length);
+  };
+  const bar = element("div", { className: "filter" }, words, ...choices.map(({ select }) => select), shown);
+  bar.addEventListener("input", apply);
+  apply();
+  table.closest(".scroll").before(bar);
+}
+
+// Sources are long and many, so the page holds their lines once, compressed and inert, until somebody opens one.
+let unpacked = null;
+async function sourceOf(name) {
+  unpacked ??= (async () => {
+    const bytes = Uint8Array.from(atob(document.getElementById("sources").textContent), letter => letter.charCodeAt(0));
+    return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"))).json();
+  })();
+  const { lines, runs } = await unpacked, text = [];
+  let end = 0;
+  // Pairs of how far a run of lines starts behind the end of the run before it, and how many lines it has.
+  for (let place = 0; place < runs[name].length; place += 2) {
+    const start = end + runs[name][place];
+    end = start + runs[name][place + 1];
+    text.push(lines.slice(start, end).join("\n"));
+  }
+  return text.join("\n");
+}
+
+for (const button of document.querySelectorAll("table.sortable > thead th button")) {
+  button.addEventListener("click", () => sortBy(button.closest("th")));
+}
+for (const table of document.querySelectorAll("table.filtered")) addFilter(table);
+for (const details of document.querySelectorAll("details[data-source]")) {
+  const fill = async () => {
+    const code = details.querySelector("code");
+    code.textContent = await sourceOf(details.dataset.source).catch(error => `This browser cannot unfold it: ${error}`);
+  };
+  details.addEventListener("toggle", fill, { once: true });
+}

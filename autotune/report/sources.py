@@ -1,0 +1,141 @@
+"""Source of the kernels of a page: rows and their device enter, their texts leave in one compressed block.
+
+Nothing is compiled and no device is asked: the generator writes from the problem, the schedule and the stored facts
+what it would compile for them. It is the present generator, which may write another text than the one that measured
+the row; then the page says so.
+
+A page has hundreds of sources of a hundred kilobytes, which have most lines in common. So the block holds each line
+once and a source as runs of lines, about a twentieth of what the sources would take deflated one by one.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import zlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from autotune.report.markup import Markup, join, tag
+from autotune.report.words import direction_name
+from kernelgen.errors import EquituneError
+from kernelgen.version import GENERATOR_VERSION
+
+KERNEL = ("problem", "operation", "dtype", "layout")
+# The id of the element that the page's script unpacks.
+BLOCK = "sources"
+
+
+@dataclass(frozen=True)
+class KernelSource:
+    """hash: as the database's entries are held to."""
+
+    hash: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Sources:
+    """By the key of a kernel: its source, or why there is none."""
+
+    by_kernel: Mapping[str, KernelSource | str] = field(default_factory=dict)
+
+    def of(self, record: Mapping[str, Any], schedules: Mapping[str, Any]) -> Markup | None:
+        """A closed ``details`` for each direction of a row; ``schedules``: direction to knobs."""
+        shown = [
+            _opened(direction, self.by_kernel[key], record.get("generator"))
+            for direction, knobs in schedules.items()
+            if (key := _key(record, direction, knobs)) in self.by_kernel
+        ]
+        return join(shown) if shown else None
+
+    def written(self, record: Mapping[str, Any], schedules: Mapping[str, Any]) -> bool:
+        """Whether there is a text for some direction of a row."""
+        found = (self.by_kernel.get(_key(record, *given)) for given in schedules.items())
+        return any(isinstance(source, KernelSource) for source in found)
+
+    def packed(self) -> Markup | None:
+        """All texts, inert until a row is opened; None where there are none."""
+        texts = {found.hash: found.text for found in self.by_kernel.values() if isinstance(found, KernelSource)}
+        return tag("script", Markup(pack(texts)), type="text/plain", id=BLOCK) if texts else None
+
+
+def pack(texts: Mapping[str, str]) -> str:
+    """Base64 of deflated JSON: ``lines``, and for each name in ``runs`` pairs (skip, count) of line numbers.
+
+    A run starts ``skip`` lines after the end of the run before it (or before that, if negative) and has ``count``
+    lines: small numbers, which deflate well.
+    """
+    places: dict[str, int] = {}
+    runs = {name: _runs([places.setdefault(line, len(places)) for line in text.split("\n")])
+            for name, text in texts.items()}  # fmt: skip
+    data = json.dumps({"lines": list(places), "runs": runs}, separators=(",", ":"))
+    return base64.b64encode(zlib.compress(data.encode(), 9)).decode()
+
+
+def _runs(numbers: Iterable[int]) -> list[int]:
+    """[skip, count, skip, count, ...]"""
+    found: list[int] = []
+    end = 0
+    for number in numbers:
+        if found and number == end:
+            found[-1] += 1
+        else:
+            found += [number - end, 1]
+        end = number + 1
+    return found
+
+
+def write_sources(kernels: Iterable[tuple[Mapping[str, Any], Mapping[str, Any]]], device: Mapping[str, Any]) -> Sources:
+    """Of every (row, its schedules by direction); ``device``: the record of the device that they were measured on."""
+    found: dict[str, KernelSource | str] = {}
+    for record, schedules in kernels:
+        for direction, knobs in schedules.items():
+            key = _key(record, direction, knobs)
+            if key not in found:
+                found[key] = _write(record, direction, knobs, device)
+    return Sources(found)
+
+
+def _key(record: Mapping[str, Any], direction: str, knobs: Any) -> str:
+    kernel = (*(record.get(name) for name in KERNEL), record.get("deterministic") is True, direction, knobs)
+    return json.dumps(kernel, sort_keys=True, default=str)
+
+
+def _write(record: Mapping[str, Any], direction: str, knobs: Any, device: Mapping[str, Any]) -> KernelSource | str:
+    from autotune.certificate import facts_of_record, hash_of_text, source_text
+    from autotune.families import family_of
+    from autotune.show import find_problem
+
+    named = [record.get(name) for name in KERNEL]
+    if not all(isinstance(name, str) for name in named) or not isinstance(knobs, dict):
+        return f"the row names its kernel by {named} and the knobs {knobs}, which is not enough to write it"
+    problem, operation, dtype, layout = (str(name) for name in named)
+    try:
+        family = family_of(operation)
+        if direction not in family.directions:
+            return f"direction {direction!r} is not among {tuple(family.directions)}"
+        kernel = (find_problem(problem), operation, direction, dtype, layout, record.get("deterministic") is True)
+        text = source_text(*kernel, family.read(knobs), facts_of_record(device))
+    except EquituneError as error:
+        return str(error)
+    return KernelSource(hash_of_text(text), text)
+
+
+def _opened(direction: str, source: KernelSource | str, measured: Any) -> Markup:
+    what = f"Source, {direction_name(direction)}"
+    if isinstance(source, str):
+        reason = f"{what}: generator {GENERATOR_VERSION} does not write it: {source}"
+        return tag("p", reason, class_="hint")
+    note = f"SHA-256 {source.hash}\N{HORIZONTAL ELLIPSIS}, written by generator {GENERATOR_VERSION}"
+    if measured != GENERATOR_VERSION:
+        note += f"; the row was measured with {measured or 'one it does not name'}, whose text may differ"
+    return tag(
+        "details",
+        tag("summary", f"{what}: {len(source.text.splitlines()):,} lines"),
+        tag("p", note, class_="hint"),
+        tag("pre", tag("code", "It unfolds where scripts are allowed."), tabindex="0", aria_label=what),
+        class_="source",
+        data_source=source.hash,
+    )

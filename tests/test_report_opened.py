@@ -1,0 +1,122 @@
+"""What opens below a row: rows, schedules and raw samples enter; sources and strips are checked without a browser."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import zlib
+from pathlib import Path
+
+import pytest
+from report_samples import DEVICE, HOST_KNOBS, KEY, SLUG, measured_row, page_of, sampled, suite_row, write_results
+
+from autotune.certificate import facts_of_record, hash_of_text, source_hash
+from autotune.report.samples import axis_limit, samples, strips
+from autotune.report.sources import KernelSource, Sources, pack, write_sources
+from autotune.show import find_problem
+from kernelgen.schedule import schedule_from_dict
+from kernelgen.version import GENERATOR_VERSION
+
+ROW = measured_row("a", "carbon", "forward")
+SCHEDULES = ROW["schedules"]["equitune"]
+
+
+def unpacked(block: str) -> dict[str, str]:
+    """What the page's script makes of it."""
+    data = json.loads(zlib.decompress(base64.b64decode(block)))
+    texts = {}
+    for name, runs in data["runs"].items():
+        lines, end = [], 0
+        for skip, count in zip(runs[::2], runs[1::2], strict=True):
+            lines += data["lines"][end + skip : end + skip + count]
+            end += skip + count
+        texts[name] = "\n".join(lines)
+    return texts
+
+
+def test_packed_texts_come_back_and_common_lines_are_held_once() -> None:
+    common = "".join(f"line {n} of the header, which all sources have\n" for n in range(500))
+    texts = {str(n): f"// {n}\n{common}\n\nlast {n}" for n in range(20)} | {"empty": "", "same": "a\na\nb\na\n"}
+    assert unpacked(pack(texts)) == texts
+    assert len(pack(texts)) < 1.5 * len(pack({"1": texts["1"]})) + 1000
+
+
+def test_the_source_is_what_the_generator_compiles() -> None:
+    found = write_sources([(ROW, SCHEDULES), (ROW, SCHEDULES)], DEVICE)
+    (source,) = found.by_kernel.values()
+    assert isinstance(source, KernelSource) and "// problem: " in source.text
+    kernel = (find_problem(KEY), "conv", "forward", "float32", ROW["layout"], False, schedule_from_dict(HOST_KNOBS))
+    assert source.hash == source_hash(*kernel, facts_of_record(DEVICE)) == hash_of_text(source.text)
+    shown = found.of(ROW, SCHEDULES)
+    assert found.written(ROW, SCHEDULES) and shown is not None and source.hash in shown
+    packed = found.packed()
+    assert packed is not None and unpacked(re.sub("<[^>]*>", "", packed)) == {source.hash: source.text}
+
+
+def test_another_generator_than_the_rows_is_told() -> None:
+    found = write_sources([(ROW, SCHEDULES)], DEVICE)
+    other = found.of(ROW, SCHEDULES) or ""
+    assert f"written by generator {GENERATOR_VERSION}; the row was measured with 0.2.0+0123456789" in other
+    same = found.of(ROW | {"generator": GENERATOR_VERSION}, SCHEDULES) or ""
+    assert "the row was measured with" not in same
+
+
+@pytest.mark.parametrize(
+    ("row", "schedules", "device", "reason"),
+    [
+        (ROW, {"forward": HOST_KNOBS | {"path_groups": 7}}, DEVICE, "path_groups=7"),
+        (ROW, {"forward": HOST_KNOBS | {"knob": 7}}, DEVICE, "knob"),
+        (ROW, {"sideways": HOST_KNOBS}, DEVICE, "direction &#x27;sideways&#x27; is not among"),
+        (ROW, {"forward": None}, DEVICE, "not enough to write it"),
+        (ROW | {"problem": None}, SCHEDULES, DEVICE, "not enough to write it"),
+        (ROW | {"problem": "no such"}, SCHEDULES, DEVICE, "unknown problem"),
+        (ROW | {"operation": "other"}, SCHEDULES, DEVICE, "operation is &#x27;other&#x27;"),
+        (ROW, SCHEDULES, {"name": "nameless"}, "device field backend is None"),
+    ],
+)
+def test_a_source_that_cannot_be_written_says_why(row: dict, schedules: dict, device: dict, reason: str) -> None:
+    found = write_sources([(row, schedules)], device)
+    shown = found.of(row, schedules)
+    assert shown is not None and f"generator {GENERATOR_VERSION} does not write it: " in shown and reason in shown
+    assert not found.written(row, schedules) and found.packed() is None and "<details" not in shown
+
+
+def test_rows_without_schedules_have_no_source() -> None:
+    assert write_sources([(ROW, {})], DEVICE).of(ROW, {}) is None
+    assert Sources().of(ROW, SCHEDULES) is None
+
+
+def test_every_sample_is_a_dot_and_a_number() -> None:
+    given = {"equitune": sampled(50.0)["samples_us"], "e3nn": [3.0] * 7}
+    drawn = strips(given, "a row")
+    assert len(re.findall("h0", drawn)) == 27 and drawn.count("var(--fig-bad)") == 1, "the outlier is in another ink"
+    assert "e3nn 7 samples, median 3.00" in drawn and "from 3.00" in drawn
+    shown = samples(given, "a row") or ""
+    numbers = re.findall(r"<dd>([^<]*)</dd>", shown)
+    assert [[float(number) for number in line.split(", ")] for line in numbers] == list(given.values())
+    assert samples({"equitune": []}, "a row") is None
+
+
+def test_a_lone_outlier_does_not_set_the_axis() -> None:
+    lane = [0.001 * n for n in range(-10, 10)]
+    assert axis_limit([[*lane, 5.0]]) == pytest.approx(0.011)
+    assert axis_limit([[0.0, 0.0]]) == axis_limit([]) == 0.01
+    assert axis_limit([lane, [0.2] * 5]) == pytest.approx(0.22)
+
+
+def test_a_tuned_row_shows_the_samples_of_its_trial(tmp_path: Path) -> None:
+    results = write_results(tmp_path / "results", ("mace-made-up",), trials=5)
+    (entry, *_) = json.loads((results / f"{SLUG}.json").read_text())["entries"]
+    trial = {"study": "s", "number": 9, "state": "ok", "schedule": entry["schedule"], "time_us": 7.5}
+    with open(results / entry["trials"]["file"], "a") as file:
+        file.write(json.dumps(trial | {"samples_us": [7.125, 7.5, 8.25]}) + "\n")
+    page = page_of(results, tmp_path / "reports")
+    assert "<dd>7.125, 7.5, 8.25</dd>" in page.text and page.text.count("Raw samples: 3") == 1
+    assert page.text.count('class="samples"') == 1
+
+
+def test_a_row_without_samples_has_no_strip(tmp_path: Path) -> None:
+    assert "samples_us" not in json.dumps(suite_row("a", "carbon", "forward"))
+    page = page_of(write_results(tmp_path / "results", ("mace-made-up",), trials=0), tmp_path / "reports")
+    assert "Raw samples" not in page.text and "strips" not in page.text.split("</style>")[1]
