@@ -80,7 +80,7 @@ def test_every_command_and_option_exists() -> None:
         helps[name] = help_of(*name)
         for option in re.findall(r"--[a-z-]+", command):
             assert option in helps[name], command
-    listing = README[README.index("## Command line") : README.index("## Python")]
+    listing = README[README.index("## Command line") : README.index("## Many tuners at once")]
     for option in re.findall(r"--[a-z][a-z-]+", listing):
         assert any(option in text for text in helps.values()), option
     shown = help_of()
