@@ -5,7 +5,17 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
-from kernelgen.errors import EquituneError
+from kernelgen.errors import EquituneError, TuningMissError
+
+__all__ = [
+    "ConfigError",
+    "DatabaseError",
+    "PeerError",
+    "StudyError",
+    "TuningMissError",
+    "WorkerError",
+    "unknown_name",
+]
 
 
 class ConfigError(EquituneError, ValueError):
@@ -26,10 +36,6 @@ class StudyError(EquituneError, RuntimeError):
 
 class DatabaseError(EquituneError, RuntimeError):
     """A tuned database cannot be written, or an entry for it is malformed."""
-
-
-class TuningMissError(EquituneError, LookupError):
-    """Strict lookup found no schedule that was tuned on this device."""
 
 
 def unknown_name(what: str, given: str, known: Iterable[str]) -> str:

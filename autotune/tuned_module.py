@@ -110,7 +110,7 @@ class TunedModule(torch.nn.Module):
         self._forget_operators()
 
     def _look_up(
-        self, device: torch.device, dtype: torch.dtype, refused: dict[str, Exception] | None = None
+        self, device: torch.device, dtype: torch.dtype, refused: dict[str, str] | None = None
     ) -> dict[str, Tuning]:
         """By direction; ``refused`` receives those that lack what was asked for, all but forward: few models call all.
 
@@ -132,7 +132,7 @@ class TunedModule(torch.nn.Module):
             except TuningMissError as error:
                 if refused is None or direction == "forward":
                     raise
-                refused[direction] = error
+                refused[direction] = str(error)
                 found[direction] = dataclasses.replace(find_schedule(*kernel, False, **kind), reason=str(error))
         return found
 
@@ -148,7 +148,7 @@ class TunedModule(torch.nn.Module):
         key = (device, dtype)
         if key not in self._operators:
             check_dtype("inputs are", dtype)
-            refused: dict[str, Exception] = {}
+            refused: dict[str, str] = {}
             tuning = self._look_up(device, dtype, refused)
             schedules: Any = {direction: found.schedule for direction, found in tuning.items()}
             operator = build(
@@ -158,8 +158,8 @@ class TunedModule(torch.nn.Module):
                 layout=self.layout,
                 device=device,
                 deterministic=self.deterministic,
+                refused=refused,
             )
-            operator.refused = refused
             self._operators[key] = (operator, tuning)
         self._operator, self._tuning = self._operators[key]
         self._met = key

@@ -37,3 +37,7 @@ class CompileError(EquituneError, RuntimeError):
 
 class LaunchError(EquituneError, RuntimeError):
     """A kernel could not be loaded, launched, or failed while it ran."""
+
+
+class TuningMissError(EquituneError, LookupError):
+    """No schedule is known that was tuned on this device, or keeps what was asked for, and it may not do without."""

@@ -1,8 +1,8 @@
 """The operator: problem and schedules enter, a differentiable torch function on checked tensors leaves.
 
 ``build`` makes an :class:`Operator`. Its ``forward`` goes through the torch ops of ``kernelgen.library`` (autograd,
-fake tensors, compile); ``run_*`` are the bare calls underneath, without autograd. Kernels compile at first use, one
-for each direction and set of wanted gradients.
+fake tensors, compile); the bare calls underneath are in ``kernelgen.direct``. Kernels compile at first use, one for
+each direction and set of wanted gradients.
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ import torch
 from torch import Tensor
 
 from kernelgen.autograd import product
-from kernelgen.checks import Checks, Graph, Operands
+from kernelgen.checks import Checks
 from kernelgen.defaults import default_schedule
 from kernelgen.device import device_facts
-from kernelgen.direction import DIRECTIONS, Direction, backward, double_backward, fixed_order_parts, forward
+from kernelgen.direct import DirectCalls
+from kernelgen.direction import DIRECTIONS, Direction, fixed_order_parts
 from kernelgen.emit import emit
-from kernelgen.errors import InputError, ProblemError, ScheduleError, UnsupportedError
+from kernelgen.errors import InputError, ProblemError, ScheduleError, TuningMissError, UnsupportedError
 from kernelgen.graph import NO_ORDER, EdgeOrder, is_in_order, order_by
 from kernelgen.harmonics import HarmonicsProblem
 from kernelgen.launch import load_kernel
@@ -46,6 +47,7 @@ def build(
     layout: str = "mul_ir",
     device: torch.device | str = "cpu",
     deterministic: bool = False,
+    refused: Mapping[str, str] | None = None,
 ) -> Operator:
     """The operator of a tensor product.
 
@@ -57,8 +59,9 @@ def build(
     operation: ``conv`` (gather by sender, product, sum by receiver) or ``plain`` (edge by edge).
     deterministic: every result is bitwise equal from run to run: sums in a fixed order, at a price in time. Gradients
     of x then come from a kernel of their own that walks the edges by sender (schedule ``source_backward``).
+    refused: directions that may not run, each with what its TuningMissError says.
     """
-    operator = Operator(problem, schedule, operation, dtype, layout, torch.device(device), deterministic)
+    operator = Operator(problem, schedule, operation, dtype, layout, torch.device(device), deterministic, refused)
     registered = OPERATORS.setdefault(operator.text, operator)
     return registered if registered.device == operator.device else operator
 
@@ -74,10 +77,11 @@ def rebuild(text: str) -> Operator:
         layout=data["layout"],
         device=data["device"],
         deterministic=data["deterministic"],
+        refused=data.get("refused"),
     )
 
 
-class Operator:
+class Operator(DirectCalls):
     """A tensor product with its schedules; call it like a function, it differentiates twice.
 
     Tensors: x [num_in, dim_in1] (plain: [num_edges, dim_in1]), y [num_edges, dim_in2], w [num_edges, weight_numel] or
@@ -93,6 +97,7 @@ class Operator:
         layout: str,
         device: torch.device,
         deterministic: bool,
+        refused: Mapping[str, str] | None = None,
     ) -> None:
         if dtype not in DTYPES:
             raise InputError(f"dtype is {dtype}; expected torch.float32 or torch.float64")
@@ -109,20 +114,17 @@ class Operator:
         self.deterministic = deterministic
         self.is_conv = operation == "conv"
         self.schedules = self._complete(schedule)
-        self.text = json.dumps(
-            {
-                "problem": problem.key,
-                "operation": operation,
-                "dtype": DTYPES[dtype],
-                "layout": layout,
-                "device": device.type,
-                "deterministic": deterministic,
-                "schedules": {name: schedule.to_dict() for name, schedule in self.schedules.items()},
-            },
-            sort_keys=True,
-        )
-        # Directions that may not run, each with what a call of it raises.
-        self.refused: Mapping[str, Exception] = {}
+        self.refused = dict(refused or {})
+        facts = {
+            "problem": problem.key,
+            "operation": operation,
+            "dtype": DTYPES[dtype],
+            "layout": layout,
+            "device": device.type,
+            "deterministic": deterministic,
+            "schedules": {name: schedule.to_dict() for name, schedule in self.schedules.items()},
+        }
+        self.text = json.dumps(facts | ({"refused": self.refused} if self.refused else {}), sort_keys=True)
         self.shared_weights = problem.shared_weights
         self._checks = Checks(problem, operation, dtype, device.type)
         self.graph = self._checks.graph
@@ -164,118 +166,6 @@ class Operator:
         return sender, receiver, num_out, order
 
     __call__ = forward
-
-    def run_forward(
-        self,
-        x: Tensor,
-        y: Tensor,
-        w: Tensor,
-        sender: Tensor | None = None,
-        receiver: Tensor | None = None,
-        num_out: int | None = None,
-        order: EdgeOrder | None = None,
-        *,
-        poison: bool = False,
-    ) -> Tensor:
-        """The product without autograd. ``poison`` fills what the kernel must overwrite with NaN first."""
-        operands = (x, None, y, None, self.one_row(w), None, None, None)
-        return self.run(forward(), operands, sender, receiver, num_out, order, poison)["g"]
-
-    def run_backward(
-        self,
-        x: Tensor,
-        y: Tensor,
-        w: Tensor,
-        g: Tensor,
-        sender: Tensor | None = None,
-        receiver: Tensor | None = None,
-        num_out: int | None = None,
-        order: EdgeOrder | None = None,
-        *,
-        outputs: str = "xyw",
-        poison: bool = False,
-    ) -> dict[str, Tensor]:
-        """First gradients with respect to ``outputs``, given the result's cotangent g; keyed by slot."""
-        operands = (x, None, y, None, self.one_row(w), None, g, None)
-        return self.run(
-            backward(outputs), operands, sender, receiver, g.shape[0] if num_out is None else num_out, order, poison
-        )
-
-    def run_double_backward(
-        self,
-        x: Tensor,
-        y: Tensor,
-        w: Tensor,
-        g: Tensor,
-        tangents: Mapping[str, Tensor],
-        sender: Tensor | None = None,
-        receiver: Tensor | None = None,
-        num_out: int | None = None,
-        order: EdgeOrder | None = None,
-        *,
-        outputs: str = "xywg",
-        poison: bool = False,
-    ) -> dict[str, Tensor]:
-        """Gradients of ``sum over slots of <tangents[slot], first gradient>``; keyed by slot.
-
-        A tangent of ``g`` is the cotangent of the value: its first gradients (those of x, y and w) are added.
-        """
-        if not tangents or not set(tangents) <= set("xywg"):
-            raise InputError(f"tangents are {sorted(tangents)}; expected at least one of 'x', 'y', 'w' and 'g'")
-        direction = double_backward("".join(slot for slot in "xywg" if slot in tangents), outputs)
-        tw = tangents.get("w")
-        tw = tw if tw is None else self.one_row(tw)
-        operands = (x, tangents.get("x"), y, tangents.get("y"), self.one_row(w), tw, g, tangents.get("g"))
-        return self.run(
-            direction, operands, sender, receiver, g.shape[0] if num_out is None else num_out, order, poison
-        )
-
-    def run_joint_backward(
-        self,
-        x: Tensor,
-        y: Tensor,
-        w: Tensor,
-        g: Tensor,
-        ty: Tensor,
-        tg: Tensor,
-        sender: Tensor | None = None,
-        receiver: Tensor | None = None,
-        num_out: int | None = None,
-        order: EdgeOrder | None = None,
-        *,
-        outputs: str = "xyw",
-        poison: bool = False,
-    ) -> dict[str, Tensor]:
-        """Gradients of ``<ty, dF/dy> + <tg, value>``: a loss on forces (edge gradients for cotangent g) and values."""
-        tangents = {"y": ty, "g": tg}
-        return self.run_double_backward(
-            x, y, w, g, tangents, sender, receiver, num_out, order, outputs=outputs, poison=poison
-        )
-
-    def run(
-        self,
-        direction: Direction,
-        operands: Operands,
-        sender: Tensor | None,
-        receiver: Tensor | None,
-        num_out: int | None,
-        order: EdgeOrder | None,
-        poison: bool = False,
-    ) -> dict[str, Tensor]:
-        """Any direction on operands in the order ``x tx y ty w tw g``; gradients keyed by slot, without autograd."""
-        x, y = operands[0], operands[2]
-        assert x is not None and y is not None
-        return self.run_on(self.graph(x, y, sender, receiver, num_out, order), direction, operands, poison)
-
-    def run_on(self, graph: Graph, direction: Direction, operands: Operands, poison: bool = False) -> dict[str, Tensor]:
-        """:meth:`run` on a graph that :meth:`graph` has checked."""
-        x, sender = operands[0], graph.sender
-        assert x is not None
-        key = (direction, None if sender is None else sender.dtype, x.get_device())
-        runner = self._runners.get(key)
-        if runner is None:
-            runner = self._runners[key] = self.runner(direction, key[1] or torch.int64, x.device)
-        return runner(operands, graph, poison)
 
     def order(self, sender: Tensor, receiver: Tensor, num_in: int, num_out: int, is_sorted: bool = False) -> EdgeOrder:
         """What the kernels of this operator need to know of a graph; keep it for as long as the graph stays.
@@ -356,7 +246,7 @@ class Operator:
     ) -> Runner | SplitRunner:
         """What runs a direction. harmonics: of vectors in the place of y, formed in the kernel."""
         if direction.name in self.refused:
-            raise self.refused[direction.name]
+            raise TuningMissError(self.refused[direction.name])
         specs = [self.spec(part, index, device) for part in self._parts(direction)]
         parts = [Runner(dataclasses.replace(spec, harmonics=harmonics), self._checks) for spec in specs]
         return parts[0] if len(parts) == 1 else SplitRunner(*parts)

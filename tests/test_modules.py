@@ -262,6 +262,10 @@ def test_only_directions_that_are_called_have_to_be_tuned(tmp_path: Path) -> Non
             torch.autograd.grad(first[0].sum(), inputs[1])
         assert conv.tuning["double_backward"].origin == "default"
         assert "double_backward" in conv.tuning["double_backward"].reason
+    anybody = small_conv(device="cpu")
+    out = anybody(*inputs, sender, receiver)
+    first = torch.autograd.grad(out.sum(), inputs, create_graph=True)
+    assert torch.autograd.grad(first[0].sum(), inputs[1])[0].isfinite().all(), "who did not ask is refused nothing"
     with pytest.raises(TuningMissError, match="at most 1e-08 .*error was 3.0e-07"):
         small_conv(device="cpu", tolerance=1e-8)
     with pytest.raises(ProblemError, match="tolerance is -1"):
