@@ -130,7 +130,7 @@ class CudaSchedule(Schedule):
     def for_degree(self, share: float) -> Self:
         """A team keeps as many edges as it had; more teams than before are never formed.
 
-        Of 150 kernels tuned on an H200, at a mean degree of 120 a third had 2 to 8 teams a node, at one of 6 none had.
+        Of kernels tuned on an H200, 26 of 46 had 2 to 8 teams a node at 158 edges a node, and none of 32 at 6.
         """
         teams = power_of_two_at_most(self.teams_per_node * share) if self.accumulate == "registers" else 1
         return dataclasses.replace(self, teams_per_node=min(self.teams_per_node, teams))
