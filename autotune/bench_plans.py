@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.bench_rows import DEFAULT, OURS, Row
-from autotune.certificate import source_hash
+from autotune.certificate import hash_of_text, source_text
 from autotune.config import TuneConfig, by_problem
 from autotune.contest import DIRECTIONS_OF, ContestResult
 from autotune.database import Database, database_path
@@ -54,17 +54,13 @@ class Plan:
 
 def sources_of(plan: Plan, which: str, facts: DeviceFacts) -> dict[str, dict[str, str]]:
     """Hashes of the source of our kernels in a pass, by contender and direction."""
-    work = plan.workload
-    kernel = (work.problem, work.operation)
-    return {
-        name: {
-            direction: source_hash(
-                *(*kernel, direction, work.dtype, work.layout, work.deterministic, chosen[direction]), facts
-            )
-            for direction in plan.kernels_in(which)
-        }
-        for name, chosen in plan.schedules.items()
-    }
+    work, directions = plan.workload, plan.kernels_in(which)
+
+    def source(direction: str, schedule: Knobs) -> str:
+        kernel = (work.problem, work.operation, direction, work.dtype, work.layout, work.deterministic)
+        return hash_of_text(source_text(*kernel, schedule, facts))
+
+    return {name: {d: source(d, chosen[d]) for d in directions} for name, chosen in plan.schedules.items()}
 
 
 def plans_of(loaded: TuneConfig, facts: DeviceFacts, folder: Path) -> list[Plan]:

@@ -39,24 +39,10 @@ def hash_of_text(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:LENGTH]
 
 
-def source_hash(
-    problem: Problem,
-    operation: str,
-    direction: str,
-    dtype: str,
-    layout: str,
-    deterministic: bool,
-    schedule: Knobs,
-    facts: DeviceFacts,
-) -> str:
-    """:func:`hash_of_text` of :func:`source_text`."""
-    return hash_of_text(source_text(problem, operation, direction, dtype, layout, deterministic, schedule, facts))
-
-
 def hash_of_entry(entry: Any, facts: DeviceFacts) -> str:
-    """What :func:`source_hash` is by now for an entry's schedule."""
+    """Of the text that is compiled by now for an entry's schedule."""
     kernel = (find_problem(entry.problem), entry.operation, entry.direction, entry.dtype, entry.layout)
-    return source_hash(*kernel, entry.deterministic, entry.tuned_schedule, facts)
+    return hash_of_text(source_text(*kernel, entry.deterministic, entry.tuned_schedule, facts))
 
 
 def facts_of_record(device: Mapping[str, Any]) -> DeviceFacts:

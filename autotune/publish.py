@@ -7,7 +7,6 @@ stored if it is faster than the default beyond the noise; otherwise the default 
 
 from __future__ import annotations
 
-import hashlib
 import importlib.metadata
 import json
 import platform
@@ -16,7 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from autotune.certificate import source_hash
+from autotune.certificate import hash_of_text, source_text
 from autotune.contest import ContestResult, Result, hold_contest
 from autotune.contest_session import ContestSetting
 from autotune.database import Database
@@ -60,10 +59,12 @@ def publish(
         return []
     setting = ContestSetting(workload, device, None if with_peers else ())
     contest = hold_contest(setting, passes, ours, seconds_each=seconds_each, on_step=on_step, worker=worker)
-    entries = []
+    entries, facts = [], device_facts(device)
+    software = software_versions(facts)
+    environment = hash_of_text(json.dumps([software, driver_version(facts)], sort_keys=True))
     for direction in passes:
         trials = trials_record(studies[direction], results_dir, seed)
-        entry = entry_of(workload, direction, device_facts(device), ours, contest, trials)
+        entry = entry_of(workload, direction, facts, ours, contest, trials, software, environment)
         if entry is None:
             on_step(f"{workload.label} {direction}: not published, {contest.results['default'][direction].error}")
             continue
@@ -91,8 +92,13 @@ def entry_of(
     ours: Mapping[str, Mapping[str, Knobs]],
     contest: ContestResult,
     trials: Mapping[str, Any],
+    software: Mapping[str, str],
+    environment: str,
 ) -> Entry | None:
-    """The database entry of one direction; None if the default, which every entry is held against, failed."""
+    """The database entry of one direction; None if the default, which every entry is held against, failed.
+
+    environment: hash of all versions that a figure depends on, ``software`` and the driver.
+    """
     results = {name: row[direction] for name, row in contest.results.items() if direction in row}
     times = {name: r.timing.median_us for name, r in results.items() if name in ours and r.timing is not None}
     if "default" not in times:
@@ -120,15 +126,17 @@ def entry_of(
         floor_us=moved / contest.copy_bandwidth * 1e6,
         resources=contest.resources[winner][direction],
         generator=GENERATOR_VERSION,
-        software=software_versions(facts),
+        software=software,
         date=now_text(),
         trials=trials,
         deterministic=workload.deterministic,
         gain=gain,
-        certificate=contest.certificates[winner][direction] | {"environment": environment_hash(facts)},
-        source=source_hash(
-            *(workload.problem, workload.operation, direction, workload.dtype, workload.layout),
-            *(workload.deterministic, ours[winner][direction], facts),
+        certificate=contest.certificates[winner][direction] | {"environment": environment},
+        source=hash_of_text(
+            source_text(
+                *(workload.problem, workload.operation, direction, workload.dtype, workload.layout),
+                *(workload.deterministic, ours[winner][direction], facts),
+            )
         ),
     )
 
@@ -144,12 +152,6 @@ def winner_of(results: Mapping[str, Result], times: Mapping[str, float]) -> tupl
         if low > 1.0:
             return name, {"ratio": times["default"] / times[name], "low": low, "high": high, "level": LEVEL}
     return "default", {}
-
-
-def environment_hash(facts: DeviceFacts) -> str:
-    """Of all versions that a figure depends on: the first 16 hexadecimal digits of the SHA-256 of their JSON text."""
-    text = json.dumps([software_versions(facts), driver_version(facts)], sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def trials_record(study: Study, results_dir: Path, seed: int) -> dict[str, Any]:

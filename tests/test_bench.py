@@ -98,8 +98,8 @@ def test_a_second_run_measures_nothing(tmp_path: Path, monkeypatch: pytest.Monke
 
     monkeypatch.setattr(bench, "GENERATOR_VERSION", "another")
     assert runs(path, peers=()) and runs.contests == 0, "another generator that makes the same kernels"
-    changed = bench_plans.source_hash
-    monkeypatch.setattr(bench_plans, "source_hash", lambda *kernel: changed(*kernel)[::-1])
+    written = bench_plans.source_text
+    monkeypatch.setattr(bench_plans, "source_text", lambda *kernel: written(*kernel)[::-1])
     assert runs(path, peers=()) and runs.contests == 1, "rows of other kernels do not count"
     assert runs(path, peers=(), fresh=True) and runs.contests == 1
 

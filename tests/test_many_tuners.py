@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from postgres import Postgres, server_programs
+from tiny_config import CONFIG
 
 from autotune import records
 from autotune.config import load_config
@@ -24,15 +25,8 @@ from kernelgen.device import device_facts
 
 TESTS = Path(__file__).parent
 KILLS, TRIALS = 8, 6
-CONFIG = """
-graph = "pair"
-directions = ["forward"]
-trials = {trials}
-sampler = "random"
-[problems.tiny]
-in1 = "4x0e+4x1o"
-in2 = "0e+1o"
-filter = "0e+1o"
+# Four problems instead of one.
+PROBLEMS = """
 [problems.scalars]
 in1 = "4x0e"
 in2 = "0e+1o"
@@ -45,16 +39,13 @@ filter = "0e"
 in1 = "4x0o+4x1e"
 in2 = "0e+1o"
 filter = "1o+1e"
-[graphs.pair]
-cutoff = 5.0
-molecule = "H2O"
 """
 
 
 @pytest.fixture
 def config(tmp_path: Path) -> Path:
     path = tmp_path / "config.toml"
-    path.write_text(CONFIG.format(trials=TRIALS))
+    path.write_text(CONFIG.format(trials=TRIALS) + PROBLEMS)
     return path
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from report_samples import DEVICE, HOST_KNOBS, KEY, SLUG, measured_row, page_of, sampled, suite_row, write_results
 
-from autotune.certificate import facts_of_record, hash_of_text, source_hash
+from autotune.certificate import facts_of_record, hash_of_text, source_text
 from autotune.report.samples import axis_limit, samples, strips
 from autotune.report.sources import KernelSource, Sources, pack, write_sources
 from autotune.show import find_problem
@@ -47,7 +47,7 @@ def test_the_source_is_what_the_generator_compiles() -> None:
     (source,) = found.by_kernel.values()
     assert isinstance(source, KernelSource) and "// problem: " in source.text
     kernel = (find_problem(KEY), "conv", "forward", "float32", ROW["layout"], False, schedule_from_dict(HOST_KNOBS))
-    assert source.hash == source_hash(*kernel, facts_of_record(DEVICE)) == hash_of_text(source.text)
+    assert source.hash == hash_of_text(source_text(*kernel, facts_of_record(DEVICE))) == hash_of_text(source.text)
     shown = found.of(ROW, SCHEDULES)
     assert found.written(ROW, SCHEDULES) and shown is not None and source.hash in shown
     packed = found.packed()

@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 import torch
+from tiny_config import CONFIG
 
 from autotune import records
 from autotune.config import load_config
@@ -39,19 +40,6 @@ from kernelgen.schedule import HostSchedule, schedule_from_dict
 
 # More than any run here gets to.
 TRIALS = 200
-CONFIG = """
-graph = "pair"
-directions = ["forward"]
-trials = {trials}
-sampler = "random"
-[problems.tiny]
-in1 = "4x0e+4x1o"
-in2 = "0e+1o"
-filter = "0e+1o"
-[graphs.pair]
-cutoff = 5.0
-molecule = "H2O"
-"""
 SCRIPT = """
 import sys
 from autotune.tune import tune

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tiny_config import CONFIG
 
 from autotune import cli, records
 from autotune.cli_options import resolve_device, tuning_devices
@@ -21,20 +22,6 @@ from autotune.settings import resolve
 from autotune.tuners import devices_named
 from kernelgen.device import device_facts
 from kernelgen.errors import InputError, ToolMissingError
-
-CONFIG = """
-graph = "pair"
-directions = ["forward"]
-trials = {trials}
-sampler = "random"
-[problems.tiny]
-in1 = "4x0e+4x1o"
-in2 = "0e+1o"
-filter = "0e+1o"
-[graphs.pair]
-cutoff = 5.0
-molecule = "H2O"
-"""
 
 
 @pytest.fixture

@@ -1,0 +1,17 @@
+"""A config that a CPU searches in seconds: one small product on a water molecule; ``trials`` is left open."""
+
+from __future__ import annotations
+
+CONFIG = """
+graph = "pair"
+directions = ["forward"]
+trials = {trials}
+sampler = "random"
+[problems.tiny]
+in1 = "4x0e+4x1o"
+in2 = "0e+1o"
+filter = "0e+1o"
+[graphs.pair]
+cutoff = 5.0
+molecule = "H2O"
+"""
