@@ -20,6 +20,7 @@ from torch import Tensor
 from kernelgen.direction import backward, double_backward, forward
 from kernelgen.graph import NO_ORDER, EdgeOrder
 from kernelgen.library import no_third_derivative, only, present
+from kernelgen.memory import empty
 from kernelgen.transforms import call, is_transforming
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ def is_eager(*tensors: Tensor) -> bool:
 class _Forward(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, y: Tensor, w: Tensor, graph: Graph, operator: Operator) -> tuple[Tensor, Tensor]:
-        link = x.new_empty(0)
+        link = empty((0,), x)
         ctx.save_for_backward(x, y, w, link)
         ctx.set_materialize_grads(False)
         ctx.graph, ctx.operator = graph, operator

@@ -22,6 +22,7 @@ from kernelgen.graph import EdgeOrder
 from kernelgen.harmonics_autograd import gradient
 from kernelgen.harmonics_operators import HarmonicsOperator
 from kernelgen.launch import load_kernel
+from kernelgen.memory import empty
 from kernelgen.operators import Operator
 from kernelgen.runner import Runner, SplitRunner
 from kernelgen.spec import Spec
@@ -112,7 +113,7 @@ class HarmonicProduct:
 class _Forward(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, v: Tensor, w: Tensor, graph: Graph, both: HarmonicProduct) -> tuple:
-        link = x.new_empty(0)
+        link = empty((0,), x)
         ctx.save_for_backward(x, v, w, link)
         ctx.set_materialize_grads(False)
         ctx.graph, ctx.both, ctx.operator, ctx.pending = graph, both, both.product, {}

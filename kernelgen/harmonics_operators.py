@@ -32,8 +32,8 @@ from kernelgen.harmonics_plan import (
     harmonics_plan,
 )
 from kernelgen.harmonics_schedule import HarmonicsSchedule, harmonics_schedule_from_dict
-from kernelgen.host_memory import empty
 from kernelgen.launch import Kernel, load_kernel
+from kernelgen.memory import empty
 from kernelgen.spec import BUFFERS
 
 DTYPES = {torch.float32: "float32", torch.float64: "float64"}
@@ -207,7 +207,7 @@ class HarmonicsOperator:
     def _empty(self, v: Tensor, size: int, poison: bool) -> Tensor:
         """Of as many rows as v, which may have any shape until it is checked."""
         rows = v.shape[0] if v.dim() else 0
-        out = empty((rows, size), v) if v.is_cpu else v.new_empty((rows, size))
+        out = empty((rows, size), v)
         return out.fill_(torch.nan) if poison else out
 
 

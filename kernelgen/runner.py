@@ -10,14 +10,13 @@ import dataclasses
 import math
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from kernelgen.checks import Checks, Graph, Operands
 from kernelgen.direction import OPERANDS
 from kernelgen.graph import NO_ORDER, order_by
-from kernelgen.host_memory import empty
 from kernelgen.launch import Kernel, load_kernel
+from kernelgen.memory import empty, part, zeros
 from kernelgen.spec import BUFFERS, Spec
 
 # Elements to which outputs that share an allocation are aligned: 16 bytes or more.
@@ -33,11 +32,11 @@ _SENDER, _SPANS = BUFFERS.index("sender"), BUFFERS.index("spans")
 class Layout(NamedTuple):
     """How the outputs of a call are allocated: (slot, shape) of those that start from zero and of those overwritten.
 
-    together: zeros that share one allocation of ``elements``, with their strides and first elements.
+    together: zeros that share one allocation of ``elements``, with their first elements.
     """
 
     elements: int
-    together: tuple[tuple[str, tuple[int, ...], tuple[int, ...], int], ...]
+    together: tuple[tuple[str, tuple[int, ...], int], ...]
     zeros: tuple[tuple[str, tuple[int, ...]], ...]
     overwritten: tuple[tuple[str, tuple[int, ...]], ...]
 
@@ -76,12 +75,12 @@ class Runner:
         shapes = graph.shapes
         if not self.live or graph.num_edges == 0:
             self.checks.operands(operands, self.checks.given(operands), shapes)
-            return {slot: _zeros(shapes[slot], x) for slot in self.direction.outputs}
+            return {slot: zeros(shapes[slot], x) for slot in self.direction.outputs}
         operands = self.checks.operands(operands, self.read, shapes)
         run = self._run_unfused if self.gathers else self._launch
         results = run(operands, graph, poison)
         for slot in self.dead:
-            results[slot] = _zeros(shapes[slot], x)
+            results[slot] = zeros(shapes[slot], x)
         return results
 
     def _launch(self, operands: Operands, graph: Graph, poison: bool) -> dict[str, Tensor]:
@@ -127,33 +126,32 @@ class Runner:
             layout = self._layouts[sizes] = self._layout(graph.shapes)
         results = {}
         if layout.together:
-            flat = x.new_zeros(layout.elements)
-            # ``data``: no view, so that writing into one in place does not count as a change of the others.
-            for slot, shape, strides, begin in layout.together:
-                results[slot] = flat.as_strided(shape, strides, begin).data
+            flat = zeros((layout.elements,), x)
+            for slot, shape, begin in layout.together:
+                results[slot] = part(flat, shape, begin)
         for slot, shape in layout.zeros:
-            results[slot] = x.new_zeros(shape)
+            results[slot] = zeros(shape, x)
         for slot, shape in layout.overwritten:
-            results[slot] = out = empty(shape, x) if x.is_cpu else x.new_empty(shape)
+            results[slot] = out = empty(shape, x)
             if poison:
                 out.fill_(float("nan"))
         return results
 
     def _layout(self, shapes: dict[str, tuple[int, ...]]) -> Layout:
-        zeros = [(slot, shapes[slot]) for slot in self.live if slot in self.zeroed]
+        started = [(slot, shapes[slot]) for slot in self.live if slot in self.zeroed]
         together, elements = [], 0
         # Those of whole 16 bytes first: then nothing lies between, and the memory is what it would be apart.
-        for slot, shape in sorted(zeros, key=lambda zero: math.prod(zero[1]) % ALIGNED != 0):
+        for slot, shape in sorted(started, key=lambda zero: math.prod(zero[1]) % ALIGNED != 0):
             begin = -(-elements // ALIGNED) * ALIGNED
-            together.append((slot, shape, (shape[-1], 1) if len(shape) == 2 else (1,), begin))
+            together.append((slot, shape, begin))
             elements = begin + math.prod(shape)
-        if len(zeros) < 2 or elements > SMALL_OUTPUTS:
+        if len(started) < 2 or elements > SMALL_OUTPUTS:
             together = []
         overwritten = [(slot, shapes[slot]) for slot in self.live if slot not in self.zeroed]
         if self.partial_y:
             edges, width = shapes["y"]
             overwritten = [(s, (edges, self.partial_y, width) if s == "y" else shape) for s, shape in overwritten]
-        return Layout(elements, tuple(together), () if together else tuple(zeros), tuple(overwritten))
+        return Layout(elements, tuple(together), () if together else tuple(started), tuple(overwritten))
 
     def _run_unfused(self, operands: Operands, graph: Graph, poison: bool) -> dict[str, Tensor]:
         """Gather node rows, run the plain kernel on edge rows, sum edge rows back to nodes."""
@@ -171,7 +169,7 @@ class Runner:
         results = self._launch(tuple(by_edge), by_row, poison)
         for slot, index in (("x", sender), ("g", receiver)):
             if slot in results:
-                results[slot] = _zeros(shapes[slot], results[slot]).index_add_(0, index, results[slot])
+                results[slot] = zeros(shapes[slot], results[slot]).index_add_(0, index, results[slot])
         return results
 
 
@@ -184,7 +182,3 @@ class SplitRunner:
     def __call__(self, operands: Operands, graph: Graph, poison: bool = False) -> dict[str, Tensor]:
         of_x, others = (part(operands, graph, poison) for part in self.parts)
         return of_x | others
-
-
-def _zeros(shape: tuple[int, ...], like: Tensor) -> Tensor:
-    return torch.zeros(shape, dtype=like.dtype, device=like.device)
