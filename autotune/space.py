@@ -201,10 +201,14 @@ def search_space(
 
 
 def _space_of_pairs(spec: Spec) -> Space:
-    """Edge by edge, so only how many teams share an edge and a multiprocessor, or threads a host."""
+    """Edge by edge, so only how many teams share an edge, a warp and a multiprocessor, or threads a host."""
     knobs: dict[str, tuple] = {"threads": threads_of(spec.facts)}
     if spec.facts.backend == "cuda":
-        knobs = {"block_size": (32, 64, 128, 256, 512), "min_blocks": (0, 2, 3, 4, 6, 8)}
+        knobs = {
+            "block_size": (32, 64, 128, 256, 512),
+            "min_blocks": (0, 2, 3, 4, 6, 8),
+            "edges_per_warp": (1, 2, 4, 8),
+        }
         if not spec.deterministic:
             knobs["path_groups"] = tuple(n for n in (1, 2, 4, 8) if n <= max(1, len(pair_paths(spec.problem))))
     space = Space(spec, MappingProxyType(knobs))

@@ -39,7 +39,7 @@ def pair_geometry(plan: PairPlan, num_edges: int) -> tuple[int, int, int]:
     """Blocks, threads a block, and dynamic shared memory in bytes."""
     schedule = plan.spec.schedule
     assert isinstance(schedule, CudaSchedule)
-    blocks = -(-num_edges * len(plan.parts) // (schedule.block_size // WARP))
+    blocks = -(-num_edges * len(plan.parts) // plan.teams)
     if plan.weight_sums:
         # Each block adds its sums to memory once, so no more blocks than the device runs at a time.
         facts = plan.spec.facts
@@ -58,6 +58,7 @@ def _preamble(plan: PairPlan) -> str:
         *(["#define ON_GPU"] if plan.on_gpu else ["#include <omp.h>", "#include <cstdint>", "#include <vector>"]),
         f"using Real = {real};",
         f"constexpr bool MUL_IR = {'true' if spec.layout == 'mul_ir' else 'false'};",
+        f"constexpr int LANES = {plan.lanes};",
     ]
     index = {"int32": "int", "int64": "long long"}[spec.index]
     return "\n".join([*lines, f"using index_t = {index};"])
@@ -113,7 +114,7 @@ def _load_rows(plan: PairPlan, part: tuple[PairPath, ...]) -> Iterator[str]:
     problem = plan.spec.problem
     for name in plan.spec.direction.operands:
         if name[-1] == "y":
-            yield f"copy_row<{problem.dim_in2}>(team, b.{name} + edge * {problem.dim_in2}, s_{name});"
+            yield f"load_row<{problem.dim_in2}>(team, b.{name} + edge * {problem.dim_in2}, s_{name});"
         elif name[-1] in SIDES:
             size = problem.dim_in1 if name[-1] == "x" else problem.dim_out
             row = _row(plan, name[-1])
@@ -133,7 +134,7 @@ def _store_rows(plan: PairPlan, part: tuple[PairPath, ...]) -> Iterator[str]:
     problem, shared = plan.spec.problem, len(plan.parts) > 1
     for slot in plan.spec.direction.live_outputs.replace("w", ""):
         if slot == "y":
-            how = "add" if shared else "copy"
+            how = "add" if shared else "store"
             yield f"{how}_row<{problem.dim_in2}>(team, o_y, b.out_y + edge * {problem.dim_in2});"
             continue
         size = problem.dim_in1 if slot == "x" else problem.dim_out
@@ -154,34 +155,44 @@ def _weight_row(plan: PairPlan, shared: str) -> str:
 def _gpu(plan: PairPlan) -> Iterator[str]:
     schedule, sums = plan.spec.schedule, plan.weight_sums
     assert isinstance(schedule, CudaSchedule)
-    teams, size = schedule.block_size // WARP, plan.scratch["end"]
+    teams, size = plan.teams, plan.scratch["end"]
     yield from gpu_entry(schedule.block_size, schedule.min_blocks)
     yield f"{INDENT}const Buffers b = {{{', '.join(BUFFERS)}}};"
     yield f"{INDENT}extern __shared__ __align__(16) unsigned char shared_bytes[];"
     yield f"{INDENT}Real* const shared = reinterpret_cast<Real*>(shared_bytes);"
     yield f"{INDENT}const int team_index = threadIdx.x / LANES;"
-    yield f"{INDENT}const Team team{{int(threadIdx.x % LANES)}};"
+    yield f"{INDENT}Team team{{int(threadIdx.x % LANES), true}};"
     yield f"{INDENT}const long long first = blockIdx.x * {teams}ll + team_index;"
     arguments = f"(b, team, edge, shared + team_index * {size}{_weight_row(plan, 'sums' if sums else 'b.out_w')});"
     if sums:
         yield f"{INDENT}Real* const sums = shared + {teams * size};"
         yield f"{INDENT}for (int i = threadIdx.x; i < {sums}; i += {schedule.block_size}) sums[i] = Real(0);"
         yield f"{INDENT}__syncthreads();"
-        head = f"for (long long i = first; i < num_edges * {len(plan.parts)}; i += gridDim.x * {teams}ll)"
+        head = f"for (long long i = first; {_any_left(plan)}; i += gridDim.x * {teams}ll)"
         yield from (f"{INDENT}{line}" for line in _shares(plan, head, arguments))
         yield f"{INDENT}__syncthreads();"
         yield f"{INDENT}for (int i = threadIdx.x; i < {sums}; i += {schedule.block_size}) add_to(b.out_w + i, sums[i]);"
     else:
         yield f"{INDENT}const long long i = first;"
-        yield from (f"{INDENT}{line}" for line in _shares(plan, f"if (i < num_edges * {len(plan.parts)})", arguments))
+        yield from (f"{INDENT}{line}" for line in _shares(plan, f"if ({_any_left(plan)})", arguments))
     yield "}"
+
+
+def _any_left(plan: PairPlan) -> str:
+    """Whether team i or one before it in its warp has an edge, or a part of one."""
+    warp = "i" if plan.lanes == WARP else f"i - team_index % {WARP // plan.lanes}"
+    return f"{warp} < num_edges * {len(plan.parts)}"
 
 
 def _shares(plan: PairPlan, head: str, arguments: str) -> Iterator[str]:
     """What team i does: all of edge i, or one part of an edge that the teams next to it share."""
     count = len(plan.parts)
     yield f"{head} {{"
-    yield f"{INDENT}const long long edge = i{f' / {count}' if count > 1 else ''};"
+    if plan.lanes == WARP:
+        yield f"{INDENT}const long long edge = i{f' / {count}' if count > 1 else ''};"
+    else:
+        yield f"{INDENT}team.active = i < num_edges;"
+        yield f"{INDENT}const long long edge = team.active ? i : num_edges - 1;"
     for number in range(count):
         last = number + 1 == count
         test = "" if last else f"if (i % {count} == {number}) "

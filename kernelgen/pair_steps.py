@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from kernelgen.pair_weights import weight_step
+from kernelgen.pair_weights import one_pair_step, weight_step
 from kernelgen.pairs import PairPath, PairPlan
 from kernelgen.terms import PathTerms
 
@@ -21,6 +21,10 @@ def path_steps(plan: PairPlan, path: PairPath, terms: PathTerms) -> Iterator[str
     problem, p, wanted = plan.spec.problem, path.path, plan.products
     texts = f"{problem.in1[p.in1].text} x {problem.in2[p.in2].text} -> {problem.out[p.out].text}"
     yield f"{{  // path {p.index}, {p.mode}: {texts}"
+    if plan.in_registers(path):
+        yield from (f"{INDENT}{line}" for line in (*_one_pair(plan, path, terms), "team.sync();"))
+        yield "}"
+        return
     lines: list[str] = []
     if wanted.z:
         lines += [*_over_pairs(plan, path, terms, _z_lines, {y for sums in wanted.z for _, y in sums}), "team.sync();"]
@@ -30,6 +34,24 @@ def path_steps(plan: PairPlan, path: PairPath, terms: PathTerms) -> Iterator[str
         lines += [*_over_pairs(plan, path, terms, _gradient_lines, {y for y, _ in wanted.x}), "team.sync();"]
     yield from (f"{INDENT}{line}" for line in lines)
     yield "}"
+
+
+def _one_pair(plan: PairPlan, path: PairPath, terms: PathTerms) -> Iterator[str]:
+    """Each lane forms the only pair for itself, in registers, and takes its share of the copies of the output."""
+    wanted = plan.products
+    buffers = {y for sums in wanted.z for _, y in sums} | {y for y, _ in wanted.x}
+    yield "constexpr int u = 0, v = 0, k = 0;"
+    yield from _edge_values(path, terms, sorted(buffers))
+    yield from (f"Real z{number}[{terms.dim3}];" for number in range(len(wanted.z)))
+    yield from _z_lines(plan, path, terms)
+    yield from one_pair_step(plan, path)
+    if wanted.d:
+        lines = list(_start_sums(plan, terms, bool(wanted.y)))
+        lines += _gradient_lines(plan, path, terms)
+        lines += _add_sums(path, terms, together=False) if wanted.y else []
+        yield "if (team.lane == 0) {"
+        yield from (f"{INDENT}{line}" for line in lines)
+        yield "}"
 
 
 def _over_pairs(plan: PairPlan, path: PairPath, terms: PathTerms, body: Body, y_buffers: set[str]) -> Iterator[str]:

@@ -17,12 +17,13 @@ INDENT = "    "
 
 def weight_step(plan: PairPlan, path: PairPath) -> list[str]:
     """What a path adds to ``o_g``, ``out_w`` and ``d``."""
-    dense = plan.spec.problem.mode(path.path).result == "w" and path.path.has_weight
-    return list(_dense(plan, path) if dense else _single(plan, path))
+    return list(_dense(plan, path) if plan.is_dense(path) else _single(plan, path))
 
 
 def _put_weight(plan: PairPlan, at: str, value: str) -> str:
-    return f"add_to(out_w + {at}, {value});" if plan.spec.problem.shared_weights else f"out_w[{at}] = {value};"
+    if plan.spec.problem.shared_weights:
+        return f"if (team.active) add_to(out_w + {at}, {value});"
+    return f"if (team.active) out_w[{at}] = {value};"
 
 
 # ---- a weight for every pair and copy of the output ---------------------------------------------------------------
@@ -108,6 +109,29 @@ def _flow_lines(plan: PairPlan, path: PairPath) -> Iterator[str]:
         yield f"{INDENT}UNROLL for (int m = 0; m < M; ++m) {place} = (n0 ? {place} : Real(0)) + flow{number}[m];"
     yield "}"
     yield "team.sync();"
+
+
+def one_pair_step(plan: PairPlan, path: PairPath) -> Iterator[str]:
+    """The same for a path of one pair whose ``z`` and ``d`` are in registers: d is a sum that each lane knows."""
+    wanted, offset = plan.products, plan.spec.problem.out[path.path.out].offset
+    yield f"constexpr int N = {path.columns}, M = {path.dims[2]};"
+    yield from (f"Real d{number}[M] = {{}};" for number in range(len(wanted.d)))
+    yield "UNROLL EACH(n, N) {"
+    read = [w for w, _ in wanted.value] + [w for sums in wanted.d for w, _ in sums]
+    at = f"{path.path.weight_offset} + n"
+    lines = [f"const Real this_{w} = {w}[{at}];" for w in dict.fromkeys(read)]
+    each = "UNROLL for (int m = 0; m < M; ++m)"
+    element = f"{offset} + m * N + n"
+    for w, pairs in wanted.value:
+        lines.append(f"{each} o_g[{element}] += this_{w} * z{wanted.z.index(pairs)}[m];")
+    if wanted.weight:
+        products = " + ".join(f"z{wanted.z.index(pairs)}[m] * s_{g}[{element}]" for g, pairs in wanted.weight)
+        lines += ["Real gradient = 0;", f"{each} gradient += {products};", _put_weight(plan, at, "gradient")]
+    for number, sums in enumerate(wanted.d):
+        lines += [f"{each} d{number}[m] += this_{w} * s_{g}[{element}];" for w, g in sums]
+    yield from (f"{INDENT}{line}" for line in lines)
+    yield "}"
+    yield from (f"{each} d{number}[m] = team.sum(d{number}[m]);" for number in range(len(wanted.d)))
 
 
 # ---- one weight a pair, or none ------------------------------------------------------------------------------------

@@ -1,8 +1,8 @@
 """The plan of a product whose paths pair copies of both inputs: every mode of e3nn, edge by edge.
 
-Enters a :class:`Spec` of a problem that is not channelwise, leaves a :class:`PairPlan`: what one team (a warp, or a
-host thread) keeps in its scratch memory for one edge, and which outputs must be zero before the launch. A path takes
-three steps, on all of which every derivative stands:
+Enters a :class:`Spec` of a problem that is not channelwise, leaves a :class:`PairPlan`: what one team (a warp or a
+part of one, or a host thread) keeps in its scratch memory for one edge, and which outputs must be zero before the
+launch. A path takes three steps, on all of which every derivative stands:
 
     z[m3, k]  = sum over m1 of M[m1, m3](y_v) x[m1, u]      for each pair k = (u, v), as ``kernelgen.terms`` has M
     g[m3, o] += sum over k of w[k, o] z[m3, k]              (or one weight a pair, or none)
@@ -23,8 +23,8 @@ from kernelgen.problem import Path, TensorProductProblem
 from kernelgen.schedule import CudaSchedule
 from kernelgen.spec import BYTES, Spec
 
-# Columns of a path's weights that a team works on at a time on a GPU.
-COLUMNS = 64
+# Columns of a path's weights that a team works on at a time on a GPU: at most, and at most for each of its lanes.
+COLUMNS, COLUMNS_PER_LANE = 64, 4
 WARP = 32
 Buffers = tuple[tuple[str, str], ...]
 
@@ -133,11 +133,27 @@ class PairPlan:
 
     @property
     def lanes(self) -> int:
-        return WARP if self.on_gpu else 1
+        schedule = self.spec.schedule
+        return schedule.lanes if isinstance(schedule, CudaSchedule) else 1
+
+    @property
+    def teams(self) -> int:
+        """Of a block of a GPU's threads."""
+        schedule = self.spec.schedule
+        assert isinstance(schedule, CudaSchedule)
+        return schedule.block_size // schedule.lanes
+
+    def is_dense(self, path: PairPath) -> bool:
+        """Whether every pair has a weight for every copy of the output."""
+        return self.spec.problem.mode(path.path).result == "w" and path.path.has_weight
+
+    def in_registers(self, path: PairPath) -> bool:
+        """Whether each lane of a team forms the path's only pair for itself."""
+        return self.on_gpu and path.pairs == 1 and self.is_dense(path)
 
     def tile(self, path: PairPath) -> int:
         """Columns of the weights worked on at a time."""
-        return min(path.columns, COLUMNS) if self.on_gpu else path.columns
+        return min(path.columns, COLUMNS, COLUMNS_PER_LANE * self.lanes) if self.on_gpu else path.columns
 
     def stride(self, path: PairPath) -> int:
         """Of a row of weights in the scratch memory: odd, so that a column lies in different banks."""
@@ -161,7 +177,7 @@ def pair_plan(spec: Spec) -> PairPlan:
     starts = dict(zip((*arrays, "end"), itertools.accumulate(arrays.values(), initial=0), strict=True))
     shared, sums = 0, 0
     if isinstance(spec.schedule, CudaSchedule):
-        elements = spec.schedule.block_size // WARP * starts["end"]
+        elements = plan.teams * starts["end"]
         sums = problem.weight_numel if "out_w" in zeroed else 0
         if (elements + sums) * BYTES[spec.dtype] > spec.facts.shared_per_block:
             sums = 0
@@ -181,6 +197,11 @@ def _parts(spec: Spec) -> tuple[tuple[PairPath, ...], ...]:
     count = spec.schedule.path_groups if isinstance(spec.schedule, CudaSchedule) else 1
     if count > max(1, len(paths)):
         raise ScheduleError(f"path_groups={count}: this problem allows 1 to {max(1, len(paths))} (one a path)")
+    if count > 1 and isinstance(spec.schedule, CudaSchedule) and spec.schedule.lanes < WARP:
+        raise ScheduleError(
+            f"path_groups={count}, edges_per_warp={spec.schedule.edges_per_warp}: the teams of a warp keep in step, so "
+            "those of different path groups take a warp each (edges_per_warp=1)"
+        )
     if count > 1 and spec.deterministic:
         raise ScheduleError(
             f"path_groups={count}: teams that share an edge add to its rows in no fixed order; a deterministic kernel "
@@ -198,10 +219,10 @@ def _arrays(plan: PairPlan) -> dict[str, int]:
     rows = {"x": problem.dim_in1, "y": problem.dim_in2, "g": problem.dim_out}
     arrays = {f"s_{name}": rows[name[-1]] for name in direction.operands if name[-1] != "w"}
     arrays |= {f"o_{slot}": rows[slot] for slot in direction.live_outputs if slot != "w"}
-    most = max((p.pairs * p.dims[2] for p in plan.paths), default=0)
+    paths = [p for p in plan.paths if not plan.in_registers(p)]
+    most = max((p.pairs * p.dims[2] for p in paths), default=0)
     arrays |= {f"z{number}": most for number in range(len(plan.products.z))}
     arrays |= {f"d{number}": most for number in range(len(plan.products.d))}
-    dense = [p for p in plan.paths if problem.mode(p.path).result == "w" and p.path.has_weight]
-    chunk = max((plan.lanes * plan.stride(p) for p in dense), default=0)
+    chunk = max((plan.lanes * plan.stride(p) for p in paths if plan.is_dense(p)), default=0)
     weights = {w for sums in plan.products.d for w, _ in sums}
     return arrays | {f"c_{name}": chunk for name in ("w", "tw") if name in weights}

@@ -37,3 +37,8 @@ def mixed() -> TensorProductProblem:
         "4x1o+6x0e+4x0e+3x2e",
         [(0, 1, 0, "uuu", True), (1, 0, 0, "uvu", True), (1, 1, 1, "uvu<v", False), (1, 1, 2, "uvu", True, 2.0)],
     )
+
+
+def single() -> TensorProductProblem:
+    """Products of single copies, as of two rows of spherical harmonics: more and fewer columns than lanes."""
+    return TensorProductProblem.fully_connected("1x0e+1x1o+1x2e", "1x0e+1x1o", "40x0e+7x1o+3x1e+1x2e")

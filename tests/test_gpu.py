@@ -58,8 +58,9 @@ def test_kernel_forms(form: str, layout: str, dtype: torch.dtype, monkeypatch: p
 @pytest.mark.parametrize("operation", ["conv", "plain"])
 @pytest.mark.parametrize("mode", MODES)
 def test_kernel_forms_of_pairs(mode: str, operation: str, dtype: torch.dtype) -> None:
-    for problem, layout in ((of_mode(mode), "mul_ir"), (of_mode(mode, shared=True), "ir_mul")):
-        operator = build(problem, operation=operation, dtype=dtype, layout=layout, device="cuda")
+    for problem, layout, teams in ((of_mode(mode), "mul_ir", 1), (of_mode(mode, shared=True), "ir_mul", 4)):
+        schedule = CudaSchedule(accumulate="atomics", edges_per_warp=teams)
+        operator = build(problem, schedule, operation=operation, dtype=dtype, layout=layout, device="cuda")
         case = make_case(problem, operation, edges=300, nodes=20, num_out=17)
         assert_matches_e3nn(operator, case, DIRECTIONS, TOLERANCE[dtype], "cuda")
 

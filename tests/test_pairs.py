@@ -10,7 +10,7 @@ from cuda_emulator import run_direction
 from e3nn import o3
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from pair_problems import MODES, mixed, of_mode
+from pair_problems import MODES, mixed, of_mode, single
 from reference import assert_matches_e3nn, expected, make_case, relative_error
 
 from autotune.config_tables import load_problems
@@ -122,10 +122,25 @@ def test_teams_that_share_an_edge_lane_by_lane(operation: str, direction: str) -
     assert max(errors.values()) < 1e-12, errors
 
 
-@pytest.mark.parametrize("path_groups", [1, 2])
-def test_shared_weights_lane_by_lane(path_groups: int) -> None:
+@pytest.mark.parametrize("direction", ["forward", "backward", "double_backward", "joint_backward"])
+@pytest.mark.parametrize(
+    ("name", "operation", "edges_per_warp"),
+    [("single", "plain", 1), ("single", "conv", 8), ("uvw", "plain", 4), ("mixed", "conv", 2)],
+)
+def test_small_teams_lane_by_lane(name: str, operation: str, edges_per_warp: int, direction: str) -> None:
+    """Teams of part of a warp, the last warp with fewer edges than teams; and paths of one pair, in registers."""
+    problem = {"single": single(), "mixed": mixed()}.get(name) or of_mode(name)
+    case = make_case(problem, operation, edges=5)
+    schedule = CudaSchedule(accumulate="atomics", block_size=64, edges_per_warp=edges_per_warp)
+    found = run_direction(case, DIRECTIONS[direction], operation, "mul_ir", "float64", schedule)
+    errors = {slot: relative_error(found[slot], rows) for slot, rows in expected(case, direction).items()}
+    assert max(errors.values()) < 1e-12, errors
+
+
+@pytest.mark.parametrize(("path_groups", "edges_per_warp"), [(1, 1), (2, 1), (1, 4)])
+def test_shared_weights_lane_by_lane(path_groups: int, edges_per_warp: int) -> None:
     case = make_case(of_mode("uvw", shared=True), "plain", edges=5)
-    schedule = CudaSchedule(path_groups=path_groups)
+    schedule = CudaSchedule(path_groups=path_groups, edges_per_warp=edges_per_warp)
     found = run_direction(case, DIRECTIONS["backward"], "plain", "mul_ir", "float64", schedule)
     errors = {slot: relative_error(found[slot], rows) for slot, rows in expected(case, "backward").items()}
     assert max(errors.values()) < 1e-12, errors
@@ -170,6 +185,8 @@ def test_limits_are_said() -> None:
         make_plan(dataclasses.replace(spec, schedule=CudaSchedule(path_groups=2)))
     with pytest.raises(ScheduleError, match="in no fixed order; a deterministic kernel"):
         make_plan(dataclasses.replace(spec, problem=WIDE, deterministic=True, schedule=CudaSchedule(path_groups=2)))
+    with pytest.raises(ScheduleError, match="a warp each"):
+        make_plan(dataclasses.replace(spec, problem=WIDE, schedule=CudaSchedule(path_groups=2, edges_per_warp=2)))
     with pytest.raises(ScheduleError, match="cores"):
         make_plan(dataclasses.replace(spec, schedule=HostSchedule(threads=256), facts=build(problem).spec(
             DIRECTIONS["forward"]).facts))  # fmt: skip

@@ -1,16 +1,18 @@
 // The hand-written part of a kernel of pairs: a team works through one edge, all it needs in its scratch memory.
-// The emitter defines before it: Real, MUL_IR (layout of feature rows) and, for a GPU, ON_GPU. A team is a warp there
-// and a thread on the host.
+// The emitter defines before it: Real, MUL_IR (layout of feature rows), LANES (of a team) and, for a GPU, ON_GPU. A team
+// is a warp there, or a part of one, and a thread on the host.
 #ifdef ON_GPU
 #define DEVICE __device__ __forceinline__
 #define UNROLL _Pragma("unroll")
 #define SOME_ROWS _Pragma("unroll 4")
-constexpr int LANES = 32;
 
 struct Team {
     int lane;
+    // Teams of a warp keep in step (a mask of lanes known only at run time costs five instructions an exchange), so one
+    // that has no edge left works on another's and writes nothing.
+    bool active;
     DEVICE void sync() const { __syncwarp(0xffffffffu); }
-    DEVICE Real from(Real value, int other) const { return __shfl_sync(0xffffffffu, value, other, 32); }
+    DEVICE Real from(Real value, int other) const { return __shfl_sync(0xffffffffu, value, other, LANES); }
     DEVICE Real sum(Real value) const {
         UNROLL for (int bit = LANES / 2; bit > 0; bit /= 2) value += __shfl_xor_sync(0xffffffffu, value, bit);
         return value;
@@ -22,10 +24,10 @@ DEVICE void add_shared(Real* p, Real value) { atomicAdd(p, value); }
 #define DEVICE static inline
 #define UNROLL
 #define SOME_ROWS
-constexpr int LANES = 1;
 
 struct Team {
     static constexpr int lane = 0;
+    static constexpr bool active = true;
     void sync() const {}
     Real from(Real value, int) const { return value; }
     Real sum(Real value) const { return value; }
@@ -46,20 +48,24 @@ DEVICE void load_block(const Team& team, const Real* row, Real* to) {
 }
 template <int DIM, int MUL>
 DEVICE void store_block(const Team& team, const Real* from, Real* row) {
-    EACH(i, DIM * MUL) row[i] = from[MUL_IR ? i % DIM * MUL + i / DIM : i];
+    if (team.active) EACH(i, DIM * MUL) row[i] = from[MUL_IR ? i % DIM * MUL + i / DIM : i];
 }
 // Sums of an edge to the row of a node, to which other teams add as well.
 template <int DIM, int MUL>
 DEVICE void add_block(const Team& team, const Real* from, Real* row) {
-    EACH(i, DIM * MUL) add_shared(row + i, from[MUL_IR ? i % DIM * MUL + i / DIM : i]);
+    if (team.active) EACH(i, DIM * MUL) add_shared(row + i, from[MUL_IR ? i % DIM * MUL + i / DIM : i]);
 }
 template <int N>
-DEVICE void copy_row(const Team& team, const Real* from, Real* to) {
+DEVICE void load_row(const Team& team, const Real* from, Real* to) {
     EACH(i, N) to[i] = from[i];
 }
 template <int N>
 DEVICE void add_row(const Team& team, const Real* from, Real* to) {
-    EACH(i, N) add_shared(to + i, from[i]);
+    if (team.active) EACH(i, N) add_shared(to + i, from[i]);
+}
+template <int N>
+DEVICE void store_row(const Team& team, const Real* from, Real* to) {
+    if (team.active) EACH(i, N) to[i] = from[i];
 }
 template <int N>
 DEVICE void clear_row(const Team& team, Real* row) {
