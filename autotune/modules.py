@@ -17,7 +17,9 @@ from typing import Any, TypeAlias
 import torch
 from e3nn import o3
 
+from autotune.contraction import MatrixContraction, by_matrix
 from autotune.graphs import GraphClass
+from autotune.lookup import Tuning
 from autotune.order_cache import OrderCache
 from autotune.tuned_module import Schedules, TunedModule, autocast
 from autotune.weights import PathWeights, Weight, check_last
@@ -65,6 +67,9 @@ class TensorProduct(PathWeights, TunedModule):
     deterministic: bitwise equal results from run to run, at a price in time; schedules tuned as such are loaded.
     tolerance: only schedules are loaded that were measured with a relative error of at most this, against float64 e3nn
         and under rotation, in every output and gradient; a direction without one is a TuningMissError, as for strict.
+    contraction: how shared weights of mode ``uvw`` meet the pairs of copies: ``edge``, edge by edge in the kernel;
+        ``matrix``, in torch's matrix product (tensor cores and accuracy as torch is set), see
+        ``autotune.contraction``; ``auto`` takes that for 2**15 weights or more unless a schedule is given.
     graph_class: such as ``plain-e16`` (about 2**16 edges): which tuned entry to prefer.
     device, dtype: where both or either is given the operator is built now and not at the first call.
 
@@ -72,6 +77,7 @@ class TensorProduct(PathWeights, TunedModule):
     """
 
     operation = "plain"
+    _matrix: MatrixContraction | None
 
     def __init__(
         self,
@@ -97,6 +103,7 @@ class TensorProduct(PathWeights, TunedModule):
         strict: bool | None = None,
         deterministic: bool = False,
         tolerance: float | None = None,
+        contraction: str = "auto",
         graph_class: GraphClass | str | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
@@ -121,17 +128,20 @@ class TensorProduct(PathWeights, TunedModule):
             internal_weights = shared and any(instruction.has_weight for instruction in problem.instructions)
         if internal_weights and not shared:
             raise ProblemError("internal_weights=True needs shared_weights=True: they are one row for all edges")
-        super().__init__(
-            problem,
-            layout=layout,
-            graph_class=graph_class,
-            schedule=schedule,
-            strict=strict,
-            deterministic=deterministic,
-            tolerance=tolerance,
-            device=device,
-            dtype=dtype,
-        )
+        matrix = by_matrix(problem, "edge" if contraction == "auto" and schedule is not None else contraction)
+        options: dict[str, Any] = {
+            "layout": layout,
+            "graph_class": graph_class,
+            "schedule": schedule,
+            "strict": strict,
+            "deterministic": deterministic,
+            "tolerance": tolerance,
+            "device": device,
+            "dtype": dtype,
+        }
+        super().__init__(problem, **(options | {"device": None, "dtype": None} if matrix else options))
+        # Not registered: it has neither parameters nor buffers.
+        self.__dict__["_matrix"] = MatrixContraction(problem, **options) if matrix else None
         self.internal_weights = internal_weights
         self._specialized_code, self._optimize_einsums = _specialized_code, _optimize_einsums
         if internal_weights and self.weight_numel > 0:
@@ -152,7 +162,7 @@ class TensorProduct(PathWeights, TunedModule):
         check_last("x", x, dim_in1)
         check_last("y", y, dim_in2)
         x, y, weight = autocast(x, y, self._weight_for(weight))
-        operator = self._operator_of(x)
+        operator = self._operator_of(x) if self._matrix is None else self._matrix
         batched = (x, y) if self.shared_weights else (x, y, weight)
         if all(tensor.ndim == 2 and tensor.shape[0] == x.shape[0] for tensor in batched):
             return operator(x, y, weight)
@@ -164,6 +174,11 @@ class TensorProduct(PathWeights, TunedModule):
         rows = [tensor.expand(*batch, tensor.shape[-1]).reshape(batch.numel(), tensor.shape[-1]) for tensor in batched]
         out = operator(rows[0], rows[1], weight if self.shared_weights else rows[2])
         return out.reshape(*batch, dim_out)
+
+    @property
+    def tuning(self) -> dict[str, Tuning]:
+        """As of every module; with ``contraction="matrix"`` of the kernels that form the pairs."""
+        return super().tuning if self._matrix is None else self._matrix.tuning
 
     def right(self, y: torch.Tensor, weight: Weight = None) -> torch.Tensor:
         """The matrix that takes x to the product: y ``[..., dim_in2]`` -> ``[..., dim_in1, dim_out]``.

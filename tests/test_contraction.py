@@ -1,0 +1,123 @@
+"""Shared weights as a matrix product: the same function, derivatives and module as edge by edge."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from typing import Any
+
+import pytest
+import torch
+import torch._dynamo.testing
+from e3nn import o3
+from reference import relative_error
+
+from autotune import FullyConnectedTensorProduct, TensorProduct, accelerate
+from autotune.contraction import MATRIX_WEIGHTS, PAIR_ELEMENTS, by_matrix, pairs_of
+from kernelgen import HostSchedule
+from kernelgen.errors import InputError, ProblemError
+from kernelgen.problem import TensorProductProblem
+
+# Blocks that several paths share, one that none reaches, and several copies on both sides.
+IRREPS = ("3x0e+4x1o+2x2e", "2x0e+3x1o", "5x0e+3x1o+2x1e+2x3e+1x4e")
+LARGE = ("64x0e+64x1o", "8x0e", "64x0e+64x1o")
+
+
+def both(layout: str = "mul_ir", **options: Any) -> tuple[o3.TensorProduct, TensorProduct]:
+    torch.set_default_dtype(torch.float64)  # else e3nn rounds its coefficients
+    try:
+        theirs = o3.FullyConnectedTensorProduct(*IRREPS, **options)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    ours = FullyConnectedTensorProduct(*IRREPS, **options, contraction="matrix", layout=layout, dtype=torch.float64)
+    ours.weight.data.copy_(theirs.weight.data)
+    return theirs, ours
+
+
+def gradients(module: torch.nn.Module, x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
+    """The value, first gradients, and gradients of a function of those."""
+    out = module(x, y)
+    inputs = [x, y, module.weight]
+    first = torch.autograd.grad(out.square().sum(), inputs, create_graph=True)
+    second = torch.autograd.grad(sum(grad.square().sum() for grad in first), inputs)
+    return [out, *first, *second]
+
+
+@pytest.mark.parametrize("normalization", [{}, {"irrep_normalization": "norm", "path_normalization": "path"}])
+def test_all_derivatives_are_e3nns(normalization: dict[str, str]) -> None:
+    theirs, ours = both(**normalization)
+    torch.manual_seed(0)
+    x = torch.randn(7, theirs.irreps_in1.dim, dtype=torch.float64, requires_grad=True)
+    y = torch.randn(7, theirs.irreps_in2.dim, dtype=torch.float64, requires_grad=True)
+    for found, wanted in zip(gradients(ours, x, y), gradients(theirs, x, y), strict=True):
+        assert relative_error(found, wanted) < 1e-10
+
+
+def test_it_is_the_other_layout_too() -> None:
+    from autotune.workload import to_ir_mul
+
+    theirs, ours = both("ir_mul")
+    x, y = torch.randn(3, 5, theirs.irreps_in1.dim).double(), torch.randn(1, 5, theirs.irreps_in2.dim).double()
+    found = ours(to_ir_mul(x, IRREPS[0]), y)
+    assert relative_error(found, to_ir_mul(theirs(x, y), IRREPS[2])) < 1e-10
+
+
+def test_it_is_a_module_like_any() -> None:
+    theirs, ours = both(compile_right=True)
+    x, y = torch.randn(4, theirs.irreps_in1.dim).double(), torch.randn(4, theirs.irreps_in2.dim).double()
+    wanted = theirs(x, y)
+    assert list(ours.state_dict()) == ["weight"] and [name for name, _ in ours.named_modules()] == [""]
+    for other in (copy.deepcopy(ours), pickle.loads(pickle.dumps(ours))):
+        assert relative_error(other(x, y), wanted) < 1e-10
+    assert relative_error(copy.deepcopy(ours).float()(x.float(), y.float()), wanted) < 1e-5
+    assert ours(x[:0], y[:0]).shape == (0, theirs.irreps_out.dim)
+    assert relative_error(ours.right(y), theirs.right(y)) < 1e-10
+    assert ours.tuning["forward"].schedule.backend == "cpu"
+    with pytest.raises(InputError, match="expected the same"):
+        ours(x, y, ours.weight.float())
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_compiled_without_a_break_or_one_for_each_size() -> None:
+    theirs, ours = both()
+    torch.compiler.reset()
+    counter = torch._dynamo.testing.CompileCounter()
+    compiled = torch.compile(ours, fullgraph=True, dynamic=True, backend=counter)
+    frames = []
+    for rows in (5, 9, 31, 12):
+        x, y = torch.randn(rows, theirs.irreps_in1.dim).double(), torch.randn(rows, theirs.irreps_in2.dim).double()
+        assert relative_error(compiled(x, y), theirs(x, y)) < 1e-10
+        frames.append(counter.frame_count)
+    assert frames[1:] == [frames[1]] * 3 and frames[1] <= 2
+
+
+def test_auto_takes_it_for_many_weights() -> None:
+    small = TensorProductProblem.fully_connected(*IRREPS, shared_weights=True)
+    large = TensorProductProblem.fully_connected(*LARGE, shared_weights=True)
+    assert small.weight_numel < MATRIX_WEIGHTS <= large.weight_numel
+    assert not by_matrix(small, "auto") and by_matrix(small, "matrix")
+    assert by_matrix(large, "auto") and not by_matrix(large, "edge")
+    assert not by_matrix(TensorProductProblem.fully_connected(*LARGE), "auto"), "weights an edge are no matrix"
+    assert len(pairs_of(large).paths) == len(large.paths)
+    given = FullyConnectedTensorProduct(*LARGE, schedule=HostSchedule(accumulate="atomics"))
+    assert given._matrix is None, "a schedule is one of the whole product"
+
+
+def test_what_is_wrong_is_said() -> None:
+    with pytest.raises(ProblemError, match="'auto', 'edge', 'matrix'"):
+        FullyConnectedTensorProduct(*IRREPS, contraction="tensor")
+    with pytest.raises(ProblemError, match="needs shared weights"):
+        FullyConnectedTensorProduct(*IRREPS, shared_weights=False, contraction="matrix")
+
+
+def test_accelerate_takes_it_and_leaves_what_is_too_large() -> None:
+    torch.manual_seed(0)
+    large = ("128x0e+128x1o", "89x0e", "8x0e+8x1o")
+    model = torch.nn.ModuleList([o3.FullyConnectedTensorProduct(*irreps) for irreps in (LARGE, large)])
+    x, y = torch.randn(6, 256), torch.randn(6, 8)
+    wanted = model[0](x, y)
+    found = accelerate(model)
+    assert [place.replaced for place in found.places] == [True, False]
+    assert f"more than the {PAIR_ELEMENTS}" in found.places[1].detail
+    assert model[0]._matrix is not None
+    assert relative_error(model[0](x, y), wanted) < 1e-5
