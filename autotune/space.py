@@ -3,11 +3,6 @@
 Enters a problem, an operation, a direction, a dtype and device facts; leaves a :class:`Space`: an ordered mapping of
 knob to choices, restricted to values that make sense. Knobs without effect take their default value
 (:meth:`Space.canonical`), so two spellings of one kernel are recognised as the same schedule.
-
-``fuse`` is no knob of a search. In 15 studies (H200, and a CPU of two cores) the fastest of the unfused schedules, a
-seventh of all trials and half of the first fifty, took 4 to 29 times as long as the fastest fused one: torch's gather
-and scatter around the kernel decide, whatever its other knobs. So unfused stands beside the space as one probe, the
-default schedule without fusion, which keeps the claim under test on every problem and graph.
 """
 
 from __future__ import annotations
@@ -23,12 +18,12 @@ from typing import TYPE_CHECKING, Any
 
 from autotune.errors import ConfigError, unknown_name
 from autotune.families import Family, family_of
+from autotune.probes import probes_of, unfused
 from kernelgen.defaults import SMALL_GRAPH_EDGES
 from kernelgen.device import DeviceFacts
 from kernelgen.direction import Direction
 from kernelgen.errors import ScheduleError
 from kernelgen.pairs import pair_paths
-from kernelgen.plan import estimate_registers
 from kernelgen.problem import TensorProductProblem
 from kernelgen.schedule import CudaSchedule, HostSchedule, Knobs, Schedule, power_of_two_at_most
 from kernelgen.spec import Spec
@@ -39,8 +34,6 @@ if TYPE_CHECKING:
 
 # Groups beyond one an input block that are tried one by one: the best count is rarely a round number.
 FINE_GROUPS = 3
-# Estimated registers of a thread up to which a tiling is taken into the probes: two blocks of 128 threads fit.
-TILING_REGISTERS = 200
 
 
 @dataclass(frozen=True)
@@ -197,7 +190,7 @@ def search_space(
         knobs[knob] = choices if value in choices else (*choices, value)
     space = Space(dataclasses.replace(spec, schedule=default), MappingProxyType(knobs))
     space = dataclasses.replace(space, spec=dataclasses.replace(spec, schedule=space.canonical(default)))
-    return dataclasses.replace(space, probes=(*_tilings(space), *_unfused(space)))
+    return dataclasses.replace(space, probes=probes_of(space))
 
 
 def _space_of_pairs(spec: Spec) -> Space:
@@ -212,45 +205,12 @@ def _space_of_pairs(spec: Spec) -> Space:
         if not spec.deterministic:
             knobs["path_groups"] = tuple(n for n in (1, 2, 4, 8) if n <= max(1, len(pair_paths(spec.problem))))
     space = Space(spec, MappingProxyType(knobs))
-    return dataclasses.replace(space, probes=_unfused(space))
+    return dataclasses.replace(space, probes=unfused(space))
 
 
 def threads_of(facts: DeviceFacts) -> tuple[int, ...]:
     """All cores or half of them."""
     return (0, facts.units // 2) if facts.units >= 4 else (0,)
-
-
-def _tilings(space: Space) -> tuple[Knobs, ...]:
-    """The default with small teams of several channels a lane, in as few path groups as registers allow.
-
-    They read fewer edge values and issue fewer instructions an edge, but leave fewer teams, so several share a node:
-    three knobs and the path groups that only together are better, which no search of single knobs finds.
-    """
-    if space.spec.facts.backend != "cuda" or space.spec.operation != "conv":
-        return ()
-    found = []
-    for tile, teams in ((2, 1), (2, 2), (4, 2), (4, 4)):
-        for groups in space.knobs["path_groups"]:
-            values = {"edges_per_warp": tile, "channels_per_thread": tile, "teams_per_node": teams}
-            if not all(value in space.knobs[knob] for knob, value in values.items()):
-                break
-            schedule = space.schedule({**values, "path_groups": groups, "prefetch": "none", "stage_edges": 8})
-            if space.broken_limit(schedule) is None and _registers(space, schedule) <= TILING_REGISTERS:
-                found.append(schedule)
-                break
-    return tuple(found)
-
-
-def _registers(space: Space, schedule: Knobs) -> int:
-    return estimate_registers(space.plan(schedule))
-
-
-def _unfused(space: Space) -> tuple[Knobs, ...]:
-    """The default without fusion; torch's sums at nodes are in no fixed order, so never of a deterministic kernel."""
-    if space.spec.operation == "plain" or space.spec.deterministic:
-        return ()
-    schedule = space.schedule({"fuse": False})
-    return (schedule,) if space.broken_limit(schedule) is None else ()
 
 
 def _multiplicities(problem: TensorProductProblem) -> list[int]:
