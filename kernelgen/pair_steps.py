@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from kernelgen.pair_weights import one_pair_step, weight_step
+from kernelgen.pair_weights import first_weights, one_pair_step, weight_step
 from kernelgen.pairs import PairPath, PairPlan
 from kernelgen.terms import PathTerms
 
@@ -25,7 +25,7 @@ def path_steps(plan: PairPlan, path: PairPath, terms: PathTerms) -> Iterator[str
         yield from (f"{INDENT}{line}" for line in (*_one_pair(plan, path, terms), "team.sync();"))
         yield "}"
         return
-    lines: list[str] = []
+    lines = list(first_weights(plan, path))
     if wanted.z:
         lines += [*_over_pairs(plan, path, terms, _z_lines, {y for sums in wanted.z for _, y in sums}), "team.sync();"]
     lines += [*weight_step(plan, path), "team.sync();"]

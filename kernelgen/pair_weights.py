@@ -29,19 +29,34 @@ def _put_weight(plan: PairPlan, at: str, value: str) -> str:
 # ---- a weight for every pair and copy of the output ---------------------------------------------------------------
 
 
+def first_weights(plan: PairPlan, path: PairPath) -> Iterator[str]:
+    """For a path whose weights are fetched: asks for the first of them, before its pairs are formed."""
+    if plan.fetches(path):
+        yield from _sizes(plan, path)
+        yield from _fetch_function(plan, path)
+        yield "fetch_rows(0, 0);"
+
+
 def _dense(plan: PairPlan, path: PairPath) -> Iterator[str]:
+    if not plan.fetches(path):
+        yield from _sizes(plan, path)
+    tile, columns = plan.tile(path), min(plan.tile(path), plan.lanes)
+    whole = tile % columns == 0 and path.columns % tile == 0
+    inside = "true" if whole else "n < min(N, n0 + TILE)"
+    row_of_g = f"{plan.spec.problem.out[path.path.out].offset} + m * N"
+    yield "for (int n0 = 0; n0 < N; n0 += TILE) {"
+    yield from (f"{INDENT}{line}" for line in _tile_lines(plan, path, row_of_g, inside))
+    yield "}"
+
+
+def _sizes(plan: PairPlan, path: PairPath) -> Iterator[str]:
+    """Of the matrix, of a tile of its columns, and of what the lanes take of a tile."""
     tile = plan.tile(path)
     columns = min(tile, plan.lanes)
     rows, tiles = plan.lanes // columns, -(-tile // columns)
     yield f"constexpr int K = {path.pairs}, N = {path.columns}, M = {path.dims[2]}, TILE = {tile}, TILES = {tiles};"
     yield f"constexpr int COLS = {columns}, ROWS = {rows}, STEP = {plan.lanes if plan.products.d else path.pairs};"
     yield "const int row = team.lane / COLS, col = team.lane % COLS;"
-    yield "for (int n0 = 0; n0 < N; n0 += TILE) {"
-    whole = tile == columns * tiles and path.columns % tile == 0
-    inside = "true" if whole else "n < min(N, n0 + TILE)"
-    row_of_g = f"{plan.spec.problem.out[path.path.out].offset} + m * N"
-    yield from (f"{INDENT}{line}" for line in _tile_lines(plan, path, row_of_g, inside))
-    yield "}"
 
 
 def _tile_lines(plan: PairPlan, path: PairPath, row_of_g: str, inside: str) -> Iterator[str]:
@@ -57,14 +72,8 @@ def _tile_lines(plan: PairPlan, path: PairPath, row_of_g: str, inside: str) -> I
         yield "}"
     yield "for (int k0 = 0; k0 < K; k0 += STEP) {"
     yield f"{INDENT}const int rows = min(STEP, K - k0);"
-    yield f"{INDENT}if (row < ROWS) SOME_ROWS for (int kk = row; kk < rows; kk += ROWS) {{"
-    yield f"{INDENT * 2}const int k = k0 + kk;"
-    yield f"{INDENT * 2}UNROLL for (int i = 0; i < TILES; ++i) {{"
-    yield f"{INDENT * 3}const int n = n0 + col + COLS * i;"
-    yield f"{INDENT * 3}if (!({inside})) continue;"
-    yield from (f"{INDENT * 3}{line}" for line in _element_lines(plan, path))
-    yield f"{INDENT * 2}}}"
-    yield f"{INDENT}}}"
+    elements = list(_element_lines(plan, path))
+    yield from (f"{INDENT}{line}" for line in (_over_elements(elements, inside) if elements else ()))
     if wanted.d:
         yield from (f"{INDENT}{line}" for line in _flow_lines(plan, path))
     yield "}"
@@ -76,10 +85,40 @@ def _tile_lines(plan: PairPlan, path: PairPath, row_of_g: str, inside: str) -> I
         yield "}"
 
 
+def _over_elements(lines: list[str], inside: str) -> Iterator[str]:
+    """Lines for each of the rows at hand and each column of the tile."""
+    yield "if (row < ROWS) SOME_ROWS for (int kk = row; kk < rows; kk += ROWS) {"
+    yield f"{INDENT}const int k = k0 + kk;"
+    yield f"{INDENT}UNROLL for (int i = 0; i < TILES; ++i) {{"
+    yield f"{INDENT * 2}const int n = n0 + col + COLS * i;"
+    yield f"{INDENT * 2}if (!({inside})) continue;"
+    yield from (f"{INDENT * 2}{line}" for line in lines)
+    yield f"{INDENT}}}"
+    yield "}"
+
+
+def _weights_of_d(plan: PairPlan) -> list[str]:
+    return list(dict.fromkeys(w for sums in plan.products.d for w, _ in sums))
+
+
+def _fetch_function(plan: PairPlan, path: PairPath) -> Iterator[str]:
+    """``fetch_rows(k0, n0)``: asks for the weights of STEP rows and a tile of columns."""
+    at = f"{path.path.weight_offset} + (k0 + kk) * N + n0 + n"
+    yield "const auto fetch_rows = [&](int k0, int n0) {"
+    yield f"{INDENT}const int rows = min(STEP, K - k0), width = min(TILE, N - n0);"
+    yield f"{INDENT}if (row < ROWS) SOME_ROWS for (int kk = row; kk < rows; kk += ROWS)"
+    yield f"{INDENT * 2}UNROLL for (int i = 0; i < TILES; ++i) {{"
+    yield f"{INDENT * 3}const int n = col + COLS * i;"
+    for w in _weights_of_d(plan):
+        yield f"{INDENT * 3}if (n < width) fetch(c_{w} + kk * {plan.stride(path)} + n, {w} + {at});"
+    yield f"{INDENT * 2}}}"
+    yield "};"
+
+
 def _element_lines(plan: PairPlan, path: PairPath) -> Iterator[str]:
     """What is done with one weight, of pair k and column n."""
-    wanted = plan.products
-    read = [w for w, _ in wanted.value] + [w for sums in wanted.d for w, _ in sums]
+    wanted, kept = plan.products, [] if plan.fetches(path) else _weights_of_d(plan)
+    read = [w for w, _ in wanted.value] + kept
     at = f"{path.path.weight_offset} + k * N + n"
     for w in dict.fromkeys(read):
         yield f"const Real this_{w} = {w}[{at}];"
@@ -91,14 +130,14 @@ def _element_lines(plan: PairPlan, path: PairPath) -> Iterator[str]:
         yield "Real gradient = 0;"
         yield f"UNROLL for (int m = 0; m < M; ++m) gradient += {products};"
         yield _put_weight(plan, at, "gradient")
-    for w in dict.fromkeys(w for sums in wanted.d for w, _ in sums):
+    for w in kept:
         yield f"c_{w}[kk * {plan.stride(path)} + n - n0] = this_{w};"
 
 
 def _flow_lines(plan: PairPlan, path: PairPath) -> Iterator[str]:
     """``d`` of the rows at hand: a lane a row, from the weights that were left in the scratch memory."""
     stride, block = plan.stride(path), plan.spec.problem.out[path.path.out]
-    yield "team.sync();"
+    yield "await_fetched(team);" if plan.fetches(path) else "team.sync();"
     yield "if (team.lane < rows) {"
     for number, sums in enumerate(plan.products.d):
         yield f"{INDENT}Real flow{number}[M] = {{}};"
@@ -109,6 +148,9 @@ def _flow_lines(plan: PairPlan, path: PairPath) -> Iterator[str]:
         yield f"{INDENT}UNROLL for (int m = 0; m < M; ++m) {place} = (n0 ? {place} : Real(0)) + flow{number}[m];"
     yield "}"
     yield "team.sync();"
+    if plan.fetches(path):
+        yield "if (k0 + STEP < K) fetch_rows(k0 + STEP, n0);"
+        yield "else if (n0 + TILE < N) fetch_rows(0, n0 + TILE);"
 
 
 def one_pair_step(plan: PairPlan, path: PairPath) -> Iterator[str]:

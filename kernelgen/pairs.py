@@ -149,7 +149,12 @@ class PairPlan:
 
     def in_registers(self, path: PairPath) -> bool:
         """Whether each lane of a team forms the path's only pair for itself."""
-        return self.on_gpu and path.pairs == 1 and self.is_dense(path)
+        return path.pairs == 1 and self.is_dense(path)
+
+    def fetches(self, path: PairPath) -> bool:
+        """Whether weights go straight to the scratch memory, asked for ahead: where only ``d`` is made of them."""
+        ahead = self.on_gpu and bool(self.products.d) and not self.products.value
+        return ahead and self.is_dense(path) and not self.in_registers(path)
 
     def tile(self, path: PairPath) -> int:
         """Columns of the weights worked on at a time."""

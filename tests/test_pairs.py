@@ -41,7 +41,7 @@ def test_every_direction_of_every_mode(mode: str) -> None:
 
 
 @pytest.mark.parametrize("fuse", [True, False])
-@pytest.mark.parametrize("problem", [mixed(), of_mode("uvw")], ids=["mixed", "uvw"])
+@pytest.mark.parametrize("problem", [mixed(), of_mode("uvw"), single()], ids=["mixed", "uvw", "single"])
 def test_convolutions(problem: TensorProductProblem, fuse: bool) -> None:
     operator = build(problem, HostSchedule(accumulate="atomics", fuse=fuse, threads=2), dtype=torch.float64)
     assert_matches_e3nn(operator, make_case(problem, "conv"), DIRECTIONS, 1e-10)

@@ -18,6 +18,22 @@ struct Team {
         return value;
     }
 };
+// One element from memory to the scratch memory, not waited for; and until a team's are all there, for all its lanes.
+DEVICE void fetch(Real* scratch, const Real* from) {
+#ifdef __CUDA_ARCH__
+    const unsigned to = unsigned(__cvta_generic_to_shared(scratch));
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(to), "l"(__cvta_generic_to_global(from)), "n"(sizeof(Real))
+                 : "memory");
+#else
+    *scratch = *from;
+#endif
+}
+DEVICE void await_fetched(const Team& team) {
+#ifdef __CUDA_ARCH__
+    asm volatile("cp.async.wait_all;" ::: "memory");
+#endif
+    team.sync();
+}
 DEVICE void add_to(Real* p, Real value) { atomicAdd(p, value); }
 DEVICE void add_shared(Real* p, Real value) { atomicAdd(p, value); }
 #else
