@@ -40,7 +40,8 @@ def _one_pair(plan: PairPlan, path: PairPath, terms: PathTerms) -> Iterator[str]
     """Each lane forms the only pair for itself, in registers, and takes its share of the copies of the output."""
     wanted = plan.products
     buffers = {y for sums in wanted.z for _, y in sums} | {y for y, _ in wanted.x}
-    yield "constexpr int u = 0, v = 0, k = 0;"
+    v = 1 if plan.spec.problem.mode(path.path).pairs == "upper" else 0
+    yield f"constexpr int u = 0, v = {v}, k = 0;"
     yield from _edge_values(path, terms, sorted(buffers))
     yield from (f"Real z{number}[{terms.dim3}];" for number in range(len(wanted.z)))
     yield from _z_lines(plan, path, terms)

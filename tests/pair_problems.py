@@ -40,5 +40,9 @@ def mixed() -> TensorProductProblem:
 
 
 def single() -> TensorProductProblem:
-    """Products of single copies, as of two rows of spherical harmonics: more and fewer columns than lanes."""
-    return TensorProductProblem.fully_connected("1x0e+1x1o+1x2e", "1x0e+1x1o", "40x0e+7x1o+3x1e+1x2e")
+    """Mostly products of single copies, with more and fewer columns than lanes; the last path's one pair is (0, 1)."""
+    instructions = [(0, 0, 0), (0, 1, 1), (1, 0, 1), (1, 1, 0), (1, 1, 2), (2, 1, 2), (2, 2, 3)]
+    return TensorProductProblem.from_instructions(
+        *("1x0e+1x1o+2x1o", "1x0e+1x1o+2x1e", "40x0e+7x1o+3x1e+2x2o"),
+        [(*blocks, "uvw" if blocks != (2, 2, 3) else "u<vw", True) for blocks in instructions],
+    )
