@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
+from autotune import processes
 from autotune.errors import WorkerError
 from autotune.jobs import Outcome, TrialJob
 
@@ -79,13 +80,18 @@ class Worker:
         return answer
 
     def close(self) -> None:
-        """End the process: an idle one leaves by itself at the end of its connection, a busy one is killed."""
+        """End the process: an idle one leaves by itself at the end of its connection, a busy one is killed.
+
+        What it started ends with it.
+        """
         if self._connection is not None:
             self._connection.close()
         if self._process is not None:
             if not self._busy:
                 self._process.join(IDLE_EXIT_S)
+            started = processes.descendants(self._process.pid or 0) if self._process.is_alive() else []
             self._process.kill()
+            processes.end(started)
             self._process.join()
             self._process.close()
         self._process = self._connection = None

@@ -121,3 +121,16 @@ def test_accelerate_takes_it_and_leaves_what_is_too_large() -> None:
     assert f"more than the {PAIR_ELEMENTS}" in found.places[1].detail
     assert model[0]._matrix is not None
     assert relative_error(model[0](x, y), wanted) < 1e-5
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_on_a_gpu(dtype: torch.dtype) -> None:
+    theirs, ours = both()
+    ours = copy.deepcopy(ours).to("cuda", dtype)
+    torch.manual_seed(0)
+    given = [torch.randn(50, dim, dtype=torch.float64) for dim in (theirs.irreps_in1.dim, theirs.irreps_in2.dim)]
+    wanted = gradients(theirs, *(tensor.requires_grad_() for tensor in given))
+    found = gradients(ours, *(tensor.detach().to("cuda", dtype).requires_grad_() for tensor in given))
+    for ours_, theirs_ in zip(found, wanted, strict=True):
+        assert relative_error(ours_.cpu(), theirs_) < (1e-10 if dtype == torch.float64 else 1e-5)

@@ -48,3 +48,14 @@ def test_parts_lie_side_by_side_and_change_apart() -> None:
     assert first._version == versions[0] + 1
     assert second._version == versions[1], "else autograd would take a change of one for a change of the other"
     assert not first._is_view()
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("functions")
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_on_a_gpu(shape: tuple[int, ...]) -> None:
+    like = torch.ones(2, dtype=torch.float64, device=f"cuda:{torch.cuda.device_count() - 1}")
+    for made in (memory.empty(shape, like), memory.zeros(shape, like)):
+        assert (made.dtype, made.device, made.shape) == (like.dtype, like.device, torch.Size(shape))
+        assert made.stride() == like.new_empty(shape).stride()
+    assert not memory.zeros(shape, like).any()

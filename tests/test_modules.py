@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from database_samples import PROBLEM, entry, store
 from e3nn import o3
+from module_cases import (
+    assert_equal_derivatives,
+    conv_inputs,
+    e3nn_conv,
+    normal,
+    random_graph,
+    small_conv,
+)
 from reference import copied
 
-from autotune import TensorProduct, TensorProductConv, database, modules
+from autotune import TensorProduct, TensorProductConv, database
 from autotune.errors import TuningMissError
-from autotune.order_cache import OrderCache
 from kernelgen.device import device_facts
 from kernelgen.direction import DIRECTIONS
 from kernelgen.errors import InputError, ProblemError, ScheduleError
 from kernelgen.graph import edge_order
-from kernelgen.operators import Operator, build
 from kernelgen.schedule import CudaSchedule, HostSchedule
 
-TOLERANCE = 1e-10
 # Two paths into one output block, an output block that no path reaches, a path weight, unequal multiplicities.
 IRREPS = ("6x0e+3x1o", "0e+1o", "6x0e+3x1o+6x1o+2x2e")
 INSTRUCTIONS = [(0, 0, 0, "uvu", True), (0, 1, 2, "uvu", True, 0.5), (1, 0, 1, "uvu", True), (1, 0, 1, "uvu", True)]
@@ -32,59 +36,6 @@ INSTRUCTIONS = [(0, 0, 0, "uvu", True), (0, 1, 2, "uvu", True, 0.5), (1, 0, 1, "
 def own_databases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EQUITUNE_DATABASE", str(tmp_path / "user"))
     monkeypatch.setattr(database.paths, "results_dir", lambda: tmp_path / "shipped")
-
-
-def small_conv(**options: object) -> TensorProductConv:
-    return TensorProductConv("8x0e+8x1o", "0e+1o", filter_irreps_out="0e+1o", **options)
-
-
-def normal(*shape: int, seed: int = 0) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(seed + sum(shape))
-    return torch.randn(*shape, generator=generator, dtype=torch.float64)
-
-
-Function = Callable[..., torch.Tensor]
-
-
-def derivatives(function: Function, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """The value, its three first gradients under a random cotangent, and the gradients of a sum over those."""
-    inputs = [tensor.detach().clone().requires_grad_() for tensor in inputs]
-    out = function(*inputs)
-    cotangent = normal(*out.shape, seed=1).requires_grad_()
-    first = torch.autograd.grad(out, inputs, cotangent, create_graph=True)
-    tangents = [normal(*tensor.shape, seed=2) for tensor in first]
-    second = torch.autograd.grad(first, [*inputs, cotangent], tangents)
-    return [out, *first, *second]
-
-
-def assert_equal_derivatives(mine: Function, e3nn: Function, inputs: Sequence[torch.Tensor]) -> None:
-    for found, wanted in zip(derivatives(mine, inputs), derivatives(e3nn, inputs), strict=True):
-        assert found.shape == wanted.shape
-        if wanted.numel():
-            scale = max(1.0, float(wanted.detach().abs().max()))
-            assert float((found - wanted).detach().abs().max()) <= TOLERANCE * scale
-
-
-def e3nn_conv(conv: TensorProductConv, sender: torch.Tensor, receiver: torch.Tensor, num_out: int) -> Function:
-    product = conv.problem.reference().to(torch.float64)
-
-    def function(x: torch.Tensor, y: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-        messages = product(x[sender], y, w)
-        return messages.new_zeros(num_out, messages.shape[1]).index_add(0, receiver, messages)
-
-    return function
-
-
-def random_graph(edges: int, num_in: int, num_out: int) -> tuple[torch.Tensor, torch.Tensor]:
-    generator = torch.Generator().manual_seed(edges)
-    sender = torch.randint(0, num_in, (edges,), generator=generator)
-    # The last destination never receives: an isolated node.
-    return sender, torch.randint(0, max(1, num_out - 1), (edges,), generator=generator)
-
-
-def conv_inputs(conv: TensorProductConv, edges: int, nodes: int) -> list[torch.Tensor]:
-    weights = normal(conv.weight_numel) if conv.shared_weights else normal(edges, conv.weight_numel)
-    return [normal(nodes, conv.irreps_in1.dim), normal(edges, conv.irreps_in2.dim), weights]
 
 
 @pytest.mark.parametrize(("edges", "nodes", "num_nodes"), [(40, 7, None), (40, 7, 12), (40, 7, 3), (0, 7, None)])
@@ -288,94 +239,6 @@ def test_state_dict_moves_internal_weights() -> None:
     second.load_state_dict(first.state_dict())
     x, y = normal(5, first.irreps_in1.dim), normal(5, first.irreps_in2.dim)
     assert torch.equal(first(x, y), second(x, y))
-
-
-def small_operator() -> Operator:
-    conv = small_conv()
-    return build(conv.problem)
-
-
-@pytest.fixture
-def ordered(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """A fresh cache of orders; the list grows by one number of destinations at each order that is really made."""
-    made: list[int] = []
-
-    make = Operator.order
-
-    def counting(self: Operator, sender: torch.Tensor, receiver: torch.Tensor, *rest: int) -> object:
-        made.append(rest[1])
-        return make(self, sender, receiver, *rest)
-
-    monkeypatch.setattr(Operator, "order", counting)
-    monkeypatch.setattr(modules, "_ORDERS", OrderCache())
-    return made
-
-
-def test_a_graph_is_ordered_once_for_all_calls_and_layers(ordered: list[int]) -> None:
-    first, second = small_conv(), small_conv()
-    sender, receiver = random_graph(40, 7, 7)
-    inputs = conv_inputs(first, 40, 7)
-    for conv in (first, second, first):
-        conv(*inputs, sender, receiver)
-    assert ordered == [7]
-    first(*inputs, sender, receiver, num_nodes=9)
-    assert ordered == [7, 9]
-
-
-def test_a_changed_receiver_is_ordered_again(ordered: list[int]) -> None:
-    conv = small_conv()
-    sender, receiver = random_graph(40, 7, 7)
-    inputs = conv_inputs(conv, 40, 7)
-    conv(*inputs, sender, receiver)
-    receiver.copy_(receiver.flip(0))
-    wanted = e3nn_conv(conv, sender, receiver, 7)(*inputs)
-    torch.testing.assert_close(conv(*inputs, sender, receiver), wanted, rtol=0, atol=1e-10)
-    receiver.data = receiver.roll(3)
-    wanted = e3nn_conv(conv, sender, receiver, 7)(*inputs)
-    torch.testing.assert_close(conv(*inputs, sender, receiver), wanted, rtol=0, atol=1e-10)
-    assert len(ordered) == 3
-
-
-def test_orders_die_with_their_graph_and_the_oldest_go_first(ordered: list[int]) -> None:
-    cache, operator = OrderCache(size=3), small_operator()
-    graphs = [random_graph(10 + n, 4, 4) for n in range(5)]
-    for graph in graphs:
-        cache.order(operator, *graph, 4, 4, False)
-    assert len(cache) == 3
-    cache.order(operator, *graphs[4], 4, 4, False)
-    assert len(ordered) == 5
-    cache.order(operator, *graphs[0], 4, 4, False)
-    assert len(ordered) == 6
-    graphs.clear()
-    del graph
-    gc.collect()
-    assert len(cache) == 0
-
-
-def test_sorted_receivers_on_the_cpu_need_no_permutation() -> None:
-    cache, operator = OrderCache(), small_operator()
-    sender, ascending, mixed = torch.arange(4), torch.tensor([0, 0, 1, 3]), torch.tensor([3, 0, 1, 0])
-    assert cache.order(operator, sender, ascending, 4, 4, False).perm is None
-    assert cache.order(operator, sender, mixed, 4, 4, False).perm is not None
-
-
-def test_inference_tensors_are_ordered_each_time(ordered: list[int]) -> None:
-    with torch.inference_mode():
-        receiver = torch.tensor([2, 0, 1])
-    cache, operator = OrderCache(), small_operator()
-    cache.order(operator, torch.arange(3), receiver, 3, 3, False)
-    cache.order(operator, torch.arange(3), receiver, 3, 3, False)
-    assert (len(cache), len(ordered)) == (0, 2)
-
-
-def test_a_traced_module_skips_the_cache_and_agrees(ordered: list[int]) -> None:
-    conv = small_conv(dtype=torch.float64)
-    sender, receiver = random_graph(40, 7, 7)
-    inputs = conv_inputs(conv, 40, 7)
-    traced = torch.compile(conv, backend="eager", fullgraph=True)
-    wanted = e3nn_conv(conv, sender, receiver, 7)(*inputs)
-    torch.testing.assert_close(traced(*inputs, sender, receiver), wanted, rtol=0, atol=1e-10)
-    assert len(modules._ORDERS) == 0
 
 
 @pytest.mark.parametrize(

@@ -18,8 +18,9 @@ import pytest
 import torch
 
 from autotune import jobs
+from autotune.baselines import e3nn_peer
 from autotune.config_tables import load_graphs
-from autotune.errors import WorkerError
+from autotune.errors import PeerError, WorkerError
 from autotune.jobs import Outcome, TrialJob, TrialSession, TrialSetting
 from autotune.worker import Worker, WorkerLost, run_trial
 from autotune.workload import Workload
@@ -48,6 +49,9 @@ class Misbehaving:
                 ctypes.string_at(0)
             if job == "hang":
                 time.sleep(3600)
+            if isinstance(job, Path):
+                started = subprocess.Popen(["sh", "-c", "sleep 3600 & echo $! > started; wait"], cwd=job)
+                started.wait()
             if job == "exit":
                 os._exit(7)
             if job == "raise":
@@ -256,3 +260,42 @@ def test_reopened_in_the_same_process(worker: Worker) -> None:
     worker.reopen(Misbehaving())
     again = worker.call("a", PATIENCE_S)
     assert again[1] == 1 and again[0] != before[0], "a set-up that failed ends the process"
+
+
+def is_alive(pid: int) -> bool:
+    """A zombie, which only waits for its parent to look, is not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def assert_ends(pid: int) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while is_alive(pid):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_what_a_lost_process_started_ends_with_it(tmp_path: Path) -> None:
+    """As a compiler would that a job waits for: here the child of a child."""
+    with Worker(Misbehaving()) as worker:
+        worker.call("start", PATIENCE_S)
+        with pytest.raises(WorkerLost, match="no answer"):
+            worker.call(tmp_path, 3.0)
+        assert_ends(int((tmp_path / "started").read_text()))
+        assert worker.call("go on", PATIENCE_S)[1] == 1
+
+
+def test_a_compilation_that_is_given_up_leaves_no_compiler_running() -> None:
+    before = subprocess.Popen(["sleep", "3600"])
+    try:
+        with pytest.raises(PeerError, match="given up"), e3nn_peer.time_limit(1, "given up"):
+            compiler = subprocess.Popen(["sh", "-c", "sleep 3600; true"])
+            compiler.wait()
+        assert_ends(compiler.pid)
+        assert is_alive(before.pid), "it was there before"
+    finally:
+        before.kill()
+        before.wait()
+        compiler.wait()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import os
 import shutil
 import signal
 import threading
@@ -12,6 +14,7 @@ from types import FrameType
 
 import torch
 
+from autotune import processes
 from autotune.baselines.passes import Call
 from autotune.baselines.peer import Adapter, Product, Task
 from autotune.errors import PeerError
@@ -107,7 +110,7 @@ class _TimeIsUp(BaseException):
 
 @contextmanager
 def time_limit(seconds: int, reason: str) -> Iterator[None]:
-    """PeerError with ``reason`` after ``seconds``.
+    """PeerError with ``reason`` after ``seconds``; processes that were started meanwhile are ended.
 
     Only a process's main thread can be interrupted; elsewhere there is no limit.
     """
@@ -118,15 +121,27 @@ def time_limit(seconds: int, reason: str) -> Iterator[None]:
     def stop(_signal: int, _frame: FrameType | None) -> None:
         raise _TimeIsUp
 
+    others = set(processes.descendants(os.getpid()))
     before = signal.signal(signal.SIGALRM, stop)
     signal.alarm(seconds)
     try:
         yield
     except _TimeIsUp:
+        _end_compilations(others)
         raise PeerError(reason) from None
     finally:
         signal.alarm(0)
         signal.signal(signal.SIGALRM, before)
+
+
+def _end_compilations(others: set[int]) -> None:
+    """Compilers that are still at work would take the time of what is measured next."""
+    processes.end([pid for pid in processes.descendants(os.getpid()) if pid not in others])
+    with contextlib.suppress(ImportError, AttributeError):
+        from torch._inductor import async_compile
+
+        # Forgets its workers, which were just ended: the next compilation starts its own.
+        async_compile.shutdown_compile_workers()
 
 
 def no_compiler(device: torch.device) -> str | None:
