@@ -8,12 +8,12 @@ share. A kernel that goes edge by edge reads all of them for each edge; here a k
     out[e, m, w]    = sum over paths and (u, v) of z[e, m, (u, v)] W[(u, v), w]
 
 So the matrix product runs on tensor cores where torch lets it, and its accuracy is torch's
-(``torch.backends.cuda.matmul.fp32_precision``). It needs memory for z, as e3nn does.
+(``torch.backends.cuda.matmul.fp32_precision``). It needs memory for z, as e3nn does; the kernel writes each pair at
+once and keeps none.
 """
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
@@ -28,8 +28,6 @@ CONTRACTIONS = ("auto", "edge", "matrix")
 # Weights from which "auto" takes the matrix product. On two cores of a Xeon (float32, forward and backward): as fast as
 # edge by edge at 8192 weights, 2.3 times as fast at 327680. On a GPU: an estimate, each row reads 128 kB from L2.
 MATRIX_WEIGHTS = 1 << 15
-# Elements of z for one edge to which "auto" takes it: the kernel keeps them in a multiprocessor's shared memory.
-PAIR_ELEMENTS = 1 << 13
 
 
 def by_matrix(problem: TensorProductProblem, contraction: str) -> bool:
@@ -41,28 +39,12 @@ def by_matrix(problem: TensorProductProblem, contraction: str) -> bool:
         raise ProblemError("contraction='matrix' needs shared weights and mode uvw alone; take 'auto' or 'edge'")
     if contraction != "auto":
         return contraction == "matrix"
-    return able and problem.weight_numel >= MATRIX_WEIGHTS and _pair_elements(problem) <= PAIR_ELEMENTS
-
-
-def why_kept(problem: TensorProductProblem) -> str:
-    """Why e3nn's own matrix product is the better one, empty where it is not."""
-    elements = _pair_elements(problem)
-    if not _is_matrices(problem) or problem.weight_numel < MATRIX_WEIGHTS or elements <= PAIR_ELEMENTS:
-        return ""
-    return (
-        f"{problem.weight_numel} weights shared by all rows make a matrix product of {elements} elements a row, more "
-        f"than the {PAIR_ELEMENTS} that a kernel forms at a time"
-    )
+    return able and problem.weight_numel >= MATRIX_WEIGHTS
 
 
 def _is_matrices(problem: TensorProductProblem) -> bool:
     paths = problem.paths
     return problem.shared_weights and bool(paths) and all(path.mode == "uvw" and path.has_weight for path in paths)
-
-
-def _pair_elements(problem: TensorProductProblem) -> int:
-    """Of z, for one edge."""
-    return sum(math.prod(problem.muls(path)[:2]) * problem.out[path.out].dim for path in problem.paths)
 
 
 def pairs_of(problem: TensorProductProblem) -> TensorProductProblem:

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from e3nn import o3
 
-from autotune.contraction import why_kept
 from autotune.harmonics import SphericalHarmonics
 from autotune.modules import TensorProduct
 from kernelgen.errors import EquituneError, ProblemError, UnsupportedError
@@ -70,8 +69,8 @@ def accelerate(
     check: compare each with e3nn on random inputs, on the module's device and in its dtype (harmonics, which have
     neither: the model's), and keep e3nn's where they differ by more than ``TOLERANCE``.
 
-    Kept as they are, with the reason in the result: modules that TorchScript has compiled, subclasses with a
-    ``forward`` of their own, and products whose shared weights are one large matrix product.
+    Kept as they are, with the reason in the result: modules that TorchScript has compiled, and subclasses with a
+    ``forward`` of their own.
     """
     made: dict[torch.nn.Module, AcceleratedProduct | AcceleratedHarmonics | str] = {}
     places = []
@@ -207,9 +206,6 @@ def _replacement(
         return f"{type(module).__name__} has a forward of its own"
     try:
         if isinstance(module, o3.TensorProduct):
-            kept = why_kept(problem_of(module))
-            if kept:
-                return kept
             product = AcceleratedProduct(module, strict=strict, deterministic=deterministic)
             return (_difference(module, product) if like is not None else "") or product
         harmonics = AcceleratedHarmonics(module, strict=strict)

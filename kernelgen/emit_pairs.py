@@ -90,8 +90,10 @@ def _edge_lines(plan: PairPlan, part: tuple[PairPath, ...]) -> Iterator[str]:
     for name in ("w", "tw"):
         if name in direction.operands:
             yield f"const Real* const __restrict__ {name} = b.{name}{row};"
+    if plan.is_direct:
+        yield from _rows_of_pairs(plan)
     yield from _load_rows(plan, part)
-    for slot in direction.live_outputs.replace("w", ""):
+    for slot in _summed(plan):
         size = {"x": problem.dim_in1, "y": problem.dim_in2, "g": problem.dim_out}[slot]
         yield f"clear_row<{size}>(team, o_{slot});"
     yield "team.sync();"
@@ -110,12 +112,27 @@ def _blocks(plan: PairPlan, part: tuple[PairPath, ...], slot: str) -> Iterator[B
             yield block
 
 
+def _summed(plan: PairPlan) -> str:
+    """Outputs whose rows are summed in the scratch memory."""
+    return plan.spec.direction.live_outputs.translate({ord("w"): None, **({ord("g"): None} if plan.is_direct else {})})
+
+
+def _rows_of_pairs(plan: PairPlan) -> Iterator[str]:
+    """``g``, ``tg`` and ``out_g`` of the edge, where pairs have them without a detour."""
+    size, direction = plan.spec.problem.dim_out, plan.spec.direction
+    for name in direction.operands:
+        if name[-1] == "g":
+            yield f"const Real* const __restrict__ {name} = b.{name} + edge * {size};"
+    if "g" in direction.live_outputs:
+        yield f"Real* const __restrict__ out_g = b.out_g + edge * {size};"
+
+
 def _load_rows(plan: PairPlan, part: tuple[PairPath, ...]) -> Iterator[str]:
     problem = plan.spec.problem
     for name in plan.spec.direction.operands:
         if name[-1] == "y":
             yield f"load_row<{problem.dim_in2}>(team, b.{name} + edge * {problem.dim_in2}, s_{name});"
-        elif name[-1] in SIDES:
+        elif f"s_{name}" in plan.scratch:
             size = problem.dim_in1 if name[-1] == "x" else problem.dim_out
             row = _row(plan, name[-1])
             for block in _blocks(plan, part, name[-1]):
@@ -132,7 +149,7 @@ def _row(plan: PairPlan, slot: str) -> str:
 
 def _store_rows(plan: PairPlan, part: tuple[PairPath, ...]) -> Iterator[str]:
     problem, shared = plan.spec.problem, len(plan.parts) > 1
-    for slot in plan.spec.direction.live_outputs.replace("w", ""):
+    for slot in _summed(plan):
         if slot == "y":
             how = "add" if shared else "store"
             yield f"{how}_row<{problem.dim_in2}>(team, o_y, b.out_y + edge * {problem.dim_in2});"

@@ -26,9 +26,10 @@ def path_steps(plan: PairPlan, path: PairPath, terms: PathTerms) -> Iterator[str
         yield "}"
         return
     lines = list(first_weights(plan, path))
-    if wanted.z:
+    if wanted.value if plan.is_direct else wanted.z:
         lines += [*_over_pairs(plan, path, terms, _z_lines, {y for sums in wanted.z for _, y in sums}), "team.sync();"]
-    lines += [*weight_step(plan, path), "team.sync();"]
+    if not plan.is_direct:
+        lines += [*weight_step(plan, path), "team.sync();"]
     if wanted.d:
         # Sums may lie in another lane than the values that they were made of.
         lines += [*_over_pairs(plan, path, terms, _gradient_lines, {y for y, _ in wanted.x}), "team.sync();"]
@@ -66,6 +67,13 @@ def _over_pairs(plan: PairPlan, path: PairPath, terms: PathTerms, body: Body, y_
         yield f"EACH(u, {mul1}) {{"
         lines = ["const int v = u, k = u;", *values, *_start_sums(plan, terms, sums_y), *inside]
         lines += list(_add_sums(path, terms, together=False)) if sums_y else []
+        yield from (f"{INDENT}{line}" for line in lines)
+        yield "}"
+        return
+    if plan.is_direct and body is _z_lines and kind == "all" and mul2 > 1:
+        # Lanes over pairs, so that they write side by side.
+        yield f"EACH(k, {mul1 * mul2}) {{"
+        lines = [f"const int u = k / {mul2}, v = k % {mul2};", *values, *inside]
         yield from (f"{INDENT}{line}" for line in lines)
         yield "}"
         return
@@ -110,7 +118,10 @@ def _sum(products: list[tuple[int, str]]) -> str:
 
 def _z_lines(plan: PairPlan, path: PairPath, terms: PathTerms) -> Iterator[str]:
     yield from _rows_of_x(plan, path, {x for sums in plan.products.z for x, _ in sums})
+    of_value = [plan.products.z.index(sums) for w, sums in plan.products.value if w == "w"]
     for number, sums in enumerate(plan.products.z):
+        if plan.is_direct and number not in of_value:
+            continue
         for m3 in range(terms.dim3):
             products = [
                 (entry.sign, f"{_prefix(y)}m_{entry.value} * {x}_{entry.m1}")
@@ -118,14 +129,33 @@ def _z_lines(plan: PairPlan, path: PairPath, terms: PathTerms) -> Iterator[str]:
                 for entry in terms.entries
                 if entry.m3 == m3
             ]
-            yield f"z{number}[{m3 * path.pairs} + k] = {_sum(products)};"
+            if plan.is_direct:
+                yield f"if (team.active) out_g[{_place(plan, path, m3)}] = {_sum(products)};"
+            else:
+                yield f"z{number}[{m3 * path.pairs} + k] = {_sum(products)};"
+
+
+def _place(plan: PairPlan, path: PairPath, m3: int) -> str:
+    """Of pair k's component in a row of the output."""
+    offset = plan.spec.problem.out[path.path.out].offset
+    if plan.spec.layout == "ir_mul":
+        return f"{offset + m3 * path.pairs} + k"
+    return f"{offset + m3} + k * {path.dims[2]}"
+
+
+def _flow(plan: PairPlan, path: PairPath, number: int, m3: int) -> str:
+    """``d`` of pair k."""
+    if not plan.is_direct:
+        return f"d{number}[{m3 * path.pairs} + k]"
+    place = _place(plan, path, m3)
+    return " + ".join(f"{g}[{place}]" for w, g in plan.products.d[number] if w == "w") or "Real(0)"
 
 
 def _gradient_lines(plan: PairPlan, path: PairPath, terms: PathTerms) -> Iterator[str]:
     """From d to the gradients of x (added to its row) and of the edge values (``r_1``, summed over u)."""
     block, wanted = plan.spec.problem.in1[path.path.in1], plan.products
     for number in range(len(wanted.d)):
-        yield from (f"const Real d{number}_{m3} = d{number}[{m3 * path.pairs} + k];" for m3 in range(terms.dim3))
+        yield from (f"const Real d{number}_{m3} = {_flow(plan, path, number, m3)};" for m3 in range(terms.dim3))
     for m1 in range(terms.dim1):
         products = [
             (entry.sign, f"{_prefix(y)}m_{entry.value} * d{wanted.d.index(sums)}_{entry.m3}")

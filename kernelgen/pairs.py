@@ -143,6 +143,14 @@ class PairPlan:
         assert isinstance(schedule, CudaSchedule)
         return schedule.block_size // schedule.lanes
 
+    @property
+    def is_direct(self) -> bool:
+        """Whether each output copy is one pair: then pairs go to their rows, and gradients come from them, at once."""
+        problem, paths = self.spec.problem, self.spec.problem.paths
+        alone = all(problem.mode(path).result == "pair" and not path.has_weight for path in paths)
+        once = sorted(path.out for path in paths) == list(range(len(problem.out)))
+        return not self.is_conv and alone and once
+
     def is_dense(self, path: PairPath) -> bool:
         """Whether every pair has a weight for every copy of the output."""
         return self.spec.problem.mode(path.path).result == "w" and path.path.has_weight
@@ -221,9 +229,11 @@ def _parts(spec: Spec) -> tuple[tuple[PairPath, ...], ...]:
 def _arrays(plan: PairPlan) -> dict[str, int]:
     """Elements of each array: rows of operands and of sums, then what a path needs."""
     problem, direction = plan.spec.problem, plan.spec.direction
-    rows = {"x": problem.dim_in1, "y": problem.dim_in2, "g": problem.dim_out}
-    arrays = {f"s_{name}": rows[name[-1]] for name in direction.operands if name[-1] != "w"}
-    arrays |= {f"o_{slot}": rows[slot] for slot in direction.live_outputs if slot != "w"}
+    rows = {"x": problem.dim_in1, "y": problem.dim_in2} | ({} if plan.is_direct else {"g": problem.dim_out})
+    arrays = {f"s_{name}": rows[name[-1]] for name in direction.operands if name[-1] in rows}
+    arrays |= {f"o_{slot}": rows[slot] for slot in direction.live_outputs if slot in rows}
+    if plan.is_direct:
+        return arrays
     paths = [p for p in plan.paths if not plan.in_registers(p)]
     most = max((p.pairs * p.dims[2] for p in paths), default=0)
     arrays |= {f"z{number}": most for number in range(len(plan.products.z))}

@@ -46,3 +46,11 @@ def single() -> TensorProductProblem:
         *("1x0e+1x1o+2x1o", "1x0e+1x1o+2x1e", "40x0e+7x1o+3x1e+2x2o"),
         [(*blocks, "uvw" if blocks != (2, 2, 3) else "u<vw", True) for blocks in instructions],
     )
+
+
+def direct() -> TensorProductProblem:
+    """Each output copy one pair, of all three kinds of pairs and without weights."""
+    return TensorProductProblem.from_instructions(
+        *("3x1o+4x1o", "2x1o+4x2e+1x0e", "6x1e+4x2o+6x1o+4x1o"),
+        [(0, 0, 0, "uvuv", False), (1, 1, 1, "uuu", False), (1, 1, 2, "uvu<v", False), (1, 2, 3, "uvuv", False)],
+    )

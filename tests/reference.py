@@ -77,12 +77,12 @@ def expected(case: Case, direction: str) -> dict[str, torch.Tensor]:
     out = forward(case, leaf["x"], leaf["y"], leaf["w"])
     if direction == "forward":
         return {"g": out.detach()}
-    first = torch.autograd.grad(out, [leaf[n] for n in "xyw"], leaf["g"], create_graph=True)
+    first = torch.autograd.grad(out, [leaf[n] for n in "xyw"], leaf["g"], create_graph=True, materialize_grads=True)
     gradients = dict(zip("xywg", (*first, out), strict=True))
     if not tangents:
         return {slot: gradients[slot].detach() for slot in outputs}
     total = sum((gradients[n] * case.tensors["t" + n]).sum() for n in tangents)
-    second = torch.autograd.grad(total, [leaf[n] for n in outputs])
+    second = torch.autograd.grad(total, [leaf[n] for n in outputs], materialize_grads=True)
     return dict(zip(outputs, second, strict=True))
 
 

@@ -13,10 +13,14 @@ from e3nn import o3
 from reference import relative_error
 
 from autotune import FullyConnectedTensorProduct, TensorProduct, accelerate
-from autotune.contraction import MATRIX_WEIGHTS, PAIR_ELEMENTS, by_matrix, pairs_of
-from kernelgen import HostSchedule
+from autotune.contraction import MATRIX_WEIGHTS, by_matrix, pairs_of
+from kernelgen import CudaSchedule, HostSchedule
+from kernelgen.defaults import default_schedule
+from kernelgen.device import cuda_facts
+from kernelgen.direction import DIRECTIONS
 from kernelgen.errors import InputError, ProblemError
 from kernelgen.problem import TensorProductProblem
+from kernelgen.spec import Spec
 
 # Blocks that several paths share, one that none reaches, and several copies on both sides.
 IRREPS = ("3x0e+4x1o+2x2e", "2x0e+3x1o", "5x0e+3x1o+2x1e+2x3e+1x4e")
@@ -110,17 +114,26 @@ def test_what_is_wrong_is_said() -> None:
         FullyConnectedTensorProduct(*IRREPS, shared_weights=False, contraction="matrix")
 
 
-def test_accelerate_takes_it_and_leaves_what_is_too_large() -> None:
+def test_accelerate_takes_it_even_where_pairs_are_many() -> None:
     torch.manual_seed(0)
-    large = ("128x0e+128x1o", "89x0e", "8x0e+8x1o")
-    model = torch.nn.ModuleList([o3.FullyConnectedTensorProduct(*irreps) for irreps in (LARGE, large)])
-    x, y = torch.randn(6, 256), torch.randn(6, 8)
+    model = torch.nn.ModuleList([o3.FullyConnectedTensorProduct("64x0e+64x1o", "89x0e", "8x0e+8x1o")])
+    x, y = torch.randn(6, 256), torch.randn(6, 89)
     wanted = model[0](x, y)
-    found = accelerate(model)
-    assert [place.replaced for place in found.places] == [True, False]
-    assert f"more than the {PAIR_ELEMENTS}" in found.places[1].detail
+    assert accelerate(model).replaced == 1
     assert model[0]._matrix is not None
     assert relative_error(model[0](x, y), wanted) < 1e-5
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_pairs_of_any_number_fit_a_gpu(direction: str, dtype: str) -> None:
+    pairs = pairs_of(
+        TensorProductProblem.fully_connected("128x0e+128x1o", "89x0e", "128x0e+128x1o", shared_weights=True)
+    )
+    fixed = (pairs, DIRECTIONS[direction])
+    rest = ("plain", dtype, "ir_mul", "int64", cuda_facts("sm_90"))
+    schedule = default_schedule(Spec(*fixed, CudaSchedule(), *rest))
+    assert schedule.block_size == 128
 
 
 @pytest.mark.gpu

@@ -10,7 +10,7 @@ from cuda_emulator import run_direction
 from e3nn import o3
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from pair_problems import MODES, mixed, of_mode, single
+from pair_problems import MODES, direct, mixed, of_mode, single
 from reference import assert_matches_e3nn, expected, make_case, relative_error
 
 from autotune.config_tables import load_problems
@@ -52,6 +52,14 @@ def test_shared_weights(mode: str) -> None:
     problem = of_mode(mode, shared=True)
     operator = build(problem, HostSchedule(accumulate="atomics", threads=2), operation="plain", dtype=torch.float64)
     assert_matches_e3nn(operator, make_case(problem, "plain"), DIRECTIONS, 1e-10)
+
+
+@pytest.mark.parametrize("layout", ["mul_ir", "ir_mul"])
+@pytest.mark.parametrize("operation", ["plain", "conv"])
+def test_products_whose_copies_are_pairs(operation: str, layout: str) -> None:
+    schedule = HostSchedule(accumulate="atomics", threads=2)
+    operator = build(direct(), schedule, operation=operation, dtype=torch.float64, layout=layout)
+    assert_matches_e3nn(operator, make_case(direct(), operation), DIRECTIONS, 1e-10)
 
 
 def test_single_precision() -> None:
@@ -125,11 +133,11 @@ def test_teams_that_share_an_edge_lane_by_lane(operation: str, direction: str) -
 @pytest.mark.parametrize("direction", ["forward", "backward", "double_backward", "joint_backward"])
 @pytest.mark.parametrize(
     ("name", "operation", "edges_per_warp"),
-    [("single", "plain", 1), ("single", "conv", 8), ("uvw", "plain", 4), ("mixed", "conv", 2)],
+    [("single", "plain", 1), ("single", "conv", 8), ("uvw", "plain", 4), ("mixed", "conv", 2), ("direct", "plain", 2)],
 )
 def test_small_teams_lane_by_lane(name: str, operation: str, edges_per_warp: int, direction: str) -> None:
     """Teams of part of a warp, the last warp with fewer edges than teams; and paths of one pair, in registers."""
-    problem = {"single": single(), "mixed": mixed()}.get(name) or of_mode(name)
+    problem = {"single": single(), "mixed": mixed(), "direct": direct()}.get(name) or of_mode(name)
     case = make_case(problem, operation, edges=5)
     schedule = CudaSchedule(accumulate="atomics", block_size=64, edges_per_warp=edges_per_warp)
     found = run_direction(case, DIRECTIONS[direction], operation, "mul_ir", "float64", schedule)
@@ -176,7 +184,7 @@ def test_limits_are_said() -> None:
     with pytest.raises(UnsupportedError, match="fixed order"):
         build(problem, deterministic=True)
     spec = Spec(
-        TensorProductProblem.from_instructions("64x1o", "64x1o", "4096x0e", [(0, 0, 0, "uvuv", False)]),
+        TensorProductProblem.from_instructions("64x1o", "64x1o", "4096x0e", [(0, 0, 0, "uvuv", True)]),
         *(DIRECTIONS["backward"], CudaSchedule(block_size=512), "plain", "float64", "mul_ir", "int64", FACTS),
     )
     with pytest.raises(ScheduleError, match="bytes of shared memory"):
