@@ -20,8 +20,8 @@ import torch
 from e3nn import o3
 
 from autotune.tuned_module import TunedModule
-from autotune.workload import relayout
-from kernelgen.errors import InputError, ProblemError
+from autotune.workload import LAYOUTS, relayout
+from kernelgen.errors import InputError, ProblemError, ScheduleError
 from kernelgen.problem import TensorProductProblem
 
 CONTRACTIONS = ("auto", "edge", "matrix")
@@ -72,6 +72,8 @@ class MatrixContraction(TunedModule):
     operation = "plain"
 
     def __init__(self, whole: TensorProductProblem, *, layout: str, **options: Any) -> None:
+        if layout not in LAYOUTS:
+            raise ScheduleError(f"layout is {layout!r}; expected one of {LAYOUTS}")
         super().__init__(pairs_of(whole), layout="ir_mul", **options)
         self._outer_layout = layout
         self._irreps = whole.irreps_in1, whole.irreps_out

@@ -114,7 +114,7 @@ def _blocks(plan: PairPlan, part: tuple[PairPath, ...], slot: str) -> Iterator[B
 
 def _summed(plan: PairPlan) -> str:
     """Outputs whose rows are summed in the scratch memory."""
-    return plan.spec.direction.live_outputs.translate({ord("w"): None, **({ord("g"): None} if plan.is_direct else {})})
+    return "".join(slot for slot in plan.spec.direction.live_outputs if f"o_{slot}" in plan.scratch)
 
 
 def _rows_of_pairs(plan: PairPlan) -> Iterator[str]:

@@ -26,7 +26,8 @@ def path_steps(plan: PairPlan, path: PairPath, terms: PathTerms) -> Iterator[str
         yield "}"
         return
     lines = list(first_weights(plan, path))
-    if wanted.value if plan.is_direct else wanted.z:
+    makes = wanted.value if plan.is_direct else wanted.z
+    if makes:
         lines += [*_over_pairs(plan, path, terms, _z_lines, {y for sums in wanted.z for _, y in sums}), "team.sync();"]
     if not plan.is_direct:
         lines += [*weight_step(plan, path), "team.sync();"]

@@ -143,7 +143,7 @@ class PairPlan:
         assert isinstance(schedule, CudaSchedule)
         return schedule.block_size // schedule.lanes
 
-    @property
+    @functools.cached_property
     def is_direct(self) -> bool:
         """Whether each output copy is one pair: then pairs go to their rows, and gradients come from them, at once."""
         problem, paths = self.spec.problem, self.spec.problem.paths

@@ -180,5 +180,5 @@ class SplitRunner:
         self.parts = (of_x, others)
 
     def __call__(self, operands: Operands, graph: Graph, poison: bool = False) -> dict[str, Tensor]:
-        of_x, others = (part(operands, graph, poison) for part in self.parts)
+        of_x, others = (runner(operands, graph, poison) for runner in self.parts)
         return of_x | others

@@ -18,7 +18,7 @@ from kernelgen import CudaSchedule, HostSchedule
 from kernelgen.defaults import default_schedule
 from kernelgen.device import cuda_facts
 from kernelgen.direction import DIRECTIONS
-from kernelgen.errors import InputError, ProblemError
+from kernelgen.errors import InputError, ProblemError, ScheduleError
 from kernelgen.problem import TensorProductProblem
 from kernelgen.spec import Spec
 
@@ -110,6 +110,8 @@ def test_auto_takes_it_for_many_weights() -> None:
 def test_what_is_wrong_is_said() -> None:
     with pytest.raises(ProblemError, match="'auto', 'edge', 'matrix'"):
         FullyConnectedTensorProduct(*IRREPS, contraction="tensor")
+    with pytest.raises(ScheduleError, match="layout is 'ir'"):
+        FullyConnectedTensorProduct(*IRREPS, contraction="matrix", layout="ir")
     with pytest.raises(ProblemError, match="needs shared weights"):
         FullyConnectedTensorProduct(*IRREPS, shared_weights=False, contraction="matrix")
 
