@@ -2,23 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
-
 import torch
 from e3nn import o3
+from reference import float64
 
 from kernelgen.harmonics import HarmonicsProblem
-
-
-@contextlib.contextmanager
-def float64() -> Iterator[None]:
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
 
 
 def reference(

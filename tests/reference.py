@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import io
 import pickle
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -14,6 +15,17 @@ from e3nn import o3
 
 from kernelgen import Operator, TensorProductProblem
 from kernelgen.direction import DIRECTIONS, OPERANDS
+
+
+@contextlib.contextmanager
+def float64() -> Iterator[None]:
+    """torch's default dtype, from which e3nn takes the precision of its constants."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch._dynamo.testing
 from e3nn import o3
-from reference import relative_error
+from reference import float64, relative_error
 
 from autotune import FullyConnectedTensorProduct, TensorProduct, accelerate
 from autotune.contraction import MATRIX_WEIGHTS, by_matrix, pairs_of
@@ -28,11 +28,8 @@ LARGE = ("64x0e+64x1o", "8x0e", "64x0e+64x1o")
 
 
 def both(layout: str = "mul_ir", **options: Any) -> tuple[o3.TensorProduct, TensorProduct]:
-    torch.set_default_dtype(torch.float64)  # else e3nn rounds its coefficients
-    try:
+    with float64():
         theirs = o3.FullyConnectedTensorProduct(*IRREPS, **options)
-    finally:
-        torch.set_default_dtype(torch.float32)
     ours = FullyConnectedTensorProduct(*IRREPS, **options, contraction="matrix", layout=layout, dtype=torch.float64)
     ours.weight.data.copy_(theirs.weight.data)
     return theirs, ours

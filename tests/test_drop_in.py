@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
 from e3nn import o3
 from e3nn.nn.models.v2106.gate_points_networks import SimpleNetwork
-from reference import copied
+from reference import copied, float64
 
 from autotune import TensorProduct, accelerate, drop_in, restore
 from autotune.drop_in import AcceleratedProduct
@@ -22,11 +22,9 @@ PATHS = [(0, 0, 0, "uvu", True), (0, 1, 2, "uvu", True, 0.5), (1, 0, 1, "uvu", T
 
 
 @pytest.fixture(autouse=True)
-def float64() -> None:
-    """e3nn takes its constants from the default dtype."""
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
+def in_float64() -> Iterator[None]:
+    with float64():
+        yield
 
 
 def product(**options: object) -> o3.TensorProduct:

@@ -9,7 +9,7 @@ import torch
 from e3nn import o3
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from reference import Case, assert_matches_e3nn, make_case
+from reference import Case, assert_matches_e3nn, float64, make_case
 
 from autotune.config_tables import load_problems
 from kernelgen import HostSchedule, TensorProductProblem, build
@@ -140,14 +140,11 @@ def test_commutes_with_rotations_and_reflections(parity: int) -> None:
     operator = build(problem, dtype=torch.float64)
     alpha, beta, gamma = torch.tensor([0.3, 1.1, -2.0], dtype=torch.float64)
     k = torch.tensor(parity)
-    torch.set_default_dtype(torch.float64)  # e3nn makes the generators of rotations in the default precision
-    try:
+    with float64():  # e3nn makes the generators of rotations in the default precision
         turns = [
             o3.Irreps(irreps).D_from_angles(alpha, beta, gamma, k)
             for irreps in (problem.irreps_in1, problem.irreps_in2, problem.irreps_out)
         ]
-    finally:
-        torch.set_default_dtype(torch.float32)
     turn_x, turn_y, turn_out = turns
 
     def product(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:

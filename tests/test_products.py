@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Iterator
 
 import pytest
 import torch
 import torch._dynamo.testing
 from e3nn import o3
-from reference import copied
+from reference import copied, float64
 
 import autotune
 from kernelgen.errors import InputError, ProblemError
@@ -25,11 +26,9 @@ SAME: list[tuple[str, tuple, dict]] = [
 
 
 @pytest.fixture(autouse=True)
-def float64() -> None:
-    """e3nn takes its constants from the default dtype."""
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
+def in_float64() -> Iterator[None]:
+    with float64():
+        yield
 
 
 def inputs(module: torch.nn.Module, batch: tuple[int, ...]) -> list[torch.Tensor]:

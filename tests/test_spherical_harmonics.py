@@ -9,8 +9,7 @@ import re
 import pytest
 import torch
 from e3nn import o3
-from harmonics_reference import float64
-from reference import copied
+from reference import copied, float64
 
 import autotune
 from autotune import SphericalHarmonics, accelerate, drop_in, restore, spherical_harmonics

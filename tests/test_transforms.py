@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from e3nn import o3
-from harmonics_reference import float64
+from reference import float64
 from torch import Tensor
 from torch.autograd import forward_ad
 from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, vmap
