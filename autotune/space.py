@@ -19,10 +19,12 @@ from typing import TYPE_CHECKING, Any
 from autotune.errors import ConfigError, unknown_name
 from autotune.families import Family, family_of
 from autotune.probes import probes_of, unfused
+from kernelgen.channel_plan import units_of
 from kernelgen.defaults import SMALL_GRAPH_EDGES
 from kernelgen.device import DeviceFacts
 from kernelgen.direction import Direction
 from kernelgen.errors import ScheduleError
+from kernelgen.grouping import group_paths
 from kernelgen.pairs import pair_paths
 from kernelgen.problem import TensorProductProblem
 from kernelgen.schedule import CudaSchedule, HostSchedule, Knobs, Schedule, power_of_two_at_most
@@ -117,8 +119,19 @@ class Space:
                 changes["edges_per_chunk"] = fresh.edges_per_chunk
             else:
                 changes["teams_per_node"] = 1
+            if fused and schedule.accumulate == "owners":
+                changes |= self._block_of_an_edge(schedule)
+            elif not fused or schedule.accumulate != "registers":
                 changes["stage_edges"] = min(changes["stage_edges"], max(4, schedule.edges_per_chunk))
         return dataclasses.replace(schedule, **changes)
+
+    def _block_of_an_edge(self, schedule: CudaSchedule) -> dict[str, int]:
+        """Where the gradients of edges have one writer, the teams that share an edge are a block."""
+        tile = schedule.lanes * schedule.channels_per_thread
+        units = units_of(group_paths(self.spec.problem, schedule.path_groups), tile)
+        block = {"warps_per_edge": units, "block_size": units * schedule.lanes}
+        legal = all(value in schedule.choices[knob] for knob, value in block.items())
+        return block if units > 1 and legal else {"warps_per_edge": 1}
 
     def plan(self, schedule: Knobs) -> Any:
         """Of what is compiled for a schedule; ScheduleError if that is not legal."""
@@ -177,11 +190,11 @@ def search_space(
         return _space_of_pairs(dataclasses.replace(spec, schedule=default))
     knobs: dict[str, tuple] = {}
     if operation == "conv":
-        knobs["accumulate"] = ("registers", "atomics")
+        knobs["accumulate"] = ("registers", "atomics", *(("owners",) if _has_owners(spec, num_edges) else ()))
         knobs["order"] = ("receiver", "sender")
     knobs["path_groups"] = _path_groups(problem)
     knobs["edges_per_chunk"] = (8, 32, 128) if facts.backend == "cpu" else (1, 2, 8, 16, 32, 128)
-    small = num_edges is not None and num_edges <= SMALL_GRAPH_EDGES
+    small = _is_small(num_edges)
     knobs |= _host_knobs(problem, dtype, facts) if facts.backend == "cpu" else _cuda_knobs(problem, small)
     if facts.backend == "cuda" and operation == "conv":
         knobs["teams_per_node"] = (1, 2, 4, 8)
@@ -191,6 +204,16 @@ def search_space(
     space = Space(dataclasses.replace(spec, schedule=default), MappingProxyType(knobs))
     space = dataclasses.replace(space, spec=dataclasses.replace(spec, schedule=space.canonical(default)))
     return dataclasses.replace(space, probes=probes_of(space))
+
+
+def _is_small(num_edges: int | None) -> bool:
+    return num_edges is not None and num_edges <= SMALL_GRAPH_EDGES
+
+
+def _has_owners(spec: Spec, num_edges: int | None) -> bool:
+    """Whether ``accumulate="owners"`` may pay: gradients of edges too, and so few edges that launches decide."""
+    live = spec.direction.live_outputs
+    return spec.facts.backend == "cuda" and _is_small(num_edges) and live != "x" and "g" not in live
 
 
 def _space_of_pairs(spec: Spec) -> Space:

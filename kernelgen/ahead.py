@@ -14,7 +14,7 @@ from kernelgen.grouping import Group
 from kernelgen.schedule import CudaSchedule
 
 if TYPE_CHECKING:
-    from kernelgen.plan import Plan
+    from kernelgen.channel_plan import Plan
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ Maybe = Tensor | None
 _PLAIN_TENSORS = (Tensor, torch.nn.Parameter)
 # Cotangents that were left but never fetched (their pass ended in an error) are dropped beyond this many passes.
 _KEPT_PASSES = 8
-_SMALL_WEIGHTS = 1 << 20
+_SMALL_WEIGHTS = 1 << 21
 _Leaf: type = torch._C._functions.AccumulateGrad  # type: ignore[attr-defined]
 
 

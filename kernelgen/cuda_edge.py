@@ -1,4 +1,4 @@
-"""The edge operand of one path group as C++ text: how a lane comes by the edge values of its paths.
+"""The edge operand of one path group as C++ text: how a lane comes by the edge values of its paths, and its gradient.
 
 Enters the kernel's facts and the group's paths, leaves statements for ``kernelgen.cuda_group``. ``inline``: every lane
 forms the values of each edge from y. ``shared``: they are formed once an edge, one edge a lane, and read from shared
@@ -8,6 +8,7 @@ memory. ``basis``: the same, but of values that are multiples of each other only
 from __future__ import annotations
 
 from kernelgen.body import PathBody
+from kernelgen.channel_plan import Plan, joint_elements
 from kernelgen.cuda_memory import Facts
 from kernelgen.terms import EdgeValue, edge_slots
 
@@ -93,3 +94,41 @@ class EdgeOperand:
     def _place(self, row: tuple[str, str], p: int, k: int) -> tuple[int, float]:
         slot, scale = self.slots[p, k]
         return self.rows.index(row) * len(self.staged_values) + slot, scale
+
+
+class EdgeSums:
+    """How the lanes' sums for an edge's y row reach memory: added there, or written by the only one that has a part.
+
+    With ``plan.joins_y`` each team leaves its part in shared memory (``sums``, a row an edge fetched), and after the
+    last edge fetched the teams of the block sum and write some rows each.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan, self.dim = plan, plan.spec.dim_y
+
+    def put(self) -> list[str]:
+        """After an edge. Of a vector's gradient every lane's share is as good as its sum."""
+        how, sums, lines = "Add" if "out_y" in self.plan.zeroed else "Store", "oy", []
+        parts = self.plan.partial_y
+        row = f"((long long)edge * {parts} + unit)" if parts else "(long long)edge"
+        if self.plan.spec.harmonics is not None:
+            sums, lines = "ov", ["Real ov[3];", "along_v(b.y + (long long)edge * 3, oy, ov);"]
+        place = f"sums + j * {self.dim}" if self.plan.joins_y else f"b.out_y + {row} * {self.dim}"
+        return [*lines, f"sum_over_team<{how}>(team, {sums}, {place});"]
+
+    def join(self) -> list[str]:
+        """After the edges that were fetched together."""
+        units, part = self.plan.units, joint_elements(self.plan)
+        return [
+            "__syncthreads();",
+            f"for (int j = unit; j < count; j += {units}) {{",
+            "    const long long edge = team.broadcast(my_edge, j);",
+            f"    for (int m = team.lane; m < {self.dim}; m += LANES) {{",
+            f"        const Real* const parts = sums - unit * {part} + j * {self.dim} + m;",
+            "        Real total = 0;",
+            f"        UNROLL for (int k = 0; k < {units}; ++k) total += parts[k * {part}];",
+            f"        b.out_y[edge * {self.dim} + m] = total;",
+            "    }",
+            "}",
+            "__syncthreads();",
+        ]

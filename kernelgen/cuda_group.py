@@ -12,9 +12,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from kernelgen.body import PathBody
-from kernelgen.cuda_edge import EdgeOperand
+from kernelgen.channel_plan import stage_stride, sums_elements
+from kernelgen.cuda_edge import EdgeOperand, EdgeSums
 from kernelgen.cuda_memory import NODE_BUFFERS, Facts, GroupMemory
-from kernelgen.plan import Group, stage_stride, sums_elements
+from kernelgen.grouping import Group
 
 
 class GroupEmitter:
@@ -31,6 +32,7 @@ class GroupEmitter:
         self.paths = sorted(group.paths, key=lambda p: (self.problem.paths[p].in1, p))
         self.memory = GroupMemory(kernel, group, self.paths)
         self.operand = EdgeOperand(kernel, self.paths, stage_stride(kernel.plan, group))
+        self.y_sums = EdgeSums(kernel.plan)
         self.sums = sums_elements(kernel.plan)
 
     def put(self, *lines: str) -> None:
@@ -142,7 +144,9 @@ class GroupEmitter:
                 if by_destination:
                     self._change_destination()
                 self._edge()
-            if kernel.staged:
+            if self.plan.joins_y:
+                self.put(*self.y_sums.join())
+            elif kernel.staged:
                 self.put("team.sync();")
 
     def _prefetch(self, copies: bool) -> None:
@@ -227,19 +231,9 @@ class GroupEmitter:
                 sole = kernel.plain and block in self.plan.exclusive_in1
                 self.put(self.memory.put_block("Store" if sole else "Add", "in1", block, f"ox{block}", "far"))
         if "y" in kernel.live:
-            self._put_y()
+            self.put(*self.y_sums.put())
         if far_sums:
             self.put(*self.memory.flush("out", "far", owned=kernel.plain))
-
-    def _put_y(self) -> None:
-        """The lanes' sums for the edge's y row, or for its vector: every lane's share of that is as good as its sum."""
-        how, sums = "Add" if "out_y" in self.plan.zeroed else "Store", "oy"
-        parts, dim = self.plan.partial_y, self.plan.spec.dim_y
-        row = f"((long long)edge * {parts} + unit)" if parts else "(long long)edge"
-        if self.plan.spec.harmonics is not None:
-            sums = "ov"
-            self.put("Real ov[3];", "along_v(b.y + (long long)edge * 3, oy, ov);")
-        self.put(f"sum_over_team<{how}>(team, {sums}, b.out_y + {row} * {dim});")
 
     def _path(self, p: int) -> None:
         kernel, path, body = self.kernel, self.problem.paths[p], self.kernel.bodies[p]

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 from kernelgen.ahead import row_spans
 from kernelgen.body import PathBody, path_body
-from kernelgen.plan import Group, Plan
+from kernelgen.channel_plan import Plan
+from kernelgen.grouping import Group
 from kernelgen.schedule import CudaSchedule
 from kernelgen.spec import BYTES
 from kernelgen.terms import PathTerms, path_terms

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from kernelgen.emit_cuda import emit_cuda, launch_geometry
 from kernelgen.emit_host import emit_host
+from kernelgen.emit_owners import emit_owners, owners_geometry
 from kernelgen.emit_pairs import emit_pairs, pair_geometry
 from kernelgen.harmonics_kernel import emit_harmonics, harmonics_geometry
 from kernelgen.harmonics_plan import HarmonicsPlan
 from kernelgen.pairs import PairPlan
-from kernelgen.plan import AnyPlan
+from kernelgen.plan import AnyPlan, OwnersPlan
 from kernelgen.source import Source
 
 
@@ -18,6 +19,8 @@ def emit(plan: AnyPlan | HarmonicsPlan) -> Source:
         return emit_harmonics(plan)
     if isinstance(plan, PairPlan):
         return emit_pairs(plan)
+    if isinstance(plan, OwnersPlan):
+        return emit_owners(plan)
     return emit_cuda(plan) if plan.spec.facts.backend == "cuda" else emit_host(plan)
 
 
@@ -27,4 +30,6 @@ def geometry(plan: AnyPlan | HarmonicsPlan, num_edges: int, num_in: int, num_out
         return harmonics_geometry(plan, num_edges)
     if isinstance(plan, PairPlan):
         return pair_geometry(plan, num_edges)
+    if isinstance(plan, OwnersPlan):
+        return owners_geometry(plan, num_edges, num_in, num_out)
     return launch_geometry(plan, num_edges, num_in, num_out)

@@ -10,16 +10,23 @@ destination). A unit is a team's share of a run: one path group and ``lanes x ch
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from importlib import resources
 
+from kernelgen.channel_plan import Plan, joint_elements, stage_elements, sums_elements
 from kernelgen.cuda_group import GroupEmitter
 from kernelgen.cuda_memory import Facts
 from kernelgen.harmonics_text import inside
-from kernelgen.plan import Plan, stage_elements, sums_elements
 from kernelgen.schedule import CudaSchedule
 from kernelgen.signature import buffers_struct, gpu_entry
 from kernelgen.source import Source
-from kernelgen.spec import BUFFERS
+from kernelgen.spec import BUFFERS, Spec
+
+BUFFERS_LINE = f"    const Buffers b = {{{', '.join(BUFFERS)}}};"
+SHARED = (
+    "    extern __shared__ __align__(16) unsigned char shared_bytes[];",
+    "    Real* const shared = reinterpret_cast<Real*>(shared_bytes);",
+)
 
 
 @functools.cache
@@ -30,7 +37,44 @@ def header() -> str:
 
 def emit_cuda(plan: Plan) -> Source:
     """The kernel of a plan; equal plans give equal text."""
-    return Source(_Kernel(plan).text(), "cuda")
+    return Source(KernelText(plan).text(), "cuda")
+
+
+def preamble(spec: Spec) -> str:
+    """What a kernel is, and the types and constants of all its text."""
+    schedule = spec.schedule
+    assert isinstance(schedule, CudaSchedule)
+    real = {"float32": "float", "float64": "double"}[spec.dtype]
+    flag = "#define REAL_IS_FLOAT 1\n" if real == "float" else ""
+    return (
+        f"// problem    {spec.problem.key}\n// direction  {spec.direction.text}\n"
+        f"// operation  {spec.operation}, {spec.dtype}, {spec.layout}, {spec.index}\n"
+        f"// schedule   {schedule.key}\n"
+        f"using Real = {real};\nusing V = Real;\n{flag}"
+        f"using index_t = {'int' if spec.index == 'int32' else 'long long'};\n"
+        f"constexpr int LANES = {schedule.lanes};\n"
+        f"constexpr bool MUL_IR = {'true' if spec.layout == 'mul_ir' else 'false'};\n"
+        f"constexpr int C = {schedule.channels_per_thread};  // channels a thread\n"
+    )
+
+
+def ask_all(spec: Spec, owner: str) -> list[str]:
+    """Ask for all that the kernel reads, if the schedule says so: then no load but the first waits for DRAM."""
+    assert isinstance(spec.schedule, CudaSchedule)
+    if spec.schedule.ahead != "all":
+        return []
+    problem, plain = spec.problem, spec.operation == "plain"
+    nodes = {"x": "num_edges" if plain else "num_in", "g": "num_edges" if plain else "num_out"}
+    rows = {
+        "x": f"{nodes['x']} * {problem.dim_in1}",
+        "y": f"num_edges * {spec.dim_y}",
+        "w": f"{'' if problem.shared_weights else 'num_edges * '}{problem.weight_numel}",
+        "g": f"{nodes['g']} * {problem.dim_out}",
+    }
+    index = {"spans": f"3 * {nodes['x' if owner == 'sender' else 'g']}"} if owner else {}
+    index |= {} if plain else {"perm": "num_edges", "sender": "num_edges", "receiver": "num_edges"}
+    asked = index | {name: rows[name[-1]] for name in spec.operands}
+    return [f"    ask_all(b.{name}, {count});" for name, count in asked.items()]
 
 
 def launch_geometry(plan: Plan, num_edges: int, num_in: int, num_out: int) -> tuple[int, int, int]:
@@ -44,7 +88,7 @@ def launch_geometry(plan: Plan, num_edges: int, num_in: int, num_out: int) -> tu
     return unit_blocks * -(-runs // runs_per_block), schedule.block_size, plan.shared_bytes
 
 
-class _Kernel:
+class KernelText:
     """The text around the groups: preamble, header, buffers and the entry that sends teams to groups."""
 
     def __init__(self, plan: Plan) -> None:
@@ -53,44 +97,36 @@ class _Kernel:
         self.problem, self.direction = plan.spec.problem, plan.spec.direction
 
     def text(self) -> str:
-        groups = [GroupEmitter(self.facts, number, group).text() for number, group in enumerate(self.plan.groups)]
-        parts = [self._preamble(), header(), inside(self.spec), buffers_struct(), *groups, self._entry()]
-        return "\n".join(part for part in parts if part)
+        top = [preamble(self.spec) + self.stage(), header(), inside(self.spec), buffers_struct()]
+        return "\n".join(part for part in [*top, *self.groups(), self._entry()] if part)
 
-    def _preamble(self) -> str:
-        real = {"float32": "float", "float64": "double"}[self.spec.dtype]
-        flag = "#define REAL_IS_FLOAT 1\n" if real == "float" else ""
-        return (
-            f"// problem    {self.problem.key}\n// direction  {self.direction.text}\n"
-            f"// operation  {self.spec.operation}, {self.spec.dtype}, {self.spec.layout}, {self.spec.index}\n"
-            f"// schedule   {self.schedule.key}\n"
-            f"using Real = {real};\nusing V = Real;\n{flag}"
-            f"using index_t = {'int' if self.spec.index == 'int32' else 'long long'};\n"
-            f"constexpr int LANES = {self.schedule.lanes};\n"
-            f"constexpr bool MUL_IR = {'true' if self.spec.layout == 'mul_ir' else 'false'};\n"
-            f"constexpr int C = {self.schedule.channels_per_thread};  // channels a thread\n"
-            f"constexpr int STAGE = {self.plan.stage};  // edges fetched at a time\n"
-        )
+    def groups(self) -> list[str]:
+        """The device functions of the path groups."""
+        return [GroupEmitter(self.facts, number, group).text() for number, group in enumerate(self.plan.groups)]
+
+    def stage(self) -> str:
+        return f"constexpr int STAGE = {self.plan.stage};  // edges fetched at a time\n"
 
     def _entry(self) -> str:
+        head = [*gpu_entry(self.schedule.block_size, self.schedule.min_blocks), BUFFERS_LINE]
+        return "\n".join([*head, *self.body("blockIdx.x", ask_all(self.spec, self.plan.owner), SHARED), "}", ""])
+
+    def body(self, block: str, asked: Sequence[str] = (), shared: Sequence[str] = ()) -> list[str]:
+        """From a block's number to its teams' work. asked: lines before that. shared: that make ``shared``, if used."""
         schedule, plan = self.schedule, self.plan
         lines = [
-            *gpu_entry(schedule.block_size, schedule.min_blocks),
-            f"    const Buffers b = {{{', '.join(BUFFERS)}}};",
             "    const int team_index = threadIdx.x / LANES;",
             "    Team team;",
             "    team.lane = threadIdx.x % LANES;",
             "    team.mask = LANES == 32 ? 0xffffffffu",
             "                            : ((1u << (LANES % 32)) - 1u) << (threadIdx.x % 32 - team.lane);",
-            *self._ask_all(),
-            *self._work(),
+            *asked,
+            *self._work(block),
         ]
         teams, stage, sums = schedule.block_size // schedule.lanes, stage_elements(plan), sums_elements(plan)
-        if stage or sums:
-            lines += [
-                "    extern __shared__ __align__(16) unsigned char shared_bytes[];",
-                "    Real* const shared = reinterpret_cast<Real*>(shared_bytes);",
-            ]
+        joint = joint_elements(plan)
+        if stage or sums or joint:
+            lines += shared
         lines.append(f"    Real* const stage = {f'shared + team_index * {stage}' if stage else 'nullptr'};")
         if sums:
             lines += [
@@ -104,35 +140,21 @@ class _Kernel:
                 *self._dispatch("finish", "share, parts"),
                 "    }",
             ]
+        elif joint:
+            lines.append(f"    Real* const sums = shared + {teams * stage} + team_index * {joint};")
+            lines += self._dispatch("group", "begin, end, stage, sums")
         else:
             lines += self._dispatch("group", "begin, end, stage, nullptr")
-        return "\n".join([*lines, "}", ""])
+        return lines
 
-    def _ask_all(self) -> list[str]:
-        """Ask for all that the kernel reads, if the schedule says so: then no load but the first waits for DRAM."""
-        if self.schedule.ahead != "all":
-            return []
-        problem, plain = self.problem, self.facts.plain
-        nodes = {"x": "num_edges" if plain else "num_in", "g": "num_edges" if plain else "num_out"}
-        rows = {
-            "x": f"{nodes['x']} * {problem.dim_in1}",
-            "y": f"num_edges * {self.spec.dim_y}",
-            "w": f"{'' if problem.shared_weights else 'num_edges * '}{problem.weight_numel}",
-            "g": f"{nodes['g']} * {problem.dim_out}",
-        }
-        index = {"spans": f"3 * {nodes['x' if self.plan.owner == 'sender' else 'g']}"} if self.plan.owner else {}
-        index |= {} if plain else {"perm": "num_edges", "sender": "num_edges", "receiver": "num_edges"}
-        asked = index | {name: rows[name[-1]] for name in self.spec.operands}
-        return [f"    ask_all(b.{name}, {count});" for name, count in asked.items()]
-
-    def _work(self) -> list[str]:
+    def _work(self, block: str) -> list[str]:
         """Which unit of which run this team works on, and its edges."""
         schedule, plan = self.schedule, self.plan
         units, split = schedule.warps_per_edge, schedule.teams_per_node
         unit_blocks, runs = max(1, -(-plan.units // units)), schedule.block_size // schedule.lanes // units // split
         lines = [
-            f"    const int unit = blockIdx.x % {unit_blocks} * {units} + team_index % {units};",
-            f"    const int run = blockIdx.x / {unit_blocks} * {runs} + team_index / {units * split};",
+            f"    const int unit = {block} % {unit_blocks} * {units} + team_index % {units};",
+            f"    const int run = {block} / {unit_blocks} * {runs} + team_index / {units * split};",
         ]
         if not plan.owner:
             return [

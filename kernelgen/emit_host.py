@@ -16,9 +16,10 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from kernelgen.body import PathBody, path_body
+from kernelgen.channel_plan import Plan
 from kernelgen.direction import OPERANDS
+from kernelgen.grouping import Group
 from kernelgen.harmonics_text import inside
-from kernelgen.plan import Group, Plan
 from kernelgen.problem import Block
 from kernelgen.schedule import HostSchedule
 from kernelgen.signature import host_entry

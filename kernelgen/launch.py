@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 import functools
 import struct
-import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -19,6 +18,7 @@ from torch import Tensor
 
 from kernelgen.cache import Binary
 from kernelgen.compile import compile_source
+from kernelgen.driver import INVALID_CONTEXT, error_name, launch_function
 from kernelgen.emit import emit, geometry
 from kernelgen.errors import LaunchError, ToolMissingError
 from kernelgen.harmonics_plan import HarmonicsPlan, HarmonicsSpec, harmonics_plan
@@ -30,7 +30,6 @@ from kernelgen.spec import BUFFERS, Spec
 
 # Dynamic shared memory above this has to be asked for, kernel by kernel.
 _SHARED_WITHOUT_ASKING = 48 * 1024
-_INVALID_CONTEXT = 201
 _KEPT_GEOMETRIES = 256
 # Weights (edges x paths x channels) that are worth waking another thread for: about 10 us of work; or elements of
 # harmonics, about 4 us.
@@ -126,23 +125,6 @@ class _Arguments(threading.local):
 _arguments = _Arguments()
 
 
-@functools.cache
-def _launch_function() -> Any:
-    """``cuLaunchKernel`` of the driver, called directly: a third of the host's time of the bindings' launch."""
-    names = ("nvcuda.dll",) if sys.platform == "win32" else ("libcuda.so.1", "libcuda.so")
-    for name in names:
-        try:
-            function = ctypes.CDLL(name).cuLaunchKernel
-            break
-        except OSError:
-            continue
-    else:
-        raise ToolMissingError(f"the CUDA driver ({names[0]}) cannot be loaded; install the NVIDIA driver")
-    function.argtypes = [ctypes.c_void_p, *[ctypes.c_uint] * 7, *[ctypes.c_void_p] * 3]
-    function.restype = ctypes.c_int
-    return function
-
-
 class _CudaRun:
     """Launches one CUDA kernel on torch's current stream of a device."""
 
@@ -150,7 +132,7 @@ class _CudaRun:
         self._plan = plan
         self._kernel = kernel  # keeps the module loaded
         self._handle = int(kernel.handle)
-        self._launch = _launch_function()
+        self._launch = launch_function()
         self._allowed: set[int] = set()
         self._geometry: dict[tuple[int, int, int], tuple[int, int, int]] = {}
 
@@ -172,13 +154,13 @@ class _CudaRun:
         stream = torch._C._cuda_getCurrentRawStream(device)
         launch = (self._handle, grid, 1, 1, block, 1, 1, shared, stream, None, packed.extra)
         status = self._launch(*launch)
-        if status == _INVALID_CONTEXT:  # the first CUDA call of this thread: torch makes its context current
+        if status == INVALID_CONTEXT:  # the first CUDA call of this thread: torch makes its context current
             torch.cuda.set_device(device)
             status = self._launch(*launch)
         if status != 0:
             raise LaunchError(
                 f"launch of {self._plan.spec.direction.text} failed on cuda:{device} with grid {grid}, "
-                f"block {block}, {shared} bytes of shared memory: {_driver_error(status)}"
+                f"block {block}, {shared} bytes of shared memory: {error_name(status)}"
             )
 
     def _allow_shared(self, device: int, shared: int) -> None:
@@ -189,12 +171,3 @@ class _CudaRun:
         if int(status) != 0:
             raise LaunchError(f"{shared} bytes of shared memory a block: refused on cuda:{device}, {status.name}")
         self._allowed.add(device)
-
-
-def _driver_error(status: int) -> str:
-    from cuda.bindings import driver
-
-    try:
-        return driver.CUresult(status).name
-    except ValueError:
-        return f"CUDA driver error {status}"

@@ -18,6 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kernelgen.driver import clear
+
 HUGE_PAGE = 2 << 20
 # From asm-generic/mman-common.h.
 _MADV_HUGEPAGE = 14
@@ -39,15 +41,20 @@ def empty(shape: tuple[int, ...], like: Tensor) -> Tensor:
         if math.prod(shape) * out.element_size() >= 2 * HUGE_PAGE:
             _advise_huge_pages(out)
         return out
-    # The quick function allocates on the current device.
-    if _empty_cuda is not None and like.is_cuda and torch._C._cuda_getDevice() == like.get_device():
+    if _empty_cuda is not None and _is_on_current_gpu(like):
         return _empty_cuda(shape, _strides(shape), like.dtype)
     return like.new_empty(shape)
 
 
 def zeros(shape: tuple[int, ...], like: Tensor) -> Tensor:
     """``like.new_zeros(shape)``, allocated as :func:`empty` does."""
-    return empty(shape, like).zero_()
+    out = empty(shape, like)
+    return out if _is_on_current_gpu(out) and clear(out) else out.zero_()
+
+
+def _is_on_current_gpu(tensor: Tensor) -> bool:
+    """Where the quick functions work."""
+    return tensor.is_cuda and torch._C._cuda_getDevice() == tensor.get_device()
 
 
 def part(flat: Tensor, shape: tuple[int, ...], begin: int) -> Tensor:

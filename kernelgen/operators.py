@@ -130,11 +130,8 @@ class Operator(DirectCalls):
         self.graph = self._checks.graph
         self._runners: dict[tuple[Direction, torch.dtype | None, int], Runner | SplitRunner] = {}
         # Which ends of the edges own them in some direction, and so need an order of the edges.
-        owners = {
-            schedule.order
-            for schedule in self.schedules.values()
-            if self.is_conv and schedule.fuse and schedule.accumulate == "registers" and problem.paths
-        }
+        fused = [schedule for schedule in self.schedules.values() if self.is_conv and schedule.fuse and problem.paths]
+        owners = {schedule.owner for schedule in fused}
         self.by_receiver, self.by_sender = "receiver" in owners, "sender" in owners
 
     def forward(

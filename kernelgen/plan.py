@@ -1,4 +1,4 @@
-"""From (problem, direction, schedule) to a plan: path groups, work units, who writes what, and every limit.
+"""From (problem, direction, schedule) to a plan, and every limit that it must keep.
 
 This is the one place that decides legality: :func:`make_plan` raises ScheduleError naming the limit that is broken
 and by how much. Emitters trust a plan.
@@ -10,12 +10,12 @@ import dataclasses
 from dataclasses import dataclass
 
 from kernelgen.ahead import broken_span
+from kernelgen.channel_plan import Plan, joint_elements, registers_of, stage_elements, sums_elements
 from kernelgen.errors import ScheduleError, UnsupportedError
 from kernelgen.grouping import Group, group_paths
 from kernelgen.pairs import PairPlan, pair_plan
 from kernelgen.schedule import CudaSchedule, HostSchedule
 from kernelgen.spec import BYTES, Spec
-from kernelgen.terms import EdgeValue, edge_slots, path_terms
 
 MAX_REGISTERS = 255
 # A schedule may be estimated at this many times the registers of a thread: more only spills.
@@ -23,75 +23,25 @@ REGISTER_SLACK = 1.5
 
 
 @dataclass(frozen=True)
-class Plan:
-    """``zeroed`` outputs must be zero before launch; ``exclusive_*`` blocks have a single writing group."""
+class OwnersPlan:
+    """One launch of two kernels: blocks that own senders and write dF/dx, then those that write the other gradients."""
 
     spec: Spec
-    groups: tuple[Group, ...]
-    exclusive_in1: frozenset[int]
-    exclusive_out: frozenset[int]
-    zeroed: frozenset[str]
-    shared_bytes: int = 0
+    of_x: Plan
+    others: Plan
+    owner: str = "sender"
+    partial_y: int = 0
 
     @property
-    def owner(self) -> str:
-        """``receiver`` or ``sender`` where one worker takes all edges of a node (in that order); else empty."""
-        owned = self.spec.operation == "conv" and self.spec.schedule.accumulate == "registers"
-        return self.spec.schedule.order if owned else ""
+    def zeroed(self) -> frozenset[str]:
+        return self.of_x.zeroed | self.others.zeroed
 
     @property
-    def near(self) -> str:
-        """The side whose rows stay with a worker from edge to edge: ``in1``, ``out``, or empty for a plain product."""
-        if self.spec.operation == "plain":
-            return ""
-        return "in1" if self.owner == "sender" else "out"
-
-    @property
-    def node_sums(self) -> str:
-        """``x`` or ``g``: the output whose rows the workers that own nodes write, each row once; empty for none."""
-        owned = {"receiver": "g", "sender": "x"}.get(self.owner, "")
-        return owned if owned and owned in self.spec.direction.live_outputs else ""
-
-    @property
-    def stage(self) -> int:
-        """CUDA: edges that a team fetches at a time; no more than about its run has."""
-        schedule = self.spec.schedule
-        assert isinstance(schedule, CudaSchedule)
-        return schedule.stage_edges if self.owner else min(schedule.stage_edges, max(4, schedule.edges_per_chunk))
-
-    def sums_of(self, group: Group) -> int:
-        """CUDA: elements of :attr:`node_sums` that a team of a group holds."""
-        problem = self.spec.problem
-        rows = {"x": [problem.in1[b].dim for b in group.in1], "g": [problem.out[b].dim for b in group.out], "": []}
-        return sum(rows[self.node_sums]) * self.tile
-
-    @property
-    def partial_y(self) -> int:
-        """Partial sums of dF/dy that each edge gets, a row a unit (0: one row, complete).
-
-        More than two units that add to one row would make it depend on their order.
-        """
-        split = isinstance(self.spec.schedule, CudaSchedule) and self.units > 2
-        return self.units if self.spec.deterministic and split and "y" in self.spec.direction.live_outputs else 0
-
-    @property
-    def tile(self) -> int:
-        """CUDA: channels of a team."""
-        schedule = self.spec.schedule
-        assert isinstance(schedule, CudaSchedule)
-        return schedule.lanes * schedule.channels_per_thread
-
-    def tiles(self, group: Group) -> int:
-        """CUDA: teams that share the channels of a group."""
-        return -(-group.mul // self.tile)
-
-    @property
-    def units(self) -> int:
-        """CUDA: (group, tile) pairs, each a team's share of one run of edges."""
-        return sum(self.tiles(group) for group in self.groups)
+    def shared_bytes(self) -> int:
+        return max(self.of_x.shared_bytes, self.others.shared_bytes)
 
 
-AnyPlan = Plan | PairPlan
+AnyPlan = Plan | PairPlan | OwnersPlan
 
 
 def make_plan(spec: Spec) -> AnyPlan:
@@ -103,7 +53,43 @@ def make_plan(spec: Spec) -> AnyPlan:
             "gradients of shared weights sum over all edges in no fixed order; expand the weights to one row an edge "
             "for a deterministic gradient"
         )
-    return _channel_plan(spec) if spec.problem.is_channelwise else pair_plan(spec)
+    if not spec.problem.is_channelwise:
+        return pair_plan(spec)
+    return _owners_plan(spec) if spec.schedule.accumulate == "owners" else _channel_plan(spec)
+
+
+def _owners_plan(spec: Spec) -> Plan | OwnersPlan:
+    """Where only one of the two kernels has something to do, that one."""
+    direction, schedule = spec.direction, spec.schedule
+    assert isinstance(schedule, CudaSchedule)
+    if spec.operation != "conv" or "g" in direction.live_outputs:
+        raise ScheduleError(f"accumulate='owners' is for gradients of a convolution, not for {direction.text}")
+    rest = direction.live_outputs.replace("x", "")
+    others = None
+    if rest:
+        others = _channel_plan(dataclasses.replace(spec, direction=dataclasses.replace(direction, outputs=rest)))
+        if "y" in rest and others.units > 1 and not others.joins_y:
+            raise ScheduleError(
+                f"accumulate='owners' with block_size={schedule.block_size}, warps_per_edge={schedule.warps_per_edge}: "
+                f"a block must be the {others.units} teams of {schedule.lanes} lanes that share an edge"
+            )
+    if "x" not in direction.live_outputs:
+        assert others is not None
+        return others
+    groups = next(n for n in range(schedule.path_groups, 0, -1) if _are_exclusive(group_paths(spec.problem, n)))
+    teams = min(16, schedule.block_size // schedule.lanes)
+    owning = dataclasses.replace(schedule, accumulate="registers", order="sender", path_groups=groups)
+    owning = dataclasses.replace(owning, warps_per_edge=1, teams_per_node=teams)
+    of_x = _channel_plan(
+        dataclasses.replace(spec, schedule=owning, direction=dataclasses.replace(direction, outputs="x"))
+    )
+    return of_x if others is None else OwnersPlan(spec, of_x, others)
+
+
+def _are_exclusive(groups: tuple[Group, ...]) -> bool:
+    """Whether each block of x belongs to one group; always so where there is one group a multiplicity."""
+    blocks = [block for group in groups for block in group.in1]
+    return len(blocks) == len(set(blocks))
 
 
 def _channel_plan(spec: Spec) -> Plan:
@@ -116,11 +102,22 @@ def _channel_plan(spec: Spec) -> Plan:
         block for block in range(len(problem.out)) if sum(block in group.out for group in groups) <= 1
     )
     plan = Plan(spec, groups, exclusive_in1, exclusive_out, frozenset())
+    plan = dataclasses.replace(plan, joins_y=_joins_y(plan))
     if spec.deterministic:
         _check_deterministic(plan)
     if isinstance(schedule, CudaSchedule):
         plan = _check_cuda(plan, schedule)
     return dataclasses.replace(plan, zeroed=_zeroed(plan))
+
+
+def _joins_y(plan: Plan) -> bool:
+    """Where each dF/dy must have one writer, and the teams that share an edge are a block."""
+    spec, schedule = plan.spec, plan.spec.schedule
+    alone = spec.deterministic or schedule.accumulate == "owners"
+    if not (alone and isinstance(schedule, CudaSchedule) and "y" in spec.direction.live_outputs):
+        return False
+    whole = plan.units == schedule.warps_per_edge and schedule.block_size == schedule.lanes * plan.units
+    return whole and schedule.teams_per_node == 1 and plan.units > 1
 
 
 def _zeroed(plan: Plan) -> frozenset[str]:
@@ -137,7 +134,7 @@ def _zeroed(plan: Plan) -> frozenset[str]:
         zeroed.add("out_g")
     single_unit = isinstance(spec.schedule, CudaSchedule) and plan.units == 1
     covers_y = spec.harmonics is not None or {p.in2 for p in problem.paths} == set(range(len(problem.in2)))
-    if not (single_unit and covers_y) and not plan.partial_y:
+    if not (single_unit and covers_y) and not plan.partial_y and not plan.joins_y:
         zeroed.add("out_y")
     if problem.shared_weights:
         zeroed.add("out_w")
@@ -171,67 +168,10 @@ def _blocks_of(spec: Spec, side: str) -> range:
 
 
 def estimate_registers(plan: AnyPlan) -> int:
-    """32-bit registers a thread of the widest group holds across its loop (CUDA): sums, operands, edge rows.
-
-    Of a pair plan 0: what an edge needs lies in shared memory.
-    """
-    if isinstance(plan, PairPlan):
-        return 0
-    spec, schedule = plan.spec, plan.spec.schedule
-    assert isinstance(schedule, CudaSchedule)
-    problem, operands, live = spec.problem, spec.direction.operands, spec.direction.live_outputs
-    widest = 0
-    for group in plan.groups:
-        rows = sum(problem.in1[b].dim for b in group.in1)
-        outs = sum(problem.out[b].dim for b in group.out)
-        read_in = rows * (("x" in operands) + ("tx" in operands))
-        read_out = outs * (("g" in operands) + ("tg" in operands))
-        held = outs * ("g" in live) + rows * ("x" in live)
-        held += len(group.paths) if problem.shared_weights and "w" in live else 0
-        staged = len(group.paths) * (("w" in operands) + ("tw" in operands))
-        for read, near in ((read_in, plan.near == "in1"), (read_out, plan.near == "out")):
-            held, staged = held + read * near, staged + read * (not near)
-        channels = schedule.channels_per_thread * (held + staged * (2 if schedule.prefetch == "copy" else 1))
-        row = problem.dim_in2 * ("y" in live)
-        if schedule.edge_operand == "inline":
-            row += problem.dim_in2 * (("y" in operands) + ("ty" in operands))
-        elif schedule.edge_operand == "basis":
-            row += len(_staged_values(plan, group)) * (("y" in operands) + ("ty" in operands))
-        widest = max(widest, channels + row)
-    return widest * BYTES[spec.dtype] // 4 + 24
-
-
-def stage_stride(plan: Plan, group: Group) -> int:
-    """Shared-memory elements one staged edge takes: its edge values, padded to an odd multiple of 16 bytes."""
-    operands = plan.spec.direction.operands
-    values = len(_staged_values(plan, group)) * (("y" in operands) + ("ty" in operands))
-    width = 16 // BYTES[plan.spec.dtype]
-    vectors = -(-values // width)
-    return width * (vectors + 1 - vectors % 2)
-
-
-def _staged_values(plan: Plan, group: Group) -> tuple[EdgeValue, ...]:
-    schedule, terms = plan.spec.schedule, path_terms(plan.spec.problem)
-    assert isinstance(schedule, CudaSchedule)
-    return edge_slots([terms[p] for p in group.paths], schedule.edge_operand == "basis")[0]
-
-
-def stage_elements(plan: Plan) -> int:
-    """Shared-memory elements in which a team keeps the edge values of the edges that it has fetched."""
-    schedule = plan.spec.schedule
-    assert isinstance(schedule, CudaSchedule)
-    if schedule.edge_operand == "inline":
-        return 0
-    return max((stage_stride(plan, group) for group in plan.groups), default=0) * plan.stage
-
-
-def sums_elements(plan: Plan) -> int:
-    """Shared-memory elements in which a team leaves its sums of a node that it shares with other teams."""
-    schedule = plan.spec.schedule
-    assert isinstance(schedule, CudaSchedule)
-    if schedule.teams_per_node == 1:
-        return 0
-    return max((plan.sums_of(group) for group in plan.groups), default=0)
+    """32-bit registers that a thread holds, about (CUDA); of a pair plan 0: what an edge needs is in shared memory."""
+    if isinstance(plan, OwnersPlan):
+        return max(registers_of(plan.of_x), registers_of(plan.others))
+    return 0 if isinstance(plan, PairPlan) else registers_of(plan)
 
 
 def _check_cuda(plan: Plan, schedule: CudaSchedule) -> Plan:
@@ -258,14 +198,14 @@ def _check_cuda(plan: Plan, schedule: CudaSchedule) -> Plan:
             f"block's {teams} teams"
         )
     threads = facts.check_threads(schedule.block_size, schedule.min_blocks)
-    registers = estimate_registers(plan)
+    registers = registers_of(plan)
     limit = min(MAX_REGISTERS, facts.registers_per_unit // threads)
     if registers > REGISTER_SLACK * limit:
         raise ScheduleError(
             f"about {registers} registers a thread, {registers / limit:.1f} times the {limit} there are; "
             "use more path_groups, fewer channels_per_thread or no prefetch"
         )
-    shared = teams * (stage_elements(plan) + sums_elements(plan)) * BYTES[spec.dtype]
+    shared = teams * (stage_elements(plan) + sums_elements(plan) + joint_elements(plan)) * BYTES[spec.dtype]
     if shared > facts.shared_per_block:
         raise ScheduleError(f"{shared} bytes of shared memory a block; there are {facts.shared_per_block}")
     return dataclasses.replace(plan, shared_bytes=shared)

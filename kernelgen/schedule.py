@@ -53,7 +53,9 @@ class Schedule(Knobs):
 
     fuse: gather, product and sum by destination in one kernel (False: torch gathers and scatters around it).
     accumulate: ``registers`` gives all edges of a node to one worker that keeps their sums; ``atomics`` gives each
-        worker a run of edges and adds its partial sums to memory (atomically, or under a lock on the CPU).
+        worker a run of edges and adds its partial sums to memory (atomically, or under a lock on the CPU). CUDA, first
+        gradients: ``owners``, in one launch some blocks own the senders and write the gradients of x, others take runs
+        of edges and write the rest, so that nothing starts from zero and nothing is added in memory.
     order: with ``registers``, the end of an edge whose node owns it. By ``receiver`` values (and products with the
         cotangent) stay in registers and gradients of x are added to memory; by ``sender`` it is the other way round.
     path_groups: how many parts the paths are split into; each part has its own accumulators and loop over edges.
@@ -65,6 +67,11 @@ class Schedule(Knobs):
     order: str = "receiver"
     path_groups: int = 1
     edges_per_chunk: int = 32
+
+    @property
+    def owner(self) -> str:
+        """The end of an edge whose node has a worker of its own, by which edges must be ordered; empty for none."""
+        return {"registers": self.order, "owners": "sender"}.get(self.accumulate, "")
 
     choices: ClassVar[dict[str, tuple]] = {
         "fuse": (True, False),
@@ -110,6 +117,7 @@ class CudaSchedule(Schedule):
     backend: ClassVar[str] = "cuda"
     choices: ClassVar[dict[str, tuple]] = {
         **Schedule.choices,
+        "accumulate": ("registers", "atomics", "owners"),
         "edges_per_warp": (1, 2, 4, 8),
         "channels_per_thread": (1, 2, 4),
         "warps_per_edge": (1, 2, 4, 8, 16),

@@ -17,6 +17,7 @@ _GENERATOR_MODULES = (
     "body",
     "grouping",
     "ahead",
+    "channel_plan",
     "plan",
     "pairs",
     "pair_weights",

@@ -6,10 +6,11 @@ import pytest
 
 from kernelgen import TensorProductProblem
 from kernelgen.ahead import RowSpan, row_spans
+from kernelgen.channel_plan import Plan
 from kernelgen.device import cuda_facts
 from kernelgen.direction import DIRECTIONS
 from kernelgen.errors import ScheduleError
-from kernelgen.plan import Plan, make_plan
+from kernelgen.plan import make_plan
 from kernelgen.schedule import CudaSchedule
 from kernelgen.spec import Spec
 

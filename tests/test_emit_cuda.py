@@ -11,7 +11,10 @@ from reference import expected, make_case, relative_error
 from kernelgen import TensorProductProblem
 from kernelgen.device import cuda_facts
 from kernelgen.direction import DIRECTIONS, fixed_order_parts
+from kernelgen.errors import ScheduleError
+from kernelgen.plan import OwnersPlan, make_plan
 from kernelgen.schedule import CudaSchedule
+from kernelgen.spec import Spec
 
 FACTS = cuda_facts("sm_90")
 
@@ -122,6 +125,71 @@ def test_lanes_compute_what_e3nn_computes(form, shared, direction, monkeypatch) 
     wanted = expected(case, direction)
     errors = {slot: relative_error(results[slot], wanted[slot]) for slot in wanted}
     assert max(errors.values()) < 1e-10, errors
+
+
+OWNERS = {
+    "one-unit": (SINGLE, "ir_mul", CudaSchedule(edges_per_chunk=1)),
+    "one-unit-ahead": (
+        SINGLE,
+        "mul_ir",
+        CudaSchedule(edges_per_chunk=2, block_size=64, ahead="all", edge_operand="shared", stage_edges=4),
+    ),
+    "joined": (
+        MEDIUM,
+        "ir_mul",
+        CudaSchedule(edges_per_chunk=1, path_groups=4, warps_per_edge=4, edge_operand="shared", stage_edges=4),
+    ),
+    "joined-runs-of-half-warps": (
+        UNEQUAL,
+        "mul_ir",
+        CudaSchedule(
+            **{"edges_per_chunk": 8, "path_groups": 3, "edges_per_warp": 2, "channels_per_thread": 2},
+            **{"stage_edges": 8, "warps_per_edge": 4, "block_size": 64},
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("direction", ["backward", "edge_backward", "joint_backward"])
+@pytest.mark.parametrize("form", OWNERS)
+def test_owners_write_what_e3nn_computes_into_memory_that_held_anything(form, direction, monkeypatch) -> None:
+    monkeypatch.setattr("kernelgen.plan.REGISTER_SLACK", 10)
+    irreps, layout, schedule = OWNERS[form]
+    schedule = dataclasses.replace(schedule, accumulate="owners")
+    problem = TensorProductProblem.channelwise(*irreps)
+    spec = Spec(problem, DIRECTIONS[direction], schedule, "conv", "float64", layout, "int64", FACTS)
+    assert make_plan(spec).zeroed == frozenset(), "nothing starts from zero, so the emulator fills outputs with NaN"
+    case = make_case(problem, "conv", edges=37)
+    results, wanted = run(case, DIRECTIONS[direction], "conv", layout, "float64", schedule), expected(case, direction)
+    errors = {slot: relative_error(results[slot], wanted[slot]) for slot in wanted}
+    assert max(errors.values()) < 1e-10, errors
+
+
+def test_owners_say_what_they_cannot_do() -> None:
+    def plan(direction: str, **knobs: object) -> object:
+        schedule = dataclasses.replace(CudaSchedule(accumulate="owners"), **knobs)
+        problem = TensorProductProblem.channelwise(*MEDIUM)
+        return make_plan(Spec(problem, DIRECTIONS[direction], schedule, "conv", "float32", "ir_mul", "int64", FACTS))
+
+    with pytest.raises(ScheduleError, match="gradients of a convolution, not for forward"):
+        plan("forward")
+    with pytest.raises(ScheduleError, match="a block must be the 4 teams of 32 lanes that share an edge"):
+        plan("backward", path_groups=4, warps_per_edge=2)
+    assert isinstance(plan("backward", path_groups=4, warps_per_edge=4), OwnersPlan)
+
+
+@pytest.mark.parametrize("schedule", [{}, {"order": "receiver", "accumulate": "atomics", "edges_per_chunk": 8}])
+def test_a_deterministic_gradient_of_edges_takes_no_partial_rows_where_a_block_is_an_edge(schedule) -> None:
+    problem = TensorProductProblem.channelwise(*MEDIUM)
+    case, direction = make_case(problem, "conv", edges=37), fixed_order_parts(DIRECTIONS["backward"])[-1]
+    apart = CudaSchedule(path_groups=4, stage_edges=8, **schedule)
+    for knobs, rows in (({}, 4), ({"warps_per_edge": 4}, 0), ({"warps_per_edge": 4, "block_size": 256}, 4)):
+        chosen = dataclasses.replace(apart, **knobs)
+        spec = Spec(problem, direction, chosen, "conv", "float64", "ir_mul", "int64", FACTS, deterministic=True)
+        assert make_plan(spec).partial_y == rows
+        results = run(case, direction, "conv", "ir_mul", "float64", chosen, deterministic=True)
+        wanted = expected(case, "backward")
+        assert max(relative_error(results[slot], wanted[slot]) for slot in "yw") < 1e-10
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)

@@ -10,6 +10,7 @@ from reference import assert_matches_e3nn, make_case
 from autotune.config_tables import load_problems
 from kernelgen import CudaSchedule, build
 from kernelgen.direction import DIRECTIONS, OPERANDS
+from kernelgen.launch import load_kernel
 
 pytestmark = pytest.mark.gpu
 SUITE = load_problems()
@@ -41,6 +42,14 @@ FORMS = {
     "ahead-rows": CudaSchedule(ahead="rows", path_groups=4, accumulate="atomics", edges_per_chunk=16, stage_edges=16),
     "ahead-by-sender": CudaSchedule(ahead="rows", path_groups=4, order="sender", edges_per_warp=2, stage_edges=16),
     "unfused": CudaSchedule(fuse=False, path_groups=4, edges_per_chunk=16),
+    "owners": dict.fromkeys(
+        ("backward", "edge_backward", "joint_backward"),
+        CudaSchedule(accumulate="owners", warps_per_edge=4, edges_per_chunk=1, edge_operand="shared", ahead="all"),
+    ),
+    "owners-of-runs": dict.fromkeys(
+        ("backward", "edge_backward", "joint_backward"),
+        CudaSchedule(accumulate="owners", warps_per_edge=8, edges_per_chunk=8, path_groups=2, block_size=256),
+    ),
 }
 
 
@@ -63,6 +72,15 @@ def test_kernel_forms_of_pairs(mode: str, operation: str, dtype: torch.dtype) ->
         operator = build(problem, schedule, operation=operation, dtype=dtype, layout=layout, device="cuda")
         case = make_case(problem, operation, edges=300, nodes=20, num_out=17)
         assert_matches_e3nn(operator, case, DIRECTIONS, TOLERANCE[dtype], "cuda")
+
+
+def test_a_block_that_is_an_edge_sums_its_gradient_in_a_fixed_order() -> None:
+    problem, parts = SUITE["mace-mp-large"], ("backward", "edge_backward")
+    schedule = CudaSchedule(warps_per_edge=4, edge_operand="shared", prefetch="reload", stage_edges=8)
+    operator = build(problem, dict.fromkeys(parts, schedule), layout="ir_mul", device="cuda", deterministic=True)
+    assert not any(load_kernel(operator.specs(name)[-1]).plan.partial_y for name in parts)
+    case = make_case(problem, "conv", edges=3000, nodes=50, num_out=50)
+    assert_matches_e3nn(operator, case, [DIRECTIONS[name] for name in parts], 1e-5, "cuda")
 
 
 @pytest.mark.parametrize("operation", ["conv", "plain"])

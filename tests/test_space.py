@@ -54,6 +54,40 @@ def test_choices_fit_the_problem() -> None:
     assert space_of("mace", "cpu").knobs["threads"] == (0, 4)
 
 
+def test_small_graphs_may_have_their_gradients_written_by_owners() -> None:
+    def choices(direction: str, num_edges: int | None, backend: str = "cuda") -> Space:
+        return search_space(PROBLEMS["mace"], "conv", direction, "float32", FACTS[backend], num_edges=num_edges)
+
+    for direction in ("backward", "edge_backward", "joint_backward"):
+        small = choices(direction, 300)
+        assert "owners" in small.knobs["accumulate"]
+        assert "owners" not in choices(direction, 300_000).knobs["accumulate"]
+        probes = [schedule for schedule in small.probes if schedule.accumulate == "owners"]
+        teams = [schedule.warps_per_edge for schedule in probes]
+        assert len(probes) > 1 and len(set(teams)) == len(teams), "as many teams an edge as there are ways to share it"
+        for schedule in probes:
+            assert small.broken_limit(schedule) is None and small.schedule(small.values(schedule)) == schedule
+            assert not {"out_x", "out_y", "out_w"} & small.plan(schedule).zeroed
+        odd = small.schedule({"accumulate": "owners", "block_size": 512, "warps_per_edge": 2, "teams_per_node": 8})
+        assert (odd.warps_per_edge, odd.block_size, odd.teams_per_node) == (4, 128, 1), "knobs that follow from others"
+    for direction, backend in (("forward", "cuda"), ("source_backward", "cuda"), ("backward", "cpu")):
+        assert "owners" not in choices(direction, 300, backend).knobs["accumulate"]
+
+
+def test_probes_of_a_deterministic_gradient_take_no_partial_rows() -> None:
+    space = search_space(PROBLEMS["mace"], "conv", "backward", "float32", FACTS["cuda"], deterministic=True)
+    assert space.plan(space.default).partial_y > 1
+    whole = [space.plan(schedule) for schedule in space.probes if not space.plan(schedule).partial_y]
+    assert {plan.units for plan in whole if plan.joins_y} >= {2, 4}, "two and one channels a lane of 128"
+
+
+def test_probes_of_a_plain_gradient_have_one_writer() -> None:
+    space = search_space(PROBLEMS["mace"], "plain", "backward", "float32", FACTS["cuda"])
+    alone = [schedule for schedule in space.probes if "out_y" not in space.plan(schedule).zeroed]
+    assert alone and all(space.plan(schedule).units == 1 for schedule in alone)
+    assert not search_space(PROBLEMS["mace"], "plain", "forward", "float32", FACTS["cuda"]).probes
+
+
 def test_shuffled_visits_every_combination_once() -> None:
     space = space_of("unequal", "cpu")
     every = [space.schedule(dict(zip(space.knobs, v, strict=True))) for v in itertools.product(*space.knobs.values())]

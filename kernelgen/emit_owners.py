@@ -1,0 +1,69 @@
+"""CUDA C++ of one launch of two kernels (``accumulate="owners"``): an :class:`OwnersPlan` enters, its text leaves.
+
+The first blocks own senders and write dF/dx, the others take runs of edges and write dF/dy and dF/dw; the device
+functions of each stand in a namespace of their own. So a small graph's backward pass is one launch, without one before
+it that fills what is added up with zeros.
+"""
+
+from __future__ import annotations
+
+from kernelgen.channel_plan import Plan
+from kernelgen.emit_cuda import BUFFERS_LINE, SHARED, KernelText, ask_all, header, launch_geometry, preamble
+from kernelgen.harmonics_text import inside
+from kernelgen.plan import OwnersPlan
+from kernelgen.schedule import CudaSchedule
+from kernelgen.signature import buffers_struct, gpu_entry
+from kernelgen.source import Source
+
+_SIZES = ("num_edges", "num_in", "num_out")
+
+
+def emit_owners(plan: OwnersPlan) -> Source:
+    """The kernel of a plan; equal plans give equal text."""
+    parts = [
+        *(preamble(plan.spec), header(), inside(plan.spec), buffers_struct()),
+        *(_namespace("of_x", plan.of_x), _namespace("others", plan.others), _entry(plan)),
+    ]
+    return Source("\n".join(part for part in parts if part), "cuda")
+
+
+def owners_geometry(plan: OwnersPlan, num_edges: int, num_in: int, num_out: int) -> tuple[int, int, int]:
+    """Blocks, threads a block, and dynamic shared memory in bytes."""
+    sizes = (num_edges, num_in, num_out)
+    (owning, threads, _), (others, _, _) = (launch_geometry(part, *sizes) for part in (plan.of_x, plan.others))
+    return owning + others, threads, plan.shared_bytes
+
+
+def _namespace(name: str, plan: Plan) -> str:
+    text = KernelText(plan)
+    sizes = ", ".join(f"const long long {size}" for size in _SIZES)
+    head = f"DEVICE void work(const Buffers& b, Real* const shared, const int block, {sizes}) {{"
+    lines = [f"namespace {name} {{", text.stage(), *text.groups(), head, *text.body("block"), "}", f"}}  // {name}", ""]
+    return "\n".join(lines)
+
+
+def _entry(plan: OwnersPlan) -> str:
+    schedule = plan.spec.schedule
+    assert isinstance(schedule, CudaSchedule)
+    blocks_of_node, nodes = _owning_blocks(plan.of_x)
+    lines = [
+        *gpu_entry(schedule.block_size, schedule.min_blocks),
+        BUFFERS_LINE,
+        *(SHARED if plan.shared_bytes else ("    Real* const shared = nullptr;",)),
+        *ask_all(plan.spec, plan.owner),
+        f"    const int owning = {blocks_of_node} * int((num_in + {nodes - 1}) / {nodes});",
+        "    const int block = blockIdx.x;",
+        f"    if (block < owning) of_x::work(b, shared, block, {', '.join(_SIZES)});",
+        f"    else others::work(b, shared, block - owning, {', '.join(_SIZES)});",
+        "}",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _owning_blocks(plan: Plan) -> tuple[int, int]:
+    """Blocks that take one run of nodes, and nodes of a run."""
+    schedule = plan.spec.schedule
+    assert isinstance(schedule, CudaSchedule)
+    per_block = schedule.block_size // schedule.lanes // (schedule.warps_per_edge * schedule.teams_per_node)
+    return launch_geometry(plan, 0, per_block, 0)[0], per_block
