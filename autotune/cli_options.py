@@ -91,15 +91,14 @@ def results_folder(given: Path | None) -> Path:
 
 
 def write_pages(results: Path, reports: Path | None, only: str | None) -> None:
-    """Write the pages and print where they are; ``only``: print the one of this device."""
+    """Write the pages and print where they are; ``only``: the one of this device."""
     from autotune.paths import reports_dir
     from autotune.report import write_reports
 
     folder = reports or reports_dir(results)
-    pages = write_reports(results, folder)
+    pages = write_reports(results, folder, only)
     for page in pages:
-        if only in (None, page.stem):
-            print(f"report: {page}")
+        print(f"report: {page}")
     if not pages:
         print(f"no results in {results}; run `equitune tune` first")
 

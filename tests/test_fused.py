@@ -79,6 +79,15 @@ def test_cuda_text_lane_by_lane(
             assert torch.allclose(found[slot][2], wanted[2], rtol=1e-9)
 
 
+@pytest.mark.parametrize("which", ["backward", "edge"])
+def test_owners_take_vectors_too(which: str) -> None:
+    schedule = CudaSchedule(accumulate="owners", edges_per_chunk=2, path_groups=2, warps_per_edge=2, block_size=64)
+    case, direction = vectors_case("conv"), PASSES[which]
+    found = run_direction(case, direction, "conv", "ir_mul", "float64", schedule, harmonics=UNIT)
+    for slot, wanted in expected(case, UNIT, direction).items():
+        assert relative_error(*(without_zero_vector(slot, rows) for rows in (found[slot], wanted))) < 1e-11, slot
+
+
 @pytest.mark.parametrize(
     "operation, deterministic, layout, harmonics",
     [("conv", False, "mul_ir", UNIT), ("conv", True, "ir_mul", RAW), ("plain", False, "mul_ir", RAW)],

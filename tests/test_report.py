@@ -116,6 +116,8 @@ def test_equal_results_give_equal_bytes(tmp_path: Path) -> None:
     first = write_reports(results, tmp_path / "a")[0].read_bytes()
     assert write_reports(results, tmp_path / "b")[0].read_bytes() == first
     assert [path.name for path in (tmp_path / "a").iterdir()] == [f"{SLUG}.html"]
+    assert write_reports(results, tmp_path / "c", only="another-device") == []
+    assert [path.stem for path in write_reports(results, tmp_path / "c", only=SLUG)] == [SLUG]
 
 
 @pytest.mark.parametrize("missing", ["database", "bench", "trials", "peers", "all but trials"])

@@ -15,17 +15,18 @@ from autotune.report.errors import ReportError
 __all__ = ["ReportError", "summary_table", "write_comparison", "write_reports"]
 
 
-def write_reports(results_dir: str | Path, reports_dir: str | Path) -> list[Path]:
+def write_reports(results_dir: str | Path, reports_dir: str | Path, only: str | None = None) -> list[Path]:
     """Write ``reports_dir/DEVICE.html`` for every device that ``results_dir`` knows; the paths written, sorted.
 
-    Equal results give equal bytes. Raises ReportError for a results file that cannot be read, before any page is
-    replaced.
+    only: of this device, named as its files are. Equal results give equal bytes. Raises ReportError for a results file
+    that cannot be read, before any page is replaced.
     """
     from autotune.report.data import device_slugs, load_device
     from autotune.report.page import build_page
 
     results, reports = Path(results_dir), Path(reports_dir)
-    pages = {slug: build_page(load_device(results, slug)) for slug in device_slugs(results)}
+    slugs = [slug for slug in device_slugs(results) if only in (None, slug)]
+    pages = {slug: build_page(load_device(results, slug)) for slug in slugs}
     reports.mkdir(parents=True, exist_ok=True)
     return [_publish(reports / f"{slug}.html", page) for slug, page in pages.items()]
 
