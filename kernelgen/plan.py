@@ -70,8 +70,8 @@ def _owners_plan(spec: Spec) -> Plan | OwnersPlan:
         others = _channel_plan(dataclasses.replace(spec, direction=dataclasses.replace(direction, outputs=rest)))
         if "y" in rest and others.units > 1 and not others.joins_y:
             raise ScheduleError(
-                f"accumulate='owners' with block_size={schedule.block_size}, warps_per_edge={schedule.warps_per_edge}: "
-                f"a block must be the {others.units} teams of {schedule.lanes} lanes that share an edge"
+                f"accumulate='owners' with edges_per_warp={schedule.edges_per_warp}, block_size={schedule.block_size}, "
+                f"warps_per_edge={schedule.warps_per_edge}: a block must be the {others.units} warps that share an edge"
             )
     if "x" not in direction.live_outputs:
         assert others is not None
@@ -111,13 +111,16 @@ def _channel_plan(spec: Spec) -> Plan:
 
 
 def _joins_y(plan: Plan) -> bool:
-    """Where each dF/dy must have one writer, and the teams that share an edge are a block."""
+    """Where each dF/dy must have one writer, and the warps that share an edge are a block.
+
+    Teams must be whole warps: the block's barrier is met inside the groups' functions.
+    """
     spec, schedule = plan.spec, plan.spec.schedule
     alone = spec.deterministic or schedule.accumulate == "owners"
     if not (alone and isinstance(schedule, CudaSchedule) and "y" in spec.direction.live_outputs):
         return False
     whole = plan.units == schedule.warps_per_edge and schedule.block_size == schedule.lanes * plan.units
-    return whole and schedule.teams_per_node == 1 and plan.units > 1
+    return whole and schedule.edges_per_warp == schedule.teams_per_node == 1 and plan.units > 1
 
 
 def _zeroed(plan: Plan) -> frozenset[str]:

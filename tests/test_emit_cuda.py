@@ -139,13 +139,10 @@ OWNERS = {
         "ir_mul",
         CudaSchedule(edges_per_chunk=1, path_groups=4, warps_per_edge=4, edge_operand="shared", stage_edges=4),
     ),
-    "joined-runs-of-half-warps": (
+    "joined-runs": (
         UNEQUAL,
         "mul_ir",
-        CudaSchedule(
-            **{"edges_per_chunk": 8, "path_groups": 3, "edges_per_warp": 2, "channels_per_thread": 2},
-            **{"stage_edges": 8, "warps_per_edge": 4, "block_size": 64},
-        ),
+        CudaSchedule(edges_per_chunk=8, path_groups=3, stage_edges=8, warps_per_edge=4, prefetch="copy"),
     ),
 }
 
@@ -173,7 +170,7 @@ def test_owners_say_what_they_cannot_do() -> None:
 
     with pytest.raises(ScheduleError, match="gradients of a convolution, not for forward"):
         plan("forward")
-    with pytest.raises(ScheduleError, match="a block must be the 4 teams of 32 lanes that share an edge"):
+    with pytest.raises(ScheduleError, match="a block must be the 4 warps that share an edge"):
         plan("backward", path_groups=4, warps_per_edge=2)
     assert isinstance(plan("backward", path_groups=4, warps_per_edge=4), OwnersPlan)
 
