@@ -22,11 +22,13 @@ if TYPE_CHECKING:
 
 # Estimated registers of a thread up to which a tiling is taken into the probes: two blocks of 128 threads fit.
 TILING_REGISTERS = 200
+# Edges a warp and channels a lane.
+_TILINGS = ((1, 1), (1, 2), (1, 4), (2, 2), (4, 4))
 
 
 def probes_of(space: Space) -> tuple[Knobs, ...]:
     """Of a kernel of a channelwise product."""
-    return (*_tilings(space), *_whole_rows(space), *_sole_writers(space), *_owners(space), *unfused(space))
+    return (*_tilings(space), *_whole_rows(space), *_owners(space), *unfused(space))
 
 
 def _tilings(space: Space) -> tuple[Knobs, ...]:
@@ -73,45 +75,28 @@ def _whole_rows(space: Space) -> tuple[Knobs, ...]:
     return tuple(found)
 
 
-def _sole_writers(space: Space) -> tuple[Knobs, ...]:
-    """Of a plain product: teams that write an edge's gradient of y alone, edge by edge.
-
-    Then nothing starts from zero and nothing is added up in memory; and the next team takes the next edge, so that
-    memory is walked in order. Fastest on an H200 wherever it was tried: backward of mace-mp-first and mace-mp-medium.
-    """
-    spec = space.spec
-    if spec.facts.backend != "cuda" or spec.operation != "plain" or "y" not in spec.direction.live_outputs:
-        return ()
-    found = []
-    for tile, channels in ((1, 1), (1, 2), (1, 4), (2, 2), (4, 4)):
-        values = {"edges_per_warp": tile, "channels_per_thread": channels, "path_groups": space.knobs["path_groups"][0]}
-        if not all(value in space.knobs[knob] for knob, value in values.items()):
-            continue
-        values |= {"edges_per_chunk": 1, "stage_edges": 4, "prefetch": "none", "block_size": 64}
-        schedule = space.schedule(values)
-        if space.broken_limit(schedule) is None:
-            plan = space.plan(schedule)
-            if plan.units == 1 and plan.tile <= plan.groups[0].mul:
-                found.append(schedule)
-    return tuple(found)
-
-
 def _owners(space: Space) -> tuple[Knobs, ...]:
-    """Of a small graph: the default as one launch without sums in memory, with 1, 2, 4 and 8 teams an edge."""
+    """The default without sums in memory, so without zeros to begin with, for 1, 2, 4 and 8 teams that share an edge.
+
+    Of a small graph that is one launch instead of two. Of a plain product teams take one edge each, so that memory is
+    walked in order: fastest on an H200 where a team had all channels, backward of mace-mp-first and mace-mp-medium.
+    """
     if "owners" not in space.knobs.get("accumulate", ()):
         return ()
+    plain = {"edges_per_chunk": 1, "stage_edges": 4, "prefetch": "none", "ahead": "none", "block_size": 64}
+    base = plain if space.spec.operation == "plain" else {"block_size": 128}
     found: dict[int, Knobs] = {}
-    tilings = [(1, 1), (1, 2), (1, 4), (2, 1), (2, 2), (2, 4), (4, 4)]
-    for groups, (tile, channels) in itertools.product(space.knobs["path_groups"], tilings):
+    widest = max((path.mul for path in space.spec.problem.paths), default=1)
+    for groups, (tile, channels) in itertools.product(space.knobs["path_groups"], _TILINGS):
         values = {"edges_per_warp": tile, "channels_per_thread": channels, "path_groups": groups}
-        if not all(value in space.knobs[knob] for knob, value in values.items()):
+        if not all(value in space.knobs[knob] for knob, value in values.items()) or 32 // tile * channels > widest:
             continue
-        schedule = space.schedule({**values, "accumulate": "owners", "block_size": 128})
+        schedule = space.schedule({**base, **values, "accumulate": "owners", "warps_per_edge": 1})
         assert isinstance(schedule, CudaSchedule)
         units = schedule.warps_per_edge
         if units in found or units not in space.knobs["warps_per_edge"] or space.broken_limit(schedule) is not None:
             continue
-        if estimate_registers(space.plan(schedule)) <= TILING_REGISTERS:
+        if "out_y" not in space.plan(schedule).zeroed:
             found[units] = schedule
     return tuple(found.values())
 

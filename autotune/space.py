@@ -105,33 +105,36 @@ class Space:
             kept = {knob: getattr(schedule, knob) for knob in ("fuse", *self.knobs)}
             return dataclasses.replace(self.default, **kept)
         changes: dict[str, Any] = {}
-        fresh = type(schedule)()
-        fused = schedule.fuse and self.spec.operation == "conv"
-        if self.spec.operation == "plain":
+        fresh, plain = type(schedule)(), self.spec.operation == "plain"
+        fused = schedule.fuse and not plain
+        owned = fused and schedule.accumulate == "registers"
+        block = self._block_of_an_edge(schedule) if fused or plain else {}
+        if plain:
             changes["fuse"] = fresh.fuse
-        if not fused:
+        if not (fused or block):
             changes["accumulate"] = fresh.accumulate
-        if not fused or schedule.accumulate != "registers":
+        if not owned:
             changes["order"] = fresh.order
         if isinstance(schedule, CudaSchedule):
             changes["stage_edges"] = min(schedule.stage_edges, schedule.lanes)
-            if fused and schedule.accumulate == "registers":
+            if owned:
                 changes["edges_per_chunk"] = fresh.edges_per_chunk
             else:
                 changes["teams_per_node"] = 1
             if fused and schedule.accumulate == "owners":
-                changes |= self._block_of_an_edge(schedule)
-            elif not fused or schedule.accumulate != "registers":
+                changes["warps_per_edge"] = 1
+            elif not owned:
                 changes["stage_edges"] = min(changes["stage_edges"], max(4, schedule.edges_per_chunk))
-        return dataclasses.replace(schedule, **changes)
+        return dataclasses.replace(schedule, **changes | block)
 
-    def _block_of_an_edge(self, schedule: CudaSchedule) -> dict[str, int]:
-        """Where the gradients of edges have one writer, the teams that share an edge are a block."""
+    def _block_of_an_edge(self, schedule: Schedule) -> dict[str, int]:
+        """With one writer a gradient, the teams that share an edge are a block; empty where one team has all of it."""
+        if not isinstance(schedule, CudaSchedule) or schedule.accumulate != "owners":
+            return {}
         tile = schedule.lanes * schedule.channels_per_thread
         units = units_of(group_paths(self.spec.problem, schedule.path_groups), tile)
         block = {"warps_per_edge": units, "block_size": units * schedule.lanes}
-        legal = all(value in schedule.choices[knob] for knob, value in block.items())
-        return block if units > 1 and legal else {"warps_per_edge": 1}
+        return block if units > 1 and all(value in schedule.choices[knob] for knob, value in block.items()) else {}
 
     def plan(self, schedule: Knobs) -> Any:
         """Of what is compiled for a schedule; ScheduleError if that is not legal."""
@@ -189,9 +192,12 @@ def search_space(
     if not problem.is_channelwise:
         return _space_of_pairs(dataclasses.replace(spec, schedule=default))
     knobs: dict[str, tuple] = {}
+    owners = ("owners",) if _has_owners(spec, num_edges) else ()
     if operation == "conv":
-        knobs["accumulate"] = ("registers", "atomics", *(("owners",) if _has_owners(spec, num_edges) else ()))
+        knobs["accumulate"] = ("registers", "atomics", *owners)
         knobs["order"] = ("receiver", "sender")
+    elif owners:
+        knobs["accumulate"] = ("registers", *owners)
     knobs["path_groups"] = _path_groups(problem)
     knobs["edges_per_chunk"] = (8, 32, 128) if facts.backend == "cpu" else (1, 2, 8, 16, 32, 128)
     small = _is_small(num_edges)
@@ -211,9 +217,11 @@ def _is_small(num_edges: int | None) -> bool:
 
 
 def _has_owners(spec: Spec, num_edges: int | None) -> bool:
-    """Whether ``accumulate="owners"`` may pay: gradients of edges too, and so few edges that launches decide."""
+    """Whether ``accumulate="owners"`` may pay: gradients of edges, apart or of so few edges that launches decide."""
     live = spec.direction.live_outputs
-    return spec.facts.backend == "cuda" and _is_small(num_edges) and live != "x" and "g" not in live
+    if spec.facts.backend != "cuda" or "g" in live:
+        return False
+    return "y" in live if spec.operation == "plain" else live != "x" and _is_small(num_edges)
 
 
 def _space_of_pairs(spec: Spec) -> Space:

@@ -62,9 +62,11 @@ def _owners_plan(spec: Spec) -> Plan | OwnersPlan:
     """Where only one of the two kernels has something to do, that one."""
     direction, schedule = spec.direction, spec.schedule
     assert isinstance(schedule, CudaSchedule)
-    if spec.operation != "conv" or "g" in direction.live_outputs:
-        raise ScheduleError(f"accumulate='owners' is for gradients of a convolution, not for {direction.text}")
-    rest = direction.live_outputs.replace("x", "")
+    live = direction.live_outputs
+    if "g" in live:
+        raise ScheduleError(f"accumulate='owners' is for gradients of the inputs, not for {direction.text}")
+    split = spec.operation == "conv" and "x" in live
+    rest = live.replace("x", "") if split else live
     others = None
     if rest:
         others = _channel_plan(dataclasses.replace(spec, direction=dataclasses.replace(direction, outputs=rest)))
@@ -73,7 +75,7 @@ def _owners_plan(spec: Spec) -> Plan | OwnersPlan:
                 f"accumulate='owners' with edges_per_warp={schedule.edges_per_warp}, block_size={schedule.block_size}, "
                 f"warps_per_edge={schedule.warps_per_edge}: a block must be the {others.units} warps that share an edge"
             )
-    if "x" not in direction.live_outputs:
+    if not split:
         assert others is not None
         return others
     groups = next(n for n in range(schedule.path_groups, 0, -1) if _are_exclusive(group_paths(spec.problem, n)))

@@ -53,9 +53,10 @@ class Schedule(Knobs):
 
     fuse: gather, product and sum by destination in one kernel (False: torch gathers and scatters around it).
     accumulate: ``registers`` gives all edges of a node to one worker that keeps their sums; ``atomics`` gives each
-        worker a run of edges and adds its partial sums to memory (atomically, or under a lock on the CPU). CUDA, first
+        worker a run of edges and adds its partial sums to memory (atomically, or under a lock on the CPU). CUDA,
         gradients: ``owners``, in one launch some blocks own the senders and write the gradients of x, others take runs
-        of edges and write the rest, so that nothing starts from zero and nothing is added in memory.
+        of edges and write the rest, so that nothing starts from zero and nothing is added in memory; of a plain product
+        these take all gradients.
     order: with ``registers``, the end of an edge whose node owns it. By ``receiver`` values (and products with the
         cotangent) stay in registers and gradients of x are added to memory; by ``sender`` it is the other way round.
     path_groups: how many parts the paths are split into; each part has its own accumulators and loop over edges.

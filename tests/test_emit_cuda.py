@@ -139,6 +139,11 @@ OWNERS = {
         "ir_mul",
         CudaSchedule(edges_per_chunk=1, path_groups=4, warps_per_edge=4, edge_operand="shared", stage_edges=4),
     ),
+    "joined-plain": (
+        UNEQUAL,
+        "ir_mul",
+        CudaSchedule(edges_per_chunk=2, path_groups=3, stage_edges=4, warps_per_edge=4, edge_operand="basis"),
+    ),
     "joined-runs": (
         UNEQUAL,
         "mul_ir",
@@ -152,12 +157,13 @@ OWNERS = {
 def test_owners_write_what_e3nn_computes_into_memory_that_held_anything(form, direction, monkeypatch) -> None:
     monkeypatch.setattr("kernelgen.plan.REGISTER_SLACK", 10)
     irreps, layout, schedule = OWNERS[form]
-    schedule = dataclasses.replace(schedule, accumulate="owners")
+    schedule, operation = dataclasses.replace(schedule, accumulate="owners"), "plain" if "plain" in form else "conv"
     problem = TensorProductProblem.channelwise(*irreps)
-    spec = Spec(problem, DIRECTIONS[direction], schedule, "conv", "float64", layout, "int64", FACTS)
+    spec = Spec(problem, DIRECTIONS[direction], schedule, operation, "float64", layout, "int64", FACTS)
     assert make_plan(spec).zeroed == frozenset(), "nothing starts from zero, so the emulator fills outputs with NaN"
-    case = make_case(problem, "conv", edges=37)
-    results, wanted = run(case, DIRECTIONS[direction], "conv", layout, "float64", schedule), expected(case, direction)
+    case = make_case(problem, operation, edges=37)
+    results = run(case, DIRECTIONS[direction], operation, layout, "float64", schedule)
+    wanted = expected(case, direction)
     errors = {slot: relative_error(results[slot], wanted[slot]) for slot in wanted}
     assert max(errors.values()) < 1e-10, errors
 
@@ -168,7 +174,7 @@ def test_owners_say_what_they_cannot_do() -> None:
         problem = TensorProductProblem.channelwise(*MEDIUM)
         return make_plan(Spec(problem, DIRECTIONS[direction], schedule, "conv", "float32", "ir_mul", "int64", FACTS))
 
-    with pytest.raises(ScheduleError, match="gradients of a convolution, not for forward"):
+    with pytest.raises(ScheduleError, match="gradients of the inputs, not for forward"):
         plan("forward")
     with pytest.raises(ScheduleError, match="a block must be the 4 warps that share an edge"):
         plan("backward", path_groups=4, warps_per_edge=2)

@@ -83,8 +83,13 @@ def test_probes_of_a_deterministic_gradient_take_no_partial_rows() -> None:
 
 def test_probes_of_a_plain_gradient_have_one_writer() -> None:
     space = search_space(PROBLEMS["mace"], "plain", "backward", "float32", FACTS["cuda"])
-    alone = [schedule for schedule in space.probes if "out_y" not in space.plan(schedule).zeroed]
-    assert alone and all(space.plan(schedule).units == 1 for schedule in alone)
+    plans = [space.plan(schedule) for schedule in space.probes]
+    assert not any("out_y" in plan.zeroed for plan in plans)
+    assert [plan.units for plan in plans if not plan.joins_y] == [1], "a team with all channels"
+    assert len([plan for plan in plans if plan.joins_y]) > 1, "or teams that are a block"
+    # What no team shares is no kernel of its own.
+    lone = space.schedule({"accumulate": "owners", "path_groups": 1, "edges_per_warp": 1, "channels_per_thread": 4})
+    assert lone.accumulate == "registers"
     assert not search_space(PROBLEMS["mace"], "plain", "forward", "float32", FACTS["cuda"]).probes
 
 
