@@ -7,7 +7,7 @@ apart (``kernelgen.vectors``); the kernels themselves run the schedules that are
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -85,8 +85,11 @@ class Vectors(Products):
         """Of the product's kernel, with the schedule that is known for it."""
         kernel = (spec.dtype, spec.layout, spec.facts)
         known = _known(spec.problem, spec.direction.name, *kernel, None, spec.deterministic)
+        if spec.schedule.harmonics == "unfused":
+            known = dataclasses.replace(known, fuse=False)
+        operation = "conv" if known.fuse else "plain"
         harmonics = spec.problem.harmonics if spec.schedule.harmonics == "inside" else None
-        asked = (spec.problem.product, spec.direction, known, "conv", spec.dtype, spec.layout, "int64", spec.facts)
+        asked = (spec.problem.product, spec.direction, known, operation, spec.dtype, spec.layout, "int64", spec.facts)
         return make_plan(Spec(*asked, deterministic=spec.deterministic, harmonics=harmonics))
 
     def describe(self, problem: Any) -> tuple[str, ...]:
@@ -116,9 +119,9 @@ class Vectors(Products):
     def build(self, workload: Workload, schedules: Mapping[str, Any], device: str) -> HarmonicProduct:
         problem = workload.problem
         assert isinstance(problem, VectorProblem)
-        inside = [name for name, schedule in schedules.items() if schedule.harmonics == "inside"]
+        places = {name: schedule.harmonics for name, schedule in schedules.items()}
         kernel = (workload.dtype, workload.layout, device_facts(device))
-        return build_vectors(problem, inside, *kernel, device, workload.graph_class(), workload.deterministic)
+        return build_vectors(problem, places, *kernel, device, workload.graph_class(), workload.deterministic)
 
     def run(
         self, operator: Any, direction: str, tensors: Tensors, order: EdgeOrder | None, poison: bool = False
@@ -131,7 +134,7 @@ class Vectors(Products):
 
 def build_vectors(
     problem: VectorProblem,
-    inside: Iterable[str],
+    places: Mapping[str, str],
     dtype: str,
     layout: str,
     facts: DeviceFacts,
@@ -139,7 +142,7 @@ def build_vectors(
     graph_class: GraphClass | None,
     deterministic: bool = False,
 ) -> HarmonicProduct:
-    """Product and harmonics with the schedules known for each; ``inside``: directions whose kernels form harmonics."""
+    """Product and harmonics with the schedules known for each; ``places``: of the harmonics, by direction."""
     import torch
 
     from autotune.lookup import find_schedule
@@ -155,10 +158,12 @@ def build_vectors(
         for name in HARMONICS_DIRECTIONS
     }
     product = {name: _known(problem, name, dtype, layout, facts, graph_class, deterministic) for name in DIRECTIONS}
+    for name, place in places.items():
+        product[name] = dataclasses.replace(product[name], fuse=product[name].fuse and place != "unfused")
     return HarmonicProduct(
         build(problem.product, product, layout=layout, deterministic=deterministic, **options),
         build_harmonics(problem.harmonics, harmonics, **options),
-        inside,
+        [name for name, place in places.items() if place == "inside"],
     )
 
 
@@ -170,7 +175,10 @@ def directions_inside(
     graph_class: GraphClass | None,
     strict: bool | None,
 ) -> list[str]:
-    """The directions whose kernels are known, or by default believed, to be best with the harmonics inside."""
+    """The directions whose kernels are known, or by default believed, to be best with the harmonics inside.
+
+    For the others the product's own schedule says whether gather and sum are in its kernel.
+    """
     from autotune.lookup import find_schedule
 
     graph_class = None if graph_class is None else dataclasses.replace(graph_class, operation=OPERATION)

@@ -47,11 +47,14 @@ class VectorProblem:
 
 @dataclass(frozen=True)
 class VectorSchedule(Knobs):
-    """harmonics: ``inside`` the product's kernel, or ``apart``, by kernels of their own before and after it."""
+    """harmonics: ``inside`` the product's kernel, or ``apart``, by kernels of their own before and after it.
+
+    ``unfused``: apart, and the gather, the product and the sum at nodes are steps of their own too.
+    """
 
     harmonics: str = "inside"
 
-    choices: ClassVar[dict[str, tuple]] = {"harmonics": ("inside", "apart")}
+    choices: ClassVar[dict[str, tuple]] = {"harmonics": ("inside", "apart", "unfused")}
 
 
 @dataclass(frozen=True)

@@ -93,12 +93,15 @@ def test_vectors_are_read_and_written_in_the_place_of_harmonics() -> None:
     assert work.family.compulsory_bytes(work, "forward", edges, nodes) == moved
 
 
-@pytest.mark.parametrize("schedule", [VectorHostSchedule(), APART], ids=lambda schedule: schedule.harmonics)
+@pytest.mark.parametrize("harmonics", VectorHostSchedule.choices["harmonics"])
 @pytest.mark.parametrize("direction", Vectors.directions)
-def test_both_ways_are_checked_and_timed(direction: str, schedule: VectorHostSchedule, shipped: Path) -> None:
-    work = workload(dtype="float64")
+def test_all_ways_are_checked_and_timed(direction: str, harmonics: str, shipped: Path) -> None:
+    work, schedule = workload(dtype="float64"), VectorHostSchedule(harmonics)
     space = space_of(work, direction, FACTS)
-    assert space.size == 2 and space.broken_limit(schedule) is None
+    assert space.size == 3 and space.broken_limit(schedule) is None
+    built = work.family.build(work, {direction: schedule}, "cpu")
+    assert (direction in built.inside) is (harmonics == "inside")
+    assert built.product.schedules[direction].fuse is (harmonics != "unfused")
     outcome = TrialSetting(work, "cpu").open()(TrialJob(direction, schedule, max_seconds=0.01))
     assert outcome.state == "ok", outcome
     assert set(outcome.errors) == set(DIRECTIONS[direction].outputs) and max(outcome.errors.values()) < 1e-13
