@@ -203,7 +203,7 @@ def search_space(
     small = _is_small(num_edges)
     knobs |= _host_knobs(problem, dtype, facts) if facts.backend == "cpu" else _cuda_knobs(problem, small)
     if facts.backend == "cuda" and operation == "conv":
-        knobs["teams_per_node"] = (1, 2, 4, 8)
+        knobs["teams_per_node"] = (1, 2, 4, 8, *((16,) if small else ()))
     for knob, choices in knobs.items():
         value = getattr(default, knob)
         knobs[knob] = choices if value in choices else (*choices, value)

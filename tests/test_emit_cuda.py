@@ -97,6 +97,15 @@ FORMS = {
         "ir_mul",
         CudaSchedule(ahead="all", teams_per_node=4, path_groups=3, edge_operand="shared"),
     ),
+    "split-nodes-by-sixteen": (
+        MEDIUM,
+        "conv",
+        "ir_mul",
+        CudaSchedule(
+            **{"teams_per_node": 16, "block_size": 256, "edges_per_warp": 2, "channels_per_thread": 2},
+            **{"path_groups": 3, "stage_edges": 4, "ahead": "all", "edge_operand": "shared"},
+        ),
+    ),
     "split-nodes-by-sender": (
         UNEQUAL,
         "conv",

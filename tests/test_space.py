@@ -93,6 +93,20 @@ def test_probes_of_a_plain_gradient_have_one_writer() -> None:
     assert not search_space(PROBLEMS["mace"], "plain", "forward", "float32", FACTS["cuda"]).probes
 
 
+def test_probes_of_a_small_graphs_values_give_each_edge_a_team() -> None:
+    def probes(num_edges: int, direction: str = "forward") -> list[CudaSchedule]:
+        kernel = (PROBLEMS["mace"], "conv", direction, "float32", FACTS["cuda"])
+        found = search_space(*kernel, num_edges=num_edges).probes
+        return [schedule for schedule in found if isinstance(schedule, CudaSchedule) and schedule.teams_per_node == 16]
+
+    assert [(s.edges_per_warp, s.path_groups, s.block_size) for s in probes(300)] == [
+        (1, 1, 512),
+        (1, 4, 512),
+        (2, 4, 256),
+    ]
+    assert not probes(300_000) and not probes(300, "edge_backward"), "whose default owns no nodes"
+
+
 def test_shuffled_visits_every_combination_once() -> None:
     space = space_of("unequal", "cpu")
     every = [space.schedule(dict(zip(space.knobs, v, strict=True))) for v in itertools.product(*space.knobs.values())]
