@@ -276,7 +276,7 @@ def _cuda_knobs(problem: TensorProductProblem, small: bool) -> dict[str, tuple]:
     return {
         "edges_per_warp": teams or (8,),
         "channels_per_thread": tuple(c for c in (1, 2, 4) if all(mul % c == 0 for mul in _multiplicities(problem))),
-        "warps_per_edge": (1, 2, 4, 8),
+        "warps_per_edge": (1, 2, 4, 8, *((16,) if small else ())),
         "edge_operand": ("inline", "shared", "basis"),
         "stage_edges": (4, 8, 16, 32),
         "prefetch": ("none", "reload", "copy"),
