@@ -28,7 +28,14 @@ _TILINGS = ((1, 1), (1, 2), (1, 4), (2, 2), (4, 4))
 
 def probes_of(space: Space) -> tuple[Knobs, ...]:
     """Of a kernel of a channelwise product."""
-    return (*_tilings(space), *_whole_rows(space), *_owners(space), *_edge_a_team(space), *unfused(space))
+    return (
+        *_tilings(space),
+        *_whole_rows(space),
+        *_owners(space),
+        *_edge_a_team(space),
+        *_rings(space),
+        *unfused(space),
+    )
 
 
 def _tilings(space: Space) -> tuple[Knobs, ...]:
@@ -125,6 +132,14 @@ def _edge_a_team(space: Space) -> tuple[Knobs, ...]:
                 found[schedule] = None
                 break
     return tuple(found)
+
+
+def _rings(space: Space) -> tuple[Knobs, ...]:
+    """The default with its weights copied ahead to shared memory, so not asked into L2 as well."""
+    if "ring4" not in space.knobs.get("prefetch", ()):
+        return ()
+    found = (space.schedule({"prefetch": ring, "ahead": "none"}) for ring in ("ring2", "ring4"))
+    return tuple(schedule for schedule in found if space.broken_limit(schedule) is None)
 
 
 def unfused(space: Space) -> tuple[Knobs, ...]:

@@ -203,6 +203,8 @@ def search_space(
     small = _is_small(num_edges)
     knobs |= _host_knobs(problem, dtype, facts) if facts.backend == "cpu" else _cuda_knobs(problem, small)
     if facts.backend == "cuda" and operation == "conv":
+        if not problem.shared_weights:
+            knobs["prefetch"] = (*knobs["prefetch"], "ring2", "ring4")
         knobs["teams_per_node"] = (1, 2, 4, 8, *((16,) if small else ()))
     for knob, choices in knobs.items():
         value = getattr(default, knob)

@@ -71,11 +71,23 @@ class Plan:
         return self.units if self.spec.deterministic and split and "y" in self.spec.direction.live_outputs else 0
 
     @property
+    def lanes(self) -> int:
+        """CUDA: of a team."""
+        assert isinstance(self.spec.schedule, CudaSchedule)
+        return self.spec.schedule.lanes
+
+    @property
     def tile(self) -> int:
         """CUDA: channels of a team."""
-        schedule = self.spec.schedule
-        assert isinstance(schedule, CudaSchedule)
-        return schedule.lanes * schedule.channels_per_thread
+        assert isinstance(self.spec.schedule, CudaSchedule)
+        return self.lanes * self.spec.schedule.channels_per_thread
+
+    @property
+    def ring(self) -> int:
+        """CUDA: edges whose weights have a place in a team's shared memory; 0 where registers take them."""
+        prefetch = getattr(self.spec.schedule, "prefetch", "")
+        reads_weights = any(name in self.spec.direction.operands for name in ("w", "tw"))
+        return int(prefetch[4:]) if prefetch.startswith("ring") and reads_weights else 0
 
     def tiles(self, group: Group) -> int:
         """CUDA: teams that share the channels of a group."""
@@ -105,7 +117,7 @@ def registers_of(plan: Plan) -> int:
         read_out = outs * (("g" in operands) + ("tg" in operands))
         held = outs * ("g" in live) + rows * ("x" in live)
         held += len(group.paths) if problem.shared_weights and "w" in live else 0
-        staged = len(group.paths) * (("w" in operands) + ("tw" in operands))
+        staged = 0 if plan.ring else len(group.paths) * (("w" in operands) + ("tw" in operands))
         for read, near in ((read_in, plan.near == "in1"), (read_out, plan.near == "out")):
             held, staged = held + read * near, staged + read * (not near)
         channels = schedule.channels_per_thread * (held + staged * (2 if schedule.prefetch == "copy" else 1))
@@ -133,13 +145,25 @@ def _staged_values(plan: Plan, group: Group) -> tuple[EdgeValue, ...]:
     return edge_slots([terms[p] for p in group.paths], schedule.edge_operand == "basis")[0]
 
 
-def stage_elements(plan: Plan) -> int:
+def value_elements(plan: Plan) -> int:
     """Shared-memory elements in which a team keeps the edge values of the edges that it has fetched."""
     schedule = plan.spec.schedule
     assert isinstance(schedule, CudaSchedule)
     if schedule.edge_operand == "inline":
         return 0
     return max((stage_stride(plan, group) for group in plan.groups), default=0) * plan.stage
+
+
+def ring_row(plan: Plan, group: Group) -> int:
+    """Shared-memory elements of a team's weights of one edge."""
+    buffers = sum(name in plan.spec.direction.operands for name in ("w", "tw"))
+    return buffers * len(group.paths) * plan.tile
+
+
+def stage_elements(plan: Plan) -> int:
+    """Shared-memory elements of what a team has fetched: edge values, then the ring of weights."""
+    rows = max((ring_row(plan, group) for group in plan.groups), default=0) if plan.ring else 0
+    return value_elements(plan) + plan.ring * rows
 
 
 def sums_elements(plan: Plan) -> int:

@@ -12,9 +12,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from kernelgen.body import PathBody
-from kernelgen.channel_plan import stage_stride, sums_elements
+from kernelgen.channel_plan import stage_stride, sums_elements, value_elements
 from kernelgen.cuda_edge import EdgeOperand, EdgeSums
 from kernelgen.cuda_memory import NODE_BUFFERS, Facts, GroupMemory
+from kernelgen.cuda_ring import WeightRing
 from kernelgen.grouping import Group
 
 
@@ -33,6 +34,7 @@ class GroupEmitter:
         self.memory = GroupMemory(kernel, group, self.paths)
         self.operand = EdgeOperand(kernel, self.paths, stage_stride(kernel.plan, group))
         self.y_sums = EdgeSums(kernel.plan)
+        self.ring = WeightRing(self.plan, group, self.paths, value_elements(self.plan)) if self.plan.ring else None
         self.sums = sums_elements(kernel.plan)
 
     def put(self, *lines: str) -> None:
@@ -129,8 +131,12 @@ class GroupEmitter:
         copies = kernel.schedule.prefetch == "copy"
         if by_destination:
             self.put("int destination = -1;")
+        if self.ring:
+            self.put(*self.ring.begin())
         with self.scope("for (int base = begin; base < end; base += STAGE)"):
             self._stage(by_destination)
+            if self.ring:
+                self.put(*self.ring.fill())
             self.put(f"Row{self.number} row{', next_row' if copies else ''};")
             if prefetch:
                 self.put("const int first = team.broadcast(my_edge, 0), first_far = team.broadcast(my_far, 0);")
@@ -143,7 +149,11 @@ class GroupEmitter:
                     self._load_row("row.", "edge", "far")
                 if by_destination:
                     self._change_destination()
+                if self.ring:
+                    self.put(*self.ring.wait())
                 self._edge()
+                if self.ring:
+                    self.put(*self.ring.refill())
             if self.plan.joins_y:
                 self.put(*self.y_sums.join())
             elif kernel.staged:
@@ -182,7 +192,7 @@ class GroupEmitter:
         for side in NODE_BUFFERS:
             if side != self.near:
                 self.put(*self.memory.load_node(side, into, far))
-        if not self.problem.shared_weights:
+        if not (self.problem.shared_weights or self.ring):
             self.put(*self.memory.load_weights(into, edge))
 
     def _reload(self, p: int) -> None:
@@ -192,7 +202,7 @@ class GroupEmitter:
             for b in blocks if side != self.near else ():
                 if p == [q for q in self.paths if getattr(self.problem.paths[q], side) == b][-1]:
                     loads += self.memory.load_node(side, "row.", "next_far", only=b)
-        if not self.problem.shared_weights:
+        if not (self.problem.shared_weights or self.ring):
             loads += self.memory.load_weights("row.", "next", only=p)
         if loads:
             with self.scope("if (more)"):
@@ -224,7 +234,7 @@ class GroupEmitter:
             if far_x and (position == 0 or self.problem.paths[self.paths[position - 1]].in1 != block):
                 self.put(f"Real ox{block}[{self.problem.in1[block].dim}][C] = {{}};")
             self._path(p)
-            if kernel.schedule.prefetch == "reload":
+            if kernel.schedule.prefetch.startswith(("reload", "ring")):
                 self._reload(p)
             last = position + 1 == len(self.paths) or self.problem.paths[self.paths[position + 1]].in1 != block
             if far_x and last:
@@ -244,6 +254,8 @@ class GroupEmitter:
             f"weights {path.weight_offset}..{path.weight_offset + path.mul - 1}"
         )
         self.depth += 1
+        if self.ring:
+            self.put(*self.ring.load(p))
         self.put(*self.operand.bind(p, body))
         adjoints = [name for name in body.accumulates if name.startswith("r")]
         if adjoints:
@@ -273,7 +285,7 @@ class GroupEmitter:
             stem, _, m = name.partition("_")
             buffer = stem.rstrip("0123456789")
             if buffer in ("w", "tw"):
-                place = f"all_{stem}[c]" if self.problem.shared_weights else f"row.{stem}[c]"
+                place = f"{'all_' if self.problem.shared_weights else 'ring_' if self.ring else 'row.'}{stem}[c]"
             elif buffer in ("x", "tx", "g", "tg"):
                 place = f"{stem}[{m}][c]" if buffer in near else f"row.{stem}[{m}][c]"
             else:

@@ -102,7 +102,7 @@ class GroupMemory:
         for side, buffers in NODE_BUFFERS.items():
             if side != self.kernel.plan.near:
                 fields += self.node_fields(side, buffers)
-        if not self.problem.shared_weights:
+        if not self.problem.shared_weights and not self.kernel.plan.ring:
             fields += [f"{name}{p}[C]" for name in ("w", "tw") if name in self.kernel.operands for p in self.paths]
         return fields
 

@@ -16,6 +16,7 @@ from importlib import resources
 from kernelgen.channel_plan import Plan, joint_elements, stage_elements, sums_elements
 from kernelgen.cuda_group import GroupEmitter
 from kernelgen.cuda_memory import Facts
+from kernelgen.cuda_ring import ring_header
 from kernelgen.harmonics_text import inside
 from kernelgen.schedule import CudaSchedule
 from kernelgen.signature import buffers_struct, gpu_entry
@@ -97,12 +98,15 @@ class KernelText:
         self.problem, self.direction = plan.spec.problem, plan.spec.direction
 
     def text(self) -> str:
-        top = [preamble(self.spec) + self.stage(), header(), inside(self.spec), buffers_struct()]
+        top = [preamble(self.spec) + self.stage(), header(), self.ring(), inside(self.spec), buffers_struct()]
         return "\n".join(part for part in [*top, *self.groups(), self._entry()] if part)
 
     def groups(self) -> list[str]:
         """The device functions of the path groups."""
         return [GroupEmitter(self.facts, number, group).text() for number, group in enumerate(self.plan.groups)]
+
+    def ring(self) -> str:
+        return ring_header() if self.plan.ring else ""
 
     def stage(self) -> str:
         return f"constexpr int STAGE = {self.plan.stage};  // edges fetched at a time\n"

@@ -8,6 +8,7 @@ it that fills what is added up with zeros.
 from __future__ import annotations
 
 from kernelgen.channel_plan import Plan
+from kernelgen.cuda_ring import ring_header
 from kernelgen.emit_cuda import BUFFERS_LINE, SHARED, KernelText, ask_all, header, launch_geometry, preamble
 from kernelgen.harmonics_text import inside
 from kernelgen.plan import OwnersPlan
@@ -20,8 +21,9 @@ _SIZES = ("num_edges", "num_in", "num_out")
 
 def emit_owners(plan: OwnersPlan) -> Source:
     """The kernel of a plan; equal plans give equal text."""
+    rings = plan.of_x.ring or plan.others.ring
     parts = [
-        *(preamble(plan.spec), header(), inside(plan.spec), buffers_struct()),
+        *(preamble(plan.spec), header(), ring_header() if rings else "", inside(plan.spec), buffers_struct()),
         *(_namespace("of_x", plan.of_x), _namespace("others", plan.others), _entry(plan)),
     ]
     return Source("\n".join(part for part in parts if part), "cuda")

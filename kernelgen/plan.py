@@ -179,6 +179,18 @@ def estimate_registers(plan: AnyPlan) -> int:
     return 0 if isinstance(plan, PairPlan) else registers_of(plan)
 
 
+def _check_ring(plan: Plan, group: Group) -> None:
+    """Weights of edges are copied in pieces of 16 bytes, a path's channels of a team at a time."""
+    problem, prefetch = plan.spec.problem, f"prefetch={plan.spec.schedule.to_dict()['prefetch']!r}"
+    if problem.shared_weights:
+        raise ScheduleError(f"{prefetch} copies weights of edges, and all edges share these")
+    if group.mul % plan.tile:
+        raise ScheduleError(f"{prefetch}: {group.mul} channels are no multiple of the {plan.tile} of a team")
+    starts = [problem.weight_numel, plan.tile, *(problem.paths[p].weight_offset for p in group.paths)]
+    if any(start * BYTES[plan.spec.dtype] % 16 for start in starts):
+        raise ScheduleError(f"{prefetch}: weights of some path do not start at a multiple of 16 bytes")
+
+
 def _check_cuda(plan: Plan, schedule: CudaSchedule) -> Plan:
     spec, facts = plan.spec, plan.spec.facts
     if schedule.stage_edges > schedule.lanes:
@@ -188,6 +200,8 @@ def _check_cuda(plan: Plan, schedule: CudaSchedule) -> Plan:
             raise ScheduleError(
                 f"channels_per_thread={schedule.channels_per_thread} does not divide {group.mul} channels"
             )
+        if plan.ring:
+            _check_ring(plan, group)
         if schedule.ahead in ("weights", "rows") and (why := broken_span(plan, group)):
             raise ScheduleError(f"ahead={schedule.ahead!r} cannot be asked for: {why}")
     teams = schedule.block_size // schedule.lanes

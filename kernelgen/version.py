@@ -33,6 +33,7 @@ _GENERATOR_MODULES = (
     "cuda_memory",
     "cuda_edge",
     "cuda_group",
+    "cuda_ring",
 )
 _HEADER_SUFFIXES = (".h", ".hpp", ".cuh", ".inc")
 

@@ -115,6 +115,30 @@ FORMS = {
             **{"teams_per_node": 2, "channels_per_thread": 2, "block_size": 64},
         ),
     ),
+    "ring": (
+        MEDIUM,
+        "conv",
+        "ir_mul",
+        CudaSchedule(prefetch="ring2", edge_operand="shared", stage_edges=8, path_groups=2),
+    ),
+    "ring-of-half-warps": (
+        MEDIUM,
+        "conv",
+        "mul_ir",
+        CudaSchedule(
+            **{"prefetch": "ring4", "edges_per_warp": 2, "channels_per_thread": 2, "stage_edges": 4},
+            **{"edge_operand": "basis", "accumulate": "atomics", "edges_per_chunk": 8},
+        ),
+    ),
+    "ring-by-sender": (
+        UNEQUAL,
+        "conv",
+        "ir_mul",
+        CudaSchedule(
+            **{"prefetch": "ring4", "order": "sender", "edges_per_warp": 4, "path_groups": 4, "stage_edges": 8},
+            **{"teams_per_node": 2, "edge_operand": "shared"},
+        ),
+    ),
     "odd": (ODD, "conv", "mul_ir", CudaSchedule(path_groups=2, warps_per_edge=4)),
 }
 
@@ -175,6 +199,36 @@ def test_owners_write_what_e3nn_computes_into_memory_that_held_anything(form, di
     wanted = expected(case, direction)
     errors = {slot: relative_error(results[slot], wanted[slot]) for slot in wanted}
     assert max(errors.values()) < 1e-10, errors
+
+
+@pytest.mark.parametrize("channels", [1, 2, 4])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_rings_of_any_piece(dtype, channels, monkeypatch) -> None:
+    """A path's weights of a team take a part of one copy, a whole one or several."""
+    monkeypatch.setattr("kernelgen.plan.REGISTER_SLACK", 10)
+    problem = TensorProductProblem.channelwise("128x0e+128x1o", "0e+1o", "0e+1o+1e")
+    case = make_case(problem, "conv", edges=11)
+    schedule = CudaSchedule(prefetch="ring2", channels_per_thread=channels, path_groups=2)
+    for direction in ("forward", "double_backward"):
+        results = run(case, DIRECTIONS[direction], "conv", "ir_mul", dtype, schedule)
+        wanted = expected(case, direction)
+        errors = {slot: relative_error(results[slot].double(), wanted[slot]) for slot in wanted}
+        assert max(errors.values()) < (1e-10 if dtype == "float64" else 1e-5), errors
+
+
+@pytest.mark.parametrize(
+    ("irreps", "shared", "reason"),
+    [
+        (MEDIUM, True, "all edges share these"),
+        (NARROW, False, "10 channels are no multiple of the 32 of a team"),
+        (("33x0e+32x1o", "0e+1o", "0e+1o"), False, "multiple"),
+    ],
+)
+def test_a_ring_says_what_it_cannot_hold(irreps, shared, reason) -> None:
+    problem = TensorProductProblem.channelwise(*irreps, shared_weights=shared)
+    schedule = CudaSchedule(prefetch="ring2", path_groups=4)
+    with pytest.raises(ScheduleError, match=reason):
+        make_plan(Spec(problem, DIRECTIONS["forward"], schedule, "conv", "float32", "ir_mul", "int64", FACTS))
 
 
 def test_owners_say_what_they_cannot_do() -> None:

@@ -42,6 +42,10 @@ FORMS = {
     "ahead-rows": CudaSchedule(ahead="rows", path_groups=4, accumulate="atomics", edges_per_chunk=16, stage_edges=16),
     "ahead-by-sender": CudaSchedule(ahead="rows", path_groups=4, order="sender", edges_per_warp=2, stage_edges=16),
     "unfused": CudaSchedule(fuse=False, path_groups=4, edges_per_chunk=16),
+    "ring": CudaSchedule(prefetch="ring4", path_groups=3, edge_operand="shared", stage_edges=8),
+    "ring-of-half-warps": CudaSchedule(
+        prefetch="ring2", edges_per_warp=2, channels_per_thread=2, stage_edges=16, path_groups=4, order="sender"
+    ),
     "owners": dict.fromkeys(
         ("backward", "edge_backward", "joint_backward"),
         CudaSchedule(accumulate="owners", warps_per_edge=4, edges_per_chunk=1, edge_operand="shared", ahead="all"),
