@@ -55,8 +55,11 @@ class Board:
     def contribute(self, key: str, schedule: Knobs, line: dict[str, Any]) -> None:
         """Give others a record of an earlier run that they may not know."""
 
-    def others_at_work(self, wait: bool = False) -> bool:
-        """Is another tuner measuring here, or comparing? ``wait``: where that cannot be told at once, until it can."""
+    def others_at_work(self, wait: bool = False, comparing: bool = False) -> bool:
+        """Is another tuner measuring here, or comparing? ``wait``: where that cannot be told at once, until it can.
+
+        Who seems to compare is taken at its word, but with ``comparing``.
+        """
         return False
 
     def close(self) -> None:
@@ -112,7 +115,7 @@ class Folder(Board):
                     records.append(self.path, {**line, "number": self.count})
                     self._catch_up()
 
-    def others_at_work(self, wait: bool = False) -> bool:
+    def others_at_work(self, wait: bool = False, comparing: bool = False) -> bool:
         return self._locks.taken_elsewhere(CLAIMS)
 
     def _catch_up(self) -> None:

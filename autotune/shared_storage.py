@@ -102,11 +102,11 @@ class Shared(Board):
             self._access.patiently(lambda: self._finish(key, line))
             self._claims.pop(key, None)
 
-    def others_at_work(self, wait: bool = False) -> bool:
+    def others_at_work(self, wait: bool = False, comparing: bool = False) -> bool:
         """A tuner that died seems to be at work until it is found out, so others are given that long."""
         end = time.monotonic() + (GRACE_S + HEARTBEAT_S if wait else 0)
         while keys := self._access.patiently(self._rivals):
-            if COMPARISON in keys or time.monotonic() > end:
+            if (COMPARISON in keys and not comparing) or time.monotonic() > end:
                 return True
             time.sleep(POLL_S)
         return False

@@ -121,9 +121,9 @@ class Study(Findings):
             raise StudyError(f"the study {self.name} keeps no records")
         return self._path
 
-    def others_at_work(self, wait: bool = False) -> bool:
-        """Is another tuner measuring for this study, or comparing its winners? ``wait``: as of ``Board``."""
-        return self._board.others_at_work(wait)
+    def others_at_work(self, wait: bool = False, comparing: bool = False) -> bool:
+        """Is another tuner measuring for this study, or comparing its winners? The arguments are ``Board``'s."""
+        return self._board.others_at_work(wait, comparing)
 
     def claim_comparison(self) -> bool:
         """Whether this tuner is the one that compares and publishes the winners; until :meth:`close`."""

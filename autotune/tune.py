@@ -6,12 +6,14 @@ any moment: trials as lines, entries by atomic replacement; Ctrl-C publishes wha
 where the first ended.
 
 Tuners that share their studies go through the same workloads side by side. Of each workload the last to be at work
-publishes: it has all trials before it, one comparison is enough, and nobody waits for it.
+publishes: it has all trials before it, one comparison is enough, and nobody waits for it. What a tuner left to others
+it looks at again in the end, in case those were killed.
 """
 
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import replace
@@ -82,11 +84,15 @@ def tune(
     with Progress(console, tuner) as progress, Crew(settings.device) as crew:
         clock = Clock(settings.budget_s, len(workloads))
         problems = list(dict.fromkeys(workload.problem for workload in workloads))
-        for workload in workloads:
-            at = problems.index(workload.problem)
-            job = _Job(workload, settings, crew, tuple(problems[at : at + 2]), progress)
+        nearest = {problem: tuple(problems[number : number + 2]) for number, problem in enumerate(problems)}
+        jobs = deque(_Job(each, settings, crew, nearest[each.problem], progress) for each in workloads)
+        while jobs:
+            job = jobs.popleft()
             published, interrupted = job.run(path, record, clock)
             entries += published
+            if job.left and not job.looks_again:
+                job.looks_again = True
+                jobs.append(job)
             if interrupted:
                 progress.note("interrupted; run the same command again to go on")
                 break
@@ -108,14 +114,17 @@ class _Job:
         self.workload, self.settings = workload, replace(settings, trials=trials)
         self.crew, self.problems, self.progress = crew, problems, progress
         self.studies: dict[str, Study] = {}
+        # Whether others were to publish; whether this is the second look, which searches no more.
+        self.left, self.looks_again = False, False
 
     def run(self, path: Path, record: Mapping[str, Any], clock: Clock) -> tuple[list[Entry], bool]:
         """Entries, and whether the user wants to end. ``path``, ``record``: the database and its device."""
         workload, progress, begin = self.workload, self.progress, time.monotonic()
         with ExitStack() as stack:
-            interrupted = self._search_directions(clock.end_of_searches(), stack)
+            interrupted = self._search_directions(None if self.looks_again else clock.end_of_searches(), stack)
             searched = time.monotonic()
-            if not self._is_last(wait=not interrupted):
+            self.left = not self._is_last(wait=not interrupted)
+            if self.left:
                 progress.note(f"{workload.label}: another tuner is still at work on it, and publishes")
                 return [], interrupted
             database = Database.load(path, record)
@@ -147,7 +156,7 @@ class _Job:
         of several that do, one gets to compare.
         """
         studies = list(self.studies.values())
-        last = not any(study.others_at_work(wait) for study in studies)
+        last = not any(study.others_at_work(wait, comparing=self.looks_again) for study in studies)
         if last and studies:
             last = studies[0].claim_comparison()
         for study in studies:
@@ -184,7 +193,7 @@ class _Job:
                 deadline = None if end is None else now + max(0.0, end - now) / left
                 study = stack.enter_context(open_study(workload, direction, self.settings, deadline, self.studies))
                 self.studies[direction] = study
-                if self._is_finished(study):
+                if self.looks_again or self._is_finished(study):
                     continue
                 if worker is None:
                     # Its imports and references take some ten seconds, in which the first kernels are compiled here.

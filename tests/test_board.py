@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -125,6 +126,20 @@ def test_one_compares(meeting: Meeting) -> None:
         assert one.claim_comparison()
         assert other.others_at_work() and not other.claim_comparison()
         assert not one.others_at_work(), "its own work is no other's"
+
+
+def test_a_comparison_may_be_waited_for(space: Space, tmp_path: Path) -> None:
+    """Who compares is believed at first; in the end it may have been killed, and is waited for until that shows."""
+    meeting = Meeting(space, tmp_path, "storage", optuna.storages.InMemoryStorage(), True)
+    with meeting.join("b") as other:
+        with meeting.join("a") as one:
+            assert one.claim_comparison()
+            assert other.others_at_work(wait=True), "at once, not after minutes"
+            leaves = threading.Timer(0.3, one.close)
+            leaves.start()
+            assert not other.others_at_work(wait=True, comparing=True)
+            leaves.join()
+        assert other.claim_comparison()
 
 
 def test_samplers_hear_of_what_others_found(meeting: Meeting, space: Space) -> None:
