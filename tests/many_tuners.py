@@ -27,8 +27,9 @@ from autotune.study import Proposal, Study
 from autotune.trials import SAMPLING_S, Measurer
 
 TUNERS = 8
-# A tuner is killed whenever so many records were added since the last one was.
-TRIALS_A_KILL = 3
+# A tuner is killed whenever so many records were added since the last one was, or so many seconds are over: the kills at
+# the end of the searches meet tuners that compare.
+TRIALS_A_KILL, SECONDS_A_KILL = 3, 2.0
 
 
 class WorkerInside:
@@ -109,7 +110,7 @@ def main(config: str, folder: str, storage: str, kills: str) -> None:
     shared_storage.HEARTBEAT_S, shared_storage.GRACE_S = 1, 8
     given = (config, results, storage or None, journal)
     tuners = [start_tuner(*given) for _ in range(TUNERS)]
-    left, killed_at, failed = int(kills), 0, 0
+    left, killed_at, failed, last = int(kills), 0, 0, time.monotonic()
     while tuners:
         time.sleep(0.05)
         done, status = os.waitpid(-1, os.WNOHANG)
@@ -117,14 +118,15 @@ def main(config: str, folder: str, storage: str, kills: str) -> None:
             tuners.remove(done)
             failed += status != 0
         count = finished(results)
-        if tuners and left and count >= killed_at + TRIALS_A_KILL:
+        due = count >= killed_at + TRIALS_A_KILL or time.monotonic() > last + SECONDS_A_KILL
+        if tuners and left and count and due:
             time.sleep(random.random())
             victim = tuners.pop(random.randrange(len(tuners)))
             note(journal, "kill", victim)
             os.kill(victim, signal.SIGKILL)
             os.waitpid(victim, 0)
             tuners.append(start_tuner(*given))
-            left, killed_at = left - 1, count
+            left, killed_at, last = left - 1, count, time.monotonic()
     sys.exit(f"{failed} tuners failed, {left} kills are left over" if failed or left else 0)
 
 
