@@ -27,8 +27,8 @@ from autotune.study import Proposal, Study
 from autotune.trials import SAMPLING_S, Measurer
 
 TUNERS = 8
-# A tuner is killed whenever so many records were added since the last one was, or so many seconds are over: the kills at
-# the end of the searches meet tuners that compare.
+# A tuner is killed whenever so many records were added since the last one was, or so many seconds are over: in the end
+# tuners compare, and no record is added.
 TRIALS_A_KILL, SECONDS_A_KILL = 3, 2.0
 
 
