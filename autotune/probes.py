@@ -9,11 +9,11 @@ the rows of nodes in memory in any case: there it takes 1.0 to 1.5 times as long
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
-from kernelgen.channel_plan import units_of
-from kernelgen.grouping import group_paths
 from kernelgen.plan import MAX_REGISTERS, estimate_registers
 from kernelgen.schedule import CudaSchedule, Knobs
 
@@ -28,14 +28,17 @@ _TILINGS = ((1, 1), (1, 2), (1, 4), (2, 2), (4, 4))
 
 def probes_of(space: Space) -> tuple[Knobs, ...]:
     """Of a kernel of a channelwise product."""
-    return (
-        *_tilings(space),
-        *_whole_rows(space),
-        *_owners(space),
-        *_edge_a_team(space),
-        *_rings(space),
-        *unfused(space),
-    )
+    kinds = (_tilings, _whole_rows, _owners, _edge_a_team, _rings, unfused)
+    return tuple(schedule for kind in kinds for schedule in kind(space))
+
+
+def _legal(space: Space, values: Mapping[str, Any]) -> CudaSchedule | None:
+    """The default with these values, where all are choices of the space and together legal."""
+    if not all(value in space.knobs.get(knob, (getattr(space.default, knob),)) for knob, value in values.items()):
+        return None
+    schedule = space.schedule(values)
+    assert isinstance(schedule, CudaSchedule)
+    return schedule if space.broken_limit(schedule) is None else None
 
 
 def _tilings(space: Space) -> tuple[Knobs, ...]:
@@ -50,10 +53,8 @@ def _tilings(space: Space) -> tuple[Knobs, ...]:
     for tile, teams in ((2, 1), (2, 2), (4, 2), (4, 4)):
         for groups in space.knobs["path_groups"]:
             values = {"edges_per_warp": tile, "channels_per_thread": tile, "teams_per_node": teams}
-            if not all(value in space.knobs[knob] for knob, value in values.items()):
-                break
-            schedule = space.schedule({**values, "path_groups": groups, "prefetch": "none", "stage_edges": 8})
-            if space.broken_limit(schedule) is None and estimate_registers(space.plan(schedule)) <= TILING_REGISTERS:
+            schedule = _legal(space, {**values, "path_groups": groups, "prefetch": "none", "stage_edges": 8})
+            if schedule and estimate_registers(space.plan(schedule)) <= TILING_REGISTERS:
                 found.append(schedule)
                 break
     return tuple(found)
@@ -64,18 +65,15 @@ def _whole_rows(space: Space) -> tuple[Knobs, ...]:
 
     Either the block sums its teams' parts, or one team has all channels.
     """
-    spec, direction = space.spec, space.spec.direction
-    if spec.facts.backend != "cuda" or not spec.deterministic or "y" not in direction.live_outputs:
+    spec, default = space.spec, space.default
+    if not spec.deterministic or "y" not in spec.direction.live_outputs or not isinstance(default, CudaSchedule):
         return ()
     found = []
     for groups, channels in itertools.product(space.knobs["path_groups"][:2], space.knobs["channels_per_thread"]):
         values = {"edges_per_warp": 1, "channels_per_thread": channels, "path_groups": groups, "teams_per_node": 1}
-        units = units_of(group_paths(spec.problem, groups), 32 * channels)
+        units = space.teams_of_edge(dataclasses.replace(default, **values))
         values |= {"warps_per_edge": units, "block_size": 32 * units} if units > 1 else {}
-        if all(value in space.knobs.get(knob, (1,)) for knob, value in values.items()):
-            schedule = space.schedule(values)
-            if space.broken_limit(schedule) is not None:
-                continue
+        if schedule := _legal(space, values):
             plan = space.plan(schedule)
             if not plan.partial_y and estimate_registers(plan) <= TILING_REGISTERS:
                 found.append(schedule)
@@ -96,13 +94,12 @@ def _owners(space: Space) -> tuple[Knobs, ...]:
     found: dict[int, Knobs] = {}
     widest = max((path.mul for path in space.spec.problem.paths), default=1)
     for groups, (tile, channels) in itertools.product(space.knobs["path_groups"], _TILINGS):
-        values = {"edges_per_warp": tile, "channels_per_thread": channels, "path_groups": groups}
-        if not all(value in space.knobs[knob] for knob, value in values.items()) or 32 // tile * channels > widest:
+        values = {"edges_per_warp": tile, "channels_per_thread": channels, "path_groups": groups, "warps_per_edge": 1}
+        schedule = _legal(space, {**base, **values, "accumulate": "owners"})
+        if schedule is None or 32 // tile * channels > widest:
             continue
-        schedule = space.schedule({**base, **values, "accumulate": "owners", "warps_per_edge": 1})
-        assert isinstance(schedule, CudaSchedule)
         units = schedule.warps_per_edge
-        if units in found or units not in space.knobs["warps_per_edge"] or space.broken_limit(schedule) is not None:
+        if units in found or units not in space.knobs["warps_per_edge"]:
             continue
         plan = space.plan(schedule)
         fits = base is plain or estimate_registers(plan) <= MAX_REGISTERS
@@ -123,12 +120,10 @@ def _edge_a_team(space: Space) -> tuple[Knobs, ...]:
     found: dict[Knobs, None] = {}
     for tile, least in ((1, 1), (1, 4), (2, 4)):
         for groups in space.knobs["path_groups"]:
-            values = {"edges_per_warp": tile, "channels_per_thread": tile, "path_groups": groups}
-            if groups < least or not all(value in space.knobs[knob] for knob, value in values.items()):
-                continue
+            values = {"edges_per_warp": tile, "channels_per_thread": tile, "path_groups": groups, "prefetch": "none"}
             values |= {"teams_per_node": 16, "warps_per_edge": 1, "block_size": 512 // tile, "stage_edges": 4}
-            schedule = space.schedule({**values, "prefetch": "none"})
-            if space.broken_limit(schedule) is None and estimate_registers(space.plan(schedule)) <= 128 * tile:
+            schedule = _legal(space, values) if groups >= least else None
+            if schedule and estimate_registers(space.plan(schedule)) <= 128 * tile:
                 found[schedule] = None
                 break
     return tuple(found)
@@ -138,8 +133,8 @@ def _rings(space: Space) -> tuple[Knobs, ...]:
     """The default with its weights copied ahead to shared memory, so not asked into L2 as well."""
     if "ring4" not in space.knobs.get("prefetch", ()):
         return ()
-    found = (space.schedule({"prefetch": ring, "ahead": "none"}) for ring in ("ring2", "ring4"))
-    return tuple(schedule for schedule in found if space.broken_limit(schedule) is None)
+    found = (_legal(space, {"prefetch": ring, "ahead": "none"}) for ring in ("ring2", "ring4"))
+    return tuple(schedule for schedule in found if schedule)
 
 
 def unfused(space: Space) -> tuple[Knobs, ...]:

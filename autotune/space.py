@@ -127,12 +127,16 @@ class Space:
                 changes["stage_edges"] = min(changes["stage_edges"], max(4, schedule.edges_per_chunk))
         return dataclasses.replace(schedule, **changes | block)
 
+    def teams_of_edge(self, schedule: CudaSchedule) -> int:
+        """How many teams share an edge of a channelwise product."""
+        groups = group_paths(self.spec.problem, schedule.path_groups)
+        return units_of(groups, schedule.lanes * schedule.channels_per_thread)
+
     def _block_of_an_edge(self, schedule: Schedule) -> dict[str, int]:
         """With one writer a gradient, the teams that share an edge are a block; empty where one team has all of it."""
         if not isinstance(schedule, CudaSchedule) or schedule.accumulate != "owners":
             return {}
-        tile = schedule.lanes * schedule.channels_per_thread
-        units = units_of(group_paths(self.spec.problem, schedule.path_groups), tile)
+        units = self.teams_of_edge(schedule)
         block = {"warps_per_edge": units, "block_size": units * schedule.lanes}
         return block if units > 1 and all(value in schedule.choices[knob] for knob, value in block.items()) else {}
 

@@ -83,11 +83,16 @@ class Plan:
         return self.lanes * self.spec.schedule.channels_per_thread
 
     @property
+    def weight_operands(self) -> tuple[str, ...]:
+        """Buffers of weights that a kernel reads."""
+        return tuple(name for name in ("w", "tw") if name in self.spec.direction.operands)
+
+    @property
     def ring(self) -> int:
         """CUDA: edges whose weights have a place in a team's shared memory; 0 where registers take them."""
-        prefetch = getattr(self.spec.schedule, "prefetch", "")
-        reads_weights = any(name in self.spec.direction.operands for name in ("w", "tw"))
-        return int(prefetch[4:]) if prefetch.startswith("ring") and reads_weights else 0
+        assert isinstance(self.spec.schedule, CudaSchedule)
+        prefetch = self.spec.schedule.prefetch
+        return int(prefetch[4:]) if prefetch.startswith("ring") and self.weight_operands else 0
 
     def tiles(self, group: Group) -> int:
         """CUDA: teams that share the channels of a group."""
@@ -117,7 +122,7 @@ def registers_of(plan: Plan) -> int:
         read_out = outs * (("g" in operands) + ("tg" in operands))
         held = outs * ("g" in live) + rows * ("x" in live)
         held += len(group.paths) if problem.shared_weights and "w" in live else 0
-        staged = 0 if plan.ring else len(group.paths) * (("w" in operands) + ("tw" in operands))
+        staged = 0 if plan.ring else len(group.paths) * len(plan.weight_operands)
         for read, near in ((read_in, plan.near == "in1"), (read_out, plan.near == "out")):
             held, staged = held + read * near, staged + read * (not near)
         channels = schedule.channels_per_thread * (held + staged * (2 if schedule.prefetch == "copy" else 1))
@@ -156,8 +161,7 @@ def value_elements(plan: Plan) -> int:
 
 def ring_row(plan: Plan, group: Group) -> int:
     """Shared-memory elements of a team's weights of one edge."""
-    buffers = sum(name in plan.spec.direction.operands for name in ("w", "tw"))
-    return buffers * len(group.paths) * plan.tile
+    return len(plan.weight_operands) * len(group.paths) * plan.tile
 
 
 def stage_elements(plan: Plan) -> int:

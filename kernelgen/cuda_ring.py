@@ -28,7 +28,6 @@ class WeightRing:
     def __init__(self, plan: Plan, group: Group, paths: list[int], before: int) -> None:
         self.plan, self.group, self.paths, self.before = plan, group, paths, before
         self.depth, self.row = plan.ring, ring_row(plan, group)
-        self.buffers = [name for name in ("w", "tw") if name in plan.spec.direction.operands]
         self.lanes, self.piece = plan.lanes, 16 // BYTES[plan.spec.dtype]
 
     def begin(self) -> list[str]:
@@ -43,11 +42,8 @@ class WeightRing:
         """Before a stage's first edge: ask for the first edges."""
         lines = []
         for slot in range(self.depth):
-            if slot < self.plan.stage:
-                fetched = f"team.broadcast(my_edge, {slot})"
-                lines += [f"const int ring_edge{slot} = {fetched};", f"if ({slot} < count) {{"]
-                lines += [*self._fetch(f"ring_edge{slot}", str(slot)), "}"]
-            lines.append("end_fetch();")
+            lines += [f"const int ring_edge{slot} = team.broadcast(my_edge, {slot});", f"if ({slot} < count) {{"]
+            lines += [*self._fetch(f"ring_edge{slot}", str(slot)), "}", "end_fetch();"]
         return lines
 
     def wait(self) -> list[str]:
@@ -72,7 +68,7 @@ class WeightRing:
     def load(self, p: int) -> Iterator[str]:
         """The lane's channels of a path's weights."""
         channels = self.plan.tile // self.lanes
-        for number, name in enumerate(self.buffers):
+        for number, name in enumerate(self.plan.weight_operands):
             place = (number * len(self.paths) + self.paths.index(p)) * self.plan.tile
             yield f"Real ring_{name}{p}[C];"
             yield f"load<{min(channels, self.piece)}>(fetched + {place} + team.lane * C, ring_{name}{p});"
@@ -82,7 +78,7 @@ class WeightRing:
         problem, tile = self.plan.spec.problem, self.plan.tile
         pieces = tile // self.piece  # of a path
         together, rounds = max(1, self.lanes // pieces), max(1, pieces // self.lanes)
-        for number, name in enumerate(self.buffers):
+        for number, name in enumerate(self.plan.weight_operands):
             row = f"b.{name} + (long long){edge} * {problem.weight_numel}"
             yield f"    const Real* const from_{name} = {row} + first_channel;"
             for first in range(0, len(self.paths), together):

@@ -84,9 +84,16 @@ def launch_geometry(plan: Plan, num_edges: int, num_in: int, num_out: int) -> tu
     assert isinstance(schedule, CudaSchedule)
     owned = {"receiver": num_out, "sender": num_in}
     runs = owned[plan.owner] if plan.owner else -(-num_edges // schedule.edges_per_chunk)
-    runs_per_block = schedule.block_size // schedule.lanes // (schedule.warps_per_edge * schedule.teams_per_node)
-    unit_blocks = -(-plan.units // schedule.warps_per_edge)
-    return unit_blocks * -(-runs // runs_per_block), schedule.block_size, plan.shared_bytes
+    unit_blocks, runs_of_block = blocks_of_runs(plan)
+    return unit_blocks * -(-runs // runs_of_block), schedule.block_size, plan.shared_bytes
+
+
+def blocks_of_runs(plan: Plan) -> tuple[int, int]:
+    """Blocks that share some runs of edges, each for some of their units; and how many runs those are."""
+    schedule = plan.spec.schedule
+    assert isinstance(schedule, CudaSchedule)
+    units = schedule.warps_per_edge
+    return max(1, -(-plan.units // units)), schedule.block_size // schedule.lanes // units // schedule.teams_per_node
 
 
 class KernelText:
@@ -155,7 +162,7 @@ class KernelText:
         """Which unit of which run this team works on, and its edges."""
         schedule, plan = self.schedule, self.plan
         units, split = schedule.warps_per_edge, schedule.teams_per_node
-        unit_blocks, runs = max(1, -(-plan.units // units)), schedule.block_size // schedule.lanes // units // split
+        unit_blocks, runs = blocks_of_runs(plan)
         lines = [
             f"    const int unit = {block} % {unit_blocks} * {units} + team_index % {units};",
             f"    const int run = {block} / {unit_blocks} * {runs} + team_index / {units * split};",

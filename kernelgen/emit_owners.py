@@ -9,7 +9,16 @@ from __future__ import annotations
 
 from kernelgen.channel_plan import Plan
 from kernelgen.cuda_ring import ring_header
-from kernelgen.emit_cuda import BUFFERS_LINE, SHARED, KernelText, ask_all, header, launch_geometry, preamble
+from kernelgen.emit_cuda import (
+    BUFFERS_LINE,
+    SHARED,
+    KernelText,
+    ask_all,
+    blocks_of_runs,
+    header,
+    launch_geometry,
+    preamble,
+)
 from kernelgen.harmonics_text import inside
 from kernelgen.plan import OwnersPlan
 from kernelgen.schedule import CudaSchedule
@@ -47,13 +56,13 @@ def _namespace(name: str, plan: Plan) -> str:
 def _entry(plan: OwnersPlan) -> str:
     schedule = plan.spec.schedule
     assert isinstance(schedule, CudaSchedule)
-    blocks_of_node, nodes = _owning_blocks(plan.of_x)
+    unit_blocks, nodes = blocks_of_runs(plan.of_x)
     lines = [
         *gpu_entry(schedule.block_size, schedule.min_blocks),
         BUFFERS_LINE,
         *(SHARED if plan.shared_bytes else ("    Real* const shared = nullptr;",)),
         *ask_all(plan.spec, plan.owner),
-        f"    const int owning = {blocks_of_node} * int((num_in + {nodes - 1}) / {nodes});",
+        f"    const int owning = {unit_blocks} * int((num_in + {nodes - 1}) / {nodes});",
         "    const int block = blockIdx.x;",
         f"    if (block < owning) of_x::work(b, shared, block, {', '.join(_SIZES)});",
         f"    else others::work(b, shared, block - owning, {', '.join(_SIZES)});",
@@ -61,11 +70,3 @@ def _entry(plan: OwnersPlan) -> str:
         "",
     ]
     return "\n".join(lines)
-
-
-def _owning_blocks(plan: Plan) -> tuple[int, int]:
-    """Blocks that take one run of nodes, and nodes of a run."""
-    schedule = plan.spec.schedule
-    assert isinstance(schedule, CudaSchedule)
-    per_block = schedule.block_size // schedule.lanes // (schedule.warps_per_edge * schedule.teams_per_node)
-    return launch_geometry(plan, 0, per_block, 0)[0], per_block

@@ -181,7 +181,8 @@ def estimate_registers(plan: AnyPlan) -> int:
 
 def _check_ring(plan: Plan, group: Group) -> None:
     """Weights of edges are copied in pieces of 16 bytes, a path's channels of a team at a time."""
-    problem, prefetch = plan.spec.problem, f"prefetch={plan.spec.schedule.to_dict()['prefetch']!r}"
+    assert isinstance(plan.spec.schedule, CudaSchedule)
+    problem, prefetch = plan.spec.problem, f"prefetch={plan.spec.schedule.prefetch!r}"
     if problem.shared_weights:
         raise ScheduleError(f"{prefetch} copies weights of edges, and all edges share these")
     if group.mul % plan.tile:
