@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from pathlib import Path
 
 import pytest
 from browser import browser, visit
@@ -41,3 +42,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def no_user_database(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Databases that the user tuned at home neither change a test nor are changed by one."""
     os.environ["EQUITUNE_DATABASE"] = str(tmp_path_factory.mktemp("user-database"))
+
+
+@pytest.fixture
+def shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty shipped database, and an empty one of the user's own beside it."""
+    from autotune import paths
+
+    monkeypatch.delenv("EQUITUNE_STRICT", raising=False)
+    monkeypatch.setenv("EQUITUNE_DATABASE", str(tmp_path / "user"))
+    monkeypatch.setattr(paths, "results_dir", lambda: tmp_path / "shipped")
+    return tmp_path / "shipped"

@@ -1,33 +1,26 @@
-"""A search without a device: no schedule is proposed twice, outcomes survive, a second run goes on where one ended."""
+"""A search without a device: no schedule is proposed twice, the best is found, and every end of a search is told."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
-import signal
 import threading
-import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
+from study_cases import CPU, PROBLEM, assert_no_repeats, cost, keys, make_study, ok, run
 
 from autotune import records
-from autotune.errors import ConfigError, StudyError
+from autotune.errors import ConfigError
 from autotune.jobs import Outcome
 from autotune.sampling import choose_sampler, make_sampler, proposals_ahead
 from autotune.search import Compiled, search
 from autotune.space import Space, search_space
-from autotune.study import Study
-from kernelgen.device import DeviceFacts, cuda_facts
+from kernelgen.device import cuda_facts
 from kernelgen.errors import CompileError
-from kernelgen.problem import TensorProductProblem
-from kernelgen.schedule import CudaSchedule, HostSchedule, Schedule
+from kernelgen.schedule import CudaSchedule, Schedule
 
 optuna = pytest.importorskip("optuna")
-
-PROBLEM = TensorProductProblem.channelwise("16x0e+16x1o", "0e+1o", "0e+1o")
-CPU = DeviceFacts("cpu", "test cpu 8 cores", "x86_64", 8, vector_bytes=32)
 
 
 @pytest.fixture
@@ -43,39 +36,6 @@ def cuda_space() -> Space:
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     return records.study_path(tmp_path, "device", "study")
-
-
-def make_study(space: Space, path: Path, storage: object | None = None, **options: object) -> Study:
-    options = {"generator": "test", **options}
-    return Study(space, "study", path, storage or optuna.storages.InMemoryStorage(), **options)  # type: ignore[arg-type]
-
-
-def cost(schedule: Schedule) -> float:
-    """A smooth stand-in for a time in microseconds; the best is a registers, wide-block, two-group schedule."""
-    assert isinstance(schedule, HostSchedule)
-    penalty = (
-        40.0 * (not schedule.fuse)
-        + 3.0 * (schedule.order == "sender")
-        + 20.0 * (schedule.accumulate == "atomics")
-        + 5.0 * (schedule.threads != 0)
-    )
-    return 10.0 + penalty + 3.0 * abs(schedule.path_groups - 2) + 8.0 / schedule.channel_block
-
-
-def ok(time_us: float) -> Outcome:
-    return Outcome("ok", time_us=time_us, q1_us=time_us, q3_us=time_us, samples_us=(time_us,) * 10)
-
-
-def run(study: Study, measure: Callable[[Schedule], Outcome] = lambda s: ok(cost(s)), **options: object) -> str:
-    return search(study, lambda schedule: Compiled(0.0), lambda schedule, best: measure(schedule), **options)  # type: ignore[arg-type]
-
-
-def keys(path: Path) -> list[str]:
-    return [json.dumps(line["schedule"], sort_keys=True) for line in records.read(path)]
-
-
-def assert_no_repeats(path: Path) -> None:
-    assert len(keys(path)) == len(set(keys(path)))
 
 
 def test_brute_measures_every_legal_schedule_once(space: Space, path: Path) -> None:
@@ -158,145 +118,10 @@ def test_cut_trials_never_win(space: Space, path: Path) -> None:
     assert [line["schedule"] for line in study.ranking] == [space.default.to_dict()]
 
 
-def test_second_run_goes_on(space: Space, path: Path) -> None:
-    storage = optuna.storages.InMemoryStorage()
-    with make_study(space, path, storage, sampler="tpe") as study:
-        assert run(study, trials=10) == "trials"
-    with make_study(space, path, storage, sampler="tpe") as study:
-        assert len(study.finished) == 10
-        assert study.default_us == cost(space.default)
-        assert run(study, trials=10) == "trials"
-        assert len(records.read(path)) == 10, "nothing to do"
-        assert run(study, trials=25) == "trials"
-    assert_no_repeats(path)
-    assert [line["number"] for line in records.read(path)] == list(range(25))
-
-
-def test_lost_storage_is_filled_from_the_records(space: Space, path: Path) -> None:
-    def measure(schedule: Schedule) -> Outcome:
-        return ok(cost(schedule)) if schedule.accumulate == "registers" else Outcome("timeout", "no answer")
-
-    with make_study(space, path, sampler="random") as study:
-        run(study, measure, trials=12)
-        failures = study.failures
-    assert failures > 0
-    with make_study(space, path, sampler="tpe") as study:
-        trials = study._study.get_trials()
-        expressible = 12 - failures - len(space.probes)
-        assert len([t for t in trials if t.state == optuna.trial.TrialState.COMPLETE]) == expressible
-        assert len([t for t in trials if t.constraints == {"runs": 1.0}]) == failures
-        assert study._study.best_value == study.best_us
-        run(study, measure, trials=20)
-    assert_no_repeats(path)
-
-
-def test_kill_between_record_and_tell(space: Space, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    storage = optuna.storages.InMemoryStorage()
-    with make_study(space, path, storage) as study:
-        monkeypatch.setattr(Study, "_tell", lambda self, trial, line: (_ for _ in ()).throw(SystemExit))
-        with pytest.raises(SystemExit):
-            run(study, trials=5)
-    monkeypatch.undo()
-    assert len(records.read(path)) == 1
-    with make_study(space, path, storage) as study:
-        trials = study._study.get_trials()
-        assert [t.value for t in trials if t.state == optuna.trial.TrialState.COMPLETE] == [cost(space.default)]
-        assert not [t for t in trials if t.state == optuna.trial.TrialState.RUNNING]
-        run(study, trials=5)
-    assert_no_repeats(path)
-
-
-def test_interrupt_keeps_what_is_finished(space: Space, path: Path) -> None:
-    storage, measured = optuna.storages.InMemoryStorage(), []
-
-    def measure(schedule: Schedule) -> Outcome:
-        if len(measured) == 3:
-            raise KeyboardInterrupt
-        measured.append(schedule)
-        return ok(cost(schedule))
-
-    with make_study(space, path, storage) as study:
-        assert run(study, measure, workers=2) == "interrupted"
-    assert len(records.read(path)) == 3
-    with make_study(space, path, storage, sampler="brute") as study:
-        assert run(study) == "exhausted"
-        assert len(study.finished) == space.count_legal(10_000), "what was under way is proposed again"
-
-
-def test_interrupt_while_a_record_is_written(space: Space, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ctrl-C between the record and what follows it must not split them."""
-    write = records.append
-
-    def append(path: Path, line: dict) -> None:
-        write(path, line)
-        if line["number"] == 2:
-            signal.raise_signal(signal.SIGINT)
-
-    monkeypatch.setattr(records, "append", append)
-    study = make_study(space, path)
-    assert run(study, trials=10) == "interrupted"
-    assert len(records.read(path)) == len(study.finished) == 3
-    told = study._study.get_trials(states=(optuna.trial.TrialState.COMPLETE,))
-    assert len(told) == 3 - len(space.probes)
-
-
 def test_deadline_still_measures_the_default(space: Space, path: Path) -> None:
     study = make_study(space, path)
     assert run(study, deadline=0.0) == "time"
     assert [line["schedule"] for line in records.read(path)] == [space.default.to_dict()]
-
-
-def test_other_generators_trials_are_only_starting_points(space: Space, path: Path) -> None:
-    with make_study(space, path, generator="old", sampler="brute") as study:
-        run(study)
-        best = [line["schedule"] for line in study.ranking[:3]]
-    with make_study(space, path, generator="new", sampler="tpe") as study:
-        assert not study.finished and study.best_us is None
-        run(study, trials=4)
-    new = [line for line in records.read(path) if line["generator"] == "new"]
-    assert [line["schedule"] for line in new[1:4]] == best
-
-
-def test_torn_line_costs_that_line_only(path: Path) -> None:
-    records.append(path, {"number": 0})
-    with open(path, "a") as file:
-        file.write('{"number": 1, "sta')
-    assert records.read(path) == [{"number": 0}]
-    records.append(path, {"number": 2})
-    assert records.read(path) == [{"number": 0}, {"number": 2}]
-    assert records.read(path.with_name("absent.jsonl")) == []
-
-
-def test_study_file_name_is_safe(tmp_path: Path) -> None:
-    found = records.study_path(tmp_path, "device", "a/b c-conv")
-    assert found == tmp_path / "trials" / "device" / "a_b_c-conv.jsonl"
-
-
-def test_two_tuners_do_not_share_a_study(space: Space, path: Path) -> None:
-    with make_study(space, path), pytest.raises(StudyError, match="another process"):
-        make_study(space, path)
-    make_study(space, path).close()
-
-
-def test_broken_sqlite_file_is_kept_aside(space: Space, path: Path, tmp_path: Path) -> None:
-    file = tmp_path / "studies" / "device.db"
-    storage = f"sqlite:///{file}"
-    with make_study(space, path, storage, sampler="random") as study:
-        run(study, trials=4)
-    file.write_bytes(b"not a database" * 100)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        with make_study(space, path, storage, sampler="random") as study:
-            assert len(study._study.get_trials()) == 4 - len(space.probes), "the sampler learns from the records"
-    stored = optuna.load_study(study_name=study._optuna_name(), storage=storage).get_trials()
-    assert len(stored) == 4 - len(space.probes), "the records filled the new file"
-    assert any("kept as" in str(warning.message) for warning in caught)
-    assert [aside.read_bytes()[:14] for aside in file.parent.glob("*.corrupt-*")] == [b"not a database"]
-
-
-def test_unusable_storage_is_one_clear_error(space: Space, path: Path) -> None:
-    with pytest.raises(StudyError, match="Optuna storage"):
-        make_study(space, path, "nonsense://nowhere")
 
 
 def test_choice_of_sampler(space: Space, cuda_space: Space) -> None:
@@ -347,25 +172,6 @@ def test_probe_can_win_but_is_not_told_to_the_sampler(space: Space, path: Path) 
             run(study, lambda s: ok(1.0 if not s.fuse else 2.0), trials=8)
             assert study.best is not None and not study.best["schedule"]["fuse"]
             assert len(study._study.get_trials(states=(optuna.trial.TrialState.COMPLETE,))) == 7
-
-
-def test_storage_is_a_copy_made_at_the_end(space: Space, path: Path) -> None:
-    storage = optuna.storages.InMemoryStorage()
-    for trials in (6, 10):
-        with make_study(space, path, storage) as study:
-            run(study, trials=trials)
-        stored = optuna.load_study(study_name=study._optuna_name(), storage=storage).get_trials()
-        assert len(stored) == trials - len(space.probes)
-        assert {t.user_attrs["schedule"] for t in stored} == set(study.finished) - {s.key for s in space.probes}
-
-
-def test_study_without_a_path_keeps_nothing(space: Space, tmp_path: Path) -> None:
-    with Study(space, "rehearsal", sampler="random") as study:
-        assert run(study, trials=5) == "trials"
-        assert len(study.finished) == 5
-        with pytest.raises(StudyError, match="no records"):
-            study.path  # noqa: B018
-    assert not list(tmp_path.iterdir())
 
 
 def test_patience_ends_a_search_that_gains_nothing(space: Space, path: Path) -> None:

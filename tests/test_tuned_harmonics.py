@@ -1,4 +1,4 @@
-"""Spherical harmonics as something to tune: configs, spaces, checks, entries, lookups, peers, a run as a whole."""
+"""Spherical harmonics as something to tune: configs, spaces, checks, entries, lookups, a run as a whole."""
 
 from __future__ import annotations
 
@@ -11,13 +11,12 @@ import torch
 from database_samples import HOST, entry, store
 
 from autotune import SphericalHarmonics, accelerate, database, harmonics, spherical_harmonics
-from autotune.baselines import peer_names, peers_for, usable_peers
 from autotune.bench import bench
 from autotune.config import load_config
 from autotune.config_tables import load_harmonics, load_problems
 from autotune.database import Database, database_path
 from autotune.entry import Entry
-from autotune.errors import ConfigError, DatabaseError, PeerError, TuningMissError
+from autotune.errors import ConfigError, DatabaseError, TuningMissError
 from autotune.graphs import EdgesAlone, GraphClass, GraphSpec, build_graph
 from autotune.jobs import TrialJob, TrialSetting
 from autotune.lookup import find_schedule
@@ -276,49 +275,6 @@ def test_compiled_code_takes_the_tuned_schedule(shipped: Path) -> None:
     x = torch.randn(7, 3)
     for module in modules:
         assert torch.equal(torch.compile(module, fullgraph=True)(x), module(x))
-
-
-@pytest.mark.parametrize("name", ["e3nn", "cuequivariance-naive", "sphericart"])
-def test_peers_agree_in_every_pass(name: str) -> None:
-    pytest.importorskip("cuequivariance_torch")
-    pytest.importorskip("sphericart")
-    assert peer_names("cpu", operation="harmonics") == ("e3nn", "e3nn-compiled", "cuequivariance-naive", "sphericart")
-    for dtype in ("float32", "float64"):
-        peer = next(peer for peer in peers_for(workload(dtype=dtype), "cpu") if peer.name == name)
-        passes = peer.prepare()
-        for which in ("forward", "backward", "double_backward", "forward_backward"):
-            getattr(passes, which)()
-        assert {key: "".join(errors) for key, errors in passes.errors.items()} == {
-            key: direction.outputs for key, direction in HARMONICS_DIRECTIONS.items()
-        }
-        assert all(error < 1e-5 for errors in passes.errors.values() for error in errors.values()), passes.errors
-
-
-@pytest.mark.parametrize("normalize", [True, False])
-@pytest.mark.parametrize("normalization", ["component", "norm", "integral"])
-def test_sphericart_in_every_convention(normalization: str, normalize: bool) -> None:
-    """Its axes, order and factors are not e3nn's; what is converted is not timed."""
-    pytest.importorskip("sphericart")
-    problem = HarmonicsProblem((0, 1, 2, 3), normalization, normalize)
-    peers = peers_for(workload(problem, dtype="float64"), "cpu")
-    passes = next(peer for peer in peers if peer.name == "sphericart").prepare()
-    passes.double_backward()
-    passes.backward()
-    assert set(passes.errors) == {"forward", "backward", "double_backward"}
-    assert all(error < 1e-12 for errors in passes.errors.values() for error in errors.values()), passes.errors
-    some = peers_for(workload(HarmonicsProblem((1, 3), normalization, normalize)), "cpu")
-    with pytest.raises(PeerError, match=r"all degrees up to one, in order, not \[1, 3\]"):
-        next(peer for peer in some if peer.name == "sphericart").prepare()
-
-
-def test_cuequivariance_is_compared_where_it_is_the_same() -> None:
-    pytest.importorskip("cuequivariance_torch")
-    for problem in (HarmonicsProblem((0, 1), "integral", True), HarmonicsProblem((1, 0), "component", True)):
-        peer = next(peer for peer in peers_for(workload(problem), "cpu") if peer.name == "cuequivariance-naive")
-        with pytest.raises(PeerError, match="distinct rising degrees in normalization 'component'"):
-            peer.prepare()
-    names = [peer.name for peer in usable_peers("cpu")]
-    assert len(names) == len(set(names)), "the doctor names a peer once"
 
 
 def test_show_tells_what_would_be_loaded(shipped: Path) -> None:

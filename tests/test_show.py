@@ -1,0 +1,57 @@
+"""What ``equitune show`` says of a lookup: schedules, origins and figures, for people."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from database_samples import PROBLEM, entry, store
+
+from autotune import show
+from autotune.database import DatabaseWarning, database_path
+from autotune.errors import ConfigError
+from kernelgen.device import device_facts
+from kernelgen.direction import DIRECTIONS
+from kernelgen.errors import ProblemError
+from kernelgen.schedule import HostSchedule
+
+
+def test_show_tells_schedule_origin_and_figures(shipped: Path) -> None:
+    here = device_facts("cpu")
+    schedule = HostSchedule(path_groups=2, channel_block=8)
+    store(shipped, here, entry(schedule), entry(direction="backward", graph_class="conv-e17-d6"))
+    text = show.show(PROBLEM.key, graph_class="conv-e14-d5")
+    blocks = text.split("\n\n")
+    origins = {"forward": "exact", "backward": "nearest"}
+    assert [block.splitlines()[0] for block in blocks[1:]] == [
+        f"{name.replace('_', ' ')}: {origins.get(name, 'default')}" for name in DIRECTIONS
+    ]
+    forward, default_block = blocks[1], blocks[3]
+    for told in (
+        "channel_block=8",
+        "mof, 11,872 edges, 424 nodes",
+        "1.5 ms (quartiles 1.4 ms to 1.7 ms)",
+        "3 ms, 2.00 times",
+        "e3nn: 45 ms, 30.00 times",
+        "openequivariance: not installed",
+        "g 3.0e-07",
+        "0.1.0+0123456789",
+    ):
+        assert told in forward, told
+    assert "not measured" in default_block
+    assert here.name in blocks[0] and str(shipped) in blocks[0] and "2 entries" in blocks[0]
+
+
+def test_show_names_a_damaged_database(shipped: Path) -> None:
+    shipped.mkdir()
+    database_path(shipped, device_facts("cpu").slug).write_text("{")
+    with pytest.warns(DatabaseWarning):
+        assert "not valid JSON" in show.show(PROBLEM.key)
+
+
+def test_show_knows_problems_by_name_and_suggests_the_nearest(shipped: Path) -> None:
+    assert "128x0e+128x1o" in show.show("mace-mp-medium")
+    with pytest.raises(ConfigError, match="mace-mp-medium"):
+        show.find_problem("mace-mp-mediun")
+    with pytest.raises(ProblemError):
+        show.find_problem("uvu|not a key")
