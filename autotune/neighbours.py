@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from autotune.database import database_dirs, load_table
@@ -68,3 +69,17 @@ def starting_points(space: Space, graph_class: GraphClass, entries: Iterable[Ent
     turns = itertools.chain.from_iterable(itertools.zip_longest(same, others))
     moved = (space.nearest(entry.tuned_schedule) for entry in turns if entry is not None)
     return list(dict.fromkeys(schedule for schedule in moved if space.broken_limit(schedule) is None))[:MOST]
+
+
+def untried_forms(space: Space, ranked: Sequence[Knobs]) -> list[Knobs]:
+    """The first of ``ranked``, earlier trials with the fastest first, in each kernel form that none of them had.
+
+    Such as a form that the generator has learnt since. Forms are the choices that are no numbers; one of them rarely
+    wins with the other knobs as the default has them.
+    """
+    found = []
+    for knob, choices in space.knobs.items() if ranked else ():
+        known = {getattr(schedule, knob) for schedule in ranked}
+        forms = (value for value in choices if isinstance(value, str | bool) and value not in known)
+        found += [space.nearest(dataclasses.replace(ranked[0], **{knob: value})) for value in forms]
+    return found

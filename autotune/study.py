@@ -24,6 +24,7 @@ from autotune.board import COMPARISON, COPY, Sharing, open_board
 from autotune.errors import StudyError
 from autotune.findings import Findings
 from autotune.jobs import Outcome
+from autotune.neighbours import untried_forms
 from autotune.quarantine import FAULTS, note_fault, quarantined
 from autotune.sampling import KEY, RUNS, add_missing, known_trial, make_sampler, open_optuna, optuna_name
 from autotune.space import Space
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
 MISSES = {"tpe": 8, "climb": 8, "random": 8, "gp": 2, "brute": 0}
 # Of the proposals of a climb, those that change a knob or two of one of this many fastest schedules: every second.
 PARENTS = 3
+# Of the trials of other generators, those that a study begins with.
+OLDER_WINNERS = 3
 
 
 @dataclass(frozen=True)
@@ -83,7 +86,9 @@ class Study(Findings):
                 # Tuners that think alike get in each other's way.
                 seed += random.SystemRandom().randrange(2**16)
             self._tried: set[str] = set()
-            moved = (space.nearest(schedule) for schedule in (*self._older_winners(old), *starts))
+            older = self._older(old)
+            moved = [space.nearest(schedule) for schedule in (*older[:OLDER_WINNERS], *starts)]
+            moved += untried_forms(space, older)
             # To be proposed before all others. A schedule that another tuner has claimed goes back to the end.
             self._first = deque((space.default, *moved, *space.probes))
             self._untried = space.shuffled(seed)
@@ -274,11 +279,11 @@ class Study(Findings):
     def _optuna_name(self) -> str:
         return optuna_name(self.space, self.name, self.generator)
 
-    def _older_winners(self, lines: list[dict[str, Any]]) -> list[Knobs]:
-        others = (line for line in self._readable(lines) if line.get("generator") != self.generator)
-        older = [line for line in others if line["state"] == "ok"]
-        ranked = sorted(older, key=lambda line: line["time_us"])
-        return [self.schedule_of(line) for line in ranked[:3]]
+    def _older(self, lines: list[dict[str, Any]]) -> list[Knobs]:
+        """What other generators have measured, the fastest first."""
+        older = (line for line in self._readable(lines) if line.get("generator") != self.generator)
+        found = sorted((line for line in older if line["state"] == "ok"), key=lambda line: line["time_us"])
+        return [self.schedule_of(line) for line in found]
 
     def _readable(self, lines: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
         """Records whose schedule this version understands."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import types
+from typing import Any
 
 import pytest
 import torch
@@ -12,10 +13,14 @@ from autotune import baselines, contest
 from autotune.baselines import cuequivariance_peer, e3nn_peer, openequivariance_peer, peers_for, usable_peers
 from autotune.baselines.peer import Adapter, Peer, Product, Task
 from autotune.config_tables import load_graphs
+from autotune.contest_session import ContestSession, ContestSetting
 from autotune.errors import PeerError
 from autotune.workload import Workload, make_tensors
-from kernelgen.direction import DIRECTIONS
+from kernelgen.checks import Graph
+from kernelgen.direct import DirectCalls
+from kernelgen.direction import DIRECTIONS, Direction
 from kernelgen.problem import TensorProductProblem
+from kernelgen.schedule import HostSchedule
 
 PASSES = tuple(name.replace("+", "_") for name in contest.PASSES)
 PROBLEMS = {
@@ -53,6 +58,24 @@ def test_peer_agrees_in_every_pass(name: str, problem: str, operation: str) -> N
         }
         assert all(error < tolerance for errors in passes.errors.values() for error in errors.values()), passes.errors
         passes.release()
+
+
+@pytest.mark.parametrize("which", [name for name in contest.PASSES if name != "double_backward"])
+def test_a_pass_of_ours_runs_the_kernels_of_its_directions(which: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a small graph too, where gradients of leaves come in one launch, asked for or not."""
+    session = ContestSession(ContestSetting(workload("equal"), "cpu", peers=()))
+    session.prepare_ours("ours", {direction: HostSchedule() for direction in contest.DIRECTIONS_OF[which]})
+    call = getattr(session.contenders["ours"], which.replace("+", "_"))
+    call()  # its checks may run other directions
+    ran, run_on = [], DirectCalls.run_on
+
+    def watched(operator: DirectCalls, graph: Graph, direction: Direction, *rest: Any) -> dict[str, torch.Tensor]:
+        ran.append(direction)
+        return run_on(operator, graph, direction, *rest)
+
+    monkeypatch.setattr(DirectCalls, "run_on", watched)
+    call()
+    assert ran == [DIRECTIONS[name] for name in contest.DIRECTIONS_OF[which]]
 
 
 def test_peers_of_the_cpu_are_labelled() -> None:

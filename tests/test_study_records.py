@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import signal
 import warnings
 from pathlib import Path
@@ -120,6 +121,18 @@ def test_other_generators_trials_are_only_starting_points(space: Space, path: Pa
         run(study, trials=4)
     new = [line for line in records.read(path) if line["generator"] == "new"]
     assert [line["schedule"] for line in new[1:4]] == best
+
+
+def test_a_form_that_no_earlier_trial_had_is_tried_with_the_earlier_winner(space: Space, path: Path) -> None:
+    """Such as one that a new generator brings."""
+    receivers = dataclasses.replace(space, knobs={**space.knobs, "order": ("receiver",)}, probes=())
+    with make_study(receivers, path, generator="old", sampler="brute") as study:
+        run(study)
+        best = study.ranking[0]["schedule"]
+    with make_study(space, path, generator="new", sampler="tpe") as study:
+        run(study, trials=5)
+    new = [line["schedule"] for line in records.read(path) if line["generator"] == "new"]
+    assert {**best, "order": "sender"} in new and all(schedule["order"] == "receiver" for schedule in new[:4])
 
 
 def test_torn_line_costs_that_line_only(path: Path) -> None:

@@ -26,12 +26,14 @@ class AutogradPasses:
         self._inputs = [tensor.detach().requires_grad_() for tensor in self._plain]
         self._g = tensors.g.detach().requires_grad_()
         self._out: torch.Tensor | None = None
+        self._alone: dict[int, torch.Tensor] = {}
         self._first: tuple[torch.Tensor, ...] | None = None
         self._joint: tuple[torch.Tensor, torch.Tensor] | None = None
 
     def release(self) -> None:
         """Drop the kept graphs."""
         self._out = self._first = self._joint = None
+        self._alone.clear()
 
     def forward(self) -> torch.Tensor:
         """The value."""
@@ -44,11 +46,11 @@ class AutogradPasses:
 
     def source_backward(self) -> torch.Tensor:
         """The gradient with respect to x alone."""
-        return torch.autograd.grad(self._kept_value(), self._inputs[0], self._tensors.g, retain_graph=True)[0]
+        return self._gradient_alone(0)
 
     def edge_backward(self) -> torch.Tensor:
         """The gradient with respect to y alone, of which forces are made."""
-        return torch.autograd.grad(self._kept_value(), self._inputs[1], self._tensors.g, retain_graph=True)[0]
+        return self._gradient_alone(1)
 
     def double_backward(self) -> tuple[torch.Tensor, ...]:
         """Gradients of the first gradients, contracted with the tangents, with respect to all inputs and g."""
@@ -76,6 +78,14 @@ class AutogradPasses:
         if self._out is None:
             self._out = self._call(*self._inputs)
         return self._out
+
+    def _gradient_alone(self, index: int) -> torch.Tensor:
+        """No other input requires one: of leaves that do, a product may well compute the gradients unasked."""
+        if index not in self._alone:
+            inputs = list(self._plain)
+            inputs[index] = self._inputs[index]
+            self._alone[index] = self._call(*inputs)
+        return torch.autograd.grad(self._alone[index], self._inputs[index], self._tensors.g, retain_graph=True)[0]
 
     def _value_and_edge_gradient(self) -> tuple[torch.Tensor, torch.Tensor]:
         out = self._call(*self._inputs)
