@@ -10,7 +10,9 @@ from __future__ import annotations
 import functools
 import itertools
 import json
+import multiprocessing
 import time
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -26,6 +28,7 @@ from autotune.contest import DIRECTIONS_OF, hold_contest
 from autotune.contest_session import ContestSetting
 from autotune.crew import Idle
 from autotune.database import writable_results_dir
+from autotune.devices import on_each
 from autotune.errors import ConfigError, WorkerError, unknown_name
 from autotune.graphs import build_graph
 from autotune.publish import now_text, software_versions
@@ -35,7 +38,11 @@ from kernelgen.device import DeviceFacts, device_facts
 from kernelgen.version import GENERATOR_VERSION
 
 if TYPE_CHECKING:
+    from multiprocessing.sharedctypes import Synchronized
+
     from rich.console import Console
+
+Rows = dict[tuple[Any, ...], Row]
 
 
 def bench(
@@ -48,22 +55,26 @@ def bench(
     fresh: bool = False,
     console: Console | None = None,
     verbose: bool = False,
+    devices: Sequence[str] = (),
 ) -> list[Row]:
     """Compare every workload of a config; returns its rows, those of earlier runs included.
 
     peers: by name, None for all of the device. seconds_each: about how long a contender is sampled in a pass. fresh:
-    measure again what is already there. verbose: say every step, with the time, also where no terminal is.
+    measure again what is already there. verbose: say every step, with the time, also where no terminal is. devices:
+    if several, GPUs of one model that the problems are shared out to.
     """
     import torch
     from rich.console import Console
 
-    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    device = device or next(iter(devices), "cuda" if torch.cuda.is_available() else "cpu")
     facts = device_facts(device)
+    if others := sorted({other.name for other in map(device_facts, devices)} - {facts.name}):
+        raise ConfigError(f"devices are {facts.name} and {', '.join(others)}; rows of one record need one model of GPU")
     loaded = config if isinstance(config, TuneConfig) else load_config(config, facts.backend)
     folder = Path(results_dir) if results_dir is not None else writable_results_dir()
     console = console or Console(stderr=True)
     run = _Run(device, facts, folder, _chosen_peers(peers, device), seconds_each, console, verbose)
-    rows = run.measure(plans_of(loaded, facts, folder), fresh)
+    rows = run.measure(plans_of(loaded, facts, folder), fresh, tuple(devices))
     for line in [*table_lines(rows), *summary_lines(rows)]:
         run.say(line)
     return rows
@@ -88,16 +99,53 @@ class _Run:
     seconds_each: float
     console: Console
     verbose: bool = False
+    # Whose lines these are, among several.
+    name: str = ""
 
     def say(self, text: str) -> None:
+        text = f"[{self.name}] {text}" if self.name else text
         self.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
-    def measure(self, plans: Sequence[Plan], fresh: bool) -> list[Row]:
-        """Rows of all plans, in their order."""
+    def measure(self, plans: Sequence[Plan], fresh: bool, devices: tuple[str, ...] = ()) -> list[Row]:
+        """Rows of all plans, in their order. ``devices``: where they are measured, if on several."""
         begin, software = time.monotonic(), software_versions(self.facts)
-        stored = {} if fresh else {identity_of(row): row for row in stored_rows(self.folder, self.facts)}
-        rows: dict[tuple[Any, ...], Row] = {}
-        todo: list[Plan] = []
+        stored = {} if fresh else self._stored()
+        rows, todo = self._split(plans, stored, software)
+        if rows:
+            self.say(f"{len(rows)} rows are measured already; {len(todo)} of {len(plans)} workloads are left")
+        # Of e3nn and torch, so they hold whatever became of our kernels since.
+        told = [row for row in stored.values() if row.get("software") == software]
+        failures = known_failures(told, [plan.workload for plan in plans])
+        if len(todo) > 1:
+            failures |= self._compile_ahead(todo, failures)
+        groups = [list(group) for _, group in itertools.groupby(todo, key=lambda plan: plan.workload.problem)]
+        if len(devices) > 1 and len(groups) > 1:
+            groups.sort(key=len, reverse=True)
+            turns = multiprocessing.get_context("spawn").Value("i", 0)
+            shared = (self.facts, self.folder, self.peers, self.seconds_each, self.verbose)
+            on_each(devices, "bench", _compare_share, shared, groups, turns, failures, software)
+            rows |= self._split(todo, self._stored(), software)[0]
+        else:
+            rows |= self.compare(iter(groups), failures, software)
+        self.say(f"{len(todo)} workloads compared in {time.monotonic() - begin:.0f} s")
+        order = [self._identity(plan, which) for plan in plans for which in plan.passes]
+        return [rows[identity] for identity in order if identity in rows]
+
+    def compare(self, groups: Iterator[list[Plan]], failures: dict[Kind, str], software: dict[str, str]) -> Rows:
+        """Measure and store the rows of groups of plans, each of one problem."""
+        begin, rows = time.monotonic(), Rows()
+        for worker, group in self._by_problem(groups, failures):
+            for number, plan in enumerate(group, 1):
+                self.say(f"[{number}/{len(group)}, {time.monotonic() - begin:.0f} s] {_name(plan.workload)}")
+                rows |= {identity_of(row): row for row in self._rows(plan, worker, failures, software)}
+        return rows
+
+    def _stored(self) -> Rows:
+        return {identity_of(row): row for row in stored_rows(self.folder, self.facts)}
+
+    def _split(self, plans: Sequence[Plan], stored: Rows, software: dict[str, str]) -> tuple[Rows, list[Plan]]:
+        """The rows that need not be measured again, and plans of the others."""
+        rows, todo = Rows(), list[Plan]()
         for plan in plans:
             missing = []
             for which in plan.passes:
@@ -108,37 +156,26 @@ class _Run:
                     missing.append(which)
             if missing:
                 todo.append(Plan(plan.workload, tuple(missing), plan.schedules, plan.origins))
-        if rows:
-            self.say(f"{len(rows)} rows are measured already; {len(todo)} of {len(plans)} workloads are left")
-        # Of e3nn and torch, so they hold whatever became of our kernels since.
-        told = [row for row in stored.values() if row.get("software") == software]
-        failures = known_failures(told, [plan.workload for plan in plans])
-        if len(todo) > 1:
-            failures |= self._compile_ahead(todo, failures)
-        done = 0
-        for worker, group in self._by_problem(todo, failures):
-            for plan in group:
-                done += 1
-                self.say(f"[{done}/{len(todo)}, {time.monotonic() - begin:.0f} s] {_name(plan.workload)}")
-                for row in self._rows(plan, worker, failures, software):
-                    rows[identity_of(row)] = row
-        self.say(f"{len(todo)} workloads compared in {time.monotonic() - begin:.0f} s")
-        order = [self._identity(plan, which) for plan in plans for which in plan.passes]
-        return [rows[identity] for identity in order if identity in rows]
+        return rows, todo
 
-    def _by_problem(self, todo: Sequence[Plan], failures: Mapping[Kind, str]) -> Iterator[tuple[Worker, list[Plan]]]:
+    def _by_problem(
+        self, groups: Iterator[list[Plan]], failures: Mapping[Kind, str]
+    ) -> Iterator[tuple[Worker, list[Plan]]]:
         """Peers build for a problem, whatever the graph: its workloads share a process.
 
         On a GPU the next problem's process is set up beside the present one's comparisons.
         """
-        groups = [list(group) for _, group in itertools.groupby(todo, key=lambda plan: plan.workload.problem)]
+        waiting: deque[tuple[Worker, list[Plan]]] = deque()
         with ExitStack() as stack:
-            workers = [stack.enter_context(Worker(self._idle(group[0].workload, failures))) for group in groups]
-            for position, group in enumerate(groups):
-                for worker in workers[position : position + (2 if self.facts.backend == "cuda" else 1)]:
+            while True:
+                for group in itertools.islice(groups, (2 if self.facts.backend == "cuda" else 1) - len(waiting)):
+                    worker = stack.enter_context(Worker(self._idle(group[0].workload, failures)))
                     worker.launch()
-                yield workers[position], group
-                workers[position].close()
+                    waiting.append((worker, group))
+                if not waiting:
+                    return
+                yield waiting[0]
+                waiting.popleft()[0].close()
 
     def _idle(self, first: Workload, failures: Mapping[Kind, str]) -> Idle:
         """Of a problem's process, which on a GPU is set up for its first workload beside the comparisons before."""
@@ -219,6 +256,34 @@ class _Run:
             # Another generator may make the same kernels.
             and (row.get("generator") == GENERATOR_VERSION or row.get("sources") == sources_of(plan, which, self.facts))
         )
+
+
+def _compare_share(
+    device: str,
+    name: str,
+    shared: tuple,
+    groups: list[list[Plan]],
+    turns: Synchronized[int],
+    failures: dict[Kind, str],
+    software: dict[str, str],
+) -> None:
+    """On one of several devices: of ``groups`` those whose turn comes while it has nothing to do."""
+    from rich.console import Console
+
+    facts, folder, peers, seconds_each, verbose = shared
+    console = Console(stderr=True, force_terminal=False)
+    run = _Run(device, facts, folder, peers, seconds_each, console, verbose, name)
+    run.compare(_in_turn(groups, turns), failures, software)
+
+
+def _in_turn(groups: list[list[Plan]], turns: Synchronized[int]) -> Iterator[list[Plan]]:
+    while True:
+        with turns.get_lock():
+            turn = turns.value
+            turns.value += 1
+        if turn >= len(groups):
+            return
+        yield groups[turn]
 
 
 def _name(workload: Workload) -> str:

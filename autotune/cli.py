@@ -18,6 +18,7 @@ import typer
 from autotune import cli_db
 from autotune.cli_options import (
     Interrupts,
+    devices_given,
     duration,
     peers_named,
     positive,
@@ -25,7 +26,6 @@ from autotune.cli_options import (
     resolve_device,
     results_folder,
     sampler_name,
-    tuning_devices,
     write_comparison_page,
     write_pages,
 )
@@ -148,7 +148,7 @@ def tune(
     seconds, sampler = duration(budget), sampler_name(sampler)
     positive("--trials", trials)
     positive("--patience", patience)
-    chosen = tuning_devices(device, devices)
+    chosen = devices_given(device, devices)
     facts = device_facts(chosen[0])
     loaded = load_config(config, facts.backend)
     folder = results_folder(results)
@@ -171,6 +171,9 @@ def bench(
     ] = None,
     suite: Annotated[bool, typer.Option("--suite", help="All rows of configs/suite.toml.")] = False,
     device: Device = None,
+    devices: Annotated[
+        str | None, typer.Option(help="Share the problems out: all, 0,1 or cpu,cpu (for trying out).")
+    ] = None,
     peers: Annotated[str, typer.Option(help="all, none, or names: e3nn,cuequivariance.")] = "all",
     no_peers: Annotated[bool, typer.Option("--no-peers", help="The same as --peers none.")] = False,
     seconds: Annotated[
@@ -196,13 +199,14 @@ def bench(
         raise ConfigError(f"CONFIG is {config!r} {'with' if suite else 'without'} --suite; expected one of the two")
     if seconds is not None and not seconds >= 0:
         raise ConfigError(f"--seconds is {seconds}; expected a number that is not negative")
-    device = resolve_device(device)
-    facts = device_facts(device)
+    chosen = devices_given(device, devices)
+    facts = device_facts(chosen[0])
     folder = results_folder(results)
     run_bench(
         load_config(config or "suite", facts.backend),
-        device,
+        chosen[0],
         folder,
+        devices=chosen,
         peers=() if no_peers else peers_named(peers),
         seconds_each=(0.3 if suite else 2.0) if seconds is None else seconds,
         fresh=fresh,

@@ -45,10 +45,10 @@ def resolve_device(text: str | None) -> str:
     return text
 
 
-def tuning_devices(device: str | None, devices: str | None) -> list[str]:
-    """Where tuners are wanted: of ``--device`` and ``--devices`` at most one may be given."""
+def devices_given(device: str | None, devices: str | None) -> list[str]:
+    """Of ``--device`` and ``--devices`` at most one may be given."""
+    from autotune.devices import devices_named
     from autotune.errors import ConfigError
-    from autotune.tuners import devices_named
 
     if device is not None and devices is not None:
         raise ConfigError(f"--device {device} and --devices {devices} are given; expected one of the two")

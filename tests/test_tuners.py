@@ -15,11 +15,11 @@ import torch
 from tiny_config import CONFIG
 
 from autotune import cli, records
-from autotune.cli_options import resolve_device, tuning_devices
+from autotune.cli_options import devices_given, resolve_device
 from autotune.database import read_table
+from autotune.devices import devices_named
 from autotune.errors import ConfigError
 from autotune.settings import resolve
-from autotune.tuners import devices_named
 from kernelgen.device import device_facts
 from kernelgen.errors import InputError, ToolMissingError
 
@@ -58,7 +58,7 @@ def test_devices_that_are_not_here(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises((InputError, ToolMissingError)):
         devices_named("0,1", resolve_device)
     with pytest.raises(ConfigError, match="one of the two"):
-        tuning_devices("cpu", "cpu,cpu")
+        devices_given("cpu", "cpu,cpu")
 
 
 def test_who_shares_what(tmp_path: Path) -> None:
@@ -127,7 +127,7 @@ def test_interrupted_tuners_publish_what_there_is(tmp_path: Path) -> None:
     run.process.send_signal(signal.SIGINT)
     _, printed = run.process.communicate()
     assert run.process.returncode == 130, printed
-    assert "[cpu 1]" in printed and "[cpu 2]" in printed and "disturb each other" in printed
+    assert "[cpu 1]" in printed and "[cpu 2]" in printed and "disturbs its timings" in printed
     found = run.lines()
     assert 3 <= len(found) < 200 and len({records.identity(line) for line in found}) == len(found)
     table = read_table(run.results / f"{device_facts('cpu').slug}.json")
