@@ -34,6 +34,7 @@ MARGIN = 4096
 class Outcome:
     """``state`` is one of :data:`STATES`; times in microseconds, None unless the state is ok.
 
+    compile_s, measure_s: seconds that the compiler took, and then all else of the trial.
     cut: given up after a few samples because it is far slower than the best, so its median is only rough.
     errors: largest relative error against float64 by output slot. device_lost: nothing more can run in that process.
     """
@@ -49,6 +50,7 @@ class Outcome:
     resources: Mapping[str, Any] = field(default_factory=dict)
     clocks: Mapping[str, Any] | None = None
     compile_s: float | None = None
+    measure_s: float | None = None
     device_lost: bool = False
 
     @property

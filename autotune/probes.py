@@ -28,7 +28,7 @@ _TILINGS = ((1, 1), (1, 2), (1, 4), (2, 2), (4, 4))
 
 def probes_of(space: Space) -> tuple[Knobs, ...]:
     """Of a kernel of a channelwise product."""
-    kinds = (_tilings, _whole_rows, _owners, _edge_a_team, _rings, unfused)
+    kinds = (_tilings, _whole_rows, _owners, _edge_a_team, _early, _rings, unfused)
     return tuple(schedule for kind in kinds for schedule in kind(space))
 
 
@@ -127,6 +127,14 @@ def _edge_a_team(space: Space) -> tuple[Knobs, ...]:
                 found[schedule] = None
                 break
     return tuple(found)
+
+
+def _early(space: Space) -> tuple[Knobs, ...]:
+    """The default, and it adding every gradient in memory, begun while the zeros for that are written."""
+    if "early" not in space.knobs:
+        return ()
+    found = (_legal(space, {"early": True, **adding}) for adding in ({}, {"accumulate": "atomics"}))
+    return tuple(dict.fromkeys(schedule for schedule in found if schedule))
 
 
 def _rings(space: Space) -> tuple[Knobs, ...]:

@@ -136,4 +136,6 @@ def _outcome(study: Study, proposal: Proposal, future: Future[Compiled], measure
     hopeless = why_hopeless(compiled.resources, best["resources"] if best else None) if prune else None
     if hopeless is not None:
         return Outcome("pruned", hopeless, resources=compiled.resources, compile_s=seconds)
-    return dataclasses.replace(measure(proposal.schedule, study.best_us), compile_s=seconds)
+    begin = time.monotonic()
+    outcome = measure(proposal.schedule, study.best_us)
+    return dataclasses.replace(outcome, compile_s=seconds, measure_s=round(time.monotonic() - begin, 3))

@@ -26,6 +26,7 @@ from kernelgen.direction import Direction
 from kernelgen.errors import ScheduleError
 from kernelgen.grouping import group_paths
 from kernelgen.pairs import pair_paths
+from kernelgen.plan import EARLY_ARCH
 from kernelgen.problem import TensorProductProblem
 from kernelgen.schedule import CudaSchedule, HostSchedule, Knobs, Schedule, power_of_two_at_most
 from kernelgen.spec import Spec
@@ -121,6 +122,8 @@ class Space:
                 changes["edges_per_chunk"] = fresh.edges_per_chunk
             else:
                 changes["teams_per_node"] = 1
+            if not fused or schedule.accumulate == "owners":
+                changes["early"] = False
             if fused and schedule.accumulate == "owners":
                 changes["warps_per_edge"] = 1
             elif not owned:
@@ -210,6 +213,9 @@ def search_space(
         if not problem.shared_weights:
             knobs["prefetch"] = (*knobs["prefetch"], "ring2", "ring4")
         knobs["teams_per_node"] = (1, 2, 4, 8, *((16,) if small else ()))
+        adds = "g" not in spec.direction.live_outputs and not deterministic
+        if small and adds and int(facts.arch.removeprefix("sm_")) >= EARLY_ARCH:
+            knobs["early"] = (False, True)
     for knob, choices in knobs.items():
         value = getattr(default, knob)
         knobs[knob] = choices if value in choices else (*choices, value)

@@ -176,6 +176,7 @@ class Study(Findings):
             "resources": dict(outcome.resources),
             "clocks": outcome.clocks,
             "compile_s": outcome.compile_s,
+            "measure_s": outcome.measure_s,
             "generator": self.generator,
         }
         line = self._board.finish(proposal.schedule.key, line)

@@ -36,6 +36,8 @@ class GroupEmitter:
         self.y_sums = EdgeSums(kernel.plan)
         self.ring = WeightRing(self.plan, group, self.paths, value_elements(self.plan)) if self.plan.ring else None
         self.sums = sums_elements(kernel.plan)
+        # Before anything is written.
+        self.await_zeros = ("await_zeros();",) if kernel.schedule.early else ()
 
     def put(self, *lines: str) -> None:
         self.lines += ["    " * self.depth + line for line in lines]
@@ -81,6 +83,7 @@ class GroupEmitter:
     def _finish_together(self) -> list[str]:
         """The function that sums what the teams of a node left: each team some of the blocks."""
         self.lines, schedule = [], self.kernel.schedule
+        self.put(*self.await_zeros)
         side = "in1" if self.plan.node_sums == "x" else "out"
         self._channels()
         for position, (name, dim, offset) in enumerate(self._node_sums()):
@@ -151,6 +154,7 @@ class GroupEmitter:
                     self._change_destination()
                 if self.ring:
                     self.put(*self.ring.wait())
+                self.put(*self.await_zeros)
                 self._edge()
                 if self.ring:
                     self.put(*self.ring.refill())
@@ -301,6 +305,8 @@ class GroupEmitter:
 
     def _finish(self) -> None:
         kernel = self.kernel
+        if not self.sums:
+            self.put(*self.await_zeros)
         if self.sums:
             self.put(
                 *(f"leave(sums + {offset} * C * LANES + team.lane, {name});" for name, _, offset in self._node_sums())

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import struct
 import sys
+import threading
 from typing import Any
 
 import torch
@@ -38,12 +40,77 @@ def launch_function() -> Any:
     return function
 
 
+class Arguments(threading.local):
+    """One thread's packed arguments of a kernel with ``count`` of them, and the list by which the driver finds them.
+
+    Every argument has 8 bytes, so they can be handed over as one block: the driver's ``extra`` launch parameters.
+    """
+
+    def __init__(self, count: int) -> None:
+        self.packer = struct.Struct(f"<{count}Q")
+        self.block = ctypes.create_string_buffer(self.packer.size)
+        self.size = ctypes.c_size_t(self.packer.size)
+        # CU_LAUNCH_PARAM_BUFFER_POINTER, the block, CU_LAUNCH_PARAM_BUFFER_SIZE, its size, CU_LAUNCH_PARAM_END
+        self.extra = (ctypes.c_void_p * 5)(1, ctypes.addressof(self.block), 2, ctypes.addressof(self.size), 0)
+
+    def pack(self, *values: int) -> ctypes.Array:
+        """The ``extra`` parameters of these values."""
+        self.packer.pack_into(self.block, 0, *values)
+        return self.extra
+
+
+class _Attribute(ctypes.Structure):
+    """``CUlaunchAttribute``: its number, and a value of 64 bytes."""
+
+    _fields_ = (("number", ctypes.c_int), ("unused", ctypes.c_int), ("value", ctypes.c_int * 16))
+
+
+class _Config(ctypes.Structure):
+    """``CUlaunchConfig``."""
+
+    _fields_ = (
+        *((name, ctypes.c_uint) for name in ("gx", "gy", "gz", "bx", "by", "bz", "shared")),
+        *(("stream", ctypes.c_void_p), ("attributes", ctypes.POINTER(_Attribute)), ("count", ctypes.c_uint)),
+    )
+
+
+# CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+_BEGINS_EARLY = _Attribute(6, 0, (ctypes.c_int * 16)(1))
+
+
+@functools.cache
+def early_launch_function() -> Any:
+    """As :func:`launch_function`, of a kernel that may begin as soon as the one before it in the stream lets it."""
+    function = _library().cuLaunchKernelEx
+    function.argtypes = [ctypes.POINTER(_Config), ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p]
+    function.restype = ctypes.c_int
+
+    def launch(handle: int, *rest: Any) -> int:
+        *shape, parameters, extra = rest
+        config = _Config(*shape, ctypes.pointer(_BEGINS_EARLY), 1)
+        return function(config, handle, parameters, extra)
+
+    return launch
+
+
 @functools.cache
 def _fill_function() -> Any:
     function = _library().cuMemsetD8Async
     function.argtypes = [ctypes.c_void_p, ctypes.c_ubyte, ctypes.c_size_t, ctypes.c_void_p]
     function.restype = ctypes.c_int
     return function
+
+
+def launch_on(device: int, function: Any, handle: int, shape: tuple[int, int, int], arguments: ctypes.Array) -> int:
+    """Launch a row of blocks (``shape``: blocks, threads, shared bytes) on the device's current stream; a status."""
+    grid, block, shared = shape
+    stream = torch._C._cuda_getCurrentRawStream(device)
+    launch = (handle, grid, 1, 1, block, 1, 1, shared, stream, None, arguments)
+    status = function(*launch)
+    if status == INVALID_CONTEXT:  # the first CUDA call of this thread: torch makes its context current
+        torch.cuda.set_device(device)
+        status = function(*launch)
+    return status
 
 
 def clear(out: Tensor) -> bool:

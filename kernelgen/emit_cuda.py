@@ -36,6 +36,12 @@ def header() -> str:
     return resources.files("kernelgen").joinpath("include/device.cuh").read_text()
 
 
+@functools.cache
+def early_header() -> str:
+    """The wait of kernels that begin beside the one before them."""
+    return resources.files("kernelgen").joinpath("include/early.hpp").read_text()
+
+
 def emit_cuda(plan: Plan) -> Source:
     """The kernel of a plan; equal plans give equal text."""
     return Source(KernelText(plan).text(), "cuda")
@@ -105,7 +111,8 @@ class KernelText:
         self.problem, self.direction = plan.spec.problem, plan.spec.direction
 
     def text(self) -> str:
-        top = [preamble(self.spec) + self.stage(), header(), self.ring(), inside(self.spec), buffers_struct()]
+        top = [preamble(self.spec) + self.stage(), header(), self.ring(), self.early(), inside(self.spec)]
+        top.append(buffers_struct())
         return "\n".join(part for part in [*top, *self.groups(), self._entry()] if part)
 
     def groups(self) -> list[str]:
@@ -114,6 +121,9 @@ class KernelText:
 
     def ring(self) -> str:
         return ring_header() if self.plan.ring else ""
+
+    def early(self) -> str:
+        return early_header() if self.schedule.early else ""
 
     def stage(self) -> str:
         return f"constexpr int STAGE = {self.plan.stage};  // edges fetched at a time\n"

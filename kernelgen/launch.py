@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import struct
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -18,13 +17,13 @@ from torch import Tensor
 
 from kernelgen.cache import Binary
 from kernelgen.compile import compile_source
-from kernelgen.driver import INVALID_CONTEXT, error_name, launch_function
+from kernelgen.driver import Arguments, early_launch_function, error_name, launch_function, launch_on
 from kernelgen.emit import emit, geometry
 from kernelgen.errors import LaunchError, ToolMissingError
 from kernelgen.harmonics_plan import HarmonicsPlan, HarmonicsSpec, harmonics_plan
 from kernelgen.harmonics_schedule import HarmonicsHostSchedule
 from kernelgen.plan import AnyPlan, make_plan
-from kernelgen.schedule import HostSchedule
+from kernelgen.schedule import CudaSchedule, HostSchedule
 from kernelgen.source import Source
 from kernelgen.spec import BUFFERS, Spec
 
@@ -108,21 +107,12 @@ def _load_cuda(plan: AnyPlan | HarmonicsPlan, binary: Binary, entry: str) -> Run
     return _CudaRun(plan, kernel)
 
 
-class _Arguments(threading.local):
-    """One thread's packed kernel arguments, and the list by which the driver finds them.
-
-    Every argument has 8 bytes, so they can be handed over as one block: the driver's ``extra`` launch parameters.
-    """
-
-    def __init__(self) -> None:
-        self.packer = struct.Struct(f"<{len(BUFFERS) + 3}Q")
-        self.block = ctypes.create_string_buffer(self.packer.size)
-        self.size = ctypes.c_size_t(self.packer.size)
-        # CU_LAUNCH_PARAM_BUFFER_POINTER, the block, CU_LAUNCH_PARAM_BUFFER_SIZE, its size, CU_LAUNCH_PARAM_END
-        self.extra = (ctypes.c_void_p * 5)(1, ctypes.addressof(self.block), 2, ctypes.addressof(self.size), 0)
+def _begins_early(plan: AnyPlan | HarmonicsPlan) -> bool:
+    schedule = plan.spec.schedule
+    return isinstance(schedule, CudaSchedule) and schedule.early
 
 
-_arguments = _Arguments()
+_arguments = Arguments(len(BUFFERS) + 3)
 
 
 class _CudaRun:
@@ -132,7 +122,7 @@ class _CudaRun:
         self._plan = plan
         self._kernel = kernel  # keeps the module loaded
         self._handle = int(kernel.handle)
-        self._launch = launch_function()
+        self._launch = early_launch_function() if _begins_early(plan) else launch_function()
         self._allowed: set[int] = set()
         self._geometry: dict[tuple[int, int, int], tuple[int, int, int]] = {}
 
@@ -149,14 +139,8 @@ class _CudaRun:
         grid, block, shared = shape
         if shared > _SHARED_WITHOUT_ASKING and device not in self._allowed:
             self._allow_shared(device, shared)
-        packed = _arguments
-        packed.packer.pack_into(packed.block, 0, *pointers, num_edges, num_in, num_out)
-        stream = torch._C._cuda_getCurrentRawStream(device)
-        launch = (self._handle, grid, 1, 1, block, 1, 1, shared, stream, None, packed.extra)
-        status = self._launch(*launch)
-        if status == INVALID_CONTEXT:  # the first CUDA call of this thread: torch makes its context current
-            torch.cuda.set_device(device)
-            status = self._launch(*launch)
+        packed = _arguments.pack(*pointers, num_edges, num_in, num_out)
+        status = launch_on(device, self._launch, self._handle, shape, packed)
         if status != 0:
             raise LaunchError(
                 f"launch of {self._plan.spec.direction.text} failed on cuda:{device} with grid {grid}, "

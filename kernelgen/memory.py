@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from kernelgen.driver import clear
+from kernelgen.fill import fill_ahead
 
 HUGE_PAGE = 2 << 20
 # From asm-generic/mman-common.h.
@@ -46,9 +47,12 @@ def empty(shape: tuple[int, ...], like: Tensor) -> Tensor:
     return like.new_empty(shape)
 
 
-def zeros(shape: tuple[int, ...], like: Tensor) -> Tensor:
-    """``like.new_zeros(shape)``, allocated as :func:`empty` does."""
+def zeros(shape: tuple[int, ...], like: Tensor, early: bool = False) -> Tensor:
+    """``like.new_zeros(shape)``, allocated as :func:`empty` does; ``early``: for a kernel that begins beside it."""
     out = empty(shape, like)
+    if early and _is_on_current_gpu(out):
+        fill_ahead(out)
+        return out
     return out if _is_on_current_gpu(out) and clear(out) else out.zero_()
 
 

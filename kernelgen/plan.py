@@ -18,6 +18,8 @@ from kernelgen.schedule import CudaSchedule, HostSchedule
 from kernelgen.spec import BYTES, Spec
 
 MAX_REGISTERS = 255
+# Architecture from which on a kernel may begin beside the one before it.
+EARLY_ARCH = 90
 # A schedule may be estimated at this many times the registers of a thread: more only spills.
 REGISTER_SLACK = 1.5
 
@@ -55,7 +57,18 @@ def make_plan(spec: Spec) -> AnyPlan:
         )
     if not spec.problem.is_channelwise:
         return pair_plan(spec)
-    return _owners_plan(spec) if spec.schedule.accumulate == "owners" else _channel_plan(spec)
+    plan = _owners_plan(spec) if spec.schedule.accumulate == "owners" else _channel_plan(spec)
+    if isinstance(spec.schedule, CudaSchedule) and spec.schedule.early:
+        _check_early(plan)
+    return plan
+
+
+def _check_early(plan: Plan | OwnersPlan) -> None:
+    spec = plan.spec
+    if int(spec.facts.arch.removeprefix("sm_")) < EARLY_ARCH:
+        raise ScheduleError(f"early=True needs sm_{EARLY_ARCH} or later; {spec.facts.name} is {spec.facts.arch}")
+    if spec.operation != "conv" or isinstance(plan, OwnersPlan) or not plan.zeroed:
+        raise ScheduleError("early=True begins while zeros are written, and this kernel adds to none")
 
 
 def _owners_plan(spec: Spec) -> Plan | OwnersPlan:

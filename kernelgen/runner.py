@@ -58,13 +58,14 @@ class Runner:
         self.zeroed = ""  # live outputs that must be zero before the launch
         # Position, name and slot of the operands that the kernel reads.
         self.read: tuple[tuple[int, str, str], ...] = ()
-        self.partial_y = 0
+        self.partial_y, self.early = 0, False
         self._layouts: dict[tuple, Layout] = {}
         if self.live:
             live = dataclasses.replace(spec, direction=dataclasses.replace(spec.direction, outputs=self.live))
             self.kernel = load_kernel(live)
             plan = self.kernel.plan
             self.owner, self.partial_y = plan.owner, plan.partial_y
+            self.early = getattr(spec.schedule, "early", False)
             self.zeroed = "".join(slot for slot in self.live if f"out_{slot}" in plan.zeroed)
             self.read = tuple((OPERANDS.index(name), name, name[-1]) for name in live.operands)
 
@@ -86,6 +87,9 @@ class Runner:
     def _launch(self, operands: Operands, graph: Graph, poison: bool) -> dict[str, Tensor]:
         x, kernel = operands[0], self.kernel
         assert x is not None and kernel is not None
+        # Before the zeros: nothing may come between those and a kernel that begins early. Kept in variables: an order
+        # made for this call must live until the launch is queued.
+        spans, perm = self._spans(graph) if self.owner else (None, None)
         results = self._allocate(graph, x, poison)
         pointers = [0] * len(BUFFERS)
         for position, _, _ in self.read:
@@ -94,9 +98,7 @@ class Runner:
             pointers[_OUTPUT[slot]] = out.data_ptr()
         if graph.sender is not None and graph.receiver is not None:
             pointers[_SENDER], pointers[_SENDER + 1] = graph.sender.data_ptr(), graph.receiver.data_ptr()
-        if self.owner:
-            # Kept in a variable: an order made for this call must live until the launch is queued.
-            spans, perm = self._spans(graph)
+        if spans is not None:
             pointers[_SPANS] = spans.data_ptr()
             pointers[_SPANS + 1] = 0 if perm is None else perm.data_ptr()
         kernel.run(pointers, graph.num_edges, graph.num_in, graph.num_out, x.get_device())
@@ -126,11 +128,11 @@ class Runner:
             layout = self._layouts[sizes] = self._layout(graph.shapes)
         results = {}
         if layout.together:
-            flat = zeros((layout.elements,), x)
+            flat = zeros((layout.elements,), x, self.early)
             for slot, shape, begin in layout.together:
                 results[slot] = part(flat, shape, begin)
         for slot, shape in layout.zeros:
-            results[slot] = zeros(shape, x)
+            results[slot] = zeros(shape, x, self.early)
         for slot, shape in layout.overwritten:
             results[slot] = out = empty(shape, x)
             if poison:

@@ -22,6 +22,8 @@ class Knobs:
 
     backend: ClassVar[str] = ""
     choices: ClassVar[dict[str, tuple]] = {}
+    # Knobs that records and kernels without them have at their default: there they are not named.
+    younger: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:
         for name, allowed in self.choices.items():
@@ -32,12 +34,18 @@ class Knobs:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, with the backend's name; :func:`read_schedule` reads it back."""
-        return {"backend": self.backend, **dataclasses.asdict(self)}
+        return {"backend": self.backend, **self._named()}
 
     @property
     def key(self) -> str:
         """Stable one-line text, equal for equal schedules."""
-        return self.backend + ":" + ",".join(f"{k}={v}" for k, v in dataclasses.asdict(self).items())
+        return self.backend + ":" + ",".join(f"{k}={v}" for k, v in self._named().items())
+
+    def _named(self) -> dict[str, Any]:
+        fields = dataclasses.fields(self)
+        values = {field.name: getattr(self, field.name) for field in fields}
+        unnamed = [field.name for field in fields if field.name in self.younger and values[field.name] == field.default]
+        return {name: value for name, value in values.items() if name not in unnamed}
 
     def for_degree(self, share: float) -> Self:
         """For a graph whose nodes have ``share`` times as many edges each: what divides a node's edges follows."""
@@ -102,6 +110,8 @@ class CudaSchedule(Schedule):
         of their ``rows``, or ``none``; or ``all``: as it starts, the kernel asks for everything that it reads.
     stream: rows that only one edge uses (weights; of a plain product all rows) are the first to leave the caches.
     block_size, min_blocks: threads a block; blocks a multiprocessor that registers are limited for (0: no limit).
+    early: the kernel begins beside the one that fills what it adds to with zeros, and waits for it only before its
+        first sum (programmatic dependent launch, from sm_90 on).
     """
 
     edges_per_warp: int = 1
@@ -115,8 +125,10 @@ class CudaSchedule(Schedule):
     stream: bool = False
     block_size: int = 128
     min_blocks: int = 0
+    early: bool = False
 
     backend: ClassVar[str] = "cuda"
+    younger: ClassVar[tuple[str, ...]] = ("early",)
     choices: ClassVar[dict[str, tuple]] = {
         **Schedule.choices,
         "accumulate": ("registers", "atomics", "owners"),
@@ -131,6 +143,7 @@ class CudaSchedule(Schedule):
         "stream": (False, True),
         "block_size": (32, 64, 128, 256, 512),
         "min_blocks": (0, 1, 2, 3, 4, 6, 8, 12, 16),
+        "early": (False, True),
     }
 
     @property

@@ -70,8 +70,32 @@ template <class T>
 static T __shfl_xor_sync(unsigned mask, T value, int bit) {
     return exchange(mask, value, current ^ bit);
 }
+
+// Zeros that a kernel which begins early waits for: written as late as can be, when the first lane waits.
+static unsigned char* late[4];
+static long long late_bytes[4];
+static int late_count = 0;
+static bool zeros_are_written = false, waited[MOST];
+
+extern "C" void zero_late(void* p, long long bytes) {
+    late[late_count] = (unsigned char*)p;
+    late_bytes[late_count++] = bytes;
+}
+
+static void await_zeros() {
+    // Lanes that do not wait are far ahead by then.
+    for (int turn = 0; turn < 200 && !zeros_are_written; ++turn) yield();
+    for (int i = 0; i < (zeros_are_written ? 0 : late_count); ++i) __builtin_memset(late[i], 0, late_bytes[i]);
+    zeros_are_written = waited[current] = true;
+}
+
 template <class T>
-static T atomicAdd(T* p, T value) { T old = *p; *p += value; return old; }
+static T atomicAdd(T* p, T value) {
+    if (late_count && !waited[current]) { fprintf(stderr, "a sum before its zeros\n"); abort(); }
+    T old = *p;
+    *p += value;
+    return old;
+}
 
 #include KERNEL_TEXT
 
@@ -96,7 +120,7 @@ extern "C" void emulate(const void** pointers, long long edges, long long in, lo
     gridDim.x = blocks;
     for (int block = 0; block < blocks; ++block) {
         for (int l = 0; l < threads; ++l) {
-            finished[l] = false, arrived[l] = arrived_in_block[l] = 0;
+            finished[l] = waited[l] = false, arrived[l] = arrived_in_block[l] = 0;
             getcontext(&lanes[l]);
             lanes[l].uc_stack.ss_sp = stacks + (size_t)l * STACK;
             lanes[l].uc_stack.ss_size = STACK;

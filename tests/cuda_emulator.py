@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import subprocess
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
@@ -24,9 +25,17 @@ FACTS = cuda_facts("sm_90")
 
 
 def emulate(
-    plan: AnyPlan | HarmonicsPlan, buffers: dict[str, torch.Tensor], num_edges: int, num_in: int, num_out: int
+    plan: AnyPlan | HarmonicsPlan,
+    buffers: dict[str, torch.Tensor],
+    num_edges: int,
+    num_in: int,
+    num_out: int,
+    late: Iterable[torch.Tensor] = (),
 ) -> None:
-    """Execute every lane of every block; outputs in ``buffers`` are written in place."""
+    """Execute every lane of every block; outputs in ``buffers`` are written in place.
+
+    late: outputs that are filled with zeros when the first lane waits for that.
+    """
     with tempfile.TemporaryDirectory() as folder:
         text, library = Path(folder) / "kernel.inc", Path(folder) / "kernel.so"
         text.write_text(emit(plan).text)
@@ -34,7 +43,10 @@ def emulate(
         command = ["g++", "-x", "c++", "-std=c++17", "-O0", "-w", "-shared", "-fPIC"]
         command.append(f'-DKERNEL_TEXT="{text}"')
         subprocess.run([*command, str(shim), "-o", str(library)], check=True)
-        function = ctypes.CDLL(str(library)).emulate
+        loaded = ctypes.CDLL(str(library))
+        for out in late:
+            loaded.zero_late(ctypes.c_void_p(out.data_ptr()), ctypes.c_longlong(out.nbytes))
+        function = loaded.emulate
         pointers = (ctypes.c_void_p * len(BUFFERS))(
             *(buffers[name].data_ptr() if name in buffers else None for name in BUFFERS)
         )
@@ -73,7 +85,7 @@ def run_direction(
             rows = relayout(rows, irreps[name[-1]], to_ir_mul=True)
         buffers[name] = rows.to(real).contiguous()
     for slot in direction.outputs:
-        empty = 0.0 if f"out_{slot}" in plan.zeroed else float("nan")
+        empty = 0.0 if f"out_{slot}" in plan.zeroed and not schedule.early else float("nan")
         shape = tuple(case.tensors[slot].shape)
         if slot == "y" and plan.partial_y:
             shape = (shape[0], plan.partial_y, shape[1])
@@ -86,7 +98,8 @@ def run_direction(
         bounds = torch.searchsorted(by[order], torch.arange(count + 1))
         spans = torch.stack((torch.arange(count), bounds[:-1], bounds[1:]), 1).int()
         buffers |= {"perm": order.int(), "spans": longest_first(spans)}
-    emulate(plan, buffers, edges, len(case.tensors["x"]), case.num_out)
+    late = [buffers[name] for name in plan.zeroed] if schedule.early else []
+    emulate(plan, buffers, edges, len(case.tensors["x"]), case.num_out, late)
     results = {}
     for slot in direction.outputs:
         rows = buffers[f"out_{slot}"]
