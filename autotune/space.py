@@ -122,7 +122,7 @@ class Space:
                 changes["edges_per_chunk"] = fresh.edges_per_chunk
             else:
                 changes["teams_per_node"] = 1
-            if not fused or schedule.accumulate == "owners":
+            if not (fused or plain) or schedule.accumulate == "owners":
                 changes["early"] = False
             if fused and schedule.accumulate == "owners":
                 changes["warps_per_edge"] = 1
@@ -213,9 +213,8 @@ def search_space(
         if not problem.shared_weights:
             knobs["prefetch"] = (*knobs["prefetch"], "ring2", "ring4")
         knobs["teams_per_node"] = (1, 2, 4, 8, *((16,) if small else ()))
-        adds = "g" not in spec.direction.live_outputs and not deterministic
-        if small and adds and int(facts.arch.removeprefix("sm_")) >= EARLY_ARCH:
-            knobs["early"] = (False, True)
+    if _may_begin_early(spec, num_edges):
+        knobs["early"] = (False, True)
     for knob, choices in knobs.items():
         value = getattr(default, knob)
         knobs[knob] = choices if value in choices else (*choices, value)
@@ -234,6 +233,14 @@ def _has_owners(spec: Spec, num_edges: int | None) -> bool:
     if spec.facts.backend != "cuda" or "g" in live:
         return False
     return "y" in live if spec.operation == "plain" else live != "x" and _is_small(num_edges)
+
+
+def _may_begin_early(spec: Spec, num_edges: int | None) -> bool:
+    """Whether ``early`` may pay: gradients whose zeros are a launch that counts; of a plain product those of y."""
+    if spec.facts.backend != "cuda" or int(spec.facts.arch.removeprefix("sm_")) < EARLY_ARCH or spec.deterministic:
+        return False
+    live = spec.direction.live_outputs
+    return "g" not in live and ("y" in live if spec.operation == "plain" else _is_small(num_edges))
 
 
 def _space_of_pairs(spec: Spec) -> Space:

@@ -67,7 +67,7 @@ def _check_early(plan: Plan | OwnersPlan) -> None:
     spec = plan.spec
     if int(spec.facts.arch.removeprefix("sm_")) < EARLY_ARCH:
         raise ScheduleError(f"early=True needs sm_{EARLY_ARCH} or later; {spec.facts.name} is {spec.facts.arch}")
-    if spec.operation != "conv" or isinstance(plan, OwnersPlan) or not plan.zeroed:
+    if isinstance(plan, OwnersPlan) or not plan.zeroed:
         raise ScheduleError("early=True begins while zeros are written, and this kernel adds to none")
 
 

@@ -34,6 +34,7 @@ FORMS = {
     "ring": CudaSchedule(prefetch="ring2", edges_per_warp=4, path_groups=4, stage_edges=8),
     "split-nodes": CudaSchedule(teams_per_node=4, path_groups=3, edge_operand="shared"),
     "alone": CudaSchedule(order="sender", path_groups=4, edges_per_warp=2, stage_edges=16, block_size=512),
+    "plain": CudaSchedule(path_groups=4, edges_per_warp=2, edges_per_chunk=2, stage_edges=4, warps_per_edge=2),
     "by-sender": CudaSchedule(order="sender", path_groups=4, teams_per_node=2, edges_per_warp=2, stage_edges=16),
 }
 
@@ -52,8 +53,9 @@ def early(form: str) -> CudaSchedule:
 def test_zeros_that_come_as_late_as_can_be(form: str, direction: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Until the first lane waits outputs hold NaN; then they are cleared, with whatever was written before."""
     monkeypatch.setattr("kernelgen.plan.REGISTER_SLACK", 10)
-    case = make_case(PROBLEM, "conv", edges=12, nodes=20)  # some nodes have no edges
-    results = run_direction(case, DIRECTIONS[direction], "conv", "ir_mul", "float64", early(form))
+    operation = "plain" if form == "plain" else "conv"
+    case = make_case(PROBLEM, operation, edges=12, nodes=20)  # some nodes have no edges
+    results = run_direction(case, DIRECTIONS[direction], operation, "ir_mul", "float64", early(form))
     wanted = expected(case, direction)
     errors = {slot: relative_error(results[slot], wanted[slot]) for slot in wanted}
     assert max(errors.values()) < 1e-10, errors
@@ -62,11 +64,12 @@ def test_zeros_that_come_as_late_as_can_be(form: str, direction: str, monkeypatc
 @pytest.mark.parametrize("direction", GRADIENTS)
 @pytest.mark.parametrize("form", FORMS)
 def test_the_compiler_takes_it(form: str, direction: str) -> None:
-    plan = make_plan(spec_of(direction, early(form)))
+    operation = "plain" if form == "plain" else "conv"
+    plan = make_plan(spec_of(direction, early(form), operation=operation))
     text = emit(plan).text
     assert "griddepcontrol.wait" in text
     assert compile_source(emit(plan), FACTS).resources["registers"] > 0
-    assert "griddepcontrol" not in emit(make_plan(spec_of(direction, FORMS[form]))).text
+    assert "griddepcontrol" not in emit(make_plan(spec_of(direction, FORMS[form], operation=operation))).text
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100"])
@@ -82,23 +85,24 @@ def test_where_it_makes_no_sense() -> None:
         return str(raised.value)
 
     assert "needs sm_90" in broken("backward", FORMS["atomics"], arch="sm_80")
-    assert "adds to none" in broken("backward", FORMS["atomics"], operation="plain")
     assert "adds to none" in broken("forward", CudaSchedule(path_groups=3))
-    one_unit = CudaSchedule(accumulate="owners", edges_per_chunk=1, edges_per_warp=1, block_size=64)
-    with pytest.raises(ScheduleError, match="adds to none"):
-        narrow = TensorProductProblem.channelwise("32x0e+32x1o", "0e+1o+2e", "0e+1o+2e")
-        make_plan(dataclasses.replace(spec_of("backward", dataclasses.replace(one_unit, early=True)), problem=narrow))
+    narrow = TensorProductProblem.channelwise("32x0e+32x1o", "0e+1o+2e", "0e+1o+2e")
+    for operation, accumulate in (("conv", "owners"), ("plain", "registers")):
+        schedule = CudaSchedule(accumulate=accumulate, edges_per_chunk=1, block_size=64, early=True)
+        with pytest.raises(ScheduleError, match="adds to none"):
+            make_plan(dataclasses.replace(spec_of("backward", schedule, operation=operation), problem=narrow))
 
 
 def test_it_is_searched_where_launches_decide() -> None:
-    def has(direction: str, num_edges: int, arch: str = "sm_90", **options: bool) -> bool:
+    def has(direction: str, num_edges: int, arch: str = "sm_90", operation: str = "conv", **options: bool) -> bool:
         facts = cuda_facts(arch)
-        space = search_space(PROBLEM, "conv", direction, "float32", facts, num_edges=num_edges, **options)
+        space = search_space(PROBLEM, operation, direction, "float32", facts, num_edges=num_edges, **options)
         return "early" in space.knobs
 
     assert all(has(direction, 300) for direction in GRADIENTS if direction != "double_backward")
     assert not has("forward", 300) and not has("backward", 100_000) and not has("backward", 300, "sm_80")
     assert not has("backward", 300, deterministic=True)
+    assert has("backward", 100_000, operation="plain") and not has("forward", 100_000, operation="plain")
 
 
 def test_records_without_it_read_as_ever() -> None:
@@ -117,8 +121,9 @@ def test_records_without_it_read_as_ever() -> None:
 def test_on_a_gpu(form: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kernelgen.plan.REGISTER_SLACK", 4)
     schedules = dict.fromkeys(GRADIENTS[:3], early(form))
-    operator = build(PROBLEM, schedules, dtype=dtype, layout="ir_mul", device="cuda")
-    case = make_case(PROBLEM, "conv", edges=300, nodes=20, num_out=20)
+    operation = "plain" if form == "plain" else "conv"
+    operator = build(PROBLEM, schedules, operation=operation, dtype=dtype, layout="ir_mul", device="cuda")
+    case = make_case(PROBLEM, operation, edges=300, nodes=20, num_out=20)
     directions = [DIRECTIONS[name] for name in schedules]
     assert_matches_e3nn(operator, case, directions, 1e-5 if dtype == torch.float32 else 1e-10, "cuda")
 

@@ -83,7 +83,7 @@ def test_probes_of_a_deterministic_gradient_take_no_partial_rows() -> None:
 
 def test_probes_of_a_plain_gradient_have_one_writer() -> None:
     space = search_space(PROBLEMS["mace"], "plain", "backward", "float32", FACTS["cuda"])
-    plans = [space.plan(schedule) for schedule in space.probes]
+    plans = [space.plan(schedule) for schedule in space.probes if not schedule.early]
     assert not any("out_y" in plan.zeroed for plan in plans)
     assert [plan.units for plan in plans if not plan.joins_y] == [1], "a team with all channels"
     assert len([plan for plan in plans if plan.joins_y]) > 1, "or teams that are a block"
