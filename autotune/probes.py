@@ -9,7 +9,6 @@ the rows of nodes in memory in any case: there it takes 1.0 to 1.5 times as long
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -28,7 +27,7 @@ _TILINGS = ((1, 1), (1, 2), (1, 4), (2, 2), (4, 4))
 
 def probes_of(space: Space) -> tuple[Knobs, ...]:
     """Of a kernel of a channelwise product."""
-    kinds = (_tilings, _whole_rows, _owners, _edge_a_team, _early, _rings, unfused)
+    kinds = (_tilings, _owners, _early, _rings, unfused)
     return tuple(schedule for kind in kinds for schedule in kind(space))
 
 
@@ -60,26 +59,6 @@ def _tilings(space: Space) -> tuple[Knobs, ...]:
     return tuple(found)
 
 
-def _whole_rows(space: Space) -> tuple[Knobs, ...]:
-    """The default with blocks that share an edge: a deterministic gradient of y takes no partial rows, no more memory.
-
-    Either the block sums its teams' parts, or one team has all channels.
-    """
-    spec, default = space.spec, space.default
-    if not spec.deterministic or "y" not in spec.direction.live_outputs or not isinstance(default, CudaSchedule):
-        return ()
-    found = []
-    for groups, channels in itertools.product(space.knobs["path_groups"][:2], space.knobs["channels_per_thread"]):
-        values = {"edges_per_warp": 1, "channels_per_thread": channels, "path_groups": groups, "teams_per_node": 1}
-        units = space.teams_of_edge(dataclasses.replace(default, **values))
-        values |= {"warps_per_edge": units, "block_size": 32 * units} if units > 1 else {}
-        if schedule := _legal(space, values):
-            plan = space.plan(schedule)
-            if not plan.partial_y and estimate_registers(plan) <= TILING_REGISTERS:
-                found.append(schedule)
-    return tuple(found)
-
-
 def _owners(space: Space) -> tuple[Knobs, ...]:
     """The default without sums in memory, so without zeros to begin with, one for each number of teams an edge.
 
@@ -106,27 +85,6 @@ def _owners(space: Space) -> tuple[Knobs, ...]:
         if fits and "out_y" not in plan.zeroed:
             found[units] = schedule
     return tuple(found.values())
-
-
-def _edge_a_team(space: Space) -> tuple[Knobs, ...]:
-    """Of a small graph whose nodes have workers: 16 teams a node, so that few of them take two edges in a row.
-
-    One molecule has 15 edges a node. The block must grow with its teams, which no search of single knobs does. In few
-    path groups and in more: the winners of ten problems on a molecule have three to six.
-    """
-    default = space.default
-    if not (isinstance(default, CudaSchedule) and default.owner and 16 in space.knobs.get("teams_per_node", ())):
-        return ()
-    found: dict[Knobs, None] = {}
-    for tile, least in ((1, 1), (1, 4), (2, 4)):
-        for groups in space.knobs["path_groups"]:
-            values = {"edges_per_warp": tile, "channels_per_thread": tile, "path_groups": groups, "prefetch": "none"}
-            values |= {"teams_per_node": 16, "warps_per_edge": 1, "block_size": 512 // tile, "stage_edges": 4}
-            schedule = _legal(space, values) if groups >= least else None
-            if schedule and estimate_registers(space.plan(schedule)) <= 128 * tile:
-                found[schedule] = None
-                break
-    return tuple(found)
 
 
 def _early(space: Space) -> tuple[Knobs, ...]:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from autotune.errors import ConfigError, unknown_name
 from autotune.families import Family, family_of
 from autotune.probes import probes_of, unfused
-from kernelgen.channel_plan import units_of
+from kernelgen.channel_plan import block_of_an_edge
 from kernelgen.defaults import SMALL_GRAPH_EDGES
 from kernelgen.device import DeviceFacts
 from kernelgen.direction import Direction
@@ -130,18 +130,12 @@ class Space:
                 changes["stage_edges"] = min(changes["stage_edges"], max(4, schedule.edges_per_chunk))
         return dataclasses.replace(schedule, **changes | block)
 
-    def teams_of_edge(self, schedule: CudaSchedule) -> int:
-        """How many teams share an edge of a channelwise product."""
-        groups = group_paths(self.spec.problem, schedule.path_groups)
-        return units_of(groups, schedule.lanes * schedule.channels_per_thread)
-
     def _block_of_an_edge(self, schedule: Schedule) -> dict[str, int]:
-        """With one writer a gradient, the teams that share an edge are a block; empty where one team has all of it."""
-        if not isinstance(schedule, CudaSchedule) or schedule.accumulate != "owners":
+        """With one writer a gradient of y, the teams that share an edge are a block, where they can be."""
+        alone = self.spec.deterministic or schedule.accumulate == "owners"
+        if not isinstance(schedule, CudaSchedule) or not alone or "y" not in self.spec.direction.live_outputs:
             return {}
-        units = self.teams_of_edge(schedule)
-        block = {"warps_per_edge": units, "block_size": units * schedule.lanes}
-        return block if units > 1 and all(value in schedule.choices[knob] for knob, value in block.items()) else {}
+        return block_of_an_edge(group_paths(self.spec.problem, schedule.path_groups), schedule)
 
     def plan(self, schedule: Knobs) -> Any:
         """Of what is compiled for a schedule; ScheduleError if that is not legal."""
@@ -208,11 +202,12 @@ def search_space(
     knobs["path_groups"] = _path_groups(problem)
     knobs["edges_per_chunk"] = (8, 32, 128) if facts.backend == "cpu" else (1, 2, 8, 16, 32, 128)
     small = _is_small(num_edges)
-    knobs |= _host_knobs(problem, dtype, facts) if facts.backend == "cpu" else _cuda_knobs(problem, small)
-    if facts.backend == "cuda" and operation == "conv":
+    cuda = facts.backend == "cuda"
+    knobs |= _cuda_knobs(problem, small, small or deterministic) if cuda else _host_knobs(problem, dtype, facts)
+    if cuda and operation == "conv":
         if not problem.shared_weights:
             knobs["prefetch"] = (*knobs["prefetch"], "ring2", "ring4")
-        knobs["teams_per_node"] = (1, 2, 4, 8, *((16,) if small else ()))
+        knobs["teams_per_node"] = (1, 2, 4, 8)
     if _may_begin_early(spec, num_edges):
         knobs["early"] = (False, True)
     for knob, choices in knobs.items():
@@ -232,7 +227,9 @@ def _has_owners(spec: Spec, num_edges: int | None) -> bool:
     live = spec.direction.live_outputs
     if spec.facts.backend != "cuda" or "g" in live:
         return False
-    return "y" in live if spec.operation == "plain" else live != "x" and _is_small(num_edges)
+    if spec.operation == "plain":
+        return "y" in live and not spec.deterministic  # which has one writer by itself
+    return live != "x" and _is_small(num_edges)
 
 
 def _may_begin_early(spec: Spec, num_edges: int | None) -> bool:
@@ -284,7 +281,7 @@ def _host_knobs(problem: TensorProductProblem, dtype: str, facts: DeviceFacts) -
     return {"channel_block": tuple(blocks) or (4,), "threads": threads_of(facts)}
 
 
-def _cuda_knobs(problem: TensorProductProblem, small: bool) -> dict[str, tuple]:
+def _cuda_knobs(problem: TensorProductProblem, small: bool, wide: bool) -> dict[str, tuple]:
     """Teams of a quarter of the fewest channels to twice the most; tiles that divide every multiplicity.
 
     A small team with four channels a lane reads a quarter of the edge values from shared memory: with one channel a
@@ -295,7 +292,7 @@ def _cuda_knobs(problem: TensorProductProblem, small: bool) -> dict[str, tuple]:
     return {
         "edges_per_warp": teams or (8,),
         "channels_per_thread": tuple(c for c in (1, 2, 4) if all(mul % c == 0 for mul in _multiplicities(problem))),
-        "warps_per_edge": (1, 2, 4, 8, *((16,) if small else ())),
+        "warps_per_edge": (1, 2, 4, 8, *((16,) if wide else ())),
         "edge_operand": ("inline", "shared", "basis"),
         "stage_edges": (4, 8, 16, 32),
         "prefetch": ("none", "reload", "copy"),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from kernelgen.grouping import Group
 from kernelgen.schedule import CudaSchedule
@@ -107,6 +108,17 @@ class Plan:
 def units_of(groups: Iterable[Group], tile: int) -> int:
     """CUDA: teams of ``tile`` channels that share one run of edges."""
     return sum(-(-group.mul // tile) for group in groups)
+
+
+def block_of_an_edge(groups: Iterable[Group], schedule: CudaSchedule) -> dict[str, Any]:
+    """Knobs with which the teams that share a run of edges are a block, so that they can sum in shared memory.
+
+    Empty where one team has all of an edge, where teams are no whole warps, or where they are too many for a block.
+    """
+    units = units_of(groups, schedule.lanes * schedule.channels_per_thread)
+    knobs = {"warps_per_edge": units, "block_size": units * schedule.lanes, "teams_per_node": 1}
+    fits = all(value in schedule.choices[knob] for knob, value in knobs.items())
+    return knobs if units > 1 and fits and schedule.edges_per_warp == 1 else {}
 
 
 def registers_of(plan: Plan) -> int:

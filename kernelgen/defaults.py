@@ -8,7 +8,9 @@ from __future__ import annotations
 import dataclasses
 import itertools
 
+from kernelgen.channel_plan import block_of_an_edge
 from kernelgen.errors import ScheduleError, UnsupportedError
+from kernelgen.grouping import group_paths
 from kernelgen.pairs import pair_paths
 from kernelgen.plan import estimate_registers, make_plan
 from kernelgen.schedule import CudaSchedule, HostSchedule, Schedule, power_of_two_at_most
@@ -36,6 +38,9 @@ def default_schedule(spec_without: Spec, num_edges: int | None = None) -> Schedu
     fetching = itertools.product(_or_none(sketch.ahead), _or_none(sketch.prefetch))
     for (ahead, prefetch), groups in itertools.product(fetching, range(least, most + 1)):
         schedule = dataclasses.replace(sketch, path_groups=groups, prefetch=prefetch, ahead=ahead)
+        if spec_without.deterministic and "y" in spec_without.direction.live_outputs:
+            block = block_of_an_edge(group_paths(spec_without.problem, groups), schedule)
+            schedule = dataclasses.replace(schedule, **block)
         try:
             plan = make_plan(dataclasses.replace(spec_without, schedule=schedule))
         except ScheduleError as error:

@@ -10,7 +10,14 @@ import dataclasses
 from dataclasses import dataclass
 
 from kernelgen.ahead import broken_span
-from kernelgen.channel_plan import Plan, joint_elements, registers_of, stage_elements, sums_elements
+from kernelgen.channel_plan import (
+    Plan,
+    block_of_an_edge,
+    joint_elements,
+    registers_of,
+    stage_elements,
+    sums_elements,
+)
 from kernelgen.errors import ScheduleError, UnsupportedError
 from kernelgen.grouping import Group, group_paths
 from kernelgen.pairs import PairPlan, pair_plan
@@ -120,6 +127,7 @@ def _channel_plan(spec: Spec) -> Plan:
     plan = dataclasses.replace(plan, joins_y=_joins_y(plan))
     if spec.deterministic:
         _check_deterministic(plan)
+        _check_partial_sums(plan)
     if isinstance(schedule, CudaSchedule):
         plan = _check_cuda(plan, schedule)
     return dataclasses.replace(plan, zeroed=_zeroed(plan))
@@ -179,6 +187,14 @@ def _check_deterministic(plan: Plan) -> None:
                 f"path_groups={spec.schedule.path_groups}: {max(writers)} groups add to one block of {slot}; "
                 "a deterministic kernel allows two"
             )
+
+
+def _check_partial_sums(plan: Plan) -> None:
+    """Rows of partial sums, memory beyond the results, only where the teams that share an edge cannot be a block."""
+    schedule = plan.spec.schedule
+    if isinstance(schedule, CudaSchedule) and plan.partial_y and (block := block_of_an_edge(plan.groups, schedule)):
+        wanted = ", ".join(f"{knob}={value}" for knob, value in block.items())
+        raise ScheduleError(f"a deterministic gradient of y sums in shared memory where it can: expected {wanted}")
 
 
 def _blocks_of(spec: Spec, side: str) -> range:

@@ -245,15 +245,22 @@ def test_owners_say_what_they_cannot_do() -> None:
 
 
 @pytest.mark.parametrize("schedule", [{}, {"order": "receiver", "accumulate": "atomics", "edges_per_chunk": 8}])
-def test_a_deterministic_gradient_of_edges_takes_no_partial_rows_where_a_block_is_an_edge(schedule) -> None:
+def test_a_deterministic_gradient_of_edges_takes_partial_rows_only_where_it_must(schedule) -> None:
     problem = TensorProductProblem.channelwise(*MEDIUM)
     case, direction = make_case(problem, "conv", edges=37), fixed_order_parts(DIRECTIONS["backward"])[-1]
     apart = CudaSchedule(path_groups=4, stage_edges=8, **schedule)
-    for knobs, rows in (({}, 4), ({"warps_per_edge": 4}, 0), ({"warps_per_edge": 4, "block_size": 256}, 4)):
+
+    def spec_of(**knobs: int) -> Spec:
         chosen = dataclasses.replace(apart, **knobs)
-        spec = Spec(problem, direction, chosen, "conv", "float64", "ir_mul", "int64", FACTS, deterministic=True)
+        return Spec(problem, direction, chosen, "conv", "float64", "ir_mul", "int64", FACTS, deterministic=True)
+
+    for wrong in ({}, {"warps_per_edge": 4, "block_size": 256}):
+        with pytest.raises(ScheduleError, match="expected warps_per_edge=4, block_size=128, teams_per_node=1"):
+            make_plan(spec_of(**wrong))
+    for knobs, rows in (({"warps_per_edge": 4}, 0), ({"path_groups": 3}, 3), ({"edges_per_warp": 2}, 8)):
+        spec = spec_of(**knobs)
         assert make_plan(spec).partial_y == rows
-        results = run(case, direction, "conv", "ir_mul", "float64", chosen, deterministic=True)
+        results = run(case, direction, "conv", "ir_mul", "float64", spec.schedule, deterministic=True)
         wanted = expected(case, "backward")
         assert max(relative_error(results[slot], wanted[slot]) for slot in "yw") < 1e-10
 
