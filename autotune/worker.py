@@ -182,23 +182,25 @@ def _serve(connection: Connection, setting: Setting) -> None:
     # Ctrl-C reaches the whole process group; the parent decides what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_follow_parent, daemon=True).start()
-    try:
-        answer = setting.open()
-        connection.send((False, None))
-        while True:
-            job = connection.recv()
-            if isinstance(job, _Reopen):
-                # What the last setting held must be gone before the next one needs its room.
-                del answer
-                gc.collect()
-                answer = job.setting.open()
-                connection.send((False, None))
-            else:
-                connection.send((False, answer(job)))
-    except EOFError:
-        return
-    except Exception as error:
-        connection.send((True, f"{type(error).__name__}: {error}"))
+    # A caller that wants nothing more closes the connection, whatever it has left unread there.
+    with contextlib.suppress(EOFError, ConnectionError):
+        try:
+            answer = setting.open()
+            connection.send((False, None))
+            while True:
+                job = connection.recv()
+                if isinstance(job, _Reopen):
+                    # What the last setting held must be gone before the next one needs its room.
+                    del answer
+                    gc.collect()
+                    answer = job.setting.open()
+                    connection.send((False, None))
+                else:
+                    connection.send((False, answer(job)))
+        except (EOFError, ConnectionError):
+            raise
+        except Exception as error:
+            connection.send((True, f"{type(error).__name__}: {error}"))
 
 
 def _follow_parent() -> None:

@@ -74,6 +74,14 @@ def test_keeps_its_process_between_jobs(worker: Worker) -> None:
     assert not worker.fresh
 
 
+def test_a_process_that_nobody_wants_any_more_leaves_in_silence(capfd: pytest.CaptureFixture[str]) -> None:
+    """It was launched ahead and has said that it is ready, which nobody has read."""
+    worker = Worker(Misbehaving())
+    assert worker.launch().poll(PATIENCE_S)
+    worker.close()
+    assert capfd.readouterr().err == ""
+
+
 @pytest.mark.parametrize(
     ("job", "limit_s", "state", "reason"),
     [
