@@ -189,8 +189,8 @@ class _Job:
         try:
             pair = self.crew.of(workload.problem)
             for index, direction in enumerate(workload.directions):
-                now, left = time.monotonic(), len(workload.directions) - index
-                deadline = None if end is None else now + max(0.0, end - now) / left
+                left, cuda = len(workload.directions) - index, self.settings.facts.backend == "cuda"
+                deadline = _share_until(end, left)
                 study = stack.enter_context(open_study(workload, direction, self.settings, deadline, self.studies))
                 self.studies[direction] = study
                 if self.looks_again or self._is_finished(study):
@@ -199,7 +199,11 @@ class _Job:
                     # Its imports and references take some ten seconds, in which the first kernels are compiled here.
                     worker = pair.search(workload)
                     self.crew.launch(*self.problems)
-                if self.settings.facts.backend == "cuda":
+                    if cuda:
+                        compilers.compile(*_first_schedules(workload, direction, self.settings))
+                        worker.settle()
+                        deadline = _share_until(end, left)  # what that took is no direction's own
+                if cuda:
                     for following in workload.directions[index + 1 : index + 2]:
                         compilers.compile(*_first_schedules(workload, following, self.settings))
                 if _search(study, worker, workload, direction, self.settings, deadline, self.progress) == "interrupted":
@@ -215,6 +219,12 @@ class _Job:
         trials, patience = self.settings.trials, self.settings.patience
         enough = trials is not None and len(study.finished) >= trials
         return enough or (patience is not None and study.stale >= patience)
+
+
+def _share_until(end: float | None, left: int) -> float | None:
+    """When the first of ``left`` searches ends that share the time until ``end``."""
+    now = time.monotonic()
+    return None if end is None else now + max(0.0, end - now) / left
 
 
 def _first_schedules(workload: Workload, direction: str, settings: Settings) -> tuple[Space, list[Knobs]]:
