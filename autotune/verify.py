@@ -186,12 +186,14 @@ class Reference:
         pieces: dict[str, list[torch.Tensor]] = {slot: [] for slot in direction.outputs if slot in "yw"}
         widest = max(self.problem.dim_in1, self.problem.dim_out, self.problem.weight_numel, 1)
         size = max(1, CHUNK_ELEMENTS[self.device.type] // widest)
-        for chunk in torch.arange(len(self.edges), device=self.device).split(size):
-            for slot, value in self._chunk(direction, chunk).items():
-                if slot in sums:
-                    sums[slot].index_add_(0, (self._sender if slot == "x" else self._receiver)[chunk], value)
-                else:
-                    pieces[slot].append(value)
+        # TorchScript would profile and fuse e3nn's code over the first calls, which takes far longer than they do.
+        with torch.jit.optimized_execution(False):
+            for chunk in torch.arange(len(self.edges), device=self.device).split(size):
+                for slot, value in self._chunk(direction, chunk).items():
+                    if slot in sums:
+                        sums[slot].index_add_(0, (self._sender if slot == "x" else self._receiver)[chunk], value)
+                    else:
+                        pieces[slot].append(value)
         return {slot: self._assemble(slot, sums.get(slot), pieces.get(slot)) for slot in direction.outputs}
 
     @property
