@@ -26,7 +26,7 @@ def scripted(monkeypatch: pytest.MonkeyPatch) -> Callable[[Iterator[float]], lis
             return list(itertools.islice(samples, count))
 
         monkeypatch.setattr(measure.Sampler, "take", take)
-        monkeypatch.setattr(measure.Sampler, "warm_up", lambda self, *args: 0.0)
+        monkeypatch.setattr(measure.Sampler, "warm_up", lambda self, **floors: 0.0)
         return taken
 
     return use
