@@ -7,6 +7,7 @@ this error stands beside the one against float64, which every kernel has to pass
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping
 
 import torch
@@ -30,7 +31,7 @@ def turned(rows: torch.Tensor, irreps: str, layout: str, rotation: torch.Tensor)
     """Rows [n, dim] of irreps turned by ``rotation``: computed in float64, returned in the dtype of the rows."""
     parts = []
     for part, (mul, irrep) in zip(rows.split([m.dim for m in o3.Irreps(irreps)], -1), o3.Irreps(irreps), strict=True):
-        matrix = _matrix(irrep, rotation).to(rows.device)
+        matrix = _matrix(irrep.l, irrep.p, tuple(rotation.flatten().tolist())).to(rows.device)
         if layout == "mul_ir":
             made = part.double().view(len(rows), mul, irrep.dim) @ matrix.T
         else:
@@ -39,16 +40,18 @@ def turned(rows: torch.Tensor, irreps: str, layout: str, rotation: torch.Tensor)
     return torch.cat(parts, -1) if parts else rows
 
 
-def _matrix(irrep: o3.Irrep, rotation: torch.Tensor) -> torch.Tensor:
-    """``D`` of an irrep for a rotation with inversion, from ``Y(R v) = D Y(v)``.
+@functools.lru_cache(maxsize=64)
+def _matrix(degree: int, parity: int, elements: tuple[float, ...]) -> torch.Tensor:
+    """``D`` of an irrep for a rotation with inversion, from ``Y(R v) = D Y(v)``; ``elements``: of the rotation's rows.
 
     e3nn's ``D_from_matrix`` goes through generators in torch's default dtype, so it is right to float32 only.
     """
-    generator = torch.Generator().manual_seed(irrep.l)
-    points = torch.randn(4 * irrep.dim, 3, generator=generator, dtype=torch.float64)
-    here, there = (o3.spherical_harmonics(irrep.l, v, True) for v in (points, points @ rotation.T))
+    rotation = torch.tensor(elements, dtype=torch.float64).view(3, 3)
+    generator = torch.Generator().manual_seed(degree)
+    points = torch.randn(4 * (2 * degree + 1), 3, generator=generator, dtype=torch.float64)
+    here, there = (o3.spherical_harmonics(degree, v, True) for v in (points, points @ rotation.T))
     matrix = torch.linalg.lstsq(here, there).solution.T
-    return matrix * (irrep.p * (-1) ** irrep.l)
+    return matrix * (parity * (-1) ** degree)
 
 
 def equivariance_error(
