@@ -109,6 +109,8 @@ def test_killed_tuner_repeats_nothing(tmp_path: Path, config: Path) -> None:
     count = len(runs.check())
     assert finished < count < TRIALS
     assert all(line["state"] == "ok" for line in runs.records())
+    # A trial holds its samples' time at least, and not the compiler's.
+    assert all(line["measure_s"] > sum(line["samples_us"]) * 1e-6 for line in runs.records())
     (entry,) = Database.load(runs.database).entries
     counts = {"count": count, "ok": count, "sampler": "random", "seed": 0}
     assert entry.trials == {**entry.trials, **counts}, "Ctrl-C publishes what there is"
