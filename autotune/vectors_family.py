@@ -83,9 +83,9 @@ class Vectors(Products):
     def plan(self, spec: Any) -> Any:
         """Of the product's kernel, with the schedule that is known for it."""
         kernel = (spec.dtype, spec.layout, spec.facts)
-        known = _known(spec.problem, spec.direction.name, *kernel, None, spec.deterministic)
-        if spec.schedule.harmonics == "unfused":
-            known = dataclasses.replace(known, fuse=False)
+        known = product_schedule(
+            spec.problem, spec.direction.name, spec.schedule.harmonics, *kernel, None, spec.deterministic
+        )
         harmonics = spec.problem.harmonics if spec.schedule.harmonics == "inside" else None
         asked = (spec.problem.product, spec.direction, known, "conv", spec.dtype, spec.layout, "int64", spec.facts)
         whole = Spec(*asked, deterministic=spec.deterministic, harmonics=harmonics)
@@ -156,9 +156,8 @@ def build_vectors(
         name: find_schedule(problem.harmonics, "harmonics", name, dtype, "mul_ir", facts, number, False).schedule
         for name in HARMONICS_DIRECTIONS
     }
-    product = {name: _known(problem, name, dtype, layout, facts, graph_class, deterministic) for name in DIRECTIONS}
-    for name, place in places.items():
-        product[name] = dataclasses.replace(product[name], fuse=product[name].fuse and place != "unfused")
+    kernel = (dtype, layout, facts, graph_class, deterministic)
+    product = {name: product_schedule(problem, name, places.get(name, "apart"), *kernel) for name in DIRECTIONS}
     return HarmonicProduct(
         build(problem.product, product, layout=layout, deterministic=deterministic, **options),
         build_harmonics(problem.harmonics, harmonics, **options),
@@ -190,21 +189,26 @@ def directions_inside(
     return [*found, *(("source_backward",) if "forward" in found else ())]
 
 
-def _known(
+def product_schedule(
     problem: VectorProblem,
     direction: str,
+    place: str,
     dtype: str,
     layout: str,
     facts: DeviceFacts,
     graph_class: GraphClass | None,
     deterministic: bool,
 ) -> Any:
-    """The product's schedule in a direction, that of the convolution without vectors."""
+    """The product's schedule in a direction: of the convolution without vectors or, unfused, of the plain product."""
     from autotune.lookup import find_schedule
 
-    where = None if graph_class is None else dataclasses.replace(graph_class, operation="conv")
-    kernel = (problem.product, "conv", direction, dtype, layout, facts, where, False)
-    return find_schedule(*kernel, deterministic=deterministic).schedule
+    unfused = place == "unfused"
+    where = graph_class
+    if where is not None:
+        where = GraphClass("plain", where.log2_edges) if unfused else dataclasses.replace(where, operation="conv")
+    kernel = (problem.product, "plain" if unfused else "conv", direction, dtype, layout, facts, where, False)
+    schedule: Any = find_schedule(*kernel, deterministic=deterministic).schedule
+    return dataclasses.replace(schedule, fuse=False) if unfused else schedule
 
 
 assert set(Vectors.directions) <= set(FUSED)

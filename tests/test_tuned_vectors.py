@@ -19,15 +19,17 @@ from autotune.graphs import GraphClass, GraphSpec, Points
 from autotune.jobs import TrialJob, TrialSetting
 from autotune.show import show
 from autotune.tune import space_of
-from autotune.vectors_family import Vectors, directions_inside
+from autotune.vectors_family import Vectors, directions_inside, product_schedule
 from autotune.workload import Workload
-from kernelgen.device import device_facts
+from kernelgen.device import cuda_facts, device_facts
 from kernelgen.direction import DIRECTIONS
 from kernelgen.errors import ProblemError
 from kernelgen.fused import FUSED
 from kernelgen.harmonics import HarmonicsProblem
 from kernelgen.harmonics_operators import HarmonicsOperator
+from kernelgen.plan import make_plan
 from kernelgen.problem import TensorProductProblem
+from kernelgen.spec import Spec
 from kernelgen.vectors import VectorHostSchedule, VectorProblem
 
 L1 = HarmonicsProblem((0, 1), "component", True)
@@ -105,6 +107,16 @@ def test_all_ways_are_checked_and_timed(direction: str, harmonics: str, shipped:
     outcome = TrialSetting(work, "cpu").open()(TrialJob(direction, schedule, max_seconds=0.01))
     assert outcome.state == "ok", outcome
     assert set(outcome.errors) == set(DIRECTIONS[direction].outputs) and max(outcome.errors.values()) < 1e-13
+
+
+@pytest.mark.parametrize("graph_class", ["vectors-e8-d4", "vectors-e16-d5", "vectors-e17-d7"])
+def test_unfused_takes_no_schedule_that_needs_fusion(graph_class: str) -> None:
+    """Of one that splits nodes, say: the shipped database has some, and steps by themselves own no node."""
+    problem, kernel = load_vectors()["batmobile-l3-vectors"], ("float32", "ir_mul", cuda_facts("sm_90", "NVIDIA H200"))
+    for direction in Vectors.directions:
+        schedule = product_schedule(problem, direction, "unfused", *kernel, GraphClass.parse(graph_class), False)
+        spec = Spec(problem.product, DIRECTIONS[direction], schedule, "plain", *kernel[:2], "int64", kernel[2])
+        assert make_plan(spec).spec.schedule == schedule and not schedule.fuse
 
 
 def test_a_wrong_gradient_is_found(shipped: Path, monkeypatch: pytest.MonkeyPatch) -> None:
