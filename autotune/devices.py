@@ -50,6 +50,7 @@ def devices_named(text: str, resolve: Callable[[str], str]) -> list[str]:
 def on_each(devices: Sequence[str], what: str, work: Callable[..., None], *arguments: Any) -> None:
     """A process a device, which calls ``work(device, name, *arguments)``. ``what`` each is called in messages.
 
+    Each sees its own GPU alone, as cuda:0: there are libraries that use the first GPU, whatever is asked of them.
     Returns when all have ended. KeyboardInterrupt if the user ended them, StudyError if one did not end well.
     """
     if devices.count("cpu") > 1:
@@ -97,12 +98,23 @@ def _work(work: Callable[..., None], device: str, name: str, arguments: tuple) -
     threading.Thread(target=_follow_parent, daemon=True).start()
     warnings.showwarning = lambda message, *_, **__: print(f"[{name}] warning: {message}", file=sys.stderr)
     try:
-        work(device, name, *arguments)
+        work(_alone(device), name, *arguments)
     except EquituneError as error:
         print(f"[{name}] error: {' '.join(str(error).split())}", file=sys.stderr)
         sys.exit(FAILED)
     except KeyboardInterrupt:
         sys.exit(0)
+
+
+def _alone(device: str) -> str:
+    """Hide all other GPUs from this process, which must not have used one yet; the device's name from now on."""
+    kind, _, number = device.partition(":")
+    if kind != "cuda":
+        return device
+    index = number or "0"
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    os.environ["CUDA_VISIBLE_DEVICES"] = visible.split(",")[int(index)].strip() if visible else index
+    return "cuda:0"
 
 
 def _follow_parent() -> None:

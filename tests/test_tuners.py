@@ -17,7 +17,7 @@ from tiny_config import CONFIG
 from autotune import cli, records
 from autotune.cli_options import devices_given, resolve_device
 from autotune.database import read_table
-from autotune.devices import devices_named
+from autotune.devices import devices_named, on_each
 from autotune.errors import ConfigError
 from autotune.settings import resolve
 from kernelgen.device import device_facts
@@ -48,6 +48,27 @@ def test_devices_by_all_number_and_name(two_gpus: None) -> None:
 def test_devices_that_make_no_sense(two_gpus: None, text: str, told: str) -> None:
     with pytest.raises(InputError, match=told):
         devices_named(text, as_given)
+
+
+def write_what_is_seen(device: str, name: str, folder: Path) -> None:
+    (folder / name).write_text(f"{device} of {os.environ.get('CUDA_VISIBLE_DEVICES')}")
+
+
+@pytest.mark.parametrize(
+    ("visible", "seen"),
+    [(None, ("0", "1")), ("5, GPU-77,6", ("5", "GPU-77"))],
+)
+def test_each_process_sees_its_own_gpu_alone(
+    visible: str | None, seen: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """OpenEquivariance runs on the first GPU that there is, wherever its operands are."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    on_each(["cuda:0", "cuda:1"], "test", write_what_is_seen, tmp_path)
+    found = {path.name: path.read_text() for path in tmp_path.iterdir()}
+    assert found == {f"cuda:{n}": f"cuda:0 of {one}" for n, one in enumerate(seen)}
+    assert os.environ.get("CUDA_VISIBLE_DEVICES") == visible, "the caller sees what it saw"
 
 
 def test_devices_that_are_not_here(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -68,7 +68,7 @@ def no_module(device: torch.device) -> str | None:
     if device.type != "cuda":
         return "its kernels need a CUDA device"
     if device.index not in (None, 0):
-        return "it always runs on cuda:0"
+        return "it always runs on cuda:0; name the GPU by CUDA_VISIBLE_DEVICES instead"
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
