@@ -95,10 +95,13 @@ def _compile_peer(workload: Workload, device: str) -> str:
     return build_peers(workload, device, (COMPILED_PEER,)).get(COMPILED_PEER, "")
 
 
-def build_peers(workload: Workload, device: str, names: Collection[str]) -> dict[str, str]:
-    """Build peers in this process for a small graph; what they build for a problem serves its other graphs too.
+def build_peers(
+    workload: Workload, device: str, names: Collection[str], passes: Collection[str] = ()
+) -> dict[str, str]:
+    """Build peers in this process for a small graph, and run ``passes`` of them once: some compile at the first call.
 
-    The reasons of those that fail: each fails again, and has its entry in the table, where it is compared.
+    What they build for a problem serves its other graphs too. Leaves the reasons of those that fail: each fails again,
+    and has its entry in the table, where it is compared.
     """
     import torch
 
@@ -108,7 +111,9 @@ def build_peers(workload: Workload, device: str, names: Collection[str]) -> dict
     for peer in peers_for(dataclasses.replace(workload, graph=SMALL_GRAPH), device):
         if peer.name in names:
             try:
-                peer.build()
+                built = peer.prepare() if passes else peer.build()
+                for which in passes:
+                    getattr(built, which)()
             except Exception as error:
                 reasons[peer.name] = f"{type(error).__name__}: {error}"[:1000]
     if torch.cuda.is_initialized():

@@ -43,6 +43,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 Rows = dict[tuple[Any, ...], Row]
+# Of a GPU's comparisons: one that measures, the others being set up.
+PROCESSES = 3
 
 
 def bench(
@@ -118,7 +120,7 @@ class _Run:
         failures = known_failures(told, [plan.workload for plan in plans])
         if len(todo) > 1:
             failures |= self._compile_ahead(todo, failures)
-        groups = [list(group) for _, group in itertools.groupby(todo, key=lambda plan: plan.workload.problem)]
+        groups = [list(group) for _, group in itertools.groupby(todo, key=lambda plan: kind_of(plan.workload))]
         if len(devices) > 1 and len(groups) > 1:
             groups.sort(key=len, reverse=True)
             turns = multiprocessing.get_context("spawn").Value("i", 0)
@@ -132,9 +134,9 @@ class _Run:
         return [rows[identity] for identity in order if identity in rows]
 
     def compare(self, groups: Iterator[list[Plan]], failures: dict[Kind, str], software: dict[str, str]) -> Rows:
-        """Measure and store the rows of groups of plans, each of one problem."""
+        """Measure and store the rows of groups of plans, each of one kind."""
         begin, rows = time.monotonic(), Rows()
-        for worker, group in self._by_problem(groups, failures):
+        for worker, group in self._by_kind(groups, failures):
             for number, plan in enumerate(group, 1):
                 self.say(f"[{number}/{len(group)}, {time.monotonic() - begin:.0f} s] {_name(plan.workload)}")
                 rows |= {identity_of(row): row for row in self._rows(plan, worker, failures, software)}
@@ -158,18 +160,20 @@ class _Run:
                 todo.append(Plan(plan.workload, tuple(missing), plan.schedules, plan.origins))
         return rows, todo
 
-    def _by_problem(
+    def _by_kind(
         self, groups: Iterator[list[Plan]], failures: Mapping[Kind, str]
     ) -> Iterator[tuple[Worker, list[Plan]]]:
-        """Peers build for a problem, whatever the graph: its workloads share a process.
+        """Peers build for a kind, whatever the graph: its workloads share a process.
 
-        On a GPU the next problem's process is set up beside the present one's comparisons.
+        On a GPU the next ones' processes are set up beside the present one's comparisons.
         """
         waiting: deque[tuple[Worker, list[Plan]]] = deque()
         with ExitStack() as stack:
             while True:
-                for group in itertools.islice(groups, (2 if self.facts.backend == "cuda" else 1) - len(waiting)):
-                    worker = stack.enter_context(Worker(self._idle(group[0].workload, failures)))
+                for group in itertools.islice(
+                    groups, (PROCESSES if self.facts.backend == "cuda" else 1) - len(waiting)
+                ):
+                    worker = stack.enter_context(Worker(self._idle(group[0], failures)))
                     worker.launch()
                     waiting.append((worker, group))
                 if not waiting:
@@ -177,12 +181,13 @@ class _Run:
                 yield waiting[0]
                 waiting.popleft()[0].close()
 
-    def _idle(self, first: Workload, failures: Mapping[Kind, str]) -> Idle:
-        """Of a problem's process, which on a GPU is set up for its first workload beside the comparisons before."""
+    def _idle(self, plan: Plan, failures: Mapping[Kind, str]) -> Idle:
+        """Of a kind's process, which on a GPU is set up for its first workload beside the comparisons before."""
+        first = plan.workload
         if self.facts.backend != "cuda" or first.operation == "harmonics":
             return Idle(first.problem, self.device)
         lost = {COMPILED_PEER} if kind_of(first) in failures else set()
-        return Idle(first.problem, self.device, first, tuple(sorted(self._peers_of(first) - lost)))
+        return Idle(first.problem, self.device, first, tuple(sorted(self._peers_of(first) - lost)), plan.passes)
 
     def _takes_compiled(self, workload: Workload) -> bool:
         """Whether compiling its e3nn product takes a while; harmonics take no time worth a process."""

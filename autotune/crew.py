@@ -22,13 +22,14 @@ from autotune.workload import Workload
 class Idle:
     """A process at rest: modules are imported and e3nn's product is built on the host; nothing is on the device.
 
-    first: a workload to be ready for: those of ``peers`` are built for it too (for a small graph).
+    first: a workload to be ready for: those of ``peers`` are built for it too, and run ``passes``, on a small graph.
     """
 
     problem: Problem
     device: str
     first: Workload | None = None
     peers: tuple[str, ...] = ()
+    passes: tuple[str, ...] = ()
 
     def open(self) -> Callable[[Any], Any]:
         from autotune import contest_session, measure  # noqa: F401
@@ -38,7 +39,7 @@ class Idle:
         if self.first is not None:
             from autotune.ahead import build_peers
 
-            build_peers(self.first, self.device, self.peers)
+            build_peers(self.first, self.device, self.peers, self.passes)
         free_memory(self.device)
         gc.freeze()  # what stays need not be looked through again whenever memory is given back
         return lambda job: None

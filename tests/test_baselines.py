@@ -11,7 +11,7 @@ import torch
 
 from autotune import baselines, contest
 from autotune.baselines import cuequivariance_peer, e3nn_peer, openequivariance_peer, peers_for, usable_peers
-from autotune.baselines.peer import Adapter, Peer, Product, Task
+from autotune.baselines.peer import Adapter, CheckedPasses, Peer, Product, Task
 from autotune.config_tables import load_graphs
 from autotune.contest_session import ContestSession, ContestSetting
 from autotune.errors import PeerError
@@ -172,6 +172,21 @@ def test_a_peer_that_fails_in_its_own_way_becomes_a_peer_error() -> None:
     adapter = Adapter("broken", ("cpu",), lambda device: None, build)
     with pytest.raises(PeerError, match="broken: ZeroDivisionError: its own business"):
         Peer(adapter, Task(workload("equal"), torch.device("cpu"))).prepare()
+
+
+def test_what_has_no_second_derivatives_says_so_without_trying() -> None:
+    """torch.compile takes up to a minute for e3nn's product to say what it says of any code at once."""
+    reason = e3nn_peer.no_second_derivatives()
+    task = Task(workload("equal"), torch.device("cpu"))
+    passes = CheckedPasses("compiled", dataclasses.replace(e3nn_peer.eager(task), no_second=reason), task)
+    if not reason:  # a torch that can: nothing is refused
+        passes.force_step()
+        return
+    assert "double backward" in reason
+    passes.backward()
+    for which in ("force_step", "joint_backward", "double_backward"):
+        with pytest.raises(PeerError, match="compiled: RuntimeError: .*double backward"):
+            getattr(passes, which)()
 
 
 def test_peers_share_given_tensors() -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from autotune.ahead import build_peers
+from autotune.baselines.peer import CheckedPasses
 from autotune.config_tables import load_graphs
 from autotune.contest_session import ContestSetting, PeerNames, PrepareOurs, PreparePeer
 from autotune.crew import Crew, Idle
@@ -89,6 +90,15 @@ def test_a_process_sets_peers_up_before_it_is_needed() -> None:
         ready.reopen(Builds(PROBLEM, "cpu"))
         # The comparison's reference is e3nn in float64.
         assert ready.call("count", LIMIT_S) == 2 and ready.starts == 1
+
+
+def test_peers_run_their_passes_before_they_are_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a small graph: some compile a kernel when a pass first calls it."""
+    ran = []
+    for which in ("forward", "backward", "force_step"):
+        monkeypatch.setattr(CheckedPasses, which, lambda passes, which=which: ran.append((passes.name, which)))
+    assert build_peers(WORKLOAD, "cpu", ("e3nn", "cuequivariance-naive"), ("forward", "force_step")) == {}
+    assert ran == [(name, which) for name in ("e3nn", "cuequivariance-naive") for which in ("forward", "force_step")]
 
 
 def test_a_peer_that_cannot_be_built_gives_its_reason() -> None:

@@ -76,7 +76,23 @@ def compiled(task: Task) -> Product:
         torch.autograd.grad(out, inputs, torch.ones_like(out))
         with torch.no_grad():
             call(*inputs)
-    return Product(call)
+    return Product(call, no_second=no_second_derivatives())
+
+
+@functools.cache
+def no_second_derivatives() -> str:
+    """Why compiled code cannot be differentiated twice, in torch's words; empty if it can.
+
+    Tried on three products: e3nn's take up to a minute to say so, for every graph again.
+    """
+    x = torch.ones(1, requires_grad=True)
+    cube = torch.compile(lambda t: t * t * t, backend="aot_eager")
+    try:
+        (first,) = torch.autograd.grad(cube(x), x, create_graph=True)
+        torch.autograd.grad(first, x)
+    except RuntimeError as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
 
 
 @functools.lru_cache(maxsize=1)

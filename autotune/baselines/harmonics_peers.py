@@ -30,7 +30,7 @@ def compiled(task: Task) -> Product:
         torch.autograd.grad(out, v, torch.ones_like(out))
         with torch.no_grad():
             call(v)
-    return Product(call)
+    return Product(call, no_second=e3nn_peer.no_second_derivatives())
 
 
 @functools.lru_cache(maxsize=1)

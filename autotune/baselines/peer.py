@@ -30,6 +30,7 @@ CHECKED: dict[str, tuple[str, ...]] = {name: (name,) for name in DIRECTIONS} | {
     "forward_backward": ("backward",),
     "force_step": ("edge_backward", "joint_backward"),
 }
+SECOND_ORDER = ("double_backward", "joint_backward", "force_step")
 
 
 Conversion = Callable[[torch.Tensor], torch.Tensor]
@@ -39,13 +40,15 @@ Conversion = Callable[[torch.Tensor], torch.Tensor]
 class Product:
     """A differentiable ``call(x, y, w)`` in ``layout``. Of harmonics: ``call(x)``, in e3nn's layout.
 
-    into, back: by slot, from e3nn's order or convention to its own, and the other way; untimed.
+    into, back: by slot, from e3nn's order or convention to its own, and the other way; untimed. no_second: why it has
+    no second derivatives, if it has none.
     """
 
     call: Call
     layout: str = "mul_ir"
     into: Mapping[str, Conversion] = field(default_factory=dict)
     back: Mapping[str, Conversion] = field(default_factory=dict)
+    no_second: str = ""
 
 
 @dataclass(eq=False)
@@ -199,6 +202,8 @@ class CheckedPasses(AutogradPasses):
         self._own_tangents.clear()
 
     def _check_first(self, which: str) -> None:
+        if self._product.no_second and which in SECOND_ORDER:
+            raise PeerError(f"{self.name}: {self._product.no_second}")
         for direction in CHECKED[which]:
             if direction not in self.errors:
                 self.check(direction)
