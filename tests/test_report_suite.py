@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import math
 import re
 from pathlib import Path
@@ -24,6 +25,8 @@ from report_samples import (
 
 from autotune.report import overview
 from autotune.report.replays import sampler_name, trials_text
+from autotune.report.sources import Sources
+from autotune.report.suite import suite
 from autotune.report.suite_rows import SuiteRow, prices
 from autotune.report.suite_tiles import tiles
 from autotune.report.words import floored_ratio
@@ -158,6 +161,17 @@ def test_tiles_hold_the_means_and_counts() -> None:
     assert "1.30×" in tile["Untuned default"]
     assert "7 of 8 rows 1 of the rows need more" in tile["Memory"]
     assert "1 row 1.25× the normal time" in tile["Deterministic mode"]
+
+
+def test_peers_without_a_time_are_named_with_the_reason() -> None:
+    """A peer that another row of the kind has, and this one has not, was not measured there."""
+    rows = [suite_row(label, "carbon", "forward") for label in "abc"]
+    del rows[0]["times"]["openequivariance"]
+    rows[1]["times"]["openequivariance"] = {"error": "PeerError: openequivariance: on fire. See its log 17"}
+    told = html.unescape(re.sub(r"<[^>]+>", " ", str(suite([SuiteRow(row) for row in rows], Sources()))))
+    assert "OpenEquivariance: not measured there (1 row)" in told and "OpenEquivariance: on fire (1 row)" in told
+    assert "e3nn compiled: RuntimeError: <aot> & no double backward (3 rows)" in told
+    assert "cuEquivariance:" not in told
 
 
 def test_price_of_determinism() -> None:

@@ -7,6 +7,7 @@ of determinism has its own table.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 from autotune.report import suite_figures
@@ -40,7 +41,7 @@ def suite(rows: Sequence[SuiteRow], sources: Sources) -> Markup:
         )
     hint = "Every row was measured in turns with all its peers; the ratio is the time of the fastest peer that ran over the tuned time, rounded down. Means are geometric and over normal rows; deterministic rows have a table of their own."  # noqa: E501
     text = tag("p", hint, class_="hint")
-    return join((text, tiles(rows), _losses(rows), _figure(rows), _prices(rows), _table(rows, sources)))
+    return join((text, tiles(rows), _losses(rows), _absent(rows), _figure(rows), _prices(rows), _table(rows, sources)))
 
 
 def _losses(rows: Sequence[SuiteRow]) -> Markup:
@@ -61,6 +62,31 @@ def _losses(rows: Sequence[SuiteRow]) -> Markup:
         lines.append(tag("li", f"{what}: ", tag("strong", end)))
     head = f"Slower than the fastest peer: {len(lost)} of {rows_text(len(rows))}"
     return tag("div", tag("h3", head), tag("ul", *lines), class_="losses")
+
+
+def _absent(rows: Sequence[SuiteRow]) -> Markup | None:
+    """Which peers have no time, in how many rows and why: no ratio says anything of them there."""
+    kinds: dict[tuple[str, bool], set[str]] = {}
+    for row in rows:
+        kinds.setdefault((row.text("operation"), row.deterministic), set()).update(row.times)
+    told = Counter(
+        (name, _in_short(row.reason(name), name) if name in row.times else "not measured there")
+        for row in rows
+        for name in sorted(kinds[row.text("operation"), row.deterministic] - {TUNED, DEFAULT})
+        if math.isnan(row.times.get(name, math.nan))
+    )
+    if not told:
+        return None
+    lines = [
+        tag("li", f"{contender_name(name)}: {reason} ({rows_text(number)})")
+        for (name, reason), number in sorted(told.items())
+    ]
+    return tag("div", tag("h3", "Peers without a time"), tag("ul", *lines))
+
+
+def _in_short(reason: str, name: str) -> str:
+    """The first sentence of a peer's reason, without its name."""
+    return reason.replace(f"PeerError: {name}: ", "").replace("PeerError: ", "").split(". ")[0][:160]
 
 
 def _figure(rows: Sequence[SuiteRow]) -> Markup | None:
