@@ -27,7 +27,7 @@ _TILINGS = ((1, 1), (1, 2), (1, 4), (2, 2), (4, 4))
 
 def probes_of(space: Space) -> tuple[Knobs, ...]:
     """Of a kernel of a channelwise product."""
-    kinds = (_tilings, _owners, _early, _rings, unfused)
+    kinds = (_tilings, _owners, _early, _rings, _carried, unfused)
     return tuple(schedule for kind in kinds for schedule in kind(space))
 
 
@@ -101,6 +101,14 @@ def _rings(space: Space) -> tuple[Knobs, ...]:
         return ()
     found = (_legal(space, {"prefetch": ring, "ahead": "none"}) for ring in ("ring2", "ring4"))
     return tuple(schedule for schedule in found if schedule)
+
+
+def _carried(space: Space) -> tuple[Knobs, ...]:
+    """The default with a node's rows and indices carried from stage to stage."""
+    if "carry" not in space.knobs.get("prefetch", ()):
+        return ()
+    found = _legal(space, {"prefetch": "carry"})
+    return (found,) if found else ()
 
 
 def unfused(space: Space) -> tuple[Knobs, ...]:

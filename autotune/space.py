@@ -207,6 +207,8 @@ def search_space(
     if cuda and operation == "conv":
         if not problem.shared_weights:
             knobs["prefetch"] = (*knobs["prefetch"], "ring2", "ring4")
+        if not small:
+            knobs["prefetch"] = (*knobs["prefetch"], "carry")
         knobs["teams_per_node"] = (1, 2, 4, 8)
     if _may_begin_early(spec, num_edges):
         knobs["early"] = (False, True)

@@ -1,6 +1,6 @@
 """Weights of the edges to come in a ring in shared memory, as C++ text: asynchronous copies, some edges ahead.
 
-Enters a plan and a group's paths, leaves statements for ``kernelgen.cuda_group``. A team copies its paths' weights of
+Enters a plan and a group's paths, leaves statements for ``kernelgen.cuda_walk``. A team copies its paths' weights of
 an edge in pieces of 16 bytes, a piece a lane and copy, and reads them from shared memory when it comes to that edge. So
 loads of several edges are under way at a time, and no register waits for them.
 """

