@@ -27,7 +27,7 @@ _TILINGS = ((1, 1), (1, 2), (1, 4), (2, 2), (4, 4))
 
 def probes_of(space: Space) -> tuple[Knobs, ...]:
     """Of a kernel of a channelwise product."""
-    kinds = (_tilings, _owners, _early, _rings, _carried, unfused)
+    kinds = (_tilings, _owners, _early, _rings, _carried, _code, unfused)
     return tuple(schedule for kind in kinds for schedule in kind(space))
 
 
@@ -108,6 +108,14 @@ def _carried(space: Space) -> tuple[Knobs, ...]:
     if "carry" not in space.knobs.get("prefetch", ()):
         return ()
     found = _legal(space, {"prefetch": "carry"})
+    return (found,) if found else ()
+
+
+def _code(space: Space) -> tuple[Knobs, ...]:
+    """The default, asking for its own machine code as well."""
+    if "code" not in space.knobs.get("ahead", ()):
+        return ()
+    found = _legal(space, {"ahead": "code"})
     return (found,) if found else ()
 
 

@@ -40,6 +40,8 @@ from kernelgen.source import Source
 
 HOST_FLAGS = ("-O3", "-march=native", "-std=c++17", "-ffp-contract=fast", "-fno-math-errno", "-fPIC", "-shared")
 _LOG_LIMIT = 4000
+# In the source of kernels that ask for their own code (``include/code.hpp``).
+_CODE_BYTES = "CODE_BYTES"
 # cuda.core picks its implementation while it is imported, and threads that import it meanwhile see half of it.
 _import_lock = threading.Lock()
 
@@ -184,25 +186,25 @@ def _compile_host(source: Source, job: _Job, facts: DeviceFacts) -> tuple[bytes,
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
         if done.returncode == 0:
             data = (Path(folder) / job.binary_name).read_bytes()
-            return data, {"code_bytes": section_size(data, ".text")}
+            return data, {"code_bytes": len(section(data, ".text"))}
     if "omp.h" in done.stderr or "lomp" in done.stderr:
         raise ToolMissingError(f"{compiler.path} has no OpenMP; install libomp-dev, or use g++: set CXX=g++")
     raise CompileError(f"{shlex.join(command)} failed:\n{_shortened(done.stderr or done.stdout)}")
 
 
-def section_size(elf: bytes, name: str) -> int:
-    """Bytes of a section of a 64-bit little-endian ELF file; 0 if it has none of that name."""
+def section(elf: bytes, name: str) -> bytes:
+    """A section of a 64-bit little-endian ELF file; empty if it has none of that name."""
     if elf[:6] != b"\x7fELF\x02\x01":
-        return 0
+        return b""
     (table,) = struct.unpack_from("<Q", elf, 0x28)
     entry_size, count, names_index = struct.unpack_from("<HHH", elf, 0x3A)
     headers = [struct.unpack_from("<IIQQQQ", elf, table + i * entry_size) for i in range(count)]
     names_at = headers[names_index][4]
-    for name_at, _, _, _, _, size in headers:
+    for name_at, _, _, _, at, size in headers:
         start = names_at + name_at
         if elf[start : elf.index(b"\0", start)] == name.encode():
-            return size
-    return 0
+            return elf[at : at + size]
+    return b""
 
 
 def _cuda_job(facts: DeviceFacts) -> _Job:
@@ -241,12 +243,16 @@ def _compile_cuda(source: Source, job: _Job, facts: DeviceFacts) -> tuple[bytes,
         ptxas_options=["-v"],
         no_cache=True,  # a hit in NVRTC's own cache comes without the assembler's report
     )
+    text = source.text
     try:
-        code = Program(source.text, "c++", options).compile("cubin", logs=log).code
+        code = bytes(Program(text, "c++", options).compile("cubin").code) if _CODE_BYTES in text else b""
+        if code:  # the kernel wants to know how large it is
+            text = f"#define {_CODE_BYTES} {len(section(code, f'.text.{source.entry}'))}\n{text}"
+        code = bytes(Program(text, "c++", options).compile("cubin", logs=log).code)
     except Exception as error:
         # cuda.core raises its own private types for NVRTC's errors; the message holds the compiler's log.
         raise CompileError(f"NVRTC for {facts.arch} failed:\n{_shortened(str(error))}") from error
-    return bytes(code), parse_ptxas(log.getvalue(), source.entry)
+    return code, parse_ptxas(log.getvalue(), source.entry)
 
 
 def parse_ptxas(log: str, entry: str) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from kernelgen.cuda_ring import ring_header
 from kernelgen.harmonics_text import inside
 from kernelgen.schedule import CudaSchedule
 from kernelgen.signature import buffers_struct, gpu_entry
-from kernelgen.source import Source
+from kernelgen.source import ENTRY, Source
 from kernelgen.spec import BUFFERS, Spec
 
 BUFFERS_LINE = f"    const Buffers b = {{{', '.join(BUFFERS)}}};"
@@ -36,10 +36,10 @@ def header() -> str:
     return resources.files("kernelgen").joinpath("include/device.cuh").read_text()
 
 
-@functools.cache
-def early_header() -> str:
-    """The wait of kernels that begin beside the one before them."""
-    return resources.files("kernelgen").joinpath("include/early.hpp").read_text()
+def extra_headers(schedule: CudaSchedule) -> list[str]:
+    """For kernels that begin beside the one before them, and for those that ask for their own code."""
+    names = [*(["early"] if schedule.early else []), *(["code"] if schedule.ahead == "code" else [])]
+    return [resources.files("kernelgen").joinpath(f"include/{name}.hpp").read_text() for name in names]
 
 
 def emit_cuda(plan: Plan) -> Source:
@@ -68,7 +68,7 @@ def preamble(spec: Spec) -> str:
 def ask_all(spec: Spec, owner: str) -> list[str]:
     """Ask for all that the kernel reads, if the schedule says so: then no load but the first waits for DRAM."""
     assert isinstance(spec.schedule, CudaSchedule)
-    if spec.schedule.ahead != "all":
+    if spec.schedule.ahead not in ("all", "code"):
         return []
     problem, plain = spec.problem, spec.operation == "plain"
     nodes = {"x": "num_edges" if plain else "num_in", "g": "num_edges" if plain else "num_out"}
@@ -81,7 +81,8 @@ def ask_all(spec: Spec, owner: str) -> list[str]:
     index = {"spans": f"3 * {nodes['x' if owner == 'sender' else 'g']}"} if owner else {}
     index |= {} if plain else {"perm": "num_edges", "sender": "num_edges", "receiver": "num_edges"}
     asked = index | {name: rows[name[-1]] for name in spec.operands}
-    return [f"    ask_all(b.{name}, {count});" for name, count in asked.items()]
+    code = [f"    ASK_CODE({ENTRY});"] if spec.schedule.ahead == "code" else []
+    return [*code, *(f"    ask_all(b.{name}, {count});" for name, count in asked.items())]
 
 
 def launch_geometry(plan: Plan, num_edges: int, num_in: int, num_out: int) -> tuple[int, int, int]:
@@ -111,7 +112,8 @@ class KernelText:
         self.problem, self.direction = plan.spec.problem, plan.spec.direction
 
     def text(self) -> str:
-        top = [preamble(self.spec) + self.stage(), header(), self.ring(), self.early(), inside(self.spec)]
+        extra = extra_headers(self.schedule)
+        top = [preamble(self.spec) + self.stage(), header(), self.ring(), *extra, inside(self.spec)]
         top.append(buffers_struct())
         return "\n".join(part for part in [*top, *self.groups(), self._entry()] if part)
 
@@ -121,9 +123,6 @@ class KernelText:
 
     def ring(self) -> str:
         return ring_header() if self.plan.ring else ""
-
-    def early(self) -> str:
-        return early_header() if self.schedule.early else ""
 
     def stage(self) -> str:
         return f"constexpr int STAGE = {self.plan.stage};  // edges fetched at a time\n"

@@ -15,6 +15,7 @@ from kernelgen.emit_cuda import (
     KernelText,
     ask_all,
     blocks_of_runs,
+    extra_headers,
     header,
     launch_geometry,
     preamble,
@@ -30,9 +31,11 @@ _SIZES = ("num_edges", "num_in", "num_out")
 
 def emit_owners(plan: OwnersPlan) -> Source:
     """The kernel of a plan; equal plans give equal text."""
-    rings = plan.of_x.ring or plan.others.ring
+    rings, schedule = plan.of_x.ring or plan.others.ring, plan.spec.schedule
+    assert isinstance(schedule, CudaSchedule)
     parts = [
-        *(preamble(plan.spec), header(), ring_header() if rings else "", inside(plan.spec), buffers_struct()),
+        *(preamble(plan.spec), header(), ring_header() if rings else "", *extra_headers(schedule)),
+        *(inside(plan.spec), buffers_struct()),
         *(_namespace("of_x", plan.of_x), _namespace("others", plan.others), _entry(plan)),
     ]
     return Source("\n".join(part for part in parts if part), "cuda")

@@ -108,7 +108,8 @@ class CudaSchedule(Schedule):
         ``carry``: as ``reload``, and from one stage to the next of a node, whose indices come a stage ahead.
         ``ring2``, ``ring4``: features so, weights by asynchronous copies to shared memory, two or four edges ahead.
     ahead: what a team asks the L2 cache for as it fetches the indices of ``stage_edges`` edges: their ``weights``, all
-        of their ``rows``, or ``none``; or ``all``: as it starts, the kernel asks for everything that it reads.
+        of their ``rows``, or ``none``; or ``all``: as it starts, the kernel asks for everything that it reads;
+        ``code``: and for its own machine code.
     stream: rows that only one edge uses (weights; of a plain product all rows) are the first to leave the caches.
     block_size, min_blocks: threads a block; blocks a multiprocessor that registers are limited for (0: no limit).
     early: the kernel begins beside the one that fills what it adds to with zeros, and waits for it only before its
@@ -140,7 +141,7 @@ class CudaSchedule(Schedule):
         "edge_operand": ("inline", "shared", "basis"),
         "stage_edges": (4, 8, 16, 32),
         "prefetch": ("none", "reload", "copy", "carry", "ring2", "ring4"),
-        "ahead": ("none", "weights", "rows", "all"),
+        "ahead": ("none", "weights", "rows", "all", "code"),
         "stream": (False, True),
         "block_size": (32, 64, 128, 256, 512),
         "min_blocks": (0, 1, 2, 3, 4, 6, 8, 12, 16),

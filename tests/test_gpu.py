@@ -39,6 +39,7 @@ FORMS = {
     "split-nodes-by-sender": CudaSchedule(order="sender", teams_per_node=4, path_groups=2, channels_per_thread=2),
     "ahead": CudaSchedule(ahead="weights", path_groups=4, edge_operand="shared", stage_edges=8),
     "ahead-all": CudaSchedule(ahead="all", path_groups=3, teams_per_node=2, edge_operand="shared"),
+    "ahead-code": CudaSchedule(ahead="code", path_groups=3, teams_per_node=2, edge_operand="shared"),
     "ahead-rows": CudaSchedule(ahead="rows", path_groups=4, accumulate="atomics", edges_per_chunk=16, stage_edges=16),
     "ahead-by-sender": CudaSchedule(ahead="rows", path_groups=4, order="sender", edges_per_warp=2, stage_edges=16),
     "unfused": CudaSchedule(fuse=False, path_groups=4, edges_per_chunk=16),
@@ -52,7 +53,10 @@ FORMS = {
     ),
     "owners-of-runs": dict.fromkeys(
         ("backward", "edge_backward", "joint_backward"),
-        CudaSchedule(accumulate="owners", warps_per_edge=8, edges_per_chunk=8, path_groups=2, block_size=256),
+        CudaSchedule(
+            **{"accumulate": "owners", "warps_per_edge": 8, "edges_per_chunk": 8, "path_groups": 2},
+            **{"block_size": 256, "ahead": "code"},
+        ),
     ),
 }
 
