@@ -47,6 +47,11 @@ def devices_named(text: str, resolve: Callable[[str], str]) -> list[str]:
     return devices
 
 
+def names_of(devices: Sequence[str]) -> list[str]:
+    """What the processes of devices are called, each by another name."""
+    return [device if devices.count(device) == 1 else f"{device} {n}" for n, device in enumerate(devices, 1)]
+
+
 def on_each(devices: Sequence[str], what: str, work: Callable[..., None], *arguments: Any) -> None:
     """A process a device, which calls ``work(device, name, *arguments)``. ``what`` each is called in messages.
 
@@ -58,11 +63,10 @@ def on_each(devices: Sequence[str], what: str, work: Callable[..., None], *argum
             f"note: a {what} beside another on one CPU disturbs its timings; compare nothing with them", file=sys.stderr
         )
     context = multiprocessing.get_context("spawn")
-    names = [device if devices.count(device) == 1 else f"{device} {n}" for n, device in enumerate(devices, 1)]
     # No daemons: they have children.
     started = {
         name: context.Process(target=_work, args=(work, device, name, arguments))
-        for name, device in zip(names, devices, strict=True)
+        for name, device in zip(names_of(devices), devices, strict=True)
     }
     for process in started.values():
         process.start()

@@ -5,9 +5,9 @@ compared in another and published (``crew`` says which process serves what). Eve
 any moment: trials as lines, entries by atomic replacement; Ctrl-C publishes what there is, and a second run goes on
 where the first ended.
 
-Tuners that share their studies go through the same workloads side by side. Of each workload the last to be at work
-publishes: it has all trials before it, one comparison is enough, and nobody waits for it. What a tuner left to others
-it looks at again in the end, in case those were killed.
+Tuners that share their studies go through the same workloads side by side (``tuners`` says in which order). Of each
+workload the last to be at work publishes: it has all trials before it, one comparison is enough, and nobody waits for
+it. What a tuner left to others it looks at again in the end, in case those were killed.
 """
 
 from __future__ import annotations

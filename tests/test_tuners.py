@@ -16,10 +16,12 @@ from tiny_config import CONFIG
 
 from autotune import cli, records
 from autotune.cli_options import devices_given, resolve_device
+from autotune.config import load_config
 from autotune.database import read_table
 from autotune.devices import devices_named, on_each
 from autotune.errors import ConfigError
 from autotune.settings import resolve
+from autotune.tuners import begun_elsewhere
 from kernelgen.device import device_facts
 from kernelgen.errors import InputError, ToolMissingError
 
@@ -107,6 +109,19 @@ def test_the_command_hands_devices_on(
     ((config, devices, *options),) = received
     assert config.workloads[0].label == "tiny" and devices == ["cpu"] * (2 if "," in given[1] else 1)
     assert options == [None, 7, None, None, 0, tmp_path, True, None]
+
+
+def test_each_tuner_begins_at_another_workload(tmp_path: Path) -> None:
+    """Setting a workload up takes as long as some ten trials: two need not do it at once while there are others."""
+    config = load_config("suite", "cuda")
+    count, three = len(config.workloads), [begun_elsewhere(load_config("suite", "cuda"), n, 3) for n in range(3)]
+    assert three[0] == config and all(set(one.workloads) == set(config.workloads) for one in three)
+    firsts = [config.workloads.index(one.workloads[0]) for one in three]
+    assert firsts == [0, count // 3, 2 * count // 3]
+    path = tmp_path / "config.toml"
+    path.write_text(CONFIG.format(trials=4))
+    alone = load_config(path, "cpu")
+    assert [begun_elsewhere(alone, n, 2) for n in range(2)] == [alone, alone]
 
 
 class Run:
