@@ -95,6 +95,13 @@ def test_probes_of_a_plain_gradient_have_one_writer() -> None:
     assert not search_space(PROBLEMS["mace"], "plain", "forward", "float32", FACTS["cuda"]).probes
 
 
+def test_one_writer_of_a_plain_gradient_may_take_two_edges() -> None:
+    narrow = TensorProductProblem.channelwise("32x0e+32x1o", "0e+1o", "0e+1o")
+    space = search_space(narrow, "plain", "backward", "float32", FACTS["cuda"])
+    (pair,) = [s for s in space.probes if s.edges_per_chunk == 2 and s.edge_operand == "inline" and not s.early]
+    assert space.plan(pair).units == 1 and "out_y" not in space.plan(pair).zeroed
+
+
 def test_shuffled_visits_every_combination_once() -> None:
     space = space_of("unequal", "cpu")
     every = [space.schedule(dict(zip(space.knobs, v, strict=True))) for v in itertools.product(*space.knobs.values())]
