@@ -59,36 +59,32 @@ class Arguments(threading.local):
         return self.extra
 
 
-class _Attribute(ctypes.Structure):
-    """``CUlaunchAttribute``: its number, and a value of 64 bytes."""
+class _EarlyLaunch(threading.local):
+    """One thread's ``CUlaunchConfig`` of a kernel that may begin early, packed anew for every launch."""
 
-    _fields_ = (("number", ctypes.c_int), ("unused", ctypes.c_int), ("value", ctypes.c_int * 16))
+    # Grid, block, shared bytes; stream, attributes, how many of those.
+    packer = struct.Struct("<7I4xQQI4x")
 
-
-class _Config(ctypes.Structure):
-    """``CUlaunchConfig``."""
-
-    _fields_ = (
-        *((name, ctypes.c_uint) for name in ("gx", "gy", "gz", "bx", "by", "bz", "shared")),
-        *(("stream", ctypes.c_void_p), ("attributes", ctypes.POINTER(_Attribute)), ("count", ctypes.c_uint)),
-    )
+    def __init__(self) -> None:
+        self.block = ctypes.create_string_buffer(self.packer.size)
+        self.address = ctypes.addressof(self.block)
 
 
-# CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
-_BEGINS_EARLY = _Attribute(6, 0, (ctypes.c_int * 16)(1))
+# CUlaunchAttribute: CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION, and a value of 64 bytes.
+_BEGINS_EARLY = ctypes.create_string_buffer(struct.pack("<i4xi60x", 6, 1), 72)
 
 
 @functools.cache
 def early_launch_function() -> Any:
     """As :func:`launch_function`, of a kernel that may begin as soon as the one before it in the stream lets it."""
     function = _library().cuLaunchKernelEx
-    function.argtypes = [ctypes.POINTER(_Config), ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p]
+    function.argtypes = [ctypes.c_void_p] * 4
     function.restype = ctypes.c_int
+    config, pack, attribute = _EarlyLaunch(), _EarlyLaunch.packer.pack_into, ctypes.addressof(_BEGINS_EARLY)
 
     def launch(handle: int, *rest: Any) -> int:
-        *shape, parameters, extra = rest
-        config = _Config(*shape, ctypes.pointer(_BEGINS_EARLY), 1)
-        return function(config, handle, parameters, extra)
+        pack(config.block, 0, *rest[:7], rest[7] or 0, attribute, 1)
+        return function(config.address, handle, None, rest[9])
 
     return launch
 

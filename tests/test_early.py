@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
+import threading
+import types
 
 import pytest
 import torch
@@ -11,7 +14,7 @@ from reference import assert_matches_e3nn, expected, make_case, relative_error
 
 from autotune.config_tables import load_problems
 from autotune.space import search_space
-from kernelgen import CudaSchedule, TensorProductProblem, build, fill
+from kernelgen import CudaSchedule, TensorProductProblem, build, driver, fill
 from kernelgen.compile import compile_source
 from kernelgen.device import cuda_facts
 from kernelgen.direction import DIRECTIONS
@@ -113,6 +116,45 @@ def test_records_without_it_read_as_ever() -> None:
         assert schedule_from_dict(schedule.to_dict()) == schedule
     with pytest.raises(ScheduleError, match="early"):
         schedule_from_dict({**plain.to_dict(), "early": 1})
+
+
+class Attribute(ctypes.Structure):
+    """``CUlaunchAttribute`` of cuda.h."""
+
+    _fields_ = (("number", ctypes.c_int), ("unused", ctypes.c_char * 4), ("value", ctypes.c_int * 16))
+
+
+class Config(ctypes.Structure):
+    """``CUlaunchConfig`` of cuda.h."""
+
+    _fields_ = (
+        *((name, ctypes.c_uint) for name in ("gx", "gy", "gz", "bx", "by", "bz", "shared")),
+        *(("stream", ctypes.c_void_p), ("attributes", ctypes.POINTER(Attribute)), ("count", ctypes.c_uint)),
+    )
+
+
+def test_what_the_driver_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The packed configuration is the driver's structure; another thread has its own."""
+    given: list[tuple] = []
+
+    def called(address: int, handle: int, parameters: None, extra: str) -> int:
+        config = Config.from_address(address)
+        shape = [getattr(config, name) for name in ("gx", "gy", "gz", "bx", "by", "bz", "shared", "stream", "count")]
+        attribute = config.attributes[0]
+        given.append((shape, attribute.number, list(attribute.value), handle, parameters, extra, address))
+        return 7
+
+    monkeypatch.setattr(driver, "_library", lambda: types.SimpleNamespace(cuLaunchKernelEx=called))
+    monkeypatch.setattr(driver, "early_launch_function", driver.early_launch_function.__wrapped__)
+    launch = driver.early_launch_function()
+    assert launch(99, 5, 1, 1, 64, 1, 1, 4096, 1 << 40, None, "extra") == 7
+    thread = threading.Thread(target=launch, args=(99, 6, 1, 1, 32, 1, 1, 0, None, None, "more"))
+    thread.start()
+    thread.join()
+    assert given[0][:-1] == ([5, 1, 1, 64, 1, 1, 4096, 1 << 40, 1], 6, [1] + 15 * [0], 99, None, "extra")
+    assert given[1][:-1] == ([6, 1, 1, 32, 1, 1, 0, None, 1], 6, [1] + 15 * [0], 99, None, "more")
+    assert given[0][-1] != given[1][-1]
+    assert ctypes.sizeof(Config) == driver._EarlyLaunch.packer.size
 
 
 @pytest.mark.gpu
