@@ -81,5 +81,5 @@ def untried_forms(space: Space, ranked: Sequence[Knobs]) -> list[Knobs]:
     for knob, choices in space.knobs.items() if ranked else ():
         known = {getattr(schedule, knob) for schedule in ranked}
         forms = (value for value in choices if isinstance(value, str | bool) and value not in known)
-        found += [space.nearest(dataclasses.replace(ranked[0], **{knob: value})) for value in forms]
+        found += [dataclasses.replace(ranked[0], **{knob: value}) for value in forms]
     return found

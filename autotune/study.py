@@ -87,8 +87,8 @@ class Study(Findings):
                 seed += random.SystemRandom().randrange(2**16)
             self._tried: set[str] = set()
             older = self._older(old)
-            moved = [space.nearest(schedule) for schedule in (*older[:OLDER_WINNERS], *starts)]
-            moved += untried_forms(space, older)
+            winners, forms = older[:OLDER_WINNERS], untried_forms(space, older)
+            moved = [space.nearest(schedule) for schedule in (*winners, *forms, *starts)]
             # To be proposed before all others. A schedule that another tuner has claimed goes back to the end.
             self._first = deque((space.default, *moved, *space.probes))
             self._untried = space.shuffled(seed)
