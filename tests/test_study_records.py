@@ -124,15 +124,17 @@ def test_other_generators_trials_are_only_starting_points(space: Space, path: Pa
 
 
 def test_a_form_that_no_earlier_trial_had_is_tried_with_the_earlier_winner(space: Space, path: Path) -> None:
-    """Such as one that a new generator brings."""
+    """Such as one that a new generator brings; before what won elsewhere."""
     receivers = dataclasses.replace(space, knobs={**space.knobs, "order": ("receiver",)}, probes=())
     with make_study(receivers, path, generator="old", sampler="brute") as study:
         run(study)
         best = study.ranking[0]["schedule"]
-    with make_study(space, path, generator="new", sampler="tpe") as study:
-        run(study, trials=5)
+        elsewhere = [study.schedule_of(line) for line in study.ranking[-3:]]
+    with make_study(space, path, generator="new", sampler="tpe", starts=elsewhere) as study:
+        run(study, trials=6)
     new = [line["schedule"] for line in records.read(path) if line["generator"] == "new"]
-    assert {**best, "order": "sender"} in new and all(schedule["order"] == "receiver" for schedule in new[:4])
+    assert new[4] == {**best, "order": "sender"} and all(schedule["order"] == "receiver" for schedule in new[:4])
+    assert new[5] == elsewhere[0].to_dict()
 
 
 def test_torn_line_costs_that_line_only(path: Path) -> None:
