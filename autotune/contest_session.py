@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from autotune.equivariance import equivariance_error
 from autotune.jobs import device_is_lost, free_memory, order_of, worst_error
+from kernelgen.defaults import SMALL_GRAPH_EDGES
 from kernelgen.schedule import Knobs
 
 if TYPE_CHECKING:
@@ -23,8 +24,6 @@ WARM_UP_CALLS = 10
 WARM_UP_S, OUR_WARM_UP_S = 0.1, 0.02
 # Calls that take longer together are warm, however few they were.
 WARM_UP_LIMIT_S = 1.5
-# Up to this many edges the host's own time may decide, so it is taken too (on a GPU).
-SMALL_GRAPH_EDGES = 4096
 
 
 @dataclass(frozen=True)
@@ -223,6 +222,7 @@ class ContestSession:
         seconds = sampler.warm_up(calls, OUR_WARM_UP_S if ours else WARM_UP_S, max_seconds=WARM_UP_LIMIT_S)
         self.samplers[name] = sampler
         # Of use only beside peers.
+        # Where the host's own time may decide, it is taken too.
         by_host = sampler.device.type == "cuda" and self.tensors.num_edges <= SMALL_GRAPH_EDGES and self.peers
         return Answer(
             seconds=seconds,

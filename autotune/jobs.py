@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from kernelgen.defaults import SMALL_GRAPH_EDGES
 from kernelgen.direction import DIRECTIONS
 from kernelgen.errors import CompileError, ScheduleError
 from kernelgen.schedule import Knobs, Schedule
@@ -127,7 +128,9 @@ class TrialSession:
 
         hopeless = None if job.best_us is None else HOPELESS_RATIO * job.best_us
         call = self.family.run(operator, job.direction, self.tensors, self.order)
-        return time_callable(call, self.device, max_seconds=job.max_seconds, hopeless_us=hopeless)
+        # Where launches and the code decide: a long kernel fetches its code once.
+        small = self.tensors.num_edges <= SMALL_GRAPH_EDGES
+        return time_callable(call, self.device, max_seconds=job.max_seconds, cold_code=small, hopeless_us=hopeless)
 
 
 def outcome_of(timing: Timing, **known: Any) -> Outcome:

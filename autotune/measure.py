@@ -103,10 +103,17 @@ def _eviction_buffer(device: torch.device) -> torch.Tensor:
 class Sampler:
     """Takes single samples of one callable; comparisons interleave several of these."""
 
-    def __init__(self, call: Callable[[], object], device: torch.device | str, cold_cache: bool = True) -> None:
+    def __init__(
+        self,
+        call: Callable[[], object],
+        device: torch.device | str,
+        cold_cache: bool = True,
+        cold_code: bool = False,
+    ) -> None:
         self.call = call
         self.device = torch.device(device)
         self._buffer = _eviction_buffer(self.device) if cold_cache else None
+        self._cold_code = cold_code and self.device.type == "cuda"
         self._lead_cycles = LEAD_CYCLES
 
     def warm_up(
@@ -163,6 +170,10 @@ class Sampler:
             torch.cuda.synchronize(self.device)
 
     def _evict(self) -> None:
+        if self._cold_code:
+            from autotune.cold_code import evict_code
+
+            evict_code(self.device)
         if self._buffer is not None:
             self._buffer.add_(1.0)
 
@@ -215,13 +226,15 @@ def time_callable(
     max_samples: int = MAX_SAMPLES,
     max_seconds: float = 1.0,
     cold_cache: bool = True,
+    cold_code: bool = False,
     hopeless_us: float | None = None,
 ) -> Timing:
     """Sample until the median's interval is narrow or ``max_seconds`` are over; at least ``min_samples``.
 
+    ``cold_code``: on a GPU, as between other kernels; a comparison that takes its contenders in turn has that anyway.
     ``hopeless_us``: give up after the first few samples if their median exceeds it.
     """
-    sampler = Sampler(call, device, cold_cache)
+    sampler = Sampler(call, device, cold_cache, cold_code)
     sampler.warm_up(seconds=WARM_UP_S[sampler.device.type])
     begin = time.perf_counter()
     samples: list[float] = []

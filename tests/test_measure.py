@@ -6,12 +6,20 @@ import itertools
 import math
 import random
 import time
+import types
 from collections.abc import Callable, Iterator
 
 import pytest
 import torch
 
-from autotune import measure
+from autotune import cold_code, measure
+from autotune.graphs import GraphSpec, Points
+from autotune.jobs import TrialJob, TrialSetting
+from autotune.workload import Workload
+from kernelgen.compile import compile_source, section
+from kernelgen.device import cuda_facts
+from kernelgen.problem import TensorProductProblem
+from kernelgen.schedule import HostSchedule
 
 
 @pytest.fixture
@@ -99,6 +107,38 @@ def test_every_sample_evicts_the_cache_before_the_call() -> None:
     assert len(samples) == 3 and all(sample > 0 for sample in samples)
 
 
+def test_code_is_made_cold_before_the_data(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What makes the caches of code cold is itself out of the cache of data by then."""
+    events: list[str] = []
+    monkeypatch.setattr(cold_code, "evict_code", lambda device: events.append(f"code {device}"))
+    sampler = measure.Sampler(lambda: None, "cpu", cold_code=True)
+    sampler._buffer = types.SimpleNamespace(add_=lambda value: events.append("data"))  # type: ignore[assignment]
+    sampler._evict()
+    assert events == ["data"], "a CPU is left alone"
+    sampler._cold_code = True
+    sampler._evict()
+    assert events == ["data", "code cpu", "data"]
+
+
+def test_the_long_code_is_longer_than_the_caches() -> None:
+    code = section(
+        compile_source(cold_code.source(), cuda_facts("sm_90")).path.read_bytes(), f".text.{cold_code.ENTRY}"
+    )
+    assert len(code) >= 16 * cold_code.STEPS >= 2 * 128 << 10
+
+
+@pytest.mark.parametrize(("nodes", "cold"), [(30, True), (600, False)])
+def test_small_graphs_are_measured_with_cold_code(nodes: int, cold: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a model other kernels run in between; a long kernel fetches its code once."""
+    given: list[bool] = []
+    timing = measure.timing_of([5.0] * 10)
+    monkeypatch.setattr(measure, "time_callable", lambda *_, **options: given.append(options["cold_code"]) or timing)
+    problem = TensorProductProblem.channelwise("2x0e", "0e", "0e")
+    graph = GraphSpec("made up", Points(nodes, 0.1), 3.0)
+    run = TrialSetting(Workload("small", problem, "conv", graph), "cpu").open()
+    assert run(TrialJob("forward", HostSchedule())).state == "ok" and given == [cold]
+
+
 def test_warm_up_calls_at_least_as_often_as_asked() -> None:
     calls: list[int] = []
     measure.Sampler(lambda: calls.append(1), "cpu", cold_cache=False).warm_up(min_calls=7, seconds=0.0)
@@ -119,6 +159,8 @@ def test_gpu_samples_measure_the_device() -> None:
     slow = measure.time_callable(lambda: big.mul_(1.0), "cuda")
     fast = measure.time_callable(lambda: small.mul_(1.0), "cuda")
     assert slow.median_us > 5 * fast.median_us > 0
+    cold = measure.time_callable(lambda: small.mul_(1.0), "cuda", cold_code=True)
+    assert 0 < cold.median_us < slow.median_us, "what makes it cold is not in the sample"
 
 
 def test_warm_up_ends_when_its_time_is_up() -> None:
