@@ -74,12 +74,14 @@ def starting_points(space: Space, graph_class: GraphClass, entries: Iterable[Ent
 def untried_forms(space: Space, ranked: Sequence[Knobs]) -> list[Knobs]:
     """The first of ``ranked``, earlier trials with the fastest first, in each kernel form that none of them had.
 
-    Such as a form that the generator has learnt since. Forms are the choices that are no numbers; one of them rarely
-    wins with the other knobs as the default has them.
+    Such as a form that the generator has learnt since; and in the first new one of every knob at once. Forms are the
+    choices that are no numbers; one of them rarely wins with the other knobs as the default has them.
     """
-    found = []
+    new: dict[str, list] = {}
     for knob, choices in space.knobs.items() if ranked else ():
         known = {getattr(schedule, knob) for schedule in ranked}
-        forms = (value for value in choices if isinstance(value, str | bool) and value not in known)
-        found += [dataclasses.replace(ranked[0], **{knob: value}) for value in forms]
-    return found
+        new[knob] = [value for value in choices if isinstance(value, str | bool) and value not in known]
+    changes = [{knob: value} for knob, values in new.items() for value in values]
+    together = {knob: values[0] for knob, values in new.items() if values}
+    changes += [together] if len(together) > 1 else []
+    return [dataclasses.replace(ranked[0], **change) for change in changes]

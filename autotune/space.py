@@ -122,6 +122,8 @@ class Space:
                 changes["edges_per_chunk"] = fresh.edges_per_chunk
             else:
                 changes["teams_per_node"] = 1
+            if changes.get("teams_per_node", schedule.teams_per_node) == 1:
+                changes["finish"] = "blocks"
             if not (fused or plain) or schedule.accumulate == "owners":
                 changes["early"] = False
             if fused and schedule.accumulate == "owners":
@@ -210,6 +212,7 @@ def search_space(
         if not small:
             knobs["prefetch"] = (*knobs["prefetch"], "carry")
         knobs["teams_per_node"] = (1, 2, 4, 8)
+        knobs["finish"] = ("blocks", "loop")
     if _may_begin_early(spec, num_edges):
         knobs["early"] = (False, True)
     for knob, choices in knobs.items():

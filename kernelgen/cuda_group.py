@@ -54,7 +54,9 @@ class GroupEmitter(EdgeWalk):
         self.put(*self.await_zeros)
         side = "in1" if self.plan.node_sums == "x" else "out"
         self._channels()
-        for position, (name, dim, offset) in enumerate(self._node_sums()):
+        if schedule.finish == "loop":
+            self._finish_by_components(side)
+        for position, (name, dim, offset) in enumerate(self._node_sums() if schedule.finish == "blocks" else ()):
             with self.scope(f"if (share == {position % schedule.teams_per_node})"):
                 self.put(
                     f"Real {name}[{dim}][C];",
@@ -67,6 +69,28 @@ class GroupEmitter(EdgeWalk):
             "                     const int share, const Real* const parts)",
             *("{", *self.lines, "}", ""),
         ]
+
+    def _finish_by_components(self, side: str) -> None:
+        """Each team every so many-th component of all blocks, in a loop: little code, and shares that are even."""
+        teams, step = self.kernel.schedule.teams_per_node, self.sums * self.kernel.schedule.warps_per_edge
+        sums = list(zip(self.memory.blocks(side), self._node_sums(), strict=True))
+        for how in ("Store", "Add"):
+            chosen = [(b, dim, first) for b, (_, dim, first) in sums if self.memory.owned_how(side, b) == how]
+            ends = list(itertools.accumulate((dim for _, dim, _ in chosen), initial=0))
+            if not chosen:
+                continue
+            cases = [
+                (end, f"(k - {end - dim})", b, first) for end, (b, dim, first) in zip(ends[1:], chosen, strict=True)
+            ]
+            left = _by_case([(end, f"{first} + {m}") for end, m, _, first in cases])
+            place = _by_case([(end, self.memory.place(side, b, m, "v")) for end, m, b, _ in cases])
+            self.put("#pragma unroll 1")
+            with self.scope(f"for (int k = share; k < {ends[-1]}; k += {teams})"):
+                self.put(f"const Real* const from = parts + ({left}) * C * LANES + team.lane;")
+                with self.scope("UNROLL for (int c = 0; c < C; ++c)"):
+                    self.put("const int v = u + c;", "Real sum[1] = {from[c * LANES]};")
+                    self.put(f"UNROLL for (int n = 1; n < {teams}; ++n) sum[0] += from[n * {step} + c * LANES];")
+                    self.put(f"if (active) {how}::put<1>({self.memory.out_row(side, 'node')} + ({place}), sum);")
 
     def _node_sums(self) -> list[tuple[str, int, int]]:
         """Name, components and first component of each block of the sums at the node that a run belongs to."""
@@ -194,3 +218,9 @@ class GroupEmitter(EdgeWalk):
             for p in self.paths:
                 offset = self.problem.paths[p].weight_offset
                 self.put(f"if (active) add<{self.memory.weight_width(p)}>(b.out_w + {offset} + u, sum_w{p});")
+
+
+def _by_case(cases: list[tuple[int, str]]) -> str:
+    """An expression of ``k``: of the first case whose end is above it."""
+    *others, (_, last) = cases
+    return "".join(f"k < {end} ? {text} : " for end, text in others) + last

@@ -145,22 +145,36 @@ class GroupMemory:
 
     def put_block(self, how: str, side: str, block: int, source: str, row: str) -> str:
         """``how``: Store or Add."""
-        b = getattr(self.problem, side)[block]
-        name, dim = ("out_x", self.problem.dim_in1) if side == "in1" else ("out_g", self.problem.dim_out)
-        width = self._block_width(side, block)
+        b, width = getattr(self.problem, side)[block], self._block_width(side, block)
         if how == "Store" and self.kernel.plain and self.kernel.schedule.stream:
             how = "StoreStream"
-        return f"put_block<{how}, {width}, MUL>(b.{name} + (long long){row} * {dim} + {b.offset}, u, active, {source});"
+        return f"put_block<{how}, {width}, MUL>({self.out_row(side, row)} + {b.offset}, u, active, {source});"
+
+    def out_row(self, side: str, row: str) -> str:
+        """Where a node's row of results begins."""
+        name, dim = ("out_x", self.problem.dim_in1) if side == "in1" else ("out_g", self.problem.dim_out)
+        return f"b.{name} + (long long){row} * {dim}"
+
+    def place(self, side: str, block: int, component: str, channel: str) -> str:
+        """Where in a row a component of a channel of a block is."""
+        b = getattr(self.problem, side)[block]
+        if self.kernel.plan.spec.layout == "mul_ir":
+            return f"{b.offset} + {channel} * {b.dim} + {component}"
+        return f"{b.offset} + {component} * MUL + {channel}"
+
+    def owned_how(self, side: str, block: int) -> str:
+        """Store where nobody else writes what this group computes of a block, else Add."""
+        exclusive = self.kernel.plan.exclusive_in1 if side == "in1" else self.kernel.plan.exclusive_out
+        return "Store" if block in exclusive else "Add"
 
     def flush(self, side: str, row: str, owned: bool, only: int | None = None) -> Iterator[str]:
         """Sums of a side to a node's row; ``owned``: nobody else writes what this group alone computes.
 
         only: the sums of this block.
         """
-        exclusive = self.kernel.plan.exclusive_in1 if side == "in1" else self.kernel.plan.exclusive_out
         stem = "ox" if side == "in1" else "og"
         for b in self.blocks(side) if only is None else (only,):
-            yield self.put_block("Store" if owned and b in exclusive else "Add", side, b, f"{stem}{b}", row)
+            yield self.put_block(self.owned_how(side, b) if owned else "Add", side, b, f"{stem}{b}", row)
 
     def _load_block(self, name: str, side: str, block: int, into: str, row: str) -> str:
         b = getattr(self.problem, side)[block]

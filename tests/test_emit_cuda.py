@@ -116,6 +116,27 @@ FORMS = {
             **{"teams_per_node": 2, "channels_per_thread": 2, "block_size": 64},
         ),
     ),
+    "split-nodes-in-a-loop": (
+        MEDIUM,
+        "conv",
+        "ir_mul",
+        CudaSchedule(finish="loop", teams_per_node=4, path_groups=3, edge_operand="shared"),
+    ),
+    "split-nodes-in-a-loop-by-sender": (
+        UNEQUAL,
+        "conv",
+        "mul_ir",
+        CudaSchedule(
+            **{"order": "sender", "path_groups": 4, "edges_per_warp": 2, "stage_edges": 16, "warps_per_edge": 2},
+            **{"teams_per_node": 2, "channels_per_thread": 2, "block_size": 64, "finish": "loop"},
+        ),
+    ),
+    "split-nodes-in-a-loop-by-groups": (
+        UNEQUAL,
+        "conv",
+        "ir_mul",
+        CudaSchedule(order="sender", path_groups=9, teams_per_node=4, finish="loop", channels_per_thread=2),
+    ),
     "ring": (
         MEDIUM,
         "conv",

@@ -37,6 +37,9 @@ FORMS = {
     "basis": CudaSchedule(edge_operand="basis", edges_per_warp=4, stage_edges=8, channels_per_thread=4, path_groups=4),
     "split-nodes": CudaSchedule(teams_per_node=8, path_groups=3, edge_operand="shared", block_size=256),
     "split-nodes-by-sender": CudaSchedule(order="sender", teams_per_node=4, path_groups=2, channels_per_thread=2),
+    "split-nodes-in-a-loop": CudaSchedule(
+        order="sender", teams_per_node=4, path_groups=5, channels_per_thread=2, finish="loop"
+    ),
     "ahead": CudaSchedule(ahead="weights", path_groups=4, edge_operand="shared", stage_edges=8),
     "ahead-all": CudaSchedule(ahead="all", path_groups=3, teams_per_node=2, edge_operand="shared"),
     "ahead-code": CudaSchedule(ahead="code", path_groups=3, teams_per_node=2, edge_operand="shared"),

@@ -11,11 +11,14 @@ import pytest
 from study_cases import CPU, PROBLEM, assert_no_repeats, cost, make_study, ok, run
 
 from autotune import records
+from autotune.config_tables import load_problems
 from autotune.errors import StudyError
 from autotune.jobs import Outcome
+from autotune.neighbours import untried_forms
 from autotune.space import Space, search_space
 from autotune.study import Study
-from kernelgen.schedule import Schedule
+from kernelgen.device import cuda_facts
+from kernelgen.schedule import CudaSchedule, Schedule
 
 optuna = pytest.importorskip("optuna")
 
@@ -135,6 +138,19 @@ def test_a_form_that_no_earlier_trial_had_is_tried_with_the_earlier_winner(space
     new = [line["schedule"] for line in records.read(path) if line["generator"] == "new"]
     assert new[4] == {**best, "order": "sender"} and all(schedule["order"] == "receiver" for schedule in new[:4])
     assert new[5] == elsewhere[0].to_dict()
+
+
+def test_new_forms_of_several_knobs_are_tried_together_too() -> None:
+    space = search_space(
+        load_problems()["nequip-water"], "conv", "forward", "float32", cuda_facts("sm_90"), num_edges=300
+    )
+    old = CudaSchedule(teams_per_node=8, block_size=256, ahead="all")
+    others = [dataclasses.replace(old, **{knob: value}) for knob, values in space.knobs.items() for value in values
+              if isinstance(value, str | bool) and value not in ("code", "loop")]  # fmt: skip
+    found = untried_forms(space, [old, *others])
+    wanted = [{"ahead": "code"}, {"finish": "loop"}, {"ahead": "code", "finish": "loop"}]
+    assert found == [dataclasses.replace(old, **change) for change in wanted]
+    assert untried_forms(space, []) == [] == untried_forms(space, [old, *others, *found])
 
 
 def test_torn_line_costs_that_line_only(path: Path) -> None:
