@@ -26,7 +26,7 @@ from kernelgen.direction import Direction
 from kernelgen.errors import ScheduleError
 from kernelgen.grouping import group_paths
 from kernelgen.pairs import pair_paths
-from kernelgen.plan import EARLY_ARCH
+from kernelgen.plan import launches_early
 from kernelgen.problem import TensorProductProblem
 from kernelgen.schedule import CudaSchedule, HostSchedule, Knobs, Schedule, power_of_two_at_most
 from kernelgen.spec import Spec
@@ -239,7 +239,7 @@ def _has_owners(spec: Spec, num_edges: int | None) -> bool:
 
 def _may_begin_early(spec: Spec, num_edges: int | None) -> bool:
     """Whether ``early`` may pay: gradients whose zeros are a launch that counts; of a plain product those of y."""
-    if spec.facts.backend != "cuda" or int(spec.facts.arch.removeprefix("sm_")) < EARLY_ARCH or spec.deterministic:
+    if spec.deterministic or not launches_early(spec.facts):
         return False
     live = spec.direction.live_outputs
     return "g" not in live and ("y" in live if spec.operation == "plain" else _is_small(num_edges))

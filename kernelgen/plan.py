@@ -18,6 +18,7 @@ from kernelgen.channel_plan import (
     stage_elements,
     sums_elements,
 )
+from kernelgen.device import DeviceFacts
 from kernelgen.errors import ScheduleError, UnsupportedError
 from kernelgen.grouping import Group, group_paths
 from kernelgen.pairs import PairPlan, pair_plan
@@ -63,19 +64,25 @@ def make_plan(spec: Spec) -> AnyPlan:
             "for a deterministic gradient"
         )
     if not spec.problem.is_channelwise:
-        return pair_plan(spec)
-    plan = _owners_plan(spec) if spec.schedule.accumulate == "owners" else _channel_plan(spec)
+        plan: AnyPlan = pair_plan(spec)
+    else:
+        plan = _owners_plan(spec) if spec.schedule.accumulate == "owners" else _channel_plan(spec)
     if isinstance(spec.schedule, CudaSchedule) and spec.schedule.early:
         _check_early(plan)
     return plan
 
 
-def _check_early(plan: Plan | OwnersPlan) -> None:
-    spec = plan.spec
-    if int(spec.facts.arch.removeprefix("sm_")) < EARLY_ARCH:
-        raise ScheduleError(f"early=True needs sm_{EARLY_ARCH} or later; {spec.facts.name} is {spec.facts.arch}")
-    if isinstance(plan, OwnersPlan) or not plan.zeroed:
-        raise ScheduleError("early=True begins while zeros are written, and this kernel adds to none")
+def launches_early(facts: DeviceFacts) -> bool:
+    """Whether a kernel can begin there beside the one before it."""
+    return facts.backend == "cuda" and int(facts.arch.removeprefix("sm_")) >= EARLY_ARCH
+
+
+def _check_early(plan: AnyPlan) -> None:
+    facts = plan.spec.facts
+    if not launches_early(facts):
+        raise ScheduleError(f"early=True needs sm_{EARLY_ARCH} or later; {facts.name} is {facts.arch}")
+    if not isinstance(plan, Plan) or not plan.zeroed:
+        raise ScheduleError("early=True begins while zeros are written, and this kernel adds to none, or does not wait")
 
 
 def _owners_plan(spec: Spec) -> Plan | OwnersPlan:

@@ -96,6 +96,22 @@ def test_where_it_makes_no_sense() -> None:
             make_plan(dataclasses.replace(spec_of("backward", schedule, operation=operation), problem=narrow))
 
 
+def test_kernels_of_pairs_may_not() -> None:
+    """They do not wait: one from a foreign database would add to memory that is not zero yet."""
+    pairs = TensorProductProblem.from_instructions(
+        "4x0e", "1x0e", "4x0e", [(0, 0, 0, "uvw", True)], shared_weights=False
+    )
+    for arch, told in (("sm_90", "does not wait"), ("sm_80", "needs sm_90")):
+        for early in (False, True):
+            spec = spec_of("backward", CudaSchedule(accumulate="atomics", early=early), arch)
+            spec = dataclasses.replace(spec, problem=pairs)
+            if early:
+                with pytest.raises(ScheduleError, match=told):
+                    make_plan(spec)
+            else:
+                make_plan(spec)
+
+
 def test_it_is_searched_where_launches_decide() -> None:
     def has(direction: str, num_edges: int, arch: str = "sm_90", operation: str = "conv", **options: bool) -> bool:
         facts = cuda_facts(arch)
