@@ -7,14 +7,11 @@ on an H200 the kernels of one molecule took 0.1 to 6 us longer in turns with oth
 from __future__ import annotations
 
 import functools
-from typing import Any
 
 import torch
 
-from kernelgen.compile import compile_source
 from kernelgen.device import device_facts
-from kernelgen.driver import Arguments, error_name, launch_function, launch_on
-from kernelgen.errors import LaunchError
+from kernelgen.fixed import FixedKernel
 from kernelgen.source import Source
 
 ENTRY = "equitune_long_code"
@@ -36,22 +33,11 @@ def source() -> Source:
 
 
 @functools.cache
-def _handle(device: int) -> tuple[int, int, Any]:
-    """The kernel's handle, its blocks, and what keeps its module loaded."""
-    from cuda.core import ObjectCode
-
-    facts = device_facts(f"cuda:{device}")
-    kernel = ObjectCode.from_cubin(compile_source(source(), facts).path.read_bytes()).get_kernel(ENTRY)
-    return int(kernel.handle), BLOCKS_EACH * facts.units, kernel
-
-
-_arguments = Arguments(2)
+def _long_code() -> FixedKernel:
+    return FixedKernel(source(), 2, THREADS)
 
 
 def evict_code(device: torch.device) -> None:
     """Queue the kernel on the current stream of the current device, which is ``device``."""
     index = torch.cuda.current_device() if device.index is None else device.index
-    handle, blocks, _ = _handle(index)
-    status = launch_on(index, launch_function(), handle, (blocks, THREADS, 0), _arguments.pack(0, 0))
-    if status != 0:
-        raise LaunchError(f"the kernel that makes instruction caches cold failed on cuda:{index}: {error_name(status)}")
+    _long_code().launch(index, BLOCKS_EACH * device_facts(f"cuda:{index}").units, 0, 0)

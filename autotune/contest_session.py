@@ -221,8 +221,7 @@ class ContestSession:
         calls = 2 if sampler.device.type == "cpu" else getattr(self.peers.get(name), "warm_up_calls", WARM_UP_CALLS)
         seconds = sampler.warm_up(calls, OUR_WARM_UP_S if ours else WARM_UP_S, max_seconds=WARM_UP_LIMIT_S)
         self.samplers[name] = sampler
-        # Of use only beside peers.
-        # Where the host's own time may decide, it is taken too.
+        # Where the host's own time may decide it is taken too; of use only beside peers.
         by_host = sampler.device.type == "cuda" and self.tensors.num_edges <= SMALL_GRAPH_EDGES and self.peers
         return Answer(
             seconds=seconds,

@@ -10,12 +10,12 @@ import multiprocessing
 import os
 import signal
 import sys
-import threading
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from multiprocessing.process import BaseProcess
 from typing import Any
 
+from autotune import processes
 from autotune.errors import StudyError
 from kernelgen.errors import EquituneError, InputError
 
@@ -99,7 +99,7 @@ def _end(process: BaseProcess) -> str:
 def _work(work: Callable[..., None], device: str, name: str, arguments: tuple) -> None:
     # A terminal's Ctrl-C reaches its whole process group, and the parent hands it on: once is enough.
     os.setpgrp()
-    threading.Thread(target=_follow_parent, daemon=True).start()
+    processes.end_with_parent()
     warnings.showwarning = lambda message, *_, **__: print(f"[{name}] warning: {message}", file=sys.stderr)
     try:
         work(_alone(device), name, *arguments)
@@ -119,11 +119,3 @@ def _alone(device: str) -> str:
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     os.environ["CUDA_VISIBLE_DEVICES"] = visible.split(",")[int(index)].strip() if visible else index
     return "cuda:0"
-
-
-def _follow_parent() -> None:
-    """A killed parent cannot end its tuners."""
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)

@@ -27,7 +27,7 @@ _TILINGS = ((1, 1), (1, 2), (1, 4), (2, 2), (4, 4))
 
 def probes_of(space: Space) -> tuple[Knobs, ...]:
     """Of a kernel of a channelwise product."""
-    kinds = (_tilings, _owners, _early, _rings, _carried, _code, unfused)
+    kinds = (_tilings, _owners, _forms, unfused)
     return tuple(schedule for kind in kinds for schedule in kind(space))
 
 
@@ -92,36 +92,18 @@ def _owners(space: Space) -> tuple[Knobs, ...]:
     return tuple(found.values())
 
 
-def _early(space: Space) -> tuple[Knobs, ...]:
-    """The default, and it adding every gradient in memory, begun while the zeros for that are written."""
-    if "early" not in space.knobs:
+def _forms(space: Space) -> tuple[Knobs, ...]:
+    """The default in forms that the sampler would come to late.
+
+    Begun while zeros are written, by itself and adding every gradient in memory; with its weights copied ahead to
+    shared memory, so not asked into L2 as well; carried from one stage of a node to the next; asking for its own code.
+    """
+    if not isinstance(space.default, CudaSchedule):
         return ()
-    found = (_legal(space, {"early": True, **adding}) for adding in ({}, {"accumulate": "atomics"}))
+    early: tuple[dict[str, Any], ...] = ({"early": True}, {"early": True, "accumulate": "atomics"})
+    rings = ({"prefetch": ring, "ahead": "none"} for ring in ("ring2", "ring4"))
+    found = (_legal(space, change) for change in (*early, *rings, {"prefetch": "carry"}, {"ahead": "code"}))
     return tuple(dict.fromkeys(schedule for schedule in found if schedule))
-
-
-def _rings(space: Space) -> tuple[Knobs, ...]:
-    """The default with its weights copied ahead to shared memory, so not asked into L2 as well."""
-    if "ring4" not in space.knobs.get("prefetch", ()):
-        return ()
-    found = (_legal(space, {"prefetch": ring, "ahead": "none"}) for ring in ("ring2", "ring4"))
-    return tuple(schedule for schedule in found if schedule)
-
-
-def _carried(space: Space) -> tuple[Knobs, ...]:
-    """The default with a node's rows and indices carried from stage to stage."""
-    if "carry" not in space.knobs.get("prefetch", ()):
-        return ()
-    found = _legal(space, {"prefetch": "carry"})
-    return (found,) if found else ()
-
-
-def _code(space: Space) -> tuple[Knobs, ...]:
-    """The default, asking for its own machine code as well."""
-    if "code" not in space.knobs.get("ahead", ()):
-        return ()
-    found = _legal(space, {"ahead": "code"})
-    return (found,) if found else ()
 
 
 def unfused(space: Space) -> tuple[Knobs, ...]:

@@ -1,10 +1,12 @@
-"""Processes that outlive the one that started them: compilers of a compilation that was given up take measured time."""
+"""Processes that outlive the one that started them: left compilers take measured time, left workers hold devices."""
 
 from __future__ import annotations
 
 import contextlib
+import multiprocessing
 import os
 import signal
+import threading
 from pathlib import Path
 
 # Of Python's own, which its children share: it tidies up after them and ends by itself.
@@ -33,3 +35,18 @@ def end(pids: list[int]) -> None:
         with contextlib.suppress(OSError):
             if _SPARED not in Path(f"/proc/{pid}/cmdline").read_bytes():
                 os.kill(pid, signal.SIGKILL)
+
+
+def end_with_parent() -> None:
+    """From now on this process ends when the one that spawned it does, even inside a kernel that hangs.
+
+    A killed process cannot end those that it started.
+    """
+    threading.Thread(target=_follow_parent, daemon=True).start()
+
+
+def _follow_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)

@@ -10,9 +10,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import multiprocessing
-import os
 import signal
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -181,7 +179,7 @@ def run_trial(worker: Worker, job: TrialJob, limit_s: float) -> Outcome:
 def _serve(connection: Connection, setting: Setting) -> None:
     # Ctrl-C reaches the whole process group; the parent decides what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_follow_parent, daemon=True).start()
+    processes.end_with_parent()
     # A caller that wants nothing more closes the connection, whatever it has left unread there.
     with contextlib.suppress(EOFError, ConnectionError):
         try:
@@ -201,11 +199,3 @@ def _serve(connection: Connection, setting: Setting) -> None:
             raise
         except Exception as error:
             connection.send((True, f"{type(error).__name__}: {error}"))
-
-
-def _follow_parent() -> None:
-    """A killed parent cannot kill its workers: they end themselves, even inside a kernel that hangs."""
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)

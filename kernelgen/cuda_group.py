@@ -49,30 +49,33 @@ class GroupEmitter(EdgeWalk):
         )
 
     def _finish_together(self) -> list[str]:
-        """The function that sums what the teams of a node left: each team some of the blocks."""
+        """The function that sums what the teams of a node left."""
         self.lines, schedule = [], self.kernel.schedule
         self.put(*self.await_zeros)
         side = "in1" if self.plan.node_sums == "x" else "out"
         self._channels()
-        if schedule.finish == "loop":
-            self._finish_by_components(side)
-        for position, (name, dim, offset) in enumerate(self._node_sums() if schedule.finish == "blocks" else ()):
-            with self.scope(f"if (share == {position % schedule.teams_per_node})"):
-                self.put(
-                    f"Real {name}[{dim}][C];",
-                    f"gather<{schedule.teams_per_node}, {self.sums * schedule.warps_per_edge}>"
-                    f"(parts + {offset} * C * LANES + team.lane, {name});",
-                    *self.memory.flush(side, "node", owned=True, only=self.memory.blocks(side)[position]),
-                )
+        # Elements from what one team left to what the next one did.
+        step = self.sums * schedule.warps_per_edge
+        finish = self._finish_by_components if schedule.finish == "loop" else self._finish_by_blocks
+        finish(side, schedule.teams_per_node, step)
         return [
             f"DEVICE void finish_{self.number}(const Buffers& b, const Team& team, const int unit, const int node,",
             "                     const int share, const Real* const parts)",
             *("{", *self.lines, "}", ""),
         ]
 
-    def _finish_by_components(self, side: str) -> None:
+    def _finish_by_blocks(self, side: str, teams: int, step: int) -> None:
+        """Each team some of the blocks, each in code of its own."""
+        for position, (name, dim, offset) in enumerate(self._node_sums()):
+            with self.scope(f"if (share == {position % teams})"):
+                self.put(
+                    f"Real {name}[{dim}][C];",
+                    f"gather<{teams}, {step}>(parts + {offset} * C * LANES + team.lane, {name});",
+                    *self.memory.flush(side, "node", owned=True, only=self.memory.blocks(side)[position]),
+                )
+
+    def _finish_by_components(self, side: str, teams: int, step: int) -> None:
         """Each team every so many-th component of all blocks, in a loop: little code, and shares that are even."""
-        teams, step = self.kernel.schedule.teams_per_node, self.sums * self.kernel.schedule.warps_per_edge
         sums = list(zip(self.memory.blocks(side), self._node_sums(), strict=True))
         for how in ("Store", "Add"):
             chosen = [(b, dim, first) for b, (_, dim, first) in sums if self.memory.owned_how(side, b) == how]

@@ -7,19 +7,11 @@ loads of several edges are under way at a time, and no register waits for them.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator
-from importlib import resources
 
 from kernelgen.channel_plan import Plan, ring_row
 from kernelgen.grouping import Group
 from kernelgen.spec import BYTES
-
-
-@functools.cache
-def ring_header() -> str:
-    """The copies themselves; for kernels that have a ring."""
-    return resources.files("kernelgen").joinpath("include/ring.hpp").read_text()
 
 
 class WeightRing:

@@ -32,6 +32,7 @@ class EdgeWalk:
         self.y_sums = EdgeSums(kernel.plan)
         self.ring = WeightRing(self.plan, group, self.paths, value_elements(self.plan)) if self.plan.ring else None
         self.sums = sums_elements(kernel.plan)
+        self.carries = kernel.schedule.prefetch == "carry"
         # Before anything is written.
         self.await_zeros = ("await_zeros();",) if kernel.schedule.early else ()
 
@@ -52,26 +53,24 @@ class EdgeWalk:
 
     def _walk(self) -> None:
         kernel, prefetch = self.kernel, self.kernel.schedule.prefetch != "none"
-        carries = kernel.schedule.prefetch == "carry"
         by_destination = not self.owner and not kernel.plain and bool({"g", "tg"} & {*kernel.live, *kernel.operands})
         copies = kernel.schedule.prefetch == "copy"
         if by_destination:
             self.put("int destination = -1;")
         if self.ring:
             self.put(*self.ring.begin())
-        if carries:
+        if self.carries:
             self._begin_carrying()
         with self.scope("for (int base = begin; base < end; base += STAGE)"):
-            if carries:
+            if self.carries:
                 self._stage_carried()
             else:
                 self._stage(by_destination)
-            if self.ring:
-                self.put(*self.ring.fill())
-            if not carries:
+                if self.ring:
+                    self.put(*self.ring.fill())
                 self.put(f"Row{self.number} row{', next_row' if copies else ''};")
-            if prefetch and not carries:
-                self._load_first("next_row." if copies else "row.")
+                if prefetch:
+                    self._load_first("next_row." if copies else "row.")
             with self.scope("for (int j = 0; j < count; ++j)"):
                 self.put("const int edge = team.broadcast(my_edge, j), far = team.broadcast(my_far, j);")
                 if prefetch:
@@ -90,7 +89,7 @@ class EdgeWalk:
                 self.put(*self.y_sums.join())
             elif kernel.staged:
                 self.put("team.sync();")
-            if carries:
+            if self.carries:
                 self.put("my_edge = coming_edge;", "my_far = coming_far;")
 
     def _load_first(self, into: str) -> None:
@@ -100,8 +99,7 @@ class EdgeWalk:
     def _prefetch(self, copies: bool) -> None:
         """What the loads of the next edge's row need; its copy is taken first, since that is what waits for a load."""
         self.put("const int next = team.broadcast(my_edge, j + 1), next_far = team.broadcast(my_far, j + 1);")
-        carries = self.kernel.schedule.prefetch == "carry"
-        self.put(f"const bool more = {'base + j + 1 < end' if carries else 'j + 1 < count'};")
+        self.put(f"const bool more = {'base + j + 1 < end' if self.carries else 'j + 1 < count'};")
         if copies:
             self.put("row = next_row;")
             with self.scope("if (more)"):

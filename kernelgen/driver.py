@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernelgen.errors import ToolMissingError
+from kernelgen.cache import Binary
+from kernelgen.errors import LaunchError, ToolMissingError
 
 INVALID_CONTEXT = 201
 
@@ -95,6 +96,18 @@ def _fill_function() -> Any:
     function.argtypes = [ctypes.c_void_p, ctypes.c_ubyte, ctypes.c_size_t, ctypes.c_void_p]
     function.restype = ctypes.c_int
     return function
+
+
+def load_entry(binary: Binary, entry: str) -> Any:
+    """A kernel of a compiled module, which stays loaded as long as what is returned lives."""
+    try:
+        from cuda.core import ObjectCode
+    except ImportError as error:
+        raise ToolMissingError(f"cuda.core cannot be imported ({error}); pip install 'equitune[gpu]'") from error
+    try:
+        return ObjectCode.from_cubin(binary.path.read_bytes()).get_kernel(entry)
+    except Exception as error:  # cuda.core raises its own private types
+        raise LaunchError(f"{binary.path} cannot be loaded: {error}") from error
 
 
 def launch_on(device: int, function: Any, handle: int, shape: tuple[int, int, int], arguments: ctypes.Array) -> int:

@@ -9,18 +9,15 @@ destination). A unit is a team's share of a run: one path group and ``lanes x ch
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
-from importlib import resources
 
 from kernelgen.channel_plan import Plan, joint_elements, stage_elements, sums_elements
 from kernelgen.cuda_group import GroupEmitter
 from kernelgen.cuda_memory import Facts
-from kernelgen.cuda_ring import ring_header
 from kernelgen.harmonics_text import inside
 from kernelgen.schedule import CudaSchedule
 from kernelgen.signature import buffers_struct, gpu_entry
-from kernelgen.source import ENTRY, Source
+from kernelgen.source import ENTRY, Source, included
 from kernelgen.spec import BUFFERS, Spec
 
 BUFFERS_LINE = f"    const Buffers b = {{{', '.join(BUFFERS)}}};"
@@ -30,16 +27,10 @@ SHARED = (
 )
 
 
-@functools.cache
-def header() -> str:
-    """The hand-written header that every kernel includes."""
-    return resources.files("kernelgen").joinpath("include/device.cuh").read_text()
-
-
-def extra_headers(schedule: CudaSchedule) -> list[str]:
-    """For kernels that begin beside the one before them, and for those that ask for their own code."""
-    names = [*(["early"] if schedule.early else []), *(["code"] if schedule.ahead == "code" else [])]
-    return [resources.files("kernelgen").joinpath(f"include/{name}.hpp").read_text() for name in names]
+def headers(schedule: CudaSchedule, has_ring: bool) -> list[str]:
+    """What every kernel includes, and what those with a ring, an early beginning or a request for their code do."""
+    asked = {"ring.hpp": has_ring, "early.hpp": schedule.early, "code.hpp": schedule.ahead == "code"}
+    return [included(name) for name in ("device.cuh", *(name for name, wanted in asked.items() if wanted))]
 
 
 def emit_cuda(plan: Plan) -> Source:
@@ -112,17 +103,13 @@ class KernelText:
         self.problem, self.direction = plan.spec.problem, plan.spec.direction
 
     def text(self) -> str:
-        extra = extra_headers(self.schedule)
-        top = [preamble(self.spec) + self.stage(), header(), self.ring(), *extra, inside(self.spec)]
-        top.append(buffers_struct())
+        included_here = headers(self.schedule, bool(self.plan.ring))
+        top = [preamble(self.spec) + self.stage(), *included_here, inside(self.spec), buffers_struct()]
         return "\n".join(part for part in [*top, *self.groups(), self._entry()] if part)
 
     def groups(self) -> list[str]:
         """The device functions of the path groups."""
         return [GroupEmitter(self.facts, number, group).text() for number, group in enumerate(self.plan.groups)]
-
-    def ring(self) -> str:
-        return ring_header() if self.plan.ring else ""
 
     def stage(self) -> str:
         return f"constexpr int STAGE = {self.plan.stage};  // edges fetched at a time\n"

@@ -8,15 +8,13 @@ it that fills what is added up with zeros.
 from __future__ import annotations
 
 from kernelgen.channel_plan import Plan
-from kernelgen.cuda_ring import ring_header
 from kernelgen.emit_cuda import (
     BUFFERS_LINE,
     SHARED,
     KernelText,
     ask_all,
     blocks_of_runs,
-    extra_headers,
-    header,
+    headers,
     launch_geometry,
     preamble,
 )
@@ -31,10 +29,10 @@ _SIZES = ("num_edges", "num_in", "num_out")
 
 def emit_owners(plan: OwnersPlan) -> Source:
     """The kernel of a plan; equal plans give equal text."""
-    rings, schedule = plan.of_x.ring or plan.others.ring, plan.spec.schedule
+    schedule = plan.spec.schedule
     assert isinstance(schedule, CudaSchedule)
     parts = [
-        *(preamble(plan.spec), header(), ring_header() if rings else "", *extra_headers(schedule)),
+        *(preamble(plan.spec), *headers(schedule, bool(plan.of_x.ring or plan.others.ring))),
         *(inside(plan.spec), buffers_struct()),
         *(_namespace("of_x", plan.of_x), _namespace("others", plan.others), _entry(plan)),
     ]

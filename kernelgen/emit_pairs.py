@@ -7,16 +7,14 @@ between a warp and a thread is in ``include/pairs.hpp``.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator
-from importlib import resources
 
 from kernelgen.pair_steps import path_steps
 from kernelgen.pairs import WARP, PairPath, PairPlan
 from kernelgen.problem import Block
 from kernelgen.schedule import CudaSchedule
 from kernelgen.signature import buffers_struct, element, gpu_entry, host_entry
-from kernelgen.source import Source
+from kernelgen.source import Source, included
 from kernelgen.spec import BUFFERS
 from kernelgen.terms import path_terms
 
@@ -24,14 +22,10 @@ INDENT = "    "
 SIDES = {"x": "in1", "g": "out"}
 
 
-@functools.cache
-def _header() -> str:
-    return resources.files("kernelgen").joinpath("include/pairs.hpp").read_text()
-
-
 def emit_pairs(plan: PairPlan) -> Source:
     """The kernel of a plan; equal plans give equal text."""
-    parts = [_preamble(plan), _header(), buffers_struct(), *_edge(plan), *(_gpu(plan) if plan.on_gpu else _host(plan))]
+    entry = _gpu(plan) if plan.on_gpu else _host(plan)
+    parts = [_preamble(plan), included("pairs.hpp"), buffers_struct(), *_edge(plan), *entry]
     return Source("\n".join(parts) + "\n", "cuda" if plan.on_gpu else "c++")
 
 

@@ -6,15 +6,9 @@ zeros before it adds to them (programmatic dependent launch: CUDA C++ programmin
 
 from __future__ import annotations
 
-import functools
-from typing import Any
-
 from torch import Tensor
 
-from kernelgen.compile import compile_source
-from kernelgen.device import device_facts
-from kernelgen.driver import Arguments, error_name, launch_function, launch_on
-from kernelgen.errors import LaunchError
+from kernelgen.fixed import FixedKernel
 from kernelgen.source import Source
 
 ENTRY = "equitune_zeros"
@@ -32,24 +26,10 @@ SOURCE = f"""extern "C" __global__ void __launch_bounds__({THREADS}) {ENTRY}(uns
 }}
 """
 
-
-_arguments = Arguments(2)
+_zeros = FixedKernel(Source(SOURCE, "cuda", ENTRY), 2, THREADS)
 
 
 def fill_ahead(out: Tensor) -> None:
     """Fill a contiguous, 16-byte aligned tensor of the current GPU with zeros, on its current stream."""
-    device, blocks = out.get_device(), min(MOST_BLOCKS, 1 + out.nbytes // (WIDE * THREADS))
-    packed = _arguments.pack(out.data_ptr(), out.nbytes // 4)
-    status = launch_on(device, launch_function(), _handle(device)[0], (blocks, THREADS, 0), packed)
-    if status != 0:
-        raise LaunchError(f"zeros for {out.nbytes} bytes failed on cuda:{device}: {error_name(status)}")
-
-
-@functools.cache
-def _handle(device: int) -> tuple[int, Any]:
-    """The kernel's handle, and what keeps its module loaded."""
-    from cuda.core import ObjectCode
-
-    binary = compile_source(Source(SOURCE, "cuda", ENTRY), device_facts(f"cuda:{device}"))
-    kernel = ObjectCode.from_cubin(binary.path.read_bytes()).get_kernel(ENTRY)
-    return int(kernel.handle), kernel
+    size = out.nbytes
+    _zeros.launch(out.get_device(), min(MOST_BLOCKS, 1 + size // (WIDE * THREADS)), out.data_ptr(), size // 4)

@@ -7,28 +7,21 @@ component, so that the compiler works on several at once. ``include/harmonics.hp
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator
-from importlib import resources
 
 from kernelgen.harmonics_plan import ROWS, HarmonicsPlan
 from kernelgen.harmonics_schedule import HarmonicsCudaSchedule
 from kernelgen.harmonics_text import vector_function
 from kernelgen.signature import gpu_entry, host_entry
-from kernelgen.source import Source
+from kernelgen.source import Source, included
 from kernelgen.spec import BYTES
 
 INDENT = "    "
 
 
-@functools.cache
-def _header(name: str) -> str:
-    return resources.files("kernelgen").joinpath(f"include/{name}.hpp").read_text()
-
-
 def emit_harmonics(plan: HarmonicsPlan) -> Source:
     """The kernel of a plan; equal plans give equal text."""
-    headers = [_header("harmonics"), *([_header("harmonics_ahead")] if plan.resident else [])]
+    headers = [included("harmonics.hpp"), *([included("harmonics_ahead.hpp")] if plan.resident else [])]
     kernel = _gpu_ahead(plan) if plan.resident else _gpu(plan) if plan.on_gpu else _host(plan)
     parts = ["\n".join(_preamble(plan)), *headers, *_one_vector(plan), *kernel]
     return Source("\n".join(parts) + "\n", "cuda" if plan.on_gpu else "c++")

@@ -17,13 +17,20 @@ from torch import Tensor
 
 from kernelgen.cache import Binary
 from kernelgen.compile import compile_source
-from kernelgen.driver import Arguments, early_launch_function, error_name, launch_function, launch_on
+from kernelgen.driver import (
+    Arguments,
+    early_launch_function,
+    error_name,
+    launch_function,
+    launch_on,
+    load_entry,
+)
 from kernelgen.emit import emit, geometry
-from kernelgen.errors import LaunchError, ToolMissingError
+from kernelgen.errors import LaunchError
 from kernelgen.harmonics_plan import HarmonicsPlan, HarmonicsSpec, harmonics_plan
 from kernelgen.harmonics_schedule import HarmonicsHostSchedule
 from kernelgen.plan import AnyPlan, make_plan
-from kernelgen.schedule import CudaSchedule, HostSchedule
+from kernelgen.schedule import HostSchedule
 from kernelgen.source import Source
 from kernelgen.spec import BUFFERS, Spec
 
@@ -96,20 +103,7 @@ def _load_host(plan: AnyPlan | HarmonicsPlan, binary: Binary, entry: str) -> Run
 
 
 def _load_cuda(plan: AnyPlan | HarmonicsPlan, binary: Binary, entry: str) -> Run:
-    try:
-        from cuda.core import ObjectCode
-    except ImportError as error:
-        raise ToolMissingError(f"cuda.core cannot be imported ({error}); pip install 'equitune[gpu]'") from error
-    try:
-        kernel = ObjectCode.from_cubin(binary.path.read_bytes()).get_kernel(entry)
-    except Exception as error:  # cuda.core raises its own private types
-        raise LaunchError(f"{binary.path} cannot be loaded: {error}") from error
-    return _CudaRun(plan, kernel)
-
-
-def _begins_early(plan: AnyPlan | HarmonicsPlan) -> bool:
-    schedule = plan.spec.schedule
-    return isinstance(schedule, CudaSchedule) and schedule.early
+    return _CudaRun(plan, load_entry(binary, entry))
 
 
 _arguments = Arguments(len(BUFFERS) + 3)
@@ -122,7 +116,8 @@ class _CudaRun:
         self._plan = plan
         self._kernel = kernel  # keeps the module loaded
         self._handle = int(kernel.handle)
-        self._launch = early_launch_function() if _begins_early(plan) else launch_function()
+        early = getattr(plan.spec.schedule, "early", False)
+        self._launch = early_launch_function() if early else launch_function()
         self._allowed: set[int] = set()
         self._geometry: dict[tuple[int, int, int], tuple[int, int, int]] = {}
 

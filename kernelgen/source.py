@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
+from importlib import resources
 
 ENTRY = "equitune_kernel"
 
@@ -14,3 +16,9 @@ class Source:
     text: str
     language: str
     entry: str = ENTRY
+
+
+@functools.cache
+def included(name: str) -> str:
+    """A hand-written header of ``include/``, which kernels hold in their text."""
+    return resources.files("kernelgen").joinpath(f"include/{name}").read_text()

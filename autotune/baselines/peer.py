@@ -30,7 +30,6 @@ CHECKED: dict[str, tuple[str, ...]] = {name: (name,) for name in DIRECTIONS} | {
     "forward_backward": ("backward",),
     "force_step": ("edge_backward", "joint_backward"),
 }
-SECOND_ORDER = ("double_backward", "joint_backward", "force_step")
 
 
 Conversion = Callable[[torch.Tensor], torch.Tensor]
@@ -202,7 +201,7 @@ class CheckedPasses(AutogradPasses):
         self._own_tangents.clear()
 
     def _check_first(self, which: str) -> None:
-        if self._product.no_second and which in SECOND_ORDER:
+        if self._product.no_second and any(DIRECTIONS[direction].tangents for direction in CHECKED[which]):
             raise PeerError(f"{self.name}: {self._product.no_second}")
         for direction in CHECKED[which]:
             if direction not in self.errors:
