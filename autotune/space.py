@@ -125,6 +125,8 @@ class Space:
             if changes.get("teams_per_node", schedule.teams_per_node) == 1:
                 changes["finish"] = "blocks"
             if not (fused or plain) or schedule.accumulate == "owners":
+                changes |= {"early": False, "zeros": "apart"}
+            elif schedule.zeros == "inside":
                 changes["early"] = False
             if fused and schedule.accumulate == "owners":
                 changes["warps_per_edge"] = 1
@@ -140,8 +142,12 @@ class Space:
         return block_of_an_edge(group_paths(self.spec.problem, schedule.path_groups), schedule)
 
     def plan(self, schedule: Knobs) -> Any:
-        """Of what is compiled for a schedule; ScheduleError if that is not legal."""
-        return self.family.plan(self.family.kernel_spec(self.spec, schedule))
+        """Of what is compiled for a schedule; ScheduleError if that is not legal, or the kernel that of another one."""
+        spec = self.family.kernel_spec(self.spec, schedule)
+        plan = self.family.plan(spec)
+        if plan.spec.schedule != spec.schedule:
+            raise ScheduleError(f"{schedule.key} makes the kernel of {plan.spec.schedule.key}")
+        return plan
 
     def broken_limit(self, schedule: Knobs) -> str | None:
         """Why the schedule is illegal, or None if it is legal."""
@@ -213,8 +219,10 @@ def search_space(
             knobs["prefetch"] = (*knobs["prefetch"], "carry")
         knobs["teams_per_node"] = (1, 2, 4, 8)
         knobs["finish"] = ("blocks", "loop")
-    if _may_begin_early(spec, num_edges):
-        knobs["early"] = (False, True)
+    if _waits_for_zeros(spec, num_edges):
+        knobs["zeros"] = ("apart", "inside")
+        if launches_early(facts):
+            knobs["early"] = (False, True)
     for knob, choices in knobs.items():
         value = getattr(default, knob)
         knobs[knob] = choices if value in choices else (*choices, value)
@@ -237,9 +245,9 @@ def _has_owners(spec: Spec, num_edges: int | None) -> bool:
     return live != "x" and _is_small(num_edges)
 
 
-def _may_begin_early(spec: Spec, num_edges: int | None) -> bool:
-    """Whether ``early`` may pay: gradients whose zeros are a launch that counts; of a plain product those of y."""
-    if spec.deterministic or not launches_early(spec.facts):
+def _waits_for_zeros(spec: Spec, num_edges: int | None) -> bool:
+    """Whether zeros may be a launch that counts: those of a small graph's gradients; of a plain product those of y."""
+    if spec.deterministic or spec.facts.backend != "cuda":
         return False
     live = spec.direction.live_outputs
     return "g" not in live and ("y" in live if spec.operation == "plain" else _is_small(num_edges))

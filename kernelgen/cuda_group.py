@@ -51,7 +51,7 @@ class GroupEmitter(EdgeWalk):
     def _finish_together(self) -> list[str]:
         """The function that sums what the teams of a node left."""
         self.lines, schedule = [], self.kernel.schedule
-        self.put(*self.await_zeros)
+        self.put(*self.not_awaited, *self.await_zeros)
         side = "in1" if self.plan.node_sums == "x" else "out"
         self._channels()
         # Elements from what one team left to what the next one did.

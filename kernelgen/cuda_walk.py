@@ -34,7 +34,11 @@ class EdgeWalk:
         self.sums = sums_elements(kernel.plan)
         self.carries = kernel.schedule.prefetch == "carry"
         # Before anything is written.
-        self.await_zeros = ("await_zeros();",) if kernel.schedule.early else ()
+        self.await_zeros: tuple[str, ...] = ("await_zeros();",) if kernel.schedule.early else ()
+        self.not_awaited: tuple[str, ...] = ()
+        if kernel.schedule.zeros == "inside":
+            self.not_awaited = ("bool awaited = false;",)
+            self.await_zeros = ("if (!awaited) await_zeros(b.ready, b.launch);", "awaited = true;")
 
     def put(self, *lines: str) -> None:
         self.lines += ["    " * self.depth + line for line in lines]
@@ -55,6 +59,7 @@ class EdgeWalk:
         kernel, prefetch = self.kernel, self.kernel.schedule.prefetch != "none"
         by_destination = not self.owner and not kernel.plain and bool({"g", "tg"} & {*kernel.live, *kernel.operands})
         copies = kernel.schedule.prefetch == "copy"
+        self.put(*self.not_awaited)
         if by_destination:
             self.put("int destination = -1;")
         if self.ring:

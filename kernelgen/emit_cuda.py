@@ -21,6 +21,10 @@ from kernelgen.source import ENTRY, Source, included
 from kernelgen.spec import BUFFERS, Spec
 
 BUFFERS_LINE = f"    const Buffers b = {{{', '.join(BUFFERS)}}};"
+# Arguments of a kernel that writes its zeros: see include/zeros.hpp.
+ZEROS = ("unsigned long long* ready", "unsigned long long launch")
+# Threads of its first blocks: 64 kB a step, of 16 bytes each.
+ZERO_THREADS = 4096
 SHARED = (
     "    extern __shared__ __align__(16) unsigned char shared_bytes[];",
     "    Real* const shared = reinterpret_cast<Real*>(shared_bytes);",
@@ -28,8 +32,9 @@ SHARED = (
 
 
 def headers(schedule: CudaSchedule, has_ring: bool) -> list[str]:
-    """What every kernel includes, and what those with a ring, an early beginning or a request for their code do."""
-    asked = {"ring.hpp": has_ring, "early.hpp": schedule.early, "code.hpp": schedule.ahead == "code"}
+    """What every kernel includes, and what those with a ring, zeros to wait for or a request for their code do."""
+    asked = {"ring.hpp": has_ring, "early.hpp": schedule.early, "zeros.hpp": schedule.zeros == "inside"}
+    asked["code.hpp"] = schedule.ahead == "code"
     return [included(name) for name in ("device.cuh", *(name for name, wanted in asked.items() if wanted))]
 
 
@@ -61,19 +66,30 @@ def ask_all(spec: Spec, owner: str) -> list[str]:
     assert isinstance(spec.schedule, CudaSchedule)
     if spec.schedule.ahead not in ("all", "code"):
         return []
-    problem, plain = spec.problem, spec.operation == "plain"
-    nodes = {"x": "num_edges" if plain else "num_in", "g": "num_edges" if plain else "num_out"}
-    rows = {
-        "x": f"{nodes['x']} * {problem.dim_in1}",
-        "y": f"num_edges * {spec.dim_y}",
-        "w": f"{'' if problem.shared_weights else 'num_edges * '}{problem.weight_numel}",
-        "g": f"{nodes['g']} * {problem.dim_out}",
-    }
-    index = {"spans": f"3 * {nodes['x' if owner == 'sender' else 'g']}"} if owner else {}
+    plain = spec.operation == "plain"
+    spans = "num_edges" if plain else "num_in" if owner == "sender" else "num_out"
+    index = {"spans": f"3 * {spans}"} if owner else {}
     index |= {} if plain else {"perm": "num_edges", "sender": "num_edges", "receiver": "num_edges"}
-    asked = index | {name: rows[name[-1]] for name in spec.operands}
+    sizes = elements(spec)
+    asked = index | {name: sizes[name[-1]] for name in spec.operands}
     code = [f"    ASK_CODE({ENTRY});"] if spec.schedule.ahead == "code" else []
     return [*code, *(f"    ask_all(b.{name}, {count});" for name, count in asked.items())]
+
+
+def elements(spec: Spec) -> dict[str, str]:
+    """How many elements the array of each slot has, as an expression of a kernel's text."""
+    problem, plain = spec.problem, spec.operation == "plain"
+    return {
+        "x": f"{'num_edges' if plain else 'num_in'} * {problem.dim_in1}",
+        "y": f"num_edges * {spec.dim_y}",
+        "w": f"{'' if problem.shared_weights else 'num_edges * '}{problem.weight_numel}",
+        "g": f"{'num_edges' if plain else 'num_out'} * {problem.dim_out}",
+    }
+
+
+def zero_blocks(schedule: CudaSchedule) -> int:
+    """The blocks that begin a grid with writing zeros."""
+    return max(1, ZERO_THREADS // schedule.block_size) if schedule.zeros == "inside" else 0
 
 
 def launch_geometry(plan: Plan, num_edges: int, num_in: int, num_out: int) -> tuple[int, int, int]:
@@ -83,7 +99,8 @@ def launch_geometry(plan: Plan, num_edges: int, num_in: int, num_out: int) -> tu
     owned = {"receiver": num_out, "sender": num_in}
     runs = owned[plan.owner] if plan.owner else -(-num_edges // schedule.edges_per_chunk)
     unit_blocks, runs_of_block = blocks_of_runs(plan)
-    return unit_blocks * -(-runs // runs_of_block), schedule.block_size, plan.shared_bytes
+    blocks = zero_blocks(schedule) + unit_blocks * -(-runs // runs_of_block)
+    return blocks, schedule.block_size, plan.shared_bytes
 
 
 def blocks_of_runs(plan: Plan) -> tuple[int, int]:
@@ -104,7 +121,8 @@ class KernelText:
 
     def text(self) -> str:
         included_here = headers(self.schedule, bool(self.plan.ring))
-        top = [preamble(self.spec) + self.stage(), *included_here, inside(self.spec), buffers_struct()]
+        struct = buffers_struct(*(ZEROS if zero_blocks(self.schedule) else ()))
+        top = [preamble(self.spec) + self.stage(), *included_here, inside(self.spec), struct]
         return "\n".join(part for part in [*top, *self.groups(), self._entry()] if part)
 
     def groups(self) -> list[str]:
@@ -115,8 +133,25 @@ class KernelText:
         return f"constexpr int STAGE = {self.plan.stage};  // edges fetched at a time\n"
 
     def _entry(self) -> str:
-        head = [*gpu_entry(self.schedule.block_size, self.schedule.min_blocks), BUFFERS_LINE]
-        return "\n".join([*head, *self.body("blockIdx.x", ask_all(self.spec, self.plan.owner), SHARED), "}", ""])
+        schedule, blocks = self.schedule, zero_blocks(self.schedule)
+        asked = ask_all(self.spec, self.plan.owner)
+        if not blocks:
+            head = [*gpu_entry(schedule.block_size, schedule.min_blocks), BUFFERS_LINE]
+            return "\n".join([*head, *self.body("blockIdx.x", asked, SHARED), "}", ""])
+        head = [
+            *gpu_entry(schedule.block_size, schedule.min_blocks, *ZEROS),
+            BUFFERS_LINE.replace("}", ", ready, launch}"),
+        ]
+        sizes = elements(self.spec)
+        zeros = [
+            f"    if (blockIdx.x < {blocks}) {{",
+            *(f"        write_zeros(b.{name}, {sizes[name[-1]]}, {blocks});" for name in sorted(self.plan.zeroed)),
+            f"        tell_of_zeros(ready, launch, {blocks});",
+            "        return;",
+            "    }",
+            f"    const int block = int(blockIdx.x) - {blocks};",
+        ]
+        return "\n".join([*head, *self.body("block", [*asked, *zeros], SHARED), "}", ""])
 
     def body(self, block: str, asked: Sequence[str] = (), shared: Sequence[str] = ()) -> list[str]:
         """From a block's number to its teams' work. asked: lines before that. shared: that make ``shared``, if used."""

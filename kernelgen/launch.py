@@ -33,6 +33,7 @@ from kernelgen.plan import AnyPlan, make_plan
 from kernelgen.schedule import HostSchedule
 from kernelgen.source import Source
 from kernelgen.spec import BUFFERS, Spec
+from kernelgen.zeros import next_launch
 
 # Dynamic shared memory above this has to be asked for, kernel by kernel.
 _SHARED_WITHOUT_ASKING = 48 * 1024
@@ -107,6 +108,8 @@ def _load_cuda(plan: AnyPlan | HarmonicsPlan, binary: Binary, entry: str) -> Run
 
 
 _arguments = Arguments(len(BUFFERS) + 3)
+# With where it says that its zeros are there, and its number.
+_arguments_and_zeros = Arguments(len(BUFFERS) + 5)
 
 
 class _CudaRun:
@@ -118,6 +121,7 @@ class _CudaRun:
         self._handle = int(kernel.handle)
         early = getattr(plan.spec.schedule, "early", False)
         self._launch = early_launch_function() if early else launch_function()
+        self._writes_zeros = getattr(plan.spec.schedule, "zeros", "") == "inside"
         self._allowed: set[int] = set()
         self._geometry: dict[tuple[int, int, int], tuple[int, int, int]] = {}
 
@@ -134,7 +138,11 @@ class _CudaRun:
         grid, block, shared = shape
         if shared > _SHARED_WITHOUT_ASKING and device not in self._allowed:
             self._allow_shared(device, shared)
-        packed = _arguments.pack(*pointers, num_edges, num_in, num_out)
+        if self._writes_zeros:
+            words, *zeros = next_launch(device)  # words: kept until the launch is queued
+            packed = _arguments_and_zeros.pack(*pointers, num_edges, num_in, num_out, *zeros)
+        else:
+            packed = _arguments.pack(*pointers, num_edges, num_in, num_out)
         status = launch_on(device, self._launch, self._handle, shape, packed)
         if status != 0:
             raise LaunchError(

@@ -47,13 +47,19 @@ def empty(shape: tuple[int, ...], like: Tensor) -> Tensor:
     return like.new_empty(shape)
 
 
-def zeros(shape: tuple[int, ...], like: Tensor, early: bool = False) -> Tensor:
-    """``like.new_zeros(shape)``, allocated as :func:`empty` does; ``early``: for a kernel that begins beside it."""
+def zeros(shape: tuple[int, ...], like: Tensor) -> Tensor:
+    """``like.new_zeros(shape)``, allocated as :func:`empty` does."""
     out = empty(shape, like)
-    if early and _is_on_current_gpu(out):
-        fill_ahead(out)
-        return out
     return out if _is_on_current_gpu(out) and clear(out) else out.zero_()
+
+
+def zeros_ahead(shape: tuple[int, ...], like: Tensor) -> Tensor:
+    """As :func:`zeros`, for a kernel that begins while they are written."""
+    out = empty(shape, like)
+    if not _is_on_current_gpu(out):
+        return out.zero_()
+    fill_ahead(out)
+    return out
 
 
 def _is_on_current_gpu(tensor: Tensor) -> bool:
@@ -68,6 +74,7 @@ def part(flat: Tensor, shape: tuple[int, ...], begin: int) -> Tensor:
     return _reinterpret(flat, shape, _strides(shape), begin)
 
 
+@functools.lru_cache(maxsize=1024)
 def _strides(shape: tuple[int, ...]) -> tuple[int, ...]:
     """Of a contiguous tensor."""
     if len(shape) == 2:

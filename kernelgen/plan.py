@@ -55,7 +55,10 @@ AnyPlan = Plan | PairPlan | OwnersPlan
 
 
 def make_plan(spec: Spec) -> AnyPlan:
-    """The plan of a spec, or ScheduleError with the broken limit."""
+    """The plan of a spec, or ScheduleError with the broken limit.
+
+    A kernel that adds to nothing has no zeros to wait for: the plan's own schedule is then without that.
+    """
     if isinstance(spec.schedule, HostSchedule):
         spec.facts.check_cores(spec.schedule.threads)
     if spec.deterministic and spec.problem.shared_weights and "w" in spec.direction.live_outputs:
@@ -67,8 +70,8 @@ def make_plan(spec: Spec) -> AnyPlan:
         plan: AnyPlan = pair_plan(spec)
     else:
         plan = _owners_plan(spec) if spec.schedule.accumulate == "owners" else _channel_plan(spec)
-    if isinstance(spec.schedule, CudaSchedule) and spec.schedule.early:
-        _check_early(plan)
+    if isinstance(spec.schedule, CudaSchedule):
+        return _check_zeros(plan, spec.schedule)
     return plan
 
 
@@ -77,12 +80,21 @@ def launches_early(facts: DeviceFacts) -> bool:
     return facts.backend == "cuda" and int(facts.arch.removeprefix("sm_")) >= EARLY_ARCH
 
 
-def _check_early(plan: AnyPlan) -> None:
-    facts = plan.spec.facts
-    if not launches_early(facts):
+def _check_zeros(plan: AnyPlan, schedule: CudaSchedule) -> AnyPlan:
+    facts, inside = plan.spec.facts, schedule.zeros == "inside"
+    if not (schedule.early or inside):
+        return plan
+    if schedule.early and inside:
+        raise ScheduleError("early=True waits for zeros of a launch apart, and zeros='inside' has none: choose one")
+    if schedule.early and not launches_early(facts):
         raise ScheduleError(f"early=True needs sm_{EARLY_ARCH} or later; {facts.name} is {facts.arch}")
-    if not isinstance(plan, Plan) or not plan.zeroed:
-        raise ScheduleError("early=True begins while zeros are written, and this kernel adds to none, or does not wait")
+    if not isinstance(plan, Plan):
+        knob = "zeros='inside'" if inside else "early=True"
+        raise ScheduleError(f"{knob} begins while zeros are written, and this kernel does not wait for those")
+    if plan.zeroed:
+        return plan
+    alone = dataclasses.replace(schedule, early=False, zeros="apart")
+    return dataclasses.replace(plan, spec=dataclasses.replace(plan.spec, schedule=alone))
 
 
 def _owners_plan(spec: Spec) -> Plan | OwnersPlan:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 from torch import Tensor
@@ -16,7 +17,8 @@ from kernelgen.checks import Checks, Graph, Operands
 from kernelgen.direction import OPERANDS
 from kernelgen.graph import NO_ORDER, order_by
 from kernelgen.launch import Kernel, load_kernel
-from kernelgen.memory import empty, part, zeros
+from kernelgen.memory import empty, part, zeros, zeros_ahead
+from kernelgen.schedule import CudaSchedule
 from kernelgen.spec import BUFFERS, Spec
 
 # Elements to which outputs that share an allocation are aligned: 16 bytes or more.
@@ -58,14 +60,18 @@ class Runner:
         self.zeroed = ""  # live outputs that must be zero before the launch
         # Position, name and slot of the operands that the kernel reads.
         self.read: tuple[tuple[int, str, str], ...] = ()
-        self.partial_y, self.early = 0, False
+        self.partial_y = 0
+        # How those are allocated; ``empty`` if the kernel fills them itself.
+        self.start: Callable[[tuple[int, ...], Tensor], Tensor] = zeros
         self._layouts: dict[tuple, Layout] = {}
         if self.live:
             live = dataclasses.replace(spec, direction=dataclasses.replace(spec.direction, outputs=self.live))
             self.kernel = load_kernel(live)
             plan = self.kernel.plan
             self.owner, self.partial_y = plan.owner, plan.partial_y
-            self.early = getattr(spec.schedule, "early", False)
+            schedule = plan.spec.schedule
+            if isinstance(schedule, CudaSchedule):
+                self.start = empty if schedule.zeros == "inside" else zeros_ahead if schedule.early else zeros
             self.zeroed = "".join(slot for slot in self.live if f"out_{slot}" in plan.zeroed)
             self.read = tuple((OPERANDS.index(name), name, name[-1]) for name in live.operands)
 
@@ -128,15 +134,17 @@ class Runner:
             layout = self._layouts[sizes] = self._layout(graph.shapes)
         results = {}
         if layout.together:
-            flat = zeros((layout.elements,), x, self.early)
+            flat = self.start((layout.elements,), x)
             for slot, shape, begin in layout.together:
                 results[slot] = part(flat, shape, begin)
         for slot, shape in layout.zeros:
-            results[slot] = zeros(shape, x, self.early)
+            results[slot] = self.start(shape, x)
         for slot, shape in layout.overwritten:
-            results[slot] = out = empty(shape, x)
-            if poison:
-                out.fill_(float("nan"))
+            results[slot] = empty(shape, x)
+        if poison:
+            for slot, out in results.items():
+                if slot not in self.zeroed or self.start is empty:
+                    out.fill_(float("nan"))
         return results
 
     def _layout(self, shapes: dict[str, tuple[int, ...]]) -> Layout:

@@ -116,6 +116,8 @@ class CudaSchedule(Schedule):
     block_size, min_blocks: threads a block; blocks a multiprocessor that registers are limited for (0: no limit).
     early: the kernel begins beside the one that fills what it adds to with zeros, and waits for it only before its
         first sum (programmatic dependent launch, from sm_90 on).
+    zeros: what the kernel adds to is filled with zeros by a launch ``apart``, or ``inside``, by its own first blocks,
+        for which the others wait before their first sum.
     """
 
     edges_per_warp: int = 1
@@ -131,9 +133,10 @@ class CudaSchedule(Schedule):
     min_blocks: int = 0
     early: bool = False
     finish: str = "blocks"
+    zeros: str = "apart"
 
     backend: ClassVar[str] = "cuda"
-    younger: ClassVar[tuple[str, ...]] = ("early", "finish")
+    younger: ClassVar[tuple[str, ...]] = ("early", "finish", "zeros")
     choices: ClassVar[dict[str, tuple]] = {
         **Schedule.choices,
         "accumulate": ("registers", "atomics", "owners"),
@@ -150,6 +153,7 @@ class CudaSchedule(Schedule):
         "min_blocks": (0, 1, 2, 3, 4, 6, 8, 12, 16),
         "early": (False, True),
         "finish": ("blocks", "loop"),
+        "zeros": ("apart", "inside"),
     }
 
     @property

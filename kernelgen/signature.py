@@ -24,17 +24,17 @@ def buffers() -> list[str]:
     return [f"{element(name)}* __restrict__ {name}" for name in BUFFERS]
 
 
-def buffers_struct() -> str:
-    """A struct ``Buffers`` with all of them."""
-    return "struct Buffers {\n" + "\n".join(f"{INDENT}{field};" for field in buffers()) + "\n};\n"
+def buffers_struct(*more: str) -> str:
+    """A struct ``Buffers`` with all of them; ``more``: declarations behind those."""
+    return "struct Buffers {\n" + "\n".join(f"{INDENT}{field};" for field in (*buffers(), *more)) + "\n};\n"
 
 
-def gpu_entry(block_size: int, min_blocks: int) -> Iterator[str]:
-    """The head of a kernel, up to its opening brace."""
+def gpu_entry(block_size: int, min_blocks: int, *more: str) -> Iterator[str]:
+    """The head of a kernel, up to its opening brace; ``more``: declarations of arguments behind those of all."""
     bounds = f"{block_size}, {min_blocks}" if min_blocks else f"{block_size}"
     yield f'extern "C" __global__ void __launch_bounds__({bounds}) {ENTRY}('
     yield ",\n".join(f"{INDENT}{field}" for field in buffers()) + ","
-    yield f"{INDENT}long long num_edges, long long num_in, long long num_out)"
+    yield f"{INDENT}{', '.join(('long long num_edges, long long num_in, long long num_out', *more))})"
     yield "{"
 
 

@@ -85,7 +85,8 @@ def run_direction(
             rows = relayout(rows, irreps[name[-1]], to_ir_mul=True)
         buffers[name] = rows.to(real).contiguous()
     for slot in direction.outputs:
-        empty = 0.0 if f"out_{slot}" in plan.zeroed and not schedule.early else float("nan")
+        started = f"out_{slot}" in plan.zeroed and not schedule.early and schedule.zeros == "apart"
+        empty = 0.0 if started else float("nan")
         shape = tuple(case.tensors[slot].shape)
         if slot == "y" and plan.partial_y:
             shape = (shape[0], plan.partial_y, shape[1])

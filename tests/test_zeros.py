@@ -1,0 +1,256 @@
+"""Kernels that begin before their zeros are there, and that write those themselves: nothing is added before."""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import threading
+import types
+from typing import Any
+
+import pytest
+import torch
+from cuda_emulator import run_direction
+from reference import assert_matches_e3nn, expected, make_case, relative_error
+
+from autotune.config_tables import load_problems
+from autotune.space import search_space
+from kernelgen import CudaSchedule, TensorProductProblem, build, driver, fill, zeros
+from kernelgen.compile import compile_source
+from kernelgen.device import cuda_facts
+from kernelgen.direction import DIRECTIONS, backward
+from kernelgen.emit import emit
+from kernelgen.errors import ScheduleError
+from kernelgen.launch import load_kernel
+from kernelgen.plan import make_plan
+from kernelgen.schedule import schedule_from_dict
+from kernelgen.source import Source
+from kernelgen.spec import Spec
+
+FACTS = cuda_facts("sm_90")
+PROBLEM = TensorProductProblem.channelwise("64x0e+32x1e+8x2e", "0e+1e+2e", "0e+1e+2e")
+WAITING: dict[str, dict] = {"early": {"early": True}, "inside": {"zeros": "inside"}}
+GRADIENTS = ["backward", "edge_backward", "joint_backward", "double_backward"]
+FORMS = {
+    "atomics": CudaSchedule(accumulate="atomics", edges_per_chunk=2, path_groups=3),
+    "staged": CudaSchedule(
+        accumulate="atomics", edges_per_chunk=8, path_groups=3, edge_operand="shared", prefetch="reload"
+    ),
+    "ring": CudaSchedule(prefetch="ring2", edges_per_warp=4, path_groups=4, stage_edges=8),
+    "split-nodes": CudaSchedule(teams_per_node=4, path_groups=3, edge_operand="shared"),
+    "alone": CudaSchedule(order="sender", path_groups=4, edges_per_warp=2, stage_edges=16, block_size=512),
+    "plain": CudaSchedule(path_groups=4, edges_per_warp=2, edges_per_chunk=2, stage_edges=4, warps_per_edge=2),
+    "by-sender": CudaSchedule(order="sender", path_groups=4, teams_per_node=2, edges_per_warp=2, stage_edges=16),
+}
+
+
+def spec_of(direction: str, schedule: CudaSchedule, arch: str = "sm_90", operation: str = "conv") -> Spec:
+    kernel = (PROBLEM, DIRECTIONS[direction], schedule, operation, "float32", "ir_mul", "int64", cuda_facts(arch))
+    return Spec(*kernel)
+
+
+def waiting(form: str, how: str) -> CudaSchedule:
+    return dataclasses.replace(FORMS[form], **WAITING[how])
+
+
+@pytest.mark.parametrize("direction", GRADIENTS)
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("how", WAITING)
+def test_against_e3nn(how: str, form: str, direction: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Outputs begin as NaN. Zeros apart come when the first lane waits, over whatever was written before."""
+    monkeypatch.setattr("kernelgen.plan.REGISTER_SLACK", 10)
+    operation = "plain" if form == "plain" else "conv"
+    case = make_case(PROBLEM, operation, edges=12, nodes=20)  # some nodes have no edges
+    results = run_direction(case, DIRECTIONS[direction], operation, "ir_mul", "float64", waiting(form, how))
+    wanted = expected(case, direction)
+    errors = {slot: relative_error(results[slot], wanted[slot]) for slot in wanted}
+    assert max(errors.values()) < 1e-10, errors
+
+
+@pytest.mark.parametrize("direction", GRADIENTS)
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("how", WAITING)
+def test_the_compiler_takes_it(how: str, form: str, direction: str) -> None:
+    operation = "plain" if form == "plain" else "conv"
+    plan = make_plan(spec_of(direction, waiting(form, how), operation=operation))
+    assert "await_zeros" in emit(plan).text
+    assert compile_source(emit(plan), FACTS).resources["registers"] > 0
+    assert "await_zeros" not in emit(make_plan(spec_of(direction, FORMS[form], operation=operation))).text
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100"])
+def test_the_kernel_of_zeros_compiles(arch: str) -> None:
+    resources = compile_source(Source(fill.SOURCE, "cuda", fill.ENTRY), cuda_facts(arch)).resources
+    assert resources["registers"] <= 32 and not resources["spill_bytes"]
+
+
+def test_where_it_is_refused() -> None:
+    def told(how: dict, arch: str, problem: TensorProductProblem = PROBLEM, **knobs: Any) -> str:
+        spec = spec_of("backward", CudaSchedule(**{"accumulate": "atomics", "path_groups": 4} | knobs | how), arch)
+        with pytest.raises(ScheduleError) as raised:
+            make_plan(dataclasses.replace(spec, problem=problem))
+        return str(raised.value)
+
+    early, inside = WAITING.values()
+    assert "needs sm_90" in told(early, "sm_80") and "choose one" in told(early | inside, "sm_90")
+    # These do not wait: such a schedule from a foreign database would add to memory that is not zero yet.
+    pairs = TensorProductProblem.from_instructions(
+        "4x0e", "1x0e", "4x0e", [(0, 0, 0, "uvw", True)], shared_weights=False
+    )
+    narrow = TensorProductProblem.channelwise("32x0e+32x1o", "0e+1o+2e", "0e+1o+2e")
+    for how in (early, inside):
+        assert "does not wait" in told(how, "sm_90", narrow, accumulate="owners", path_groups=1, block_size=64)
+        assert "does not wait" in told(how, "sm_90", pairs, path_groups=1)
+    assert make_plan(spec_of("backward", CudaSchedule(accumulate="atomics", **inside, path_groups=4), "sm_80")).zeroed
+
+
+@pytest.mark.parametrize("how", WAITING)
+def test_of_a_kernel_that_adds_to_nothing_it_means_nothing(how: str) -> None:
+    """A tuned backward of which only the gradients of weights are asked for is no error, and no trial of its own."""
+    schedule = waiting("atomics", how)
+    plan = make_plan(dataclasses.replace(spec_of("backward", schedule), direction=backward("w")))
+    assert plan.spec.schedule == FORMS["atomics"] and not plan.zeroed
+    space = search_space(PROBLEM, "conv", "forward", "float32", FACTS, num_edges=300)
+    told = space.broken_limit(dataclasses.replace(CudaSchedule(path_groups=3), **WAITING[how]))
+    assert told is not None and "makes the kernel of" in told
+
+
+def test_it_is_searched_where_launches_decide() -> None:
+    def knobs(direction: str, num_edges: int, arch: str = "sm_90", operation: str = "conv", **options: bool) -> set:
+        facts = cuda_facts(arch)
+        space = search_space(PROBLEM, operation, direction, "float32", facts, num_edges=num_edges, **options)
+        return set(space.knobs) & {"early", "zeros"}
+
+    both = {"early", "zeros"}
+    assert all(knobs(direction, 300) == both for direction in GRADIENTS if direction != "double_backward")
+    assert not knobs("forward", 300) and not knobs("backward", 100_000)
+    assert knobs("backward", 300, "sm_80") == {"zeros"}
+    assert not knobs("backward", 300, deterministic=True)
+    assert knobs("backward", 100_000, operation="plain") == both and not knobs("forward", 100_000, operation="plain")
+
+
+@pytest.mark.parametrize("how", WAITING)
+def test_records_without_it_read_as_ever(how: str) -> None:
+    """Stored schedules and the texts of kernels do not name a knob that is younger than they are."""
+    ((knob, value),) = WAITING[how].items()
+    plain, changed = CudaSchedule(), CudaSchedule(**WAITING[how])
+    assert knob not in plain.key and knob not in plain.to_dict() and f"{knob}={value}" in changed.key
+    for schedule in (plain, changed):
+        assert schedule_from_dict(schedule.to_dict()) == schedule
+    with pytest.raises(ScheduleError, match=knob):
+        schedule_from_dict({**plain.to_dict(), knob: 1})
+
+
+def test_each_launch_has_a_number_and_each_stream_its_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = {"stream": 0, "capturing": False}
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: now["stream"], raising=False)
+    monkeypatch.setattr(torch._C, "_cuda_isCurrentStreamCapturing", lambda: now["capturing"], raising=False)
+    monkeypatch.setattr(zeros, "_words", {})
+    monkeypatch.setattr(zeros, "_fresh", lambda device: (words := torch.zeros(2, dtype=torch.int64), words.data_ptr()))
+
+    def launch(device: int = 0, **changed: int) -> zeros.Launch:
+        now.update({"stream": 0, "capturing": False} | changed)
+        return zeros.next_launch(device)
+
+    first, again, other, elsewhere = launch(), launch(), launch(stream=64), launch(device=1)
+    captured = [launch(capturing=True) for _ in range(2)]
+    of_threads = [launch(stream=2) for _ in range(2)]
+    launches = [first, again, other, elsewhere, *captured, *of_threads]
+    assert first.address == again.address == first.words.data_ptr()
+    assert len({launch.address for launch in launches}) == len(launches) - 1
+    assert [launch.number - first.number for launch in launches] == list(range(len(launches)))
+
+
+class Attribute(ctypes.Structure):
+    """``CUlaunchAttribute`` of cuda.h."""
+
+    _fields_ = (("number", ctypes.c_int), ("unused", ctypes.c_char * 4), ("value", ctypes.c_int * 16))
+
+
+class Config(ctypes.Structure):
+    """``CUlaunchConfig`` of cuda.h."""
+
+    _fields_ = (
+        *((name, ctypes.c_uint) for name in ("gx", "gy", "gz", "bx", "by", "bz", "shared")),
+        *(("stream", ctypes.c_void_p), ("attributes", ctypes.POINTER(Attribute)), ("count", ctypes.c_uint)),
+    )
+
+
+def test_what_the_driver_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The packed configuration is the driver's structure; another thread has its own."""
+    given: list[tuple] = []
+
+    def called(address: int, handle: int, parameters: None, extra: str) -> int:
+        config = Config.from_address(address)
+        shape = [getattr(config, name) for name in ("gx", "gy", "gz", "bx", "by", "bz", "shared", "stream", "count")]
+        attribute = config.attributes[0]
+        given.append((shape, attribute.number, list(attribute.value), handle, parameters, extra, address))
+        return 7
+
+    monkeypatch.setattr(driver, "_library", lambda: types.SimpleNamespace(cuLaunchKernelEx=called))
+    monkeypatch.setattr(driver, "early_launch_function", driver.early_launch_function.__wrapped__)
+    launch = driver.early_launch_function()
+    assert launch(99, 5, 1, 1, 64, 1, 1, 4096, 1 << 40, None, "extra") == 7
+    thread = threading.Thread(target=launch, args=(99, 6, 1, 1, 32, 1, 1, 0, None, None, "more"))
+    thread.start()
+    thread.join()
+    assert given[0][:-1] == ([5, 1, 1, 64, 1, 1, 4096, 1 << 40, 1], 6, [1] + 15 * [0], 99, None, "extra")
+    assert given[1][:-1] == ([6, 1, 1, 32, 1, 1, 0, None, 1], 6, [1] + 15 * [0], 99, None, "more")
+    assert given[0][-1] != given[1][-1]
+    assert ctypes.sizeof(Config) == driver._EarlyLaunch.packer.size
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("how", WAITING)
+def test_on_a_gpu(how: str, form: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kernelgen.plan.REGISTER_SLACK", 4)
+    schedules = dict.fromkeys(GRADIENTS[:3], waiting(form, how))
+    operation = "plain" if form == "plain" else "conv"
+    operator = build(PROBLEM, schedules, operation=operation, dtype=dtype, layout="ir_mul", device="cuda")
+    case = make_case(PROBLEM, operation, edges=300, nodes=20, num_out=20)
+    assert_matches_e3nn(operator, case, schedules, 1e-5 if dtype == torch.float32 else 1e-10, "cuda")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("how", WAITING)
+def test_on_a_gpu_in_memory_that_holds_anything_many_times(how: str) -> None:
+    """Launches behind each other, on the autograd thread, replayed from a graph, and all of these on two streams."""
+    problem = load_problems()["mace-mp-medium"]
+    schedule = CudaSchedule(accumulate="atomics", edges_per_chunk=1, path_groups=4, **WAITING[how])
+    schedules = dict.fromkeys(("backward", "edge_backward"), schedule)
+    operator = build(problem, schedules, layout="ir_mul", device="cuda")
+    assert load_kernel(operator.specs("backward")[-1]).plan.spec.schedule == schedule
+    case = make_case(problem, "conv", edges=300, nodes=20, num_out=20)
+    x, y, w, g = (case.tensors[name].float().cuda() for name in "xywg")
+    sender, receiver = case.sender.cuda(), case.receiver.cuda()
+    torch.cuda.synchronize()
+
+    def gradients() -> tuple[torch.Tensor, ...]:
+        inputs = [t.detach().requires_grad_() for t in (x, y, w)]
+        return torch.autograd.grad(operator(*inputs, sender, receiver, num_out=20), inputs, g)
+
+    def check(found: tuple[torch.Tensor, ...]) -> None:
+        for a, b in zip(found, wanted, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-4)
+
+    side, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+    with torch.cuda.stream(side):
+        wanted = gradients()
+        for _ in range(300):
+            for like in wanted:
+                torch.full_like(like, float("nan"))  # freed at once: what is allocated next
+            check(gradients())
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph, stream=side):
+        kept = gradients()
+    for _ in range(100):
+        for tensor in kept:
+            tensor.fill_(float("nan"))
+        with torch.cuda.stream(side):
+            beside = gradients()
+        graph.replay()
+        check(kept)
+        side.synchronize()
+        check(beside)
