@@ -5,7 +5,7 @@ SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 .ONESHELL:
 .DEFAULT_GOAL := help
-.PHONY: help setup tune test check report clean
+.PHONY: help setup tune test check sanitize report clean
 
 VENV ?= .venv
 # --system-site-packages uses the torch that PYTHON already has, whatever its version.
@@ -47,6 +47,9 @@ check: $(STAMP)  ## lint, formatting, types, known vulnerabilities
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/python .ci/audit
+
+sanitize: $(STAMP)  ## compute-sanitizer over every kernel form, on a GPU
+	@$(BIN)/python tests/sanitize.py $(ARGS)
 
 report: $(STAMP)  ## rebuild reports/ from results/ alone
 	@$(BIN)/equitune report $(ARGS)

@@ -1,0 +1,211 @@
+"""compute-sanitizer over every kernel form: ``python tests/sanitize.py [SHARDS]`` on a machine with a CUDA device.
+
+Kernels are compiled first, all cores at work; then SHARDS processes (4) for each of memcheck and racecheck launch them
+once on small graphs. Each tensor is an allocation of its own, so that an access beyond its end is seen. Ends with 1 if
+an access is wrong, shared memory is raced for, or a kernel could not be launched. Results are what other tests check.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from typing import Any
+
+import test_carry
+import test_gpu
+import test_harmonics_kernel
+import test_zeros
+import torch
+from pair_problems import MODES, of_mode
+
+import kernelgen.plan
+from kernelgen.compile import compile_source
+from kernelgen.device import DeviceFacts, device_facts
+from kernelgen.direction import DIRECTIONS
+from kernelgen.emit import emit
+from kernelgen.errors import ScheduleError, UnsupportedError
+from kernelgen.graph import order_by
+from kernelgen.harmonics import HarmonicsProblem
+from kernelgen.harmonics_plan import HarmonicsSpec, harmonics_plan
+from kernelgen.harmonics_schedule import HarmonicsCudaSchedule
+from kernelgen.launch import load_kernel
+from kernelgen.memory import zeros_ahead
+from kernelgen.plan import make_plan
+from kernelgen.schedule import CudaSchedule
+from kernelgen.spec import Spec
+
+AnySpec = Spec | HarmonicsSpec
+EDGES, NODES_IN, NODES_OUT = 150, 12, 9
+UNIT = HarmonicsProblem((0, 1, 2, 3), "component", True)
+TOOLS = {
+    "memcheck": ["--tool", "memcheck", "--report-api-errors", "no"],
+    "racecheck": ["--tool", "racecheck"],
+}
+# Registers estimated beyond the limit make spills, which are no matter here.
+SLACK = kernelgen.plan.REGISTER_SLACK = 10.0
+
+
+def channelwise(facts: DeviceFacts) -> Iterator[tuple[str, Spec]]:
+    """Legal or not: forms of the convolution and the plain product, with every direction."""
+    waiting = {
+        f"{how} {name}": test_zeros.waiting(name, how) for how in test_zeros.WAITING for name in test_zeros.FORMS
+    }
+    carried = {f"carry {name}": test_carry.carried(name) for name in test_carry.FORMS}
+    for problem, forms in ((test_gpu.MEDIUM, test_gpu.FORMS), (test_zeros.PROBLEM, waiting | carried)):
+        for name, form in forms.items():
+            by_direction = form if isinstance(form, dict) else dict.fromkeys(DIRECTIONS, form)
+            for direction, schedule in by_direction.items():
+                operation = "conv" if schedule.fuse and not name.endswith("plain") else "plain"
+                for dtype in ("float32", "float64") if direction == "backward" else ("float32",):
+                    spec = Spec(problem, DIRECTIONS[direction], schedule, operation, dtype, "ir_mul", "int64", facts)
+                    yield f"{name}, {direction}, {dtype}", spec
+    inside = CudaSchedule(edge_operand="shared", stage_edges=8, path_groups=3)
+    for direction in ("forward", "backward", "source_backward", "edge_backward"):
+        spec = Spec(
+            *(test_gpu.MEDIUM, DIRECTIONS[direction], inside, "conv", "float32", "ir_mul", "int64", facts),
+            harmonics=UNIT,
+        )
+        yield f"harmonics inside, {direction}", spec
+
+
+def pairs(facts: DeviceFacts) -> Iterator[tuple[str, Spec]]:
+    """Every mode, with weights of edges and shared ones."""
+    for mode in MODES:
+        for shared, teams in ((False, 1), (True, 4)):
+            schedule = CudaSchedule(accumulate="atomics", edges_per_warp=teams)
+            for direction in DIRECTIONS.values():
+                kind = ("conv", "float32", "ir_mul" if shared else "mul_ir", "int64")
+                yield (
+                    f"{mode}, shared={shared}, {direction.name}",
+                    Spec(of_mode(mode, shared), direction, schedule, *kind, facts),
+                )
+
+
+def harmonics(facts: DeviceFacts) -> Iterator[tuple[str, HarmonicsSpec]]:
+    """Every staging of rows."""
+    for staging in HarmonicsCudaSchedule.choices["staging"]:
+        schedule = HarmonicsCudaSchedule(block_size=32, staging=staging, stages=2 if staging == "ahead" else 1)
+        for direction in test_harmonics_kernel.EACH:
+            name = f"harmonics {staging}, {direction.name} {direction.outputs}"
+            yield name, HarmonicsSpec(UNIT, direction, schedule, "float32", facts)
+
+
+def plan_of(spec: AnySpec) -> Any:
+    """What is compiled; None where the form makes no sense in this direction."""
+    try:
+        return harmonics_plan(spec) if isinstance(spec, HarmonicsSpec) else make_plan(spec)
+    except (ScheduleError, UnsupportedError):
+        return None
+
+
+def cases(facts: DeviceFacts) -> dict[str, AnySpec]:
+    """The legal ones by name, each kernel once."""
+    every: dict[str, AnySpec] = {**dict(channelwise(facts)), **dict(pairs(facts)), **dict(harmonics(facts))}
+    plans = {name: plan_of(spec) for name, spec in every.items()}
+    forms = {name.split(",")[0]: False for name in every}
+    forms |= {name.split(",")[0]: True for name, plan in plans.items() if plan}
+    assert all(forms.values()), (
+        f"forms without a legal direction: {[name for name, legal in forms.items() if not legal]}"
+    )
+    return {name: every[name] for name, plan in plans.items() if plan and plan.spec.schedule == every[name].schedule}
+
+
+def launch(spec: AnySpec) -> None:
+    """Once, on random operands."""
+    kernel = load_kernel(spec)
+    if isinstance(spec, HarmonicsSpec):
+        widths = {name: 3 if name[-1] == "x" else spec.problem.dim_out for name in ("x", "tx", "g", "out_x", "out_g")}
+        return kernel.launch({name: _random(spec, EDGES, n) for name, n in widths.items()}, EDGES, EDGES, EDGES)
+    plan: Any = kernel.plan
+    conv = spec.operation == "conv"
+    num_in, num_out = (NODES_IN, NODES_OUT) if conv else (EDGES, EDGES)
+    problem = spec.problem
+    shapes = {
+        "x": (num_in, problem.dim_in1),
+        "y": (EDGES, spec.dim_y),
+        "w": (1 if problem.shared_weights else EDGES, problem.weight_numel),
+        "g": (num_out, problem.dim_out),
+    }
+    buffers = {name: _random(spec, *shapes[name[-1]]) for name in spec.operands}
+    if conv:
+        buffers |= _graph(plan.owner)
+    for slot in spec.direction.live_outputs:
+        parts = plan.partial_y if slot == "y" else 0
+        buffers[f"out_{slot}"] = _random(spec, *(shapes[slot] if not parts else (EDGES, parts, spec.dim_y)))
+    for name in sorted(plan.zeroed):
+        if getattr(plan.spec.schedule, "early", False):
+            buffers[name] = zeros_ahead(shapes[name[-1]], buffers[name])
+        else:
+            buffers[name].zero_()
+    kernel.launch(buffers, EDGES, num_in, num_out)
+
+
+def _random(spec: AnySpec, *shape: int) -> torch.Tensor:
+    return torch.randn(shape, dtype=getattr(torch, spec.dtype), device="cuda")
+
+
+def _graph(owner: str) -> dict[str, torch.Tensor]:
+    """Edges whose last nodes have none."""
+    found = {"sender": torch.randint(NODES_IN - 2, (EDGES,), device="cuda")}
+    found["receiver"] = torch.randint(NODES_OUT - 2, (EDGES,), device="cuda")
+    if owner:
+        spans, perm = order_by(owner, found[owner], {"sender": NODES_IN, "receiver": NODES_OUT}[owner])
+        assert perm is not None
+        found |= {"spans": spans, "perm": perm}
+    return found
+
+
+def compile_case(spec: AnySpec) -> None:
+    """To the cache on disk."""
+    kernelgen.plan.REGISTER_SLACK = SLACK
+    compile_source(emit(plan_of(spec)), spec.facts)
+
+
+def compile_all(specs: list[AnySpec]) -> None:
+    """All cores at work."""
+    with ProcessPoolExecutor() as pool:
+        for _ in pool.map(compile_case, specs, chunksize=4):
+            pass
+
+
+def launch_share(share: int, shares: int) -> None:
+    """Every ``shares``-th case, each waited for."""
+    for name, spec in list(cases(device_facts("cuda:0")).items())[share::shares]:
+        print(name, flush=True)
+        launch(spec)
+        torch.cuda.synchronize()
+
+
+def main(shares: int) -> int:
+    """Compile, then sanitize; the number of processes that found something."""
+    found = cases(device_facts("cuda:0"))
+    compile_all(list(found.values()))
+    environment = os.environ | {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
+    running = {}
+    for tool, options in TOOLS.items():
+        for share in range(shares):
+            command = ["compute-sanitizer", *options, "--error-exitcode", "9", "--print-limit", "10"]
+            command += [sys.executable, __file__, "--launch", str(share), str(shares)]
+            running[tool, share] = subprocess.Popen(
+                command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            )
+    failed = 0
+    for (tool, share), process in running.items():
+        text, _ = process.communicate()
+        last = text.rstrip().rpartition("\n")[2]
+        print(f"{tool} {share + 1}/{shares}: {last}")
+        if process.returncode:
+            failed += 1
+            print(text)
+    print(f"{len(found)} kernels, {len(running)} processes, {failed} of them found something")
+    return min(failed, 1)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--launch"]:
+        launch_share(*map(int, sys.argv[2:4]))
+    else:
+        sys.exit(main(int(sys.argv[1]) if len(sys.argv) > 1 else 4))
