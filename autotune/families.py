@@ -17,6 +17,7 @@ from autotune.errors import ConfigError
 from kernelgen.defaults import default_schedule
 from kernelgen.device import DeviceFacts
 from kernelgen.direction import DIRECTIONS, Direction, fixed_order_parts
+from kernelgen.errors import ScheduleError
 from kernelgen.harmonics import HarmonicsProblem
 from kernelgen.plan import make_plan
 from kernelgen.problem import TensorProductProblem
@@ -75,7 +76,7 @@ class Family(ABC):
 
     @abstractmethod
     def plan(self, spec: Any) -> Any:
-        """What an emitter takes; ScheduleError if the spec's schedule is not legal."""
+        """What an emitter takes; ScheduleError if the spec's schedule is not legal, or makes the kernel of another."""
 
     def kernel_spec(self, spec: Any, schedule: Knobs) -> Any:
         """What is compiled for a schedule."""
@@ -165,7 +166,10 @@ class Products(Family):
         return default_schedule(spec, num_edges)
 
     def plan(self, spec: Any) -> Any:
-        return make_plan(spec)
+        plan = make_plan(spec)
+        if plan.spec.schedule != spec.schedule:
+            raise ScheduleError(f"{spec.schedule.key} makes the kernel of {plan.spec.schedule.key}")
+        return plan
 
     def kernel_spec(self, spec: Spec, schedule: Knobs) -> Spec:
         """Without fusion torch gathers and sums around a plain kernel, so that is the kernel."""

@@ -137,7 +137,7 @@ class GroupEmitter(EdgeWalk):
             if far_x and (position == 0 or self.problem.paths[self.paths[position - 1]].in1 != block):
                 self.put(f"Real ox{block}[{self.problem.in1[block].dim}][C] = {{}};")
             self._path(p)
-            if kernel.schedule.prefetch.startswith(("reload", "carry", "ring")):
+            if kernel.schedule.prefetch.startswith(("reload", "ring")):
                 self._reload(p)
             last = position + 1 == len(self.paths) or self.problem.paths[self.paths[position + 1]].in1 != block
             if far_x and last:

@@ -96,13 +96,6 @@ class GroupMemory:
                     start = f"{span.start}" + (f" + {span.step} * first_channel" if span.step else "")
                     yield f"ask<{span.length}>(b.{name} + (long long){row} * {length} + {start});"
 
-    def ask_y(self, edge: str) -> Iterator[str]:
-        """Ask the L2 cache for an edge's values."""
-        width = self.problem.dim_in2
-        for name in ("y", "ty"):
-            if name in self.kernel.operands:
-                yield f"ask<{width}>(b.{name} + (long long){edge} * {width});"
-
     def row_fields(self) -> list[str]:
         """What is loaded for every edge: rows of the nodes that are not near, and weights of the edge."""
         fields = []

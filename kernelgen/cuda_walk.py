@@ -32,7 +32,6 @@ class EdgeWalk:
         self.y_sums = EdgeSums(kernel.plan)
         self.ring = WeightRing(self.plan, group, self.paths, value_elements(self.plan)) if self.plan.ring else None
         self.sums = sums_elements(kernel.plan)
-        self.carries = kernel.schedule.prefetch == "carry"
         # Before anything is written.
         self.await_zeros: tuple[str, ...] = ("await_zeros();",) if kernel.schedule.early else ()
         self.not_awaited: tuple[str, ...] = ()
@@ -64,18 +63,14 @@ class EdgeWalk:
             self.put("int destination = -1;")
         if self.ring:
             self.put(*self.ring.begin())
-        if self.carries:
-            self._begin_carrying()
         with self.scope("for (int base = begin; base < end; base += STAGE)"):
-            if self.carries:
-                self._stage_carried()
-            else:
-                self._stage(by_destination)
-                if self.ring:
-                    self.put(*self.ring.fill())
-                self.put(f"Row{self.number} row{', next_row' if copies else ''};")
-                if prefetch:
-                    self._load_first("next_row." if copies else "row.")
+            self._stage(by_destination)
+            if self.ring:
+                self.put(*self.ring.fill())
+            self.put(f"Row{self.number} row{', next_row' if copies else ''};")
+            if prefetch:
+                self.put("const int first = team.broadcast(my_edge, 0), first_far = team.broadcast(my_far, 0);")
+                self._load_row("next_row." if copies else "row.", "first", "first_far")
             with self.scope("for (int j = 0; j < count; ++j)"):
                 self.put("const int edge = team.broadcast(my_edge, j), far = team.broadcast(my_far, j);")
                 if prefetch:
@@ -94,17 +89,11 @@ class EdgeWalk:
                 self.put(*self.y_sums.join())
             elif kernel.staged:
                 self.put("team.sync();")
-            if self.carries:
-                self.put("my_edge = coming_edge;", "my_far = coming_far;")
-
-    def _load_first(self, into: str) -> None:
-        self.put("const int first = team.broadcast(my_edge, 0), first_far = team.broadcast(my_far, 0);")
-        self._load_row(into, "first", "first_far")
 
     def _prefetch(self, copies: bool) -> None:
         """What the loads of the next edge's row need; its copy is taken first, since that is what waits for a load."""
         self.put("const int next = team.broadcast(my_edge, j + 1), next_far = team.broadcast(my_far, j + 1);")
-        self.put(f"const bool more = {'base + j + 1 < end' if self.carries else 'j + 1 < count'};")
+        self.put("const bool more = j + 1 < count;")
         if copies:
             self.put("row = next_row;")
             with self.scope("if (more)"):
@@ -116,48 +105,16 @@ class EdgeWalk:
         self.put("const int count = min(STAGE, end - base);", "// one edge a lane: its indices, and its edge values")
         self.put("int my_edge = 0, my_far = 0;" + (" int my_destination = 0;" if by_destination else ""))
         with self.scope("if (team.lane < count)"):
-            self.put(*self._edge_at("my_edge", "base + team.lane"), self._far_of("my"))
+            self.put("my_edge = base + team.lane;")
+            if self.owner:
+                self.put("if (b.perm) my_edge = b.perm[my_edge];")
+            far = "receiver" if self.near == "in1" else "sender"
+            self.put("my_far = my_edge;" if kernel.plain else f"my_far = int(b.{far}[my_edge]);")
             if by_destination:
                 self.put("my_destination = int(b.receiver[my_edge]);")
             self.put(*self.memory.ask("my_edge", "my_far"))
             if kernel.staged:
                 self.put(*self.operand.stage())
-        if kernel.staged:
-            self.put("team.sync();")
-
-    def _edge_at(self, name: str, place: str) -> Iterator[str]:
-        yield f"{name} = {place};"
-        if self.owner:
-            yield f"if (b.perm) {name} = b.perm[{name}];"
-
-    def _far_of(self, whose: str) -> str:
-        far = "receiver" if self.near == "in1" else "sender"
-        return f"{whose}_far = {whose}_edge;" if self.kernel.plain else f"{whose}_far = int(b.{far}[{whose}_edge]);"
-
-    def _begin_carrying(self) -> None:
-        """The indices of the first stage and of the edge after it, and the first edge's row."""
-        self.put("int my_edge = 0, my_far = 0;")
-        with self.scope("if (team.lane <= STAGE && begin + team.lane < end)"):
-            self.put(*self._edge_at("my_edge", "begin + team.lane"), self._far_of("my"))
-            self.put(*self.memory.ask("my_edge", "my_far"))
-        self.put(f"Row{self.number} row;")
-        with self.scope("if (begin < end)"):
-            self._load_first("row.")
-
-    def _stage_carried(self) -> None:
-        """The edge values of this stage, and the indices of the next: none waits for what it has just asked for."""
-        kernel = self.kernel
-        self.put("const int count = min(STAGE, end - base);", "int coming_edge = 0, coming_far = 0;")
-        self.put("const bool comes = team.lane <= STAGE && base + STAGE + team.lane < end;")
-        with self.scope("if (comes)"):
-            self.put(*self._edge_at("coming_edge", "base + STAGE + team.lane"))
-        if kernel.staged:
-            with self.scope("if (team.lane < count)"):
-                self.put(*self.operand.stage())
-        with self.scope("if (comes)"):
-            self.put(self._far_of("coming"), *self.memory.ask("coming_edge", "coming_far"))
-            if kernel.schedule.ahead != "none":
-                self.put(*self.memory.ask_y("coming_edge"))
         if kernel.staged:
             self.put("team.sync();")
 

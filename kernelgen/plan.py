@@ -244,11 +244,6 @@ def _check_cuda(plan: Plan, schedule: CudaSchedule) -> Plan:
     spec, facts = plan.spec, plan.spec.facts
     if schedule.stage_edges > schedule.lanes:
         raise ScheduleError(f"stage_edges={schedule.stage_edges} exceeds the {schedule.lanes} lanes of a team")
-    if schedule.prefetch == "carry" and (not plan.owner or schedule.stage_edges >= schedule.lanes):
-        raise ScheduleError(
-            f"prefetch='carry' keeps a node's rows from one stage to the next: expected a worker that owns a node and "
-            f"stage_edges below the {schedule.lanes} lanes of a team"
-        )
     for group in plan.groups:
         if group.mul % schedule.channels_per_thread:
             raise ScheduleError(

@@ -107,7 +107,6 @@ class CudaSchedule(Schedule):
     stage_edges: edges whose indices (and edge values) a team fetches at a time; at most its lanes.
     prefetch: features and weights of the next edge are loaded while this one is worked on: ``reload``, each where this
         edge's was, once that has been used for the last time; ``copy``, in registers of their own; or ``none``.
-        ``carry``: as ``reload``, and from one stage to the next of a node, whose indices come a stage ahead.
         ``ring2``, ``ring4``: features so, weights by asynchronous copies to shared memory, two or four edges ahead.
     ahead: what a team asks the L2 cache for as it fetches the indices of ``stage_edges`` edges: their ``weights``, all
         of their ``rows``, or ``none``; or ``all``: as it starts, the kernel asks for everything that it reads;
@@ -146,7 +145,7 @@ class CudaSchedule(Schedule):
         "teams_per_node": (1, 2, 4, 8, 16),
         "edge_operand": ("inline", "shared", "basis"),
         "stage_edges": (4, 8, 16, 32),
-        "prefetch": ("none", "reload", "copy", "carry", "ring2", "ring4"),
+        "prefetch": ("none", "reload", "copy", "ring2", "ring4"),
         "ahead": ("none", "weights", "rows", "all", "code"),
         "stream": (False, True),
         "block_size": (32, 64, 128, 256, 512),
