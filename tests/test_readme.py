@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 import os
 import re
 import subprocess
@@ -16,6 +18,8 @@ from e3nn import o3
 from typer.testing import CliRunner
 
 from autotune import database
+from autotune.bench_rows import OURS
+from autotune.bench_text import fastest_peer, geometric_mean, ratio, row_name
 from autotune.cli import app
 from autotune.entry import Entry
 from kernelgen.device import device_facts
@@ -109,3 +113,31 @@ def equitune(*words: str, cwd: Path = ROOT) -> str:
     )
     assert done.returncode == 0 or (words == ("db", "stale") and done.returncode == 1), done.stderr + done.stdout
     return done.stdout + done.stderr
+
+
+def two_digits(value: float) -> str:
+    """Rounded down, as in the report."""
+    return f"{math.floor(value * 100 + 1e-9) / 100:.2f}"
+
+
+def test_the_figures_are_those_of_the_record() -> None:
+    """Of each kind of row: how many, and by pass the geometric mean and the least of fastest peer over ours."""
+    rows = json.loads((ROOT / "results" / "bench" / "nvidia-h200.json").read_text())["rows"]
+    kinds: dict[str, list[dict[str, Any]]] = {}
+    for row in rows:
+        name = "convolutions" if row["operation"] == "conv" else "plain products"
+        kinds.setdefault(f"{name}, {row['dtype']}" + ", deterministic" * row["deterministic"], []).append(row)
+    shown = {}
+    for line in re.findall(r"^\| ((?:convolutions|plain products).*) \|$", README, re.MULTILINE):
+        kind, count, *passes = line.split(" | ")
+        shown[kind] = (int(count), *passes)
+    expected = {}
+    for kind, group in kinds.items():
+        ratios = [
+            [ratio(row) for row in group if row["pass"] == name] for name in ("forward", "backward", "force_step")
+        ]
+        figures = [[value for value in values if value is not None] for values in ratios]
+        expected[kind] = (len(group), *(f"{two_digits(geometric_mean(v))} ({two_digits(min(v))})" for v in figures))
+    assert shown == expected
+    assert not [row_name(row) for row in rows if (value := ratio(row)) is not None and value < 1]
+    assert not [row_name(row) for row in rows if row["memory"][OURS] > row["memory"].get(fastest_peer(row), math.inf)]

@@ -24,6 +24,7 @@ from report_samples import (
 )
 
 from autotune.report import overview
+from autotune.report.data import load_device
 from autotune.report.replays import sampler_name, trials_text
 from autotune.report.sources import Sources
 from autotune.report.suite import suite
@@ -300,3 +301,12 @@ def test_a_page_draws_no_more_panels_than_it_can_carry(tmp_path: Path, monkeypat
     bars = re.findall(r'aria-label="Bar chart[^"]*"', page.text)
     assert len(bars) == 2 and all("water" in bar for bar in bars), "those that move the most bytes"
     assert f"Drawn are the 2 of {len(rows()) - 1} rows that move the most bytes" in words_of(page)
+
+
+def test_the_sentence_is_about_the_row_with_peers_and_names_its_error(tmp_path: Path) -> None:
+    """A bench has met peers that the database has not; of its rows one of float32, with the most traffic."""
+    row = suite_row("mace-mp-large", "carbon", "forward", 2.7)
+    write_suite(write_results(tmp_path), [row, row | {"dtype": "float64", "bytes": 10**12}, *rows()])
+    text = overview.sentence(load_device(tmp_path, SLUG)).replace("\N{NO-BREAK SPACE}", " ")
+    assert text.startswith("On this device, for mace-mp-large on carbon") and "2.70× as fast as cuEquivariance" in text
+    assert text.endswith("its largest relative error is 3.1e-7.")

@@ -132,17 +132,20 @@ def _order(record: dict[str, Any]) -> tuple:
 
 def _row(record: dict[str, Any], source: str) -> dict[str, Any]:
     graph, trials = mapping(record.get("graph")), mapping(record.get("trials"))
-    given = mapping(record.get("errors")) if source == "tuned" else {}  # those of bench rows: SuiteRow
-    errors = {slot: number(value) for slot, value in given.items()}
+    if source == "tuned":
+        errors = {slot: number(value) for slot, value in mapping(record.get("errors")).items()}
+    else:
+        worst = SuiteRow(record).accuracy(TUNED)
+        errors = {worst.place: worst.error} if worst else {}
     # An error that is not a number (NaN, null, infinity) is the worst of all, not one to be skipped.
-    slot = max(errors, key=lambda s: math.inf if math.isnan(errors[s]) else errors[s], default=None)
+    slot = max(errors, key=lambda s: math.inf if math.isnan(errors[s]) else errors[s], default="")
     row = {key: record.get(key) for key in IDENTITY}
     row |= {
         "source": source,
         "deterministic": record.get("deterministic") is True,
         "direction": str(record.get("pass") or record.get("direction")),
         "graph": graph.get("name"),
-        "error": math.nan if slot is None else errors[slot],
+        "error": errors.get(slot, math.nan),
         "error_slot": slot,
         "generator": record.get("generator"),
         "date": record.get("date"),

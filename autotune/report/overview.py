@@ -50,7 +50,7 @@ def _place(row: pd.Series) -> str:
 
 
 def headline_row(data: DeviceData) -> int | None:
-    """The row that the sentence is about: a product, tuned, forward, with the most peers, then the most traffic."""
+    """The row that the sentence is about: a product, forward, float32; of most peers, then most traffic."""
     timed = data.times[(data.times["contender"] == TUNED) & data.times["time_us"].notna()]["row"]
     rows = data.rows[data.rows.index.isin(timed) & ~data.rows["deterministic"].astype(bool)]
     if rows.empty:
@@ -60,8 +60,8 @@ def headline_row(data: DeviceData) -> int | None:
     def rank(row: int) -> tuple:
         record = rows.loc[row]
         traffic = 0.0 if math.isnan(record["bytes"]) else record["bytes"]
-        first = (record["operation"] != HARMONICS, record["direction"] == "forward", record["source"] == "tuned")
-        return (*first, int(peers.get(row, 0)), traffic, -row)
+        kind = (record["operation"] != HARMONICS, record["direction"] == "forward", record["dtype"] == "float32")
+        return (*kind, int(peers.get(row, 0)), record["source"] == "tuned", traffic, -row)
 
     return int(max(rows.index, key=rank))
 
