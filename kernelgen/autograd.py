@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from kernelgen.operators import Operator
 
 Maybe = Tensor | None
-_PLAIN_TENSORS = (Tensor, torch.nn.Parameter)
+_PLAIN_TENSORS = frozenset((Tensor, torch.nn.Parameter))
 # Cotangents that were left but never fetched (their pass ended in an error) are dropped beyond this many passes.
 _KEPT_PASSES = 8
 _SMALL_WEIGHTS = 1 << 21
@@ -60,9 +60,9 @@ def _edges(graph: Graph) -> tuple:
 
 def is_eager(*tensors: Tensor) -> bool:
     """No tracing, no dispatch mode, no function transform, no forward mode, no subclass."""
-    return not (torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() or is_transforming()) and all(
-        type(tensor) in _PLAIN_TENSORS for tensor in tensors
-    )
+    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() or is_transforming():
+        return False
+    return _PLAIN_TENSORS.issuperset(map(type, tensors))
 
 
 class _Forward(torch.autograd.Function):

@@ -14,6 +14,8 @@ from kernelgen.problem import TensorProductProblem
 
 # Bytes to which operands are aligned.
 ALIGNMENT = 16
+# Edges up to which a graph is kept, so that the next call on it need not check it again.
+KEPT_EDGES = 1 << 14
 # One tensor for each of OPERANDS; None where a direction does not have it.
 Operands = tuple[Tensor | None, ...]
 
@@ -38,6 +40,7 @@ class Checks:
         self.is_conv = operation == "conv"
         self.dtype = dtype
         self.device_type = device_type
+        self._last: Graph | None = None
 
     def given(self, operands: Operands) -> tuple[tuple[int, str, str], ...]:
         """Position, name and slot of the operands that are there."""
@@ -56,6 +59,11 @@ class Checks:
         if x.dim() != 2 or y.dim() != 2:
             raise InputError(f"x is {tuple(x.shape)} and y {tuple(y.shape)}; expected [rows, features] for both")
         num_edges, num_in, order = y.shape[0], x.shape[0], order or NO_ORDER
+        last = self._last
+        if last is not None and last.sender is sender and last.receiver is receiver and last.order is order:
+            assert sender is not None
+            if last[3:6] == (num_edges, num_in, num_out) and sender.get_device() == x.get_device():
+                return last
         if not self.is_conv:
             if sender is not None or receiver is not None:
                 raise InputError("sender and receiver were given to a plain product; build it with operation='conv'")
@@ -75,7 +83,10 @@ class Checks:
             "w": (problem.weight_numel,) if problem.shared_weights else (num_edges, problem.weight_numel),
             "g": (num_out, problem.dim_out),
         }
-        return Graph(sender, receiver, order, num_edges, num_in, num_out, shapes)
+        graph = Graph(sender, receiver, order, num_edges, num_in, num_out, shapes)
+        if sender is not None and num_edges <= KEPT_EDGES:
+            self._last = graph
+        return graph
 
     def operands(
         self, operands: Operands, read: tuple[tuple[int, str, str], ...], shapes: dict[str, tuple[int, ...]]

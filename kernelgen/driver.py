@@ -10,6 +10,7 @@ import functools
 import struct
 import sys
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -32,15 +33,6 @@ def _library() -> Any:
     raise ToolMissingError(f"the CUDA driver ({names[0]}) cannot be loaded; install the NVIDIA driver")
 
 
-@functools.cache
-def launch_function() -> Any:
-    """``cuLaunchKernel``: function, grid, block, shared bytes, stream, parameters and extra; leaves a status."""
-    function = _library().cuLaunchKernel
-    function.argtypes = [ctypes.c_void_p, *[ctypes.c_uint] * 7, *[ctypes.c_void_p] * 3]
-    function.restype = ctypes.c_int
-    return function
-
-
 class Arguments(threading.local):
     """One thread's packed arguments of a kernel with ``count`` of them, and the list by which the driver finds them.
 
@@ -60,8 +52,8 @@ class Arguments(threading.local):
         return self.extra
 
 
-class _EarlyLaunch(threading.local):
-    """One thread's ``CUlaunchConfig`` of a kernel that may begin early, packed anew for every launch."""
+class _Config(threading.local):
+    """One thread's ``CUlaunchConfig``, packed anew for every launch: cheaper than eleven arguments."""
 
     # Grid, block, shared bytes; stream, attributes, how many of those.
     packer = struct.Struct("<7I4xQQI4x")
@@ -73,19 +65,25 @@ class _EarlyLaunch(threading.local):
 
 # CUlaunchAttribute: CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION, and a value of 64 bytes.
 _BEGINS_EARLY = ctypes.create_string_buffer(struct.pack("<i4xi60x", 6, 1), 72)
+Launch = Callable[[int, tuple[int, int, int], int, ctypes.Array], int]
 
 
 @functools.cache
-def early_launch_function() -> Any:
-    """As :func:`launch_function`, of a kernel that may begin as soon as the one before it in the stream lets it."""
+def launch_function(early: bool = False) -> Launch:
+    """``cuLaunchKernelEx``: a kernel, a row of blocks (their number, threads, shared bytes), stream and arguments.
+
+    It leaves a status. early: the kernel may begin as soon as the one before it in the stream lets it.
+    """
     function = _library().cuLaunchKernelEx
     function.argtypes = [ctypes.c_void_p] * 4
     function.restype = ctypes.c_int
-    config, pack, attribute = _EarlyLaunch(), _EarlyLaunch.packer.pack_into, ctypes.addressof(_BEGINS_EARLY)
+    config, pack = _Config(), _Config.packer.pack_into
+    attributes = (ctypes.addressof(_BEGINS_EARLY), 1) if early else (0, 0)
 
-    def launch(handle: int, *rest: Any) -> int:
-        pack(config.block, 0, *rest[:7], rest[7] or 0, attribute, 1)
-        return function(config.address, handle, None, rest[9])
+    def launch(handle: int, shape: tuple[int, int, int], stream: int, arguments: ctypes.Array) -> int:
+        blocks, threads, shared = shape
+        pack(config.block, 0, blocks, 1, 1, threads, 1, 1, shared, stream, *attributes)
+        return function(config.address, handle, None, arguments)
 
     return launch
 
@@ -110,15 +108,13 @@ def load_entry(binary: Binary, entry: str) -> Any:
         raise LaunchError(f"{binary.path} cannot be loaded: {error}") from error
 
 
-def launch_on(device: int, function: Any, handle: int, shape: tuple[int, int, int], arguments: ctypes.Array) -> int:
-    """Launch a row of blocks (``shape``: blocks, threads, shared bytes) on the device's current stream; a status."""
-    grid, block, shared = shape
+def launch_on(device: int, function: Launch, handle: int, shape: tuple[int, int, int], arguments: ctypes.Array) -> int:
+    """Launch on the device's current stream; leaves a status."""
     stream = torch._C._cuda_getCurrentRawStream(device)
-    launch = (handle, grid, 1, 1, block, 1, 1, shared, stream, None, arguments)
-    status = function(*launch)
+    status = function(handle, shape, stream, arguments)
     if status == INVALID_CONTEXT:  # the first CUDA call of this thread: torch makes its context current
         torch.cuda.set_device(device)
-        status = function(*launch)
+        status = function(handle, shape, stream, arguments)
     return status
 
 

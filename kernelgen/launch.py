@@ -19,7 +19,6 @@ from kernelgen.cache import Binary
 from kernelgen.compile import compile_source
 from kernelgen.driver import (
     Arguments,
-    early_launch_function,
     error_name,
     launch_function,
     launch_on,
@@ -119,8 +118,7 @@ class _CudaRun:
         self._plan = plan
         self._kernel = kernel  # keeps the module loaded
         self._handle = int(kernel.handle)
-        early = getattr(plan.spec.schedule, "early", False)
-        self._launch = early_launch_function() if early else launch_function()
+        self._launch = launch_function(getattr(plan.spec.schedule, "early", False))
         self._writes_zeros = getattr(plan.spec.schedule, "zeros", "") == "inside"
         self._allowed: set[int] = set()
         self._geometry: dict[tuple[int, int, int], tuple[int, int, int]] = {}

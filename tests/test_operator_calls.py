@@ -227,3 +227,31 @@ def test_outputs_that_share_an_allocation_take_no_more_memory_than_apart() -> No
     assert found["y"].numel() % 4
     shared = [grad for grad in found.values() if grad.untyped_storage().nbytes() > grad.nbytes]
     assert not shared or shared[0].untyped_storage().nbytes() == sum(grad.nbytes for grad in shared)
+
+
+def test_a_small_graph_that_comes_again_is_not_checked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is known by its own tensors and by every size; another one is checked, and a large one is not kept alive."""
+    op, given = operator(), case()
+    x, y, w = (given.tensors[name] for name in "xyw")
+    sender, receiver = given.sender, given.receiver
+    order = op.order(sender, receiver, NODES, NUM_OUT)
+    kept = op.graph(x, y, sender, receiver, NUM_OUT, order)
+    assert op.graph(x.clone(), y.clone(), sender, receiver, NUM_OUT, order) is kept
+    for changed in (
+        (x, y, sender.clone(), receiver, NUM_OUT, order),
+        (x, y, sender, receiver.clone(), NUM_OUT, order),
+        (x, y, sender, receiver, NUM_OUT, op.order(sender, receiver, NODES, NUM_OUT)),
+        (torch.cat((x, x)), y, sender, receiver, NUM_OUT, None),
+        (x, y, sender, receiver, NUM_OUT + 1, None),
+    ):
+        op.graph(x, y, sender, receiver, NUM_OUT, order)
+        other = op.graph(*changed)
+        assert other is not kept and other.num_out == changed[4] and other.num_in == len(changed[0])
+    op.graph(x, y, sender, receiver, NUM_OUT, order)
+    with pytest.raises(InputError, match="one index for each row of y"):
+        op(x, y[:-1], w[:-1], sender, receiver, num_out=NUM_OUT, order=order)
+    monkeypatch.setattr("kernelgen.checks.KEPT_EDGES", EDGES - 1)
+    large = operator("atomics")
+    assert large.graph(x, y, sender, receiver, NUM_OUT, order) is not large.graph(
+        x, y, sender, receiver, NUM_OUT, order
+    )

@@ -183,21 +183,23 @@ def test_what_the_driver_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
     def called(address: int, handle: int, parameters: None, extra: str) -> int:
         config = Config.from_address(address)
         shape = [getattr(config, name) for name in ("gx", "gy", "gz", "bx", "by", "bz", "shared", "stream", "count")]
-        attribute = config.attributes[0]
-        given.append((shape, attribute.number, list(attribute.value), handle, parameters, extra, address))
+        attribute = config.attributes[0] if config.count else None
+        told = (attribute.number, list(attribute.value)) if attribute else None
+        given.append((shape, told, handle, parameters, extra, address))
         return 7
 
     monkeypatch.setattr(driver, "_library", lambda: types.SimpleNamespace(cuLaunchKernelEx=called))
-    monkeypatch.setattr(driver, "early_launch_function", driver.early_launch_function.__wrapped__)
-    launch = driver.early_launch_function()
-    assert launch(99, 5, 1, 1, 64, 1, 1, 4096, 1 << 40, None, "extra") == 7
-    thread = threading.Thread(target=launch, args=(99, 6, 1, 1, 32, 1, 1, 0, None, None, "more"))
+    make: Any = driver.launch_function.__wrapped__
+    launch, early = make(), make(early=True)
+    assert launch(99, (5, 64, 4096), 1 << 40, "extra") == early(98, (7, 32, 0), 0, "other") == 7
+    thread = threading.Thread(target=launch, args=(99, (6, 32, 0), 0, "more"))
     thread.start()
     thread.join()
-    assert given[0][:-1] == ([5, 1, 1, 64, 1, 1, 4096, 1 << 40, 1], 6, [1] + 15 * [0], 99, None, "extra")
-    assert given[1][:-1] == ([6, 1, 1, 32, 1, 1, 0, None, 1], 6, [1] + 15 * [0], 99, None, "more")
-    assert given[0][-1] != given[1][-1]
-    assert ctypes.sizeof(Config) == driver._EarlyLaunch.packer.size
+    assert given[0][:-1] == ([5, 1, 1, 64, 1, 1, 4096, 1 << 40, 0], None, 99, None, "extra")
+    assert given[1][:-1] == ([7, 1, 1, 32, 1, 1, 0, None, 1], (6, [1] + 15 * [0]), 98, None, "other")
+    assert given[2][:-1] == ([6, 1, 1, 32, 1, 1, 0, None, 0], None, 99, None, "more")
+    assert given[0][-1] != given[2][-1]
+    assert ctypes.sizeof(Config) == driver._Config.packer.size
 
 
 @pytest.mark.gpu
