@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
+from autotune.choices import threads_of
 from autotune.families import family_of
-from autotune.space import Space, threads_of
+from autotune.space import Space
 from kernelgen.harmonics_schedule import HarmonicsCudaSchedule
 from kernelgen.schedule import Knobs
 
