@@ -20,7 +20,6 @@ struct Dim { unsigned x; };
 static Dim threadIdx, blockIdx, gridDim, blockDim;
 struct uint4 { unsigned x, y, z, w; };
 static uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
-static void __threadfence() {}
 __align__(16) unsigned char shared_bytes[256 * 1024];
 
 static const int WARP = 32, MOST = 512, STACK = 1 << 18;

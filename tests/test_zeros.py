@@ -74,6 +74,7 @@ def test_the_compiler_takes_it(how: str, form: str, direction: str) -> None:
     operation = "plain" if form == "plain" else "conv"
     plan = make_plan(spec_of(direction, waiting(form, how), operation=operation))
     assert "await_zeros" in emit(plan).text
+    assert "__threadfence" not in emit(plan).text, "behind one, sums become reads of what was there"
     assert compile_source(emit(plan), FACTS).resources["registers"] > 0
     assert "await_zeros" not in emit(make_plan(spec_of(direction, FORMS[form], operation=operation))).text
 
