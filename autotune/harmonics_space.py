@@ -32,7 +32,10 @@ class VectorsSpace(Space):
 
 
 def harmonics_space(spec: Any) -> Space:
-    """All choices of all knobs, but of threads those of any host kernel."""
+    """All choices of all knobs, but of threads those of any host kernel. On a GPU each way of staging is a probe."""
     default = family_of(spec.operation).default(spec, None)
     knobs = {**default.choices} | ({"threads": threads_of(spec.facts)} if "threads" in default.choices else {})
-    return HarmonicsSpace(dataclasses.replace(spec, schedule=default), MappingProxyType(knobs))
+    space = HarmonicsSpace(dataclasses.replace(spec, schedule=default), MappingProxyType(knobs))
+    default_staging = getattr(default, "staging", None)
+    others = (space.schedule({"staging": name}) for name in knobs.get("staging", ()) if name != default_staging)
+    return dataclasses.replace(space, probes=tuple(s for s in others if space.broken_limit(s) is None))

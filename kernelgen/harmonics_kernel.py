@@ -7,7 +7,7 @@ component, so that the compiler works on several at once. ``include/harmonics.hp
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 
 from kernelgen.harmonics_plan import ROWS, HarmonicsPlan
 from kernelgen.harmonics_schedule import HarmonicsCudaSchedule
@@ -21,8 +21,10 @@ INDENT = "    "
 
 def emit_harmonics(plan: HarmonicsPlan) -> Source:
     """The kernel of a plan; equal plans give equal text."""
-    headers = [included("harmonics.hpp"), *([included("harmonics_ahead.hpp")] if plan.resident else [])]
-    kernel = _gpu_ahead(plan) if plan.resident else _gpu(plan) if plan.on_gpu else _host(plan)
+    headers, kernel = [included("harmonics.hpp")], _host(plan)
+    if plan.on_gpu:
+        kernel = {"ahead": _gpu_ahead, "tiles": _gpu_tiles}.get(plan.staging, _gpu)(plan)
+        headers += [included(f"harmonics_{plan.staging}.hpp")] if plan.by_warp else []
     parts = ["\n".join(_preamble(plan)), *headers, *_one_vector(plan), *kernel]
     return Source("\n".join(parts) + "\n", "cuda" if plan.on_gpu else "c++")
 
@@ -52,7 +54,7 @@ def _preamble(plan: HarmonicsPlan) -> Iterator[str]:
     yield "using index_t = long long;"  # stands in the signature that all kernels share
     yield f"constexpr int DIM = {spec.problem.dim_out}, BLOCK = {plan.block_size};"
     if isinstance(spec.schedule, HarmonicsCudaSchedule):
-        width = 16 // BYTES[spec.dtype] if spec.schedule.staging in ("vectors", "ahead") else 1
+        width = 16 // BYTES[spec.dtype] if plan.by_warp or plan.staging == "vectors" else 1
         yield f"constexpr int STRIDE = {plan.stride}, WIDTH = {width}, STAGES = {spec.schedule.stages};"
 
 
@@ -88,17 +90,7 @@ def _gpu(plan: HarmonicsPlan) -> Iterator[str]:
 
 def _gpu_ahead(plan: HarmonicsPlan) -> Iterator[str]:
     """Each warp on its own: tiles come in STAGES slots, one after the other; what is made leaves from ``made``."""
-    schedule = plan.spec.schedule
-    assert isinstance(schedule, HarmonicsCudaSchedule)
-    places, sizes = {}, {"read": 0, "made": 0}
-    for name in plan.live:
-        area = "made" if name.startswith("out") else "read"
-        places[name] = f"{area} + {sizes[area]} * TILE"
-        sizes[area] += ROWS[name].elements or plan.stride
-    yield from gpu_entry(schedule.block_size, schedule.min_blocks)
-    yield f"{INDENT}extern __shared__ __align__(16) unsigned char shared_bytes[];"
-    yield f"{INDENT}constexpr int READ = {sizes['read']} * TILE, MADE = {sizes['made']} * TILE, WARPS = BLOCK / TILE;"
-    yield f"{INDENT}const int lane = threadIdx.x % TILE, warp = threadIdx.x / TILE;"
+    places = yield from _warps(plan)
     yield f"{INDENT}Real* const slots = reinterpret_cast<Real*>(shared_bytes) + warp * (STAGES * READ + MADE);"
     yield f"{INDENT}Real* const made = slots + STAGES * READ;"
     yield f"{INDENT}const long long tiles = (num_edges + TILE - 1) / TILE, step = gridDim.x * (long long)WARPS;"
@@ -115,14 +107,51 @@ def _gpu_ahead(plan: HarmonicsPlan) -> Iterator[str]:
     yield f"{INDENT * 2}fetch_tile(tile + (STAGES - 1) * step, slots + (slot ? slot - 1 : STAGES - 1) * READ);"
     yield f"{INDENT * 2}await_tile();"
     yield f"{INDENT * 2}Real* const read = slots + slot * READ;"
-    strides = {name: f"{places[name]} + lane * {ROWS[name].elements or 'STRIDE'}" for name in plan.live}
-    yield f"{INDENT * 2}one_vector({', '.join(strides.get(name, 'nullptr') for name in ROWS)});"
+    yield f"{INDENT * 2}one_vector({_own_rows(plan, places)});"
     yield f"{INDENT * 2}__syncwarp(0xffffffffu);"
     yield f"{INDENT * 2}const int rows = rows_in(tile, num_edges);"
     yield from (f"{INDENT * 2}put_rows{moved}" for moved in _moved(plan, places, "made"))
     yield f"{INDENT * 2}__syncwarp(0xffffffffu);"
     yield f"{INDENT}}}"
     yield "}"
+
+
+def _gpu_tiles(plan: HarmonicsPlan) -> Iterator[str]:
+    """Each warp on its own, with one tile."""
+    places = yield from _warps(plan)
+    yield f"{INDENT}Real* const read = reinterpret_cast<Real*>(shared_bytes) + warp * (READ + MADE);"
+    yield f"{INDENT}Real* const made = read + READ;"
+    yield f"{INDENT}const long long tile = blockIdx.x * (long long)WARPS + warp;"
+    yield f"{INDENT}const int rows = rows_in(tile, num_edges);"
+    yield f"{INDENT}if (rows <= 0) return;"
+    yield from (f"{INDENT}load_tile{moved}" for moved in _moved(plan, places, "read"))
+    yield f"{INDENT}__syncwarp(0xffffffffu);"
+    yield f"{INDENT}one_vector({_own_rows(plan, places)});"
+    yield f"{INDENT}__syncwarp(0xffffffffu);"
+    yield from (f"{INDENT}store_tile{moved}" for moved in _moved(plan, places, "made"))
+    yield "}"
+
+
+def _warps(plan: HarmonicsPlan) -> Generator[str, None, dict[str, str]]:
+    """The head of a kernel whose warps work on their own; where a tile of each row lies, by the row's name."""
+    schedule = plan.spec.schedule
+    assert isinstance(schedule, HarmonicsCudaSchedule)
+    places, sizes = {}, {"read": 0, "made": 0}
+    for name in plan.live:
+        area = "made" if name.startswith("out") else "read"
+        places[name] = f"{area} + {sizes[area]} * TILE"
+        sizes[area] += ROWS[name].elements or plan.stride
+    yield from gpu_entry(schedule.block_size, schedule.min_blocks)
+    yield f"{INDENT}extern __shared__ __align__(16) unsigned char shared_bytes[];"
+    yield f"{INDENT}constexpr int READ = {sizes['read']} * TILE, MADE = {sizes['made']} * TILE, WARPS = BLOCK / TILE;"
+    yield f"{INDENT}const int lane = threadIdx.x % TILE, warp = threadIdx.x / TILE;"
+    return places
+
+
+def _own_rows(plan: HarmonicsPlan, places: dict[str, str]) -> str:
+    """The arguments of a lane's vector."""
+    own = {name: f"{places[name]} + lane * {ROWS[name].elements or 'STRIDE'}" for name in plan.live}
+    return ", ".join(own.get(name, "nullptr") for name in ROWS)
 
 
 def _moved(plan: HarmonicsPlan, places: dict[str, str], area: str) -> Iterator[str]:
