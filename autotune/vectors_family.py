@@ -18,6 +18,7 @@ from autotune.graphs import GraphClass
 from kernelgen.device import DeviceFacts, device_facts
 from kernelgen.direction import DIRECTIONS, Direction
 from kernelgen.fused import FUSED
+from kernelgen.plan import make_plan
 from kernelgen.schedule import Knobs
 from kernelgen.spec import Spec
 from kernelgen.vectors import VECTOR_SCHEDULES, VectorProblem, VectorSchedule, vector_schedule_from_dict
@@ -89,7 +90,7 @@ class Vectors(Products):
         harmonics = spec.problem.harmonics if spec.schedule.harmonics == "inside" else None
         asked = (spec.problem.product, spec.direction, known, "conv", spec.dtype, spec.layout, "int64", spec.facts)
         whole = Spec(*asked, deterministic=spec.deterministic, harmonics=harmonics)
-        return super().plan(super().kernel_spec(whole, known))
+        return make_plan(super().kernel_spec(whole, known))
 
     def describe(self, problem: Any) -> tuple[str, ...]:
         vectors = f"of harmonics of degrees {', '.join(map(str, problem.harmonics.degrees))} of edge vectors"

@@ -41,13 +41,17 @@ def product(
     w: Tensor,
     edges: tuple[Maybe, Maybe, int, EdgeOrder | None],
     operator: Operator,
+    keep: bool = False,
 ) -> Tensor:
-    """The operator's value, differentiable twice in x, y and w; ``edges``: sender, receiver, num_out and order."""
+    """The operator's value, differentiable twice in x, y and w; ``edges``: sender, receiver, num_out and order.
+
+    keep: these edges may come again, in the same tensors.
+    """
     if not is_eager(x, y, w):
         sender, receiver, num_out, order = edges
         arguments = (x, y, w, sender, receiver, *(order or NO_ORDER), num_out, operator.text)
         return call("tp_forward", *arguments)
-    graph = operator.graph(x, y, *edges)
+    graph = operator.graph(x, y, *edges, keep)
     if torch.is_grad_enabled() and (x.requires_grad or y.requires_grad or w.requires_grad):
         return _Forward.apply(x, y, w, graph, operator)[0]
     return operator.run_on(graph, forward(), (x, None, y, None, w, None, None, None))["g"]

@@ -17,7 +17,7 @@ from kernelgen.terms import EdgeValue, edge_slots, path_terms
 
 @dataclass(frozen=True)
 class Plan:
-    """``zeroed`` outputs must be zero before launch; ``exclusive_*`` blocks have a single writing group.
+    """``zeroed`` outputs must be zero before a sum; ``exclusive_*`` blocks have a single writing group.
 
     joins_y: the teams of a block, one a unit, share a run of edges and sum their parts of dF/dy in shared memory.
     """

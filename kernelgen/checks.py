@@ -14,7 +14,7 @@ from kernelgen.problem import TensorProductProblem
 
 # Bytes to which operands are aligned.
 ALIGNMENT = 16
-# Edges up to which a graph is kept, so that the next call on it need not check it again.
+# Edges up to which a graph is kept, so that the next call on it in the same order need not check it again.
 KEPT_EDGES = 1 << 14
 # One tensor for each of OPERANDS; None where a direction does not have it.
 Operands = tuple[Tensor | None, ...]
@@ -30,6 +30,18 @@ class Graph(NamedTuple):
     num_in: int
     num_out: int
     shapes: dict[str, tuple[int, ...]]
+
+
+def _is_still(graph: Graph, x: Tensor, sender: Tensor | None, receiver: Tensor | None, order: EdgeOrder) -> bool:
+    """Whether these are a graph's own indices and order, and the indices not of another form since."""
+    if sender is None or receiver is None or order is not graph.order:
+        return False
+    if sender is not graph.sender or receiver is not graph.receiver:
+        return False
+    device, shape = x.get_device(), (graph.num_edges,)
+    same = sender.shape == shape == receiver.shape and sender.dtype is receiver.dtype
+    here = sender.get_device() == device == receiver.get_device()
+    return same and here and sender.is_contiguous() and receiver.is_contiguous()
 
 
 class Checks:
@@ -54,16 +66,18 @@ class Checks:
         receiver: Tensor | None,
         num_out: int | None,
         order: EdgeOrder | None,
+        keep: bool = False,
     ) -> Graph:
-        """Index tensors that agree with each other, the edges and the device, contiguous."""
+        """Index tensors that agree with each other, the edges and the device, contiguous.
+
+        keep: the caller's own tensors and order, which may come again: a small graph is then not checked again.
+        """
         if x.dim() != 2 or y.dim() != 2:
             raise InputError(f"x is {tuple(x.shape)} and y {tuple(y.shape)}; expected [rows, features] for both")
         num_edges, num_in, order = y.shape[0], x.shape[0], order or NO_ORDER
-        last = self._last
-        if last is not None and last.sender is sender and last.receiver is receiver and last.order is order:
-            assert sender is not None
-            if last[3:6] == (num_edges, num_in, num_out) and sender.get_device() == x.get_device():
-                return last
+        last = self._last if keep else None
+        if last and last[3:6] == (num_edges, num_in, num_out) and _is_still(last, x, sender, receiver, order):
+            return last
         if not self.is_conv:
             if sender is not None or receiver is not None:
                 raise InputError("sender and receiver were given to a plain product; build it with operation='conv'")
@@ -84,7 +98,7 @@ class Checks:
             "g": (num_out, problem.dim_out),
         }
         graph = Graph(sender, receiver, order, num_edges, num_in, num_out, shapes)
-        if sender is not None and num_edges <= KEPT_EDGES:
+        if keep and sender is not None and num_edges <= KEPT_EDGES:
             self._last = graph
         return graph
 

@@ -218,6 +218,8 @@ class GroupEmitter(EdgeWalk):
         if "x" in kernel.live and self.near == "in1" and not self.sums:
             self.put(*self.memory.flush("in1", "node", owned=True))
         if self.problem.shared_weights and "w" in kernel.live:
+            if self.sums:
+                self.put(*self.await_zeros)  # a team without edges has not waited yet
             for p in self.paths:
                 offset = self.problem.paths[p].weight_offset
                 self.put(f"if (active) add<{self.memory.weight_width(p)}>(b.out_w + {offset} + u, sum_w{p});")

@@ -126,6 +126,21 @@ def clear(out: Tensor) -> bool:
     return _fill_function()(out.data_ptr(), 0, out.nbytes, stream) == 0
 
 
+def clean_memory(device: int, size: int) -> int:
+    """The address of ``size`` zero bytes of the device that are never freed; LaunchError if the driver has none."""
+    from cuda.bindings import driver
+
+    torch.cuda.set_device(device)  # makes torch's context current
+    status, address = driver.cuMemAlloc(size)
+    if int(status) == 0:
+        (status,) = driver.cuMemsetD8(address, 0, size)
+    if int(status) == 0:
+        (status,) = driver.cuStreamSynchronize(driver.CUstream(0))
+    if int(status) != 0:
+        raise LaunchError(f"{size} bytes of memory on cuda:{device}: {status.name}")
+    return int(address)
+
+
 def error_name(status: int) -> str:
     """The driver's name of an error, such as CUDA_ERROR_INVALID_VALUE."""
     from cuda.bindings import driver

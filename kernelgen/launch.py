@@ -137,7 +137,7 @@ class _CudaRun:
         if shared > _SHARED_WITHOUT_ASKING and device not in self._allowed:
             self._allow_shared(device, shared)
         if self._writes_zeros:
-            words, *zeros = next_launch(device)  # words: kept until the launch is queued
+            kept, *zeros = next_launch(device)  # kept: until the launch is queued
             packed = _arguments_and_zeros.pack(*pointers, num_edges, num_in, num_out, *zeros)
         else:
             packed = _arguments.pack(*pointers, num_edges, num_in, num_out)

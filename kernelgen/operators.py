@@ -150,7 +150,8 @@ class Operator(DirectCalls):
         num_out: rows of the result of a convolution, by default as many as x has. order: ``edge_order(receiver,
         num_out)``; given once for a graph it saves a sort in every call.
         """
-        return product(x, y, self.one_row(w), self.edges(x, sender, receiver, num_out, order), self)
+        edges = self.edges(x, sender, receiver, num_out, order)
+        return product(x, y, self.one_row(w), edges, self, keep=edges[-1] is order or edges[-1] is NO_ORDER)
 
     def edges(
         self, x: Tensor, sender: Tensor | None, receiver: Tensor | None, num_out: int | None, order: EdgeOrder | None
@@ -171,6 +172,8 @@ class Operator(DirectCalls):
         graph yet: each kernel's call orders it.
         """
         if not torch.compiler.is_compiling() and is_transforming():
+            return NO_ORDER
+        if not (self.by_sender or self.by_receiver):
             return NO_ORDER
         by_sender = order_by("sender", sender, num_in) if self.by_sender else (None, None)
         if not self.by_receiver:

@@ -93,7 +93,8 @@ def _check_zeros(plan: AnyPlan, schedule: CudaSchedule) -> AnyPlan:
         raise ScheduleError(f"{knob} begins while zeros are written, and this kernel does not wait for those")
     if plan.zeroed:
         return plan
-    alone = dataclasses.replace(schedule, early=False, zeros="apart")
+    assert isinstance(plan.spec.schedule, CudaSchedule)
+    alone = dataclasses.replace(plan.spec.schedule, early=False, zeros="apart")
     return dataclasses.replace(plan, spec=dataclasses.replace(plan.spec, schedule=alone))
 
 

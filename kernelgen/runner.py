@@ -57,7 +57,7 @@ class Runner:
         self.dead = tuple(slot for slot in spec.direction.outputs if slot not in self.live)
         self.kernel: Kernel | None = None
         self.owner = ""
-        self.zeroed = ""  # live outputs that must be zero before the launch
+        self.zeroed = ""  # live outputs that must be zero before a sum
         # Position, name and slot of the operands that the kernel reads.
         self.read: tuple[tuple[int, str, str], ...] = ()
         self.partial_y = 0

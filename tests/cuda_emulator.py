@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import subprocess
 import tempfile
 from collections.abc import Iterable
@@ -22,6 +23,8 @@ from kernelgen.schedule import CudaSchedule
 from kernelgen.spec import BUFFERS, Spec
 
 FACTS = cuda_facts("sm_90")
+# Elements behind each output that must stay as they are.
+GUARD = 64
 
 
 def emulate(
@@ -84,13 +87,16 @@ def run_direction(
         if layout == "ir_mul" and name[-1] in irreps:
             rows = relayout(rows, irreps[name[-1]], to_ir_mul=True)
         buffers[name] = rows.to(real).contiguous()
+    guarded: dict[str, torch.Tensor] = {}
     for slot in direction.outputs:
         started = f"out_{slot}" in plan.zeroed and not schedule.early and schedule.zeros == "apart"
         empty = 0.0 if started else float("nan")
         shape = tuple(case.tensors[slot].shape)
         if slot == "y" and plan.partial_y:
             shape = (shape[0], plan.partial_y, shape[1])
-        buffers[f"out_{slot}"] = torch.full(shape, empty, dtype=real)
+        guarded[slot] = torch.full((math.prod(shape) + GUARD,), empty, dtype=real)
+        guarded[slot][-GUARD:] = 12345.0
+        buffers[f"out_{slot}"] = guarded[slot][:-GUARD].view(shape)
     edges = len(case.tensors["y"])
     if case.sender is not None and case.receiver is not None:
         buffers |= {"sender": case.sender, "receiver": case.receiver}
@@ -103,6 +109,7 @@ def run_direction(
     emulate(plan, buffers, edges, len(case.tensors["x"]), case.num_out, late)
     results = {}
     for slot in direction.outputs:
+        assert bool((guarded[slot][-GUARD:] == 12345.0).all()), f"written past the end of {slot}"
         rows = buffers[f"out_{slot}"]
         if slot == "y" and plan.partial_y:
             rows = rows.sum(1)

@@ -7,6 +7,8 @@ an access is wrong, shared memory is raced for, or a kernel could not be launche
 
 from __future__ import annotations
 
+import dataclasses
+import multiprocessing
 import os
 import subprocess
 import sys
@@ -23,8 +25,9 @@ from pair_problems import MODES, of_mode
 
 import kernelgen.plan
 from kernelgen.compile import compile_source
+from kernelgen.defaults import default_schedule
 from kernelgen.device import DeviceFacts, device_facts
-from kernelgen.direction import DIRECTIONS
+from kernelgen.direction import DIRECTIONS, fixed_order_parts
 from kernelgen.emit import emit
 from kernelgen.errors import ScheduleError, UnsupportedError
 from kernelgen.graph import order_by
@@ -40,6 +43,8 @@ from kernelgen.spec import Spec
 AnySpec = Spec | HarmonicsSpec
 EDGES, NODES_IN, NODES_OUT = 150, 12, 9
 UNIT = HarmonicsProblem((0, 1, 2, 3), "component", True)
+# dtype, layout and index type.
+KINDS = (("float32", "ir_mul", "int64"), ("float64", "mul_ir", "int32"))
 TOOLS = {
     "memcheck": ["--tool", "memcheck", "--report-api-errors", "no"],
     "racecheck": ["--tool", "racecheck"],
@@ -56,16 +61,30 @@ def channelwise(facts: DeviceFacts) -> Iterator[tuple[str, Spec]]:
             by_direction = form if isinstance(form, dict) else dict.fromkeys(DIRECTIONS, form)
             for direction, schedule in by_direction.items():
                 operation = "conv" if schedule.fuse and not name.endswith("plain") else "plain"
-                for dtype in ("float32", "float64") if direction == "backward" else ("float32",):
-                    spec = Spec(problem, DIRECTIONS[direction], schedule, operation, dtype, "ir_mul", "int64", facts)
-                    yield f"{name}, {direction}, {dtype}", spec
+                for kind in KINDS if direction == "backward" else KINDS[:1]:
+                    spec = Spec(problem, DIRECTIONS[direction], schedule, operation, *kind, facts)
+                    yield f"{name}, {direction}, {kind[0]}", spec
     inside = CudaSchedule(edge_operand="shared", stage_edges=8, path_groups=3)
     for direction in ("forward", "backward", "source_backward", "edge_backward"):
-        spec = Spec(
-            *(test_gpu.MEDIUM, DIRECTIONS[direction], inside, "conv", "float32", "ir_mul", "int64", facts),
-            harmonics=UNIT,
-        )
+        spec = Spec(*(test_gpu.MEDIUM, DIRECTIONS[direction], inside, "conv", *KINDS[0], facts), harmonics=UNIT)
         yield f"harmonics inside, {direction}", spec
+
+
+def special(facts: DeviceFacts) -> Iterator[tuple[str, Spec]]:
+    """Sums in a fixed order, by rows of partial sums too; and sums of shared weights, with rows of odd length."""
+    for direction in ("forward", "backward", "edge_backward", "joint_backward"):
+        for part in fixed_order_parts(DIRECTIONS[direction]):
+            joined = CudaSchedule(warps_per_edge=4, edge_operand="shared", stage_edges=8)
+            apart = CudaSchedule(edges_per_warp=2, channels_per_thread=2, path_groups=2, stage_edges=8)
+            for schedule in (CudaSchedule(), joined, apart):
+                spec = Spec(test_gpu.MEDIUM, part, schedule, "conv", *KINDS[0], facts, deterministic=True)
+                if schedule == CudaSchedule():
+                    spec = dataclasses.replace(spec, schedule=default_schedule(spec))
+                yield f"deterministic, {part.text}, {spec.schedule.key}", spec
+    for name, schedule in test_zeros.SHARED.items():
+        for how, changes in {"": {}, **test_zeros.WAITING}.items():
+            kind = (DIRECTIONS["backward"], dataclasses.replace(schedule, **changes), "conv", *KINDS[0], facts)
+            yield f"shared weights {name} {how}, backward", Spec(test_zeros.ODD, *kind)
 
 
 def pairs(facts: DeviceFacts) -> Iterator[tuple[str, Spec]]:
@@ -111,14 +130,14 @@ def plan_of(spec: AnySpec) -> Any:
 
 def cases(facts: DeviceFacts) -> dict[str, AnySpec]:
     """The legal ones by name, each kernel once."""
-    every: dict[str, AnySpec] = {**dict(channelwise(facts)), **dict(pairs(facts)), **dict(harmonics(facts))}
+    every: dict[str, AnySpec] = {}
+    for kind in (channelwise, special, pairs, harmonics):
+        every |= dict(kind(facts))
     plans = {name: plan_of(spec) for name, spec in every.items()}
-    forms = {name.split(",")[0]: False for name in every}
-    forms |= {name.split(",")[0]: True for name, plan in plans.items() if plan}
-    assert all(forms.values()), (
-        f"forms without a legal direction: {[name for name, legal in forms.items() if not legal]}"
-    )
-    return {name: every[name] for name, plan in plans.items() if plan and plan.spec.schedule == every[name].schedule}
+    found = {name: every[name] for name, plan in plans.items() if plan and plan.spec.schedule == every[name].schedule}
+    left_out = {name.split(",")[0] for name in every} - {name.split(",")[0] for name in found}
+    assert not left_out, f"forms without a legal direction: {sorted(left_out)}"
+    return found
 
 
 @any_registers()
@@ -140,7 +159,7 @@ def launch(spec: AnySpec) -> None:
     }
     buffers = {name: _random(spec, *shapes[name[-1]]) for name in spec.operands}
     if conv:
-        buffers |= _graph(plan.owner)
+        buffers |= _graph(plan.owner, getattr(torch, spec.index))
     for slot in spec.direction.live_outputs:
         parts = plan.partial_y if slot == "y" else 0
         buffers[f"out_{slot}"] = _random(spec, *(shapes[slot] if not parts else (EDGES, parts, spec.dim_y)))
@@ -156,10 +175,10 @@ def _random(spec: AnySpec, *shape: int) -> torch.Tensor:
     return torch.randn(shape, dtype=getattr(torch, spec.dtype), device="cuda")
 
 
-def _graph(owner: str) -> dict[str, torch.Tensor]:
+def _graph(owner: str, index: torch.dtype) -> dict[str, torch.Tensor]:
     """Edges whose last nodes have none."""
-    found = {"sender": torch.randint(NODES_IN - 2, (EDGES,), device="cuda")}
-    found["receiver"] = torch.randint(NODES_OUT - 2, (EDGES,), device="cuda")
+    found = {"sender": torch.randint(NODES_IN - 2, (EDGES,), dtype=index, device="cuda")}
+    found["receiver"] = torch.randint(NODES_OUT - 2, (EDGES,), dtype=index, device="cuda")
     if owner:
         spans, perm = order_by(owner, found[owner], {"sender": NODES_IN, "receiver": NODES_OUT}[owner])
         assert perm is not None
@@ -174,7 +193,7 @@ def compile_case(spec: AnySpec) -> None:
 
 def compile_all(specs: list[AnySpec]) -> None:
     """All cores at work."""
-    with ProcessPoolExecutor() as pool:
+    with ProcessPoolExecutor(mp_context=multiprocessing.get_context("spawn")) as pool:
         for _ in pool.map(compile_case, specs, chunksize=4):
             pass
 

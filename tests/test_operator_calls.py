@@ -232,11 +232,10 @@ def test_outputs_that_share_an_allocation_take_no_more_memory_than_apart() -> No
 def test_a_small_graph_that_comes_again_is_not_checked_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is known by its own tensors and by every size; another one is checked, and a large one is not kept alive."""
     op, given = operator(), case()
-    x, y, w = (given.tensors[name] for name in "xyw")
+    x, y = given.tensors["x"], given.tensors["y"]
     sender, receiver = given.sender, given.receiver
     order = op.order(sender, receiver, NODES, NUM_OUT)
-    kept = op.graph(x, y, sender, receiver, NUM_OUT, order)
-    assert op.graph(x.clone(), y.clone(), sender, receiver, NUM_OUT, order) is kept
+    assert op.graph(x, y, sender, receiver, NUM_OUT, order) is not op.graph(x, y, sender, receiver, NUM_OUT, order)
     for changed in (
         (x, y, sender.clone(), receiver, NUM_OUT, order),
         (x, y, sender, receiver.clone(), NUM_OUT, order),
@@ -244,14 +243,45 @@ def test_a_small_graph_that_comes_again_is_not_checked_again(monkeypatch: pytest
         (torch.cat((x, x)), y, sender, receiver, NUM_OUT, None),
         (x, y, sender, receiver, NUM_OUT + 1, None),
     ):
-        op.graph(x, y, sender, receiver, NUM_OUT, order)
-        other = op.graph(*changed)
-        assert other is not kept and other.num_out == changed[4] and other.num_in == len(changed[0])
-    op.graph(x, y, sender, receiver, NUM_OUT, order)
-    with pytest.raises(InputError, match="one index for each row of y"):
-        op(x, y[:-1], w[:-1], sender, receiver, num_out=NUM_OUT, order=order)
+        kept = op.graph(x, y, sender, receiver, NUM_OUT, order, keep=True)
+        assert op.graph(x.clone(), y.clone(), sender, receiver, NUM_OUT, order, keep=True) is kept
+        assert op.graph(*changed, keep=True) is not kept
     monkeypatch.setattr("kernelgen.checks.KEPT_EDGES", EDGES - 1)
     large = operator("atomics")
-    assert large.graph(x, y, sender, receiver, NUM_OUT, order) is not large.graph(
-        x, y, sender, receiver, NUM_OUT, order
-    )
+    first = large.graph(x, y, sender, receiver, NUM_OUT, order, keep=True)
+    assert large.graph(x, y, sender, receiver, NUM_OUT, order, keep=True) is not first
+
+
+@pytest.mark.parametrize("change", ["fewer", "int32", "strided"])
+def test_a_graph_whose_indices_took_another_form_is_checked_again(change: str) -> None:
+    op, given = operator(), case()
+    x, y, w = (given.tensors[name] for name in "xyw")
+    sender, receiver = given.sender.clone(), given.receiver.clone()
+    order = op.order(sender, receiver, NODES, NUM_OUT)
+    wanted = op(x, y, w, sender, receiver, num_out=NUM_OUT, order=order)
+    if change == "strided":
+        sender.data = torch.stack((sender, torch.zeros_like(sender)), 1)[:, 0]
+        assert_same({"g": op(x, y, w, sender, receiver, num_out=NUM_OUT, order=order)}, {"g": wanted})
+        return
+    if change == "fewer":
+        sender.resize_(3)
+    else:
+        receiver.data = receiver.data.int()
+    with pytest.raises(InputError, match="sender is"):
+        op(x, y, w, sender, receiver, num_out=NUM_OUT, order=order)
+
+
+def test_only_edges_that_the_caller_holds_are_kept() -> None:
+    """What a compiled graph makes for itself may lie in memory that is reused."""
+    op, given = operator("unfused"), case()
+    x, y, w = (given.tensors[name] for name in "xyw")
+    op._checks._last = None
+    compiled = torch.compile(lambda *t: op(*t, num_out=NUM_OUT), backend="aot_eager", fullgraph=True)
+    compiled(x, y, w, given.sender, given.receiver)
+    assert op._checks._last is None
+    op(x, y, w, given.sender, given.receiver, num_out=NUM_OUT)
+    assert op._checks._last is not None, "nothing to be ordered"
+    other = operator()
+    other._checks._last = None
+    other(x, y, w, given.sender, given.receiver, num_out=NUM_OUT)
+    assert other._checks._last is None, "an order of that call"

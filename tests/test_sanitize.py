@@ -9,6 +9,7 @@ from kernelgen import CudaSchedule
 from kernelgen.device import cuda_facts
 from kernelgen.harmonics_plan import HarmonicsSpec
 from kernelgen.harmonics_schedule import HarmonicsCudaSchedule
+from kernelgen.spec import Spec
 
 # Knobs whose every value is a form of its own; of the others (sizes) two values or more, but of the registers' limit.
 FORMS = ("fuse", "accumulate", "order", "edge_operand", "prefetch", "ahead", "stream", "early", "finish", "zeros")
@@ -34,4 +35,7 @@ def test_every_direction_of_products_pairs_and_harmonics(cases: dict[str, saniti
         kind = "harmonics" if isinstance(spec, HarmonicsSpec) else str(spec.problem.is_channelwise)
         kinds.setdefault("inside" if name.startswith("harmonics inside") else kind, set()).add(spec.direction.name)
     assert kinds["True"] == kinds["False"] == set(sanitize.DIRECTIONS)
+    assert any(
+        spec.deterministic and sanitize.plan_of(spec).partial_y for spec in cases.values() if isinstance(spec, Spec)
+    )
     assert kinds["harmonics"] == {"forward", "backward", "double_backward"} and len(kinds["inside"]) == 4

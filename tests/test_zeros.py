@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import struct
 import threading
 import types
 from typing import Any
@@ -12,20 +13,25 @@ import pytest
 import torch
 from cuda_emulator import run_direction
 from reference import assert_matches_e3nn, expected, make_case, relative_error
+from test_fused import expected as of_vectors
+from test_fused import vectors_case, without_zero_vector
 
 from autotune.config_tables import load_problems
 from autotune.space import search_space
-from kernelgen import CudaSchedule, TensorProductProblem, build, driver, fill, zeros
+from kernelgen import CudaSchedule, TensorProductProblem, build, driver, fill, launch, memory, zeros
+from kernelgen.checks import Checks
 from kernelgen.compile import compile_source
 from kernelgen.device import cuda_facts
 from kernelgen.direction import DIRECTIONS, backward
 from kernelgen.emit import emit
 from kernelgen.errors import ScheduleError
+from kernelgen.harmonics import HarmonicsProblem
 from kernelgen.launch import load_kernel
 from kernelgen.plan import make_plan
+from kernelgen.runner import Runner
 from kernelgen.schedule import schedule_from_dict
 from kernelgen.source import Source
-from kernelgen.spec import Spec
+from kernelgen.spec import BUFFERS, Spec
 
 FACTS = cuda_facts("sm_90")
 PROBLEM = TensorProductProblem.channelwise("64x0e+32x1e+8x2e", "0e+1e+2e", "0e+1e+2e")
@@ -65,6 +71,39 @@ def test_against_e3nn(how: str, form: str, direction: str, monkeypatch: pytest.M
     wanted = expected(case, direction)
     errors = {slot: relative_error(results[slot], wanted[slot]) for slot in wanted}
     assert max(errors.values()) < 1e-10, errors
+
+
+ODD = TensorProductProblem.channelwise("6x0e+5x1o", "0e+1o", "0e+1o", shared_weights=True)
+SHARED = {
+    "receiver": CudaSchedule(path_groups=2, teams_per_node=4),
+    "sender": CudaSchedule(order="sender", teams_per_node=4, path_groups=2),
+    "runs": CudaSchedule(accumulate="atomics", edges_per_chunk=4, path_groups=2),
+}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("form", SHARED)
+@pytest.mark.parametrize("how", WAITING)
+def test_sums_of_shared_weights_and_rows_of_odd_length(how: str, form: str, dtype: str) -> None:
+    """Teams without edges add too, and arrays end within 16 bytes."""
+    case = make_case(ODD, "conv", edges=13, nodes=21)
+    schedule = dataclasses.replace(SHARED[form], **WAITING[how])
+    results = run_direction(case, DIRECTIONS["backward"], "conv", "ir_mul", dtype, schedule)
+    for slot, wanted in expected(case, "backward").items():
+        assert relative_error(results[slot], wanted) < (1e-5 if dtype == "float32" else 1e-10), slot
+
+
+@pytest.mark.parametrize("how", WAITING)
+def test_harmonics_formed_inside(how: str) -> None:
+    """Gradients of vectors have three columns, whatever the harmonics have."""
+    product, unit = TensorProductProblem.channelwise("6x0e+6x1o", "0e+1o+2e", "0e+1o+2e"), (0, 1, 2)
+    harmonics = HarmonicsProblem(unit, "component", True)
+    case = vectors_case("conv", product, edges=11, nodes=9, num_out=9)
+    schedule = CudaSchedule(accumulate="atomics", edges_per_chunk=2, path_groups=3, **WAITING[how])
+    results = run_direction(case, backward(), "conv", "ir_mul", "float64", schedule, harmonics=harmonics)
+    for slot, wanted in of_vectors(case, harmonics, backward()).items():
+        pair = (without_zero_vector(slot, rows) for rows in (results[slot], wanted))
+        assert relative_error(*pair) < 1e-10, slot
 
 
 @pytest.mark.parametrize("direction", GRADIENTS)
@@ -111,6 +150,10 @@ def test_of_a_kernel_that_adds_to_nothing_it_means_nothing(how: str) -> None:
     schedule = waiting("atomics", how)
     plan = make_plan(dataclasses.replace(spec_of("backward", schedule), direction=backward("w")))
     assert plan.spec.schedule == FORMS["atomics"] and not plan.zeroed
+    owners = CudaSchedule(accumulate="owners", path_groups=4, warps_per_edge=2, **WAITING[how])
+    of_x = make_plan(spec_of("source_backward", owners))
+    assert of_x == make_plan(spec_of("source_backward", dataclasses.replace(owners, early=False, zeros="apart")))
+    assert of_x.owner == "sender" and of_x.spec.schedule.accumulate == "registers"
     space = search_space(PROBLEM, "conv", "forward", "float32", FACTS, num_edges=300)
     told = space.broken_limit(dataclasses.replace(CudaSchedule(path_groups=3), **WAITING[how]))
     assert told is not None and "makes the kernel of" in told
@@ -147,7 +190,11 @@ def test_each_launch_has_a_number_and_each_stream_its_words(monkeypatch: pytest.
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: now["stream"], raising=False)
     monkeypatch.setattr(torch._C, "_cuda_isCurrentStreamCapturing", lambda: now["capturing"], raising=False)
     monkeypatch.setattr(zeros, "_words", {})
-    monkeypatch.setattr(zeros, "_fresh", lambda device: (words := torch.zeros(2, dtype=torch.int64), words.data_ptr()))
+    monkeypatch.setattr(zeros, "_unused", {})
+    monkeypatch.setattr(zeros, "_AT_A_TIME", 2)
+    monkeypatch.setattr(zeros, "_cleared_in_the_graph", lambda device: torch.zeros(2, dtype=torch.int64))
+    made = iter(range(1 << 20, 1 << 30, 1 << 20))
+    monkeypatch.setattr(zeros, "clean_memory", lambda device, size: next(made))
 
     def launch(device: int = 0, **changed: int) -> zeros.Launch:
         now.update({"stream": 0, "capturing": False} | changed)
@@ -155,11 +202,40 @@ def test_each_launch_has_a_number_and_each_stream_its_words(monkeypatch: pytest.
 
     first, again, other, elsewhere = launch(), launch(), launch(stream=64), launch(device=1)
     captured = [launch(capturing=True) for _ in range(2)]
-    of_threads = [launch(stream=2) for _ in range(2)]
-    launches = [first, again, other, elsewhere, *captured, *of_threads]
-    assert first.address == again.address == first.words.data_ptr()
-    assert len({launch.address for launch in launches}) == len(launches) - 1
+    of_a_thread = [launch(stream=2) for _ in range(2)]
+    of_threads: list[zeros.Launch] = []
+    thread = threading.Thread(target=lambda: of_threads.append(launch(stream=2)))
+    thread.start()
+    thread.join()
+    assert first.address == again.address and of_a_thread[0].address == of_a_thread[1].address
+    different = [first, other, elsewhere, *captured, of_a_thread[0], *of_threads]
+    assert len({launch.address for launch in different}) == len(different)
+    assert [launch.kept is not None for launch in different] == 3 * [False] + 2 * [True] + 2 * [False]
+    assert all(launch.kept is not None and launch.kept.data_ptr() == launch.address for launch in captured)
+    launches = [first, again, other, elsewhere, *captured, *of_a_thread, *of_threads]
     assert [launch.number - first.number for launch in launches] == list(range(len(launches)))
+
+
+def test_a_launch_hands_over_its_words_and_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Behind all buffers and sizes; results are then not filled before."""
+    given: list[tuple] = []
+
+    def launch_on(device: int, function: object, handle: int, shape: tuple, arguments: ctypes.Array) -> int:
+        block = ctypes.string_at(arguments[1], ctypes.c_size_t.from_address(arguments[3]).value)
+        given.append(struct.unpack(f"<{len(block) // 8}Q", block))
+        return 0
+
+    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: 0, raising=False)
+    monkeypatch.setattr(launch, "next_launch", lambda device: zeros.Launch(None, 4096, 7))
+    monkeypatch.setattr(launch, "launch_on", launch_on)
+    monkeypatch.setattr(launch, "launch_function", lambda early: None)
+    for how, added in ({}, ()), (WAITING["early"], ()), (WAITING["inside"], (4096, 7)):
+        plan = make_plan(spec_of("backward", dataclasses.replace(FORMS["atomics"], **how)))
+        launch._CudaRun(plan, types.SimpleNamespace(handle=1))(range(len(BUFFERS)), 300, 20, 21, 0)
+        assert given.pop() == (*range(len(BUFFERS)), 300, 20, 21, *added)
+        runner = Runner(plan.spec, Checks(PROBLEM, "conv", torch.float32, "cuda"))
+        ways = {"early": memory.zeros_ahead, "zeros": memory.empty}
+        assert runner.start is ways.get(next(iter(how), ""), memory.zeros) and runner.zeroed == "xy"
 
 
 class Attribute(ctypes.Structure):
