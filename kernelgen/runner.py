@@ -23,7 +23,7 @@ from kernelgen.spec import BUFFERS, Spec
 
 # Elements to which outputs that share an allocation are aligned: 16 bytes or more.
 ALIGNED = 4
-# Elements up to which outputs that start from zero share one allocation: one launch instead of several.
+# Elements up to which outputs that are filled with zeros share one allocation: one launch instead of several.
 SMALL_OUTPUTS = 1 << 18
 # Sizes of graphs whose layout of outputs a runner keeps.
 KEPT_LAYOUTS = 1024
@@ -155,7 +155,7 @@ class Runner:
             begin = -(-elements // ALIGNED) * ALIGNED
             together.append((slot, shape, begin))
             elements = begin + math.prod(shape)
-        if len(started) < 2 or elements > SMALL_OUTPUTS:
+        if len(started) < 2 or elements > SMALL_OUTPUTS or self.start is empty:
             together = []
         overwritten = [(slot, shapes[slot]) for slot in self.live if slot not in self.zeroed]
         if self.partial_y:

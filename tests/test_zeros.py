@@ -236,6 +236,8 @@ def test_a_launch_hands_over_its_words_and_number(monkeypatch: pytest.MonkeyPatc
         runner = Runner(plan.spec, Checks(PROBLEM, "conv", torch.float32, "cuda"))
         ways = {"early": memory.zeros_ahead, "zeros": memory.empty}
         assert runner.start is ways.get(next(iter(how), ""), memory.zeros) and runner.zeroed == "xy"
+        shapes = {"x": (20, PROBLEM.dim_in1), "y": (300, 9), "w": (300, PROBLEM.weight_numel)}
+        assert bool(runner._layout(shapes).together) is ("zeros" not in how), "one fill for both, if they are filled"
 
 
 class Attribute(ctypes.Structure):
