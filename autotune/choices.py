@@ -51,7 +51,7 @@ def pair_knobs(spec: Spec) -> dict[str, tuple]:
         return {"threads": threads_of(spec.facts)}
     knobs: dict[str, tuple] = {
         "block_size": (32, 64, 128, 256, 512),
-        "min_blocks": (0, 2, 3, 4, 6, 8),
+        "min_blocks": (0, 1, 2, 3, 4, 6, 8),
         "edges_per_warp": (1, 2, 4, 8),
     }
     if not spec.deterministic:
@@ -125,5 +125,5 @@ def _cuda_knobs(problem: TensorProductProblem, small: bool, wide: bool) -> dict[
         "ahead": ("none", "weights", "rows", *(("all",) if small else ())),
         "stream": (False, True),
         "block_size": (32, 64, 128, 256, 512),
-        "min_blocks": (0, 2, 3, 4, 6, 8),
+        "min_blocks": (0, 1, 2, 3, 4, 6, 8),
     }

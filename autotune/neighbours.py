@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 from autotune.database import database_dirs, load_table
 from autotune.entry import Entry
@@ -71,16 +72,21 @@ def starting_points(space: Space, graph_class: GraphClass, entries: Iterable[Ent
     return list(dict.fromkeys(schedule for schedule in moved if space.broken_limit(schedule) is None))[:MOST]
 
 
+def _is_form(knob: str, value: Any) -> bool:
+    return isinstance(value, str | bool) or (knob, value) == ("min_blocks", 1)
+
+
 def untried_forms(space: Space, ranked: Sequence[Knobs]) -> list[Knobs]:
     """The first of ``ranked``, earlier trials with the fastest first, in each kernel form that none of them had.
 
     Such as a form that the generator has learnt since; and in the first new one of every knob at once. Forms are the
-    choices that are no numbers; one of them rarely wins with the other knobs as the default has them.
+    choices that are no numbers, and all registers there are (one block a multiprocessor); one of them rarely wins with
+    the other knobs as the default has them.
     """
     new: dict[str, list] = {}
     for knob, choices in space.knobs.items() if ranked else ():
         known = {getattr(schedule, knob) for schedule in ranked}
-        new[knob] = [value for value in choices if isinstance(value, str | bool) and value not in known]
+        new[knob] = [value for value in choices if _is_form(knob, value) and value not in known]
     changes = [{knob: value} for knob, values in new.items() for value in values]
     together = {knob: values[0] for knob, values in new.items() if values}
     changes += [together] if len(together) > 1 else []

@@ -112,7 +112,8 @@ class CudaSchedule(Schedule):
         of their ``rows``, or ``none``; or ``all``: as it starts, the kernel asks for everything that it reads;
         ``code``: and for its own machine code.
     stream: rows that only one edge uses (weights; of a plain product all rows) are the first to leave the caches.
-    block_size, min_blocks: threads a block; blocks a multiprocessor that registers are limited for (0: no limit).
+    block_size, min_blocks: threads a block; blocks a multiprocessor that registers are limited for (1: as many as a
+        thread can have; 0: as the compiler likes, often fewer than that).
     early: the kernel begins beside the one that fills what it adds to with zeros, and waits for it only before its
         first sum (programmatic dependent launch, from sm_90 on).
     zeros: what the kernel adds to is filled with zeros by a launch ``apart``, or ``inside``, by its own first blocks,
