@@ -34,7 +34,7 @@ def product_knobs(spec: Spec, num_edges: int | None) -> dict[str, tuple]:
         if not problem.shared_weights:
             knobs["prefetch"] = (*knobs["prefetch"], "ring2", "ring4")
         knobs["teams_per_node"] = (1, 2, 4, 8)
-        knobs["finish"] = ("blocks", "loop")
+        knobs["finish"] = ("blocks", "loop", "unrolled")
     if _waits_for_zeros(spec, num_edges):
         knobs["zeros"] = ("apart", "inside")
         if launches_early(facts):

@@ -56,7 +56,7 @@ class GroupEmitter(EdgeWalk):
         self._channels()
         # Elements from what one team left to what the next one did.
         step = self.sums * schedule.warps_per_edge
-        finish = self._finish_by_components if schedule.finish == "loop" else self._finish_by_blocks
+        finish = self._finish_by_blocks if schedule.finish == "blocks" else self._finish_by_components
         finish(side, schedule.teams_per_node, step)
         return [
             f"DEVICE void finish_{self.number}(const Buffers& b, const Team& team, const int unit, const int node,",
@@ -75,7 +75,7 @@ class GroupEmitter(EdgeWalk):
                 )
 
     def _finish_by_components(self, side: str, teams: int, step: int) -> None:
-        """Each team every so many-th component of all blocks, in a loop: little code, and shares that are even."""
+        """Each team every so many-th component of all blocks: little code, and shares that are even."""
         sums = list(zip(self.memory.blocks(side), self._node_sums(), strict=True))
         for how in ("Store", "Add"):
             chosen = [(b, dim, first) for b, (_, dim, first) in sums if self.memory.owned_how(side, b) == how]
@@ -87,13 +87,22 @@ class GroupEmitter(EdgeWalk):
             ]
             left = _by_case([(end, f"{first} + {m}") for end, m, _, first in cases])
             place = _by_case([(end, self.memory.place(side, b, m, "v")) for end, m, b, _ in cases])
-            self.put("#pragma unroll 1")
-            with self.scope(f"for (int k = share; k < {ends[-1]}; k += {teams})"):
+            unrolled = self.kernel.schedule.finish == "unrolled"
+            if unrolled:
+                # All are read before any is written: who has none reads the last one.
+                loop = f"UNROLL for (int i = 0; i < {-(-ends[-1] // teams)}; ++i)"
+            else:
+                self.put("#pragma unroll 1")
+                loop = f"for (int k = share; k < {ends[-1]}; k += {teams})"
+            mine = f"active && share + i * {teams} < {ends[-1]}" if unrolled else "active"
+            with self.scope(loop):
+                if unrolled:
+                    self.put(f"const int k = min(share + i * {teams}, {ends[-1] - 1});")
                 self.put(f"const Real* const from = parts + ({left}) * C * LANES + team.lane;")
                 with self.scope("UNROLL for (int c = 0; c < C; ++c)"):
                     self.put("const int v = u + c;", "Real sum[1] = {from[c * LANES]};")
                     self.put(f"UNROLL for (int n = 1; n < {teams}; ++n) sum[0] += from[n * {step} + c * LANES];")
-                    self.put(f"if (active) {how}::put<1>({self.memory.out_row(side, 'node')} + ({place}), sum);")
+                    self.put(f"if ({mine}) {how}::put<1>({self.memory.out_row(side, 'node')} + ({place}), sum);")
 
     def _node_sums(self) -> list[tuple[str, int, int]]:
         """Name, components and first component of each block of the sums at the node that a run belongs to."""

@@ -101,7 +101,7 @@ class CudaSchedule(Schedule):
     teams_per_node: with ``registers``, teams of one block that split the edges of a node; their sums meet in shared
         memory, in a fixed order.
     finish: how those teams share out the sums: whole ``blocks``, each in code of its own, or component by component in
-        a ``loop``.
+        a ``loop``, also ``unrolled``, so that no read waits for another.
     edge_operand: ``inline`` forms the edge values in every lane, ``shared`` forms them once a team in shared memory,
         ``basis`` keeps there only one of those that are multiples of each other.
     stage_edges: edges whose indices (and edge values) a team fetches at a time; at most its lanes.
@@ -152,7 +152,7 @@ class CudaSchedule(Schedule):
         "block_size": (32, 64, 128, 256, 512),
         "min_blocks": (0, 1, 2, 3, 4, 6, 8, 12, 16),
         "early": (False, True),
-        "finish": ("blocks", "loop"),
+        "finish": ("blocks", "loop", "unrolled"),
         "zeros": ("apart", "inside"),
     }
 

@@ -122,6 +122,18 @@ FORMS = {
         "ir_mul",
         CudaSchedule(finish="loop", teams_per_node=4, path_groups=3, edge_operand="shared"),
     ),
+    "split-nodes-unrolled": (
+        MEDIUM,
+        "conv",
+        "ir_mul",
+        CudaSchedule(finish="unrolled", teams_per_node=8, block_size=256, path_groups=3),
+    ),
+    "split-nodes-unrolled-by-sender": (
+        UNEQUAL,
+        "conv",
+        "mul_ir",
+        CudaSchedule(order="sender", path_groups=9, teams_per_node=4, finish="unrolled", channels_per_thread=2),
+    ),
     "split-nodes-in-a-loop-by-sender": (
         UNEQUAL,
         "conv",

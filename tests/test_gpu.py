@@ -40,6 +40,7 @@ FORMS = {
     "split-nodes-in-a-loop": CudaSchedule(
         order="sender", teams_per_node=4, path_groups=5, channels_per_thread=2, finish="loop"
     ),
+    "split-nodes-unrolled": CudaSchedule(teams_per_node=8, path_groups=3, block_size=256, finish="unrolled"),
     "ahead": CudaSchedule(ahead="weights", path_groups=4, edge_operand="shared", stage_edges=8),
     "ahead-all": CudaSchedule(ahead="all", path_groups=3, teams_per_node=2, edge_operand="shared"),
     "ahead-code": CudaSchedule(ahead="code", path_groups=3, teams_per_node=2, edge_operand="shared"),
