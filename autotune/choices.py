@@ -122,7 +122,7 @@ def _cuda_knobs(problem: TensorProductProblem, small: bool, wide: bool) -> dict[
         "edge_operand": ("inline", "shared", "basis"),
         "stage_edges": (4, 8, 16, 32),
         "prefetch": ("none", "reload", "copy"),
-        "ahead": ("none", "weights", "rows", *(("all",) if small else ())),
+        "ahead": ("none", "weights", "rows", *(("all", "along") if small else ())),
         "stream": (False, True),
         "block_size": (32, 64, 128, 256, 512),
         "min_blocks": (0, 1, 2, 3, 4, 6, 8),

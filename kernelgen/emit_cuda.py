@@ -34,7 +34,7 @@ SHARED = (
 def headers(schedule: CudaSchedule, has_ring: bool) -> list[str]:
     """What every kernel includes, and what those with a ring, zeros to wait for or a request for their code do."""
     asked = {"ring.hpp": has_ring, "early.hpp": schedule.early, "zeros.hpp": schedule.zeros == "inside"}
-    asked["code.hpp"] = schedule.ahead == "code"
+    asked |= {"code.hpp": schedule.ahead == "code", "along.hpp": schedule.ahead == "along"}
     return [included(name) for name in ("device.cuh", *(name for name, wanted in asked.items() if wanted))]
 
 
@@ -64,7 +64,7 @@ def preamble(spec: Spec) -> str:
 def ask_all(spec: Spec, owner: str) -> list[str]:
     """Ask for all that the kernel reads, if the schedule says so: then no load but the first waits for DRAM."""
     assert isinstance(spec.schedule, CudaSchedule)
-    if spec.schedule.ahead not in ("all", "code"):
+    if spec.schedule.ahead not in ("all", "along", "code"):
         return []
     plain = spec.operation == "plain"
     spans = "num_edges" if plain else "num_in" if owner == "sender" else "num_out"
@@ -73,7 +73,8 @@ def ask_all(spec: Spec, owner: str) -> list[str]:
     sizes = elements(spec)
     asked = index | {name: sizes[name[-1]] for name in spec.operands}
     code = [f"    ASK_CODE({ENTRY});"] if spec.schedule.ahead == "code" else []
-    return [*code, *(f"    ask_all(b.{name}, {count});" for name, count in asked.items())]
+    ask = "ask_along" if spec.schedule.ahead == "along" else "ask_all"
+    return [*code, *(f"    {ask}(b.{name}, {count});" for name, count in asked.items())]
 
 
 def elements(spec: Spec) -> dict[str, str]:
@@ -134,10 +135,9 @@ class KernelText:
 
     def _entry(self) -> str:
         schedule, blocks = self.schedule, zero_blocks(self.schedule)
-        asked = ask_all(self.spec, self.plan.owner)
         if not blocks:
             head = [*gpu_entry(schedule.block_size, schedule.min_blocks), BUFFERS_LINE]
-            return "\n".join([*head, *self.body("blockIdx.x", asked, SHARED), "}", ""])
+            return "\n".join([*head, *self.body("blockIdx.x", [], SHARED, asks=True), "}", ""])
         head = [
             *gpu_entry(schedule.block_size, schedule.min_blocks, *ZEROS),
             BUFFERS_LINE.replace("}", ", ready, launch}"),
@@ -151,19 +151,26 @@ class KernelText:
             "    }",
             f"    const int block = int(blockIdx.x) - {blocks};",
         ]
-        return "\n".join([*head, *self.body("block", [*asked, *zeros], SHARED), "}", ""])
+        return "\n".join([*head, *self.body("block", zeros, SHARED, asks=True), "}", ""])
 
-    def body(self, block: str, asked: Sequence[str] = (), shared: Sequence[str] = ()) -> list[str]:
-        """From a block's number to its teams' work. asked: lines before that. shared: that make ``shared``, if used."""
+    def body(self, block: str, before: Sequence[str] = (), shared: Sequence[str] = (), asks: bool = False) -> list[str]:
+        """From a block's number to its teams' work. before: lines before that. shared: that make ``shared``, if used.
+
+        asks: for all that the kernel reads, if the schedule says so.
+        """
         schedule, plan = self.schedule, self.plan
+        asked = ask_all(self.spec, plan.owner) if asks else []
+        along = schedule.ahead == "along"
         lines = [
             "    const int team_index = threadIdx.x / LANES;",
             "    Team team;",
             "    team.lane = threadIdx.x % LANES;",
             "    team.mask = LANES == 32 ? 0xffffffffu",
             "                            : ((1u << (LANES % 32)) - 1u) << (threadIdx.x % 32 - team.lane);",
-            *asked,
+            *([] if along else asked),
+            *before,
             *self._work(block),
+            *(asked if along else []),
         ]
         teams, stage, sums = schedule.block_size // schedule.lanes, stage_elements(plan), sums_elements(plan)
         joint = joint_elements(plan)

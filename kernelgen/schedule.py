@@ -110,7 +110,8 @@ class CudaSchedule(Schedule):
         ``ring2``, ``ring4``: features so, weights by asynchronous copies to shared memory, two or four edges ahead.
     ahead: what a team asks the L2 cache for as it fetches the indices of ``stage_edges`` edges: their ``weights``, all
         of their ``rows``, or ``none``; or ``all``: as it starts, the kernel asks for everything that it reads;
-        ``code``: and for its own machine code.
+        ``along``: so too, behind the first load of its own and in fewer instructions; ``code``: as ``all``, and for its
+        own machine code.
     stream: rows that only one edge uses (weights; of a plain product all rows) are the first to leave the caches.
     block_size, min_blocks: threads a block; blocks a multiprocessor that registers are limited for (1: as many as a
         thread can have; 0: as the compiler likes, often fewer than that).
@@ -147,7 +148,7 @@ class CudaSchedule(Schedule):
         "edge_operand": ("inline", "shared", "basis"),
         "stage_edges": (4, 8, 16, 32),
         "prefetch": ("none", "reload", "copy", "ring2", "ring4"),
-        "ahead": ("none", "weights", "rows", "all", "code"),
+        "ahead": ("none", "weights", "rows", "all", "along", "code"),
         "stream": (False, True),
         "block_size": (32, 64, 128, 256, 512),
         "min_blocks": (0, 1, 2, 3, 4, 6, 8, 12, 16),

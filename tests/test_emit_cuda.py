@@ -97,6 +97,12 @@ FORMS = {
         "ir_mul",
         CudaSchedule(ahead="all", teams_per_node=4, path_groups=3, edge_operand="shared"),
     ),
+    "ahead-along": (
+        MEDIUM,
+        "conv",
+        "ir_mul",
+        CudaSchedule(ahead="along", teams_per_node=4, path_groups=3, edge_operand="shared"),
+    ),
     "ahead-code": (MEDIUM, "conv", "mul_ir", CudaSchedule(ahead="code", accumulate="atomics", path_groups=3)),
     "split-nodes-by-sixteen": (
         MEDIUM,

@@ -43,6 +43,7 @@ FORMS = {
     "split-nodes-unrolled": CudaSchedule(teams_per_node=8, path_groups=3, block_size=256, finish="unrolled"),
     "ahead": CudaSchedule(ahead="weights", path_groups=4, edge_operand="shared", stage_edges=8),
     "ahead-all": CudaSchedule(ahead="all", path_groups=3, teams_per_node=2, edge_operand="shared"),
+    "ahead-along": CudaSchedule(ahead="along", path_groups=3, teams_per_node=2, edge_operand="shared"),
     "ahead-code": CudaSchedule(ahead="code", path_groups=3, teams_per_node=2, edge_operand="shared"),
     "ahead-rows": CudaSchedule(ahead="rows", path_groups=4, accumulate="atomics", edges_per_chunk=16, stage_edges=16),
     "ahead-by-sender": CudaSchedule(ahead="rows", path_groups=4, order="sender", edges_per_warp=2, stage_edges=16),

@@ -79,9 +79,25 @@ def test_products_of_pairs_compile(name: str, direction: str) -> None:
     assert 0 < resources["registers"] <= 168 and resources["spill_bytes"] == 0
 
 
-@pytest.mark.parametrize("ahead", ["rows", "all"])
+@pytest.mark.parametrize("ahead", ["rows", "all", "along"])
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
 def test_requests_ahead_compile(arch: str, ahead: str) -> None:
     facts, schedule = cuda_facts(arch), CudaSchedule(ahead=ahead, path_groups=4)
     spec = Spec(SUITE["mace-mp-first"], DIRECTIONS["backward"], schedule, "conv", "float32", "ir_mul", "int64", facts)
     assert compile_source(emit(make_plan(spec)), facts).resources["spill_bytes"] == 0
+
+
+@pytest.mark.parametrize("accumulate", ["registers", "atomics"])
+def test_what_is_asked_for_along_comes_behind_the_first_load(accumulate: str) -> None:
+    """By the generated text; the machine code keeps to it, since each request stands behind a branch."""
+    schedule = CudaSchedule(ahead="along", accumulate=accumulate, path_groups=4, warps_per_edge=4, edges_per_chunk=1)
+    kernel = ("conv", "float32", "ir_mul", "int64", cuda_facts("sm_90"))
+    texts = [
+        emit(make_plan(Spec(SUITE["mace-mp-medium"], DIRECTIONS["backward"], form, *kernel))).text
+        for form in (schedule, dataclasses.replace(schedule, ahead="all"))
+    ]
+    entries = [text[text.index("equitune_kernel(") :] for text in texts]
+    along, at_once = ([entry.find(call) for call in ("ask_along(b.", "ask_all(b.", "span[0]")] for entry in entries)
+    assert along[0] > 0 > along[1] and at_once[1] > 0 > at_once[0]
+    if accumulate == "registers":
+        assert along[2] < along[0] and at_once[1] < at_once[2]
