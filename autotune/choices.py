@@ -14,6 +14,8 @@ from kernelgen.spec import BYTES, Spec
 
 # Groups beyond one an input block that are tried one by one: the best count is rarely a round number.
 FINE_GROUPS = 3
+# Of every CUDA kernel.
+BLOCKS: dict[str, tuple] = {"block_size": (32, 64, 128, 256, 512), "min_blocks": (0, 1, 2, 3, 4, 6, 8)}
 
 
 def product_knobs(spec: Spec, num_edges: int | None) -> dict[str, tuple]:
@@ -49,11 +51,7 @@ def pair_knobs(spec: Spec) -> dict[str, tuple]:
     """Edge by edge, so only how many teams share an edge, a warp and a multiprocessor, or threads a host."""
     if spec.facts.backend == "cpu":
         return {"threads": threads_of(spec.facts)}
-    knobs: dict[str, tuple] = {
-        "block_size": (32, 64, 128, 256, 512),
-        "min_blocks": (0, 1, 2, 3, 4, 6, 8),
-        "edges_per_warp": (1, 2, 4, 8),
-    }
+    knobs: dict[str, tuple] = {**BLOCKS, "edges_per_warp": (1, 2, 4, 8)}
     if not spec.deterministic:
         knobs["path_groups"] = tuple(n for n in (1, 2, 4, 8) if n <= max(1, len(pair_paths(spec.problem))))
     return knobs
@@ -124,6 +122,5 @@ def _cuda_knobs(problem: TensorProductProblem, small: bool, wide: bool) -> dict[
         "prefetch": ("none", "reload", "copy"),
         "ahead": ("none", "weights", "rows", *(("all", "along") if small else ())),
         "stream": (False, True),
-        "block_size": (32, 64, 128, 256, 512),
-        "min_blocks": (0, 1, 2, 3, 4, 6, 8),
+        **BLOCKS,
     }

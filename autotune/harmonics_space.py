@@ -36,6 +36,5 @@ def harmonics_space(spec: Any) -> Space:
     default = family_of(spec.operation).default(spec, None)
     knobs = {**default.choices} | ({"threads": threads_of(spec.facts)} if "threads" in default.choices else {})
     space = HarmonicsSpace(dataclasses.replace(spec, schedule=default), MappingProxyType(knobs))
-    default_staging = getattr(default, "staging", None)
-    others = (space.schedule({"staging": name}) for name in knobs.get("staging", ()) if name != default_staging)
-    return dataclasses.replace(space, probes=tuple(s for s in others if space.broken_limit(s) is None))
+    staged = (space.schedule({"staging": staging}) for staging in knobs.get("staging", ()))
+    return dataclasses.replace(space, probes=tuple(s for s in staged if s != default and not space.broken_limit(s)))

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from kernelgen.direction import backward, double_backward, forward
-from kernelgen.graph import NO_ORDER, EdgeOrder
+from kernelgen.graph import NO_ORDER, Edges
 from kernelgen.library import no_third_derivative, only, present
 from kernelgen.memory import empty
 from kernelgen.transforms import call, is_transforming
@@ -39,19 +39,15 @@ def product(
     x: Tensor,
     y: Tensor,
     w: Tensor,
-    edges: tuple[Maybe, Maybe, int, EdgeOrder | None],
+    edges: Edges,
     operator: Operator,
-    keep: bool = False,
 ) -> Tensor:
-    """The operator's value, differentiable twice in x, y and w; ``edges``: sender, receiver, num_out and order.
-
-    keep: these edges may come again, in the same tensors.
-    """
+    """The operator's value, differentiable twice in x, y and w; ``edges``: of :meth:`Operator.edges`."""
     if not is_eager(x, y, w):
-        sender, receiver, num_out, order = edges
+        sender, receiver, num_out, order, _ = edges
         arguments = (x, y, w, sender, receiver, *(order or NO_ORDER), num_out, operator.text)
         return call("tp_forward", *arguments)
-    graph = operator.graph(x, y, *edges, keep)
+    graph = operator.graph(x, y, *edges)
     if torch.is_grad_enabled() and (x.requires_grad or y.requires_grad or w.requires_grad):
         return _Forward.apply(x, y, w, graph, operator)[0]
     return operator.run_on(graph, forward(), (x, None, y, None, w, None, None, None))["g"]

@@ -16,11 +16,10 @@ from kernelgen.cuda_group import GroupEmitter
 from kernelgen.cuda_memory import Facts
 from kernelgen.harmonics_text import inside
 from kernelgen.schedule import CudaSchedule
-from kernelgen.signature import buffers_struct, gpu_entry
+from kernelgen.signature import buffers_line, buffers_struct, gpu_entry
 from kernelgen.source import ENTRY, Source, included
-from kernelgen.spec import BUFFERS, Spec
+from kernelgen.spec import Spec
 
-BUFFERS_LINE = f"    const Buffers b = {{{', '.join(BUFFERS)}}};"
 # Arguments of a kernel that writes its zeros: see include/zeros.hpp.
 ZEROS = ("unsigned long long* ready", "unsigned long long launch")
 # Threads of its first blocks: 64 kB a step, of 16 bytes each.
@@ -134,16 +133,18 @@ class KernelText:
         return f"constexpr int STAGE = {self.plan.stage};  // edges fetched at a time\n"
 
     def _entry(self) -> str:
-        schedule, blocks = self.schedule, zero_blocks(self.schedule)
+        zeros = self._zeros()
+        head = gpu_entry(self.schedule.block_size, self.schedule.min_blocks, *(ZEROS if zeros else ()))
+        buffers = buffers_line(*(("ready", "launch") if zeros else ()))
+        work = self.body("block" if zeros else "blockIdx.x", zeros, SHARED, asks=True)
+        return "\n".join([*head, buffers, *work, "}", ""])
+
+    def _zeros(self) -> list[str]:
+        """What the first blocks do where the kernel writes its zeros, and the number of each other one."""
+        blocks, sizes = zero_blocks(self.schedule), elements(self.spec)
         if not blocks:
-            head = [*gpu_entry(schedule.block_size, schedule.min_blocks), BUFFERS_LINE]
-            return "\n".join([*head, *self.body("blockIdx.x", [], SHARED, asks=True), "}", ""])
-        head = [
-            *gpu_entry(schedule.block_size, schedule.min_blocks, *ZEROS),
-            BUFFERS_LINE.replace("}", ", ready, launch}"),
-        ]
-        sizes = elements(self.spec)
-        zeros = [
+            return []
+        return [
             f"    if (blockIdx.x < {blocks}) {{",
             *(f"        write_zeros(b.{name}, {sizes[name[-1]]}, {blocks});" for name in sorted(self.plan.zeroed)),
             f"        tell_of_zeros(ready, launch, {blocks});",
@@ -151,7 +152,6 @@ class KernelText:
             "    }",
             f"    const int block = int(blockIdx.x) - {blocks};",
         ]
-        return "\n".join([*head, *self.body("block", zeros, SHARED, asks=True), "}", ""])
 
     def body(self, block: str, before: Sequence[str] = (), shared: Sequence[str] = (), asks: bool = False) -> list[str]:
         """From a block's number to its teams' work. before: lines before that. shared: that make ``shared``, if used.

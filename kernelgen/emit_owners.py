@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from kernelgen.channel_plan import Plan
 from kernelgen.emit_cuda import (
-    BUFFERS_LINE,
     SHARED,
     KernelText,
     ask_all,
@@ -21,7 +20,7 @@ from kernelgen.emit_cuda import (
 from kernelgen.harmonics_text import inside
 from kernelgen.plan import OwnersPlan
 from kernelgen.schedule import CudaSchedule
-from kernelgen.signature import buffers_struct, gpu_entry
+from kernelgen.signature import buffers_line, buffers_struct, gpu_entry
 from kernelgen.source import Source
 
 _SIZES = ("num_edges", "num_in", "num_out")
@@ -60,7 +59,7 @@ def _entry(plan: OwnersPlan) -> str:
     unit_blocks, nodes = blocks_of_runs(plan.of_x)
     lines = [
         *gpu_entry(schedule.block_size, schedule.min_blocks),
-        BUFFERS_LINE,
+        buffers_line(),
         *(SHARED if plan.shared_bytes else ("    Real* const shared = nullptr;",)),
         *ask_all(plan.spec, plan.owner),
         f"    const int owning = {unit_blocks} * int((num_in + {nodes - 1}) / {nodes});",

@@ -13,7 +13,7 @@ from kernelgen.pair_steps import path_steps
 from kernelgen.pairs import WARP, PairPath, PairPlan
 from kernelgen.problem import Block
 from kernelgen.schedule import CudaSchedule
-from kernelgen.signature import buffers_struct, element, gpu_entry, host_entry
+from kernelgen.signature import buffers_line, buffers_struct, element, gpu_entry, host_entry
 from kernelgen.source import Source, included
 from kernelgen.spec import BUFFERS
 from kernelgen.terms import path_terms
@@ -168,7 +168,7 @@ def _gpu(plan: PairPlan) -> Iterator[str]:
     assert isinstance(schedule, CudaSchedule)
     teams, size = plan.teams, plan.scratch["end"]
     yield from gpu_entry(schedule.block_size, schedule.min_blocks)
-    yield f"{INDENT}const Buffers b = {{{', '.join(BUFFERS)}}};"
+    yield buffers_line()
     yield f"{INDENT}extern __shared__ __align__(16) unsigned char shared_bytes[];"
     yield f"{INDENT}Real* const shared = reinterpret_cast<Real*>(shared_bytes);"
     yield f"{INDENT}const int team_index = threadIdx.x / LANES;"

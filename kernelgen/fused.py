@@ -64,8 +64,7 @@ class HarmonicProduct:
         if not self.inside or not is_eager(x, v, w):
             return self.product(x, self.harmonics(v), w, sender, receiver, num_out=num_out, order=order)
         w = self.product.one_row(w)
-        edges = self.product.edges(x, sender, receiver, num_out, order)
-        graph = self.graph(x, v, *edges, edges[-1] is order)
+        graph = self.graph(x, v, *self.product.edges(x, sender, receiver, num_out, order))
         if torch.is_grad_enabled() and (x.requires_grad or v.requires_grad or w.requires_grad):
             return _Forward.apply(x, v, w, graph, self)[0]
         return self.run_on(graph, forward(), (x, None, v, None, w, None, None, None))["g"]

@@ -32,6 +32,8 @@ class EdgeOrder(NamedTuple):
 
 
 NO_ORDER = EdgeOrder(None, None)
+# Sender, receiver, number of destinations, order, and whether the same edges may come again in the same tensors.
+Edges = tuple[Tensor | None, Tensor | None, int, EdgeOrder | None, bool]
 
 
 def edge_order(

@@ -21,11 +21,10 @@ INDENT = "    "
 
 def emit_harmonics(plan: HarmonicsPlan) -> Source:
     """The kernel of a plan; equal plans give equal text."""
-    headers, kernel = [included("harmonics.hpp")], _host(plan)
-    if plan.on_gpu:
-        kernel = {"ahead": _gpu_ahead, "tiles": _gpu_tiles}.get(plan.staging, _gpu)(plan)
-        headers += [included(f"harmonics_{plan.staging}.hpp")] if plan.by_warp else []
-    parts = ["\n".join(_preamble(plan)), *headers, *_one_vector(plan), *kernel]
+    headers = ["harmonics.hpp", *([f"harmonics_{plan.staging}.hpp"] if plan.by_warp else [])]
+    on_gpu = {"ahead": _gpu_ahead, "tiles": _gpu_tiles}.get(plan.staging, _gpu)
+    kernel = on_gpu(plan) if plan.on_gpu else _host(plan)
+    parts = ["\n".join(_preamble(plan)), *map(included, headers), *_one_vector(plan), *kernel]
     return Source("\n".join(parts) + "\n", "cuda" if plan.on_gpu else "c++")
 
 

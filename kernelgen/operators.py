@@ -23,7 +23,7 @@ from kernelgen.direct import DirectCalls
 from kernelgen.direction import DIRECTIONS, Direction, fixed_order_parts
 from kernelgen.emit import emit
 from kernelgen.errors import InputError, ProblemError, ScheduleError, TuningMissError, UnsupportedError
-from kernelgen.graph import NO_ORDER, EdgeOrder, is_in_order, order_by
+from kernelgen.graph import NO_ORDER, EdgeOrder, Edges, is_in_order, order_by
 from kernelgen.harmonics import HarmonicsProblem
 from kernelgen.launch import load_kernel
 from kernelgen.library import OPERATORS, resolve
@@ -150,18 +150,21 @@ class Operator(DirectCalls):
         num_out: rows of the result of a convolution, by default as many as x has. order: ``edge_order(receiver,
         num_out)``; given once for a graph it saves a sort in every call.
         """
-        edges = self.edges(x, sender, receiver, num_out, order)
-        return product(x, y, self.one_row(w), edges, self, keep=edges[-1] is order or edges[-1] is NO_ORDER)
+        return product(x, y, self.one_row(w), self.edges(x, sender, receiver, num_out, order), self)
 
     def edges(
         self, x: Tensor, sender: Tensor | None, receiver: Tensor | None, num_out: int | None, order: EdgeOrder | None
-    ) -> tuple[Tensor | None, Tensor | None, int, EdgeOrder | None]:
-        """Sender, receiver, the number of destinations and the order of the edges, the last two made where missing."""
+    ) -> Edges:
+        """Sender, receiver, the number of destinations and the order of the edges, the last two made where missing.
+
+        Last, whether the caller holds all of it, so that the same edges may come again.
+        """
+        given = order
         if num_out is None:
             num_out = x.shape[0]  # len(x) would fix the size of an exported graph
         if order is None and self.is_conv and sender is not None and receiver is not None:
             order = self.order(sender, receiver, x.shape[0], num_out)
-        return sender, receiver, num_out, order
+        return sender, receiver, num_out, order, order is given or order is NO_ORDER
 
     __call__ = forward
 

@@ -29,6 +29,11 @@ def buffers_struct(*more: str) -> str:
     return "struct Buffers {\n" + "\n".join(f"{INDENT}{field};" for field in (*buffers(), *more)) + "\n};\n"
 
 
+def buffers_line(*more: str) -> str:
+    """The statement that makes them one struct ``b``; ``more``: the names declared behind those."""
+    return f"{INDENT}const Buffers b = {{{', '.join((*BUFFERS, *more))}}};"
+
+
 def gpu_entry(block_size: int, min_blocks: int, *more: str) -> Iterator[str]:
     """The head of a kernel, up to its opening brace; ``more``: declarations of arguments behind those of all."""
     bounds = f"{block_size}, {min_blocks}" if min_blocks else f"{block_size}"
