@@ -40,13 +40,14 @@ def module(problem: TensorProductProblem, operation: str, dtype: str, layout: st
 
 
 def build(task: Task, deterministic: bool) -> Product:
-    """Its product on the task's graph, in the workload's own layout."""
+    """Its product on the task's graph, in the workload's own layout; it has one layout for products of mode uvw."""
     work = task.workload
     if deterministic and not task.is_conv:
         raise PeerError("openequivariance-deterministic: only convolutions have a deterministic form")
-    made = module(work.product, work.operation, work.dtype, work.layout, deterministic)
+    layout = work.layout if work.product.is_channelwise else "mul_ir"
+    made = module(work.product, work.operation, work.dtype, layout, deterministic)
     if not task.is_conv:
-        return Product(made, work.layout, **_weight_orders(made))
+        return Product(made, layout, **_weight_orders(made))
     sender, receiver = task.edges
     # Edges are sorted by receiver, then sender; this permutation sorts them by sender, then receiver.
     transposed = torch.argsort(sender, stable=True) if deterministic else None
@@ -54,7 +55,7 @@ def build(task: Task, deterministic: bool) -> Product:
     def call(x: torch.Tensor, y: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         return made(x, y, w, receiver, sender, transposed)
 
-    return Product(call, work.layout, **_weight_orders(made))
+    return Product(call, layout, **_weight_orders(made))
 
 
 def _weight_orders(product: torch.nn.Module) -> dict[str, Any]:
