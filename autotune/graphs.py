@@ -20,6 +20,7 @@ import numpy as np
 import torch
 
 from autotune.errors import ConfigError
+from kernelgen.defaults import SMALL_GRAPH_EDGES
 
 if TYPE_CHECKING:
     from ase import Atoms
@@ -258,6 +259,11 @@ class GraphClass:
             raise ConfigError(f"{text!r} is not a graph class; expected for example 'conv-e14-d5' or 'plain-e16'")
         conv, edges, degree, other, number = match.groups()
         return cls(other, int(number)) if other else cls(conv, int(edges), int(degree))
+
+    @property
+    def is_small(self) -> bool:
+        """Whether a GPU's launches and latencies decide, not its bandwidth."""
+        return 2**self.log2_edges <= SMALL_GRAPH_EDGES
 
     def distance(self, other: GraphClass) -> float:
         """How far apart two classes are, in factors of two; infinite between different operations."""

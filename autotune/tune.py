@@ -304,5 +304,5 @@ def _still_valid(workload: Workload, studies: dict[str, Study], database: Databa
         if entry is not None
         and entry.generator == GENERATOR_VERSION
         and entry.trials.get("count") == len(study.finished)
-        and entry.default_schedule == study.space.default
+        and entry.default["schedule"] == study.space.default.to_dict()
     ]

@@ -28,8 +28,14 @@ def test_an_entry_survives_the_file_unchanged(tmp_path: Path) -> None:
     assert read == written
     assert read.to_dict() == written.to_dict()
     assert read.tuned_schedule == HostSchedule(path_groups=2)
-    assert read.default_schedule == HostSchedule()
+    assert read.default["schedule"] == HostSchedule().to_dict()
     assert Database.load(path).device == device_record(HOST)
+
+
+def test_a_default_in_a_form_that_is_gone_costs_no_entry(tmp_path: Path) -> None:
+    written = dataclasses.replace(entry(), default={**entry().default, "schedule": {"backend": "cpu", "gone": "words"}})
+    table = read_table(store(tmp_path, HOST, written))
+    assert not table.flaws and [read.default for read in table.by_identity.values()] == [written.default]
 
 
 def test_the_file_is_sorted_indented_and_does_not_depend_on_the_order_of_writing(tmp_path: Path) -> None:

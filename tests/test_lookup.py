@@ -81,6 +81,18 @@ def test_the_nearest_graph_class_comes_next_and_larger_wins_a_tie(shipped: Path)
     assert find("conv-e11-d5").schedule == SCHEDULES[0]
 
 
+def test_of_a_gpus_large_graphs_nothing_is_learned_about_small_ones(shipped: Path) -> None:
+    large, small = (CudaSchedule(stage_edges=stage, block_size=64) for stage in (8, 16))
+    store(shipped, GPU, entry(large, graph_class="conv-e13-d5"))
+    assert find("conv-e13-d9", facts=GPU).schedule == large and find(None, facts=GPU).schedule == large
+    found = find("conv-e12-d5", facts=GPU)
+    assert found.origin == "default" and "about this size" in found.reason
+    store(shipped, GPU, entry(large, graph_class="conv-e13-d5"), entry(small, graph_class="conv-e8-d4"))
+    assert find("conv-e12-d5", facts=GPU).schedule == small and find("conv-e13-d4", facts=GPU).schedule == large
+    store(shipped, HOST, entry(SCHEDULES[0], graph_class="conv-e19-d5"))
+    assert find("conv-e8-d4").origin == "nearest", "a host launches nothing"
+
+
 def test_without_a_graph_class_it_is_the_largest_graph(shipped: Path) -> None:
     store(
         shipped,
