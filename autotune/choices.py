@@ -7,7 +7,6 @@ import itertools
 from kernelgen.defaults import SMALL_GRAPH_EDGES
 from kernelgen.device import DeviceFacts
 from kernelgen.pairs import pair_paths
-from kernelgen.plan import launches_early
 from kernelgen.problem import TensorProductProblem
 from kernelgen.schedule import HostSchedule, power_of_two_at_most
 from kernelgen.spec import BYTES, Spec
@@ -36,11 +35,9 @@ def product_knobs(spec: Spec, num_edges: int | None) -> dict[str, tuple]:
         if not problem.shared_weights:
             knobs["prefetch"] = (*knobs["prefetch"], "ring2", "ring4")
         knobs["teams_per_node"] = (1, 2, 4, 8)
-        knobs["finish"] = ("blocks", "loop", "unrolled")
+        knobs["finish"] = ("blocks", "unrolled")
     if _waits_for_zeros(spec, num_edges):
         knobs["zeros"] = ("apart", "inside")
-        if launches_early(facts):
-            knobs["early"] = (False, True)
     for knob, choices in knobs.items():
         value = getattr(spec.schedule, knob)
         knobs[knob] = choices if value in choices else (*choices, value)

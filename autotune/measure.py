@@ -23,8 +23,6 @@ import torch
 
 MIN_SAMPLES = 10
 MAX_SAMPLES = 200
-# Times that the buffer is written: twice as large as the cache, a pass leaves 1 / e^2 where any line may be replaced.
-EVICTIONS = {"cpu": 1, "cuda": 4}
 # Relative half-width of the median's 95% interval at which sampling may stop.
 PRECISION = 0.02
 # Seconds of calls before the first sample, as long as in a comparison: a kernel of ours has nothing to tune or fill.
@@ -178,8 +176,7 @@ class Sampler:
 
             evict_code(self.device)
         if self._buffer is not None:
-            for _ in range(EVICTIONS[self.device.type]):
-                self._buffer.add_(1.0)
+            self._buffer.add_(1.0)
 
     def _take_host(self) -> float:
         self._evict()

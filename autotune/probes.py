@@ -95,15 +95,14 @@ def _owners(space: Space) -> tuple[Knobs, ...]:
 def _forms(space: Space) -> tuple[Knobs, ...]:
     """The default in forms that the sampler would come to late.
 
-    Begun while zeros are written, and writing them itself, each as it is and adding every gradient in memory; with its
-    weights copied ahead to shared memory, so not asked into L2 as well.
+    Writing the zeros that it adds to, as it is and adding every gradient in memory; with its weights copied ahead to
+    shared memory, so not asked into L2 as well.
     """
     if not isinstance(space.default, CudaSchedule):
         return ()
-    waiting: tuple[dict[str, Any], ...] = ({"zeros": "inside"}, {"early": True})
-    early = (change | more for change in waiting for more in ({}, {"accumulate": "atomics"}))
+    inside: tuple[dict[str, Any], ...] = ({"zeros": "inside"}, {"zeros": "inside", "accumulate": "atomics"})
     rings = ({"prefetch": ring, "ahead": "none"} for ring in ("ring2", "ring4"))
-    found = (_legal(space, change) for change in (*early, *rings))
+    found = (_legal(space, change) for change in (*inside, *rings))
     return tuple(dict.fromkeys(schedule for schedule in found if schedule))
 
 

@@ -117,9 +117,7 @@ class Space:
             if changes.get("teams_per_node", schedule.teams_per_node) == 1:
                 changes["finish"] = "blocks"
             if not (fused or plain) or schedule.accumulate == "owners":
-                changes |= {"early": False, "zeros": "apart"}
-            elif schedule.zeros == "inside":
-                changes["early"] = False
+                changes["zeros"] = "apart"
             if fused and schedule.accumulate == "owners":
                 changes["warps_per_edge"] = 1
             elif not owned:

@@ -40,8 +40,6 @@ from kernelgen.source import Source
 
 HOST_FLAGS = ("-O3", "-march=native", "-std=c++17", "-ffp-contract=fast", "-fno-math-errno", "-fPIC", "-shared")
 _LOG_LIMIT = 4000
-# In the source of kernels that ask for their own code (``include/code.hpp``).
-_CODE_BYTES = "CODE_BYTES"
 # cuda.core picks its implementation while it is imported, and threads that import it meanwhile see half of it.
 _import_lock = threading.Lock()
 
@@ -243,12 +241,8 @@ def _compile_cuda(source: Source, job: _Job, facts: DeviceFacts) -> tuple[bytes,
         ptxas_options=["-v"],
         no_cache=True,  # a hit in NVRTC's own cache comes without the assembler's report
     )
-    text = source.text
     try:
-        code = bytes(Program(text, "c++", options).compile("cubin").code) if _CODE_BYTES in text else b""
-        if code:  # the kernel wants to know how large it is
-            text = f"#define {_CODE_BYTES} {len(section(code, f'.text.{source.entry}'))}\n{text}"
-        code = bytes(Program(text, "c++", options).compile("cubin", logs=log).code)
+        code = bytes(Program(source.text, "c++", options).compile("cubin", logs=log).code)
     except Exception as error:
         # cuda.core raises its own private types for NVRTC's errors; the message holds the compiler's log.
         raise CompileError(f"NVRTC for {facts.arch} failed:\n{_shortened(str(error))}") from error

@@ -56,7 +56,7 @@ class GroupEmitter(EdgeWalk):
         self._channels()
         # Elements from what one team left to what the next one did.
         step = self.sums * schedule.warps_per_edge
-        finish = self._finish_by_blocks if schedule.finish == "blocks" else self._finish_by_components
+        finish = self._finish_by_blocks if schedule.finish == "blocks" else self._finish_unrolled
         finish(side, schedule.teams_per_node, step)
         return [
             f"DEVICE void finish_{self.number}(const Buffers& b, const Team& team, const int unit, const int node,",
@@ -74,8 +74,8 @@ class GroupEmitter(EdgeWalk):
                     *self.memory.flush(side, "node", owned=True, only=self.memory.blocks(side)[position]),
                 )
 
-    def _finish_by_components(self, side: str, teams: int, step: int) -> None:
-        """Each team every so many-th component of all blocks: little code, and shares that are even."""
+    def _finish_unrolled(self, side: str, teams: int, step: int) -> None:
+        """Each team every so many-th component of all blocks: even shares, and all are read before any is written."""
         sums = list(zip(self.memory.blocks(side), self._node_sums(), strict=True))
         for how in ("Store", "Add"):
             chosen = [(b, dim, first) for b, (_, dim, first) in sums if self.memory.owned_how(side, b) == how]
@@ -87,17 +87,10 @@ class GroupEmitter(EdgeWalk):
             ]
             left = _by_case([(end, f"{first} + {m}") for end, m, _, first in cases])
             place = _by_case([(end, self.memory.place(side, b, m, "v")) for end, m, b, _ in cases])
-            unrolled = self.kernel.schedule.finish == "unrolled"
-            if unrolled:
-                # All are read before any is written: who has none reads the last one.
-                loop = f"UNROLL for (int i = 0; i < {-(-ends[-1] // teams)}; ++i)"
-            else:
-                self.put("#pragma unroll 1")
-                loop = f"for (int k = share; k < {ends[-1]}; k += {teams})"
-            mine = f"active && share + i * {teams} < {ends[-1]}" if unrolled else "active"
-            with self.scope(loop):
-                if unrolled:
-                    self.put(f"const int k = min(share + i * {teams}, {ends[-1] - 1});")
+            mine = f"active && share + i * {teams} < {ends[-1]}"
+            with self.scope(f"UNROLL for (int i = 0; i < {-(-ends[-1] // teams)}; ++i)"):
+                # Who has none reads the last one.
+                self.put(f"const int k = min(share + i * {teams}, {ends[-1] - 1});")
                 self.put(f"const Real* const from = parts + ({left}) * C * LANES + team.lane;")
                 with self.scope("UNROLL for (int c = 0; c < C; ++c)"):
                     self.put("const int v = u + c;", "Real sum[1] = {from[c * LANES]};")

@@ -33,7 +33,7 @@ class EdgeWalk:
         self.ring = WeightRing(self.plan, group, self.paths, value_elements(self.plan)) if self.plan.ring else None
         self.sums = sums_elements(kernel.plan)
         # Before anything is written.
-        self.await_zeros: tuple[str, ...] = ("await_zeros();",) if kernel.schedule.early else ()
+        self.await_zeros: tuple[str, ...] = ()
         self.not_awaited: tuple[str, ...] = ()
         if kernel.schedule.zeros == "inside":
             self.not_awaited = ("bool awaited = false;",)

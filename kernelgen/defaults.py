@@ -79,9 +79,10 @@ def _cuda_sketch(spec: Spec, fewest_channels: int, num_edges: int | None) -> Cud
     small = dataclasses.replace(long, ahead="all")
     if spec.deterministic or live == "g":
         return dataclasses.replace(small, teams_per_node=8, block_size=256)
-    return dataclasses.replace(
+    added = dataclasses.replace(
         small, accumulate="atomics", edges_per_chunk=1, stage_edges=4, prefetch="none", block_size=64
     )
+    return added if "g" in live else dataclasses.replace(added, zeros="inside")
 
 
 def _default_of_pairs(spec: Spec) -> Schedule:

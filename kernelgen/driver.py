@@ -55,7 +55,7 @@ class Arguments(threading.local):
 class _Config(threading.local):
     """One thread's ``CUlaunchConfig``, packed anew for every launch: cheaper than eleven arguments."""
 
-    # Grid, block, shared bytes; stream, attributes, how many of those.
+    # Grid, block, shared bytes; stream, attributes and how many of those: none.
     packer = struct.Struct("<7I4xQQI4x")
 
     def __init__(self) -> None:
@@ -63,26 +63,23 @@ class _Config(threading.local):
         self.address = ctypes.addressof(self.block)
 
 
-# CUlaunchAttribute: CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION, and a value of 64 bytes.
-_BEGINS_EARLY = ctypes.create_string_buffer(struct.pack("<i4xi60x", 6, 1), 72)
 Launch = Callable[[int, tuple[int, int, int], int, ctypes.Array], int]
 
 
 @functools.cache
-def launch_function(early: bool = False) -> Launch:
+def launch_function() -> Launch:
     """``cuLaunchKernelEx``: a kernel, a row of blocks (their number, threads, shared bytes), stream and arguments.
 
-    It leaves a status. early: the kernel may begin as soon as the one before it in the stream lets it.
+    It leaves a status.
     """
     function = _library().cuLaunchKernelEx
     function.argtypes = [ctypes.c_void_p] * 4
     function.restype = ctypes.c_int
     config, pack = _Config(), _Config.packer.pack_into
-    attributes = (ctypes.addressof(_BEGINS_EARLY), 1) if early else (0, 0)
 
     def launch(handle: int, shape: tuple[int, int, int], stream: int, arguments: ctypes.Array) -> int:
         blocks, threads, shared = shape
-        pack(config.block, 0, blocks, 1, 1, threads, 1, 1, shared, stream, *attributes)
+        pack(config.block, 0, blocks, 1, 1, threads, 1, 1, shared, stream, 0, 0)
         return function(config.address, handle, None, arguments)
 
     return launch

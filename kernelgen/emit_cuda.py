@@ -17,13 +17,15 @@ from kernelgen.cuda_memory import Facts
 from kernelgen.harmonics_text import inside
 from kernelgen.schedule import CudaSchedule
 from kernelgen.signature import buffers_line, buffers_struct, gpu_entry
-from kernelgen.source import ENTRY, Source, included
-from kernelgen.spec import Spec
+from kernelgen.source import Source, included
+from kernelgen.spec import BYTES, Spec
 
-# Arguments of a kernel that writes its zeros: see include/zeros.hpp.
-ZEROS = ("unsigned long long* ready", "unsigned long long launch")
-# Threads of its first blocks: 64 kB a step, of 16 bytes each.
-ZERO_THREADS = 4096
+# Arguments of a kernel that writes its zeros, and what its teams need of those: see include/zeros.hpp.
+ZEROS = ("unsigned long long* written", "unsigned long long launch")
+WAITING = ("const unsigned long long* ready", "unsigned long long launch")
+# Threads of the blocks that may write zeros, and bytes that one writes before another block does: a block that has
+# written all of them tells so at once, several have to wait for each other.
+ZERO_THREADS, ZEROS_A_THREAD = 4096, 256
 SHARED = (
     "    extern __shared__ __align__(16) unsigned char shared_bytes[];",
     "    Real* const shared = reinterpret_cast<Real*>(shared_bytes);",
@@ -31,9 +33,8 @@ SHARED = (
 
 
 def headers(schedule: CudaSchedule, has_ring: bool) -> list[str]:
-    """What every kernel includes, and what those with a ring, zeros to wait for or a request for their code do."""
-    asked = {"ring.hpp": has_ring, "early.hpp": schedule.early, "zeros.hpp": schedule.zeros == "inside"}
-    asked |= {"code.hpp": schedule.ahead == "code", "along.hpp": schedule.ahead == "along"}
+    """What every kernel includes, and what those with a ring, zeros to wait for or requests of their own do."""
+    asked = {"ring.hpp": has_ring, "zeros.hpp": schedule.zeros == "inside", "along.hpp": schedule.ahead == "along"}
     return [included(name) for name in ("device.cuh", *(name for name, wanted in asked.items() if wanted))]
 
 
@@ -63,7 +64,7 @@ def preamble(spec: Spec) -> str:
 def ask_all(spec: Spec, owner: str) -> list[str]:
     """Ask for all that the kernel reads, if the schedule says so: then no load but the first waits for DRAM."""
     assert isinstance(spec.schedule, CudaSchedule)
-    if spec.schedule.ahead not in ("all", "along", "code"):
+    if spec.schedule.ahead not in ("all", "along"):
         return []
     plain = spec.operation == "plain"
     spans = "num_edges" if plain else "num_in" if owner == "sender" else "num_out"
@@ -71,9 +72,8 @@ def ask_all(spec: Spec, owner: str) -> list[str]:
     index |= {} if plain else {"perm": "num_edges", "sender": "num_edges", "receiver": "num_edges"}
     sizes = elements(spec)
     asked = index | {name: sizes[name[-1]] for name in spec.operands}
-    code = [f"    ASK_CODE({ENTRY});"] if spec.schedule.ahead == "code" else []
     ask = "ask_along" if spec.schedule.ahead == "along" else "ask_all"
-    return [*code, *(f"    {ask}(b.{name}, {count});" for name, count in asked.items())]
+    return [f"    {ask}(b.{name}, {count});" for name, count in asked.items()]
 
 
 def elements(spec: Spec) -> dict[str, str]:
@@ -121,7 +121,7 @@ class KernelText:
 
     def text(self) -> str:
         included_here = headers(self.schedule, bool(self.plan.ring))
-        struct = buffers_struct(*(ZEROS if zero_blocks(self.schedule) else ()))
+        struct = buffers_struct(*(WAITING if zero_blocks(self.schedule) else ()))
         top = [preamble(self.spec) + self.stage(), *included_here, inside(self.spec), struct]
         return "\n".join(part for part in [*top, *self.groups(), self._entry()] if part)
 
@@ -133,44 +133,60 @@ class KernelText:
         return f"constexpr int STAGE = {self.plan.stage};  // edges fetched at a time\n"
 
     def _entry(self) -> str:
-        zeros = self._zeros()
+        zeros = bool(zero_blocks(self.schedule))
         head = gpu_entry(self.schedule.block_size, self.schedule.min_blocks, *(ZEROS if zeros else ()))
-        buffers = buffers_line(*(("ready", "launch") if zeros else ()))
-        work = self.body("block" if zeros else "blockIdx.x", zeros, SHARED, asks=True)
+        buffers = buffers_line(*(("ready_of(written)", "launch") if zeros else ()))
+        asked = ask_all(self.spec, self.plan.owner)
+        first, along = (asked, []) if self.schedule.ahead == "all" else ([], asked)
+        work = self.body("block" if zeros else "blockIdx.x", self._zeros(asked), first, along, SHARED)
         return "\n".join([*head, buffers, *work, "}", ""])
 
-    def _zeros(self) -> list[str]:
-        """What the first blocks do where the kernel writes its zeros, and the number of each other one."""
-        blocks, sizes = zero_blocks(self.schedule), elements(self.spec)
+    def _zeros(self, asked: Sequence[str]) -> list[str]:
+        """What the first blocks do where the kernel writes its zeros, and the number of each other block."""
+        schedule, sizes = self.schedule, elements(self.spec)
+        blocks, names = zero_blocks(schedule), sorted(self.plan.zeroed)
         if not blocks:
             return []
+        count = " + ".join(sizes[name[-1]] for name in names)
+        each = schedule.block_size * ZEROS_A_THREAD // BYTES[self.spec.dtype]
         return [
             f"    if (blockIdx.x < {blocks}) {{",
-            *(f"        write_zeros(b.{name}, {sizes[name[-1]]}, {blocks});" for name in sorted(self.plan.zeroed)),
-            f"        tell_of_zeros(ready, launch, {blocks});",
+            f"        const int writers = int(min(({count} + {each - 1}) / {each}, {blocks}ll));",
+            "        if (blockIdx.x < writers) {",
+            "            ask_line(written);",
+            *(f"            write_zeros(b.{name}, {sizes[name[-1]]}, writers);" for name in names),
+            "            tell_of_zeros(written, launch, writers);",
+            "        }",
+            *(f"    {line}" for line in asked),
             "        return;",
             "    }",
+            "    ask_line(b.ready);",
             f"    const int block = int(blockIdx.x) - {blocks};",
         ]
 
-    def body(self, block: str, before: Sequence[str] = (), shared: Sequence[str] = (), asks: bool = False) -> list[str]:
-        """From a block's number to its teams' work. before: lines before that. shared: that make ``shared``, if used.
+    def body(
+        self,
+        block: str,
+        zeros: Sequence[str] = (),
+        first: Sequence[str] = (),
+        along: Sequence[str] = (),
+        shared: Sequence[str] = (),
+    ) -> list[str]:
+        """From a block's number to its teams' work.
 
-        asks: for all that the kernel reads, if the schedule says so.
+        zeros, first: lines before that. along: lines behind its first load. shared: that make ``shared``, if used.
         """
         schedule, plan = self.schedule, self.plan
-        asked = ask_all(self.spec, plan.owner) if asks else []
-        along = schedule.ahead == "along"
         lines = [
             "    const int team_index = threadIdx.x / LANES;",
             "    Team team;",
             "    team.lane = threadIdx.x % LANES;",
             "    team.mask = LANES == 32 ? 0xffffffffu",
             "                            : ((1u << (LANES % 32)) - 1u) << (threadIdx.x % 32 - team.lane);",
-            *([] if along else asked),
-            *before,
+            *zeros,
+            *first,
             *self._work(block),
-            *(asked if along else []),
+            *along,
         ]
         teams, stage, sums = schedule.block_size // schedule.lanes, stage_elements(plan), sums_elements(plan)
         joint = joint_elements(plan)

@@ -7,7 +7,7 @@ component, so that the compiler works on several at once. ``include/harmonics.hp
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 
 from kernelgen.harmonics_plan import ROWS, HarmonicsPlan
 from kernelgen.harmonics_schedule import HarmonicsCudaSchedule
@@ -21,9 +21,9 @@ INDENT = "    "
 
 def emit_harmonics(plan: HarmonicsPlan) -> Source:
     """The kernel of a plan; equal plans give equal text."""
-    headers = ["harmonics.hpp", *([f"harmonics_{plan.staging}.hpp"] if plan.by_warp else [])]
-    on_gpu = {"ahead": _gpu_ahead, "tiles": _gpu_tiles}.get(plan.staging, _gpu)
-    kernel = on_gpu(plan) if plan.on_gpu else _host(plan)
+    ahead = plan.staging == "ahead"
+    headers = ["harmonics.hpp", *(["harmonics_ahead.hpp"] if ahead else [])]
+    kernel = _gpu_ahead(plan) if ahead else _gpu(plan) if plan.on_gpu else _host(plan)
     parts = ["\n".join(_preamble(plan)), *map(included, headers), *_one_vector(plan), *kernel]
     return Source("\n".join(parts) + "\n", "cuda" if plan.on_gpu else "c++")
 
@@ -53,7 +53,7 @@ def _preamble(plan: HarmonicsPlan) -> Iterator[str]:
     yield "using index_t = long long;"  # stands in the signature that all kernels share
     yield f"constexpr int DIM = {spec.problem.dim_out}, BLOCK = {plan.block_size};"
     if isinstance(spec.schedule, HarmonicsCudaSchedule):
-        width = 16 // BYTES[spec.dtype] if plan.by_warp or plan.staging == "vectors" else 1
+        width = 1 if plan.staging == "none" else 16 // BYTES[spec.dtype]
         yield f"constexpr int STRIDE = {plan.stride}, WIDTH = {width}, STAGES = {spec.schedule.stages};"
 
 
@@ -89,7 +89,17 @@ def _gpu(plan: HarmonicsPlan) -> Iterator[str]:
 
 def _gpu_ahead(plan: HarmonicsPlan) -> Iterator[str]:
     """Each warp on its own: tiles come in STAGES slots, one after the other; what is made leaves from ``made``."""
-    places = yield from _warps(plan)
+    schedule = plan.spec.schedule
+    assert isinstance(schedule, HarmonicsCudaSchedule)
+    places, sizes = {}, {"read": 0, "made": 0}
+    for name in plan.live:
+        area = "made" if name.startswith("out") else "read"
+        places[name] = f"{area} + {sizes[area]} * TILE"
+        sizes[area] += ROWS[name].elements or plan.stride
+    yield from gpu_entry(schedule.block_size, schedule.min_blocks)
+    yield f"{INDENT}extern __shared__ __align__(16) unsigned char shared_bytes[];"
+    yield f"{INDENT}constexpr int READ = {sizes['read']} * TILE, MADE = {sizes['made']} * TILE, WARPS = BLOCK / TILE;"
+    yield f"{INDENT}const int lane = threadIdx.x % TILE, warp = threadIdx.x / TILE;"
     yield f"{INDENT}Real* const slots = reinterpret_cast<Real*>(shared_bytes) + warp * (STAGES * READ + MADE);"
     yield f"{INDENT}Real* const made = slots + STAGES * READ;"
     yield f"{INDENT}const long long tiles = (num_edges + TILE - 1) / TILE, step = gridDim.x * (long long)WARPS;"
@@ -113,38 +123,6 @@ def _gpu_ahead(plan: HarmonicsPlan) -> Iterator[str]:
     yield f"{INDENT * 2}__syncwarp(0xffffffffu);"
     yield f"{INDENT}}}"
     yield "}"
-
-
-def _gpu_tiles(plan: HarmonicsPlan) -> Iterator[str]:
-    """Each warp on its own, with one tile."""
-    places = yield from _warps(plan)
-    yield f"{INDENT}Real* const read = reinterpret_cast<Real*>(shared_bytes) + warp * (READ + MADE);"
-    yield f"{INDENT}Real* const made = read + READ;"
-    yield f"{INDENT}const long long tile = blockIdx.x * (long long)WARPS + warp;"
-    yield f"{INDENT}const int rows = rows_in(tile, num_edges);"
-    yield f"{INDENT}if (rows <= 0) return;"
-    yield from (f"{INDENT}load_tile{moved}" for moved in _moved(plan, places, "read"))
-    yield f"{INDENT}__syncwarp(0xffffffffu);"
-    yield f"{INDENT}one_vector({_own_rows(plan, places)});"
-    yield f"{INDENT}__syncwarp(0xffffffffu);"
-    yield from (f"{INDENT}store_tile{moved}" for moved in _moved(plan, places, "made"))
-    yield "}"
-
-
-def _warps(plan: HarmonicsPlan) -> Generator[str, None, dict[str, str]]:
-    """The head of a kernel whose warps work on their own; where a tile of each row lies, by the row's name."""
-    schedule = plan.spec.schedule
-    assert isinstance(schedule, HarmonicsCudaSchedule)
-    places, sizes = {}, {"read": 0, "made": 0}
-    for name in plan.live:
-        area = "made" if name.startswith("out") else "read"
-        places[name] = f"{area} + {sizes[area]} * TILE"
-        sizes[area] += ROWS[name].elements or plan.stride
-    yield from gpu_entry(schedule.block_size, schedule.min_blocks)
-    yield f"{INDENT}extern __shared__ __align__(16) unsigned char shared_bytes[];"
-    yield f"{INDENT}constexpr int READ = {sizes['read']} * TILE, MADE = {sizes['made']} * TILE, WARPS = BLOCK / TILE;"
-    yield f"{INDENT}const int lane = threadIdx.x % TILE, warp = threadIdx.x / TILE;"
-    return places
 
 
 def _own_rows(plan: HarmonicsPlan, places: dict[str, str]) -> str:

@@ -90,11 +90,6 @@ class HarmonicsPlan:
         return getattr(self.spec.schedule, "staging", "none")
 
     @property
-    def by_warp(self) -> bool:
-        """Whether warps work on their own, each with tiles of its own."""
-        return self.staging in ("tiles", "ahead")
-
-    @property
     def block_size(self) -> int:
         schedule = self.spec.schedule
         assert isinstance(schedule, HarmonicsCudaSchedule | HarmonicsHostSchedule)
@@ -145,10 +140,9 @@ def harmonics_plan(spec: HarmonicsSpec) -> HarmonicsPlan:
     wide = tuple(row for row in live if not ROWS[row].elements)
     if schedule.staging == "none":
         return HarmonicsPlan(spec, body, live, dim)
-    if schedule.staging in ("tiles", "ahead"):
+    if schedule.staging == "ahead":
         stride = tile_stride(dim, spec.dtype)
-        stages = schedule.stages if schedule.staging == "ahead" else 1
-        copies = {row: 1 if row.startswith("out") else stages for row in live}
+        copies = {row: 1 if row.startswith("out") else schedule.stages for row in live}
         each = sum(count * (ROWS[row].elements or stride) for row, count in copies.items())
     else:
         stride = dim | 1

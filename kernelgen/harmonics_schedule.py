@@ -25,23 +25,22 @@ class HarmonicsCudaSchedule(HarmonicsSchedule):
     block_size: threads, and so vectors, of a block. min_blocks: blocks a multiprocessor that registers are limited for
     (0: no limit).
     staging: how rows of dim_out elements are read and written. ``none``: each thread its own row, element by element.
-    ``words``: all of a block's rows, which lie together, pass through shared memory, where a row has an odd number of
-    elements; neighbouring threads copy neighbouring elements. ``vectors``: the same, 16 bytes a thread at a time.
-    ``tiles``: each warp its own 32 rows, 16 bytes a thread at a time, so that no warp waits for another.
+    ``vectors``: all of a block's rows, which lie together, pass through shared memory, where a row has an odd number of
+    elements; neighbouring threads copy neighbouring 16 bytes.
     ``ahead``: no more blocks than fit at once (``min_blocks`` a multiprocessor, or as many as shared memory and threads
     allow), whose warps go through tiles of 32 rows, all of them read asynchronously and written together.
     stages: tiles that a warp has in flight, with ``ahead``.
     """
 
     block_size: int = 128
-    staging: str = "words"
+    staging: str = "vectors"
     min_blocks: int = 0
     stages: int = 1
 
     backend: ClassVar[str] = "cuda"
     choices: ClassVar[dict[str, tuple]] = {
         "block_size": (32, 64, 128, 256, 512),
-        "staging": ("none", "words", "vectors", "tiles", "ahead"),
+        "staging": ("none", "vectors", "ahead"),
         "min_blocks": (0, 1, 2, 3, 4, 6, 8, 12, 16),
         "stages": (1, 2, 3, 4),
     }

@@ -118,7 +118,7 @@ class _CudaRun:
         self._plan = plan
         self._kernel = kernel  # keeps the module loaded
         self._handle = int(kernel.handle)
-        self._launch = launch_function(getattr(plan.spec.schedule, "early", False))
+        self._launch = launch_function()
         self._writes_zeros = getattr(plan.spec.schedule, "zeros", "") == "inside"
         self._allowed: set[int] = set()
         self._geometry: dict[tuple[int, int, int], tuple[int, int, int]] = {}

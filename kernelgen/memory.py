@@ -19,7 +19,6 @@ import torch
 from torch import Tensor
 
 from kernelgen.driver import clear
-from kernelgen.fill import fill_ahead
 
 HUGE_PAGE = 2 << 20
 # From asm-generic/mman-common.h.
@@ -51,15 +50,6 @@ def zeros(shape: tuple[int, ...], like: Tensor) -> Tensor:
     """``like.new_zeros(shape)``, allocated as :func:`empty` does."""
     out = empty(shape, like)
     return out if _is_on_current_gpu(out) and clear(out) else out.zero_()
-
-
-def zeros_ahead(shape: tuple[int, ...], like: Tensor) -> Tensor:
-    """As :func:`zeros`, for a kernel that begins while they are written."""
-    out = empty(shape, like)
-    if not _is_on_current_gpu(out):
-        return out.zero_()
-    fill_ahead(out)
-    return out
 
 
 def _is_on_current_gpu(tensor: Tensor) -> bool:

@@ -18,7 +18,6 @@ from kernelgen.channel_plan import (
     stage_elements,
     sums_elements,
 )
-from kernelgen.device import DeviceFacts
 from kernelgen.errors import ScheduleError, UnsupportedError
 from kernelgen.grouping import Group, group_paths
 from kernelgen.pairs import PairPlan, pair_plan
@@ -26,8 +25,6 @@ from kernelgen.schedule import CudaSchedule, HostSchedule
 from kernelgen.spec import BYTES, Spec
 
 MAX_REGISTERS = 255
-# Architecture from which on a kernel may begin beside the one before it.
-EARLY_ARCH = 90
 # A schedule may be estimated at this many times the registers of a thread: more only spills.
 REGISTER_SLACK = 1.5
 
@@ -75,27 +72,16 @@ def make_plan(spec: Spec) -> AnyPlan:
     return plan
 
 
-def launches_early(facts: DeviceFacts) -> bool:
-    """Whether a kernel can begin there beside the one before it."""
-    return facts.backend == "cuda" and int(facts.arch.removeprefix("sm_")) >= EARLY_ARCH
-
-
 def _check_zeros(plan: AnyPlan, schedule: CudaSchedule) -> AnyPlan:
-    facts, inside = plan.spec.facts, schedule.zeros == "inside"
-    if not (schedule.early or inside):
+    if schedule.zeros == "apart":
         return plan
-    if schedule.early and inside:
-        raise ScheduleError("early=True waits for zeros of a launch apart, and zeros='inside' has none: choose one")
-    if schedule.early and not launches_early(facts):
-        raise ScheduleError(f"early=True needs sm_{EARLY_ARCH} or later; {facts.name} is {facts.arch}")
     if not isinstance(plan, Plan):
-        knob = "zeros='inside'" if inside else "early=True"
-        raise ScheduleError(f"{knob} begins while zeros are written, and this kernel does not wait for those")
+        raise ScheduleError("zeros='inside' begins while zeros are written, and this kernel does not wait for those")
     if plan.zeroed:
         return plan
     assert isinstance(plan.spec.schedule, CudaSchedule)
-    alone = dataclasses.replace(plan.spec.schedule, early=False, zeros="apart")
-    return dataclasses.replace(plan, spec=dataclasses.replace(plan.spec, schedule=alone))
+    apart = dataclasses.replace(plan.spec.schedule, zeros="apart")
+    return dataclasses.replace(plan, spec=dataclasses.replace(plan.spec, schedule=apart))
 
 
 def _owners_plan(spec: Spec) -> Plan | OwnersPlan:

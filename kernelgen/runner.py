@@ -17,7 +17,7 @@ from kernelgen.checks import Checks, Graph, Operands
 from kernelgen.direction import OPERANDS
 from kernelgen.graph import NO_ORDER, order_by
 from kernelgen.launch import Kernel, load_kernel
-from kernelgen.memory import empty, part, zeros, zeros_ahead
+from kernelgen.memory import empty, part, zeros
 from kernelgen.schedule import CudaSchedule
 from kernelgen.spec import BUFFERS, Spec
 
@@ -71,7 +71,7 @@ class Runner:
             self.owner, self.partial_y = plan.owner, plan.partial_y
             schedule = plan.spec.schedule
             if isinstance(schedule, CudaSchedule):
-                self.start = empty if schedule.zeros == "inside" else zeros_ahead if schedule.early else zeros
+                self.start = empty if schedule.zeros == "inside" else zeros
             self.zeroed = "".join(slot for slot in self.live if f"out_{slot}" in plan.zeroed)
             self.read = tuple((OPERANDS.index(name), name, name[-1]) for name in live.operands)
 
@@ -93,8 +93,7 @@ class Runner:
     def _launch(self, operands: Operands, graph: Graph, poison: bool) -> dict[str, Tensor]:
         x, kernel = operands[0], self.kernel
         assert x is not None and kernel is not None
-        # Before the zeros: nothing may come between those and a kernel that begins early. Kept in variables: an order
-        # made for this call must live until the launch is queued.
+        # Kept in variables: an order made for this call must live until the launch is queued.
         spans, perm = self._spans(graph) if self.owner else (None, None)
         results = self._allocate(graph, x, poison)
         pointers = [0] * len(BUFFERS)

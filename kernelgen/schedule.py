@@ -100,8 +100,8 @@ class CudaSchedule(Schedule):
     warps_per_edge: teams of one block that share a run of edges and split its channels and path groups.
     teams_per_node: with ``registers``, teams of one block that split the edges of a node; their sums meet in shared
         memory, in a fixed order.
-    finish: how those teams share out the sums: whole ``blocks``, each in code of its own, or component by component in
-        a ``loop``, also ``unrolled``, so that no read waits for another.
+    finish: how those teams share out the sums: whole ``blocks``, each in code of its own, or every so many-th
+        component of all, ``unrolled``, so that no read waits for another.
     edge_operand: ``inline`` forms the edge values in every lane, ``shared`` forms them once a team in shared memory,
         ``basis`` keeps there only one of those that are multiples of each other.
     stage_edges: edges whose indices (and edge values) a team fetches at a time; at most its lanes.
@@ -110,13 +110,10 @@ class CudaSchedule(Schedule):
         ``ring2``, ``ring4``: features so, weights by asynchronous copies to shared memory, two or four edges ahead.
     ahead: what a team asks the L2 cache for as it fetches the indices of ``stage_edges`` edges: their ``weights``, all
         of their ``rows``, or ``none``; or ``all``: as it starts, the kernel asks for everything that it reads;
-        ``along``: so too, behind the first load of its own and in fewer instructions; ``code``: as ``all``, and for its
-        own machine code.
+        ``along``: so too, behind the first load of its own and in fewer instructions.
     stream: rows that only one edge uses (weights; of a plain product all rows) are the first to leave the caches.
     block_size, min_blocks: threads a block; blocks a multiprocessor that registers are limited for (1: as many as a
         thread can have; 0: as the compiler likes, often fewer than that).
-    early: the kernel begins beside the one that fills what it adds to with zeros, and waits for it only before its
-        first sum (programmatic dependent launch, from sm_90 on).
     zeros: what the kernel adds to is filled with zeros by a launch ``apart``, or ``inside``, by its own first blocks,
         for which the others wait before their first sum.
     """
@@ -132,12 +129,11 @@ class CudaSchedule(Schedule):
     stream: bool = False
     block_size: int = 128
     min_blocks: int = 0
-    early: bool = False
     finish: str = "blocks"
     zeros: str = "apart"
 
     backend: ClassVar[str] = "cuda"
-    younger: ClassVar[tuple[str, ...]] = ("early", "finish", "zeros")
+    younger: ClassVar[tuple[str, ...]] = ("finish", "zeros")
     choices: ClassVar[dict[str, tuple]] = {
         **Schedule.choices,
         "accumulate": ("registers", "atomics", "owners"),
@@ -148,12 +144,11 @@ class CudaSchedule(Schedule):
         "edge_operand": ("inline", "shared", "basis"),
         "stage_edges": (4, 8, 16, 32),
         "prefetch": ("none", "reload", "copy", "ring2", "ring4"),
-        "ahead": ("none", "weights", "rows", "all", "along", "code"),
+        "ahead": ("none", "weights", "rows", "all", "along"),
         "stream": (False, True),
         "block_size": (32, 64, 128, 256, 512),
         "min_blocks": (0, 1, 2, 3, 4, 6, 8, 12, 16),
-        "early": (False, True),
-        "finish": ("blocks", "loop", "unrolled"),
+        "finish": ("blocks", "unrolled"),
         "zeros": ("apart", "inside"),
     }
 

@@ -73,26 +73,8 @@ static T __shfl_xor_sync(unsigned mask, T value, int bit) {
     return exchange(mask, value, current ^ bit);
 }
 
-// Zeros that a kernel which begins early waits for: written as late as can be, when the first lane waits.
-static unsigned char* late[4];
-static long long late_bytes[4];
-static int late_count = 0;
-static bool zeros_are_written = false, waited[MOST];
-
-extern "C" void zero_late(void* p, long long bytes) {
-    late[late_count] = (unsigned char*)p;
-    late_bytes[late_count++] = bytes;
-}
-
-static void await_zeros() {
-    // Lanes that do not wait are far ahead by then.
-    for (int turn = 0; turn < 200 && !zeros_are_written; ++turn) yield();
-    for (int i = 0; i < (zeros_are_written ? 0 : late_count); ++i) __builtin_memset(late[i], 0, late_bytes[i]);
-    zeros_are_written = waited[current] = true;
-}
-
 // The zeros of a kernel that writes them itself: by its first blocks, which here run first.
-static bool must_wait = false;
+static bool must_wait = false, waited[MOST];
 static void await_zeros(const unsigned long long* ready, unsigned long long launch) {
     if (*ready != launch) { fprintf(stderr, "a wait that would not end\n"); abort(); }
     waited[current] = true;
@@ -105,7 +87,7 @@ static unsigned atomicInc(unsigned* p, unsigned last) {
 
 template <class T>
 static T atomicAdd(T* p, T value) {
-    if ((late_count || must_wait) && !waited[current]) { fprintf(stderr, "a sum before its zeros\n"); abort(); }
+    if (must_wait && !waited[current]) { fprintf(stderr, "a sum before its zeros\n"); abort(); }
     T old = *p;
     *p += value;
     return old;
@@ -113,7 +95,7 @@ static T atomicAdd(T* p, T value) {
 
 #include KERNEL_TEXT
 #ifdef ZEROS_INSIDE
-static unsigned long long words[2];
+static unsigned long long words[LINE * (1 + COPIES)];
 static const unsigned long long LAUNCH = 77;
 #define MORE , words, LAUNCH
 #else
@@ -163,4 +145,7 @@ extern "C" void emulate(const void** pointers, long long edges, long long in, lo
         }
     }
     free(stacks);
+#ifdef ZEROS_INSIDE
+    if (words[0]) { fprintf(stderr, "the next launch would count wrongly\n"); abort(); }
+#endif
 }

@@ -6,7 +6,6 @@ import ctypes
 import math
 import subprocess
 import tempfile
-from collections.abc import Iterable
 from pathlib import Path
 
 import torch
@@ -33,12 +32,8 @@ def emulate(
     num_edges: int,
     num_in: int,
     num_out: int,
-    late: Iterable[torch.Tensor] = (),
 ) -> None:
-    """Execute every lane of every block; outputs in ``buffers`` are written in place.
-
-    late: outputs that are filled with zeros when the first lane waits for that.
-    """
+    """Execute every lane of every block; outputs in ``buffers`` are written in place."""
     with tempfile.TemporaryDirectory() as folder:
         text, library = Path(folder) / "kernel.inc", Path(folder) / "kernel.so"
         text.write_text(emit(plan).text)
@@ -47,8 +42,6 @@ def emulate(
         command.append(f'-DKERNEL_TEXT="{text}"')
         subprocess.run([*command, str(shim), "-o", str(library)], check=True)
         loaded = ctypes.CDLL(str(library))
-        for out in late:
-            loaded.zero_late(ctypes.c_void_p(out.data_ptr()), ctypes.c_longlong(out.nbytes))
         function = loaded.emulate
         pointers = (ctypes.c_void_p * len(BUFFERS))(
             *(buffers[name].data_ptr() if name in buffers else None for name in BUFFERS)
@@ -89,7 +82,7 @@ def run_direction(
         buffers[name] = rows.to(real).contiguous()
     guarded: dict[str, torch.Tensor] = {}
     for slot in direction.outputs:
-        started = f"out_{slot}" in plan.zeroed and not schedule.early and schedule.zeros == "apart"
+        started = f"out_{slot}" in plan.zeroed and schedule.zeros == "apart"
         empty = 0.0 if started else float("nan")
         shape = tuple(case.tensors[slot].shape)
         if slot == "y" and plan.partial_y:
@@ -105,8 +98,7 @@ def run_direction(
         bounds = torch.searchsorted(by[order], torch.arange(count + 1))
         spans = torch.stack((torch.arange(count), bounds[:-1], bounds[1:]), 1).int()
         buffers |= {"perm": order.int(), "spans": longest_first(spans)}
-    late = [buffers[name] for name in plan.zeroed] if schedule.early else []
-    emulate(plan, buffers, edges, len(case.tensors["x"]), case.num_out, late)
+    emulate(plan, buffers, edges, len(case.tensors["x"]), case.num_out)
     results = {}
     for slot in direction.outputs:
         assert bool((guarded[slot][-GUARD:] == 12345.0).all()), f"written past the end of {slot}"

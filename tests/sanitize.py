@@ -35,7 +35,6 @@ from kernelgen.harmonics import HarmonicsProblem
 from kernelgen.harmonics_plan import HarmonicsSpec, harmonics_plan
 from kernelgen.harmonics_schedule import HarmonicsCudaSchedule
 from kernelgen.launch import load_kernel
-from kernelgen.memory import zeros_ahead
 from kernelgen.plan import make_plan
 from kernelgen.schedule import CudaSchedule
 from kernelgen.spec import Spec
@@ -53,9 +52,7 @@ TOOLS = {
 
 def channelwise(facts: DeviceFacts) -> Iterator[tuple[str, Spec]]:
     """Legal or not: forms of the convolution and the plain product, with every direction."""
-    waiting = {
-        f"{how} {name}": test_zeros.waiting(name, how) for how in test_zeros.WAITING for name in test_zeros.FORMS
-    }
+    waiting = {f"inside {name}": test_zeros.inside(form) for name, form in test_zeros.FORMS.items()}
     for problem, forms in ((test_gpu.MEDIUM, test_gpu.FORMS), (test_zeros.PROBLEM, waiting)):
         for name, form in forms.items():
             by_direction = form if isinstance(form, dict) else dict.fromkeys(DIRECTIONS, form)
@@ -82,9 +79,9 @@ def special(facts: DeviceFacts) -> Iterator[tuple[str, Spec]]:
                     spec = dataclasses.replace(spec, schedule=default_schedule(spec))
                 yield f"deterministic, {part.text}, {spec.schedule.key}", spec
     for name, schedule in test_zeros.SHARED.items():
-        for how, changes in {"": {}, **test_zeros.WAITING}.items():
-            kind = (DIRECTIONS["backward"], dataclasses.replace(schedule, **changes), "conv", *KINDS[0], facts)
-            yield f"shared weights {name} {how}, backward", Spec(test_zeros.ODD, *kind)
+        for form in (schedule, test_zeros.inside(schedule)):
+            kind = (DIRECTIONS["backward"], form, "conv", *KINDS[0], facts)
+            yield f"shared weights {name}, zeros {form.zeros}, backward", Spec(test_zeros.ODD, *kind)
 
 
 def pairs(facts: DeviceFacts) -> Iterator[tuple[str, Spec]]:
@@ -164,10 +161,7 @@ def launch(spec: AnySpec) -> None:
         parts = plan.partial_y if slot == "y" else 0
         buffers[f"out_{slot}"] = _random(spec, *(shapes[slot] if not parts else (EDGES, parts, spec.dim_y)))
     for name in sorted(plan.zeroed):
-        if getattr(plan.spec.schedule, "early", False):
-            buffers[name] = zeros_ahead(shapes[name[-1]], buffers[name])
-        else:
-            buffers[name].zero_()
+        buffers[name].zero_()
     kernel.launch(buffers, EDGES, num_in, num_out)
 
 

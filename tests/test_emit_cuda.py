@@ -103,7 +103,6 @@ FORMS = {
         "ir_mul",
         CudaSchedule(ahead="along", teams_per_node=4, path_groups=3, edge_operand="shared"),
     ),
-    "ahead-code": (MEDIUM, "conv", "mul_ir", CudaSchedule(ahead="code", accumulate="atomics", path_groups=3)),
     "split-nodes-by-sixteen": (
         MEDIUM,
         "conv",
@@ -119,14 +118,8 @@ FORMS = {
         "mul_ir",
         CudaSchedule(
             **{"order": "sender", "path_groups": 4, "edges_per_warp": 2, "stage_edges": 16, "warps_per_edge": 2},
-            **{"teams_per_node": 2, "channels_per_thread": 2, "block_size": 64},
+            **{"teams_per_node": 2, "channels_per_thread": 2, "block_size": 64, "finish": "unrolled"},
         ),
-    ),
-    "split-nodes-in-a-loop": (
-        MEDIUM,
-        "conv",
-        "ir_mul",
-        CudaSchedule(finish="loop", teams_per_node=4, path_groups=3, edge_operand="shared"),
     ),
     "split-nodes-unrolled": (
         MEDIUM,
@@ -139,21 +132,6 @@ FORMS = {
         "conv",
         "mul_ir",
         CudaSchedule(order="sender", path_groups=9, teams_per_node=4, finish="unrolled", channels_per_thread=2),
-    ),
-    "split-nodes-in-a-loop-by-sender": (
-        UNEQUAL,
-        "conv",
-        "mul_ir",
-        CudaSchedule(
-            **{"order": "sender", "path_groups": 4, "edges_per_warp": 2, "stage_edges": 16, "warps_per_edge": 2},
-            **{"teams_per_node": 2, "channels_per_thread": 2, "block_size": 64, "finish": "loop"},
-        ),
-    ),
-    "split-nodes-in-a-loop-by-groups": (
-        UNEQUAL,
-        "conv",
-        "ir_mul",
-        CudaSchedule(order="sender", path_groups=9, teams_per_node=4, finish="loop", channels_per_thread=2),
     ),
     "ring": (
         MEDIUM,

@@ -37,14 +37,13 @@ FORMS = {
     "basis": CudaSchedule(edge_operand="basis", edges_per_warp=4, stage_edges=8, channels_per_thread=4, path_groups=4),
     "split-nodes": CudaSchedule(teams_per_node=8, path_groups=3, edge_operand="shared", block_size=256),
     "split-nodes-by-sender": CudaSchedule(order="sender", teams_per_node=4, path_groups=2, channels_per_thread=2),
-    "split-nodes-in-a-loop": CudaSchedule(
-        order="sender", teams_per_node=4, path_groups=5, channels_per_thread=2, finish="loop"
+    "split-nodes-unrolled-by-sender": CudaSchedule(
+        order="sender", teams_per_node=4, path_groups=5, channels_per_thread=2, finish="unrolled"
     ),
     "split-nodes-unrolled": CudaSchedule(teams_per_node=8, path_groups=3, block_size=256, finish="unrolled"),
     "ahead": CudaSchedule(ahead="weights", path_groups=4, edge_operand="shared", stage_edges=8),
     "ahead-all": CudaSchedule(ahead="all", path_groups=3, teams_per_node=2, edge_operand="shared"),
     "ahead-along": CudaSchedule(ahead="along", path_groups=3, teams_per_node=2, edge_operand="shared"),
-    "ahead-code": CudaSchedule(ahead="code", path_groups=3, teams_per_node=2, edge_operand="shared"),
     "ahead-rows": CudaSchedule(ahead="rows", path_groups=4, accumulate="atomics", edges_per_chunk=16, stage_edges=16),
     "ahead-by-sender": CudaSchedule(ahead="rows", path_groups=4, order="sender", edges_per_warp=2, stage_edges=16),
     "unfused": CudaSchedule(fuse=False, path_groups=4, edges_per_chunk=16),
@@ -60,7 +59,7 @@ FORMS = {
         ("backward", "edge_backward", "joint_backward"),
         CudaSchedule(
             **{"accumulate": "owners", "warps_per_edge": 8, "edges_per_chunk": 8, "path_groups": 2},
-            **{"block_size": 256, "ahead": "code"},
+            **{"block_size": 256, "ahead": "all"},
         ),
     ),
 }

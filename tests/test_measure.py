@@ -120,16 +120,6 @@ def test_code_is_made_cold_before_the_data(monkeypatch: pytest.MonkeyPatch) -> N
     assert events == ["data", "code cpu", "data"]
 
 
-def test_a_gpus_cache_is_written_over_several_times() -> None:
-    sampler, events = measure.Sampler(lambda: None, "cpu"), []
-    sampler._buffer = types.SimpleNamespace(add_=lambda value: events.append("data"))  # type: ignore[assignment]
-    sampler._evict()
-    assert len(events) == 1
-    sampler.device = torch.device("cuda")
-    sampler._evict()
-    assert len(events) == 1 + 4
-
-
 def test_the_long_code_is_longer_than_the_caches() -> None:
     code = section(
         compile_source(cold_code.source(), cuda_facts("sm_90")).path.read_bytes(), f".text.{cold_code.ENTRY}"

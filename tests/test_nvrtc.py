@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import pytest
 
 from autotune.config_tables import load_problems
 from autotune.contest import DIRECTIONS_OF
-from kernelgen.compile import compile_source, section
+from kernelgen.compile import compile_source
 from kernelgen.defaults import default_schedule
 from kernelgen.device import cuda_facts
 from kernelgen.direction import DIRECTIONS
@@ -44,27 +43,6 @@ def test_default_schedule_compiles(name: str, direction: str, arch: str) -> None
     # The default schedule keeps its sums in registers. A few words spill where the compiler stays at 168 registers,
     # three blocks of 128 threads a multiprocessor, instead of taking 255; more is a wrong estimate.
     assert resources["spill_bytes"] <= 256
-
-
-@pytest.mark.parametrize(
-    "form",
-    [
-        {"ahead": "code", "path_groups": 4},
-        {"ahead": "code", "accumulate": "owners", "warps_per_edge": 4, "edges_per_chunk": 1},
-    ],
-    ids=str,
-)
-def test_a_kernel_that_asks_for_its_code_knows_how_much_it_is(form: dict[str, Any]) -> None:
-    """The size stands in the machine code as the limit of the loop over its lines; nothing behind it is asked for."""
-    facts, schedule = cuda_facts("sm_90"), CudaSchedule(edge_operand="shared", **form)
-    direction = DIRECTIONS["backward"]
-    plan = make_plan(Spec(SUITE["mace-mp-medium"], direction, schedule, "conv", "float32", "ir_mul", "int64", facts))
-    source = emit(plan)
-    assert "ASK_CODE(equitune_kernel);" in source.text
-    code = section(compile_source(source, facts).path.read_bytes(), ".text.equitune_kernel")
-    assert len(code) > 4096 and len(code) % 128 == 0
-    immediates = {int.from_bytes(code[at + 4 : at + 8], "little") for at in range(0, len(code), 16)}
-    assert len(code) in immediates and 1 << 20 not in immediates
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS_OF["force_step"])

@@ -12,7 +12,7 @@ from kernelgen.harmonics_schedule import HarmonicsCudaSchedule
 from kernelgen.spec import Spec
 
 # Knobs whose every value is a form of its own; of the others (sizes) two values or more, but of the registers' limit.
-FORMS = ("fuse", "accumulate", "order", "edge_operand", "prefetch", "ahead", "stream", "early", "finish", "zeros")
+FORMS = ("fuse", "accumulate", "order", "edge_operand", "prefetch", "ahead", "stream", "finish", "zeros")
 
 
 @pytest.fixture(scope="module")

@@ -85,7 +85,7 @@ def test_teams_of_a_deterministic_gradient_are_a_block_where_they_can_be() -> No
 
 def test_probes_of_a_plain_gradient_have_one_writer() -> None:
     space = search_space(PROBLEMS["mace"], "plain", "backward", "float32", FACTS["cuda"])
-    plans = [space.plan(schedule) for schedule in space.probes if not (schedule.early or schedule.zeros == "inside")]
+    plans = [space.plan(schedule) for schedule in space.probes if schedule.zeros == "apart"]
     assert not any("out_y" in plan.zeroed for plan in plans)
     assert [plan.units for plan in plans if not plan.joins_y] == [1], "a team with all channels"
     assert len([plan for plan in plans if plan.joins_y]) > 1, "or teams that are a block"
@@ -99,7 +99,7 @@ def test_one_writer_of_a_plain_gradient_may_take_two_edges() -> None:
     narrow = TensorProductProblem.channelwise("32x0e+32x1o", "0e+1o", "0e+1o")
     space = search_space(narrow, "plain", "backward", "float32", FACTS["cuda"])
     pairs = [s for s in space.probes if s.edges_per_chunk == 2 and s.edge_operand == "inline"]
-    (pair,) = [s for s in pairs if not (s.early or s.zeros == "inside")]
+    (pair,) = [s for s in pairs if s.zeros == "apart"]
     assert space.plan(pair).units == 1 and "out_y" not in space.plan(pair).zeroed
 
 

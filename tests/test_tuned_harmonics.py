@@ -154,9 +154,9 @@ def test_the_space_has_every_knob_of_the_schedule(direction: str) -> None:
 
 def test_stages_count_where_rows_are_read_ahead() -> None:
     space = space_of(workload(), "forward", cuda_facts("sm_90"))
-    two = {staging: space.schedule({"staging": staging, "stages": 2}) for staging in ("words", "ahead")}
-    one = {staging: space.schedule({"staging": staging, "stages": 1}) for staging in ("words", "ahead")}
-    assert two["words"] == one["words"] and two["ahead"] != one["ahead"]
+    two = {staging: space.schedule({"staging": staging, "stages": 2}) for staging in ("vectors", "ahead")}
+    one = {staging: space.schedule({"staging": staging, "stages": 1}) for staging in ("vectors", "ahead")}
+    assert two["vectors"] == one["vectors"] and two["ahead"] != one["ahead"]
 
 
 def test_compulsory_bytes() -> None:

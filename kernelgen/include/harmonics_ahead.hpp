@@ -6,14 +6,13 @@ constexpr int TILE = 32;
 
 DEVICE int rows_in(long long tile, long long num_rows) { return int(min(num_rows - tile * TILE, (long long)TILE)); }
 
-// 16 bytes, of which the first `bytes` are read and the others become 0, without waiting for them.
-DEVICE void copy_ahead(Real* shared, const Real* from, int bytes) {
+// 16 bytes, without waiting for them.
+DEVICE void copy_ahead(Real* shared, const Real* from) {
 #ifdef __CUDA_ARCH__
     const unsigned to = unsigned(__cvta_generic_to_shared(shared));
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(__cvta_generic_to_global(from)), "r"(bytes)
-                 : "memory");
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(__cvta_generic_to_global(from)) : "memory");
 #else
-    for (int i = 0; i < WIDTH; ++i) shared[i] = i * int(sizeof(Real)) < bytes ? from[i] : Real(0);
+    for (int i = 0; i < WIDTH; ++i) shared[i] = from[i];
 #endif
 }
 // Ends the copies of one tile.
@@ -38,8 +37,9 @@ DEVICE int place_in_tile(int i) {
 template <int N, int STRIDE, bool WHOLE>
 DEVICE void fetch(const Real* __restrict__ rows, Real* __restrict__ shared, int lane, int count) {
     SOME_TIMES for (int i = lane * WIDTH; i < TILE * N; i += TILE * WIDTH) {
-        const int left = (count - i) * int(sizeof(Real)), bytes = WHOLE || left > 16 ? 16 : left > 0 ? left : 0;
-        copy_ahead(shared + place_in_tile<N, STRIDE>(i), rows + (bytes ? i : 0), bytes);
+        Real* const to = shared + place_in_tile<N, STRIDE>(i);
+        if (WHOLE || i + WIDTH <= count) copy_ahead(to, rows + i);
+        else _Pragma("unroll") for (int k = 0; k < WIDTH; ++k) to[k] = i + k < count ? rows[i + k] : Real(0);
     }
 }
 template <int N, int STRIDE, bool WHOLE>
