@@ -12,7 +12,7 @@ from typing import Any
 from autotune.bench_rows import DEFAULT, OURS, Row
 from autotune.certificate import hash_of_text, source_text
 from autotune.config import TuneConfig, by_problem
-from autotune.contest import DIRECTIONS_OF, ContestResult
+from autotune.contest import DIRECTIONS_OF, ContestResult, moved_bytes
 from autotune.database import Database, database_path
 from autotune.graphs import build_graph
 from autotune.lookup import find_schedule
@@ -91,8 +91,7 @@ def plan_of(workload: Workload, passes: tuple[str, ...] | None, facts: DeviceFac
 
 def row_of(plan: Plan, which: str, contest: ContestResult, software: dict[str, str], facts: DeviceFacts) -> Row:
     workload, graph = plan.workload, build_graph(plan.workload.graph)
-    size, kernels = (graph.num_edges, graph.num_nodes), plan.kernels_in(which)
-    moved = sum(workload.family.compulsory_bytes(workload, direction, *size) for direction in DIRECTIONS_OF[which])
+    kernels, moved = plan.kernels_in(which), moved_bytes(workload, which)
     results = {name: row[which] for name, row in contest.results.items() if which in row}
 
     def of_pass(by_contender: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
@@ -114,6 +113,7 @@ def row_of(plan: Plan, which: str, contest: ContestResult, software: dict[str, s
         "pass": which,
         "bytes": moved,
         "floor_us": moved / contest.copy_bandwidth * 1e6,
+        "copy_us": contest.copies.get(which),
         "times": {name: result.to_dict() for name, result in results.items()},
         "memory": _known(results, lambda result: result.memory_bytes),
         "host_us": _known(results, lambda result: result.host_us),

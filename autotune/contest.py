@@ -18,6 +18,7 @@ from autotune.contest_session import (
     Answer,
     ContestSetting,
     CopyBandwidth,
+    CopyTime,
     HostRow,
     PeerNames,
     PrepareOurs,
@@ -32,6 +33,7 @@ from kernelgen.direction import DIRECTIONS
 
 if TYPE_CHECKING:
     from autotune.measure import Timing
+    from autotune.workload import Workload
 
 # A pass is timed as it runs in a model; the kernels of its directions do its work.
 DIRECTIONS_OF: dict[str, tuple[str, ...]] = {name: (name,) for name in DIRECTIONS} | {
@@ -78,13 +80,17 @@ class Result:
 
 @dataclass(frozen=True)
 class ContestResult:
-    """results: contender -> pass -> result. errors, resources and certificates (ours only): by contender, direction."""
+    """results: contender -> pass -> result. errors, resources and certificates (ours only): by contender, direction.
+
+    copies: time of a copy that moves the compulsory bytes of a pass, in microseconds.
+    """
 
     results: dict[str, dict[str, Result]]
     errors: dict[str, dict[str, dict[str, float]]] = field(default_factory=dict)
     resources: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)
     certificates: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)
     copy_bandwidth: float = 0.0
+    copies: dict[str, float] = field(default_factory=dict)
 
 
 def hold_contest(
@@ -107,7 +113,7 @@ def hold_contest(
         options: dict[str, Any] = {"seconds_each": seconds_each, "on_step": on_step}
         with Worker(setting) as own:
             return hold_contest(setting, passes, ours, worker=own, known_failures=known_failures, **options)
-    contest = _Contest(worker, setting.device, passes, ours, seconds_each, on_step)
+    contest = _Contest(worker, setting, passes, ours, seconds_each, on_step)
     contest.fallen |= {(name, ""): reason for name, reason in known_failures.items()}
     while True:
         worker.reopen(setting)
@@ -116,6 +122,14 @@ def hold_contest(
         except _Fallen as end:
             worker.close()
             contest.fallen[end.name, end.which] = end.reason
+
+
+def moved_bytes(workload: Workload, which: str) -> int:
+    """Compulsory traffic of a pass: what its kernels read and write at least."""
+    from autotune.graphs import build_graph
+
+    size = (build_graph(workload.graph).num_edges, build_graph(workload.graph).num_nodes)
+    return sum(workload.family.compulsory_bytes(workload, direction, *size) for direction in DIRECTIONS_OF[which])
 
 
 class _Fallen(Exception):
@@ -129,7 +143,7 @@ class _Fallen(Exception):
 @dataclass
 class _Contest:
     worker: Worker
-    device: str
+    setting: ContestSetting
     passes: tuple[str, ...]
     ours: Mapping[str, Schedules]
     seconds_each: float
@@ -137,6 +151,7 @@ class _Contest:
     fallen: dict[tuple[str, str], str] = field(default_factory=dict)
     # By pass and contender; what was compared before a contender fell need not be compared again.
     compared: dict[str, dict[str, Result]] = field(default_factory=dict)
+    copies: dict[str, float] = field(default_factory=dict)
     errors: dict[str, dict[str, dict[str, float]]] = field(default_factory=dict)
 
     def hold(self) -> ContestResult:
@@ -150,6 +165,9 @@ class _Contest:
                 entered = {name: answer for name, answer in prepared.items() if self._takes_part(name, which)}
                 self.compared[which] = self._compare(which, entered)
                 self.worker.call(Release(), SAMPLE_LIMIT_S)
+                self.copies[which] = self.worker.call(
+                    CopyTime(moved_bytes(self.setting.workload, which)), SAMPLE_LIMIT_S
+                )
         return ContestResult(
             {
                 name: {which: self.compared[which][name] for which in self.passes if name in self.compared[which]}
@@ -159,6 +177,7 @@ class _Contest:
             {name: prepared[name].resources for name in self.ours if not prepared[name].error},
             {name: prepared[name].certificates for name in self.ours if not prepared[name].error},
             self.worker.call(CopyBandwidth(), SAMPLE_LIMIT_S),
+            self.copies,
         )
 
     def _note_errors(self, name: str, answer: Answer) -> None:
@@ -190,7 +209,7 @@ class _Contest:
             failed |= {name: answer.error} if answer.error else {}
             self._note_errors(name, answer)
             count = self._samples_of(name, answer.seconds)
-            if self.device.startswith("cuda") and name not in self.ours and answer.seconds > SLOW_CALL_S:
+            if self.setting.device.startswith("cuda") and name not in self.ours and answer.seconds > SLOW_CALL_S:
                 sample([name] * count)
                 self.worker.call(Release(name), SAMPLE_LIMIT_S)
             else:

@@ -130,6 +130,18 @@ class Release:
 
 
 @dataclass(frozen=True)
+class CopyTime:
+    """Microseconds of a copy that moves as many bytes."""
+
+    moved: int
+
+    def __call__(self, session: ContestSession) -> float:
+        from autotune.measure import copy_us
+
+        return copy_us(session.device, self.moved)
+
+
+@dataclass(frozen=True)
 class CopyBandwidth:
     def __call__(self, session: ContestSession) -> float:
         from autotune.measure import copy_bandwidth

@@ -252,6 +252,17 @@ def time_callable(
     return timing_of(samples, clock_summary(readings))
 
 
+def copy_us(device: torch.device | str, moved: int) -> float:
+    """Median time of a copy by torch that moves ``moved`` bytes (read plus written), cold, sampled as contenders are.
+
+    A floor from a large copy's bandwidth has neither a launch nor a beginning and an end; this has.
+    """
+    device = torch.device(device)
+    source = torch.ones(max(1, moved // 8), dtype=torch.float32, device=device)
+    target = torch.zeros_like(source)
+    return time_callable(lambda: target.copy_(source), device, min_samples=20, max_seconds=0.2).median_us
+
+
 @functools.lru_cache(maxsize=4)
 def copy_bandwidth(device: torch.device | str) -> float:
     """Bytes per second that a large copy on the device moves (read plus written); measured once in a process."""

@@ -117,6 +117,7 @@ def check_rows(rows: list[dict[str, Any]], workload: Workload) -> None:
             assert set(row["schedules"][name]) == set(row["resources"][name]) == set(directions)
         size = (row["graph"]["edges"], row["graph"]["nodes"])
         assert row["bytes"] == sum(compulsory_bytes(workload, direction, *size) for direction in directions)
+        assert row["copy_us"] > 0
         for errors in row["errors"].values():
             assert {name: "".join(slots) for name, slots in errors.items()} == {
                 name: DIRECTIONS[name].outputs for name in (directions if row["pass"] != "backward" else ["backward"])

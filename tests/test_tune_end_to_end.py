@@ -181,7 +181,11 @@ def test_contest_survives_its_peers(config: Path) -> None:
         assert error in contest.results[name]["backward"].error
     assert set(contest.errors["default"]) == {"forward", "backward"}
     assert all(error < 1e-5 for slots in contest.errors["default"].values() for error in slots.values())
-    assert contest.copy_bandwidth > 0
+    assert (
+        contest.copy_bandwidth > 0
+        and set(contest.copies) == {"forward", "backward"}
+        and min(contest.copies.values()) > 0
+    )
 
 
 @pytest.mark.timeout(2 * LONG_S)

@@ -57,7 +57,9 @@ def _contenders(row: SuiteRow) -> Markup:
     columns += [Column("Extra memory", True), Column("Host time", True), Column("Largest error", True)]
     columns += [Column("Note")]
     body = [_contender(row, name) for name in _order(row)]
-    return table(f"Contenders: {_what(row)}", columns, body)
+    floor = "" if math.isnan(row.floor_us) else f"; traffic floor {time_text(row.floor_us)}"
+    copied = "" if math.isnan(row.copy_us) else f", a copy of as many bytes takes {time_text(row.copy_us)}"
+    return table(f"Contenders: {_what(row)}{floor}{copied}", columns, body)
 
 
 def _contender(row: SuiteRow, name: str) -> list[Cell]:

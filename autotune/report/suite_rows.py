@@ -118,6 +118,11 @@ class SuiteRow:
         return floor if floor > 0 else math.nan
 
     @property
+    def copy_us(self) -> float:
+        """A copy of as many bytes, in the same run; NaN in records that are older than it."""
+        return number(self.record.get("copy_us"))
+
+    @property
     def over_floor(self) -> float:
         return self.time_us / self.floor_us
 
