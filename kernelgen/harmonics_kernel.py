@@ -2,7 +2,7 @@
 
 ``one_vector`` is the same text for both: the statements of ``kernelgen.harmonics`` between rows. A GPU's thread has one
 vector, and rows of harmonics may pass through shared memory; a host's thread takes blocks of vectors component by
-component, so that the compiler works on several at once. ``include/harmonics.hpp`` moves the rows.
+component, so that the compiler works on several at once. ``include/harmonics_*.hpp`` move the rows.
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ INDENT = "    "
 def emit_harmonics(plan: HarmonicsPlan) -> Source:
     """The kernel of a plan; equal plans give equal text."""
     ahead = plan.staging == "ahead"
-    headers = ["harmonics.hpp", *(["harmonics_ahead.hpp"] if ahead else [])]
+    headers = [
+        "harmonics_gpu.hpp" if plan.on_gpu else "harmonics_host.hpp",
+        *(["harmonics_ahead.hpp"] if ahead else []),
+    ]
     kernel = _gpu_ahead(plan) if ahead else _gpu(plan) if plan.on_gpu else _host(plan)
     parts = ["\n".join(_preamble(plan)), *map(included, headers), *_one_vector(plan), *kernel]
     return Source("\n".join(parts) + "\n", "cuda" if plan.on_gpu else "c++")
@@ -41,9 +44,7 @@ def _preamble(plan: HarmonicsPlan) -> Iterator[str]:
     yield f"// problem    {spec.problem.key}"
     yield f"// direction  {spec.direction.text}, {spec.dtype}"
     yield f"// schedule   {spec.schedule.key}"
-    if plan.on_gpu:
-        yield "#define ON_GPU"
-    else:
+    if not plan.on_gpu:
         # Comparisons and divisions that a vector does in vain may not keep the compiler from vectorising.
         yield "#ifndef __clang__"
         yield '#pragma GCC optimize("no-trapping-math")'
@@ -72,13 +73,20 @@ def _gpu(plan: HarmonicsPlan) -> Iterator[str]:
         for number, name in enumerate(plan.staged):
             begin = f" + {number} * BLOCK * STRIDE" if number else ""
             yield f"{INDENT}Real* const shared_{name} = reinterpret_cast<Real*>(shared_bytes){begin};"
+    own = [name for name in plan.live if name in ("v", "t")] if "g" in plan.staged else []
+    if own:
+        # Loaded before the barrier, or its latency would come on top of that of the rows.
+        yield f"{INDENT}const long long mine = min(row, num_edges - 1) * 3;"
+        for name in own:
+            parts = ", ".join(f"{ROWS[name].buffer}[mine + {i}]" for i in range(3))
+            yield f"{INDENT}const Real own_{name}[3] = {{{parts}}};"
     if "g" in plan.staged:
         yield f"{INDENT}load_rows(g + first * DIM, shared_g, count);"
         yield f"{INDENT}__syncthreads();"
     arguments = []
     for name, row in ROWS.items():
         staged = f"shared_{name} + threadIdx.x * STRIDE"
-        direct = f"{row.buffer} + row * {row.elements or 'DIM'}"
+        direct = f"own_{name}" if name in own else f"{row.buffer} + row * {row.elements or 'DIM'}"
         arguments.append("nullptr" if name not in plan.live else staged if name in plan.staged else direct)
     yield f"{INDENT}if (row < num_edges) one_vector({', '.join(arguments)});"
     if "out_g" in plan.staged:

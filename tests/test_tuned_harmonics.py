@@ -210,7 +210,7 @@ def test_a_trial_is_checked_and_timed(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_entries_are_checked_by_their_operation() -> None:
     good = tuned(64)
     assert Entry.from_dict(good.to_dict()) == good and good.tuned_schedule == HarmonicsHostSchedule(block_size=64)
-    assert good.default_schedule == HarmonicsHostSchedule()
+    assert good.default["schedule"] == HarmonicsHostSchedule().to_dict()
     with pytest.raises(DatabaseError, match="schedule: unknown knob 'accumulate'"):
         Entry.from_dict(good.to_dict() | {"schedule": HostSchedule().to_dict()})
     with pytest.raises(DatabaseError, match="schedule: unknown knob 'block_size'"):

@@ -1,4 +1,4 @@
-// Rows that pass through shared memory a warp at a time, read ahead: of harmonics on a GPU, after harmonics.hpp. The
+// Rows that pass through shared memory a warp at a time, read ahead: of harmonics on a GPU, after harmonics_gpu.hpp. The
 // emitter defines STAGES, the tiles that a warp has in flight, a lane each row. A row of N elements lies STRIDE elements
 // after the one before: without gaps, or with 16 bytes between where N elements are a whole number of 16 bytes, so that
 // lanes that read their own rows 16 bytes at a time meet no bank twice.
@@ -30,34 +30,26 @@ DEVICE void await_tile() {
 }
 
 template <int N, int STRIDE>
-DEVICE int place_in_tile(int i) {
+DEVICE int place_in_tile(unsigned i) {
     return STRIDE == N ? i : i / N * STRIDE + i % N;
 }
-// A tile's rows from memory to shared memory, and back; only `count` elements are there if it is not WHOLE.
-template <int N, int STRIDE, bool WHOLE>
-DEVICE void fetch(const Real* __restrict__ rows, Real* __restrict__ shared, int lane, int count) {
-    SOME_TIMES for (int i = lane * WIDTH; i < TILE * N; i += TILE * WIDTH) {
-        Real* const to = shared + place_in_tile<N, STRIDE>(i);
-        if (WHOLE || i + WIDTH <= count) copy_ahead(to, rows + i);
-        else _Pragma("unroll") for (int k = 0; k < WIDTH; ++k) to[k] = i + k < count ? rows[i + k] : Real(0);
-    }
-}
-template <int N, int STRIDE, bool WHOLE>
-DEVICE void put(const Real* __restrict__ shared, Real* __restrict__ rows, int lane, int count) {
-    SOME_TIMES for (int i = lane * WIDTH; i < TILE * N; i += TILE * WIDTH) {
-        const Pack pack = *reinterpret_cast<const Pack*>(shared + place_in_tile<N, STRIDE>(i));
-        if (WHOLE) *reinterpret_cast<Pack*>(rows + i) = pack;
-        else _Pragma("unroll") for (int k = 0; k < WIDTH; ++k)
-            if (i + k < count) rows[i + k] = pack.at[k];
-    }
-}
+// A tile's rows from memory to shared memory, and back; `count` elements are there, fewer than the tile has only in the last
+// one.
 template <int N, int STRIDE>
 DEVICE void fetch_rows(const Real* __restrict__ rows, Real* __restrict__ shared, int lane, int count) {
-    if (count == TILE * N) fetch<N, STRIDE, true>(rows, shared, lane, count);
-    else fetch<N, STRIDE, false>(rows, shared, lane, count);
+    if (count < TILE * N) {
+        ONE_TIME for (int i = lane; i < count; i += TILE) shared[place_in_tile<N, STRIDE>(i)] = rows[i];
+        return;
+    }
+    SOME_TIMES for (int i = lane * WIDTH; i < TILE * N; i += TILE * WIDTH)
+        copy_ahead(shared + place_in_tile<N, STRIDE>(i), rows + i);
 }
 template <int N, int STRIDE>
 DEVICE void put_rows(const Real* __restrict__ shared, Real* __restrict__ rows, int lane, int count) {
-    if (count == TILE * N) put<N, STRIDE, true>(shared, rows, lane, count);
-    else put<N, STRIDE, false>(shared, rows, lane, count);
+    if (count < TILE * N) {
+        ONE_TIME for (int i = lane; i < count; i += TILE) rows[i] = shared[place_in_tile<N, STRIDE>(i)];
+        return;
+    }
+    SOME_TIMES for (int i = lane * WIDTH; i < TILE * N; i += TILE * WIDTH)
+        *reinterpret_cast<Pack*>(rows + i) = *reinterpret_cast<const Pack*>(shared + place_in_tile<N, STRIDE>(i));
 }

@@ -1,38 +1,6 @@
-// The hand-written part of a kernel of spherical harmonics. The emitter defines before it: Real, DIM (elements of a row
-// of harmonics), BLOCK (vectors of a block) and, for a GPU, ON_GPU, STRIDE (elements from row to row in shared memory)
-// and WIDTH (elements that a thread copies at a time). STEP is the distance of two components of a vector's row where
-// the statements find them.
-#ifdef ON_GPU
-#define DEVICE __device__ __forceinline__
-#define SOME_TIMES _Pragma("unroll 4")
-constexpr int STEP = 1;
-
-struct alignas(WIDTH * sizeof(Real)) Pack {
-    Real at[WIDTH];
-};
-
-// Where element i of a block's rows lies in shared memory.
-DEVICE int place(int i) { return i / DIM * STRIDE + i % DIM; }
-
-// `count` elements of rows that lie together, by all threads of a block: from memory to shared memory, and back.
-DEVICE void load_rows(const Real* __restrict__ rows, Real* __restrict__ shared, int count) {
-    const int whole = count / WIDTH * WIDTH;
-    SOME_TIMES for (int i = threadIdx.x * WIDTH; i < whole; i += BLOCK * WIDTH) {
-        const Pack pack = *reinterpret_cast<const Pack*>(rows + i);
-        for (int k = 0; k < WIDTH; ++k) shared[place(i + k)] = pack.at[k];
-    }
-    for (int i = whole + threadIdx.x; i < count; i += BLOCK) shared[place(i)] = rows[i];
-}
-DEVICE void store_rows(const Real* __restrict__ shared, Real* __restrict__ rows, int count) {
-    const int whole = count / WIDTH * WIDTH;
-    SOME_TIMES for (int i = threadIdx.x * WIDTH; i < whole; i += BLOCK * WIDTH) {
-        Pack pack;
-        for (int k = 0; k < WIDTH; ++k) pack.at[k] = shared[place(i + k)];
-        *reinterpret_cast<Pack*>(rows + i) = pack;
-    }
-    for (int i = whole + threadIdx.x; i < count; i += BLOCK) rows[i] = shared[place(i)];
-}
-#else
+// The hand-written part of a host kernel of spherical harmonics. The emitter defines before it: Real, DIM (elements of a row
+// of harmonics) and BLOCK (vectors of a block). STEP is the distance of two components of a vector's row where the
+// statements find them.
 #define DEVICE static inline __attribute__((always_inline))
 constexpr int STEP = BLOCK;
 
@@ -95,4 +63,3 @@ static inline void store_columns(const Real* __restrict__ columns, int count, Re
     for (; i < count; ++i)
         for (int c = 0; c < N; ++c) rows[i * N + c] = columns[c * BLOCK + i];
 }
-#endif
