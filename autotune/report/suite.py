@@ -30,7 +30,7 @@ from autotune.report.words import (
     time_text,
 )
 
-SHORT = {GROUPS[0]: "float32", GROUPS[1]: "float64", GROUPS[2]: "plain", GROUPS[3]: "harmonics"}
+SHORT = dict(zip(GROUPS, ("float32", "float64", "plain", "connected", "vectors", "harmonics"), strict=True))
 
 
 def suite(rows: Sequence[SuiteRow], sources: Sources) -> Markup:

@@ -13,9 +13,16 @@ from typing import Any
 
 from autotune.report.words import DEFAULT, TUNED
 
-# Those whose rows are means over convolutions of a dtype, then what works edge by edge.
-GROUPS = ("float32 convolutions", "float64 convolutions", "plain products", "spherical harmonics")
-_EDGE_BY_EDGE = {"harmonics": GROUPS[3]}
+# Channelwise convolutions of a dtype, then the others; a mean is over the rows of one group.
+GROUPS = (
+    "float32 convolutions",
+    "float64 convolutions",
+    "plain products",
+    "fully connected products",
+    "convolutions of edge vectors",
+    "spherical harmonics",
+)
+_OF_OPERATION = {"plain": GROUPS[2], "vectors": GROUPS[4], "harmonics": GROUPS[5]}
 
 
 def number(value: Any) -> float:
@@ -75,9 +82,9 @@ class SuiteRow:
 
     @property
     def group(self) -> str:
-        if self.text("operation") != "conv":
-            return _EDGE_BY_EDGE.get(self.text("operation"), GROUPS[2])
-        return f"{self.text('dtype')} convolutions"
+        if ":uvw" in self.text("problem"):
+            return GROUPS[3]
+        return _OF_OPERATION.get(self.text("operation"), f"{self.text('dtype')} convolutions")
 
     @property
     def kernel(self) -> tuple[str, ...]:
