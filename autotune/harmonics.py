@@ -21,7 +21,7 @@ from kernelgen.harmonics import MAX_DEGREE, NORMALIZATIONS, HarmonicsProblem
 from kernelgen.harmonics_library import HARMONICS_OPERATORS
 from kernelgen.harmonics_operators import HarmonicsOperator, build_harmonics
 from kernelgen.harmonics_plan import HARMONICS_DIRECTIONS
-from kernelgen.problem import parse_irreps
+from kernelgen.irreps import parse_irreps
 
 Degrees: TypeAlias = "int | list[int] | tuple[int, ...] | str | o3.Irreps"
 _VECTORS = (o3.Irreps("1x1o"), o3.Irreps("1x1e"))

@@ -15,7 +15,8 @@ from autotune.families import Family, Problem, family_of, operations_of
 from autotune.graphs import CONVOLUTIONS, Graph, GraphClass, GraphSpec, build_graph
 from kernelgen.direction import DIRECTIONS, Direction
 from kernelgen.harmonics import HarmonicsProblem
-from kernelgen.problem import TensorProductProblem, blocks_of
+from kernelgen.irreps import blocks_of
+from kernelgen.problem import TensorProductProblem
 from kernelgen.spec import BYTES
 from kernelgen.vectors import VectorProblem
 

@@ -20,7 +20,7 @@ from kernelgen.channel_plan import Plan
 from kernelgen.direction import OPERANDS
 from kernelgen.grouping import Group
 from kernelgen.harmonics_text import inside
-from kernelgen.problem import Block
+from kernelgen.irreps import Block
 from kernelgen.schedule import HostSchedule
 from kernelgen.signature import host_entry
 from kernelgen.source import Source

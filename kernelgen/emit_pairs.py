@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from kernelgen.irreps import Block
 from kernelgen.pair_steps import path_steps
 from kernelgen.pairs import WARP, PairPath, PairPlan
-from kernelgen.problem import Block
 from kernelgen.schedule import CudaSchedule
 from kernelgen.signature import buffers_line, buffers_struct, element, gpu_entry, host_entry
 from kernelgen.source import Source, included

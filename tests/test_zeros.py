@@ -111,6 +111,12 @@ def test_the_compiler_takes_it(form: str, direction: str) -> None:
     assert "await_zeros" not in emit(make_plan(spec_of(direction, FORMS[form], operation=operation))).text
 
 
+@pytest.mark.parametrize("arch", ["sm_80", "sm_100"])
+def test_other_architectures_take_it(arch: str) -> None:
+    source = emit(make_plan(spec_of("backward", inside(FORMS["atomics"]), arch)))
+    assert compile_source(source, cuda_facts(arch)).resources["registers"] > 0
+
+
 def test_where_it_is_refused() -> None:
     """Kernels that do not wait: such a schedule of a foreign database would add to memory that is not zero yet."""
     pairs = TensorProductProblem.from_instructions(
