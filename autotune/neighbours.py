@@ -41,7 +41,7 @@ def starting_points(space: Space, graph_class: GraphClass, entries: Iterable[Ent
 
     By turns those of the same problem, the nearest graph class first, and those of other problems on the nearest
     graph class: how many edges there are can matter more than what they carry. What is equally near comes in the order
-    of ``entries``.
+    of ``entries``. On a GPU winners of large graphs say nothing of small ones (see ``lookup``), nor the other way.
     """
     spec = space.spec
     directions = (spec.direction.name, KIN.get(spec.direction.name))
@@ -51,6 +51,7 @@ def starting_points(space: Space, graph_class: GraphClass, entries: Iterable[Ent
         if entry.operation == spec.operation
         and entry.direction in directions
         and entry.tuned_schedule.backend == spec.facts.backend
+        and (spec.facts.backend != "cuda" or entry.parsed_graph_class.is_small == graph_class.is_small)
     ]
 
     def rank(entry: Entry) -> tuple:

@@ -325,6 +325,7 @@ def test_entries_of_the_nearest_device_come_first(shipped: Path) -> None:
     space = search_space(PROBLEM, "conv", "forward", "float32", new)
     starts = starting_points(space, GraphClass("conv", 14, 5), known_entries(new))
     assert starts[0] == space.nearest(CudaSchedule(edges_per_chunk=2, accumulate="atomics"))
+    assert not starting_points(space, GraphClass("conv", 8, 5), known_entries(new)), "all of them won on large graphs"
 
 
 def test_a_warm_lookup_reads_and_parses_nothing(shipped: Path, monkeypatch: pytest.MonkeyPatch) -> None:
