@@ -165,9 +165,8 @@ class _Contest:
                 entered = {name: answer for name, answer in prepared.items() if self._takes_part(name, which)}
                 self.compared[which] = self._compare(which, entered)
                 self.worker.call(Release(), SAMPLE_LIMIT_S)
-                self.copies[which] = self.worker.call(
-                    CopyTime(moved_bytes(self.setting.workload, which)), SAMPLE_LIMIT_S
-                )
+                copied = self.worker.call(CopyTime(moved_bytes(self.setting.workload, which)), SAMPLE_LIMIT_S)
+                self.copies |= {} if copied is None else {which: copied}
         return ContestResult(
             {
                 name: {which: self.compared[which][name] for which in self.passes if name in self.compared[which]}

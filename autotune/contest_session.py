@@ -131,14 +131,20 @@ class Release:
 
 @dataclass(frozen=True)
 class CopyTime:
-    """Microseconds of a copy that moves as many bytes."""
+    """Microseconds of a copy that moves as many bytes; None where there is no memory for it."""
 
     moved: int
 
-    def __call__(self, session: ContestSession) -> float:
+    def __call__(self, session: ContestSession) -> float | None:
+        from autotune.jobs import is_out_of_memory
         from autotune.measure import copy_us
 
-        return copy_us(session.device, self.moved)
+        try:
+            return copy_us(session.device, self.moved)
+        except Exception as error:
+            if is_out_of_memory(error):
+                return None
+            raise
 
 
 @dataclass(frozen=True)

@@ -234,7 +234,6 @@ def _check_graph(graph: Mapping[str, Any], graph_class: str) -> None:
 def _check_default(default: Mapping[str, Any]) -> None:
     # Not run any more: it may have a form that a later generator does without.
     _check_type("default['schedule']", default.get("schedule"), "Mapping")
-    _check_json("default['schedule']", default["schedule"])
     for name in TIMES:
         _check_type(f"default[{name!r}]", default.get(name), "float")
 

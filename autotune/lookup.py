@@ -4,11 +4,13 @@ The order, from the best evidence to none; within a step the nearest graph class
 where it is unknown or a tie, because their time is the kernel's own and not the launch's):
 
 1. ``exact``: tuned for this problem, direction, dtype, layout and graph class on this device;
-2. ``nearest``: on this device, another graph class in the same layout, then any graph class in the other layout; on a
-   GPU of those graphs only that are small, or large, as this one is;
+2. ``nearest``: on this device, another graph class in the same layout, then any graph class in the other layout;
 3. ``other-device``: another device of the same architecture (CUDA: the same compute capability; CPU: the same
    machine type and vector width), the one nearest in size first;
 4. ``default``: picked from device facts alone.
+
+Convolutions on a GPU take from 2 and 3 only what was tuned on graphs that are small, or large, as this one is, unless a
+default would be an error.
 
 A stored schedule that is not legal here, failed its last check, or failed in a search on this device (it is in
 quarantine), is skipped, and the reason says so. Nothing is ever searched or compiled.
@@ -16,6 +18,7 @@ quarantine), is skipped, and the reason says so. Nothing is ever searched or com
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 import os
@@ -52,11 +55,12 @@ class Tuning:
 
 @dataclass(frozen=True, eq=False)
 class _Query:
-    """``spec``: as the family of its operation makes it."""
+    """``spec``: as the family of its operation makes it. any_size: whether graphs count that are not alike."""
 
     spec: Any
     graph_class: GraphClass | None
     tolerance: float | None = None
+    any_size: bool = False
 
     @property
     def family(self) -> Family:
@@ -109,8 +113,11 @@ def find_schedule(
         raise ProblemError(f"tolerance is {tolerance!r}; expected a positive relative error, such as 1e-6, or None")
     query = _Query(spec, GraphClass.parse(graph_class) if isinstance(graph_class, str) else graph_class, tolerance)
     skipped: list[str] = []
-    tuning = _on_this_device(query, skipped) or _on_other_device(query, skipped)
-    if strict_by_environment() if strict is None else strict:
+    must = strict_by_environment() if strict is None else strict
+    tuning = _recorded(query, skipped)
+    if tuning is None and (must or tolerance is not None):
+        tuning = _recorded(dataclasses.replace(query, any_size=True), skipped)  # better than an error
+    if must:
         _require_this_device(query, tuning, skipped)
     if tuning is None and tolerance is not None:
         raise TuningMissError(
@@ -121,6 +128,10 @@ def find_schedule(
             )
         )
     return tuning or _default(query, skipped)
+
+
+def _recorded(query: _Query, skipped: list[str]) -> Tuning | None:
+    return _on_this_device(query, skipped) or _on_other_device(query, skipped)
 
 
 def _on_this_device(query: _Query, skipped: list[str]) -> Tuning | None:
@@ -176,6 +187,8 @@ def _default(query: _Query, skipped: list[str]) -> Tuning:
     num_edges = None if query.graph_class is None else 2**query.graph_class.log2_edges
     schedule = query.family.default(query.spec, num_edges)
     if fault := query.faults.get(schedule.key):
+        if found := _recorded(dataclasses.replace(query, any_size=True), skipped):
+            return found
         raise TuningMissError(
             f"the default schedule of {query.kernel} is in quarantine on {query.spec.facts.name} ({fault}), and no "
             "sound one is known; run `equitune tune` for it, or take the line out of results/quarantine to try again"
@@ -205,20 +218,26 @@ def _by_nearness(query: _Query, entries: Iterable[Entry]) -> list[Entry]:
         return (entry.layout != query.spec.layout, distance, -kind.log2_edges, entry.graph_class, entry.layout)
 
     return sorted(
-        (entry for entry in entries if entry.deterministic == query.spec.deterministic and _is_alike(query, entry)),
+        (
+            entry
+            for entry in entries
+            if entry.deterministic == query.spec.deterministic
+            and (query.any_size or is_alike(query.spec, query.graph_class, entry))
+        ),
         key=rank,
     )
 
 
-def _is_alike(query: _Query, entry: Entry) -> bool:
-    """Whether launches decide on both graphs or on neither: else a default of facts is better.
+def is_alike(spec: Any, graph_class: GraphClass | None, entry: Entry) -> bool:
+    """Whether an entry says something of a graph: of a GPU's convolutions if launches decide on both or on neither.
 
     On an H200 schedules tuned on graphs of 2^16 to 2^19 edges took 1.5 to 2.2 times as long as the default on 306 edges
-    (124 pairs), and 0.80 to 1.13 times among each other.
+    (124 pairs), and 0.80 to 1.13 times among each other. That default is made for small graphs; other operations have
+    one for all sizes.
     """
-    if query.graph_class is None or query.spec.facts.backend != "cuda":
+    if graph_class is None or spec.facts.backend != "cuda" or spec.operation != "conv":
         return True
-    return query.graph_class.is_small == entry.parsed_graph_class.is_small
+    return graph_class.is_small == entry.parsed_graph_class.is_small
 
 
 def _why_nearest(query: _Query, entry: Entry) -> str:

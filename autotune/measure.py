@@ -1,9 +1,8 @@
 """Timing: a callable enters, a :class:`Timing` (median, quartiles, raw samples in microseconds) leaves.
 
-Every sample starts with a cold last-level cache: a buffer larger than it is written first, on a GPU several times,
-since there one pass leaves some of what was cached. On a GPU one call stands between two events, queued behind that
-write and a wait that outlasts the host's time to launch, so that the device's time is measured, as in a model that
-keeps the device busy; on a CPU the wall clock is read.
+Every sample starts with a cold last-level cache: a buffer larger than it is written first. On a GPU one call stands
+between two events, queued behind that write and a wait that outlasts the host's time to launch, so that the device's
+time is measured, as in a model that keeps the device busy; on a CPU the wall clock is read.
 Sampling stops when the median is known well enough or the time is up, never before ``min_samples``, unless the
 first samples are already hopeless (``hopeless_us``).
 """

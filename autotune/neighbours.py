@@ -11,7 +11,7 @@ from typing import Any
 from autotune.database import database_dirs, load_table
 from autotune.entry import Entry
 from autotune.graphs import GraphClass
-from autotune.lookup import device_distance
+from autotune.lookup import device_distance, is_alike
 from autotune.space import Space
 from kernelgen.device import DeviceFacts
 from kernelgen.schedule import Knobs
@@ -51,7 +51,7 @@ def starting_points(space: Space, graph_class: GraphClass, entries: Iterable[Ent
         if entry.operation == spec.operation
         and entry.direction in directions
         and entry.tuned_schedule.backend == spec.facts.backend
-        and (spec.facts.backend != "cuda" or entry.parsed_graph_class.is_small == graph_class.is_small)
+        and is_alike(spec, graph_class, entry)
     ]
 
     def rank(entry: Entry) -> tuple:

@@ -151,7 +151,7 @@ class KernelText:
         each = schedule.block_size * ZEROS_A_THREAD // BYTES[self.spec.dtype]
         return [
             f"    if (blockIdx.x < {blocks}) {{",
-            f"        const int writers = int(min(({count} + {each - 1}) / {each}, {blocks}ll));",
+            f"        const int writers = int(min(({count} + {each - 1}ll) / {each}, {blocks}ll));",
             "        if (blockIdx.x < writers) {",
             "            ask_line(written);",
             *(f"            write_zeros(b.{name}, {sizes[name[-1]]}, writers);" for name in names),

@@ -1,4 +1,4 @@
-"""Kernels whose source never changes, such as fills: compiled once a device, launched with numbers for arguments."""
+"""Kernels whose source never changes: compiled once a device, launched with numbers for arguments."""
 
 from __future__ import annotations
 

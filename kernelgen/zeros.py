@@ -4,6 +4,9 @@ Each stream has its own lines, since kernels of one stream run one after the oth
 nothing has to be cleared in between. A captured graph may be replayed on any stream, under the numbers of its capture:
 each of its launches has lines of its own, which the graph clears.
 
+Two streams of one handle at once (an external one that is destroyed with work left, its handle given to the next) would
+share lines; torch's own streams live as long as the process.
+
 Lasting lines are the driver's memory, not torch's: whatever pool torch allocates from just then may belong to a graph.
 """
 

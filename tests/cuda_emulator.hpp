@@ -122,7 +122,7 @@ extern "C" void emulate(const void** pointers, long long edges, long long in, lo
     threads_in_block = threads;
 #ifdef ZEROS_INSIDE
     must_wait = true;
-    words[0] = words[1] = 0;
+    __builtin_memset(words, 0, sizeof words);
 #endif
     gridDim.x = blocks, blockDim.x = threads;
     for (int block = 0; block < blocks; ++block) {
@@ -147,5 +147,7 @@ extern "C" void emulate(const void** pointers, long long edges, long long in, lo
     free(stacks);
 #ifdef ZEROS_INSIDE
     if (words[0]) { fprintf(stderr, "the next launch would count wrongly\n"); abort(); }
+    for (int line = 1; line <= COPIES; ++line)
+        if (words[line * LINE] != LAUNCH) { fprintf(stderr, "a line that was not told\n"); abort(); }
 #endif
 }

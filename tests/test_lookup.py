@@ -93,6 +93,19 @@ def test_of_a_gpus_large_graphs_nothing_is_learned_about_small_ones(shipped: Pat
     assert find("conv-e8-d4").origin == "nearest", "a host launches nothing"
 
 
+def test_a_record_of_another_size_is_better_than_an_error(shipped: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    large = entry(CudaSchedule(stage_edges=8, block_size=64), graph_class="conv-e13-d5", errors={"g": 2e-7})
+    store(shipped, GPU, large)
+    kernel = (PROBLEM, "conv", "forward", "float32", "mul_ir", GPU, "conv-e8-d5")
+    assert find_schedule(*kernel).origin == "default"
+    assert find_schedule(*kernel, True).entry == large == find_schedule(*kernel, tolerance=1e-6).entry
+    with pytest.raises(TuningMissError):
+        find_schedule(*kernel, tolerance=1e-8)
+    faults = {find_schedule(*kernel).schedule.key: "wrong"}
+    monkeypatch.setattr(lookup, "quarantined", lambda lists, spec: faults)
+    assert find_schedule(*kernel).entry == large, "its default failed here"
+
+
 def test_without_a_graph_class_it_is_the_largest_graph(shipped: Path) -> None:
     store(
         shipped,

@@ -8,8 +8,10 @@ import math
 
 import pytest
 
+from autotune.config_tables import load_problems
 from autotune.space import Space, search_space
 from kernelgen.device import DeviceFacts, cuda_facts
+from kernelgen.direction import DIRECTIONS
 from kernelgen.emit import emit
 from kernelgen.problem import TensorProductProblem
 from kernelgen.schedule import CudaSchedule, HostSchedule, Schedule
@@ -27,6 +29,14 @@ FACTS = {
 
 def space_of(problem: str, backend: str, operation: str = "conv", direction: str = "forward") -> Space:
     return search_space(PROBLEMS[problem], operation, direction, "float32", FACTS[backend])
+
+
+@pytest.mark.parametrize("problem", load_problems().values(), ids=load_problems())
+def test_defaults_are_legal_for_graphs_of_any_size(problem: TensorProductProblem) -> None:
+    """A form that means nothing to a kernel would not be the kernel's own schedule."""
+    for direction, edges, dtype in itertools.product(DIRECTIONS, (300, 100_000), ("float32", "float64")):
+        space = search_space(problem, "conv", direction, dtype, FACTS["cuda"], num_edges=edges)
+        assert space.broken_limit(space.default) is None, (direction, edges, dtype)
 
 
 @pytest.mark.parametrize("direction", ["forward", "backward", "double_backward"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import re
 import struct
 import threading
 import types
@@ -30,6 +31,7 @@ from kernelgen.launch import load_kernel
 from kernelgen.plan import make_plan
 from kernelgen.runner import Runner
 from kernelgen.schedule import schedule_from_dict
+from kernelgen.source import included
 from kernelgen.spec import BUFFERS, Spec
 
 FACTS = cuda_facts("sm_90")
@@ -86,6 +88,18 @@ def test_sums_of_shared_weights_and_rows_of_odd_length(form: str, dtype: str) ->
     results = run_direction(case, DIRECTIONS["backward"], "conv", "ir_mul", dtype, inside(SHARED[form]))
     for slot, wanted in expected(case, "backward").items():
         assert relative_error(results[slot], wanted) < (1e-5 if dtype == "float32" else 1e-10), slot
+
+
+@pytest.mark.parametrize("outputs", ["w", "y", "x", "xw"])
+def test_gradients_asked_for_alone(outputs: str) -> None:
+    """Those of shared weights have as many elements for any graph."""
+    case, direction = make_case(ODD, "conv", edges=13, nodes=21), backward(outputs)
+    results = run_direction(case, direction, "conv", "ir_mul", "float64", inside(SHARED["runs"]))
+    wanted = expected(case, "backward")
+    assert set(results) == set(outputs)
+    assert max(relative_error(results[slot], wanted[slot]) for slot in outputs) < 1e-10
+    spec = Spec(ODD, direction, inside(SHARED["runs"]), "conv", "float32", "ir_mul", "int64", FACTS)
+    assert compile_source(emit(make_plan(spec)), FACTS).resources["registers"] > 0
 
 
 def test_harmonics_formed_inside() -> None:
@@ -196,6 +210,13 @@ def test_each_launch_has_a_number_and_each_stream_its_lines(monkeypatch: pytest.
     assert all(launch.kept is not None and launch.kept.data_ptr() == launch.address for launch in captured)
     launches = [first, again, other, elsewhere, *captured, *of_a_thread, *of_threads]
     assert [launch.number - first.number for launch in launches] == list(range(len(launches)))
+    constants = re.search(r"constexpr int LINE = (\d+), COPIES = (\d+);", included("zeros.hpp"))
+    assert constants is not None
+    line, copies = map(int, constants.groups())
+    assert 8 * line * (1 + copies) == zeros._SPACING and first.address - other.address in (
+        -zeros._SPACING,
+        zeros._SPACING,
+    )
 
 
 def test_a_launch_hands_over_its_lines_and_number(monkeypatch: pytest.MonkeyPatch) -> None:
