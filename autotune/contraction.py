@@ -14,6 +14,7 @@ once and keeps none.
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -63,6 +64,11 @@ def pairs_of(problem: TensorProductProblem) -> TensorProductProblem:
     )
 
 
+def _no_autocast(device: str) -> AbstractContextManager:
+    """What came in half precision is float32 by then, and stays so."""
+    return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
+
+
 class MatrixContraction(TunedModule):
     """Called as an operator is: x [edges, dim_in1], y [edges, dim_in2], w [weight_numel] -> [edges, dim_out].
 
@@ -95,7 +101,8 @@ class MatrixContraction(TunedModule):
         parts = z.split([dim * pairs for _, (pairs, _), dim in self._paths], 1)
         matrices = w.split([pairs * copies for _, (pairs, copies), _ in self._paths])
         for part, matrix, (out, shape, dim) in zip(parts, matrices, self._paths, strict=True):
-            values = torch.matmul(part.reshape(z.shape[0], dim, shape[0]), matrix.reshape(shape))
+            with _no_autocast(x.device.type):
+                values = torch.matmul(part.reshape(z.shape[0], dim, shape[0]), matrix.reshape(shape))
             before = found[out]
             found[out] = values if before is None else before + values
         rows = [

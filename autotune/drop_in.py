@@ -16,7 +16,7 @@ from e3nn import o3
 
 from autotune.harmonics import SphericalHarmonics
 from autotune.modules import TensorProduct
-from kernelgen.errors import EquituneError, ProblemError, UnsupportedError
+from kernelgen.errors import ProblemError, UnsupportedError
 from kernelgen.from_e3nn import problem_of
 
 # Largest relative difference from e3nn's own result that a replacement may have.
@@ -69,15 +69,20 @@ def accelerate(
     check: compare each with e3nn on random inputs, on the module's device and in its dtype (harmonics, which have
     neither: the model's), and keep e3nn's where they differ by more than ``TOLERANCE``.
 
-    Kept as they are, with the reason in the result: modules that TorchScript has compiled, and subclasses with a
-    ``forward`` of their own.
+    Kept as they are, with the reason in the result: modules that TorchScript or torch.compile has compiled, that have a
+    ``forward``, parameters, modules or hooks of their own, or that fail when they are tried.
     """
     made: dict[torch.nn.Module, AcceleratedProduct | AcceleratedHarmonics | str] = {}
     places = []
     like = _sample_of(model)
     for parent, attribute, name, module in list(_found(model)):
         if module not in made:
-            made[module] = _replacement(module, parent is None, strict, deterministic, like if check else None)
+            held = parent is not None and type(parent).__name__ == "OptimizedModule"
+            made[module] = (
+                "torch.compile holds it; accelerate the model first"
+                if held
+                else _replacement(module, parent is None, strict, deterministic, like if check else None)
+            )
         found = made[module]
         kind = "spherical harmonics" if _is(module, o3.SphericalHarmonics) else "tensor products"
         if isinstance(found, str) or parent is None:
@@ -140,6 +145,15 @@ class AcceleratedProduct(_StandIn, TensorProduct):
             kind.pop("weight", None)
         own = "_parameters" if "weight" in self.original._parameters else "_buffers"
         getattr(self, own)["weight"] = getattr(self.original, own)["weight"]
+        self._buffers["output_mask"] = self.original.output_mask
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Another ``weight`` is the original's too, which checkpoints and :func:`restore` take it from."""
+        if name == "weight" and "original" in self.__dict__:
+            setattr(self.original, name, value)
+            self._take_weight()
+        else:
+            super().__setattr__(name, value)
 
     def _apply(self, fn: Any, recurse: bool = True) -> AcceleratedProduct:
         self.original._apply(fn, recurse)
@@ -147,7 +161,7 @@ class AcceleratedProduct(_StandIn, TensorProduct):
         return self
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
-        self.original._save_to_state_dict(destination, prefix, keep_vars)
+        self.original.state_dict(destination=destination, prefix=prefix, keep_vars=keep_vars)  # its code's too
 
     def _load_from_state_dict(self, *arguments: Any) -> None:
         self.original._load_from_state_dict(*arguments)
@@ -202,8 +216,8 @@ def _replacement(
         return f"it is the model itself; wrap it in a module, or build an autotune.{kind.__name__}"
     if not isinstance(module, _KINDS):
         return "TorchScript has compiled it; accelerate the model before torch.jit.script"
-    if type(module).forward is not kind.forward:
-        return f"{type(module).__name__} has a forward of its own"
+    if reason := _what_would_be_lost(module, kind):
+        return reason
     try:
         if isinstance(module, o3.TensorProduct):
             product = AcceleratedProduct(module, strict=strict, deterministic=deterministic)
@@ -212,8 +226,25 @@ def _replacement(
         return (_difference_of_harmonics(module, harmonics, like) if like is not None else "") or harmonics
     except (UnsupportedError, ProblemError) as reason:
         return str(reason)
-    except EquituneError as reason:
+    except Exception as reason:  # of the kernel or of e3nn's own module: one that fails may not stop the others
         return f"{type(reason).__name__}: {reason}"
+
+
+def _what_would_be_lost(module: torch.nn.Module, kind: type[torch.nn.Module]) -> str:
+    """What a replacement would not do that the module does, in words; empty if nothing."""
+    name = type(module).__name__
+    for method in ("forward", "right"):
+        if method in module.__dict__ or getattr(type(module), method, None) is not getattr(kind, method, None):
+            return f"{name} has a {method} of its own"
+    own = {"weight"} | {f"{code}" for code in ("_compiled_main_left_right", "_compiled_main_right")}
+    more = [*module._parameters, *module._modules]
+    extra = [part for part in more if part not in own] if kind is o3.TensorProduct else []
+    if extra:
+        return f"{name} has parameters or modules of its own: {', '.join(extra)}"
+    hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    if any(getattr(module, hook, None) for hook in hooks):
+        return "it has hooks, which would not be called; register them after accelerate"
+    return ""
 
 
 def _normal(like: torch.Tensor, *shapes: tuple[int, ...]) -> list[torch.Tensor]:

@@ -7,14 +7,15 @@ second derivatives work; the second derivative of a normalised vector is 0 at th
 from __future__ import annotations
 
 import operator
-from typing import Any, TypeAlias
+from collections.abc import Iterable
+from typing import Any, NoReturn, TypeAlias
 
 import torch
 from e3nn import o3
 
 from autotune.graphs import GraphClass
 from autotune.lookup import Tuning, find_schedule
-from autotune.tuned_module import autocast, check_dtype, or_default
+from autotune.tuned_module import NO_TORCHSCRIPT, autocast, check_dtype, or_default
 from kernelgen.device import device_facts
 from kernelgen.errors import ProblemError, UnsupportedError
 from kernelgen.harmonics import MAX_DEGREE, NORMALIZATIONS, HarmonicsProblem
@@ -23,7 +24,7 @@ from kernelgen.harmonics_operators import HarmonicsOperator, build_harmonics
 from kernelgen.harmonics_plan import HARMONICS_DIRECTIONS
 from kernelgen.irreps import parse_irreps
 
-Degrees: TypeAlias = "int | list[int] | tuple[int, ...] | str | o3.Irreps"
+Degrees: TypeAlias = "int | Iterable[int] | str | o3.Irreps"
 _VECTORS = (o3.Irreps("1x1o"), o3.Irreps("1x1e"))
 # All that decides which operators a module has: the problem's key, the graph class ("" for any), strict.
 _Key: TypeAlias = tuple[str, str, bool | None]
@@ -44,8 +45,8 @@ def _vector(irreps_out: Degrees, irreps_in: Any) -> o3.Irreps:
 def _degrees(irreps_out: Degrees, parity: int) -> list[int]:
     """The degree of each block, a copy for every multiplicity, of an input of that parity."""
     if not isinstance(irreps_out, o3.Irreps):
-        given = irreps_out if isinstance(irreps_out, list | tuple) else [irreps_out]
         try:
+            given = irreps_out if isinstance(irreps_out, Iterable) else [irreps_out]
             return [operator.index(degree) for degree in given]  # type: ignore[arg-type]
         except TypeError as error:
             raise ProblemError(
@@ -116,6 +117,10 @@ class SphericalHarmonics(torch.nn.Module):
         self._lmax = max(degrees)
         self._is_range_lmax = degrees == list(range(max(degrees) + 1))
         self._forget_operators()
+
+    def __prepare_scriptable__(self) -> NoReturn:
+        """What ``torch.jit.script`` asks first."""
+        raise UnsupportedError(NO_TORCHSCRIPT)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x ``[..., 3]`` -> ``[..., irreps_out.dim]``; InputError for other shapes, and dtypes but float32, float64.

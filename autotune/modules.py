@@ -17,6 +17,7 @@ from typing import Any, TypeAlias
 import torch
 from e3nn import o3
 
+from autotune.checkpoints import E3nnCheckpoints, output_mask
 from autotune.contraction import MatrixContraction, by_matrix
 from autotune.graphs import GraphClass
 from autotune.lookup import Tuning
@@ -44,7 +45,7 @@ def _with_variances(problem: TensorProductProblem, variances: tuple[Variances, .
     return problem_of(module)
 
 
-class TensorProduct(PathWeights, TunedModule):
+class TensorProduct(PathWeights, E3nnCheckpoints, TunedModule):
     """``e3nn.o3.TensorProduct``, any connection mode, edge by edge, from a tuned kernel.
 
     All arguments of e3nn's come first, in its order and with its defaults:
@@ -55,7 +56,8 @@ class TensorProduct(PathWeights, TunedModule):
         or ``none``.
     shared_weights, internal_weights: Shared weights are one row for all edges (the default); internal weights are the
         parameter ``weight`` of the module (the default where weights are shared and there are any).
-    compile_left_right, compile_right, _specialized_code, _optimize_einsums: of e3nn's own code, without effect.
+    compile_left_right, compile_right, _specialized_code, _optimize_einsums: of e3nn's own code; they decide only which
+        of its constants checkpoints hold, for e3nn to read.
     normalization: irrep_normalization's former name.
 
     Then those of Equitune:
@@ -144,11 +146,14 @@ class TensorProduct(PathWeights, TunedModule):
         self.__dict__["_matrix"] = MatrixContraction(problem, **options) if matrix else None
         self.internal_weights = internal_weights
         self._specialized_code, self._optimize_einsums = _specialized_code, _optimize_einsums
+        self._code_options = (compile_left_right, compile_right, _specialized_code, _optimize_einsums)
         if internal_weights and self.weight_numel > 0:
             self.weight = torch.nn.Parameter(torch.randn(self.weight_numel, device=device, dtype=dtype))
         else:
             # As in e3nn: without internal weights, ``weight`` is an empty buffer.
             self.register_buffer("weight", torch.empty(0, device=device, dtype=dtype))
+        mask = output_mask(self.instructions, self.irreps_out)
+        self.register_buffer("output_mask", mask.to(device=device, dtype=dtype or torch.get_default_dtype()))
 
     def forward(self, x: torch.Tensor, y: torch.Tensor, weight: Weight = None) -> torch.Tensor:
         """x ``[..., irreps_in1.dim]``, y ``[..., irreps_in2.dim]`` -> ``[..., irreps_out.dim]``, broadcast.

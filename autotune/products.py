@@ -29,7 +29,9 @@ class _ReadyMade(TensorProduct):
             made = kind(*parsed, compile_left_right=False, internal_weights=False, **given)
         except (AssertionError, ValueError) as error:
             shown = ", ".join(map(str, parsed))
-            raise ProblemError(f"{kind.__name__}({shown}): {error or 'the irreps do not fit each other'}") from error
+            raise ProblemError(
+                f"{kind.__name__}({shown}): {str(error) or 'the irreps do not fit each other'}"
+            ) from error
         paths = [(i.i_in1, i.i_in2, i.i_out, i.connection_mode, i.has_weight) for i in made.instructions]
         return dict(
             zip((*names, "instructions"), (made.irreps_in1, made.irreps_in2, made.irreps_out, paths), strict=True)

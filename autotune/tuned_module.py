@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from e3nn import o3
@@ -18,7 +18,7 @@ from autotune.graphs import GraphClass
 from autotune.lookup import Tuning, find_schedule
 from kernelgen.device import device_facts
 from kernelgen.direction import DIRECTIONS
-from kernelgen.errors import InputError, ProblemError
+from kernelgen.errors import InputError, ProblemError, UnsupportedError
 from kernelgen.library import OPERATORS
 from kernelgen.operators import Operator, build
 from kernelgen.problem import TensorProductProblem
@@ -26,6 +26,10 @@ from kernelgen.schedule import Schedule
 
 Schedules = Schedule | Mapping[str, Schedule]
 _HALVES = (torch.float16, torch.bfloat16)
+NO_TORCHSCRIPT = (
+    "TorchScript cannot hold generated kernels; take torch.compile or torch.export, or put e3nn's modules back first "
+    "(autotune.restore)"
+)
 
 
 class TunedModule(torch.nn.Module):
@@ -52,6 +56,8 @@ class TunedModule(torch.nn.Module):
         self.graph_class = GraphClass.parse(graph_class) if isinstance(graph_class, str) else graph_class
         if self.graph_class is not None and self.graph_class.operation != self.operation:
             raise ProblemError(f"graph_class is {self.graph_class.text!r}; expected one of a {self.operation} product")
+        if tolerance is not None and not (isinstance(tolerance, int | float) and tolerance > 0):
+            raise ProblemError(f"tolerance is {tolerance!r}; expected a positive relative error, such as 1e-6, or None")
         self.schedule = schedule
         self.strict = strict
         self.deterministic = deterministic
@@ -73,6 +79,10 @@ class TunedModule(torch.nn.Module):
         if device is not None or dtype is not None:
             device, dtype = or_default(device, dtype)
             self._operator_for(device, dtype)
+
+    def __prepare_scriptable__(self) -> NoReturn:
+        """What ``torch.jit.script`` asks first."""
+        raise UnsupportedError(NO_TORCHSCRIPT)
 
     def _text_of(self, given: Schedules | None) -> str:
         """All that decides which operators this module has."""

@@ -20,10 +20,10 @@ class ScheduleError(EquituneError, ValueError):
     """The schedule breaks a limit (registers, shared memory, divisibility) or has an unknown knob."""
 
 
-class InputError(EquituneError, ValueError, RuntimeError):
+class InputError(EquituneError, ValueError, RuntimeError, AssertionError):
     """Tensors handed to an operator disagree with it or with each other: shape, dtype, device or index range.
 
-    A RuntimeError too, because that is what e3nn and torch raise.
+    A RuntimeError and an AssertionError too, because those are what torch and e3nn raise.
     """
 
 

@@ -109,6 +109,29 @@ def test_checkpoints_go_both_ways() -> None:
     assert_same(results(assigned), results(plain))
 
 
+def test_checkpoints_hold_the_constants_of_e3nns_code() -> None:
+    """Irreps beyond scalars have some, which e3nn misses where they are not there."""
+    size = dict(max_radius=3.0, num_neighbors=3.0, num_nodes=5.0, mul=2, layers=1, lmax=1)
+    plain, model = (SimpleNetwork(irreps_in="3x0e+1o", irreps_out="0e+1o", **size) for _ in range(2))
+    assert any("_w3j" in name for name in plain.state_dict())
+    assert accelerate(model).replaced
+    assert list(model.state_dict()) == list(plain.state_dict())
+    plain.load_state_dict(model.state_dict())
+    model.load_state_dict(plain.state_dict())
+
+
+def test_another_weight_is_the_originals_too() -> None:
+    model = holding(product())
+    accelerate(model)
+    (place,) = [child for child in model.modules() if isinstance(child, drop_in.AcceleratedProduct)]
+    place.weight = torch.nn.Parameter(torch.ones_like(place.weight))
+    assert all(bool((tensor == 1).all()) for name, tensor in model.state_dict().items() if name.endswith("weight"))
+    model.double()
+    assert place.weight.dtype is torch.float64 and bool((place.weight == 1).all())
+    restore(model)
+    assert all(bool((parameter == 1).all()) for parameter in model.parameters())
+
+
 @pytest.mark.parametrize("how", ["deepcopy", "pickle", "torch.save"])
 def test_copies_work_and_share_nothing(how: str) -> None:
     model = Model()
@@ -229,6 +252,16 @@ def test_what_cannot_be_replaced_stays_with_its_reason(monkeypatch: pytest.Monke
     assert kept(holding(Doubled(*IRREPS, PATHS[:3]))) == "Doubled has a forward of its own"
     assert "accelerate the model before torch.jit.script" in kept(holding(torch.jit.script(product())))
     assert "float16" in kept(holding(product().half()))
+    assert "left_right" in kept(holding(product(compile_left_right=False, compile_right=True)))
+    assert "parametrizations" in kept(holding(torch.nn.utils.parametrizations.weight_norm(product())))
+    more, hooked, changed = product(), product(), product()
+    more.scale = torch.nn.Parameter(torch.ones(1))
+    assert kept(holding(more)).endswith("of its own: scale")
+    hooked.register_forward_hook(lambda *given: None)
+    assert "has hooks" in kept(holding(hooked))
+    changed.forward = lambda x, y: x
+    assert "has a forward of its own" in kept(holding(changed))
+    assert "torch.compile holds it" in kept(torch.nn.ModuleList([torch.compile(product())]))
     monkeypatch.setattr(drop_in, "problem_of", lambda module: problem_of(product(irrep_normalization="none")))
     assert "differs from e3nn by" in kept(holding(product()))
 

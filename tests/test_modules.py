@@ -19,11 +19,11 @@ from module_cases import (
 )
 from reference import copied
 
-from autotune import TensorProduct, TensorProductConv, database
+from autotune import SphericalHarmonics, TensorProduct, TensorProductConv, database
 from autotune.errors import TuningMissError
 from kernelgen.device import device_facts
 from kernelgen.direction import DIRECTIONS
-from kernelgen.errors import InputError, ProblemError, ScheduleError
+from kernelgen.errors import InputError, ProblemError, ScheduleError, UnsupportedError
 from kernelgen.graph import edge_order
 from kernelgen.schedule import CudaSchedule, HostSchedule
 
@@ -232,6 +232,22 @@ def test_copies_compute_the_same(how: str) -> None:
     assert twin._operators == {} and product._operators != {}
     assert torch.equal(twin(x, y), out)
     assert twin.weight is not product.weight
+
+
+def test_checkpoints_of_equitune_without_a_mask_are_read() -> None:
+    product = TensorProduct(*IRREPS, INSTRUCTIONS)
+    mask = product.output_mask.clone()
+    product.load_state_dict({"weight": torch.ones_like(product.weight)})
+    assert bool((product.weight == 1).all()) and torch.equal(product.output_mask, mask)
+    with pytest.raises(RuntimeError, match="Missing key"):
+        product.load_state_dict({"output_mask": product.output_mask})
+
+
+def test_torchscript_is_told_what_to_do() -> None:
+    for module in (TensorProduct(*IRREPS, INSTRUCTIONS), SphericalHarmonics(range(3), True)):
+        for given in (module, torch.nn.Sequential(module)):
+            with pytest.raises(UnsupportedError, match=r"torch\.compile"):
+                torch.jit.script(given)
 
 
 def test_state_dict_moves_internal_weights() -> None:

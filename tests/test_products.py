@@ -46,7 +46,9 @@ def test_is_e3nns(name: str, arguments: tuple, options: dict) -> None:
         assert getattr(ours, attribute) == getattr(theirs, attribute), attribute
     assert ours.internal_weights == theirs.internal_weights and repr(ours) == repr(theirs)
     assert {k: v.shape for k, v in ours.named_parameters()} == {k: v.shape for k, v in theirs.named_parameters()}
-    ours.load_state_dict(theirs.state_dict(), strict=False)  # e3nn's has a mask of outputs besides
+    ours.load_state_dict(theirs.state_dict())
+    assert set(ours.state_dict()) == set(theirs.state_dict()) and torch.equal(ours.output_mask, theirs.output_mask)
+    getattr(o3, name)(*arguments, **options).load_state_dict(ours.state_dict())
     given = inputs(theirs, (3, 2))
     found, wanted = ours(*given), theirs(*given)
     torch.testing.assert_close(found, wanted, rtol=1e-10, atol=1e-12)
