@@ -100,7 +100,7 @@ def restore(model: torch.nn.Module) -> int:
     ours = (AcceleratedProduct, AcceleratedHarmonics)
     replaced = [(parent, name, child) for parent, name, child in found if isinstance(child, ours)]
     for parent, name, child in replaced:
-        setattr(parent, name, child.original)
+        setattr(parent, name, child.original.train(child.training))
     return len(replaced)
 
 

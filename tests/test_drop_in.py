@@ -128,8 +128,10 @@ def test_another_weight_is_the_originals_too() -> None:
     assert all(bool((tensor == 1).all()) for name, tensor in model.state_dict().items() if name.endswith("weight"))
     model.double()
     assert place.weight.dtype is torch.float64 and bool((place.weight == 1).all())
+    model.eval()
     restore(model)
     assert all(bool((parameter == 1).all()) for parameter in model.parameters())
+    assert not any(module.training for module in model.modules())
 
 
 @pytest.mark.parametrize("how", ["deepcopy", "pickle", "torch.save"])
