@@ -22,7 +22,7 @@ from kernelgen.errors import InputError, ProblemError, UnsupportedError
 from kernelgen.library import OPERATORS
 from kernelgen.operators import Operator, build
 from kernelgen.problem import TensorProductProblem
-from kernelgen.schedule import Schedule
+from kernelgen.schedule import Knobs, Schedule
 
 Schedules = Schedule | Mapping[str, Schedule]
 _HALVES = (torch.float16, torch.bfloat16)
@@ -71,6 +71,8 @@ class TunedModule(torch.nn.Module):
         self.shared_weights = problem.shared_weights
         # e3nn's own records, with the shapes of the paths and the normalised path weights.
         self.instructions = problem.reference(compile_left_right=False, compile_right=False).instructions
+        if not isinstance(schedule, Knobs | Mapping | None):
+            raise ProblemError(f"schedule is {schedule!r}; expected a Schedule, or some by the direction's name")
         unknown = sorted(set(schedule) - set(DIRECTIONS)) if isinstance(schedule, Mapping) else []
         if unknown:
             raise ProblemError(f"schedule has the directions {unknown}; expected some of {tuple(DIRECTIONS)}")

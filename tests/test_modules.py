@@ -321,6 +321,10 @@ def test_disagreeing_arguments_are_told() -> None:
         small_conv(graph_class="plain-e10")
     with pytest.raises(ProblemError, match="forwards"):
         small_conv(schedule={"forwards": HostSchedule(path_groups=2)})
+    with pytest.raises(ProblemError, match="schedule is 3"):
+        small_conv(schedule=3)
+    with pytest.raises(ProblemError, match="tolerance is 'a'"):
+        small_conv(tolerance="a")
     with pytest.raises(ProblemError, match="mode is 'uwv'"):
         TensorProduct("8x0e", "0e", "8x0e", [(0, 0, 0, "uwv", True)])
     with pytest.raises(ScheduleError, match="cuda"):
