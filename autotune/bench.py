@@ -206,6 +206,7 @@ class _Run:
                 on_step=functools.partial(self._step, plan),
                 worker=worker,
                 known_failures={} if reason is None else {COMPILED_PEER: reason},
+                copies=True,
             )
         except WorkerError as error:
             worker.close()

@@ -82,7 +82,7 @@ class Result:
 class ContestResult:
     """results: contender -> pass -> result. errors, resources and certificates (ours only): by contender, direction.
 
-    copies: time of a copy that moves the compulsory bytes of a pass, in microseconds.
+    copies: time of a copy that moves the compulsory bytes of a pass, in microseconds, where that was asked for.
     """
 
     results: dict[str, dict[str, Result]]
@@ -102,18 +102,19 @@ def hold_contest(
     on_step: Callable[[str], None] = lambda text: None,
     worker: Worker | None = None,
     known_failures: Mapping[str, str] = MappingProxyType({}),
+    copies: bool = False,
 ) -> ContestResult:
     """Compare in ``passes``. A schedule set of ours takes part in the passes whose directions it names.
 
     seconds_each: about how long every contender is sampled in every pass. worker: whose process is to be used, for
     contests in a row that share what was built; by default one of this contest's own. known_failures: contenders not
-    to be tried, with the reason.
+    to be tried, with the reason. copies: whether to time copies of as many bytes.
     """
     if worker is None:
-        options: dict[str, Any] = {"seconds_each": seconds_each, "on_step": on_step}
+        options: dict[str, Any] = {"seconds_each": seconds_each, "on_step": on_step, "copies": copies}
         with Worker(setting) as own:
             return hold_contest(setting, passes, ours, worker=own, known_failures=known_failures, **options)
-    contest = _Contest(worker, setting, passes, ours, seconds_each, on_step)
+    contest = _Contest(worker, setting, passes, ours, seconds_each, on_step, copies)
     contest.fallen |= {(name, ""): reason for name, reason in known_failures.items()}
     while True:
         worker.reopen(setting)
@@ -128,7 +129,8 @@ def moved_bytes(workload: Workload, which: str) -> int:
     """Compulsory traffic of a pass: what its kernels read and write at least."""
     from autotune.graphs import build_graph
 
-    size = (build_graph(workload.graph).num_edges, build_graph(workload.graph).num_nodes)
+    graph = build_graph(workload.graph)
+    size = (graph.num_edges, graph.num_nodes)
     return sum(workload.family.compulsory_bytes(workload, direction, *size) for direction in DIRECTIONS_OF[which])
 
 
@@ -148,6 +150,7 @@ class _Contest:
     ours: Mapping[str, Schedules]
     seconds_each: float
     on_step: Callable[[str], None]
+    times_copies: bool = False
     fallen: dict[tuple[str, str], str] = field(default_factory=dict)
     # By pass and contender; what was compared before a contender fell need not be compared again.
     compared: dict[str, dict[str, Result]] = field(default_factory=dict)
@@ -165,8 +168,8 @@ class _Contest:
                 entered = {name: answer for name, answer in prepared.items() if self._takes_part(name, which)}
                 self.compared[which] = self._compare(which, entered)
                 self.worker.call(Release(), SAMPLE_LIMIT_S)
-                copied = self.worker.call(CopyTime(moved_bytes(self.setting.workload, which)), SAMPLE_LIMIT_S)
-                self.copies |= {} if copied is None else {which: copied}
+                if self.times_copies:
+                    self._time_copy(which)
         return ContestResult(
             {
                 name: {which: self.compared[which][name] for which in self.passes if name in self.compared[which]}
@@ -178,6 +181,10 @@ class _Contest:
             self.worker.call(CopyBandwidth(), SAMPLE_LIMIT_S),
             self.copies,
         )
+
+    def _time_copy(self, which: str) -> None:
+        copied = self.worker.call(CopyTime(moved_bytes(self.setting.workload, which)), SAMPLE_LIMIT_S)
+        self.copies |= {} if copied is None else {which: copied}
 
     def _note_errors(self, name: str, answer: Answer) -> None:
         """Keep the largest relative error of every output that was ever checked."""

@@ -100,11 +100,11 @@ class MatrixContraction(TunedModule):
         found: list[torch.Tensor | None] = [None] * len(self._out_dims)
         parts = z.split([dim * pairs for _, (pairs, _), dim in self._paths], 1)
         matrices = w.split([pairs * copies for _, (pairs, copies), _ in self._paths])
-        for part, matrix, (out, shape, dim) in zip(parts, matrices, self._paths, strict=True):
-            with _no_autocast(x.device.type):
+        with _no_autocast(x.device.type):
+            for part, matrix, (out, shape, dim) in zip(parts, matrices, self._paths, strict=True):
                 values = torch.matmul(part.reshape(z.shape[0], dim, shape[0]), matrix.reshape(shape))
-            before = found[out]
-            found[out] = values if before is None else before + values
+                before = found[out]
+                found[out] = values if before is None else before + values
         rows = [
             z.new_zeros(z.shape[0], dim) if values is None else values.reshape(z.shape[0], dim)
             for dim, values in zip(self._out_dims, found, strict=True)

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from e3nn import o3
 
+from autotune.checkpoints import CODE
 from autotune.harmonics import SphericalHarmonics
 from autotune.modules import TensorProduct
 from kernelgen.errors import ProblemError, UnsupportedError
@@ -77,12 +78,7 @@ def accelerate(
     like = _sample_of(model)
     for parent, attribute, name, module in list(_found(model)):
         if module not in made:
-            held = parent is not None and type(parent).__name__ == "OptimizedModule"
-            made[module] = (
-                "torch.compile holds it; accelerate the model first"
-                if held
-                else _replacement(module, parent is None, strict, deterministic, like if check else None)
-            )
+            made[module] = _replacement(module, parent, strict, deterministic, like if check else None)
         found = made[module]
         kind = "spherical harmonics" if _is(module, o3.SphericalHarmonics) else "tensor products"
         if isinstance(found, str) or parent is None:
@@ -208,12 +204,18 @@ def _sample_of(model: torch.nn.Module) -> torch.Tensor:
 
 
 def _replacement(
-    module: torch.nn.Module, is_root: bool, strict: bool | None, deterministic: bool, like: torch.Tensor | None
+    module: torch.nn.Module,
+    parent: torch.nn.Module | None,
+    strict: bool | None,
+    deterministic: bool,
+    like: torch.Tensor | None,
 ) -> AcceleratedProduct | AcceleratedHarmonics | str:
     """The module that takes another's place, or why that stays; compared with it unless ``like`` is None."""
     kind = next(kind for kind in _KINDS if _is(module, kind))
-    if is_root:
+    if parent is None:
         return f"it is the model itself; wrap it in a module, or build an autotune.{kind.__name__}"
+    if type(parent).__name__ == "OptimizedModule":
+        return "torch.compile holds it; accelerate the model first"
     if not isinstance(module, _KINDS):
         return "TorchScript has compiled it; accelerate the model before torch.jit.script"
     if reason := _what_would_be_lost(module, kind):
@@ -236,9 +238,9 @@ def _what_would_be_lost(module: torch.nn.Module, kind: type[torch.nn.Module]) ->
     for method in ("forward", "right"):
         if method in module.__dict__ or getattr(type(module), method, None) is not getattr(kind, method, None):
             return f"{name} has a {method} of its own"
-    own = {"weight"} | {f"{code}" for code in ("_compiled_main_left_right", "_compiled_main_right")}
-    more = [*module._parameters, *module._modules]
-    extra = [part for part in more if part not in own] if kind is o3.TensorProduct else []
+    own = {"weight", *(code.rstrip(".") for code in CODE)}
+    more = (*module._parameters, *module._modules) if kind is o3.TensorProduct else ()
+    extra = [part for part in more if part not in own]
     if extra:
         return f"{name} has parameters or modules of its own: {', '.join(extra)}"
     hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")

@@ -21,6 +21,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+import numbers
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -109,8 +110,7 @@ def find_schedule(
     if name not in family.directions:
         raise ProblemError(f"direction is {name!r}; expected one of {tuple(family.directions)}")
     spec = family.spec(problem, operation, name, dtype.removeprefix("torch."), layout, facts, deterministic)
-    if tolerance is not None and not tolerance > 0:
-        raise ProblemError(f"tolerance is {tolerance!r}; expected a positive relative error, such as 1e-6, or None")
+    check_tolerance(tolerance)
     query = _Query(spec, GraphClass.parse(graph_class) if isinstance(graph_class, str) else graph_class, tolerance)
     skipped: list[str] = []
     must = strict_by_environment() if strict is None else strict
@@ -128,6 +128,12 @@ def find_schedule(
             )
         )
     return tuning or _default(query, skipped)
+
+
+def check_tolerance(tolerance: Any) -> None:
+    """ProblemError unless it is a positive number, or None."""
+    if tolerance is not None and not (isinstance(tolerance, numbers.Real) and float(tolerance) > 0):
+        raise ProblemError(f"tolerance is {tolerance!r}; expected a positive relative error, such as 1e-6, or None")
 
 
 def _recorded(query: _Query, skipped: list[str]) -> Tuning | None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.certificate import hash_of_text, source_text
-from autotune.contest import ContestResult, Result, hold_contest
+from autotune.contest import ContestResult, Result, hold_contest, moved_bytes
 from autotune.contest_session import ContestSetting
 from autotune.database import Database
 from autotune.entry import Entry
@@ -105,7 +105,7 @@ def entry_of(
         return None
     winner, gain = winner_of(results, times)
     graph = build_graph(workload.graph)
-    moved = workload.family.compulsory_bytes(workload, direction, graph.num_edges, graph.num_nodes)
+    moved = moved_bytes(workload, direction)
     return Entry(
         label=workload.label,
         problem=workload.problem.key,

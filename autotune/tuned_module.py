@@ -15,7 +15,7 @@ from e3nn import o3
 
 from autotune.errors import TuningMissError
 from autotune.graphs import GraphClass
-from autotune.lookup import Tuning, find_schedule
+from autotune.lookup import Tuning, check_tolerance, find_schedule
 from kernelgen.device import device_facts
 from kernelgen.direction import DIRECTIONS
 from kernelgen.errors import InputError, ProblemError, UnsupportedError
@@ -56,8 +56,7 @@ class TunedModule(torch.nn.Module):
         self.graph_class = GraphClass.parse(graph_class) if isinstance(graph_class, str) else graph_class
         if self.graph_class is not None and self.graph_class.operation != self.operation:
             raise ProblemError(f"graph_class is {self.graph_class.text!r}; expected one of a {self.operation} product")
-        if tolerance is not None and not (isinstance(tolerance, int | float) and tolerance > 0):
-            raise ProblemError(f"tolerance is {tolerance!r}; expected a positive relative error, such as 1e-6, or None")
+        check_tolerance(tolerance)
         self.schedule = schedule
         self.strict = strict
         self.deterministic = deterministic

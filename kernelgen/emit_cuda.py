@@ -133,12 +133,12 @@ class KernelText:
         return f"constexpr int STAGE = {self.plan.stage};  // edges fetched at a time\n"
 
     def _entry(self) -> str:
-        zeros = bool(zero_blocks(self.schedule))
+        asked = ask_all(self.spec, self.plan.owner)
+        zeros = self._zeros(asked)
         head = gpu_entry(self.schedule.block_size, self.schedule.min_blocks, *(ZEROS if zeros else ()))
         buffers = buffers_line(*(("ready_of(written)", "launch") if zeros else ()))
-        asked = ask_all(self.spec, self.plan.owner)
         first, along = (asked, []) if self.schedule.ahead == "all" else ([], asked)
-        work = self.body("block" if zeros else "blockIdx.x", self._zeros(asked), first, along, SHARED)
+        work = self.body("block" if zeros else "blockIdx.x", [*zeros, *first], along, SHARED)
         return "\n".join([*head, buffers, *work, "}", ""])
 
     def _zeros(self, asked: Sequence[str]) -> list[str]:
@@ -165,16 +165,11 @@ class KernelText:
         ]
 
     def body(
-        self,
-        block: str,
-        zeros: Sequence[str] = (),
-        first: Sequence[str] = (),
-        along: Sequence[str] = (),
-        shared: Sequence[str] = (),
+        self, block: str, first: Sequence[str] = (), along: Sequence[str] = (), shared: Sequence[str] = ()
     ) -> list[str]:
         """From a block's number to its teams' work.
 
-        zeros, first: lines before that. along: lines behind its first load. shared: that make ``shared``, if used.
+        first: lines before that. along: lines behind its first load. shared: that make ``shared``, if used.
         """
         schedule, plan = self.schedule, self.plan
         lines = [
@@ -183,7 +178,6 @@ class KernelText:
             "    team.lane = threadIdx.x % LANES;",
             "    team.mask = LANES == 32 ? 0xffffffffu",
             "                            : ((1u << (LANES % 32)) - 1u) << (threadIdx.x % 32 - team.lane);",
-            *zeros,
             *first,
             *self._work(block),
             *along,

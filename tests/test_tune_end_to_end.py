@@ -167,7 +167,8 @@ def test_contest_survives_its_peers(config: Path) -> None:
     (workload,) = load_config(config, "cpu").workloads
     both = HostSchedule(path_groups=2, channel_block=4)
     ours = {"default": {"forward": both, "backward": both}, "other": {"forward": HostSchedule(path_groups=3)}}
-    contest = hold_contest(StrangePeers(workload, "cpu"), ("forward", "backward"), ours, seconds_each=0.0)
+    setting = StrangePeers(workload, "cpu")
+    contest = hold_contest(setting, ("forward", "backward"), ours, seconds_each=0.0, copies=True)
     assert set(contest.results) == {"default", "other", "sound", "absent", "raises late", "crashes late", "crashes"}
     for name, samples in (("default", 10), ("sound", 5)):
         for which in ("forward", "backward"):
