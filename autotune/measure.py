@@ -10,6 +10,7 @@ first samples are already hopeless (``hopeless_us``).
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 import statistics
 import time
@@ -33,9 +34,12 @@ HOPELESS_RATIO = 2.0
 LONG_CALL_S = 1.0
 # Calls in a row whose host time is taken together, and the seconds that such a row may last.
 HOST_CALLS, HOST_ROW_S = 100, 0.1
-# Device clock cycles that a sample is queued behind: about a millisecond at first, twice as many whenever the device
-# came to the sample before the host had launched all of it, up to about 32 ms.
-LEAD_CYCLES, MAX_LEAD_CYCLES = 2_000_000, 64_000_000
+# Calls whose memory is looked at, and the seconds before each in which other threads let go of the last one's.
+PEAK_CALLS, PEAK_PAUSE_S = 3, 1e-3
+# Device clock cycles that a sample is queued behind: about a millisecond at first, twice as many, up to about 32 ms,
+# where the device came to a sample before the host had launched all of it, several times in a row. Once may be the
+# host's hiccup, and all contenders should wait alike.
+LEAD_CYCLES, MAX_LEAD_CYCLES, LEAD_ATTEMPTS = 2_000_000, 64_000_000, 3
 
 
 @dataclass(frozen=True)
@@ -139,10 +143,14 @@ class Sampler:
     def peak_bytes(self) -> int | None:
         """Device memory that one call takes beyond what is allocated before it, results included; None on a CPU.
 
-        As it was asked for: the allocator may hand out a kept block that is up to a megabyte larger.
+        As it was asked for: the allocator may hand out a kept block that is up to a megabyte larger. The most of a few
+        calls: autograd's thread may let go of a call's results as late as in the next call, which then seems to need
+        as much less.
         """
-        if self.device.type != "cuda":
-            return None
+        return max(self._call_peak() for _ in range(PEAK_CALLS)) if self.device.type == "cuda" else None
+
+    def _call_peak(self) -> int:
+        time.sleep(PEAK_PAUSE_S)
         self._synchronize()
         before = torch.cuda.memory_stats(self.device)["requested_bytes.all.current"]
         torch.cuda.reset_peak_memory_stats(self.device)
@@ -191,7 +199,7 @@ class Sampler:
 
     def _queue_sample(self) -> tuple[torch.cuda.Event, torch.cuda.Event]:
         """The events around a call that was launched before the device came to it, if the longest lead allows that."""
-        while True:
+        for attempt in itertools.count(1):
             start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             self._evict()
             torch.cuda._sleep(self._lead_cycles)
@@ -199,8 +207,10 @@ class Sampler:
             self.call()
             end.record()
             if not start.query() or self._lead_cycles >= MAX_LEAD_CYCLES:
-                return start, end
-            self._lead_cycles *= 2
+                break
+            if attempt % LEAD_ATTEMPTS == 0:
+                self._lead_cycles *= 2
+        return start, end
 
 
 def sm_clock_mhz(device: torch.device | str) -> int | None:

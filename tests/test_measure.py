@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 import random
@@ -151,6 +152,28 @@ def test_clocks_are_none_without_nvml() -> None:
     assert measure.clock_summary([1980, None, 1200, 1500]) == {"sm_mhz": [1200, 1500, 1980]}
 
 
+def test_memory_where_the_results_of_a_call_go_as_late_as_in_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = {"requested_bytes.all.current": 0, "requested_bytes.all.peak": 0}
+
+    def reset(device: torch.device) -> None:
+        memory["requested_bytes.all.peak"] = memory["requested_bytes.all.current"]
+
+    late = itertools.cycle((True, False))
+
+    def call() -> None:
+        memory["requested_bytes.all.current"] = 100
+        memory["requested_bytes.all.peak"] = max(100, memory["requested_bytes.all.peak"])
+        memory["requested_bytes.all.current"] = 100 if next(late) else 0
+
+    monkeypatch.setattr(torch.cuda, "memory_stats", lambda device: dict(memory))
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", reset)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    sampler = measure.Sampler(call, "cuda", cold_cache=False)
+    call()
+    assert memory["requested_bytes.all.current"] == 100, "of the call before, as the first reading begins"
+    assert sampler.peak_bytes() == 100
+
+
 @pytest.mark.gpu
 def test_gpu_samples_measure_the_device() -> None:
     import torch
@@ -191,6 +214,38 @@ def test_peak_memory_counts_results_and_what_is_freed_within_the_call() -> None:
     assert sampler.peak_bytes() == size
     assert measure.Sampler(lambda: held.clone().sum(), "cuda").peak_bytes() >= size
     assert measure.Sampler(lambda: held.add_(1), "cuda").peak_bytes() == 0, "the cache's buffer is not counted"
+
+
+@pytest.mark.parametrize(
+    ("late", "leads"),
+    [
+        ([False, False], [1, 1]),
+        ([True, False, False], [1, 1, 1]),
+        ([True, True, True, False, False], [1, 1, 1, 2, 2]),
+    ],
+    ids=["in time", "one hiccup", "slow host"],
+)
+def test_a_sample_waits_longer_only_where_the_host_is_late_again_and_again(
+    monkeypatch: pytest.MonkeyPatch, late: list[bool], leads: list[int]
+) -> None:
+    answers, waited = iter(late), []
+
+    class Event:
+        def __init__(self, enable_timing: bool) -> None: ...
+        def record(self) -> None: ...
+
+        def query(self) -> bool:
+            return next(answers)
+
+        def elapsed_time(self, end: Event) -> float:
+            return 0.001
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: waited.append(cycles // measure.LEAD_CYCLES))
+    assert measure.Sampler(lambda: None, "cuda", cold_cache=False).take(2) == [1.0, 1.0]
+    assert waited == leads
 
 
 @pytest.mark.gpu
