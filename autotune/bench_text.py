@@ -16,6 +16,8 @@ from autotune.progress import time_text
 # Graphs large and dense enough that the floor of compulsory traffic can be reached.
 FLOOR_GRAPHS = ("carbon", "water")
 TARGET = 1.05
+# Default over tuned, under which the default is the faster one.
+LOST = 0.99
 
 
 def table_lines(rows: Sequence[Row]) -> list[str]:
@@ -130,9 +132,20 @@ def _memory(rows: Sequence[Row]) -> list[str]:
 
 
 def _defaults(rows: Sequence[Row]) -> list[str]:
-    pairs = [(_our_time(row, DEFAULT), _our_time(row, OURS)) for row in rows]
-    ratios = [default / ours for default, ours in pairs if default is not None and ours is not None]
-    return [f"default / tuned: {geometric_mean(ratios):.2f} (geometric mean)"] if ratios else []
+    """What tuning gave, and where the default is faster beyond noise: a search had other times, or another graph."""
+    pairs = [(row, _our_time(row, DEFAULT), _our_time(row, OURS)) for row in rows]
+    known = [(default / ours, row) for row, default, ours in pairs if default is not None and ours is not None]
+    if not known:
+        return []
+    lost = [(value, row) for value, row in known if value < LOST and _apart(row["times"][DEFAULT], row["times"][OURS])]
+    lines = [f"default / tuned: {geometric_mean(value for value, _ in known):.2f} (geometric mean)"]
+    if lost:
+        lines.append(f"rows whose default is faster (tune them again): {len(lost)} of {len(known)}")
+    return lines + [f"  {value:.3f} {row_name(row)}" for value, row in sorted(lost, key=lambda item: item[0])]
+
+
+def _apart(fast: Mapping[str, Any], slow: Mapping[str, Any]) -> bool:
+    return fast.get("q3_us", fast["time_us"]) < slow.get("q1_us", slow["time_us"])
 
 
 def _without(rows: Sequence[Row]) -> list[str]:

@@ -261,7 +261,21 @@ def test_summary_says_where_we_stand() -> None:
     assert "  0.990 tiny on carbon, conv float32, backward (fast)" in text
     assert "on carbon and water (float32), forward: 2.00" in text
     assert "more memory than their fastest peer: 1 of 2" in text and "3.0 MiB, fast 1.0 MiB" in text
-    assert "default / tuned: 1.50" in text
+    assert "default / tuned: 1.50" in text and "default is faster" not in text
+
+
+def test_summary_names_rows_whose_default_is_faster_beyond_noise() -> None:
+    def faster(quartile: float) -> dict[str, Any]:
+        times = {
+            "equitune": {"time_us": 100.0, "q1_us": 99.0},
+            "equitune-default": {"time_us": 90.0, "q3_us": quartile},
+        }
+        return row(times=times | {"fast": {"time_us": 200.0}})
+
+    text = "\n".join(summary_lines([row(), faster(91.0), faster(99.5)]))
+    assert (
+        "rows whose default is faster (tune them again): 1 of 3\n  0.900 tiny on carbon, conv float32, forward" in text
+    )
 
 
 def test_summary_of_rows_without_numbers() -> None:
