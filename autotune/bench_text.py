@@ -11,13 +11,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from autotune.bench_rows import DEFAULT, OURS, Row
+from autotune.intervals import SLOWER, ratio_interval, verdict
 from autotune.progress import time_text
 
 # Graphs large and dense enough that the floor of compulsory traffic can be reached.
 FLOOR_GRAPHS = ("carbon", "water")
 TARGET = 1.05
-# Default over tuned, under which the default is the faster one.
-LOST = 0.99
+# Of a default that is the faster one; both were measured in one run.
+TOLERANCE = 0.01
 
 
 def table_lines(rows: Sequence[Row]) -> list[str]:
@@ -137,15 +138,16 @@ def _defaults(rows: Sequence[Row]) -> list[str]:
     known = [(default / ours, row) for row, default, ours in pairs if default is not None and ours is not None]
     if not known:
         return []
-    lost = [(value, row) for value, row in known if value < LOST and _apart(row["times"][DEFAULT], row["times"][OURS])]
+    lost = [(value, row) for value, row in known if value < 1 and _loses(row["times"][OURS], row["times"][DEFAULT])]
     lines = [f"default / tuned: {geometric_mean(value for value, _ in known):.2f} (geometric mean)"]
     if lost:
         lines.append(f"rows whose default is faster (tune them again): {len(lost)} of {len(known)}")
     return lines + [f"  {value:.3f} {row_name(row)}" for value, row in sorted(lost, key=lambda item: item[0])]
 
 
-def _apart(fast: Mapping[str, Any], slow: Mapping[str, Any]) -> bool:
-    return fast.get("q3_us", fast["time_us"]) < slow.get("q1_us", slow["time_us"])
+def _loses(ours: Mapping[str, Any], default: Mapping[str, Any]) -> bool:
+    mine, theirs = (result.get("samples_us", ()) for result in (ours, default))
+    return bool(mine and theirs) and verdict(ratio_interval(mine, theirs, paired=True), TOLERANCE) == SLOWER
 
 
 def _without(rows: Sequence[Row]) -> list[str]:

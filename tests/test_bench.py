@@ -265,14 +265,14 @@ def test_summary_says_where_we_stand() -> None:
 
 
 def test_summary_names_rows_whose_default_is_faster_beyond_noise() -> None:
-    def faster(quartile: float) -> dict[str, Any]:
+    def faster(*samples: float) -> dict[str, Any]:
         times = {
-            "equitune": {"time_us": 100.0, "q1_us": 99.0},
-            "equitune-default": {"time_us": 90.0, "q3_us": quartile},
+            "equitune": {"time_us": 100.0, "samples_us": [99.0, 100.0, 101.0] * 4},
+            "equitune-default": {"time_us": 90.0, "samples_us": samples * 4},
         }
         return row(times=times | {"fast": {"time_us": 200.0}})
 
-    text = "\n".join(summary_lines([row(), faster(91.0), faster(99.5)]))
+    text = "\n".join(summary_lines([row(), faster(89.0, 90.0, 91.0), faster(70.0, 90.0, 110.0)]))
     assert (
         "rows whose default is faster (tune them again): 1 of 3\n  0.900 tiny on carbon, conv float32, forward" in text
     )
