@@ -21,18 +21,16 @@ from autotune.checkpoints import E3nnCheckpoints, output_mask
 from autotune.contraction import MatrixContraction, by_matrix
 from autotune.graphs import GraphClass
 from autotune.lookup import Tuning
-from autotune.order_cache import OrderCache
 from autotune.tuned_module import Schedules, TunedModule, autocast
 from autotune.weights import PathWeights, Weight, check_last
 from kernelgen.errors import InputError, ProblemError
 from kernelgen.from_e3nn import problem_of
-from kernelgen.graph import EdgeOrder, check_indices, is_in_order
+from kernelgen.graph import EdgeOrder, assert_indices, check_ascending, check_indices
 from kernelgen.operators import Operator
 from kernelgen.problem import TensorProductProblem
 
 Irreps: TypeAlias = "str | o3.Irreps"
 Variances: TypeAlias = "Sequence[float] | torch.Tensor | None"
-_ORDERS = OrderCache()
 
 
 def _with_variances(problem: TensorProductProblem, variances: tuple[Variances, ...]) -> TensorProductProblem:
@@ -289,15 +287,23 @@ class TensorProductConv(TunedModule):
         Raises InputError where shapes, dtypes or devices disagree, and for indices out of range with check_indices.
         """
         num_out = node_feats.shape[0] if num_nodes is None else num_nodes
-        if self.check_indices and not torch.compiler.is_compiling():
-            check_indices(sender, receiver, node_feats.shape[0], num_out)
-            if edges_sorted and not is_in_order(receiver):
-                raise InputError("edges_sorted=True, but receiver is not ascending")
+        if self.check_indices:
+            self._check_indices(sender, receiver, node_feats.shape[0], num_out, edges_sorted)
         node_feats, edge_attrs, weights = autocast(node_feats, edge_attrs, weights)
         operator = self._operator_of(node_feats)
         if order is None:
-            order = _ORDERS.order(operator, sender, receiver, node_feats.shape[0], num_out, edges_sorted)
+            order = operator.known_order(sender, receiver, node_feats.shape[0], num_out, edges_sorted)
         return self._run(operator, node_feats, edge_attrs, weights, sender, receiver, num_out=num_out, order=order)
+
+    def _check_indices(
+        self, sender: torch.Tensor, receiver: torch.Tensor, num_in: int, num_out: int, edges_sorted: bool
+    ) -> None:
+        if torch.compiler.is_compiling():
+            assert_indices(sender, receiver, num_in, num_out, edges_sorted)
+            return
+        check_indices(sender, receiver, num_in, num_out)
+        if edges_sorted:
+            check_ascending(receiver)
 
     def _run(
         self, operator: Operator, x: torch.Tensor, y: torch.Tensor, w: torch.Tensor, *edges: torch.Tensor, **graph: Any

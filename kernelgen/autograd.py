@@ -21,14 +21,14 @@ from kernelgen.direction import backward, double_backward, forward
 from kernelgen.graph import NO_ORDER, Edges
 from kernelgen.library import no_third_derivative, only, present
 from kernelgen.memory import empty
-from kernelgen.transforms import call, is_transforming
+from kernelgen.tracing import is_eager, is_transforming
+from kernelgen.transforms import call
 
 if TYPE_CHECKING:
     from kernelgen.checks import Graph
     from kernelgen.operators import Operator
 
 Maybe = Tensor | None
-_PLAIN_TENSORS = frozenset((Tensor, torch.nn.Parameter))
 # Cotangents that were left but never fetched (their pass ended in an error) are dropped beyond this many passes.
 _KEPT_PASSES = 8
 _SMALL_WEIGHTS = 1 << 21
@@ -58,18 +58,11 @@ def _edges(graph: Graph) -> tuple:
     return graph.sender, graph.receiver, *graph.order, graph.num_out
 
 
-def is_eager(*tensors: Tensor) -> bool:
-    """No tracing, no dispatch mode, no function transform, no forward mode, no subclass."""
-    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() or is_transforming():
-        return False
-    return _PLAIN_TENSORS.issuperset(map(type, tensors))
-
-
 class _Forward(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, y: Tensor, w: Tensor, graph: Graph, operator: Operator) -> tuple[Tensor, Tensor]:
         link = empty((0,), x)
-        ctx.save_for_backward(x, y, w, link)
+        ctx.save_for_backward(x, y, w, link, *graph.tensors())
         ctx.set_materialize_grads(False)
         ctx.graph, ctx.operator = graph, operator
         ctx.leaves = sole_leaves(x, y, w, graph, operator)
@@ -82,10 +75,11 @@ class _Forward(torch.autograd.Function):
         left, wanted = wanted_gradients(ctx)
         if not wanted or (g is None and not left):
             return (None,) * 5
-        x, y, w, link = ctx.saved_tensors
+        x, y, w, link, *of_graph = ctx.saved_tensors
+        graph = ctx.graph.of_tensors(of_graph)
         if torch.is_grad_enabled() or is_transforming(g):
-            return (*gradient_of_product(ctx, (x, y, w), g, link, wanted), None, None)
-        return (*first_gradients(ctx, (x, y, w), g, left, wanted), None, None)
+            return (*gradient_of_product(ctx, graph, (x, y, w), g, link, wanted), None, None)
+        return (*first_gradients(ctx.operator, graph, (x, y, w), g, left, wanted), None, None)
 
 
 def wanted_gradients(ctx: Any) -> tuple[list, str]:
@@ -94,12 +88,14 @@ def wanted_gradients(ctx: Any) -> tuple[list, str]:
     return left, _needed(ctx, "xyw") if torch.is_grad_enabled() else ctx.leaves or _needed(ctx, "xyw")
 
 
-def gradient_of_product(ctx: Any, xyw: tuple[Tensor, ...], g: Maybe, link: Tensor, wanted: str) -> tuple[Maybe, ...]:
+def gradient_of_product(
+    ctx: Any, graph: Graph, xyw: tuple[Tensor, ...], g: Maybe, link: Tensor, wanted: str
+) -> tuple[Maybe, ...]:
     """First gradients that can be differentiated again, or that torch transforms, for the node of a value."""
     if is_transforming(g):
-        found = call("tp_backward", *xyw, g, *_edges(ctx.graph), wanted, ctx.operator.text)
+        found = call("tp_backward", *xyw, g, *_edges(graph), wanted, ctx.operator.text)
         return only(found, "xyw", wanted)
-    return _Backward.apply(*xyw, g, link, wanted, ctx.graph, ctx.operator, ctx.pending)
+    return _Backward.apply(*xyw, g, link, wanted, graph, ctx.operator, ctx.pending)
 
 
 class _Backward(torch.autograd.Function):
@@ -108,7 +104,7 @@ class _Backward(torch.autograd.Function):
         ctx: Any, x: Tensor, y: Tensor, w: Tensor, g: Tensor, link: Tensor, wanted: str, *rest: Any
     ) -> tuple[Maybe, ...]:
         ctx.graph, ctx.operator, ctx.pending = rest
-        ctx.save_for_backward(x, y, w, g)
+        ctx.save_for_backward(x, y, w, g, *ctx.graph.tensors())
         # A gradient that nobody differentiates must arrive as None: its tangent is left out of the kernel.
         ctx.set_materialize_grads(False)
         found = ctx.operator.run_on(ctx.graph, backward(wanted), (x, None, y, None, w, None, g, None))
@@ -117,7 +113,8 @@ class _Backward(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *tangents: Maybe) -> tuple[Maybe, ...]:
         given, wanted = present(*tangents), _needed(ctx, "xywg")
-        x, y, w, g = ctx.saved_tensors
+        x, y, w, g, *of_graph = ctx.saved_tensors
+        graph = ctx.graph.of_tensors(of_graph)
         transforming = is_transforming(*tangents)
         if given == "y" and ("x" in wanted or "w" in wanted) and not (transforming or torch.is_grad_enabled()):
             link = ctx.next_functions[4][0]
@@ -128,10 +125,10 @@ class _Backward(torch.autograd.Function):
         if not outputs:
             return (None,) * 9
         if transforming:
-            rest = (*_edges(ctx.graph), outputs, ctx.operator.text)
+            rest = (*_edges(graph), outputs, ctx.operator.text)
             found = only(call("tp_double_backward", x, y, w, g, *tangents, *rest), "xywg", outputs)
         else:
-            found = _Second.apply(x, y, w, g, *tangents, outputs, ctx.graph, ctx.operator)
+            found = _Second.apply(x, y, w, g, *tangents, outputs, graph, ctx.operator)
         return (*found, *(None,) * 5)
 
 
@@ -163,9 +160,11 @@ def _first_of(tangents: str, operands: tuple, outputs: str, graph: Graph, operat
     return operator.run_on(graph, direction, (x, None, y, None, w, None, g, None))
 
 
-def first_gradients(ctx: Any, xyw: tuple[Tensor, ...], g: Maybe, left: list, wanted: str) -> tuple[Maybe, ...]:
+def first_gradients(
+    operator: Operator, graph: Graph, xyw: tuple[Tensor, ...], g: Maybe, left: list, wanted: str
+) -> tuple[Maybe, ...]:
     """Gradients of the value together with those that edge gradients left here, not differentiable further."""
-    operator, graph, (x, y, w) = ctx.operator, ctx.graph, xyw
+    x, y, w = xyw
     if g is not None and left:
         ty, of = left.pop()
         found = operator.run_on(graph, double_backward("yg", wanted), (x, None, y, ty, w, None, of, g))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import operator
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -10,6 +12,7 @@ from torch import Tensor
 from kernelgen.direction import OPERANDS
 from kernelgen.errors import InputError
 from kernelgen.graph import NO_ORDER, EdgeOrder
+from kernelgen.known_graphs import KNOWN_GRAPHS, KnownGraph
 from kernelgen.problem import TensorProductProblem
 
 # Bytes to which operands are aligned.
@@ -31,17 +34,16 @@ class Graph(NamedTuple):
     num_out: int
     shapes: dict[str, tuple[int, ...]]
 
+    def tensors(self) -> tuple[Tensor | None, ...]:
+        """What autograd saves, so that it notices writes between forward and backward; nothing of a plain product."""
+        return () if self.sender is None else (self.sender, self.receiver, *self.order)
 
-def _is_still(graph: Graph, x: Tensor, sender: Tensor | None, receiver: Tensor | None, order: EdgeOrder) -> bool:
-    """Whether these are a graph's own indices and order, and the indices not of another form since."""
-    if sender is None or receiver is None or order is not graph.order:
-        return False
-    if sender is not graph.sender or receiver is not graph.receiver:
-        return False
-    device, shape = x.get_device(), (graph.num_edges,)
-    same = sender.shape == shape == receiver.shape and sender.dtype is receiver.dtype
-    here = sender.get_device() == device == receiver.get_device()
-    return same and here and sender.is_contiguous() and receiver.is_contiguous()
+    def of_tensors(self, saved: Sequence[Tensor | None]) -> Graph:
+        """The graph with what autograd saved of :meth:`tensors`; saved-tensor hooks may have made copies."""
+        if not saved or all(map(operator.is_, saved, self.tensors())):
+            return self
+        sender, receiver, *order = saved
+        return self._replace(sender=sender, receiver=receiver, order=EdgeOrder(*order))
 
 
 class Checks:
@@ -53,6 +55,8 @@ class Checks:
         self.dtype = dtype
         self.device_type = device_type
         self._last: Graph | None = None
+        self._known: KnownGraph | None = None
+        self._versions = (0, 0)
 
     def given(self, operands: Operands) -> tuple[tuple[int, str, str], ...]:
         """Position, name and slot of the operands that are there."""
@@ -75,8 +79,9 @@ class Checks:
         if x.dim() != 2 or y.dim() != 2:
             raise InputError(f"x is {tuple(x.shape)} and y {tuple(y.shape)}; expected [rows, features] for both")
         num_edges, num_in, order = y.shape[0], x.shape[0], order or NO_ORDER
+        known: KnownGraph | None = None
         last = self._last if keep else None
-        if last and last[3:6] == (num_edges, num_in, num_out) and _is_still(last, x, sender, receiver, order):
+        if last and last[3:6] == (num_edges, num_in, num_out) and self._is_still(last, x, sender, receiver, order):
             return last
         if not self.is_conv:
             if sender is not None or receiver is not None:
@@ -87,6 +92,8 @@ class Checks:
             if num_out < 0:
                 raise InputError(f"num_out is {num_out}; expected the number of destinations, at least 0")
             sender, receiver = self._indices(sender, receiver, num_edges, x.device)
+            known = KNOWN_GRAPHS.check(sender, receiver, num_in, num_out)
+            sender, receiver = sender.contiguous(), receiver.contiguous()
             if order is not NO_ORDER:
                 sizes: tuple[tuple[int, ...], ...] = ((num_out, 3), (num_edges,), (num_in, 3), (num_edges,))
                 order = self._order(order, sizes, x.device)
@@ -98,9 +105,27 @@ class Checks:
             "g": (num_out, problem.dim_out),
         }
         graph = Graph(sender, receiver, order, num_edges, num_in, num_out, shapes)
-        if keep and sender is not None and num_edges <= KEPT_EDGES:
-            self._last = graph
+        if keep and num_edges <= KEPT_EDGES and sender is not None and receiver is not None and known is not None:
+            self._last, self._known = graph, known
+            self._versions = (0, 0) if sender.is_cpu else (sender._version, receiver._version)
         return graph
+
+    def _is_still(
+        self, last: Graph, x: Tensor, sender: Tensor | None, receiver: Tensor | None, order: EdgeOrder
+    ) -> bool:
+        """Whether these are the last graph's own indices and order, and the indices not written or reshaped since."""
+        if sender is None or receiver is None or order is not last.order:
+            return False
+        if sender is not last.sender or receiver is not last.receiver:
+            return False
+        device, shape = x.get_device(), (last.num_edges,)
+        same = sender.shape == shape == receiver.shape and sender.dtype is receiver.dtype
+        here = sender.get_device() == device == receiver.get_device()
+        if not (same and here and sender.is_contiguous() and receiver.is_contiguous()):
+            return False
+        if device >= 0:
+            return (sender._version, receiver._version) == self._versions
+        return self._known is not None and self._known.is_still(sender, receiver)
 
     def operands(
         self, operands: Operands, read: tuple[tuple[int, str, str], ...], shapes: dict[str, tuple[int, ...]]
@@ -142,8 +167,6 @@ class Checks:
         assert sender is not None and receiver is not None
         if sender.dtype is not receiver.dtype:
             raise InputError(f"sender is {sender.dtype} and receiver {receiver.dtype}; expected one dtype")
-        if not (sender.is_contiguous() and receiver.is_contiguous()):
-            return sender.contiguous(), receiver.contiguous()
         return sender, receiver
 
     def _order(self, order: EdgeOrder, shapes: tuple[tuple[int, ...], ...], device: torch.device) -> EdgeOrder:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernelgen.autograd import Maybe, first_gradients, gradient_of_product, is_eager, sole_leaves, wanted_gradients
+from kernelgen.autograd import Maybe, first_gradients, gradient_of_product, sole_leaves, wanted_gradients
 from kernelgen.checks import Graph, Operands
 from kernelgen.direction import Direction, backward, forward
 from kernelgen.errors import InputError, ProblemError
@@ -26,7 +26,7 @@ from kernelgen.memory import empty
 from kernelgen.operators import Operator
 from kernelgen.runner import Runner, SplitRunner
 from kernelgen.spec import Spec
-from kernelgen.transforms import is_transforming
+from kernelgen.tracing import is_eager, is_transforming
 from kernelgen.vectors import VectorProblem
 
 # Directions whose kernels harmonics can stand in.
@@ -114,7 +114,7 @@ class _Forward(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, v: Tensor, w: Tensor, graph: Graph, both: HarmonicProduct) -> tuple:
         link = empty((0,), x)
-        ctx.save_for_backward(x, v, w, link)
+        ctx.save_for_backward(x, v, w, link, *graph.tensors())
         ctx.set_materialize_grads(False)
         ctx.graph, ctx.both, ctx.operator, ctx.pending = graph, both, both.product, {}
         ctx.leaves = sole_leaves(x, v, w, graph, both.product)
@@ -125,14 +125,15 @@ class _Forward(torch.autograd.Function):
         left, wanted = wanted_gradients(ctx)
         if not wanted or (g is None and not left):
             return (None,) * 5
-        (x, v, w, link), both = ctx.saved_tensors, ctx.both
+        (x, v, w, link, *of_graph), both = ctx.saved_tensors, ctx.both
+        graph = ctx.graph.of_tensors(of_graph)
         differentiated = torch.is_grad_enabled() or is_transforming(g)
         if not differentiated and not left:
-            found = both.run_on(ctx.graph, backward(wanted), (x, None, v, None, w, None, g, None))
+            found = both.run_on(graph, backward(wanted), (x, None, v, None, w, None, g, None))
             return (*(found.get(slot) for slot in "xyw"), None, None)
         y = both.harmonics(v)
         if differentiated:
-            of_x, of_y, of_w = gradient_of_product(ctx, (x, y, w), g, link, wanted)
+            of_x, of_y, of_w = gradient_of_product(ctx, graph, (x, y, w), g, link, wanted)
         else:
-            of_x, of_y, of_w = first_gradients(ctx, (x, y, w), g, left, wanted)
+            of_x, of_y, of_w = first_gradients(both.product, graph, (x, y, w), g, left, wanted)
         return of_x, None if of_y is None else gradient(v, of_y, both.harmonics), of_w, None, None

@@ -85,15 +85,31 @@ def is_in_order(receiver: Tensor) -> bool:
 
 
 def check_indices(sender: Tensor, receiver: Tensor, num_in: int, num_out: int) -> None:
-    """InputError for the first edge whose sender or receiver is out of range.
-
-    Opt-in, since it synchronises the device: kernels trust their indices.
-    """
+    """InputError for the first edge whose sender or receiver is out of range; waits for a device."""
     for name, index, count in (("sender", sender, num_in), ("receiver", receiver, num_out)):
+        if index.shape[0] == 0:
+            continue
+        least, most = (int(bound) for bound in torch.aminmax(index))
+        if least >= 0 and most < count:
+            continue
         bad = ((index < 0) | (index >= count)).nonzero()
-        if bad.numel():
-            edge = int(bad[0])
-            raise InputError(
-                f"{name}[{edge}] is {int(index[edge])}, outside 0..{count - 1}"
-                f" ({bad.shape[0]} of {index.shape[0]} edges are); check the graph, or num_out"
-            )
+        edge = int(bad[0])
+        raise InputError(
+            f"{name}[{edge}] is {int(index[edge])}, outside 0..{count - 1}"
+            f" ({bad.shape[0]} of {index.shape[0]} edges are); check the graph, or num_out"
+        )
+
+
+def check_ascending(receiver: Tensor) -> None:
+    """InputError for a receiver that decreases, though it was said to be sorted; waits for a device."""
+    if not is_in_order(receiver):
+        raise InputError("edges are said to be sorted (edges_sorted, is_sorted), but receiver is not ascending")
+
+
+def assert_indices(sender: Tensor, receiver: Tensor, num_in: int, num_out: int, is_sorted: bool) -> None:
+    """Both checks as assertions that a traced graph keeps; waits for no device."""
+    for name, index, count in (("sender", sender, num_in), ("receiver", receiver, num_out)):
+        in_range = ((index >= 0) & (index < count)).all()
+        torch._assert_async(in_range, f"{name} has an index that is negative or at least the number of nodes")
+    if is_sorted:
+        torch._assert_async((receiver[1:] >= receiver[:-1]).all(), "edges_sorted=True, but receiver is not ascending")

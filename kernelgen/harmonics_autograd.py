@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from kernelgen.autograd import is_eager, will_run
+from kernelgen.autograd import will_run
 from kernelgen.harmonics_library import no_third_derivative
 from kernelgen.library import only
-from kernelgen.transforms import call, is_transforming
+from kernelgen.tracing import is_eager, is_transforming
+from kernelgen.transforms import call
 
 if TYPE_CHECKING:
     from kernelgen.harmonics_operators import HarmonicsOperator

@@ -23,8 +23,10 @@ from kernelgen.direct import DirectCalls
 from kernelgen.direction import DIRECTIONS, Direction, fixed_order_parts
 from kernelgen.emit import emit
 from kernelgen.errors import InputError, ProblemError, ScheduleError, TuningMissError, UnsupportedError
-from kernelgen.graph import NO_ORDER, EdgeOrder, Edges, is_in_order, order_by
+from kernelgen.graph import NO_ORDER, EdgeOrder, Edges, check_ascending, is_in_order, order_by
 from kernelgen.harmonics import HarmonicsProblem
+from kernelgen.index_check import check_ascending_on_device
+from kernelgen.known_graphs import KNOWN_GRAPHS
 from kernelgen.launch import load_kernel
 from kernelgen.library import OPERATORS, resolve
 from kernelgen.plan import make_plan
@@ -32,7 +34,7 @@ from kernelgen.problem import TensorProductProblem
 from kernelgen.runner import Runner, SplitRunner
 from kernelgen.schedule import SCHEDULES, Schedule, schedule_from_dict
 from kernelgen.spec import Spec
-from kernelgen.transforms import is_transforming
+from kernelgen.tracing import is_transforming
 
 DTYPES = {torch.float32: "float32", torch.float64: "float64"}
 INDEX_DTYPES = {torch.int32: "int32", torch.int64: "int64"}
@@ -163,7 +165,7 @@ class Operator(DirectCalls):
         if num_out is None:
             num_out = x.shape[0]  # len(x) would fix the size of an exported graph
         if order is None and self.is_conv and sender is not None and receiver is not None:
-            order = self.order(sender, receiver, x.shape[0], num_out)
+            order = self.known_order(sender, receiver, x.shape[0], num_out)
         return sender, receiver, num_out, order, order is given or order is NO_ORDER
 
     __call__ = forward
@@ -171,7 +173,8 @@ class Operator(DirectCalls):
     def order(self, sender: Tensor, receiver: Tensor, num_in: int, num_out: int, is_sorted: bool = False) -> EdgeOrder:
         """What the kernels of this operator need to know of a graph; keep it for as long as the graph stays.
 
-        ``is_sorted`` promises that ``receiver`` does not decrease. Under function transforms nothing is known of a
+        ``is_sorted`` promises that ``receiver`` does not decrease: InputError where it does, on a GPU a device-side
+        assertion. Under function transforms nothing is known of a
         graph yet: each kernel's call orders it.
         """
         if not torch.compiler.is_compiling() and is_transforming():
@@ -182,9 +185,23 @@ class Operator(DirectCalls):
         if not self.by_receiver:
             return EdgeOrder(None, None, *by_sender)
         # Whether edges come sorted is worth a look where the answer is at hand: on the CPU, outside of tracing.
-        looked_at = type(receiver) is Tensor and receiver.device.type == "cpu" and not torch.compiler.is_compiling()
-        is_sorted = is_sorted or (looked_at and is_in_order(receiver))
+        looked_at = type(receiver) is Tensor and not torch.compiler.is_compiling()
+        if looked_at and receiver.device.type == "cpu":
+            if is_sorted:
+                check_ascending(receiver)
+            is_sorted = is_in_order(receiver)
+        elif looked_at and receiver.is_cuda and is_sorted and not torch.cuda.is_current_stream_capturing():
+            check_ascending_on_device(receiver)
         return EdgeOrder(*order_by("receiver", receiver, num_out, is_sorted), *by_sender)
+
+    def known_order(
+        self, sender: Tensor, receiver: Tensor, num_in: int, num_out: int, is_sorted: bool = False
+    ) -> EdgeOrder:
+        """:meth:`order`, made once for a graph that comes again."""
+        needs = (self.by_receiver, self.by_sender, num_in, num_out, is_sorted)
+        return KNOWN_GRAPHS.order(
+            sender, receiver, needs, lambda: self.order(sender, receiver, num_in, num_out, is_sorted)
+        )
 
     def one_row(self, w: Tensor) -> Tensor:
         """Shared weights given as [1, weight_numel] become [weight_numel]."""

@@ -16,21 +16,12 @@ from torch._C._functorch import TransformType
 from torch.autograd import forward_ad
 
 from kernelgen.errors import UnsupportedError
+from kernelgen.tracing import is_transforming
 
 _FUNCTIONS: dict[str, type[torch.autograd.Function]] = {}
 # Arguments of an op and which of their dimensions are mapped enter; the places of the tensors ``[rows, features]``
 # whose rows the op treats one by one leave, or None where a result of that call is a sum over rows.
 Rows = Callable[[tuple, tuple[int | None, ...]], tuple[int, ...] | None]
-
-
-def is_transforming(*tensors: Tensor | None) -> bool:
-    """Whether a transform of ``torch.func`` or forward mode is at work, or one of the tensors is a batch of them.
-
-    Batches outside of transforms come from ``torch.autograd.grad(..., is_grads_batched=True)``.
-    """
-    if torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0:
-        return True
-    return any(tensor is not None and torch._C._functorch.is_legacy_batchedtensor(tensor) for tensor in tensors)
 
 
 def call(name: str, *arguments: Any) -> Any:

@@ -1,0 +1,26 @@
+"""What torch is doing with the tensors of a call: whether it traces, fakes or transforms them, or just runs."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+_PLAIN_TENSORS = frozenset((Tensor, torch.nn.Parameter))
+
+
+def is_transforming(*tensors: Tensor | None) -> bool:
+    """Whether a transform of ``torch.func`` or forward mode is at work, or one of the tensors is a batch of them.
+
+    Batches outside of transforms come from ``torch.autograd.grad(..., is_grads_batched=True)``.
+    """
+    if torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0:
+        return True
+    return any(tensor is not None and torch._C._functorch.is_legacy_batchedtensor(tensor) for tensor in tensors)
+
+
+def is_eager(*tensors: Tensor) -> bool:
+    """No tracing, no dispatch mode, no function transform, no forward mode, no subclass."""
+    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() or is_transforming():
+        return False
+    return _PLAIN_TENSORS.issuperset(map(type, tensors))
