@@ -24,15 +24,22 @@ import pair_problems
 from autotune.certificate import hash_of_text
 from kernelgen import GENERATOR_VERSION, CudaSchedule, HarmonicsProblem, HostSchedule, Spec, TensorProductProblem
 from kernelgen.device import DeviceFacts, cuda_facts
-from kernelgen.direction import DIRECTIONS, Direction, backward, double_backward, fixed_order_parts
+from kernelgen.direction import (
+    DIRECTIONS,
+    DOUBLE_BACKWARD,
+    HARMONICS_DIRECTIONS,
+    Direction,
+    backward,
+    double_backward,
+    fixed_order_parts,
+)
 from kernelgen.emit import emit
-from kernelgen.harmonics_plan import DOUBLE_BACKWARD, HARMONICS_DIRECTIONS, HarmonicsSpec, harmonics_plan
 from kernelgen.harmonics_schedule import HarmonicsCudaSchedule, HarmonicsHostSchedule
-from kernelgen.plan import make_plan
+from kernelgen.plan import AnySpec, make_plan
+from kernelgen.spec import HarmonicsSpec
 
 PATH = Path(__file__).resolve().parent / "golden" / "kernel_texts.json"
 FACTS = {"cuda": cuda_facts("sm_90"), "cpu": DeviceFacts("cpu", "a host", "x86_64", 8, vector_bytes=64)}
-AnySpec = Spec | HarmonicsSpec
 
 PRODUCTS = {
     "equal": TensorProductProblem.channelwise("128x0e+128x1o", "0e+1o+2e", "0e+1o+2e"),
@@ -221,7 +228,7 @@ def _harmonics() -> Iterator[tuple[str, AnySpec]]:
 
 def text_of(spec: AnySpec) -> str:
     """What is compiled."""
-    return emit(harmonics_plan(spec) if isinstance(spec, HarmonicsSpec) else make_plan(spec)).text
+    return emit(make_plan(spec)).text
 
 
 def hashes() -> dict[str, str]:
