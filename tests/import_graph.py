@@ -28,7 +28,7 @@ def imported(path: Path) -> Iterator[tuple[str, tuple[str, ...]]]:
 
 
 def import_graph(package: str, root: Path = ROOT) -> Graph:
-    """By module of a package, the modules of the same package that it imports: ``{"kernelgen.plan": {...}, ...}``.
+    """By module of a package, the modules of the same package that it imports: ``{"kernelgen.device": {...}, ...}``.
 
     The name of an ``__init__.py`` is that of its folder.
     """
