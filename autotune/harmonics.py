@@ -17,11 +17,11 @@ from autotune.graphs import GraphClass
 from autotune.lookup import Tuning, find_schedule
 from autotune.tuned_module import NO_TORCHSCRIPT, autocast, check_dtype, or_default
 from kernelgen.device import device_facts
+from kernelgen.direction import HARMONICS_DIRECTIONS
 from kernelgen.errors import ProblemError, UnsupportedError
 from kernelgen.harmonics import MAX_DEGREE, NORMALIZATIONS, HarmonicsProblem
 from kernelgen.harmonics_library import HARMONICS_OPERATORS
 from kernelgen.harmonics_operators import HarmonicsOperator, build_harmonics
-from kernelgen.harmonics_plan import HARMONICS_DIRECTIONS
 from kernelgen.irreps import parse_irreps
 
 Degrees: TypeAlias = "int | Iterable[int] | str | o3.Irreps"

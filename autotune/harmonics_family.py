@@ -12,18 +12,14 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from autotune.errors import ConfigError
 from autotune.families import Family, Run
+from kernelgen.defaults import default_harmonics_schedule
 from kernelgen.device import DeviceFacts
+from kernelgen.direction import HARMONICS_DIRECTIONS
 from kernelgen.harmonics import HarmonicsProblem
-from kernelgen.harmonics_plan import (
-    HARMONICS_DIRECTIONS,
-    HarmonicsPlan,
-    HarmonicsSpec,
-    default_harmonics_schedule,
-    harmonics_plan,
-)
+from kernelgen.harmonics_plan import HarmonicsPlan, harmonics_plan
 from kernelgen.harmonics_schedule import HARMONICS_SCHEDULES, HarmonicsSchedule, harmonics_schedule_from_dict
 from kernelgen.schedule import Knobs
-from kernelgen.spec import BYTES
+from kernelgen.spec import BYTES, HarmonicsSpec
 
 if TYPE_CHECKING:
     from autotune.baselines.passes import Call

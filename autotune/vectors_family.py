@@ -21,7 +21,8 @@ from kernelgen.fused import FUSED
 from kernelgen.plan import make_plan
 from kernelgen.schedule import Knobs
 from kernelgen.spec import Spec
-from kernelgen.vectors import VECTOR_SCHEDULES, VectorProblem, VectorSchedule, vector_schedule_from_dict
+from kernelgen.vectors import VectorProblem
+from kernelgen.vectors_schedule import VECTOR_SCHEDULES, VectorSchedule, vector_schedule_from_dict
 
 if TYPE_CHECKING:
     from autotune.space import Space
@@ -146,9 +147,9 @@ def build_vectors(
     import torch
 
     from autotune.lookup import find_schedule
+    from kernelgen.direction import HARMONICS_DIRECTIONS
     from kernelgen.fused import HarmonicProduct
     from kernelgen.harmonics_operators import build_harmonics
-    from kernelgen.harmonics_plan import HARMONICS_DIRECTIONS
     from kernelgen.operators import build
 
     number = None if graph_class is None else GraphClass("harmonics", graph_class.log2_edges)

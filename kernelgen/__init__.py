@@ -26,9 +26,10 @@ from kernelgen.fused import HarmonicProduct
 from kernelgen.graph import EdgeOrder, check_indices, edge_order
 from kernelgen.harmonics import HarmonicsProblem
 from kernelgen.harmonics_operators import HarmonicsOperator, build_harmonics
+from kernelgen.modes import Instruction
 from kernelgen.operators import Operator, build
 from kernelgen.plan import make_plan
-from kernelgen.problem import Instruction, TensorProductProblem
+from kernelgen.problem import TensorProductProblem
 from kernelgen.schedule import CudaSchedule, HostSchedule, Schedule, schedule_from_dict
 from kernelgen.spec import Spec
 from kernelgen.version import GENERATOR_VERSION, __version__

@@ -1,4 +1,4 @@
-"""The schedule of a kernel that was never tuned: a :class:`Spec` enters, a legal schedule from simple facts leaves.
+"""The schedule of a kernel that was never tuned: its spec enters, a legal schedule from simple facts leaves.
 
 What a kernel computes does not depend on this module, so a better default does not make a new generator version.
 """
@@ -9,12 +9,17 @@ import dataclasses
 import itertools
 
 from kernelgen.channel_plan import block_of_an_edge
+from kernelgen.device import DeviceFacts
+from kernelgen.direction import HarmonicsDirection
 from kernelgen.errors import ScheduleError, UnsupportedError
 from kernelgen.grouping import group_paths
+from kernelgen.harmonics import HarmonicsProblem
+from kernelgen.harmonics_schedule import HarmonicsCudaSchedule, HarmonicsHostSchedule, HarmonicsSchedule
+from kernelgen.knobs import power_of_two_at_most
 from kernelgen.pairs import pair_paths
 from kernelgen.plan import estimate_registers, make_plan
-from kernelgen.schedule import CudaSchedule, HostSchedule, Schedule, power_of_two_at_most
-from kernelgen.spec import BYTES, Spec
+from kernelgen.schedule import CudaSchedule, HostSchedule, Schedule
+from kernelgen.spec import BYTES, HarmonicsSpec, Spec
 
 # Edges up to which a graph leaves most of a GPU idle, so that each edge should have a worker of its own.
 SMALL_GRAPH_EDGES = 4096
@@ -116,3 +121,23 @@ def _default_host(spec: Spec) -> HostSchedule:
     widest = max((path.mul for path in spec.problem.paths), default=1)
     block = max(4, min(64, lanes, power_of_two_at_most(widest)))
     return HostSchedule(order=_default_order(spec), path_groups=max(1, len(spec.problem.paths)), channel_block=block)
+
+
+def default_harmonics_schedule(
+    problem: HarmonicsProblem, direction: HarmonicsDirection, dtype: str, facts: DeviceFacts
+) -> HarmonicsSchedule:
+    """A legal schedule from simple facts, never searched.
+
+    CUDA: staged rows in blocks that leave room for at least two on a multiprocessor, or fewer threads if need be.
+    """
+    if facts.backend == "cpu":
+        return HarmonicsHostSchedule()
+    for block_size in (128, 64, 32):
+        schedule = HarmonicsCudaSchedule(block_size=block_size)
+        spec = HarmonicsSpec(problem, direction, schedule, dtype, facts)
+        try:
+            if 2 * make_plan(spec).shared_bytes <= facts.shared_per_unit:
+                return schedule
+        except ScheduleError:
+            continue
+    return HarmonicsCudaSchedule(staging="none")

@@ -1,10 +1,17 @@
-"""Which derivative of the form a kernel computes: forward, backward and double backward as one kind of value.
+"""Which derivative a kernel computes: forward, backward and double backward, of products and of harmonics.
 
 A kernel sums *monomials* of the form. Forward and backward use the single monomial F(x, y, w, g). Double backward
 differentiates ``<tx, dF/dx> + <ty, dF/dy> + <tw, dF/dw>``, which is F(tx,y,w,g) + F(x,ty,w,g) + F(x,y,tw,g): the
 tangents are the cotangents of the three first gradients. A tangent of g is the cotangent of the value itself: with
 it, one kernel serves a loss on the value and on first gradients together (``joint_backward``). An output ``o`` is the
 sum of the derivatives with respect to slot ``o`` of every monomial whose slot ``o`` holds the primal operand.
+
+Harmonics Y [rows, dim_out] of vectors v [rows, 3] have directions of their own, with g cotangents of Y and t tangents
+of v:
+
+    forward           Y                                              reads v
+    backward          grad sum_i g_i Y_i                             reads v and g
+    double_backward   x: Hessian(sum_i g_i Y_i) t,  g: t . grad Y_i  reads v, t and, for x, g
 """
 
 from __future__ import annotations
@@ -116,3 +123,22 @@ def fixed_order_parts(direction: Direction) -> tuple[Direction, ...]:
         Direction("source_backward", direction.tangents, "x"),
         Direction(direction.name, direction.tangents, others),
     )
+
+
+@dataclass(frozen=True)
+class HarmonicsDirection:
+    """``name`` of the direction; ``outputs``: what it makes, of ``x`` (for v) and ``g`` (Y, or for its cotangent)."""
+
+    name: str
+    outputs: str
+
+    @property
+    def text(self) -> str:
+        return f"harmonics {self.name} -> {' '.join(self.outputs)}"
+
+
+FORWARD = HarmonicsDirection("forward", "g")
+BACKWARD = HarmonicsDirection("backward", "x")
+DOUBLE_BACKWARD = {outputs: HarmonicsDirection("double_backward", outputs) for outputs in ("xg", "x", "g")}
+# By name, each with all of its outputs.
+HARMONICS_DIRECTIONS = {d.name: d for d in (FORWARD, BACKWARD, DOUBLE_BACKWARD["xg"])}

@@ -13,7 +13,7 @@ from kernelgen.plan import AnyPlan, OwnersPlan
 from kernelgen.source import Source
 
 
-def emit(plan: AnyPlan | HarmonicsPlan) -> Source:
+def emit(plan: AnyPlan) -> Source:
     """Complete source of the one kernel that ``plan`` describes."""
     if isinstance(plan, HarmonicsPlan):
         return emit_harmonics(plan)
@@ -24,7 +24,7 @@ def emit(plan: AnyPlan | HarmonicsPlan) -> Source:
     return emit_cuda(plan) if plan.spec.facts.backend == "cuda" else emit_host(plan)
 
 
-def geometry(plan: AnyPlan | HarmonicsPlan, num_edges: int, num_in: int, num_out: int) -> tuple[int, int, int]:
+def geometry(plan: AnyPlan, num_edges: int, num_in: int, num_out: int) -> tuple[int, int, int]:
     """Of a CUDA kernel: blocks, threads a block, and dynamic shared memory in bytes."""
     if isinstance(plan, HarmonicsPlan):
         return harmonics_geometry(plan, num_edges)

@@ -20,7 +20,7 @@ from kernelgen.signature import buffers_line, buffers_struct, gpu_entry
 from kernelgen.source import Source, included
 from kernelgen.spec import BYTES, Spec
 
-# Arguments of a kernel that writes its zeros, and what its teams need of those: see include/zeros.hpp.
+# Arguments of a kernel that writes its zeros, and what its teams need of those: see include/zero_outputs.hpp.
 ZEROS = ("unsigned long long* written", "unsigned long long launch")
 WAITING = ("const unsigned long long* ready", "unsigned long long launch")
 # Threads of the blocks that may write zeros, and bytes that one writes before another block does: a block that has
@@ -34,7 +34,11 @@ SHARED = (
 
 def headers(schedule: CudaSchedule, has_ring: bool) -> list[str]:
     """What every kernel includes, and what those with a ring, zeros to wait for or requests of their own do."""
-    asked = {"ring.hpp": has_ring, "zeros.hpp": schedule.zeros == "inside", "along.hpp": schedule.ahead == "along"}
+    asked = {
+        "weight_ring.hpp": has_ring,
+        "zero_outputs.hpp": schedule.zeros == "inside",
+        "prefetch_inputs.hpp": schedule.ahead == "along",
+    }
     return [included(name) for name in ("device.cuh", *(name for name, wanted in asked.items() if wanted))]
 
 

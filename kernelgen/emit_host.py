@@ -13,7 +13,6 @@ import functools
 import itertools
 import re
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 
 from kernelgen.body import PathBody, path_body
 from kernelgen.channel_plan import Plan
@@ -23,11 +22,11 @@ from kernelgen.harmonics_text import inside
 from kernelgen.irreps import Block
 from kernelgen.schedule import HostSchedule
 from kernelgen.signature import host_entry
-from kernelgen.source import Source
+from kernelgen.source import Source, included
 from kernelgen.spec import BUFFERS
 from kernelgen.terms import PathTerms, path_terms
 
-HEADERS = tuple(Path(__file__).parent / "include" / name for name in ("host_vectors.hpp", "host.hpp"))
+HEADERS = ("host_vectors.hpp", "host.hpp")
 C_TYPES = {"float32": "float", "float64": "double", "int32": "std::int32_t", "int64": "std::int64_t"}
 # Channels that are left over below this are taken one by one: narrower vectors only add code.
 LEAST_VECTOR = 4
@@ -44,7 +43,7 @@ def emit_host(plan: Plan) -> Source:
 
 @functools.cache
 def _header() -> str:
-    return "\n".join(header.read_text() for header in HEADERS)
+    return "\n".join(map(included, HEADERS))
 
 
 def _preamble(plan: Plan) -> str:

@@ -24,7 +24,7 @@ def emit_harmonics(plan: HarmonicsPlan) -> Source:
     ahead = plan.staging == "ahead"
     headers = [
         "harmonics_gpu.hpp" if plan.on_gpu else "harmonics_host.hpp",
-        *(["harmonics_ahead.hpp"] if ahead else []),
+        *(["harmonics_pipeline.hpp"] if ahead else []),
     ]
     kernel = _gpu_ahead(plan) if ahead else _gpu(plan) if plan.on_gpu else _host(plan)
     parts = ["\n".join(_preamble(plan)), *map(included, headers), *_one_vector(plan), *kernel]

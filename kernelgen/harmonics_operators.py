@@ -15,26 +15,19 @@ import torch
 from torch import Tensor
 
 from kernelgen.checks import ALIGNMENT
+from kernelgen.defaults import default_harmonics_schedule
 from kernelgen.device import device_facts
+from kernelgen.direction import BACKWARD, DOUBLE_BACKWARD, FORWARD, HARMONICS_DIRECTIONS, HarmonicsDirection
 from kernelgen.emit import emit
 from kernelgen.errors import InputError, ProblemError, ScheduleError
 from kernelgen.harmonics import HarmonicsProblem
 from kernelgen.harmonics_autograd import harmonics
 from kernelgen.harmonics_library import HARMONICS_OPERATORS, resolve_harmonics
-from kernelgen.harmonics_plan import (
-    BACKWARD,
-    DOUBLE_BACKWARD,
-    FORWARD,
-    HARMONICS_DIRECTIONS,
-    HarmonicsDirection,
-    HarmonicsSpec,
-    default_harmonics_schedule,
-    harmonics_plan,
-)
 from kernelgen.harmonics_schedule import HarmonicsSchedule, harmonics_schedule_from_dict
 from kernelgen.launch import Kernel, load_kernel
 from kernelgen.memory import empty
-from kernelgen.spec import BUFFERS
+from kernelgen.plan import make_plan
+from kernelgen.spec import BUFFERS, HarmonicsSpec
 
 DTYPES = {torch.float32: "float32", torch.float64: "float64"}
 Schedules = HarmonicsSchedule | Mapping[str, HarmonicsSchedule] | None
@@ -144,7 +137,7 @@ class HarmonicsOperator:
 
     def source(self, direction_name: str = "forward") -> str:
         """The generated source of a direction with all its outputs."""
-        return emit(harmonics_plan(self.spec(_direction(direction_name)))).text
+        return emit(make_plan(self.spec(_direction(direction_name)))).text
 
     def resources(self, direction_name: str = "forward") -> dict[str, Any]:
         """What the compiled kernel of a direction takes; compiles it if need be."""
@@ -167,7 +160,7 @@ class HarmonicsOperator:
         facts, dtype = device_facts(self.device), DTYPES[self.dtype]
         for name, direction in HARMONICS_DIRECTIONS.items():
             chosen = by_name.get(name) or default_harmonics_schedule(self.problem, direction, dtype, facts)
-            harmonics_plan(HarmonicsSpec(self.problem, direction, chosen, dtype, facts))
+            make_plan(HarmonicsSpec(self.problem, direction, chosen, dtype, facts))
             schedules[name] = chosen
         return schedules
 

@@ -1,13 +1,8 @@
 """The plan of a kernel of spherical harmonics: a :class:`HarmonicsSpec` enters, a legal :class:`HarmonicsPlan` leaves.
 
-Directions, with v the vectors [rows, 3], Y their harmonics [rows, dim_out], g cotangents of Y and t tangents of v:
-
-    forward           Y                                              reads v
-    backward          grad sum_i g_i Y_i                             reads v and g
-    double_backward   x: Hessian(sum_i g_i Y_i) t,  g: t . grad Y_i  reads v, t and, for x, g
-
-A kernel has the arguments of all kernels (``kernelgen.spec.BUFFERS``): v is ``x``, t is ``tx``, what is made for v is
-``out_x``, and Y and what is made for g are ``out_g``. Every element of an output is written.
+A kernel has the arguments of all kernels (``kernelgen.spec.BUFFERS``): vectors are ``x``, tangents ``tx``, what is made
+for vectors is ``out_x``, and harmonics and what is made for cotangents are ``out_g``. Every element of an output is
+written.
 """
 
 from __future__ import annotations
@@ -15,48 +10,13 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 
-from kernelgen.device import DeviceFacts
+from kernelgen.direction import HarmonicsDirection
 from kernelgen.errors import ScheduleError
-from kernelgen.harmonics import HarmonicsProblem, harmonics_body
-from kernelgen.harmonics_schedule import HarmonicsCudaSchedule, HarmonicsHostSchedule, HarmonicsSchedule
-from kernelgen.spec import BYTES
+from kernelgen.harmonics import HarmonicsProblem
+from kernelgen.harmonics_schedule import HarmonicsCudaSchedule, HarmonicsHostSchedule
+from kernelgen.harmonics_statements import harmonics_body
+from kernelgen.spec import BYTES, HarmonicsSpec
 from kernelgen.statements import Body
-
-
-@dataclass(frozen=True)
-class HarmonicsDirection:
-    """``name`` of the direction; ``outputs``: what it makes, of ``x`` (for v) and ``g`` (Y, or for its cotangent)."""
-
-    name: str
-    outputs: str
-
-    @property
-    def text(self) -> str:
-        return f"harmonics {self.name} -> {' '.join(self.outputs)}"
-
-
-FORWARD = HarmonicsDirection("forward", "g")
-BACKWARD = HarmonicsDirection("backward", "x")
-DOUBLE_BACKWARD = {outputs: HarmonicsDirection("double_backward", outputs) for outputs in ("xg", "x", "g")}
-# By name, each with all of its outputs.
-HARMONICS_DIRECTIONS = {d.name: d for d in (FORWARD, BACKWARD, DOUBLE_BACKWARD["xg"])}
-
-
-@dataclass(frozen=True)
-class HarmonicsSpec:
-    """All that determines one kernel's source. dtype: ``float32`` or ``float64``. facts: the device compiled for."""
-
-    problem: HarmonicsProblem
-    direction: HarmonicsDirection
-    schedule: HarmonicsSchedule
-    dtype: str
-    facts: DeviceFacts
-
-    def __post_init__(self) -> None:
-        if self.dtype not in BYTES:
-            raise ScheduleError(f"dtype is {self.dtype!r}; expected one of {tuple(BYTES)}")
-        if self.schedule.backend != self.facts.backend:
-            raise ScheduleError(f"a {self.schedule.backend or 'plain'} schedule cannot run on {self.facts.name}")
 
 
 @dataclass(frozen=True)
@@ -157,23 +117,3 @@ def harmonics_plan(spec: HarmonicsSpec) -> HarmonicsPlan:
         fit = facts.max_threads_per_unit // schedule.block_size
         resident = schedule.min_blocks or min(fit, facts.shared_per_unit // (shared + SHARED_OF_A_BLOCK))
     return HarmonicsPlan(spec, body, live, stride, wide, shared, resident)
-
-
-def default_harmonics_schedule(
-    problem: HarmonicsProblem, direction: HarmonicsDirection, dtype: str, facts: DeviceFacts
-) -> HarmonicsSchedule:
-    """A legal schedule from simple facts, never searched.
-
-    CUDA: staged rows in blocks that leave room for at least two on a multiprocessor, or fewer threads if need be.
-    """
-    if facts.backend == "cpu":
-        return HarmonicsHostSchedule()
-    for block_size in (128, 64, 32):
-        schedule = HarmonicsCudaSchedule(block_size=block_size)
-        spec = HarmonicsSpec(problem, direction, schedule, dtype, facts)
-        try:
-            if 2 * harmonics_plan(spec).shared_bytes <= facts.shared_per_unit:
-                return schedule
-        except ScheduleError:
-            continue
-    return HarmonicsCudaSchedule(staging="none")

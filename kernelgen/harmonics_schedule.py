@@ -1,8 +1,4 @@
-"""Schedules of the kernels of spherical harmonics: their knobs as frozen data, with a default for each device.
-
-A schedule holds numbers and names only. What depends on the problem as well (shared memory) is checked by
-:func:`kernelgen.harmonics_plan.harmonics_plan`.
-"""
+"""Schedules of the kernels of spherical harmonics: their knobs as frozen data, for CUDA and for the host."""
 
 from __future__ import annotations
 
@@ -10,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from kernelgen.schedule import Knobs, read_schedule
+from kernelgen.knobs import Knobs, read_schedule
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The function of one vector as C++ text: statements of ``kernelgen.harmonics`` enter, a device function leaves.
+"""The device function of one vector as C++ text, from the statements of ``kernelgen.harmonics_statements``.
 
 It stands in the kernels of harmonics, and in those of products that form y from vectors on the way (:func:`inside`).
 The text around it defines ``Real`` and ``DEVICE``.
@@ -9,7 +9,8 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator
 
-from kernelgen.harmonics import HarmonicsProblem, harmonics_body
+from kernelgen.harmonics import HarmonicsProblem
+from kernelgen.harmonics_statements import harmonics_body
 from kernelgen.spec import Spec
 from kernelgen.statements import Body
 

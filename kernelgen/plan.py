@@ -1,13 +1,14 @@
-"""From (problem, direction, schedule) to a plan, and every limit that it must keep.
+"""From a spec (problem, direction, schedule, device) to a plan, and every limit that it must keep.
 
-This is the one place that decides legality: :func:`make_plan` raises ScheduleError naming the limit that is broken
-and by how much. Emitters trust a plan.
+This is the one place that decides legality: :func:`make_plan` raises ScheduleError, which names the limit that is
+broken and by how much. It calls the planner of the spec's kind. Emitters trust a plan.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from typing import overload
 
 from kernelgen.ahead import broken_span
 from kernelgen.channel_plan import (
@@ -20,9 +21,10 @@ from kernelgen.channel_plan import (
 )
 from kernelgen.errors import ScheduleError, UnsupportedError
 from kernelgen.grouping import Group, group_paths
+from kernelgen.harmonics_plan import HarmonicsPlan, harmonics_plan
 from kernelgen.pairs import PairPlan, pair_plan
 from kernelgen.schedule import CudaSchedule, HostSchedule
-from kernelgen.spec import BYTES, Spec
+from kernelgen.spec import BYTES, HarmonicsSpec, Spec
 
 MAX_REGISTERS = 255
 # A schedule may be estimated at this many times the registers of a thread: more only spills.
@@ -48,14 +50,24 @@ class OwnersPlan:
         return max(self.of_x.shared_bytes, self.others.shared_bytes)
 
 
-AnyPlan = Plan | PairPlan | OwnersPlan
+ProductPlan = Plan | PairPlan | OwnersPlan
+AnyPlan = ProductPlan | HarmonicsPlan
+AnySpec = Spec | HarmonicsSpec
 
 
-def make_plan(spec: Spec) -> AnyPlan:
+@overload
+def make_plan(spec: Spec) -> ProductPlan: ...
+@overload
+def make_plan(spec: HarmonicsSpec) -> HarmonicsPlan: ...
+def make_plan(spec: AnySpec) -> AnyPlan:
     """The plan of a spec, or ScheduleError with the broken limit.
 
     A kernel that adds to nothing has no zeros to wait for: the plan's own schedule is then without that.
     """
+    return harmonics_plan(spec) if isinstance(spec, HarmonicsSpec) else _product_plan(spec)
+
+
+def _product_plan(spec: Spec) -> ProductPlan:
     if isinstance(spec.schedule, HostSchedule):
         spec.facts.check_cores(spec.schedule.threads)
     if spec.deterministic and spec.problem.shared_weights and "w" in spec.direction.live_outputs:
@@ -64,7 +76,7 @@ def make_plan(spec: Spec) -> AnyPlan:
             "for a deterministic gradient"
         )
     if not spec.problem.is_channelwise:
-        plan: AnyPlan = pair_plan(spec)
+        plan: ProductPlan = pair_plan(spec)
     else:
         plan = _owners_plan(spec) if spec.schedule.accumulate == "owners" else _channel_plan(spec)
     if isinstance(spec.schedule, CudaSchedule):
@@ -72,7 +84,7 @@ def make_plan(spec: Spec) -> AnyPlan:
     return plan
 
 
-def _check_zeros(plan: AnyPlan, schedule: CudaSchedule) -> AnyPlan:
+def _check_zeros(plan: ProductPlan, schedule: CudaSchedule) -> ProductPlan:
     if schedule.zeros == "apart":
         return plan
     if not isinstance(plan, Plan):
@@ -207,7 +219,7 @@ def _blocks_of(spec: Spec, side: str) -> range:
     return range(len(getattr(spec.problem, side)))
 
 
-def estimate_registers(plan: AnyPlan) -> int:
+def estimate_registers(plan: ProductPlan) -> int:
     """32-bit registers that a thread holds, about (CUDA); of a pair plan 0: what an edge needs is in shared memory."""
     if isinstance(plan, OwnersPlan):
         return max(registers_of(plan.of_x), registers_of(plan.others))

@@ -1,58 +1,13 @@
-"""Schedules: the knobs of one kernel as frozen data, and the defaults that need no search.
-
-A schedule holds numbers and enums only, never C text. Whether it is legal for a problem is decided in one place,
-:func:`kernelgen.plan.make_plan`.
-"""
+"""Schedules of the kernels of tensor products: their knobs as frozen data, for CUDA and for the host."""
 
 from __future__ import annotations
 
 import dataclasses
-import difflib
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self, TypeVar
+from typing import Any, ClassVar, Self
 
-from kernelgen.errors import ScheduleError
-
-
-@dataclass(frozen=True)
-class Knobs:
-    """What all schedules share: plain values, each one of the ``choices`` of its knob."""
-
-    backend: ClassVar[str] = ""
-    choices: ClassVar[dict[str, tuple]] = {}
-    # Knobs that records and kernels without them have at their default: there they are not named.
-    younger: ClassVar[tuple[str, ...]] = ()
-
-    def __post_init__(self) -> None:
-        for name, allowed in self.choices.items():
-            value = getattr(self, name)
-            if not any(value == a and type(value) is type(a) for a in allowed):
-                shown = f"{allowed[0]}..{allowed[-1]}" if len(allowed) > 12 else allowed
-                raise ScheduleError(f"{type(self).__name__}.{name} is {value!r}; expected one of {shown}")
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data, with the backend's name; :func:`read_schedule` reads it back."""
-        return {"backend": self.backend, **self._named()}
-
-    @property
-    def key(self) -> str:
-        """Stable one-line text, equal for equal schedules."""
-        return self.backend + ":" + ",".join(f"{k}={v}" for k, v in self._named().items())
-
-    def _named(self) -> dict[str, Any]:
-        fields = dataclasses.fields(self)
-        values = {field.name: getattr(self, field.name) for field in fields}
-        unnamed = [field.name for field in fields if field.name in self.younger and values[field.name] == field.default]
-        return {name: value for name, value in values.items() if name not in unnamed}
-
-    def for_degree(self, share: float) -> Self:
-        """For a graph whose nodes have ``share`` times as many edges each: what divides a node's edges follows."""
-        return self
-
-
-Kind = TypeVar("Kind", bound=Knobs)
+from kernelgen.knobs import Knobs, power_of_two_at_most, read_schedule
 
 
 @dataclass(frozen=True)
@@ -190,23 +145,3 @@ SCHEDULES: dict[str, type[Schedule]] = {"cuda": CudaSchedule, "cpu": HostSchedul
 def schedule_from_dict(data: Mapping[str, Any]) -> Schedule:
     """The schedule written by ``to_dict``; ScheduleError for an unknown backend, knob or value."""
     return read_schedule(data, SCHEDULES)
-
-
-def read_schedule(data: Mapping[str, Any], kinds: Mapping[str, type[Kind]]) -> Kind:
-    """The schedule of one of these dataclasses, by backend, written by its ``to_dict``."""
-    knobs = dict(data)
-    backend = knobs.pop("backend", None)
-    if backend not in kinds:
-        raise ScheduleError(f"schedule backend is {backend!r}; expected one of {tuple(kinds)}")
-    known = [field.name for field in dataclasses.fields(kinds[backend])]
-    for name in knobs:
-        if name not in known:
-            near = difflib.get_close_matches(name, known, 1)
-            hint = f"did you mean {near[0]!r}?" if near else f"expected one of {tuple(known)}"
-            raise ScheduleError(f"unknown knob {name!r} for {backend}; {hint}")
-    return kinds[backend](**knobs)
-
-
-def power_of_two_at_most(number: float) -> int:
-    """The largest power of two that does not exceed ``number`` (at least 1)."""
-    return 1 << max(0, math.floor(math.log2(max(1.0, number))))

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kernelgen.device import DeviceFacts
-from kernelgen.direction import OPERANDS, Direction
+from kernelgen.direction import OPERANDS, Direction, HarmonicsDirection
 from kernelgen.errors import ScheduleError, UnsupportedError
 from kernelgen.harmonics import HarmonicsProblem
+from kernelgen.harmonics_schedule import HarmonicsSchedule
 from kernelgen.problem import TensorProductProblem
 from kernelgen.schedule import Schedule
 
@@ -75,3 +76,20 @@ class Spec:
         direct = self.direction.operands
         vectors = self.harmonics is not None and "y" in self.direction.live_outputs and "y" not in direct
         return (*direct, "y") if vectors else direct
+
+
+@dataclass(frozen=True)
+class HarmonicsSpec:
+    """All that determines one kernel's source. dtype: ``float32`` or ``float64``. facts: the device compiled for."""
+
+    problem: HarmonicsProblem
+    direction: HarmonicsDirection
+    schedule: HarmonicsSchedule
+    dtype: str
+    facts: DeviceFacts
+
+    def __post_init__(self) -> None:
+        if self.dtype not in BYTES:
+            raise ScheduleError(f"dtype is {self.dtype!r}; expected one of {tuple(BYTES)}")
+        if self.schedule.backend != self.facts.backend:
+            raise ScheduleError(f"a {self.schedule.backend or 'plain'} schedule cannot run on {self.facts.name}")

@@ -1,4 +1,4 @@
-"""Where the kernels of a stream that write their own zeros say that these are there (see ``include/zeros.hpp``).
+"""Where the kernels of a stream that write their own zeros say that these are there (see ``include/zero_outputs.hpp``).
 
 Each stream has its own lines, since kernels of one stream run one after the other. A launch is known by its number, so
 nothing has to be cleared in between. A captured graph may be replayed on any stream, under the numbers of its capture:
@@ -23,7 +23,7 @@ from kernelgen.driver import clean_memory
 
 # CU_STREAM_PER_THREAD: one handle, a stream for each thread.
 _OF_EACH_THREAD = 2
-# Bytes of one stream's lines (``include/zeros.hpp``: 1 + COPIES of them), and streams that are provided for at a time.
+# Bytes of one stream's lines (1 + COPIES of them, see the header), and streams that are provided for at a time.
 _SPACING, _AT_A_TIME = 128 * 33, 64
 _launches = itertools.count(1)
 _lock = threading.Lock()

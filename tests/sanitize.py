@@ -32,14 +32,12 @@ from kernelgen.emit import emit
 from kernelgen.errors import ScheduleError, UnsupportedError
 from kernelgen.graph import order_by
 from kernelgen.harmonics import HarmonicsProblem
-from kernelgen.harmonics_plan import HarmonicsSpec, harmonics_plan
 from kernelgen.harmonics_schedule import HarmonicsCudaSchedule
 from kernelgen.launch import load_kernel
-from kernelgen.plan import make_plan
+from kernelgen.plan import AnySpec, make_plan
 from kernelgen.schedule import CudaSchedule
-from kernelgen.spec import Spec
+from kernelgen.spec import HarmonicsSpec, Spec
 
-AnySpec = Spec | HarmonicsSpec
 EDGES, NODES_IN, NODES_OUT = 150, 12, 9
 UNIT = HarmonicsProblem((0, 1, 2, 3), "component", True)
 # dtype, layout and index type.
@@ -120,7 +118,7 @@ def any_registers() -> Iterator[None]:
 def plan_of(spec: AnySpec) -> Any:
     """What is compiled; None where the form makes no sense in this direction."""
     try:
-        return harmonics_plan(spec) if isinstance(spec, HarmonicsSpec) else make_plan(spec)
+        return make_plan(spec)
     except (ScheduleError, UnsupportedError):
         return None
 

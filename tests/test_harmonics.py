@@ -20,8 +20,10 @@ from hypothesis import strategies as st
 from kernelgen.compile import compile_source, find_host_compiler, nvrtc_version
 from kernelgen.device import cuda_facts
 from kernelgen.errors import ProblemError, ToolMissingError
-from kernelgen.harmonics import NORMALIZATIONS, HarmonicsBody, HarmonicsProblem, harmonics_body
+from kernelgen.harmonics import NORMALIZATIONS, HarmonicsProblem
+from kernelgen.harmonics_statements import harmonics_body
 from kernelgen.source import Source
+from kernelgen.statements import Body
 
 TOLERANCE = 1e-11
 ALL = tuple(range(7))
@@ -44,7 +46,7 @@ def place(name: str, row: int) -> str:
     return f"{BUFFERS[stem]}[{3 if stem[-1] == 'x' else row} * i + {number}]"
 
 
-def function(name: str, body: HarmonicsBody, row: int) -> str:
+def function(name: str, body: Body, row: int) -> str:
     """A loop over vectors; outputs are locals that start as given and are stored at the end."""
     outputs = (*body.writes, *body.accumulates)
     lines = [
@@ -261,9 +263,9 @@ def test_a_degree_that_was_not_asked_for_costs_a_unit_vector_nothing() -> None:
 
 def test_a_constant_needs_and_adds_nothing() -> None:
     problem = HarmonicsProblem((0,), "norm", True)
-    assert harmonics_body(problem, "forward") == HarmonicsBody(("g_0 = Real(1.0);",), (), ("g_0",), ())
-    assert harmonics_body(problem, "backward") == HarmonicsBody((), (), (), ())
-    assert harmonics_body(problem, "double_backward") == HarmonicsBody(("og_0 = Real(0.0);",), (), ("og_0",), ())
+    assert harmonics_body(problem, "forward") == Body(("g_0 = Real(1.0);",), (), ("g_0",), ())
+    assert harmonics_body(problem, "backward") == Body((), (), (), ())
+    assert harmonics_body(problem, "double_backward") == Body(("og_0 = Real(0.0);",), (), ("og_0",), ())
 
 
 @given(st.lists(st.integers(0, 12), min_size=1, max_size=8).map(tuple), st.sampled_from(NORMALIZATIONS), st.booleans())

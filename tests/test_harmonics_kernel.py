@@ -11,21 +11,14 @@ from cuda_emulator import emulate
 from harmonics_reference import operands, reference, vectors, worst
 
 from kernelgen.compile import compile_source, nvrtc_version
+from kernelgen.defaults import default_harmonics_schedule
 from kernelgen.device import cuda_facts, device_facts
+from kernelgen.direction import BACKWARD, DOUBLE_BACKWARD, FORWARD, HARMONICS_DIRECTIONS, HarmonicsDirection
 from kernelgen.emit import emit, geometry
 from kernelgen.errors import ScheduleError, ToolMissingError
 from kernelgen.harmonics import HarmonicsProblem
 from kernelgen.harmonics_operators import HarmonicsOperator, build_harmonics
-from kernelgen.harmonics_plan import (
-    BACKWARD,
-    DOUBLE_BACKWARD,
-    FORWARD,
-    HARMONICS_DIRECTIONS,
-    HarmonicsDirection,
-    HarmonicsSpec,
-    default_harmonics_schedule,
-    harmonics_plan,
-)
+from kernelgen.harmonics_plan import harmonics_plan
 from kernelgen.harmonics_schedule import (
     HarmonicsCudaSchedule,
     HarmonicsHostSchedule,
@@ -33,6 +26,7 @@ from kernelgen.harmonics_schedule import (
     harmonics_schedule_from_dict,
 )
 from kernelgen.launch import load_kernel
+from kernelgen.spec import HarmonicsSpec
 
 FACTS = cuda_facts("sm_90")
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10}

@@ -27,9 +27,9 @@ from autotune.trials import compile_ahead
 from autotune.tune import space_of, study_name, tune
 from autotune.workload import Workload
 from kernelgen.device import cuda_facts, device_facts
+from kernelgen.direction import HARMONICS_DIRECTIONS
 from kernelgen.errors import ProblemError
 from kernelgen.harmonics import HarmonicsProblem
-from kernelgen.harmonics_plan import HARMONICS_DIRECTIONS
 from kernelgen.harmonics_schedule import HarmonicsCudaSchedule, HarmonicsHostSchedule
 from kernelgen.schedule import HostSchedule
 

@@ -30,7 +30,8 @@ from kernelgen.harmonics_operators import HarmonicsOperator
 from kernelgen.plan import make_plan
 from kernelgen.problem import TensorProductProblem
 from kernelgen.spec import Spec
-from kernelgen.vectors import VectorHostSchedule, VectorProblem
+from kernelgen.vectors import VectorProblem
+from kernelgen.vectors_schedule import VectorHostSchedule
 
 L1 = HarmonicsProblem((0, 1), "component", True)
 PROBLEM = VectorProblem(TensorProductProblem.channelwise("4x0e+4x1o", "0e+1o", "0e+1o"), L1)
