@@ -122,9 +122,9 @@ def driver_version() -> str | None:
 
 
 def _host_compiler() -> Iterator[tuple[str, str, str]]:
-    from kernelgen.compile import find_host_compiler
+    from kernelgen.host_compiler import try_host_compiler
 
-    compiler = find_host_compiler()
+    compiler = try_host_compiler()
     yield "C++", f"{compiler.path} {compiler.version}", "ok"
 
 
@@ -149,11 +149,16 @@ def _software() -> Iterator[tuple[str, str, str]]:
 
 
 def _cache() -> Iterator[tuple[str, str, str]]:
-    from kernelgen.cache import cache_dir
+    from kernelgen.cache import cache_dir, require_private
+    from kernelgen.errors import CacheError
 
     folder = cache_dir()
     sizes = [file.stat().st_size for file in folder.rglob("*") if file.is_file()]
     yield "compiled kernels", f"{folder} ({len(sizes)} files, {size_text(sum(sizes))})", "ok"
+    try:
+        require_private()
+    except CacheError as error:
+        yield "compiled kernels", str(error), "problem"
 
 
 def _databases() -> Iterator[tuple[str, str, str]]:

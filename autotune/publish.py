@@ -178,7 +178,8 @@ def software_versions(facts: DeviceFacts) -> dict[str, str]:
         except importlib.metadata.PackageNotFoundError:
             continue
     try:
-        from kernelgen.compile import find_host_compiler, nvrtc_version
+        from kernelgen.compile import nvrtc_version
+        from kernelgen.host_compiler import find_host_compiler
 
         versions["compiler"] = find_host_compiler().version if facts.backend == "cpu" else f"nvrtc {nvrtc_version()}"
     except EquituneError:

@@ -8,11 +8,12 @@ problem -> terms -> plan (with a schedule) -> source -> binary -> operator
 >>> out = operator(x, y, w, sender, receiver)       # [num_nodes, problem.dim_out], differentiable twice
 """
 
-from kernelgen.compile import compile_many, compile_source, find_host_compiler
+from kernelgen.compile import compile_many, compile_source
 from kernelgen.defaults import default_schedule
 from kernelgen.device import DeviceFacts, cuda_facts, device_facts
 from kernelgen.direction import DIRECTIONS, Direction
 from kernelgen.errors import (
+    CacheError,
     CompileError,
     EquituneError,
     InputError,
@@ -26,6 +27,7 @@ from kernelgen.fused import HarmonicProduct
 from kernelgen.graph import EdgeOrder, check_indices, edge_order
 from kernelgen.harmonics import HarmonicsProblem
 from kernelgen.harmonics_operators import HarmonicsOperator, build_harmonics
+from kernelgen.host_compiler import find_host_compiler
 from kernelgen.modes import Instruction
 from kernelgen.operators import Operator, build
 from kernelgen.plan import make_plan
@@ -35,6 +37,7 @@ from kernelgen.spec import Spec
 from kernelgen.version import GENERATOR_VERSION, __version__
 
 __all__ = [
+    "CacheError",
     "CompileError",
     "CudaSchedule",
     "DIRECTIONS",

@@ -4,6 +4,9 @@ An entry is a directory named by its key with the binary, the source it came fro
 the binary's hash). It is written beside its final place and published by one rename, so processes that compile the
 same kernel at once each see a whole entry or none. An entry whose hash disagrees (torn, truncated, edited) is
 dropped and compiled again.
+
+A kernel runs with the rights of whoever loads it. So the folder and every entry belong to this user, and nobody else
+may write to them: what does not is refused, not replaced.
 """
 
 from __future__ import annotations
@@ -13,13 +16,17 @@ import json
 import os
 import shutil
 import tempfile
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import platformdirs
 
-from kernelgen.errors import ToolMissingError
+from kernelgen.errors import CacheError
+
+_WRITABLE_BY_OTHERS = 0o022
 
 
 @dataclass(frozen=True)
@@ -46,10 +53,21 @@ def digest(*parts: str) -> str:
     return total.hexdigest()
 
 
+def require_private() -> None:
+    """CacheError if the folder belongs to another user or others may write to it; one that is missing is private."""
+    with suppress(FileNotFoundError):
+        _require_private(cache_dir())
+
+
 def find(key: str, binary_name: str) -> Binary | None:
-    """The entry of ``key``, or None if there is none or it is damaged."""
+    """The entry of ``key``, or None if there is none or it is damaged.
+
+    CacheError if another user could have put it there.
+    """
     folder = _folder(key)
     try:
+        for path in (cache_dir(), folder.parent, folder, folder / "entry.json", folder / binary_name):
+            _require_private(path)
         entry = json.loads((folder / "entry.json").read_text())
         data = (folder / binary_name).read_bytes()
         if entry["sha256"] != hashlib.sha256(data).hexdigest():
@@ -59,25 +77,74 @@ def find(key: str, binary_name: str) -> Binary | None:
         return None
 
 
-def publish(key: str, binary_name: str, binary: bytes, source_name: str, source: str, resources: dict) -> Binary:
-    """Store a compiled kernel; of several processes that store the same key, one entry stays."""
+def publish(
+    key: str,
+    binary_name: str,
+    binary: bytes,
+    source_name: str,
+    source: str,
+    resources: dict,
+    check: Callable[[Path], None] | None = None,
+) -> Binary:
+    """Store a compiled kernel; of several processes that store the same key, one entry stays.
+
+    check: raises if the binary cannot be used; it is called before anyone else sees the binary.
+    """
     folder = _folder(key)
     try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
+        _make_private(folder.parent)
         fresh = Path(tempfile.mkdtemp(prefix=".new-", dir=folder.parent))
+        try:
+            entry = {"sha256": hashlib.sha256(binary).hexdigest(), "resources": resources}
+            _write(fresh / binary_name, binary)
+            _write(fresh / source_name, source.encode())
+            _write(fresh / "entry.json", json.dumps(entry, indent=1, sort_keys=True).encode())
+            if check is not None:
+                check(fresh / binary_name)
+            _rename_into_place(fresh, folder, key, binary_name)
+        finally:
+            shutil.rmtree(fresh, ignore_errors=True)
     except OSError as error:
-        raise ToolMissingError(
-            f"the kernel cache {cache_dir()} cannot be written ({error}); set EQUITUNE_CACHE to a writable directory"
+        raise CacheError(
+            f"the kernel cache {cache_dir()} cannot be written ({error}); free some space if it is full, or set "
+            f"EQUITUNE_CACHE to a writable folder"
         ) from error
-    try:
-        (fresh / binary_name).write_bytes(binary)
-        (fresh / source_name).write_text(source)
-        entry = {"sha256": hashlib.sha256(binary).hexdigest(), "resources": resources}
-        (fresh / "entry.json").write_text(json.dumps(entry, indent=1, sort_keys=True))
-        _rename_into_place(fresh, folder, key, binary_name)
-    finally:
-        shutil.rmtree(fresh, ignore_errors=True)
     return Binary(folder / binary_name, resources)
+
+
+def _make_private(folder: Path) -> None:
+    """A folder of the cache and the cache itself, closed to others whatever the umask is."""
+    cache = cache_dir()
+    cache.parent.mkdir(parents=True, exist_ok=True)
+    for path in (cache, folder):
+        path.mkdir(mode=0o700, exist_ok=True)
+        _require_private(path)
+
+
+def _write(path: Path, data: bytes) -> None:
+    path.write_bytes(data)
+    path.chmod(0o600)
+
+
+def _require_private(path: Path) -> None:
+    """CacheError unless ``path`` belongs to this user, and nobody else may write to it. A link counts like its target.
+
+    Folders above the cache are not looked at: in a shared folder such as /tmp nobody can make one in this user's name.
+    """
+    user, target = os.geteuid(), path.stat()
+    remedy = "set EQUITUNE_CACHE to a folder of your own"
+    for owner in (path.lstat().st_uid, target.st_uid):
+        if owner != user:
+            remedy = remedy if path == cache_dir() else f"remove it, or {remedy}"
+            raise CacheError(
+                f"{path} in the kernel cache belongs to user {owner}, not to you (user {user}), and a kernel from it "
+                f"would run with your rights; {remedy}"
+            )
+    if target.st_mode & _WRITABLE_BY_OTHERS:
+        raise CacheError(
+            f"{path} in the kernel cache can be written by other users (mode {target.st_mode & 0o7777:04o}), and a "
+            f"kernel from it would run with your rights; run chmod -R go-w {cache_dir()}, or {remedy}"
+        )
 
 
 def _rename_into_place(fresh: Path, folder: Path, key: str, binary_name: str) -> None:
@@ -96,7 +163,7 @@ def _rename_into_place(fresh: Path, folder: Path, key: str, binary_name: str) ->
                 pass  # another process moved it first
             finally:
                 shutil.rmtree(aside, ignore_errors=True)
-    raise ToolMissingError(f"the kernel cache entry {folder} cannot be replaced; remove it or set EQUITUNE_CACHE")
+    raise CacheError(f"the kernel cache entry {folder} cannot be replaced; remove it or set EQUITUNE_CACHE")
 
 
 def _folder(key: str) -> Path:

@@ -18,43 +18,23 @@ import io
 import json
 import os
 import re
-import shlex
-import shutil
-import struct
-import subprocess
-import tempfile
 import threading
+import warnings
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from kernelgen import cache
 from kernelgen.cache import Binary
 from kernelgen.device import DeviceFacts
 from kernelgen.errors import CompileError, ToolMissingError
+from kernelgen.host_compiler import build, check_library, find_host_compiler, is_whole, processor, section, shortened
 from kernelgen.source import Source
 
-HOST_FLAGS = ("-O3", "-march=native", "-std=c++17", "-ffp-contract=fast", "-fno-math-errno", "-fPIC", "-shared")
-_LOG_LIMIT = 4000
 # cuda.core picks its implementation while it is imported, and threads that import it meanwhile see half of it.
 _import_lock = threading.Lock()
-
-
-@dataclass(frozen=True)
-class HostCompiler:
-    """``path`` of the executable, the arguments that ``$CXX`` puts before ours, the first line of ``--version``."""
-
-    path: str
-    version: str
-    arguments: tuple[str, ...] = ()
-
-    @property
-    def is_clang(self) -> bool:
-        return "clang" in self.version.lower()
 
 
 @dataclass(frozen=True)
@@ -71,15 +51,17 @@ class _Job:
 def compile_source(source: Source, facts: DeviceFacts) -> Binary:
     """The binary of ``source`` for ``facts``, from the cache or the compiler.
 
-    Raises CompileError with the compiler's log, ToolMissingError if there is no compiler.
+    Raises CompileError with the compiler's log, ToolMissingError if there is no compiler that works, CacheError if the
+    binary cannot be kept or another user could have put it there.
     """
     job = _cuda_job(facts) if facts.backend == "cuda" else _host_job()
     key = cache.digest(source.text, source.entry, job.identity, *job.flags, job.target)
     binary = cache.find(key, job.binary_name)
     if binary is None:
-        build = _compile_cuda if facts.backend == "cuda" else _compile_host
-        data, resources = build(source, job, facts)
-        binary = cache.publish(key, job.binary_name, data, job.source_name, source.text, resources)
+        compiled, check = (_compile_cuda, _check_cubin) if facts.backend == "cuda" else (_compile_host, check_library)
+        data, resources = compiled(source, job, facts)
+        checked = functools.partial(check, entry=source.entry)
+        binary = cache.publish(key, job.binary_name, data, job.source_name, source.text, resources, checked)
     if _debug_level():
         _write_debug(source, job, key, binary)
     return binary
@@ -103,38 +85,13 @@ def compile_many(
         return list(pool.map(attempt, items))
 
 
-def find_host_compiler() -> HostCompiler:
-    """``$CXX``, else the first of g++, c++ and clang++ that runs; ToolMissingError if there is none."""
-    return _host_compiler(os.environ.get("CXX", ""), os.environ.get("PATH", ""))
-
-
-@functools.lru_cache(maxsize=16)
-def _host_compiler(cxx: str, _path: str) -> HostCompiler:
-    candidates = [shlex.split(cxx)] if cxx.strip() else [["g++"], ["c++"], ["clang++"]]
-    for command in candidates:
-        path = shutil.which(command[0])
-        if path is None:
-            continue
-        try:
-            shown = subprocess.run([path, *command[1:], "--version"], capture_output=True, text=True, check=True)
-        except (OSError, subprocess.CalledProcessError):
-            continue
-        return HostCompiler(path, (shown.stdout.splitlines() or ["unknown"])[0].strip(), tuple(command[1:]))
-    tried = f"$CXX={cxx!r}" if cxx.strip() else "g++, c++ and clang++"
-    raise ToolMissingError(
-        f"no C++ compiler: tried {tried}; install one with OpenMP (for example: apt install g++) or set CXX to its path"
-    )
-
-
 def _debug_level() -> int:
     text = os.environ.get("EQUITUNE_DEBUG", "")
-    return int(text) if text.isdigit() else int(bool(text))
+    return int(text) if text.isdecimal() else int(bool(text))
 
 
 def _write_debug(source: Source, job: _Job, key: str, binary: Binary) -> None:
     folder = Path(os.environ.get("EQUITUNE_DEBUG_DIR") or "equitune-debug")
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / f"{key[:16]}{Path(job.source_name).suffix}").write_text(source.text)
     record = {
         "binary": str(binary.path),
         "compiler": job.identity,
@@ -142,67 +99,27 @@ def _write_debug(source: Source, job: _Job, key: str, binary: Binary) -> None:
         "target": job.target,
         "resources": binary.resources,
     }
-    (folder / f"{key[:16]}.json").write_text(json.dumps(record, indent=1))
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"{key[:16]}{Path(job.source_name).suffix}").write_text(source.text)
+        (folder / f"{key[:16]}.json").write_text(json.dumps(record, indent=1))
+    except OSError as error:  # the kernel itself is there and runs
+        warnings.warn(
+            f"EQUITUNE_DEBUG: nothing can be written to {folder} ({error}); set EQUITUNE_DEBUG_DIR to another folder",
+            stacklevel=2,
+        )
 
 
 def _host_job() -> _Job:
     compiler = find_host_compiler()
-    flags = (*compiler.arguments, *HOST_FLAGS, *_openmp_flags(compiler), *(["-g"] if _debug_level() >= 2 else []))
+    flags = (*compiler.flags, *(["-g"] if _debug_level() >= 2 else []))
     identity = f"{compiler.path} {compiler.version}"
-    return _Job(identity, flags, _processor(), "kernel.so", "kernel.cpp")
-
-
-def _openmp_flags(compiler: HostCompiler) -> tuple[str, ...]:
-    """OpenMP through torch's own libgomp, where the wheel brings one.
-
-    Kernel and torch then share a thread pool, and ``torch.set_num_threads`` holds for both. Clang's OpenMP does not
-    run on libgomp.
-    """
-    bundled = sorted((Path(torch.__file__).parent / "lib").glob("libgomp*.so*"))
-    if compiler.is_clang or not bundled:
-        return ("-fopenmp",)
-    library = bundled[0]
-    # as-needed keeps the compiler's own libgomp, which -fopenmp appends, from being loaded beside torch's.
-    return ("-fopenmp", str(library), f"-Wl,-rpath,{library.parent}", "-Wl,--as-needed")
-
-
-@functools.lru_cache(maxsize=1)
-def _processor() -> str:
-    """What -march=native depends on."""
-    path = Path("/proc/cpuinfo")
-    wanted = ("model name", "flags", "Features", "CPU part", "CPU implementer")
-    lines = path.read_text().splitlines() if path.exists() else []
-    return os.uname().machine + "".join(sorted({line for line in lines if line.partition("\t")[0].strip() in wanted}))
+    return _Job(identity, flags, processor(), "kernel.so", "kernel.cpp")
 
 
 def _compile_host(source: Source, job: _Job, facts: DeviceFacts) -> tuple[bytes, dict[str, Any]]:
-    compiler = find_host_compiler()
-    with tempfile.TemporaryDirectory(prefix="equitune-") as folder:
-        (Path(folder) / job.source_name).write_text(source.text)
-        # The source comes before the libraries in job.flags: the linker resolves from left to right.
-        command = [compiler.path, job.source_name, "-o", job.binary_name, *job.flags]
-        done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
-        if done.returncode == 0:
-            data = (Path(folder) / job.binary_name).read_bytes()
-            return data, {"code_bytes": len(section(data, ".text"))}
-    if "omp.h" in done.stderr or "lomp" in done.stderr:
-        raise ToolMissingError(f"{compiler.path} has no OpenMP; install libomp-dev, or use g++: set CXX=g++")
-    raise CompileError(f"{shlex.join(command)} failed:\n{_shortened(done.stderr or done.stdout)}")
-
-
-def section(elf: bytes, name: str) -> bytes:
-    """A section of a 64-bit little-endian ELF file; empty if it has none of that name."""
-    if elf[:6] != b"\x7fELF\x02\x01":
-        return b""
-    (table,) = struct.unpack_from("<Q", elf, 0x28)
-    entry_size, count, names_index = struct.unpack_from("<HHH", elf, 0x3A)
-    headers = [struct.unpack_from("<IIQQQQ", elf, table + i * entry_size) for i in range(count)]
-    names_at = headers[names_index][4]
-    for name_at, _, _, _, at, size in headers:
-        start = names_at + name_at
-        if elf[start : elf.index(b"\0", start)] == name.encode():
-            return elf[at : at + size]
-    return b""
+    data = build(find_host_compiler(), source.text, job.source_name, job.binary_name, job.flags)
+    return data, {"code_bytes": len(section(data, ".text"))}
 
 
 def _cuda_job(facts: DeviceFacts) -> _Job:
@@ -245,8 +162,17 @@ def _compile_cuda(source: Source, job: _Job, facts: DeviceFacts) -> tuple[bytes,
         code = bytes(Program(source.text, "c++", options).compile("cubin", logs=log).code)
     except Exception as error:
         # cuda.core raises its own private types for NVRTC's errors; the message holds the compiler's log.
-        raise CompileError(f"NVRTC for {facts.arch} failed:\n{_shortened(str(error))}") from error
+        raise CompileError(f"NVRTC for {facts.arch} failed:\n{shortened(str(error))}") from error
     return code, parse_ptxas(log.getvalue(), source.entry)
+
+
+def _check_cubin(path: Path, entry: str) -> None:
+    """ToolMissingError unless a cubin has the kernel ``entry``. Only a device can load it."""
+    data = path.read_bytes()
+    if not (is_whole(data) and section(data, f".text.{entry}")):
+        raise ToolMissingError(
+            f"NVRTC {nvrtc_version()} made {len(data)} bytes without the kernel {entry}; install another"
+        )
 
 
 def parse_ptxas(log: str, entry: str) -> dict[str, Any]:
@@ -267,7 +193,3 @@ def parse_ptxas(log: str, entry: str) -> dict[str, Any]:
         "stack_bytes": number(r"(\d+) bytes stack frame"),
         "shared_bytes": number(r"(\d+) bytes smem"),
     }
-
-
-def _shortened(log: str) -> str:
-    return log if len(log) <= _LOG_LIMIT else log[:_LOG_LIMIT] + f"\n... {len(log) - _LOG_LIMIT} more characters"

@@ -31,6 +31,10 @@ class ToolMissingError(EquituneError, RuntimeError):
     """A compiler, a driver or an optional package that this call needs is not on this machine."""
 
 
+class CacheError(EquituneError, RuntimeError):
+    """Compiled kernels cannot be kept or trusted: a folder is not private, cannot be written or is full."""
+
+
 class CompileError(EquituneError, RuntimeError):
     """The compiler rejected generated source; the message holds its log."""
 

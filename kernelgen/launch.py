@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import os
 import threading
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -41,8 +43,20 @@ _KEPT_GEOMETRIES = 256
 # harmonics, about 4 us.
 _WEIGHTS_PER_THREAD = 8192
 
+# Whether this process was forked from one that had imported this file. OpenMP's threads stay behind in that one, and
+# GNU's runtime would wait for them for ever.
+_forked = False
+
 # Addresses in the order of plan.BUFFERS (0: none), then num_edges, num_in, num_out and the device's number.
 Run = Callable[[Sequence[int], int, int, int, int], None]
+
+
+def _note_fork() -> None:
+    global _forked
+    _forked = True
+
+
+os.register_at_fork(after_in_child=_note_fork)
 
 
 class Kernel:
@@ -96,10 +110,23 @@ def _load_host(plan: AnyPlan | HarmonicsPlan, binary: Binary, entry: str) -> Run
     edges_per_thread = max(1, _WEIGHTS_PER_THREAD // max(1, work))
 
     def run(pointers: Sequence[int], num_edges: int, num_in: int, num_out: int, device: int) -> None:
-        threads = fixed_threads or min(torch.get_num_threads(), 1 + num_edges // edges_per_thread)
+        threads = min(torch.get_num_threads(), fixed_threads or 1 + num_edges // edges_per_thread)
+        if _forked and threads > 1:
+            threads = _one_thread()
         function(*pointers, num_edges, num_in, num_out, threads)
 
     return run
+
+
+@functools.cache
+def _one_thread() -> int:
+    """1, and the reason once a process."""
+    warnings.warn(
+        "kernels run on one thread in a forked process, because OpenMP's threads do not survive a fork; start the "
+        "process by spawn or forkserver for more threads, or call torch.set_num_threads(1) if one is enough",
+        stacklevel=2,
+    )
+    return 1
 
 
 def _load_cuda(plan: AnyPlan | HarmonicsPlan, binary: Binary, entry: str) -> Run:

@@ -15,9 +15,19 @@ from pathlib import Path
 import pytest
 import torch
 
-from kernelgen import CompileError, ToolMissingError, cache, compile_many, compile_source, cuda_facts, device_facts
+from kernelgen import (
+    CacheError,
+    CompileError,
+    ToolMissingError,
+    cache,
+    compile_many,
+    compile_source,
+    cuda_facts,
+    device_facts,
+)
 from kernelgen import compile as compiling
 from kernelgen.cache import cache_dir
+from kernelgen.host_compiler import find_host_compiler
 from kernelgen.source import Source
 
 HOST = device_facts("cpu")
@@ -143,19 +153,19 @@ def test_missing_compiler_says_what_to_install(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ToolMissingError, match=r"g\+\+, c\+\+ and clang\+\+; install one"):
-        compiling.find_host_compiler()
+        find_host_compiler()
     with pytest.raises(ToolMissingError):
         compile_many([(ANSWER, HOST)])
     monkeypatch.setenv("CXX", "/nowhere/c++ -Wall")
     with pytest.raises(ToolMissingError, match="/nowhere/c"):
-        compiling.find_host_compiler()
+        find_host_compiler()
 
 
 def test_cxx_may_bring_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CXX", raising=False)
-    path = compiling.find_host_compiler().path
+    path = find_host_compiler().path
     monkeypatch.setenv("CXX", f"{path} -DTHE_ANSWER=43")
-    assert compiling.find_host_compiler().arguments == ("-DTHE_ANSWER=43",)
+    assert find_host_compiler().arguments == ("-DTHE_ANSWER=43",)
     source = Source('extern "C" int equitune_kernel() { return THE_ANSWER; }', "c++")
     assert answer(compile_source(source, HOST).path) == 43
 
@@ -163,7 +173,7 @@ def test_cxx_may_bring_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_cache_that_cannot_be_written_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("EQUITUNE_CACHE", str(tmp_path / "file" / "below"))
-    with pytest.raises(ToolMissingError, match="set EQUITUNE_CACHE"):
+    with pytest.raises(CacheError, match="set EQUITUNE_CACHE"):
         compile_source(ANSWER, HOST)
 
 

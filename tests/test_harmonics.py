@@ -17,11 +17,12 @@ from harmonics_reference import operands, reference, vectors, worst
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernelgen.compile import compile_source, find_host_compiler, nvrtc_version
+from kernelgen.compile import compile_source, nvrtc_version
 from kernelgen.device import cuda_facts
 from kernelgen.errors import ProblemError, ToolMissingError
 from kernelgen.harmonics import NORMALIZATIONS, HarmonicsProblem
 from kernelgen.harmonics_statements import harmonics_body
+from kernelgen.host_compiler import find_host_compiler
 from kernelgen.source import Source
 from kernelgen.statements import Body
 

@@ -17,8 +17,9 @@ from autotune import cold_code, measure
 from autotune.graphs import GraphSpec, Points
 from autotune.jobs import TrialJob, TrialSetting
 from autotune.workload import Workload
-from kernelgen.compile import compile_source, section
+from kernelgen.compile import compile_source
 from kernelgen.device import cuda_facts
+from kernelgen.host_compiler import section
 from kernelgen.problem import TensorProductProblem
 from kernelgen.schedule import HostSchedule
 
