@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from autotune import records
+from autotune import records, trial_archive
 from autotune.errors import StudyError
 from autotune.locks import Locks
 from autotune.space import Space
@@ -73,6 +73,7 @@ class Folder(Board):
         self.path = path
         self._locks = Locks(records.lock_path(path))
         self._offset, self._unread, self._known = 0, list[dict[str, Any]](), set[tuple[str, str]]()
+        self._begun = False
         if not (self._locks.take(PART) if alone else self._locks.share(PART)):
             self._locks.close()
             what = "another process is tuning" if alone else "a tuner that shares with nobody is tuning"
@@ -120,8 +121,13 @@ class Folder(Board):
 
     def _catch_up(self) -> None:
         lines, self._offset = records.read_from(self.path, self._offset)
+        known = {records.identity(line) for line in lines}
+        if not self._begun:
+            packed, self._begun = trial_archive.packed_only(self.path, known), True
+            lines = packed + lines
+            known |= {records.identity(line) for line in packed}
         self.count += len(lines)
-        self._known |= {records.identity(line) for line in lines}
+        self._known |= known
         self._unread += lines
 
 

@@ -6,14 +6,15 @@ after all of a file was understood.
 
 from __future__ import annotations
 
-import shutil
+import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from autotune import trial_archive
 from autotune.certificate import facts_of_record, hash_of_entry
-from autotune.database import Database, Table, database_path, read_table, to_text
+from autotune.database import Database, Table, database_path, read_table, replace_file, to_text
 from autotune.entry import Entry
 from autotune.errors import DatabaseError
 from kernelgen.errors import EquituneError
@@ -132,9 +133,21 @@ def preferred(ours: Entry, theirs: Entry, generator: str = GENERATOR_VERSION) ->
 def _copy_trials(entry: Entry, source: Path, target: Path) -> None:
     """Raw trials are worth keeping, but an entry stands without them."""
     name = entry.trials.get("file", "")
-    if name and (source / name).is_file() and (source / name).resolve() != (target / name).resolve():
+    if not name or (source / name).resolve() == (target / name).resolve():
+        return
+    if lines := trial_archive.read_study(source / name):
         (target / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(source / name, target / name)
+        replace_file(target / name, "".join(json.dumps(line) + "\n" for line in lines))
+
+
+def pack_trials(results_dir: Path, slug: str) -> list[trial_archive.Packed]:
+    """Pack what git keeps of a device's trials: the studies that its entries name, and all that was recorded."""
+    folder, cited = results_dir / "trials" / slug, dict[str, list[dict[str, Any]]]()
+    for _, entry in sorted(read_table(database_path(results_dir, slug)).by_identity.items()):
+        file = results_dir / entry.trials.get("file", "")
+        if file.parent == folder:
+            cited.setdefault(file.stem, []).append(dict(entry.schedule))
+    return [trial_archive.pack(folder, cited), trial_archive.pack(results_dir / "record" / slug)]
 
 
 def export_file(table: Table, path: Path, labels: Iterable[str] = ()) -> int:

@@ -235,7 +235,10 @@ def record(config: Config, device: Device = None, results: Results = None) -> No
 
 @app.command()
 def replay(
-    files: Annotated[list[Path], typer.Argument(metavar="RECORD...", help="Files of results/record.")],
+    files: Annotated[
+        list[Path],
+        typer.Argument(metavar="RECORD...", help="Files of results/record, packed (DEVICE.jsonl.gz) or not."),
+    ],
     sampler: Annotated[
         list[str] | None, typer.Option(help="tpe, climb, gp, random or default; by default all.")
     ] = None,
@@ -255,11 +258,12 @@ def replay(
     from autotune.recorded import load_record
     from autotune.replay import SEEDS, replay_table, write_replay
     from autotune.replay import replay as run_replay
+    from autotune.trial_archive import studies_in
 
     for option, number in (("--seeds", seeds), ("--trials", trials), ("--ahead", ahead)):
         positive(option, number)
     folder = results_folder(results)
-    for file in files:
+    for file in (study for path in files for study in studies_in(path)):
         recorded = load_record(file)
         related = recorded.transfers(known_entries(recorded.space.spec.facts, folder)) if transfer else {}
         options: dict[str, Any] = {"seeds": seeds, "ahead": ahead, "prune": prune, "transfers": related}

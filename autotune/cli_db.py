@@ -132,6 +132,22 @@ def export(
     print(f"{path}: {count} entries; join them elsewhere with `equitune db merge {path.name}`")
 
 
+@app.command()
+def pack(results: Results = None) -> None:
+    """Pack the trials that entries name, and what was recorded, into one file a device: the form that git keeps."""
+    from autotune.care import pack_trials
+    from autotune.database import device_files
+
+    folder = results_folder(results)
+    recorded = {path.name for path in (folder / "record").glob("*/")}
+    for slug in sorted(recorded | {file.stem for file in device_files(folder)}):
+        for packed in pack_trials(folder, slug):
+            if packed.lines:
+                print(f"{packed.path}: {packed.lines} records (studies: {packed.studies})")
+            if packed.missing:
+                print(f"{len(packed.missing)} studies that entries name are not there, such as {packed.missing[0]}")
+
+
 def _name(entry: Entry) -> str:
     parts = ("label", "operation", "direction", "dtype", "layout", "graph_class")
     return " ".join(str(getattr(entry, part)) for part in parts)

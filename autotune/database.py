@@ -29,7 +29,7 @@ from kernelgen.device import DeviceFacts
 
 __all__ = [
     *("SCHEMA", "Database", "DatabaseWarning", "Entry", "Table", "database_dirs", "database_path"),
-    *("device_record", "load_table", "read_table", "to_text", "writable_results_dir"),
+    *("device_files", "device_record", "load_table", "read_table", "to_text", "writable_results_dir"),
 ]
 
 SCHEMA = 1
@@ -85,6 +85,17 @@ def database_dirs() -> tuple[Path, ...]:
 def writable_results_dir() -> Path:
     """Where ``equitune tune`` writes: ``results/`` of a checkout, the user's directory for an installed package."""
     return paths.results_dir() if paths.checkout_dir() else paths.user_data_dir()
+
+
+def device_files(directory: Path) -> list[Path]:
+    """One file a device, sorted; none of a folder that cannot be read.
+
+    A slug has no dot: files kept aside (NAME.corrupt-TIMESTAMP.json) and temporaries do.
+    """
+    try:
+        return sorted(path for path in directory.glob("*.json") if "." not in path.stem)
+    except OSError:
+        return []
 
 
 def database_path(directory: Path, slug: str) -> Path:
@@ -280,13 +291,13 @@ def _aside_names(stem: str, stamp: str) -> Iterator[str]:
         count += 1
 
 
-def replace_file(path: Path, text: str) -> None:
+def replace_file(path: Path, text: str | bytes) -> None:
     """Write beside the file, flush to disk, then rename over it: a crash leaves the old file or the new one."""
     mode = path.stat().st_mode & 0o777 if path.exists() else 0o644
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
     try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(text.encode() if isinstance(text, str) else text)
             file.flush()
             os.fsync(file.fileno())
         os.chmod(temporary, mode)

@@ -162,13 +162,12 @@ def _cache() -> Iterator[tuple[str, str, str]]:
 
 
 def _databases() -> Iterator[tuple[str, str, str]]:
-    from autotune.database import database_dirs, read_table
+    from autotune.database import database_dirs, device_files, read_table
     from autotune.paths import user_data_dir
 
     for folder in database_dirs():
         name = "user" if folder == user_data_dir() else "shipped"
-        # A file kept aside as corrupt has a second dot in its name.
-        files = sorted(file for file in folder.glob("*.json") if "." not in file.stem)
+        files = device_files(folder)
         if not files:
             yield name, f"{folder} (no database)", "absent"
         for file in files:

@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from autotune.database import Table, database_dirs, database_path, load_table
+from autotune.database import Table, database_dirs, database_path, device_files, load_table
 from autotune.entry import Entry
 from autotune.errors import TuningMissError
 from autotune.families import Family, Problem, family_of
@@ -283,21 +283,13 @@ def _kindred_tables(facts: DeviceFacts) -> Iterator[Table]:
     """Databases of other devices of this architecture, the nearest number of multiprocessors or cores first."""
     files: dict[str, list[Path]] = {}
     for directory in database_dirs():
-        for path in _listed(directory):
+        for path in device_files(directory):
             files.setdefault(path.stem, []).append(path)
     tables = [(slug, load_table(*paths)) for slug, paths in sorted(files.items()) if slug != facts.slug]
     kindred = [(slug, table) for slug, table in tables if _is_kindred(table.device, facts)]
     yield from (
         table for _, table in sorted(kindred, key=lambda item: (device_distance(item[1].device, facts), item[0]))
     )
-
-
-def _listed(directory: Path) -> list[Path]:
-    # A slug has no dot: files kept aside (NAME.corrupt-TIMESTAMP.json) and temporaries do.
-    try:
-        return sorted(path for path in directory.glob("*.json") if "." not in path.stem)
-    except OSError:
-        return []
 
 
 def device_distance(device: Mapping[str, Any], facts: DeviceFacts) -> tuple[bool, bool, float]:

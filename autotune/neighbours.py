@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from autotune.database import database_dirs, load_table
+from autotune.database import database_dirs, device_files, load_table
 from autotune.entry import Entry
 from autotune.graphs import GraphClass
 from autotune.lookup import device_distance, is_alike
@@ -29,8 +29,7 @@ def known_entries(facts: DeviceFacts, *directories: Path) -> list[Entry]:
     Those of this device first, then those of the device nearest to it in architecture and size.
     """
     folders = dict.fromkeys((*database_dirs(), *directories))
-    # A device's file has no dot in its stem; files kept aside do.
-    files = [path for folder in folders for path in sorted(folder.glob("*.json")) if "." not in path.stem]
+    files = [path for folder in folders for path in device_files(folder)]
     tables = [(path.stem != facts.slug, load_table(path)) for path in files]
     tables.sort(key=lambda item: (item[0], device_distance(item[1].device, facts)))
     return [entry for _, table in tables for entry in table.by_identity.values()]

@@ -12,7 +12,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from autotune import records
+from autotune import records, trial_archive
 from autotune.config import TuneConfig
 from autotune.errors import ConfigError, StudyError
 from autotune.graphs import build_graph
@@ -108,7 +108,7 @@ def header(workload: Workload, direction: str, space: Space, workers: int) -> di
 
 def _write_header(path: Path, wanted: dict[str, Any]) -> None:
     """Begin the file, or make sure that it was begun for the same space and generator."""
-    lines = records.read(path)
+    lines = trial_archive.read_study(path)
     if not lines:
         records.append(path, wanted)
         return

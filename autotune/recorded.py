@@ -12,7 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from autotune import records
+from autotune import trial_archive
 from autotune.entry import Entry
 from autotune.errors import ConfigError
 from autotune.graphs import GraphClass
@@ -82,8 +82,8 @@ class Record:
 
 
 def load_record(path: Path) -> Record:
-    """The record of a file; ConfigError if it is none, or has no default schedule or nothing that was timed."""
-    header, *lines = records.read(path) or [{}]
+    """The record of a file, packed or not; ConfigError if it is none, has no default schedule or nothing was timed."""
+    header, *lines = trial_archive.read_study(path) or [{}]
     if header.get("record") != 1:
         raise ConfigError(f"{path} is no record; expected a file that `equitune record` wrote")
     try:

@@ -1,4 +1,5 @@
-"""Trial records: one JSON object a line, durable before the next trial starts.
+"""Trial records: one JSON object a line, durable before the next trial starts. Readers that want what is packed for git
+too read through :mod:`autotune.trial_archive`.
 
 A finished trial enters as a dictionary and is appended with flush and fsync; a file leaves as a list of
 dictionaries. A process may be killed in the middle of a line, so reading skips lines that are not JSON objects and
@@ -10,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +64,11 @@ def read_from(path: Path, offset: int) -> tuple[list[dict[str, Any]], int]:
             break
         offset += len(line)
     return found, offset
+
+
+def readable(lines: Iterable[bytes]) -> list[dict[str, Any]]:
+    """The records among these lines."""
+    return [record for line in lines if (record := _record(line)) is not None]
 
 
 def _record(line: bytes) -> dict[str, Any] | None:

@@ -7,17 +7,21 @@ from typing import Any
 
 import pytest
 
-from autotune import records
 from autotune.config_tables import load_problems
 from autotune.pruning import SPILL_BYTES, why_hopeless
+from autotune.trial_archive import SUFFIX, read_device
 
 TRIALS = Path(__file__).parents[1] / "results" / "trials"
-STUDIES = [path for path in sorted(TRIALS.glob("nvidia-*/*.jsonl"))]
+Lines = list[dict[str, Any]]
+EVERY = {
+    archive.name.removesuffix(SUFFIX): read_device(TRIALS / archive.name.removesuffix(SUFFIX))[0]
+    for archive in sorted(TRIALS.glob(f"*{SUFFIX}"))
+}
+STUDIES = {name: lines for slug, found in EVERY.items() if slug.startswith("nvidia-") for name, lines in found.items()}
 
 
-def timed(path: Path) -> list[dict[str, Any]]:
+def timed(lines: Lines) -> Lines:
     """Trials of the generator that wrote last that were timed or pruned, in their order."""
-    lines = records.read(path)
     last = lines[-1]["generator"]
     return [line for line in lines if line["state"] in ("ok", "pruned") and line["generator"] == last]
 
@@ -27,13 +31,13 @@ def is_fused(line: dict[str, Any]) -> bool:
     return bool(line["schedule"].get("fuse", True))
 
 
-def in_full(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def in_full(lines: Lines) -> Lines:
     return sorted(
         (line for line in lines if line["state"] == "ok" and not line["cut"]), key=lambda line: line["time_us"]
     )
 
 
-def pruned_in_order(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def pruned_in_order(lines: Lines) -> Lines:
     """What a search that meets these trials in this order would not have measured."""
     skipped, best = [], None
     for line in lines:
@@ -44,9 +48,9 @@ def pruned_in_order(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return skipped
 
 
-@pytest.mark.parametrize("path", STUDIES, ids=[path.stem for path in STUDIES])
-def test_nothing_near_the_best_is_pruned(path: Path) -> None:
-    lines = timed(path)
+@pytest.mark.parametrize("study", STUDIES)
+def test_nothing_near_the_best_is_pruned(study: str) -> None:
+    lines = timed(STUDIES[study])
     best = in_full(lines)[0]
     near = {line["number"] for line in lines if line["state"] == "ok" and line["time_us"] <= 1.1 * best["time_us"]}
     assert not near & {line["number"] for line in pruned_in_order(lines)}
@@ -59,16 +63,17 @@ def test_a_good_share_is_pruned() -> None:
 
     Searches that go on from earlier winners propose few that spill.
     """
-    spilling = [path for path in STUDIES if any(line["resources"].get("spill_bytes") for line in timed(path))]
-    fused = [line for path in spilling for line in timed(path) if is_fused(line)]
-    skipped = [line for path in spilling for line in pruned_in_order(timed(path)) if is_fused(line)]
+    studies = [timed(lines) for lines in STUDIES.values()]
+    spilling = [lines for lines in studies if any(line["resources"].get("spill_bytes") for line in lines)]
+    fused = [line for lines in spilling for line in lines if is_fused(line)]
+    skipped = [line for lines in spilling for line in pruned_in_order(lines) if is_fused(line)]
     assert len(spilling) >= 12
     assert len(skipped) > 0.04 * len(fused)
 
 
-def behind(path: Path) -> list[float]:
+def behind(study: Lines) -> list[float]:
     """How many times the fastest schedule's time the fastest unfused one takes; empty where none was measured."""
-    lines = timed(path)
+    lines = timed(study)
     unfused = [line["time_us"] for line in lines if line["state"] == "ok" and not is_fused(line)]
     return [min(unfused) / in_full(lines)[0]["time_us"]] if unfused else []
 
@@ -79,13 +84,13 @@ def test_unfused_never_came_near_but_for_pairs() -> None:
     Kernels of pairs add to the rows of nodes in memory in any case, so unfused may be as fast: it is a probe of each.
     """
     pairs = tuple(f"{label}-" for label, problem in load_problems().items() if not problem.is_channelwise)
-    paths = sorted(TRIALS.glob("*/*.jsonl"))
-    channelwise = [ratio for path in paths if not path.name.startswith(pairs) for ratio in behind(path)]
+    studies = [study for found in EVERY.values() for study in found.items()]
+    channelwise = [ratio for name, lines in studies if not name.startswith(pairs) for ratio in behind(lines)]
     assert len(channelwise) >= 20
     assert min(channelwise) > 1.1
-    of_pairs = [path for path in paths if path.name.startswith(pairs) and "-conv-" in path.name]
+    of_pairs = [lines for name, lines in studies if name.startswith(pairs) and "-conv-" in name]
     assert len(of_pairs) >= 20
-    assert sum(bool(behind(path)) for path in of_pairs) > 0.8 * len(of_pairs), "some end before it, by their budget"
+    assert sum(bool(behind(lines)) for lines in of_pairs) > 0.8 * len(of_pairs), "some end before it, by their budget"
 
 
 def test_limit_follows_what_the_fastest_spills() -> None:

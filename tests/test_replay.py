@@ -293,6 +293,9 @@ def test_record_and_replay_on_the_cpu(tmp_path: Path, capsys: pytest.CaptureFixt
     assert found.header["graph"]["name"] == "molecule" and found.header["generator"] == lines[0]["generator"]
     command("record", config, "--device", "cpu")
     assert path.read_bytes() == before
+    assert "4 records (studies: 1)" in command("db", "pack").replace("\n", " ")
+    path.unlink()
+    path = path.parent.with_name(f"{path.parent.name}.jsonl.gz")
     said = command("replay", path, "--seeds", 2, "--trials", 5, "--sampler", "random", "--sampler", "default")
     (result,) = (tmp_path / "replay").glob("*.json")
     data = json.loads(result.read_text())

@@ -67,10 +67,9 @@ def made_up(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The page of what is stored of a CPU in ``results/``."""
     results = tmp_path_factory.mktemp("stored")
-    for part in (f"{CPU}.json", f"bench/{CPU}.json", f"trials/{CPU}"):
-        source, target = results_dir() / part, results / part
-        target.parent.mkdir(exist_ok=True)
-        (shutil.copytree if source.is_dir() else shutil.copy)(source, target)
+    for part in (f"{CPU}.json", f"bench/{CPU}.json", f"trials/{CPU}.jsonl.gz"):
+        (results / part).parent.mkdir(exist_ok=True)
+        shutil.copy(results_dir() / part, results / part)
     (path,) = write_reports(results, tmp_path_factory.mktemp("reports"))
     return path
 

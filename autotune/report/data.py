@@ -1,4 +1,4 @@
-"""Results files to pandas frames: results/DEVICE.json, bench/DEVICE.json, trials/DEVICE/*.jsonl and replay/*.json
+"""Results files to pandas frames: results/DEVICE.json, bench/DEVICE.json, trials (packed or not) and replay/*.json
 enter, one frozen DeviceData leaves. A file may be absent and a field None or NaN; a file that is not JSON is a
 ReportError.
 """
@@ -16,6 +16,7 @@ import pandas as pd
 from autotune.report.errors import ReportError
 from autotune.report.suite_rows import SuiteRow, mapping, number, sample_times
 from autotune.report.words import DEFAULT, TUNED
+from autotune.trial_archive import SUFFIX, read_device
 
 PASSES = (
     *("forward", "backward", "edge_backward", "double_backward", "joint_backward"),
@@ -72,6 +73,7 @@ def device_slugs(results_dir: Path) -> list[str]:
     files = [*results_dir.glob("*.json"), *(results_dir / "bench").glob("*.json")]
     found = {path.stem for path in files if "." not in path.stem}  # not NAME.corrupt-TIME.json, which was kept aside
     found |= {path.parent.name for path in (results_dir / "trials").glob("*/*.jsonl")}
+    found |= {path.name.removesuffix(SUFFIX) for path in (results_dir / "trials").glob(f"*{SUFFIX}")}
     return sorted(found)
 
 
@@ -180,18 +182,12 @@ def _replays(results_dir: Path, slug: str) -> dict[str, dict[str, Any]]:
 
 def _trials(folder: Path) -> tuple[pd.DataFrame, int]:
     """Every trial of every study, and the number of lines that are not JSON (a killed run leaves at most its last)."""
-    records, unreadable = [], 0
-    for path in sorted(folder.glob("*.jsonl")):
-        for line in filter(None, map(str.strip, path.read_text(encoding="utf-8", errors="replace").splitlines())):
-            try:
-                data = json.loads(line)
-            except ValueError:
-                data = None
-            if not isinstance(data, dict):
-                unreadable += 1
-                continue
+    studies, unreadable = read_device(folder)
+    records = []
+    for study, lines in studies.items():
+        for data in lines:
             record = {key: data.get(key) for key in TRIAL_COLUMNS}
-            record |= {"file": path.stem, "state": str(data.get("state")), "schedule": mapping(data.get("schedule"))}
+            record |= {"file": study, "state": str(data.get("state")), "schedule": mapping(data.get("schedule"))}
             record |= {key: number(data.get(key)) for key in ("number", "time_us", "compile_s")}
             record["samples_us"] = sample_times(data.get("samples_us"))
             records.append(record)
