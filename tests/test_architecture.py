@@ -2,30 +2,15 @@
 
 from __future__ import annotations
 
-import ast
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from import_graph import ROOT, circles, import_graph, imported, upward_imports
 
-ROOT = Path(__file__).resolve().parent.parent
 HEAVY = ("optuna", "matplotlib", "pandas")
-
-
-def imported(path: Path) -> Iterator[str]:
-    """Every module name that a file imports, wherever in it; literal ``import_module`` calls too."""
-    for node in ast.walk(ast.parse(path.read_text(), str(path))):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            yield "." * node.level + (node.module or "")
-        elif isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
-            called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-            if called in ("import_module", "__import__"):
-                yield str(node.args[0].value)
 
 
 def test_the_parser_sees_every_form_of_import(tmp_path: Path) -> None:
@@ -34,12 +19,54 @@ def test_the_parser_sees_every_form_of_import(tmp_path: Path) -> None:
         "import a.b as c\nfrom d.e import f\ndef g():\n    import h\n    importlib.import_module('i.j')\n"
         "    from . import k\n"
     )
-    assert sorted(imported(path)) == [".", "a.b", "d.e", "h", "i.j"]
+    assert sorted(name for name, _ in imported(path)) == [".", "a.b", "d.e", "h", "i.j"]
+
+
+def test_the_graph_has_imports_of_functions_of_type_checking_and_relative_ones(tmp_path: Path) -> None:
+    files = {
+        "__init__.py": "from sample.high.wing import x\n",
+        "low.py": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from sample.high.wing import x\n",
+        "high/wing.py": "def f():\n    from ..low import y\n    import sample.high.roof\n",
+        "high/roof.py": "from . import wing\nfrom sample import low, name\nimport os\n",
+    }
+    for name, text in files.items():
+        path = tmp_path / "sample" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    assert import_graph("sample", tmp_path) == {
+        "sample": {"sample.high.wing"},
+        "sample.low": {"sample.high.wing"},
+        "sample.high.wing": {"sample.low", "sample.high.roof"},
+        "sample.high.roof": {"sample.high.wing", "sample.low", "sample"},
+    }
+
+
+def test_circles_and_upward_imports_are_found() -> None:
+    graph = {"p": {"p.b.x"}, "p.a": {"p.b.x"}, "p.b.x": {"p.a"}, "p.b.y": {"p.b.x", "p"}, "p.c": set()}
+    assert circles(graph) == [["p.a", "p.b.x"]]
+    assert circles({"p.a": {"p.a"}, "p.b": {"p.a"}}) == [["p.a"]]
+    assert upward_imports(graph, "p", ("a", "b")) == [
+        "c has no place in the order",
+        "p.a imports p.b.x",
+        "p.b.y imports p",
+    ]
+    assert upward_imports({"p.a": set(), "p.b.x": {"p.a", "p.b.y"}, "p.b.y": set()}, "p", ("a", "b")) == []
+
+
+# Files of kernelgen that import each other.
+KNOWN_CIRCLES = [
+    ["kernelgen.autograd", "kernelgen.library", "kernelgen.operators"],
+    ["kernelgen.harmonics_autograd", "kernelgen.harmonics_library", "kernelgen.harmonics_operators"],
+]
+
+
+def test_no_files_of_kernelgen_import_each_other() -> None:
+    assert circles(import_graph("kernelgen")) == KNOWN_CIRCLES
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "kernelgen").rglob("*.py")), ids=lambda path: path.name)
 def test_kernelgen_never_imports_autotune(path: Path) -> None:
-    back = [name for name in imported(path) if name.lstrip(".").split(".")[0] == "autotune"]
+    back = [name for name, _ in imported(path) if name.lstrip(".").split(".")[0] == "autotune"]
     assert back == [], f"{path} imports {back}: kernelgen knows nothing of tuning"
 
 
