@@ -23,15 +23,16 @@ from autotune.ahead import COMPILED_PEER, Kind, compile_ahead, kind_of, known_fa
 from autotune.bench_plans import Plan, plans_of, row_of, sources_of
 from autotune.bench_rows import DEFAULT, OURS, Row, identity_of, store_rows, stored_rows
 from autotune.bench_text import summary_lines, table_lines
+from autotune.certificate import now_text, software_versions
 from autotune.config import TuneConfig, load_config
-from autotune.contest import DIRECTIONS_OF, hold_contest
+from autotune.contest import hold_contest
 from autotune.contest_session import ContestSetting
 from autotune.crew import Idle
 from autotune.database import writable_results_dir
 from autotune.devices import on_each
 from autotune.errors import ConfigError, WorkerError, unknown_name
 from autotune.graphs import build_graph
-from autotune.publish import now_text, software_versions
+from autotune.passes import DIRECTIONS_OF
 from autotune.worker import Worker
 from autotune.workload import Workload
 from kernelgen.device import DeviceFacts, device_facts

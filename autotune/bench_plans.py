@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from autotune.bench_rows import DEFAULT, OURS, Row
-from autotune.certificate import hash_of_text, source_text
+from autotune.certificate import hash_of_text, now_text, source_text
 from autotune.config import TuneConfig, by_problem
-from autotune.contest import DIRECTIONS_OF, ContestResult, moved_bytes
+from autotune.contest import ContestResult
 from autotune.database import Database, database_path
 from autotune.graphs import build_graph
 from autotune.lookup import find_schedule
-from autotune.publish import now_text
+from autotune.passes import DIRECTIONS_OF, moved_bytes
 from autotune.tune import space_of
 from autotune.workload import Workload
 from kernelgen.device import DeviceFacts

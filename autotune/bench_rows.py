@@ -13,8 +13,8 @@ from typing import Any
 
 import filelock
 
+from autotune.certificate import driver_version
 from autotune.database import device_record, replace_file
-from autotune.publish import driver_version
 from kernelgen.device import DeviceFacts
 
 SCHEMA = 1

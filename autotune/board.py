@@ -10,16 +10,12 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from autotune import records, trial_archive
 from autotune.errors import StudyError
 from autotune.locks import Locks
-from autotune.space import Space
 from kernelgen.schedule import Knobs
-
-if TYPE_CHECKING:
-    import optuna
 
 # Who else may work on a study: nobody; tuners of the same results folder; all that name the same Optuna storage.
 Sharing = Literal["alone", "folder", "storage"]
@@ -129,30 +125,6 @@ class Folder(Board):
         self.count += len(lines)
         self._known |= known
         self._unread += lines
-
-
-def open_board(
-    path: Path | None,
-    sharing: Sharing,
-    storage: str | optuna.storages.BaseStorage | None,
-    name: str,
-    space: Space,
-) -> Board:
-    """Of the study with this trial file, and this name in a storage; without a file, a rehearsal's."""
-    if path is None:
-        return Board()
-    folder = Folder(path, alone=sharing == "alone")
-    if sharing != "storage":
-        return folder
-    from autotune.shared_storage import Shared
-
-    if storage is None:
-        raise StudyError(f"{name} is to be shared through an Optuna storage, and none was given; name its URL")
-    try:
-        return Shared(folder, storage, name, space)
-    except BaseException:
-        folder.close()
-        raise
 
 
 def _number(key: str) -> int:

@@ -39,7 +39,7 @@ def stale_entries(
 ) -> list[Stale]:
     """Entries whose source, compiler or driver is another by now, by identity.
 
-    software: as ``publish.software_versions`` gives it. driver: of the NVIDIA driver, None where there is none.
+    software: as ``certificate.software_versions`` gives it. driver: of the NVIDIA driver, None where there is none.
     """
     noted = table.device.get("driver")
     moved = (f"the driver was {noted} and is {driver}",) if driver and noted and noted != driver else ()

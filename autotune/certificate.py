@@ -1,18 +1,28 @@
-"""What a tuned entry can be held to later: its kernel's source and that text's hash, written without a device."""
+"""What a tuned entry can be held to later: the software, driver and date of its figures, and its kernel's source.
+
+A kernel's source and that text's hash are written without a device.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import importlib.metadata
+import platform
+import shutil
+import subprocess
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from typing import Any
 
+from autotune.config_tables import find_problem
 from autotune.errors import DatabaseError
 from autotune.families import Problem, family_of
-from autotune.show import find_problem
 from kernelgen.device import DeviceFacts, cuda_facts
 from kernelgen.emit import emit
+from kernelgen.errors import EquituneError
 from kernelgen.schedule import Knobs
 
+SOFTWARE = ("torch", "e3nn", "optuna", "cuequivariance", "cuequivariance-torch", "openequivariance", "cuda-core")
 LENGTH = 16
 # No device has as many multiprocessors, or as wide vectors.
 MOST = 1 << 20
@@ -56,3 +66,40 @@ def facts_of_record(device: Mapping[str, Any]) -> DeviceFacts:
     if device["backend"] != "cpu":
         raise DatabaseError(f"device field backend is {device['backend']!r}; expected 'cuda' or 'cpu'")
     return DeviceFacts(**{name: device[name] for name in kinds})
+
+
+def now_text() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def software_versions(facts: DeviceFacts) -> dict[str, str]:
+    """Versions that a figure depends on; what is not installed is left out."""
+    versions = {"python": platform.python_version()}
+    for name in SOFTWARE:
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    try:
+        from kernelgen.compile import nvrtc_version
+        from kernelgen.host_compiler import find_host_compiler
+
+        versions["compiler"] = find_host_compiler().version if facts.backend == "cpu" else f"nvrtc {nvrtc_version()}"
+    except EquituneError:
+        pass
+    return versions
+
+
+def driver_version(facts: DeviceFacts) -> str | None:
+    """Of the NVIDIA driver, where the device has one."""
+    return nvidia_driver() if facts.backend == "cuda" else None
+
+
+def nvidia_driver() -> str | None:
+    """Version of the NVIDIA driver, None where there is none."""
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return None
+    command = [program, "--query-gpu=driver_version", "--format=csv,noheader"]
+    answer = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    return answer.stdout.splitlines()[0].strip() if answer.returncode == 0 and answer.stdout.strip() else None

@@ -155,7 +155,7 @@ def _name(entry: Entry) -> str:
 
 def _stale(table: Table, facts: DeviceFacts) -> list[Stale]:
     from autotune.care import stale_entries
-    from autotune.publish import driver_version, software_versions
+    from autotune.certificate import driver_version, software_versions
 
     return stale_entries(table, software_versions(facts), driver_version(facts))
 

@@ -39,10 +39,10 @@ from autotune.config_tables import (
     tables_of,
     vectors_from,
 )
-from autotune.contest import DIRECTIONS_OF
 from autotune.errors import ConfigError, unknown_name
 from autotune.families import Problem, operations_of
 from autotune.graphs import GraphSpec
+from autotune.passes import DIRECTIONS_OF
 from autotune.restriction import Restriction, restrictions_from
 from autotune.workload import Workload
 from kernelgen.errors import EquituneError
@@ -64,7 +64,7 @@ class TuneConfig:
 
     workload_trials: of workloads whose table gives its own number. patience: trials in a row without a gain that end a
     search. record: by backend, the part of the space to record.
-    passes: what a comparison times, of ``autotune.contest.PASSES``; None for those of a model.
+    passes: what a comparison times, of ``autotune.passes.PASSES``; None for those of a model.
     """
 
     path: Path

@@ -18,7 +18,7 @@ from autotune.families import Problem
 from autotune.graphs import AtomSource, Bulk, Crystal, EdgesAlone, GraphSpec, Molecule, Points, StructureFile
 from kernelgen.harmonics import HarmonicsProblem
 from kernelgen.problem import TensorProductProblem
-from kernelgen.vectors import VectorProblem
+from kernelgen.vectors import SEPARATOR, VectorProblem
 
 NORMALIZATION_KEYS = ("shared_weights", "irrep_normalization", "path_normalization")
 # Tables of other problems than products.
@@ -48,6 +48,18 @@ def load_vectors(path: Path | None = None) -> dict[str, VectorProblem]:
 def load_all() -> dict[str, Problem]:
     """All named problems, of every family."""
     return {**load_problems(), **load_harmonics(), **load_vectors()}
+
+
+def find_problem(text: str) -> Problem:
+    """A problem by its name in ``problems.toml`` or by its key; ConfigError with the nearest name otherwise."""
+    if "|" in text:
+        if SEPARATOR in text:
+            return VectorProblem.from_key(text)
+        return HarmonicsProblem.from_key(text) if text.startswith("sh|") else TensorProductProblem.from_key(text)
+    problems = load_all()
+    if text not in problems:
+        raise ConfigError(unknown_name("problem", text, problems))
+    return problems[text]
 
 
 def load_graphs(path: Path | None = None) -> dict[str, GraphSpec]:

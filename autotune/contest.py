@@ -28,19 +28,12 @@ from autotune.contest_session import (
     Schedules,
     WarmUp,
 )
+from autotune.passes import DIRECTIONS_OF, moved_bytes
 from autotune.worker import Worker, WorkerLost
-from kernelgen.direction import DIRECTIONS
 
 if TYPE_CHECKING:
     from autotune.measure import Timing
-    from autotune.workload import Workload
 
-# A pass is timed as it runs in a model; the kernels of its directions do its work.
-DIRECTIONS_OF: dict[str, tuple[str, ...]] = {name: (name,) for name in DIRECTIONS} | {
-    "forward+backward": ("forward", "backward"),
-    "force_step": ("forward", "edge_backward", "joint_backward"),
-}
-PASSES = tuple(DIRECTIONS_OF)
 OUR_MIN_SAMPLES = 10
 PEER_MIN_SAMPLES = 5
 # A call of a peer beyond this needs fewer samples; on a GPU it is not kept ready beside the others either, because
@@ -123,15 +116,6 @@ def hold_contest(
         except _Fallen as end:
             worker.close()
             contest.fallen[end.name, end.which] = end.reason
-
-
-def moved_bytes(workload: Workload, which: str) -> int:
-    """Compulsory traffic of a pass: what its kernels read and write at least."""
-    from autotune.graphs import build_graph
-
-    graph = build_graph(workload.graph)
-    size = (graph.num_edges, graph.num_nodes)
-    return sum(workload.family.compulsory_bytes(workload, direction, *size) for direction in DIRECTIONS_OF[which])
 
 
 class _Fallen(Exception):

@@ -9,8 +9,6 @@ from __future__ import annotations
 import dataclasses
 import importlib.metadata
 import platform
-import shutil
-import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -99,7 +97,9 @@ def _host() -> Iterator[tuple[str, str, str]]:
 def _gpus() -> Iterator[tuple[str, str, str]]:
     import torch
 
-    driver = driver_version()
+    from autotune.certificate import nvidia_driver
+
+    driver = nvidia_driver()
     yield "driver", driver or "no NVIDIA driver found", "ok" if driver else "absent"
     if not torch.cuda.is_available():
         built = f"built for CUDA {torch.version.cuda}" if torch.version.cuda else "a CPU build"
@@ -109,16 +109,6 @@ def _gpus() -> Iterator[tuple[str, str, str]]:
         found = torch.cuda.get_device_properties(index)
         text = f"{found.name} (compute capability {found.major}.{found.minor}, {found.multi_processor_count} units, "
         yield f"cuda:{index}", text + f"{size_text(found.total_memory)})", "ok"
-
-
-def driver_version() -> str | None:
-    """Version of the NVIDIA driver, None where there is none."""
-    program = shutil.which("nvidia-smi")
-    if program is None:
-        return None
-    command = [program, "--query-gpu=driver_version", "--format=csv,noheader"]
-    answer = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    return answer.stdout.splitlines()[0].strip() if answer.returncode == 0 and answer.stdout.strip() else None
 
 
 def _host_compiler() -> Iterator[tuple[str, str, str]]:

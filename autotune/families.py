@@ -183,7 +183,7 @@ class Products(Family):
         )
 
     def space(self, workload: Workload, direction: str, facts: DeviceFacts) -> Space:
-        from autotune.space import search_space
+        from autotune.spaces import search_space
 
         kernel = (workload.product, workload.operation, direction, workload.dtype)
         return search_space(*kernel, facts, workload.layout, workload.deterministic, workload.num_edges)

@@ -88,7 +88,7 @@ class Harmonics(Family):
         )
 
     def space(self, workload: Workload, direction: str, facts: DeviceFacts) -> Space:
-        from autotune.harmonics_space import harmonics_space
+        from autotune.spaces import harmonics_space
 
         return harmonics_space(self.spec(workload.harmonics, OPERATION, direction, workload.dtype, LAYOUT, facts))
 

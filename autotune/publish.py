@@ -7,32 +7,28 @@ stored if it is faster than the default beyond the noise; otherwise the default 
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
-import platform
 from collections.abc import Callable, Mapping
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from autotune.certificate import hash_of_text, source_text
-from autotune.contest import ContestResult, Result, hold_contest, moved_bytes
+from autotune.certificate import driver_version, hash_of_text, now_text, software_versions, source_text
+from autotune.contest import ContestResult, Result, hold_contest
 from autotune.contest_session import ContestSetting
 from autotune.database import Database
 from autotune.entry import Entry
 from autotune.graphs import build_graph
 from autotune.intervals import LEVEL, ratio_interval
+from autotune.passes import moved_bytes
 from autotune.study import Study
 from autotune.verify import TOLERANCE
 from autotune.worker import Worker
 from autotune.workload import Workload
 from kernelgen.device import DeviceFacts, device_facts
-from kernelgen.errors import EquituneError
 from kernelgen.schedule import Knobs
 from kernelgen.version import GENERATOR_VERSION
 
 CANDIDATES = 3
-SOFTWARE = ("torch", "e3nn", "optuna", "cuequivariance", "cuequivariance-torch", "openequivariance", "cuda-core")
 
 
 def publish(
@@ -163,32 +159,3 @@ def trials_record(study: Study, results_dir: Path, seed: int) -> dict[str, Any]:
 def _times(result: Result) -> dict[str, float]:
     summary = result.summary()
     return {name: summary[name] for name in ("time_us", "q1_us", "q3_us")}
-
-
-def now_text() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")
-
-
-def software_versions(facts: DeviceFacts) -> dict[str, str]:
-    """Versions that a figure depends on; what is not installed is left out."""
-    versions = {"python": platform.python_version()}
-    for name in SOFTWARE:
-        try:
-            versions[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    try:
-        from kernelgen.compile import nvrtc_version
-        from kernelgen.host_compiler import find_host_compiler
-
-        versions["compiler"] = find_host_compiler().version if facts.backend == "cpu" else f"nvrtc {nvrtc_version()}"
-    except EquituneError:
-        pass
-    return versions
-
-
-def driver_version(facts: DeviceFacts) -> str | None:
-    """Of the NVIDIA driver, where the device has one."""
-    from autotune import doctor
-
-    return doctor.driver_version() if facts.backend == "cuda" else None

@@ -12,13 +12,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 
-from autotune.config_tables import load_graphs
+from autotune.certificate import now_text
+from autotune.config_tables import find_problem, load_graphs
 from autotune.entry import Entry
 from autotune.errors import ConfigError, WorkerError
 from autotune.graphs import GraphSpec, build_graph
 from autotune.jobs import Outcome, TrialJob, TrialSetting
-from autotune.publish import now_text
-from autotune.show import find_problem
 from autotune.worker import Worker, run_trial
 from autotune.workload import Workload
 from kernelgen.errors import EquituneError

@@ -15,9 +15,10 @@ import uuid
 import warnings
 from collections.abc import Iterable
 from datetime import datetime, timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from autotune.board import COMPARISON, Board, Folder
+from autotune.board import COMPARISON, Board, Folder, Sharing
 from autotune.errors import StudyError
 from autotune.sampling import KEY, RECORD, distributions
 from autotune.space import Space
@@ -213,6 +214,28 @@ class Shared(Board):
     def _record_heartbeat(self, trial: int) -> None:
         if self._server is not None:
             self._server.record_heartbeat(trial)
+
+
+def open_board(
+    path: Path | None,
+    sharing: Sharing,
+    storage: str | optuna.storages.BaseStorage | None,
+    name: str,
+    space: Space,
+) -> Board:
+    """Of the study with this trial file, and this name in a storage; without a file, a rehearsal's."""
+    if path is None:
+        return Board()
+    folder = Folder(path, alone=sharing == "alone")
+    if sharing != "storage":
+        return folder
+    if storage is None:
+        raise StudyError(f"{name} is to be shared through an Optuna storage, and none was given; name its URL")
+    try:
+        return Shared(folder, storage, name, space)
+    except BaseException:
+        folder.close()
+        raise
 
 
 def _holder(trials: Iterable[optuna.trial.FrozenTrial], key: str) -> optuna.trial.FrozenTrial | None:

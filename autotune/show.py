@@ -12,31 +12,15 @@ from typing import Any
 
 import torch
 
-from autotune.config_tables import load_all
+from autotune.config_tables import find_problem
 from autotune.database import database_dirs, database_path, load_table
 from autotune.entry import Entry
-from autotune.errors import ConfigError, unknown_name
-from autotune.families import Problem, family_of, operations_of
+from autotune.families import family_of, operations_of
 from autotune.graphs import GraphClass
 from autotune.lookup import Tuning, find_schedule
 from kernelgen.device import DeviceFacts, device_facts
-from kernelgen.harmonics import HarmonicsProblem
-from kernelgen.problem import TensorProductProblem
 from kernelgen.schedule import Knobs
-from kernelgen.vectors import SEPARATOR, VectorProblem
 from kernelgen.version import GENERATOR_VERSION
-
-
-def find_problem(text: str) -> Problem:
-    """A problem by its name in ``problems.toml`` or by its key; ConfigError with the nearest name otherwise."""
-    if "|" in text:
-        if SEPARATOR in text:
-            return VectorProblem.from_key(text)
-        return HarmonicsProblem.from_key(text) if text.startswith("sh|") else TensorProductProblem.from_key(text)
-    problems = load_all()
-    if text not in problems:
-        raise ConfigError(unknown_name("problem", text, problems))
-    return problems[text]
 
 
 def show(

@@ -1,8 +1,8 @@
 """The search space as data: which values each knob may take for one kernel on one device.
 
-Enters a problem, an operation, a direction, a dtype and device facts; leaves a :class:`Space`: an ordered mapping of
-knob to choices, restricted to values that make sense. Knobs without effect take their default value
-(:meth:`Space.canonical`), so two spellings of one kernel are recognised as the same schedule.
+A :class:`Space` is an ordered mapping of knob to choices, restricted to values that make sense. Knobs without effect
+take their default value (:meth:`Space.canonical`), so two spellings of one kernel are recognised as the same schedule.
+:mod:`autotune.spaces` makes one for each kind of kernel.
 """
 
 from __future__ import annotations
@@ -15,16 +15,11 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from autotune.choices import pair_knobs, product_knobs
 from autotune.errors import ConfigError, unknown_name
 from autotune.families import Family, family_of
-from autotune.probes import probes_of, unfused
 from kernelgen.channel_plan import block_of_an_edge
-from kernelgen.device import DeviceFacts
-from kernelgen.direction import Direction
 from kernelgen.errors import ScheduleError
 from kernelgen.grouping import group_paths
-from kernelgen.problem import TensorProductProblem
 from kernelgen.schedule import CudaSchedule, Knobs, Schedule
 
 if TYPE_CHECKING:
@@ -165,28 +160,3 @@ class Space:
                 if len(distinct) >= most:
                     break
         return len(distinct)
-
-
-def search_space(
-    problem: TensorProductProblem,
-    operation: str,
-    direction: str | Direction,
-    dtype: str,
-    facts: DeviceFacts,
-    layout: str = "mul_ir",
-    deterministic: bool = False,
-    num_edges: int | None = None,
-) -> Space:
-    """The space of one kernel. The default schedule's values are always among the choices.
-
-    num_edges: as for ``default_schedule``.
-    """
-    family = family_of(operation)
-    spec = family.spec(problem, operation, direction, dtype, layout, facts, deterministic)
-    spec = dataclasses.replace(spec, schedule=family.default(spec, num_edges))
-    if not problem.is_channelwise:
-        space = Space(spec, MappingProxyType(pair_knobs(spec)))
-        return dataclasses.replace(space, probes=unfused(space))
-    space = Space(spec, MappingProxyType(product_knobs(spec, num_edges)))
-    space = dataclasses.replace(space, spec=dataclasses.replace(spec, schedule=space.canonical(spec.schedule)))
-    return dataclasses.replace(space, probes=probes_of(space))

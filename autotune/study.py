@@ -20,13 +20,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from autotune.board import COMPARISON, COPY, Sharing, open_board
+from autotune.board import COMPARISON, COPY, Sharing
 from autotune.errors import StudyError
 from autotune.findings import Findings
 from autotune.jobs import Outcome
 from autotune.neighbours import untried_forms
 from autotune.quarantine import FAULTS, note_fault, quarantined
 from autotune.sampling import KEY, RUNS, add_missing, known_trial, make_sampler, open_optuna, optuna_name
+from autotune.shared_storage import open_board
 from autotune.space import Space
 from kernelgen.errors import ScheduleError
 from kernelgen.schedule import Knobs

@@ -22,6 +22,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from autotune import records
+from autotune.certificate import driver_version
 from autotune.clock import Clock
 from autotune.config import TuneConfig
 from autotune.crew import Crew
@@ -30,7 +31,7 @@ from autotune.entry import Entry
 from autotune.families import Problem
 from autotune.neighbours import KIN, KIN_STARTS, known_entries, starting_points
 from autotune.progress import Progress, time_text
-from autotune.publish import driver_version, publish
+from autotune.publish import publish
 from autotune.quarantine import quarantine_path
 from autotune.sampling import choose_sampler, proposals_ahead
 from autotune.search import search

@@ -98,7 +98,7 @@ class Vectors(Products):
         return (*super().describe(problem.product), vectors)
 
     def space(self, workload: Workload, direction: str, facts: DeviceFacts) -> Space:
-        from autotune.harmonics_space import VectorsSpace
+        from autotune.spaces import VectorsSpace
 
         kernel = (workload.problem, OPERATION, direction, workload.dtype, workload.layout)
         spec = self.spec(*kernel, facts, workload.deterministic)

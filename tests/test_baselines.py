@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from autotune import baselines, contest
+from autotune import baselines, passes
 from autotune.baselines import cuequivariance_peer, e3nn_peer, openequivariance_peer, peers_for, usable_peers
 from autotune.baselines.peer import Adapter, CheckedPasses, Peer, Product, Task
 from autotune.config_tables import load_graphs
@@ -22,7 +22,7 @@ from kernelgen.direction import DIRECTIONS, Direction
 from kernelgen.problem import TensorProductProblem
 from kernelgen.schedule import HostSchedule
 
-PASSES = tuple(name.replace("+", "_") for name in contest.PASSES)
+PASSES = tuple(name.replace("+", "_") for name in passes.PASSES)
 PROBLEMS = {
     "equal": TensorProductProblem.channelwise("4x0e+4x0o+4x1o+4x1e", "0e+1o", "0o+0e+1o+1e"),
     "unequal": TensorProductProblem.channelwise("8x0e+4x1o+12x2e", "0e+1o+2e", "0e+1o+2e"),
@@ -60,11 +60,11 @@ def test_peer_agrees_in_every_pass(name: str, problem: str, operation: str) -> N
         passes.release()
 
 
-@pytest.mark.parametrize("which", [name for name in contest.PASSES if name != "double_backward"])
+@pytest.mark.parametrize("which", [name for name in passes.PASSES if name != "double_backward"])
 def test_a_pass_of_ours_runs_the_kernels_of_its_directions(which: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a small graph too, where gradients of leaves come in one launch, asked for or not."""
     session = ContestSession(ContestSetting(workload("equal"), "cpu", peers=()))
-    session.prepare_ours("ours", {direction: HostSchedule() for direction in contest.DIRECTIONS_OF[which]})
+    session.prepare_ours("ours", {direction: HostSchedule() for direction in passes.DIRECTIONS_OF[which]})
     call = getattr(session.contenders["ours"], which.replace("+", "_"))
     call()  # its checks may run other directions
     ran, run_on = [], DirectCalls.run_on
@@ -75,7 +75,7 @@ def test_a_pass_of_ours_runs_the_kernels_of_its_directions(which: str, monkeypat
 
     monkeypatch.setattr(DirectCalls, "run_on", watched)
     call()
-    assert ran == [DIRECTIONS[name] for name in contest.DIRECTIONS_OF[which]]
+    assert ran == [DIRECTIONS[name] for name in passes.DIRECTIONS_OF[which]]
 
 
 def test_peers_of_the_cpu_are_labelled() -> None:

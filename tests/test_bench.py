@@ -20,12 +20,10 @@ from autotune.bench_rows import identity_of, store_rows, stored_rows
 from autotune.bench_text import geometric_mean, ratio, summary_lines
 from autotune.config import load_config
 from autotune.contest import (
-    DIRECTIONS_OF,
     FIRST_ROUND,
     HOST_ROWS,
     HOST_ROWS_OF_SLOW,
     OUR_MIN_SAMPLES,
-    PASSES,
     ContestResult,
     _Contest,
     _further,
@@ -34,6 +32,7 @@ from autotune.contest import (
 from autotune.contest_session import Answer, ContestSetting
 from autotune.errors import ConfigError, WorkerError
 from autotune.families import family_of
+from autotune.passes import DIRECTIONS_OF, PASSES
 from autotune.workload import Workload, compulsory_bytes
 from kernelgen.compile import compile_source
 from kernelgen.device import device_facts

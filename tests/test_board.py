@@ -17,7 +17,8 @@ from autotune.errors import StudyError
 from autotune.jobs import Outcome
 from autotune.locks import Locks
 from autotune.search import Compiled, search
-from autotune.space import Space, search_space
+from autotune.space import Space
+from autotune.spaces import search_space
 from autotune.study import Proposal, Study
 from kernelgen.device import DeviceFacts
 from kernelgen.problem import TensorProductProblem

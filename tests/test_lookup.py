@@ -15,7 +15,7 @@ from autotune.errors import TuningMissError
 from autotune.graphs import GraphClass
 from autotune.lookup import Tuning, find_schedule
 from autotune.neighbours import known_entries, starting_points
-from autotune.space import search_space
+from autotune.spaces import search_space
 from kernelgen.defaults import default_schedule
 from kernelgen.device import DeviceFacts, cuda_facts
 from kernelgen.direction import DIRECTIONS

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from autotune.config_tables import load_problems
-from autotune.contest import DIRECTIONS_OF
+from autotune.passes import DIRECTIONS_OF
 from kernelgen.compile import compile_source
 from kernelgen.defaults import default_schedule
 from kernelgen.device import cuda_facts

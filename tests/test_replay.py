@@ -21,7 +21,8 @@ from autotune.record import _write_header, header
 from autotune.recorded import Record, load_record
 from autotune.replay import pruning, replay, replay_table, run, trials_to, write_replay
 from autotune.restriction import Restriction, restrictions_from
-from autotune.space import Space, search_space
+from autotune.space import Space
+from autotune.spaces import search_space
 from autotune.tune import space_of
 from autotune.workload import Workload
 from kernelgen.device import DeviceFacts, cuda_facts

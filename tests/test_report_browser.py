@@ -23,9 +23,9 @@ from report_samples import (
 )
 
 from autotune.certificate import facts_of_record, source_text
+from autotune.config_tables import find_problem
 from autotune.paths import results_dir
 from autotune.report import write_reports
-from autotune.show import find_problem
 from kernelgen.schedule import schedule_from_dict
 
 pytestmark = needs_chromium

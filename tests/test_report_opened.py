@@ -12,9 +12,9 @@ import pytest
 from report_samples import DEVICE, HOST_KNOBS, KEY, SLUG, measured_row, page_of, sampled, suite_row, write_results
 
 from autotune.certificate import facts_of_record, hash_of_text, source_text
+from autotune.config_tables import find_problem
 from autotune.report.samples import axis_limit, samples, strips
 from autotune.report.sources import KernelSource, Sources, pack, write_sources
-from autotune.show import find_problem
 from kernelgen.schedule import schedule_from_dict
 from kernelgen.version import GENERATOR_VERSION
 

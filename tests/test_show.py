@@ -8,6 +8,7 @@ import pytest
 from database_samples import PROBLEM, entry, store
 
 from autotune import show
+from autotune.config_tables import find_problem
 from autotune.database import DatabaseWarning, database_path
 from autotune.errors import ConfigError
 from kernelgen.device import device_facts
@@ -52,6 +53,6 @@ def test_show_names_a_damaged_database(shipped: Path) -> None:
 def test_show_knows_problems_by_name_and_suggests_the_nearest(shipped: Path) -> None:
     assert "128x0e+128x1o" in show.show("mace-mp-medium")
     with pytest.raises(ConfigError, match="mace-mp-medium"):
-        show.find_problem("mace-mp-mediun")
+        find_problem("mace-mp-mediun")
     with pytest.raises(ProblemError):
-        show.find_problem("uvu|not a key")
+        find_problem("uvu|not a key")

@@ -9,7 +9,8 @@ import math
 import pytest
 
 from autotune.config_tables import load_problems
-from autotune.space import Space, search_space
+from autotune.space import Space
+from autotune.spaces import search_space
 from kernelgen.device import DeviceFacts, cuda_facts
 from kernelgen.direction import DIRECTIONS
 from kernelgen.emit import emit

@@ -15,7 +15,8 @@ from autotune.errors import ConfigError
 from autotune.jobs import Outcome
 from autotune.sampling import choose_sampler, make_sampler, proposals_ahead
 from autotune.search import Compiled, search
-from autotune.space import Space, search_space
+from autotune.space import Space
+from autotune.spaces import search_space
 from kernelgen.device import cuda_facts
 from kernelgen.errors import CompileError
 from kernelgen.schedule import CudaSchedule, Schedule

@@ -15,7 +15,8 @@ from autotune.config_tables import load_problems
 from autotune.errors import StudyError
 from autotune.jobs import Outcome
 from autotune.neighbours import untried_forms
-from autotune.space import Space, search_space
+from autotune.space import Space
+from autotune.spaces import search_space
 from autotune.study import Study
 from kernelgen.device import cuda_facts
 from kernelgen.schedule import CudaSchedule, Schedule

@@ -30,7 +30,7 @@ from autotune.errors import PeerError
 from autotune.jobs import Outcome
 from autotune.neighbours import starting_points
 from autotune.settings import PATIENCE, resolve
-from autotune.space import search_space
+from autotune.spaces import search_space
 from autotune.tune import Clock, open_study, tune
 from autotune.worker import Worker
 from autotune.workload import Workload

@@ -18,7 +18,7 @@ from test_fused import expected as of_vectors
 from test_fused import vectors_case, without_zero_vector
 
 from autotune.config_tables import load_problems
-from autotune.space import search_space
+from autotune.spaces import search_space
 from kernelgen import CudaSchedule, TensorProductProblem, build, driver, launch, memory, zeros
 from kernelgen.checks import Checks
 from kernelgen.compile import compile_source

@@ -105,8 +105,8 @@ def _key(record: Mapping[str, Any], direction: str, knobs: Any) -> str:
 
 def _write(record: Mapping[str, Any], direction: str, knobs: Any, device: Mapping[str, Any]) -> KernelSource | str:
     from autotune.certificate import facts_of_record, hash_of_text, source_text
+    from autotune.config_tables import find_problem
     from autotune.families import family_of
-    from autotune.show import find_problem
 
     named = [record.get(name) for name in KERNEL]
     if not all(isinstance(name, str) for name in named) or not isinstance(knobs, dict):
