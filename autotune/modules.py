@@ -291,9 +291,8 @@ class TensorProductConv(TunedModule):
             self._check_indices(sender, receiver, node_feats.shape[0], num_out, edges_sorted)
         node_feats, edge_attrs, weights = autocast(node_feats, edge_attrs, weights)
         operator = self._operator_of(node_feats)
-        if order is None:
-            order = operator.known_order(sender, receiver, node_feats.shape[0], num_out, edges_sorted)
-        return self._run(operator, node_feats, edge_attrs, weights, sender, receiver, num_out=num_out, order=order)
+        graph = {"num_out": num_out, "order": order, "is_sorted": edges_sorted}
+        return self._run(operator, node_feats, edge_attrs, weights, sender, receiver, **graph)
 
     def _check_indices(
         self, sender: torch.Tensor, receiver: torch.Tensor, num_in: int, num_out: int, edges_sorted: bool

@@ -44,7 +44,7 @@ def product(
 ) -> Tensor:
     """The operator's value, differentiable twice in x, y and w; ``edges``: of :meth:`Operator.edges`."""
     if not is_eager(x, y, w):
-        sender, receiver, num_out, order, _ = edges
+        sender, receiver, num_out, order, _, _ = edges
         arguments = (x, y, w, sender, receiver, *(order or NO_ORDER), num_out, operator.text)
         return call("tp_forward", *arguments)
     graph = operator.graph(x, y, *edges)

@@ -46,6 +46,18 @@ class Graph(NamedTuple):
         return self._replace(sender=sender, receiver=receiver, order=EdgeOrder(*order))
 
 
+def _is_still(graph: Graph, x: Tensor, sender: Tensor | None, receiver: Tensor | None, order: EdgeOrder) -> bool:
+    """Whether these are a graph's own indices and order, and the indices not of another form since."""
+    if sender is None or receiver is None or order is not graph.order:
+        return False
+    if sender is not graph.sender or receiver is not graph.receiver:
+        return False
+    device, shape = x.get_device(), (graph.num_edges,)
+    same = sender.shape == shape == receiver.shape and sender.dtype is receiver.dtype
+    here = sender.get_device() == device == receiver.get_device()
+    return same and here and sender.is_contiguous() and receiver.is_contiguous()
+
+
 class Checks:
     """What tensors an operator takes; InputError for any other."""
 
@@ -71,18 +83,22 @@ class Checks:
         num_out: int | None,
         order: EdgeOrder | None,
         keep: bool = False,
+        is_checked: bool = False,
     ) -> Graph:
         """Index tensors that agree with each other, the edges and the device, contiguous.
 
         keep: the caller's own tensors and order, which may come again: a small graph is then not checked again.
+        is_checked: the indices were found to be in range just now.
         """
         if x.dim() != 2 or y.dim() != 2:
             raise InputError(f"x is {tuple(x.shape)} and y {tuple(y.shape)}; expected [rows, features] for both")
         num_edges, num_in, order = y.shape[0], x.shape[0], order or NO_ORDER
         known: KnownGraph | None = None
         last = self._last if keep else None
-        if last and last[3:6] == (num_edges, num_in, num_out) and self._is_still(last, x, sender, receiver, order):
-            return last
+        if last and last[3:6] == (num_edges, num_in, num_out) and _is_still(last, x, sender, receiver, order):
+            still = is_checked or self._holds(sender, receiver)
+            if still:
+                return last
         if not self.is_conv:
             if sender is not None or receiver is not None:
                 raise InputError("sender and receiver were given to a plain product; build it with operation='conv'")
@@ -110,22 +126,13 @@ class Checks:
             self._versions = (0, 0) if sender.is_cpu else (sender._version, receiver._version)
         return graph
 
-    def _is_still(
-        self, last: Graph, x: Tensor, sender: Tensor | None, receiver: Tensor | None, order: EdgeOrder
-    ) -> bool:
-        """Whether these are the last graph's own indices and order, and the indices not written or reshaped since."""
-        if sender is None or receiver is None or order is not last.order:
+    def _holds(self, sender: Tensor | None, receiver: Tensor | None) -> bool:
+        """Whether the last graph's index tensors hold what they did when they were checked."""
+        if sender is None or receiver is None or self._known is None:
             return False
-        if sender is not last.sender or receiver is not last.receiver:
-            return False
-        device, shape = x.get_device(), (last.num_edges,)
-        same = sender.shape == shape == receiver.shape and sender.dtype is receiver.dtype
-        here = sender.get_device() == device == receiver.get_device()
-        if not (same and here and sender.is_contiguous() and receiver.is_contiguous()):
-            return False
-        if device >= 0:
-            return (sender._version, receiver._version) == self._versions
-        return self._known is not None and self._known.is_still(sender, receiver)
+        if sender.is_cpu:
+            return self._known.is_still(sender, receiver)
+        return (sender._version, receiver._version) == self._versions
 
     def operands(
         self, operands: Operands, read: tuple[tuple[int, str, str], ...], shapes: dict[str, tuple[int, ...]]

@@ -59,12 +59,14 @@ class HarmonicProduct:
         *,
         num_out: int | None = None,
         order: EdgeOrder | None = None,
+        is_sorted: bool = False,
     ) -> Tensor:
         """The product with the harmonics of v, differentiable twice with respect to x, v and w."""
         if not self.inside or not is_eager(x, v, w):
-            return self.product(x, self.harmonics(v), w, sender, receiver, num_out=num_out, order=order)
+            y = self.harmonics(v)
+            return self.product(x, y, w, sender, receiver, num_out=num_out, order=order, is_sorted=is_sorted)
         w = self.product.one_row(w)
-        graph = self.graph(x, v, *self.product.edges(x, sender, receiver, num_out, order))
+        graph = self.graph(x, v, *self.product.edges(x, sender, receiver, num_out, order, is_sorted))
         if torch.is_grad_enabled() and (x.requires_grad or v.requires_grad or w.requires_grad):
             return _Forward.apply(x, v, w, graph, self)[0]
         return self.run_on(graph, forward(), (x, None, v, None, w, None, None, None))["g"]

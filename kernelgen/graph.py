@@ -32,8 +32,9 @@ class EdgeOrder(NamedTuple):
 
 
 NO_ORDER = EdgeOrder(None, None)
-# Sender, receiver, number of destinations, order, and whether the same edges may come again in the same tensors.
-Edges = tuple[Tensor | None, Tensor | None, int, EdgeOrder | None, bool]
+# Sender, receiver, number of destinations and order; whether the same edges may come again in the same tensors; whether
+# their indices were found to be in range just now.
+Edges = tuple[Tensor | None, Tensor | None, int, EdgeOrder | None, bool, bool]
 
 
 def edge_order(

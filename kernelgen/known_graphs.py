@@ -31,6 +31,7 @@ class KnownGraph(ABC):
     """A graph's orders by what decides them, and the numbers of rows (num_in, num_out) that hold its indices."""
 
     nbytes = 0
+    is_on_host = False
 
     def __init__(self) -> None:
         self.orders: dict[Hashable, EdgeOrder] = {}
@@ -42,14 +43,14 @@ class KnownGraph(ABC):
 
 
 class _HostGraph(KnownGraph):
+    is_on_host = True
+
     def __init__(self, sender: Tensor, receiver: Tensor) -> None:
         super().__init__()
         self.copies = sender.clone(), receiver.clone()
         self.nbytes = sender.nbytes + receiver.nbytes
 
     def is_still(self, sender: Tensor, receiver: Tensor) -> bool:
-        if not (sender.is_cpu and receiver.is_cpu):
-            return False
         of_sender, of_receiver = self.copies
         if sender.dtype is not of_sender.dtype or receiver.dtype is not of_receiver.dtype:
             return False
@@ -87,16 +88,15 @@ class KnownGraphs:
 
     def find(self, sender: Tensor, receiver: Tensor) -> KnownGraph | None:
         """What is known of a graph, nothing yet for a new one; None for a graph that cannot be recognised later."""
-        if torch.compiler.is_compiling() or is_transforming() or not (_is_plain(sender) and _is_plain(receiver)):
+        if torch.compiler.is_compiling() or is_transforming() or not _can_be_looked_at(sender, receiver):
             return None
-        if sender.device != receiver.device or receiver.is_cuda and torch._C._cuda_isCurrentStreamCapturing():
-            return None
+        is_on_host = receiver.is_cpu
         for known in self._known:
-            if known.is_still(sender, receiver):
+            if known.is_on_host is is_on_host and known.is_still(sender, receiver):
                 return known
-        if not (_is_recognisable(sender) and _is_recognisable(receiver)):
+        if not (is_on_host or (_is_of_torch(sender) and _is_of_torch(receiver))):
             return None
-        newest: KnownGraph = (_HostGraph if receiver.is_cpu else _DeviceGraph)(sender, receiver)
+        newest: KnownGraph = (_HostGraph if is_on_host else _DeviceGraph)(sender, receiver)
         kept, nbytes = [newest], 0
         for known in self._known[: self.size - 1]:
             nbytes += known.nbytes
@@ -105,11 +105,16 @@ class KnownGraphs:
         self._known = tuple(kept)
         return newest
 
-    def order(self, sender: Tensor, receiver: Tensor, needs: Hashable, make: Callable[[], EdgeOrder]) -> EdgeOrder:
-        """The order of a graph's edges that ``make`` makes, on the current stream; ``needs`` is all that decides it."""
+    def order(
+        self, sender: Tensor, receiver: Tensor, needs: tuple[int, int, Hashable], make: Callable[[], EdgeOrder]
+    ) -> EdgeOrder | None:
+        """The order of a graph's edges that ``make`` makes, on the current stream, after :meth:`check`.
+
+        needs: num_in, num_out and what else decides the order. None for a graph that cannot be recognised later.
+        """
         known = self.find(sender, receiver)
         if known is None:
-            return make()
+            return None
         # An order made on one stream may not be read from another without waiting for it.
         stream = torch._C._cuda_getCurrentRawStream(receiver.get_device()) if receiver.is_cuda else 0
         order = known.orders.get((needs, stream))
@@ -117,6 +122,7 @@ class KnownGraphs:
             # Under inference mode too it must be of use to autograd later.
             with torch.inference_mode(False):
                 order = make()
+            self.check(sender, receiver, *needs[:2])
             _keep(known.orders)
             known.orders[needs, stream] = order
         return order
@@ -147,14 +153,20 @@ def _keep(facts: Any) -> None:
         facts.clear()
 
 
-def _is_plain(index: Tensor) -> bool:
-    """Whether it can be looked at now. Inference tensors of a GPU have no counter of writes."""
-    return type(index) is Tensor and (index.is_cpu or (index.is_cuda and not index.is_inference()))
+def _can_be_looked_at(sender: Tensor, receiver: Tensor) -> bool:
+    """Not so: other types, a GPU's inference tensors (no counter of writes), memory that belongs to a CUDA graph."""
+    if type(sender) is not Tensor or type(receiver) is not Tensor:
+        return False
+    if receiver.is_cpu:
+        return sender.is_cpu
+    if not (receiver.is_cuda and sender.is_cuda) or sender.is_inference() or receiver.is_inference():
+        return False
+    return not torch._C._cuda_isCurrentStreamCapturing()
 
 
-def _is_recognisable(index: Tensor) -> bool:
-    """A GPU's tensor whose memory is torch's own, which alone can be resized; contents of the CPU always are."""
-    return index.is_cpu or index.untyped_storage().resizable()
+def _is_of_torch(index: Tensor) -> bool:
+    """Whether its memory is torch's own, which alone can be resized."""
+    return index.untyped_storage().resizable()
 
 
 # Shared by all operators: the layers of a model work on the same graph.

@@ -146,27 +146,40 @@ class Operator(DirectCalls):
         *,
         num_out: int | None = None,
         order: EdgeOrder | None = None,
+        is_sorted: bool = False,
     ) -> Tensor:
         """The tensor product, differentiable twice with respect to x, y and w.
 
         num_out: rows of the result of a convolution, by default as many as x has. order: ``edge_order(receiver,
-        num_out)``; given once for a graph it saves a sort in every call.
+        num_out)`` of a graph whose order you keep. is_sorted: ``receiver`` does not decrease, see :meth:`order`.
         """
-        return product(x, y, self.one_row(w), self.edges(x, sender, receiver, num_out, order), self)
+        return product(x, y, self.one_row(w), self.edges(x, sender, receiver, num_out, order, is_sorted), self)
 
     def edges(
-        self, x: Tensor, sender: Tensor | None, receiver: Tensor | None, num_out: int | None, order: EdgeOrder | None
+        self,
+        x: Tensor,
+        sender: Tensor | None,
+        receiver: Tensor | None,
+        num_out: int | None,
+        order: EdgeOrder | None,
+        is_sorted: bool = False,
     ) -> Edges:
-        """Sender, receiver, the number of destinations and the order of the edges, the last two made where missing.
-
-        Last, whether the caller holds all of it, so that the same edges may come again.
-        """
-        given = order
+        """A call's edges with the number of destinations and the order, which are made where missing."""
         if num_out is None:
             num_out = x.shape[0]  # len(x) would fix the size of an exported graph
-        if order is None and self.is_conv and sender is not None and receiver is not None:
-            order = self.known_order(sender, receiver, x.shape[0], num_out)
-        return sender, receiver, num_out, order, order is given or order is NO_ORDER
+        if order is not None or not self.is_conv or sender is None or receiver is None:
+            return sender, receiver, num_out, order, True, False
+        num_in = x.shape[0]
+
+        def make() -> EdgeOrder:
+            return self.order(sender, receiver, num_in, num_out, is_sorted)
+
+        needs = (num_in, num_out, (self.by_receiver, self.by_sender, is_sorted))
+        known = KNOWN_GRAPHS.order(sender, receiver, needs, make)
+        if known is not None:
+            return sender, receiver, num_out, known, True, True
+        order = make()
+        return sender, receiver, num_out, order, order is NO_ORDER, False
 
     __call__ = forward
 
@@ -193,15 +206,6 @@ class Operator(DirectCalls):
         elif looked_at and receiver.is_cuda and is_sorted and not torch.cuda.is_current_stream_capturing():
             check_ascending_on_device(receiver)
         return EdgeOrder(*order_by("receiver", receiver, num_out, is_sorted), *by_sender)
-
-    def known_order(
-        self, sender: Tensor, receiver: Tensor, num_in: int, num_out: int, is_sorted: bool = False
-    ) -> EdgeOrder:
-        """:meth:`order`, made once for a graph that comes again."""
-        needs = (self.by_receiver, self.by_sender, num_in, num_out, is_sorted)
-        return KNOWN_GRAPHS.order(
-            sender, receiver, needs, lambda: self.order(sender, receiver, num_in, num_out, is_sorted)
-        )
 
     def one_row(self, w: Tensor) -> Tensor:
         """Shared weights given as [1, weight_numel] become [weight_numel]."""

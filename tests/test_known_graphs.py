@@ -93,7 +93,7 @@ def test_the_oldest_graphs_are_forgotten_first_and_large_ones_when_they_are_too_
     graphs, operator = KnownGraphs(size=3), small_operator()
     for n in range(5):
         sender, receiver = random_graph(10 + n, 4, 4)
-        graphs.order(sender, receiver, (4, 4), lambda s=sender, r=receiver: operator.order(s, r, 4, 4))
+        graphs.order(sender, receiver, (4, 4, None), lambda s=sender, r=receiver: operator.order(s, r, 4, 4))
     assert len(graphs) == 3
     known = graphs.find(sender, receiver)
     assert known is not None and known.orders
@@ -115,10 +115,10 @@ def test_facts_of_one_graph_do_not_pile_up(ordered: list[int]) -> None:
 
 def test_sorted_receivers_on_the_cpu_need_no_permutation() -> None:
     operator, sender = small_operator(), torch.arange(4)
-    assert operator.known_order(sender, torch.tensor([0, 0, 1, 3]), 4, 4).perm is None
-    assert operator.known_order(sender, torch.tensor([3, 0, 1, 0]), 4, 4).perm is not None
+    assert operator.order(sender, torch.tensor([0, 0, 1, 3]), 4, 4).perm is None
+    assert operator.order(sender, torch.tensor([3, 0, 1, 0]), 4, 4).perm is not None
     with pytest.raises(InputError, match="not ascending"):
-        operator.known_order(sender, torch.tensor([3, 0, 1, 0]), 4, 4, True)
+        operator.order(sender, torch.tensor([3, 0, 1, 0]), 4, 4, True)
 
 
 def test_a_graph_of_a_gpu_is_known_by_tensors_memory_and_counted_writes() -> None:
