@@ -127,22 +127,24 @@ def _write(path: Path, data: bytes) -> None:
 
 
 def _require_private(path: Path) -> None:
-    """CacheError unless ``path`` belongs to this user, and nobody else may write to it. A link counts like its target.
+    """CacheError unless ``path`` belongs to this user, and nobody else may write to it; a link counts as well.
 
     Folders above the cache are not looked at: in a shared folder such as /tmp nobody can make one in this user's name.
     """
     user, target = os.geteuid(), path.stat()
+    whole = path == cache_dir()
+    what = f"the kernel cache {path}" if whole else f"{path} in the kernel cache"
     remedy = "set EQUITUNE_CACHE to a folder of your own"
     for owner in (path.lstat().st_uid, target.st_uid):
         if owner != user:
-            remedy = remedy if path == cache_dir() else f"remove it, or {remedy}"
+            remedy = remedy if whole else f"remove it, or {remedy}"
             raise CacheError(
-                f"{path} in the kernel cache belongs to user {owner}, not to you (user {user}), and a kernel from it "
+                f"{what} belongs to user {owner}, not to you (user {user}), and a kernel from it "
                 f"would run with your rights; {remedy}"
             )
     if target.st_mode & _WRITABLE_BY_OTHERS:
         raise CacheError(
-            f"{path} in the kernel cache can be written by other users (mode {target.st_mode & 0o7777:04o}), and a "
+            f"{what} can be written by other users (mode {target.st_mode & 0o7777:04o}), and a "
             f"kernel from it would run with your rights; run chmod -R go-w {cache_dir()}, or {remedy}"
         )
 

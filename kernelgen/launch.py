@@ -123,7 +123,7 @@ def _one_thread() -> int:
     """1, and the reason once a process."""
     warnings.warn(
         "kernels run on one thread in a forked process, because OpenMP's threads do not survive a fork; start the "
-        "process by spawn or forkserver for more threads, or call torch.set_num_threads(1) if one is enough",
+        "process by spawn for more threads, or call torch.set_num_threads(1) if one is enough",
         stacklevel=2,
     )
     return 1
