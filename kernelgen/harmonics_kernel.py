@@ -1,8 +1,8 @@
 """A kernel of spherical harmonics as C++ text, for the GPU and the host: a HarmonicsPlan enters, source leaves.
 
-``one_vector`` is the same text for both: the statements of ``kernelgen.harmonics`` between rows. A GPU's thread has one
-vector, and rows of harmonics may pass through shared memory; a host's thread takes blocks of vectors component by
-component, so that the compiler works on several at once. ``include/harmonics_*.hpp`` move the rows.
+``one_vector`` is the same text for both: the statements of ``kernelgen.harmonics_statements`` between rows. A thread of
+a GPU has one vector, and rows of harmonics may pass through shared memory. A thread of the host takes blocks of vectors
+component by component, so that the compiler works on several at once. ``include/harmonics_*.hpp`` move the rows.
 """
 
 from __future__ import annotations
