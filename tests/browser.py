@@ -80,15 +80,23 @@ def heads(table: Page) -> list[str]:
 
 
 def open_all(page: Page) -> None:
-    page.evaluate("document.querySelectorAll('details').forEach(details => details.open = true)")
-    unfolded(page)
+    """All that opens, what was folded inside it too."""
+    while page.evaluate(
+        """() => {
+            const closed = [...document.querySelectorAll("details:not([open])")];
+            closed.forEach(details => details.open = true);
+            return closed.length;
+        }"""
+    ):
+        unfolded(page)
 
 
 def unfolded(page: Page) -> None:
-    """Waits until every source that was opened is there; Playwright's own way is eval, which the pages forbid."""
+    """Waits until all that was opened is there; Playwright's own way is eval, which the pages forbid."""
     page.evaluate(
         """async () => {
-            const waits = () => [...document.querySelectorAll("[data-source][open] code")]
+            const waits = () => document.querySelector("details[open] [data-part]")
+                || [...document.querySelectorAll("[data-source][open] code")]
                 .some(code => code.textContent.startsWith("It unfolds"));
             while (waits()) await new Promise(requestAnimationFrame);
         }"""

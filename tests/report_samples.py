@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import math
 import random
 import re
+import zlib
 from collections import Counter
 from html.parser import HTMLParser
 from pathlib import Path
@@ -109,11 +111,27 @@ def write(path: Path, data: Any) -> None:
     path.write_text(json.dumps(data))
 
 
+def unpacked(page: str, name: str) -> Any:
+    """A block of a page, as its script reads it."""
+    found = re.search(rf'<script type="text/plain" id="{name}" data-bytes="(\d+)">([^<]*)</script>', page)
+    assert found is not None, name
+    return json.loads(zlib.decompress(base64.b85decode(found[2].replace(",", "<"))[: int(found[1])]))
+
+
+def unfolded(page: str) -> str:
+    """A page as it is when everything in it is open, but for sources."""
+    if 'id="parts"' not in page:
+        return page
+    parts = unpacked(page, "parts")
+    return re.sub(r'<p class="hint" data-part="(\d+)">[^<]*</p>', lambda match: parts[int(match[1])], page)
+
+
 class Page(HTMLParser):
     """Balance, ids, references, loaded addresses and the records' numbers of one page."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
+        text = unfolded(text)
         self.text, self.open, self.words = text, [], []  # type: ignore[var-annotated]
         self.counts: Counter[str] = Counter()
         self.ids: list[str] = []

@@ -2,44 +2,72 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import re
-import zlib
 from pathlib import Path
+from typing import Any
 
 import pytest
-from report_samples import DEVICE, HOST_KNOBS, KEY, SLUG, measured_row, page_of, sampled, suite_row, write_results
+from report_samples import (
+    DEVICE,
+    HOST_KNOBS,
+    KEY,
+    SLUG,
+    measured_row,
+    page_of,
+    sampled,
+    suite_row,
+    unfolded,
+    unpacked,
+    write_results,
+)
 
 from autotune.certificate import facts_of_record, hash_of_text, source_text
 from autotune.config_tables import find_problem
+from autotune.report.markup import folded, join, tag
+from autotune.report.packed import unfolding
 from autotune.report.samples import axis_limit, samples, strips
 from autotune.report.sources import KernelSource, Sources, pack, write_sources
 from kernelgen.schedule import schedule_from_dict
 from kernelgen.version import GENERATOR_VERSION
 
+REPORTS, RESULTS = (Path(__file__).parents[1] / folder for folder in ("reports", "results"))
+MOST_BYTES = 3_000_000
 ROW = measured_row("a", "carbon", "forward")
 SCHEDULES = ROW["schedules"]["equitune"]
 
 
-def unpacked(block: str) -> dict[str, str]:
-    """What the page's script makes of it."""
-    data = json.loads(zlib.decompress(base64.b64decode(block)))
-    texts = {}
-    for name, runs in data["runs"].items():
-        lines, end = [], 0
-        for skip, count in zip(runs[::2], runs[1::2], strict=True):
-            lines += data["lines"][end + skip : end + skip + count]
-            end += skip + count
-        texts[name] = "\n".join(lines)
+def texts_of(data: dict[str, Any]) -> dict[str, str]:
+    """What the page's script makes of the sources' block."""
+    written: list[str] = []
+    new, texts = iter(data["lines"]), {}
+    for name, pairs in data["copies"].items():
+        start = len(written)
+        for back, count in zip(pairs[::2], pairs[1::2], strict=True):
+            for _ in range(count):
+                written.append(written[-back] if back else next(new))
+        texts[name] = "\n".join(written[start:])
+    assert next(new, None) is None
     return texts
 
 
 def test_packed_texts_come_back_and_common_lines_are_held_once() -> None:
     common = "".join(f"line {n} of the header, which all sources have\n" for n in range(500))
     texts = {str(n): f"// {n}\n{common}\n\nlast {n}" for n in range(20)} | {"empty": "", "same": "a\na\nb\na\n"}
-    assert unpacked(pack(texts)) == texts
-    assert len(pack(texts)) < 1.5 * len(pack({"1": texts["1"]})) + 1000
+    packed = pack(texts)
+    assert texts_of(json.loads(json.dumps(packed))) == texts
+    assert len(packed["lines"]) == 500 + 20 + 1 + 20 + 2, "each line once"
+    assert len(packed["copies"]["7"]) == 2 * 3, "first line, the common ones, last line"
+
+
+def test_folded_parts_come_back_and_nothing_in_a_block_ends_it() -> None:
+    parts = [tag("p", f"{n} </script> <!-- \N{MINUS SIGN}", title="quoted") for n in range(300)]
+    page = join(tag("details", folded(part)) for part in parts)
+    visible, block = unfolding(page)
+    assert block is not None and "quoted" not in visible + block and "<fold" not in visible
+    assert not set("<") & set(re.sub("^<[^>]*>|</script>$", "", block)), "but for its own element"
+    assert unfolded(visible + block) == page.replace("<fold>", "").replace("</fold>", "") + block
+    assert unfolding(tag("p", "plain")) == ("<p>plain</p>", None) and folded(None) is None
 
 
 def test_the_source_is_what_the_generator_compiles() -> None:
@@ -51,7 +79,7 @@ def test_the_source_is_what_the_generator_compiles() -> None:
     shown = found.of(ROW, SCHEDULES)
     assert found.written(ROW, SCHEDULES) and shown is not None and source.hash in shown
     packed = found.packed()
-    assert packed is not None and unpacked(re.sub("<[^>]*>", "", packed)) == {source.hash: source.text}
+    assert packed is not None and texts_of(unpacked(packed, "sources")) == {source.hash: source.text}
 
 
 def test_another_generator_than_the_rows_is_told() -> None:
@@ -120,3 +148,19 @@ def test_a_row_without_samples_has_no_strip(tmp_path: Path) -> None:
     assert "samples_us" not in json.dumps(suite_row("a", "carbon", "forward"))
     page = page_of(write_results(tmp_path / "results", ("mace-made-up",), trials=0), tmp_path / "reports")
     assert "Raw samples" not in page.text and "strips" not in page.text.split("</style>")[1]
+
+
+@pytest.mark.parametrize("page", sorted(REPORTS.glob("*.html")), ids=lambda path: path.stem)
+def test_a_shipped_page_is_small_and_shows_every_row_of_its_record(page: Path) -> None:
+    assert page.stat().st_size < MOST_BYTES
+    text = unfolded(page.read_text(encoding="utf-8"))
+    database = json.loads((RESULTS / f"{page.stem}.json").read_text())
+    bench = json.loads((RESULTS / "bench" / page.name).with_suffix(".json").read_text())
+    for caption, records in (("Tuned rows", database["entries"]), ("Every row of the bench", bench["rows"])):
+        section = next(part for part in text.split("<section>") if f"<caption>{caption}" in part)
+        assert section.count('<tr class="below">') == len(records) > 0
+    given = [
+        result["samples_us"] for row in bench["rows"] for result in row["times"].values() if "samples_us" in result
+    ]
+    listed = [line for line in re.findall(r"<dd>([^<]*)</dd>", text) if re.fullmatch(r"[\d.]+(, [\d.]+)+", line)]
+    assert sum(map(len, given)) <= sum(line.count(",") + 1 for line in listed) and len(given) > 100

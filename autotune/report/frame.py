@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from importlib.resources import files
 
 from autotune.report.markup import Markup, join, tag
+from autotune.report.packed import unfolding
 
 # The browser is told to load nothing at all, so a mistake here could not reach the network.
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
@@ -27,5 +28,6 @@ def document(title: str, header: Sequence[Markup | None], sections: Sequence[Sec
     nav = tag("nav", tag("ul", *links), aria_label="Sections")
     main = tag("main", *(tag("section", tag("h2", name, id=anchor), content) for anchor, name, content in sections))
     script = tag("script", Markup(package.joinpath("page.js").read_text(encoding="utf-8")))
-    body = tag("body", tag("header", join(header)), nav, main, inert, script)
+    visible, parts = unfolding(main)
+    body = tag("body", tag("header", join(header)), nav, visible, parts, inert, script)
     return "<!DOCTYPE html>\n" + tag("html", head, body, lang="en") + "\n"

@@ -9,6 +9,8 @@ from html import escape
 VOID = {"meta", "br", "col", "hr", "wbr"}
 # Sortable tables of at least so many rows get a filter, too.
 FILTERED = 8
+# No element of HTML: what stands in it is taken out before a page is written.
+FOLD = "fold"
 
 
 class Markup(str):
@@ -16,6 +18,11 @@ class Markup(str):
 
 
 Content = Markup | str | float | int | None
+
+
+def folded(content: Markup | None) -> Markup | None:
+    """Content that only shows when its ``details`` is opened: ``frame.document`` packs it. It holds no other such."""
+    return None if content is None else tag(FOLD, content)
 
 
 def join(children: Iterable[Content]) -> Markup:
@@ -113,7 +120,9 @@ def _head(column: Column, sortable: bool) -> Markup:
 
 
 def _cell(cell: Cell, column: Column, head: bool) -> Markup:
-    kind = " ".join(filter(None, ("n" if column.numeric else "", cell.kind))) or None
+    # Most cells are numbers and most heads are words: the others have a class.
+    align = ("n" if column.numeric else "") if head else ("" if column.numeric else "t")
+    kind = " ".join(filter(None, (align, cell.kind))) or None
     note = tag("small", cell.note) if cell.note is not None else None
     common = {"class_": kind, "data_value": cell.value, "title": cell.title, "style": cell.style}
     if head:

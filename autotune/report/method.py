@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from autotune.report.data import DeviceData
-from autotune.report.markup import Cell, Column, Content, Markup, definitions, join, table, tag
+from autotune.report.markup import Cell, Column, Content, Markup, definitions, folded, join, table, tag
 from autotune.report.words import MISSING, bytes_text, count, direction_name, entry_note
 
 PROBLEM_COLUMNS = ("Problem", "First input", "Second input", "Output", "Paths", "Weights")
@@ -94,7 +94,9 @@ def _rerun(data: DeviceData) -> Markup:
         columns = [Column("Problem"), Column("Direction", choice=True), Column("Sampler", choice=True)]
         columns += [Column(name, True) for name in ("Seed", "Trials", "Timed")]
         columns += [Column(name) for name in ("Raw trials, in results/", "Date", "Generator")]
-        shown.append(table("Where each number comes from", columns, rows, sortable=True))
+        origins = table("Where each number comes from", columns, rows, sortable=True)
+        summary = tag("summary", f"Where each number comes from: {count(len(rows))} searches")
+        shown.append(tag("details", summary, folded(origins)))
     return join(shown)
 
 

@@ -1,6 +1,6 @@
 "use strict";
-// What a page does once it is open: tables sort and filter, sources unfold. Without scripts it still shows every
-// number; so all controls are made here, and none stands on a page where it would do nothing.
+// What a page does once it is open: tables sort and filter, what is folded unfolds. Without scripts it still shows every
+// row with its numbers, but not what opens below it; so all controls are made here, and none stands where it does nothing.
 
 const DASH = "\u2013";
 
@@ -89,32 +89,72 @@ function addFilter(table) {
   table.closest(".scroll").before(bar);
 }
 
-// Sources are long and many, so the page holds their lines once, compressed and inert, until somebody opens one.
-let unpacked = null;
-async function sourceOf(name) {
-  unpacked ??= (async () => {
-    const bytes = Uint8Array.from(atob(document.getElementById("sources").textContent), letter => letter.charCodeAt(0));
-    return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"))).json();
-  })();
-  const { lines, runs } = await unpacked, text = [];
-  let end = 0;
-  // Pairs of how far a run of lines starts behind the end of the run before it, and how many lines it has.
-  for (let place = 0; place < runs[name].length; place += 2) {
-    const start = end + runs[name][place];
-    end = start + runs[name][place + 1];
-    text.push(lines.slice(start, end).join("\n"));
-  }
-  return text.join("\n");
+// What is opened seldom is long, so the page holds it compressed and inert until then: base 85 of deflated JSON.
+const DIGITS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%&()*+-;,=>?@^_`{|}~";
+const blocks = new Map();
+function blockOf(name) {
+  if (!blocks.has(name)) blocks.set(name, unpack(document.getElementById(name)));
+  return blocks.get(name);
 }
 
-for (const button of document.querySelectorAll("table.sortable > thead th button")) {
-  button.addEventListener("click", () => sortBy(button.closest("th")));
+async function unpack({ textContent: text, dataset }) {
+  const worth = new Uint8Array(128), bytes = new DataView(new ArrayBuffer(text.length / 5 * 4));
+  for (let digit = 0; digit < 85; digit++) worth[DIGITS.charCodeAt(digit)] = digit;
+  for (let place = 0; place < text.length; place += 5) {
+    let word = 0;
+    for (let next = place; next < place + 5; next++) word = word * 85 + worth[text.charCodeAt(next)];
+    bytes.setUint32(place / 5 * 4, word);
+  }
+  const packed = new Blob([bytes.buffer.slice(0, dataset.bytes)]);
+  return new Response(packed.stream().pipeThrough(new DecompressionStream("deflate"))).json();
 }
-for (const table of document.querySelectorAll("table.filtered")) addFilter(table);
-for (const details of document.querySelectorAll("details[data-source]")) {
-  const fill = async () => {
+
+// Pairs of how far back a run of lines begins, and how many it has; 0 back: the next lines that are new.
+let sources = null;
+async function sourceOf(name) {
+  sources ??= blockOf("sources").then(({ lines, copies }) => {
+    const written = [], found = {};
+    let next = 0;
+    for (const [each, pairs] of Object.entries(copies)) {
+      const start = written.length;
+      for (let place = 0; place < pairs.length; place += 2) {
+        const from = written.length - pairs[place];
+        for (let n = 0; n < pairs[place + 1]; n++) written.push(pairs[place] ? written[from + n] : lines[next++]);
+      }
+      found[each] = written.slice(start);
+    }
+    return found;
+  });
+  return (await sources)[name].join("\n");
+}
+
+async function unfold(details) {
+  const told = error => `This browser cannot unfold it: ${error}`;
+  if (details.dataset.source) {
     const code = details.querySelector("code");
-    code.textContent = await sourceOf(details.dataset.source).catch(error => `This browser cannot unfold it: ${error}`);
-  };
-  details.addEventListener("toggle", fill, { once: true });
+    code.textContent = await sourceOf(details.dataset.source).catch(told);
+  }
+  for (const place of details.querySelectorAll("[data-part]")) {
+    const made = document.createElement("template");
+    try {
+      made.innerHTML = (await blockOf("parts"))[place.dataset.part];
+      enliven(made.content);
+      place.replaceWith(made.content);
+    } catch (error) {
+      place.textContent = told(error);
+    }
+  }
 }
+
+function enliven(root) {
+  for (const button of root.querySelectorAll("table.sortable > thead th button")) {
+    button.addEventListener("click", () => sortBy(button.closest("th")));
+  }
+  for (const table of root.querySelectorAll("table.filtered")) addFilter(table);
+  for (const place of root.querySelectorAll("[data-part], details[data-source]")) {
+    const details = place.closest("details");
+    details.addEventListener("toggle", () => unfold(details), { once: true });
+  }
+}
+
+enliven(document);

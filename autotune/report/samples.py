@@ -6,7 +6,7 @@ The strips are written here rather than drawn with matplotlib: a page has hundre
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
 
 from autotune.report.figures import COLOURS
@@ -54,8 +54,7 @@ def strips(by_contender: Mapping[str, Sequence[float]], what: str, origin: str |
         inside = [abs(share) <= limit for share in given]
         ink = INKS.get(name, "other")
         for wanted, colour in ((True, ink), (False, "bad")):
-            # A dot is a stroke without length and with round ends: the fewest bytes.
-            dots = "".join(f"M{x:.0f} {y:.0f}h0" for (x, y), fits in zip(points, inside, strict=True) if fits is wanted)
+            dots = _dots([point for point, fits in zip(points, inside, strict=True) if fits is wanted])
             parts.append(tag("path", d=dots, stroke=f"var(--fig-{colour})", class_="dots") if dots else Markup(""))
     for x, anchor, text in ((NAMES + 8, "start", f"\N{MINUS SIGN}{limit:.1%}"), (middle, "middle", "median"),
                             (WIDTH - 4, "end", f"+{limit:.1%}")):  # fmt: skip
@@ -67,6 +66,16 @@ def strips(by_contender: Mapping[str, Sequence[float]], what: str, origin: str |
     )
     return tag("svg", *parts, viewBox=f"0 0 {WIDTH:g} {bottom + AXIS:g}", role="img", class_="figure strips",
                aria_label=f"Strip plot of raw samples. {what}: {told}.")  # fmt: skip
+
+
+def _dots(points: Iterable[tuple[float, float]]) -> str:
+    """A path of strokes without length and with round ends, each placed from the one before it: the fewest bytes."""
+    text, before = "", (0, 0)
+    for x, y in points:
+        here = round(x), round(y)
+        text += f"m{here[0] - before[0]} {here[1] - before[1]}h0"
+        before = here
+    return text
 
 
 def _shares(times: Sequence[float], origin: Sequence[float]) -> list[float]:

@@ -14,10 +14,12 @@ from autotune.report import figures
 from autotune.report.data import DEFAULT, PANELS, DeviceData
 from autotune.report.importance import MIN_TRIALS, knob_importances, measured, searched_knobs
 from autotune.report.knobs import knob_cell, union, value_text
-from autotune.report.markup import Cell, Column, Markup, join, table, tag
+from autotune.report.markup import Cell, Column, Markup, folded, join, table, tag
 from autotune.report.words import MISSING, count, direction_name, entry_note, kind_text
 
 STRIPS = 2
+# Panels of searches in sight; the others open below them.
+SHOWN = 12
 REASONS = 4
 REASON_CHARS = 220
 
@@ -62,7 +64,11 @@ def progress(data: DeviceData) -> Markup:
     hint = "Each dot is a timed trial, the line the best so far, dashed the untuned default. Strokes above mark trials that failed, one lane a state."  # noqa: E501
     lines = data.unreadable_lines
     torn = tag("p", f"{lines} unreadable lines in the trial files were left out.", class_="hint") if lines else None
-    return join((tag("p", hint, class_="hint"), others, tag("div", *panels, class_="panels"), torn))
+    shown, more = (tag("div", *some, class_="panels") for some in (panels[:SHOWN], panels[SHOWN:]))
+    rest = (
+        tag("details", tag("summary", f"{len(panels) - SHOWN} more studies"), folded(more)) if panels[SHOWN:] else None
+    )
+    return join((tag("p", hint, class_="hint"), others, shown, rest, torn))
 
 
 def knobs(data: DeviceData) -> Markup:
@@ -83,7 +89,8 @@ def knobs(data: DeviceData) -> Markup:
         for knob in list(importances.index)[:STRIPS]:
             drawing = figures.knob_strip(trials, knob, values[knob], f"strip{place}-{knob}", what)
             panels.append(_panel(knob, "time by value, with medians", drawing))
-        parts += [tag("h3", title, " ", tag("small", detail, class_="hint")), tag("div", *panels, class_="panels")]
+        summary = tag("summary", tag("strong", title), " ", tag("small", detail))
+        parts.append(tag("details", summary, folded(tag("div", *panels, class_="panels"))))
     if short:
         parts.append(tag("p", f"Too few timed trials: {', '.join(short)}.", class_="hint"))
     return join(parts)
@@ -104,10 +111,10 @@ def _importance_table(told: list[tuple]) -> Markup:
                 cells.append(Cell(MISSING))
                 continue
             share, explained = (float(value) for value in importances.loc[name, ["importance", "explained"]])
-            note = f"explains {explained:.0%}"
-            cells.append(Cell(f"{share:.0%}", share, note, "heat", style=f"--share:{share:.3f}"))
+            # The text is what it sorts by: a page has thousands of these cells.
+            cells.append(Cell(f"{share:.0%}", None, f"{explained:.0%}", "heat", style=f"--share:{share:.2g}"))
         rows.append(cells)
-    caption = "PED-ANOVA importances by study, with the variance each knob explains"
+    caption = "PED-ANOVA importances by study; below each the variance that the knob explains"
     return table(caption, columns, rows, sortable=True)
 
 
@@ -139,7 +146,8 @@ def _resource_table(data: DeviceData) -> Markup | None:
     ]
     rows = [[*_identity(entry), *(Cell(value_text((entry.get("resources") or {}).get(name))) for name in names)]
             for entry in data.entries]  # fmt: skip
-    return table("What the compiler made of them", columns, rows, sortable=True)
+    made = table("What the compiler made of them", columns, rows, sortable=True)
+    return tag("details", tag("summary", f"What the compiler made of them: {count(len(rows))} kernels"), folded(made))
 
 
 def _identity(entry: dict[str, Any]) -> tuple[Cell, Cell]:

@@ -5,19 +5,18 @@ what it would compile for them. It is the present generator, which may write ano
 the row; then the page says so.
 
 A page has hundreds of sources of a hundred kilobytes, which have most lines in common. So the block holds each line
-once and a source as runs of lines, about a twentieth of what the sources would take deflated one by one.
+once and a source as copies from the sources before it, a twentieth of what they would take deflated one by one.
 """
 
 from __future__ import annotations
 
-import base64
 import json
-import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from autotune.report.markup import Markup, join, tag
+from autotune.report.packed import WAITING, block
 from autotune.report.words import direction_name
 from kernelgen.errors import EquituneError
 from kernelgen.version import GENERATOR_VERSION
@@ -25,6 +24,8 @@ from kernelgen.version import GENERATOR_VERSION
 KERNEL = ("problem", "operation", "dtype", "layout")
 # The id of the element that the page's script unpacks.
 BLOCK = "sources"
+# Latest places of a line at which a longer copy is looked for.
+CANDIDATES = 8
 
 
 @dataclass(frozen=True)
@@ -58,33 +59,52 @@ class Sources:
     def packed(self) -> Markup | None:
         """All texts, inert until a row is opened; None where there are none."""
         texts = {found.hash: found.text for found in self.by_kernel.values() if isinstance(found, KernelSource)}
-        return tag("script", Markup(pack(texts)), type="text/plain", id=BLOCK) if texts else None
+        return block(BLOCK, pack(texts)) if texts else None
 
 
-def pack(texts: Mapping[str, str]) -> str:
-    """Base64 of deflated JSON: ``lines``, and for each name in ``runs`` pairs (skip, count) of line numbers.
+def pack(texts: Mapping[str, str]) -> dict[str, Any]:
+    """``lines``: those met for the first time. ``copies``: for each name [back, count, back, count, ...], in order.
 
-    A run starts ``skip`` lines after the end of the run before it (or before that, if negative) and has ``count``
-    lines: small numbers, which deflate well.
+    A text is what its pairs append, ``count`` lines each: copied from ``back`` lines before the end of all texts so
+    far, or with ``back`` 0 the next of ``lines``.
     """
-    places: dict[str, int] = {}
-    runs = {name: _runs([places.setdefault(line, len(places)) for line in text.split("\n")])
-            for name, text in texts.items()}  # fmt: skip
-    data = json.dumps({"lines": list(places), "runs": runs}, separators=(",", ":"))
-    return base64.b64encode(zlib.compress(data.encode(), 9)).decode()
+    written: list[str] = []
+    places: dict[str, list[int]] = {}
+    lines: list[str] = []
+    copies: dict[str, list[int]] = {}
+    for name, text in texts.items():
+        pairs = copies.setdefault(name, [])
+        given, start = text.split("\n"), 0
+        while start < len(given):
+            count, place = _longest(given, start, written, places.get(given[start], ())[-CANDIDATES:])
+            back, count = (len(written) - place, count) if count else (0, 1)
+            if back == 0:
+                lines.append(given[start])
+            if back == 0 and pairs and pairs[-2] == 0:
+                pairs[-1] += 1
+            else:
+                pairs += [back, count]
+            for line in given[start : start + count]:
+                places.setdefault(line, []).append(len(written))
+                written.append(line)
+            start += count
+    return {"lines": lines, "copies": copies}
 
 
-def _runs(numbers: Iterable[int]) -> list[int]:
-    """[skip, count, skip, count, ...]"""
-    found: list[int] = []
-    end = 0
-    for number in numbers:
-        if found and number == end:
-            found[-1] += 1
-        else:
-            found += [number - end, 1]
-        end = number + 1
-    return found
+def _longest(given: Sequence[str], start: int, written: Sequence[str], places: Iterable[int]) -> tuple[int, int]:
+    """How many lines from ``start`` on stand at one of ``places``, and at which; the first of the longest."""
+    best, found = 0, 0
+    for place in places:
+        count = 0
+        while (
+            start + count < len(given)
+            and place + count < len(written)
+            and (given[start + count] == written[place + count])
+        ):
+            count += 1
+        if count > best:
+            best, found = count, place
+    return best, found
 
 
 def write_sources(kernels: Iterable[tuple[Mapping[str, Any], Mapping[str, Any]]], device: Mapping[str, Any]) -> Sources:
@@ -135,7 +155,7 @@ def _opened(direction: str, source: KernelSource | str, measured: Any) -> Markup
         "details",
         tag("summary", f"{what}: {len(source.text.splitlines()):,} lines"),
         tag("p", note, class_="hint"),
-        tag("pre", tag("code", "It unfolds where scripts are allowed."), tabindex="0", aria_label=what),
+        tag("pre", tag("code", WAITING), tabindex="0", aria_label=what),
         class_="source",
         data_source=source.hash,
     )

@@ -9,7 +9,7 @@ from typing import Any
 
 from autotune.intervals import LEVEL, ratio_interval
 from autotune.report.knobs import knob_cell, union, value_text
-from autotune.report.markup import Cell, Column, Markup, table, tag
+from autotune.report.markup import Cell, Column, Markup, folded, join, table, tag
 from autotune.report.samples import samples
 from autotune.report.sources import Sources
 from autotune.report.suite_rows import SuiteRow, mapping, number
@@ -39,7 +39,7 @@ def details(row: SuiteRow, sources: Sources) -> Markup:
     source = sources.of(*kernels)
     parts += ["source"] if sources.written(*kernels) else []
     shown = (_contenders(row), drawn, _schedules(row), source, _resources(row))
-    return tag("details", tag("summary", ", ".join(parts)), tag("div", *shown, class_="opened"))
+    return tag("details", tag("summary", ", ".join(parts)), tag("div", folded(join(shown)), class_="opened"))
 
 
 def _what(row: SuiteRow) -> str:

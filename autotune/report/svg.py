@@ -62,22 +62,74 @@ def inline_svg(figure: Figure, identifier: str, description: str) -> Markup:
 
 
 def _identify(body: str, identifier: str) -> str:
-    """Ids unique on the page: those that are referred to get a prefix, the others go."""
-    used = set(re.findall(r'(?:url\(|href=")#([^")]+)', body))
+    """Ids unique on the page: those that are referred to get a prefix and a number, the others go."""
     body = body.replace("xlink:href", "href")
-    body = re.sub(r'(url\(|href=")#', rf"\1#{identifier}-", body)
-    return re.sub(r' id="([^"]+)"', lambda m: f' id="{identifier}-{m[1]}"' if m[1] in used else "", body)
+    used = dict.fromkeys(re.findall(r'(?:url\(|href=")#([^")]+)', body))
+    short = {name: f"{identifier}-{place}" for place, name in enumerate(used)}
+    body = re.sub(r'(url\(|href=")#([^")]+)', lambda match: f"{match[1]}#{short[match[2]]}", body)
+    return re.sub(r' id="([^"]+)"', lambda m: f' id="{short[m[1]]}"' if m[1] in used else "", body)
 
 
 def _compact(body: str) -> str:
-    """Two decimals are a hundredth of a pixel; the page's font stands in for matplotlib's."""
+    """Steps of a tenth of a point, without what draws nothing; the page's font stands in for matplotlib's."""
     body = re.sub(r"<!--.*?-->", "", body, flags=re.S)
     body = re.sub(r"font-family: [^;\"]*;? ?", "", body)
     body = re.sub(r"font: ([\d.]+px) [^;\"]*", r"font-size: \1", body)
-
-    def rounded(match: re.Match) -> str:
-        return re.sub(r"(\d+\.\d{2})\d+", r"\1", match[0])
-
-    body = re.sub(r' (?:d|x|y|transform|points)="[^"]*"', rounded, body)
     body = re.sub(r' transform="rotate\(-0 [^)]*\)"', "", body)
-    return re.sub(r"\s*\n\s*", " ", body).strip()
+    body = re.sub(r' (?:x|y|transform|points|width|height)="[^"]*"', _rounded, body)
+    body = re.sub(r' d="([^"]*)"', lambda match: f' d="{_relative(match[1])}"', body)
+    body = re.sub(r' style="[^"]*"', lambda match: re.sub(r"(?<=[;:]) ", "", match[0]), body)
+    body = re.sub(r'<path d="[^"]*" style="fill:none"/>', "", body)
+    body = _ungrouped(re.sub(r"\s*\n\s*", " ", body).replace("> <", "><"))
+    return re.sub(r'(?:<path d="[^"]*"( [^>]*)/>)(?:<path d="[^"]*"\1/>)+', _joined, body).strip()
+
+
+def _rounded(match: re.Match[str]) -> str:
+    return re.sub(r"\d+\.\d+", lambda number: f"{float(number[0]):.1f}".removesuffix(".0"), match[0])
+
+
+def _relative(path: str) -> str:
+    """Lines in tenths of a point, each from the end of the one before; paths with curves stay as they are."""
+    tokens = path.split()
+    if set(re.findall("[A-Za-z]", path)) - set("MLz"):
+        return " ".join(tokens)
+    text, here, start, place = "", (0, 0), (0, 0), 0
+    while place < len(tokens):
+        command = tokens[place]
+        if command == "z":
+            text, here, place = text + "z", start, place + 1
+            continue
+        to = round(10 * float(tokens[place + 1])), round(10 * float(tokens[place + 2]))
+        across, down = to[0] - here[0], to[1] - here[1]
+        if command == "M":
+            text, start = f"{text}m{_tenths(across)} {_tenths(down)}", to
+        else:
+            level, upright = f"h{_tenths(across)}", f"v{_tenths(down)}"
+            text += level if down == 0 else upright if across == 0 else f"l{_tenths(across)} {_tenths(down)}"
+        here, place = to, place + 3
+    return text
+
+
+def _tenths(number: int) -> str:
+    return f"{number / 10:g}"
+
+
+def _ungrouped(body: str) -> str:
+    """Without groups that have no attribute."""
+    kept: list[bool] = []
+
+    def shown(match: re.Match[str]) -> str:
+        if match[0] == "</g>":
+            return match[0] if kept.pop() else ""
+        if match[0].endswith("/>"):
+            return ""
+        kept.append(match[0] != "<g>")
+        return match[0] if kept[-1] else ""
+
+    return re.sub(r"</?g\b[^>]*>", shown, body)
+
+
+def _joined(match: re.Match[str]) -> str:
+    """Paths that look alike and follow each other are one; the first step of each is absolute."""
+    drawn = "".join("M" + path[1:] for path in re.findall(r'<path d="([^"]*)"', match[0]))
+    return f'<path d="{drawn}"{match[1]}/>'

@@ -9,7 +9,7 @@ import pandas as pd
 
 from autotune.report.data import DEFAULT, TUNED, DeviceData
 from autotune.report.knobs import knob_cell, union
-from autotune.report.markup import Cell, Column, Group, Markup, grouped_table, join, table, tag
+from autotune.report.markup import Cell, Column, Group, Markup, folded, grouped_table, join, table, tag
 from autotune.report.overview import best_peer
 from autotune.report.samples import samples
 from autotune.report.sources import Sources
@@ -131,7 +131,7 @@ def _details(data: DeviceData, entry: dict[str, Any], sources: Sources) -> Marku
     certified = _certificate(entry, what)
     parts = ["schedule", *(["certificate"] if certified else []), *(["source"] if sources.written(*kernels) else [])]
     parts += ["raw samples of the search"] if drawn else []
-    shown = tag("div", knobs, certified, source, drawn, class_="opened")
+    shown = tag("div", folded(join((knobs, certified, source, drawn))), class_="opened")
     return tag("details", tag("summary", ", ".join(parts)), shown)
 
 
