@@ -9,16 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from os import PathLike
 
 import torch
 from e3nn import o3
 
 from autotune.checkpoints import CODE
-from autotune.harmonics import SphericalHarmonics
-from autotune.modules import TensorProduct
-from kernelgen.errors import ProblemError, UnsupportedError
-from kernelgen.from_e3nn import problem_of
+from autotune.stand_ins import AcceleratedHarmonics, AcceleratedProduct, StandIn
+from kernelgen.errors import InputError, ProblemError, UnsupportedError
 
 # Largest relative difference from e3nn's own result that a replacement may have.
 TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-10}
@@ -41,9 +39,13 @@ class Place:
 
 @dataclass(frozen=True)
 class Acceleration:
-    """Every e3nn tensor product and spherical harmonics module of a model; prints as a table."""
+    """Every e3nn tensor product and spherical harmonics module of a model; prints as a table.
+
+    note: what else there is to say of the model, such as why it has no such module.
+    """
 
     places: tuple[Place, ...]
+    note: str = ""
 
     @property
     def replaced(self) -> int:
@@ -54,7 +56,7 @@ class Acceleration:
         for kind in dict.fromkeys(("tensor products", *(place.kind for place in self.places))):
             found = [place.replaced for place in self.places if place.kind == kind]
             counts.append(f"{sum(found)} of {len(found)} e3nn {kind}")
-        lines = [f"{' and '.join(counts)} replaced"]
+        lines = [f"{' and '.join(counts)} replaced{self.note and f': {self.note}'}"]
         width = max((len(place.name) for place in self.places), default=0)
         for place in self.places:
             lines.append(f"{place.name:{width}}  {'replaced' if place.replaced else 'kept':8}  {place.detail}")
@@ -71,11 +73,14 @@ def accelerate(
     neither: the model's), and keep e3nn's where they differ by more than ``TOLERANCE``.
 
     Kept as they are, with the reason in the result: modules that TorchScript or torch.compile has compiled, that have a
-    ``forward``, parameters, modules or hooks of their own, or that fail when they are tried.
+    ``forward``, parameters or modules of their own, or that fail when they are tried. Hooks, parametrizations and
+    pruning of a replacement go over to e3nn's module when it is put back. Raises InputError for what is no module.
     """
+    _check_module(model)
     made: dict[torch.nn.Module, AcceleratedProduct | AcceleratedHarmonics | str] = {}
-    places = []
+    places: list[Place] = []
     like = _sample_of(model)
+    before = sum(isinstance(module, StandIn) for module in model.modules())
     for parent, attribute, name, module in list(_found(model)):
         if module not in made:
             made[module] = _replacement(module, parent, strict, deterministic, like if check else None)
@@ -87,94 +92,52 @@ def accelerate(
         setattr(parent, attribute, found)
         tuning = found.tuning["forward"]
         places.append(Place(name, repr(module), True, f"schedule {tuning.origin}: {tuning.reason}", kind))
-    return Acceleration(tuple(places))
+    return Acceleration(tuple(places), _note(model, before, places))
 
 
 def restore(model: torch.nn.Module) -> int:
-    """Put e3nn's modules back where :func:`accelerate` replaced them; how many places that were."""
-    found = [(parent, name, child) for parent in model.modules() for name, child in parent.named_children()]
-    ours = (AcceleratedProduct, AcceleratedHarmonics)
-    replaced = [(parent, name, child) for parent, name, child in found if isinstance(child, ours)]
+    """Put e3nn's modules back where :func:`accelerate` replaced them; how many places that were.
+
+    They come with what was done to their replacements: another weight, hooks, parametrizations, pruning, the mode.
+    """
+    _check_module(model)
+    found = [(parent, name, child) for parent in model.modules() for name, child in _children(parent)]
+    replaced = [(parent, name, child) for parent, name, child in found if isinstance(child, StandIn)]
     for parent, name, child in replaced:
-        setattr(parent, name, child.original.train(child.training))
+        setattr(parent, name, child.put_back())
     return len(replaced)
 
 
-class _StandIn(torch.nn.Module):
-    """What it does not have itself is asked of the ``original``, which is not registered."""
-
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            if "original" not in self.__dict__:
-                raise
-            return getattr(self.__dict__["original"], name)
-
-
-class AcceleratedProduct(_StandIn, TensorProduct):
-    """Stands in for one ``e3nn.o3.TensorProduct``: its parameter, its names in checkpoints, its other attributes.
-
-    original: the module that it stands for, not registered: it shares the parameter and waits to be put back.
-    """
-
-    def __init__(self, original: o3.TensorProduct, *, strict: bool | None = None, deterministic: bool = False) -> None:
-        problem = problem_of(original)
-        super().__init__(
-            *(problem.irreps_in1, problem.irreps_in2, problem.irreps_out),
-            problem.e3nn_instructions,
-            shared_weights=problem.shared_weights,
-            internal_weights=False,
-            irrep_normalization=problem.irrep_normalization,
-            path_normalization=problem.path_normalization,
-            strict=strict,
-            deterministic=deterministic,
+def _check_module(model: object) -> None:
+    if isinstance(model, str | PathLike):
+        raise InputError(
+            f"model is the path {str(model)!r}; expected a torch.nn.Module: load the file first, "
+            "with torch.load(path, weights_only=False) if it holds a whole model"
         )
-        self.__dict__["original"] = original
-        self.internal_weights = original.internal_weights
-        self.train(original.training)
-        self._take_weight()
-
-    def _take_weight(self) -> None:
-        """``weight`` is the original's: the same parameter, or its empty buffer."""
-        for kind in (self._parameters, self._buffers):
-            kind.pop("weight", None)
-        own = "_parameters" if "weight" in self.original._parameters else "_buffers"
-        getattr(self, own)["weight"] = getattr(self.original, own)["weight"]
-        self._buffers["output_mask"] = self.original.output_mask
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        """Another ``weight`` is the original's too, which checkpoints and :func:`restore` take it from."""
-        if name == "weight" and "original" in self.__dict__:
-            setattr(self.original, name, value)
-            self._take_weight()
-        else:
-            super().__setattr__(name, value)
-
-    def _apply(self, fn: Any, recurse: bool = True) -> AcceleratedProduct:
-        self.original._apply(fn, recurse)
-        self._take_weight()
-        return self
-
-    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
-        self.original.state_dict(destination=destination, prefix=prefix, keep_vars=keep_vars)  # its code's too
-
-    def _load_from_state_dict(self, *arguments: Any) -> None:
-        self.original._load_from_state_dict(*arguments)
-        self._take_weight()
+    if not isinstance(model, torch.nn.Module):
+        raise InputError(f"model is of type {type(model).__name__}; expected a torch.nn.Module")
 
 
-class AcceleratedHarmonics(_StandIn, SphericalHarmonics):
-    """Stands in for one ``e3nn.o3.SphericalHarmonics``, with its other attributes.
+def _children(parent: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
+    """Attribute and module of each child; unlike ``named_children`` again where it has several attributes."""
+    return ((name, child) for name, child in parent._modules.items() if child is not None)
 
-    original: the module that it stands for, not registered: it waits to be put back.
-    """
 
-    def __init__(self, original: o3.SphericalHarmonics, *, strict: bool | None = None) -> None:
-        options = (original.normalize, original.normalization, original.irreps_in)
-        super().__init__(original._ls_list, *options, strict=strict)
-        self.__dict__["original"] = original
-        self.train(original.training)
+def _note(model: torch.nn.Module, before: int, places: list[Place]) -> str:
+    """Of a model in which nothing was found, why; and how many modules were replaced ``before``."""
+    if before:
+        return f"{before} modules were replaced before"
+    if places:
+        return ""
+    for name, module in model.named_modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            return (
+                f"TorchScript has compiled {name or 'the model'}; accelerate the model before torch.jit.script, "
+                "torch.jit.trace and torch.jit.freeze"
+            )
+        if isinstance(module, torch.fx.GraphModule):
+            return f"{name or 'the model'} is a graph of torch.fx; accelerate the model before it is traced or exported"
+    return "the model has no module of e3nn.o3.TensorProduct or e3nn.o3.SphericalHarmonics"
 
 
 _KINDS = (o3.TensorProduct, o3.SphericalHarmonics)
@@ -192,7 +155,7 @@ def _found(model: torch.nn.Module) -> Iterator[tuple[torch.nn.Module | None, str
     if isinstance(model, _KINDS):
         yield None, "", "(the model)", model
     for prefix, parent in model.named_modules():
-        for attribute, child in parent.named_children():
+        for attribute, child in _children(parent):
             if any(_is(child, kind) for kind in _KINDS):
                 yield parent, attribute, f"{prefix}.{attribute}".lstrip("."), child
 
@@ -243,9 +206,6 @@ def _what_would_be_lost(module: torch.nn.Module, kind: type[torch.nn.Module]) ->
     extra = [part for part in more if part not in own]
     if extra:
         return f"{name} has parameters or modules of its own: {', '.join(extra)}"
-    hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-    if any(getattr(module, hook, None) for hook in hooks):
-        return "it has hooks, which would not be called; register them after accelerate"
     return ""
 
 
@@ -259,17 +219,17 @@ def _normal(like: torch.Tensor, *shapes: tuple[int, ...]) -> list[torch.Tensor]:
 
 @torch.no_grad()
 def _difference(module: o3.TensorProduct, made: AcceleratedProduct) -> str:
-    """How far both results on random inputs differ, empty where they do not."""
+    """How far both results on random inputs differ, empty where they do not. Hooks are not called for it."""
     rows, weight = _CHECKED_ROWS, (module.weight_numel,)
     shapes = ((rows, module.irreps_in1.dim), (rows, module.irreps_in2.dim))
     given = _normal(module.output_mask, *shapes, weight if module.shared_weights else (rows, *weight))
-    return _compared(made(*given), module(*given))
+    return _compared(made.forward(*given), module.forward(*given))
 
 
 @torch.no_grad()
 def _difference_of_harmonics(module: o3.SphericalHarmonics, made: AcceleratedHarmonics, like: torch.Tensor) -> str:
     (x,) = _normal(like, (_CHECKED_ROWS, 3))
-    return _compared(made(x), module(x))
+    return _compared(made.forward(x), module.forward(x))
 
 
 def _compared(found: torch.Tensor, wanted: torch.Tensor) -> str:
