@@ -16,6 +16,7 @@ import filelock
 from autotune.certificate import driver_version
 from autotune.database import device_record, replace_file
 from kernelgen.device import DeviceFacts
+from kernelgen.json_data import parse_json
 
 SCHEMA = 1
 OURS, DEFAULT = "equitune", "equitune-default"
@@ -42,7 +43,7 @@ def _read(path: Path) -> list[Row] | None:
     if not path.exists():
         return []
     try:
-        rows = json.loads(path.read_bytes())["rows"]
+        rows = parse_json(path.read_bytes())["rows"]
         for row in rows:
             _ = identity_of(row), row["times"].keys()
         return rows

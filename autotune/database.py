@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shutil
 import tempfile
 import warnings
@@ -23,9 +24,10 @@ from typing import Any
 import filelock
 
 from autotune import paths
-from autotune.entry import Entry, Identity
+from autotune.entry import Entry, Identity, check_json
 from autotune.errors import DatabaseError
 from kernelgen.device import DeviceFacts
+from kernelgen.json_data import parse_json
 
 __all__ = [
     *("SCHEMA", "Database", "DatabaseWarning", "Entry", "Table", "database_dirs", "database_path"),
@@ -98,9 +100,14 @@ def device_files(directory: Path) -> list[Path]:
         return []
 
 
+def is_slug(text: Any) -> bool:
+    """Whether it is a device's name in files: letters, digits and ``-``, so that no file of that name is elsewhere."""
+    return isinstance(text, str) and re.fullmatch(r"[^\W_]([^\W_]|-){0,99}", text) is not None
+
+
 def database_path(directory: Path, slug: str) -> Path:
     """The file of a device; DatabaseError if the slug is not a plain name (it may not leave the directory)."""
-    if not slug or not all(character.isalnum() or character == "-" for character in slug):
+    if not is_slug(slug):
         raise DatabaseError(f"device slug {slug!r} is not a plain name; expected letters, digits and '-'")
     return directory / f"{slug}.json"
 
@@ -111,10 +118,10 @@ def read_table(path: Path) -> Table:
     A missing file is an empty table. OSError if the file is there but cannot be read.
     """
     try:
-        data = json.loads(path.read_bytes(), parse_constant=_refuse_constant)
+        data = parse_json(path.read_bytes())
     except FileNotFoundError:
         return Table()
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         return Table(flaws=(f"it is not valid JSON ({error})",))
     if not isinstance(data, dict) or not isinstance(data.get("entries"), list):
         return Table(flaws=("it is not an object with schema, device and entries",))
@@ -129,11 +136,11 @@ def read_table(path: Path) -> Table:
     device = data.get("device")
     if not isinstance(device, dict):
         device, flaws = {}, [f"device is {device!r}; expected an object", *flaws]
+    try:
+        check_json("device", device)
+    except DatabaseError as error:
+        device, flaws = {}, [str(error), *flaws]
     return Table.of(device, entries, tuple(flaws))
-
-
-def _refuse_constant(text: str) -> float:
-    raise ValueError(f"{text} is not a number")
 
 
 _tables: dict[Path, tuple[tuple[int, ...], Table]] = {}
@@ -296,7 +303,7 @@ def replace_file(path: Path, text: str | bytes) -> None:
     mode = path.stat().st_mode & 0o777 if path.exists() else 0o644
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
     try:
-        with os.fdopen(descriptor, "wb") as file:
+        with paths.named_in_errors(path), os.fdopen(descriptor, "wb") as file:
             file.write(text.encode() if isinstance(text, str) else text)
             file.flush()
             os.fsync(file.fileno())

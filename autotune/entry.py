@@ -91,7 +91,7 @@ class Entry:
             object.__setattr__(self, "schedule", self.schedule.to_dict())
         for field in dataclasses.fields(self):
             _check_type(field.name, getattr(self, field.name), str(field.type))
-            _check_json(field.name, getattr(self, field.name))
+            check_json(field.name, getattr(self, field.name))
         for name, allowed in CHOICES.items():
             if getattr(self, name) not in allowed:
                 raise DatabaseError(f"entry field {name} is {getattr(self, name)!r}; expected one of {allowed}")
@@ -196,16 +196,16 @@ def _check_values(name: str, data: Mapping[str, Any], kinds: Mapping[str, str]) 
         _check_type(f"{name}[{key!r}]", value, kinds[key])
 
 
-def _check_json(name: str, value: Any) -> None:
+def check_json(name: str, value: Any) -> None:
     """Nested data must be what strict JSON can hold, or the file could not be read back."""
     if isinstance(value, Mapping):
         for key, item in value.items():
             if not isinstance(key, str):
-                raise DatabaseError(f"entry field {name} has the key {key!r}; expected text")
-            _check_json(f"{name}[{key!r}]", item)
+                raise DatabaseError(f"field {name} has the key {key!r}; expected text")
+            check_json(f"{name}[{key!r}]", item)
     elif isinstance(value, list | tuple):
         for index, item in enumerate(value):
-            _check_json(f"{name}[{index}]", item)
+            check_json(f"{name}[{index}]", item)
     elif isinstance(value, float) and not math.isfinite(value):
         raise DatabaseError(f"entry field {name} is {value!r}; expected a finite number")
     elif not (value is None or isinstance(value, str | int | float)):

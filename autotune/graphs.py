@@ -254,7 +254,7 @@ class GraphClass:
     @classmethod
     def parse(cls, text: str) -> GraphClass:
         """Inverse of :attr:`text`."""
-        match = re.fullmatch(r"(?:(conv|vectors)-e(\d+)-d(\d+))|(?:(plain|harmonics)-e(\d+))", text)
+        match = re.fullmatch(r"(?:(conv|vectors)-e(\d{1,3})-d(\d{1,3}))|(?:(plain|harmonics)-e(\d{1,3}))", text)
         if not match:
             raise ConfigError(f"{text!r} is not a graph class; expected for example 'conv-e14-d5' or 'plain-e16'")
         conv, edges, degree, other, number = match.groups()

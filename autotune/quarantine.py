@@ -2,16 +2,19 @@
 
 A kernel's spec and a schedule enter, the reason why it is out of use leaves. The list is ``results/quarantine/
 DEVICE.jsonl``, one fault a line, durable before the next trial starts; a line that is taken out frees its schedule.
+Reading never fails: what cannot be understood is skipped with a warning.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from autotune import records
+from autotune.database import DatabaseWarning
 from kernelgen.schedule import Knobs
 from kernelgen.version import GENERATOR_VERSION
 
@@ -20,7 +23,7 @@ FAULTS = ("compile", "launch", "memory", "wrong", "timeout", "crashed")
 KERNEL = ("problem", "operation", "direction", "dtype", "layout", "deterministic")
 Kernel = tuple[Any, ...]
 
-_read: dict[Path, tuple[tuple[int, int], dict[Kernel, dict[str, str]]]] = {}
+_read: dict[Path, tuple[tuple[int, ...], dict[Kernel, dict[str, str]]]] = {}
 
 
 def quarantine_path(directory: Path, slug: str) -> Path:
@@ -54,18 +57,36 @@ def note_fault(path: Path, spec: Any, schedule: Knobs, trial: Mapping[str, Any])
 
 
 def _faults_in(path: Path) -> dict[Kernel, dict[str, str]]:
-    """By kernel and schedule; a file is read again when it has changed."""
+    """By kernel and schedule; a file is read again, and warned of, when it has changed."""
+    stamp: tuple[int, ...] = ()
     try:
         status = path.stat()
-    except OSError:
+        stamp = (status.st_mtime_ns, status.st_size)
+        if path not in _read or _read[path][0] != stamp:
+            _read[path] = stamp, _understood(path)
+    except (FileNotFoundError, NotADirectoryError):
         return {}
-    stamp = (status.st_mtime_ns, status.st_size)
-    if path not in _read or _read[path][0] != stamp:
-        faults: dict[Kernel, dict[str, str]] = {}
-        for line in records.read(path):
-            if line.get("generator") == GENERATOR_VERSION and line.get("state") in FAULTS:
-                kernel = tuple(line.get(name) for name in KERNEL)
-                reason = f"{line['state']}: {line.get('reason', '')}"
-                faults.setdefault(kernel, {})[str(line.get("schedule"))] = reason
-        _read[path] = stamp, faults
+    except OSError as error:
+        if path not in _read or _read[path][0] != stamp:
+            _read[path] = stamp, {}
+            warnings.warn(f"quarantine {path} cannot be read ({error}); it is ignored", DatabaseWarning, stacklevel=2)
     return _read[path][1]
+
+
+def _understood(path: Path) -> dict[Kernel, dict[str, str]]:
+    faults: dict[Kernel, dict[str, str]] = {}
+    lines = [line for line in records.read(path) if line.get("generator") == GENERATOR_VERSION]
+    skipped = 0
+    for line in lines:
+        kernel, schedule, state = tuple(line.get(name) for name in KERNEL), line.get("schedule"), line.get("state")
+        if state not in FAULTS or not all(isinstance(name, str | bool) for name in (*kernel, schedule)):
+            skipped += 1
+            continue
+        faults.setdefault(kernel, {})[str(schedule)] = f"{state}: {line.get('reason', '')}"
+    if skipped:
+        warnings.warn(
+            f"quarantine {path}: {skipped} of {len(lines)} lines name no kernel, schedule or fault and are skipped",
+            DatabaseWarning,
+            stacklevel=2,
+        )
+    return faults

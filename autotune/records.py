@@ -2,18 +2,23 @@
 too read through :mod:`autotune.trial_archive`.
 
 A finished trial enters as a dictionary and is appended with flush and fsync; a file leaves as a list of
-dictionaries. A process may be killed in the middle of a line, so reading skips lines that are not JSON objects and
-appending first closes a torn last line.
+dictionaries. A process may be killed in the middle of a line, so reading skips lines that are not JSON objects, with a
+warning, and appending first closes a torn last line.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
+import warnings
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
+
+from autotune.paths import named_in_errors
+from kernelgen.json_data import parse_json
 
 
 def study_path(results_dir: Path, device_slug: str, study: str, folder: str = "trials") -> Path:
@@ -30,12 +35,13 @@ def append(path: Path, record: dict[str, Any]) -> None:
     """Append one line and return once it is on the disk."""
     path.parent.mkdir(parents=True, exist_ok=True)
     line = json.dumps(record, allow_nan=False).encode() + b"\n"
-    with open(path, "a+b", buffering=0) as file:
+    with named_in_errors(path), open(path, "a+b", buffering=0) as file:
         if file.seek(0, os.SEEK_END):
             file.seek(-1, os.SEEK_END)
             if file.read(1) != b"\n":
                 line = b"\n" + line
-        file.write(line)
+        while line:  # a disk that is nearly full takes a part, and tells at the next write
+            line = line[file.write(line) :]
         os.fsync(file.fileno())
 
 
@@ -55,14 +61,18 @@ def read_from(path: Path, offset: int) -> tuple[list[dict[str, Any]], int]:
             lines = file.read().splitlines(keepends=True)
     except FileNotFoundError:
         return [], offset
-    found = []
+    found, skipped = [], 0
     for line in lines:
         record = _record(line)
         if record is not None:
             found.append(record)
         elif not line.endswith(b"\n"):
             break
+        else:
+            skipped += bool(line.strip())
         offset += len(line)
+    if skipped:
+        warnings.warn(f"{path}: {skipped} of {len(lines)} lines are no records and are skipped", stacklevel=2)
     return found, offset
 
 
@@ -73,10 +83,18 @@ def readable(lines: Iterable[bytes]) -> list[dict[str, Any]]:
 
 def _record(line: bytes) -> dict[str, Any] | None:
     try:
-        record = json.loads(line)
+        record = parse_json(line)
     except ValueError:
         return None
     return record if isinstance(record, dict) else None
+
+
+def is_trial(record: dict[str, Any]) -> bool:
+    """Whether a study can learn from it: which schedule, how it ended and, if it went well, its time."""
+    time_us = record.get("time_us")
+    timed = isinstance(time_us, int | float) and math.isfinite(time_us) and time_us > 0
+    known = isinstance(record.get("schedule"), dict) and isinstance(record.get("resources", {}), dict)
+    return known and isinstance(record.get("state"), str) and (timed or record["state"] != "ok")
 
 
 def identity(record: dict[str, Any]) -> tuple[str, str]:

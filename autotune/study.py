@@ -20,6 +20,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from autotune import records
 from autotune.board import COMPARISON, COPY, Sharing
 from autotune.errors import StudyError
 from autotune.findings import Findings
@@ -288,13 +289,14 @@ class Study(Findings):
         return [self.schedule_of(line) for line in found]
 
     def _readable(self, lines: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-        """Records whose schedule this version understands."""
+        """Records that this version understands."""
         for line in lines:
             try:
                 self.schedule_of(line)
             except (ScheduleError, KeyError, TypeError):
                 continue
-            yield line
+            if records.is_trial(line):
+                yield line
 
     def _as_trial(self, line: dict[str, Any]) -> optuna.trial.FrozenTrial | None:
         return known_trial(self.space, self.schedule_of(line), line)

@@ -25,6 +25,7 @@ from typing import Any
 import platformdirs
 
 from kernelgen.errors import CacheError
+from kernelgen.json_data import parse_json
 
 _WRITABLE_BY_OTHERS = 0o022
 
@@ -68,7 +69,7 @@ def find(key: str, binary_name: str) -> Binary | None:
     try:
         for path in (cache_dir(), folder.parent, folder, folder / "entry.json", folder / binary_name):
             _require_private(path)
-        entry = json.loads((folder / "entry.json").read_text())
+        entry = parse_json((folder / "entry.json").read_bytes())
         data = (folder / binary_name).read_bytes()
         if entry["sha256"] != hashlib.sha256(data).hexdigest():
             return None

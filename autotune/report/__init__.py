@@ -10,6 +10,7 @@ import os
 import tempfile
 from pathlib import Path
 
+from autotune.paths import named_in_errors
 from autotune.report.errors import ReportError
 
 __all__ = ["ReportError", "summary_table", "write_comparison", "write_reports"]
@@ -58,7 +59,7 @@ def _publish(path: Path, text: str) -> Path:
     """Write beside the target, then rename: a reader never sees half a page."""
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", text=True)
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
+        with named_in_errors(path), os.fdopen(handle, "w", encoding="utf-8") as file:
             file.write(text)
         os.chmod(name, 0o644)
         os.replace(name, path)

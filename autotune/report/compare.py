@@ -6,7 +6,6 @@ change, or of two devices. A verdict rests on the raw samples of both rows, not 
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -14,10 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from autotune.bench_rows import identity_of
+from autotune.database import is_slug
 from autotune.intervals import LEVEL, SAME, TOLERANCE, UNCLEAR, ratio_interval, verdict
 from autotune.report.errors import ReportError
 from autotune.report.suite_rows import SuiteRow, mapping
 from autotune.report.words import TUNED
+from kernelgen.json_data import parse_json
 
 ONE_MEASUREMENT = "one measurement"
 EXPECTED = "expected a bench record (results/bench/DEVICE.json) or a results folder with one"
@@ -37,7 +38,9 @@ class Record:
 
     @property
     def slug(self) -> str:
-        return str(self.device.get("slug") or self.path.stem)
+        """Names the page's file, so what a record says is taken only if it is a plain name."""
+        given = self.device.get("slug")
+        return str(given) if is_slug(given) else self.path.stem
 
     def met(self, key: str) -> list[str]:
         """All values of a row's field, such as the generator, in order."""
@@ -129,7 +132,7 @@ def load_record(path: Path) -> Record:
     """A bench file, or the one in a results folder; ReportError for what is neither."""
     file = _bench_file(path)
     try:
-        data = json.loads(file.read_text(encoding="utf-8"))
+        data = parse_json(file.read_bytes())
     except (OSError, ValueError) as error:
         raise ReportError(f"{file}: not readable as JSON ({error}); {EXPECTED}") from error
     rows = data.get("rows") if isinstance(data, dict) else None

@@ -5,7 +5,6 @@ ReportError.
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +16,7 @@ from autotune.report.errors import ReportError
 from autotune.report.suite_rows import SuiteRow, mapping, number, sample_times
 from autotune.report.words import DEFAULT, TUNED
 from autotune.trial_archive import SUFFIX, read_device
+from kernelgen.json_data import parse_json
 
 PASSES = (
     *("forward", "backward", "edge_backward", "double_backward", "joint_backward"),
@@ -113,7 +113,7 @@ def _read(path: Path) -> dict[str, Any]:
     if not path.exists():
         return {}
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = parse_json(path.read_bytes())
     except (OSError, ValueError) as error:
         raise ReportError(
             f"{path}: not readable as JSON ({error}); restore it or move it away, then report again"
