@@ -62,10 +62,11 @@ def store_rows(folder: Path, facts: DeviceFacts, rows: Sequence[Row]) -> Path:
         if before is None:
             path.rename(path.with_name(f"{path.stem}.corrupt-{datetime.now(UTC):%Y%m%dT%H%M%SZ}.json"))
         merged = {identity_of(row): row for row in [*(before or []), *rows]}
-        data = {
-            "schema": SCHEMA,
-            "device": device_record(facts, driver_version(facts)),
-            "rows": [merged[identity] for identity in sorted(merged)],
-        }
-        replace_file(path, json.dumps(data, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+        replace_file(path, record_text(facts, [merged[identity] for identity in sorted(merged)]))
     return path
+
+
+def record_text(facts: DeviceFacts, rows: Sequence[Row]) -> str:
+    """A bench record as JSON, which ``equitune report --compare`` reads."""
+    data = {"schema": SCHEMA, "device": device_record(facts, driver_version(facts)), "rows": list(rows)}
+    return json.dumps(data, indent=1, ensure_ascii=False, allow_nan=False) + "\n"

@@ -1,6 +1,6 @@
-"""What the rows of a comparison say, each and together: rows enter, lines of text for a terminal leave.
+"""Text of bench rows, for a terminal or as Markdown: a table, and a summary of all rows.
 
-Ratios are the time of the fastest peer of a row over ours: above 1 we are faster.
+A ratio is the fastest peer's time over ours: above 1 we are faster.
 """
 
 from __future__ import annotations
@@ -17,26 +17,48 @@ from autotune.progress import time_text
 # Graphs large and dense enough that the floor of compulsory traffic can be reached.
 FLOOR_GRAPHS = ("carbon", "water")
 TARGET = 1.05
+TITLE = "median times (ratio to the tuned kernel)"
+# Columns before those of contenders.
+FIXED = 4
 # Of a default that is the faster one; both were measured in one run.
 TOLERANCE = 0.01
 
 
 def table_lines(rows: Sequence[Row]) -> list[str]:
-    """One line a row: each contender's median and, beside it, how many times ours it takes; no number is cut short."""
+    """One line a row: each contender's median and its ratio to ours. No number is cut short."""
     from rich import box
     from rich.console import Console
     from rich.table import Table
 
-    names = list(dict.fromkeys(name for row in rows for name in row["times"]))
-    table = Table("problem", "graph", "pass", title="median time (x: times the tuned)", box=box.SIMPLE_HEAD)
-    for name in names:
+    heads, body = _table(rows)
+    table = Table(*heads[:FIXED], title=TITLE, box=box.SIMPLE_HEAD)
+    for name in heads[FIXED:]:
         table.add_column(name, justify="right", no_wrap=True)
-    for row in rows:
-        cells = [_cell(row["times"].get(name, {"error": "-"}), row["times"][OURS]) for name in names]
-        table.add_row(row["label"], row["graph"]["name"], row["pass"], *cells)
+    for cells in body:
+        table.add_row(*cells)
     out = io.StringIO()
     Console(file=out, width=1000).print(table)
     return [line.rstrip() for line in out.getvalue().splitlines()]
+
+
+def markdown_text(rows: Sequence[Row]) -> str:
+    """The table and the summary as Markdown."""
+    heads, body = _table(rows)
+    rule = ["---"] * FIXED + ["---:"] * (len(heads) - FIXED)
+    lines = [f"| {' | '.join(cells)} |" for cells in (heads, rule, *body)]
+    summary = "\n".join(summary_lines(rows)).strip("\n")
+    return "\n".join([f"{TITLE[0].upper()}{TITLE[1:]}:", "", *lines, "", "```text", summary, "```", ""])
+
+
+def _table(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
+    """Heads and cells; the first :data:`FIXED` columns say which row it is."""
+    names = list(dict.fromkeys(name for row in rows for name in row["times"]))
+    body = []
+    for row in rows:
+        kind = f"{row['operation']} {row['dtype']}{' deterministic' if row.get('deterministic') else ''}"
+        cells = [_cell(row["times"].get(name, {"error": "-"}), row["times"][OURS]) for name in names]
+        body.append([row["label"], row["graph"]["name"], kind, row["pass"], *cells])
+    return ["problem", "graph", "kernel", "pass", *names], body
 
 
 def _cell(result: Mapping[str, Any], ours: Mapping[str, Any]) -> str:

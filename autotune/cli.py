@@ -1,4 +1,4 @@
-"""The ``equitune`` command: arguments enter, the other modules do the work, text and an exit code leave.
+"""The ``equitune`` command: reads arguments, calls the other modules, prints text and ends with an exit code.
 
 Exit codes: 0 done, 2 a mistake that can be named (one line on standard error), 130 interrupted. A traceback means a
 bug. Everything heavy is imported inside the commands, so that ``equitune --help`` answers at once.
@@ -6,10 +6,11 @@ bug. Everything heavy is imported inside the commands, so that ``equitune --help
 
 from __future__ import annotations
 
+import functools
 import json
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn
 
@@ -17,11 +18,26 @@ import typer
 
 from autotune import cli_db
 from autotune.cli_options import (
+    MEASURING,
+    OUTPUT,
+    SEARCH,
+    SHARING,
+    Budget,
+    Config,
+    Device,
     Interrupts,
+    Json,
+    Peers,
+    Reports,
+    Results,
+    Trials,
+    budget_seconds,
     devices_given,
-    duration,
+    examples,
+    export_file,
     peers_named,
     positive,
+    print_next,
     print_rich,
     resolve_device,
     results_folder,
@@ -34,17 +50,12 @@ INTERRUPTED = 130
 
 app = typer.Typer(
     name="equitune",
-    help="Generated and autotuned kernels for O(3)-equivariant tensor products.",
+    help="Generate and autotune kernels for O(3)-equivariant tensor products.",
+    epilog=examples("equitune doctor", "equitune tune quick", "equitune show mace-mp-medium"),
     add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-
-Config = Annotated[str, typer.Argument(metavar="CONFIG", help="A TOML file, or the name of one in configs/.")]
-Device = Annotated[str | None, typer.Option(help="cpu, cuda or cuda:N; by default the GPU if there is one.")]
-Results = Annotated[Path | None, typer.Option(help="Folder of the tuned database and the raw trials.")]
-Peers = Annotated[bool, typer.Option("--peers/--no-peers", help="Compare with the peers, too.")]
-Reports = Annotated[Path | None, typer.Option(help="Folder of the HTML pages.")]
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
@@ -101,51 +112,73 @@ def root(
 
 
 @app.command()
-def doctor(
-    as_json: Annotated[bool, typer.Option("--json", help="The same as a JSON list.")] = False,
-) -> None:
-    """What this machine offers: device, compilers, versions, cache, databases, usable peers."""
-    from autotune.doctor import as_data, as_table, examine
+def doctor(as_json: Json = False) -> None:
+    """Check this machine: device, compilers, versions, cache, databases, usable peers."""
+    from autotune.doctor import as_data, as_table, examine, next_step
 
     findings = examine()
     if as_json:
         print(json.dumps(as_data(findings), indent=1))
     else:
         print_rich(as_table(findings))
+        print_next(next_step(findings))
 
 
-@app.command()
+@app.command(
+    epilog=examples(
+        "equitune tune quick",
+        "equitune tune configs/mace-mp-medium.toml --budget 10m --device cuda:0",
+        "equitune tune configs/h200.toml --devices all --no-peers",
+        "equitune tune own.toml --storage postgresql+psycopg://me@host/equitune",
+    )
+)
 def tune(
     config: Config,
     device: Device = None,
-    devices: Annotated[
-        str | None, typer.Option(help="A tuner on each, sharing every study: all, 0,1 or cpu,cpu (for trying out).")
+    budget: Budget = None,
+    trials: Trials = None,
+    sampler: Annotated[
+        str | None, typer.Option(help="auto, tpe, climb, gp, random or brute.", rich_help_panel=SEARCH)
     ] = None,
-    budget: Annotated[str | None, typer.Option(help="Time for the whole config: 90s, 10m, 1h30m.")] = None,
-    trials: Annotated[int | None, typer.Option(help="Trials a search, those of earlier runs included.")] = None,
-    sampler: Annotated[str | None, typer.Option(help="auto, tpe, climb, gp, random or brute.")] = None,
-    storage: Annotated[
-        str | None, typer.Option(help="Optuna storage URL: share the studies with every tuner that names it.")
+    seed: Annotated[int, typer.Option(help="Random seed.", rich_help_panel=SEARCH)] = 0,
+    patience: Annotated[
+        int | None,
+        typer.Option(
+            help="End a search after this many trials without a 1% gain. Default on a GPU: 120.",
+            rich_help_panel=SEARCH,
+        ),
+    ] = None,
+    devices: Annotated[
+        str | None,
+        typer.Option(help="Run one tuner on each device: all, 0,1 or cpu,cpu (to try it).", rich_help_panel=SHARING),
     ] = None,
     shared: Annotated[
-        bool, typer.Option("--shared", help="Share the studies with other tuners of this results folder.")
+        bool,
+        typer.Option(
+            "--shared", help="Share studies with other tuners of this results folder.", rich_help_panel=SHARING
+        ),
     ] = False,
-    seed: Annotated[int, typer.Option(help="Seed of the search.")] = 0,
-    patience: Annotated[
-        int | None, typer.Option(help="End a search after so many trials without a gain of 1%; 120 on a GPU.")
+    storage: Annotated[
+        str | None,
+        typer.Option(
+            help="Optuna storage URL. All tuners that name it share their studies. If the database server restarts, "
+            "tuners wait up to two minutes.",
+            rich_help_panel=SHARING,
+        ),
     ] = None,
     peers: Peers = True,
     results: Results = None,
     reports: Reports = None,
 ) -> None:
-    """Search schedules for this device, prove the winners, store them and write the report."""
+    """Search for the fastest schedules on this device, verify and store them, and write the report."""
     from autotune.config import load_config
     from autotune.report import summary_table
+    from autotune.show import show_command
     from autotune.tune import tune as run_tune
     from autotune.tuners import tune_together
     from kernelgen.device import device_facts
 
-    seconds, sampler = duration(budget), sampler_name(sampler)
+    seconds, sampler = budget_seconds(budget), sampler_name(sampler)
     positive("--trials", trials)
     positive("--patience", patience)
     chosen = devices_given(device, devices)
@@ -159,50 +192,82 @@ def tune(
         else:
             tune_together(loaded, chosen, *options)
     print(summary_table(folder, facts.slug))
-    write_pages(folder, reports, facts.slug)
+    if write_pages(folder, reports, facts.slug):
+        print_next(f"open the report in a browser, or type {show_command(loaded.workloads[0], device, folder)}")
     if interrupts.seen:
         raise typer.Exit(INTERRUPTED)
 
 
-@app.command()
+@app.command(
+    epilog=examples(
+        "equitune bench configs/mace-mp-medium.toml --export-markdown bench.md",
+        "equitune bench --suite --devices all",
+    )
+)
 def bench(
     config: Annotated[
-        str | None, typer.Argument(metavar="[CONFIG]", help="A TOML file, or the name of one in configs/.")
+        str | None, typer.Argument(metavar="CONFIG", help="A TOML file, or the name of one in configs/.")
     ] = None,
-    suite: Annotated[bool, typer.Option("--suite", help="All rows of configs/suite.toml.")] = False,
+    suite: Annotated[bool, typer.Option("--suite", help="Run configs/suite.toml.")] = False,
     device: Device = None,
     devices: Annotated[
-        str | None, typer.Option(help="Share the problems out: all, 0,1 or cpu,cpu (for trying out).")
+        str | None, typer.Option(help="Split the problems over several devices: all, 0,1 or cpu,cpu (to try it).")
     ] = None,
-    peers: Annotated[str, typer.Option(help="all, none, or names: e3nn,cuequivariance.")] = "all",
-    no_peers: Annotated[bool, typer.Option("--no-peers", help="The same as --peers none.")] = False,
+    peers: Annotated[
+        str, typer.Option(help="all, none, or names: e3nn,cuequivariance.", rich_help_panel=MEASURING)
+    ] = "all",
+    no_peers: Annotated[
+        bool, typer.Option("--no-peers", help="The same as --peers none.", rich_help_panel=MEASURING)
+    ] = False,
     seconds: Annotated[
-        float | None, typer.Option(help="Sampling time a contender and pass; 2, with --suite 0.3.")
+        float | None,
+        typer.Option(
+            help="Sampling time of each contender in each pass. Default: 2, with --suite 0.3.",
+            rich_help_panel=MEASURING,
+        ),
     ] = None,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Measure again what is already measured.")] = False,
-    verbose: Annotated[bool, typer.Option("--verbose", help="Say every step, with the time.")] = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Measure every row again.", rich_help_panel=MEASURING)] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", help="Print every step, with the time.", rich_help_panel=OUTPUT)
+    ] = False,
+    export_markdown: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the table as Markdown.", rich_help_panel=OUTPUT)
+    ] = None,
+    export_json: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write the rows as JSON, raw samples included.", rich_help_panel=OUTPUT),
+    ] = None,
     results: Results = None,
     reports: Reports = None,
 ) -> None:
-    """Compare default, tuned, e3nn, cuEquivariance and OpenEquivariance in one run; nothing is searched.
+    """Time default, tuned, e3nn, cuEquivariance and OpenEquivariance in one run. Nothing is searched.
 
-    Goes on where an earlier run ended: rows of the present generator, schedules and software are kept.
+    An interrupted run continues where it ended. Rows are measured again if generator, schedules or software changed.
     """
     from rich.console import Console
 
     from autotune.bench import bench as run_bench
+    from autotune.bench_rows import Row, record_text
+    from autotune.bench_text import markdown_text
     from autotune.config import load_config
     from autotune.errors import ConfigError
     from kernelgen.device import device_facts
 
     if (config is None) != suite:
-        raise ConfigError(f"CONFIG is {config!r} {'with' if suite else 'without'} --suite; expected one of the two")
+        raise ConfigError(
+            "--suite and a CONFIG exclude each other; leave one out"
+            if suite
+            else "no CONFIG is given; name one, or type --suite"
+        )
     if seconds is not None and not seconds >= 0:
-        raise ConfigError(f"--seconds is {seconds}; expected a number that is not negative")
+        raise ConfigError(f"--seconds is {seconds}; expected zero or more")
+    exports = [
+        export_file(*given) for given in (("--export-markdown", export_markdown), ("--export-json", export_json))
+    ]
     chosen = devices_given(device, devices)
     facts = device_facts(chosen[0])
     folder = results_folder(results)
-    run_bench(
+    rows = run_bench(
         load_config(config or "suite", facts.backend),
         chosen[0],
         folder,
@@ -213,12 +278,17 @@ def bench(
         console=Console(),
         verbose=verbose,
     )
+    texts: tuple[Callable[[list[Row]], str], ...] = (markdown_text, functools.partial(record_text, facts))
+    for path, text in zip(exports, texts, strict=True):
+        if path is not None:
+            path.write_text(text(rows), encoding="utf-8")
+            print(f"export: {path}")
     write_pages(folder, reports, facts.slug)
 
 
 @app.command()
 def record(config: Config, device: Device = None, results: Results = None) -> None:
-    """Measure every schedule of the config's [record.BACKEND] space, to replay samplers against later."""
+    """Time every schedule of the space in the config's table \\[record.BACKEND], for replays."""
     from autotune.config import load_config
     from autotune.progress import Progress
     from autotune.record import record as run_record
@@ -233,27 +303,37 @@ def record(config: Config, device: Device = None, results: Results = None) -> No
         raise typer.Exit(INTERRUPTED)
 
 
-@app.command()
+@app.command(epilog=examples("equitune replay results/record/*.jsonl.gz --sampler tpe --seeds 5"))
 def replay(
     files: Annotated[
         list[Path],
         typer.Argument(metavar="RECORD...", help="Files of results/record, packed (DEVICE.jsonl.gz) or not."),
     ],
     sampler: Annotated[
-        list[str] | None, typer.Option(help="tpe, climb, gp, random or default; by default all.")
+        list[str] | None,
+        typer.Option(
+            help="tpe, climb, gp, random or default. Repeat it for several. Default: all.", rich_help_panel=SEARCH
+        ),
     ] = None,
-    seeds: Annotated[int | None, typer.Option(help="Runs a sampler; by default 20, and 5 of gp.")] = None,
-    trials: Annotated[int, typer.Option(help="Trials a run.")] = 150,
+    seeds: Annotated[
+        int | None, typer.Option(help="Runs of each sampler. Default: 20, for gp 5.", rich_help_panel=SEARCH)
+    ] = None,
+    trials: Annotated[int, typer.Option(help="Trials of each run.", rich_help_panel=SEARCH)] = 150,
     ahead: Annotated[
-        int | None, typer.Option(help="Proposals under way; by default as in a search on the recording machine.")
+        int | None,
+        typer.Option(help="Proposals in flight. Default: as on the recording machine.", rich_help_panel=SEARCH),
     ] = None,
-    prune: Annotated[bool, typer.Option("--prune/--no-prune", help="Skip kernels that spill too much.")] = True,
+    prune: Annotated[
+        bool,
+        typer.Option("--prune/--no-prune", help="Skip kernels that spill too many registers.", rich_help_panel=SEARCH),
+    ] = True,
     transfer: Annotated[
-        bool, typer.Option("--transfer/--no-transfer", help="Search from winners of related kernels, too.")
+        bool,
+        typer.Option("--transfer/--no-transfer", help="Start from winners of related kernels.", rich_help_panel=SEARCH),
     ] = True,
     results: Results = None,
 ) -> None:
-    """Run samplers against records, without a device: trials until near the best schedule, side by side."""
+    """Compare samplers on recorded times, without a device: trials until a schedule near the best is found."""
     from autotune.neighbours import known_entries
     from autotune.recorded import load_record
     from autotune.replay import SEEDS, replay_table, write_replay
@@ -276,32 +356,52 @@ def replay(
 def report(
     compare: Annotated[
         tuple[Path, Path] | None,
-        typer.Option(metavar="BEFORE AFTER", help="Two bench records (or results folders): one page on what changed."),
+        typer.Option(metavar="BEFORE AFTER", help="Compare two bench records (or results folders) on one page."),
     ] = None,
     results: Results = None,
     reports: Reports = None,
 ) -> None:
-    """Rebuild the HTML pages from the results alone, or compare two records of the bench."""
+    """Rebuild the HTML pages from stored results, or compare two bench records."""
     if compare is None:
         write_pages(results_folder(results), reports, None)
     else:
         write_comparison_page(*compare, results_folder(results), reports)
 
 
-@app.command()
+@app.command(
+    epilog=examples(
+        "equitune show mace-mp-medium --device cpu",
+        'equitune show "128x0e+128x1o" "0e+1o+2e+3o" "0e+1o+2e+3o"',
+        'equitune show "8x0e+8x1o" "0e+1o" "8x0e+8x1o" --fully-connected --operation plain',
+    )
+)
 def show(
-    problem: Annotated[str, typer.Argument(metavar="PROBLEM", help="A name of configs/problems.toml, or a key.")],
+    problem: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="PROBLEM",
+            help="A name of configs/problems.toml, a problem key, or three irreps: of both inputs, and of the output. "
+            "Of a channelwise product the third only says which irreps to keep.",
+        ),
+    ],
     device: Device = None,
-    operation: Annotated[Literal["conv", "plain"], typer.Option(help="Of a product: convolution, or plain.")] = "conv",
+    fully_connected: Annotated[
+        bool, typer.Option("--fully-connected", help="Irreps mean a fully connected product, not a channelwise one.")
+    ] = False,
+    operation: Annotated[
+        Literal["conv", "plain"], typer.Option(help="Convolution over a graph, or plain tensor product.")
+    ] = "conv",
     dtype: Annotated[Literal["float32", "float64"], typer.Option()] = "float32",
     layout: Annotated[Literal["mul_ir", "ir_mul"], typer.Option()] = "mul_ir",
-    graph_class: Annotated[str | None, typer.Option(help="Such as conv-e14-d5; by default any.")] = None,
+    graph_class: Annotated[str | None, typer.Option(help="Such as conv-e14-d5. Default: any.")] = None,
 ) -> None:
-    """What the runtime would load here for a problem, and why."""
+    """Print the schedules that a model would load here for a problem, and why."""
+    from autotune.show import problem_given
     from autotune.show import show as show_text
 
+    found = problem_given(problem, fully_connected)
     device = resolve_device(device)
-    print(show_text(problem, operation=operation, dtype=dtype, layout=layout, device=device, graph_class=graph_class))
+    print(show_text(found, operation=operation, dtype=dtype, layout=layout, device=device, graph_class=graph_class))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""``equitune db``: care of the tuned databases."""
+"""``equitune db``: manage tuned databases."""
 
 from __future__ import annotations
 
@@ -8,26 +8,43 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from autotune.cli_options import duration, resolve_device, results_folder
+from autotune.cli_options import (
+    Budget,
+    Device,
+    Json,
+    Peers,
+    Results,
+    Trials,
+    budget_seconds,
+    examples,
+    print_next,
+    resolve_device,
+    results_folder,
+)
 
 if TYPE_CHECKING:
     from autotune.care import Stale
     from autotune.database import Entry, Table
     from kernelgen.device import DeviceFacts
 
-app = typer.Typer(help="Care of tuned databases: what is stale, files joined, a file to hand on.", no_args_is_help=True)
+app = typer.Typer(
+    help="Manage tuned databases: list stale entries, verify, retune, merge, export.",
+    epilog=examples("equitune db stale", "equitune db retune --budget 30m", "equitune db merge theirs.json"),
+    no_args_is_help=True,
+)
 
-Results = Annotated[Path | None, typer.Option(help="Folder of the databases.")]
-Device = Annotated[str | None, typer.Option(help="cpu, cuda or cuda:N; by default the GPU if there is one.")]
+Problems = Annotated[
+    list[str] | None, typer.Option("--problem", help="Only entries of this problem. Repeat it for several.")
+]
 
 
 @app.command()
 def stale(
     device: Device = None,
     results: Results = None,
-    as_json: Annotated[bool, typer.Option("--json", help="As a JSON list.")] = False,
+    as_json: Json = False,
 ) -> None:
-    """Entries of this device made by another generator, compiler or driver than those of today."""
+    """List this device's entries whose generator, compiler or driver has changed."""
     from kernelgen.device import device_facts
 
     facts = device_facts(resolve_device(device))
@@ -39,15 +56,17 @@ def stale(
     for item in found:
         print(f"{_name(item.entry)}: {'; '.join(item.reasons)}")
     print(f"{len(found)} of {len(table.by_identity)} entries of {facts.name} are stale")
+    if found:
+        print_next("equitune db retune")
 
 
 @app.command()
 def verify(
-    problem: Annotated[list[str] | None, typer.Option(help="Only entries of this problem; may be repeated.")] = None,
+    problem: Problems = None,
     device: Device = None,
     results: Results = None,
 ) -> None:
-    """Check and time this device's entries again; notes what drifted, or is wrong and will not be loaded any more."""
+    """Check and time this device's entries again. Entries with wrong results are marked and no longer loaded."""
     from autotune.database import Database, database_path
     from autotune.recheck import Verdict, recheck
     from kernelgen.device import device_facts
@@ -70,18 +89,19 @@ def verify(
 @app.command()
 def retune(
     device: Device = None,
-    budget: Annotated[str | None, typer.Option(help="Time for all of it: 90s, 10m, 1h30m.")] = None,
-    trials: Annotated[int | None, typer.Option(help="Trials a search.")] = None,
-    peers: Annotated[bool, typer.Option("--peers/--no-peers", help="Compare with the peers, too.")] = True,
+    budget: Budget = None,
+    trials: Trials = None,
+    peers: Peers = True,
     results: Results = None,
 ) -> None:
-    """Tune again what is stale, or failed its last check, and nothing else."""
+    """Tune entries again that are stale or failed their last check."""
     from autotune.config import TuneConfig
     from autotune.recheck import workloads_of
     from autotune.tune import tune
     from kernelgen.device import device_facts
     from kernelgen.errors import EquituneError
 
+    seconds = budget_seconds(budget)
     device, folder = resolve_device(device), results_folder(results)
     facts = device_facts(device)
     table = _table(results, facts.slug)
@@ -91,11 +111,10 @@ def retune(
     workloads = []
     for same, workload in workloads_of(stale):
         if isinstance(workload, EquituneError):
-            print(f"{_name(same[0])}: left as it is, {workload}")
+            print(f"{_name(same[0])}: skipped, {workload}")
         else:
             workloads.append(workload)
-    print(f"{len(stale)} entries of {len(workloads)} workloads are tuned again")
-    seconds = duration(budget)
+    print(f"tuning {len(stale)} entries of {len(workloads)} workloads again")
     if workloads:
         config = TuneConfig(folder / "stale entries", tuple(workloads))
         tune(config, device, seconds, trials, None, None, 0, folder, peers, None)
@@ -103,10 +122,10 @@ def retune(
 
 @app.command()
 def merge(
-    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Database files, of any devices.")],
+    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Database files of any device.")],
     results: Results = None,
 ) -> None:
-    """Join databases of several machines; says of every conflict which entry stays and why."""
+    """Merge database files into the local databases. Prints which entry wins each conflict, and why."""
     from autotune.care import counts, merge_file
 
     for file in files:
@@ -119,22 +138,23 @@ def merge(
 
 @app.command()
 def export(
-    path: Annotated[Path, typer.Argument(metavar="FILE", help="Where to write; it must not exist yet.")],
-    problem: Annotated[list[str] | None, typer.Option(help="Only entries of this problem; may be repeated.")] = None,
+    path: Annotated[Path, typer.Argument(metavar="FILE", help="The file to write. It must not exist.")],
+    problem: Problems = None,
     device: Device = None,
     results: Results = None,
 ) -> None:
-    """Write this device's entries as a database file of their own, to hand on or to contribute."""
+    """Write this device's entries to a database file, to share or contribute."""
     from autotune.care import export_file
     from kernelgen.device import device_facts
 
     count = export_file(_table(results, device_facts(resolve_device(device)).slug), path, problem or ())
-    print(f"{path}: {count} entries; join them elsewhere with `equitune db merge {path.name}`")
+    print(f"{path}: {count} entries")
+    print_next(f"on the other machine: equitune db merge {path.name}")
 
 
 @app.command()
 def pack(results: Results = None) -> None:
-    """Pack the trials that entries name, and what was recorded, into one file a device: the form that git keeps."""
+    """Pack the trials that entries cite, and the records, into one file per device, as the repository keeps them."""
     from autotune.care import pack_trials
     from autotune.database import device_files
 
@@ -145,7 +165,7 @@ def pack(results: Results = None) -> None:
             if packed.lines:
                 print(f"{packed.path}: {packed.lines} records (studies: {packed.studies})")
             if packed.missing:
-                print(f"{len(packed.missing)} studies that entries name are not there, such as {packed.missing[0]}")
+                print(f"{len(packed.missing)} studies that entries cite are missing, such as {packed.missing[0]}")
 
 
 def _name(entry: Entry) -> str:

@@ -1,11 +1,40 @@
-"""What the commands share: options as values, or a typed error; where results and pages go; an orderly Ctrl-C."""
+"""What the commands share: option types, options as values, where results and pages go, an orderly Ctrl-C.
+
+A value that cannot be understood is a typed error that names its option.
+"""
 
 from __future__ import annotations
 
 import signal
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Annotated, Any
+
+import typer
+
+SEARCH, SHARING, OUTPUT, MEASURING = "Search", "Sharing", "Output", "Measuring"
+
+Config = Annotated[str, typer.Argument(metavar="CONFIG", help="A TOML file, or the name of one in configs/.")]
+Device = Annotated[str | None, typer.Option(help="cpu, cuda or cuda:N. By default the GPU if there is one.")]
+Budget = Annotated[
+    str | None, typer.Option(help="Time limit of the whole run, with units: 90s, 10m, 1h30m.", rich_help_panel=SEARCH)
+]
+Trials = Annotated[
+    int | None, typer.Option(help="Trials of each search. Trials of earlier runs count.", rich_help_panel=SEARCH)
+]
+Peers = Annotated[
+    bool, typer.Option("--peers/--no-peers", help="Also time the peers (e3nn, ...).", rich_help_panel=OUTPUT)
+]
+Results = Annotated[
+    Path | None, typer.Option(help="Folder of the tuned databases and raw trials.", rich_help_panel=OUTPUT)
+]
+Reports = Annotated[Path | None, typer.Option(help="Folder of the HTML pages.", rich_help_panel=OUTPUT)]
+Json = Annotated[bool, typer.Option("--json", help="Print a JSON list.")]
+
+
+def examples(*lines: str) -> str:
+    """The text below a command's help: one command a line."""
+    return "\n".join(["[bold]Examples[/]", *lines])
 
 
 class Interrupts:
@@ -55,10 +84,14 @@ def devices_given(device: str | None, devices: str | None) -> list[str]:
     return [resolve_device(device)] if devices is None else devices_named(devices, resolve_device)
 
 
-def duration(text: str | None) -> float | None:
+def budget_seconds(text: str | None) -> float | None:
     from autotune.config import parse_duration
+    from autotune.errors import ConfigError
 
-    return None if text is None else parse_duration(text)
+    try:
+        return None if text is None else parse_duration(text)
+    except ConfigError as error:
+        raise ConfigError(f"--budget: {error}") from error
 
 
 def sampler_name(text: str | None) -> str | None:
@@ -90,8 +123,17 @@ def results_folder(given: Path | None) -> Path:
     return given or writable_results_dir()
 
 
-def write_pages(results: Path, reports: Path | None, only: str | None) -> None:
-    """Write the pages and print where they are; ``only``: the one of this device."""
+def export_file(option: str, path: Path | None) -> Path | None:
+    """A file to write at the end of a long run: a folder that is not there is noticed at once."""
+    from autotune.errors import ConfigError
+
+    if path is not None and (path.is_dir() or not path.parent.is_dir()):
+        raise ConfigError(f"{option} {path}: expected a file in a folder that exists")
+    return path
+
+
+def write_pages(results: Path, reports: Path | None, only: str | None) -> bool:
+    """Write the pages and print where they are; ``only``: the one of this device. Whether there are any."""
     from autotune.paths import reports_dir
     from autotune.report import write_reports
 
@@ -101,6 +143,7 @@ def write_pages(results: Path, reports: Path | None, only: str | None) -> None:
         print(f"report: {page}")
     if not pages:
         print(f"no results in {results}; run `equitune tune` first")
+    return bool(pages)
 
 
 def write_comparison_page(before: Path, after: Path, results: Path, reports: Path | None) -> None:
@@ -115,3 +158,8 @@ def print_rich(renderable: Any) -> None:
     from rich.console import Console
 
     Console().print(renderable)
+
+
+def print_next(step: str) -> None:
+    """The last line of a command: what to type now."""
+    print(f"next: {step}")

@@ -88,8 +88,12 @@ def config_path(name_or_path: str | Path) -> Path:
     for candidate in candidates:
         if candidate.is_file():
             return candidate
-    known = sorted(path.stem for path in folder.glob("*.toml") if path.stem not in ("problems", "graphs"))
-    raise ConfigError(f"no config {str(name_or_path)!r} here; " + unknown_name("name", given.stem, known))
+    raise ConfigError(f"no config {str(name_or_path)!r} here; " + unknown_name("name", given.stem, known_configs()))
+
+
+def known_configs() -> list[str]:
+    """Names of the shipped configs."""
+    return sorted(path.stem for path in paths.configs_dir().glob("*.toml") if path.stem not in ("problems", "graphs"))
 
 
 def load_config(name_or_path: str | Path, backend: str | None = None) -> TuneConfig:
@@ -98,20 +102,23 @@ def load_config(name_or_path: str | Path, backend: str | None = None) -> TuneCon
     backend = backend or ("cuda" if torch.cuda.is_available() else "cpu")
     if backend not in BACKENDS:
         raise ConfigError(f"backend is {backend!r}; expected one of {BACKENDS}")
+    table = read_toml(path)  # its errors name the file
     try:
-        return _config(path, read_toml(path), backend)
+        return _config(path, table, backend)
     except EquituneError as error:
         raise ConfigError(f"{path}: {error}") from error
 
 
 def parse_duration(value: str | int | float) -> float:
-    """Seconds from ``"6m"``, ``"90s"``, ``"1h30m"`` or a number of seconds."""
+    """Seconds from ``"6m"``, ``"90s"``, ``"1h30m"``, or a number (not a text), which means seconds."""
     text = str(value).strip()
     if re.fullmatch(r"\d+(\.\d+)?", text):
+        if isinstance(value, str):
+            raise ConfigError(f"{value!r} has no unit; type {text}m for minutes or {text}s for seconds")
         return float(text)
     parts = re.findall(r"(\d+(?:\.\d+)?)([hms])", text)
     if not parts or "".join(number + unit for number, unit in parts) != text:
-        raise ConfigError(f"{value!r} is not a duration; expected for example '90s', '6m' or '1h30m'")
+        raise ConfigError(f"{value!r} is not a duration; expected a number and its unit, such as 90s, 6m or 1h30m")
     return sum(float(number) * UNITS[unit] for number, unit in parts)
 
 

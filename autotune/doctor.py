@@ -1,7 +1,6 @@
-"""What this machine offers: probes of device, compilers, software, cache, databases and peers become plain rows.
+"""Checks of this machine: device, compilers, software, cache, databases and peers, one row each.
 
-Nothing enters, a tuple of frozen :class:`Finding` leaves. It is meant for machines where something is wrong, so a probe
-that fails becomes a row that says so, and no probe stops another.
+Machines where something is wrong are what it is for: a probe that fails becomes a row, and no probe stops another.
 """
 
 from __future__ import annotations
@@ -66,6 +65,13 @@ def as_table(findings: tuple[Finding, ...]) -> Table:
         )
         shown = finding.section
     return table
+
+
+def next_step(findings: tuple[Finding, ...]) -> str:
+    """What to type after reading the rows."""
+    if any(finding.state == "problem" for finding in findings):
+        return "fix each row marked problem, then type equitune doctor"
+    return "equitune tune quick (a first search, about a minute)"
 
 
 def version_of(distribution: str) -> str | None:

@@ -1,30 +1,62 @@
-"""The text of ``equitune show PROBLEM``: what the runtime would load here for each direction, why, and its figures.
+"""The text of ``equitune show``: the schedule that a model would load here for each direction, why, and its figures.
 
-A problem (by name or key) and a device enter, lines for a terminal leave. It looks up exactly as the modules do, and
-neither builds, measures nor writes anything.
+It looks up schedules exactly as the modules do. It builds, measures and writes nothing.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from autotune.config_tables import find_problem
+from autotune.config import known_configs, load_config
+from autotune.config_tables import find_problem, load_all
 from autotune.database import database_dirs, database_path, load_table
 from autotune.entry import Entry
-from autotune.families import family_of, operations_of
+from autotune.errors import ConfigError
+from autotune.families import Problem, family_of, operations_of
 from autotune.graphs import GraphClass
 from autotune.lookup import Tuning, find_schedule
+from autotune.workload import Workload
 from kernelgen.device import DeviceFacts, device_facts
+from kernelgen.problem import TensorProductProblem
 from kernelgen.schedule import Knobs
 from kernelgen.version import GENERATOR_VERSION
 
 
+def problem_given(words: Sequence[str], fully_connected: bool = False) -> str | Problem:
+    """One word is a name or a key, three are irreps of a tensor product: in1, in2, and out (or the filter)."""
+    if len(words) == 1 and not fully_connected:
+        return words[0]
+    if len(words) != 3:
+        raise ConfigError(
+            f"{len(words)} texts name the problem; expected a name, a key, or the irreps of in1, in2 and out, each in "
+            'quotes: "8x0e+8x1o" "0e+1o" "0e+1o"'
+        )
+    make = TensorProductProblem.fully_connected if fully_connected else TensorProductProblem.channelwise
+    return make(*words)
+
+
+def show_command(workload: Workload, device: str | None, results: Path) -> str:
+    """The command that shows what was just tuned. device: as given, None if it was not."""
+    name = workload.label if load_all().get(workload.label) == workload.problem else workload.problem.key
+    words = ["equitune", "show", name]
+    defaults = (("operation", "conv"), ("dtype", "float32"), ("layout", "mul_ir"))
+    for option, default in defaults:
+        if option == "dtype" or workload.operation in ("conv", "plain"):
+            value = getattr(workload, option)
+            words += [f"--{option}", value] if value != default else []
+    words += ["--device", device] if device else []
+    seen = any(results.resolve() == folder.resolve() for folder in database_dirs())
+    return ("" if seen else f"EQUITUNE_DATABASE={shlex.quote(str(results))} ") + shlex.join(words)
+
+
 def show(
-    problem_text: str,
+    given: str | Problem,
     *,
     operation: str = "conv",
     dtype: str = "float32",
@@ -34,9 +66,9 @@ def show(
 ) -> str:
     """The whole text, lines joined. Raises ConfigError or ProblemError for a problem it does not know.
 
-    operation, layout: of a product; harmonics have but one of either.
+    given: a problem, its name or its key. operation, layout: of a product; harmonics have but one of either.
     """
-    problem, facts = find_problem(problem_text), device_facts(device)
+    problem, facts = find_problem(given) if isinstance(given, str) else given, device_facts(device)
     if operation not in operations_of(problem):
         operation, layout = operations_of(problem)[0], "mul_ir"
     family = family_of(operation)
@@ -44,16 +76,32 @@ def show(
         graph_class = GraphClass.parse(graph_class)
     wanted = graph_class.text if graph_class else "of any size"
     lines = [
-        _row("problem", problem_text if problem_text != problem.key else ""),
+        _row("problem", given if isinstance(given, str) and given != problem.key else ""),
         *(_row("", line) for line in family.describe(problem)),
         _row("device", f"{facts.name} ({facts.arch})"),
         _row("wanted", f"{operation}, {dtype}, {layout}, graph {wanted}"),
         *_databases(facts),
     ]
+    origins = {}
     for direction in family.directions:
         tuning = find_schedule(problem, operation, direction, dtype, layout, facts, graph_class, strict=False)
         lines += ["", f"{direction.replace('_', ' ')}: {tuning.origin}", *_tuning(tuning)]
+        origins[direction] = tuning.origin
+    tuned = origins["forward"] in ("exact", "nearest")
+    lines += ["", f"next: {_next_step(problem, operation, facts.backend, tuned)}"]
     return "\n".join(line.rstrip() for line in lines)
+
+
+def _next_step(problem: Problem, operation: str, backend: str, tuned: bool) -> str:
+    """Compare what is tuned, tune what is not: with the smallest shipped config that has the problem."""
+    found = []
+    for name in known_configs():
+        workloads = load_config(name, backend).workloads
+        if any((workload.problem, workload.operation) == (problem, operation) for workload in workloads):
+            found.append((len(workloads), name))
+    if not found:
+        return "write a config with this problem as its table [problems.NAME], then type equitune tune FILE"
+    return f"equitune {'bench' if tuned else 'tune'} {min(found)[1]}"
 
 
 def _row(name: str, value: str) -> str:
@@ -73,7 +121,7 @@ def _tuning(tuning: Tuning) -> Iterator[str]:
     yield _row("  why", tuning.reason)
     yield _row("  schedule", _knobs(tuning.schedule))
     if tuning.entry is None:
-        yield _row("  figures", "none: this schedule was not measured")
+        yield _row("  figures", "none, this schedule was not measured")
         return
     yield from _figures(tuning.entry)
 
@@ -91,7 +139,9 @@ def _figures(entry: Entry) -> Iterator[str]:
     for index, (name, peer) in enumerate(sorted(entry.peers.items())):
         figure = f"{_time(peer['time_us'])}, {_ratio(peer, entry)}" if "time_us" in peer else str(peer["error"])
         yield _row("  peers" if index == 0 else "", f"{name}: {figure}")
-    yield _row("  floor", f"{_time(entry.floor_us)} of traffic ({entry.floor_us / entry.time_us:.0%} of the time)")
+    yield _row(
+        "  floor", f"{_time(entry.floor_us)} for the memory traffic ({entry.floor_us / entry.time_us:.0%} of the time)"
+    )
     errors = ", ".join(f"{slot} {value:.1e}" for slot, value in entry.errors.items())
     yield _row("  errors", f"{errors} relative to float64 (tolerance {entry.tolerance:.0e})")
     if entry.resources:
@@ -110,4 +160,4 @@ def _time(microseconds: float) -> str:
 
 
 def _ratio(other: Mapping[str, Any], entry: Entry) -> str:
-    return f"{other['time_us'] / entry.time_us:.2f} times the tuned one's"
+    return f"{other['time_us'] / entry.time_us:.2f} times the tuned time"

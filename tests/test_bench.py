@@ -17,7 +17,7 @@ from autotune.ahead import kind_of, known_failures
 from autotune.baselines.e3nn_peer import OUT_OF_TIME
 from autotune.bench_plans import Plan, plans_of
 from autotune.bench_rows import identity_of, store_rows, stored_rows
-from autotune.bench_text import geometric_mean, ratio, summary_lines
+from autotune.bench_text import geometric_mean, markdown_text, ratio, summary_lines
 from autotune.config import load_config
 from autotune.contest import (
     FIRST_ROUND,
@@ -261,6 +261,17 @@ def test_summary_says_where_we_stand() -> None:
     assert "on carbon and water (float32), forward: 2.00" in text
     assert "more memory than their fastest peer: 1 of 2" in text and "3.0 MiB, fast 1.0 MiB" in text
     assert "default / tuned: 1.50" in text and "default is faster" not in text
+
+
+def test_markdown_has_a_line_a_row_and_the_summary() -> None:
+    rows = [row(), row("backward", peer=None, deterministic=True)]
+    lines = markdown_text(rows).replace("\N{NO-BREAK SPACE}", " ").splitlines()
+    assert lines[2] == "| problem | graph | kernel | pass | equitune | equitune-default | slow | fast |"
+    assert lines[3] == "| --- | --- | --- | --- | ---: | ---: | ---: | ---: |"
+    assert lines[4].startswith("| tiny | carbon | conv float32 | forward | 100 \N{MICRO SIGN}s | ")
+    assert lines[5].startswith("| tiny | carbon | conv float32 deterministic | backward |")
+    assert lines[5].endswith("| error |")
+    assert lines[7] == "```text" and lines[-1] == "```" and any("geometric mean" in line for line in lines[8:])
 
 
 def test_summary_names_rows_whose_default_is_faster_beyond_noise() -> None:

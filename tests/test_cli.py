@@ -64,6 +64,14 @@ def test_help_of_a_command_lists_its_options(command: Command) -> None:
     assert code == 0
     for option in ("--device", "--budget", "--trials", "--sampler", "--storage", "--seed"):
         assert option in out
+    for panel in ("Search", "Sharing", "Output"):
+        assert f"\u256d\u2500 {panel} " in out
+    assert "\n Examples " in out and "\n equitune tune quick " in out
+
+
+def test_help_keeps_square_brackets(command: Command) -> None:
+    _, out, _ = command("record", "--help")
+    assert "[record.BACKEND]" in out
 
 
 def test_help_loads_nothing_heavy() -> None:
@@ -96,17 +104,21 @@ def test_module_and_mistake_in_a_process_of_its_own() -> None:
         (("tune", "quick", "--trails", "3"), "--trails"),
         (("tune", "quick", "--trials", "many"), "'--trials'"),
         (("tune", "quick", "--trials", "0"), "--trials is 0; expected a positive integer"),
-        (("tune", "quick", "--budget", "10 minutes"), "'10 minutes' is not a duration; expected for example '90s'"),
+        (("tune", "quick", "--budget", "10 minutes"), "--budget: '10 minutes' is not a duration; expected a number"),
+        (("tune", "quick", "--budget", "10"), "--budget: '10' has no unit; type 10m for minutes or 10s for seconds"),
+        (("db", "retune", "--budget", "10"), "--budget: '10' has no unit"),
         (("tune", "quick", "--sampler", "tpi"), "unknown sampler 'tpi'; did you mean 'tpe'?"),
         (("tune", "quick", "--device", "gpu"), "device 'gpu' is not known; expected cpu, cuda or cuda:N"),
         (("tune", "quick", "--device", "mps"), "device mps is not supported"),
         (("tune", "quik"), "did you mean 'quick'?"),
         (("bench", "no/such/file.toml"), "no/such/file.toml"),
-        (("bench",), "CONFIG is None without --suite"),
-        (("bench", "quick", "--suite"), "CONFIG is 'quick' with --suite"),
+        (("bench",), "no CONFIG is given; name one, or type --suite"),
+        (("bench", "quick", "--suite"), "--suite and a CONFIG exclude each other"),
+        (("bench", "quick", "--export-json", "no/such/folder/x.json"), "--export-json no/such/folder/x.json: expected"),
         (("bench", "quick", "--device", "cpu", "--peers", "e3n"), "unknown peer 'e3n'; did you mean 'e3nn'?"),
         (("bench", "quick", "--seconds", "-1"), "--seconds is -1.0"),
         (("show", "uvu|1x0e|1x0e"), "is not a problem key"),
+        (("show", "8x0e", "0e"), "2 texts name the problem; expected a name, a key, or the irreps of in1, in2 and out"),
         (("show", "mace-mp-medium", "--layout", "ir-mul"), "--layout"),
         (("show", "mace-mp-medium", "--graph-class", "large"), "'large' is not a graph class"),
     ],
@@ -250,6 +262,8 @@ def test_tune_bench_show_and_report_end_to_end(command: Command, tmp_path: Path)
     own = ("--device", "cpu", "--results", results, "--no-peers")
     code, out, err = command("tune", config, *own, "--trials", "2")
     assert code == 0, err
+    show = f"EQUITUNE_DATABASE={results} equitune show tiny --device cpu"
+    assert out.splitlines()[-1] == f"next: open the report in a browser, or type {show}"
     (database,) = results.glob("*.json")
     page = results / "reports" / f"{database.stem}.html"
     assert f"report: {page}" in out and "tiny" in out
@@ -262,8 +276,13 @@ def test_tune_bench_show_and_report_end_to_end(command: Command, tmp_path: Path)
     assert (code, out) == (0, f"report: {page}\n")
     assert page.read_bytes() == written
 
-    code, out, err = command("bench", config, *own)
+    markdown, record = tmp_path / "bench.md", tmp_path / "record.json"
+    exports = ("--export-markdown", markdown, "--export-json", record)
+    code, out, err = command("bench", config, *own, *exports)
     assert code == 0, err
+    assert f"export: {markdown}\nexport: {record}\n" in out
+    assert json.loads(record.read_text()) == json.loads((results / "bench" / database.name).read_text())
+    assert "\n| tiny | carbon-small | conv float32 | forward | " in markdown.read_text()
     rows = json.loads((results / "bench" / database.name).read_text())["rows"]
     assert [row["pass"] for row in rows] == ["forward"]
     assert set(rows[0]["times"]) == {"equitune", "equitune-default"}
@@ -307,6 +326,7 @@ def test_doctor_table_and_json_agree(command: Command) -> None:
 
     code, table, _ = command("doctor")
     assert code == 0
+    assert table.splitlines()[-1].startswith("next: ")
     for _, name in findings:
         assert name in table
 
@@ -317,6 +337,8 @@ def test_doctor_survives_a_failing_probe(monkeypatch: pytest.MonkeyPatch) -> Non
     assert (found[0].name, found[0].state) == ("host_compiler", "problem")
     assert "no-such-compiler" in found[0].value
     assert found[1].name == "NVRTC"
+    assert doctor.next_step(tuple(found)) == "fix each row marked problem, then type equitune doctor"
+    assert doctor.next_step(()).startswith("equitune tune quick")
 
 
 def test_doctor_names_databases_and_their_flaws(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

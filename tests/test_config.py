@@ -259,3 +259,17 @@ def test_config_errors_are_equitune_errors() -> None:
 )
 def test_durations(text: str | int, seconds: float) -> None:
     assert parse_duration(text) == seconds
+
+
+def test_a_duration_in_a_text_needs_a_unit() -> None:
+    with pytest.raises(ConfigError, match="^'10' has no unit; type 10m for minutes or 10s for seconds$"):
+        parse_duration("10")
+
+
+@pytest.mark.parametrize("text", ["problem = \n", "problm = 1\n"])
+def test_an_error_names_the_config_once(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "own.toml"
+    path.write_text(text)
+    with pytest.raises(ConfigError) as raised:
+        load_config(path, "cpu")
+    assert str(raised.value).count(str(path)) == 1

@@ -116,4 +116,4 @@ def test_on_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     said = run("retune")
     (workload,) = tuned
     assert workload.directions == ("backward",) and workload.graph.name == "molecule"
-    assert "1 entries of 1 workloads are tuned again" in said
+    assert "tuning 1 entries of 1 workloads again" in said

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
 from database_samples import PROBLEM, entry, store
 
 from autotune import show
-from autotune.config_tables import find_problem
+from autotune.config_tables import find_problem, load_graphs
 from autotune.database import DatabaseWarning, database_path
 from autotune.errors import ConfigError
+from autotune.workload import Workload
 from kernelgen.device import device_facts
 from kernelgen.direction import DIRECTIONS
 from kernelgen.errors import ProblemError
+from kernelgen.problem import TensorProductProblem
 from kernelgen.schedule import HostSchedule
 
 
@@ -24,7 +27,7 @@ def test_show_tells_schedule_origin_and_figures(shipped: Path) -> None:
     text = show.show(PROBLEM.key, graph_class="conv-e14-d5")
     blocks = text.split("\n\n")
     origins = {"forward": "exact", "backward": "nearest"}
-    assert [block.splitlines()[0] for block in blocks[1:]] == [
+    assert [block.splitlines()[0] for block in blocks[1:-1]] == [
         f"{name.replace('_', ' ')}: {origins.get(name, 'default')}" for name in DIRECTIONS
     ]
     forward, default_block = blocks[1], blocks[3]
@@ -41,6 +44,39 @@ def test_show_tells_schedule_origin_and_figures(shipped: Path) -> None:
         assert told in forward, told
     assert "not measured" in default_block
     assert here.name in blocks[0] and str(shipped) in blocks[0] and "2 entries" in blocks[0]
+
+
+@pytest.mark.parametrize(("tuned", "command"), [(False, "tune"), (True, "bench")])
+def test_show_ends_with_the_next_command(shipped: Path, tuned: bool, command: str) -> None:
+    problem = find_problem("tiny")
+    if tuned:
+        store(shipped, device_facts("cpu"), entry(HostSchedule(path_groups=2), problem=problem.key))
+    assert show.show("tiny").splitlines()[-1] == f"next: equitune {command} quick"
+    assert show.show("sevennet-l3i5").splitlines()[-1] == "next: equitune tune suite"
+    assert "[problems.NAME]" in show.show(PROBLEM).splitlines()[-1], "of a problem that no config has"
+
+
+def test_three_irreps_are_a_problem() -> None:
+    irreps = ["8x0e+8x1o", "0e+1o", "0e+1o"]
+    assert show.problem_given(irreps) == PROBLEM
+    connected = show.problem_given(irreps, fully_connected=True)
+    assert isinstance(connected, TensorProductProblem) and connected.irreps_out == "1x0e+1x1o"
+    for words, connected in ((irreps[:2], False), (["tiny"], True)):
+        with pytest.raises(ConfigError, match=f"^{len(words)} texts name the problem; expected a name, a key"):
+            show.problem_given(words, connected)
+
+
+def test_the_command_that_shows_what_was_tuned(shipped: Path, tmp_path: Path) -> None:
+    graph = load_graphs()["molecule"]
+    named = Workload("tiny", find_problem("tiny"), "conv", graph)
+    assert show.show_command(named, None, shipped) == "equitune show tiny"
+    changed = dataclasses.replace(named, operation="plain", layout="ir_mul", dtype="float64")
+    options = "--operation plain --dtype float64 --layout ir_mul --device cpu"
+    assert show.show_command(changed, "cpu", shipped) == f"equitune show tiny {options}"
+    own = Workload("tiny", PROBLEM, "conv", graph)
+    assert show.show_command(own, None, tmp_path / "x y") == (
+        f"EQUITUNE_DATABASE='{tmp_path}/x y' equitune show '{PROBLEM.key}'"
+    ), "a name of its config alone means another problem elsewhere"
 
 
 def test_show_names_a_damaged_database(shipped: Path) -> None:
