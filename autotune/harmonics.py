@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable
-from typing import Any, NoReturn, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from e3nn import o3
 
 from autotune.graphs import GraphClass
 from autotune.lookup import Tuning, find_schedule
-from autotune.tuned_module import NO_TORCHSCRIPT, autocast, check_dtype, or_default
+from autotune.tuned_module import NoTorchScript, autocast, check_dtype, or_default, outside_of_traces
 from kernelgen.device import device_facts
 from kernelgen.direction import HARMONICS_DIRECTIONS
 from kernelgen.errors import ProblemError, UnsupportedError
@@ -63,7 +63,7 @@ def _degrees(irreps_out: Degrees, parity: int) -> list[int]:
     return degrees
 
 
-class SphericalHarmonics(torch.nn.Module):
+class SphericalHarmonics(NoTorchScript):
     """``e3nn.o3.SphericalHarmonics``, x ``[..., 3]`` -> ``[..., irreps_out.dim]``, from a generated kernel.
 
     irreps_out: a degree, a list of degrees, or irreps, whose parities must be those of the harmonics of irreps_in.
@@ -118,10 +118,6 @@ class SphericalHarmonics(torch.nn.Module):
         self._is_range_lmax = degrees == list(range(max(degrees) + 1))
         self._forget_operators()
 
-    def __prepare_scriptable__(self) -> NoReturn:
-        """What ``torch.jit.script`` asks first."""
-        raise UnsupportedError(NO_TORCHSCRIPT)
-
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x ``[..., 3]`` -> ``[..., irreps_out.dim]``; InputError for other shapes, and dtypes but float32, float64.
 
@@ -146,7 +142,8 @@ class SphericalHarmonics(torch.nn.Module):
     def _operator_for(self, device: torch.device, dtype: torch.dtype) -> HarmonicsOperator:
         key = (device, dtype)
         if key not in self._operators:
-            self._operators[key] = _build(self._key, device, dtype)
+            with outside_of_traces():
+                self._operators[key] = _build(self._key, device, dtype)
         self._operator, self._tuning = self._operators[key]
         return self._operator
 

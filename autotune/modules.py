@@ -25,7 +25,7 @@ from autotune.tuned_module import Schedules, TunedModule, autocast
 from autotune.weights import PathWeights, Weight, check_last
 from kernelgen.errors import InputError, ProblemError
 from kernelgen.from_e3nn import problem_of
-from kernelgen.graph import EdgeOrder, assert_indices, check_ascending, check_indices
+from kernelgen.graph import EdgeOrder, assert_indices, check_ascending, check_indices, row_count
 from kernelgen.operators import Operator
 from kernelgen.problem import TensorProductProblem
 
@@ -286,7 +286,7 @@ class TensorProductConv(TunedModule):
 
         Raises InputError where shapes, dtypes or devices disagree, and for indices out of range with check_indices.
         """
-        num_out = node_feats.shape[0] if num_nodes is None else num_nodes
+        num_out = node_feats.shape[0] if num_nodes is None else row_count("num_nodes", num_nodes)
         if self.check_indices:
             self._check_indices(sender, receiver, node_feats.shape[0], num_out, edges_sorted)
         node_feats, edge_attrs, weights = autocast(node_feats, edge_attrs, weights)

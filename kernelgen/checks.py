@@ -11,7 +11,7 @@ from torch import Tensor
 
 from kernelgen.direction import OPERANDS
 from kernelgen.errors import InputError
-from kernelgen.graph import NO_ORDER, EdgeOrder
+from kernelgen.graph import NO_ORDER, EdgeOrder, check_is_tensor
 from kernelgen.known_graphs import KNOWN_GRAPHS, KnownGraph
 from kernelgen.problem import TensorProductProblem
 
@@ -165,6 +165,7 @@ class Checks:
         for name, index in (("sender", sender), ("receiver", receiver)):
             if index is None:
                 raise InputError(f"{name} is missing; a convolution needs sender and receiver [num_edges]")
+            check_is_tensor(name, index)
             fits = index.dtype in (torch.int32, torch.int64) and index.shape == (num_edges,)
             if not fits or index.device != device:
                 raise InputError(

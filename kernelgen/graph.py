@@ -5,7 +5,8 @@ Torch operations only and no device synchronisation, so an order can be made ins
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import operator
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -59,6 +60,8 @@ def edge_order(
 
 def order_by(name: str, nodes: Tensor, count: int, is_sorted: bool = False) -> tuple[Tensor, Tensor | None]:
     """Spans and permutation of edges by one of their ends, called ``name`` in errors."""
+    check_is_tensor(name, nodes)
+    count = row_count("num_out", count)
     if nodes.dim() != 1 or nodes.dtype not in (torch.int32, torch.int64):
         raise InputError(f"{name} is {nodes.dtype} {tuple(nodes.shape)}; expected int32 or int64 of shape [num_edges]")
     if count < 0:
@@ -75,6 +78,25 @@ def order_by(name: str, nodes: Tensor, count: int, is_sorted: bool = False) -> t
     return spans, perm
 
 
+def check_is_tensor(name: str, index: object) -> None:
+    """InputError for a list, a NumPy array or anything else in the place of an index tensor."""
+    if not isinstance(index, Tensor):
+        raise InputError(
+            f"{name} is of type {type(index).__name__}; expected a tensor of int32 or int64 [num_edges]: make one with "
+            f"torch.as_tensor({name}, device=...)"
+        )
+
+
+def row_count(name: str, given: Any) -> int:
+    """A number of rows; InputError for what is no integer, such as 20.0."""
+    if isinstance(given, (int, torch.SymInt)):
+        return given  # type: ignore[return-value]
+    try:
+        return operator.index(given)
+    except TypeError as error:
+        raise InputError(f"{name} is {given!r}; expected an integer, the number of destinations") from error
+
+
 def longest_first(spans: Tensor) -> Tensor:
     """``spans`` [nodes, 3] by decreasing number of edges; equal ones keep their order."""
     return spans[torch.argsort(spans[:, 1] - spans[:, 2], stable=True)]
@@ -88,6 +110,7 @@ def is_in_order(receiver: Tensor) -> bool:
 def check_indices(sender: Tensor, receiver: Tensor, num_in: int, num_out: int) -> None:
     """InputError for the first edge whose sender or receiver is out of range; waits for a device."""
     for name, index, count in (("sender", sender, num_in), ("receiver", receiver, num_out)):
+        check_is_tensor(name, index)
         if index.shape[0] == 0:
             continue
         least, most = (int(bound) for bound in torch.aminmax(index))

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from kernelgen.graph import EdgeOrder, check_indices
 from kernelgen.index_check import check_on_device
-from kernelgen.tracing import is_transforming
+from kernelgen.tracing import is_transforming, modes_at_work
 
 KEPT_GRAPHS = 8
 # Orders and sizes of one graph that are kept.
@@ -88,7 +88,10 @@ class KnownGraphs:
 
     def find(self, sender: Tensor, receiver: Tensor) -> KnownGraph | None:
         """What is known of a graph, nothing yet for a new one; None for a graph that cannot be recognised later."""
-        if torch.compiler.is_compiling() or is_transforming() or not _can_be_looked_at(sender, receiver):
+        # What a mode traces would hold a known graph's order as a constant.
+        if torch.compiler.is_compiling() or modes_at_work() or is_transforming():
+            return None
+        if not _can_be_looked_at(sender, receiver):
             return None
         is_on_host = receiver.is_cpu
         for known in self._known:

@@ -23,7 +23,7 @@ from kernelgen.direct import DirectCalls
 from kernelgen.direction import DIRECTIONS, Direction, fixed_order_parts
 from kernelgen.emit import emit
 from kernelgen.errors import InputError, ProblemError, ScheduleError, TuningMissError, UnsupportedError
-from kernelgen.graph import NO_ORDER, EdgeOrder, Edges, check_ascending, is_in_order, order_by
+from kernelgen.graph import NO_ORDER, EdgeOrder, Edges, check_ascending, is_in_order, order_by, row_count
 from kernelgen.harmonics import HarmonicsProblem
 from kernelgen.index_check import check_ascending_on_device
 from kernelgen.known_graphs import KNOWN_GRAPHS
@@ -34,7 +34,7 @@ from kernelgen.problem import TensorProductProblem
 from kernelgen.runner import Runner, SplitRunner
 from kernelgen.schedule import SCHEDULES, Schedule, schedule_from_dict
 from kernelgen.spec import Spec
-from kernelgen.tracing import is_transforming
+from kernelgen.tracing import is_tracing, is_transforming
 
 DTYPES = {torch.float32: "float32", torch.float64: "float64"}
 INDEX_DTYPES = {torch.int32: "int32", torch.int64: "int64"}
@@ -167,6 +167,8 @@ class Operator(DirectCalls):
         """A call's edges with the number of destinations and the order, which are made where missing."""
         if num_out is None:
             num_out = x.shape[0]  # len(x) would fix the size of an exported graph
+        elif type(num_out) is not int:
+            num_out = row_count("num_out", num_out)
         if order is not None or not self.is_conv or sender is None or receiver is None:
             return sender, receiver, num_out, order, True, False
         num_in = x.shape[0]
@@ -198,7 +200,7 @@ class Operator(DirectCalls):
         if not self.by_receiver:
             return EdgeOrder(None, None, *by_sender)
         # Whether edges come sorted is worth a look where the answer is at hand: on the CPU, outside of tracing.
-        looked_at = type(receiver) is Tensor and not torch.compiler.is_compiling()
+        looked_at = type(receiver) is Tensor and not is_tracing()
         if looked_at and receiver.device.type == "cpu":
             if is_sorted:
                 check_ascending(receiver)
