@@ -139,7 +139,7 @@ def tune(
     reports: Reports = None,
 ) -> None:
     """Search schedules for this device, prove the winners, store them and write the report."""
-    from autotune.config import load_config
+    from autotune.config import check_seed, load_config
     from autotune.report import summary_table
     from autotune.tune import tune as run_tune
     from autotune.tuners import tune_together
@@ -148,6 +148,7 @@ def tune(
     seconds, sampler = duration(budget), sampler_name(sampler)
     positive("--trials", trials)
     positive("--patience", patience)
+    check_seed(seed)
     chosen = devices_given(device, devices)
     facts = device_facts(chosen[0])
     loaded = load_config(config, facts.backend)
