@@ -11,8 +11,8 @@ import functools
 import torch
 
 from kernelgen.device import device_facts
-from kernelgen.fixed import FixedKernel
-from kernelgen.source import Source
+from kernelgen.emit.source import Source
+from kernelgen.runtime.fixed import FixedKernel
 
 ENTRY = "equitune_long_code"
 # Multiply-adds of 16 bytes each: 256 kB, twice the largest of a multiprocessor's instruction caches.

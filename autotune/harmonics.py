@@ -17,12 +17,12 @@ from autotune.graphs import GraphClass
 from autotune.lookup import Tuning, find_schedule
 from autotune.tuned_module import NoTorchScript, autocast, check_dtype, or_default, outside_of_traces
 from kernelgen.device import device_facts
-from kernelgen.direction import HARMONICS_DIRECTIONS
 from kernelgen.errors import ProblemError, UnsupportedError
-from kernelgen.harmonics import MAX_DEGREE, NORMALIZATIONS, HarmonicsProblem
-from kernelgen.harmonics_library import HARMONICS_OPERATORS
-from kernelgen.harmonics_operators import HarmonicsOperator, build_harmonics
-from kernelgen.irreps import parse_irreps
+from kernelgen.ops.harmonics_operator import HarmonicsOperator, build_harmonics
+from kernelgen.ops.harmonics_ops import HARMONICS_OPERATORS
+from kernelgen.problem.irreps import parse_irreps
+from kernelgen.problem.spherical_harmonics import MAX_DEGREE, NORMALIZATIONS, HarmonicsProblem
+from kernelgen.terms.directions import HARMONICS_DIRECTIONS
 
 Degrees: TypeAlias = "int | Iterable[int] | str | o3.Irreps"
 _VECTORS = (o3.Irreps("1x1o"), o3.Irreps("1x1e"))

@@ -8,10 +8,9 @@ problem -> terms -> plan (with a schedule) -> source -> binary -> operator
 >>> out = operator(x, y, w, sender, receiver)       # [num_nodes, problem.dim_out], differentiable twice
 """
 
-from kernelgen.compile import compile_many, compile_source
-from kernelgen.defaults import default_schedule
+from kernelgen.compile.compiler import compile_many, compile_source
+from kernelgen.compile.host import find_host_compiler
 from kernelgen.device import DeviceFacts, cuda_facts, device_facts
-from kernelgen.direction import DIRECTIONS, Direction
 from kernelgen.errors import (
     CacheError,
     CompileError,
@@ -23,17 +22,18 @@ from kernelgen.errors import (
     ToolMissingError,
     UnsupportedError,
 )
-from kernelgen.fused import HarmonicProduct
-from kernelgen.graph import EdgeOrder, check_indices, edge_order
-from kernelgen.harmonics import HarmonicsProblem
-from kernelgen.harmonics_operators import HarmonicsOperator, build_harmonics
-from kernelgen.host_compiler import find_host_compiler
-from kernelgen.modes import Instruction
-from kernelgen.operators import Operator, build
-from kernelgen.plan import make_plan
-from kernelgen.problem import TensorProductProblem
-from kernelgen.schedule import CudaSchedule, HostSchedule, Schedule, schedule_from_dict
-from kernelgen.spec import Spec
+from kernelgen.ops.edge_vectors import HarmonicProduct
+from kernelgen.ops.harmonics_operator import HarmonicsOperator, build_harmonics
+from kernelgen.ops.operator import Operator, build
+from kernelgen.plan.defaults import default_schedule
+from kernelgen.plan.planner import make_plan
+from kernelgen.problem.connection_modes import Instruction
+from kernelgen.problem.spherical_harmonics import HarmonicsProblem
+from kernelgen.problem.tensor_product import TensorProductProblem
+from kernelgen.runtime.graph import EdgeOrder, check_indices, edge_order
+from kernelgen.schedule.kernel_spec import Spec
+from kernelgen.schedule.tensor_product import CudaSchedule, HostSchedule, Schedule, schedule_from_dict
+from kernelgen.terms.directions import DIRECTIONS, Direction
 from kernelgen.version import GENERATOR_VERSION, __version__
 
 __all__ = [

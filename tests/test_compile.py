@@ -15,20 +15,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from kernelgen import (
-    CacheError,
-    CompileError,
-    ToolMissingError,
-    cache,
-    compile_many,
-    compile_source,
-    cuda_facts,
-    device_facts,
-)
-from kernelgen import compile as compiling
-from kernelgen.cache import cache_dir
-from kernelgen.host_compiler import find_host_compiler
-from kernelgen.source import Source
+from kernelgen import CacheError, CompileError, ToolMissingError, compile_many, compile_source, cuda_facts, device_facts
+from kernelgen.compile import cache
+from kernelgen.compile import compiler as compiling
+from kernelgen.compile.cache import cache_dir
+from kernelgen.compile.host import find_host_compiler
+from kernelgen.emit.source import Source
 
 HOST = device_facts("cpu")
 ANSWER = Source(
@@ -251,9 +243,9 @@ def test_missing_nvrtc_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> 
 def test_first_compilations_in_threads_of_a_fresh_process(tmp_path: Path) -> None:
     """Threads that import cuda.core at the same time must not see half of it."""
     script = (
-        "from kernelgen.compile import compile_many\n"
+        "from kernelgen.compile.compiler import compile_many\n"
         "from kernelgen.device import cuda_facts\n"
-        "from kernelgen.source import Source\n"
+        "from kernelgen.emit.source import Source\n"
         "text = 'extern \"C\" __global__ void equitune_kernel(float* p) {{ *p = {}; }}'\n"
         "found = compile_many([(Source(text.format(i), 'cuda'), cuda_facts('sm_90')) for i in range(16)], workers=16)\n"
         "assert all(binary.resources['registers'] for binary in found)\n"

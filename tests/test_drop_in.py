@@ -15,8 +15,8 @@ from torch import Tensor
 from autotune import TensorProduct, accelerate, restore, stand_ins
 from autotune.stand_ins import AcceleratedProduct
 from kernelgen.errors import InputError, ProblemError
-from kernelgen.from_e3nn import problem_of
-from kernelgen.problem import TensorProductProblem
+from kernelgen.problem.from_e3nn import problem_of
+from kernelgen.problem.tensor_product import TensorProductProblem
 
 IRREPS = ("6x0e+3x1o", "0e+1o", "6x0e+3x1o+6x1o")
 PATHS = [(0, 0, 0, "uvu", True), (0, 1, 2, "uvu", True, 0.5), (1, 0, 1, "uvu", True), (1, 1, 1, "uvw", True)]

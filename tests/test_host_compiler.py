@@ -12,19 +12,12 @@ from pathlib import Path
 import pytest
 
 from autotune import doctor
-from kernelgen import (
-    CacheError,
-    CompileError,
-    ToolMissingError,
-    compile_source,
-    cuda_facts,
-    device_facts,
-    host_compiler,
-)
-from kernelgen import compile as compiling
-from kernelgen.cache import cache_dir
-from kernelgen.host_compiler import find_host_compiler, is_whole
-from kernelgen.source import Source
+from kernelgen import CacheError, CompileError, ToolMissingError, compile_source, cuda_facts, device_facts
+from kernelgen.compile import compiler as compiling
+from kernelgen.compile import host as host_compiler
+from kernelgen.compile.cache import cache_dir
+from kernelgen.compile.host import find_host_compiler, is_whole
+from kernelgen.emit.source import Source
 
 HOST = device_facts("cpu")
 ANSWER = Source('extern "C" int equitune_kernel() { return 42; }\n', "c++")

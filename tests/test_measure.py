@@ -17,11 +17,11 @@ from autotune import cold_code, measure
 from autotune.graphs import GraphSpec, Points
 from autotune.jobs import TrialJob, TrialSetting
 from autotune.workload import Workload
-from kernelgen.compile import compile_source
+from kernelgen.compile.compiler import compile_source
+from kernelgen.compile.host import section
 from kernelgen.device import cuda_facts
-from kernelgen.host_compiler import section
-from kernelgen.problem import TensorProductProblem
-from kernelgen.schedule import HostSchedule
+from kernelgen.problem.tensor_product import TensorProductProblem
+from kernelgen.schedule.tensor_product import HostSchedule
 
 
 @pytest.fixture

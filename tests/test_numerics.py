@@ -13,7 +13,7 @@ from reference import Case, assert_matches_e3nn, float64, make_case
 
 from autotune.config_tables import load_problems
 from kernelgen import HostSchedule, TensorProductProblem, build
-from kernelgen.direction import DIRECTIONS
+from kernelgen.terms.directions import DIRECTIONS
 
 SUITE = load_problems()
 

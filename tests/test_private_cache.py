@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 
 from autotune import doctor
-from kernelgen import CacheError, cache, compile_source, device_facts
-from kernelgen import compile as compiling
-from kernelgen.source import Source
+from kernelgen import CacheError, compile_source, device_facts
+from kernelgen.compile import cache
+from kernelgen.compile import compiler as compiling
+from kernelgen.emit.source import Source
 
 HOST = device_facts("cpu")
 ANSWER = Source('extern "C" int equitune_kernel() { return 42; }\n', "c++")

@@ -35,8 +35,8 @@ from autotune.tune import Clock, open_study, tune
 from autotune.worker import Worker
 from autotune.workload import Workload
 from kernelgen.device import device_facts
-from kernelgen.problem import TensorProductProblem
-from kernelgen.schedule import HostSchedule, schedule_from_dict
+from kernelgen.problem.tensor_product import TensorProductProblem
+from kernelgen.schedule.tensor_product import HostSchedule, schedule_from_dict
 
 # More than any run here gets to.
 TRIALS = 200
