@@ -81,8 +81,8 @@ def software_versions(facts: DeviceFacts) -> dict[str, str]:
         except importlib.metadata.PackageNotFoundError:
             continue
     try:
-        from kernelgen.compile.compiler import nvrtc_version
         from kernelgen.compile.host import find_host_compiler
+        from kernelgen.compile.nvrtc import nvrtc_version
 
         versions["compiler"] = find_host_compiler().version if facts.backend == "cpu" else f"nvrtc {nvrtc_version()}"
     except EquituneError:

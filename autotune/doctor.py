@@ -119,7 +119,7 @@ def _host_compiler() -> Iterator[tuple[str, str, str]]:
 
 
 def _nvrtc() -> Iterator[tuple[str, str, str]]:
-    from kernelgen.compile.compiler import nvrtc_version
+    from kernelgen.compile.nvrtc import nvrtc_version
     from kernelgen.errors import ToolMissingError
 
     try:

@@ -204,7 +204,7 @@ def test_kernels_compiled_ahead_are_found(tmp_path: Path, monkeypatch: pytest.Mo
     def refused(*_: Any) -> Any:
         raise AssertionError("compiled again")
 
-    monkeypatch.setattr("kernelgen.compile.compiler._compile_host", refused)
+    monkeypatch.setattr("kernelgen.compile.host.build", refused)
     for spec in specs[0] + specs[1]:
         assert compile_source(emit(make_plan(spec)), spec.facts)
 

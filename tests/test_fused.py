@@ -14,7 +14,8 @@ from e3nn import o3
 from reference import Case, forward, make_case, relative_error, relayout
 
 from kernelgen import HarmonicsProblem, InputError, ProblemError, TensorProductProblem, UnsupportedError, build
-from kernelgen.compile.compiler import compile_source, nvrtc_version
+from kernelgen.compile.compiler import compile_source
+from kernelgen.compile.nvrtc import nvrtc_version
 from kernelgen.device import cuda_facts
 from kernelgen.emit.kernel_source import emit
 from kernelgen.errors import ToolMissingError

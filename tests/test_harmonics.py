@@ -17,8 +17,9 @@ from harmonics_reference import operands, reference, vectors, worst
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernelgen.compile.compiler import compile_source, nvrtc_version
+from kernelgen.compile.compiler import compile_source
 from kernelgen.compile.host import find_host_compiler
+from kernelgen.compile.nvrtc import nvrtc_version
 from kernelgen.device import cuda_facts
 from kernelgen.emit.source import Source
 from kernelgen.errors import ProblemError, ToolMissingError

@@ -10,7 +10,8 @@ import torch
 from cuda_emulator import emulate
 from harmonics_reference import operands, reference, vectors, worst
 
-from kernelgen.compile.compiler import compile_source, nvrtc_version
+from kernelgen.compile.compiler import compile_source
+from kernelgen.compile.nvrtc import nvrtc_version
 from kernelgen.device import cuda_facts, device_facts
 from kernelgen.emit.kernel_source import emit, geometry
 from kernelgen.errors import ScheduleError, ToolMissingError

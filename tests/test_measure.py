@@ -18,7 +18,7 @@ from autotune.graphs import GraphSpec, Points
 from autotune.jobs import TrialJob, TrialSetting
 from autotune.workload import Workload
 from kernelgen.compile.compiler import compile_source
-from kernelgen.compile.host import section
+from kernelgen.compile.elf import section
 from kernelgen.device import cuda_facts
 from kernelgen.problem.tensor_product import TensorProductProblem
 from kernelgen.schedule.tensor_product import HostSchedule

@@ -13,22 +13,24 @@ import os
 import shlex
 import shutil
 import signal
-import struct
 import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
+from kernelgen.compile.elf import is_whole, section
+from kernelgen.compile.job import Job, debug_level, shortened
+from kernelgen.emit.source import Source
 from kernelgen.errors import CacheError, CompileError, ToolMissingError
 
 VERSION_LIMIT_S = 30.0
 COMPILE_LIMIT_S = 600.0
 HOST_FLAGS = ("-O3", "-march=native", "-std=c++17", "-ffp-contract=fast", "-fno-math-errno", "-fPIC", "-shared")
-_LOG_LIMIT = 4000
 _TRIAL = '#include <omp.h>\nextern "C" int trial() { return omp_get_max_threads(); }\n'
 
 
@@ -140,46 +142,6 @@ def check_library(path: Path, entry: str) -> None:
         ) from error
 
 
-def is_whole(elf: bytes) -> bool:
-    """Whether an ELF file has its table of sections, which comes last. Loading half a file may end the process."""
-    if elf[:6] != b"\x7fELF\x02\x01":
-        return elf[:4] == b"\x7fELF"  # 32 bits or big-endian: not looked into
-    if len(elf) < 0x40:
-        return False
-    (table,) = struct.unpack_from("<Q", elf, 0x28)
-    entry_size, count = struct.unpack_from("<HH", elf, 0x3A)
-    return table > 0 and table + entry_size * count <= len(elf)
-
-
-def section(elf: bytes, name: str) -> bytes:
-    """A section of a whole 64-bit little-endian ELF file; empty if it has none of that name."""
-    if elf[:6] != b"\x7fELF\x02\x01":
-        return b""
-    (table,) = struct.unpack_from("<Q", elf, 0x28)
-    entry_size, count, names_index = struct.unpack_from("<HHH", elf, 0x3A)
-    headers = [struct.unpack_from("<IIQQQQ", elf, table + i * entry_size) for i in range(count)]
-    names_at = headers[names_index][4]
-    for name_at, _, _, _, at, size in headers:
-        start = names_at + name_at
-        if elf[start : elf.index(b"\0", start)] == name.encode():
-            return elf[at : at + size]
-    return b""
-
-
-@functools.lru_cache(maxsize=1)
-def processor() -> str:
-    """What -march=native depends on."""
-    path = Path("/proc/cpuinfo")
-    wanted = ("model name", "flags", "Features", "CPU part", "CPU implementer")
-    lines = path.read_text().splitlines() if path.exists() else []
-    return os.uname().machine + "".join(sorted({line for line in lines if line.partition("\t")[0].strip() in wanted}))
-
-
-def shortened(log: str) -> str:
-    """The beginning of a compiler's log."""
-    return log if len(log) <= _LOG_LIMIT else log[:_LOG_LIMIT] + f"\n... {len(log) - _LOG_LIMIT} more characters"
-
-
 def _openmp_flags(compiler: HostCompiler) -> tuple[str, ...]:
     """OpenMP through torch's own libgomp, where the wheel brings one.
 
@@ -239,3 +201,26 @@ def _run(command: Sequence[str], limit_s: float, folder: Path | None = None) -> 
                 os.killpg(process.pid, signal.SIGKILL)
             raise
     return subprocess.CompletedProcess(command, process.returncode, out, log)
+
+
+def host_job() -> Job:
+    """The host's compiler with the flags of a kernel; ToolMissingError if there is none."""
+    compiler = find_host_compiler()
+    flags = (*compiler.flags, *(["-g"] if debug_level() >= 2 else []))
+    identity = f"{compiler.path} {compiler.version}"
+    names = ("kernel.so", "kernel.cpp")
+
+    def compiled(source: Source) -> tuple[bytes, dict[str, Any]]:
+        data = build(compiler, source.text, names[1], names[0], flags)
+        return data, {"code_bytes": len(section(data, ".text"))}
+
+    return Job(identity, flags, _processor(), *names, compiled, check_library)
+
+
+@functools.lru_cache(maxsize=1)
+def _processor() -> str:
+    """What -march=native depends on."""
+    path = Path("/proc/cpuinfo")
+    wanted = ("model name", "flags", "Features", "CPU part", "CPU implementer")
+    lines = path.read_text().splitlines() if path.exists() else []
+    return os.uname().machine + "".join(sorted({line for line in lines if line.partition("\t")[0].strip() in wanted}))
