@@ -21,7 +21,7 @@ from autotune.workload import LAYOUTS
 from kernelgen.device import check_cuda, device_facts
 from kernelgen.errors import InputError, ProblemError, ToolMissingError, UnsupportedError
 from kernelgen.ops.operator import Operator, build
-from kernelgen.ops.torch_ops import OPERATORS
+from kernelgen.ops.registry import OPERATORS
 from kernelgen.problem.tensor_product import TensorProductProblem
 from kernelgen.schedule.knobs import Knobs
 from kernelgen.schedule.tensor_product import Schedule

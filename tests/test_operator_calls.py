@@ -31,7 +31,7 @@ from kernelgen import (
     build,
     edge_order,
 )
-from kernelgen.ops.torch_ops import OPERATORS, resolve
+from kernelgen.ops.registry import OPERATORS, resolve
 
 
 def test_third_derivatives_raise() -> None:

@@ -20,12 +20,12 @@ from torch import Tensor
 from kernelgen.ops.torch_ops import no_third_derivative, only, present
 from kernelgen.ops.transforms import call
 from kernelgen.runtime.allocation import empty
+from kernelgen.runtime.calls import DirectCalls
 from kernelgen.runtime.graph import NO_ORDER, Edges
 from kernelgen.terms.directions import backward, double_backward, forward
 from kernelgen.tracing import is_eager, is_transforming
 
 if TYPE_CHECKING:
-    from kernelgen.ops.operator import Operator
     from kernelgen.runtime.arguments import Graph
 
 Maybe = Tensor | None
@@ -40,7 +40,7 @@ def product(
     y: Tensor,
     w: Tensor,
     edges: Edges,
-    operator: Operator,
+    operator: DirectCalls,
 ) -> Tensor:
     """The operator's value, differentiable twice in x, y and w; ``edges``: of :meth:`Operator.edges`."""
     if not is_eager(x, y, w):
@@ -60,7 +60,9 @@ def _edges(graph: Graph) -> tuple:
 
 class _Forward(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, y: Tensor, w: Tensor, graph: Graph, operator: Operator) -> tuple[Tensor, Tensor]:
+    def forward(
+        ctx: Any, x: Tensor, y: Tensor, w: Tensor, graph: Graph, operator: DirectCalls
+    ) -> tuple[Tensor, Tensor]:
         link = empty((0,), x)
         ctx.save_for_backward(x, y, w, link, *graph.tensors())
         ctx.set_materialize_grads(False)
@@ -150,7 +152,7 @@ class _Second(torch.autograd.Function):
         return no_third_derivative()
 
 
-def _first_of(tangents: str, operands: tuple, outputs: str, graph: Graph, operator: Operator) -> dict[str, Tensor]:
+def _first_of(tangents: str, operands: tuple, outputs: str, graph: Graph, operator: DirectCalls) -> dict[str, Tensor]:
     """A single tangent stands in its operand's place: the kernels of first derivatives do it."""
     x, tx, y, ty, w, tw, g, _ = operands
     if len(tangents) > 1:
@@ -161,7 +163,7 @@ def _first_of(tangents: str, operands: tuple, outputs: str, graph: Graph, operat
 
 
 def first_gradients(
-    operator: Operator, graph: Graph, xyw: tuple[Tensor, ...], g: Maybe, left: list, wanted: str
+    operator: DirectCalls, graph: Graph, xyw: tuple[Tensor, ...], g: Maybe, left: list, wanted: str
 ) -> tuple[Maybe, ...]:
     """Gradients of the value together with those that edge gradients left here, not differentiable further."""
     x, y, w = xyw
@@ -202,7 +204,7 @@ def _needed(ctx: Any, slots: str) -> str:
     )
 
 
-def _is_small(graph: Graph, operator: Operator) -> bool:
+def _is_small(graph: Graph, operator: DirectCalls) -> bool:
     """To ask about a leaf costs the host an exception; a small graph's kernel costs less.
 
     In a pass that is not differentiated again all leaves are most likely wanted.
@@ -210,7 +212,7 @@ def _is_small(graph: Graph, operator: Operator) -> bool:
     return graph.num_edges * operator.problem.weight_numel < _SMALL_WEIGHTS
 
 
-def sole_leaves(x: Tensor, y: Tensor, w: Tensor, graph: Graph, operator: Operator) -> str:
+def sole_leaves(x: Tensor, y: Tensor, w: Tensor, graph: Graph, operator: DirectCalls) -> str:
     """The slots that require a gradient if all of those are leaves of a small graph, whose gradients are all taken."""
     if not _is_small(graph, operator):
         return ""

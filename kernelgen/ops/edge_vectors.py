@@ -16,8 +16,7 @@ from torch import Tensor
 
 from kernelgen.errors import InputError, ProblemError
 from kernelgen.ops.autograd import Maybe, first_gradients, gradient_of_product, sole_leaves, wanted_gradients
-from kernelgen.ops.harmonics_autograd import gradient
-from kernelgen.ops.harmonics_operator import HarmonicsOperator
+from kernelgen.ops.harmonics_operator import HarmonicsOperator, gradient
 from kernelgen.ops.operator import Operator
 from kernelgen.problem.edge_vectors import VectorProblem
 from kernelgen.runtime.allocation import empty

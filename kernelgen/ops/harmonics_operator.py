@@ -8,19 +8,21 @@ autograd. Kernels compile at first use, one for each direction and set of wanted
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from kernelgen.device import device_facts
-from kernelgen.emit.kernel_source import emit
-from kernelgen.errors import InputError, ProblemError, ScheduleError
-from kernelgen.ops.harmonics_autograd import harmonics
-from kernelgen.ops.harmonics_ops import HARMONICS_OPERATORS, resolve_harmonics
+from kernelgen.errors import InputError, ProblemError
+from kernelgen.ops.autograd import will_run
+from kernelgen.ops.base import DTYPES, RegisteredOperator
+from kernelgen.ops.harmonics_ops import no_third_derivative
+from kernelgen.ops.registry import rebuilds, register
+from kernelgen.ops.torch_ops import only
+from kernelgen.ops.transforms import call
 from kernelgen.plan.defaults import default_harmonics_schedule
-from kernelgen.plan.planner import make_plan
 from kernelgen.problem.spherical_harmonics import HarmonicsProblem
 from kernelgen.runtime.allocation import empty
 from kernelgen.runtime.arguments import ALIGNMENT
@@ -28,8 +30,8 @@ from kernelgen.runtime.kernel import Kernel, load_kernel
 from kernelgen.schedule.kernel_spec import BUFFERS, HarmonicsSpec
 from kernelgen.schedule.spherical_harmonics import HarmonicsSchedule, harmonics_schedule_from_dict
 from kernelgen.terms.directions import BACKWARD, DOUBLE_BACKWARD, FORWARD, HARMONICS_DIRECTIONS, HarmonicsDirection
+from kernelgen.tracing import is_eager, is_transforming
 
-DTYPES = {torch.float32: "float32", torch.float64: "float64"}
 Schedules = HarmonicsSchedule | Mapping[str, HarmonicsSchedule] | None
 _V, _T, _G, _OUT_V, _OUT_G = (BUFFERS.index(name) for name in ("x", "tx", "g", "out_x", "out_g"))
 
@@ -50,9 +52,7 @@ def build_harmonics(
     directions without one get the default schedule. Raises ScheduleError for one that is not legal, InputError for
     another dtype than float32 and float64.
     """
-    operator = HarmonicsOperator(problem, schedule, dtype, torch.device(device))
-    registered = HARMONICS_OPERATORS.setdefault(operator.text, operator)
-    return registered if registered.device == operator.device else operator
+    return register(HarmonicsOperator(problem, schedule, dtype, torch.device(device)))
 
 
 def rebuild_harmonics(text: str) -> HarmonicsOperator:
@@ -66,11 +66,10 @@ def rebuild_harmonics(text: str) -> HarmonicsOperator:
     )
 
 
-class HarmonicsOperator:
-    """Spherical harmonics with their schedules; call it like a function, it differentiates twice.
+class HarmonicsOperator(RegisteredOperator):
+    """Spherical harmonics with their schedules; call it like a function, it differentiates twice."""
 
-    text: all of it as JSON, from which any process can rebuild it. device: kernels are made for its type.
-    """
+    directions = HARMONICS_DIRECTIONS
 
     def __init__(
         self, problem: HarmonicsProblem, schedule: Schedules, dtype: torch.dtype, device: torch.device
@@ -135,34 +134,19 @@ class HarmonicsOperator:
         facts = device_facts(device or self.device)
         return HarmonicsSpec(self.problem, direction, self.schedules[direction.name], DTYPES[self.dtype], facts)
 
-    def source(self, direction_name: str = "forward") -> str:
-        """The generated source of a direction with all its outputs."""
-        return emit(make_plan(self.spec(_direction(direction_name)))).text
-
-    def resources(self, direction_name: str = "forward") -> dict[str, Any]:
-        """What the compiled kernel of a direction takes; compiles it if need be."""
-        return load_kernel(self.spec(_direction(direction_name))).resources
-
-    def __reduce__(self) -> tuple[Callable[[str], HarmonicsOperator], tuple[str]]:
-        """Copies and pickles carry the text: kernels belong to a process."""
-        return resolve_harmonics, (self.text,)
-
     def __repr__(self) -> str:
         return f"HarmonicsOperator({self.problem.key!r}, {self.dtype}, {self.device})"
 
-    def _complete(self, given: Schedules) -> dict[str, HarmonicsSchedule]:
-        """A legal schedule for each direction: the given one, or the default."""
-        names = tuple(HARMONICS_DIRECTIONS)
-        by_name = dict.fromkeys(names, given) if given is None or isinstance(given, HarmonicsSchedule) else dict(given)
-        if not set(by_name) <= set(names):
-            raise ScheduleError(f"schedules are named {sorted(by_name)}; expected names from {names}")
-        schedules: dict[str, HarmonicsSchedule] = {}
-        facts, dtype = device_facts(self.device), DTYPES[self.dtype]
-        for name, direction in HARMONICS_DIRECTIONS.items():
-            chosen = by_name.get(name) or default_harmonics_schedule(self.problem, direction, dtype, facts)
-            make_plan(HarmonicsSpec(self.problem, direction, chosen, dtype, facts))
-            schedules[name] = chosen
-        return schedules
+    def specs(self, direction_name: str) -> list[HarmonicsSpec]:
+        """Of the kernel of a direction with all its outputs."""
+        return [self.spec(self._direction(direction_name))]
+
+    def _kernel_spec(self, direction: HarmonicsDirection, schedule: HarmonicsSchedule) -> HarmonicsSpec:
+        return HarmonicsSpec(self.problem, direction, schedule, DTYPES[self.dtype], device_facts(self.device))
+
+    def _default_schedule(self, direction: HarmonicsDirection) -> HarmonicsSchedule:
+        facts = device_facts(self.device)
+        return default_harmonics_schedule(self.problem, direction, DTYPES[self.dtype], facts)
 
     def _run(self, direction: HarmonicsDirection, v: Tensor, given: dict[int, Tensor], outs: dict[int, Tensor]) -> None:
         """Fill ``outs``; tensors are keyed by their place among the kernel's pointers."""
@@ -204,7 +188,65 @@ class HarmonicsOperator:
         return out.fill_(torch.nan) if poison else out
 
 
-def _direction(name: str) -> HarmonicsDirection:
-    if name not in HARMONICS_DIRECTIONS:
-        raise ProblemError(f"direction is {name!r}; expected one of {tuple(HARMONICS_DIRECTIONS)}")
-    return HARMONICS_DIRECTIONS[name]
+def harmonics(v: Tensor, operator: HarmonicsOperator) -> Tensor:
+    """The operator's values ``[rows, dim_out]`` of v ``[rows, 3]``, differentiable twice."""
+    if not is_eager(v):
+        return call("sh_forward", v, operator.text)
+    if torch.is_grad_enabled() and v.requires_grad:
+        return _Forward.apply(v, operator)
+    return operator.run_forward(v)
+
+
+def gradient(v: Tensor, g: Tensor, operator: HarmonicsOperator) -> Tensor:
+    """The gradient ``[rows, 3]`` of sum_i g_i Y_i(v), differentiable once in v and g, in a backward pass."""
+    if is_transforming(g):
+        return call("sh_backward", v, g, operator.text)
+    return _Backward.apply(v, g, operator) if torch.is_grad_enabled() else operator.run_backward(v, g)
+
+
+class _Forward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, v: Tensor, operator: HarmonicsOperator) -> Tensor:
+        ctx.save_for_backward(v)
+        ctx.operator = operator
+        return operator.run_forward(v)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
+        (v,) = ctx.saved_tensors
+        return gradient(v, g, ctx.operator), None
+
+
+class _Backward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, v: Tensor, g: Tensor, operator: HarmonicsOperator) -> Tensor:
+        ctx.save_for_backward(v, g)
+        ctx.operator = operator
+        return operator.run_backward(v, g)
+
+    @staticmethod
+    def backward(ctx: Any, t: Tensor) -> tuple[Tensor | None, ...]:
+        nodes = zip("xg", ctx.needs_input_grad, ctx.next_functions, strict=False)
+        outputs = "".join(slot for slot, needed, node in nodes if needed and will_run(node[0]))
+        if not outputs:
+            return None, None, None
+        if is_transforming(t):
+            found = call("sh_double_backward", *ctx.saved_tensors, t, outputs, ctx.operator.text)
+            return (*only(found, "xg", outputs), None)
+        return (*_Second.apply(*ctx.saved_tensors, t, outputs, ctx.operator), None)
+
+
+class _Second(torch.autograd.Function):
+    """Second derivatives, which cannot be differentiated again."""
+
+    @staticmethod
+    def forward(ctx: Any, v: Tensor, g: Tensor, t: Tensor, outputs: str, operator: HarmonicsOperator) -> tuple:
+        found = operator.run_double_backward(v, g, t, outputs)
+        return found.get("x"), found.get("g")
+
+    @staticmethod
+    def backward(ctx: Any, *_: Tensor | None) -> tuple:
+        return no_third_derivative()
+
+
+rebuilds("harmonics", rebuild_harmonics)

@@ -1,39 +1,25 @@
 """The torch ops ``equitune::sh_*``: what makes spherical harmonics visible to fake tensors, compile and export.
 
 An op gets its operator as text (``HarmonicsOperator.text``), from which any process can rebuild it. Gradients that were
-not asked for (``outputs``) are empty tensors. Eager calls do not come here: see ``kernelgen.ops.harmonics_autograd``.
+not asked for (``outputs``) are empty tensors. Eager calls do not come here: see ``kernelgen.ops.harmonics_operator``.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 
 from kernelgen.errors import UnsupportedError
+from kernelgen.ops.registry import resolve
 from kernelgen.ops.torch_ops import define, only
 from kernelgen.ops.transforms import Rows, call
-
-if TYPE_CHECKING:
-    from kernelgen.ops.harmonics_operator import HarmonicsOperator
 
 SCHEMAS = {
     "sh_forward": "(Tensor v, str spec) -> Tensor",
     "sh_backward": "(Tensor v, Tensor g, str spec) -> Tensor",
     "sh_double_backward": "(Tensor v, Tensor g, Tensor t, str outputs, str spec) -> (Tensor, Tensor)",
 }
-# By text: every operator of harmonics of this process, so that a traced or exported graph finds its own.
-HARMONICS_OPERATORS: dict[str, HarmonicsOperator] = {}
-
-
-def resolve_harmonics(text: str) -> HarmonicsOperator:
-    """The operator of a text, rebuilt if this process has not made it."""
-    found = HARMONICS_OPERATORS.get(text)
-    if found is None:
-        from kernelgen.ops.harmonics_operator import rebuild_harmonics
-
-        found = HARMONICS_OPERATORS[text] = rebuild_harmonics(text)
-    return found
 
 
 def no_third_derivative(*_: Any) -> tuple:
@@ -45,20 +31,20 @@ def no_third_derivative(*_: Any) -> tuple:
 
 
 def _sh_forward(v: Tensor, spec: str) -> Tensor:
-    return resolve_harmonics(spec).run_forward(v)
+    return resolve(spec).run_forward(v)
 
 
 def _sh_backward(v: Tensor, g: Tensor, spec: str) -> Tensor:
-    return resolve_harmonics(spec).run_backward(v, g)
+    return resolve(spec).run_backward(v, g)
 
 
 def _sh_double_backward(v: Tensor, g: Tensor, t: Tensor, outputs: str, spec: str) -> tuple[Tensor, Tensor]:
-    found = resolve_harmonics(spec).run_double_backward(v, g, t, outputs)
+    found = resolve(spec).run_double_backward(v, g, t, outputs)
     return found.get("x", v.new_empty(0)), found.get("g", v.new_empty(0))
 
 
 def _fake_forward(v: Tensor, spec: str) -> Tensor:
-    return v.new_empty((v.shape[0], resolve_harmonics(spec).dim_out))
+    return v.new_empty((v.shape[0], resolve(spec).dim_out))
 
 
 def _fake_backward(v: Tensor, g: Tensor, spec: str) -> Tensor:
@@ -93,7 +79,7 @@ def _backward_of_backward(ctx: Any, t: Tensor) -> tuple:
 def _jvp_of_forward(ctx: Any, t: Tensor, _: None) -> Tensor:
     """The change along t is the gradient of <t, first gradient> with respect to g, whatever g is."""
     (v,) = ctx.saved_tensors
-    g = v.new_zeros((v.shape[0], resolve_harmonics(ctx.spec).dim_out))
+    g = v.new_zeros((v.shape[0], resolve(ctx.spec).dim_out))
     return call("sh_double_backward", v, g, t, "g", ctx.spec)[1]
 
 

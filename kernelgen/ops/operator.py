@@ -9,26 +9,23 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
 from kernelgen.device import device_facts
-from kernelgen.emit.kernel_source import emit
-from kernelgen.errors import InputError, ProblemError, ScheduleError, TuningMissError, UnsupportedError
+from kernelgen.errors import InputError, TuningMissError, UnsupportedError
 from kernelgen.ops.autograd import product
-from kernelgen.ops.torch_ops import OPERATORS, resolve
+from kernelgen.ops.base import DTYPES, RegisteredOperator
+from kernelgen.ops.registry import rebuilds, register
 from kernelgen.plan.defaults import default_schedule
-from kernelgen.plan.planner import make_plan
 from kernelgen.problem.spherical_harmonics import HarmonicsProblem
 from kernelgen.problem.tensor_product import TensorProductProblem
 from kernelgen.runtime.arguments import Checks
 from kernelgen.runtime.calls import DirectCalls
 from kernelgen.runtime.graph import NO_ORDER, EdgeOrder, Edges, check_ascending, is_in_order, order_by, row_count
 from kernelgen.runtime.index_check import check_ascending_on_device
-from kernelgen.runtime.kernel import load_kernel
 from kernelgen.runtime.known_graphs import KNOWN_GRAPHS
 from kernelgen.runtime.runner import Runner, SplitRunner
 from kernelgen.schedule.kernel_spec import Spec
@@ -36,7 +33,6 @@ from kernelgen.schedule.tensor_product import SCHEDULES, Schedule, schedule_from
 from kernelgen.terms.directions import DIRECTIONS, Direction, fixed_order_parts
 from kernelgen.tracing import is_tracing, is_transforming
 
-DTYPES = {torch.float32: "float32", torch.float64: "float64"}
 INDEX_DTYPES = {torch.int32: "int32", torch.int64: "int64"}
 
 
@@ -63,9 +59,7 @@ def build(
     of x then come from a kernel of their own that walks the edges by sender (schedule ``source_backward``).
     refused: directions that may not run, each with what its TuningMissError says.
     """
-    operator = Operator(problem, schedule, operation, dtype, layout, torch.device(device), deterministic, refused)
-    registered = OPERATORS.setdefault(operator.text, operator)
-    return registered if registered.device == operator.device else operator
+    return register(Operator(problem, schedule, operation, dtype, layout, torch.device(device), deterministic, refused))
 
 
 def rebuild(text: str) -> Operator:
@@ -83,12 +77,14 @@ def rebuild(text: str) -> Operator:
     )
 
 
-class Operator(DirectCalls):
+class Operator(DirectCalls, RegisteredOperator):
     """A tensor product with its schedules; call it like a function, it differentiates twice.
 
     Tensors: x [num_in, dim_in1] (plain: [num_edges, dim_in1]), y [num_edges, dim_in2], w [num_edges, weight_numel] or
     shared [weight_numel], sender and receiver [num_edges]; result [num_out, dim_out] (plain: [num_edges, dim_out]).
     """
+
+    directions = DIRECTIONS
 
     def __init__(
         self,
@@ -221,39 +217,16 @@ class Operator(DirectCalls):
 
     def specs(self, direction_name: str) -> list[Spec]:
         """Of the kernels that a direction with all its gradients takes."""
-        return [self.spec(part) for part in self._parts(_direction(direction_name))]
-
-    def source(self, direction_name: str = "forward") -> str:
-        """The generated source of a direction with all its gradients (deterministic: those that own receivers)."""
-        return emit(make_plan(self.specs(direction_name)[-1])).text
-
-    def resources(self, direction_name: str = "forward") -> dict[str, Any]:
-        """What the compiled kernel of a direction takes; compiles it if need be."""
-        return load_kernel(self.specs(direction_name)[-1]).resources
-
-    def __reduce__(self) -> tuple[Callable[[str], Operator], tuple[str]]:
-        """Copies and pickles carry the text: kernels belong to a process."""
-        return resolve, (self.text,)
+        return [self.spec(part) for part in self._parts(self._direction(direction_name))]
 
     def __repr__(self) -> str:
         return f"Operator({self.problem.key!r}, {self.operation}, {self.dtype}, {self.layout}, {self.device})"
 
-    def _complete(self, given: Schedule | Mapping[str, Schedule] | None) -> dict[str, Schedule]:
-        """A legal schedule for each direction: the given one, or the default."""
-        by_name = dict.fromkeys(DIRECTIONS, given) if given is None or isinstance(given, Schedule) else dict(given)
-        if not set(by_name) <= set(DIRECTIONS):
-            raise ScheduleError(f"schedules are named {sorted(by_name)}; expected names from {sorted(DIRECTIONS)}")
-        schedules = {}
-        for name, whole in DIRECTIONS.items():
-            chosen, direction = by_name.get(name), self._parts(whole)[-1]
-            if chosen is None:
-                chosen = default_schedule(self._spec(direction, SCHEDULES[self._backend()](), "int64"))
-            make_plan(self._spec(direction, chosen, "int64"))
-            schedules[name] = chosen
-        return schedules
+    def _kernel_spec(self, direction: Direction, schedule: Schedule) -> Spec:
+        return self._spec(self._parts(direction)[-1], schedule, "int64")
 
-    def _backend(self) -> str:
-        return device_facts(self.device).backend
+    def _default_schedule(self, direction: Direction) -> Schedule:
+        return default_schedule(self._kernel_spec(direction, SCHEDULES[device_facts(self.device).backend]()))
 
     def _spec(self, direction: Direction, schedule: Schedule, index: str, device: torch.device | None = None) -> Spec:
         operation = self.operation if schedule.fuse else "plain"
@@ -281,7 +254,4 @@ class Operator(DirectCalls):
         return fixed_order_parts(direction) if self.deterministic and self.is_conv else (direction,)
 
 
-def _direction(name: str) -> Direction:
-    if name not in DIRECTIONS:
-        raise ProblemError(f"direction is {name!r}; expected one of {tuple(DIRECTIONS)}")
-    return DIRECTIONS[name]
+rebuilds("product", rebuild)

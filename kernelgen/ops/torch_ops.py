@@ -9,18 +9,17 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from kernelgen.errors import UnsupportedError
+from kernelgen.ops.registry import resolve
 from kernelgen.ops.transforms import Rows, add_function, call
+from kernelgen.runtime.calls import DirectCalls
 from kernelgen.runtime.graph import EdgeOrder
 from kernelgen.terms.directions import backward, double_backward, forward
-
-if TYPE_CHECKING:
-    from kernelgen.ops.operator import Operator
 
 _GRAPH = (
     "Tensor? sender, Tensor? receiver, Tensor? spans, Tensor? perm, Tensor? sender_spans, Tensor? sender_perm, "
@@ -36,22 +35,14 @@ SCHEMAS = {
 }
 # Of the graph: index tensors and the number of destinations.
 GRAPH_ARGUMENTS = 7
-# By text. Every operator of this process is here, so that a graph that was traced or exported finds its own.
-OPERATORS: dict[str, Operator] = {}
 # Held for as long as the process lives: dropping it would unregister the ops.
 _library = torch.library.Library("equitune", "DEF")
 
 Maybe = Tensor | None
 
 
-def resolve(text: str) -> Operator:
-    """The operator of a text, rebuilt if this process has not made it."""
-    found = OPERATORS.get(text)
-    if found is None:
-        from kernelgen.ops.operator import rebuild
-
-        found = OPERATORS[text] = rebuild(text)
-    return found
+def _operator(text: str) -> DirectCalls:
+    return resolve(text)
 
 
 def _graph(sender: Maybe, receiver: Maybe, *order_and_size: Any) -> tuple:
@@ -63,13 +54,13 @@ def _graph(sender: Maybe, receiver: Maybe, *order_and_size: Any) -> tuple:
 def _tp_forward(x: Tensor, y: Tensor, w: Tensor, *rest: Any) -> Tensor:
     *graph, spec = rest
     operands = (x, None, y, None, w, None, None, None)
-    return resolve(spec).run(forward(), operands, *_graph(*graph))["g"]
+    return _operator(spec).run(forward(), operands, *_graph(*graph))["g"]
 
 
 def _tp_backward(x: Tensor, y: Tensor, w: Tensor, g: Tensor, *rest: Any) -> tuple[Tensor, ...]:
     *graph, outputs, spec = rest
     operands = (x, None, y, None, w, None, g, None)
-    found = resolve(spec).run(backward(outputs), operands, *_graph(*graph))
+    found = _operator(spec).run(backward(outputs), operands, *_graph(*graph))
     return _apart(found, "xyw", x)
 
 
@@ -78,7 +69,7 @@ def _tp_double_backward(
 ) -> tuple[Tensor, ...]:
     *graph, outputs, spec = rest
     operands = (x, tx, y, ty, w, tw, g, None)
-    found = resolve(spec).run(double_backward(present(tx, ty, tw), outputs), operands, *_graph(*graph))
+    found = _operator(spec).run(double_backward(present(tx, ty, tw), outputs), operands, *_graph(*graph))
     return _apart(found, "xywg", x)
 
 
@@ -103,7 +94,7 @@ def _needed(ctx: Any, slots: str) -> str:
 
 def _fake_forward(x: Tensor, y: Tensor, *rest: Any) -> Tensor:
     num_out, spec = rest[-2:]
-    operator = resolve(spec)
+    operator = _operator(spec)
     return x.new_empty((num_out if operator.is_conv else y.shape[0], operator.problem.dim_out))
 
 
@@ -188,7 +179,7 @@ def _rows(slots: str) -> Rows:
     """Of an op whose tensors are in these slots, see ``kernelgen.ops.transforms.Rows``."""
 
     def rows(arguments: tuple, in_dims: tuple[int | None, ...]) -> tuple[int, ...] | None:
-        operator = resolve(arguments[-1])
+        operator = _operator(arguments[-1])
         if operator.is_conv:
             return None
         if not operator.shared_weights:

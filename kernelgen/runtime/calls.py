@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from kernelgen.errors import InputError
+from kernelgen.problem.tensor_product import TensorProductProblem
 from kernelgen.runtime.arguments import Graph, Operands
 from kernelgen.runtime.graph import EdgeOrder
 from kernelgen.runtime.runner import Runner, SplitRunner
@@ -19,8 +20,12 @@ from kernelgen.terms.directions import Direction, backward, double_backward, for
 
 
 class DirectCalls(ABC):
-    """Of an operator, whose tensors are as for :class:`kernelgen.ops.operator.Operator`."""
+    """Of an operator, whose tensors are as for :class:`kernelgen.ops.operator.Operator`; ``text`` says all of it."""
 
+    text: str
+    problem: TensorProductProblem
+    is_conv: bool
+    shared_weights: bool
     # What all calls on one graph share, checked: of x, y, sender, receiver, num_out and order.
     graph: Callable[..., Graph]
     _runners: dict[tuple[Direction, torch.dtype | None, int], Runner | SplitRunner]
