@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from kernelgen.emit.source import Source, included
-from kernelgen.runtime.fixed import FixedKernel
+from kernelgen.runtime.kernel import FixedKernel
 
 ENTRY = "equitune_index_check"
 _THREADS, _MOST_BLOCKS = 256, 1024

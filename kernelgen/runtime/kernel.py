@@ -19,11 +19,11 @@ from torch import Tensor
 
 from kernelgen.compile.cache import Binary
 from kernelgen.compile.compiler import compile_source
+from kernelgen.device import device_facts
 from kernelgen.emit.kernel_source import emit, geometry
 from kernelgen.emit.source import Source
 from kernelgen.errors import LaunchError
-from kernelgen.plan.planner import AnyPlan, make_plan
-from kernelgen.plan.spherical_harmonics import HarmonicsPlan, harmonics_plan
+from kernelgen.plan.planner import AnyPlan, AnySpec, make_plan
 from kernelgen.runtime.cuda_driver import (
     Arguments,
     error_name,
@@ -32,16 +32,14 @@ from kernelgen.runtime.cuda_driver import (
     load_entry,
 )
 from kernelgen.runtime.zero_flags import next_launch
-from kernelgen.schedule.kernel_spec import BUFFERS, HarmonicsSpec, Spec
-from kernelgen.schedule.spherical_harmonics import HarmonicsHostSchedule
-from kernelgen.schedule.tensor_product import HostSchedule
+from kernelgen.schedule.kernel_spec import BUFFERS
 
 # Dynamic shared memory above this has to be asked for, kernel by kernel.
 _SHARED_WITHOUT_ASKING = 48 * 1024
 _KEPT_GEOMETRIES = 256
-# Weights (edges x paths x channels) that are worth waking another thread for: about 10 us of work; or elements of
-# harmonics, about 4 us.
-_WEIGHTS_PER_THREAD = 8192
+# What is worth waking another thread for, as the ``row_work`` of all rows: about 10 us for weights (edges x paths x
+# channels), about 4 us for elements of harmonics.
+_WORK_PER_THREAD = 8192
 
 # Whether this process was forked from one that had imported this file. OpenMP's threads stay behind in that one, and
 # GNU's runtime would wait for them for ever.
@@ -62,7 +60,7 @@ os.register_at_fork(after_in_child=_note_fork)
 class Kernel:
     """One kernel: its plan, its source and what it takes; loaded at the first launch, on any thread."""
 
-    def __init__(self, plan: AnyPlan | HarmonicsPlan, source: Source, binary: Binary) -> None:
+    def __init__(self, plan: AnyPlan, source: Source, binary: Binary) -> None:
         self.plan = plan
         self.source = source
         self.binary = binary
@@ -89,25 +87,22 @@ class Kernel:
 
 
 @functools.lru_cache(maxsize=4096)
-def load_kernel(spec: Spec | HarmonicsSpec) -> Kernel:
+def load_kernel(spec: AnySpec) -> Kernel:
     """The kernel of a spec: planned, emitted and compiled once a process."""
-    plan = harmonics_plan(spec) if isinstance(spec, HarmonicsSpec) else make_plan(spec)
+    plan = make_plan(spec)
     source = emit(plan)
     return Kernel(plan, source, compile_source(source, spec.facts))
 
 
-def _load_host(plan: AnyPlan | HarmonicsPlan, binary: Binary, entry: str) -> Run:
+def _load_host(plan: AnyPlan, binary: Binary, entry: str) -> Run:
     try:
         function = getattr(ctypes.CDLL(str(binary.path)), entry)
     except (OSError, AttributeError) as error:
         raise LaunchError(f"{binary.path} cannot be loaded: {error}; remove it to have it compiled again") from error
     function.argtypes = [ctypes.c_void_p] * len(BUFFERS) + [ctypes.c_longlong] * 3 + [ctypes.c_int]
     function.restype = None
-    schedule = plan.spec.schedule
-    assert isinstance(schedule, HostSchedule | HarmonicsHostSchedule)
-    fixed_threads = schedule.threads
-    work = plan.spec.problem.dim_out if isinstance(plan, HarmonicsPlan) else plan.spec.problem.weight_numel
-    edges_per_thread = max(1, _WEIGHTS_PER_THREAD // max(1, work))
+    fixed_threads: int = getattr(plan.spec.schedule, "threads", 0)
+    edges_per_thread = max(1, _WORK_PER_THREAD // max(1, plan.spec.row_work))
 
     def run(pointers: Sequence[int], num_edges: int, num_in: int, num_out: int, device: int) -> None:
         threads = min(torch.get_num_threads(), fixed_threads or 1 + num_edges // edges_per_thread)
@@ -129,7 +124,7 @@ def _one_thread() -> int:
     return 1
 
 
-def _load_cuda(plan: AnyPlan | HarmonicsPlan, binary: Binary, entry: str) -> Run:
+def _load_cuda(plan: AnyPlan, binary: Binary, entry: str) -> Run:
     return _CudaRun(plan, load_entry(binary, entry))
 
 
@@ -141,7 +136,7 @@ _arguments_and_zeros = Arguments(len(BUFFERS) + 5)
 class _CudaRun:
     """Launches one CUDA kernel on torch's current stream of a device."""
 
-    def __init__(self, plan: AnyPlan | HarmonicsPlan, kernel: Any) -> None:
+    def __init__(self, plan: AnyPlan, kernel: Any) -> None:
         self._plan = plan
         self._kernel = kernel  # keeps the module loaded
         self._handle = int(kernel.handle)
@@ -183,3 +178,28 @@ class _CudaRun:
         if int(status) != 0:
             raise LaunchError(f"{shared} bytes of shared memory a block: refused on cuda:{device}, {status.name}")
         self._allowed.add(device)
+
+
+class FixedKernel:
+    """A CUDA kernel whose source never changes, with ``count`` arguments of 8 bytes each.
+
+    It is loaded at its first launch on a device.
+    """
+
+    def __init__(self, source: Source, count: int, threads: int) -> None:
+        self.source, self.threads = source, threads
+        self._arguments = Arguments(count)
+        # By device: the handle, and what keeps its module loaded.
+        self._loaded: dict[int, tuple[int, Any]] = {}
+
+    def launch(self, device: int, blocks: int, *values: int) -> None:
+        """Queue it on the device's current stream. LaunchError if the driver refuses."""
+        loaded = self._loaded.get(device)
+        if loaded is None:
+            binary = compile_source(self.source, device_facts(f"cuda:{device}"))
+            kernel = load_entry(binary, self.source.entry)
+            loaded = self._loaded.setdefault(device, (int(kernel.handle), kernel))
+        shape, packed = (blocks, self.threads, 0), self._arguments.pack(*values)
+        status = launch_on(device, launch_function(), loaded[0], shape, packed)
+        if status != 0:
+            raise LaunchError(f"{self.source.entry} with {values} failed on cuda:{device}: {error_name(status)}")

@@ -71,6 +71,11 @@ class Spec:
         return self.problem.dim_in2 if self.harmonics is None else 3
 
     @property
+    def row_work(self) -> int:
+        """How much there is to do for an edge, in weights."""
+        return self.problem.weight_numel
+
+    @property
     def operands(self) -> tuple[str, ...]:
         """Buffers that the kernel reads: those of the direction, and vectors for a gradient with respect to them."""
         direct = self.direction.operands
@@ -93,3 +98,8 @@ class HarmonicsSpec:
             raise ScheduleError(f"dtype is {self.dtype!r}; expected one of {tuple(BYTES)}")
         if self.schedule.backend != self.facts.backend:
             raise ScheduleError(f"a {self.schedule.backend or 'plain'} schedule cannot run on {self.facts.name}")
+
+    @property
+    def row_work(self) -> int:
+        """How much there is to do for a vector, in elements."""
+        return self.problem.dim_out

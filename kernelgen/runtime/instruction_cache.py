@@ -12,7 +12,7 @@ import torch
 
 from kernelgen.device import device_facts
 from kernelgen.emit.source import Source
-from kernelgen.runtime.fixed import FixedKernel
+from kernelgen.runtime.kernel import FixedKernel
 
 ENTRY = "equitune_long_code"
 # Multiply-adds of 16 bytes each: 256 kB, twice the largest of a multiprocessor's instruction caches.
