@@ -1,6 +1,8 @@
-"""Kernels for the O(3)-equivariant tensor product: a problem and a schedule enter, a torch operator leaves.
+"""Kernels for O(3)-equivariant tensor products and spherical harmonics, generated and compiled as torch operators.
 
-problem -> terms -> plan (with a schedule) -> source -> binary -> operator
+Each sub-package is a step, and imports only those before it:
+
+    problem -> terms -> schedule -> plan -> emit -> compile -> runtime -> ops
 
 >>> from kernelgen import TensorProductProblem, build
 >>> problem = TensorProductProblem.channelwise("128x0e+128x1o", "0e+1o+2e", "0e+1o+2e")

@@ -34,7 +34,7 @@ INDENT = "    "
 
 
 def emit_host(plan: Plan) -> Source:
-    """The kernel's source; it exports one ``extern "C"`` function with the pointers of ``plan.BUFFERS``."""
+    """The kernel's source; it exports one ``extern "C"`` function with the pointers of ``BUFFERS``."""
     emitter = _HostEmitter(plan)
     math = ["#include <math.h>"] if plan.spec.harmonics is not None else []
     parts = [_preamble(plan), *math, _header(), *emitter.form(), *_entry()]

@@ -45,7 +45,7 @@ _WORK_PER_THREAD = 8192
 # GNU's runtime would wait for them for ever.
 _forked = False
 
-# Addresses in the order of plan.BUFFERS (0: none), then num_edges, num_in, num_out and the device's number.
+# Addresses in the order of BUFFERS (0: none), then num_edges, num_in, num_out and the device's number.
 Run = Callable[[Sequence[int], int, int, int, int], None]
 
 
@@ -69,13 +69,13 @@ class Kernel:
         self._run: Run | None = None
 
     def launch(self, buffers: Mapping[str, Tensor], num_edges: int, num_in: int, num_out: int) -> None:
-        """Run on ``buffers``, keyed by the names of ``plan.BUFFERS``; those left out are null."""
+        """Run on ``buffers``, keyed by the names of ``BUFFERS``; those left out are null."""
         device = next(iter(buffers.values())).get_device()
         pointers = [buffers[name].data_ptr() if name in buffers else 0 for name in BUFFERS]
         self.run(pointers, num_edges, num_in, num_out, device)
 
     def run(self, pointers: Sequence[int], num_edges: int, num_in: int, num_out: int, device: int) -> None:
-        """Run on addresses in the order of ``plan.BUFFERS`` (0: none), 16-byte aligned, of contiguous tensors."""
+        """Run on addresses in the order of ``BUFFERS`` (0: none), 16-byte aligned, of contiguous tensors."""
         (self._run or self._load())(pointers, num_edges, num_in, num_out, device)
 
     def _load(self) -> Run:
