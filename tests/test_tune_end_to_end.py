@@ -98,6 +98,7 @@ class Runs:
         return found
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(5 * LONG_S)
 def test_killed_tuner_repeats_nothing(tmp_path: Path, config: Path) -> None:
     runs = Runs(tmp_path, config)
