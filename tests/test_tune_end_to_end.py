@@ -163,6 +163,7 @@ class StrangePeer:
         return torch.ones(10).sum()
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(2 * LONG_S)
 def test_contest_survives_its_peers(config: Path) -> None:
     (workload,) = load_config(config, "cpu").workloads
