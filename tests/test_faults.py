@@ -65,6 +65,7 @@ class Run:
         return records.read(path)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("device", DEVICES)
 def test_every_fault_is_recorded_and_changes_nothing_else(

@@ -285,6 +285,7 @@ def test_show_tells_what_would_be_loaded(shipped: Path) -> None:
         assert "forward: nearest" in text and "double backward: default" in text and "joint" not in text
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_tuned_benched_and_reported(tmp_path: Path, shipped: Path) -> None:
     """A run as a whole, its entries loaded, compared and shown."""
