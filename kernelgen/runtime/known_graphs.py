@@ -60,7 +60,7 @@ class _HostGraph(KnownGraph):
 
 
 class _Copy:
-    """What an index tensor of the host held. Bytes are compared: ``torch.equal`` compares number by number and takes twice as long."""
+    """What an index tensor of the host held, compared as bytes: ``torch.equal`` takes twice as long."""
 
     def __init__(self, index: Tensor) -> None:
         self.tensor = index.clone(memory_format=torch.contiguous_format)
