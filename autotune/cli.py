@@ -171,7 +171,7 @@ def tune(
     reports: Reports = None,
 ) -> None:
     """Search for the fastest schedules on this device, verify and store them, and write the report."""
-    from autotune.config import load_config
+    from autotune.config import check_seed, load_config
     from autotune.report import summary_table
     from autotune.show import show_command
     from autotune.tune import tune as run_tune
@@ -181,6 +181,7 @@ def tune(
     seconds, sampler = budget_seconds(budget), sampler_name(sampler)
     positive("--trials", trials)
     positive("--patience", patience)
+    check_seed(seed)
     chosen = devices_given(device, devices)
     facts = device_facts(chosen[0])
     loaded = load_config(config, facts.backend)

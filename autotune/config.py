@@ -55,6 +55,8 @@ SEARCH_KEYS = ("budget", "trials", "patience", "sampler", "record")
 TOP_KEYS = (*WORKLOAD_KEYS, "workload", "problems", "harmonics", "vectors", "graphs", "passes", *SEARCH_KEYS)
 BACKENDS = ("cpu", "cuda")
 T = TypeVar("T")
+# Seeds of a search are less: the samplers' generators take 32 bits.
+SEEDS = 2**32
 UNITS = {"h": 3600.0, "m": 60.0, "s": 1.0}
 
 
@@ -120,6 +122,12 @@ def parse_duration(value: str | int | float) -> float:
     if not parts or "".join(number + unit for number, unit in parts) != text:
         raise ConfigError(f"{value!r} is not a duration; expected a number and its unit, such as 90s, 6m or 1h30m")
     return sum(float(number) * UNITS[unit] for number, unit in parts)
+
+
+def check_seed(seed: int) -> None:
+    """ConfigError for one that no sampler can be made with."""
+    if not 0 <= seed < SEEDS:
+        raise ConfigError(f"seed is {seed}; expected an integer from 0 to {SEEDS - 1}")
 
 
 def _config(path: Path, table: Mapping[str, Any], backend: str) -> TuneConfig:

@@ -16,9 +16,9 @@ from autotune import paths
 from autotune.errors import ConfigError, unknown_name
 from autotune.families import Problem
 from autotune.graphs import AtomSource, Bulk, Crystal, EdgesAlone, GraphSpec, Molecule, Points, StructureFile
-from kernelgen.harmonics import HarmonicsProblem
-from kernelgen.problem import TensorProductProblem
-from kernelgen.vectors import SEPARATOR, VectorProblem
+from kernelgen.problem.edge_vectors import SEPARATOR, VectorProblem
+from kernelgen.problem.spherical_harmonics import HarmonicsProblem
+from kernelgen.problem.tensor_product import TensorProductProblem
 
 NORMALIZATION_KEYS = ("shared_weights", "irrep_normalization", "path_normalization")
 # Tables of other problems than products.
@@ -158,7 +158,10 @@ def _source(what: str, kind: str, value: Any, folder: Path) -> AtomSource:
         return Molecule(value) if kind == "molecule" else StructureFile(value, str(folder))
     if kind == "points":
         check_table(value, what, ("number", "density", "seed"), required=("number", "density"))
-        return Points(int(value["number"]), number_of(what + ".density", value["density"]), int(value.get("seed", 0)))
+        number, seed = count_of(what + ".number", value["number"]), value.get("seed", 0)
+        if number is None or isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
+            raise ConfigError(f"{what}.seed is {seed!r}; expected an integer that is not negative")
+        return Points(number, number_of(what + ".density", value["density"]), seed)
     if kind == "bulk":
         check_table(value, what, ("name", "crystalstructure", "a", "cubic"), required=("name", "crystalstructure", "a"))
         return Bulk(

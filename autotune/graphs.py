@@ -20,13 +20,15 @@ import numpy as np
 import torch
 
 from autotune.errors import ConfigError
-from kernelgen.defaults import SMALL_GRAPH_EDGES
+from kernelgen.plan.defaults import SMALL_GRAPH_EDGES
 
 if TYPE_CHECKING:
     from ase import Atoms
 
 # Of which only the first depends on which nodes an edge joins.
 OPERATIONS = ("conv", "plain", "harmonics", "vectors")
+# Atoms with their periodic images, and edges, that a graph may have: a few gigabytes each.
+MOST_ATOMS, MOST_EDGES = 2**26, 2**27
 # Those that have nodes.
 CONVOLUTIONS = ("conv", "vectors")
 
@@ -94,6 +96,7 @@ class Points:
     def atoms(self) -> Atoms:
         from ase import Atoms
 
+        _require_fewer("points", "atoms", self.number, MOST_ATOMS, "number")
         side = (self.number / self.density) ** (1 / 3)
         positions = np.random.default_rng(self.seed).uniform(0.0, side, (self.number, 3))
         return Atoms(numbers=[1] * self.number, positions=positions, cell=[side] * 3, pbc=True)
@@ -170,13 +173,18 @@ def build_graph(spec: GraphSpec) -> Graph:
     if isinstance(spec.source, EdgesAlone):
         nowhere = torch.zeros(1, dtype=torch.long).expand(spec.source.number)
         return Graph(spec.name, nowhere, nowhere, torch.zeros(1, 3).expand(spec.source.number, 3), 0)
-    atoms = spec.source.atoms().repeat(spec.repeat)
+    cell_atoms = spec.source.atoms()
+    _require_fewer(f"graph {spec.name!r}", "atoms", len(cell_atoms) * math.prod(spec.repeat), MOST_ATOMS, "repeat")
+    atoms = cell_atoms.repeat(spec.repeat)
     positions, cell = atoms.get_positions(), np.asarray(atoms.get_cell())
-    if len(positions) == 0 or not spec.cutoff > 0:
+    if len(positions) == 0 or not 0 < spec.cutoff < math.inf:
         raise ConfigError(
-            f"graph {spec.name!r} has {len(positions)} atoms and cutoff {spec.cutoff}; both must be positive"
+            f"graph {spec.name!r} has {len(positions)} atoms and cutoff {spec.cutoff}; both must be positive and finite"
         )
-    receiver, sender, vectors = neighbours(positions, cell, np.asarray(atoms.get_pbc()), spec.cutoff)
+    try:
+        receiver, sender, vectors = neighbours(positions, cell, np.asarray(atoms.get_pbc()), spec.cutoff)
+    except ConfigError as error:
+        raise ConfigError(f"graph {spec.name!r}, cutoff {spec.cutoff:g}: {error}") from error
     order = np.lexsort((sender, receiver))
     return Graph(
         spec.name,
@@ -194,6 +202,7 @@ def neighbours(
 
     Periodic images are laid out explicitly, as far as the cutoff reaches beyond the atoms, and a k-d tree finds the
     pairs: memory grows with the number of edges only, which cell lists of numpy arrays do not manage at 20,000 atoms.
+    ConfigError, before any memory is taken, where images or edges would be too many.
     """
     from scipy.spatial import cKDTree
 
@@ -201,7 +210,10 @@ def neighbours(
     points = (positions[None, :, :] + shifts[:, None, :]).reshape(-1, 3)
     low, high = positions.min(axis=0) - cutoff, positions.max(axis=0) + cutoff
     near = np.flatnonzero(((points >= low) & (points <= high)).all(axis=1))
-    found = cKDTree(positions).sparse_distance_matrix(cKDTree(points[near]), cutoff, output_type="ndarray")
+    tree, others = cKDTree(positions), cKDTree(points[near])
+    if len(positions) * len(near) > MOST_EDGES:
+        _require_fewer("it", "edges", int(tree.count_neighbors(others, cutoff)), MOST_EDGES, "cutoff")
+    found = tree.sparse_distance_matrix(others, cutoff, output_type="ndarray")
     receiver = found["i"].astype(np.int64)
     point = near[found["j"]]
     keep = (found["v"] < cutoff) & ~((point % len(positions) == receiver) & (images == point // len(positions)))
@@ -215,6 +227,8 @@ def _images(positions: np.ndarray, cell: np.ndarray, periodic: np.ndarray, cutof
     if periodic.any():
         full = cell.copy()
         full[~periodic] = np.eye(3)[~periodic]
+        if abs(np.linalg.det(full)) < 1e-9:
+            raise ConfigError("its periodic cell has no volume; expected three vectors that span space")
         inverse = np.linalg.inv(full)
         fractions = positions @ inverse
         spread = fractions.max(axis=0) - fractions.min(axis=0)
@@ -222,8 +236,15 @@ def _images(positions: np.ndarray, cell: np.ndarray, periodic: np.ndarray, cutof
         reach = [
             math.ceil(spread[k] + cutoff * float(np.linalg.norm(inverse[:, k]))) if periodic[k] else 0 for k in range(3)
         ]
+    _require_fewer("it", "periodic images of atoms", len(positions) * math.prod(2 * n + 1 for n in reach), MOST_ATOMS)
     steps = np.array(list(itertools.product(*(range(-n, n + 1) for n in reach))))
     return len(steps) // 2, steps @ cell
+
+
+def _require_fewer(what: str, of: str, number: int, most: int, key: str = "cutoff") -> None:
+    if number > most:
+        count = f"{number:.2g}" if number < 10**18 else "more than 10^18"  # some do not fit a float
+        raise ConfigError(f"{what} would have {count} {of}; at most {most:.2g} fit, so choose a smaller {key}")
 
 
 @dataclass(frozen=True)

@@ -8,21 +8,21 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable
-from typing import Any, NoReturn, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from e3nn import o3
 
 from autotune.graphs import GraphClass
 from autotune.lookup import Tuning, find_schedule
-from autotune.tuned_module import NO_TORCHSCRIPT, autocast, check_dtype, or_default
+from autotune.tuned_module import NoTorchScript, autocast, check_dtype, or_default, outside_of_traces
 from kernelgen.device import device_facts
-from kernelgen.direction import HARMONICS_DIRECTIONS
 from kernelgen.errors import ProblemError, UnsupportedError
-from kernelgen.harmonics import MAX_DEGREE, NORMALIZATIONS, HarmonicsProblem
-from kernelgen.harmonics_library import HARMONICS_OPERATORS
-from kernelgen.harmonics_operators import HarmonicsOperator, build_harmonics
-from kernelgen.irreps import parse_irreps
+from kernelgen.ops.harmonics_operator import HarmonicsOperator, build_harmonics
+from kernelgen.ops.registry import OPERATORS
+from kernelgen.problem.irreps import parse_irreps
+from kernelgen.problem.spherical_harmonics import MAX_DEGREE, NORMALIZATIONS, HarmonicsProblem
+from kernelgen.terms.directions import HARMONICS_DIRECTIONS
 
 Degrees: TypeAlias = "int | Iterable[int] | str | o3.Irreps"
 _VECTORS = (o3.Irreps("1x1o"), o3.Irreps("1x1e"))
@@ -63,7 +63,7 @@ def _degrees(irreps_out: Degrees, parity: int) -> list[int]:
     return degrees
 
 
-class SphericalHarmonics(torch.nn.Module):
+class SphericalHarmonics(NoTorchScript):
     """``e3nn.o3.SphericalHarmonics``, x ``[..., 3]`` -> ``[..., irreps_out.dim]``, from a generated kernel.
 
     irreps_out: a degree, a list of degrees, or irreps, whose parities must be those of the harmonics of irreps_in.
@@ -118,10 +118,6 @@ class SphericalHarmonics(torch.nn.Module):
         self._is_range_lmax = degrees == list(range(max(degrees) + 1))
         self._forget_operators()
 
-    def __prepare_scriptable__(self) -> NoReturn:
-        """What ``torch.jit.script`` asks first."""
-        raise UnsupportedError(NO_TORCHSCRIPT)
-
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x ``[..., 3]`` -> ``[..., irreps_out.dim]``; InputError for other shapes, and dtypes but float32, float64.
 
@@ -129,7 +125,7 @@ class SphericalHarmonics(torch.nn.Module):
         """
         (x,) = autocast(x)
         if torch.compiler.is_compiling():
-            return HARMONICS_OPERATORS[_operator_text(self._key, x.device, x.dtype)](x)
+            return OPERATORS[_operator_text(self._key, x.device, x.dtype)](x)
         met = self._operator
         if met is None or met.dtype is not x.dtype or met.device != x.device:
             met = self._operator_for(x.device, x.dtype)
@@ -146,7 +142,8 @@ class SphericalHarmonics(torch.nn.Module):
     def _operator_for(self, device: torch.device, dtype: torch.dtype) -> HarmonicsOperator:
         key = (device, dtype)
         if key not in self._operators:
-            self._operators[key] = _build(self._key, device, dtype)
+            with outside_of_traces():
+                self._operators[key] = _build(self._key, device, dtype)
         self._operator, self._tuning = self._operators[key]
         return self._operator
 
@@ -200,7 +197,7 @@ def spherical_harmonics(
     (x,) = autocast(x)
     if torch.compiler.is_compiling():
         key = _module_key(l, normalize, normalization)
-        return HARMONICS_OPERATORS[_operator_text(key, x.device, x.dtype)](x)
+        return OPERATORS[_operator_text(key, x.device, x.dtype)](x)
     return _module(l, normalize, normalization)(x)
 
 

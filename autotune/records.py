@@ -97,6 +97,18 @@ def is_trial(record: dict[str, Any]) -> bool:
     return known and isinstance(record.get("state"), str) and (timed or record["state"] != "ok")
 
 
+def from_storage(data: Any) -> dict[str, Any] | None:
+    """What a storage, which others may write to, says that a record is; None for what is no trial's."""
+    try:
+        record = _record(json.dumps(data, allow_nan=False).encode())
+        if record is None or not is_trial(record):
+            return None
+        json.dumps(record, allow_nan=False)  # a number too large for a float has become infinite
+        return record
+    except (TypeError, ValueError, RecursionError):
+        return None
+
+
 def identity(record: dict[str, Any]) -> tuple[str, str]:
     """Generator version and schedule: no file of trials has two records that agree in both."""
     return str(record.get("generator")), json.dumps(record.get("schedule"), sort_keys=True)

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 import filelock
 
-from autotune.config import SAMPLERS
+from autotune.config import SAMPLERS, SEEDS
 from autotune.errors import ConfigError, StudyError, unknown_name
 from autotune.space import Space
-from kernelgen.schedule import Knobs
+from kernelgen.schedule.knobs import Knobs
 
 if TYPE_CHECKING:
     import optuna
@@ -59,6 +59,7 @@ def make_sampler(name: str, seed: int) -> optuna.samplers.BaseSampler:
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
+    seed %= SEEDS  # of a study that goes on, it is the user's and the number of records
     if name in ("tpe", "climb"):
         return optuna.samplers.TPESampler(seed=seed, constant_liar=True)
     if name == "gp":
@@ -84,12 +85,31 @@ def open_optuna(
         try:
             return create()
         except Exception as error:
-            if file is None or not file.exists():
-                raise StudyError(f"Optuna storage {storage} cannot be used: {error}") from error
+            if file is None or not file.exists() or not _is_corrupt(error):
+                raise StudyError(f"Optuna storage {storage} cannot be used: {_reason(error)}") from error
             aside = file.with_name(f"{file.name}.corrupt-{datetime.now(UTC):%Y%m%dT%H%M%SZ}")
             file.rename(aside)
             warnings.warn(f"Optuna storage {file} cannot be used ({error}); it is kept as {aside.name}", stacklevel=2)
             return create()
+
+
+# What SQLite says where the file is as it should be, and the disk, its rights or another process are in the way.
+_NO_FAULT_OF_THE_FILE = frozenset({"PERM", "BUSY", "LOCKED", "READONLY", "IOERR", "FULL", "CANTOPEN"})
+
+
+def _is_corrupt(error: BaseException) -> bool:
+    # SQLITE_IOERR_WRITE and the like belong to SQLITE_IOERR.
+    name = str(getattr(getattr(_root(error), "orig", None), "sqlite_errorname", ""))
+    return not any(f"{name}_".startswith(f"SQLITE_{kind}_") for kind in _NO_FAULT_OF_THE_FILE)
+
+
+def _root(error: BaseException) -> BaseException:
+    """What SQLAlchemy raised: Optuna wraps some of it."""
+    return error if hasattr(error, "orig") else error.__cause__ or error
+
+
+def _reason(error: BaseException) -> str:
+    return str(getattr(_root(error), "orig", None) or error)
 
 
 def add_missing(
@@ -101,7 +121,10 @@ def add_missing(
     with making(file) if file else nullcontext():
         study = open_optuna(storage, name)
         told = {trial.user_attrs.get(KEY) for trial in study.get_trials(deepcopy=False)}
-        study.add_trials(trial for trial in trials if trial.user_attrs[KEY] not in told)
+        try:
+            study.add_trials(trial for trial in trials if trial.user_attrs[KEY] not in told)
+        except Exception as error:
+            raise StudyError(f"Optuna storage {storage} cannot be written: {_reason(error)}") from error
 
 
 def sqlite_file(storage: Any) -> Path | None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from autotune.board import Sharing
-from autotune.config import TuneConfig, by_problem, load_config
+from autotune.config import TuneConfig, by_problem, check_seed, load_config
 from autotune.database import writable_results_dir
 from autotune.workload import Workload
 from kernelgen.device import DeviceFacts, device_facts
@@ -73,6 +73,7 @@ def resolve(
     """
     import torch
 
+    check_seed(seed)
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     facts = device_facts(device)
     loaded = config if isinstance(config, TuneConfig) else load_config(config, facts.backend)

@@ -18,12 +18,13 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from autotune import records
 from autotune.board import COMPARISON, Board, Folder, Sharing
 from autotune.errors import StudyError
 from autotune.sampling import KEY, RECORD, distributions
 from autotune.space import Space
 from autotune.storage_access import WAIT_S, Access
-from kernelgen.schedule import Knobs
+from kernelgen.schedule.knobs import Knobs
 
 if TYPE_CHECKING:
     import optuna
@@ -72,7 +73,8 @@ class Shared(Board):
         trials = self._access.patiently(self._reap_and_read)
         new = [trial for trial in trials if trial.number not in self._given and _has_record(trial)]
         if new:
-            self._folder.keep(trial.user_attrs[RECORD] for trial in new)
+            given = (records.from_storage(trial.user_attrs[RECORD]) for trial in new)
+            self._folder.keep(record for record in given if record is not None)
             self._given |= {trial.number for trial in new}
         return self._folder.news()
 
@@ -179,7 +181,7 @@ class Shared(Board):
         """What other tuners are at."""
         self._reaped = 0.0
         running = [trial for trial in self._reap_and_read() if _is_running(trial)]
-        return {trial.user_attrs[KEY] for trial in running if trial.user_attrs[TUNER] != self._tuner}
+        return {str(trial.user_attrs.get(KEY)) for trial in running if trial.user_attrs[TUNER] != self._tuner}
 
     def _reap_and_read(self) -> list[optuna.trial.FrozenTrial]:
         if time.monotonic() - self._reaped >= HEARTBEAT_S:

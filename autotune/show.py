@@ -23,8 +23,8 @@ from autotune.graphs import GraphClass
 from autotune.lookup import Tuning, find_schedule
 from autotune.workload import Workload
 from kernelgen.device import DeviceFacts, device_facts
-from kernelgen.problem import TensorProductProblem
-from kernelgen.schedule import Knobs
+from kernelgen.problem.tensor_product import TensorProductProblem
+from kernelgen.schedule.knobs import Knobs
 from kernelgen.version import GENERATOR_VERSION
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
+import warnings
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -31,7 +32,7 @@ from autotune.sampling import KEY, RUNS, add_missing, known_trial, make_sampler,
 from autotune.shared_storage import open_board
 from autotune.space import Space
 from kernelgen.errors import ScheduleError
-from kernelgen.schedule import Knobs
+from kernelgen.schedule.knobs import Knobs
 from kernelgen.version import GENERATOR_VERSION
 
 if TYPE_CHECKING:
@@ -112,6 +113,8 @@ class Study(Findings):
             if self._copy and not self.others_at_work() and self._board.claim(COPY):
                 trials = [self._as_trial(line) for line in self.finished.values()]
                 add_missing(self._copy, self._optuna_name(), [trial for trial in trials if trial is not None])
+        except StudyError as error:
+            warnings.warn(f"{error}; the trials are in {self._path}, and the next run copies them", stacklevel=2)
         finally:
             self._board.close()
 

@@ -12,27 +12,42 @@ from typing import Any, NoReturn
 
 import torch
 from e3nn import o3
+from torch.utils._python_dispatch import _disable_current_modes as outside_of_traces
 
 from autotune.errors import TuningMissError
 from autotune.graphs import GraphClass
 from autotune.lookup import Tuning, check_tolerance, find_schedule
-from kernelgen.device import device_facts
-from kernelgen.direction import DIRECTIONS
-from kernelgen.errors import InputError, ProblemError, UnsupportedError
-from kernelgen.library import OPERATORS
-from kernelgen.operators import Operator, build
-from kernelgen.problem import TensorProductProblem
-from kernelgen.schedule import Knobs, Schedule
+from autotune.workload import LAYOUTS
+from kernelgen.device import check_cuda, device_facts
+from kernelgen.errors import InputError, ProblemError, ToolMissingError, UnsupportedError
+from kernelgen.ops.operator import Operator, build
+from kernelgen.ops.registry import OPERATORS
+from kernelgen.problem.tensor_product import TensorProductProblem
+from kernelgen.schedule.knobs import Knobs
+from kernelgen.schedule.tensor_product import Schedule
+from kernelgen.terms.directions import DIRECTIONS
 
 Schedules = Schedule | Mapping[str, Schedule]
 _HALVES = (torch.float16, torch.bfloat16)
-NO_TORCHSCRIPT = (
+_NO_TORCHSCRIPT = (
     "TorchScript cannot hold generated kernels; take torch.compile or torch.export, or put e3nn's modules back first "
     "(autotune.restore)"
 )
 
 
-class TunedModule(torch.nn.Module):
+class NoTorchScript(torch.nn.Module):
+    """A module that refuses TorchScript and says what to take instead."""
+
+    def __prepare_scriptable__(self) -> NoReturn:
+        """What ``torch.jit.script`` asks first."""
+        raise UnsupportedError(_NO_TORCHSCRIPT)
+
+    def _slow_forward(self, *_: Any, **__: Any) -> NoReturn:
+        """What a call takes in the place of ``forward`` under ``torch.jit.trace``, and only there."""
+        raise UnsupportedError(_NO_TORCHSCRIPT)
+
+
+class TunedModule(NoTorchScript):
     """What both modules share: the problem, and operators that are looked up and built per (device, dtype)."""
 
     operation: str
@@ -51,6 +66,8 @@ class TunedModule(torch.nn.Module):
         dtype: torch.dtype | None,
     ) -> None:
         super().__init__()
+        if layout not in LAYOUTS:
+            raise ProblemError(f"layout is {layout!r}; expected one of {LAYOUTS}")
         self.problem = problem
         self.layout = layout
         self.graph_class = GraphClass.parse(graph_class) if isinstance(graph_class, str) else graph_class
@@ -80,10 +97,6 @@ class TunedModule(torch.nn.Module):
         if device is not None or dtype is not None:
             device, dtype = or_default(device, dtype)
             self._operator_for(device, dtype)
-
-    def __prepare_scriptable__(self) -> NoReturn:
-        """What ``torch.jit.script`` asks first."""
-        raise UnsupportedError(NO_TORCHSCRIPT)
 
     def _text_of(self, given: Schedules | None) -> str:
         """All that decides which operators this module has."""
@@ -159,22 +172,26 @@ class TunedModule(torch.nn.Module):
         key = (device, dtype)
         if key not in self._operators:
             check_dtype("inputs are", dtype)
-            refused: dict[str, str] = {}
-            tuning = self._look_up(device, dtype, refused)
-            schedules: Any = {direction: found.schedule for direction, found in tuning.items()}
-            operator = build(
-                *(self.problem, schedules),
-                operation=self.operation,
-                dtype=dtype,
-                layout=self.layout,
-                device=device,
-                deterministic=self.deterministic,
-                refused=refused,
-            )
-            self._operators[key] = (operator, tuning)
+            with outside_of_traces():
+                self._operators[key] = self._build(device, dtype)
         self._operator, self._tuning = self._operators[key]
         self._met = key
         return self._operator
+
+    def _build(self, device: torch.device, dtype: torch.dtype) -> tuple[Operator, dict[str, Tuning]]:
+        refused: dict[str, str] = {}
+        tuning = self._look_up(device, dtype, refused)
+        schedules: Any = {direction: found.schedule for direction, found in tuning.items()}
+        operator = build(
+            *(self.problem, schedules),
+            operation=self.operation,
+            dtype=dtype,
+            layout=self.layout,
+            device=device,
+            deterministic=self.deterministic,
+            refused=refused,
+        )
+        return operator, tuning
 
     def _operator_of(self, x: torch.Tensor) -> Operator:
         if torch.compiler.is_compiling():
@@ -210,6 +227,18 @@ def check_dtype(name: str, dtype: torch.dtype) -> None:
 
 
 def or_default(device: torch.device | str | None, dtype: torch.dtype | None) -> tuple[torch.device, torch.dtype]:
-    # An empty tensor knows what torch means by "cuda" and by its defaults: the device with its index.
-    probe = torch.empty(0, device=device, dtype=dtype or torch.get_default_dtype())
+    """Device and dtype as torch understands them; ToolMissingError for a GPU that torch does not have."""
+    if not isinstance(dtype, torch.dtype | None):
+        raise InputError(f"dtype is {dtype!r}; expected torch.float32 or torch.float64")
+    try:
+        if device is not None and torch.device(device).type == "cuda":
+            check_cuda()
+        # An empty tensor knows what torch means by "cuda" and by its defaults: the device with its index.
+        probe = torch.empty(0, device=device, dtype=dtype or torch.get_default_dtype())
+    except ToolMissingError:
+        raise
+    except (RuntimeError, AssertionError, TypeError) as error:
+        raise InputError(
+            f"device is {device!r}; expected a device of torch such as 'cpu' or 'cuda' ({str(error).splitlines()[0]})"
+        ) from error
     return probe.device, probe.dtype

@@ -69,12 +69,21 @@ def cuda_facts(arch: str, name: str | None = None, units: int = 132) -> DeviceFa
     return DeviceFacts("cuda", name or arch, arch, units, per_block, per_unit, 65536, threads)
 
 
+def check_cuda() -> None:
+    """ToolMissingError, which says what to do, where torch has no CUDA device."""
+    if torch.cuda.is_available():
+        return
+    advice = "install an NVIDIA driver"
+    if not torch.backends.cuda.is_built():
+        advice = f"torch {torch.__version__} is built without CUDA, install one that is built with it (see pytorch.org)"
+    raise ToolMissingError(f"a CUDA device was asked for, but torch sees none; {advice} or use cpu")
+
+
 @functools.lru_cache(maxsize=64)
 def _facts(kind: str, index: int) -> DeviceFacts:
     if kind == "cpu":
         return _host_facts()
-    if not torch.cuda.is_available():
-        raise ToolMissingError("a CUDA device was asked for, but torch sees none; install an NVIDIA driver or use cpu")
+    check_cuda()
     properties = torch.cuda.get_device_properties(index)
     return cuda_facts(f"sm_{properties.major}{properties.minor}", properties.name, properties.multi_processor_count)
 

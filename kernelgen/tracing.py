@@ -6,6 +6,8 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+# How many dispatch modes.
+modes_at_work = torch._C._len_torch_dispatch_stack
 _PLAIN_TENSORS = frozenset((Tensor, torch.nn.Parameter))
 
 
@@ -19,8 +21,13 @@ def is_transforming(*tensors: Tensor | None) -> bool:
     return any(tensor is not None and torch._C._functorch.is_legacy_batchedtensor(tensor) for tensor in tensors)
 
 
+def is_tracing() -> bool:
+    """Whether torch.compile or a dispatch mode is at work, such as that of ``make_fx``: values may be unknown."""
+    return torch.compiler.is_compiling() or modes_at_work() > 0
+
+
 def is_eager(*tensors: Tensor) -> bool:
     """No tracing, no dispatch mode, no function transform, no forward mode, no subclass."""
-    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() or is_transforming():
+    if torch.compiler.is_compiling() or modes_at_work() or is_transforming():
         return False
     return _PLAIN_TENSORS.issuperset(map(type, tensors))

@@ -26,7 +26,7 @@ from autotune.lookup import find_schedule
 from autotune.quarantine import quarantine_path
 from autotune.report import write_comparison, write_reports
 from autotune.spaces import search_space
-from kernelgen import cache
+from kernelgen.compile import cache
 from kernelgen.json_data import MOST_DEPTH, parse_json
 from kernelgen.version import GENERATOR_VERSION
 
@@ -240,3 +240,63 @@ def test_a_disk_that_takes_a_part_of_a_record_is_an_error_that_names_the_file(
     records.append(trials, {"number": 2})
     with pytest.warns(UserWarning, match="1 of 3 lines"):
         assert records.read(trials) == [{"number": 0}, {"number": 2}], "the half line is closed, and skipped"
+
+
+def test_a_full_disk_neither_ends_a_study_nor_makes_its_storage_a_corrupt_one(
+    tmp_path: Path, trials: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import sqlite3
+
+    from sqlalchemy.exc import OperationalError
+
+    file, space = tmp_path / "studies.db", search_space(STUDIED, "conv", "forward", "float32", CPU)
+    full = sqlite3.OperationalError("database or disk is full")
+    full.sqlite_errorname = "SQLITE_FULL"
+    told = pytest.warns(UserWarning, match="database or disk is full; the trials are in .*study.jsonl")
+    with told, make_study(space, trials, f"sqlite:///{file}") as study:
+        run(study, trials=3)
+
+        def create_study(**_: Any) -> Any:
+            raise OperationalError("INSERT", {}, full)
+
+        monkeypatch.setattr("optuna.create_study", create_study)
+    monkeypatch.undo()
+    assert len(records.read(trials)) == 3 and not list(tmp_path.glob("*.corrupt*"))
+    with make_study(space, trials, f"sqlite:///{file}"):
+        pass
+    import optuna
+
+    (stored,) = optuna.get_all_study_summaries(f"sqlite:///{file}")
+    assert stored.n_trials == sum(space.values(study.schedule_of(line)) is not None for line in study.finished.values())
+
+
+def test_a_study_of_the_largest_seed_goes_on(trials: Path) -> None:
+    space = search_space(STUDIED, "conv", "forward", "float32", CPU)
+    for count in (3, 6):
+        with make_study(space, trials, seed=2**32 - 1, sampler="random") as study:
+            assert run(study, trials=count) == "trials"
+
+
+@pytest.mark.parametrize(
+    "hostile",
+    ["text", [1], json.loads("[" * 200 + "]" * 200), {"schedule": [1], "state": "ok"},
+     {"schedule": {}, "state": "ok", "time_us": 10**400},
+     {"schedule": {}, "state": "wrong", "reason": [10**400]}, {"schedule": {}, "state": "ok", "time_us": math.nan}],
+)  # fmt: skip
+def test_what_others_put_into_a_shared_storage_is_no_record_unless_it_is_a_trials(tmp_path: Path, hostile: Any) -> None:
+    import optuna
+    from optuna.trial import TrialState, create_trial
+
+    space, url = search_space(STUDIED, "conv", "forward", "float32", CPU), f"sqlite:///{tmp_path / 'shared.db'}"
+    here = records.study_path(tmp_path / "here", "device", "study")
+    with make_study(space, here, url, sharing="storage") as study:
+        run(study, trials=2)
+    (summary,) = optuna.get_all_study_summaries(url)
+    shared = optuna.load_study(study_name=summary.study_name, storage=url)
+    attributes = {"schedule": "x", "record": hostile}
+    shared.add_trial(create_trial(state=TrialState.COMPLETE, value=1.0, user_attrs=attributes))
+    shared.add_trial(create_trial(state=TrialState.RUNNING, user_attrs={"tuner": "somebody"}))
+    there = records.study_path(tmp_path / "there", "device", "study")
+    with make_study(space, there, url, sharing="storage") as study:
+        assert len(study.finished) == 2 and study.others_at_work()
+    assert len(records.read(there)) == 2

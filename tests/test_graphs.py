@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from autotune import graphs
 from autotune.config_tables import load_graphs
 from autotune.errors import ConfigError
 from autotune.graphs import GraphClass, GraphSpec, Points, StructureFile, build_graph, neighbours
@@ -130,3 +131,39 @@ def test_graph_class() -> None:
             GraphClass.parse(wrong)
     with pytest.raises(ConfigError, match="operation"):
         GraphClass.of("fused", 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("cutoff", "repeat", "said"),
+    [
+        (1e9, (1, 1, 1), "periodic images of atoms"),
+        (1e308, (1, 1, 1), "periodic images of atoms"),
+        (130.0, (1, 1, 1), "edges"),
+        (float("inf"), (1, 1, 1), "must be positive and finite"),
+        (5.0, (10**6, 10**6, 10**6), "atoms"),
+    ],
+)
+def test_a_graph_that_no_memory_would_hold_is_refused_before_it_is_built(
+    monkeypatch: pytest.MonkeyPatch, cutoff: float, repeat: tuple[int, int, int], said: str
+) -> None:
+    monkeypatch.setattr(graphs, "MOST_EDGES", 10**5)
+    with pytest.raises(ConfigError, match=f"'dense'.*{said}"):
+        build_graph(GraphSpec("dense", Points(20, 0.1), cutoff, repeat))
+
+
+def test_a_limit_lets_through_what_fits() -> None:
+    rng = np.random.default_rng(0)
+    cell, periodic = 10.0 * np.eye(3), np.array([True] * 3)
+    positions = rng.uniform(0.0, 10.0, (20, 3))
+    number = len(neighbours(positions, cell, periodic, 8.0)[0])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(graphs, "MOST_EDGES", number + len(positions))  # each atom is its own neighbour until the end
+        assert len(neighbours(positions, cell, periodic, 8.0)[0]) == number
+        patch.setattr(graphs, "MOST_EDGES", number - 1)
+        with pytest.raises(ConfigError, match="edges"):
+            neighbours(positions, cell, periodic, 8.0)
+
+
+def test_a_periodic_cell_without_volume_is_refused() -> None:
+    with pytest.raises(ConfigError, match="no volume"):
+        neighbours(np.zeros((1, 3)), np.zeros((3, 3)), np.array([True] * 3), 2.5)

@@ -119,6 +119,14 @@ def requirements() -> dict[str, list[Requirement]]:
     return {extra: [r for r in wanted if r.name != project["name"]] for extra, wanted in parsed.items()}
 
 
+def test_every_document_names_the_version() -> None:
+    from kernelgen.version import __version__
+
+    assert re.findall(r"^version: (.*)$", (ROOT / "CITATION.cff").read_text(), re.MULTILINE) == [__version__]
+    released = re.findall(r"^## \[(\d.*?)\]", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert released[0] == __version__
+
+
 def test_constraints_allow_what_pyproject_asks_for() -> None:
     """What is tested is inside the bounds; and everything that the tests install has its version pinned."""
     wanted = requirements()

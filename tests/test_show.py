@@ -14,10 +14,10 @@ from autotune.database import DatabaseWarning, database_path
 from autotune.errors import ConfigError
 from autotune.workload import Workload
 from kernelgen.device import device_facts
-from kernelgen.direction import DIRECTIONS
 from kernelgen.errors import ProblemError
-from kernelgen.problem import TensorProductProblem
-from kernelgen.schedule import HostSchedule
+from kernelgen.problem.tensor_product import TensorProductProblem
+from kernelgen.schedule.tensor_product import HostSchedule
+from kernelgen.terms.directions import DIRECTIONS
 
 
 def test_show_tells_schedule_origin_and_figures(shipped: Path) -> None:

@@ -19,7 +19,7 @@ from autotune.database import device_files, read_table
 from autotune.errors import DatabaseError
 from autotune.recorded import load_record
 from autotune.report.data import device_slugs, load_device
-from autotune.space import search_space
+from autotune.spaces import search_space
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "results"

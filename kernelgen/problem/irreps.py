@@ -1,0 +1,59 @@
+"""Irreps as rows of features: any spelling of e3nn enters, blocks with their offsets leave."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from e3nn import o3
+
+from kernelgen.errors import ProblemError
+
+# Features a row, and degrees: far more than any network has, and few enough that tables of coefficients can be made.
+MOST_FEATURES, MOST_DEGREE = 2**24, 32
+
+
+@dataclass(frozen=True)
+class Block:
+    """One ``mul x ir`` block of an irreps: its offset in the feature row, multiplicity and degree."""
+
+    offset: int
+    mul: int
+    l: int  # noqa: E741  (the field's name for the degree)
+    text: str
+
+    @property
+    def dim(self) -> int:
+        return 2 * self.l + 1
+
+
+def parse_irreps(text: str | o3.Irreps, what: str) -> o3.Irreps:
+    """``o3.Irreps`` of any spelling e3nn accepts; ProblemError names the operand (``what``) otherwise."""
+    try:
+        irreps = o3.Irreps(text)
+    except (ValueError, TypeError, AssertionError) as error:
+        raise ProblemError(
+            f"{what}: {text!r} is not an irreps string; expected for example '128x0e+128x1o' (mul x degree parity)"
+        ) from error
+    # Not ``irreps.dim`` and ``irreps.lmax``, which an empty one does not have.
+    features, degree = sum(mul * (2 * ir.l + 1) for mul, ir in irreps), max((ir.l for _, ir in irreps), default=0)
+    if features > MOST_FEATURES or degree > MOST_DEGREE:
+        shown = str(text) if len(str(text)) <= 100 else f"{str(text)[:100]}..."
+        raise ProblemError(
+            f"{what}: {shown!r} has {_count(features)} features a row and degree {_count(degree)}; expected at most "
+            f"{MOST_FEATURES} features and degree {MOST_DEGREE}"
+        )
+    return irreps
+
+
+def _count(number: int) -> str:
+    """Short for one of any size: Python refuses to write thousands of digits."""
+    return str(number) if number < 10**18 else "more than 10^18"
+
+
+def blocks_of(irreps: str) -> tuple[Block, ...]:
+    """The blocks of an irreps with their offsets in a feature row."""
+    blocks, offset = [], 0
+    for mul, ir in o3.Irreps(irreps):
+        blocks.append(Block(offset, mul, ir.l, f"{mul}x{ir}"))
+        offset += mul * ir.dim
+    return tuple(blocks)

@@ -1,0 +1,139 @@
+"""Edges by destination: receivers enter, the spans (and permutation) that the owners of destinations walk leave.
+
+Torch operations only and no device synchronisation, so an order can be made inside a captured or compiled graph.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from kernelgen.errors import InputError
+
+# A GPU starts blocks in order, so up to this many nodes come with the longest spans first: none is left to the end.
+# More nodes even out by themselves, and keep their neighbours near in memory.
+LONGEST_FIRST = 8192
+
+
+class EdgeOrder(NamedTuple):
+    """A row (destination, begin, end) of ``spans``: its edges are ``perm[begin:end]``, or begin..end without a perm.
+
+    spans: int32 [num_out, 3], every destination once, in the order in which workers take them.
+    perm: int32 [num_edges], or None where the edges are already in destination order.
+    sender_spans, sender_perm: the same by sender, [num_in, 3] and [num_edges]. Spans that no kernel needs may be None.
+    """
+
+    spans: Tensor | None
+    perm: Tensor | None
+    sender_spans: Tensor | None = None
+    sender_perm: Tensor | None = None
+
+
+NO_ORDER = EdgeOrder(None, None)
+# Sender, receiver, number of destinations and order; whether the same edges may come again in the same tensors; whether
+# their indices were found to be in range just now.
+Edges = tuple[Tensor | None, Tensor | None, int, EdgeOrder | None, bool, bool]
+
+
+def edge_order(
+    receiver: Tensor,
+    num_out: int,
+    *,
+    is_sorted: bool = False,
+    sender: Tensor | None = None,
+    num_in: int | None = None,
+) -> EdgeOrder:
+    """The order of edges by ``receiver`` [num_edges]; edges of one destination keep their own order.
+
+    ``is_sorted`` promises that ``receiver`` does not decrease: then no permutation is made. A false promise gives
+    wrong sums. With ``sender`` [num_edges] (indices below ``num_in``, by default num_out) the order by sender is made
+    too.
+    """
+    spans, perm = order_by("receiver", receiver, num_out, is_sorted)
+    if sender is None:
+        return EdgeOrder(spans, perm)
+    return EdgeOrder(spans, perm, *order_by("sender", sender, num_out if num_in is None else num_in))
+
+
+def order_by(name: str, nodes: Tensor, count: int, is_sorted: bool = False) -> tuple[Tensor, Tensor | None]:
+    """Spans and permutation of edges by one of their ends, called ``name`` in errors."""
+    check_is_tensor(name, nodes)
+    count = row_count("num_out", count)
+    if nodes.dim() != 1 or nodes.dtype not in (torch.int32, torch.int64):
+        raise InputError(f"{name} is {nodes.dtype} {tuple(nodes.shape)}; expected int32 or int64 of shape [num_edges]")
+    if count < 0:
+        raise InputError(f"num_out is {count}; expected the number of destinations, at least 0")
+    perm = None
+    if not is_sorted:
+        nodes, order = torch.sort(nodes, stable=True)
+        perm = order.to(torch.int32)
+    bounds = torch.arange(count + 1, dtype=nodes.dtype, device=nodes.device)
+    ends = torch.searchsorted(nodes.contiguous(), bounds, out_int32=True)
+    spans = torch.stack((bounds[:-1].int(), ends[:-1], ends[1:]), 1)
+    if nodes.is_cuda and count <= LONGEST_FIRST:
+        spans = longest_first(spans)
+    return spans, perm
+
+
+def check_is_tensor(name: str, index: object) -> None:
+    """InputError for a list, a NumPy array or anything else in the place of an index tensor."""
+    if not isinstance(index, Tensor):
+        raise InputError(
+            f"{name} is of type {type(index).__name__}; expected a tensor of int32 or int64 [num_edges]: make one with "
+            f"torch.as_tensor({name}, device=...)"
+        )
+
+
+def row_count(name: str, given: Any) -> int:
+    """A number of rows; InputError for what is no integer, such as 20.0."""
+    if isinstance(given, (int, torch.SymInt)):
+        return given  # type: ignore[return-value]
+    try:
+        return operator.index(given)
+    except TypeError as error:
+        raise InputError(f"{name} is {given!r}; expected an integer, the number of destinations") from error
+
+
+def longest_first(spans: Tensor) -> Tensor:
+    """``spans`` [nodes, 3] by decreasing number of edges; equal ones keep their order."""
+    return spans[torch.argsort(spans[:, 1] - spans[:, 2], stable=True)]
+
+
+def is_in_order(receiver: Tensor) -> bool:
+    """Whether ``receiver`` does not decrease. Reads the result, so it synchronises a device."""
+    return bool((receiver[1:] >= receiver[:-1]).all())
+
+
+def check_indices(sender: Tensor, receiver: Tensor, num_in: int, num_out: int) -> None:
+    """InputError for the first edge whose sender or receiver is out of range; waits for a device."""
+    for name, index, count in (("sender", sender, num_in), ("receiver", receiver, num_out)):
+        check_is_tensor(name, index)
+        if index.shape[0] == 0:
+            continue
+        least, most = (int(bound) for bound in torch.aminmax(index))
+        if least >= 0 and most < count:
+            continue
+        bad = ((index < 0) | (index >= count)).nonzero()
+        edge = int(bad[0])
+        raise InputError(
+            f"{name}[{edge}] is {int(index[edge])}, outside 0..{count - 1}"
+            f" ({bad.shape[0]} of {index.shape[0]} edges are); check the graph, or num_out"
+        )
+
+
+def check_ascending(receiver: Tensor) -> None:
+    """InputError for a receiver that decreases, though it was said to be sorted; waits for a device."""
+    if not is_in_order(receiver):
+        raise InputError("edges are said to be sorted (edges_sorted, is_sorted), but receiver is not ascending")
+
+
+def assert_indices(sender: Tensor, receiver: Tensor, num_in: int, num_out: int, is_sorted: bool) -> None:
+    """Both checks as assertions that a traced graph keeps; waits for no device."""
+    for name, index, count in (("sender", sender, num_in), ("receiver", receiver, num_out)):
+        in_range = ((index >= 0) & (index < count)).all()
+        torch._assert_async(in_range, f"{name} has an index that is negative or at least the number of nodes")
+    if is_sorted:
+        torch._assert_async((receiver[1:] >= receiver[:-1]).all(), "edges_sorted=True, but receiver is not ascending")
