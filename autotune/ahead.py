@@ -70,7 +70,7 @@ def compile_ahead(
                     failures[kinds[job]] = job.result()
                 job.result()
         except BrokenProcessPool as error:
-            say(f"compiling ahead ended early ({error}); the rest is compiled when it is needed")
+            say(f"precompilation ended early ({error}); the remaining kernels are compiled when needed")
     return failures
 
 

@@ -115,7 +115,7 @@ class _Run:
         stored = {} if fresh else self._stored()
         rows, todo = self._split(plans, stored, software)
         if rows:
-            self.say(f"{len(rows)} rows are measured already; {len(todo)} of {len(plans)} workloads are left")
+            self.say(f"{len(rows)} rows are already measured; {len(todo)} of {len(plans)} workloads remain")
         # Of e3nn and torch, so they hold whatever became of our kernels since.
         told = [row for row in stored.values() if row.get("software") == software]
         failures = known_failures(told, [plan.workload for plan in plans])

@@ -102,7 +102,7 @@ def geometric_mean(values: Iterable[float]) -> float:
 
 
 def summary_lines(rows: Sequence[Row]) -> list[str]:
-    lines = ["", f"{len(rows)} rows; geometric means of fastest peer / ours:"]
+    lines = ["", f"{len(rows)} rows; speed-up over the fastest peer, geometric mean (worst row):"]
     groups: dict[tuple[str, ...], list[Row]] = {}
     for row in rows:
         kind = "deterministic" if row.get("deterministic") else ""
@@ -110,8 +110,9 @@ def summary_lines(rows: Sequence[Row]) -> list[str]:
     for key, group in groups.items():
         ratios = [value for value in map(ratio, group) if value is not None]
         if ratios:
-            worst = f"least {min(ratios):.2f}, {len(ratios)} rows"
-            lines.append(f"  {' '.join(filter(None, key))}: {geometric_mean(ratios):.2f} ({worst})")
+            lines.append(
+                f"  {' '.join(filter(None, key))}: {geometric_mean(ratios):.2f} ({min(ratios):.2f}), {len(ratios)} rows"
+            )
     return [*lines, *_below(rows), *_floors(rows), *_memory(rows), *_defaults(rows), *_without(rows)]
 
 
@@ -124,7 +125,7 @@ def _below(rows: Sequence[Row]) -> list[str]:
     slow = sorted(((value, row) for row in rows if (value := ratio(row)) is not None), key=lambda item: item[0])
     below = [(value, row) for value, row in slow if value < TARGET]
     lost = sum(value < 1.0 for value, _ in below)
-    lines = [f"rows below 1.00: {lost}; below {TARGET}: {len(below)} of {len(slow)}"]
+    lines = [f"rows with a speed-up below 1.00: {lost}; below {TARGET}: {len(below)} of {len(slow)}"]
     return lines + [f"  {value:.3f} {row_name(row)} ({fastest_peer(row)})" for value, row in below]
 
 
@@ -136,7 +137,7 @@ def _floors(rows: Sequence[Row]) -> list[str]:
         if dense and ours is not None and not row.get("deterministic"):
             by_pass.setdefault(row["pass"], []).append(ours / row["floor_us"])
     return [
-        f"time over the traffic floor on {' and '.join(FLOOR_GRAPHS)} (float32), {name}: {geometric_mean(values):.2f}"
+        f"tuned time / traffic floor on {' and '.join(FLOOR_GRAPHS)} (float32), {name}: {geometric_mean(values):.2f}"
         for name, values in by_pass.items()
     ]
 
@@ -147,7 +148,7 @@ def _memory(rows: Sequence[Row]) -> list[str]:
     more = [(row, memory, peer) for row, memory, peer in both if memory[OURS] > memory[peer]]
     if not both:
         return []
-    lines = [f"rows that take more memory than their fastest peer: {len(more)} of {len(both)}"]
+    lines = [f"rows that need more memory than their fastest peer: {len(more)} of {len(both)}"]
     return lines + [
         f"  {row_name(row)}: {memory[OURS] / 2**20:.1f} MiB, {peer} {memory[peer] / 2**20:.1f} MiB"
         for row, memory, peer in more
@@ -163,7 +164,7 @@ def _defaults(rows: Sequence[Row]) -> list[str]:
     lost = [(value, row) for value, row in known if value < 1 and _loses(row["times"][OURS], row["times"][DEFAULT])]
     lines = [f"default / tuned: {geometric_mean(value for value, _ in known):.2f} (geometric mean)"]
     if lost:
-        lines.append(f"rows whose default is faster (tune them again): {len(lost)} of {len(known)}")
+        lines.append(f"rows where the default is faster (tune them again): {len(lost)} of {len(known)}")
     return lines + [f"  {value:.3f} {row_name(row)}" for value, row in sorted(lost, key=lambda item: item[0])]
 
 
@@ -173,5 +174,5 @@ def _loses(ours: Mapping[str, Any], default: Mapping[str, Any]) -> bool:
 
 
 def _without(rows: Sequence[Row]) -> list[str]:
-    lines = [f"no number of ours: {row_name(row)}" for row in rows if _our_time(row, OURS) is None]
-    return lines + [f"no number of a peer: {row_name(row)}" for row in rows if fastest_peer(row) is None]
+    lines = [f"no time of the tuned kernel: {row_name(row)}" for row in rows if _our_time(row, OURS) is None]
+    return lines + [f"no time of any peer: {row_name(row)}" for row in rows if fastest_peer(row) is None]

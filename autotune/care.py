@@ -64,7 +64,7 @@ def _changed_source(entry: Entry, device: Mapping[str, Any], generator: str) -> 
     try:
         now = hash_of_entry(entry, facts_of_record(device))
     except EquituneError as error:
-        return [f"its kernel is not generated any more ({error})"]
+        return [f"its kernel can no longer be generated ({error})"]
     return [] if now == entry.source else [f"its source was {entry.source} and is {now}"]
 
 
@@ -121,11 +121,11 @@ def preferred(ours: Entry, theirs: Entry, generator: str = GENERATOR_VERSION) ->
     """
     present = ours.generator == generator, theirs.generator == generator
     if present[0] != present[1]:
-        return present[1], f"{'theirs' if present[1] else 'ours'} is of the present generator"
+        return present[1], f"{'theirs' if present[1] else 'ours'} has the current generator"
     trials = [int(entry.trials.get("ok", 0)) for entry in (ours, theirs)]
     if max(trials) >= MORE_TRIALS * max(1, min(trials)):
         taken = trials[1] > trials[0]
-        return taken, f"{'theirs' if taken else 'ours'} stands on {max(trials)} finished trials, not {min(trials)}"
+        return taken, f"{'theirs' if taken else 'ours'} has more finished trials ({max(trials)}, not {min(trials)})"
     taken = theirs.date > ours.date
     return taken, f"{'theirs' if taken else 'ours'} is newer ({max(ours.date, theirs.date)})"
 
@@ -159,7 +159,7 @@ def export_file(table: Table, path: Path, labels: Iterable[str] = ()) -> int:
     entries = [entry for _, entry in sorted(table.by_identity.items()) if not wanted or entry.label in wanted]
     if not entries:
         known = sorted({entry.label for entry in table.by_identity.values()})
-        raise DatabaseError(f"there is no entry of {sorted(wanted) or 'this device'}; those here are of {known}")
+        raise DatabaseError(f"no entry matches {sorted(wanted) or 'this device'}; the database has entries of {known}")
     if path.exists():
         raise DatabaseError(f"{path} exists; name a file that does not")
     path.write_text(to_text(table.device, entries), encoding="utf-8")

@@ -80,7 +80,7 @@ def on_each(devices: Sequence[str], what: str, work: Callable[..., None], *argum
                 _interrupt(started.values())
     lost = [f"the {what} on {name} {_end(process)}" for name, process in started.items() if process.exitcode]
     if lost:
-        raise StudyError(f"{'; '.join(lost)}. All that was finished is kept; run the same command again to go on")
+        raise StudyError(f"{'; '.join(lost)}. Finished work is kept; to continue, run the same command again")
     if interrupted:
         raise KeyboardInterrupt
 

@@ -115,6 +115,6 @@ def _verdict(entry: Entry, worker: Worker) -> Verdict:
         return Verdict(entry, outcome.state, outcome.reason)
     ratio = outcome.time_us / entry.time_us
     if not 1 / DRIFT <= ratio <= DRIFT:
-        reason = f"takes {ratio:.2f} times as long as noted"
+        reason = f"takes {ratio:.2f} times as long as recorded"
         return Verdict(entry, "drifted", reason, outcome.time_us, ratio)
     return Verdict(entry, "ok", "", outcome.time_us, ratio)

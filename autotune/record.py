@@ -41,7 +41,7 @@ def record(config: TuneConfig, device: str, results_dir: Path, progress: Progres
             f"{config.path} has no table [record.{facts.backend}]: choices by knob, such as path_groups = [1, 2]"
         )
     if harmonics := [workload.label for workload in config.workloads if workload.operation == "harmonics"]:
-        raise ConfigError(f"harmonics are not recorded, a search measures them whole: leave out {', '.join(harmonics)}")
+        raise ConfigError(f"a search times all schedules of harmonics already; leave out {', '.join(harmonics)}")
     complete: list[Path] = []
     for workload in config.workloads:
         with Worker(TrialSetting(workload, device)) as worker:
@@ -50,7 +50,7 @@ def record(config: TuneConfig, device: str, results_dir: Path, progress: Progres
                 space = space_of(workload, direction, facts).restricted(restriction.choices(direction))
                 path = records.study_path(results_dir, facts.slug, study_name(workload, direction), "record")
                 if _record(workload, direction, space, path, worker, progress) == "interrupted":
-                    progress.note("interrupted; run the same command again to go on")
+                    progress.note("interrupted; to continue, run the same command again")
                     return complete
                 complete.append(path)
     return complete

@@ -58,12 +58,12 @@ class Access:
                 self._gone = self._gone or time.monotonic() >= end
                 if self._gone:
                     raise StudyError(
-                        f"the storage {self._shown} does not answer ({reason}); nothing that was measured is lost, it "
-                        f"is in {self._kept_in}: see that the storage runs, then run the same command again"
+                        f"the storage {self._shown} does not answer ({reason}). No measurement is lost: all "
+                        f"are in {self._kept_in}. Check that the storage runs, then run the same command again"
                     ) from error
                 tries += 1
                 if tries == QUIET_TRIES:
-                    _tell(f"the storage {self._shown} does not answer ({reason}); it is waited for {WAIT_S} s")
+                    _tell(f"the storage {self._shown} does not answer ({reason}); waiting up to {WAIT_S} s")
                 time.sleep(RETRY_S)
             else:
                 if tries >= QUIET_TRIES:

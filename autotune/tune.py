@@ -95,7 +95,7 @@ def tune(
                 job.looks_again = True
                 jobs.append(job)
             if interrupted:
-                progress.note("interrupted; run the same command again to go on")
+                progress.note("interrupted; to continue, run the same command again")
                 break
     return entries
 
@@ -126,7 +126,7 @@ class _Job:
             searched = time.monotonic()
             self.left = not self._is_last(wait=not interrupted)
             if self.left:
-                progress.note(f"{workload.label}: another tuner is still at work on it, and publishes")
+                progress.note(f"{workload.label}: another tuner is still working on it and will publish it")
                 return [], interrupted
             database = Database.load(path, record)
             known = _still_valid(workload, self.studies, database)
@@ -136,7 +136,7 @@ class _Job:
             try:
                 entries = self._publish(database)
             except KeyboardInterrupt:
-                progress.note(f"{workload.label}: the comparison was interrupted, so nothing is published")
+                progress.note(f"{workload.label}: comparison interrupted, nothing published")
                 return [], True
             compared = time.monotonic()
         clock.comparison_s = compared - searched

@@ -82,7 +82,10 @@ def test_a_second_run_measures_nothing(tmp_path: Path, monkeypatch: pytest.Monke
     assert runs.contests == 1
     assert [row["pass"] for row in rows] == ["forward", "backward", "force_step"]
     check_rows(rows, load_config(path, "cpu").workloads[0])
-    assert "geometric means of fastest peer / ours" in runs.said and "conv float32 force_step" in runs.said
+    assert (
+        "speed-up over the fastest peer, geometric mean (worst row)" in runs.said
+        and "conv float32 force_step" in runs.said
+    )
 
     assert runs(path, peers=("e3nn",)) == json.loads(json.dumps(rows)) and runs.contests == 0
     assert "3 rows are measured already; 0 of 1 workloads are left" in runs.said
@@ -253,8 +256,8 @@ def test_summary_says_where_we_stand() -> None:
         row("backward", ours=100.0, peer=None, deterministic=True),
     ]
     text = "\n".join(summary_lines(rows))
-    assert f"conv float32 forward: {(4.0 * 1.02) ** 0.5:.2f} (least 1.02, 2 rows)" in text
-    assert "conv float32 backward: 0.99 (least 0.99, 1 rows)" in text
+    assert f"conv float32 forward: {(4.0 * 1.02) ** 0.5:.2f} (1.02), 2 rows" in text
+    assert "conv float32 backward: 0.99 (0.99), 1 rows" in text
     assert "conv float32 deterministic backward: 9.00" in text, "the slow peer is the fastest with a number"
     assert "rows below 1.00: 1; below 1.05: 2 of 4" in text
     assert "  0.990 tiny on carbon, conv float32, backward (fast)" in text
@@ -284,7 +287,8 @@ def test_summary_names_rows_whose_default_is_faster_beyond_noise() -> None:
 
     text = "\n".join(summary_lines([row(), faster(89.0, 90.0, 91.0), faster(70.0, 90.0, 110.0)]))
     assert (
-        "rows whose default is faster (tune them again): 1 of 3\n  0.900 tiny on carbon, conv float32, forward" in text
+        "rows where the default is faster (tune them again): 1 of 3\n  0.900 tiny on carbon, conv float32, forward"
+        in text
     )
 
 
@@ -293,7 +297,7 @@ def test_summary_of_rows_without_numbers() -> None:
     broken["times"] = {"equitune": {"error": "x"}, "equitune-default": {"error": "x"}, "fast": {"error": "y"}}
     assert ratio(broken) is None
     text = "\n".join(summary_lines([broken]))
-    assert "no number of ours: tiny on carbon" in text and "no number of a peer: tiny on carbon" in text
+    assert "no time of the tuned kernel: tiny on carbon" in text and "no time of any peer: tiny on carbon" in text
     assert geometric_mean([2.0, 8.0]) == pytest.approx(4.0)
 
 

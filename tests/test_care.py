@@ -55,16 +55,16 @@ def test_an_entry_whose_source_did_not_change_is_not_stale() -> None:
     reasons = {item.entry.identity: item.reasons for item in found}
     assert known.identity not in reasons and len(reasons) == 2
     assert reasons[other.identity][0].startswith(f"its source was {known.source} and is ")
-    assert "its kernel is not generated any more (path_groups=50" in reasons[lost.identity][0]
+    assert "its kernel can no longer be generated (path_groups=50" in reasons[lost.identity][0]
     assert Entry.from_dict(known.to_dict()) == known and "source" not in entry().to_dict()
 
 
 @pytest.mark.parametrize(
     "theirs, taken, reason",
     [
-        ({"generator": "0.1.0+old", "date": DATES[1]}, False, "ours is of the present generator"),
-        ({"trials": trials(18)}, True, "theirs stands on 18 finished trials, not 9"),
-        ({"trials": trials(4), "date": DATES[1]}, False, "ours stands on 9 finished trials, not 4"),
+        ({"generator": "0.1.0+old", "date": DATES[1]}, False, "ours has the current generator"),
+        ({"trials": trials(18)}, True, "theirs has more finished trials (18, not 9)"),
+        ({"trials": trials(4), "date": DATES[1]}, False, "ours has more finished trials (9, not 4)"),
         ({"trials": trials(17), "date": "2026-11-19T12:00:00+00:00"}, False, f"ours is newer ({DATES[0]})"),
         ({"date": DATES[1], "time_us": 9000.0}, True, f"theirs is newer ({DATES[1]})"),
     ],
@@ -124,7 +124,9 @@ def test_what_is_exported_can_be_joined(tmp_path: Path) -> None:
     assert export_file(table, file, ["other"]) == 1
     with pytest.raises(DatabaseError, match="hand-on.json exists"):
         export_file(table, file)
-    with pytest.raises(DatabaseError, match=r"no entry of \['mine'\]; those here are of \['other', 'small'\]"):
+    with pytest.raises(
+        DatabaseError, match=r"no entry matches \['mine'\]; the database has entries of \['other', 'small'\]"
+    ):
         export_file(table, tmp_path / "none.json", ["mine"])
     target, _ = merge_file(file, tmp_path / "there", NOW)
     assert [found.label for found in read_table(target).by_identity.values()] == ["other"]

@@ -79,7 +79,7 @@ def test_a_tuned_row_shows_its_certificate(page: Page) -> None:
     for text in ("5.2e-7", "bit for bit", "768", "feedc0dedeadbeef", "cafe0123456789ab"):
         assert text in words, text
     assert "1.410\N{MULTIPLICATION SIGN} (1.387 to 1.432 at 95%)" in words
-    assert "none beyond the noise: the default is published" in words
+    assert "no gain beyond the noise; the default schedule is published" in words
 
 
 def test_sentence_and_means(results: Path, page: Page) -> None:

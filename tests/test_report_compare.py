@@ -82,7 +82,7 @@ def test_rows_pair_by_what_they_are_about_and_get_their_verdicts(data: Compariso
     assert judged.interval == ratio_interval(first.after.samples("equitune"), first.before.samples("equitune"))
     assert judged.interval[0] <= 1.2 <= judged.interval[1]
     assert "8 rows in both records, after against before: 1 faster, 1 slower, 2 same, 4 unclear" in sentence(data)
-    assert sentence(data).endswith("1 row of these the records share, measured once.")
+    assert sentence(data).endswith("1 row are in both records but were measured once.")
 
 
 def test_the_order_of_rows_in_a_file_does_not_matter(tmp_path: Path, data: Comparison) -> None:
@@ -136,7 +136,7 @@ def test_the_page_is_sound_and_says_what_was_compared(path: Path) -> None:
     text = " ".join(" ".join(page.words).split())
     assert path.name == "compare-made-up-cpu-2-cores.html" and page.loaded == [] and page.unlabelled == 0
     assert len(page.ids) == len(set(page.ids)) and page.targets <= set(page.ids)
-    for words in ("95% percentile bootstrap", "beyond 2%", "2,000 times", "0.3.0+abcdef", "2.14.0", "Made-up CPU",
+    for words in ("95% percentile bootstrap", "2% from 1", "2,000 resamples", "0.3.0+abcdef", "2.14.0", "Made-up CPU",
                   "only <before>", "LaunchError: <too many> registers", "2001-02-03 04:05", "path_groups"):  # fmt: skip
         assert words in text or words in page.text, words
     assert "<before>" not in page.text and "<too" not in page.text

@@ -85,7 +85,7 @@ def test_the_source_is_what_the_generator_compiles() -> None:
 def test_another_generator_than_the_rows_is_told() -> None:
     found = write_sources([(ROW, SCHEDULES)], DEVICE)
     other = found.of(ROW, SCHEDULES) or ""
-    assert f"written by generator {GENERATOR_VERSION}; the row was measured with 0.2.0+0123456789" in other
+    assert f"written by generator {GENERATOR_VERSION}; measured with generator 0.2.0+0123456789" in other
     same = found.of(ROW | {"generator": GENERATOR_VERSION}, SCHEDULES) or ""
     assert "the row was measured with" not in same
 
@@ -96,8 +96,8 @@ def test_another_generator_than_the_rows_is_told() -> None:
         (ROW, {"forward": HOST_KNOBS | {"path_groups": 7}}, DEVICE, "path_groups=7"),
         (ROW, {"forward": HOST_KNOBS | {"knob": 7}}, DEVICE, "knob"),
         (ROW, {"sideways": HOST_KNOBS}, DEVICE, "direction &#x27;sideways&#x27; is not among"),
-        (ROW, {"forward": None}, DEVICE, "not enough to write it"),
-        (ROW | {"problem": None}, SCHEDULES, DEVICE, "not enough to write it"),
+        (ROW, {"forward": None}, DEVICE, "which is not complete"),
+        (ROW | {"problem": None}, SCHEDULES, DEVICE, "which is not complete"),
         (ROW | {"problem": "no such"}, SCHEDULES, DEVICE, "unknown problem"),
         (ROW | {"operation": "other"}, SCHEDULES, DEVICE, "operation is &#x27;other&#x27;"),
         (ROW, SCHEDULES, {"name": "nameless"}, "device field backend is None"),
@@ -106,7 +106,7 @@ def test_another_generator_than_the_rows_is_told() -> None:
 def test_a_source_that_cannot_be_written_says_why(row: dict, schedules: dict, device: dict, reason: str) -> None:
     found = write_sources([(row, schedules)], device)
     shown = found.of(row, schedules)
-    assert shown is not None and f"generator {GENERATOR_VERSION} does not write it: " in shown and reason in shown
+    assert shown is not None and f"generator {GENERATOR_VERSION} cannot write it: " in shown and reason in shown
     assert not found.written(row, schedules) and found.packed() is None and "<details" not in shown
 
 

@@ -38,13 +38,13 @@ def build_comparison(data: Comparison) -> str:
         tag("h1", title),
         tag("p", sentence(data), class_="lead"),
     )
-    hint = "A click on a column's head sorts by it; the line below a row opens all contenders and the raw samples."
+    hint = "Click a column head to sort. Click the line below a row to see all contenders and raw samples."
     sections = [
         ("verdicts", "Verdicts", _verdicts(data)),
-        ("rows", "Every row of both", join((tag("p", hint, class_="hint screen"), _rows(data)))),
-        ("alone", "Rows of one record alone", _alone(data)),
+        ("rows", "Rows in both records", join((tag("p", hint, class_="hint screen"), _rows(data)))),
+        ("alone", "Rows in one record only", _alone(data)),
         ("records", "The two records", _records(data)),
-        ("method", "How a verdict is reached", _method(data)),
+        ("method", "How verdicts are made", _method(data)),
     ]
     return document(f"Equitune: {title} compared", header, sections, None)
 
@@ -56,16 +56,16 @@ def sentence(data: Comparison) -> str:
     counts = Counter(judged.verdict for _, judged in data.ours())
     told = ", ".join(f"{counts[name]} {name}" for name in VERDICTS)
     mean = geometric_mean(judged.ratio for _, judged in data.ours())
-    end = "" if math.isnan(mean) else f" The tuned kernels are {floored_ratio(mean)} as fast, by geometric mean."
+    end = "" if math.isnan(mean) else f" Geometric mean speed-up of the tuned kernels: {floored_ratio(mean)}."
     kept = sum(judged.reason == ONE_MEASUREMENT for _, judged in data.ours())
-    end += f" {rows_text(kept)} of these the records share, measured once." if kept else ""
+    end += f" {rows_text(kept)} are in both records but were measured once." if kept else ""
     return f"Of {rows_text(len(data.pairs))} in both records, after against before: {told}.{end}"
 
 
 def _verdicts(data: Comparison) -> Markup:
     """Counts and means by pass; the peers beside ours, which tell what changed with the machine."""
     if not data.pairs:
-        return tag("p", "There is nothing to compare.", class_="hint")
+        return tag("p", "The records have no row in common.", class_="hint")
     columns = [Column("Contender"), Column("Pass"), Column("Rows", True), *(Column(name, True) for name in VERDICTS)]
     columns.append(Column("Mean ratio", True, "before / after"))
     body, lanes = [], {}
@@ -80,10 +80,8 @@ def _verdicts(data: Comparison) -> Markup:
             known = [found.ratio for found in judged if not math.isnan(found.ratio)]
             if name == TUNED and known:
                 lanes[direction_name(which)] = known
-    text = "Ratios above 1: the later record is faster. Peers are in the table because their code did not change with ours: where their ratios leave 1, the device or its software did."  # noqa: E501
-    note = (
-        "A dot a row on a logarithmic axis; strokes and numbers are geometric means. Left of 1, shaded: slower after."
-    )
+    text = "A ratio above 1 means that the later record is faster. The peers serve as a control: their code is the same in both records, so a ratio other than 1 shows a change of the device or its software."  # noqa: E501
+    note = "One dot per row, logarithmic axis. Bars, numbers: geometric means. Shaded: slower after."
     caption = tag("figcaption", "Tuned kernels, time before over time after", tag("small", note))
     figure = tag("figure", caption, ratio_dots(lanes, "ratios", "before"), class_="wide") if lanes else None
     found = table("Verdicts by contender and pass", columns, body, sortable=True)
@@ -165,8 +163,8 @@ def _knobs(pair: Pair) -> Markup:
         if old.get(name) != new.get(name)
     ]
     if not body:
-        return tag("p", "Both took the same tuned schedules." if before and before == after else
-                   "No knob is named by both with another value.", class_="hint")  # fmt: skip
+        return tag("p", "Both records used the same tuned schedules." if before and before == after else
+                   "No knob in both records has changed.", class_="hint")  # fmt: skip
     columns = [Column("Direction"), Column("Knob"), Column("Before"), Column("After")]
     return table("Tuned schedules: knobs that changed", columns, body)
 
@@ -176,7 +174,7 @@ def _samples(pair: Pair, what: str) -> Markup | None:
     given = {"before": pair.before.samples(TUNED), "after": pair.after.samples(TUNED)}
     if not all(given.values()):
         return tag("p", "One of the records has no raw samples.", class_="hint")
-    note = "Distance from the median before, from top to bottom in the order in which they were taken."
+    note = "Deviation from the median before; samples run from top to bottom."
     caption = tag("figcaption", "Raw samples of the tuned kernel", tag("small", note))
     return tag("figure", caption, strips(given, what, origin="before"))
 
@@ -188,7 +186,7 @@ def _alone(data: Comparison) -> Markup:
         columns = [Column("Problem"), Column("Graph", note="edges, nodes"), Column("dtype", note="layout")]
         columns += [Column("Operation"), Column("Pass"), Column("Tuned", True)]
         body = [[*row_cells(row), _time(row, TUNED)] for row in rows]
-        shown += [head, table(f"Rows of the record {name} alone", columns, body, sortable=True) if rows else _none()]
+        shown += [head, table(f"Rows of the record {name} only", columns, body, sortable=True) if rows else _none()]
     return join(shown)
 
 
@@ -201,7 +199,7 @@ def _records(data: Comparison) -> Markup:
         changed = "changed" if old != new and name != "file" else ""
         body.append([Cell(name), Cell(old, kind="wrap"), Cell(new, kind=f"wrap {changed}".strip())])
     columns = [Column("What"), Column("Before"), Column("After")]
-    hint = tag("p", "Marked with a dot: what differs between the two.", class_="hint")
+    hint = tag("p", "A dot marks differences.", class_="hint")
     return join((hint, table("Devices, dates, generators and software", columns, body)))
 
 
@@ -216,10 +214,10 @@ def _facts(record: Record) -> dict[str, str]:
 def _method(data: Comparison) -> Markup:
     level, tolerance = f"{data.level:.0%}", f"{data.tolerance:.0%}"
     lines = (
-        ("Pairs", "Rows pair where problem, operation, dtype, layout, class of graph, pass and deterministic mode are the same."),  # noqa: E501
-        ("Ratio", "The median of the raw samples before over that after: above 1, the later record is faster."),
-        ("Interval", f"A {level} percentile bootstrap of that ratio of medians: both sides resampled {RESAMPLES:,} times, with a fixed seed, so that equal records give an equal page."),  # noqa: E501
-        ("Verdict", f"Faster or slower where the interval lies beyond {tolerance} either way, same where it lies within, else unclear. Without a time, without raw samples, or with too few of them for the level, it is unclear and the reason is told. A row that was measured once and is in both records is the same."),  # noqa: E501
-        ("What it does not know", f"The samples of a row come from one process each. What differs from process to process (clocks, temperature, memory placement, neighbours) is not in the interval; the {tolerance} and the peers' own ratios are there to judge it."),  # noqa: E501
+        ("Pairs", "Rows are paired by problem, operation, dtype, layout, graph class, pass and deterministic mode."),  # noqa: E501
+        ("Ratio", "Median of the raw samples before / median after. Above 1 the later record is faster."),
+        ("Interval", f"{level} percentile bootstrap of the ratio of medians, with {RESAMPLES:,} resamples of both sides and a fixed seed. Equal records give an equal page."),  # noqa: E501
+        ("Verdict", f"Faster or slower if the whole interval is more than {tolerance} from 1, same if it is within {tolerance}, else unclear. A row without a time, or with too few raw samples, is unclear; the table gives the reason. A row with one measurement that is in both records is the same."),  # noqa: E501
+        ("Limits", f"The samples of a row come from one process per record. The interval does not cover differences between processes (clocks, temperature, memory placement, other load). The {tolerance} tolerance and the peers' ratios help to judge them."),  # noqa: E501
     )  # fmt: skip
     return tag("ul", *(tag("li", tag("strong", f"{title}. "), text) for title, text in lines), class_="prose")

@@ -11,12 +11,12 @@ from autotune.report.words import MISSING, bytes_text, count, direction_name, en
 
 PROBLEM_COLUMNS = ("Problem", "First input", "Second input", "Output", "Paths", "Weights")
 STEPS = (
-    ("Verification", "Before it is timed, every schedule runs on outputs filled with NaN and is compared with e3nn in float64: each output and each gradient, block by block, as a relative error. A schedule above the tolerance is recorded as wrong and never timed. The table gives the winner's largest error."),  # noqa: E501
-    ("Cold cache", "Warm-up calls come first. Then every sample starts with a last-level cache that was just overwritten, as the layers before and after would leave it; in a search on a small graph with instruction caches full of other code too, in a comparison behind the other contenders."),  # noqa: E501
-    ("Samples", "At least ten; sampling goes on until the median's 95% interval is narrow or the time is up. During the search, a schedule that its first samples show to be hopeless is given up earlier. Published are the median and the quartiles; the raw samples open below each row of the bench, those of the search stay in the trial files."),  # noqa: E501
-    ("Fresh process", "The fastest of many noisy measurements is flattered. So the best three schedules of a study are measured again in a new process, in turns with the default and the peers, and only those figures are published. The times of the search itself appear in the progress and knob figures alone."),  # noqa: E501
-    ("Peers", "Each runs in its fastest form for this device, warmed up until it has tuned itself, and is checked against the same reference. A peer whose own kernels did not run is shown as failed with its reason, never as a number."),  # noqa: E501
-    ("Traffic floor", "The compulsory bytes, every input read once and every output written once, divided by the bandwidth that a large copy reaches on this device."),  # noqa: E501
+    ("Verification", "Every schedule is checked before it is timed. It writes to outputs filled with NaN, and each block of each output and gradient is compared with e3nn in float64. A schedule whose relative error exceeds the tolerance is recorded as wrong and never timed. The table gives the winner's largest error."),  # noqa: E501
+    ("Cold cache", "After warm-up calls, each sample starts with an overwritten last-level cache, as other layers of a model would leave it. In a comparison, other contenders run between two samples. In a search on a small graph, the instruction caches are also filled with other code."),  # noqa: E501
+    ("Samples", "At least ten. Sampling ends when the 95% interval of the median is narrow, or when time is up. A search stops early on schedules whose first samples are far too slow. Tables show the median and the quartiles. The raw samples are below each row of the bench; those of a search are in the trial files."),  # noqa: E501
+    ("Fresh process", "The fastest of many noisy measurements looks faster than it is. So the best three schedules of a study are measured again in a new process, in turns with the default and the peers. Only those times are published. Times of the search appear only in the progress and knob figures."),  # noqa: E501
+    ("Peers", "Each peer runs in its fastest form for this device, after its own autotuning, and is checked against the same reference. If a peer's own kernels did not run, it is shown as failed, with the reason."),  # noqa: E501
+    ("Traffic floor", "The compulsory bytes (every input read once, every output written once) divided by the bandwidth of a large copy on this device."),  # noqa: E501
 )  # fmt: skip
 
 
@@ -72,7 +72,7 @@ def _problems(data: DeviceData) -> Markup | None:
     if not rows:
         return None
     columns = [Column(name, name == "Paths") for name in PROBLEM_COLUMNS]
-    return join((tag("h3", "Problems"), table("What the names stand for", columns, rows)))
+    return join((tag("h3", "Problems"), table("Irreps of each problem", columns, rows)))
 
 
 def _rerun(data: DeviceData) -> Markup:
@@ -83,19 +83,19 @@ def _rerun(data: DeviceData) -> Markup:
             f"equitune bench configs/CONFIG.toml --device {device}",
             f"equitune bench --suite --device {device}",
             f"equitune record configs/CONFIG.toml --device {device}",
-            "equitune replay results/record/DEVICE/STUDY.jsonl",
+            "equitune replay results/record/DEVICE.jsonl.gz",
             "equitune report",
         )
     )
-    text = "Search and publish; compare whole passes of a config; compare all rows of the suite (a run that was stopped goes on where it was); measure every schedule of a small space and replay samplers against it, which needs no device; rebuild this page from the stored results. CONFIG.toml is the file whose workloads name the problem and graph; the other values are in the table. A finished study is resumed, not repeated: give another results folder or storage to search anew."  # noqa: E501
+    text = "In this order: tune and publish; compare whole passes of a config; compare all rows of the suite (an interrupted run continues); time every schedule of a small space; replay samplers on these times, without a device; rebuild this page from stored results. CONFIG.toml is the file whose workloads name the problem and graph. The other values are in the table. A finished study is resumed, not repeated: to search again, name another results folder or storage."  # noqa: E501
     shown = [tag("h3", "Run it again"), tag("p", text), tag("pre", tag("code", commands))]
     rows = [_source(entry) for entry in data.entries]
     if rows:
         columns = [Column("Problem"), Column("Direction", choice=True), Column("Sampler", choice=True)]
         columns += [Column(name, True) for name in ("Seed", "Trials", "Timed")]
         columns += [Column(name) for name in ("Raw trials, in results/", "Date", "Generator")]
-        origins = table("Where each number comes from", columns, rows, sortable=True)
-        summary = tag("summary", f"Where each number comes from: {count(len(rows))} searches")
+        origins = table("Search behind each entry", columns, rows, sortable=True)
+        summary = tag("summary", f"Search behind each entry: {count(len(rows))} searches")
         shown.append(tag("details", summary, folded(origins)))
     return join(shown)
 

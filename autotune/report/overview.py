@@ -115,7 +115,7 @@ def cards(data: DeviceData) -> Markup:
         shown.append(tag("div", head, value, note, listing, class_="card"))
     if not shown:
         return tag("p", "No row has both a tuned time and one to compare it with.", class_="hint")
-    hint = "Geometric means over the rows where both have a time; below 1 the tuned kernel is slower."
+    hint = "Geometric means over rows where both have a time. Below 1 the tuned kernel is slower."
     return join((tag("p", hint, class_="hint"), tag("div", *shown, class_="cards")))
 
 
@@ -146,7 +146,7 @@ def bars(data: DeviceData) -> Markup:
     """A panel a row; all share one time axis."""
     known = [row for _, rows in _cases(data) for row in rows if (data.times["row"] == row).any()]
     if not known:
-        return tag("p", "There is nothing to draw: no row has been tuned or benchmarked.", class_="hint")
+        return tag("p", "No row has been tuned or benchmarked yet.", class_="hint")
     traffic = data.rows["bytes"].fillna(0.0)
     shown = sorted(known, key=lambda row: (-traffic[row], row))[:PANELS]
     times = data.times[data.times["row"].isin(shown)]["time_us"].dropna()
@@ -162,9 +162,9 @@ def bars(data: DeviceData) -> Markup:
         drawing = figures.time_bars(bar_list, float(record["floor_us"]), limits, f"bars{row}", what)
         title = f"{record['label']} \N{MIDDLE DOT} {direction_name(record['direction'])}"
         panels.append(tag("figure", tag("figcaption", title, tag("small", _detail(record))), drawing))
-    hint = "Medians on one logarithmic axis that all panels share. Dashed: the traffic floor, below which no kernel that reads its inputs and writes its outputs can go."  # noqa: E501
+    hint = "Medians. All panels share one logarithmic axis. Dashed: the traffic floor, the time to read all inputs and write all outputs once."  # noqa: E501
     if len(known) > len(shown):
-        hint += f" Drawn are the {len(shown)} of {len(known)} rows that move the most bytes; the tables hold all."
+        hint += f" The figure shows the {len(shown)} of {len(known)} rows with the most memory traffic."
     return join((tag("p", hint, class_="hint"), tag("div", *panels, class_="panels")))
 
 

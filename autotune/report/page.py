@@ -42,7 +42,7 @@ def _kernels(data: DeviceData) -> Iterator[tuple[dict[str, Any], dict[str, Any]]
 
 def _sections(data: DeviceData, sources: Sources) -> list[Section]:
     none = tag("p", "No tuned row is stored for this device.", class_="hint")
-    text = "A click on a column's head sorts by it; the line below a row opens its schedule, source and raw samples."
+    text = "Click a column head to sort. Click the line below a row to see its schedule, source and raw samples."
     hint = tag("p", text, class_="hint screen")
     return [
         ("headline", "Headline ratios", overview.cards(data)),
@@ -50,7 +50,7 @@ def _sections(data: DeviceData, sources: Sources) -> list[Section]:
         ("times", "Times", overview.bars(data)),
         ("rows", "Every tuned row", tuned_rows.row_table(data, sources) or none),
         ("search", "The search", search.progress(data)),
-        ("replay", "Search: samplers side by side", replays.replays(data.replays)),
+        ("replay", "Samplers compared", replays.replays(data.replays)),
         ("knobs", "Which knobs mattered", search.knobs(data)),
         ("winners", "Winning schedules", search.winners(data)),
         ("failures", "Outcomes and failures", search.failures(data)),

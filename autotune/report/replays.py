@@ -19,9 +19,9 @@ def replays(records: Mapping[str, Mapping[str, Any]]) -> Markup:
     """The whole section; ``records``: a file's name to what it holds."""
     told = {name: record for name, record in records.items() if mapping(record.get("samplers"))}
     if not told:
-        text = "No replay is stored for this device: equitune replay runs the samplers against a record of trials."
+        text = "No replay is stored for this device. To compare samplers on recorded trials, run equitune replay."
         return tag("p", text, class_="hint")
-    hint = "Every sampler searched the same record of measured schedules, once a seed and without the device. The table counts trials until a schedule within 5% of the record's best was met: the median over seeds, and below it the range. The curves are medians of the best so far over the best of the record; dashed: 5% above it."  # noqa: E501
+    hint = "Every sampler searched the same recorded schedules, once per seed, without the device. The table gives the trials until a schedule within 5% of the best was found: the median over seeds, and below it the range. The curves show the median of best so far / best of the record; dashed: 5% above the best."  # noqa: E501
     panels = [_panel(name, record, place) for place, (name, record) in enumerate(told.items())]
     return join((tag("p", hint, class_="hint"), _table(told), _transfers(told), tag("div", *panels, class_="panels")))
 
@@ -79,7 +79,7 @@ def _table(records: Mapping[str, Mapping[str, Any]]) -> Markup:
         for text, median, spread in found.values():
             cells.append(Cell(text, None if math.isnan(median) else median, spread, "best" if median == least else ""))
         body.append([*cells, _pruned(record)])
-    columns.append(Column("Pruned", True, "by registers, spills"))
+    columns.append(Column("Pruned", True, "too many spills"))
     return table("Trials until within 5% of the best", columns, body)
 
 
@@ -102,7 +102,9 @@ def _transfers(records: Mapping[str, Mapping[str, Any]]) -> Markup | None:
         return None
     columns = [Column("Record"), Column("Sampler"), Column("Starts from winners of"), Column("Starts", True)]
     columns += [Column("Without", True, "trials to within 5%"), Column("With", True, "trials to within 5%")]
-    return table("What starting from other kernels' winners saves", [*columns, Column("Saved", True, "trials")], body)
+    return table(
+        "Trials saved by starting from winners of other kernels", [*columns, Column("Saved", True, "trials")], body
+    )
 
 
 def _title(name: str, record: Mapping[str, Any]) -> str:

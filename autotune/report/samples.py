@@ -26,7 +26,7 @@ def samples(by_contender: Mapping[str, Sequence[float]], what: str) -> Markup | 
         return None
     numbers = [join((tag("dt", f"{contender_name(name)}, {len(times)}"), tag("dd", _listed(times))))
                for name, times in known.items()]  # fmt: skip
-    note = "Distance from each contender's own median, from top to bottom in the order in which they were taken."
+    note = "Deviation from each contender's median; samples run from top to bottom."
     drawing = tag("figure", tag("figcaption", "Spread", tag("small", note)), strips(known, what))
     listing = tag("details", tag("summary", "The numbers, in µs"), tag("dl", *numbers, class_="numbers"))
     total = sum(map(len, known.values()))

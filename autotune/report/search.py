@@ -47,7 +47,7 @@ def _drawn(studies: list[tuple]) -> tuple[list[tuple], Markup | None]:
     if len(studies) <= PANELS:
         return studies, None
     longest = sorted(range(len(studies)), key=lambda place: (-len(studies[place][3]), place))[:PANELS]
-    text = f"Drawn are the {PANELS} of {len(studies)} studies with the most trials."
+    text = f"The figures show the {PANELS} of {len(studies)} studies with the most trials."
     return [studies[place] for place in sorted(longest)], tag("p", text, class_="hint")
 
 
@@ -61,9 +61,9 @@ def progress(data: DeviceData) -> Markup:
         panels.append(tag("figure", tag("figcaption", title, tag("small", note)), drawing))
     if not panels:
         return tag("p", "No raw trials are stored for this device.", class_="hint")
-    hint = "Each dot is a timed trial, the line the best so far, dashed the untuned default. Strokes above mark trials that failed, one lane a state."  # noqa: E501
+    hint = "Each dot is a timed trial. The line is the best so far, the dashed line the untuned default. Marks above the plot are failed trials, one lane per state."  # noqa: E501
     lines = data.unreadable_lines
-    torn = tag("p", f"{lines} unreadable lines in the trial files were left out.", class_="hint") if lines else None
+    torn = tag("p", f"{lines} unreadable lines of the trial files were skipped.", class_="hint") if lines else None
     shown, more = (tag("div", *some, class_="panels") for some in (panels[:SHOWN], panels[SHOWN:]))
     rest = (
         tag("details", tag("summary", f"{len(panels) - SHOWN} more studies"), folded(more)) if panels[SHOWN:] else None
@@ -77,9 +77,9 @@ def knobs(data: DeviceData) -> Markup:
     told = [study for study in studies if len(study[5])]
     short = [f"{study[0]} ({study[1]})" for study in studies if not len(study[5])]
     if not told:
-        hint = f"No study has {MIN_TRIALS} timed trials over a knob that varied: too few to say which knobs mattered."
+        hint = f"No study has {MIN_TRIALS} timed trials with a knob that varied: too few to rank the knobs."
         return tag("p", hint, class_="hint")
-    text = "Recomputed from the raw trials, two ways. PED-ANOVA (Optuna): which knobs separate the fastest quarter of the timed trials from all of them; shares of a study add up to 100%. Variance explained: how much of the spread of log time lies between the values of that knob alone. The sampler steers towards fast regions, so neither is a controlled experiment."  # noqa: E501
+    text = "Two measures, computed from the raw trials. PED-ANOVA (Optuna): how well a knob separates the fastest quarter of the timed trials from all trials; the shares of a study add up to 100%. Variance explained: the share of the variance of log time between the values of one knob. Samplers prefer fast regions, so neither is a controlled experiment."  # noqa: E501
     drawn, others = _drawn(told)
     parts: list[Markup | None] = [tag("p", text, class_="hint"), _importance_table(told), others]
     for place, (title, detail, _, trials, _, importances) in enumerate(drawn):
@@ -88,7 +88,7 @@ def knobs(data: DeviceData) -> Markup:
         panels = [_panel("Importance", None, figures.importance_bars(importances, f"importance{place}", what))]
         for knob in list(importances.index)[:STRIPS]:
             drawing = figures.knob_strip(trials, knob, values[knob], f"strip{place}-{knob}", what)
-            panels.append(_panel(knob, "time by value, with medians", drawing))
+            panels.append(_panel(knob, "times and medians by value", drawing))
         summary = tag("summary", tag("strong", title), " ", tag("small", detail))
         parts.append(tag("details", summary, folded(tag("div", *panels, class_="panels"))))
     if short:
@@ -114,7 +114,7 @@ def _importance_table(told: list[tuple]) -> Markup:
             # The text is what it sorts by: a page has thousands of these cells.
             cells.append(Cell(f"{share:.0%}", None, f"{explained:.0%}", "heat", style=f"--share:{share:.2g}"))
         rows.append(cells)
-    caption = "PED-ANOVA importances by study; below each the variance that the knob explains"
+    caption = "Knob importance by study (PED-ANOVA); below it, variance explained"
     return table(caption, columns, rows, sortable=True)
 
 
@@ -130,7 +130,7 @@ def winners(data: DeviceData) -> Markup:
         chosen = entry.get("schedule") or {}
         default = (entry.get("default") or {}).get("schedule") or {}
         rows.append([*_identity(entry), *(knob_cell(chosen.get(n), default.get(n), bool(default)) for n in names)])
-    text = "Marked with a dot: knobs that differ from the untuned default, whose value is below."
+    text = "A dot marks knobs that differ from the untuned default; the default value is below."
     hint = tag("p", text, class_="hint")
     return join((hint, table("Winning schedules", columns, rows, sortable=True), _resource_table(data)))
 
@@ -146,8 +146,10 @@ def _resource_table(data: DeviceData) -> Markup | None:
     ]
     rows = [[*_identity(entry), *(Cell(value_text((entry.get("resources") or {}).get(name))) for name in names)]
             for entry in data.entries]  # fmt: skip
-    made = table("What the compiler made of them", columns, rows, sortable=True)
-    return tag("details", tag("summary", f"What the compiler made of them: {count(len(rows))} kernels"), folded(made))
+    made = table("Resources reported by the compiler", columns, rows, sortable=True)
+    return tag(
+        "details", tag("summary", f"Resources reported by the compiler: {count(len(rows))} kernels"), folded(made)
+    )
 
 
 def _identity(entry: dict[str, Any]) -> tuple[Cell, Cell]:

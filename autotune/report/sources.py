@@ -130,7 +130,7 @@ def _write(record: Mapping[str, Any], direction: str, knobs: Any, device: Mappin
 
     named = [record.get(name) for name in KERNEL]
     if not all(isinstance(name, str) for name in named) or not isinstance(knobs, dict):
-        return f"the row names its kernel by {named} and the knobs {knobs}, which is not enough to write it"
+        return f"the row describes its kernel by {named} and the knobs {knobs}, which is not complete"
     problem, operation, dtype, layout = (str(name) for name in named)
     try:
         family = family_of(operation)
@@ -146,11 +146,11 @@ def _write(record: Mapping[str, Any], direction: str, knobs: Any, device: Mappin
 def _opened(direction: str, source: KernelSource | str, measured: Any) -> Markup:
     what = f"Source, {direction_name(direction)}"
     if isinstance(source, str):
-        reason = f"{what}: generator {GENERATOR_VERSION} does not write it: {source}"
+        reason = f"{what}: generator {GENERATOR_VERSION} cannot write it: {source}"
         return tag("p", reason, class_="hint")
     note = f"SHA-256 {source.hash}\N{HORIZONTAL ELLIPSIS}, written by generator {GENERATOR_VERSION}"
     if measured != GENERATOR_VERSION:
-        note += f"; the row was measured with {measured or 'one it does not name'}, whose text may differ"
+        note += f"; measured with generator {measured or 'unknown'}, whose text may differ"
     return tag(
         "details",
         tag("summary", f"{what}: {len(source.text.splitlines()):,} lines"),

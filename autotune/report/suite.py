@@ -36,10 +36,8 @@ SHORT = dict(zip(GROUPS, ("float32", "float64", "plain", "connected", "vectors",
 def suite(rows: Sequence[SuiteRow], sources: Sources) -> Markup:
     """The whole section."""
     if not rows:
-        return tag(
-            "p", "No bench has been run on this device: equitune bench --suite adds its rows here.", class_="hint"
-        )
-    hint = "Every row was measured in turns with all its peers; the ratio is the time of the fastest peer that ran over the tuned time, rounded down. Means are geometric and over normal rows; deterministic rows have a table of their own."  # noqa: E501
+        return tag("p", "No bench has been run on this device. To add rows, run equitune bench --suite.", class_="hint")
+    hint = "Each row times the tuned kernel and all its peers in turns. Speed-up: the fastest peer's time over the tuned time, rounded down. Means are geometric. They leave out deterministic rows, which have their own table."  # noqa: E501
     text = tag("p", hint, class_="hint")
     return join((text, tiles(rows), _losses(rows), _absent(rows), _figure(rows), _prices(rows), _table(rows, sources)))
 
@@ -98,10 +96,8 @@ def _figure(rows: Sequence[SuiteRow]) -> Markup | None:
         for row in normal:
             if row.which == name:
                 lanes.setdefault(f"{direction_name(name)}, {SHORT.get(row.group, row.group)}", []).append(row.ratio)
-    note = (
-        "A dot a row on a logarithmic axis; strokes and numbers are geometric means. Left of 1, shaded: rows that lose."
-    )
-    caption = tag("figcaption", "Against the fastest peer", tag("small", note))
+    note = "One dot per row, logarithmic axis. Bars, numbers: geometric means. Shaded: the tuned kernel is slower."
+    caption = tag("figcaption", "Speed-up over the fastest peer", tag("small", note))
     ends = [*SHORT.values()]
     # By group, then by pass: what the tiles sum up stands together.
     order = sorted(lanes, key=lambda lane: next((n for n, end in enumerate(ends) if lane.endswith(end)), len(ends)))
@@ -116,7 +112,7 @@ def _prices(rows: Sequence[SuiteRow]) -> Markup | None:
         return None
     columns = [Column("Problem"), Column("Graph", note="edges, nodes"), Column("dtype", note="layout"), Column("Pass")]
     columns += [Column(name, True) for name in ("Normal", "Deterministic")]
-    columns += [Column("Price", True, "deterministic / normal")]
+    columns += [Column("Cost", True, "deterministic / normal")]
     body = []
     for normal, row, price in pairs:
         missing = math.isnan(price)
@@ -124,7 +120,7 @@ def _prices(rows: Sequence[SuiteRow]) -> Markup | None:
             *_identity(row), Cell(direction_name(row.which), row.which), _ours(normal), _ours(row),
             Cell(MISSING if missing else ratio_text(price), None if missing else price),
         ])  # fmt: skip
-    text = "What bitwise equal results cost: the deterministic mode beside the normal one"
+    text = "Cost of bitwise reproducible results: deterministic mode against normal mode"
     return table(text, columns, body, sortable=True)
 
 
@@ -152,10 +148,14 @@ def _table(rows: Sequence[SuiteRow], sources: Sources) -> Markup:
     columns = [Column("Problem"), Column("Graph", note="edges, nodes", choice=True)]
     columns += [Column("dtype", note="layout", choice=True), Column("Operation", choice=True)]
     columns += [Column("Pass", choice=True), Column("Tuned", True)]
-    columns += [Column("Fastest peer", True), Column("Ratio", True, "times as fast"), Column("Of the floor", True)]
+    columns += [
+        Column("Fastest peer", True),
+        Column("Speed-up", True, "over that peer"),
+        Column("Traffic floor", True, "floor / tuned"),
+    ]
     columns += [Column("Default", True, "default / tuned")]
     told: list[tuple[Column, Callable[[SuiteRow], Cell], bool]] = [
-        (Column("Registers", True, "a direction; spills"), _registers, any(_has_registers(row) for row in rows)),
+        (Column("Registers", True, "per direction; spills"), _registers, any(_has_registers(row) for row in rows)),
         (Column("Extra memory", True, "fastest peer's"), _memory, any(row.memory(TUNED) >= 0 for row in rows)),
         (Column("Host time", True, "least of the peers"), _host, any(TUNED in row.host_us for row in rows)),
         (Column("Largest error", True, "relative"), _error, any(row.accuracy() for row in rows)),
@@ -187,12 +187,12 @@ def _ours(row: SuiteRow, price: float | None = None) -> Cell:
 
 
 def _peer(row: SuiteRow) -> Cell:
-    return _time(row, row.peer, contender_name(row.peer)) if row.peer else Cell(MISSING, None, "none ran")
+    return _time(row, row.peer, contender_name(row.peer)) if row.peer else Cell(MISSING, None, "no peer ran")
 
 
 def _ratio(row: SuiteRow) -> Cell:
     if math.isnan(row.ratio):
-        return Cell("lost", 0.0, "ours failed", "slow") if row.loses else Cell(MISSING)
+        return Cell("lost", 0.0, "tuned failed", "slow") if row.loses else Cell(MISSING)
     return Cell(floored_ratio(row.ratio), row.ratio, "slower" if row.loses else None, "slow" if row.loses else "")
 
 

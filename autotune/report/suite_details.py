@@ -53,12 +53,12 @@ def _order(row: SuiteRow) -> list[str]:
 
 
 def _contenders(row: SuiteRow) -> Markup:
-    columns = [Column("Contender"), Column("Time", True, "quartiles"), Column("Times the tuned", True)]
+    columns = [Column("Contender"), Column("Time", True, "quartiles"), Column("Ratio", True, "to the tuned time")]
     columns += [Column("Extra memory", True), Column("Host time", True), Column("Largest error", True)]
     columns += [Column("Note")]
     body = [_contender(row, name) for name in _order(row)]
     floor = "" if math.isnan(row.floor_us) else f"; traffic floor {time_text(row.floor_us)}"
-    copied = "" if math.isnan(row.copy_us) else f", a copy of as many bytes takes {time_text(row.copy_us)}"
+    copied = "" if math.isnan(row.copy_us) else f"; a copy of as many bytes takes {time_text(row.copy_us)}"
     return table(f"Contenders: {_what(row)}{floor}{copied}", columns, body)
 
 
@@ -103,7 +103,7 @@ def _schedules(row: SuiteRow) -> Markup | None:
         origin = origins.get(direction)
         body.append([Cell(direction_name(direction), None, None if origin is None else str(origin)), *cells])
     columns = [Column("Direction"), *(Column(name, True) for name in names)]
-    return table("Tuned schedules; a dot marks what differs from the default", columns, body)
+    return table("Tuned schedules. A dot marks knobs that differ from the default", columns, body)
 
 
 def _resources(row: SuiteRow) -> Markup | None:
@@ -118,4 +118,4 @@ def _resources(row: SuiteRow) -> Markup | None:
         for direction, found in by_direction.items()
     ]  # fmt: skip
     columns = [Column("Direction"), Column("Schedule"), *(Column(name.replace("_", " "), True) for name in names)]
-    return table("What the compiler made of them", columns, body)
+    return table("Resources reported by the compiler", columns, body)

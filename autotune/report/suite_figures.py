@@ -48,7 +48,7 @@ def ratio_dots(lanes: Mapping[str, Sequence[float]], identifier: str, other: str
                           ha="right", va="center")  # fmt: skip
             axes.annotate(floored_ratio(mean), (1, place), (4, 0), xycoords=("axes fraction", "data"),
                           textcoords="offset points", va="center", fontweight="bold")  # fmt: skip
-        axes.set(xlim=(low, high), ylim=(len(lanes) - 0.5, -0.5), yticks=[], xlabel=f"times as fast as {other}")
+        axes.set(xlim=(low, high), ylim=(len(lanes) - 0.5, -0.5), yticks=[], xlabel=f"speed-up over {other}")
         axes.spines["left"].set_visible(False)
         axes.xaxis.set_major_locator(FixedLocator(_ratio_ticks(low, high)))
         axes.xaxis.set_minor_locator(NullLocator())
@@ -59,7 +59,7 @@ def ratio_dots(lanes: Mapping[str, Sequence[float]], identifier: str, other: str
         f"mean {floored_ratio(geometric_mean(values))}, {sum(ratio < 1 for ratio in values)} below 1"
         for name, values in lanes.items()
     )
-    return inline_svg(figure, identifier, f"Dot plot, logarithmic: times as fast as {other}. {told}.")
+    return inline_svg(figure, identifier, f"Dot plot, logarithmic: speed-up over {other}. {told}.")
 
 
 def _ratio_ticks(low: float, high: float) -> list[float]:

@@ -19,13 +19,13 @@ def tiles(rows: Sequence[SuiteRow]) -> Markup:
     """Ratios to the fastest peer by group and pass, rows won, time over the floor, default, memory, determinism."""
     normal = [row for row in rows if not row.deterministic]
     dense = [row for row in _in(normal, GROUPS[0]) if row.graph in FLOOR_GRAPHS]
-    over = f"the traffic floor: {GROUPS[0]} on {' and '.join(FLOOR_GRAPHS)}"
+    over = f"tuned time / traffic floor: {GROUPS[0]} on {' and '.join(FLOOR_GRAPHS)}"
     shown: list[Markup | None] = [_count_tile(rows)]
     for name in dict.fromkeys((*GROUPS, *(row.group for row in normal))):
         group = _in(normal, name)
-        shown.append(_mean_tile(name.capitalize(), "as fast as the fastest peer", group, lambda r: r.ratio))
-    shown.append(_mean_tile("Time over the floor", over, dense, lambda r: r.over_floor, up=True))
-    shown.append(_mean_tile("Untuned default", "the tuned time", normal, lambda r: r.default_ratio, up=True))
+        shown.append(_mean_tile(name.capitalize(), "speed-up over the fastest peer", group, lambda r: r.ratio))
+    shown.append(_mean_tile("Time over the traffic floor", over, dense, lambda r: r.over_floor, up=True))
+    shown.append(_mean_tile("Untuned default", "default time / tuned time", normal, lambda r: r.default_ratio, up=True))
     return tag("div", *shown, _memory_tile(rows), _price_tile(rows), class_="cards")
 
 
@@ -69,12 +69,12 @@ def passes(rows: Iterable[SuiteRow]) -> list[str]:
 def _count_tile(rows: Sequence[SuiteRow]) -> Markup:
     judged = [row for row in rows if row.loses or not math.isnan(row.ratio)]
     level, clear = sum(row.ratio >= 1 for row in judged), sum(row.ratio >= CLEAR for row in judged)
-    lines = [(f"at {CLEAR} or better", _of(clear, len(judged))),
+    lines = [(f"{CLEAR} or more", _of(clear, len(judged))),
              ("slower", str(sum(row.ratio < 1 for row in judged))),
-             ("ours failed", str(sum(math.isnan(row.ratio) for row in judged))),
+             ("tuned kernel failed", str(sum(math.isnan(row.ratio) for row in judged))),
              ("no peer ran", str(len(rows) - len(judged)))]  # fmt: skip
-    over = "at least as fast as the fastest peer"
-    return _tile("Rows at 1.00 or better", rows_text(len(rows)), f"{level} of {len(judged)}", level, over, lines)
+    over = "rows where no peer is faster"
+    return _tile("Speed-up of 1.00 or more", rows_text(len(rows)), f"{level} of {len(judged)}", level, over, lines)
 
 
 def _of(part: int, whole: int) -> str:
@@ -88,7 +88,7 @@ def _memory_tile(rows: Sequence[SuiteRow]) -> Markup | None:
         return None
     more = [row for row in known if row.exceeds_memory]
     by_pass = [(direction_name(name), str(sum(row.which == name for row in more))) for name in passes(more)]
-    over = "of the rows need more extra memory than the fastest peer"
+    over = "rows need more extra memory than the fastest peer"
     return _tile("Memory", f"{len(known)} of {rows_text(len(rows))}", str(len(more)), len(more), over, by_pass)
 
 
@@ -100,4 +100,6 @@ def _price_tile(rows: Sequence[SuiteRow]) -> Markup | None:
     lines = [(f"{direction_name(name)} ({len(values)})", ratio_text(geometric_mean(values)))
              for name in passes(row for row, _ in found)
              if (values := [price for row, price in found if row.which == name])]  # fmt: skip
-    return _tile("Deterministic mode", rows_text(len(found)), ratio_text(mean), mean, "the normal time", lines)
+    return _tile(
+        "Deterministic mode", rows_text(len(found)), ratio_text(mean), mean, "deterministic time / normal time", lines
+    )

@@ -56,7 +56,7 @@ def _print(console: Console, data: DeviceData) -> None:
         kind = f"{record['dtype']} {record['layout']}"
         table.add_row(problem, direction, kind, time_text(time_us), *ratios, share, error)
     console.print(table)
-    console.print("vs: times as fast; floor: traffic floor / tuned time; error: largest relative error", style="dim")
+    console.print("vs: speed-up over it; floor: traffic floor / tuned time; error: largest relative error", style="dim")
 
 
 def _short(name: str) -> str:

@@ -49,7 +49,7 @@ def row_table(data: DeviceData, sources: Sources) -> Markup | None:
     columns += [Column("Graph", note="edges", choice=True)]
     spread = f"{unit.name}, quartiles"
     columns += [Column(_head_name(name), True, spread if name == TUNED else unit.name) for name in ours]
-    columns += [Column("Against best peer", True, "times as fast"), Column("Of the floor", True, "floor / tuned")]
+    columns += [Column("Speed-up", True, "over the fastest peer"), Column("Traffic floor", True, "floor / tuned")]
     columns.append(Column("Largest error", True, "relative, allowed"))
     columns += [Column(_head_name(name), True, unit.name) for name in peers]
     body: list[Group] = []
@@ -65,7 +65,7 @@ def row_table(data: DeviceData, sources: Sources) -> Markup | None:
         cells += [_time_cell(data.time(row, name), name, unit, notes) for name in peers]
         # The first rows of the frame are the entries, in their order.
         body.append(Group(cells, _details(data, data.entries[int(str(row))], sources)))
-    caption = "Tuned rows: medians of the fresh, interleaved measurement"
+    caption = "Tuned rows: medians of the final interleaved measurement"
     listing = tag("ol", *(tag("li", reason) for reason in notes), class_="notes") if notes else None
     return join((grouped_table(caption, columns, body), listing))
 
@@ -151,14 +151,14 @@ def _certificate(entry: dict[str, Any], what: str) -> Markup | None:
         Cell(str(known.get("environment") or MISSING)),
     ]
     columns = [Column("Errors", note="against float64"), Column("Equivariance", True, "relative error")]
-    columns += [Column("Two runs alike", note="bit for bit"), Column("Edges", True, "checked")]
+    columns += [Column("Reproducible", note="bit for bit"), Column("Edges", True, "checked")]
     columns += [Column("Gain over the default"), Column("Source", note="hash"), Column("Environment", note="hash")]
     return table(f"Certificate: {what}", columns, [cells])
 
 
 def _gain_text(gain: dict[str, Any]) -> str:
     if not gain:
-        return "none beyond the noise: the default is published"
+        return "no gain beyond the noise; the default schedule is published"
     ratio, low, high, level = (number(gain.get(key)) for key in ("ratio", "low", "high", "level"))
     return f"{ratio:.3f}\N{MULTIPLICATION SIGN} ({low:.3f} to {high:.3f} at {level:.0%})"
 
