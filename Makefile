@@ -39,8 +39,9 @@ setup: $(STAMP)  ## set up .venv only
 tune: $(STAMP)  ## tune CONFIG for this machine, write results/ and reports/
 	@$(BIN)/equitune tune $(CONFIG) $(ARGS)
 
-test: $(STAMP)  ## run the tests (those marked gpu only where there is a CUDA device)
-	@$(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal $(ARGS)
+# A second -m replaces the first: ARGS="-m slow" runs the tests that are left out.
+test: $(STAMP)  ## run the tests but those marked slow (ARGS="-m slow" for these; gpu needs a CUDA device)
+	@$(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal -m "not slow" $(ARGS)
 
 check: $(STAMP)  ## lint, formatting, types, known vulnerabilities
 	@$(BIN)/ruff check .

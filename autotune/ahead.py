@@ -76,7 +76,7 @@ def compile_ahead(
 
 def _compile_kernel(spec: Any) -> str:
     from kernelgen.errors import EquituneError
-    from kernelgen.launch import load_kernel
+    from kernelgen.runtime.kernel import load_kernel
 
     try:
         load_kernel(spec)

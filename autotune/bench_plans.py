@@ -20,8 +20,8 @@ from autotune.passes import DIRECTIONS_OF, moved_bytes
 from autotune.tune import space_of
 from autotune.workload import Workload
 from kernelgen.device import DeviceFacts
-from kernelgen.direction import DIRECTIONS, fixed_order_parts
-from kernelgen.schedule import Knobs
+from kernelgen.schedule.knobs import Knobs
+from kernelgen.terms.directions import DIRECTIONS, fixed_order_parts
 from kernelgen.version import GENERATOR_VERSION
 
 # What a model runs, where the config does not say: inference, training on values, training on forces.

@@ -15,7 +15,7 @@ from typing import Any, Literal
 from autotune import records, trial_archive
 from autotune.errors import StudyError
 from autotune.locks import Locks
-from kernelgen.schedule import Knobs
+from kernelgen.schedule.knobs import Knobs
 
 # Who else may work on a study: nobody; tuners of the same results folder; all that name the same Optuna storage.
 Sharing = Literal["alone", "folder", "storage"]

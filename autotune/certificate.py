@@ -18,9 +18,9 @@ from autotune.config_tables import find_problem
 from autotune.errors import DatabaseError
 from autotune.families import Problem, family_of
 from kernelgen.device import DeviceFacts, cuda_facts
-from kernelgen.emit import emit
+from kernelgen.emit.kernel_source import emit
 from kernelgen.errors import EquituneError
-from kernelgen.schedule import Knobs
+from kernelgen.schedule.knobs import Knobs
 
 SOFTWARE = ("torch", "e3nn", "optuna", "cuequivariance", "cuequivariance-torch", "openequivariance", "cuda-core")
 LENGTH = 16
@@ -81,8 +81,8 @@ def software_versions(facts: DeviceFacts) -> dict[str, str]:
         except importlib.metadata.PackageNotFoundError:
             continue
     try:
-        from kernelgen.compile import nvrtc_version
-        from kernelgen.host_compiler import find_host_compiler
+        from kernelgen.compile.host import find_host_compiler
+        from kernelgen.compile.nvrtc import nvrtc_version
 
         versions["compiler"] = find_host_compiler().version if facts.backend == "cpu" else f"nvrtc {nvrtc_version()}"
     except EquituneError:

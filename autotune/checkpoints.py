@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from kernelgen.problem import TensorProductProblem
+from kernelgen.problem.tensor_product import TensorProductProblem
 
 # e3nn keeps generated code as submodules, and Wigner's symbols as buffers of those.
 CODE = ("_compiled_main_left_right.", "_compiled_main_right.")

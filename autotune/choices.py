@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import itertools
 
-from kernelgen.defaults import SMALL_GRAPH_EDGES
 from kernelgen.device import DeviceFacts
-from kernelgen.pairs import pair_paths
-from kernelgen.problem import TensorProductProblem
-from kernelgen.schedule import HostSchedule, power_of_two_at_most
-from kernelgen.spec import BYTES, Spec
+from kernelgen.plan.defaults import SMALL_GRAPH_EDGES
+from kernelgen.plan.pairs import pair_paths
+from kernelgen.problem.tensor_product import TensorProductProblem
+from kernelgen.schedule.kernel_spec import BYTES, Spec
+from kernelgen.schedule.knobs import power_of_two_at_most
+from kernelgen.schedule.tensor_product import HostSchedule
 
 # Groups beyond one an input block that are tried one by one: the best count is rarely a round number.
 FINE_GROUPS = 3

@@ -16,9 +16,9 @@ from autotune import paths
 from autotune.errors import ConfigError, unknown_name
 from autotune.families import Problem
 from autotune.graphs import AtomSource, Bulk, Crystal, EdgesAlone, GraphSpec, Molecule, Points, StructureFile
-from kernelgen.harmonics import HarmonicsProblem
-from kernelgen.problem import TensorProductProblem
-from kernelgen.vectors import SEPARATOR, VectorProblem
+from kernelgen.problem.edge_vectors import SEPARATOR, VectorProblem
+from kernelgen.problem.spherical_harmonics import HarmonicsProblem
+from kernelgen.problem.tensor_product import TensorProductProblem
 
 NORMALIZATION_KEYS = ("shared_weights", "irrep_normalization", "path_normalization")
 # Tables of other problems than products.

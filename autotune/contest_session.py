@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from autotune.equivariance import equivariance_error
 from autotune.jobs import device_is_lost, free_memory, order_of, worst_error
-from kernelgen.defaults import SMALL_GRAPH_EDGES
-from kernelgen.schedule import Knobs
+from kernelgen.plan.defaults import SMALL_GRAPH_EDGES
+from kernelgen.schedule.knobs import Knobs
 
 if TYPE_CHECKING:
     from autotune.measure import Sampler

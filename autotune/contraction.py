@@ -23,7 +23,7 @@ from e3nn import o3
 from autotune.tuned_module import TunedModule
 from autotune.workload import LAYOUTS, relayout
 from kernelgen.errors import InputError, ProblemError, ScheduleError
-from kernelgen.problem import TensorProductProblem
+from kernelgen.problem.tensor_product import TensorProductProblem
 
 CONTRACTIONS = ("auto", "edge", "matrix")
 # Weights from which "auto" takes the matrix product. On two cores of a Xeon (float32, forward and backward): as fast as

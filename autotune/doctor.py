@@ -112,14 +112,14 @@ def _gpus() -> Iterator[tuple[str, str, str]]:
 
 
 def _host_compiler() -> Iterator[tuple[str, str, str]]:
-    from kernelgen.host_compiler import try_host_compiler
+    from kernelgen.compile.host import try_host_compiler
 
     compiler = try_host_compiler()
     yield "C++", f"{compiler.path} {compiler.version}", "ok"
 
 
 def _nvrtc() -> Iterator[tuple[str, str, str]]:
-    from kernelgen.compile import nvrtc_version
+    from kernelgen.compile.nvrtc import nvrtc_version
     from kernelgen.errors import ToolMissingError
 
     try:
@@ -139,7 +139,7 @@ def _software() -> Iterator[tuple[str, str, str]]:
 
 
 def _cache() -> Iterator[tuple[str, str, str]]:
-    from kernelgen.cache import cache_dir, require_private
+    from kernelgen.compile.cache import cache_dir, require_private
     from kernelgen.errors import CacheError
 
     folder = cache_dir()

@@ -19,10 +19,10 @@ from autotune.errors import DatabaseError
 from autotune.families import family_of
 from autotune.graphs import OPERATIONS, GraphClass
 from autotune.workload import Identity
-from kernelgen.direction import DIRECTIONS
 from kernelgen.errors import EquituneError
-from kernelgen.schedule import Knobs
-from kernelgen.spec import BYTES
+from kernelgen.schedule.kernel_spec import BYTES
+from kernelgen.schedule.knobs import Knobs
+from kernelgen.terms.directions import DIRECTIONS
 
 CHOICES: dict[str, tuple[str, ...]] = {
     "operation": OPERATIONS,

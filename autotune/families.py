@@ -14,16 +14,17 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from autotune.errors import ConfigError
-from kernelgen.defaults import default_schedule
 from kernelgen.device import DeviceFacts
-from kernelgen.direction import DIRECTIONS, Direction, fixed_order_parts
 from kernelgen.errors import ScheduleError
-from kernelgen.harmonics import HarmonicsProblem
-from kernelgen.plan import make_plan
-from kernelgen.problem import TensorProductProblem
-from kernelgen.schedule import SCHEDULES, Knobs, Schedule, schedule_from_dict
-from kernelgen.spec import Spec
-from kernelgen.vectors import VectorProblem
+from kernelgen.plan.defaults import default_schedule
+from kernelgen.plan.planner import make_plan
+from kernelgen.problem.edge_vectors import VectorProblem
+from kernelgen.problem.spherical_harmonics import HarmonicsProblem
+from kernelgen.problem.tensor_product import TensorProductProblem
+from kernelgen.schedule.kernel_spec import Spec
+from kernelgen.schedule.knobs import Knobs
+from kernelgen.schedule.tensor_product import SCHEDULES, Schedule, schedule_from_dict
+from kernelgen.terms.directions import DIRECTIONS, Direction, fixed_order_parts
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from autotune.space import Space
     from autotune.verify import Reference
     from autotune.workload import Tensors, Workload
-    from kernelgen.graph import EdgeOrder
+    from kernelgen.runtime.graph import EdgeOrder
 
 Problem = TensorProductProblem | HarmonicsProblem | VectorProblem
 Run = Callable[[], "dict[str, Tensor]"]

@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from autotune.space import Space
-from kernelgen.schedule import Knobs
+from kernelgen.schedule.knobs import Knobs
 
 # A trial gains something if it is faster than the fastest before by more than the noise of two measurements.
 GAIN = 0.01

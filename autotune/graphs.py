@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from autotune.errors import ConfigError
-from kernelgen.defaults import SMALL_GRAPH_EDGES
+from kernelgen.plan.defaults import SMALL_GRAPH_EDGES
 
 if TYPE_CHECKING:
     from ase import Atoms

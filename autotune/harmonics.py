@@ -17,12 +17,12 @@ from autotune.graphs import GraphClass
 from autotune.lookup import Tuning, find_schedule
 from autotune.tuned_module import NoTorchScript, autocast, check_dtype, or_default, outside_of_traces
 from kernelgen.device import device_facts
-from kernelgen.direction import HARMONICS_DIRECTIONS
 from kernelgen.errors import ProblemError, UnsupportedError
-from kernelgen.harmonics import MAX_DEGREE, NORMALIZATIONS, HarmonicsProblem
-from kernelgen.harmonics_library import HARMONICS_OPERATORS
-from kernelgen.harmonics_operators import HarmonicsOperator, build_harmonics
-from kernelgen.irreps import parse_irreps
+from kernelgen.ops.harmonics_operator import HarmonicsOperator, build_harmonics
+from kernelgen.ops.registry import OPERATORS
+from kernelgen.problem.irreps import parse_irreps
+from kernelgen.problem.spherical_harmonics import MAX_DEGREE, NORMALIZATIONS, HarmonicsProblem
+from kernelgen.terms.directions import HARMONICS_DIRECTIONS
 
 Degrees: TypeAlias = "int | Iterable[int] | str | o3.Irreps"
 _VECTORS = (o3.Irreps("1x1o"), o3.Irreps("1x1e"))
@@ -125,7 +125,7 @@ class SphericalHarmonics(NoTorchScript):
         """
         (x,) = autocast(x)
         if torch.compiler.is_compiling():
-            return HARMONICS_OPERATORS[_operator_text(self._key, x.device, x.dtype)](x)
+            return OPERATORS[_operator_text(self._key, x.device, x.dtype)](x)
         met = self._operator
         if met is None or met.dtype is not x.dtype or met.device != x.device:
             met = self._operator_for(x.device, x.dtype)
@@ -197,7 +197,7 @@ def spherical_harmonics(
     (x,) = autocast(x)
     if torch.compiler.is_compiling():
         key = _module_key(l, normalize, normalization)
-        return HARMONICS_OPERATORS[_operator_text(key, x.device, x.dtype)](x)
+        return OPERATORS[_operator_text(key, x.device, x.dtype)](x)
     return _module(l, normalize, normalization)(x)
 
 

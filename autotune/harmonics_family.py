@@ -12,21 +12,21 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from autotune.errors import ConfigError
 from autotune.families import Family, Run
-from kernelgen.defaults import default_harmonics_schedule
 from kernelgen.device import DeviceFacts
-from kernelgen.direction import HARMONICS_DIRECTIONS
-from kernelgen.harmonics import HarmonicsProblem
-from kernelgen.harmonics_plan import HarmonicsPlan, harmonics_plan
-from kernelgen.harmonics_schedule import HARMONICS_SCHEDULES, HarmonicsSchedule, harmonics_schedule_from_dict
-from kernelgen.schedule import Knobs
-from kernelgen.spec import BYTES, HarmonicsSpec
+from kernelgen.plan.defaults import default_harmonics_schedule
+from kernelgen.plan.spherical_harmonics import HarmonicsPlan, harmonics_plan
+from kernelgen.problem.spherical_harmonics import HarmonicsProblem
+from kernelgen.schedule.kernel_spec import BYTES, HarmonicsSpec
+from kernelgen.schedule.knobs import Knobs
+from kernelgen.schedule.spherical_harmonics import HARMONICS_SCHEDULES, HarmonicsSchedule, harmonics_schedule_from_dict
+from kernelgen.terms.directions import HARMONICS_DIRECTIONS
 
 if TYPE_CHECKING:
     from autotune.baselines.passes import Call
     from autotune.space import Space
     from autotune.verify import Reference
     from autotune.workload import Tensors, Workload
-    from kernelgen.graph import EdgeOrder
+    from kernelgen.runtime.graph import EdgeOrder
 
 OPERATION, LAYOUT = "harmonics", "mul_ir"
 # What each direction reads, by slot; it writes its outputs.
@@ -114,7 +114,7 @@ class Harmonics(Family):
     def build(self, workload: Workload, schedules: Mapping[str, Knobs], device: str) -> Any:
         import torch
 
-        from kernelgen.harmonics_operators import build_harmonics
+        from kernelgen.ops.harmonics_operator import build_harmonics
 
         given: Any = dict(schedules)
         return build_harmonics(workload.harmonics, given, dtype=getattr(torch, workload.dtype), device=device)

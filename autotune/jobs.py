@@ -13,18 +13,19 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from kernelgen.defaults import SMALL_GRAPH_EDGES
-from kernelgen.direction import DIRECTIONS
 from kernelgen.errors import CompileError, ScheduleError
-from kernelgen.schedule import Knobs, Schedule
+from kernelgen.plan.defaults import SMALL_GRAPH_EDGES
+from kernelgen.schedule.knobs import Knobs
+from kernelgen.schedule.tensor_product import Schedule
+from kernelgen.terms.directions import DIRECTIONS
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from autotune.measure import Timing
     from autotune.workload import Tensors, Workload
-    from kernelgen.graph import EdgeOrder
-    from kernelgen.operators import Operator
+    from kernelgen.ops.operator import Operator
+    from kernelgen.runtime.graph import EdgeOrder
 
 STATES = ("ok", "pruned", "illegal", "compile", "launch", "memory", "wrong", "timeout", "crashed")
 # Elements of NaN around every operand of a trial; as many bytes as an aligned row of any dtype and vector width.
@@ -173,7 +174,7 @@ def guarded(tensors: Tensors) -> Tensors:
 
 def order_of(tensors: Tensors) -> EdgeOrder | None:
     """By receiver and by sender, as a model makes it once for its graph: no timed call may sort edges."""
-    from kernelgen.graph import edge_order
+    from kernelgen.runtime.graph import edge_order
 
     if tensors.receiver is None:
         return None
@@ -184,7 +185,7 @@ def build_for(workload: Workload, schedules: Mapping[str, Schedule], device: str
     """The operator of a product with these schedules by direction; other directions take the default."""
     import torch
 
-    from kernelgen.operators import build
+    from kernelgen.ops.operator import build
 
     return build(
         workload.product,

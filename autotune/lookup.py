@@ -35,9 +35,9 @@ from autotune.families import Family, Problem, family_of
 from autotune.graphs import GraphClass
 from autotune.quarantine import quarantine_path, quarantined
 from kernelgen.device import DeviceFacts
-from kernelgen.direction import Direction
 from kernelgen.errors import ProblemError, ScheduleError
-from kernelgen.schedule import Knobs
+from kernelgen.schedule.knobs import Knobs
+from kernelgen.terms.directions import Direction
 
 
 @dataclass(frozen=True)

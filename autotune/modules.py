@@ -24,10 +24,10 @@ from autotune.lookup import Tuning
 from autotune.tuned_module import Schedules, TunedModule, autocast
 from autotune.weights import PathWeights, Weight, check_last
 from kernelgen.errors import InputError, ProblemError
-from kernelgen.from_e3nn import problem_of
-from kernelgen.graph import EdgeOrder, assert_indices, check_ascending, check_indices, row_count
-from kernelgen.operators import Operator
-from kernelgen.problem import TensorProductProblem
+from kernelgen.ops.operator import Operator
+from kernelgen.problem.from_e3nn import problem_of
+from kernelgen.problem.tensor_product import TensorProductProblem
+from kernelgen.runtime.graph import EdgeOrder, assert_indices, check_ascending, check_indices, row_count
 
 Irreps: TypeAlias = "str | o3.Irreps"
 Variances: TypeAlias = "Sequence[float] | torch.Tensor | None"
@@ -279,8 +279,8 @@ class TensorProductConv(TunedModule):
         node_feats ``[nodes, irreps_in1.dim]``, edge_attrs ``[edges, irreps_in2.dim]``, weights
         ``[edges, weight_numel]`` (``[weight_numel]`` where shared), sender and receiver ``[edges]`` int32 or int64.
         num_nodes: rows of the result, as many as node_feats has by default. edges_sorted: receiver is ascending.
-        order: from ``kernelgen.graph.edge_order`` for a graph whose order you keep; otherwise a graph is ordered
-        once, and known again by its receiver tensor.
+        order: from ``kernelgen.runtime.graph.edge_order`` for a graph whose order you keep; otherwise a graph is
+        ordered once, and known again by its receiver tensor.
 
         Under ``torch.autocast`` tensors in half precision are taken as float32, and so is the result.
 

@@ -14,7 +14,7 @@ from autotune.graphs import GraphClass
 from autotune.lookup import device_distance, is_alike
 from autotune.space import Space
 from kernelgen.device import DeviceFacts
-from kernelgen.schedule import Knobs
+from kernelgen.schedule.knobs import Knobs
 
 MOST = 8
 # A direction that is a part of another, or nearly: where it has no winner of its own, the other's is the best guess.

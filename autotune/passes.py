@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from autotune.graphs import build_graph
 from autotune.workload import Workload
-from kernelgen.direction import DIRECTIONS
+from kernelgen.terms.directions import DIRECTIONS
 
 # A pass is timed as it runs in a model; the kernels of its directions do its work.
 DIRECTIONS_OF: dict[str, tuple[str, ...]] = {name: (name,) for name in DIRECTIONS} | {

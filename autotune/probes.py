@@ -13,8 +13,9 @@ import itertools
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from kernelgen.plan import MAX_REGISTERS, estimate_registers
-from kernelgen.schedule import CudaSchedule, Knobs
+from kernelgen.plan.planner import MAX_REGISTERS, estimate_registers
+from kernelgen.schedule.knobs import Knobs
+from kernelgen.schedule.tensor_product import CudaSchedule
 
 if TYPE_CHECKING:
     from autotune.space import Space

@@ -13,7 +13,7 @@ from e3nn import o3
 
 from autotune.modules import Irreps, TensorProduct
 from kernelgen.errors import ProblemError
-from kernelgen.irreps import parse_irreps
+from kernelgen.problem.irreps import parse_irreps
 
 
 class _ReadyMade(TensorProduct):

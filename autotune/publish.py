@@ -25,7 +25,7 @@ from autotune.verify import TOLERANCE
 from autotune.worker import Worker
 from autotune.workload import Workload
 from kernelgen.device import DeviceFacts, device_facts
-from kernelgen.schedule import Knobs
+from kernelgen.schedule.knobs import Knobs
 from kernelgen.version import GENERATOR_VERSION
 
 CANDIDATES = 3

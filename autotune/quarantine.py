@@ -15,7 +15,7 @@ from typing import Any
 
 from autotune import records
 from autotune.database import DatabaseWarning
-from kernelgen.schedule import Knobs
+from kernelgen.schedule.knobs import Knobs
 from kernelgen.version import GENERATOR_VERSION
 
 # States of trials (:data:`autotune.jobs.STATES`) that say something bad of the kernel itself.

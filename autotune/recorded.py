@@ -19,11 +19,12 @@ from autotune.graphs import GraphClass
 from autotune.neighbours import starting_points
 from autotune.space import Space
 from kernelgen.device import DeviceFacts
-from kernelgen.direction import DIRECTIONS
 from kernelgen.errors import EquituneError
-from kernelgen.problem import TensorProductProblem
-from kernelgen.schedule import Knobs, schedule_from_dict
-from kernelgen.spec import Spec
+from kernelgen.problem.tensor_product import TensorProductProblem
+from kernelgen.schedule.kernel_spec import Spec
+from kernelgen.schedule.knobs import Knobs
+from kernelgen.schedule.tensor_product import schedule_from_dict
+from kernelgen.terms.directions import DIRECTIONS
 
 
 @dataclass(frozen=True)

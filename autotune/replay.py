@@ -26,7 +26,7 @@ from autotune.sampling import proposals_ahead
 from autotune.search import Compiled, search
 from autotune.study import Study
 from kernelgen.errors import CompileError
-from kernelgen.schedule import Knobs
+from kernelgen.schedule.knobs import Knobs
 
 # Seeds a sampler is run with; a Gaussian process thinks for seconds over a trial, and the default order has no seed.
 SEEDS = {"tpe": 20, "climb": 20, "gp": 5, "random": 20, "default": 1}

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from autotune.errors import ConfigError, unknown_name
-from kernelgen.direction import DIRECTIONS
-from kernelgen.schedule import SCHEDULES, Schedule
+from kernelgen.schedule.tensor_product import SCHEDULES, Schedule
+from kernelgen.terms.directions import DIRECTIONS
 
 Choices = Mapping[str, tuple]
 

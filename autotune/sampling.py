@@ -19,7 +19,7 @@ import filelock
 from autotune.config import SAMPLERS, SEEDS
 from autotune.errors import ConfigError, StudyError, unknown_name
 from autotune.space import Space
-from kernelgen.schedule import Knobs
+from kernelgen.schedule.knobs import Knobs
 
 if TYPE_CHECKING:
     import optuna

@@ -21,7 +21,7 @@ from autotune.jobs import Outcome
 from autotune.pruning import why_hopeless
 from autotune.study import Proposal, Study
 from kernelgen.errors import CompileError
-from kernelgen.schedule import Knobs
+from kernelgen.schedule.knobs import Knobs
 
 
 @dataclass(frozen=True)

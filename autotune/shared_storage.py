@@ -24,7 +24,7 @@ from autotune.errors import StudyError
 from autotune.sampling import KEY, RECORD, distributions
 from autotune.space import Space
 from autotune.storage_access import WAIT_S, Access
-from kernelgen.schedule import Knobs
+from kernelgen.schedule.knobs import Knobs
 
 if TYPE_CHECKING:
     import optuna

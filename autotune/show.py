@@ -19,7 +19,7 @@ from autotune.families import family_of, operations_of
 from autotune.graphs import GraphClass
 from autotune.lookup import Tuning, find_schedule
 from kernelgen.device import DeviceFacts, device_facts
-from kernelgen.schedule import Knobs
+from kernelgen.schedule.knobs import Knobs
 from kernelgen.version import GENERATOR_VERSION
 
 

@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING, Any
 
 from autotune.errors import ConfigError, unknown_name
 from autotune.families import Family, family_of
-from kernelgen.channel_plan import block_of_an_edge
 from kernelgen.errors import ScheduleError
-from kernelgen.grouping import group_paths
-from kernelgen.schedule import CudaSchedule, Knobs, Schedule
+from kernelgen.plan.channelwise import block_of_an_edge
+from kernelgen.plan.path_groups import group_paths
+from kernelgen.schedule.knobs import Knobs
+from kernelgen.schedule.tensor_product import CudaSchedule, Schedule
 
 if TYPE_CHECKING:
     import optuna

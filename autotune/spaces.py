@@ -12,10 +12,10 @@ from autotune.families import family_of
 from autotune.probes import probes_of, unfused
 from autotune.space import Space
 from kernelgen.device import DeviceFacts
-from kernelgen.direction import Direction
-from kernelgen.harmonics_schedule import HarmonicsCudaSchedule
-from kernelgen.problem import TensorProductProblem
-from kernelgen.schedule import Knobs
+from kernelgen.problem.tensor_product import TensorProductProblem
+from kernelgen.schedule.knobs import Knobs
+from kernelgen.schedule.spherical_harmonics import HarmonicsCudaSchedule
+from kernelgen.terms.directions import Direction
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from torch.nn.utils import parametrize
 from autotune.checkpoints import E3nnCheckpoints
 from autotune.harmonics import SphericalHarmonics
 from autotune.modules import TensorProduct
-from kernelgen.from_e3nn import problem_of
+from kernelgen.problem.from_e3nn import problem_of
 
 # What every module has of its own, by name.
 _SHARED = tuple(name for name in vars(torch.nn.Module()) if name not in ("training", "_modules"))

@@ -32,7 +32,7 @@ from autotune.sampling import KEY, RUNS, add_missing, known_trial, make_sampler,
 from autotune.shared_storage import open_board
 from autotune.space import Space
 from kernelgen.errors import ScheduleError
-from kernelgen.schedule import Knobs
+from kernelgen.schedule.knobs import Knobs
 from kernelgen.version import GENERATOR_VERSION
 
 if TYPE_CHECKING:

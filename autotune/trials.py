@@ -17,7 +17,7 @@ from autotune.search import Compiled
 from autotune.space import Space
 from autotune.worker import Worker, run_trial
 from kernelgen.errors import EquituneError
-from kernelgen.schedule import Knobs
+from kernelgen.schedule.knobs import Knobs
 
 # A job may take this many times the longest that went well, but within these bounds.
 LIMIT_FACTOR, LEAST_LIMIT_S, FIRST_LIMIT_S = 10.0, 20.0, 120.0
@@ -48,8 +48,8 @@ class Measurer:
 
 def compile_ahead(space: Space, schedule: Knobs) -> Compiled:
     """Have the kernel of a schedule in the compile cache, where the worker finds it."""
-    from kernelgen.compile import compile_source
-    from kernelgen.emit import emit
+    from kernelgen.compile.compiler import compile_source
+    from kernelgen.emit.kernel_source import emit
 
     begin = time.perf_counter()
     binary = compile_source(emit(space.plan(schedule)), space.spec.facts)

@@ -42,7 +42,7 @@ from autotune.trials import SAMPLING_S, CompilersAhead, Measurer, compile_ahead
 from autotune.worker import Worker
 from autotune.workload import Workload
 from kernelgen.device import DeviceFacts
-from kernelgen.schedule import Knobs
+from kernelgen.schedule.knobs import Knobs
 from kernelgen.version import GENERATOR_VERSION
 
 if TYPE_CHECKING:

@@ -19,12 +19,13 @@ from autotune.graphs import GraphClass
 from autotune.lookup import Tuning, check_tolerance, find_schedule
 from autotune.workload import LAYOUTS
 from kernelgen.device import check_cuda, device_facts
-from kernelgen.direction import DIRECTIONS
 from kernelgen.errors import InputError, ProblemError, ToolMissingError, UnsupportedError
-from kernelgen.library import OPERATORS
-from kernelgen.operators import Operator, build
-from kernelgen.problem import TensorProductProblem
-from kernelgen.schedule import Knobs, Schedule
+from kernelgen.ops.operator import Operator, build
+from kernelgen.ops.registry import OPERATORS
+from kernelgen.problem.tensor_product import TensorProductProblem
+from kernelgen.schedule.knobs import Knobs
+from kernelgen.schedule.tensor_product import Schedule
+from kernelgen.terms.directions import DIRECTIONS
 
 Schedules = Schedule | Mapping[str, Schedule]
 _HALVES = (torch.float16, torch.bfloat16)

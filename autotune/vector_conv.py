@@ -15,10 +15,11 @@ from autotune.harmonics import SphericalHarmonics
 from autotune.modules import Irreps, TensorProductConv
 from autotune.vectors_family import directions_inside
 from kernelgen.device import device_facts
-from kernelgen.fused import FUSED, HarmonicProduct
-from kernelgen.harmonics_operators import HarmonicsOperator
-from kernelgen.operators import DTYPES, Operator
-from kernelgen.vectors import VectorProblem
+from kernelgen.ops.base import DTYPES
+from kernelgen.ops.edge_vectors import FUSED, HarmonicProduct
+from kernelgen.ops.harmonics_operator import HarmonicsOperator
+from kernelgen.ops.operator import Operator
+from kernelgen.problem.edge_vectors import VectorProblem
 
 
 class SphericalHarmonicsConv(TensorProductConv):

@@ -1,7 +1,8 @@
 """Convolutions of harmonics of edge vectors as the tuner sees them: the third :class:`autotune.families.Family`.
 
 Vectors are operand ``y``. What is decided, by direction, is whether harmonics are formed inside the product's kernel or
-apart (``kernelgen.vectors``); the kernels themselves run the schedules that are known for product and harmonics.
+apart (``kernelgen.problem.edge_vectors``); the kernels themselves run the schedules that are known for product and
+harmonics.
 """
 
 from __future__ import annotations
@@ -16,20 +17,20 @@ from autotune.errors import ConfigError
 from autotune.families import Products, Run
 from autotune.graphs import GraphClass
 from kernelgen.device import DeviceFacts, device_facts
-from kernelgen.direction import DIRECTIONS, Direction
-from kernelgen.fused import FUSED
-from kernelgen.plan import make_plan
-from kernelgen.schedule import Knobs
-from kernelgen.spec import Spec
-from kernelgen.vectors import VectorProblem
-from kernelgen.vectors_schedule import VECTOR_SCHEDULES, VectorSchedule, vector_schedule_from_dict
+from kernelgen.ops.edge_vectors import FUSED
+from kernelgen.plan.planner import make_plan
+from kernelgen.problem.edge_vectors import VectorProblem
+from kernelgen.schedule.edge_vectors import VECTOR_SCHEDULES, VectorSchedule, vector_schedule_from_dict
+from kernelgen.schedule.kernel_spec import Spec
+from kernelgen.schedule.knobs import Knobs
+from kernelgen.terms.directions import DIRECTIONS, Direction
 
 if TYPE_CHECKING:
     from autotune.space import Space
     from autotune.verify import Reference
     from autotune.workload import Tensors, Workload
-    from kernelgen.fused import HarmonicProduct
-    from kernelgen.graph import EdgeOrder
+    from kernelgen.ops.edge_vectors import HarmonicProduct
+    from kernelgen.runtime.graph import EdgeOrder
 
 OPERATION = "vectors"
 
@@ -147,10 +148,10 @@ def build_vectors(
     import torch
 
     from autotune.lookup import find_schedule
-    from kernelgen.direction import HARMONICS_DIRECTIONS
-    from kernelgen.fused import HarmonicProduct
-    from kernelgen.harmonics_operators import build_harmonics
-    from kernelgen.operators import build
+    from kernelgen.ops.edge_vectors import HarmonicProduct
+    from kernelgen.ops.harmonics_operator import build_harmonics
+    from kernelgen.ops.operator import build
+    from kernelgen.terms.directions import HARMONICS_DIRECTIONS
 
     number = None if graph_class is None else GraphClass("harmonics", graph_class.log2_edges)
     options: dict[str, Any] = {"dtype": getattr(torch, dtype), "device": device}

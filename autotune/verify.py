@@ -20,9 +20,9 @@ from e3nn import o3
 
 from autotune.families import Problem
 from autotune.workload import Tensors, Workload, relayout
-from kernelgen.direction import DIRECTIONS, Direction
 from kernelgen.errors import InputError
-from kernelgen.problem import TensorProductProblem
+from kernelgen.problem.tensor_product import TensorProductProblem
+from kernelgen.terms.directions import DIRECTIONS, Direction
 
 TOLERANCE = {"float32": 1e-5, "float64": 1e-10}
 # Edges checked by default: a few seconds of e3nn's double backward in float64.

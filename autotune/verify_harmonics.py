@@ -13,8 +13,8 @@ from e3nn import o3
 
 from autotune.verify import CHUNK_ELEMENTS, Reference
 from autotune.workload import DTYPES, Tensors, Workload
-from kernelgen.direction import HARMONICS_DIRECTIONS, HarmonicsDirection
-from kernelgen.harmonics import HarmonicsProblem
+from kernelgen.problem.spherical_harmonics import HarmonicsProblem
+from kernelgen.terms.directions import HARMONICS_DIRECTIONS, HarmonicsDirection
 
 MAX_VECTORS = {"cpu": 8192, "cuda": 65536}
 

@@ -10,7 +10,7 @@ import torch
 from autotune.verify import Reference, e3nn_product
 from autotune.verify_harmonics import e3nn_harmonics
 from autotune.workload import Tensors, Workload, make_tensors
-from kernelgen.vectors import VectorProblem
+from kernelgen.problem.edge_vectors import VectorProblem
 
 
 def make_vector_tensors(workload: Workload, device: torch.device | str, seed: int = 0) -> Tensors:

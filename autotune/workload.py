@@ -13,12 +13,12 @@ import torch
 from autotune.errors import ConfigError
 from autotune.families import Family, Problem, family_of, operations_of
 from autotune.graphs import CONVOLUTIONS, Graph, GraphClass, GraphSpec, build_graph
-from kernelgen.direction import DIRECTIONS, Direction
-from kernelgen.harmonics import HarmonicsProblem
-from kernelgen.irreps import blocks_of
-from kernelgen.problem import TensorProductProblem
-from kernelgen.spec import BYTES
-from kernelgen.vectors import VectorProblem
+from kernelgen.problem.edge_vectors import VectorProblem
+from kernelgen.problem.irreps import blocks_of
+from kernelgen.problem.spherical_harmonics import HarmonicsProblem
+from kernelgen.problem.tensor_product import TensorProductProblem
+from kernelgen.schedule.kernel_spec import BYTES
+from kernelgen.terms.directions import DIRECTIONS, Direction
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 LAYOUTS = ("mul_ir", "ir_mul")

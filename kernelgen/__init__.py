@@ -1,6 +1,8 @@
-"""Kernels for the O(3)-equivariant tensor product: a problem and a schedule enter, a torch operator leaves.
+"""Kernels for O(3)-equivariant tensor products and spherical harmonics, generated and compiled as torch operators.
 
-problem -> terms -> plan (with a schedule) -> source -> binary -> operator
+Each sub-package is a step, and imports only those before it:
+
+    problem -> terms -> schedule -> plan -> emit -> compile -> runtime -> ops
 
 >>> from kernelgen import TensorProductProblem, build
 >>> problem = TensorProductProblem.channelwise("128x0e+128x1o", "0e+1o+2e", "0e+1o+2e")
@@ -8,10 +10,9 @@ problem -> terms -> plan (with a schedule) -> source -> binary -> operator
 >>> out = operator(x, y, w, sender, receiver)       # [num_nodes, problem.dim_out], differentiable twice
 """
 
-from kernelgen.compile import compile_many, compile_source
-from kernelgen.defaults import default_schedule
+from kernelgen.compile.compiler import compile_many, compile_source
+from kernelgen.compile.host import find_host_compiler
 from kernelgen.device import DeviceFacts, cuda_facts, device_facts
-from kernelgen.direction import DIRECTIONS, Direction
 from kernelgen.errors import (
     CacheError,
     CompileError,
@@ -23,17 +24,18 @@ from kernelgen.errors import (
     ToolMissingError,
     UnsupportedError,
 )
-from kernelgen.fused import HarmonicProduct
-from kernelgen.graph import EdgeOrder, check_indices, edge_order
-from kernelgen.harmonics import HarmonicsProblem
-from kernelgen.harmonics_operators import HarmonicsOperator, build_harmonics
-from kernelgen.host_compiler import find_host_compiler
-from kernelgen.modes import Instruction
-from kernelgen.operators import Operator, build
-from kernelgen.plan import make_plan
-from kernelgen.problem import TensorProductProblem
-from kernelgen.schedule import CudaSchedule, HostSchedule, Schedule, schedule_from_dict
-from kernelgen.spec import Spec
+from kernelgen.ops.edge_vectors import HarmonicProduct
+from kernelgen.ops.harmonics_operator import HarmonicsOperator, build_harmonics
+from kernelgen.ops.operator import Operator, build
+from kernelgen.plan.defaults import default_schedule
+from kernelgen.plan.planner import make_plan
+from kernelgen.problem.connection_modes import Instruction
+from kernelgen.problem.spherical_harmonics import HarmonicsProblem
+from kernelgen.problem.tensor_product import TensorProductProblem
+from kernelgen.runtime.graph import EdgeOrder, check_indices, edge_order
+from kernelgen.schedule.kernel_spec import Spec
+from kernelgen.schedule.tensor_product import CudaSchedule, HostSchedule, Schedule, schedule_from_dict
+from kernelgen.terms.directions import DIRECTIONS, Direction
 from kernelgen.version import GENERATOR_VERSION, __version__
 
 __all__ = [

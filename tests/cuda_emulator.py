@@ -12,14 +12,14 @@ import torch
 from reference import Case, relayout
 
 from kernelgen.device import cuda_facts
-from kernelgen.direction import Direction
-from kernelgen.emit import emit, geometry
-from kernelgen.graph import longest_first
-from kernelgen.harmonics import HarmonicsProblem
-from kernelgen.harmonics_plan import HarmonicsPlan
-from kernelgen.plan import AnyPlan, make_plan
-from kernelgen.schedule import CudaSchedule
-from kernelgen.spec import BUFFERS, Spec
+from kernelgen.emit.kernel_source import emit, geometry
+from kernelgen.plan.planner import AnyPlan, make_plan
+from kernelgen.plan.spherical_harmonics import HarmonicsPlan
+from kernelgen.problem.spherical_harmonics import HarmonicsProblem
+from kernelgen.runtime.graph import longest_first
+from kernelgen.schedule.kernel_spec import BUFFERS, Spec
+from kernelgen.schedule.tensor_product import CudaSchedule
+from kernelgen.terms.directions import Direction
 
 FACTS = cuda_facts("sm_90")
 # Elements behind each output that must stay as they are.

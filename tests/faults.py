@@ -13,8 +13,8 @@ import torch
 
 from autotune.jobs import TrialJob, TrialSession, TrialSetting, free_memory
 from autotune.measure import Timing, timing_of
-from kernelgen import launch
-from kernelgen.source import Source
+from kernelgen.emit.source import Source
+from kernelgen.runtime import kernel as launch
 
 # By fault: what its trial is recorded as.
 STATES = {

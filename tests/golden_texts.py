@@ -24,7 +24,11 @@ import pair_problems
 from autotune.certificate import hash_of_text
 from kernelgen import GENERATOR_VERSION, CudaSchedule, HarmonicsProblem, HostSchedule, Spec, TensorProductProblem
 from kernelgen.device import DeviceFacts, cuda_facts
-from kernelgen.direction import (
+from kernelgen.emit.kernel_source import emit
+from kernelgen.plan.planner import AnySpec, make_plan
+from kernelgen.schedule.kernel_spec import HarmonicsSpec
+from kernelgen.schedule.spherical_harmonics import HarmonicsCudaSchedule, HarmonicsHostSchedule
+from kernelgen.terms.directions import (
     DIRECTIONS,
     DOUBLE_BACKWARD,
     HARMONICS_DIRECTIONS,
@@ -33,10 +37,6 @@ from kernelgen.direction import (
     double_backward,
     fixed_order_parts,
 )
-from kernelgen.emit import emit
-from kernelgen.harmonics_schedule import HarmonicsCudaSchedule, HarmonicsHostSchedule
-from kernelgen.plan import AnySpec, make_plan
-from kernelgen.spec import HarmonicsSpec
 
 PATH = Path(__file__).resolve().parent / "golden" / "kernel_texts.json"
 FACTS = {"cuda": cuda_facts("sm_90"), "cpu": DeviceFacts("cpu", "a host", "x86_64", 8, vector_bytes=64)}

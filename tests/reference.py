@@ -14,7 +14,7 @@ import torch
 from e3nn import o3
 
 from kernelgen import Operator, TensorProductProblem
-from kernelgen.direction import DIRECTIONS, OPERANDS
+from kernelgen.terms.directions import DIRECTIONS, OPERANDS
 
 
 @contextlib.contextmanager

@@ -23,20 +23,20 @@ import test_zeros
 import torch
 from pair_problems import MODES, of_mode
 
-import kernelgen.plan
-from kernelgen.compile import compile_source
-from kernelgen.defaults import default_schedule
+import kernelgen.plan.planner
+from kernelgen.compile.compiler import compile_source
 from kernelgen.device import DeviceFacts, device_facts
-from kernelgen.direction import DIRECTIONS, fixed_order_parts
-from kernelgen.emit import emit
+from kernelgen.emit.kernel_source import emit
 from kernelgen.errors import ScheduleError, UnsupportedError
-from kernelgen.graph import order_by
-from kernelgen.harmonics import HarmonicsProblem
-from kernelgen.harmonics_schedule import HarmonicsCudaSchedule
-from kernelgen.launch import load_kernel
-from kernelgen.plan import AnySpec, make_plan
-from kernelgen.schedule import CudaSchedule
-from kernelgen.spec import HarmonicsSpec, Spec
+from kernelgen.plan.defaults import default_schedule
+from kernelgen.plan.planner import AnySpec, make_plan
+from kernelgen.problem.spherical_harmonics import HarmonicsProblem
+from kernelgen.runtime.graph import order_by
+from kernelgen.runtime.kernel import load_kernel
+from kernelgen.schedule.kernel_spec import HarmonicsSpec, Spec
+from kernelgen.schedule.spherical_harmonics import HarmonicsCudaSchedule
+from kernelgen.schedule.tensor_product import CudaSchedule
+from kernelgen.terms.directions import DIRECTIONS, fixed_order_parts
 
 EDGES, NODES_IN, NODES_OUT = 150, 12, 9
 UNIT = HarmonicsProblem((0, 1, 2, 3), "component", True)
@@ -107,11 +107,11 @@ def harmonics(facts: DeviceFacts) -> Iterator[tuple[str, HarmonicsSpec]]:
 @contextmanager
 def any_registers() -> Iterator[None]:
     """Kernels estimated at more than there are: they spill, which is no matter here."""
-    slack, kernelgen.plan.REGISTER_SLACK = kernelgen.plan.REGISTER_SLACK, 10.0
+    slack, kernelgen.plan.planner.REGISTER_SLACK = kernelgen.plan.planner.REGISTER_SLACK, 10.0
     try:
         yield
     finally:
-        kernelgen.plan.REGISTER_SLACK = slack
+        kernelgen.plan.planner.REGISTER_SLACK = slack
 
 
 @any_registers()

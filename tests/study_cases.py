@@ -14,8 +14,8 @@ from autotune.search import Compiled, search
 from autotune.space import Space
 from autotune.study import Study
 from kernelgen.device import DeviceFacts
-from kernelgen.problem import TensorProductProblem
-from kernelgen.schedule import HostSchedule, Schedule
+from kernelgen.problem.tensor_product import TensorProductProblem
+from kernelgen.schedule.tensor_product import HostSchedule, Schedule
 
 optuna = pytest.importorskip("optuna")
 

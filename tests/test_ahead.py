@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from kernelgen import TensorProductProblem
-from kernelgen.ahead import RowSpan, row_spans
-from kernelgen.channel_plan import Plan
 from kernelgen.device import cuda_facts
-from kernelgen.direction import DIRECTIONS
 from kernelgen.errors import ScheduleError
-from kernelgen.plan import make_plan
-from kernelgen.schedule import CudaSchedule
-from kernelgen.spec import Spec
+from kernelgen.plan.channelwise import Plan
+from kernelgen.plan.l2_prefetch import RowSpan, row_spans
+from kernelgen.plan.planner import make_plan
+from kernelgen.schedule.kernel_spec import Spec
+from kernelgen.schedule.tensor_product import CudaSchedule
+from kernelgen.terms.directions import DIRECTIONS
 
 UNEQUAL = TensorProductProblem.channelwise("128x0e+64x1o+32x2e", "0e+1o+2e", "0e+1o+2e")
 

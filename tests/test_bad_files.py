@@ -26,7 +26,7 @@ from autotune.lookup import find_schedule
 from autotune.quarantine import quarantine_path
 from autotune.report import write_comparison, write_reports
 from autotune.spaces import search_space
-from kernelgen import cache
+from kernelgen.compile import cache
 from kernelgen.json_data import MOST_DEPTH, parse_json
 from kernelgen.version import GENERATOR_VERSION
 

@@ -16,11 +16,11 @@ from autotune.config_tables import load_graphs
 from autotune.contest_session import ContestSession, ContestSetting
 from autotune.errors import PeerError
 from autotune.workload import Workload, make_tensors
-from kernelgen.checks import Graph
-from kernelgen.direct import DirectCalls
-from kernelgen.direction import DIRECTIONS, Direction
-from kernelgen.problem import TensorProductProblem
-from kernelgen.schedule import HostSchedule
+from kernelgen.problem.tensor_product import TensorProductProblem
+from kernelgen.runtime.arguments import Graph
+from kernelgen.runtime.calls import DirectCalls
+from kernelgen.schedule.tensor_product import HostSchedule
+from kernelgen.terms.directions import DIRECTIONS, Direction
 
 PASSES = tuple(name.replace("+", "_") for name in passes.PASSES)
 PROBLEMS = {

@@ -34,12 +34,12 @@ from autotune.errors import ConfigError, WorkerError
 from autotune.families import family_of
 from autotune.passes import DIRECTIONS_OF, PASSES
 from autotune.workload import Workload, compulsory_bytes
-from kernelgen.compile import compile_source
+from kernelgen.compile.compiler import compile_source
 from kernelgen.device import device_facts
-from kernelgen.direction import DIRECTIONS
-from kernelgen.emit import emit
-from kernelgen.operators import build
-from kernelgen.plan import make_plan
+from kernelgen.emit.kernel_source import emit
+from kernelgen.ops.operator import build
+from kernelgen.plan.planner import make_plan
+from kernelgen.terms.directions import DIRECTIONS
 
 CONFIG = """
 problem = "tiny"
@@ -204,7 +204,7 @@ def test_kernels_compiled_ahead_are_found(tmp_path: Path, monkeypatch: pytest.Mo
     def refused(*_: Any) -> Any:
         raise AssertionError("compiled again")
 
-    monkeypatch.setattr("kernelgen.compile._compile_host", refused)
+    monkeypatch.setattr("kernelgen.compile.host.build", refused)
     for spec in specs[0] + specs[1]:
         assert compile_source(emit(make_plan(spec)), spec.facts)
 

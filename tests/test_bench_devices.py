@@ -53,6 +53,7 @@ def names(rows: list[dict[str, Any]]) -> list[tuple[str, str]]:
     return [(row["label"], row["dtype"]) for row in rows]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_each_row_is_measured_once(config: Path, capfd: pytest.CaptureFixture[str]) -> None:
     rows, said = run(config)
@@ -77,6 +78,7 @@ def fall_out(device: str, name: str, shared: tuple, groups: list, turns: Any, *r
     bench._compare_share(device, name, shared, groups, turns, *rest)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_a_device_that_falls_out_costs_its_problem_only(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:

@@ -21,7 +21,7 @@ from autotune.space import Space
 from autotune.spaces import search_space
 from autotune.study import Proposal, Study
 from kernelgen.device import DeviceFacts
-from kernelgen.problem import TensorProductProblem
+from kernelgen.problem.tensor_product import TensorProductProblem
 
 optuna = pytest.importorskip("optuna")
 

@@ -17,7 +17,7 @@ from autotune.cli import app
 from autotune.database import Table, read_table
 from autotune.entry import Entry
 from autotune.errors import DatabaseError
-from kernelgen.schedule import CudaSchedule, HostSchedule
+from kernelgen.schedule.tensor_product import CudaSchedule, HostSchedule
 
 NOW = "0.1.0+0123456789"
 DATES = ("2026-11-20T12:00:00+00:00", "2026-11-21T12:00:00+00:00")

@@ -15,20 +15,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from kernelgen import (
-    CacheError,
-    CompileError,
-    ToolMissingError,
-    cache,
-    compile_many,
-    compile_source,
-    cuda_facts,
-    device_facts,
-)
-from kernelgen import compile as compiling
-from kernelgen.cache import cache_dir
-from kernelgen.host_compiler import find_host_compiler
-from kernelgen.source import Source
+from kernelgen import CacheError, CompileError, ToolMissingError, compile_many, compile_source, cuda_facts, device_facts
+from kernelgen.compile import cache, nvrtc
+from kernelgen.compile.cache import cache_dir
+from kernelgen.compile.host import find_host_compiler
+from kernelgen.emit.source import Source
 
 HOST = device_facts("cpu")
 ANSWER = Source(
@@ -48,14 +39,14 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EQUITUNE_CACHE", str(tmp_path / "cache"))
 
 
+def fail(*arguments: object, **options: object) -> None:
+    raise AssertionError("the compiler was called")
+
+
 @pytest.fixture
 def no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     """From here on, only the cache can give a binary."""
-
-    def fail(*arguments: object) -> None:
-        raise AssertionError("the compiler was called")
-
-    monkeypatch.setattr(compiling, "_compile_host", fail)
+    monkeypatch.setattr("kernelgen.compile.host.build", fail)
 
 
 def answer(path: Path) -> int:
@@ -214,8 +205,8 @@ ptxas info    : Compile time = 80.764 ms
 
 def test_assembler_report_is_read_for_the_entry_alone() -> None:
     expected = {"registers": 168, "spill_bytes": 204, "stack_bytes": 72, "shared_bytes": 144}
-    assert compiling.parse_ptxas(PTXAS, "equitune_kernel") == expected
-    assert compiling.parse_ptxas("no report", "equitune_kernel") == {}
+    assert nvrtc.parse_ptxas(PTXAS, "equitune_kernel") == expected
+    assert nvrtc.parse_ptxas("no report", "equitune_kernel") == {}
 
 
 @needs_nvrtc
@@ -233,27 +224,27 @@ def test_cuda_rejects_and_caches_like_the_host(monkeypatch: pytest.MonkeyPatch) 
     first, failed, second = compile_many([(s, cuda_facts("sm_90")) for s in (CUDA, BROKEN, CUDA)])
     assert isinstance(failed, CompileError) and "error" in str(failed)
     assert first == second
-    monkeypatch.setattr(compiling, "_compile_cuda", None)
+    monkeypatch.setattr(nvrtc, "_compile", fail)
     assert compile_source(CUDA, cuda_facts("sm_90")) == first
 
 
 def test_missing_nvrtc_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cuda.core", None)
-    compiling.nvrtc_version.cache_clear()
+    nvrtc.nvrtc_version.cache_clear()
     try:
         with pytest.raises(ToolMissingError, match=r"pip install 'equitune\[gpu\]'"):
             compile_source(CUDA, cuda_facts("sm_90"))
     finally:
-        compiling.nvrtc_version.cache_clear()
+        nvrtc.nvrtc_version.cache_clear()
 
 
 @needs_nvrtc
 def test_first_compilations_in_threads_of_a_fresh_process(tmp_path: Path) -> None:
     """Threads that import cuda.core at the same time must not see half of it."""
     script = (
-        "from kernelgen.compile import compile_many\n"
+        "from kernelgen.compile.compiler import compile_many\n"
         "from kernelgen.device import cuda_facts\n"
-        "from kernelgen.source import Source\n"
+        "from kernelgen.emit.source import Source\n"
         "text = 'extern \"C\" __global__ void equitune_kernel(float* p) {{ *p = {}; }}'\n"
         "found = compile_many([(Source(text.format(i), 'cuda'), cuda_facts('sm_90')) for i in range(16)], workers=16)\n"
         "assert all(binary.resources['registers'] for binary in found)\n"

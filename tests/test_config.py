@@ -13,7 +13,7 @@ from autotune.config_tables import load_graphs, load_problems, problem_from
 from autotune.errors import ConfigError
 from autotune.graphs import Bulk, Crystal, Molecule, StructureFile, build_graph
 from kernelgen.errors import EquituneError
-from kernelgen.problem import TensorProductProblem
+from kernelgen.problem.tensor_product import TensorProductProblem
 
 SHIPPED = sorted(path.stem for path in paths.configs_dir().glob("*.toml") if path.stem not in ("problems", "graphs"))
 

@@ -15,12 +15,12 @@ from reference import float64, relative_error
 from autotune import FullyConnectedTensorProduct, TensorProduct, accelerate
 from autotune.contraction import MATRIX_WEIGHTS, by_matrix, pairs_of
 from kernelgen import CudaSchedule, HostSchedule
-from kernelgen.defaults import default_schedule
 from kernelgen.device import cuda_facts
-from kernelgen.direction import DIRECTIONS
 from kernelgen.errors import InputError, ProblemError, ScheduleError
-from kernelgen.problem import TensorProductProblem
-from kernelgen.spec import Spec
+from kernelgen.plan.defaults import default_schedule
+from kernelgen.problem.tensor_product import TensorProductProblem
+from kernelgen.schedule.kernel_spec import Spec
+from kernelgen.terms.directions import DIRECTIONS
 
 # Blocks that several paths share, one that none reaches, and several copies on both sides.
 IRREPS = ("3x0e+4x1o+2x2e", "2x0e+3x1o", "5x0e+3x1o+2x1e+2x3e+1x4e")

@@ -16,8 +16,8 @@ from autotune.jobs import TrialJob, TrialSetting
 from autotune.verify import e3nn_product
 from autotune.worker import Worker
 from autotune.workload import Workload
-from kernelgen.problem import TensorProductProblem
-from kernelgen.schedule import HostSchedule
+from kernelgen.problem.tensor_product import TensorProductProblem
+from kernelgen.schedule.tensor_product import HostSchedule
 
 LIMIT_S = 300.0
 PROBLEM = TensorProductProblem.channelwise("4x0e+4x1o", "0e+1o", "0e+1o")

@@ -18,7 +18,7 @@ from autotune import database
 from autotune.database import Database, DatabaseWarning, device_record, load_table, read_table
 from autotune.entry import Entry
 from autotune.errors import DatabaseError
-from kernelgen.schedule import HostSchedule
+from kernelgen.schedule.tensor_product import HostSchedule
 
 
 def test_an_entry_survives_the_file_unchanged(tmp_path: Path) -> None:

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from autotune.care import merge_file, stale_entries
 from autotune.database import Table, read_table
 from autotune.errors import DatabaseError
-from kernelgen.knobs import Knobs
-from kernelgen.schedule import CudaSchedule
+from kernelgen.schedule.knobs import Knobs
+from kernelgen.schedule.tensor_product import CudaSchedule
 
 NUMBER = int(os.environ.get("EQUITUNE_FUZZ", "150"))
 FUZZ = settings(max_examples=NUMBER, deadline=None, suppress_health_check=list(HealthCheck))

@@ -15,8 +15,8 @@ from torch import Tensor
 from autotune import TensorProduct, accelerate, restore, stand_ins
 from autotune.stand_ins import AcceleratedProduct
 from kernelgen.errors import InputError, ProblemError
-from kernelgen.from_e3nn import problem_of
-from kernelgen.problem import TensorProductProblem
+from kernelgen.problem.from_e3nn import problem_of
+from kernelgen.problem.tensor_product import TensorProductProblem
 
 IRREPS = ("6x0e+3x1o", "0e+1o", "6x0e+3x1o+6x1o")
 PATHS = [(0, 0, 0, "uvu", True), (0, 1, 2, "uvu", True, 0.5), (1, 0, 1, "uvu", True), (1, 1, 1, "uvw", True)]
@@ -286,7 +286,11 @@ def train(model: torch.nn.Module, position: Tensor, feature: Tensor) -> list[flo
     return losses
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float64, 1e-10)], ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"),
+    [pytest.param(torch.float32, 1e-5, marks=pytest.mark.slow), (torch.float64, 1e-10)],
+    ids=str,
+)
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_gate_points_network_trains_the_same(device: str, dtype: torch.dtype, tolerance: float) -> None:
     torch.manual_seed(0)

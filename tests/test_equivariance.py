@@ -13,9 +13,9 @@ from autotune.config_tables import load_graphs
 from autotune.equivariance import equivariance_error, random_rotation, turned
 from autotune.jobs import order_of
 from autotune.workload import Workload, to_ir_mul
-from kernelgen.harmonics import HarmonicsProblem
-from kernelgen.problem import TensorProductProblem
-from kernelgen.vectors import VectorProblem
+from kernelgen.problem.edge_vectors import VectorProblem
+from kernelgen.problem.spherical_harmonics import HarmonicsProblem
+from kernelgen.problem.tensor_product import TensorProductProblem
 
 PRODUCT = TensorProductProblem.channelwise("4x0e+4x1o+4x1e", "0e+1o+2e", "0e+1o+1e+2e")
 HARMONICS = HarmonicsProblem((0, 1, 2), "component", True)

@@ -21,15 +21,15 @@ from autotune.study import Study
 from autotune.tune import space_of
 from autotune.worker import Worker
 from autotune.workload import Workload
-from kernelgen.compile import compile_source
+from kernelgen.compile.compiler import compile_source
 from kernelgen.device import cuda_facts, device_facts
-from kernelgen.direction import DIRECTIONS
-from kernelgen.emit import emit
+from kernelgen.emit.kernel_source import emit
 from kernelgen.errors import CompileError
-from kernelgen.plan import make_plan
-from kernelgen.problem import TensorProductProblem
-from kernelgen.schedule import CudaSchedule
-from kernelgen.spec import Spec
+from kernelgen.plan.planner import make_plan
+from kernelgen.problem.tensor_product import TensorProductProblem
+from kernelgen.schedule.kernel_spec import Spec
+from kernelgen.schedule.tensor_product import CudaSchedule
+from kernelgen.terms.directions import DIRECTIONS
 
 PROBLEM = TensorProductProblem.channelwise("4x0e+4x1o", "0e+1o", "0e+1o")
 WORKLOAD = Workload("tiny", PROBLEM, "conv", load_graphs()["carbon-small"])
@@ -65,6 +65,7 @@ class Run:
         return records.read(path)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("device", DEVICES)
 def test_every_fault_is_recorded_and_changes_nothing_else(

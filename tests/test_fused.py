@@ -14,17 +14,18 @@ from e3nn import o3
 from reference import Case, forward, make_case, relative_error, relayout
 
 from kernelgen import HarmonicsProblem, InputError, ProblemError, TensorProductProblem, UnsupportedError, build
-from kernelgen.compile import compile_source, nvrtc_version
+from kernelgen.compile.compiler import compile_source
+from kernelgen.compile.nvrtc import nvrtc_version
 from kernelgen.device import cuda_facts
-from kernelgen.direction import Direction, backward
-from kernelgen.direction import forward as value
-from kernelgen.emit import emit
+from kernelgen.emit.kernel_source import emit
 from kernelgen.errors import ToolMissingError
-from kernelgen.fused import FUSED, HarmonicProduct
-from kernelgen.harmonics_operators import build_harmonics
-from kernelgen.plan import make_plan
-from kernelgen.schedule import CudaSchedule
-from kernelgen.spec import Spec
+from kernelgen.ops.edge_vectors import FUSED, HarmonicProduct
+from kernelgen.ops.harmonics_operator import build_harmonics
+from kernelgen.plan.planner import make_plan
+from kernelgen.schedule.kernel_spec import Spec
+from kernelgen.schedule.tensor_product import CudaSchedule
+from kernelgen.terms.directions import Direction, backward
+from kernelgen.terms.directions import forward as value
 
 PRODUCT = TensorProductProblem.channelwise("6x0e+6x1o", "0e+1o+2e", "0e+1o+2e")
 UNIT = HarmonicsProblem((0, 1, 2), "component", True)

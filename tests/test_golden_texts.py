@@ -9,8 +9,8 @@ from import_graph import ROOT
 from autotune.certificate import facts_of_record, hash_of_entry
 from autotune.database import read_table
 from kernelgen import GENERATOR_VERSION
-from kernelgen.harmonics_schedule import HARMONICS_SCHEDULES
-from kernelgen.schedule import SCHEDULES
+from kernelgen.schedule.spherical_harmonics import HARMONICS_SCHEDULES
+from kernelgen.schedule.tensor_product import SCHEDULES
 
 HINT = "texts changed: if that is meant, give GENERATOR_VERSION a new value and run python tests/golden_texts.py"
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from kernelgen import InputError, check_indices, edge_order
-from kernelgen.graph import is_in_order, longest_first
+from kernelgen.runtime.graph import is_in_order, longest_first
 
 
 def by_destination(receiver: list[int], num_out: int) -> list[list[int]]:

@@ -18,8 +18,8 @@ from module_cases import normal, small_conv
 
 from autotune import SphericalHarmonics, SphericalHarmonicsConv, TensorProductConv
 from kernelgen import HostSchedule
-from kernelgen.graph import edge_order
-from kernelgen.schedule import CudaSchedule
+from kernelgen.runtime.graph import edge_order
+from kernelgen.schedule.tensor_product import CudaSchedule
 
 NODES, EDGES, SEQUENCES = 5, 12, 1000
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]

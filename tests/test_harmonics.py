@@ -17,14 +17,15 @@ from harmonics_reference import operands, reference, vectors, worst
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernelgen.compile import compile_source, nvrtc_version
+from kernelgen.compile.compiler import compile_source
+from kernelgen.compile.host import find_host_compiler
+from kernelgen.compile.nvrtc import nvrtc_version
 from kernelgen.device import cuda_facts
+from kernelgen.emit.source import Source
 from kernelgen.errors import ProblemError, ToolMissingError
-from kernelgen.harmonics import NORMALIZATIONS, HarmonicsProblem
-from kernelgen.harmonics_statements import harmonics_body
-from kernelgen.host_compiler import find_host_compiler
-from kernelgen.source import Source
-from kernelgen.statements import Body
+from kernelgen.problem.spherical_harmonics import NORMALIZATIONS, HarmonicsProblem
+from kernelgen.terms.harmonics_statements import harmonics_body
+from kernelgen.terms.scalar_statements import Body
 
 TOLERANCE = 1e-11
 ALL = tuple(range(7))

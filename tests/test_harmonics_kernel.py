@@ -10,23 +10,24 @@ import torch
 from cuda_emulator import emulate
 from harmonics_reference import operands, reference, vectors, worst
 
-from kernelgen.compile import compile_source, nvrtc_version
-from kernelgen.defaults import default_harmonics_schedule
+from kernelgen.compile.compiler import compile_source
+from kernelgen.compile.nvrtc import nvrtc_version
 from kernelgen.device import cuda_facts, device_facts
-from kernelgen.direction import BACKWARD, DOUBLE_BACKWARD, FORWARD, HARMONICS_DIRECTIONS, HarmonicsDirection
-from kernelgen.emit import emit, geometry
+from kernelgen.emit.kernel_source import emit, geometry
 from kernelgen.errors import ScheduleError, ToolMissingError
-from kernelgen.harmonics import HarmonicsProblem
-from kernelgen.harmonics_operators import HarmonicsOperator, build_harmonics
-from kernelgen.harmonics_plan import harmonics_plan
-from kernelgen.harmonics_schedule import (
+from kernelgen.ops.harmonics_operator import HarmonicsOperator, build_harmonics
+from kernelgen.plan.defaults import default_harmonics_schedule
+from kernelgen.plan.spherical_harmonics import harmonics_plan
+from kernelgen.problem.spherical_harmonics import HarmonicsProblem
+from kernelgen.runtime.kernel import load_kernel
+from kernelgen.schedule.kernel_spec import HarmonicsSpec
+from kernelgen.schedule.spherical_harmonics import (
     HarmonicsCudaSchedule,
     HarmonicsHostSchedule,
     HarmonicsSchedule,
     harmonics_schedule_from_dict,
 )
-from kernelgen.launch import load_kernel
-from kernelgen.spec import HarmonicsSpec
+from kernelgen.terms.directions import BACKWARD, DOUBLE_BACKWARD, FORWARD, HARMONICS_DIRECTIONS, HarmonicsDirection
 
 FACTS = cuda_facts("sm_90")
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10}

@@ -9,8 +9,8 @@ from autotune.baselines.peer import Peer
 from autotune.errors import PeerError
 from autotune.graphs import EdgesAlone, GraphSpec
 from autotune.workload import Workload
-from kernelgen.direction import HARMONICS_DIRECTIONS
-from kernelgen.harmonics import HarmonicsProblem
+from kernelgen.problem.spherical_harmonics import HarmonicsProblem
+from kernelgen.terms.directions import HARMONICS_DIRECTIONS
 
 L2 = HarmonicsProblem((0, 1, 2), "component", True)
 

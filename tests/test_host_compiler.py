@@ -12,19 +12,13 @@ from pathlib import Path
 import pytest
 
 from autotune import doctor
-from kernelgen import (
-    CacheError,
-    CompileError,
-    ToolMissingError,
-    compile_source,
-    cuda_facts,
-    device_facts,
-    host_compiler,
-)
-from kernelgen import compile as compiling
-from kernelgen.cache import cache_dir
-from kernelgen.host_compiler import find_host_compiler, is_whole
-from kernelgen.source import Source
+from kernelgen import CacheError, CompileError, ToolMissingError, compile_source, cuda_facts, device_facts
+from kernelgen.compile import host as host_compiler
+from kernelgen.compile import nvrtc
+from kernelgen.compile.cache import cache_dir
+from kernelgen.compile.elf import is_whole
+from kernelgen.compile.host import find_host_compiler
+from kernelgen.emit.source import Source
 
 HOST = device_facts("cpu")
 ANSWER = Source('extern "C" int equitune_kernel() { return 42; }\n', "c++")
@@ -104,8 +98,8 @@ def test_checked_libraries_do_not_stay_loaded() -> None:
 
 @pytest.mark.parametrize("data", [b"", b"no ELF", b"\x7fELF\x02\x01\x01"])
 def test_a_cubin_without_the_kernel_is_not_kept(monkeypatch: pytest.MonkeyPatch, data: bytes) -> None:
-    monkeypatch.setattr(compiling, "nvrtc_version", lambda: "1.0")
-    monkeypatch.setattr(compiling, "_compile_cuda", lambda *_: (data, {}))
+    monkeypatch.setattr(nvrtc, "nvrtc_version", lambda: "1.0")
+    monkeypatch.setattr(nvrtc, "_compile", lambda source, **options: (data, {}))
     with pytest.raises(ToolMissingError, match="without the kernel equitune_kernel"):
         compile_source(Source("any", "cuda"), cuda_facts("sm_90"))
     assert not stored()

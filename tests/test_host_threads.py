@@ -11,14 +11,15 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 
-from kernelgen import HostSchedule, TensorProductProblem, build, build_harmonics, compile_source, device_facts, launch
-from kernelgen.direction import DIRECTIONS
-from kernelgen.harmonics import HarmonicsProblem
-from kernelgen.harmonics_schedule import HarmonicsHostSchedule
-from kernelgen.plan import make_plan
-from kernelgen.signature import host_entry
-from kernelgen.source import ENTRY, Source
-from kernelgen.spec import BUFFERS, Spec
+from kernelgen import HostSchedule, TensorProductProblem, build, build_harmonics, compile_source, device_facts
+from kernelgen.emit.signature import host_entry
+from kernelgen.emit.source import ENTRY, Source
+from kernelgen.plan.planner import make_plan
+from kernelgen.problem.spherical_harmonics import HarmonicsProblem
+from kernelgen.runtime import kernel as launch
+from kernelgen.schedule.kernel_spec import BUFFERS, Spec
+from kernelgen.schedule.spherical_harmonics import HarmonicsHostSchedule
+from kernelgen.terms.directions import DIRECTIONS
 
 HOST = dataclasses.replace(device_facts("cpu"), units=8)
 PROBLEM = TensorProductProblem.channelwise("32x0e+32x1o", "0e+1o", "0e+1o")

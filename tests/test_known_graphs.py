@@ -10,14 +10,14 @@ import pytest
 import torch
 from module_cases import conv_inputs, e3nn_conv, random_graph, small_conv
 
-import kernelgen.checks
-import kernelgen.operators
+import kernelgen.ops.operator
+import kernelgen.runtime.arguments
 from kernelgen import InputError, build
-from kernelgen.compile import compile_source
+from kernelgen.compile.compiler import compile_source
 from kernelgen.device import cuda_facts
-from kernelgen.index_check import source
-from kernelgen.known_graphs import KnownGraphs, _DeviceGraph
-from kernelgen.operators import Operator
+from kernelgen.ops.operator import Operator
+from kernelgen.runtime.index_check import source
+from kernelgen.runtime.known_graphs import KnownGraphs, _DeviceGraph
 
 
 def small_operator() -> Operator:
@@ -37,8 +37,8 @@ def ordered(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     graphs = KnownGraphs()
     monkeypatch.setattr(Operator, "order", counting)
-    monkeypatch.setattr(kernelgen.operators, "KNOWN_GRAPHS", graphs)
-    monkeypatch.setattr(kernelgen.checks, "KNOWN_GRAPHS", graphs)
+    monkeypatch.setattr(kernelgen.ops.operator, "KNOWN_GRAPHS", graphs)
+    monkeypatch.setattr(kernelgen.runtime.arguments, "KNOWN_GRAPHS", graphs)
     return made
 
 

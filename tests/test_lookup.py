@@ -16,13 +16,13 @@ from autotune.graphs import GraphClass
 from autotune.lookup import Tuning, find_schedule
 from autotune.neighbours import known_entries, starting_points
 from autotune.spaces import search_space
-from kernelgen.defaults import default_schedule
 from kernelgen.device import DeviceFacts, cuda_facts
-from kernelgen.direction import DIRECTIONS
 from kernelgen.errors import ProblemError
-from kernelgen.problem import TensorProductProblem
-from kernelgen.schedule import CudaSchedule, HostSchedule
-from kernelgen.spec import Spec
+from kernelgen.plan.defaults import default_schedule
+from kernelgen.problem.tensor_product import TensorProductProblem
+from kernelgen.schedule.kernel_spec import Spec
+from kernelgen.schedule.tensor_product import CudaSchedule, HostSchedule
+from kernelgen.terms.directions import DIRECTIONS
 
 SCHEDULES = [HostSchedule(path_groups=2, channel_block=block) for block in (4, 8, 16, 32)]
 

@@ -150,6 +150,7 @@ def measured_by(events: list[list[str]]) -> Iterator[tuple[str, set[str], bool]]
             begun.setdefault(trial, set()).add(process)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(500)
 def test_eight_tuners_of_one_folder_under_fire(watched: Fire) -> None:
     process = watched.start()
@@ -159,6 +160,7 @@ def test_eight_tuners_of_one_folder_under_fire(watched: Fire) -> None:
     assert all(not others and not ended for _, others, ended in begins), "no schedule is measured by two, or again"
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(500)
 def test_eight_tuners_under_fire_while_their_server_is_killed_too(
     watched: Fire, server: Postgres, tmp_path: Path

@@ -13,15 +13,16 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 
-from autotune import cold_code, measure
+from autotune import measure
 from autotune.graphs import GraphSpec, Points
 from autotune.jobs import TrialJob, TrialSetting
 from autotune.workload import Workload
-from kernelgen.compile import compile_source
+from kernelgen.compile.compiler import compile_source
+from kernelgen.compile.elf import section
 from kernelgen.device import cuda_facts
-from kernelgen.host_compiler import section
-from kernelgen.problem import TensorProductProblem
-from kernelgen.schedule import HostSchedule
+from kernelgen.problem.tensor_product import TensorProductProblem
+from kernelgen.runtime import instruction_cache
+from kernelgen.schedule.tensor_product import HostSchedule
 
 
 @pytest.fixture
@@ -112,7 +113,7 @@ def test_every_sample_evicts_the_cache_before_the_call() -> None:
 def test_code_is_made_cold_before_the_data(monkeypatch: pytest.MonkeyPatch) -> None:
     """What makes the caches of code cold is itself out of the cache of data by then."""
     events: list[str] = []
-    monkeypatch.setattr(cold_code, "evict_code", lambda device: events.append(f"code {device}"))
+    monkeypatch.setattr(instruction_cache, "evict_code", lambda device: events.append(f"code {device}"))
     sampler = measure.Sampler(lambda: None, "cpu", cold_code=True)
     sampler._buffer = types.SimpleNamespace(add_=lambda value: events.append("data"))  # type: ignore[assignment]
     sampler._evict()
@@ -124,9 +125,10 @@ def test_code_is_made_cold_before_the_data(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_the_long_code_is_longer_than_the_caches() -> None:
     code = section(
-        compile_source(cold_code.source(), cuda_facts("sm_90")).path.read_bytes(), f".text.{cold_code.ENTRY}"
+        compile_source(instruction_cache.source(), cuda_facts("sm_90")).path.read_bytes(),
+        f".text.{instruction_cache.ENTRY}",
     )
-    assert len(code) >= 16 * cold_code.STEPS >= 2 * 128 << 10
+    assert len(code) >= 16 * instruction_cache.STEPS >= 2 * 128 << 10
 
 
 @pytest.mark.parametrize(("nodes", "cold"), [(30, True), (600, False)])

@@ -22,10 +22,10 @@ from reference import copied
 from autotune import SphericalHarmonics, TensorProduct, TensorProductConv, database
 from autotune.errors import TuningMissError
 from kernelgen.device import device_facts
-from kernelgen.direction import DIRECTIONS
 from kernelgen.errors import InputError, ProblemError, ScheduleError, UnsupportedError
-from kernelgen.graph import edge_order
-from kernelgen.schedule import CudaSchedule, HostSchedule
+from kernelgen.runtime.graph import edge_order
+from kernelgen.schedule.tensor_product import CudaSchedule, HostSchedule
+from kernelgen.terms.directions import DIRECTIONS
 
 # Two paths into one output block, an output block that no path reaches, a path weight, unequal multiplicities.
 IRREPS = ("6x0e+3x1o", "0e+1o", "6x0e+3x1o+6x1o+2x2e")

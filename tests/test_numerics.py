@@ -13,7 +13,7 @@ from reference import Case, assert_matches_e3nn, float64, make_case
 
 from autotune.config_tables import load_problems
 from kernelgen import HostSchedule, TensorProductProblem, build
-from kernelgen.direction import DIRECTIONS
+from kernelgen.terms.directions import DIRECTIONS
 
 SUITE = load_problems()
 
@@ -21,10 +21,15 @@ SUITE = load_problems()
 CASES = [(name, "conv") for name in SUITE] + [(name, "plain") for name in ("mace-mp-medium", "sevennet-0")]
 # Backward kernels with fewer outputs, left out where the many paths of a problem take the compiler long.
 PARTS = {"source_backward", "edge_backward"}
-MANY_PATHS = 20
+MANY_PATHS, VERY_MANY_PATHS = 20, 30
 
 
-@pytest.mark.parametrize(("name", "operation"), CASES)
+def slow_if_large(name: str, operation: str) -> object:
+    marks = [pytest.mark.slow] if len(SUITE[name].instructions) > VERY_MANY_PATHS else []
+    return pytest.param(name, operation, marks=marks)
+
+
+@pytest.mark.parametrize(("name", "operation"), [slow_if_large(*case) for case in CASES])
 def test_suite_problems(name: str, operation: str) -> None:
     problem = SUITE[name]
     operator = build(problem, operation=operation, dtype=torch.float64)

@@ -8,14 +8,14 @@ import pytest
 
 from autotune.config_tables import load_problems
 from autotune.passes import DIRECTIONS_OF
-from kernelgen.compile import compile_source
-from kernelgen.defaults import default_schedule
+from kernelgen.compile.compiler import compile_source
 from kernelgen.device import cuda_facts
-from kernelgen.direction import DIRECTIONS
-from kernelgen.emit import emit
-from kernelgen.plan import make_plan
-from kernelgen.schedule import CudaSchedule
-from kernelgen.spec import Spec
+from kernelgen.emit.kernel_source import emit
+from kernelgen.plan.defaults import default_schedule
+from kernelgen.plan.planner import make_plan
+from kernelgen.schedule.kernel_spec import Spec
+from kernelgen.schedule.tensor_product import CudaSchedule
+from kernelgen.terms.directions import DIRECTIONS
 
 SUITE = load_problems()
 

@@ -31,7 +31,7 @@ from kernelgen import (
     build,
     edge_order,
 )
-from kernelgen.library import OPERATORS, resolve
+from kernelgen.ops.registry import OPERATORS, resolve
 
 
 def test_third_derivatives_raise() -> None:
@@ -246,7 +246,7 @@ def test_a_small_graph_that_comes_again_is_not_checked_again(monkeypatch: pytest
         kept = op.graph(x, y, sender, receiver, NUM_OUT, order, keep=True)
         assert op.graph(x.clone(), y.clone(), sender, receiver, NUM_OUT, order, keep=True) is kept
         assert op.graph(*changed, keep=True) is not kept
-    monkeypatch.setattr("kernelgen.checks.KEPT_EDGES", EDGES - 1)
+    monkeypatch.setattr("kernelgen.runtime.arguments.KEPT_EDGES", EDGES - 1)
     large = operator("atomics")
     first = large.graph(x, y, sender, receiver, NUM_OUT, order, keep=True)
     assert large.graph(x, y, sender, receiver, NUM_OUT, order, keep=True) is not first

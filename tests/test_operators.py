@@ -65,7 +65,7 @@ def test_only_needed_gradients_are_asked_for(needed: str, monkeypatch: pytest.Mo
         asked.append(direction.text)
         return run_on(self, graph, direction, *arguments)
 
-    monkeypatch.setattr("kernelgen.autograd._SMALL_WEIGHTS", 0)  # small graphs do not ask about leaves
+    monkeypatch.setattr("kernelgen.ops.autograd._SMALL_WEIGHTS", 0)  # small graphs do not ask about leaves
     monkeypatch.setattr(Operator, "run_on", spy)
     by_name = {name: given.tensors[name].clone().requires_grad_(name in needed) for name in "xyw"}
     out = op(*by_name.values(), given.sender, given.receiver, num_out=given.num_out)
@@ -108,7 +108,7 @@ def test_a_loss_on_value_and_edge_gradient_takes_one_joint_kernel(
         return list(torch.autograd.grad(force_loss(out, forces, given), [inputs[name] for name in wanted]))
 
     expected = gradients(lambda x, y, w: reference.forward(given, x, y, w))
-    monkeypatch.setattr("kernelgen.autograd._SMALL_WEIGHTS", 0)  # small graphs do not ask about leaves
+    monkeypatch.setattr("kernelgen.ops.autograd._SMALL_WEIGHTS", 0)  # small graphs do not ask about leaves
     monkeypatch.setattr(Operator, "run_on", spy)
     where = (given.sender, given.receiver) if operation == "conv" else ()
     found = gradients(lambda x, y, w: op(x, y, w, *where, num_out=given.num_out))

@@ -15,14 +15,14 @@ from reference import assert_matches_e3nn, expected, make_case, relative_error
 
 from autotune.config_tables import load_problems
 from kernelgen import CudaSchedule, HostSchedule, TensorProductProblem, build
-from kernelgen.compile import compile_source
+from kernelgen.compile.compiler import compile_source
 from kernelgen.device import cuda_facts
-from kernelgen.direction import DIRECTIONS
-from kernelgen.emit import emit
+from kernelgen.emit.kernel_source import emit
 from kernelgen.errors import ProblemError, ScheduleError, UnsupportedError
-from kernelgen.modes import MODES as KNOWN_MODES
-from kernelgen.plan import make_plan
-from kernelgen.spec import Spec
+from kernelgen.plan.planner import make_plan
+from kernelgen.problem.connection_modes import MODES as KNOWN_MODES
+from kernelgen.schedule.kernel_spec import Spec
+from kernelgen.terms.directions import DIRECTIONS
 
 FACTS = cuda_facts("sm_90")
 

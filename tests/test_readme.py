@@ -62,8 +62,8 @@ def certify(folder: Path) -> None:
     from database_samples import entry
 
     from autotune import TensorProductConv
-    from kernelgen.direction import DIRECTIONS
-    from kernelgen.schedule import HostSchedule
+    from kernelgen.schedule.tensor_product import HostSchedule
+    from kernelgen.terms.directions import DIRECTIONS
 
     problem = TensorProductConv("128x0e+128x1o", "0e+1o+2e+3o", filter_irreps_out="0e+1o+2e+3o").problem
     groups = HostSchedule(path_groups=len(problem.paths))

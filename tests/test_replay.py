@@ -26,8 +26,8 @@ from autotune.spaces import search_space
 from autotune.tune import space_of
 from autotune.workload import Workload
 from kernelgen.device import DeviceFacts, cuda_facts
-from kernelgen.problem import TensorProductProblem
-from kernelgen.schedule import CudaSchedule, Schedule
+from kernelgen.problem.tensor_product import TensorProductProblem
+from kernelgen.schedule.tensor_product import CudaSchedule, Schedule
 
 pytest.importorskip("optuna")
 

@@ -28,7 +28,7 @@ from autotune.report.markup import folded, join, tag
 from autotune.report.packed import unfolding
 from autotune.report.samples import axis_limit, samples, strips
 from autotune.report.sources import KernelSource, Sources, pack, write_sources
-from kernelgen.schedule import schedule_from_dict
+from kernelgen.schedule.tensor_product import schedule_from_dict
 from kernelgen.version import GENERATOR_VERSION
 
 REPORTS, RESULTS = (Path(__file__).parents[1] / folder for folder in ("reports", "results"))

@@ -7,8 +7,8 @@ import sanitize
 
 from kernelgen import CudaSchedule
 from kernelgen.device import cuda_facts
-from kernelgen.harmonics_schedule import HarmonicsCudaSchedule
-from kernelgen.spec import HarmonicsSpec, Spec
+from kernelgen.schedule.kernel_spec import HarmonicsSpec, Spec
+from kernelgen.schedule.spherical_harmonics import HarmonicsCudaSchedule
 
 # Knobs whose every value is a form of its own; of the others (sizes) two values or more, but of the registers' limit.
 FORMS = ("fuse", "accumulate", "order", "edge_operand", "prefetch", "ahead", "stream", "finish", "zeros")

@@ -12,9 +12,9 @@ from autotune.config_tables import find_problem
 from autotune.database import DatabaseWarning, database_path
 from autotune.errors import ConfigError
 from kernelgen.device import device_facts
-from kernelgen.direction import DIRECTIONS
 from kernelgen.errors import ProblemError
-from kernelgen.schedule import HostSchedule
+from kernelgen.schedule.tensor_product import HostSchedule
+from kernelgen.terms.directions import DIRECTIONS
 
 
 def test_show_tells_schedule_origin_and_figures(shipped: Path) -> None:

@@ -12,10 +12,10 @@ from autotune.config_tables import load_problems
 from autotune.space import Space
 from autotune.spaces import search_space
 from kernelgen.device import DeviceFacts, cuda_facts
-from kernelgen.direction import DIRECTIONS
-from kernelgen.emit import emit
-from kernelgen.problem import TensorProductProblem
-from kernelgen.schedule import CudaSchedule, HostSchedule, Schedule
+from kernelgen.emit.kernel_source import emit
+from kernelgen.problem.tensor_product import TensorProductProblem
+from kernelgen.schedule.tensor_product import CudaSchedule, HostSchedule, Schedule
+from kernelgen.terms.directions import DIRECTIONS
 
 PROBLEMS = {
     "mace": TensorProductProblem.channelwise("128x0e+128x1o", "0e+1o+2e+3o", "0e+1o+2e+3o"),

@@ -15,7 +15,7 @@ import autotune
 from autotune import SphericalHarmonics, accelerate, drop_in, restore, spherical_harmonics
 from autotune.drop_in import AcceleratedHarmonics, AcceleratedProduct
 from kernelgen.errors import InputError, ProblemError, UnsupportedError
-from kernelgen.harmonics import NORMALIZATIONS
+from kernelgen.problem.spherical_harmonics import NORMALIZATIONS
 
 OUTPUTS = [
     3,

@@ -19,7 +19,7 @@ from autotune.space import Space
 from autotune.spaces import search_space
 from autotune.study import Study
 from kernelgen.device import cuda_facts
-from kernelgen.schedule import CudaSchedule, Schedule
+from kernelgen.schedule.tensor_product import CudaSchedule, Schedule
 
 optuna = pytest.importorskip("optuna")
 

@@ -35,8 +35,8 @@ from autotune.tune import Clock, open_study, tune
 from autotune.worker import Worker
 from autotune.workload import Workload
 from kernelgen.device import device_facts
-from kernelgen.problem import TensorProductProblem
-from kernelgen.schedule import HostSchedule, schedule_from_dict
+from kernelgen.problem.tensor_product import TensorProductProblem
+from kernelgen.schedule.tensor_product import HostSchedule, schedule_from_dict
 
 # More than any run here gets to.
 TRIALS = 200
@@ -98,6 +98,7 @@ class Runs:
         return found
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(5 * LONG_S)
 def test_killed_tuner_repeats_nothing(tmp_path: Path, config: Path) -> None:
     runs = Runs(tmp_path, config)
@@ -162,6 +163,7 @@ class StrangePeer:
         return torch.ones(10).sum()
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(2 * LONG_S)
 def test_contest_survives_its_peers(config: Path) -> None:
     (workload,) = load_config(config, "cpu").workloads

@@ -27,11 +27,11 @@ from autotune.trials import compile_ahead
 from autotune.tune import space_of, study_name, tune
 from autotune.workload import Workload
 from kernelgen.device import cuda_facts, device_facts
-from kernelgen.direction import HARMONICS_DIRECTIONS
 from kernelgen.errors import ProblemError
-from kernelgen.harmonics import HarmonicsProblem
-from kernelgen.harmonics_schedule import HarmonicsCudaSchedule, HarmonicsHostSchedule
-from kernelgen.schedule import HostSchedule
+from kernelgen.problem.spherical_harmonics import HarmonicsProblem
+from kernelgen.schedule.spherical_harmonics import HarmonicsCudaSchedule, HarmonicsHostSchedule
+from kernelgen.schedule.tensor_product import HostSchedule
+from kernelgen.terms.directions import HARMONICS_DIRECTIONS
 
 L2 = HarmonicsProblem((0, 1, 2), "component", True)
 FEW = GraphSpec("few", EdgesAlone(300))
@@ -285,6 +285,7 @@ def test_show_tells_what_would_be_loaded(shipped: Path) -> None:
         assert "forward: nearest" in text and "double backward: default" in text and "joint" not in text
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_tuned_benched_and_reported(tmp_path: Path, shipped: Path) -> None:
     """A run as a whole, its entries loaded, compared and shown."""

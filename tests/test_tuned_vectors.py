@@ -22,16 +22,16 @@ from autotune.tune import space_of
 from autotune.vectors_family import Vectors, directions_inside, product_schedule
 from autotune.workload import Workload
 from kernelgen.device import cuda_facts, device_facts
-from kernelgen.direction import DIRECTIONS
 from kernelgen.errors import ProblemError
-from kernelgen.fused import FUSED
-from kernelgen.harmonics import HarmonicsProblem
-from kernelgen.harmonics_operators import HarmonicsOperator
-from kernelgen.plan import make_plan
-from kernelgen.problem import TensorProductProblem
-from kernelgen.spec import Spec
-from kernelgen.vectors import VectorProblem
-from kernelgen.vectors_schedule import VectorHostSchedule
+from kernelgen.ops.edge_vectors import FUSED
+from kernelgen.ops.harmonics_operator import HarmonicsOperator
+from kernelgen.plan.planner import make_plan
+from kernelgen.problem.edge_vectors import VectorProblem
+from kernelgen.problem.spherical_harmonics import HarmonicsProblem
+from kernelgen.problem.tensor_product import TensorProductProblem
+from kernelgen.schedule.edge_vectors import VectorHostSchedule
+from kernelgen.schedule.kernel_spec import Spec
+from kernelgen.terms.directions import DIRECTIONS
 
 L1 = HarmonicsProblem((0, 1), "component", True)
 PROBLEM = VectorProblem(TensorProductProblem.channelwise("4x0e+4x1o", "0e+1o", "0e+1o"), L1)

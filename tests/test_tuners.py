@@ -18,7 +18,7 @@ from autotune import cli, records
 from autotune.cli_options import devices_given, resolve_device
 from autotune.config import load_config
 from autotune.database import read_table
-from autotune.devices import devices_named, on_each
+from autotune.devices import _alone, devices_named, on_each
 from autotune.errors import ConfigError
 from autotune.settings import resolve
 from autotune.tuners import begun_elsewhere
@@ -56,21 +56,23 @@ def write_what_is_seen(device: str, name: str, folder: Path) -> None:
     (folder / name).write_text(f"{device} of {os.environ.get('CUDA_VISIBLE_DEVICES')}")
 
 
-@pytest.mark.parametrize(
-    ("visible", "seen"),
-    [(None, ("0", "1")), ("5, GPU-77,6", ("5", "GPU-77"))],
-)
-def test_each_process_sees_its_own_gpu_alone(
-    visible: str | None, seen: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_process_sees_its_own_gpu_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """OpenEquivariance runs on the first GPU that there is, wherever its operands are."""
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    if visible:
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5, GPU-77,6")
     on_each(["cuda:0", "cuda:1"], "test", write_what_is_seen, tmp_path)
     found = {path.name: path.read_text() for path in tmp_path.iterdir()}
-    assert found == {f"cuda:{n}": f"cuda:0 of {one}" for n, one in enumerate(seen)}
-    assert os.environ.get("CUDA_VISIBLE_DEVICES") == visible, "the caller sees what it saw"
+    assert found == {"cuda:0": "cuda:0 of 5", "cuda:1": "cuda:0 of GPU-77"}
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "5, GPU-77,6", "the caller sees what it saw"
+
+
+@pytest.mark.parametrize(("device", "seen"), [("cuda", "0"), ("cuda:1", "1"), ("cpu", None)])
+def test_without_a_choice_of_the_users_a_gpu_goes_by_its_number(
+    device: str, seen: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # what is set in the test is undone after it
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    assert _alone(device) == ("cuda:0" if seen else "cpu")
+    assert os.environ.get("CUDA_VISIBLE_DEVICES") == seen
 
 
 def test_devices_that_are_not_here(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,6 +158,7 @@ def _children(process: int) -> list[int]:
     return [int(child) for child in listed.read_text().split()] if listed.exists() else []
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_interrupted_tuners_publish_what_there_is(tmp_path: Path) -> None:
     run = Run(tmp_path, 200)
@@ -172,6 +175,7 @@ def test_interrupted_tuners_publish_what_there_is(tmp_path: Path) -> None:
     assert printed.count("another tuner is still at work") + printed.count("published") >= 1
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_a_tuner_that_dies_is_named_and_the_other_goes_on(tmp_path: Path) -> None:
     run = Run(tmp_path, 8)

@@ -12,9 +12,9 @@ from autotune.baselines.passes import AutogradPasses
 from autotune.config_tables import load_graphs
 from autotune.verify import TOLERANCE, Reference, choose_nodes
 from autotune.workload import Tensors, Workload, compulsory_bytes, make_tensors, relayout, to_ir_mul, to_mul_ir
-from kernelgen.direction import DIRECTIONS, double_backward
 from kernelgen.errors import InputError
-from kernelgen.problem import TensorProductProblem
+from kernelgen.problem.tensor_product import TensorProductProblem
+from kernelgen.terms.directions import DIRECTIONS, double_backward
 
 SLOTS = {name: direction.outputs for name, direction in DIRECTIONS.items()}
 

@@ -25,9 +25,9 @@ from autotune.jobs import Outcome, TrialJob, TrialSession, TrialSetting
 from autotune.worker import Worker, WorkerLost, run_trial
 from autotune.workload import Workload
 from kernelgen.errors import LaunchError
-from kernelgen.operators import Operator
-from kernelgen.problem import TensorProductProblem
-from kernelgen.schedule import HostSchedule
+from kernelgen.ops.operator import Operator
+from kernelgen.problem.tensor_product import TensorProductProblem
+from kernelgen.schedule.tensor_product import HostSchedule
 
 PATIENCE_S = 300.0
 

@@ -19,20 +19,24 @@ from test_fused import vectors_case, without_zero_vector
 
 from autotune.config_tables import load_problems
 from autotune.spaces import search_space
-from kernelgen import CudaSchedule, TensorProductProblem, build, driver, launch, memory, zeros
-from kernelgen.checks import Checks
-from kernelgen.compile import compile_source
+from kernelgen import CudaSchedule, TensorProductProblem, build
+from kernelgen.compile.compiler import compile_source
 from kernelgen.device import cuda_facts
-from kernelgen.direction import DIRECTIONS, backward
-from kernelgen.emit import emit
+from kernelgen.emit.kernel_source import emit
+from kernelgen.emit.source import included
 from kernelgen.errors import ScheduleError
-from kernelgen.harmonics import HarmonicsProblem
-from kernelgen.launch import load_kernel
-from kernelgen.plan import make_plan
-from kernelgen.runner import Runner
-from kernelgen.schedule import schedule_from_dict
-from kernelgen.source import included
-from kernelgen.spec import BUFFERS, Spec
+from kernelgen.plan.planner import make_plan
+from kernelgen.problem.spherical_harmonics import HarmonicsProblem
+from kernelgen.runtime import allocation as memory
+from kernelgen.runtime import cuda_driver as driver
+from kernelgen.runtime import kernel as launch
+from kernelgen.runtime import zero_flags as zeros
+from kernelgen.runtime.arguments import Checks
+from kernelgen.runtime.kernel import load_kernel
+from kernelgen.runtime.runner import Runner
+from kernelgen.schedule.kernel_spec import BUFFERS, Spec
+from kernelgen.schedule.tensor_product import schedule_from_dict
+from kernelgen.terms.directions import DIRECTIONS, backward
 
 FACTS = cuda_facts("sm_90")
 PROBLEM = TensorProductProblem.channelwise("64x0e+32x1e+8x2e", "0e+1e+2e", "0e+1e+2e")
@@ -63,7 +67,7 @@ def inside(schedule: CudaSchedule) -> CudaSchedule:
 @pytest.mark.parametrize("form", FORMS)
 def test_against_e3nn(form: str, direction: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Outputs begin as NaN. Small blocks are several that write zeros, large ones one."""
-    monkeypatch.setattr("kernelgen.plan.REGISTER_SLACK", 10)
+    monkeypatch.setattr("kernelgen.plan.planner.REGISTER_SLACK", 10)
     operation = "plain" if form == "plain" else "conv"
     case = make_case(PROBLEM, operation, edges=12, nodes=20)  # some nodes have no edges
     results = run_direction(case, DIRECTIONS[direction], operation, "ir_mul", "float64", inside(FORMS[form]))
@@ -278,7 +282,7 @@ def test_what_the_driver_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("form", FORMS)
 def test_on_a_gpu(form: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kernelgen.plan.REGISTER_SLACK", 4)
+    monkeypatch.setattr("kernelgen.plan.planner.REGISTER_SLACK", 4)
     schedules = dict.fromkeys(GRADIENTS[:3], inside(FORMS[form]))
     operation = "plain" if form == "plain" else "conv"
     operator = build(PROBLEM, schedules, operation=operation, dtype=dtype, layout="ir_mul", device="cuda")

@@ -20,7 +20,7 @@ from e3nn import o3
 from autotune.baselines.passes import Call
 from autotune.baselines.peer import Adapter, Product, Task
 from autotune.errors import PeerError
-from kernelgen.problem import TensorProductProblem
+from kernelgen.problem.tensor_product import TensorProductProblem
 
 # Its kernels tune themselves during the first calls.
 WARM_UP_CALLS = 60

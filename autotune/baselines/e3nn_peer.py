@@ -20,7 +20,7 @@ from autotune.baselines.peer import Adapter, Product, Task
 from autotune.errors import PeerError
 from autotune.verify import e3nn_product
 from autotune.workload import DTYPES, relayout
-from kernelgen.problem import TensorProductProblem
+from kernelgen.problem.tensor_product import TensorProductProblem
 
 # torch.compile of one product takes from seconds to minutes; beyond this it is given up.
 COMPILE_LIMIT_S = 120

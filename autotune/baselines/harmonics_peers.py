@@ -14,7 +14,7 @@ from autotune.baselines.passes import Call
 from autotune.baselines.peer import Adapter, Product, Task
 from autotune.errors import PeerError
 from autotune.verify_harmonics import e3nn_harmonics
-from kernelgen.harmonics import HarmonicsProblem
+from kernelgen.problem.spherical_harmonics import HarmonicsProblem
 
 
 def eager(task: Task) -> Product:

@@ -12,7 +12,7 @@ import torch
 
 from autotune.baselines.peer import Adapter, Product, Task
 from autotune.errors import PeerError
-from kernelgen.problem import TensorProductProblem
+from kernelgen.problem.tensor_product import TensorProductProblem
 
 
 @functools.lru_cache(maxsize=4)

@@ -20,8 +20,8 @@ from autotune.errors import PeerError
 from autotune.families import Products
 from autotune.verify import Reference
 from autotune.workload import Tensors, Workload, relayout
-from kernelgen.direction import DIRECTIONS
-from kernelgen.vectors import VectorProblem
+from kernelgen.problem.edge_vectors import VectorProblem
+from kernelgen.terms.directions import DIRECTIONS
 
 # Relative error against float64 e3nn that still counts as the same product; a wrong path is off by about one.
 PEER_TOLERANCE = {"float32": 1e-3, "float64": 1e-6}

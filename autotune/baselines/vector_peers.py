@@ -14,7 +14,7 @@ from autotune.baselines import cuequivariance_peer, e3nn_peer, harmonics_peers, 
 from autotune.baselines.passes import Call
 from autotune.baselines.peer import Adapter, Product, Task
 from autotune.verify_harmonics import e3nn_harmonics
-from kernelgen.vectors import VectorProblem
+from kernelgen.problem.edge_vectors import VectorProblem
 
 OPERATIONS = ("vectors",)
 Harmonics = Callable[[Task], Call]

@@ -1,0 +1,93 @@
+"""Source enters, a binary on disk with its resource usage leaves: the host's C++ compiler, or NVRTC for CUDA.
+
+Neither needs the device that it compiles for, nor a CUDA driver. Results are cached on disk (see ``cache``) under
+source, flags, compiler version and architecture.
+
+Environment: ``CXX`` names the host compiler (with arguments, if any); ``EQUITUNE_CACHE`` the cache's directory.
+``EQUITUNE_DEBUG`` keeps what was generated, in ``$EQUITUNE_DEBUG_DIR`` or ``./equitune-debug``:
+
+    0 or unset   nothing
+    1            every kernel asked for: its source, and its resource usage and compile command as JSON
+    2            the same, compiled with line information for debuggers and profilers
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import warnings
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from kernelgen.compile import cache
+from kernelgen.compile.cache import Binary
+from kernelgen.compile.host import host_job
+from kernelgen.compile.job import Job, debug_level
+from kernelgen.compile.nvrtc import cuda_job
+from kernelgen.device import DeviceFacts
+from kernelgen.emit.source import Source
+from kernelgen.errors import CompileError
+
+
+def compile_source(source: Source, facts: DeviceFacts) -> Binary:
+    """The binary of ``source`` for ``facts``, from the cache or the compiler.
+
+    Raises CompileError with the compiler's log, ToolMissingError if there is no compiler that works, CacheError if the
+    binary cannot be kept or another user could have put it there.
+    """
+    job = cuda_job(facts.arch) if facts.backend == "cuda" else host_job()
+    key = cache.digest(source.text, source.entry, job.identity, *job.flags, job.target)
+    binary = cache.find(key, job.binary_name)
+    if binary is None:
+        data, resources = job.compile(source)
+        binary = cache.publish(
+            key,
+            job.binary_name,
+            data,
+            job.source_name,
+            source.text,
+            resources,
+            lambda path: job.check(path, source.entry),
+        )
+    if debug_level():
+        _write_debug(source, job, key, binary)
+    return binary
+
+
+def compile_many(
+    items: Sequence[tuple[Source, DeviceFacts]], workers: int | None = None
+) -> list[Binary | CompileError]:
+    """Compile in parallel, in order; source that a compiler rejects gives its CompileError as a value.
+
+    Threads serve: g++ is a process of its own, and NVRTC runs without the interpreter's lock.
+    """
+
+    def attempt(item: tuple[Source, DeviceFacts]) -> Binary | CompileError:
+        try:
+            return compile_source(*item)
+        except CompileError as error:
+            return error
+
+    with ThreadPoolExecutor(workers or len(os.sched_getaffinity(0))) as pool:
+        return list(pool.map(attempt, items))
+
+
+def _write_debug(source: Source, job: Job, key: str, binary: Binary) -> None:
+    folder = Path(os.environ.get("EQUITUNE_DEBUG_DIR") or "equitune-debug")
+    record = {
+        "binary": str(binary.path),
+        "compiler": job.identity,
+        "flags": job.flags,
+        "target": job.target,
+        "resources": binary.resources,
+    }
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"{key[:16]}{Path(job.source_name).suffix}").write_text(source.text)
+        (folder / f"{key[:16]}.json").write_text(json.dumps(record, indent=1))
+    except OSError as error:  # the kernel itself is there and runs
+        warnings.warn(
+            f"EQUITUNE_DEBUG: nothing can be written to {folder} ({error}); set EQUITUNE_DEBUG_DIR to another folder",
+            stacklevel=2,
+        )

@@ -1,0 +1,226 @@
+"""The host's C++ compiler: found, run with a time limit, and its output looked at before anyone relies on it.
+
+``$CXX`` names it, with arguments, if any. Text and flags enter :func:`build`, the bytes of a shared library leave.
+"""
+
+from __future__ import annotations
+
+import _ctypes
+import ctypes
+import errno
+import functools
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from kernelgen.compile.elf import is_whole, section
+from kernelgen.compile.job import Job, debug_level, shortened
+from kernelgen.emit.source import Source
+from kernelgen.errors import CacheError, CompileError, ToolMissingError
+
+VERSION_LIMIT_S = 30.0
+COMPILE_LIMIT_S = 600.0
+HOST_FLAGS = ("-O3", "-march=native", "-std=c++17", "-ffp-contract=fast", "-fno-math-errno", "-fPIC", "-shared")
+_TRIAL = '#include <omp.h>\nextern "C" int trial() { return omp_get_max_threads(); }\n'
+
+
+@dataclass(frozen=True)
+class HostCompiler:
+    """``path`` of the executable, the arguments that ``$CXX`` puts before ours, the first line of ``--version``."""
+
+    path: str
+    version: str
+    arguments: tuple[str, ...] = ()
+
+    @property
+    def is_clang(self) -> bool:
+        return "clang" in self.version.lower()
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """All arguments of a kernel's compilation but the names of its files."""
+        return (*self.arguments, *HOST_FLAGS, *_openmp_flags(self))
+
+
+def find_host_compiler() -> HostCompiler:
+    """``$CXX``, else the first of g++, c++ and clang++ that runs; ToolMissingError if there is none."""
+    return _host_compiler(os.environ.get("CXX", ""), os.environ.get("PATH", ""))
+
+
+@functools.lru_cache(maxsize=16)
+def _host_compiler(cxx: str, _path: str) -> HostCompiler:
+    try:
+        candidates = [shlex.split(cxx)] if cxx.strip() else [["g++"], ["c++"], ["clang++"]]
+    except ValueError as error:
+        raise ToolMissingError(
+            f"CXX={cxx!r} is no command ({error}); set it to a C++ compiler and its arguments, quoted as for a shell"
+        ) from error
+    hung = ""
+    for command in candidates:
+        path = shutil.which(command[0])
+        if path is None:
+            continue
+        try:
+            shown = _run([path, *command[1:], "--version"], VERSION_LIMIT_S)
+        except OSError:
+            continue
+        except subprocess.TimeoutExpired:
+            hung = f" ({path} --version did not end within {VERSION_LIMIT_S:g} s)"
+            continue
+        if shown.returncode == 0:
+            return HostCompiler(path, (shown.stdout.splitlines() or ["unknown"])[0].strip(), tuple(command[1:]))
+    tried = f"$CXX={cxx!r}" if cxx.strip() else "g++, c++ and clang++"
+    raise ToolMissingError(
+        f"no C++ compiler: tried {tried}{hung}; install one with OpenMP (for example: apt install g++) or set CXX to "
+        f"its path"
+    )
+
+
+def try_host_compiler() -> HostCompiler:
+    """The compiler, after it has compiled a few lines; raises what :func:`build` raises."""
+    compiler = find_host_compiler()
+    build(compiler, _TRIAL, "trial.cpp", "trial.so", compiler.flags, limit_s=VERSION_LIMIT_S)
+    return compiler
+
+
+def build(
+    compiler: HostCompiler,
+    text: str,
+    source_name: str,
+    binary_name: str,
+    flags: Sequence[str],
+    limit_s: float | None = None,
+) -> bytes:
+    """The shared library of a source. limit_s: the seconds that this may take, by default ``COMPILE_LIMIT_S``.
+
+    Raises CompileError with the compiler's log, or because it took too long; ToolMissingError if what runs is no C++
+    compiler with OpenMP; CacheError if there is no room for its files.
+    """
+    # The source comes before the libraries in the flags: the linker resolves from left to right.
+    command = [compiler.path, source_name, "-o", binary_name, *flags]
+    with _workspace() as folder:
+        (folder / source_name).write_text(text)
+        done = _compile(command, COMPILE_LIMIT_S if limit_s is None else limit_s, folder)
+        made = folder / binary_name
+        data = made.read_bytes() if made.exists() else b""
+    if done.returncode == 0:
+        if is_whole(data):
+            return data
+        raise ToolMissingError(
+            f"{compiler.path} ({compiler.version}) reports success, but its output ({len(data)} bytes) is no whole "
+            f"library; repair it, or set CXX to another C++ compiler"
+        )
+    if any(os.strerror(code) in done.stderr for code in (errno.ENOSPC, errno.EDQUOT)):
+        raise _no_room(shortened(done.stderr))
+    if "omp.h" in done.stderr or "lomp" in done.stderr:
+        raise ToolMissingError(f"{compiler.path} has no OpenMP; install libomp-dev, or use g++: set CXX=g++")
+    raise CompileError(f"{shlex.join(command)} failed:\n{shortened(done.stderr or done.stdout)}")
+
+
+def check_library(path: Path, entry: str) -> None:
+    """ToolMissingError unless a shared library loads here and has the function ``entry``."""
+    try:
+        library = ctypes.CDLL(str(path))
+        try:
+            getattr(library, entry)
+        finally:
+            _ctypes.dlclose(library._handle)  # a tuner makes thousands, most of which it never runs
+    except (OSError, AttributeError) as error:
+        raise ToolMissingError(
+            f"the C++ compiler's output cannot be loaded ({error}); repair the compiler or set CXX to another one, or "
+            f"set EQUITUNE_CACHE to a folder from which programs may run"
+        ) from error
+
+
+def _openmp_flags(compiler: HostCompiler) -> tuple[str, ...]:
+    """OpenMP through torch's own libgomp, where the wheel brings one.
+
+    Kernel and torch then share a thread pool, and ``torch.set_num_threads`` holds for both. Clang's OpenMP does not
+    run on libgomp.
+    """
+    bundled = sorted((Path(torch.__file__).parent / "lib").glob("libgomp*.so*"))
+    if compiler.is_clang or not bundled:
+        return ("-fopenmp",)
+    library = bundled[0]
+    # as-needed keeps the compiler's own libgomp, which -fopenmp appends, from being loaded beside torch's.
+    return ("-fopenmp", str(library), f"-Wl,-rpath,{library.parent}", "-Wl,--as-needed")
+
+
+@contextmanager
+def _workspace() -> Iterator[Path]:
+    """A temporary folder; CacheError if nothing can be written there."""
+    try:
+        with tempfile.TemporaryDirectory(prefix="equitune-") as folder:
+            yield Path(folder)
+    except OSError as error:
+        raise _no_room(str(error)) from error
+
+
+def _no_room(reason: str) -> CacheError:
+    return CacheError(
+        f"the compiler's temporary files cannot be written ({reason}); free some space, or set TMPDIR to another folder"
+    )
+
+
+def _compile(command: Sequence[str], limit_s: float, folder: Path) -> subprocess.CompletedProcess[str]:
+    try:
+        return _run(command, limit_s, folder)
+    except subprocess.TimeoutExpired as error:
+        raise CompileError(f"{shlex.join(command)} did not end within {limit_s:g} s and was stopped") from error
+    except OSError as error:
+        raise ToolMissingError(f"{command[0]} cannot be run ({error}); set CXX to a C++ compiler") from error
+
+
+def _run(command: Sequence[str], limit_s: float, folder: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end. TimeoutExpired if that takes too long; then all that it started is stopped as well."""
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        command,
+        cwd=folder,
+        stdin=subprocess.DEVNULL,
+        stdout=pipe,
+        stderr=pipe,
+        text=True,
+        errors="replace",
+        start_new_session=True,  # g++ runs the compiler proper as a child
+    ) as process:
+        try:
+            out, log = process.communicate(timeout=limit_s)
+        except BaseException:
+            with suppress(OSError):
+                os.killpg(process.pid, signal.SIGKILL)
+            raise
+    return subprocess.CompletedProcess(command, process.returncode, out, log)
+
+
+def host_job() -> Job:
+    """The host's compiler with the flags of a kernel; ToolMissingError if there is none."""
+    compiler = find_host_compiler()
+    flags = (*compiler.flags, *(["-g"] if debug_level() >= 2 else []))
+    identity = f"{compiler.path} {compiler.version}"
+    names = ("kernel.so", "kernel.cpp")
+
+    def compiled(source: Source) -> tuple[bytes, dict[str, Any]]:
+        data = build(compiler, source.text, names[1], names[0], flags)
+        return data, {"code_bytes": len(section(data, ".text"))}
+
+    return Job(identity, flags, _processor(), *names, compiled, check_library)
+
+
+@functools.lru_cache(maxsize=1)
+def _processor() -> str:
+    """What -march=native depends on."""
+    path = Path("/proc/cpuinfo")
+    wanted = ("model name", "flags", "Features", "CPU part", "CPU implementer")
+    lines = path.read_text().splitlines() if path.exists() else []
+    return os.uname().machine + "".join(sorted({line for line in lines if line.partition("\t")[0].strip() in wanted}))

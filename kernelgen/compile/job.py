@@ -1,0 +1,41 @@
+"""What both compilers give: a :class:`Job`, one compiler with its flags."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kernelgen.emit.source import Source
+
+_LOG_LIMIT = 4000
+
+
+@dataclass(frozen=True)
+class Job:
+    """One compiler, its flags and what makes its output specific: all but the source of a cache key.
+
+    compile: the binary of a source and its resource usage. check: raises ToolMissingError unless a binary can be used
+    and has the function of that name.
+    """
+
+    identity: str
+    flags: tuple[str, ...]
+    target: str
+    binary_name: str
+    source_name: str
+    compile: Callable[[Source], tuple[bytes, dict[str, Any]]]
+    check: Callable[[Path, str], None]
+
+
+def debug_level() -> int:
+    """Of ``EQUITUNE_DEBUG``, see ``kernelgen.compile.compiler``."""
+    text = os.environ.get("EQUITUNE_DEBUG", "")
+    return int(text) if text.isdecimal() else int(bool(text))
+
+
+def shortened(log: str) -> str:
+    """The beginning of a compiler's log."""
+    return log if len(log) <= _LOG_LIMIT else log[:_LOG_LIMIT] + f"\n... {len(log) - _LOG_LIMIT} more characters"

@@ -1,0 +1,95 @@
+"""NVRTC, the compiler of CUDA text: it needs neither a GPU nor a driver."""
+
+from __future__ import annotations
+
+import functools
+import io
+import re
+import threading
+from pathlib import Path
+from typing import Any
+
+from kernelgen.compile.elf import is_whole, section
+from kernelgen.compile.job import Job, debug_level, shortened
+from kernelgen.emit.source import Source
+from kernelgen.errors import CompileError, ToolMissingError
+
+SOURCE_NAME = "kernel.cu"
+# cuda.core picks its implementation while it is imported, and threads that import it meanwhile see half of it.
+_import_lock = threading.Lock()
+
+
+def cuda_job(arch: str) -> Job:
+    """NVRTC for an architecture such as ``sm_90``; ToolMissingError if it is not installed."""
+    with _import_lock:
+        version = nvrtc_version()
+    lineinfo = debug_level() >= 2
+    flags = ("-std=c++17", "-lineinfo") if lineinfo else ("-std=c++17",)
+    compiled = functools.partial(_compile, arch=arch, lineinfo=lineinfo)
+    return Job(f"nvrtc {version}", flags, arch, "kernel.cubin", SOURCE_NAME, compiled, _check)
+
+
+@functools.lru_cache(maxsize=1)
+def nvrtc_version() -> str:
+    """Version of the NVRTC library found on this machine; ToolMissingError if there is none."""
+    advice = "install it with: pip install 'equitune[gpu]' (no CUDA toolkit or driver is needed to compile)"
+    try:
+        from cuda.bindings import nvrtc
+        from cuda.core import Program, ProgramOptions  # noqa: F401  (compiling needs them: say so now if they are missing)
+    except ImportError as error:
+        raise ToolMissingError(f"cuda.core cannot be imported ({error}); {advice}") from error
+    try:
+        _, major, minor = nvrtc.nvrtcVersion()
+    except RuntimeError as error:
+        first_line = (str(error).splitlines() or ["not found"])[0]
+        raise ToolMissingError(f"NVRTC cannot be loaded ({first_line}); {advice}") from error
+    return f"{major}.{minor}"
+
+
+def _compile(source: Source, arch: str, lineinfo: bool) -> tuple[bytes, dict[str, Any]]:
+    from cuda.core import Program, ProgramOptions
+
+    log = io.StringIO()
+    options = ProgramOptions(
+        name=SOURCE_NAME,
+        arch=arch,
+        std="c++17",
+        lineinfo=True if lineinfo else None,
+        ptxas_options=["-v"],
+        no_cache=True,  # a hit in NVRTC's own cache comes without the assembler's report
+    )
+    try:
+        code = bytes(Program(source.text, "c++", options).compile("cubin", logs=log).code)
+    except Exception as error:
+        # cuda.core raises its own private types for NVRTC's errors; the message holds the compiler's log.
+        raise CompileError(f"NVRTC for {arch} failed:\n{shortened(str(error))}") from error
+    return code, parse_ptxas(log.getvalue(), source.entry)
+
+
+def _check(path: Path, entry: str) -> None:
+    """ToolMissingError unless a cubin has the kernel ``entry``. Only a device can load it."""
+    data = path.read_bytes()
+    if not (is_whole(data) and section(data, f".text.{entry}")):
+        raise ToolMissingError(
+            f"NVRTC {nvrtc_version()} made {len(data)} bytes without the kernel {entry}; install another"
+        )
+
+
+def parse_ptxas(log: str, entry: str) -> dict[str, Any]:
+    """Registers, spills, stack and static shared memory of ``entry`` from the assembler's ``-v`` report."""
+    _, _, report = log.partition(f"Compiling entry function '{entry}'")
+    report = report.split("Compiling entry function")[0]
+    _, _, report = report.partition(f"Function properties for {entry}")
+
+    def number(pattern: str) -> int:
+        found = re.search(pattern, report)
+        return int(found.group(1)) if found else 0
+
+    if "Used" not in report:
+        return {}
+    return {
+        "registers": number(r"Used (\d+) registers"),
+        "spill_bytes": number(r"(\d+) bytes spill stores") + number(r"(\d+) bytes spill loads"),
+        "stack_bytes": number(r"(\d+) bytes stack frame"),
+        "shared_bytes": number(r"(\d+) bytes smem"),
+    }

@@ -1,0 +1,257 @@
+"""CUDA C++ from a plan: one kernel whose teams of lanes walk runs of edges, channels across the lanes.
+
+Enters a :class:`Plan`, leaves the complete source text and its launch geometry. What never changes is in
+``include/device.cuh``; the arithmetic of a path is in ``kernelgen.terms.path_statements``, the function of a path group
+in ``kernelgen.emit.cuda.path_group``. A run of edges is a node's edges (``registers``) or a fixed number of edges
+(``atomics``, and ``plain`` where every edge is its own source and destination). A unit is a team's share of a run: one
+path group and ``lanes x channels_per_thread`` of its channels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kernelgen.emit.cuda.memory_access import Facts
+from kernelgen.emit.cuda.path_group import GroupEmitter
+from kernelgen.emit.harmonics_function import inside
+from kernelgen.emit.signature import buffers_line, buffers_struct, gpu_entry
+from kernelgen.emit.source import Source, included
+from kernelgen.plan.channelwise import Plan, joint_elements, stage_elements, sums_elements
+from kernelgen.schedule.kernel_spec import BYTES, Spec
+from kernelgen.schedule.tensor_product import CudaSchedule
+
+# Arguments of a kernel that writes its zeros, and what its teams need of those: see include/zero_outputs.hpp.
+ZEROS = ("unsigned long long* written", "unsigned long long launch")
+WAITING = ("const unsigned long long* ready", "unsigned long long launch")
+# Threads of the blocks that may write zeros, and bytes that one writes before another block does: a block that has
+# written all of them tells so at once, several have to wait for each other.
+ZERO_THREADS, ZEROS_A_THREAD = 4096, 256
+SHARED = (
+    "    extern __shared__ __align__(16) unsigned char shared_bytes[];",
+    "    Real* const shared = reinterpret_cast<Real*>(shared_bytes);",
+)
+
+
+def headers(schedule: CudaSchedule, has_ring: bool) -> list[str]:
+    """What every kernel includes, and what those with a ring, zeros to wait for or requests of their own do."""
+    asked = {
+        "weight_ring.hpp": has_ring,
+        "zero_outputs.hpp": schedule.zeros == "inside",
+        "prefetch_inputs.hpp": schedule.ahead == "along",
+    }
+    return [included(name) for name in ("device.cuh", *(name for name, wanted in asked.items() if wanted))]
+
+
+def emit_cuda(plan: Plan) -> Source:
+    """The kernel of a plan; equal plans give equal text."""
+    return Source(KernelText(plan).text(), "cuda")
+
+
+def preamble(spec: Spec) -> str:
+    """What a kernel is, and the types and constants of all its text."""
+    schedule = spec.schedule
+    assert isinstance(schedule, CudaSchedule)
+    real = {"float32": "float", "float64": "double"}[spec.dtype]
+    flag = "#define REAL_IS_FLOAT 1\n" if real == "float" else ""
+    return (
+        f"// problem    {spec.problem.key}\n// direction  {spec.direction.text}\n"
+        f"// operation  {spec.operation}, {spec.dtype}, {spec.layout}, {spec.index}\n"
+        f"// schedule   {schedule.key}\n"
+        f"using Real = {real};\nusing V = Real;\n{flag}"
+        f"using index_t = {'int' if spec.index == 'int32' else 'long long'};\n"
+        f"constexpr int LANES = {schedule.lanes};\n"
+        f"constexpr bool MUL_IR = {'true' if spec.layout == 'mul_ir' else 'false'};\n"
+        f"constexpr int C = {schedule.channels_per_thread};  // channels a thread\n"
+    )
+
+
+def ask_all(spec: Spec, owner: str) -> list[str]:
+    """Ask for all that the kernel reads, if the schedule says so: then no load but the first waits for DRAM."""
+    assert isinstance(spec.schedule, CudaSchedule)
+    if spec.schedule.ahead not in ("all", "along"):
+        return []
+    plain = spec.operation == "plain"
+    spans = "num_edges" if plain else "num_in" if owner == "sender" else "num_out"
+    index = {"spans": f"3 * {spans}"} if owner else {}
+    index |= {} if plain else {"perm": "num_edges", "sender": "num_edges", "receiver": "num_edges"}
+    sizes = elements(spec)
+    asked = index | {name: sizes[name[-1]] for name in spec.operands}
+    ask = "ask_along" if spec.schedule.ahead == "along" else "ask_all"
+    return [f"    {ask}(b.{name}, {count});" for name, count in asked.items()]
+
+
+def elements(spec: Spec) -> dict[str, str]:
+    """How many elements the array of each slot has, as an expression of a kernel's text."""
+    problem, plain = spec.problem, spec.operation == "plain"
+    return {
+        "x": f"{'num_edges' if plain else 'num_in'} * {problem.dim_in1}",
+        "y": f"num_edges * {spec.dim_y}",
+        "w": f"{'' if problem.shared_weights else 'num_edges * '}{problem.weight_numel}",
+        "g": f"{'num_edges' if plain else 'num_out'} * {problem.dim_out}",
+    }
+
+
+def zero_blocks(schedule: CudaSchedule) -> int:
+    """The blocks that begin a grid with writing zeros."""
+    return max(1, ZERO_THREADS // schedule.block_size) if schedule.zeros == "inside" else 0
+
+
+def launch_geometry(plan: Plan, num_edges: int, num_in: int, num_out: int) -> tuple[int, int, int]:
+    """Blocks, threads a block, and dynamic shared memory in bytes."""
+    schedule = plan.spec.schedule
+    assert isinstance(schedule, CudaSchedule)
+    owned = {"receiver": num_out, "sender": num_in}
+    runs = owned[plan.owner] if plan.owner else -(-num_edges // schedule.edges_per_chunk)
+    unit_blocks, runs_of_block = blocks_of_runs(plan)
+    blocks = zero_blocks(schedule) + unit_blocks * -(-runs // runs_of_block)
+    return blocks, schedule.block_size, plan.shared_bytes
+
+
+def blocks_of_runs(plan: Plan) -> tuple[int, int]:
+    """Blocks that share some runs of edges, each for some of their units; and how many runs those are."""
+    schedule = plan.spec.schedule
+    assert isinstance(schedule, CudaSchedule)
+    units = schedule.warps_per_edge
+    return max(1, -(-plan.units // units)), schedule.block_size // schedule.lanes // units // schedule.teams_per_node
+
+
+class KernelText:
+    """The text around the groups: preamble, header, buffers and the entry that sends teams to groups."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.facts = Facts(plan)
+        self.plan, self.spec, self.schedule = plan, plan.spec, self.facts.schedule
+        self.problem, self.direction = plan.spec.problem, plan.spec.direction
+
+    def text(self) -> str:
+        included_here = headers(self.schedule, bool(self.plan.ring))
+        struct = buffers_struct(*(WAITING if zero_blocks(self.schedule) else ()))
+        top = [preamble(self.spec) + self.stage(), *included_here, inside(self.spec), struct]
+        return "\n".join(part for part in [*top, *self.groups(), self._entry()] if part)
+
+    def groups(self) -> list[str]:
+        """The device functions of the path groups."""
+        return [GroupEmitter(self.facts, number, group).text() for number, group in enumerate(self.plan.groups)]
+
+    def stage(self) -> str:
+        return f"constexpr int STAGE = {self.plan.stage};  // edges fetched at a time\n"
+
+    def _entry(self) -> str:
+        asked = ask_all(self.spec, self.plan.owner)
+        zeros = self._zeros(asked)
+        head = gpu_entry(self.schedule.block_size, self.schedule.min_blocks, *(ZEROS if zeros else ()))
+        buffers = buffers_line(*(("ready_of(written)", "launch") if zeros else ()))
+        first, along = (asked, []) if self.schedule.ahead == "all" else ([], asked)
+        work = self.body("block" if zeros else "blockIdx.x", [*zeros, *first], along, SHARED)
+        return "\n".join([*head, buffers, *work, "}", ""])
+
+    def _zeros(self, asked: Sequence[str]) -> list[str]:
+        """What the first blocks do where the kernel writes its zeros, and the number of each other block."""
+        schedule, sizes = self.schedule, elements(self.spec)
+        blocks, names = zero_blocks(schedule), sorted(self.plan.zeroed)
+        if not blocks:
+            return []
+        count = " + ".join(sizes[name[-1]] for name in names)
+        each = schedule.block_size * ZEROS_A_THREAD // BYTES[self.spec.dtype]
+        return [
+            f"    if (blockIdx.x < {blocks}) {{",
+            f"        const int writers = int(min(({count} + {each - 1}ll) / {each}, {blocks}ll));",
+            "        if (blockIdx.x < writers) {",
+            "            ask_line(written);",
+            *(f"            write_zeros(b.{name}, {sizes[name[-1]]}, writers);" for name in names),
+            "            tell_of_zeros(written, launch, writers);",
+            "        }",
+            *(f"    {line}" for line in asked),
+            "        return;",
+            "    }",
+            "    ask_line(b.ready);",
+            f"    const int block = int(blockIdx.x) - {blocks};",
+        ]
+
+    def body(
+        self, block: str, first: Sequence[str] = (), along: Sequence[str] = (), shared: Sequence[str] = ()
+    ) -> list[str]:
+        """From a block's number to its teams' work.
+
+        first: lines before that. along: lines behind its first load. shared: that make ``shared``, if used.
+        """
+        schedule, plan = self.schedule, self.plan
+        lines = [
+            "    const int team_index = threadIdx.x / LANES;",
+            "    Team team;",
+            "    team.lane = threadIdx.x % LANES;",
+            "    team.mask = LANES == 32 ? 0xffffffffu",
+            "                            : ((1u << (LANES % 32)) - 1u) << (threadIdx.x % 32 - team.lane);",
+            *first,
+            *self._work(block),
+            *along,
+        ]
+        teams, stage, sums = schedule.block_size // schedule.lanes, stage_elements(plan), sums_elements(plan)
+        joint = joint_elements(plan)
+        if stage or sums or joint:
+            lines += shared
+        lines.append(f"    Real* const stage = {f'shared + team_index * {stage}' if stage else 'nullptr'};")
+        if sums:
+            lines += [
+                f"    Real* const sums = shared + {teams * stage} + team_index * {sums};",
+                "    if (working) {",
+                *self._dispatch("group", "begin, end, stage, sums"),
+                "    }",
+                "    __syncthreads();",
+                "    if (working) {",
+                f"    const Real* const parts = sums - share * {sums * schedule.warps_per_edge};",
+                *self._dispatch("finish", "share, parts"),
+                "    }",
+            ]
+        elif joint:
+            lines.append(f"    Real* const sums = shared + {teams * stage} + team_index * {joint};")
+            lines += self._dispatch("group", "begin, end, stage, sums")
+        else:
+            lines += self._dispatch("group", "begin, end, stage, nullptr")
+        return lines
+
+    def _work(self, block: str) -> list[str]:
+        """Which unit of which run this team works on, and its edges."""
+        schedule, plan = self.schedule, self.plan
+        units, split = schedule.warps_per_edge, schedule.teams_per_node
+        unit_blocks, runs = blocks_of_runs(plan)
+        lines = [
+            f"    const int unit = {block} % {unit_blocks} * {units} + team_index % {units};",
+            f"    const int run = {block} / {unit_blocks} * {runs} + team_index / {units * split};",
+        ]
+        if not plan.owner:
+            return [
+                *lines,
+                "    const int node = -1;  // none is owned",
+                f"    const int begin = run * {schedule.edges_per_chunk};",
+                f"    if (unit >= {plan.units} || begin >= num_edges) return;",
+                f"    const int end = begin + min({schedule.edges_per_chunk}, int(num_edges) - begin);",
+            ]
+        nodes = "num_out" if plan.owner == "receiver" else "num_in"
+        if split == 1:
+            return [
+                *lines,
+                f"    if (unit >= {plan.units} || run >= {nodes}) return;",
+                "    const int* const span = b.spans + 3 * run;",
+                "    const int node = span[0], begin = span[1], end = span[2];",
+            ]
+        leave = [] if sums_elements(plan) else ["    if (!working) return;"]
+        return [
+            *lines,
+            f"    const int share = team_index / {units} % {split};",
+            f"    const bool working = unit < {plan.units} && run < {nodes};",
+            *leave,
+            "    const int* const span = b.spans + 3 * (working ? run : 0);",
+            "    const int node = span[0], first = span[1], last = working ? span[2] : first;",
+            f"    const int each = (last - first + {split - 1}) / {split};",
+            "    const int begin = min(first + share * each, last), end = min(begin + each, last);",
+        ]
+
+    def _dispatch(self, function: str, arguments: str) -> list[str]:
+        """Send a team to its path group."""
+        lines, first = [], 0
+        for number, group in enumerate(self.plan.groups):
+            first += self.plan.tiles(group)
+            head = "if" if number == 0 else "else if"
+            lines.append(f"    {head} (unit < {first}) {function}_{number}(b, team, unit, node, {arguments});")
+        return lines

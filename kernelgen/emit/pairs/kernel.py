@@ -1,0 +1,231 @@
+"""A kernel of pairs as C++ text, for the GPU and the host alike: a :class:`PairPlan` enters, the source leaves.
+
+A team takes an edge: rows of operands go to its scratch memory, then each path forms its pairs, meets its weights and
+adds to the sums (``kernelgen.plan.pairs`` has the formulas, ``kernelgen.emit.pairs.path_steps`` the steps of a path).
+What differs between a warp and a thread is in ``include/pairs.hpp``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from kernelgen.emit.pairs.path_steps import path_steps
+from kernelgen.emit.signature import buffers_line, buffers_struct, element, gpu_entry, host_entry
+from kernelgen.emit.source import Source, included
+from kernelgen.plan.pairs import WARP, PairPath, PairPlan
+from kernelgen.problem.irreps import Block
+from kernelgen.schedule.kernel_spec import BUFFERS
+from kernelgen.schedule.tensor_product import CudaSchedule
+from kernelgen.terms.clebsch_gordan import path_terms
+
+INDENT = "    "
+SIDES = {"x": "in1", "g": "out"}
+
+
+def emit_pairs(plan: PairPlan) -> Source:
+    """The kernel of a plan; equal plans give equal text."""
+    entry = _gpu(plan) if plan.on_gpu else _host(plan)
+    parts = [_preamble(plan), included("pairs.hpp"), buffers_struct(), *_edge(plan), *entry]
+    return Source("\n".join(parts) + "\n", "cuda" if plan.on_gpu else "c++")
+
+
+def pair_geometry(plan: PairPlan, num_edges: int) -> tuple[int, int, int]:
+    """Blocks, threads a block, and dynamic shared memory in bytes."""
+    schedule = plan.spec.schedule
+    assert isinstance(schedule, CudaSchedule)
+    blocks = -(-num_edges * len(plan.parts) // plan.teams)
+    if plan.weight_sums:
+        # Each block adds its sums to memory once, so no more blocks than the device runs at a time.
+        facts = plan.spec.facts
+        blocks = min(blocks, facts.units * max(1, facts.shared_per_block // plan.shared_bytes))
+    return blocks, schedule.block_size, plan.shared_bytes
+
+
+def _preamble(plan: PairPlan) -> str:
+    spec = plan.spec
+    real = {"float32": "float", "float64": "double"}[spec.dtype]
+    lines = [
+        f"// problem    {spec.problem.key}",
+        f"// direction  {spec.direction.text}",
+        f"// operation  {spec.operation}, {spec.dtype}, {spec.layout}",
+        f"// schedule   {spec.schedule.key}",
+        *(["#define ON_GPU"] if plan.on_gpu else ["#include <omp.h>", "#include <cstdint>", "#include <vector>"]),
+        f"using Real = {real};",
+        f"constexpr bool MUL_IR = {'true' if spec.layout == 'mul_ir' else 'false'};",
+        f"constexpr int LANES = {plan.lanes};",
+    ]
+    index = {"int32": "int", "int64": "long long"}[spec.index]
+    return "\n".join([*lines, f"using index_t = {index};"])
+
+
+def _edge(plan: PairPlan) -> Iterator[str]:
+    """The function of one edge, or of each part of one."""
+    out_w = ", Real* const out_w" if "w" in plan.spec.direction.live_outputs else ""
+    for number, part in enumerate(plan.parts):
+        yield (
+            f"DEVICE void {_function(plan, number)}(const Buffers& b, const Team& team, const long long edge, "
+            f"Real* const scratch{out_w})"
+        )
+        yield "{"
+        yield from (f"{INDENT}{line}" for line in _edge_lines(plan, part))
+        yield "}"
+        yield ""
+
+
+def _function(plan: PairPlan, part: int) -> str:
+    return f"part_{part}" if len(plan.parts) > 1 else "one_edge"
+
+
+def _edge_lines(plan: PairPlan, part: tuple[PairPath, ...]) -> Iterator[str]:
+    problem, direction = plan.spec.problem, plan.spec.direction
+    for name in list(plan.scratch)[:-1]:
+        yield f"Real* const __restrict__ {name} = scratch + {plan.scratch[name]};"
+    row = "" if problem.shared_weights else f" + edge * {problem.weight_numel}"
+    for name in ("w", "tw"):
+        if name in direction.operands:
+            yield f"const Real* const __restrict__ {name} = b.{name}{row};"
+    if plan.is_direct:
+        yield from _rows_of_pairs(plan)
+    yield from _load_rows(plan, part)
+    for slot in _summed(plan):
+        size = {"x": problem.dim_in1, "y": problem.dim_in2, "g": problem.dim_out}[slot]
+        yield f"clear_row<{size}>(team, o_{slot});"
+    yield "team.sync();"
+    terms = path_terms(problem)
+    for path in part:
+        yield from path_steps(plan, path, terms[path.path.index])
+    yield from _store_rows(plan, part)
+
+
+def _blocks(plan: PairPlan, part: tuple[PairPath, ...], slot: str) -> Iterator[Block]:
+    """Blocks of x or g: all of them, or those of one of several parts."""
+    side = SIDES[slot]
+    used = {getattr(path.path, side) for path in part}
+    for number, block in enumerate(getattr(plan.spec.problem, side)):
+        if len(plan.parts) == 1 or number in used:
+            yield block
+
+
+def _summed(plan: PairPlan) -> str:
+    """Outputs whose rows are summed in the scratch memory."""
+    return "".join(slot for slot in plan.spec.direction.live_outputs if f"o_{slot}" in plan.scratch)
+
+
+def _rows_of_pairs(plan: PairPlan) -> Iterator[str]:
+    """``g``, ``tg`` and ``out_g`` of the edge, where pairs have them without a detour."""
+    size, direction = plan.spec.problem.dim_out, plan.spec.direction
+    for name in direction.operands:
+        if name[-1] == "g":
+            yield f"const Real* const __restrict__ {name} = b.{name} + edge * {size};"
+    if "g" in direction.live_outputs:
+        yield f"Real* const __restrict__ out_g = b.out_g + edge * {size};"
+
+
+def _load_rows(plan: PairPlan, part: tuple[PairPath, ...]) -> Iterator[str]:
+    problem = plan.spec.problem
+    for name in plan.spec.direction.operands:
+        if name[-1] == "y":
+            yield f"load_row<{problem.dim_in2}>(team, b.{name} + edge * {problem.dim_in2}, s_{name});"
+        elif f"s_{name}" in plan.scratch:
+            size = problem.dim_in1 if name[-1] == "x" else problem.dim_out
+            row = _row(plan, name[-1])
+            for block in _blocks(plan, part, name[-1]):
+                where = f"b.{name} + {row} * {size} + {block.offset}, s_{name} + {block.offset}"
+                yield f"load_block<{block.dim}, {block.mul}>(team, {where});"
+
+
+def _row(plan: PairPlan, slot: str) -> str:
+    """Of x or g: the edge's own, or that of the node at its end."""
+    if not plan.is_conv:
+        return "edge"
+    return {"x": "(long long)b.sender[edge]", "g": "(long long)b.receiver[edge]"}[slot]
+
+
+def _store_rows(plan: PairPlan, part: tuple[PairPath, ...]) -> Iterator[str]:
+    problem, shared = plan.spec.problem, len(plan.parts) > 1
+    for slot in _summed(plan):
+        if slot == "y":
+            how = "add" if shared else "store"
+            yield f"{how}_row<{problem.dim_in2}>(team, o_y, b.out_y + edge * {problem.dim_in2});"
+            continue
+        size = problem.dim_in1 if slot == "x" else problem.dim_out
+        row, how = _row(plan, slot), "add" if plan.is_conv or shared else "store"
+        for block in _blocks(plan, part, slot):
+            where = f"o_{slot} + {block.offset}, b.out_{slot} + {row} * {size} + {block.offset}"
+            yield f"{how}_block<{block.dim}, {block.mul}>(team, {where});"
+    yield "team.sync();"
+
+
+def _weight_row(plan: PairPlan, shared: str) -> str:
+    """The argument for gradients of weights: a row an edge, or the sums of all edges that a worker takes."""
+    if "w" not in plan.spec.direction.live_outputs:
+        return ""
+    return f", {shared}" if plan.sums_weights else f", b.out_w + edge * {plan.spec.problem.weight_numel}"
+
+
+def _gpu(plan: PairPlan) -> Iterator[str]:
+    schedule, sums = plan.spec.schedule, plan.weight_sums
+    assert isinstance(schedule, CudaSchedule)
+    teams, size = plan.teams, plan.scratch["end"]
+    yield from gpu_entry(schedule.block_size, schedule.min_blocks)
+    yield buffers_line()
+    yield f"{INDENT}extern __shared__ __align__(16) unsigned char shared_bytes[];"
+    yield f"{INDENT}Real* const shared = reinterpret_cast<Real*>(shared_bytes);"
+    yield f"{INDENT}const int team_index = threadIdx.x / LANES;"
+    yield f"{INDENT}Team team{{int(threadIdx.x % LANES), true}};"
+    yield f"{INDENT}const long long first = blockIdx.x * {teams}ll + team_index;"
+    arguments = f"(b, team, edge, shared + team_index * {size}{_weight_row(plan, 'sums' if sums else 'b.out_w')});"
+    if sums:
+        yield f"{INDENT}Real* const sums = shared + {teams * size};"
+        yield f"{INDENT}for (int i = threadIdx.x; i < {sums}; i += {schedule.block_size}) sums[i] = Real(0);"
+        yield f"{INDENT}__syncthreads();"
+        head = f"for (long long i = first; {_any_left(plan)}; i += gridDim.x * {teams}ll)"
+        yield from (f"{INDENT}{line}" for line in _shares(plan, head, arguments))
+        yield f"{INDENT}__syncthreads();"
+        yield f"{INDENT}for (int i = threadIdx.x; i < {sums}; i += {schedule.block_size}) add_to(b.out_w + i, sums[i]);"
+    else:
+        yield f"{INDENT}const long long i = first;"
+        yield from (f"{INDENT}{line}" for line in _shares(plan, f"if ({_any_left(plan)})", arguments))
+    yield "}"
+
+
+def _any_left(plan: PairPlan) -> str:
+    """Whether team i or one before it in its warp has an edge, or a part of one."""
+    warp = "i" if plan.lanes == WARP else f"i - team_index % {WARP // plan.lanes}"
+    return f"{warp} < num_edges * {len(plan.parts)}"
+
+
+def _shares(plan: PairPlan, head: str, arguments: str) -> Iterator[str]:
+    """What team i does: all of edge i, or one part of an edge that the teams next to it share."""
+    count = len(plan.parts)
+    yield f"{head} {{"
+    if plan.lanes == WARP:
+        yield f"{INDENT}const long long edge = i{f' / {count}' if count > 1 else ''};"
+    else:
+        yield f"{INDENT}team.active = i < num_edges;"
+        yield f"{INDENT}const long long edge = team.active ? i : num_edges - 1;"
+    for number in range(count):
+        last = number + 1 == count
+        test = "" if last else f"if (i % {count} == {number}) "
+        yield f"{INDENT}{'else ' if number else ''}{test}{_function(plan, number)}{arguments}"
+    yield "}"
+
+
+def _host(plan: PairPlan) -> Iterator[str]:
+    problem = plan.spec.problem
+    yield from host_entry()
+    casts = (f"static_cast<{element(name)}* __restrict__>({name})" for name in BUFFERS)
+    yield f"{INDENT}const Buffers b = {{{', '.join(casts)}}};"
+    yield "#pragma omp parallel num_threads(threads > 0 ? threads : omp_get_max_threads())"
+    yield f"{INDENT}{{"
+    yield f"{INDENT * 2}std::vector<Real> scratch({max(1, plan.scratch['end'])});"
+    if plan.sums_weights:
+        yield f"{INDENT * 2}std::vector<Real> sums({problem.weight_numel});"
+    yield "#pragma omp for schedule(static)"
+    yield f"{INDENT * 2}for (long long edge = 0; edge < num_edges; ++edge)"
+    yield f"{INDENT * 3}one_edge(b, Team{{}}, edge, scratch.data(){_weight_row(plan, 'sums.data()')});"
+    if plan.sums_weights:
+        yield "#pragma omp critical(equitune_out_w)"
+        yield f"{INDENT * 2}for (int i = 0; i < {problem.weight_numel}; ++i) b.out_w[i] += sums[i];"
+    yield f"{INDENT}}}"
+    yield "}"

@@ -1,0 +1,228 @@
+"""Eager calls of an operator: tensors enter, differentiable results leave, with little work for the host.
+
+Tensors that torch traces, fakes or transforms go through the ops of ``kernelgen.ops.torch_ops``; plain ones are run
+here, past the dispatcher, by autograd functions that compute only the gradients that this pass uses. A backward pass
+that is itself transformed (``torch.autograd.grad(..., is_grads_batched=True)``) goes on through the ops.
+
+A loss on values and on edge gradients (energies and forces) has two terms that each read and write all weights: the
+backward of the value, and the backward of the edge gradient. Here they become one kernel (``joint_backward``): the
+node of the edge gradient leaves its cotangent with the node of the value, which autograd always runs later, since the
+first depends on the second through an empty tensor (``link``).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from kernelgen.ops.torch_ops import no_third_derivative, only, present
+from kernelgen.ops.transforms import call
+from kernelgen.runtime.allocation import empty
+from kernelgen.runtime.calls import DirectCalls
+from kernelgen.runtime.graph import NO_ORDER, Edges
+from kernelgen.terms.directions import backward, double_backward, forward
+from kernelgen.tracing import is_eager, is_transforming
+
+if TYPE_CHECKING:
+    from kernelgen.runtime.arguments import Graph
+
+Maybe = Tensor | None
+# Cotangents that were left but never fetched (their pass ended in an error) are dropped beyond this many passes.
+_KEPT_PASSES = 8
+_SMALL_WEIGHTS = 1 << 21
+_Leaf: type = torch._C._functions.AccumulateGrad  # type: ignore[attr-defined]
+
+
+def product(
+    x: Tensor,
+    y: Tensor,
+    w: Tensor,
+    edges: Edges,
+    operator: DirectCalls,
+) -> Tensor:
+    """The operator's value, differentiable twice in x, y and w; ``edges``: of :meth:`Operator.edges`."""
+    if not is_eager(x, y, w):
+        sender, receiver, num_out, order, _, _ = edges
+        arguments = (x, y, w, sender, receiver, *(order or NO_ORDER), num_out, operator.text)
+        return call("tp_forward", *arguments)
+    graph = operator.graph(x, y, *edges)
+    if torch.is_grad_enabled() and (x.requires_grad or y.requires_grad or w.requires_grad):
+        return _Forward.apply(x, y, w, graph, operator)[0]
+    return operator.run_on(graph, forward(), (x, None, y, None, w, None, None, None))["g"]
+
+
+def _edges(graph: Graph) -> tuple:
+    """The arguments of the ops that a graph becomes."""
+    return graph.sender, graph.receiver, *graph.order, graph.num_out
+
+
+class _Forward(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, y: Tensor, w: Tensor, graph: Graph, operator: DirectCalls
+    ) -> tuple[Tensor, Tensor]:
+        link = empty((0,), x)
+        ctx.save_for_backward(x, y, w, link, *graph.tensors())
+        ctx.set_materialize_grads(False)
+        ctx.graph, ctx.operator = graph, operator
+        ctx.leaves = sole_leaves(x, y, w, graph, operator)
+        # Autograd pass -> (cotangent of the edge gradient, cotangent of the value that it was taken with).
+        ctx.pending = {}
+        return operator.run_on(graph, forward(), (x, None, y, None, w, None, None, None))["g"], link
+
+    @staticmethod
+    def backward(ctx: Any, g: Maybe, _: Maybe) -> tuple[Maybe, ...]:
+        left, wanted = wanted_gradients(ctx)
+        if not wanted or (g is None and not left):
+            return (None,) * 5
+        x, y, w, link, *of_graph = ctx.saved_tensors
+        graph = ctx.graph.of_tensors(of_graph)
+        if torch.is_grad_enabled() or is_transforming(g):
+            return (*gradient_of_product(ctx, graph, (x, y, w), g, link, wanted), None, None)
+        return (*first_gradients(ctx.operator, graph, (x, y, w), g, left, wanted), None, None)
+
+
+def wanted_gradients(ctx: Any) -> tuple[list, str]:
+    """For the node of a value: what edge gradients left for it in this pass, and the slots that the pass uses."""
+    left = ctx.pending.pop(torch._C._current_graph_task_id(), []) if ctx.pending else []
+    return left, _needed(ctx, "xyw") if torch.is_grad_enabled() else ctx.leaves or _needed(ctx, "xyw")
+
+
+def gradient_of_product(
+    ctx: Any, graph: Graph, xyw: tuple[Tensor, ...], g: Maybe, link: Tensor, wanted: str
+) -> tuple[Maybe, ...]:
+    """First gradients that can be differentiated again, or that torch transforms, for the node of a value."""
+    if is_transforming(g):
+        found = call("tp_backward", *xyw, g, *_edges(graph), wanted, ctx.operator.text)
+        return only(found, "xyw", wanted)
+    return _Backward.apply(*xyw, g, link, wanted, graph, ctx.operator, ctx.pending)
+
+
+class _Backward(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, y: Tensor, w: Tensor, g: Tensor, link: Tensor, wanted: str, *rest: Any
+    ) -> tuple[Maybe, ...]:
+        ctx.graph, ctx.operator, ctx.pending = rest
+        ctx.save_for_backward(x, y, w, g, *ctx.graph.tensors())
+        # A gradient that nobody differentiates must arrive as None: its tangent is left out of the kernel.
+        ctx.set_materialize_grads(False)
+        found = ctx.operator.run_on(ctx.graph, backward(wanted), (x, None, y, None, w, None, g, None))
+        return tuple(found.get(slot) for slot in "xyw")
+
+    @staticmethod
+    def backward(ctx: Any, *tangents: Maybe) -> tuple[Maybe, ...]:
+        given, wanted = present(*tangents), _needed(ctx, "xywg")
+        x, y, w, g, *of_graph = ctx.saved_tensors
+        graph = ctx.graph.of_tensors(of_graph)
+        transforming = is_transforming(*tangents)
+        if given == "y" and ("x" in wanted or "w" in wanted) and not (transforming or torch.is_grad_enabled()):
+            link = ctx.next_functions[4][0]
+            if link is not None and will_run(link):
+                _leave(ctx.pending, (tangents[1], g))
+                wanted = "g" if "g" in wanted else ""
+        outputs = double_backward(given, wanted).live_outputs if wanted and given else ""
+        if not outputs:
+            return (None,) * 9
+        if transforming:
+            rest = (*_edges(graph), outputs, ctx.operator.text)
+            found = only(call("tp_double_backward", x, y, w, g, *tangents, *rest), "xywg", outputs)
+        else:
+            found = _Second.apply(x, y, w, g, *tangents, outputs, graph, ctx.operator)
+        return (*found, *(None,) * 5)
+
+
+class _Second(torch.autograd.Function):
+    """Second derivatives, which cannot be differentiated again."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, y: Tensor, w: Tensor, g: Tensor, *rest: Any) -> tuple[Maybe, ...]:
+        tx, ty, tw, outputs, graph, operator = rest
+        direction, operands = double_backward(present(tx, ty, tw), outputs), (x, tx, y, ty, w, tw, g, None)
+        if direction.tangents == "y" and "g" not in outputs or outputs == "g":
+            found = _first_of(direction.tangents, operands, outputs, graph, operator)
+        else:
+            found = operator.run_on(graph, direction, operands)
+        return tuple(found.get(slot) for slot in "xywg")
+
+    @staticmethod
+    def backward(ctx: Any, *_: Maybe) -> tuple:
+        return no_third_derivative()
+
+
+def _first_of(tangents: str, operands: tuple, outputs: str, graph: Graph, operator: DirectCalls) -> dict[str, Tensor]:
+    """A single tangent stands in its operand's place: the kernels of first derivatives do it."""
+    x, tx, y, ty, w, tw, g, _ = operands
+    if len(tangents) > 1:
+        return operator.run_on(graph, double_backward(tangents, outputs), operands)
+    x, y, w = (b if tangents == slot else a for slot, a, b in (("x", x, tx), ("y", y, ty), ("w", w, tw)))
+    direction = forward() if outputs == "g" else backward(outputs)
+    return operator.run_on(graph, direction, (x, None, y, None, w, None, g, None))
+
+
+def first_gradients(
+    operator: DirectCalls, graph: Graph, xyw: tuple[Tensor, ...], g: Maybe, left: list, wanted: str
+) -> tuple[Maybe, ...]:
+    """Gradients of the value together with those that edge gradients left here, not differentiable further."""
+    x, y, w = xyw
+    if g is not None and left:
+        ty, of = left.pop()
+        found = operator.run_on(graph, double_backward("yg", wanted), (x, None, y, ty, w, None, of, g))
+    elif g is not None:
+        found = operator.run_on(graph, backward(wanted), (x, None, y, None, w, None, g, None))
+    else:
+        found = {}
+    # dF/dy does not depend on y.
+    others = wanted.replace("y", "")
+    for ty, of in left if others else ():
+        more = operator.run_on(graph, backward(others), (x, None, ty, None, w, None, of, None))
+        found = found | {slot: found[slot] + grad if slot in found else grad for slot, grad in more.items()}
+    return tuple(found.get(slot) for slot in "xyw")
+
+
+def _leave(pending: dict[int, list], cotangents: tuple[Maybe, Tensor]) -> None:
+    task = torch._C._current_graph_task_id()
+    if len(pending) >= _KEPT_PASSES and task not in pending:
+        pending.clear()
+    pending.setdefault(task, []).append(cotangents)
+
+
+def _needed(ctx: Any, slots: str) -> str:
+    """The slots (the function's first inputs) whose gradient this pass uses.
+
+    ``needs_input_grad`` only says which inputs require a gradient at all. ``torch.autograd.grad(energy, positions)``
+    uses fewer: the engine knows which nodes it will run.
+    """
+    nodes, requires = ctx.next_functions, ctx.needs_input_grad
+    quick = not torch.is_grad_enabled() and _is_small(ctx.graph, ctx.operator)
+    return "".join(
+        slot
+        for i, slot in enumerate(slots)
+        if requires[i] and ((quick and type(nodes[i][0]) is _Leaf) or will_run(nodes[i][0]))
+    )
+
+
+def _is_small(graph: Graph, operator: DirectCalls) -> bool:
+    """To ask about a leaf costs the host an exception; a small graph's kernel costs less.
+
+    In a pass that is not differentiated again all leaves are most likely wanted.
+    """
+    return graph.num_edges * operator.problem.weight_numel < _SMALL_WEIGHTS
+
+
+def sole_leaves(x: Tensor, y: Tensor, w: Tensor, graph: Graph, operator: DirectCalls) -> str:
+    """The slots that require a gradient if all of those are leaves of a small graph, whose gradients are all taken."""
+    if not _is_small(graph, operator):
+        return ""
+    slots = [(slot, t) for slot, t in (("x", x), ("y", y), ("w", w)) if t.requires_grad]
+    return "".join(slot for slot, _ in slots) if all(t.is_leaf for _, t in slots) else ""
+
+
+def will_run(node: Any) -> bool:
+    """Whether this pass of autograd uses the gradient that goes to ``node``, an entry of ``next_functions``."""
+    try:
+        return torch._C._will_engine_execute_node(node)
+    except RuntimeError:
+        return True  # a leaf that autograd.grad was asked for: the engine collects its gradient without running it

@@ -1,0 +1,70 @@
+"""What operators of every kind share: a schedule for each direction, sources of kernels, copies and pickles."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
+
+import torch
+
+from kernelgen.emit.kernel_source import emit
+from kernelgen.errors import ProblemError, ScheduleError
+from kernelgen.ops.registry import resolve
+from kernelgen.plan.planner import AnySpec, make_plan
+from kernelgen.runtime.kernel import load_kernel
+from kernelgen.schedule.knobs import Knobs
+
+DTYPES = {torch.float32: "float32", torch.float64: "float64"}
+
+
+class RegisteredOperator(ABC):
+    """text: all of the operator as JSON, from which any process can rebuild it. device: kernels are made for its type.
+
+    directions: by name, each with all of its outputs.
+    """
+
+    text: str
+    device: torch.device
+    directions: ClassVar[Mapping[str, Any]]
+
+    @abstractmethod
+    def specs(self, direction_name: str) -> Sequence[AnySpec]:
+        """Of the kernels that a direction with all its outputs takes; the last has the schedule of that name."""
+
+    @abstractmethod
+    def _kernel_spec(self, direction: Any, schedule: Any) -> AnySpec:
+        """Of the kernel that takes the schedule of a direction."""
+
+    @abstractmethod
+    def _default_schedule(self, direction: Any) -> Any:
+        """Of a direction without a schedule."""
+
+    def source(self, direction_name: str = "forward") -> str:
+        """The generated source of a direction with all its outputs (the last, where several kernels share them)."""
+        return emit(make_plan(self.specs(direction_name)[-1])).text
+
+    def resources(self, direction_name: str = "forward") -> dict[str, Any]:
+        """What the compiled kernel of a direction takes; compiles it if need be."""
+        return load_kernel(self.specs(direction_name)[-1]).resources
+
+    def __reduce__(self) -> tuple[Callable[[str], Any], tuple[str]]:
+        """Copies and pickles carry the text: kernels belong to a process."""
+        return resolve, (self.text,)
+
+    def _direction(self, name: str) -> Any:
+        if name not in self.directions:
+            raise ProblemError(f"direction is {name!r}; expected one of {tuple(self.directions)}")
+        return self.directions[name]
+
+    def _complete(self, given: Knobs | Mapping[str, Any] | None) -> dict[str, Any]:
+        """A legal schedule for each direction: the given one, or the default."""
+        names = tuple(self.directions)
+        by_name = dict.fromkeys(names, given) if given is None or isinstance(given, Knobs) else dict(given)
+        if not set(by_name) <= set(names):
+            raise ScheduleError(f"schedules are named {sorted(by_name)}; expected names from {names}")
+        schedules = {}
+        for name, direction in self.directions.items():
+            schedules[name] = by_name.get(name) or self._default_schedule(direction)
+            make_plan(self._kernel_spec(direction, schedules[name]))
+        return schedules

@@ -1,0 +1,140 @@
+"""A product whose second input are spherical harmonics of vectors, formed inside the kernels of the product.
+
+:class:`HarmonicProduct` takes the operators of both and is differentiable twice. Values and first gradients come from
+one kernel each, which reads three numbers an edge in the place of a row of harmonics. A gradient that will be
+differentiated again goes through the kernels of both, one after the other, as does everything that torch traces.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernelgen.errors import InputError, ProblemError
+from kernelgen.ops.autograd import Maybe, first_gradients, gradient_of_product, sole_leaves, wanted_gradients
+from kernelgen.ops.harmonics_operator import HarmonicsOperator, gradient
+from kernelgen.ops.operator import Operator
+from kernelgen.problem.edge_vectors import VectorProblem
+from kernelgen.runtime.allocation import empty
+from kernelgen.runtime.arguments import Graph, Operands
+from kernelgen.runtime.graph import EdgeOrder
+from kernelgen.runtime.kernel import load_kernel
+from kernelgen.runtime.runner import Runner, SplitRunner
+from kernelgen.schedule.kernel_spec import Spec
+from kernelgen.terms.directions import Direction, backward, forward
+from kernelgen.tracing import is_eager, is_transforming
+
+# Directions whose kernels harmonics can stand in.
+FUSED = ("forward", "backward", "source_backward", "edge_backward")
+
+
+class HarmonicProduct:
+    """Call it like an :class:`Operator`, with vectors ``[num_edges, 3]`` in the place of y.
+
+    product, harmonics: operators of one dtype and device; ProblemError where the harmonics are not the product's second
+    input. inside: of FUSED, the directions whose kernels form the harmonics; others run one after the other. Products
+    that are not generated so (other modes than weighted ``uvu``, several copies of the second input) have none.
+    """
+
+    def __init__(self, product: Operator, harmonics: HarmonicsOperator, inside: Iterable[str] = FUSED) -> None:
+        self.problem = VectorProblem(product.problem, harmonics.problem)
+        if harmonics.dtype is not product.dtype:
+            raise ProblemError(f"harmonics are {harmonics.dtype} and the product {product.dtype}; expected one dtype")
+        self.product, self.harmonics = product, harmonics
+        self.inside = frozenset(inside) & frozenset(FUSED if product.problem.is_channelwise else ())
+        self._runners: dict[tuple[Direction, torch.dtype | None, int], Runner | SplitRunner] = {}
+
+    def forward(
+        self,
+        x: Tensor,
+        v: Tensor,
+        w: Tensor,
+        sender: Tensor | None = None,
+        receiver: Tensor | None = None,
+        *,
+        num_out: int | None = None,
+        order: EdgeOrder | None = None,
+        is_sorted: bool = False,
+    ) -> Tensor:
+        """The product with the harmonics of v, differentiable twice with respect to x, v and w."""
+        if not self.inside or not is_eager(x, v, w):
+            y = self.harmonics(v)
+            return self.product(x, y, w, sender, receiver, num_out=num_out, order=order, is_sorted=is_sorted)
+        w = self.product.one_row(w)
+        graph = self.graph(x, v, *self.product.edges(x, sender, receiver, num_out, order, is_sorted))
+        if torch.is_grad_enabled() and (x.requires_grad or v.requires_grad or w.requires_grad):
+            return _Forward.apply(x, v, w, graph, self)[0]
+        return self.run_on(graph, forward(), (x, None, v, None, w, None, None, None))["g"]
+
+    __call__ = forward
+
+    def graph(self, x: Tensor, v: Tensor, *edges: Any) -> Graph:
+        """A call's checked graph; the shapes are those of the product, with y the harmonics."""
+        if v.dim() != 2 or v.shape[1] != 3:
+            raise InputError(f"v has shape {tuple(v.shape)}; expected one vector an edge, (num_edges, 3)")
+        return self.product.graph(x, v, *edges)
+
+    def run_on(self, graph: Graph, direction: Direction, operands: Operands, poison: bool = False) -> dict[str, Tensor]:
+        """A direction of first derivatives, with v for y among ``operands``; gradients by slot, ``y`` that of v."""
+        if direction.name not in self.inside:
+            return self._run_apart(graph, direction, operands, poison)
+        x, sender = operands[0], graph.sender
+        assert x is not None
+        key = (direction, None if sender is None else sender.dtype, x.get_device())
+        runner = self._runners.get(key)
+        if runner is None:
+            index = torch.int64 if sender is None else sender.dtype
+            runner = self._runners[key] = self.product.runner(direction, index, x.device, self.harmonics.problem)
+        return runner(operands, graph._replace(shapes=graph.shapes | {"y": (graph.num_edges, 3)}), poison)
+
+    def _run_apart(self, graph: Graph, direction: Direction, operands: Operands, poison: bool) -> dict[str, Tensor]:
+        v = operands[2]
+        assert v is not None
+        y = self.harmonics.run_forward(v, poison=poison) if "y" in direction.operands else None
+        found = self.product.run_on(graph, direction, (*operands[:2], y, *operands[3:]), poison)
+        if "y" in found:
+            found["y"] = self.harmonics.run_backward(v, found["y"], poison=poison)
+        return found
+
+    def specs(self, name: str) -> list[Spec]:
+        """Of the product's kernels of a direction."""
+        found = self.product.specs(name)
+        given = self.harmonics.problem if name in self.inside else None
+        return [dataclasses.replace(spec, harmonics=given) for spec in found]
+
+    def resources(self, name: str) -> dict[str, Any]:
+        """What the product's kernel of a direction takes; compiles it if need be."""
+        return load_kernel(self.specs(name)[-1]).resources
+
+
+class _Forward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, v: Tensor, w: Tensor, graph: Graph, both: HarmonicProduct) -> tuple:
+        link = empty((0,), x)
+        ctx.save_for_backward(x, v, w, link, *graph.tensors())
+        ctx.set_materialize_grads(False)
+        ctx.graph, ctx.both, ctx.operator, ctx.pending = graph, both, both.product, {}
+        ctx.leaves = sole_leaves(x, v, w, graph, both.product)
+        return both.run_on(graph, forward(), (x, None, v, None, w, None, None, None))["g"], link
+
+    @staticmethod
+    def backward(ctx: Any, g: Maybe, _: Maybe) -> tuple[Maybe, ...]:
+        left, wanted = wanted_gradients(ctx)
+        if not wanted or (g is None and not left):
+            return (None,) * 5
+        (x, v, w, link, *of_graph), both = ctx.saved_tensors, ctx.both
+        graph = ctx.graph.of_tensors(of_graph)
+        differentiated = torch.is_grad_enabled() or is_transforming(g)
+        if not differentiated and not left:
+            found = both.run_on(graph, backward(wanted), (x, None, v, None, w, None, g, None))
+            return (*(found.get(slot) for slot in "xyw"), None, None)
+        y = both.harmonics(v)
+        if differentiated:
+            of_x, of_y, of_w = gradient_of_product(ctx, graph, (x, y, w), g, link, wanted)
+        else:
+            of_x, of_y, of_w = first_gradients(both.product, graph, (x, y, w), g, left, wanted)
+        return of_x, None if of_y is None else gradient(v, of_y, both.harmonics), of_w, None, None

@@ -1,0 +1,111 @@
+"""The torch ops ``equitune::sh_*``: what makes spherical harmonics visible to fake tensors, compile and export.
+
+An op gets its operator as text (``HarmonicsOperator.text``), from which any process can rebuild it. Gradients that were
+not asked for (``outputs``) are empty tensors. Eager calls do not come here: see ``kernelgen.ops.harmonics_operator``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from kernelgen.errors import UnsupportedError
+from kernelgen.ops.registry import resolve
+from kernelgen.ops.torch_ops import define, only
+from kernelgen.ops.transforms import Rows, call
+
+SCHEMAS = {
+    "sh_forward": "(Tensor v, str spec) -> Tensor",
+    "sh_backward": "(Tensor v, Tensor g, str spec) -> Tensor",
+    "sh_double_backward": "(Tensor v, Tensor g, Tensor t, str outputs, str spec) -> (Tensor, Tensor)",
+}
+
+
+def no_third_derivative(*_: Any) -> tuple:
+    """The gradient of second derivatives."""
+    raise UnsupportedError(
+        "third derivatives of spherical harmonics are not generated; detach the second derivatives, "
+        "or differentiate e3nn.o3.spherical_harmonics instead"
+    )
+
+
+def _sh_forward(v: Tensor, spec: str) -> Tensor:
+    return resolve(spec).run_forward(v)
+
+
+def _sh_backward(v: Tensor, g: Tensor, spec: str) -> Tensor:
+    return resolve(spec).run_backward(v, g)
+
+
+def _sh_double_backward(v: Tensor, g: Tensor, t: Tensor, outputs: str, spec: str) -> tuple[Tensor, Tensor]:
+    found = resolve(spec).run_double_backward(v, g, t, outputs)
+    return found.get("x", v.new_empty(0)), found.get("g", v.new_empty(0))
+
+
+def _fake_forward(v: Tensor, spec: str) -> Tensor:
+    return v.new_empty((v.shape[0], resolve(spec).dim_out))
+
+
+def _fake_backward(v: Tensor, g: Tensor, spec: str) -> Tensor:
+    return v.new_empty(v.shape)
+
+
+def _fake_double_backward(v: Tensor, g: Tensor, t: Tensor, outputs: str, spec: str) -> tuple[Tensor, Tensor]:
+    return v.new_empty(v.shape if "x" in outputs else (0,)), v.new_empty(g.shape if "g" in outputs else (0,))
+
+
+def _setup_forward(ctx: Any, inputs: tuple, output: Tensor) -> None:
+    v, ctx.spec = inputs
+    ctx.save_for_backward(v)
+
+
+def _backward_of_forward(ctx: Any, g: Tensor) -> tuple:
+    (v,) = ctx.saved_tensors
+    return call("sh_backward", v, g, ctx.spec), None
+
+
+def _setup_backward(ctx: Any, inputs: tuple, output: Tensor) -> None:
+    v, g, ctx.spec = inputs
+    ctx.save_for_backward(v, g)
+
+
+def _backward_of_backward(ctx: Any, t: Tensor) -> tuple:
+    outputs = "".join(slot for slot, needed in zip("xg", ctx.needs_input_grad, strict=False) if needed)
+    found = call("sh_double_backward", *ctx.saved_tensors, t, outputs, ctx.spec)
+    return (*only(found, "xg", outputs), None)
+
+
+def _jvp_of_forward(ctx: Any, t: Tensor, _: None) -> Tensor:
+    """The change along t is the gradient of <t, first gradient> with respect to g, whatever g is."""
+    (v,) = ctx.saved_tensors
+    g = v.new_zeros((v.shape[0], resolve(ctx.spec).dim_out))
+    return call("sh_double_backward", v, g, t, "g", ctx.spec)[1]
+
+
+def _jvp_of_backward(ctx: Any, t: Tensor, tg: Tensor, _: None) -> Tensor:
+    v, g = ctx.saved_tensors
+    return call("sh_double_backward", v, g, t, "x", ctx.spec)[0] + call("sh_backward", v, tg, ctx.spec)
+
+
+def _rows(count: int) -> Rows:
+    """All of an op's tensors are rows, a vector each."""
+    return lambda arguments, in_dims: tuple(range(count))
+
+
+define(
+    *("sh_forward", SCHEMAS["sh_forward"], _sh_forward, _fake_forward, _backward_of_forward, _setup_forward),
+    jvp=_jvp_of_forward,
+    rows=_rows(1),
+)
+define(
+    *("sh_backward", SCHEMAS["sh_backward"], _sh_backward, _fake_backward, _backward_of_backward, _setup_backward),
+    jvp=_jvp_of_backward,
+    rows=_rows(2),
+)
+define(
+    *("sh_double_backward", SCHEMAS["sh_double_backward"], _sh_double_backward, _fake_double_backward),
+    *(no_third_derivative, None),
+    jvp=no_third_derivative,
+    rows=_rows(3),
+)

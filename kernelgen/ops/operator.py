@@ -1,0 +1,257 @@
+"""The operator: problem and schedules enter, a differentiable torch function on checked tensors leaves.
+
+``build`` makes an :class:`Operator`. Its ``forward`` goes through the torch ops of ``kernelgen.ops.torch_ops``
+(autograd, fake tensors, compile); the bare calls underneath are in ``kernelgen.runtime.calls``. Kernels compile at
+first use, one for each direction and set of wanted gradients.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from kernelgen.device import device_facts
+from kernelgen.errors import InputError, TuningMissError, UnsupportedError
+from kernelgen.ops.autograd import product
+from kernelgen.ops.base import DTYPES, RegisteredOperator
+from kernelgen.ops.registry import rebuilds, register
+from kernelgen.plan.defaults import default_schedule
+from kernelgen.problem.spherical_harmonics import HarmonicsProblem
+from kernelgen.problem.tensor_product import TensorProductProblem
+from kernelgen.runtime.arguments import Checks
+from kernelgen.runtime.calls import DirectCalls
+from kernelgen.runtime.graph import NO_ORDER, EdgeOrder, Edges, check_ascending, is_in_order, order_by, row_count
+from kernelgen.runtime.index_check import check_ascending_on_device
+from kernelgen.runtime.known_graphs import KNOWN_GRAPHS
+from kernelgen.runtime.runner import Runner, SplitRunner
+from kernelgen.schedule.kernel_spec import Spec
+from kernelgen.schedule.tensor_product import SCHEDULES, Schedule, schedule_from_dict
+from kernelgen.terms.directions import DIRECTIONS, Direction, fixed_order_parts
+from kernelgen.tracing import is_tracing, is_transforming
+
+INDEX_DTYPES = {torch.int32: "int32", torch.int64: "int64"}
+
+
+def build(
+    problem: TensorProductProblem,
+    schedule: Schedule | Mapping[str, Schedule] | None = None,
+    *,
+    operation: str = "conv",
+    dtype: torch.dtype = torch.float32,
+    layout: str = "mul_ir",
+    device: torch.device | str = "cpu",
+    deterministic: bool = False,
+    refused: Mapping[str, str] | None = None,
+) -> Operator:
+    """The operator of a tensor product.
+
+        >>> problem = TensorProductProblem.channelwise("128x0e+128x1o", "0e+1o", "0e+1o")
+        >>> operator = build(problem)
+        >>> out = operator(x, y, w, sender, receiver, num_out=len(x))     # [num_out, problem.dim_out]
+
+    schedule: one for every direction, or by direction name; directions without one get the default schedule.
+    operation: ``conv`` (gather by sender, product, sum by receiver) or ``plain`` (edge by edge).
+    deterministic: every result is bitwise equal from run to run: sums in a fixed order, at a price in time. Gradients
+    of x then come from a kernel of their own that walks the edges by sender (schedule ``source_backward``).
+    refused: directions that may not run, each with what its TuningMissError says.
+    """
+    return register(Operator(problem, schedule, operation, dtype, layout, torch.device(device), deterministic, refused))
+
+
+def rebuild(text: str) -> Operator:
+    """The operator whose ``Operator.text`` this is."""
+    data = json.loads(text)
+    return build(
+        TensorProductProblem.from_key(data["problem"]),
+        {name: schedule_from_dict(knobs) for name, knobs in data["schedules"].items()},
+        operation=data["operation"],
+        dtype=getattr(torch, data["dtype"]),
+        layout=data["layout"],
+        device=data["device"],
+        deterministic=data["deterministic"],
+        refused=data.get("refused"),
+    )
+
+
+class Operator(DirectCalls, RegisteredOperator):
+    """A tensor product with its schedules; call it like a function, it differentiates twice.
+
+    Tensors: x [num_in, dim_in1] (plain: [num_edges, dim_in1]), y [num_edges, dim_in2], w [num_edges, weight_numel] or
+    shared [weight_numel], sender and receiver [num_edges]; result [num_out, dim_out] (plain: [num_edges, dim_out]).
+    """
+
+    directions = DIRECTIONS
+
+    def __init__(
+        self,
+        problem: TensorProductProblem,
+        schedule: Schedule | Mapping[str, Schedule] | None,
+        operation: str,
+        dtype: torch.dtype,
+        layout: str,
+        device: torch.device,
+        deterministic: bool,
+        refused: Mapping[str, str] | None = None,
+    ) -> None:
+        if dtype not in DTYPES:
+            raise InputError(f"dtype is {dtype}; expected torch.float32 or torch.float64")
+        if deterministic and operation == "conv" and not problem.is_channelwise:
+            raise UnsupportedError(
+                "deterministic convolutions are generated for weighted uvu paths with one copy of the second input; "
+                "use the plain product and sum its rows yourself in a fixed order"
+            )
+        self.problem = problem
+        self.operation = operation
+        self.dtype = dtype
+        self.layout = layout
+        self.device = device
+        self.deterministic = deterministic
+        self.is_conv = operation == "conv"
+        self.schedules = self._complete(schedule)
+        self.refused = dict(refused or {})
+        facts = {
+            "problem": problem.key,
+            "operation": operation,
+            "dtype": DTYPES[dtype],
+            "layout": layout,
+            "device": device.type,
+            "deterministic": deterministic,
+            "schedules": {name: schedule.to_dict() for name, schedule in self.schedules.items()},
+        }
+        self.text = json.dumps(facts | ({"refused": self.refused} if self.refused else {}), sort_keys=True)
+        self.shared_weights = problem.shared_weights
+        self._checks = Checks(problem, operation, dtype, device.type)
+        self.graph = self._checks.graph
+        self._runners: dict[tuple[Direction, torch.dtype | None, int], Runner | SplitRunner] = {}
+        # Which ends of the edges own them in some direction, and so need an order of the edges.
+        fused = [schedule for schedule in self.schedules.values() if self.is_conv and schedule.fuse and problem.paths]
+        owners = {schedule.owner for schedule in fused}
+        self.by_receiver, self.by_sender = "receiver" in owners, "sender" in owners
+
+    def forward(
+        self,
+        x: Tensor,
+        y: Tensor,
+        w: Tensor,
+        sender: Tensor | None = None,
+        receiver: Tensor | None = None,
+        *,
+        num_out: int | None = None,
+        order: EdgeOrder | None = None,
+        is_sorted: bool = False,
+    ) -> Tensor:
+        """The tensor product, differentiable twice with respect to x, y and w.
+
+        num_out: rows of the result of a convolution, by default as many as x has. order: ``edge_order(receiver,
+        num_out)`` of a graph whose order you keep. is_sorted: ``receiver`` does not decrease, see :meth:`order`.
+        """
+        return product(x, y, self.one_row(w), self.edges(x, sender, receiver, num_out, order, is_sorted), self)
+
+    def edges(
+        self,
+        x: Tensor,
+        sender: Tensor | None,
+        receiver: Tensor | None,
+        num_out: int | None,
+        order: EdgeOrder | None,
+        is_sorted: bool = False,
+    ) -> Edges:
+        """A call's edges with the number of destinations and the order, which are made where missing."""
+        if num_out is None:
+            num_out = x.shape[0]  # len(x) would fix the size of an exported graph
+        elif type(num_out) is not int:
+            num_out = row_count("num_out", num_out)
+        if order is not None or not self.is_conv or sender is None or receiver is None:
+            return sender, receiver, num_out, order, True, False
+        num_in = x.shape[0]
+
+        def make() -> EdgeOrder:
+            return self.order(sender, receiver, num_in, num_out, is_sorted)
+
+        needs = (num_in, num_out, (self.by_receiver, self.by_sender, is_sorted))
+        known = KNOWN_GRAPHS.order(sender, receiver, needs, make)
+        if known is not None:
+            return sender, receiver, num_out, known, True, True
+        order = make()
+        return sender, receiver, num_out, order, order is NO_ORDER, False
+
+    __call__ = forward
+
+    def order(self, sender: Tensor, receiver: Tensor, num_in: int, num_out: int, is_sorted: bool = False) -> EdgeOrder:
+        """What the kernels of this operator need to know of a graph; keep it for as long as the graph stays.
+
+        ``is_sorted`` promises that ``receiver`` does not decrease: InputError where it does, on a GPU a device-side
+        assertion. Under function transforms nothing is known of a
+        graph yet: each kernel's call orders it.
+        """
+        if not torch.compiler.is_compiling() and is_transforming():
+            return NO_ORDER
+        if not (self.by_sender or self.by_receiver):
+            return NO_ORDER
+        by_sender = order_by("sender", sender, num_in) if self.by_sender else (None, None)
+        if not self.by_receiver:
+            return EdgeOrder(None, None, *by_sender)
+        # Whether edges come sorted is worth a look where the answer is at hand: on the CPU, outside of tracing.
+        looked_at = type(receiver) is Tensor and not is_tracing()
+        if looked_at and receiver.device.type == "cpu":
+            if is_sorted:
+                check_ascending(receiver)
+            is_sorted = is_in_order(receiver)
+        elif looked_at and receiver.is_cuda and is_sorted and not torch.cuda.is_current_stream_capturing():
+            check_ascending_on_device(receiver)
+        return EdgeOrder(*order_by("receiver", receiver, num_out, is_sorted), *by_sender)
+
+    def one_row(self, w: Tensor) -> Tensor:
+        """Shared weights given as [1, weight_numel] become [weight_numel]."""
+        return w[0] if self.shared_weights and w.dim() == 2 and w.shape[0] == 1 else w
+
+    def spec(self, direction: Direction, index: torch.dtype = torch.int64, device: torch.device | None = None) -> Spec:
+        """What determines the kernel of a direction; a schedule without fusion runs a plain kernel."""
+        schedule = self.schedules[direction.name]
+        index_name = INDEX_DTYPES[index] if self.is_conv and schedule.fuse else "int64"
+        return self._spec(direction, schedule, index_name, device)
+
+    def specs(self, direction_name: str) -> list[Spec]:
+        """Of the kernels that a direction with all its gradients takes."""
+        return [self.spec(part) for part in self._parts(self._direction(direction_name))]
+
+    def __repr__(self) -> str:
+        return f"Operator({self.problem.key!r}, {self.operation}, {self.dtype}, {self.layout}, {self.device})"
+
+    def _kernel_spec(self, direction: Direction, schedule: Schedule) -> Spec:
+        return self._spec(self._parts(direction)[-1], schedule, "int64")
+
+    def _default_schedule(self, direction: Direction) -> Schedule:
+        return default_schedule(self._kernel_spec(direction, SCHEDULES[device_facts(self.device).backend]()))
+
+    def _spec(self, direction: Direction, schedule: Schedule, index: str, device: torch.device | None = None) -> Spec:
+        operation = self.operation if schedule.fuse else "plain"
+        facts = device_facts(device or self.device)
+        return Spec(
+            *(self.problem, direction, schedule, operation, DTYPES[self.dtype], self.layout, index, facts),
+            deterministic=self.deterministic,
+        )
+
+    def runner(
+        self,
+        direction: Direction,
+        index: torch.dtype,
+        device: torch.device,
+        harmonics: HarmonicsProblem | None = None,
+    ) -> Runner | SplitRunner:
+        """What runs a direction. harmonics: of vectors in the place of y, formed in the kernel."""
+        if direction.name in self.refused:
+            raise TuningMissError(self.refused[direction.name])
+        specs = [self.spec(part, index, device) for part in self._parts(direction)]
+        parts = [Runner(dataclasses.replace(spec, harmonics=harmonics), self._checks) for spec in specs]
+        return parts[0] if len(parts) == 1 else SplitRunner(*parts)
+
+    def _parts(self, direction: Direction) -> tuple[Direction, ...]:
+        return fixed_order_parts(direction) if self.deterministic and self.is_conv else (direction,)
+
+
+rebuilds("product", rebuild)

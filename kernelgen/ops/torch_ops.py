@@ -1,0 +1,240 @@
+"""The torch ops ``equitune::tp_*``: what makes an operator visible to fake tensors, compile and export.
+
+An op gets its operator as text (``Operator.text``), from which any process can rebuild it. Every op returns one
+tensor for each slot; slots that were not asked for (``outputs``) are empty tensors. Eager calls do not come here:
+``kernelgen.ops.autograd`` runs the same operators with less work for the host.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernelgen.errors import UnsupportedError
+from kernelgen.ops.registry import resolve
+from kernelgen.ops.transforms import Rows, add_function, call
+from kernelgen.runtime.calls import DirectCalls
+from kernelgen.runtime.graph import EdgeOrder
+from kernelgen.terms.directions import backward, double_backward, forward
+
+_GRAPH = (
+    "Tensor? sender, Tensor? receiver, Tensor? spans, Tensor? perm, Tensor? sender_spans, Tensor? sender_perm, "
+    "SymInt num_out"
+)
+_TANGENTS = "Tensor? tx, Tensor? ty, Tensor? tw"
+SCHEMAS = {
+    "tp_forward": f"(Tensor x, Tensor y, Tensor w, {_GRAPH}, str spec) -> Tensor",
+    "tp_backward": f"(Tensor x, Tensor y, Tensor w, Tensor g, {_GRAPH}, str outputs, str spec)"
+    " -> (Tensor, Tensor, Tensor)",
+    "tp_double_backward": f"(Tensor x, Tensor y, Tensor w, Tensor g, {_TANGENTS}, {_GRAPH}, str outputs, str spec)"
+    " -> (Tensor, Tensor, Tensor, Tensor)",
+}
+# Of the graph: index tensors and the number of destinations.
+GRAPH_ARGUMENTS = 7
+# Held for as long as the process lives: dropping it would unregister the ops.
+_library = torch.library.Library("equitune", "DEF")
+
+Maybe = Tensor | None
+
+
+def _operator(text: str) -> DirectCalls:
+    return resolve(text)
+
+
+def _graph(sender: Maybe, receiver: Maybe, *order_and_size: Any) -> tuple:
+    """The arguments of ``Operator.run`` that follow the operands."""
+    *order, num_out = order_and_size
+    return sender, receiver, num_out, EdgeOrder(*order)
+
+
+def _tp_forward(x: Tensor, y: Tensor, w: Tensor, *rest: Any) -> Tensor:
+    *graph, spec = rest
+    operands = (x, None, y, None, w, None, None, None)
+    return _operator(spec).run(forward(), operands, *_graph(*graph))["g"]
+
+
+def _tp_backward(x: Tensor, y: Tensor, w: Tensor, g: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+    *graph, outputs, spec = rest
+    operands = (x, None, y, None, w, None, g, None)
+    found = _operator(spec).run(backward(outputs), operands, *_graph(*graph))
+    return _apart(found, "xyw", x)
+
+
+def _tp_double_backward(
+    x: Tensor, y: Tensor, w: Tensor, g: Tensor, tx: Maybe, ty: Maybe, tw: Maybe, *rest: Any
+) -> tuple[Tensor, ...]:
+    *graph, outputs, spec = rest
+    operands = (x, tx, y, ty, w, tw, g, None)
+    found = _operator(spec).run(double_backward(present(tx, ty, tw), outputs), operands, *_graph(*graph))
+    return _apart(found, "xywg", x)
+
+
+def _apart(found: dict[str, Tensor], slots: str, like: Tensor) -> tuple[Tensor, ...]:
+    """One tensor for each slot, none in another's memory: an op of torch may not return such (small outputs do)."""
+    whole = {slot: grad.untyped_storage().nbytes() == grad.nbytes for slot, grad in found.items()}
+    return tuple(
+        like.new_empty(0) if slot not in found else found[slot] if whole[slot] else found[slot].clone()
+        for slot in slots
+    )
+
+
+def present(*tangents: Maybe) -> str:
+    """The slots of those tangents (of x, y and w) that are there."""
+    return "".join(slot for slot, tangent in zip("xyw", tangents, strict=True) if tangent is not None)
+
+
+def _needed(ctx: Any, slots: str) -> str:
+    """The slots (the op's first inputs) that require a gradient."""
+    return "".join(slot for slot, needed in zip(slots, ctx.needs_input_grad, strict=False) if needed)
+
+
+def _fake_forward(x: Tensor, y: Tensor, *rest: Any) -> Tensor:
+    num_out, spec = rest[-2:]
+    operator = _operator(spec)
+    return x.new_empty((num_out if operator.is_conv else y.shape[0], operator.problem.dim_out))
+
+
+def _fake_gradients(slots: str) -> Callable[..., tuple[Tensor, ...]]:
+    """Shapes of a backward op: like its first operands, x, y, w and g."""
+
+    def fake(*arguments: Any) -> tuple[Tensor, ...]:
+        outputs = arguments[-2]
+        likes = zip(slots, arguments, strict=False)
+        return tuple(like.new_empty(like.shape if slot in outputs else (0,)) for slot, like in likes)
+
+    return fake
+
+
+def _setup_forward(ctx: Any, inputs: tuple, output: Tensor) -> None:
+    # Nor need the tangents of forward mode be there.
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(*inputs[:-2])
+    ctx.num_out, ctx.spec = inputs[-2:]
+
+
+def _backward_of_forward(ctx: Any, g: Maybe) -> tuple:
+    outputs, rest = _needed(ctx, "xyw"), (None,) * (GRAPH_ARGUMENTS + 1)
+    if g is None or not outputs:
+        return (None, None, None, *rest)
+    x, y, w, *graph = ctx.saved_tensors
+    found = call("tp_backward", x, y, w, g, *graph, ctx.num_out, outputs, ctx.spec)
+    return (*only(found, "xyw", outputs), *rest)
+
+
+def _setup_backward(ctx: Any, inputs: tuple, output: tuple) -> None:
+    # A gradient that nobody differentiates must arrive as None: its tangent is left out of the kernel.
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(*inputs[:-3])
+    ctx.num_out, ctx.outputs, ctx.spec = inputs[-3:]
+
+
+def _backward_of_backward(ctx: Any, *tangents: Maybe) -> tuple:
+    used = [tangent if slot in ctx.outputs else None for slot, tangent in zip("xyw", tangents, strict=True)]
+    wanted, given, rest = _needed(ctx, "xywg"), present(*used), (None,) * (GRAPH_ARGUMENTS + 2)
+    outputs = double_backward(given, wanted).live_outputs if wanted and given else ""
+    if not outputs:
+        return (None, None, None, None, *rest)
+    x, y, w, g, *graph = ctx.saved_tensors
+    found = call("tp_double_backward", x, y, w, g, *used, *graph, ctx.num_out, outputs, ctx.spec)
+    return (*only(found, "xywg", outputs), *rest)
+
+
+def _jvp_of_forward(ctx: Any, *tangents: Maybe) -> Tensor:
+    """The product is linear in each operand: the sum of a product for each tangent."""
+    operands, rest = ctx.saved_tensors[:3], (*ctx.saved_tensors[3:], ctx.num_out, ctx.spec)
+    products = [
+        call("tp_forward", *operands[:place], tangent, *operands[place + 1 :], *rest)
+        for place, tangent in enumerate(tangents[:3])
+        if tangent is not None
+    ]
+    return functools.reduce(torch.add, products)
+
+
+def _jvp_of_backward(ctx: Any, *tangents: Maybe) -> tuple[Tensor, ...]:
+    """Second derivatives are symmetric: the double backward of tangents is the change of gradients along them."""
+    x, y, w, g, *graph = ctx.saved_tensors
+    *xyw, tg = tangents[:4]
+    terms = []
+    given = present(*xyw)
+    outputs = double_backward(given, ctx.outputs).live_outputs if given else ""
+    if outputs:
+        found = call("tp_double_backward", x, y, w, g, *xyw, *graph, ctx.num_out, outputs, ctx.spec)
+        terms.append(only(found[:3], "xyw", outputs))
+    if tg is not None:
+        found = call("tp_backward", x, y, w, tg, *graph, ctx.num_out, ctx.outputs, ctx.spec)
+        terms.append(only(found, "xyw", ctx.outputs))
+    # A gradient that does not change along the tangents, or was not asked for.
+    zeros = [t.new_zeros(t.shape if slot in ctx.outputs else (0,)) for slot, t in zip("xyw", (x, y, w), strict=True)]
+    return tuple(
+        functools.reduce(torch.add, [grad for grad in grads if grad is not None] or [zero])
+        for zero, *grads in zip(zeros, *terms, strict=True)
+    )
+
+
+def _rows(slots: str) -> Rows:
+    """Of an op whose tensors are in these slots, see ``kernelgen.ops.transforms.Rows``."""
+
+    def rows(arguments: tuple, in_dims: tuple[int | None, ...]) -> tuple[int, ...] | None:
+        operator = _operator(arguments[-1])
+        if operator.is_conv:
+            return None
+        if not operator.shared_weights:
+            return tuple(range(len(slots)))
+        weights = [place for place, slot in enumerate(slots) if slot == "w"]
+        sums = slots != "xyw" and "w" in arguments[-2]
+        if sums or any(in_dims[place] is not None for place in weights):
+            return None
+        return tuple(place for place in range(len(slots)) if place not in weights)
+
+    return rows
+
+
+def no_third_derivative(*_: Any) -> tuple:
+    """The gradient of second derivatives."""
+    raise UnsupportedError(
+        "third derivatives of a tensor product are not generated; detach the second derivatives, "
+        "or differentiate problem.reference() of e3nn instead"
+    )
+
+
+def only(found: tuple[Tensor, ...], slots: str, outputs: str) -> tuple[Maybe, ...]:
+    """None in the place of those that were not asked for."""
+    return tuple(grad if slot in outputs else None for slot, grad in zip(slots, found, strict=True))
+
+
+def define(
+    name: str, schema: str, run: Callable, fake: Callable, gradient: Callable, setup: Callable | None, **rules: Any
+) -> None:
+    """Register one op of the namespace ``equitune`` for both devices, fake tensors, autograd and function transforms.
+
+    rules: ``jvp`` and ``rows`` of ``kernelgen.ops.transforms.add_function``.
+    """
+    _library.define(name + schema, tags=(torch.Tag.pt2_compliant_tag,))
+    _library.impl(name, run, "CPU")
+    _library.impl(name, run, "CUDA")
+    torch.library.register_fake(f"equitune::{name}", fake, lib=_library)
+    torch.library.register_autograd(f"equitune::{name}", gradient, setup_context=setup, lib=_library)
+    add_function(_library, name, gradient, setup, **rules)
+
+
+define(
+    *("tp_forward", SCHEMAS["tp_forward"], _tp_forward, _fake_forward, _backward_of_forward, _setup_forward),
+    jvp=_jvp_of_forward,
+    rows=_rows("xyw"),
+)
+define(
+    *("tp_backward", SCHEMAS["tp_backward"], _tp_backward, _fake_gradients("xyw")),
+    *(_backward_of_backward, _setup_backward),
+    jvp=_jvp_of_backward,
+    rows=_rows("xywg"),
+)
+define(
+    *("tp_double_backward", SCHEMAS["tp_double_backward"], _tp_double_backward, _fake_gradients("xywg")),
+    *(no_third_derivative, None),
+    jvp=no_third_derivative,
+    rows=_rows("xywgxyw"),
+)

@@ -1,0 +1,196 @@
+"""The plan of one kernel of a channelwise product: path groups, work units, who writes what, what a thread holds.
+
+Made by ``kernelgen.plan.planner``, which decides what is legal; emitters read it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from kernelgen.plan.path_groups import Group
+from kernelgen.schedule.kernel_spec import BYTES, Spec
+from kernelgen.schedule.tensor_product import CudaSchedule
+from kernelgen.terms.clebsch_gordan import EdgeValue, edge_slots, path_terms
+
+
+@dataclass(frozen=True)
+class Plan:
+    """``zeroed`` outputs must be zero before a sum; ``exclusive_*`` blocks have a single writing group.
+
+    joins_y: the teams of a block, one a unit, share a run of edges and sum their parts of dF/dy in shared memory.
+    """
+
+    spec: Spec
+    groups: tuple[Group, ...]
+    exclusive_in1: frozenset[int]
+    exclusive_out: frozenset[int]
+    zeroed: frozenset[str]
+    shared_bytes: int = 0
+    joins_y: bool = False
+
+    @property
+    def owner(self) -> str:
+        """``receiver`` or ``sender`` where one worker takes all edges of a node (in that order); else empty."""
+        owned = self.spec.operation == "conv" and self.spec.schedule.accumulate == "registers"
+        return self.spec.schedule.order if owned else ""
+
+    @property
+    def near(self) -> str:
+        """The side whose rows stay with a worker from edge to edge: ``in1``, ``out``, or empty for a plain product."""
+        if self.spec.operation == "plain":
+            return ""
+        return "in1" if self.owner == "sender" else "out"
+
+    @property
+    def node_sums(self) -> str:
+        """``x`` or ``g``: the output whose rows the workers that own nodes write, each row once; empty for none."""
+        owned = {"receiver": "g", "sender": "x"}.get(self.owner, "")
+        return owned if owned and owned in self.spec.direction.live_outputs else ""
+
+    @property
+    def stage(self) -> int:
+        """CUDA: edges that a team fetches at a time; no more than about its run has."""
+        schedule = self.spec.schedule
+        assert isinstance(schedule, CudaSchedule)
+        return schedule.stage_edges if self.owner else min(schedule.stage_edges, max(4, schedule.edges_per_chunk))
+
+    def sums_of(self, group: Group) -> int:
+        """CUDA: elements of :attr:`node_sums` that a team of a group holds."""
+        problem = self.spec.problem
+        rows = {"x": [problem.in1[b].dim for b in group.in1], "g": [problem.out[b].dim for b in group.out], "": []}
+        return sum(rows[self.node_sums]) * self.tile
+
+    @property
+    def partial_y(self) -> int:
+        """Partial sums of dF/dy that each edge gets, a row a unit (0: one row, complete).
+
+        More than two units that add to one row would make it depend on their order.
+        """
+        split = isinstance(self.spec.schedule, CudaSchedule) and self.units > 2 and not self.joins_y
+        return self.units if self.spec.deterministic and split and "y" in self.spec.direction.live_outputs else 0
+
+    @property
+    def lanes(self) -> int:
+        """CUDA: of a team."""
+        assert isinstance(self.spec.schedule, CudaSchedule)
+        return self.spec.schedule.lanes
+
+    @property
+    def tile(self) -> int:
+        """CUDA: channels of a team."""
+        assert isinstance(self.spec.schedule, CudaSchedule)
+        return self.lanes * self.spec.schedule.channels_per_thread
+
+    @property
+    def weight_operands(self) -> tuple[str, ...]:
+        """Buffers of weights that a kernel reads."""
+        return tuple(name for name in ("w", "tw") if name in self.spec.direction.operands)
+
+    @property
+    def ring(self) -> int:
+        """CUDA: edges whose weights have a place in a team's shared memory; 0 where registers take them."""
+        assert isinstance(self.spec.schedule, CudaSchedule)
+        prefetch = self.spec.schedule.prefetch
+        return int(prefetch[4:]) if prefetch.startswith("ring") and self.weight_operands else 0
+
+    def tiles(self, group: Group) -> int:
+        """CUDA: teams that share the channels of a group."""
+        return -(-group.mul // self.tile)
+
+    @property
+    def units(self) -> int:
+        """CUDA: (group, tile) pairs, each a team's share of one run of edges."""
+        return units_of(self.groups, self.tile)
+
+
+def units_of(groups: Iterable[Group], tile: int) -> int:
+    """CUDA: teams of ``tile`` channels that share one run of edges."""
+    return sum(-(-group.mul // tile) for group in groups)
+
+
+def block_of_an_edge(groups: Iterable[Group], schedule: CudaSchedule) -> dict[str, Any]:
+    """Knobs with which the teams that share a run of edges are a block, so that they can sum in shared memory.
+
+    Empty where one team has all of an edge, where teams are no whole warps, or where they are too many for a block.
+    """
+    units = units_of(groups, schedule.lanes * schedule.channels_per_thread)
+    knobs = {"warps_per_edge": units, "block_size": units * schedule.lanes, "teams_per_node": 1}
+    fits = all(value in schedule.choices[knob] for knob, value in knobs.items())
+    return knobs if units > 1 and fits and schedule.edges_per_warp == 1 else {}
+
+
+def registers_of(plan: Plan) -> int:
+    """32-bit registers a thread of the widest group holds across its loop (CUDA), about: sums, operands, edge rows."""
+    spec, schedule = plan.spec, plan.spec.schedule
+    assert isinstance(schedule, CudaSchedule)
+    problem, operands, live = spec.problem, spec.direction.operands, spec.direction.live_outputs
+    widest = 0
+    for group in plan.groups:
+        rows = sum(problem.in1[b].dim for b in group.in1)
+        outs = sum(problem.out[b].dim for b in group.out)
+        read_in = rows * (("x" in operands) + ("tx" in operands))
+        read_out = outs * (("g" in operands) + ("tg" in operands))
+        held = outs * ("g" in live) + rows * ("x" in live)
+        held += len(group.paths) if problem.shared_weights and "w" in live else 0
+        staged = 0 if plan.ring else len(group.paths) * len(plan.weight_operands)
+        for read, near in ((read_in, plan.near == "in1"), (read_out, plan.near == "out")):
+            held, staged = held + read * near, staged + read * (not near)
+        channels = schedule.channels_per_thread * (held + staged * (2 if schedule.prefetch == "copy" else 1))
+        row = problem.dim_in2 * ("y" in live)
+        if schedule.edge_operand == "inline":
+            row += problem.dim_in2 * (("y" in operands) + ("ty" in operands))
+        elif schedule.edge_operand == "basis":
+            row += len(_staged_values(plan, group)) * (("y" in operands) + ("ty" in operands))
+        widest = max(widest, channels + row)
+    return widest * BYTES[spec.dtype] // 4 + 24
+
+
+def stage_stride(plan: Plan, group: Group) -> int:
+    """Shared-memory elements one staged edge takes: its edge values, padded to an odd multiple of 16 bytes."""
+    operands = plan.spec.direction.operands
+    values = len(_staged_values(plan, group)) * (("y" in operands) + ("ty" in operands))
+    width = 16 // BYTES[plan.spec.dtype]
+    vectors = -(-values // width)
+    return width * (vectors + 1 - vectors % 2)
+
+
+def _staged_values(plan: Plan, group: Group) -> tuple[EdgeValue, ...]:
+    schedule, terms = plan.spec.schedule, path_terms(plan.spec.problem)
+    assert isinstance(schedule, CudaSchedule)
+    return edge_slots([terms[p] for p in group.paths], schedule.edge_operand == "basis")[0]
+
+
+def value_elements(plan: Plan) -> int:
+    """Shared-memory elements in which a team keeps the edge values of the edges that it has fetched."""
+    schedule = plan.spec.schedule
+    assert isinstance(schedule, CudaSchedule)
+    if schedule.edge_operand == "inline":
+        return 0
+    return max((stage_stride(plan, group) for group in plan.groups), default=0) * plan.stage
+
+
+def ring_row(plan: Plan, group: Group) -> int:
+    """Shared-memory elements of a team's weights of one edge."""
+    return len(plan.weight_operands) * len(group.paths) * plan.tile
+
+
+def stage_elements(plan: Plan) -> int:
+    """Shared-memory elements of what a team has fetched: edge values, then the ring of weights."""
+    rows = max((ring_row(plan, group) for group in plan.groups), default=0) if plan.ring else 0
+    return value_elements(plan) + plan.ring * rows
+
+
+def sums_elements(plan: Plan) -> int:
+    """Shared-memory elements in which a team leaves its sums of a node that it shares with other teams."""
+    schedule = plan.spec.schedule
+    assert isinstance(schedule, CudaSchedule)
+    if schedule.teams_per_node == 1:
+        return 0
+    return max((plan.sums_of(group) for group in plan.groups), default=0)
+
+
+def joint_elements(plan: Plan) -> int:
+    """Shared-memory elements in which a team leaves its parts of dF/dy of the edges that it has fetched."""
+    return plan.stage * plan.spec.dim_y if plan.joins_y else 0

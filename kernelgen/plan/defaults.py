@@ -1,0 +1,143 @@
+"""The schedule of a kernel that was never tuned: its spec enters, a legal schedule from simple facts leaves.
+
+What a kernel computes does not depend on this module, so a better default does not make a new generator version.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+
+from kernelgen.device import DeviceFacts
+from kernelgen.errors import ScheduleError, UnsupportedError
+from kernelgen.plan.channelwise import block_of_an_edge
+from kernelgen.plan.pairs import pair_paths
+from kernelgen.plan.path_groups import group_paths
+from kernelgen.plan.planner import estimate_registers, make_plan
+from kernelgen.problem.spherical_harmonics import HarmonicsProblem
+from kernelgen.schedule.kernel_spec import BYTES, HarmonicsSpec, Spec
+from kernelgen.schedule.knobs import power_of_two_at_most
+from kernelgen.schedule.spherical_harmonics import HarmonicsCudaSchedule, HarmonicsHostSchedule, HarmonicsSchedule
+from kernelgen.schedule.tensor_product import CudaSchedule, HostSchedule, Schedule
+from kernelgen.terms.directions import HarmonicsDirection
+
+# Edges up to which a graph leaves most of a GPU idle, so that each edge should have a worker of its own.
+SMALL_GRAPH_EDGES = 4096
+# Estimated registers of a thread that leave room for three blocks of 128 threads.
+EASY_REGISTERS = 168
+
+
+def default_schedule(spec_without: Spec, num_edges: int | None = None) -> Schedule:
+    """A legal schedule from simple facts, never searched: ``spec_without.schedule`` is replaced, not read.
+
+    num_edges: of the graphs that it is for; None for large ones.
+    """
+    if not spec_without.problem.is_channelwise:
+        return _default_of_pairs(spec_without)
+    if spec_without.facts.backend == "cpu":
+        return _default_host(spec_without)
+    muls = {path.mul for path in spec_without.problem.paths}
+    least, most = len(muls) or 1, max(1, len(spec_without.problem.paths))
+    sketch = _cuda_sketch(spec_without, min(muls, default=1), num_edges)
+    failure: ScheduleError | None = None
+    fetching = itertools.product(_or_none(sketch.ahead), _or_none(sketch.prefetch))
+    for (ahead, prefetch), groups in itertools.product(fetching, range(least, most + 1)):
+        schedule = dataclasses.replace(sketch, path_groups=groups, prefetch=prefetch, ahead=ahead)
+        if spec_without.deterministic and "y" in spec_without.direction.live_outputs:
+            block = block_of_an_edge(group_paths(spec_without.problem, groups), schedule)
+            schedule = dataclasses.replace(schedule, **block)
+        try:
+            plan = make_plan(dataclasses.replace(spec_without, schedule=schedule))
+        except ScheduleError as error:
+            failure = error
+            continue
+        if estimate_registers(plan) <= EASY_REGISTERS or (groups == most and prefetch == "none"):
+            assert isinstance(plan.spec.schedule, Schedule)
+            return plan.spec.schedule  # without what means nothing to this kernel
+    raise failure or ScheduleError("no default schedule is legal")
+
+
+def _or_none(choice: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys((choice, "none")))
+
+
+def _cuda_sketch(spec: Spec, fewest_channels: int, num_edges: int | None) -> CudaSchedule:
+    """All but the path groups: teams as wide as the channels, long runs on large graphs, short ones on small graphs.
+
+    How rows are fetched was chosen among five ways on six problems of an H200: within 5% of the best of them.
+    """
+    edges_per_warp = min(8, 32 // power_of_two_at_most(min(32, 2 * fewest_channels - 1)))
+    lanes, live = 32 // edges_per_warp, spec.direction.live_outputs
+    long = CudaSchedule(
+        order=_default_order(spec),
+        edges_per_warp=edges_per_warp,
+        edge_operand="shared",
+        stage_edges=min(8, lanes),
+        prefetch="reload",
+        ahead="weights",
+    )
+    if spec.operation == "plain" and live == "g":
+        return dataclasses.replace(long, edges_per_chunk=2, stage_edges=4, block_size=64)
+    if spec.operation == "plain":
+        return dataclasses.replace(long, stage_edges=min(32, lanes), prefetch="copy", ahead="none")
+    if num_edges is None or num_edges > SMALL_GRAPH_EDGES:
+        return long
+    small = dataclasses.replace(long, ahead="all")
+    if spec.deterministic or live == "g":
+        return dataclasses.replace(small, teams_per_node=8, block_size=256)
+    added = dataclasses.replace(
+        small, accumulate="atomics", edges_per_chunk=1, stage_edges=4, prefetch="none", block_size=64
+    )
+    return added if "g" in live else dataclasses.replace(added, zeros="inside")
+
+
+def _default_of_pairs(spec: Spec) -> Schedule:
+    """Edge by edge, as many teams a block as the shared memory holds.
+
+    Where every path has one pair, eight lanes a team: of the instructions that an edge of tetris-poly-1 takes with a
+    warp of its own, a third forward and a quarter backward are left.
+    """
+    if spec.facts.backend == "cpu":
+        return HostSchedule(accumulate="atomics")
+    failure: ScheduleError | None = None
+    edges_per_warp = 4 if all(path.pairs == 1 for path in pair_paths(spec.problem)) else 1
+    for block_size in (128, 64, 32):
+        schedule = CudaSchedule(accumulate="atomics", block_size=block_size, edges_per_warp=edges_per_warp)
+        try:
+            make_plan(dataclasses.replace(spec, schedule=schedule))
+            return schedule
+        except ScheduleError as error:
+            failure = error
+    raise UnsupportedError(f"one edge of this product does not fit a multiprocessor's shared memory: {failure}")
+
+
+def _default_order(spec: Spec) -> str:
+    """By receiver, unless only gradients of x are wanted in a fixed order."""
+    return "sender" if spec.deterministic and spec.direction.live_outputs == "x" else "receiver"
+
+
+def _default_host(spec: Spec) -> HostSchedule:
+    lanes = spec.facts.vector_bytes // BYTES[spec.dtype]
+    widest = max((path.mul for path in spec.problem.paths), default=1)
+    block = max(4, min(64, lanes, power_of_two_at_most(widest)))
+    return HostSchedule(order=_default_order(spec), path_groups=max(1, len(spec.problem.paths)), channel_block=block)
+
+
+def default_harmonics_schedule(
+    problem: HarmonicsProblem, direction: HarmonicsDirection, dtype: str, facts: DeviceFacts
+) -> HarmonicsSchedule:
+    """A legal schedule from simple facts, never searched.
+
+    CUDA: staged rows in blocks that leave room for at least two on a multiprocessor, or fewer threads if need be.
+    """
+    if facts.backend == "cpu":
+        return HarmonicsHostSchedule()
+    for block_size in (128, 64, 32):
+        schedule = HarmonicsCudaSchedule(block_size=block_size)
+        spec = HarmonicsSpec(problem, direction, schedule, dtype, facts)
+        try:
+            if 2 * make_plan(spec).shared_bytes <= facts.shared_per_unit:
+                return schedule
+        except ScheduleError:
+            continue
+    return HarmonicsCudaSchedule(staging="none")

@@ -1,0 +1,42 @@
+"""A problem from an e3nn module: ``e3nn.o3.TensorProduct`` enters, the TensorProductProblem that it solves leaves."""
+
+from __future__ import annotations
+
+import itertools
+
+from e3nn import o3
+
+from kernelgen.problem.tensor_product import NORMALIZATIONS, TensorProductProblem
+
+# Relative difference up to which two normalised path weights are the same.
+_SAME = 1e-9
+
+
+def problem_of(module: o3.TensorProduct) -> TensorProductProblem:
+    """The problem that an e3nn product solves; UnsupportedError where no kernel is generated for it.
+
+    e3nn keeps the normalised coefficients only. The normalisation that gives them is found again, since tuned
+    schedules are filed under it; where none does (variances, path weights), the squared coefficients are the path
+    weights of a problem without normalisation.
+    """
+    irreps = (str(module.irreps_in1), str(module.irreps_in2), str(module.irreps_out))
+    coefficients = [i.path_weight for i in module.instructions]
+
+    def problem(weights: list[float], irrep: str, path: str) -> TensorProductProblem:
+        paths = [
+            (i.i_in1, i.i_in2, i.i_out, i.connection_mode, i.has_weight, weight)
+            for i, weight in zip(module.instructions, weights, strict=True)
+        ]
+        return TensorProductProblem.from_instructions(
+            *(*irreps, paths),
+            shared_weights=module.shared_weights,
+            irrep_normalization=irrep,
+            path_normalization=path,
+        )
+
+    for normalization in itertools.product(NORMALIZATIONS["irrep"], NORMALIZATIONS["path"]):
+        candidate = problem([1.0] * len(coefficients), *normalization)
+        found = [i.path_weight for i in candidate.reference(compile_left_right=False, compile_right=False).instructions]
+        if all(abs(a - b) <= _SAME * abs(b) for a, b in zip(found, coefficients, strict=True)):
+            return candidate
+    return problem([c * c for c in coefficients], "none", "none")

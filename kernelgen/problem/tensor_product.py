@@ -1,0 +1,287 @@
+"""The problem: which tensor product, in e3nn's terms. Irreps and instructions enter, a frozen hashable value leaves."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from e3nn import o3
+
+from kernelgen.errors import ProblemError
+from kernelgen.problem.connection_modes import MODES, Instruction, Mode
+from kernelgen.problem.irreps import Block, blocks_of, parse_irreps
+
+NORMALIZATIONS = {"irrep": ("component", "norm", "none"), "path": ("element", "path", "none")}
+
+
+@dataclass(frozen=True)
+class Path:
+    """One resolved path: ``coefficient`` is e3nn's path and irrep normalisation, ``weight_offset`` its first weight.
+
+    mul: channels of the first input. mode, has_weight: as in the instruction.
+    """
+
+    index: int
+    in1: int
+    in2: int
+    out: int
+    mul: int
+    coefficient: float
+    weight_offset: int
+    mode: str = "uvu"
+    has_weight: bool = True
+
+
+@dataclass(frozen=True)
+class TensorProductProblem:
+    """A tensor product of any of e3nn's connection modes (``kernelgen.problem.connection_modes``).
+
+    Fields are canonical texts and tuples, so equal problems compare and hash equal. ``key`` is the stable text
+    form; :meth:`from_key` reads it back.
+    """
+
+    irreps_in1: str
+    irreps_in2: str
+    irreps_out: str
+    instructions: tuple[Instruction, ...]
+    shared_weights: bool = False
+    irrep_normalization: str = "component"
+    path_normalization: str = "element"
+
+    def __post_init__(self) -> None:
+        for what in ("irreps_in1", "irreps_in2", "irreps_out"):
+            object.__setattr__(self, what, str(parse_irreps(getattr(self, what), what)))
+        for kind, value in (("irrep", self.irrep_normalization), ("path", self.path_normalization)):
+            if value not in NORMALIZATIONS[kind]:
+                raise ProblemError(f"{kind}_normalization is {value!r}; expected one of {NORMALIZATIONS[kind]}")
+        for instruction in self.instructions:
+            self._check(instruction)
+
+    def _check(self, instruction: Instruction) -> None:
+        picked = []
+        for name, index in (("in1", instruction.in1), ("in2", instruction.in2), ("out", instruction.out)):
+            blocks = o3.Irreps(getattr(self, f"irreps_{name}"))
+            if not 0 <= index < len(blocks):
+                raise ProblemError(
+                    f"{instruction}: {name} index {index} is outside the {len(blocks)} blocks of {blocks}"
+                )
+            picked.append(blocks[index])
+        (mul1, ir1), (mul2, ir2), (mul3, ir3) = picked
+        if ir3 not in ir1 * ir2:
+            allowed = ", ".join(str(ir) for ir in ir1 * ir2)
+            raise ProblemError(f"{instruction}: {ir1} x {ir2} does not contain {ir3}; selection rules allow {allowed}")
+        mode = MODES.get(instruction.mode)
+        if mode is None:
+            raise ProblemError(f"{instruction}: mode is {instruction.mode!r}; expected one of {tuple(MODES)}")
+        if not mode.fits(mul1, mul2, mul3):
+            raise ProblemError(
+                f"{instruction}: mode {mode.name} needs {mode.rule}; in1 has {mul1} copies, in2 {mul2}, out {mul3}"
+            )
+        if not instruction.has_weight and (mode.needs_weight or (mode.result == "w" and mul3 != 1)):
+            raise ProblemError(f"{instruction}: mode {mode.name} needs weights (has_weight=True)")
+
+    @classmethod
+    def from_instructions(
+        cls,
+        irreps_in1: str | o3.Irreps,
+        irreps_in2: str | o3.Irreps,
+        irreps_out: str | o3.Irreps,
+        instructions: Iterable[Sequence],
+        *,
+        shared_weights: bool = False,
+        irrep_normalization: str | None = "component",
+        path_normalization: str | None = "element",
+    ) -> TensorProductProblem:
+        """From e3nn-style instructions ``(in1, in2, out, mode, has_weight[, path_weight])``."""
+        parsed = []
+        for given in instructions:
+            given = tuple(given)
+            if not 5 <= len(given) <= 6:
+                raise ProblemError(f"instruction {given}: expected (in1, in2, out, mode, has_weight[, path_weight])")
+            in1, in2, out, mode, has_weight = given[:5]
+            path_weight = float(given[5]) if len(given) == 6 else 1.0
+            parsed.append(Instruction(int(in1), int(in2), int(out), path_weight, str(mode), bool(has_weight)))
+        return cls(
+            str(parse_irreps(irreps_in1, "irreps_in1")),
+            str(parse_irreps(irreps_in2, "irreps_in2")),
+            str(parse_irreps(irreps_out, "irreps_out")),
+            tuple(parsed),
+            shared_weights,
+            irrep_normalization or "component",
+            path_normalization or "element",
+        )
+
+    @classmethod
+    def channelwise(
+        cls,
+        irreps_in1: str | o3.Irreps,
+        irreps_in2: str | o3.Irreps,
+        filter_irreps_out: str | o3.Irreps,
+        *,
+        shared_weights: bool = False,
+    ) -> TensorProductProblem:
+        """Every allowed path whose output irrep is in the filter, one output block a path, sorted.
+
+        This is the convolution of MACE, NequIP and SevenNet (MACE's ``tp_out_irreps_with_instructions``).
+        """
+        first = parse_irreps(irreps_in1, "irreps_in1")
+        second = parse_irreps(irreps_in2, "irreps_in2")
+        keep = {ir for _, ir in parse_irreps(filter_irreps_out, "filter_irreps_out")}
+        found = [
+            (i, j, mul, ir)
+            for i, (mul, ir1) in enumerate(first)
+            for j, (_, ir2) in enumerate(second)
+            for ir in ir1 * ir2
+            if ir in keep
+        ]
+        if not found:
+            raise ProblemError(f"no path from {first} x {second} reaches the filter {filter_irreps_out}")
+        irreps_out, order, _ = o3.Irreps([(mul, ir) for _, _, mul, ir in found]).sort()
+        instructions = sorted(
+            (Instruction(i, j, order[k]) for k, (i, j, _, _) in enumerate(found)), key=lambda ins: ins.out
+        )
+        return cls(str(first), str(second), str(irreps_out), tuple(instructions), shared_weights)
+
+    @classmethod
+    def fully_connected(
+        cls,
+        irreps_in1: str | o3.Irreps,
+        irreps_in2: str | o3.Irreps,
+        irreps_out: str | o3.Irreps,
+        *,
+        shared_weights: bool = False,
+    ) -> TensorProductProblem:
+        """Every allowed path of mode ``uvw`` between the blocks, in e3nn's order (that of in1, in2, out)."""
+        operands = (("irreps_in1", irreps_in1), ("irreps_in2", irreps_in2), ("irreps_out", irreps_out))
+        first, second, out = (parse_irreps(text, what) for what, text in operands)
+        paths = [
+            Instruction(i, j, k, mode="uvw")
+            for (i, (_, a)), (j, (_, b)), (k, (_, c)) in itertools.product(*map(enumerate, (first, second, out)))
+            if c in a * b
+        ]
+        if not paths:
+            raise ProblemError(f"no path from {first} x {second} reaches {out}")
+        return cls(str(first), str(second), str(out), tuple(paths), shared_weights)
+
+    @property
+    def key(self) -> str:
+        """Stable text form, equal for equal problems, readable by :meth:`from_key`."""
+        paths = ",".join(instruction.text for instruction in self.instructions)
+        weights = "shared" if self.shared_weights else "per-edge"
+        return "|".join(
+            [self._kind, self.irreps_in1, self.irreps_in2, self.irreps_out, paths, weights]
+            + [self.irrep_normalization, self.path_normalization]
+        )
+
+    @property
+    def _kind(self) -> str:
+        return "uvu" if all(ins.mode == "uvu" and ins.has_weight for ins in self.instructions) else "tp"
+
+    @classmethod
+    def from_key(cls, key: str) -> TensorProductProblem:
+        """Inverse of :attr:`key`; ProblemError if the text is not one."""
+        parts = key.split("|")
+        if len(parts) != 8 or parts[0] not in ("uvu", "tp") or parts[5] not in ("shared", "per-edge"):
+            raise ProblemError(f"{key!r} is not a problem key; expected 'uvu|in1|in2|out|paths|weights|norm|norm'")
+        try:
+            instructions = [Instruction.from_text(text) for text in filter(None, parts[4].split(","))]
+        except ValueError as error:
+            raise ProblemError(
+                f"{key!r} has a malformed path list; expected 'in1.in2.out[:mode[-]][*weight],...'"
+            ) from error
+        return cls(parts[1], parts[2], parts[3], tuple(instructions), parts[5] == "shared", parts[6], parts[7])
+
+    @functools.cached_property
+    def in1(self) -> tuple[Block, ...]:
+        return blocks_of(self.irreps_in1)
+
+    @functools.cached_property
+    def in2(self) -> tuple[Block, ...]:
+        return blocks_of(self.irreps_in2)
+
+    @functools.cached_property
+    def out(self) -> tuple[Block, ...]:
+        return blocks_of(self.irreps_out)
+
+    @functools.cached_property
+    def dim_in1(self) -> int:
+        return sum(block.mul * block.dim for block in self.in1)
+
+    @functools.cached_property
+    def dim_in2(self) -> int:
+        return sum(block.mul * block.dim for block in self.in2)
+
+    @functools.cached_property
+    def dim_out(self) -> int:
+        return sum(block.mul * block.dim for block in self.out)
+
+    @functools.cached_property
+    def weight_numel(self) -> int:
+        """Weights a row: those of each path that has some, in instruction order."""
+        return sum(self.weights_of(ins) for ins in self.instructions)
+
+    @functools.cached_property
+    def is_channelwise(self) -> bool:
+        """Every path is a weighted ``uvu`` with one copy of the second input: the products of MACE and NequIP."""
+        return all(ins.mode == "uvu" and ins.has_weight and self.in2[ins.in2].mul == 1 for ins in self.instructions)
+
+    def mode(self, path: Path | Instruction) -> Mode:
+        return MODES[path.mode]
+
+    def muls(self, path: Path | Instruction) -> tuple[int, int, int]:
+        """Copies of the blocks of a path."""
+        return self.in1[path.in1].mul, self.in2[path.in2].mul, self.out[path.out].mul
+
+    def weights_of(self, ins: Path | Instruction) -> int:
+        """Weights of one path."""
+        return math.prod(MODES[ins.mode].shape(*self.muls(ins))) if ins.has_weight else 0
+
+    @functools.cached_property
+    def paths(self) -> tuple[Path, ...]:
+        """Resolved paths with e3nn's own normalisation, in instruction order."""
+        resolved, offset = [], 0
+        for index, (ins, coefficient) in enumerate(zip(self.instructions, self._path_weights(), strict=True)):
+            mul = self.in1[ins.in1].mul
+            kind = (ins.mode, ins.has_weight)
+            resolved.append(Path(index, ins.in1, ins.in2, ins.out, mul, coefficient, offset, *kind))
+            offset += self.weights_of(ins)
+        return tuple(resolved)
+
+    @property
+    def e3nn_instructions(self) -> list[tuple[int, int, int, str, bool, float]]:
+        """The instructions as e3nn takes them."""
+        return [(i.in1, i.in2, i.out, i.mode, i.has_weight, i.path_weight) for i in self.instructions]
+
+    def reference(self, **options: Any) -> o3.TensorProduct:
+        """The same product as an ``e3nn.o3.TensorProduct`` (weights are passed in; options go to its constructor).
+
+        It is built in float64, because e3nn rounds its coefficients to the default dtype when it is constructed;
+        ``.to(torch.float32)`` gives the float32 product.
+        """
+        default = torch.get_default_dtype()
+        torch.set_default_dtype(torch.float64)
+        try:
+            return o3.TensorProduct(
+                self.irreps_in1,
+                self.irreps_in2,
+                self.irreps_out,
+                self.e3nn_instructions,
+                shared_weights=self.shared_weights,
+                internal_weights=False,
+                irrep_normalization=self.irrep_normalization,
+                path_normalization=self.path_normalization,
+                **options,
+            )
+        finally:
+            torch.set_default_dtype(default)
+
+    def _path_weights(self) -> list[float]:
+        if not self.instructions:
+            return []
+        product = self.reference(compile_left_right=False, compile_right=False)
+        return [float(instruction.path_weight) for instruction in product.instructions]

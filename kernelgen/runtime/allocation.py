@@ -1,0 +1,90 @@
+"""Fresh memory for results: a shape and a tensor like it enter, a new tensor leaves.
+
+A small graph's call is decided by the host, and of its backward pass the public allocating functions took a seventh. So
+tensors are made by the functions that torch's own compiled graphs allocate with, where this torch has them.
+
+On the host, outputs of tens of megabytes are mapped anew in every call, and touching them page by page (4 KiB each) can
+take longer than the kernel that fills them. Advising huge pages before the first touch makes 512 page faults one.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernelgen.runtime.cuda_driver import clear
+
+HUGE_PAGE = 2 << 20
+# From asm-generic/mman-common.h.
+_MADV_HUGEPAGE = 14
+
+
+def _of_compiled_graphs(name: str) -> Callable[..., Tensor] | None:
+    return getattr(getattr(torch._C._dynamo, "guards", None), name, None)
+
+
+_empty_cpu = _of_compiled_graphs("_empty_strided_cpu")
+_empty_cuda = _of_compiled_graphs("_empty_strided_cuda")
+_reinterpret = _of_compiled_graphs("_reinterpret_tensor")
+
+
+def empty(shape: tuple[int, ...], like: Tensor) -> Tensor:
+    """``like.new_empty(shape)``, contiguous; large host tensors ask for huge pages."""
+    if like.is_cpu:
+        out = like.new_empty(shape) if _empty_cpu is None else _empty_cpu(shape, _strides(shape), like.dtype)
+        if math.prod(shape) * out.element_size() >= 2 * HUGE_PAGE:
+            _advise_huge_pages(out)
+        return out
+    if _empty_cuda is not None and _is_on_current_gpu(like):
+        return _empty_cuda(shape, _strides(shape), like.dtype)
+    return like.new_empty(shape)
+
+
+def zeros(shape: tuple[int, ...], like: Tensor) -> Tensor:
+    """``like.new_zeros(shape)``, allocated as :func:`empty` does."""
+    out = empty(shape, like)
+    return out if _is_on_current_gpu(out) and clear(out) else out.zero_()
+
+
+def _is_on_current_gpu(tensor: Tensor) -> bool:
+    """Where the quick functions work."""
+    return tensor.is_cuda and torch._C._cuda_getDevice() == tensor.get_device()
+
+
+def part(flat: Tensor, shape: tuple[int, ...], begin: int) -> Tensor:
+    """Elements of ``flat`` from ``begin`` on as a tensor of its own: a change of it does not count as one of others."""
+    if _reinterpret is None:
+        return flat.as_strided(shape, _strides(shape), begin).data
+    return _reinterpret(flat, shape, _strides(shape), begin)
+
+
+@functools.lru_cache(maxsize=1024)
+def _strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Of a contiguous tensor."""
+    if len(shape) == 2:
+        return max(1, shape[1]), 1
+    return tuple(math.prod(max(1, size) for size in shape[i + 1 :]) for i in range(len(shape)))
+
+
+@functools.cache
+def _madvise() -> Any:
+    try:
+        function = ctypes.CDLL(None).madvise
+    except (OSError, AttributeError):
+        return None  # not Linux: pages stay as they are
+    function.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    return function
+
+
+def _advise_huge_pages(out: Tensor) -> None:
+    begin = -(-out.data_ptr() // HUGE_PAGE) * HUGE_PAGE
+    end = (out.data_ptr() + out.nbytes) // HUGE_PAGE * HUGE_PAGE
+    advise = _madvise()
+    if advise is not None and end > begin:
+        advise(begin, end - begin, _MADV_HUGEPAGE)  # a refusal leaves the pages as they are

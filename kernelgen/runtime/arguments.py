@@ -1,0 +1,200 @@
+"""What tensors an operator takes: those of a call enter, a checked :class:`Graph` and ready operands leave."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from kernelgen.errors import InputError
+from kernelgen.problem.tensor_product import TensorProductProblem
+from kernelgen.runtime.graph import NO_ORDER, EdgeOrder, check_is_tensor
+from kernelgen.runtime.known_graphs import KNOWN_GRAPHS, KnownGraph
+from kernelgen.terms.directions import OPERANDS
+
+# Bytes to which operands are aligned.
+ALIGNMENT = 16
+# Edges up to which a graph is kept, so that the next call on it in the same order need not check it again.
+KEPT_EDGES = 1 << 14
+# One tensor for each of OPERANDS; None where a direction does not have it.
+Operands = tuple[Tensor | None, ...]
+
+
+class Graph(NamedTuple):
+    """A call's edges (None for the plain product), row counts, and shapes by slot: checked once for all directions."""
+
+    sender: Tensor | None
+    receiver: Tensor | None
+    order: EdgeOrder
+    num_edges: int
+    num_in: int
+    num_out: int
+    shapes: dict[str, tuple[int, ...]]
+
+    def tensors(self) -> tuple[Tensor | None, ...]:
+        """What autograd saves, so that it notices writes between forward and backward; nothing of a plain product."""
+        return () if self.sender is None else (self.sender, self.receiver, *self.order)
+
+    def of_tensors(self, saved: Sequence[Tensor | None]) -> Graph:
+        """The graph with what autograd saved of :meth:`tensors`; saved-tensor hooks may have made copies."""
+        if not saved or all(map(operator.is_, saved, self.tensors())):
+            return self
+        sender, receiver, *order = saved
+        return self._replace(sender=sender, receiver=receiver, order=EdgeOrder(*order))
+
+
+def _is_still(graph: Graph, x: Tensor, sender: Tensor | None, receiver: Tensor | None, order: EdgeOrder) -> bool:
+    """Whether these are a graph's own indices and order, and the indices not of another form since."""
+    if sender is None or receiver is None or order is not graph.order:
+        return False
+    if sender is not graph.sender or receiver is not graph.receiver:
+        return False
+    device, shape = x.get_device(), (graph.num_edges,)
+    same = sender.shape == shape == receiver.shape and sender.dtype is receiver.dtype
+    here = sender.get_device() == device == receiver.get_device()
+    return same and here and sender.is_contiguous() and receiver.is_contiguous()
+
+
+class Checks:
+    """What tensors an operator takes; InputError for any other."""
+
+    def __init__(self, problem: TensorProductProblem, operation: str, dtype: torch.dtype, device_type: str) -> None:
+        self.problem = problem
+        self.is_conv = operation == "conv"
+        self.dtype = dtype
+        self.device_type = device_type
+        self._last: Graph | None = None
+        self._known: KnownGraph | None = None
+        self._versions = (0, 0)
+
+    def given(self, operands: Operands) -> tuple[tuple[int, str, str], ...]:
+        """Position, name and slot of the operands that are there."""
+        return tuple((i, name, name[-1]) for i, name in enumerate(OPERANDS) if operands[i] is not None)
+
+    def graph(
+        self,
+        x: Tensor,
+        y: Tensor,
+        sender: Tensor | None,
+        receiver: Tensor | None,
+        num_out: int | None,
+        order: EdgeOrder | None,
+        keep: bool = False,
+        is_checked: bool = False,
+    ) -> Graph:
+        """Index tensors that agree with each other, the edges and the device, contiguous.
+
+        keep: the caller's own tensors and order, which may come again: a small graph is then not checked again.
+        is_checked: the indices were found to be in range just now.
+        """
+        if x.dim() != 2 or y.dim() != 2:
+            raise InputError(f"x is {tuple(x.shape)} and y {tuple(y.shape)}; expected [rows, features] for both")
+        num_edges, num_in, order = y.shape[0], x.shape[0], order or NO_ORDER
+        known: KnownGraph | None = None
+        last = self._last if keep else None
+        if last and last[3:6] == (num_edges, num_in, num_out) and _is_still(last, x, sender, receiver, order):
+            still = is_checked or self._holds(sender, receiver)
+            if still:
+                return last
+        if not self.is_conv:
+            if sender is not None or receiver is not None:
+                raise InputError("sender and receiver were given to a plain product; build it with operation='conv'")
+            num_in = num_out = num_edges
+        else:
+            num_out = num_in if num_out is None else num_out
+            if num_out < 0:
+                raise InputError(f"num_out is {num_out}; expected the number of destinations, at least 0")
+            sender, receiver = self._indices(sender, receiver, num_edges, x.device)
+            known = KNOWN_GRAPHS.check(sender, receiver, num_in, num_out)
+            sender, receiver = sender.contiguous(), receiver.contiguous()
+            if order is not NO_ORDER:
+                sizes: tuple[tuple[int, ...], ...] = ((num_out, 3), (num_edges,), (num_in, 3), (num_edges,))
+                order = self._order(order, sizes, x.device)
+        problem = self.problem
+        shapes: dict[str, tuple[int, ...]] = {
+            "x": (num_in, problem.dim_in1),
+            "y": (num_edges, problem.dim_in2),
+            "w": (problem.weight_numel,) if problem.shared_weights else (num_edges, problem.weight_numel),
+            "g": (num_out, problem.dim_out),
+        }
+        graph = Graph(sender, receiver, order, num_edges, num_in, num_out, shapes)
+        if keep and num_edges <= KEPT_EDGES and sender is not None and receiver is not None and known is not None:
+            self._last, self._known = graph, known
+            self._versions = (0, 0) if sender.is_cpu else (sender._version, receiver._version)
+        return graph
+
+    def _holds(self, sender: Tensor | None, receiver: Tensor | None) -> bool:
+        """Whether the last graph's index tensors hold what they did when they were checked."""
+        if sender is None or receiver is None or self._known is None:
+            return False
+        if sender.is_cpu:
+            return self._known.is_still(sender, receiver)
+        return (sender._version, receiver._version) == self._versions
+
+    def operands(
+        self, operands: Operands, read: tuple[tuple[int, str, str], ...], shapes: dict[str, tuple[int, ...]]
+    ) -> Operands:
+        """The operands, those that are ``read`` contiguous and aligned (copied only where they are not)."""
+        x = operands[0]
+        assert x is not None
+        if x.device.type != self.device_type:
+            raise InputError(
+                f"x is on {x.device}; this operator was built for {self.device_type}: build another for it"
+            )
+        device, dtype, cpu = x.get_device(), self.dtype, x.is_cpu
+        ready: list[Tensor | None] | None = None
+        for position, name, slot in read:
+            tensor = operands[position]
+            if tensor is None:
+                raise InputError(f"{name} is missing")
+            # A device's number is negative where it is not a GPU's.
+            elsewhere = tensor.get_device() != device or (device < 0 and tensor.is_cpu is not cpu)
+            if tensor.dtype is not dtype or tensor.shape != shapes[slot] or elsewhere:
+                raise self._mismatch(name, tensor, shapes[slot], x.device)
+            if not tensor.is_contiguous() or tensor.data_ptr() % ALIGNMENT:
+                ready = ready or list(operands)
+                ready[position] = tensor.clone(memory_format=torch.contiguous_format)
+        return operands if ready is None else tuple(ready)
+
+    def _indices(
+        self, sender: Tensor | None, receiver: Tensor | None, num_edges: int, device: torch.device
+    ) -> tuple[Tensor, Tensor]:
+        for name, index in (("sender", sender), ("receiver", receiver)):
+            if index is None:
+                raise InputError(f"{name} is missing; a convolution needs sender and receiver [num_edges]")
+            check_is_tensor(name, index)
+            fits = index.dtype in (torch.int32, torch.int64) and index.shape == (num_edges,)
+            if not fits or index.device != device:
+                raise InputError(
+                    f"{name} is {index.dtype} {tuple(index.shape)} on {index.device}; "
+                    f"expected int32 or int64 ({num_edges},) on {device}, one index for each row of y"
+                )
+        assert sender is not None and receiver is not None
+        if sender.dtype is not receiver.dtype:
+            raise InputError(f"sender is {sender.dtype} and receiver {receiver.dtype}; expected one dtype")
+        return sender, receiver
+
+    def _order(self, order: EdgeOrder, shapes: tuple[tuple[int, ...], ...], device: torch.device) -> EdgeOrder:
+        """A precomputed order that fits the graph, contiguous."""
+        for name, tensor, shape in zip(EdgeOrder._fields, order, shapes, strict=True):
+            if tensor is None:
+                continue
+            if tensor.dtype is not torch.int32 or tensor.shape != shape or tensor.device != device:
+                raise InputError(
+                    f"order.{name} is {tensor.dtype} {tuple(tensor.shape)} on {tensor.device}; expected int32 "
+                    f"{shape} on {device}: make it with edge_order(receiver, num_out={shapes[0][0]})"
+                )
+            if not tensor.is_contiguous():
+                order = order._replace(**{name: tensor.contiguous()})
+        return order
+
+    def _mismatch(self, name: str, tensor: Tensor, shape: tuple[int, ...], device: torch.device) -> InputError:
+        rows = "num_edges is taken from y, num_in from x"
+        return InputError(
+            f"{name} is {tensor.dtype} {tuple(tensor.shape)} on {tensor.device}; expected {self.dtype} "
+            f"{shape} on {device} ({rows}) for {self.problem.irreps_in1} x "
+            f"{self.problem.irreps_in2} -> {self.problem.irreps_out}"
+        )

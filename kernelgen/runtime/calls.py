@@ -1,0 +1,151 @@
+"""An operator's calls without autograd: tensors enter, one direction's outputs leave, keyed by slot.
+
+What checks and tuning run, and what the autograd functions are made of. ``kernelgen.ops.operator`` has the rest.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor
+
+from kernelgen.errors import InputError
+from kernelgen.problem.tensor_product import TensorProductProblem
+from kernelgen.runtime.arguments import Graph, Operands
+from kernelgen.runtime.graph import EdgeOrder
+from kernelgen.runtime.runner import Runner, SplitRunner
+from kernelgen.terms.directions import Direction, backward, double_backward, forward
+
+
+class DirectCalls(ABC):
+    """Of an operator, whose tensors are as for :class:`kernelgen.ops.operator.Operator`; ``text`` says all of it."""
+
+    text: str
+    problem: TensorProductProblem
+    is_conv: bool
+    shared_weights: bool
+    # What all calls on one graph share, checked: of x, y, sender, receiver, num_out and order.
+    graph: Callable[..., Graph]
+    _runners: dict[tuple[Direction, torch.dtype | None, int], Runner | SplitRunner]
+
+    @abstractmethod
+    def runner(self, direction: Direction, index: torch.dtype, device: torch.device) -> Runner | SplitRunner:
+        """What runs a direction."""
+
+    @abstractmethod
+    def one_row(self, w: Tensor) -> Tensor:
+        """Shared weights given as [1, weight_numel] become [weight_numel]."""
+
+    def run_forward(
+        self,
+        x: Tensor,
+        y: Tensor,
+        w: Tensor,
+        sender: Tensor | None = None,
+        receiver: Tensor | None = None,
+        num_out: int | None = None,
+        order: EdgeOrder | None = None,
+        *,
+        poison: bool = False,
+    ) -> Tensor:
+        """The product without autograd. ``poison`` fills what the kernel must overwrite with NaN first."""
+        operands = (x, None, y, None, self.one_row(w), None, None, None)
+        return self.run(forward(), operands, sender, receiver, num_out, order, poison)["g"]
+
+    def run_backward(
+        self,
+        x: Tensor,
+        y: Tensor,
+        w: Tensor,
+        g: Tensor,
+        sender: Tensor | None = None,
+        receiver: Tensor | None = None,
+        num_out: int | None = None,
+        order: EdgeOrder | None = None,
+        *,
+        outputs: str = "xyw",
+        poison: bool = False,
+    ) -> dict[str, Tensor]:
+        """First gradients with respect to ``outputs``, given the result's cotangent g; keyed by slot."""
+        operands = (x, None, y, None, self.one_row(w), None, g, None)
+        return self.run(
+            backward(outputs), operands, sender, receiver, g.shape[0] if num_out is None else num_out, order, poison
+        )
+
+    def run_double_backward(
+        self,
+        x: Tensor,
+        y: Tensor,
+        w: Tensor,
+        g: Tensor,
+        tangents: Mapping[str, Tensor],
+        sender: Tensor | None = None,
+        receiver: Tensor | None = None,
+        num_out: int | None = None,
+        order: EdgeOrder | None = None,
+        *,
+        outputs: str = "xywg",
+        poison: bool = False,
+    ) -> dict[str, Tensor]:
+        """Gradients of ``sum over slots of <tangents[slot], first gradient>``; keyed by slot.
+
+        A tangent of ``g`` is the cotangent of the value: its first gradients (those of x, y and w) are added.
+        """
+        if not tangents or not set(tangents) <= set("xywg"):
+            raise InputError(f"tangents are {sorted(tangents)}; expected at least one of 'x', 'y', 'w' and 'g'")
+        direction = double_backward("".join(slot for slot in "xywg" if slot in tangents), outputs)
+        tw = tangents.get("w")
+        tw = tw if tw is None else self.one_row(tw)
+        operands = (x, tangents.get("x"), y, tangents.get("y"), self.one_row(w), tw, g, tangents.get("g"))
+        return self.run(
+            direction, operands, sender, receiver, g.shape[0] if num_out is None else num_out, order, poison
+        )
+
+    def run_joint_backward(
+        self,
+        x: Tensor,
+        y: Tensor,
+        w: Tensor,
+        g: Tensor,
+        ty: Tensor,
+        tg: Tensor,
+        sender: Tensor | None = None,
+        receiver: Tensor | None = None,
+        num_out: int | None = None,
+        order: EdgeOrder | None = None,
+        *,
+        outputs: str = "xyw",
+        poison: bool = False,
+    ) -> dict[str, Tensor]:
+        """Gradients of ``<ty, dF/dy> + <tg, value>``: a loss on forces (edge gradients for cotangent g) and values."""
+        tangents = {"y": ty, "g": tg}
+        return self.run_double_backward(
+            x, y, w, g, tangents, sender, receiver, num_out, order, outputs=outputs, poison=poison
+        )
+
+    def run(
+        self,
+        direction: Direction,
+        operands: Operands,
+        sender: Tensor | None,
+        receiver: Tensor | None,
+        num_out: int | None,
+        order: EdgeOrder | None,
+        poison: bool = False,
+    ) -> dict[str, Tensor]:
+        """Any direction on operands in the order ``x tx y ty w tw g``; gradients keyed by slot, without autograd."""
+        x, y = operands[0], operands[2]
+        assert x is not None and y is not None
+        return self.run_on(self.graph(x, y, sender, receiver, num_out, order), direction, operands, poison)
+
+    def run_on(self, graph: Graph, direction: Direction, operands: Operands, poison: bool = False) -> dict[str, Tensor]:
+        """:meth:`run` on a graph that :meth:`graph` has checked."""
+        x, sender = operands[0], graph.sender
+        assert x is not None
+        key = (direction, None if sender is None else sender.dtype, x.get_device())
+        runner = self._runners.get(key)
+        if runner is None:
+            runner = self._runners[key] = self.runner(direction, key[1] or torch.int64, x.device)
+        return runner(operands, graph, poison)

@@ -1,0 +1,176 @@
+"""Graphs that were met before: the indices of a graph are checked, and its edges ordered, once and not at every call.
+
+On the CPU a graph is recognised by its contents, so that no write goes unseen. On a GPU a comparison would wait for the
+device: there a graph is recognised by its tensors, their memory and torch's counters of in-place writes. Memory that
+torch does not own (of NumPy, or imported through DLPack) can change uncounted and is never recognised. Nor does torch
+count writes through ``.data``, ``untyped_storage()`` or a DLPack export of its own memory: after those, hand a GPU new
+tensors (``receiver.clone()``) or an ``order`` of your own.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernelgen.runtime.graph import EdgeOrder, check_indices
+from kernelgen.runtime.index_check import check_on_device
+from kernelgen.tracing import is_transforming, modes_at_work
+
+KEPT_GRAPHS = 8
+# Orders and sizes of one graph that are kept.
+_KEPT_FACTS = 16
+# Bytes of indices (copies on the CPU, the tensors themselves on a GPU) that all graphs but the newest may hold.
+_KEPT_BYTES = 32 << 20
+
+
+class KnownGraph(ABC):
+    """A graph's orders by what decides them, and the numbers of rows (num_in, num_out) that hold its indices."""
+
+    nbytes = 0
+    is_on_host = False
+
+    def __init__(self) -> None:
+        self.orders: dict[Hashable, EdgeOrder] = {}
+        self.in_range: set[tuple[int, int]] = set()
+
+    @abstractmethod
+    def is_still(self, sender: Tensor, receiver: Tensor) -> bool:
+        """Whether these are the graph's tensors and hold what they did."""
+
+
+class _HostGraph(KnownGraph):
+    is_on_host = True
+
+    def __init__(self, sender: Tensor, receiver: Tensor) -> None:
+        super().__init__()
+        self.copies = sender.clone(), receiver.clone()
+        self.nbytes = sender.nbytes + receiver.nbytes
+
+    def is_still(self, sender: Tensor, receiver: Tensor) -> bool:
+        of_sender, of_receiver = self.copies
+        if sender.dtype is not of_sender.dtype or receiver.dtype is not of_receiver.dtype:
+            return False
+        return torch.equal(receiver, of_receiver) and torch.equal(sender, of_sender)
+
+
+class _DeviceGraph(KnownGraph):
+    """Holds the tensors: no other can have their identity, and a weak reference would forbid ``swap_tensors``."""
+
+    def __init__(self, sender: Tensor, receiver: Tensor) -> None:
+        super().__init__()
+        self.sender, self.receiver = sender, receiver
+        self.state = _state(sender), _state(receiver)
+        self.nbytes = sender.untyped_storage().nbytes() + receiver.untyped_storage().nbytes()
+
+    def is_still(self, sender: Tensor, receiver: Tensor) -> bool:
+        same = receiver is self.receiver and sender is self.sender
+        return same and (_state(sender), _state(receiver)) == self.state
+
+
+def _state(index: Tensor) -> Hashable:
+    return (index._version, index.data_ptr(), index.shape, index.stride())
+
+
+class KnownGraphs:
+    """The last few graphs, most recent first."""
+
+    def __init__(self, size: int = KEPT_GRAPHS) -> None:
+        self.size = size
+        # Replaced whole, never changed in place, so that threads need no lock: at worst a graph is looked at twice.
+        self._known: tuple[KnownGraph, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def find(self, sender: Tensor, receiver: Tensor) -> KnownGraph | None:
+        """What is known of a graph, nothing yet for a new one; None for a graph that cannot be recognised later."""
+        # What a mode traces would hold a known graph's order as a constant.
+        if torch.compiler.is_compiling() or modes_at_work() or is_transforming():
+            return None
+        if not _can_be_looked_at(sender, receiver):
+            return None
+        is_on_host = receiver.is_cpu
+        for known in self._known:
+            if known.is_on_host is is_on_host and known.is_still(sender, receiver):
+                return known
+        if not (is_on_host or (_is_of_torch(sender) and _is_of_torch(receiver))):
+            return None
+        newest: KnownGraph = (_HostGraph if is_on_host else _DeviceGraph)(sender, receiver)
+        kept, nbytes = [newest], 0
+        for known in self._known[: self.size - 1]:
+            nbytes += known.nbytes
+            if nbytes <= _KEPT_BYTES:
+                kept.append(known)
+        self._known = tuple(kept)
+        return newest
+
+    def order(
+        self, sender: Tensor, receiver: Tensor, needs: tuple[int, int, Hashable], make: Callable[[], EdgeOrder]
+    ) -> EdgeOrder | None:
+        """The order of a graph's edges that ``make`` makes, on the current stream, after :meth:`check`.
+
+        needs: num_in, num_out and what else decides the order. None for a graph that cannot be recognised later.
+        """
+        known = self.find(sender, receiver)
+        if known is None:
+            return None
+        # An order made on one stream may not be read from another without waiting for it.
+        stream = torch._C._cuda_getCurrentRawStream(receiver.get_device()) if receiver.is_cuda else 0
+        order = known.orders.get((needs, stream))
+        if order is None:
+            # Under inference mode too it must be of use to autograd later.
+            with torch.inference_mode(False):
+                order = make()
+            self.check(sender, receiver, *needs[:2])
+            _keep(known.orders)
+            known.orders[needs, stream] = order
+        return order
+
+    def check(self, sender: Tensor, receiver: Tensor, num_in: int, num_out: int) -> KnownGraph | None:
+        """What is known of a graph whose indices are in range, else InputError; a GPU stops with an assertion.
+
+        The check of a GPU does not wait for it. A graph of a GPU that cannot be recognised later is not checked: that
+        would cost every call a launch.
+        """
+        known = self.find(sender, receiver)
+        if known is not None and (num_in, num_out) in known.in_range:
+            return known
+        if receiver.is_cpu:
+            check_indices(sender, receiver, num_in, num_out)
+        elif known is not None and receiver.is_cuda:
+            check_on_device("sender", sender, num_in)
+            check_on_device("receiver", receiver, num_out)
+        if known is not None:
+            _keep(known.in_range)
+            known.in_range.add((num_in, num_out))
+        return known
+
+
+def _keep(facts: Any) -> None:
+    """Room for one more fact."""
+    if len(facts) >= _KEPT_FACTS:
+        facts.clear()
+
+
+def _can_be_looked_at(sender: Tensor, receiver: Tensor) -> bool:
+    """Not so: other types, a GPU's inference tensors (no counter of writes), memory that belongs to a CUDA graph."""
+    if type(sender) is not Tensor or type(receiver) is not Tensor:
+        return False
+    if receiver.is_cpu:
+        return sender.is_cpu
+    if not (receiver.is_cuda and sender.is_cuda) or sender.is_inference() or receiver.is_inference():
+        return False
+    return not torch._C._cuda_isCurrentStreamCapturing()
+
+
+def _is_of_torch(index: Tensor) -> bool:
+    """Whether its memory is torch's own, which alone can be resized."""
+    return index.untyped_storage().resizable()
+
+
+# Shared by all operators: the layers of a model work on the same graph.
+KNOWN_GRAPHS = KnownGraphs()

@@ -1,0 +1,193 @@
+"""One direction of an operator, ready to run: checked tensors enter, its gradients leave.
+
+A runner is made once for a direction, an index type and a device. It allocates outputs, launches the one kernel, and,
+where the schedule does not fuse, gathers and scatters with torch around a plain kernel.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+from torch import Tensor
+
+from kernelgen.runtime.allocation import empty, part, zeros
+from kernelgen.runtime.arguments import Checks, Graph, Operands
+from kernelgen.runtime.graph import NO_ORDER, order_by
+from kernelgen.runtime.kernel import Kernel, load_kernel
+from kernelgen.schedule.kernel_spec import BUFFERS, Spec
+from kernelgen.schedule.tensor_product import CudaSchedule
+from kernelgen.terms.directions import OPERANDS
+
+# Elements to which outputs that share an allocation are aligned: 16 bytes or more.
+ALIGNED = 4
+# Elements up to which outputs that are filled with zeros share one allocation: one launch instead of several.
+SMALL_OUTPUTS = 1 << 18
+# Sizes of graphs whose layout of outputs a runner keeps.
+KEPT_LAYOUTS = 1024
+_OUTPUT = {slot: BUFFERS.index(f"out_{slot}") for slot in "xywg"}
+_SENDER, _SPANS = BUFFERS.index("sender"), BUFFERS.index("spans")
+
+
+class Layout(NamedTuple):
+    """How the outputs of a call are allocated: (slot, shape) of those that start from zero and of those overwritten.
+
+    together: zeros that share one allocation of ``elements``, with their first elements.
+    """
+
+    elements: int
+    together: tuple[tuple[str, tuple[int, ...], int], ...]
+    zeros: tuple[tuple[str, tuple[int, ...]], ...]
+    overwritten: tuple[tuple[str, tuple[int, ...]], ...]
+
+
+class Runner:
+    """Runs one direction. Outputs that no term reaches are zeros, and so is everything where there are no edges.
+
+    What a call needs is worked out here, once: small graphs are decided by the host's time for a call.
+    """
+
+    def __init__(self, spec: Spec, checks: Checks) -> None:
+        self.checks = checks
+        self.direction = spec.direction
+        self.live = spec.direction.live_outputs if spec.problem.paths else ""
+        self.gathers = checks.is_conv and spec.operation == "plain"
+        self.dead = tuple(slot for slot in spec.direction.outputs if slot not in self.live)
+        self.kernel: Kernel | None = None
+        self.owner = ""
+        self.zeroed = ""  # live outputs that must be zero before a sum
+        # Position, name and slot of the operands that the kernel reads.
+        self.read: tuple[tuple[int, str, str], ...] = ()
+        self.partial_y = 0
+        # How those are allocated; ``empty`` if the kernel fills them itself.
+        self.start: Callable[[tuple[int, ...], Tensor], Tensor] = zeros
+        self._layouts: dict[tuple, Layout] = {}
+        if self.live:
+            live = dataclasses.replace(spec, direction=dataclasses.replace(spec.direction, outputs=self.live))
+            self.kernel = load_kernel(live)
+            plan = self.kernel.plan
+            self.owner, self.partial_y = plan.owner, plan.partial_y
+            schedule = plan.spec.schedule
+            if isinstance(schedule, CudaSchedule):
+                self.start = empty if schedule.zeros == "inside" else zeros
+            self.zeroed = "".join(slot for slot in self.live if f"out_{slot}" in plan.zeroed)
+            self.read = tuple((OPERANDS.index(name), name, name[-1]) for name in live.operands)
+
+    def __call__(self, operands: Operands, graph: Graph, poison: bool = False) -> dict[str, Tensor]:
+        """Gradients keyed by slot; InputError for tensors that do not fit the operator."""
+        x = operands[0]
+        assert x is not None
+        shapes = graph.shapes
+        if not self.live or graph.num_edges == 0:
+            self.checks.operands(operands, self.checks.given(operands), shapes)
+            return {slot: zeros(shapes[slot], x) for slot in self.direction.outputs}
+        operands = self.checks.operands(operands, self.read, shapes)
+        run = self._run_unfused if self.gathers else self._launch
+        results = run(operands, graph, poison)
+        for slot in self.dead:
+            results[slot] = zeros(shapes[slot], x)
+        return results
+
+    def _launch(self, operands: Operands, graph: Graph, poison: bool) -> dict[str, Tensor]:
+        x, kernel = operands[0], self.kernel
+        assert x is not None and kernel is not None
+        # Kept in variables: an order made for this call must live until the launch is queued.
+        spans, perm = self._spans(graph) if self.owner else (None, None)
+        results = self._allocate(graph, x, poison)
+        pointers = [0] * len(BUFFERS)
+        for position, _, _ in self.read:
+            pointers[position] = operands[position].data_ptr()  # type: ignore[union-attr]
+        for slot, out in results.items():
+            pointers[_OUTPUT[slot]] = out.data_ptr()
+        if graph.sender is not None and graph.receiver is not None:
+            pointers[_SENDER], pointers[_SENDER + 1] = graph.sender.data_ptr(), graph.receiver.data_ptr()
+        if spans is not None:
+            pointers[_SPANS] = spans.data_ptr()
+            pointers[_SPANS + 1] = 0 if perm is None else perm.data_ptr()
+        kernel.run(pointers, graph.num_edges, graph.num_in, graph.num_out, x.get_device())
+        if self.partial_y:
+            results["y"] = results["y"].sum(1)
+        return results
+
+    def _spans(self, graph: Graph) -> tuple[Tensor, Tensor | None]:
+        """The edges by owner: spans and permutation, made here if the graph came without."""
+        order = graph.order
+        if self.owner == "receiver":
+            if order.spans is not None:
+                return order.spans, order.perm
+            assert graph.receiver is not None
+            return order_by("receiver", graph.receiver, graph.num_out)
+        if order.sender_spans is not None:
+            return order.sender_spans, order.sender_perm
+        assert graph.sender is not None
+        return order_by("sender", graph.sender, graph.num_in)
+
+    def _allocate(self, graph: Graph, x: Tensor, poison: bool) -> dict[str, Tensor]:
+        sizes = graph[3:6]
+        layout = self._layouts.get(sizes)
+        if layout is None:
+            if len(self._layouts) >= KEPT_LAYOUTS:  # graphs of ever-changing size would grow it for good
+                self._layouts.clear()
+            layout = self._layouts[sizes] = self._layout(graph.shapes)
+        results = {}
+        if layout.together:
+            flat = self.start((layout.elements,), x)
+            for slot, shape, begin in layout.together:
+                results[slot] = part(flat, shape, begin)
+        for slot, shape in layout.zeros:
+            results[slot] = self.start(shape, x)
+        for slot, shape in layout.overwritten:
+            results[slot] = empty(shape, x)
+        if poison:
+            for slot, out in results.items():
+                if slot not in self.zeroed or self.start is empty:
+                    out.fill_(float("nan"))
+        return results
+
+    def _layout(self, shapes: dict[str, tuple[int, ...]]) -> Layout:
+        started = [(slot, shapes[slot]) for slot in self.live if slot in self.zeroed]
+        together, elements = [], 0
+        # Those of whole 16 bytes first: then nothing lies between, and the memory is what it would be apart.
+        for slot, shape in sorted(started, key=lambda zero: math.prod(zero[1]) % ALIGNED != 0):
+            begin = -(-elements // ALIGNED) * ALIGNED
+            together.append((slot, shape, begin))
+            elements = begin + math.prod(shape)
+        if len(started) < 2 or elements > SMALL_OUTPUTS or self.start is empty:
+            together = []
+        overwritten = [(slot, shapes[slot]) for slot in self.live if slot not in self.zeroed]
+        if self.partial_y:
+            edges, width = shapes["y"]
+            overwritten = [(s, (edges, self.partial_y, width) if s == "y" else shape) for s, shape in overwritten]
+        return Layout(elements, tuple(together), () if together else tuple(started), tuple(overwritten))
+
+    def _run_unfused(self, operands: Operands, graph: Graph, poison: bool) -> dict[str, Tensor]:
+        """Gather node rows, run the plain kernel on edge rows, sum edge rows back to nodes."""
+        sender, receiver = graph.sender, graph.receiver
+        assert sender is not None and receiver is not None
+        by_edge = list(operands)
+        for position, _, slot in self.read:
+            tensor = operands[position]
+            assert tensor is not None
+            if slot in "xg":
+                by_edge[position] = tensor.index_select(0, sender if slot == "x" else receiver)
+        edges, shapes = graph.num_edges, graph.shapes
+        on_edges = {**shapes, "x": (edges, shapes["x"][1]), "g": (edges, shapes["g"][1])}
+        by_row = Graph(None, None, NO_ORDER, edges, edges, edges, on_edges)
+        results = self._launch(tuple(by_edge), by_row, poison)
+        for slot, index in (("x", sender), ("g", receiver)):
+            if slot in results:
+                results[slot] = zeros(shapes[slot], results[slot]).index_add_(0, index, results[slot])
+        return results
+
+
+class SplitRunner:
+    """Gradients of x by one kernel that owns senders, all others by one that owns receivers: sums in a fixed order."""
+
+    def __init__(self, of_x: Runner, others: Runner) -> None:
+        self.parts = (of_x, others)
+
+    def __call__(self, operands: Operands, graph: Graph, poison: bool = False) -> dict[str, Tensor]:
+        of_x, others = (runner(operands, graph, poison) for runner in self.parts)
+        return of_x | others

@@ -1,0 +1,105 @@
+"""What one kernel is: a problem, a direction, a schedule and the device that it is compiled for, as one value."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kernelgen.device import DeviceFacts
+from kernelgen.errors import ScheduleError, UnsupportedError
+from kernelgen.problem.spherical_harmonics import HarmonicsProblem
+from kernelgen.problem.tensor_product import TensorProductProblem
+from kernelgen.schedule.spherical_harmonics import HarmonicsSchedule
+from kernelgen.schedule.tensor_product import Schedule
+from kernelgen.terms.directions import OPERANDS, Direction, HarmonicsDirection
+
+BYTES = {"float32": 4, "float64": 8}
+# Pointer arguments of every kernel, in this order; null where a direction does not use one.
+BUFFERS = (
+    *OPERANDS,
+    *("out_x", "out_y", "out_w", "out_g"),
+    *("sender", "receiver", "spans", "perm"),
+)
+
+
+@dataclass(frozen=True)
+class Spec:
+    """All that determines one kernel's source.
+
+    operation: ``conv`` (gather by sender, product, sum by receiver) or ``plain`` (edge by edge).
+    layout: of node features and outputs, ``mul_ir`` (e3nn's: channel, then component) or ``ir_mul``.
+    index: dtype of sender and receiver. facts: the device compiled for. deterministic: no sum may depend on which
+    worker comes first. harmonics: the buffers of y hold vectors [rows, 3] and gradients with respect to them, and y are
+    these harmonics of the vectors, formed in the kernel; of first derivatives only.
+    """
+
+    problem: TensorProductProblem
+    direction: Direction
+    schedule: Schedule
+    operation: str
+    dtype: str
+    layout: str
+    index: str
+    facts: DeviceFacts
+    deterministic: bool = False
+    harmonics: HarmonicsProblem | None = None
+
+    def __post_init__(self) -> None:
+        checks = (
+            ("operation", ("conv", "plain")),
+            ("dtype", tuple(BYTES)),
+            ("layout", ("mul_ir", "ir_mul")),
+            ("index", ("int32", "int64")),
+        )
+        for name, allowed in checks:
+            if getattr(self, name) not in allowed:
+                raise ScheduleError(f"{name} is {getattr(self, name)!r}; expected one of {allowed}")
+        if self.schedule.backend != self.facts.backend:
+            raise ScheduleError(f"a {self.schedule.backend} schedule cannot run on {self.facts.name}")
+        if self.harmonics is not None:
+            self._check_harmonics()
+
+    def _check_harmonics(self) -> None:
+        if self.direction.tangents or not self.problem.is_channelwise:
+            raise UnsupportedError(
+                "harmonics are formed inside kernels of first derivatives of weighted uvu products with one copy of "
+                "the second input; run the kernels of harmonics and of the product one after the other"
+            )
+
+    @property
+    def dim_y(self) -> int:
+        """Elements of a row of the buffers of y."""
+        return self.problem.dim_in2 if self.harmonics is None else 3
+
+    @property
+    def row_work(self) -> int:
+        """How much there is to do for an edge, in weights."""
+        return self.problem.weight_numel
+
+    @property
+    def operands(self) -> tuple[str, ...]:
+        """Buffers that the kernel reads: those of the direction, and vectors for a gradient with respect to them."""
+        direct = self.direction.operands
+        vectors = self.harmonics is not None and "y" in self.direction.live_outputs and "y" not in direct
+        return (*direct, "y") if vectors else direct
+
+
+@dataclass(frozen=True)
+class HarmonicsSpec:
+    """All that determines one kernel's source. dtype: ``float32`` or ``float64``. facts: the device compiled for."""
+
+    problem: HarmonicsProblem
+    direction: HarmonicsDirection
+    schedule: HarmonicsSchedule
+    dtype: str
+    facts: DeviceFacts
+
+    def __post_init__(self) -> None:
+        if self.dtype not in BYTES:
+            raise ScheduleError(f"dtype is {self.dtype!r}; expected one of {tuple(BYTES)}")
+        if self.schedule.backend != self.facts.backend:
+            raise ScheduleError(f"a {self.schedule.backend or 'plain'} schedule cannot run on {self.facts.name}")
+
+    @property
+    def row_work(self) -> int:
+        """How much there is to do for a vector, in elements."""
+        return self.problem.dim_out

@@ -1,0 +1,75 @@
+"""The base of all schedules: knobs with plain values, written to a dictionary and read back.
+
+A schedule holds numbers and names only, never C text. Which values a knob may have is decided here, by its ``choices``;
+what depends on the problem is decided in one place, :func:`kernelgen.plan.planner.make_plan`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self, TypeVar
+
+from kernelgen.errors import ScheduleError
+
+
+@dataclass(frozen=True)
+class Knobs:
+    """What all schedules share: plain values, each one of the ``choices`` of its knob."""
+
+    backend: ClassVar[str] = ""
+    choices: ClassVar[dict[str, tuple]] = {}
+    # Knobs that records and kernels without them have at their default: there they are not named.
+    younger: ClassVar[tuple[str, ...]] = ()
+
+    def __post_init__(self) -> None:
+        for name, allowed in self.choices.items():
+            value = getattr(self, name)
+            if not any(value == a and type(value) is type(a) for a in allowed):
+                shown = f"{allowed[0]}..{allowed[-1]}" if len(allowed) > 12 else allowed
+                raise ScheduleError(f"{type(self).__name__}.{name} is {value!r}; expected one of {shown}")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, with the backend's name; :func:`read_schedule` reads it back."""
+        return {"backend": self.backend, **self._named()}
+
+    @property
+    def key(self) -> str:
+        """Stable one-line text, equal for equal schedules."""
+        return self.backend + ":" + ",".join(f"{k}={v}" for k, v in self._named().items())
+
+    def _named(self) -> dict[str, Any]:
+        fields = dataclasses.fields(self)
+        values = {field.name: getattr(self, field.name) for field in fields}
+        unnamed = [field.name for field in fields if field.name in self.younger and values[field.name] == field.default]
+        return {name: value for name, value in values.items() if name not in unnamed}
+
+    def for_degree(self, share: float) -> Self:
+        """For a graph whose nodes have ``share`` times as many edges each: what divides a node's edges follows."""
+        return self
+
+
+Kind = TypeVar("Kind", bound=Knobs)
+
+
+def read_schedule(data: Mapping[str, Any], kinds: Mapping[str, type[Kind]]) -> Kind:
+    """The schedule of one of these dataclasses, by backend, written by its ``to_dict``."""
+    knobs = dict(data)
+    backend = knobs.pop("backend", None)
+    if backend not in kinds:
+        raise ScheduleError(f"schedule backend is {backend!r}; expected one of {tuple(kinds)}")
+    known = [field.name for field in dataclasses.fields(kinds[backend])]
+    for name in knobs:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, 1)
+            hint = f"did you mean {near[0]!r}?" if near else f"expected one of {tuple(known)}"
+            raise ScheduleError(f"unknown knob {name!r} for {backend}; {hint}")
+    return kinds[backend](**knobs)
+
+
+def power_of_two_at_most(number: float) -> int:
+    """The largest power of two that does not exceed ``number`` (at least 1)."""
+    return 1 << max(0, math.floor(math.log2(max(1.0, number))))

@@ -1,0 +1,109 @@
+"""The multilinear form as data: nonzero Clebsch-Gordan terms of every path, with the edge operand contracted.
+
+Enters a :class:`TensorProductProblem`, leaves a tuple of :class:`PathTerms`. The form is
+
+    F(x, y, w, g) = sum over p, u, m1, m2, m3 of C_p[m1,m2,m3] w[p,u] x[m1,u] y[m2] g[m3,u]
+
+``C_p`` is the path's coefficient times e3nn's ``wigner_3j``. Since y does not depend on the channel u, the sums
+over m2 are formed once an edge: ``M_p[m1,m3] = sum_m2 C_p y[m2]``. Entries of M that agree up to sign share
+one *edge value*.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from e3nn import o3
+
+from kernelgen.problem.tensor_product import Path, TensorProductProblem
+
+ZERO = 1e-12
+
+
+@dataclass(frozen=True)
+class EdgeValue:
+    """A linear combination of components of one edge's y row: ``sum of coefficient * y[component]``."""
+
+    terms: tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One nonzero of ``M_p``: ``M_p[m1, m3] = sign * values[value]``."""
+
+    m1: int
+    m3: int
+    value: int
+    sign: int
+
+
+@dataclass(frozen=True)
+class PathTerms:
+    """One path with its edge values and the nonzero entries of its matrix ``M_p``."""
+
+    path: Path
+    dim1: int
+    dim3: int
+    values: tuple[EdgeValue, ...]
+    entries: tuple[Entry, ...]
+
+    @property
+    def nonzeros(self) -> int:
+        """Multiply-adds that form the edge values once."""
+        return sum(len(value.terms) for value in self.values)
+
+
+@functools.lru_cache(maxsize=256)
+def path_terms(problem: TensorProductProblem) -> tuple[PathTerms, ...]:
+    """The terms of every path, in instruction order."""
+    return tuple(_terms_of(problem, path) for path in problem.paths)
+
+
+def _terms_of(problem: TensorProductProblem, path: Path) -> PathTerms:
+    block1, block2, block3 = problem.in1[path.in1], problem.in2[path.in2], problem.out[path.out]
+    coupling = path.coefficient * o3.wigner_3j(block1.l, block2.l, block3.l, dtype=torch.float64)
+    scale = float(coupling.abs().max()) or 1.0
+    numbers: dict[tuple[tuple[int, float], ...], int] = {}
+    values: list[EdgeValue] = []
+    entries: list[Entry] = []
+    for m1 in range(block1.dim):
+        for m3 in range(block3.dim):
+            column = coupling[m1, :, m3].tolist()
+            terms = [(block2.offset + m2, c) for m2, c in enumerate(column) if abs(c) > ZERO * scale]
+            if not terms:
+                continue
+            sign = 1 if terms[0][1] > 0 else -1
+            terms = [(component, sign * c) for component, c in terms]
+            rounded = tuple((component, round(c / scale, 10)) for component, c in terms)
+            if rounded not in numbers:
+                numbers[rounded] = len(values)
+                values.append(EdgeValue(tuple(terms)))
+            entries.append(Entry(m1, m3, numbers[rounded], sign))
+    return PathTerms(path, block1.dim, block3.dim, tuple(values), tuple(entries))
+
+
+def edge_slots(
+    terms: Sequence[PathTerms], basis: bool
+) -> tuple[tuple[EdgeValue, ...], dict[tuple[int, int], tuple[int, float]]]:
+    """The values to keep for some paths, and where the paths find theirs.
+
+    Returns the kept values and, by (path, number of its value), the position of a kept value and its factor. Without
+    ``basis`` every value is kept as it is; with it, values that are multiples of each other are kept once, scaled so
+    that the first coefficient is 1.
+    """
+    kept: list[EdgeValue] = []
+    slots: dict[tuple[int, int], tuple[int, float]] = {}
+    numbers: dict[tuple[tuple[int, float], ...], int] = {}
+    for of_path in terms:
+        for k, value in enumerate(of_path.values):
+            scale = value.terms[0][1] if basis else 1.0
+            scaled = tuple((component, c / scale) for component, c in value.terms)
+            key = tuple((component, round(c, 9)) for component, c in scaled) if basis else ((len(kept), 0.0),)
+            if key not in numbers:
+                numbers[key] = len(kept)
+                kept.append(EdgeValue(scaled))
+            slots[of_path.path.index, k] = (numbers[key], scale)
+    return tuple(kept), slots
