@@ -14,8 +14,8 @@ from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any
 
-from autotune.families import Problem
 from autotune.graphs import GraphSpec, Points
+from autotune.kinds import Problem
 from autotune.workload import Workload
 
 COMPILED_PEER = "e3nn-compiled"

@@ -33,6 +33,7 @@ from autotune.devices import on_each
 from autotune.errors import ConfigError, WorkerError, unknown_name
 from autotune.graphs import build_graph
 from autotune.passes import DIRECTIONS_OF
+from autotune.runs import runs_of
 from autotune.worker import Worker
 from autotune.workload import Workload
 from kernelgen.device import DeviceFacts, device_facts
@@ -229,9 +230,9 @@ class _Run:
         specs = []
         for plan in todo:
             directions = dict.fromkeys(itertools.chain.from_iterable(DIRECTIONS_OF[which] for which in plan.passes))
-            family = plan.workload.family
+            runs = runs_of(plan.workload.operation)
             for schedules in plan.schedules.values():
-                specs += family.specs(family.build(plan.workload, schedules, self.device), directions)
+                specs += runs.specs(runs.build(plan.workload, schedules, self.device), directions)
         products = [plan.workload for plan in todo if self._takes_compiled(plan.workload)]
         products = [workload for workload in products if kind_of(workload) not in failures]
         begin = time.monotonic()

@@ -17,7 +17,7 @@ from autotune.database import Database, database_path
 from autotune.graphs import build_graph
 from autotune.lookup import find_schedule
 from autotune.passes import DIRECTIONS_OF, moved_bytes
-from autotune.tune import space_of
+from autotune.spaces import space_of
 from autotune.workload import Workload
 from kernelgen.device import DeviceFacts
 from kernelgen.schedule.knobs import Knobs

@@ -16,7 +16,9 @@ from typing import Any
 
 from autotune.config_tables import find_problem
 from autotune.errors import DatabaseError
-from autotune.families import Problem, family_of
+from autotune.kind_registry import kernel_kind
+from autotune.kinds import Problem
+from autotune.lookup import find_schedule
 from kernelgen.device import DeviceFacts, cuda_facts
 from kernelgen.emit.kernel_source import emit
 from kernelgen.errors import EquituneError
@@ -39,9 +41,9 @@ def source_text(
     facts: DeviceFacts,
 ) -> str:
     """What is compiled for a schedule; ScheduleError where the present generator has no such kernel."""
-    family = family_of(operation)
-    spec = family.spec(problem, operation, direction, dtype, layout, facts, deterministic)
-    return emit(family.plan(family.kernel_spec(spec, schedule))).text
+    kind = kernel_kind(operation)
+    spec = kind.spec(problem, operation, direction, dtype, layout, facts, deterministic)
+    return emit(kind.plan(kind.kernel_spec(spec, schedule), find_schedule)).text
 
 
 def hash_of_text(text: str) -> str:

@@ -40,8 +40,9 @@ from autotune.config_tables import (
     vectors_from,
 )
 from autotune.errors import ConfigError, unknown_name
-from autotune.families import Problem, operations_of
 from autotune.graphs import GraphSpec
+from autotune.kind_registry import operations_of
+from autotune.kinds import Problem
 from autotune.passes import DIRECTIONS_OF
 from autotune.restriction import Restriction, restrictions_from
 from autotune.workload import Workload

@@ -14,8 +14,8 @@ from typing import Any
 
 from autotune import paths
 from autotune.errors import ConfigError, unknown_name
-from autotune.families import Problem
 from autotune.graphs import AtomSource, Bulk, Crystal, EdgesAlone, GraphSpec, Molecule, Points, StructureFile
+from autotune.kinds import Problem
 from kernelgen.problem.edge_vectors import SEPARATOR, VectorProblem
 from kernelgen.problem.spherical_harmonics import HarmonicsProblem
 from kernelgen.problem.tensor_product import TensorProductProblem
@@ -46,7 +46,7 @@ def load_vectors(path: Path | None = None) -> dict[str, VectorProblem]:
 
 
 def load_all() -> dict[str, Problem]:
-    """All named problems, of every family."""
+    """All named problems, of every kind."""
     return {**load_problems(), **load_harmonics(), **load_vectors()}
 
 

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from autotune.equivariance import equivariance_error
-from autotune.jobs import device_is_lost, free_memory, order_of, worst_error
+from autotune.jobs import device_is_lost, free_memory, worst_error
+from autotune.runs import order_of, runs_of
 from kernelgen.plan.defaults import SMALL_GRAPH_EDGES
 from kernelgen.schedule.knobs import Knobs
 
@@ -160,9 +161,9 @@ class ContestSession:
 
     def __init__(self, setting: ContestSetting) -> None:
         self.workload, self.device = setting.workload, setting.device
-        self.family = self.workload.family
-        self.tensors = self.family.tensors(self.workload, self.device)
-        self.reference = self.family.reference(self.workload, self.device, self.tensors)
+        self.runs = runs_of(self.workload.operation)
+        self.tensors = self.runs.tensors(self.workload, self.device)
+        self.reference = self.runs.reference(self.workload, self.device, self.tensors)
         self.order = order_of(self.tensors)
         self.peers = self._peers(setting.peers)
         self.contenders: dict[str, Any] = {}
@@ -191,7 +192,7 @@ class ContestSession:
         from autotune.baselines.peer import CheckedPasses, Product, Task
         from autotune.verify import TOLERANCE
 
-        operator = self.family.build(self.workload, schedules, self.device)
+        operator = self.runs.build(self.workload, schedules, self.device)
         answer = Answer()
         for direction in schedules:
             errors, certificate = self.certify(operator, direction)
@@ -200,7 +201,7 @@ class ContestSession:
             answer.errors[direction], answer.certificates[direction] = errors, certificate
             answer.resources[direction] = operator.resources(direction)
         task = Task(self.workload, self.reference.device, self.tensors, self.reference)
-        call = self.family.call(self.workload, operator, self.tensors, self.order)
+        call = self.runs.call(self.workload, operator, self.tensors, self.order)
         product = Product(call, self.workload.layout)
         self.contenders[name] = CheckedPasses(name, product, task, TOLERANCE[self.workload.dtype])
         return answer
@@ -214,7 +215,7 @@ class ContestSession:
         import torch
 
         def run(tensors: Any) -> dict[str, Any]:
-            return self.family.run(operator, direction, tensors, self.order, poison=True)()
+            return self.runs.run(operator, direction, tensors, self.order, poison=True)()
 
         first = run(self.tensors)
         errors = self.reference.check(direction, first)

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from autotune.families import Problem
 from autotune.jobs import TrialSetting, free_memory
+from autotune.kinds import Problem
 from autotune.worker import Worker
 from autotune.workload import Workload
 

@@ -16,8 +16,8 @@ from pathlib import PurePosixPath, PureWindowsPath
 from typing import Any
 
 from autotune.errors import DatabaseError
-from autotune.families import family_of
 from autotune.graphs import OPERATIONS, GraphClass
+from autotune.kind_registry import kernel_kind
 from autotune.workload import Identity
 from kernelgen.errors import EquituneError
 from kernelgen.schedule.kernel_spec import BYTES
@@ -160,7 +160,7 @@ class Entry:
 
 @functools.lru_cache(maxsize=4096)
 def _schedule(operation: str, items: tuple[tuple[str, Any], ...]) -> Knobs:
-    return family_of(operation).read(dict(items))
+    return kernel_kind(operation).read(dict(items))
 
 
 @functools.lru_cache(maxsize=1024)

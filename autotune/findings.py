@@ -21,7 +21,7 @@ class Findings:
 
     def schedule_of(self, line: dict[str, Any]) -> Knobs:
         """Of a record."""
-        return self.space.family.read(line["schedule"])
+        return self.space.kind.read(line["schedule"])
 
     @property
     def ranking(self) -> list[dict[str, Any]]:

@@ -6,30 +6,23 @@ way in which a schedule can fail is data, never an exception.
 
 from __future__ import annotations
 
-import dataclasses
 import gc
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from autotune.runs import guarded, order_of, runs_of
+from autotune.worker import Worker, WorkerLost
 from kernelgen.errors import CompileError, ScheduleError
 from kernelgen.plan.defaults import SMALL_GRAPH_EDGES
 from kernelgen.schedule.knobs import Knobs
-from kernelgen.schedule.tensor_product import Schedule
-from kernelgen.terms.directions import DIRECTIONS
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from autotune.measure import Timing
-    from autotune.workload import Tensors, Workload
-    from kernelgen.ops.operator import Operator
-    from kernelgen.runtime.graph import EdgeOrder
+    from autotune.workload import Workload
 
 STATES = ("ok", "pruned", "illegal", "compile", "launch", "memory", "wrong", "timeout", "crashed")
-# Elements of NaN around every operand of a trial; as many bytes as an aligned row of any dtype and vector width.
-MARGIN = 4096
 
 
 @dataclass(frozen=True)
@@ -87,20 +80,20 @@ class TrialSession:
 
     def __init__(self, setting: TrialSetting) -> None:
         self.workload, self.device = setting.workload, setting.device
-        self.family = self.workload.family
-        self.tensors = guarded(self.family.tensors(self.workload, self.device))
-        self.reference = self.family.reference(self.workload, self.device, self.tensors)
+        self.runs = runs_of(self.workload.operation)
+        self.tensors = guarded(self.runs.tensors(self.workload, self.device))
+        self.reference = self.runs.reference(self.workload, self.device, self.tensors)
         self.order = order_of(self.tensors)
 
     def __call__(self, job: TrialJob) -> Outcome:
         stage = "compile"
         try:
             begin = time.perf_counter()
-            operator = self.family.build(self.workload, {job.direction: job.schedule}, self.device)
+            operator = self.runs.build(self.workload, {job.direction: job.schedule}, self.device)
             resources = operator.resources(job.direction)
             compile_s = time.perf_counter() - begin
             stage = "launch"
-            poisoned = self.family.run(operator, job.direction, self.tensors, self.order, poison=True)
+            poisoned = self.runs.run(operator, job.direction, self.tensors, self.order, poison=True)
             known = {"resources": resources, "compile_s": round(compile_s, 3)}
             errors = self.reference.check(job.direction, poisoned())
             if (worst := worst_error(errors, self.workload.dtype)) is not None:
@@ -128,7 +121,7 @@ class TrialSession:
         from autotune.measure import HOPELESS_RATIO, time_callable
 
         hopeless = None if job.best_us is None else HOPELESS_RATIO * job.best_us
-        call = self.family.run(operator, job.direction, self.tensors, self.order)
+        call = self.runs.run(operator, job.direction, self.tensors, self.order)
         # Where launches and the code decide: a long kernel fetches its code once.
         small = self.tensors.num_edges <= SMALL_GRAPH_EDGES
         return time_callable(call, self.device, max_seconds=job.max_seconds, cold_code=small, hopeless_us=hopeless)
@@ -157,61 +150,16 @@ def is_out_of_memory(error: Exception) -> bool:
     return isinstance(error, MemoryError | torch.OutOfMemoryError) or any(word in str(error) for word in words)
 
 
-def guarded(tensors: Tensors) -> Tensors:
-    """The same values with NaN on both sides of every operand: what is read beyond one shows in the outputs."""
-    import torch
-
-    def guard(tensor: Tensor) -> Tensor:
-        wide = tensor.new_full((tensor.numel() + 2 * MARGIN,), torch.nan)
-        inner = wide[MARGIN : MARGIN + tensor.numel()].view(tensor.shape)
-        return inner.copy_(tensor)
-
-    guards: dict[str, Any] = {
-        name: guard(getattr(tensors, name)) for name in ("x", "y", "w", "g", "tx", "ty", "tw", "tg")
-    }
-    return dataclasses.replace(tensors, **guards)
-
-
-def order_of(tensors: Tensors) -> EdgeOrder | None:
-    """By receiver and by sender, as a model makes it once for its graph: no timed call may sort edges."""
-    from kernelgen.runtime.graph import edge_order
-
-    if tensors.receiver is None:
-        return None
-    return edge_order(tensors.receiver, tensors.num_nodes, is_sorted=True, sender=tensors.sender)
-
-
-def build_for(workload: Workload, schedules: Mapping[str, Schedule], device: str) -> Operator:
-    """The operator of a product with these schedules by direction; other directions take the default."""
-    import torch
-
-    from kernelgen.ops.operator import build
-
-    return build(
-        workload.product,
-        dict(schedules) or None,
-        operation=workload.operation,
-        dtype=getattr(torch, workload.dtype),
-        layout=workload.layout,
-        device=device,
-        deterministic=workload.deterministic,
-    )
-
-
-def run_call(
-    operator: Operator, direction: str, tensors: Any, order: EdgeOrder | None, poison: bool = False
-) -> Callable[[], dict[str, Tensor]]:
-    """A call of one direction of a product: see :meth:`autotune.families.Family.run`."""
-    t = tensors
-    edges = (t.sender, t.receiver, t.num_nodes, order) if operator.operation == "conv" else (None, None, None, None)
-    asked = DIRECTIONS[direction]
-    given: dict[str, Any] = {"outputs": asked.outputs, "poison": poison}
-    if direction == "forward":
-        return lambda: {"g": operator.run_forward(t.x, t.y, t.w, *edges, poison=poison)}
-    if not asked.tangents:
-        return lambda: operator.run_backward(t.x, t.y, t.w, t.g, *edges, **given)
-    tangents = {slot: getattr(t, "t" + slot) for slot in asked.tangents}
-    return lambda: operator.run_double_backward(t.x, t.y, t.w, t.g, tangents, *edges, **given)
+def run_trial(worker: Worker, job: TrialJob, limit_s: float) -> Outcome:
+    """Measure one schedule whatever becomes of the process; a device that went bad gets a fresh one."""
+    begin = time.monotonic()
+    try:
+        outcome = worker.call(job, limit_s)
+    except WorkerLost as lost:
+        return Outcome(lost.state, f"{lost.reason} (after {time.monotonic() - begin:.1f} s)")
+    if outcome.device_lost:
+        worker.close()
+    return outcome
 
 
 def worst_error(errors: Mapping[str, float], dtype: str) -> str | None:

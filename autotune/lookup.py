@@ -31,8 +31,9 @@ from typing import Any
 from autotune.database import Table, database_dirs, database_path, device_files, load_table
 from autotune.entry import Entry
 from autotune.errors import TuningMissError
-from autotune.families import Family, Problem, family_of
 from autotune.graphs import GraphClass
+from autotune.kind_registry import kernel_kind
+from autotune.kinds import KernelKind, Problem
 from autotune.quarantine import quarantine_path, quarantined
 from kernelgen.device import DeviceFacts
 from kernelgen.errors import ProblemError, ScheduleError
@@ -56,7 +57,7 @@ class Tuning:
 
 @dataclass(frozen=True, eq=False)
 class _Query:
-    """``spec``: as the family of its operation makes it. any_size: whether graphs count that are not alike."""
+    """``spec``: as the kind of its operation makes it. any_size: whether graphs count that are not alike."""
 
     spec: Any
     graph_class: GraphClass | None
@@ -64,8 +65,8 @@ class _Query:
     any_size: bool = False
 
     @property
-    def family(self) -> Family:
-        return family_of(self.spec.operation)
+    def kind(self) -> KernelKind:
+        return kernel_kind(self.spec.operation)
 
     @property
     def kernel(self) -> tuple[str, str, str, str]:
@@ -106,10 +107,10 @@ def find_schedule(
     Unreadable databases are skipped with a warning and never make a lookup fail.
     """
     name = direction if isinstance(direction, str) else direction.name
-    family = family_of(operation)
-    if name not in family.directions:
-        raise ProblemError(f"direction is {name!r}; expected one of {tuple(family.directions)}")
-    spec = family.spec(problem, operation, name, dtype.removeprefix("torch."), layout, facts, deterministic)
+    kind = kernel_kind(operation)
+    if name not in kind.directions:
+        raise ProblemError(f"direction is {name!r}; expected one of {tuple(kind.directions)}")
+    spec = kind.spec(problem, operation, name, dtype.removeprefix("torch."), layout, facts, deterministic)
     check_tolerance(tolerance)
     query = _Query(spec, GraphClass.parse(graph_class) if isinstance(graph_class, str) else graph_class, tolerance)
     skipped: list[str] = []
@@ -191,7 +192,7 @@ def _default(query: _Query, skipped: list[str]) -> Tuning:
         "device facts"
     )
     num_edges = None if query.graph_class is None else 2**query.graph_class.log2_edges
-    schedule = query.family.default(query.spec, num_edges)
+    schedule = query.kind.default(query.spec, num_edges)
     if fault := query.faults.get(schedule.key):
         if found := _recorded(dataclasses.replace(query, any_size=True), skipped):
             return found
@@ -268,7 +269,7 @@ def _is_legal(query: _Query, entry: Entry, skipped: list[str]) -> bool:
         skipped.append(f"{entry.graph_class} {entry.layout}: its schedule is in quarantine here, {fault}")
         return False
     try:
-        query.family.plan(query.family.kernel_spec(query.spec, entry.tuned_schedule))
+        query.kind.plan(query.kind.kernel_spec(query.spec, entry.tuned_schedule), find_schedule)
     except ScheduleError as error:
         skipped.append(f"{entry.graph_class} {entry.layout}: {error}")
         return False

@@ -18,4 +18,4 @@ def moved_bytes(workload: Workload, which: str) -> int:
     """Compulsory traffic of a pass: what its kernels read and write at least."""
     graph = build_graph(workload.graph)
     size = (graph.num_edges, graph.num_nodes)
-    return sum(workload.family.compulsory_bytes(workload, direction, *size) for direction in DIRECTIONS_OF[which])
+    return sum(workload.compulsory_bytes(direction, *size) for direction in DIRECTIONS_OF[which])

@@ -17,8 +17,8 @@ from autotune.config_tables import find_problem, load_graphs
 from autotune.entry import Entry
 from autotune.errors import ConfigError, WorkerError
 from autotune.graphs import GraphSpec, build_graph
-from autotune.jobs import Outcome, TrialJob, TrialSetting
-from autotune.worker import Worker, run_trial
+from autotune.jobs import Outcome, TrialJob, TrialSetting, run_trial
+from autotune.worker import Worker
 from autotune.workload import Workload
 from kernelgen.errors import EquituneError
 

@@ -20,9 +20,9 @@ from autotune.jobs import Outcome, TrialSetting
 from autotune.progress import Progress
 from autotune.search import search
 from autotune.space import Space
-from autotune.study import Study
+from autotune.spaces import space_of
+from autotune.study import Study, study_name
 from autotune.trials import SAMPLING_S, Measurer, compile_ahead
-from autotune.tune import space_of, study_name
 from autotune.worker import Worker
 from autotune.workload import Workload
 from kernelgen.device import device_facts

@@ -15,8 +15,8 @@ import torch
 from autotune.config_tables import find_problem
 from autotune.database import database_dirs, database_path, load_table
 from autotune.entry import Entry
-from autotune.families import family_of, operations_of
 from autotune.graphs import GraphClass
+from autotune.kind_registry import kernel_kind, operations_of
 from autotune.lookup import Tuning, find_schedule
 from kernelgen.device import DeviceFacts, device_facts
 from kernelgen.schedule.knobs import Knobs
@@ -39,18 +39,18 @@ def show(
     problem, facts = find_problem(problem_text), device_facts(device)
     if operation not in operations_of(problem):
         operation, layout = operations_of(problem)[0], "mul_ir"
-    family = family_of(operation)
+    kind = kernel_kind(operation)
     if isinstance(graph_class, str):
         graph_class = GraphClass.parse(graph_class)
     wanted = graph_class.text if graph_class else "of any size"
     lines = [
         _row("problem", problem_text if problem_text != problem.key else ""),
-        *(_row("", line) for line in family.describe(problem)),
+        *(_row("", line) for line in kind.describe(problem)),
         _row("device", f"{facts.name} ({facts.arch})"),
         _row("wanted", f"{operation}, {dtype}, {layout}, graph {wanted}"),
         *_databases(facts),
     ]
-    for direction in family.directions:
+    for direction in kind.directions:
         tuning = find_schedule(problem, operation, direction, dtype, layout, facts, graph_class, strict=False)
         lines += ["", f"{direction.replace('_', ' ')}: {tuning.origin}", *_tuning(tuning)]
     return "\n".join(line.rstrip() for line in lines)

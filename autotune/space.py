@@ -16,7 +16,9 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from autotune.errors import ConfigError, unknown_name
-from autotune.families import Family, family_of
+from autotune.kind_registry import kernel_kind
+from autotune.kinds import KernelKind
+from autotune.lookup import find_schedule
 from kernelgen.errors import ScheduleError
 from kernelgen.plan.channelwise import block_of_an_edge
 from kernelgen.plan.path_groups import group_paths
@@ -31,7 +33,7 @@ if TYPE_CHECKING:
 class Space:
     """``knobs`` are in the order in which a sampler is asked; ``spec.schedule`` is the default schedule.
 
-    spec: as the family of its operation makes it. probes: schedules that are worth one measurement each, some outside
+    spec: as the kind of its operation makes it. probes: schedules that are worth one measurement each, some outside
     the choices.
     """
 
@@ -40,8 +42,8 @@ class Space:
     probes: tuple[Knobs, ...] = ()
 
     @property
-    def family(self) -> Family:
-        return family_of(self.spec.operation)
+    def kind(self) -> KernelKind:
+        return kernel_kind(self.spec.operation)
 
     @property
     def default(self) -> Knobs:
@@ -129,7 +131,7 @@ class Space:
 
     def plan(self, schedule: Knobs) -> Any:
         """Of what is compiled for a schedule; ScheduleError if that is not legal."""
-        return self.family.plan(self.family.kernel_spec(self.spec, schedule))
+        return self.kind.plan(self.kind.kernel_spec(self.spec, schedule), find_schedule)
 
     def broken_limit(self, schedule: Knobs) -> str | None:
         """Why the schedule is illegal, or None if it is legal."""

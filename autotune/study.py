@@ -31,6 +31,7 @@ from autotune.quarantine import FAULTS, note_fault, quarantined
 from autotune.sampling import KEY, RUNS, add_missing, known_trial, make_sampler, open_optuna, optuna_name
 from autotune.shared_storage import open_board
 from autotune.space import Space
+from autotune.workload import Workload
 from kernelgen.errors import ScheduleError
 from kernelgen.schedule.knobs import Knobs
 from kernelgen.version import GENERATOR_VERSION
@@ -53,6 +54,13 @@ class Proposal:
 
     schedule: Knobs
     trial: optuna.Trial | None
+
+
+def study_name(workload: Workload, direction: str) -> str:
+    """Names the study and its file of trials."""
+    parts = (workload.label, workload.operation, direction, workload.dtype, workload.layout)
+    kind = ("deterministic",) if workload.deterministic else ()
+    return "-".join((*parts, workload.graph_class().text, *kind))
 
 
 class Study(Findings):

@@ -12,10 +12,10 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 
-from autotune.jobs import Outcome, TrialJob
+from autotune.jobs import Outcome, TrialJob, run_trial
 from autotune.search import Compiled
 from autotune.space import Space
-from autotune.worker import Worker, run_trial
+from autotune.worker import Worker
 from kernelgen.errors import EquituneError
 from kernelgen.schedule.knobs import Knobs
 

@@ -28,7 +28,7 @@ from autotune.config import TuneConfig
 from autotune.crew import Crew
 from autotune.database import Database, database_path, device_record
 from autotune.entry import Entry
-from autotune.families import Problem
+from autotune.kinds import Problem
 from autotune.neighbours import KIN, KIN_STARTS, known_entries, starting_points
 from autotune.progress import Progress, time_text
 from autotune.publish import publish
@@ -37,11 +37,11 @@ from autotune.sampling import choose_sampler, proposals_ahead
 from autotune.search import search
 from autotune.settings import Settings, resolve
 from autotune.space import Space
-from autotune.study import Study
+from autotune.spaces import space_of
+from autotune.study import Study, study_name
 from autotune.trials import SAMPLING_S, CompilersAhead, Measurer, compile_ahead
 from autotune.worker import Worker
 from autotune.workload import Workload
-from kernelgen.device import DeviceFacts
 from kernelgen.schedule.knobs import Knobs
 from kernelgen.version import GENERATOR_VERSION
 
@@ -256,18 +256,6 @@ def open_study(
     faults = quarantine_path(settings.results_dir, settings.facts.slug)
     options: dict[str, Any] = {"sampler": sampler, "seed": settings.seed, "sharing": settings.sharing}
     return Study(space, name, path, settings.storage, starts=starts, quarantine=faults, **options)
-
-
-def space_of(workload: Workload, direction: str, facts: DeviceFacts) -> Space:
-    """The whole search space of one direction of a workload."""
-    return workload.family.space(workload, direction, facts)
-
-
-def study_name(workload: Workload, direction: str) -> str:
-    """Names the study and its file of trials."""
-    parts = (workload.label, workload.operation, direction, workload.dtype, workload.layout)
-    kind = ("deterministic",) if workload.deterministic else ()
-    return "-".join((*parts, workload.graph_class().text, *kind))
 
 
 def _search(

@@ -13,7 +13,7 @@ import torch
 
 from autotune.harmonics import SphericalHarmonics
 from autotune.modules import Irreps, TensorProductConv
-from autotune.vectors_family import directions_inside
+from autotune.vectors_lookup import directions_inside
 from kernelgen.device import device_facts
 from kernelgen.ops.base import DTYPES
 from kernelgen.ops.edge_vectors import FUSED, HarmonicProduct

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from e3nn import o3
 
-from autotune.families import Problem
+from autotune.kinds import Problem
 from autotune.workload import Tensors, Workload, relayout
 from kernelgen.errors import InputError
 from kernelgen.problem.tensor_product import TensorProductProblem
@@ -54,7 +54,7 @@ _built_ahead: dict[TensorProductProblem, o3.TensorProduct] = {}
 class Reference:
     """Exact values for one workload's tensors. Computed on the device, once per direction, on first use.
 
-    ``tensors`` are those that the implementation was given; by default those of the workload's family.
+    ``tensors`` are those that the implementation was given.
     ``checked_edges`` says how many edges the verdict stands on.
     """
 
@@ -62,7 +62,7 @@ class Reference:
         self,
         workload: Workload,
         device: torch.device | str,
-        tensors: Tensors | None = None,
+        tensors: Tensors,
         max_edges: int | None = None,
     ) -> None:
         self.problem, self.layout, self.is_conv = workload.product, workload.layout, workload.is_conv
@@ -70,7 +70,6 @@ class Reference:
         self._product: Callable[..., torch.Tensor] | None = None
         self._expected: dict[str, dict[str, torch.Tensor]] = {}
         self.workload = workload
-        tensors = workload.family.tensors(workload, device) if tensors is None else tensors
         limit = max_edges or MAX_EDGES[self.device.type]
         everything = self.problem.shared_weights or tensors.num_edges <= limit
         self._choose_rows(tensors, tensors.num_edges if everything else limit)

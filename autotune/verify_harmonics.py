@@ -48,13 +48,12 @@ class HarmonicsReference(Reference):
         self,
         workload: Workload,
         device: torch.device | str,
-        tensors: Tensors | None = None,
+        tensors: Tensors,
         max_edges: int | None = None,
     ) -> None:
         self.harmonics, self.is_conv = workload.harmonics, False
         self.device = torch.device(device)
         self._expected = {}
-        tensors = make_vectors(workload, device) if tensors is None else tensors
         self._choose_rows(tensors, max_edges or MAX_VECTORS[self.device.type])
         self._shapes = {"x": list(tensors.x.shape), "g": list(tensors.g.shape)}
         self._operands = {name: getattr(tensors, name)[self.edges] for name in ("x", "g", "tx")}

@@ -11,7 +11,6 @@ import contextlib
 import gc
 import multiprocessing
 import signal
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -19,7 +18,6 @@ from typing import Any, Protocol
 
 from autotune import processes
 from autotune.errors import WorkerError
-from autotune.jobs import Outcome, TrialJob
 
 START_LIMIT_S = 600.0
 IDLE_EXIT_S = 5.0
@@ -162,18 +160,6 @@ class Worker:
             with contextlib.suppress(ValueError):
                 return WorkerLost("crashed", f"the process was ended by {signal.Signals(-code).name}")
         return WorkerLost("crashed", f"the process ended with exit code {code}")
-
-
-def run_trial(worker: Worker, job: TrialJob, limit_s: float) -> Outcome:
-    """Measure one schedule whatever becomes of the process; a device that went bad gets a fresh one."""
-    begin = time.monotonic()
-    try:
-        outcome = worker.call(job, limit_s)
-    except WorkerLost as lost:
-        return Outcome(lost.state, f"{lost.reason} (after {time.monotonic() - begin:.1f} s)")
-    if outcome.device_lost:
-        worker.close()
-    return outcome
 
 
 def _serve(connection: Connection, setting: Setting) -> None:

@@ -11,18 +11,16 @@ from dataclasses import dataclass
 import torch
 
 from autotune.errors import ConfigError
-from autotune.families import Family, Problem, family_of, operations_of
 from autotune.graphs import CONVOLUTIONS, Graph, GraphClass, GraphSpec, build_graph
+from autotune.kind_registry import kernel_kind, operations_of
+from autotune.kinds import KernelKind, Problem
 from kernelgen.problem.edge_vectors import VectorProblem
 from kernelgen.problem.irreps import blocks_of
 from kernelgen.problem.spherical_harmonics import HarmonicsProblem
 from kernelgen.problem.tensor_product import TensorProductProblem
-from kernelgen.schedule.kernel_spec import BYTES
-from kernelgen.terms.directions import DIRECTIONS, Direction
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 LAYOUTS = ("mul_ir", "ir_mul")
-INDEX_BYTES = 4
 # Problem, operation, direction, dtype, layout, graph class, deterministic: one entry each in a database.
 Identity = tuple[str, str, str, str, str, str, bool]
 
@@ -51,7 +49,7 @@ class Workload:
         for name, allowed in (("operation", operations), ("dtype", tuple(DTYPES)), ("layout", LAYOUTS)):
             if getattr(self, name) not in allowed:
                 raise ConfigError(f"{name} is {getattr(self, name)!r}; expected one of {allowed}")
-        known = tuple(self.family.directions)
+        known = tuple(self.kind.directions)
         if not self.directions:
             object.__setattr__(self, "directions", known)
         unknown = [direction for direction in self.directions if direction not in known]
@@ -59,12 +57,12 @@ class Workload:
             raise ConfigError(f"directions are {self.directions}; expected some of {known}, each once")
         if not isinstance(self.deterministic, bool):
             raise ConfigError(f"deterministic is {self.deterministic!r}; expected true or false")
-        self.family.check(self)
+        self.kind.check(self.label, self.problem, self.operation, self.layout, self.graph, self.deterministic)
 
     @property
-    def family(self) -> Family:
-        """How its kernels are chosen and run."""
-        return family_of(self.operation)
+    def kind(self) -> KernelKind:
+        """How its kernels are chosen."""
+        return kernel_kind(self.operation)
 
     @property
     def product(self) -> TensorProductProblem:
@@ -98,6 +96,10 @@ class Workload:
         """Of the database entry of one direction."""
         kernel = (self.problem.key, self.operation, direction, self.dtype, self.layout)
         return (*kernel, self.graph_class().text, self.deterministic)
+
+    def compulsory_bytes(self, direction: str, num_edges: int, num_nodes: int) -> int:
+        """Bytes that any kernel of a direction must move on a graph: see :meth:`KernelKind.compulsory_bytes`."""
+        return self.kind.compulsory_bytes(self.problem, self.operation, direction, self.dtype, num_edges, num_nodes)
 
 
 @dataclass(frozen=True, eq=False)
@@ -144,25 +146,6 @@ def make_tensors(workload: Workload, device: torch.device | str, seed: int = 0, 
     sender = graph.sender.to(device) if conv else None
     receiver = graph.receiver.to(device) if conv else None
     return Tensors(x, y, w, g, tx, ty, tw, tg, sender, receiver, rows)
-
-
-def compulsory_bytes(workload: Workload, direction: Direction | str, num_edges: int, num_nodes: int) -> int:
-    """Bytes that any kernel must move: every operand that the direction reads once, every output written once.
-
-    For ``conv`` sender and receiver are counted too, 4 bytes each an edge. Node rows count once, however many edges
-    read them: whether they are fetched again is the schedule's doing. ``num_nodes`` is ignored for ``plain``.
-    """
-    direction = DIRECTIONS[direction] if isinstance(direction, str) else direction
-    problem, conv = workload.product, workload.is_conv
-    rows = num_nodes if conv else num_edges
-    elements = {
-        "x": rows * problem.dim_in1,
-        "y": num_edges * (3 if isinstance(workload.problem, VectorProblem) else problem.dim_in2),
-        "w": (1 if problem.shared_weights else num_edges) * problem.weight_numel,
-        "g": rows * problem.dim_out,
-    }
-    moved = sum(elements[name[-1]] for name in direction.operands) + sum(elements[name] for name in direction.outputs)
-    return moved * BYTES[workload.dtype] + (2 * INDEX_BYTES * num_edges if conv else 0)
 
 
 def to_ir_mul(tensor: torch.Tensor, irreps: str) -> torch.Tensor:

@@ -31,9 +31,9 @@ from autotune.contest import (
 )
 from autotune.contest_session import Answer, ContestSetting
 from autotune.errors import ConfigError, WorkerError
-from autotune.families import family_of
 from autotune.passes import DIRECTIONS_OF, PASSES
-from autotune.workload import Workload, compulsory_bytes
+from autotune.runs import runs_of
+from autotune.workload import Workload
 from kernelgen.compile.compiler import compile_source
 from kernelgen.device import device_facts
 from kernelgen.emit.kernel_source import emit
@@ -115,7 +115,7 @@ def check_rows(rows: list[dict[str, Any]], workload: Workload) -> None:
         for name in ("equitune", "equitune-default"):
             assert set(row["schedules"][name]) == set(row["resources"][name]) == set(directions)
         size = (row["graph"]["edges"], row["graph"]["nodes"])
-        assert row["bytes"] == sum(compulsory_bytes(workload, direction, *size) for direction in directions)
+        assert row["bytes"] == sum(workload.compulsory_bytes(direction, *size) for direction in directions)
         assert row["copy_us"] > 0
         for errors in row["errors"].values():
             assert {name: "".join(slots) for name, slots in errors.items()} == {
@@ -192,7 +192,7 @@ def test_kernels_compiled_ahead_are_found(tmp_path: Path, monkeypatch: pytest.Mo
     specs = []
     for deterministic in (False, True):
         operator = build(workload.problem, operation="conv", device="cpu", deterministic=deterministic)
-        specs.append(family_of("conv").specs(operator, ["forward", "backward"]))
+        specs.append(runs_of("conv").specs(operator, ["forward", "backward"]))
     assert [[spec.direction.name for spec in group] for group in specs] == [
         ["forward", "backward"],
         ["forward", "source_backward", "backward"],

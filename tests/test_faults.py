@@ -17,8 +17,8 @@ from autotune.lookup import find_schedule
 from autotune.quarantine import FAULTS, quarantine_path, quarantined
 from autotune.search import search
 from autotune.space import Space
+from autotune.spaces import space_of
 from autotune.study import Study
-from autotune.tune import space_of
 from autotune.worker import Worker
 from autotune.workload import Workload
 from kernelgen.compile.compiler import compile_source
@@ -78,13 +78,13 @@ def test_every_fault_is_recorded_and_changes_nothing_else(
     sound = Run(tmp_path / "sound", device, space)({})
     assert {line["state"] for line in sound} == {"ok"} and len(sound) > len(STATES) + 2
     best = min(sound, key=lambda line: line["time_us"])
-    keys = [space.family.read(line["schedule"]).key for line in sound]
-    kept = {space.default.key, space.family.read(best["schedule"]).key}
+    keys = [space.kind.read(line["schedule"]).key for line in sound]
+    kept = {space.default.key, space.kind.read(best["schedule"]).key}
     faults = dict(zip([key for key in keys if key not in kept], STATES, strict=False))
     assert len(faults) == len(STATES)
 
     found = Run(tmp_path / "faulty", device, space)(faults)
-    outcomes = {space.family.read(line["schedule"]).key: line for line in found}
+    outcomes = {space.kind.read(line["schedule"]).key: line for line in found}
     assert len(found) == len(outcomes) == len(sound), "each schedule once"
     column = 0 if device == "cpu" else 1
     for key, line in outcomes.items():
@@ -95,7 +95,7 @@ def test_every_fault_is_recorded_and_changes_nothing_else(
     assert "right at its first launch" in later["reason"]
     passed = [line for line in found if line["state"] == "ok"]
     assert min(passed, key=lambda line: line["time_us"])["schedule"] == best["schedule"]
-    assert all(line["time_us"] == cost_us(space.family.read(line["schedule"])) for line in passed)
+    assert all(line["time_us"] == cost_us(space.kind.read(line["schedule"])) for line in passed)
 
     listed = quarantined([quarantine_path(tmp_path / "faulty", "dev")], space.spec)
     assert set(listed) == set(faults)

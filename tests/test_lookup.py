@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from database_samples import GPU, HOST, PROBLEM, entry, store
 
-from autotune import database, families, lookup
+from autotune import database, lookup, product_kind
 from autotune.database import Database, DatabaseWarning, database_path, device_record, load_table
 from autotune.errors import TuningMissError
 from autotune.graphs import GraphClass
@@ -159,8 +159,8 @@ def test_an_unfused_schedule_is_judged_as_the_plain_kernel_it_runs(
 ) -> None:
     store(shipped, HOST, entry(HostSchedule(path_groups=2, fuse=False)))
     judged = []
-    make_plan = families.make_plan
-    monkeypatch.setattr(families, "make_plan", lambda spec: judged.append(spec.operation) or make_plan(spec))
+    make_plan = product_kind.make_plan
+    monkeypatch.setattr(product_kind, "make_plan", lambda spec: judged.append(spec.operation) or make_plan(spec))
     assert find().origin == "exact"
     assert judged == ["plain"]
 

@@ -19,8 +19,8 @@ from tiny_config import CONFIG
 from autotune import records
 from autotune.config import load_config
 from autotune.database import read_table
-from autotune.study import Study
-from autotune.tune import space_of, study_name
+from autotune.spaces import space_of
+from autotune.study import Study, study_name
 from kernelgen.device import device_facts
 
 TESTS = Path(__file__).parent

@@ -22,8 +22,7 @@ from autotune.recorded import Record, load_record
 from autotune.replay import pruning, replay, replay_table, run, trials_to, write_replay
 from autotune.restriction import Restriction, restrictions_from
 from autotune.space import Space
-from autotune.spaces import search_space
-from autotune.tune import space_of
+from autotune.spaces import search_space, space_of
 from autotune.workload import Workload
 from kernelgen.device import DeviceFacts, cuda_facts
 from kernelgen.problem.tensor_product import TensorProductProblem
@@ -306,7 +305,7 @@ def test_record_and_replay_on_the_cpu(tmp_path: Path, capsys: pytest.CaptureFixt
 
 
 def test_a_transfer_is_told_beside_the_search_without_it(recorded: Record) -> None:
-    winner = recorded.space.family.read(recorded.measured[0]["schedule"])
+    winner = recorded.space.kind.read(recorded.measured[0]["schedule"])
     data = replay(recorded, ["random"], 20, seeds=3, ahead=1, transfers={"another problem": [winner], "none": []})
     assert list(data["transfer"]["from"]) == ["another problem"], "where nothing is known there is nothing to tell"
     moved = data["transfer"]["from"]["another problem"]
@@ -317,7 +316,7 @@ def test_a_transfer_is_told_beside_the_search_without_it(recorded: Record) -> No
 
 def test_what_is_known_of_the_recorded_kernel_itself_is_no_transfer(recorded: Record) -> None:
     head = recorded.header
-    winner = recorded.space.family.read(recorded.measured[0]["schedule"])
+    winner = recorded.space.kind.read(recorded.measured[0]["schedule"])
     facts = {"problem": head["problem"], "direction": head["direction"], "layout": head["layout"]}
     own = entry(winner, **facts, graph_class=head["graph_class"])
     assert recorded.transfers([own]) == {"other problems": [], "other graphs too": []}

@@ -21,8 +21,8 @@ from autotune import jobs
 from autotune.baselines import e3nn_peer
 from autotune.config_tables import load_graphs
 from autotune.errors import PeerError, WorkerError
-from autotune.jobs import Outcome, TrialJob, TrialSession, TrialSetting
-from autotune.worker import Worker, WorkerLost, run_trial
+from autotune.jobs import Outcome, TrialJob, TrialSession, TrialSetting, run_trial
+from autotune.worker import Worker, WorkerLost
 from autotune.workload import Workload
 from kernelgen.errors import LaunchError
 from kernelgen.ops.operator import Operator

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import torch
 
+from autotune.autograd_passes import AutogradPasses
 from autotune.baselines import cuequivariance_peer, e3nn_peer, harmonics_peers, openequivariance_peer, vector_peers
-from autotune.baselines.passes import AutogradPasses
 from autotune.baselines.peer import PEER_TOLERANCE, Adapter, CheckedPasses, Peer, Product, Task
 from autotune.verify import Reference
 from autotune.workload import Tensors, Workload

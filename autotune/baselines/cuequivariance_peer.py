@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from e3nn import o3
 
-from autotune.baselines.passes import Call
+from autotune.autograd_passes import Call
 from autotune.baselines.peer import Adapter, Product, Task
 from autotune.errors import PeerError
 from kernelgen.problem.tensor_product import TensorProductProblem

@@ -15,7 +15,7 @@ from types import FrameType
 import torch
 
 from autotune import processes
-from autotune.baselines.passes import Call
+from autotune.autograd_passes import Call
 from autotune.baselines.peer import Adapter, Product, Task
 from autotune.errors import PeerError
 from autotune.verify import e3nn_product

@@ -9,8 +9,8 @@ from collections.abc import Callable
 
 import torch
 
+from autotune.autograd_passes import Call
 from autotune.baselines import cuequivariance_peer, e3nn_peer
-from autotune.baselines.passes import Call
 from autotune.baselines.peer import Adapter, Product, Task
 from autotune.errors import PeerError
 from autotune.verify_harmonics import e3nn_harmonics

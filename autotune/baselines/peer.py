@@ -15,9 +15,10 @@ from typing import Any
 
 import torch
 
-from autotune.baselines.passes import AutogradPasses, Call
+from autotune.autograd_passes import AutogradPasses, Call
 from autotune.errors import PeerError
-from autotune.families import Products
+from autotune.product_kind import ProductKind
+from autotune.runs import runs_of
 from autotune.verify import Reference
 from autotune.workload import Tensors, Workload, relayout
 from kernelgen.problem.edge_vectors import VectorProblem
@@ -61,11 +62,13 @@ class Task:
 
     @functools.cached_property
     def tensors(self) -> Tensors:
-        return self.given_tensors or self.workload.family.tensors(self.workload, self.device)
+        return self.given_tensors or runs_of(self.workload.operation).tensors(self.workload, self.device)
 
     @functools.cached_property
     def reference(self) -> Reference:
-        return self.given_reference or self.workload.family.reference(self.workload, self.device, self.tensors)
+        return self.given_reference or runs_of(self.workload.operation).reference(
+            self.workload, self.device, self.tensors
+        )
 
     @property
     def is_conv(self) -> bool:
@@ -94,7 +97,7 @@ class Adapter:
     listed_if_absent: bool = True
     module: str = ""
     deterministic: bool = False
-    operations: tuple[str, ...] = Products.operations
+    operations: tuple[str, ...] = ProductKind.operations
 
 
 @dataclass(frozen=True, eq=False)
@@ -138,7 +141,7 @@ class CheckedPasses(AutogradPasses):
     """
 
     def __init__(self, name: str, product: Product, task: Task, limit: float | None = None) -> None:
-        inputs = task.workload.family.inputs
+        inputs = task.workload.kind.inputs
         own: dict[str, Any] = {slot: _own_form(slot, product, task) for slot in inputs + "g"}
         super().__init__(product.call, dataclasses.replace(task.tensors, **own), inputs)
         self._own_tangents: dict[str, torch.Tensor] = {}
@@ -152,7 +155,7 @@ class CheckedPasses(AutogradPasses):
             return self.errors[direction]
         values = getattr(super(), direction)()
         values = values if isinstance(values, tuple) else (values,)
-        slots = self._task.workload.family.directions[direction].outputs
+        slots = self._task.workload.kind.directions[direction].outputs
         outputs = dict(zip(slots, values, strict=True))
         errors = self._task.reference.check(direction, {slot: self._back(slot, t) for slot, t in outputs.items()})
         wrong = {slot: error for slot, error in errors.items() if not error <= self._limit}

@@ -10,8 +10,8 @@ from collections.abc import Callable
 
 import torch
 
+from autotune.autograd_passes import Call
 from autotune.baselines import cuequivariance_peer, e3nn_peer, harmonics_peers, openequivariance_peer
-from autotune.baselines.passes import Call
 from autotune.baselines.peer import Adapter, Product, Task
 from autotune.verify_harmonics import e3nn_harmonics
 from kernelgen.problem.edge_vectors import VectorProblem

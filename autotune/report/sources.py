@@ -126,18 +126,18 @@ def _key(record: Mapping[str, Any], direction: str, knobs: Any) -> str:
 def _write(record: Mapping[str, Any], direction: str, knobs: Any, device: Mapping[str, Any]) -> KernelSource | str:
     from autotune.certificate import facts_of_record, hash_of_text, source_text
     from autotune.config_tables import find_problem
-    from autotune.families import family_of
+    from autotune.kind_registry import kernel_kind
 
     named = [record.get(name) for name in KERNEL]
     if not all(isinstance(name, str) for name in named) or not isinstance(knobs, dict):
         return f"the row names its kernel by {named} and the knobs {knobs}, which is not enough to write it"
     problem, operation, dtype, layout = (str(name) for name in named)
     try:
-        family = family_of(operation)
-        if direction not in family.directions:
-            return f"direction {direction!r} is not among {tuple(family.directions)}"
+        kind = kernel_kind(operation)
+        if direction not in kind.directions:
+            return f"direction {direction!r} is not among {tuple(kind.directions)}"
         kernel = (find_problem(problem), operation, direction, dtype, layout, record.get("deterministic") is True)
-        text = source_text(*kernel, family.read(knobs), facts_of_record(device))
+        text = source_text(*kernel, kind.read(knobs), facts_of_record(device))
     except EquituneError as error:
         return str(error)
     return KernelSource(hash_of_text(text), text)
