@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from autotune.workload import Tensors
+from autotune.tensors import Tensors
 
 Call = Callable[..., torch.Tensor]
 

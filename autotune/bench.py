@@ -27,11 +27,11 @@ from autotune.certificate import now_text, software_versions
 from autotune.config import TuneConfig, load_config
 from autotune.contest import hold_contest
 from autotune.contest_session import ContestSetting
-from autotune.crew import Idle
 from autotune.database import writable_results_dir
 from autotune.devices import on_each
 from autotune.errors import ConfigError, WorkerError, unknown_name
 from autotune.graphs import build_graph
+from autotune.idle_process import Idle
 from autotune.passes import DIRECTIONS_OF
 from autotune.runs import runs_of
 from autotune.worker import Worker

@@ -20,8 +20,9 @@ from typing import Any
 import torch
 from e3nn import o3
 
+from autotune.tensors import relayout
 from autotune.tuned_module import TunedModule
-from autotune.workload import LAYOUTS, relayout
+from autotune.workload import LAYOUTS
 from kernelgen.errors import InputError, ProblemError, ScheduleError
 from kernelgen.problem.tensor_product import TensorProductProblem
 

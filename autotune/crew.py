@@ -7,42 +7,11 @@ are measured again in a process that took no part in their search.
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
-
-from autotune.jobs import TrialSetting, free_memory
+from autotune.idle_process import Idle
+from autotune.jobs import TrialSetting
 from autotune.kinds import Problem
 from autotune.worker import Worker
 from autotune.workload import Workload
-
-
-@dataclass(frozen=True)
-class Idle:
-    """A process at rest: modules are imported and e3nn's product is built on the host; nothing is on the device.
-
-    first: a workload to be ready for: those of ``peers`` are built for it too, and run ``passes``, on a small graph.
-    """
-
-    problem: Problem
-    device: str
-    first: Workload | None = None
-    peers: tuple[str, ...] = ()
-    passes: tuple[str, ...] = ()
-
-    def open(self) -> Callable[[Any], Any]:
-        from autotune import contest_session, measure  # noqa: F401
-        from autotune.verify import build_ahead
-
-        build_ahead(self.problem)
-        if self.first is not None:
-            from autotune.ahead import build_peers
-
-            build_peers(self.first, self.device, self.peers, self.passes)
-        free_memory(self.device)
-        gc.freeze()  # what stays need not be looked through again whenever memory is given back
-        return lambda job: None
 
 
 class Pair:

@@ -13,7 +13,8 @@ from collections.abc import Callable, Mapping
 import torch
 from e3nn import o3
 
-from autotune.workload import Tensors, Workload
+from autotune.tensors import Tensors
+from autotune.workload import Workload
 
 # Operands by slot; tangents are of their operand's representation.
 SLOTS = ("x", "y", "g")

@@ -16,12 +16,13 @@ from torch import Tensor
 from autotune.autograd_passes import Call
 from autotune.harmonics_kind import HarmonicsKind
 from autotune.product_kind import ProductKind
+from autotune.tensors import Tensors, make_tensors
 from autotune.vectors_kind import VectorsKind
 from autotune.vectors_lookup import build_vectors
 from autotune.verify import Reference
 from autotune.verify_harmonics import HarmonicsReference, make_vectors
 from autotune.verify_vectors import VectorsReference, make_vector_tensors
-from autotune.workload import Tensors, Workload, make_tensors
+from autotune.workload import Workload
 from kernelgen.device import device_facts
 from kernelgen.ops.harmonics_operator import build_harmonics
 from kernelgen.ops.operator import build

@@ -19,7 +19,8 @@ import torch
 from e3nn import o3
 
 from autotune.kinds import Problem
-from autotune.workload import Tensors, Workload, relayout
+from autotune.tensors import Tensors, relayout
+from autotune.workload import Workload
 from kernelgen.errors import InputError
 from kernelgen.problem.tensor_product import TensorProductProblem
 from kernelgen.terms.directions import DIRECTIONS, Direction

@@ -11,8 +11,9 @@ from typing import Any
 import torch
 from e3nn import o3
 
+from autotune.tensors import Tensors
 from autotune.verify import CHUNK_ELEMENTS, Reference
-from autotune.workload import DTYPES, Tensors, Workload
+from autotune.workload import DTYPES, Workload
 from kernelgen.problem.spherical_harmonics import HarmonicsProblem
 from kernelgen.terms.directions import HARMONICS_DIRECTIONS, HarmonicsDirection
 

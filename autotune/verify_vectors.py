@@ -7,9 +7,10 @@ from collections.abc import Callable
 
 import torch
 
+from autotune.tensors import Tensors, make_tensors
 from autotune.verify import Reference, e3nn_product
 from autotune.verify_harmonics import e3nn_harmonics
-from autotune.workload import Tensors, Workload, make_tensors
+from autotune.workload import Workload
 from kernelgen.problem.edge_vectors import VectorProblem
 
 

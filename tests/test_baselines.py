@@ -15,7 +15,8 @@ from autotune.baselines.peer import Adapter, CheckedPasses, Peer, Product, Task
 from autotune.config_tables import load_graphs
 from autotune.contest_session import ContestSession, ContestSetting
 from autotune.errors import PeerError
-from autotune.workload import Workload, make_tensors
+from autotune.tensors import make_tensors
+from autotune.workload import Workload
 from kernelgen.problem.tensor_product import TensorProductProblem
 from kernelgen.runtime.arguments import Graph
 from kernelgen.runtime.calls import DirectCalls

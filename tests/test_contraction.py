@@ -55,7 +55,7 @@ def test_all_derivatives_are_e3nns(normalization: dict[str, str]) -> None:
 
 
 def test_it_is_the_other_layout_too() -> None:
-    from autotune.workload import to_ir_mul
+    from autotune.tensors import to_ir_mul
 
     theirs, ours = both("ir_mul")
     x, y = torch.randn(3, 5, theirs.irreps_in1.dim).double(), torch.randn(1, 5, theirs.irreps_in2.dim).double()

@@ -11,7 +11,8 @@ from autotune.ahead import build_peers
 from autotune.baselines.peer import CheckedPasses
 from autotune.config_tables import load_graphs
 from autotune.contest_session import ContestSetting, PeerNames, PrepareOurs, PreparePeer
-from autotune.crew import Crew, Idle
+from autotune.crew import Crew
+from autotune.idle_process import Idle
 from autotune.jobs import TrialJob, TrialSetting
 from autotune.verify import e3nn_product
 from autotune.worker import Worker

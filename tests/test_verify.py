@@ -10,8 +10,9 @@ import torch
 
 from autotune.autograd_passes import AutogradPasses
 from autotune.config_tables import load_graphs
+from autotune.tensors import Tensors, make_tensors, relayout, to_ir_mul, to_mul_ir
 from autotune.verify import TOLERANCE, Reference, choose_nodes
-from autotune.workload import Tensors, Workload, make_tensors, relayout, to_ir_mul, to_mul_ir
+from autotune.workload import Workload
 from kernelgen.errors import InputError
 from kernelgen.problem.tensor_product import TensorProductProblem
 from kernelgen.terms.directions import DIRECTIONS, double_backward

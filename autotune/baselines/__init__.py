@@ -14,8 +14,9 @@ import torch
 from autotune.autograd_passes import AutogradPasses
 from autotune.baselines import cuequivariance_peer, e3nn_peer, harmonics_peers, openequivariance_peer, vector_peers
 from autotune.baselines.peer import PEER_TOLERANCE, Adapter, CheckedPasses, Peer, Product, Task
+from autotune.tensors import Tensors
 from autotune.verify import Reference
-from autotune.workload import Tensors, Workload
+from autotune.workload import Workload
 
 ADAPTERS: tuple[Adapter, ...] = (
     *(*e3nn_peer.ADAPTERS, *cuequivariance_peer.ADAPTERS, *openequivariance_peer.ADAPTERS),

@@ -18,8 +18,9 @@ from autotune import processes
 from autotune.autograd_passes import Call
 from autotune.baselines.peer import Adapter, Product, Task
 from autotune.errors import PeerError
+from autotune.tensors import relayout
 from autotune.verify import e3nn_product
-from autotune.workload import DTYPES, relayout
+from autotune.workload import DTYPES
 from kernelgen.problem.tensor_product import TensorProductProblem
 
 # torch.compile of one product takes from seconds to minutes; beyond this it is given up.

@@ -19,8 +19,9 @@ from autotune.autograd_passes import AutogradPasses, Call
 from autotune.errors import PeerError
 from autotune.product_kind import ProductKind
 from autotune.runs import runs_of
+from autotune.tensors import Tensors, relayout
 from autotune.verify import Reference
-from autotune.workload import Tensors, Workload, relayout
+from autotune.workload import Workload
 from kernelgen.problem.edge_vectors import VectorProblem
 from kernelgen.terms.directions import DIRECTIONS
 
