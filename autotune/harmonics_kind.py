@@ -1,4 +1,4 @@
-"""Spherical harmonics as the tuner chooses their kernels: the second :class:`autotune.kinds.KernelKind`.
+"""Spherical harmonics as the tuner chooses their kernels: the second kind.
 
 Vectors are operand ``x``, their tangents ``tx``, harmonics (and their cotangents) ``g``. Directions have the names of a
 product's, and rows are the same in both layouts.

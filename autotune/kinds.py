@@ -1,8 +1,7 @@
 """What choosing and storing schedules needs to know of a kind of kernel: products, harmonics, or both in one.
 
-:func:`autotune.kind_registry.kernel_kind` gives the :class:`KernelKind` of an operation (``conv``, ``plain``,
-``harmonics``, ``vectors``). How its kernels are run is said in :mod:`autotune.runs`, its search space is made in
-:mod:`autotune.spaces`: a model's import loads neither.
+An operation (``conv``, ``plain``, ``harmonics``, ``vectors``) has one :class:`KernelKind`, which knows neither how its
+kernels run (:mod:`autotune.runs`) nor how they are searched (:mod:`autotune.spaces`). A model's import loads neither.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Tensor products as the tuner chooses their kernels: the first :class:`autotune.kinds.KernelKind`."""
+"""Tensor products as the tuner chooses their kernels: the first kind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Convolutions of harmonics of edge vectors as the tuner chooses them: the third :class:`autotune.kinds.KernelKind`.
+"""Convolutions of harmonics of edge vectors as the tuner chooses their kernels: the third kind.
 
 Vectors are operand ``y``. What is decided, by direction, is whether harmonics are formed inside the product's kernel or
 apart; the kernels themselves run the schedules that are known for product and harmonics.

@@ -43,7 +43,7 @@ def make_vectors(workload: Workload, device: torch.device | str, seed: int = 0) 
 
 
 class HarmonicsReference(Reference):
-    """Exact values for one workload's vectors: see :class:`autotune.verify.Reference`, whose ``check`` it has."""
+    """Exact values for one workload's vectors."""
 
     def __init__(
         self,

@@ -29,7 +29,7 @@ def make_vector_tensors(workload: Workload, device: torch.device | str, seed: in
 
 
 class VectorsReference(Reference):
-    """Exact values for one workload: see :class:`autotune.verify.Reference`; ``y`` are vectors."""
+    """Exact values for one workload, where ``y`` are vectors."""
 
     @property
     def dim_y(self) -> int:
