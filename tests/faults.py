@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from autotune.jobs import TrialJob, TrialSession, TrialSetting, free_memory
-from autotune.measure import Timing, timing_of
+from autotune.measure.timing import Timing, timing_of
+from autotune.measure.trial import TrialJob, TrialSession, TrialSetting, free_memory
 from kernelgen.emit.source import Source
 from kernelgen.runtime import kernel as launch
 

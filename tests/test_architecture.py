@@ -111,7 +111,7 @@ def loaded_after(code: str) -> set[str]:
 
 def test_a_models_import_and_the_progress_lines_load_no_searching_or_plotting_package() -> None:
     loaded = loaded_after(
-        "import kernelgen, autotune, autotune.report.words\nfrom autotune import *\n"
+        "import kernelgen, autotune, autotune.text\nfrom autotune import *\n"
         "from autotune import TensorProduct, TensorProductConv\n"
         "TensorProductConv('4x0e+4x1o', '0e+1o', filter_irreps_out='0e+1o').tuning"
     )

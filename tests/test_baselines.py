@@ -9,14 +9,18 @@ from typing import Any
 import pytest
 import torch
 
-from autotune import baselines, passes
-from autotune.baselines import cuequivariance_peer, e3nn_peer, openequivariance_peer, peers_for, usable_peers
-from autotune.baselines.peer import Adapter, CheckedPasses, Peer, Product, Task
-from autotune.config_tables import load_graphs
-from autotune.contest_session import ContestSession, ContestSetting
+from autotune.compare import peers as baselines
+from autotune.compare.comparison_worker import ContestSession, ContestSetting
+from autotune.compare.peers import cuequivariance as cuequivariance_peer
+from autotune.compare.peers import e3nn as e3nn_peer
+from autotune.compare.peers import openequivariance as openequivariance_peer
+from autotune.compare.peers import peers_for, usable_peers
+from autotune.compare.peers.peer import Adapter, CheckedPasses, Peer, Product, Task
 from autotune.errors import PeerError
-from autotune.tensors import make_tensors
-from autotune.workload import Workload
+from autotune.workload import passes
+from autotune.workload.config_tables import load_graphs
+from autotune.workload.tensors import make_tensors
+from autotune.workload.workload import Workload
 from kernelgen.problem.tensor_product import TensorProductProblem
 from kernelgen.runtime.arguments import Graph
 from kernelgen.runtime.calls import DirectCalls

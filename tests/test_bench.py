@@ -12,14 +12,15 @@ import pytest
 from database_samples import HOST
 from rich.console import Console
 
-from autotune import ahead, baselines, bench, bench_plans, bench_rows
-from autotune.ahead import kind_of, known_failures
-from autotune.baselines.e3nn_peer import OUT_OF_TIME
-from autotune.bench_plans import Plan, plans_of
-from autotune.bench_rows import identity_of, store_rows, stored_rows
-from autotune.bench_text import geometric_mean, ratio, summary_lines
-from autotune.config import load_config
-from autotune.contest import (
+from autotune.bench import plans as bench_plans
+from autotune.bench import rows as bench_rows
+from autotune.bench import run as bench
+from autotune.bench.plans import Plan, plans_of
+from autotune.bench.rows import identity_of, store_rows, stored_rows
+from autotune.bench.text import geometric_mean, ratio, summary_lines
+from autotune.compare import peers as baselines
+from autotune.compare import precompile
+from autotune.compare.comparison import (
     FIRST_ROUND,
     HOST_ROWS,
     HOST_ROWS_OF_SLOW,
@@ -29,11 +30,14 @@ from autotune.contest import (
     _further,
     hold_contest,
 )
-from autotune.contest_session import Answer, ContestSetting
+from autotune.compare.comparison_worker import Answer, ContestSetting
+from autotune.compare.peers.e3nn import OUT_OF_TIME
+from autotune.compare.precompile import kind_of, known_failures
 from autotune.errors import ConfigError, WorkerError
-from autotune.passes import DIRECTIONS_OF, PASSES
-from autotune.runs import runs_of
-from autotune.workload import Workload
+from autotune.measure.runs import runs_of
+from autotune.workload.config import load_config
+from autotune.workload.passes import DIRECTIONS_OF, PASSES
+from autotune.workload.workload import Workload
 from kernelgen.compile.compiler import compile_source
 from kernelgen.device import device_facts
 from kernelgen.emit.kernel_source import emit
@@ -198,7 +202,7 @@ def test_kernels_compiled_ahead_are_found(tmp_path: Path, monkeypatch: pytest.Mo
         ["forward", "source_backward", "backward"],
     ]
     said: list[str] = []
-    assert ahead.compile_ahead([*specs[0], *specs[1], *specs[0]], [], "cpu", said.append) == {}
+    assert precompile.compile_ahead([*specs[0], *specs[1], *specs[0]], [], "cpu", said.append) == {}
     assert said and said[0].startswith(f"compiling {len(set(specs[0] + specs[1]))} kernels and 0 products")
 
     def refused(*_: Any) -> Any:
@@ -214,13 +218,13 @@ def test_a_product_that_does_not_compile_gives_the_reason(tmp_path: Path, monkey
         raise RuntimeError("no such thing")
 
     adapters = [
-        dataclasses.replace(adapter, build=broken) if adapter.name == ahead.COMPILED_PEER else adapter
+        dataclasses.replace(adapter, build=broken) if adapter.name == precompile.COMPILED_PEER else adapter
         for adapter in baselines.ADAPTERS
     ]
     monkeypatch.setattr(baselines, "ADAPTERS", adapters)
     workload = load_config(config(tmp_path), "cpu").workloads[0]
-    assert ahead._compile_peer(workload, "cpu") == "RuntimeError: no such thing"
-    assert ahead.build_peers(workload, "cpu", ("e3nn",)) == {}
+    assert precompile._compile_peer(workload, "cpu") == "RuntimeError: no such thing"
+    assert precompile.build_peers(workload, "cpu", ("e3nn",)) == {}
 
 
 def test_a_product_that_ran_out_of_time_is_not_compiled_again(tmp_path: Path) -> None:

@@ -7,16 +7,16 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from autotune.ahead import build_peers
-from autotune.baselines.peer import CheckedPasses
-from autotune.config_tables import load_graphs
-from autotune.contest_session import ContestSetting, PeerNames, PrepareOurs, PreparePeer
-from autotune.crew import Crew
-from autotune.idle_process import Idle
-from autotune.jobs import TrialJob, TrialSetting
-from autotune.verify import e3nn_product
-from autotune.worker import Worker
-from autotune.workload import Workload
+from autotune.compare.comparison_worker import ContestSetting, PeerNames, PrepareOurs, PreparePeer
+from autotune.compare.idle_process import Idle
+from autotune.compare.peers.peer import CheckedPasses
+from autotune.compare.precompile import build_peers
+from autotune.measure.reference.tensor_product import e3nn_product
+from autotune.measure.trial import TrialJob, TrialSetting
+from autotune.measure.worker import Worker
+from autotune.tune.worker_pairs import Crew
+from autotune.workload.config_tables import load_graphs
+from autotune.workload.workload import Workload
 from kernelgen.problem.tensor_product import TensorProductProblem
 from kernelgen.schedule.tensor_product import HostSchedule
 

@@ -9,11 +9,11 @@ import pytest
 import torch
 from e3nn import o3
 
-from autotune.config_tables import load_graphs
-from autotune.equivariance import equivariance_error, random_rotation, turned
-from autotune.runs import order_of, runs_of
-from autotune.tensors import to_ir_mul
-from autotune.workload import Workload
+from autotune.measure.equivariance import equivariance_error, random_rotation, turned
+from autotune.measure.runs import order_of, runs_of
+from autotune.workload.config_tables import load_graphs
+from autotune.workload.tensors import to_ir_mul
+from autotune.workload.workload import Workload
 from kernelgen.problem.edge_vectors import VectorProblem
 from kernelgen.problem.spherical_harmonics import HarmonicsProblem
 from kernelgen.problem.tensor_product import TensorProductProblem

@@ -20,20 +20,21 @@ import pytest
 import torch
 from tiny_config import CONFIG
 
-from autotune import records
-from autotune.config import load_config
-from autotune.config_tables import load_graphs
-from autotune.contest import hold_contest, interleaved
-from autotune.contest_session import ContestSession, ContestSetting
-from autotune.database import Database
+from autotune.compare.comparison import hold_contest, interleaved
+from autotune.compare.comparison_worker import ContestSession, ContestSetting
+from autotune.database import trial_records
+from autotune.database.store import Database
 from autotune.errors import PeerError
-from autotune.jobs import Outcome
-from autotune.neighbours import starting_points
-from autotune.settings import PATIENCE, resolve
-from autotune.spaces import search_space
-from autotune.tune import Clock, open_study, tune
-from autotune.worker import Worker
-from autotune.workload import Workload
+from autotune.measure.trial import Outcome
+from autotune.measure.worker import Worker
+from autotune.search.spaces import search_space
+from autotune.search.starting_points import starting_points
+from autotune.tune.budget import Clock
+from autotune.tune.run import open_study, tune
+from autotune.tune.settings import PATIENCE, resolve
+from autotune.workload.config import load_config
+from autotune.workload.config_tables import load_graphs
+from autotune.workload.workload import Workload
 from kernelgen.device import device_facts
 from kernelgen.problem.tensor_product import TensorProductProblem
 from kernelgen.schedule.tensor_product import HostSchedule, schedule_from_dict
@@ -42,7 +43,7 @@ from kernelgen.schedule.tensor_product import HostSchedule, schedule_from_dict
 TRIALS = 200
 SCRIPT = """
 import sys
-from autotune.tune import tune
+from autotune.tune.run import tune
 
 if __name__ == "__main__":
     tune(sys.argv[1], device="cpu", results_dir=sys.argv[2], with_peers=False)
@@ -71,7 +72,7 @@ class Runs:
         return subprocess.Popen(command, env=environment, start_new_session=True, stderr=subprocess.PIPE, text=True)
 
     def records(self) -> list[dict[str, Any]]:
-        return [line for path in self.results.glob("trials/*/*.jsonl") for line in records.read(path)]
+        return [line for path in self.results.glob("trials/*/*.jsonl") for line in trial_records.read(path)]
 
     def stop_when(self, ready: Callable[[], bool], number: signal.Signals) -> tuple[int, str]:
         """Send a signal once ``ready``; the exit code and what was printed."""

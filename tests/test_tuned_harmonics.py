@@ -10,25 +10,27 @@ import pytest
 import torch
 from database_samples import HOST, entry, store
 
-from autotune import SphericalHarmonics, accelerate, database, harmonics, spherical_harmonics
-from autotune.bench import bench
-from autotune.config import load_config
-from autotune.config_tables import load_harmonics, load_problems
-from autotune.database import Database, database_path
-from autotune.entry import Entry
+from autotune import SphericalHarmonics, accelerate, spherical_harmonics
+from autotune.bench.run import bench
+from autotune.cli.show import show
+from autotune.database import store as database
+from autotune.database.entry import Entry
+from autotune.database.lookup import find_schedule
+from autotune.database.store import Database, database_path
 from autotune.errors import ConfigError, DatabaseError, TuningMissError
-from autotune.graphs import EdgesAlone, GraphClass, GraphSpec, build_graph
-from autotune.jobs import TrialJob, TrialSetting
-from autotune.lookup import find_schedule
-from autotune.record import record
+from autotune.measure.runs import HarmonicsRuns, runs_of
+from autotune.measure.trial import TrialJob, TrialSetting
+from autotune.modules import spherical_harmonics as harmonics
+from autotune.replay.record import record
 from autotune.report import summary_table, write_reports
-from autotune.runs import HarmonicsRuns, runs_of
-from autotune.show import show
-from autotune.spaces import space_of
-from autotune.study import study_name
-from autotune.trials import compile_ahead
-from autotune.tune import tune
-from autotune.workload import Workload
+from autotune.search.spaces import space_of
+from autotune.search.study import study_name
+from autotune.search.trial_steps import compile_ahead
+from autotune.tune.run import tune
+from autotune.workload.config import load_config
+from autotune.workload.config_tables import load_harmonics, load_problems
+from autotune.workload.graphs import EdgesAlone, GraphClass, GraphSpec, build_graph
+from autotune.workload.workload import Workload
 from kernelgen.device import cuda_facts, device_facts
 from kernelgen.errors import ProblemError
 from kernelgen.problem.spherical_harmonics import HarmonicsProblem

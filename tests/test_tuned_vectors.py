@@ -10,20 +10,21 @@ import pytest
 import torch
 from database_samples import entry, store
 
-from autotune import SphericalHarmonics, SphericalHarmonicsConv, database
-from autotune.baselines import peers_for
-from autotune.config import load_config
-from autotune.config_tables import load_vectors
+from autotune import SphericalHarmonics, SphericalHarmonicsConv
+from autotune.cli.show import show
+from autotune.compare.peers import peers_for
+from autotune.database import store as database
+from autotune.database.edge_vectors import directions_inside
+from autotune.database.lookup import find_schedule
 from autotune.errors import ConfigError, TuningMissError
-from autotune.graphs import GraphClass, GraphSpec, Points
-from autotune.jobs import TrialJob, TrialSetting
-from autotune.lookup import find_schedule
-from autotune.runs import runs_of
-from autotune.show import show
-from autotune.spaces import space_of
-from autotune.vectors_kind import VectorsKind, product_schedule
-from autotune.vectors_lookup import directions_inside
-from autotune.workload import Workload
+from autotune.measure.runs import runs_of
+from autotune.measure.trial import TrialJob, TrialSetting
+from autotune.search.spaces import space_of
+from autotune.workload.config import load_config
+from autotune.workload.config_tables import load_vectors
+from autotune.workload.graphs import GraphClass, GraphSpec, Points
+from autotune.workload.kinds.edge_vectors import VectorsKind, product_schedule
+from autotune.workload.workload import Workload
 from kernelgen.device import cuda_facts, device_facts
 from kernelgen.errors import ProblemError
 from kernelgen.ops.edge_vectors import FUSED

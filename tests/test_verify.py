@@ -8,11 +8,11 @@ import math
 import pytest
 import torch
 
-from autotune.autograd_passes import AutogradPasses
-from autotune.config_tables import load_graphs
-from autotune.tensors import Tensors, make_tensors, relayout, to_ir_mul, to_mul_ir
-from autotune.verify import TOLERANCE, Reference, choose_nodes
-from autotune.workload import Workload
+from autotune.measure.autograd_passes import AutogradPasses
+from autotune.measure.reference.tensor_product import TOLERANCE, Reference, choose_nodes
+from autotune.workload.config_tables import load_graphs
+from autotune.workload.tensors import Tensors, make_tensors, relayout, to_ir_mul, to_mul_ir
+from autotune.workload.workload import Workload
 from kernelgen.errors import InputError
 from kernelgen.problem.tensor_product import TensorProductProblem
 from kernelgen.terms.directions import DIRECTIONS, double_backward
