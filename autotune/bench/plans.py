@@ -1,4 +1,4 @@
-"""What a comparison measures, and the rows it makes of that: a config enters as :class:`Plan`, a contest's results
+"""What a comparison measures, and the rows it makes of that: a config enters as :class:`Plan`, a comparison's results
 leave as rows (plain data, one a workload and pass).
 """
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.bench.rows import DEFAULT, OURS, Row
-from autotune.compare.comparison import ContestResult
+from autotune.compare.comparison import ComparisonResult
 from autotune.database.lookup import find_schedule
 from autotune.database.provenance import hash_of_text, now_text, source_text
 from autotune.database.store import Database, database_path
@@ -89,10 +89,10 @@ def plan_of(workload: Workload, passes: tuple[str, ...] | None, facts: DeviceFac
     return Plan(workload, passes, {OURS: tuned, DEFAULT: default}, origins)
 
 
-def row_of(plan: Plan, which: str, contest: ContestResult, software: dict[str, str], facts: DeviceFacts) -> Row:
+def row_of(plan: Plan, which: str, comparison: ComparisonResult, software: dict[str, str], facts: DeviceFacts) -> Row:
     workload, graph = plan.workload, build_graph(plan.workload.graph)
     kernels, moved = plan.kernels_in(which), moved_bytes(workload, which)
-    results = {name: row[which] for name, row in contest.results.items() if which in row}
+    results = {name: row[which] for name, row in comparison.results.items() if which in row}
 
     def of_pass(by_contender: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
         picked = {
@@ -112,17 +112,17 @@ def row_of(plan: Plan, which: str, contest: ContestResult, software: dict[str, s
         "deterministic": workload.deterministic,
         "pass": which,
         "bytes": moved,
-        "floor_us": moved / contest.copy_bandwidth * 1e6,
-        "copy_us": contest.copies.get(which),
+        "floor_us": moved / comparison.copy_bandwidth * 1e6,
+        "copy_us": comparison.copies.get(which),
         "times": {name: result.to_dict() for name, result in results.items()},
         "memory": _known(results, lambda result: result.memory_bytes),
         "host_us": _known(results, lambda result: result.host_us),
         "schedules": plan.schedules_in(which),
         "sources": sources_of(plan, which, facts),
         "origins": {kernel: plan.origins[kernel] for kernel in kernels},
-        "resources": of_pass(contest.resources),
-        "errors": of_pass(contest.errors),
-        "certificates": of_pass(contest.certificates),
+        "resources": of_pass(comparison.resources),
+        "errors": of_pass(comparison.errors),
+        "certificates": of_pass(comparison.certificates),
         "date": now_text(),
         "software": software,
         "generator": GENERATOR_VERSION,

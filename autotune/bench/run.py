@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING, Any
 from autotune.bench.plans import Plan, plans_of, row_of, sources_of
 from autotune.bench.rows import DEFAULT, OURS, Row, identity_of, store_rows, stored_rows
 from autotune.bench.text import summary_lines, table_lines
-from autotune.compare.comparison import hold_contest
-from autotune.compare.comparison_worker import ContestSetting
-from autotune.compare.idle_process import Idle
+from autotune.compare.comparison import run_comparison
+from autotune.compare.comparison_worker import ComparisonSetting
+from autotune.compare.idle_process import IdleProcess
 from autotune.compare.precompile import COMPILED_PEER, Kind, compile_ahead, kind_of, known_failures
 from autotune.database.provenance import now_text, software_versions
 from autotune.database.store import writable_results_dir
@@ -183,13 +183,13 @@ class _Run:
                 yield waiting[0]
                 waiting.popleft()[0].close()
 
-    def _idle(self, plan: Plan, failures: Mapping[Kind, str]) -> Idle:
+    def _idle(self, plan: Plan, failures: Mapping[Kind, str]) -> IdleProcess:
         """Of a kind's process, which on a GPU is set up for its first workload beside the comparisons before."""
         first = plan.workload
         if self.facts.backend != "cuda" or first.operation == "harmonics":
-            return Idle(first.problem, self.device)
+            return IdleProcess(first.problem, self.device)
         lost = {COMPILED_PEER} if kind_of(first) in failures else set()
-        return Idle(first.problem, self.device, first, tuple(sorted(self._peers_of(first) - lost)), plan.passes)
+        return IdleProcess(first.problem, self.device, first, tuple(sorted(self._peers_of(first) - lost)), plan.passes)
 
     def _takes_compiled(self, workload: Workload) -> bool:
         """Whether compiling its e3nn product takes a while; harmonics take no time worth a process."""
@@ -200,7 +200,7 @@ class _Run:
         """New rows of one workload, stored; none if the comparison itself cannot run."""
         reason = failures.get(kind_of(plan.workload))
         try:
-            contest = hold_contest(
+            comparison = run_comparison(
                 self._setting(plan),
                 plan.passes,
                 plan.schedules,
@@ -214,7 +214,7 @@ class _Run:
             worker.close()
             self.say(f"{_name(plan.workload)}: not compared, {error}")
             return []
-        rows = [row_of(plan, which, contest, software, self.facts) for which in plan.passes]
+        rows = [row_of(plan, which, comparison, software, self.facts) for which in plan.passes]
         store_rows(self.folder, self.facts, rows)
         return rows
 
@@ -222,8 +222,8 @@ class _Run:
         if self.console.is_terminal or self.verbose:
             self.say(f"  {now_text()[11:19]} {plan.workload.label}: {text}")
 
-    def _setting(self, plan: Plan) -> ContestSetting:
-        return ContestSetting(plan.workload, self.device, self.peers)
+    def _setting(self, plan: Plan) -> ComparisonSetting:
+        return ComparisonSetting(plan.workload, self.device, self.peers)
 
     def _compile_ahead(self, todo: Sequence[Plan], failures: Mapping[Kind, str]) -> dict[Kind, str]:
         """The reasons of e3nn products that torch.compile does not manage; ``failures``: those known before."""

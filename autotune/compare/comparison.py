@@ -3,7 +3,7 @@
 A workload, named schedule sets of ours and the passes to time enter; a :class:`Result` for every contender and pass
 leaves. Every contender is checked against float64 e3nn before its numbers count, warmed up, and sampled round-robin,
 so that drift of clocks and neighbours' load meet all alike. A contender that fails is an error, not a number; one
-that takes the process down is named as such, and the contest is held again without it.
+that takes the process down is named as such, and the comparison is repeated without it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from autotune.compare.comparison_worker import (
     Answer,
-    ContestSetting,
+    ComparisonSetting,
     CopyBandwidth,
     CopyTime,
     HostRow,
@@ -72,7 +72,7 @@ class Result:
 
 
 @dataclass(frozen=True)
-class ContestResult:
+class ComparisonResult:
     """results: contender -> pass -> result. errors, resources and certificates (ours only): by contender, direction.
 
     copies: time of a copy that moves the compulsory bytes of a pass, in microseconds, where that was asked for.
@@ -86,8 +86,8 @@ class ContestResult:
     copies: dict[str, float] = field(default_factory=dict)
 
 
-def hold_contest(
-    setting: ContestSetting,
+def run_comparison(
+    setting: ComparisonSetting,
     passes: tuple[str, ...],
     ours: Mapping[str, Schedules],
     *,
@@ -96,26 +96,26 @@ def hold_contest(
     worker: Worker | None = None,
     known_failures: Mapping[str, str] = MappingProxyType({}),
     copies: bool = False,
-) -> ContestResult:
+) -> ComparisonResult:
     """Compare in ``passes``. A schedule set of ours takes part in the passes whose directions it names.
 
     seconds_each: about how long every contender is sampled in every pass. worker: whose process is to be used, for
-    contests in a row that share what was built; by default one of this contest's own. known_failures: contenders not
-    to be tried, with the reason. copies: whether to time copies of as many bytes.
+    comparisons in a row that share what was built; by default one of this comparison's own. known_failures: contenders
+    not to be tried, with the reason. copies: whether to time copies of as many bytes.
     """
     if worker is None:
         options: dict[str, Any] = {"seconds_each": seconds_each, "on_step": on_step, "copies": copies}
         with Worker(setting) as own:
-            return hold_contest(setting, passes, ours, worker=own, known_failures=known_failures, **options)
-    contest = _Contest(worker, setting, passes, ours, seconds_each, on_step, copies)
-    contest.fallen |= {(name, ""): reason for name, reason in known_failures.items()}
+            return run_comparison(setting, passes, ours, worker=own, known_failures=known_failures, **options)
+    comparison = _Comparison(worker, setting, passes, ours, seconds_each, on_step, copies)
+    comparison.fallen |= {(name, ""): reason for name, reason in known_failures.items()}
     while True:
         worker.reopen(setting)
         try:
-            return contest.hold()
+            return comparison.hold()
         except _Fallen as end:
             worker.close()
-            contest.fallen[end.name, end.which] = end.reason
+            comparison.fallen[end.name, end.which] = end.reason
 
 
 class _Fallen(Exception):
@@ -127,9 +127,9 @@ class _Fallen(Exception):
 
 
 @dataclass
-class _Contest:
+class _Comparison:
     worker: Worker
-    setting: ContestSetting
+    setting: ComparisonSetting
     passes: tuple[str, ...]
     ours: Mapping[str, Schedules]
     seconds_each: float
@@ -141,7 +141,7 @@ class _Contest:
     copies: dict[str, float] = field(default_factory=dict)
     errors: dict[str, dict[str, dict[str, float]]] = field(default_factory=dict)
 
-    def hold(self) -> ContestResult:
+    def hold(self) -> ComparisonResult:
         jobs: list[PrepareOurs | PreparePeer] = [PrepareOurs(name, sets) for name, sets in self.ours.items()]
         jobs += [PreparePeer(name) for name in self.worker.call(PeerNames(), PREPARE_LIMIT_S)]
         prepared = {job.name: self._call(job.name, "", job, PREPARE_LIMIT_S) for job in jobs}
@@ -154,7 +154,7 @@ class _Contest:
                 self.worker.call(Release(), SAMPLE_LIMIT_S)
                 if self.times_copies:
                     self._time_copy(which)
-        return ContestResult(
+        return ComparisonResult(
             {
                 name: {which: self.compared[which][name] for which in self.passes if name in self.compared[which]}
                 for name in prepared

@@ -1,4 +1,4 @@
-"""The worker's side of a contest: contenders on shared tensors, prepared, warmed up and sampled by small jobs.
+"""The worker's side of a comparison: contenders on shared tensors, prepared, warmed up and sampled by small jobs.
 
 Jobs (picklable, one contender each, so that whatever goes wrong has a name) enter, :class:`Answer` leaves.
 """
@@ -28,7 +28,7 @@ WARM_UP_LIMIT_S = 1.5
 
 
 @dataclass(frozen=True)
-class ContestSetting:
+class ComparisonSetting:
     """Opened in the worker: tensors and reference that all contenders share. ``peers``: by name, None for all."""
 
     workload: Workload
@@ -37,7 +37,7 @@ class ContestSetting:
 
     def open(self) -> Callable[[Any], Any]:
         free_memory(self.device)
-        session = ContestSession(self)
+        session = ComparisonSession(self)
         return lambda job: job(session)
 
 
@@ -47,7 +47,7 @@ class Answer:
 
     seconds: of one warm call. sample_us: of one cold call. memory_bytes: that one call takes at its peak (GPU only).
     host_us: until a call returns (GPU and small graphs only). certificates: of ours, by direction, see
-    :meth:`ContestSession.certify`. device_lost: nothing more can run in that process.
+    :meth:`ComparisonSession.certify`. device_lost: nothing more can run in that process.
     """
 
     seconds: float = 0.0
@@ -68,7 +68,7 @@ class PrepareOurs:
     name: str
     schedules: Schedules
 
-    def __call__(self, session: ContestSession) -> Answer:
+    def __call__(self, session: ComparisonSession) -> Answer:
         return session.attempt(self.name, lambda: session.prepare_ours(self.name, self.schedules))
 
 
@@ -78,7 +78,7 @@ class PreparePeer:
 
     name: str
 
-    def __call__(self, session: ContestSession) -> Answer:
+    def __call__(self, session: ComparisonSession) -> Answer:
         return session.attempt(self.name, lambda: session.prepare_peer(self.name))
 
 
@@ -89,7 +89,7 @@ class WarmUp:
     name: str
     which: str
 
-    def __call__(self, session: ContestSession) -> Answer:
+    def __call__(self, session: ComparisonSession) -> Answer:
         return session.attempt(self.name, lambda: session.warm_up(self.name, self.which))
 
 
@@ -97,7 +97,7 @@ class WarmUp:
 class Sample:
     name: str
 
-    def __call__(self, session: ContestSession) -> Answer:
+    def __call__(self, session: ComparisonSession) -> Answer:
         return session.attempt(self.name, lambda: Answer(sample_us=session.samplers[self.name].take(1)[0]))
 
 
@@ -108,7 +108,7 @@ class HostRow:
     name: str
     seconds: float
 
-    def __call__(self, session: ContestSession) -> Answer:
+    def __call__(self, session: ComparisonSession) -> Answer:
         return session.attempt(self.name, lambda: Answer(host_us=session.samplers[self.name].host_row_us(self.seconds)))
 
 
@@ -116,7 +116,7 @@ class HostRow:
 class PeerNames:
     """Of those that take part."""
 
-    def __call__(self, session: ContestSession) -> list[str]:
+    def __call__(self, session: ComparisonSession) -> list[str]:
         return list(session.peers)
 
 
@@ -126,7 +126,7 @@ class Release:
 
     name: str | None = None
 
-    def __call__(self, session: ContestSession) -> None:
+    def __call__(self, session: ComparisonSession) -> None:
         session.release(self.name)
 
 
@@ -136,7 +136,7 @@ class CopyTime:
 
     moved: int
 
-    def __call__(self, session: ContestSession) -> float | None:
+    def __call__(self, session: ComparisonSession) -> float | None:
         from autotune.measure.timing import copy_us
         from autotune.measure.trial import is_out_of_memory
 
@@ -150,16 +150,16 @@ class CopyTime:
 
 @dataclass(frozen=True)
 class CopyBandwidth:
-    def __call__(self, session: ContestSession) -> float:
+    def __call__(self, session: ComparisonSession) -> float:
         from autotune.measure.timing import copy_bandwidth
 
         return copy_bandwidth(session.device)
 
 
-class ContestSession:
+class ComparisonSession:
     """What the worker holds: tensors, reference, prepared contenders, and a sampler for each in the present pass."""
 
-    def __init__(self, setting: ContestSetting) -> None:
+    def __init__(self, setting: ComparisonSetting) -> None:
         self.workload, self.device = setting.workload, setting.device
         self.runs = runs_of(self.workload.operation)
         self.tensors = self.runs.tensors(self.workload, self.device)

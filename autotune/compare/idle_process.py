@@ -13,7 +13,7 @@ from autotune.workload.workload import Workload
 
 
 @dataclass(frozen=True)
-class Idle:
+class IdleProcess:
     """A process at rest: modules are imported and e3nn's product is built on the host; nothing is on the device.
 
     first: a workload to be ready for: those of ``peers`` are built for it too, and run ``passes``, on a small graph.

@@ -5,7 +5,7 @@ Optuna storage. The records are the truth: a trial is finished when its line is 
 memory, from the records, because a database on a disk takes longer over one trial (15 commits, 270 ms measured) than
 the device does; the storage is brought up to date when a study is closed. Optuna is asked and told, never in charge.
 
-Several tuners may work on one study: each claims a schedule on a :class:`autotune.search.sharing.claims.Board` before
+Several tuners may work on one study: each claims a schedule on a :class:`autotune.search.sharing.claims.Claims` before
 it is measured, and learns there what the others have finished.
 """
 
@@ -28,7 +28,7 @@ from autotune.measure.trial import Outcome
 from autotune.search.ranking import Findings
 from autotune.search.samplers import KEY, RUNS, add_missing, known_trial, make_sampler, open_optuna, optuna_name
 from autotune.search.sharing.claims import COMPARISON, COPY, Sharing
-from autotune.search.sharing.optuna_storage import open_board
+from autotune.search.sharing.optuna_storage import open_claims
 from autotune.search.space import Space
 from autotune.search.starting_points import untried_forms
 from autotune.workload.workload import Workload
@@ -90,9 +90,9 @@ class Study(Findings):
         super().__init__(space)
         self._quarantine = quarantine
         self.name, self._path, self.generator, self.sampler = name, path, generator, sampler
-        self._board = open_board(path, sharing, storage, self._optuna_name(), space)
+        self._claims = open_claims(path, sharing, storage, self._optuna_name(), space)
         try:
-            old = self._board.news()
+            old = self._claims.news()
             if sharing != "alone":
                 # Tuners that think alike get in each other's way.
                 seed += random.SystemRandom().randrange(2**16)
@@ -107,24 +107,24 @@ class Study(Findings):
             self._study = open_optuna(None, name, make_sampler(sampler, seed + len(old)))
             self._learn(old)
             for key, line in self.finished.items():
-                self._board.contribute(key, self.schedule_of(line), line)
+                self._claims.contribute(key, self.schedule_of(line), line)
             self._copy = storage if sharing != "storage" else None
             if storage is not None and sharing == "alone":
                 open_optuna(storage, self._optuna_name())  # one that cannot be used is an error now, not at the end
         except BaseException:
-            self._board.close()
+            self._claims.close()
             raise
 
     def close(self) -> None:
         """Bring the storage up to date, if nobody is left who would, and let the file go."""
         try:
-            if self._copy and not self.others_at_work() and self._board.claim(COPY):
+            if self._copy and not self.others_at_work() and self._claims.claim(COPY):
                 trials = [self._as_trial(line) for line in self.finished.values()]
                 add_missing(self._copy, self._optuna_name(), [trial for trial in trials if trial is not None])
         except StudyError as error:
             warnings.warn(f"{error}; the trials are in {self._path}, and the next run copies them", stacklevel=2)
         finally:
-            self._board.close()
+            self._claims.close()
 
     def __enter__(self) -> Study:
         return self
@@ -140,16 +140,16 @@ class Study(Findings):
         return self._path
 
     def others_at_work(self, wait: bool = False, comparing: bool = False) -> bool:
-        """Is another tuner measuring for this study, or comparing its winners? The arguments are ``Board``'s."""
-        return self._board.others_at_work(wait, comparing)
+        """Is another tuner measuring for this study, or comparing its winners? The arguments are ``Claims``'s."""
+        return self._claims.others_at_work(wait, comparing)
 
     def claim_comparison(self) -> bool:
         """Whether this tuner is the one that compares and publishes the winners; until :meth:`close`."""
-        return self._board.claim(COMPARISON)
+        return self._claims.claim(COMPARISON)
 
     def refresh(self) -> None:
         """Take in what other tuners have finished."""
-        self._learn(self._board.news())
+        self._learn(self._claims.news())
 
     def propose(self) -> Proposal | None:
         """The next schedule that is legal, untried and not under way elsewhere, or None when there is no such."""
@@ -175,7 +175,7 @@ class Study(Findings):
         """Write the record, then tell the sampler; one that is killed in between learns of it at the next start."""
         line = {
             "study": self.name,
-            "number": 0,  # the board's to say
+            "number": 0,  # given when it is stored
             "time": datetime.now(UTC).isoformat(timespec="seconds"),
             "state": outcome.state,
             "reason": outcome.reason,
@@ -192,7 +192,7 @@ class Study(Findings):
             "measure_s": outcome.measure_s,
             "generator": self.generator,
         }
-        line = self._board.finish(proposal.schedule.key, line)
+        line = self._claims.finish(proposal.schedule.key, line)
         self.finished[proposal.schedule.key] = line
         if self._quarantine and line["state"] in FAULTS:
             note_fault(self._quarantine, self.space.spec, proposal.schedule, line)
@@ -205,7 +205,7 @@ class Study(Findings):
         from optuna.trial import TrialState
 
         self._tried.discard(proposal.schedule.key)
-        self._board.let_go(proposal.schedule.key)
+        self._claims.let_go(proposal.schedule.key)
         if proposal.trial is not None:
             self._study.tell(proposal.trial, state=TrialState.FAIL)
 
@@ -222,14 +222,14 @@ class Study(Findings):
 
     def _claim(self, schedule: Knobs) -> bool:
         """For this tuner; what another has is kept in mind, lest that one dies of it."""
-        if not self._board.claim(schedule.key, schedule):
+        if not self._claims.claim(schedule.key, schedule):
             if schedule not in self._first:
                 self._first.append(schedule)
             return False
         # It may have been finished, and so become free, since this tuner last looked.
         self.refresh()
         if schedule.key in self._tried:
-            self._board.let_go(schedule.key)
+            self._claims.let_go(schedule.key)
             return False
         self._tried.add(schedule.key)
         return True

@@ -10,7 +10,7 @@ COMPARISON_SHARE = 0.3
 
 
 @dataclass
-class Clock:
+class TimeBudget:
     """``comparison_s``: how long the last comparison took."""
 
     budget_s: float | None

@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from autotune.compare.comparison import ContestResult, Result, hold_contest
-from autotune.compare.comparison_worker import ContestSetting
+from autotune.compare.comparison import ComparisonResult, Result, run_comparison
+from autotune.compare.comparison_worker import ComparisonSetting
 from autotune.database.entry import Entry
 from autotune.database.provenance import driver_version, hash_of_text, now_text, software_versions, source_text
 from autotune.database.store import Database
@@ -46,23 +46,23 @@ def publish(
 ) -> list[Entry]:
     """Compare the best of ``studies`` (by direction) with the default and the peers; store and return the entries.
 
-    worker: as for ``hold_contest``, one that took no part in the search; by default one of this comparison's own. A
+    worker: as for ``run_comparison``, one that took no part in the search; by default one of this comparison's own. A
     direction in which nothing passed has no entry. Raises WorkerError if the comparison itself cannot run.
     """
     ours = contenders({direction: study for direction, study in studies.items() if study.ranking})
     passes = tuple(ours["default"])
     if not passes:
         return []
-    setting = ContestSetting(workload, device, None if with_peers else ())
-    contest = hold_contest(setting, passes, ours, seconds_each=seconds_each, on_step=on_step, worker=worker)
+    setting = ComparisonSetting(workload, device, None if with_peers else ())
+    comparison = run_comparison(setting, passes, ours, seconds_each=seconds_each, on_step=on_step, worker=worker)
     entries, facts = [], device_facts(device)
     software = software_versions(facts)
     environment = hash_of_text(json.dumps([software, driver_version(facts)], sort_keys=True))
     for direction in passes:
         trials = trials_record(studies[direction], results_dir, seed)
-        entry = entry_of(workload, direction, facts, ours, contest, trials, software, environment)
+        entry = entry_of(workload, direction, facts, ours, comparison, trials, software, environment)
         if entry is None:
-            on_step(f"{workload.label} {direction}: not published, {contest.results['default'][direction].error}")
+            on_step(f"{workload.label} {direction}: not published, {comparison.results['default'][direction].error}")
             continue
         database.put(entry)
         entries.append(entry)
@@ -86,7 +86,7 @@ def entry_of(
     direction: str,
     facts: DeviceFacts,
     ours: Mapping[str, Mapping[str, Knobs]],
-    contest: ContestResult,
+    comparison: ComparisonResult,
     trials: Mapping[str, Any],
     software: Mapping[str, str],
     environment: str,
@@ -95,7 +95,7 @@ def entry_of(
 
     environment: hash of all versions that a figure depends on, ``software`` and the driver.
     """
-    results = {name: row[direction] for name, row in contest.results.items() if direction in row}
+    results = {name: row[direction] for name, row in comparison.results.items() if direction in row}
     times = {name: r.timing.median_us for name, r in results.items() if name in ours and r.timing is not None}
     if "default" not in times:
         return None
@@ -115,19 +115,19 @@ def entry_of(
         **_times(results[winner]),  # type: ignore[arg-type]
         default={"schedule": ours["default"][direction].to_dict(), **_times(results["default"])},
         peers={name: result.summary() for name, result in results.items() if name not in ours},
-        errors=contest.errors[winner][direction],
+        errors=comparison.errors[winner][direction],
         tolerance=TOLERANCE[workload.dtype],
         bytes=moved,
-        copy_bandwidth=contest.copy_bandwidth,
-        floor_us=moved / contest.copy_bandwidth * 1e6,
-        resources=contest.resources[winner][direction],
+        copy_bandwidth=comparison.copy_bandwidth,
+        floor_us=moved / comparison.copy_bandwidth * 1e6,
+        resources=comparison.resources[winner][direction],
         generator=GENERATOR_VERSION,
         software=software,
         date=now_text(),
         trials=trials,
         deterministic=workload.deterministic,
         gain=gain,
-        certificate=contest.certificates[winner][direction] | {"environment": environment},
+        certificate=comparison.certificates[winner][direction] | {"environment": environment},
         source=hash_of_text(
             source_text(
                 *(workload.problem, workload.operation, direction, workload.dtype, workload.layout),

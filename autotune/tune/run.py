@@ -35,11 +35,11 @@ from autotune.search.starting_points import KIN, KIN_STARTS, known_entries, star
 from autotune.search.study import Study, study_name
 from autotune.search.trial_steps import SAMPLING_S, CompilersAhead, Measurer, compile_ahead
 from autotune.text import time_text
-from autotune.tune.budget import Clock
+from autotune.tune.budget import TimeBudget
 from autotune.tune.progress import Progress
 from autotune.tune.publish import publish
 from autotune.tune.settings import Settings, resolve
-from autotune.tune.worker_pairs import Crew
+from autotune.tune.worker_pairs import WorkerPairs
 from autotune.workload.config import TuneConfig
 from autotune.workload.kinds.base import Problem
 from autotune.workload.workload import Workload
@@ -83,14 +83,14 @@ def tune(
     path = database_path(settings.results_dir, settings.facts.slug)
     record = device_record(settings.facts, driver_version(settings.facts))
     entries: list[Entry] = []
-    with Progress(console, tuner) as progress, Crew(settings.device) as crew:
-        clock = Clock(settings.budget_s, len(workloads))
+    with Progress(console, tuner) as progress, WorkerPairs(settings.device) as pairs:
+        time_budget = TimeBudget(settings.budget_s, len(workloads))
         problems = list(dict.fromkeys(workload.problem for workload in workloads))
         nearest = {problem: tuple(problems[number : number + 2]) for number, problem in enumerate(problems)}
-        jobs = deque(_Job(each, settings, crew, nearest[each.problem], progress) for each in workloads)
+        jobs = deque(_Job(each, settings, pairs, nearest[each.problem], progress) for each in workloads)
         while jobs:
             job = jobs.popleft()
-            published, interrupted = job.run(path, record, clock)
+            published, interrupted = job.run(path, record, time_budget)
             entries += published
             if job.left and not job.looks_again:
                 job.looks_again = True
@@ -108,22 +108,22 @@ class _Job:
         self,
         workload: Workload,
         settings: Settings,
-        crew: Crew,
+        pairs: WorkerPairs,
         problems: tuple[Problem, ...],
         progress: Progress,
     ) -> None:
         trials = settings.workload_trials.get(workload, settings.trials)
         self.workload, self.settings = workload, replace(settings, trials=trials)
-        self.crew, self.problems, self.progress = crew, problems, progress
+        self.pairs, self.problems, self.progress = pairs, problems, progress
         self.studies: dict[str, Study] = {}
         # Whether others were to publish; whether this is the second look, which searches no more.
         self.left, self.looks_again = False, False
 
-    def run(self, path: Path, record: Mapping[str, Any], clock: Clock) -> tuple[list[Entry], bool]:
+    def run(self, path: Path, record: Mapping[str, Any], time_budget: TimeBudget) -> tuple[list[Entry], bool]:
         """Entries, and whether the user wants to end. ``path``, ``record``: the database and its device."""
         workload, progress, begin = self.workload, self.progress, time.monotonic()
         with ExitStack() as stack:
-            interrupted = self._search_directions(None if self.looks_again else clock.end_of_searches(), stack)
+            interrupted = self._search_directions(None if self.looks_again else time_budget.end_of_searches(), stack)
             searched = time.monotonic()
             self.left = not self._is_last(wait=not interrupted)
             if self.left:
@@ -140,7 +140,7 @@ class _Job:
                 progress.note(f"{workload.label}: the comparison was interrupted, so nothing is published")
                 return [], True
             compared = time.monotonic()
-        clock.comparison_s = compared - searched
+        time_budget.comparison_s = compared - searched
         for entry in entries:
             gain = entry.default["time_us"] / entry.time_us
             progress.note(
@@ -166,7 +166,7 @@ class _Job:
         return last
 
     def _publish(self, database: Database) -> list[Entry]:
-        pair, settings = self.crew.of(self.workload.problem), self.settings
+        pair, settings = self.pairs.of(self.workload.problem), self.settings
         # The searching process gives its memory back, and its device is quiet while others are measured.
         pair.rest()
         entries = publish(
@@ -189,7 +189,7 @@ class _Job:
         workload, pair, worker = self.workload, None, None
         compilers = stack.enter_context(CompilersAhead())
         try:
-            pair = self.crew.of(workload.problem)
+            pair = self.pairs.of(workload.problem)
             for index, direction in enumerate(workload.directions):
                 left, cuda = len(workload.directions) - index, self.settings.facts.backend == "cuda"
                 deadline = _share_until(end, left)
@@ -200,7 +200,7 @@ class _Job:
                 if worker is None:
                     # Its imports and references take some ten seconds, in which the first kernels are compiled here.
                     worker = pair.search(workload)
-                    self.crew.launch(*self.problems)
+                    self.pairs.launch(*self.problems)
                     if cuda:
                         compilers.compile(*_first_schedules(workload, direction, self.settings))
                         worker.settle()

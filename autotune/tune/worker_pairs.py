@@ -1,24 +1,24 @@
 """The worker processes of a run of the tuner: for each problem one that searches and another that compares.
 
-Problems enter, in the order in which they are tuned; :class:`Pair` leaves. Workloads of one problem share its pair,
-which is opened for each of them anew: imports, e3nn's product and the code that torch compiles for it stay. Winners
-are measured again in a process that took no part in their search.
+Problems enter, in the order in which they are tuned; :class:`WorkerPair` leaves. Workloads of one problem share its
+pair, which is opened for each of them anew: imports, e3nn's product and the code that torch compiles for it stay.
+Winners are measured again in a process that took no part in their search.
 """
 
 from __future__ import annotations
 
-from autotune.compare.idle_process import Idle
+from autotune.compare.idle_process import IdleProcess
 from autotune.measure.trial import TrialSetting
 from autotune.measure.worker import Worker
 from autotune.workload.kinds.base import Problem
 from autotune.workload.workload import Workload
 
 
-class Pair:
+class WorkerPair:
     """Of one problem. Neither process is started before it is needed, or :meth:`launch` says so."""
 
     def __init__(self, problem: Problem, device: str) -> None:
-        self.problem, self._idle = problem, Idle(problem, device)
+        self.problem, self._idle = problem, IdleProcess(problem, device)
         self.searching, self.comparing = Worker(self._idle), Worker(self._idle)
 
     def launch(self) -> None:
@@ -43,23 +43,23 @@ class Pair:
         self.comparing.close()
 
 
-class Crew:
+class WorkerPairs:
     """The pair at work, and the next problem's, whose imports go on beside it."""
 
     def __init__(self, device: str) -> None:
         self.device = device
         # Where the clock is the host's own, imports beside a measurement would disturb it.
         self.ahead = device.startswith("cuda")
-        self._pairs: dict[Problem, Pair] = {}
+        self._pairs: dict[Problem, WorkerPair] = {}
 
-    def __enter__(self) -> Crew:
+    def __enter__(self) -> WorkerPairs:
         return self
 
     def __exit__(self, *_: object) -> None:
         for pair in self._pairs.values():
             pair.close()
 
-    def of(self, problem: Problem) -> Pair:
+    def of(self, problem: Problem) -> WorkerPair:
         """The problem's pair; those of problems before it end."""
         for other in [known for known in self._pairs if known != problem]:
             self._pairs.pop(other).close()
@@ -71,5 +71,5 @@ class Crew:
             for problem in problems:
                 self._pair(problem).launch()
 
-    def _pair(self, problem: Problem) -> Pair:
-        return self._pairs.setdefault(problem, Pair(problem, self.device))
+    def _pair(self, problem: Problem) -> WorkerPair:
+        return self._pairs.setdefault(problem, WorkerPair(problem, self.device))

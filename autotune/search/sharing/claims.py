@@ -1,7 +1,7 @@
 """Where the tuners of one study meet: what each is measuring, so that no other does, and what all have finished.
 
-Claims of schedules and finished records enter; the records of others leave. :class:`Folder` joins the tuners of one
-results folder by its trial file and by locks that die with their process. A tuner that works alone takes the same
+Claims of schedules and finished records enter; the records of others leave. :class:`FolderClaims` joins the tuners of
+one results folder by its trial file and by locks that die with their process. A tuner that works alone takes the same
 steps and keeps everybody else out: they cost it microseconds. ``autotune.search.sharing.optuna_storage`` joins several
 hosts.
 """
@@ -26,7 +26,7 @@ COMPARISON, COPY = "comparison", "copy"
 PART, WRITING, COPYING, CLAIMS = range(4)
 
 
-class Board:
+class Claims:
     """Of a rehearsal: nobody else is there, and nothing is kept."""
 
     # Records so far, those of other generator versions included.
@@ -63,7 +63,7 @@ class Board:
         """Leave; claims end."""
 
 
-class Folder(Board):
+class FolderClaims(Claims):
     """Of the tuners that share a results folder, or of one that works there ``alone``: see the module."""
 
     def __init__(self, path: Path, alone: bool) -> None:

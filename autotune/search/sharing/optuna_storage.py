@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from autotune.database import trial_records
 from autotune.errors import StudyError
 from autotune.search.samplers import KEY, RECORD, distributions
-from autotune.search.sharing.claims import COMPARISON, Board, Folder, Sharing
+from autotune.search.sharing.claims import COMPARISON, Claims, FolderClaims, Sharing
 from autotune.search.sharing.storage_access import WAIT_S, Access
 from autotune.search.space import Space
 from kernelgen.schedule.knobs import Knobs
@@ -38,10 +38,12 @@ POLL_S = 0.5
 TUNER = "tuner"
 
 
-class Shared(Board):
+class Shared(Claims):
     """One tuner's place in a study of a storage; ``folder`` is where its results folder keeps the trials."""
 
-    def __init__(self, folder: Folder, storage: str | optuna.storages.BaseStorage, name: str, space: Space) -> None:
+    def __init__(
+        self, folder: FolderClaims, storage: str | optuna.storages.BaseStorage, name: str, space: Space
+    ) -> None:
         import optuna
 
         self._folder, self._space, self._tuner = folder, space, uuid.uuid4().hex
@@ -218,17 +220,17 @@ class Shared(Board):
             self._server.record_heartbeat(trial)
 
 
-def open_board(
+def open_claims(
     path: Path | None,
     sharing: Sharing,
     storage: str | optuna.storages.BaseStorage | None,
     name: str,
     space: Space,
-) -> Board:
+) -> Claims:
     """Of the study with this trial file, and this name in a storage; without a file, a rehearsal's."""
     if path is None:
-        return Board()
-    folder = Folder(path, alone=sharing == "alone")
+        return Claims()
+    folder = FolderClaims(path, alone=sharing == "alone")
     if sharing != "storage":
         return folder
     if storage is None:
