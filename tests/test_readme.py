@@ -21,11 +21,11 @@ from e3nn import o3
 from test_architecture import ORDERS
 from typer.testing import CliRunner
 
-from autotune import database
-from autotune.bench_rows import OURS
-from autotune.bench_text import fastest_peer, geometric_mean, ratio, row_name
-from autotune.cli import app
-from autotune.entry import Entry
+from autotune.bench.rows import OURS
+from autotune.bench.text import fastest_peer, geometric_mean, ratio, row_name
+from autotune.cli.commands import app
+from autotune.database import store as database
+from autotune.database.entry import Entry
 from kernelgen.device import device_facts
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from database_samples import PROBLEM, entry, store
 
-from autotune import show
-from autotune.config_tables import find_problem
-from autotune.database import DatabaseWarning, database_path
+from autotune.cli import show
+from autotune.database.store import DatabaseWarning, database_path
 from autotune.errors import ConfigError
+from autotune.workload.config_tables import find_problem
 from kernelgen.device import device_facts
 from kernelgen.errors import ProblemError
 from kernelgen.schedule.tensor_product import HostSchedule
