@@ -10,14 +10,15 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from autotune.database import Database, Entry
-    from autotune.drop_in import Acceleration, accelerate, restore
-    from autotune.graphs import GraphClass
-    from autotune.harmonics import SphericalHarmonics, spherical_harmonics
-    from autotune.lookup import Tuning, find_schedule
-    from autotune.modules import TensorProduct, TensorProductConv
-    from autotune.products import ElementwiseTensorProduct, FullTensorProduct, FullyConnectedTensorProduct
-    from autotune.vector_conv import SphericalHarmonicsConv
+    from autotune.database.entry import Entry
+    from autotune.database.lookup import Tuning, find_schedule
+    from autotune.database.store import Database
+    from autotune.modules.e3nn_products import ElementwiseTensorProduct, FullTensorProduct, FullyConnectedTensorProduct
+    from autotune.modules.e3nn_replacement import Acceleration, accelerate, restore
+    from autotune.modules.spherical_harmonics import SphericalHarmonics, spherical_harmonics
+    from autotune.modules.spherical_harmonics_conv import SphericalHarmonicsConv
+    from autotune.modules.tensor_product import TensorProduct, TensorProductConv
+    from autotune.workload.graphs import GraphClass
 
 __all__ = [
     "Acceleration",
@@ -39,22 +40,22 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Acceleration": "autotune.drop_in",
-    "Database": "autotune.database",
-    "ElementwiseTensorProduct": "autotune.products",
-    "Entry": "autotune.database",
-    "FullTensorProduct": "autotune.products",
-    "FullyConnectedTensorProduct": "autotune.products",
-    "GraphClass": "autotune.graphs",
-    "SphericalHarmonics": "autotune.harmonics",
-    "SphericalHarmonicsConv": "autotune.vector_conv",
-    "TensorProduct": "autotune.modules",
-    "TensorProductConv": "autotune.modules",
-    "Tuning": "autotune.lookup",
-    "accelerate": "autotune.drop_in",
-    "find_schedule": "autotune.lookup",
-    "restore": "autotune.drop_in",
-    "spherical_harmonics": "autotune.harmonics",
+    "Acceleration": "autotune.modules.e3nn_replacement",
+    "Database": "autotune.database.store",
+    "ElementwiseTensorProduct": "autotune.modules.e3nn_products",
+    "Entry": "autotune.database.store",
+    "FullTensorProduct": "autotune.modules.e3nn_products",
+    "FullyConnectedTensorProduct": "autotune.modules.e3nn_products",
+    "GraphClass": "autotune.workload.graphs",
+    "SphericalHarmonics": "autotune.modules.spherical_harmonics",
+    "SphericalHarmonicsConv": "autotune.modules.spherical_harmonics_conv",
+    "TensorProduct": "autotune.modules.tensor_product",
+    "TensorProductConv": "autotune.modules.tensor_product",
+    "Tuning": "autotune.database.lookup",
+    "accelerate": "autotune.modules.e3nn_replacement",
+    "find_schedule": "autotune.database.lookup",
+    "restore": "autotune.modules.e3nn_replacement",
+    "spherical_harmonics": "autotune.modules.spherical_harmonics",
 }
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from autotune.database import Database, database_path, device_record
-from autotune.entry import Entry
+from autotune.database.entry import Entry
+from autotune.database.store import Database, database_path, device_record
 from kernelgen.device import DeviceFacts, cuda_facts
 from kernelgen.problem.tensor_product import TensorProductProblem
 from kernelgen.schedule.tensor_product import HostSchedule, Schedule

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from autotune.jobs import TrialJob, TrialSession, TrialSetting, free_memory
-from autotune.measure import Timing, timing_of
+from autotune.measure.timing import Timing, timing_of
+from autotune.measure.trial import TrialJob, TrialSession, TrialSetting, free_memory
 from kernelgen.emit.source import Source
 from kernelgen.runtime import kernel as launch
 
@@ -91,7 +91,7 @@ class FaultySetting(TrialSetting):
             return right_load(kernel)
 
         def timing(session: TrialSession, operator: Any, job: TrialJob) -> Timing:
-            session.family.run(operator, job.direction, session.tensors, session.order)()
+            session.runs.run(operator, job.direction, session.tensors, session.order)()
             return timing_of([cost_us(job.schedule)] * 10)
 
         launch.emit, launch.Kernel._load = emit, load  # type: ignore[method-assign]

@@ -21,7 +21,7 @@ from typing import Any
 
 import pair_problems
 
-from autotune.certificate import hash_of_text
+from autotune.database.provenance import hash_of_text
 from kernelgen import GENERATOR_VERSION, CudaSchedule, HarmonicsProblem, HostSchedule, Spec, TensorProductProblem
 from kernelgen.device import DeviceFacts, cuda_facts
 from kernelgen.emit.kernel_source import emit

@@ -18,13 +18,14 @@ import time
 from pathlib import Path
 from typing import Any
 
-import autotune.crew
-import autotune.tune
-from autotune import records, shared_storage
-from autotune.jobs import Outcome
-from autotune.settings import SECONDS_EACH
-from autotune.study import Proposal, Study
-from autotune.trials import SAMPLING_S, Measurer
+import autotune.tune.run
+import autotune.tune.worker_pairs
+from autotune.database import trial_records
+from autotune.measure.trial import Outcome
+from autotune.search.sharing import optuna_storage
+from autotune.search.study import Proposal, Study
+from autotune.search.trial_steps import SAMPLING_S, Measurer
+from autotune.tune.settings import SECONDS_EACH
 
 TUNERS = 8
 # A tuner is killed whenever so many records were added since the last one was, or so many seconds are over: in the end
@@ -84,7 +85,7 @@ def tune(config: str, results: Path, storage: str | None, journal: Path) -> None
 
     def finishing(study: Study, proposal: Proposal, outcome: Outcome) -> dict[str, Any]:
         line = finish(study, proposal, outcome)
-        if line in records.read(study.path):
+        if line in trial_records.read(study.path):
             note(journal, "end", os.getpid(), study.name, proposal.schedule.key.replace(" ", ""))
         return line
 
@@ -96,18 +97,18 @@ def tune(config: str, results: Path, storage: str | None, journal: Path) -> None
     Study.finish, Measurer.__call__ = finishing, measuring  # type: ignore[method-assign]
     # Real measurements, but short: their figures do not matter here.
     SAMPLING_S["cpu"] = SECONDS_EACH["cpu"] = 0.1
-    autotune.crew.Worker = WorkerInside  # type: ignore[attr-defined,assignment]
-    autotune.tune.tune(config, "cpu", storage=storage, results_dir=results, with_peers=False, tuners=TUNERS)
+    autotune.tune.worker_pairs.Worker = WorkerInside  # type: ignore[attr-defined,assignment]
+    autotune.tune.run.tune(config, "cpu", storage=storage, results_dir=results, with_peers=False, tuners=TUNERS)
 
 
 def finished(results: Path) -> int:
-    return sum(len(records.read(path)) for path in results.glob("trials/*/*.jsonl"))
+    return sum(len(trial_records.read(path)) for path in results.glob("trials/*/*.jsonl"))
 
 
 def main(config: str, folder: str, storage: str, kills: str) -> None:
     results, journal = Path(folder), Path(folder).with_name("journal")
     # Tuners that died are found out while the others are still at it.
-    shared_storage.HEARTBEAT_S, shared_storage.GRACE_S = 1, 8
+    optuna_storage.HEARTBEAT_S, optuna_storage.GRACE_S = 1, 8
     given = (config, results, storage or None, journal)
     tuners = [start_tuner(*given) for _ in range(TUNERS)]
     left, killed_at, failed, last = int(kills), 0, 0, time.monotonic()

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from autotune import records
-from autotune.jobs import Outcome
-from autotune.search import Compiled, search
-from autotune.space import Space
-from autotune.study import Study
+from autotune.database import trial_records
+from autotune.measure.trial import Outcome
+from autotune.search.loop import Compiled, search
+from autotune.search.space import Space
+from autotune.search.study import Study
 from kernelgen.device import DeviceFacts
 from kernelgen.problem.tensor_product import TensorProductProblem
 from kernelgen.schedule.tensor_product import HostSchedule, Schedule
@@ -49,7 +49,7 @@ def run(study: Study, measure: Callable[[Schedule], Outcome] = lambda s: ok(cost
 
 
 def keys(path: Path) -> list[str]:
-    return [json.dumps(line["schedule"], sort_keys=True) for line in records.read(path)]
+    return [json.dumps(line["schedule"], sort_keys=True) for line in trial_records.read(path)]
 
 
 def assert_no_repeats(path: Path) -> None:

@@ -17,15 +17,17 @@ from report_samples import measured_row, write_results, write_suite
 from study_cases import CPU, make_study, run
 from study_cases import PROBLEM as STUDIED
 
-from autotune import cli, database, quarantine, records
-from autotune.care import merge_file, stale_entries
-from autotune.database import DatabaseWarning, load_table, read_table
+from autotune.cli import commands
+from autotune.database import quarantine, trial_records
+from autotune.database import store as database
+from autotune.database.lookup import find_schedule
+from autotune.database.maintenance import merge_file, stale_entries
+from autotune.database.quarantine import quarantine_path
+from autotune.database.store import DatabaseWarning, load_table, read_table
 from autotune.errors import ConfigError
-from autotune.graphs import GraphClass
-from autotune.lookup import find_schedule
-from autotune.quarantine import quarantine_path
 from autotune.report import write_comparison, write_reports
-from autotune.spaces import search_space
+from autotune.search.spaces import search_space
+from autotune.workload.graphs import GraphClass
 from kernelgen.compile import cache
 from kernelgen.json_data import MOST_DEPTH, parse_json
 from kernelgen.version import GENERATOR_VERSION
@@ -167,7 +169,7 @@ def test_the_report_shows_what_it_can(tmp_path: Path) -> None:
 def test_a_deep_database_is_one_line_from_the_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "some.json").write_text(DEEP)
     with pytest.raises(SystemExit) as ended:
-        cli.main(["report", "--results", str(tmp_path)])
+        commands.main(["report", "--results", str(tmp_path)])
     printed = capsys.readouterr().err
     assert ended.value.code == 2 and printed.count("\n") == 1 and "deep" in printed
 
@@ -196,14 +198,14 @@ def test_a_kernel_whose_description_is_nested_is_compiled_again(
 
 @pytest.fixture
 def trials(tmp_path: Path) -> Iterator[Path]:
-    yield records.study_path(tmp_path, "device", "study")
+    yield trial_records.study_path(tmp_path, "device", "study")
 
 
 def test_a_study_goes_on_beside_bad_records(trials: Path) -> None:
     space = search_space(STUDIED, "conv", "forward", "float32", CPU)
     with make_study(space, trials) as study:
         run(study, trials=3)
-    good = records.read(trials)
+    good = trial_records.read(trials)
     spoils = ({"time_us": "soon"}, {"time_us": None}, {"state": ["ok"]}, {"resources": 3}, {"schedule": [1]})
     lines = [DEEP, *(json.dumps(good[0] | {"generator": "other"} | spoil) for spoil in spoils)]
     lines += [json.dumps(good[0] | spoil) for spoil in spoils]
@@ -229,17 +231,19 @@ def test_a_disk_that_takes_a_part_of_a_record_is_an_error_that_names_the_file(
             Nearly.room -= len(taken)
             return super().write(taken)
 
-    monkeypatch.setattr(records, "open", lambda path, mode, **_: Nearly(path, mode.replace("b", "")), raising=False)
-    records.append(trials, {"number": 0})
-    assert records.read_from(trials, 0)[0] == [{"number": 0}]
+    monkeypatch.setattr(
+        trial_records, "open", lambda path, mode, **_: Nearly(path, mode.replace("b", "")), raising=False
+    )
+    trial_records.append(trials, {"number": 0})
+    assert trial_records.read_from(trials, 0)[0] == [{"number": 0}]
     Nearly.room = 4
     with pytest.raises(OSError, match="No space left") as caught:
-        records.append(trials, {"number": 1})
+        trial_records.append(trials, {"number": 1})
     assert caught.value.filename == str(trials)
     Nearly.room = 10**6
-    records.append(trials, {"number": 2})
+    trial_records.append(trials, {"number": 2})
     with pytest.warns(UserWarning, match="1 of 3 lines"):
-        assert records.read(trials) == [{"number": 0}, {"number": 2}], "the half line is closed, and skipped"
+        assert trial_records.read(trials) == [{"number": 0}, {"number": 2}], "the half line is closed, and skipped"
 
 
 def test_a_full_disk_neither_ends_a_study_nor_makes_its_storage_a_corrupt_one(
@@ -261,7 +265,7 @@ def test_a_full_disk_neither_ends_a_study_nor_makes_its_storage_a_corrupt_one(
 
         monkeypatch.setattr("optuna.create_study", create_study)
     monkeypatch.undo()
-    assert len(records.read(trials)) == 3 and not list(tmp_path.glob("*.corrupt*"))
+    assert len(trial_records.read(trials)) == 3 and not list(tmp_path.glob("*.corrupt*"))
     with make_study(space, trials, f"sqlite:///{file}"):
         pass
     import optuna
@@ -288,7 +292,7 @@ def test_what_others_put_into_a_shared_storage_is_no_record_unless_it_is_a_trial
     from optuna.trial import TrialState, create_trial
 
     space, url = search_space(STUDIED, "conv", "forward", "float32", CPU), f"sqlite:///{tmp_path / 'shared.db'}"
-    here = records.study_path(tmp_path / "here", "device", "study")
+    here = trial_records.study_path(tmp_path / "here", "device", "study")
     with make_study(space, here, url, sharing="storage") as study:
         run(study, trials=2)
     (summary,) = optuna.get_all_study_summaries(url)
@@ -296,7 +300,7 @@ def test_what_others_put_into_a_shared_storage_is_no_record_unless_it_is_a_trial
     attributes = {"schedule": "x", "record": hostile}
     shared.add_trial(create_trial(state=TrialState.COMPLETE, value=1.0, user_attrs=attributes))
     shared.add_trial(create_trial(state=TrialState.RUNNING, user_attrs={"tuner": "somebody"}))
-    there = records.study_path(tmp_path / "there", "device", "study")
+    there = trial_records.study_path(tmp_path / "there", "device", "study")
     with make_study(space, there, url, sharing="storage") as study:
         assert len(study.finished) == 2 and study.others_at_work()
-    assert len(records.read(there)) == 2
+    assert len(trial_records.read(there)) == 2

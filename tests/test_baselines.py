@@ -9,13 +9,18 @@ from typing import Any
 import pytest
 import torch
 
-from autotune import baselines, passes
-from autotune.baselines import cuequivariance_peer, e3nn_peer, openequivariance_peer, peers_for, usable_peers
-from autotune.baselines.peer import Adapter, CheckedPasses, Peer, Product, Task
-from autotune.config_tables import load_graphs
-from autotune.contest_session import ContestSession, ContestSetting
+from autotune.compare import peers as baselines
+from autotune.compare.comparison_worker import ComparisonSession, ComparisonSetting
+from autotune.compare.peers import cuequivariance as cuequivariance_peer
+from autotune.compare.peers import e3nn as e3nn_peer
+from autotune.compare.peers import openequivariance as openequivariance_peer
+from autotune.compare.peers import peers_for, usable_peers
+from autotune.compare.peers.peer import Adapter, CheckedPasses, Peer, Product, Task
 from autotune.errors import PeerError
-from autotune.workload import Workload, make_tensors
+from autotune.workload import passes
+from autotune.workload.config_tables import load_graphs
+from autotune.workload.tensors import make_tensors
+from autotune.workload.workload import Workload
 from kernelgen.problem.tensor_product import TensorProductProblem
 from kernelgen.runtime.arguments import Graph
 from kernelgen.runtime.calls import DirectCalls
@@ -63,7 +68,7 @@ def test_peer_agrees_in_every_pass(name: str, problem: str, operation: str) -> N
 @pytest.mark.parametrize("which", [name for name in passes.PASSES if name != "double_backward"])
 def test_a_pass_of_ours_runs_the_kernels_of_its_directions(which: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a small graph too, where gradients of leaves come in one launch, asked for or not."""
-    session = ContestSession(ContestSetting(workload("equal"), "cpu", peers=()))
+    session = ComparisonSession(ComparisonSetting(workload("equal"), "cpu", peers=()))
     session.prepare_ours("ours", {direction: HostSchedule() for direction in passes.DIRECTIONS_OF[which]})
     call = getattr(session.contenders["ours"], which.replace("+", "_"))
     call()  # its checks may run other directions

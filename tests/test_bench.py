@@ -12,28 +12,32 @@ import pytest
 from database_samples import HOST
 from rich.console import Console
 
-from autotune import ahead, baselines, bench, bench_plans, bench_rows
-from autotune.ahead import kind_of, known_failures
-from autotune.baselines.e3nn_peer import OUT_OF_TIME
-from autotune.bench_plans import Plan, plans_of
-from autotune.bench_rows import identity_of, store_rows, stored_rows
-from autotune.bench_text import geometric_mean, markdown_text, ratio, summary_lines
-from autotune.config import load_config
-from autotune.contest import (
+from autotune.bench import plans as bench_plans
+from autotune.bench import rows as bench_rows
+from autotune.bench import run as bench
+from autotune.bench.plans import Plan, plans_of
+from autotune.bench.rows import identity_of, store_rows, stored_rows
+from autotune.bench.text import geometric_mean, markdown_text, ratio, summary_lines
+from autotune.compare import peers as baselines
+from autotune.compare import precompile
+from autotune.compare.comparison import (
     FIRST_ROUND,
     HOST_ROWS,
     HOST_ROWS_OF_SLOW,
     OUR_MIN_SAMPLES,
-    ContestResult,
-    _Contest,
+    ComparisonResult,
+    _Comparison,
     _further,
-    hold_contest,
+    run_comparison,
 )
-from autotune.contest_session import Answer, ContestSetting
+from autotune.compare.comparison_worker import Answer, ComparisonSetting
+from autotune.compare.peers.e3nn import OUT_OF_TIME
+from autotune.compare.precompile import kind_of, known_failures
 from autotune.errors import ConfigError, WorkerError
-from autotune.families import family_of
-from autotune.passes import DIRECTIONS_OF, PASSES
-from autotune.workload import Workload, compulsory_bytes
+from autotune.measure.runs import runs_of
+from autotune.workload.config import load_config
+from autotune.workload.passes import DIRECTIONS_OF, PASSES
+from autotune.workload.workload import Workload
 from kernelgen.compile.compiler import compile_source
 from kernelgen.device import device_facts
 from kernelgen.emit.kernel_source import emit
@@ -56,20 +60,22 @@ def config(folder: Path, text: str = CONFIG) -> Path:
 
 
 class Runs:
-    """Comparisons into one folder; how many contests each held, and in which passes. All but the first are made up."""
+    """Runs into one folder; how many comparisons each made, and in which passes. All but the first are made up."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.folder, self.contests, self.passes, self.said = folder, 0, (), ""
-        self.first: ContestResult | None = None
-        monkeypatch.setattr(bench, "hold_contest", self._hold)
+        self.folder, self.comparisons, self.passes, self.said = folder, 0, (), ""
+        self.first: ComparisonResult | None = None
+        monkeypatch.setattr(bench, "run_comparison", self._hold)
 
-    def _hold(self, setting: ContestSetting, passes: tuple[str, ...], *given: Any, **options: Any) -> ContestResult:
-        self.contests, self.passes = self.contests + 1, passes
-        self.first = self.first or hold_contest(setting, passes, *given, **options)
+    def _hold(
+        self, setting: ComparisonSetting, passes: tuple[str, ...], *given: Any, **options: Any
+    ) -> ComparisonResult:
+        self.comparisons, self.passes = self.comparisons + 1, passes
+        self.first = self.first or run_comparison(setting, passes, *given, **options)
         return self.first
 
     def __call__(self, path: Path, **options: Any) -> list[dict[str, Any]]:
-        self.contests, console = 0, Console(file=io.StringIO(), width=200)
+        self.comparisons, console = 0, Console(file=io.StringIO(), width=200)
         rows = bench.bench(path, "cpu", self.folder, seconds_each=0.0, console=console, **options)
         self.said = console.file.getvalue()  # type: ignore[attr-defined]
         return rows
@@ -79,7 +85,7 @@ class Runs:
 def test_a_second_run_measures_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     runs, path = Runs(tmp_path, monkeypatch), config(tmp_path)
     rows = runs(path, peers=("e3nn",))
-    assert runs.contests == 1
+    assert runs.comparisons == 1
     assert [row["pass"] for row in rows] == ["forward", "backward", "force_step"]
     check_rows(rows, load_config(path, "cpu").workloads[0])
     assert (
@@ -87,23 +93,23 @@ def test_a_second_run_measures_nothing(tmp_path: Path, monkeypatch: pytest.Monke
         and "conv float32 force_step" in runs.said
     )
 
-    assert runs(path, peers=("e3nn",)) == json.loads(json.dumps(rows)) and runs.contests == 0
+    assert runs(path, peers=("e3nn",)) == json.loads(json.dumps(rows)) and runs.comparisons == 0
     assert "3 rows are measured already; 0 of 1 workloads are left" in runs.said
-    assert runs(path, peers=()) and runs.contests == 0, "what was measured with more peers serves too"
+    assert runs(path, peers=()) and runs.comparisons == 0, "what was measured with more peers serves too"
 
     aside = bench_rows.bench_path(tmp_path, device_facts("cpu"))
     stored = json.loads(aside.read_text())
     stored["rows"] = [row for row in stored["rows"] if row["pass"] != "backward"]
     aside.write_text(json.dumps(stored))
     assert [row["pass"] for row in runs(path, peers=())] == ["forward", "backward", "force_step"]
-    assert runs.contests == 1 and runs.passes == ("backward",), "only the missing pass was measured"
+    assert runs.comparisons == 1 and runs.passes == ("backward",), "only the missing pass was measured"
 
     monkeypatch.setattr(bench, "GENERATOR_VERSION", "another")
-    assert runs(path, peers=()) and runs.contests == 0, "another generator that makes the same kernels"
+    assert runs(path, peers=()) and runs.comparisons == 0, "another generator that makes the same kernels"
     written = bench_plans.source_text
     monkeypatch.setattr(bench_plans, "source_text", lambda *kernel: written(*kernel)[::-1])
-    assert runs(path, peers=()) and runs.contests == 1, "rows of other kernels do not count"
-    assert runs(path, peers=(), fresh=True) and runs.contests == 1
+    assert runs(path, peers=()) and runs.comparisons == 1, "rows of other kernels do not count"
+    assert runs(path, peers=(), fresh=True) and runs.comparisons == 1
 
 
 def check_rows(rows: list[dict[str, Any]], workload: Workload) -> None:
@@ -118,7 +124,7 @@ def check_rows(rows: list[dict[str, Any]], workload: Workload) -> None:
         for name in ("equitune", "equitune-default"):
             assert set(row["schedules"][name]) == set(row["resources"][name]) == set(directions)
         size = (row["graph"]["edges"], row["graph"]["nodes"])
-        assert row["bytes"] == sum(compulsory_bytes(workload, direction, *size) for direction in directions)
+        assert row["bytes"] == sum(workload.compulsory_bytes(direction, *size) for direction in directions)
         assert row["copy_us"] > 0
         for errors in row["errors"].values():
             assert {name: "".join(slots) for name, slots in errors.items()} == {
@@ -134,7 +140,7 @@ def test_a_missing_structure_fails_before_anything_is_measured(tmp_path: Path, m
     runs = Runs(tmp_path, monkeypatch)
     with pytest.raises(ConfigError, match=r"structure file 'water_5184.xyz' .*set EQUITUNE_STRUCTURES"):
         runs(config(tmp_path, 'problem = "tiny"\ngraph = ["molecule", "water"]\n'), peers=())
-    assert runs.contests == 0
+    assert runs.comparisons == 0
 
 
 def test_a_workload_that_cannot_be_compared_does_not_end_the_others(
@@ -145,7 +151,7 @@ def test_a_workload_that_cannot_be_compared_does_not_end_the_others(
     def broken(*_: Any, **__: Any) -> Any:
         raise WorkerError("out of memory")
 
-    monkeypatch.setattr(bench, "hold_contest", broken)
+    monkeypatch.setattr(bench, "run_comparison", broken)
     assert runs(config(tmp_path), peers=()) == []
     assert "not compared, out of memory" in runs.said
 
@@ -195,13 +201,13 @@ def test_kernels_compiled_ahead_are_found(tmp_path: Path, monkeypatch: pytest.Mo
     specs = []
     for deterministic in (False, True):
         operator = build(workload.problem, operation="conv", device="cpu", deterministic=deterministic)
-        specs.append(family_of("conv").specs(operator, ["forward", "backward"]))
+        specs.append(runs_of("conv").specs(operator, ["forward", "backward"]))
     assert [[spec.direction.name for spec in group] for group in specs] == [
         ["forward", "backward"],
         ["forward", "source_backward", "backward"],
     ]
     said: list[str] = []
-    assert ahead.compile_ahead([*specs[0], *specs[1], *specs[0]], [], "cpu", said.append) == {}
+    assert precompile.compile_ahead([*specs[0], *specs[1], *specs[0]], [], "cpu", said.append) == {}
     assert said and said[0].startswith(f"compiling {len(set(specs[0] + specs[1]))} kernels and 0 products")
 
     def refused(*_: Any) -> Any:
@@ -217,13 +223,13 @@ def test_a_product_that_does_not_compile_gives_the_reason(tmp_path: Path, monkey
         raise RuntimeError("no such thing")
 
     adapters = [
-        dataclasses.replace(adapter, build=broken) if adapter.name == ahead.COMPILED_PEER else adapter
+        dataclasses.replace(adapter, build=broken) if adapter.name == precompile.COMPILED_PEER else adapter
         for adapter in baselines.ADAPTERS
     ]
     monkeypatch.setattr(baselines, "ADAPTERS", adapters)
     workload = load_config(config(tmp_path), "cpu").workloads[0]
-    assert ahead._compile_peer(workload, "cpu") == "RuntimeError: no such thing"
-    assert ahead.build_peers(workload, "cpu", ("e3nn",)) == {}
+    assert precompile._compile_peer(workload, "cpu") == "RuntimeError: no such thing"
+    assert precompile.build_peers(workload, "cpu", ("e3nn",)) == {}
 
 
 def test_a_product_that_ran_out_of_time_is_not_compiled_again(tmp_path: Path) -> None:
@@ -259,7 +265,7 @@ def test_summary_says_where_we_stand() -> None:
     assert f"conv float32 forward: {(4.0 * 1.02) ** 0.5:.2f} (1.02), 2 rows" in text
     assert "conv float32 backward: 0.99 (0.99), 1 rows" in text
     assert "conv float32 deterministic backward: 9.00" in text, "the slow peer is the fastest with a number"
-    assert "rows below 1.00: 1; below 1.05: 2 of 4" in text
+    assert "speed-up below 1.00: 1; below 1.05: 2 of 4" in text
     assert "  0.990 tiny on carbon, conv float32, backward (fast)" in text
     assert "on carbon and water (float32), forward: 2.00" in text
     assert "more memory than their fastest peer: 1 of 2" in text and "3.0 MiB, fast 1.0 MiB" in text
@@ -336,7 +342,7 @@ def test_who_is_beaten_by_far_is_sampled_less() -> None:
 
 
 def test_host_times_are_the_least_of_rows_taken_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    contest = _Contest(None, "cuda", ("forward",), {}, 1.0, print)  # type: ignore[arg-type]
+    comparison = _Comparison(None, "cuda", ("forward",), {}, 1.0, print)  # type: ignore[arg-type]
     asked: list[str] = []
 
     def call(name: str, which: str, job: Any, limit_s: float) -> Answer:
@@ -347,14 +353,14 @@ def test_host_times_are_the_least_of_rows_taken_in_turn(monkeypatch: pytest.Monk
             else Answer(host_us={"quick": 30.0, "slow": 5000.0}[name] + len(asked))
         )
 
-    monkeypatch.setattr(contest, "_call", call)
+    monkeypatch.setattr(comparison, "_call", call)
     warm = {
         "quick": Answer(host_us=90.0),
         "slow": Answer(host_us=5200.0),
         "gone": Answer(host_us=7.0),
         "large": Answer(),
     }
-    found = contest._host_times("forward", warm)
+    found = comparison._host_times("forward", warm)
     assert found == {"quick": 31.0, "slow": 5002.0, "gone": 7.0}
     assert asked[:6] == ["quick", "slow", "gone"] * 2
     assert (asked.count("quick"), asked.count("slow")) == (HOST_ROWS, HOST_ROWS_OF_SLOW)

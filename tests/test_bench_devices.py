@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from autotune import bench
-from autotune.bench_rows import stored_rows
-from autotune.config import load_config
+from autotune.bench import run as bench
+from autotune.bench.rows import stored_rows
 from autotune.errors import ConfigError, StudyError
+from autotune.workload.config import load_config
 from kernelgen.device import cuda_facts, device_facts
 
 CONFIG = """

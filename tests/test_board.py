@@ -12,14 +12,15 @@ from typing import Any
 
 import pytest
 
-from autotune import records, shared_storage, storage_access
+from autotune.database import trial_records
 from autotune.errors import StudyError
-from autotune.jobs import Outcome
-from autotune.locks import Locks
-from autotune.search import Compiled, search
-from autotune.space import Space
-from autotune.spaces import search_space
-from autotune.study import Proposal, Study
+from autotune.measure.trial import Outcome
+from autotune.search.loop import Compiled, search
+from autotune.search.sharing import optuna_storage, storage_access
+from autotune.search.sharing.locks import Locks
+from autotune.search.space import Space
+from autotune.search.spaces import search_space
+from autotune.search.study import Proposal, Study
 from kernelgen.device import DeviceFacts
 from kernelgen.problem.tensor_product import TensorProductProblem
 
@@ -41,7 +42,7 @@ class Meeting:
         self.space, self.folder, self.sharing, self.storage, self.folders = space, folder, sharing, storage, folders
 
     def path(self, name: str) -> Path:
-        return records.study_path(self.folder / (name if self.folders else "one"), "device", "study")
+        return trial_records.study_path(self.folder / (name if self.folders else "one"), "device", "study")
 
     def join(self, name: str, **options: Any) -> Study:
         options = {"sampler": "random", "generator": "test", "sharing": self.sharing, **options}
@@ -68,7 +69,7 @@ def proposed(study: Study) -> Proposal:
 
 
 def keys(path: Path) -> list[str]:
-    return [json.dumps(line["schedule"], sort_keys=True) for line in records.read(path)]
+    return [json.dumps(line["schedule"], sort_keys=True) for line in trial_records.read(path)]
 
 
 def test_what_one_has_the_other_does_not_get(meeting: Meeting, space: Space) -> None:
@@ -86,7 +87,7 @@ def test_what_one_has_the_other_does_not_get(meeting: Meeting, space: Space) -> 
         assert sorted(keys(meeting.path(name))) == sorted(
             json.dumps(schedule.to_dict(), sort_keys=True) for schedule in (first.schedule, second.schedule)
         )
-        assert [line["number"] for line in records.read(meeting.path(name))] == [0, 1]
+        assert [line["number"] for line in trial_records.read(meeting.path(name))] == [0, 1]
 
 
 def test_two_measure_the_whole_space_once(meeting: Meeting, space: Space) -> None:
@@ -183,9 +184,9 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 from test_board import CPU, PROBLEM, search_space
-from autotune.study import Study
-from autotune import shared_storage
-shared_storage.HEARTBEAT_S, shared_storage.GRACE_S = 1, 2
+from autotune.search.study import Study
+from autotune.search.sharing import optuna_storage
+optuna_storage.HEARTBEAT_S, optuna_storage.GRACE_S = 1, 2
 space = search_space(PROBLEM, "conv", "forward", "float32", CPU)
 study = Study(space, "study", Path(sys.argv[1]), sys.argv[2] or None, generator="test", sharing=sys.argv[3])
 assert [study.propose().schedule for _ in range(2)] == [space.default, *space.probes]
@@ -197,8 +198,8 @@ os.kill(os.getpid(), signal.SIGKILL)
 def test_claims_of_the_dead_are_free_again(
     space: Space, tmp_path: Path, sharing: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shared_storage, "HEARTBEAT_S", 1)
-    monkeypatch.setattr(shared_storage, "GRACE_S", 2)
+    monkeypatch.setattr(optuna_storage, "HEARTBEAT_S", 1)
+    monkeypatch.setattr(optuna_storage, "GRACE_S", 2)
     storage = f"sqlite:///{tmp_path / 'shared.db'}" if sharing == "storage" else None
     meeting = Meeting(space, tmp_path, sharing, storage, False)
     path = [str(Path(__file__).parent), str(Path(__file__).parent.parent)]
@@ -227,7 +228,7 @@ def test_a_claim_given_up_for_dead_is_taken_again_or_lost(space: Space, tmp_path
         other.refresh()
         assert {line["time_us"] for line in other.finished.values()} == {3.0, 5.0}
     for name in ("a", "b"):
-        assert sorted(line["time_us"] for line in records.read(meeting.path(name))) == [3.0, 5.0]
+        assert sorted(line["time_us"] for line in trial_records.read(meeting.path(name))) == [3.0, 5.0]
 
 
 def test_a_storage_that_stays_away_is_an_error_and_loses_nothing(
@@ -250,7 +251,7 @@ def test_a_storage_that_stays_away_is_an_error_and_loses_nothing(
         storage.away = True
         with pytest.raises(StudyError, match="closed the connection.*see that the storage runs, then run"):
             study.finish(proposal, ok(7.0))
-        assert [line["time_us"] for line in records.read(meeting.path("a"))] == [7.0]
+        assert [line["time_us"] for line in trial_records.read(meeting.path("a"))] == [7.0]
     storage.away = False
     with meeting.join("a") as study:
         assert study.default_us == 7.0
@@ -288,14 +289,14 @@ def test_locks_exclude_within_a_process_and_end_with_their_file(tmp_path: Path) 
 
 def test_reading_goes_on_where_it_ended(tmp_path: Path) -> None:
     path = tmp_path / "x.jsonl"
-    assert records.read_from(path, 0) == ([], 0)
+    assert trial_records.read_from(path, 0) == ([], 0)
     path.write_bytes(b'{"number": 0}\n{"number": 1}\nno json\n{"numb')
-    found, offset = records.read_from(path, 0)
+    found, offset = trial_records.read_from(path, 0)
     assert found == [{"number": 0}, {"number": 1}]
-    assert records.read_from(path, offset) == ([], offset)
+    assert trial_records.read_from(path, offset) == ([], offset)
     with open(path, "ab") as file:
         file.write(b'er": 2}')
-    found, offset = records.read_from(path, offset)
+    found, offset = trial_records.read_from(path, offset)
     assert found == [{"number": 2}]
-    records.append(path, {"number": 3})
-    assert records.read_from(path, offset)[0] == [{"number": 3}]
+    trial_records.append(path, {"number": 3})
+    assert trial_records.read_from(path, offset)[0] == [{"number": 3}]

@@ -11,11 +11,11 @@ import pytest
 from database_samples import GPU, HOST, entry, store
 from typer.testing import CliRunner
 
-from autotune.care import counts, export_file, merge_file, preferred, stale_entries
-from autotune.certificate import facts_of_record, hash_of_entry
-from autotune.cli import app
-from autotune.database import Table, read_table
-from autotune.entry import Entry
+from autotune.cli.commands import app
+from autotune.database.entry import Entry
+from autotune.database.maintenance import counts, export_file, merge_file, preferred, stale_entries
+from autotune.database.provenance import facts_of_record, hash_of_entry
+from autotune.database.store import Table, read_table
 from autotune.errors import DatabaseError
 from kernelgen.schedule.tensor_product import CudaSchedule, HostSchedule
 

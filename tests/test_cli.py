@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from autotune import cli, doctor, paths
+from autotune import paths
+from autotune.cli import commands, doctor
 from kernelgen.errors import CompileError
 from kernelgen.version import __version__
 
@@ -27,7 +28,7 @@ class Command:
 
     def __call__(self, *arguments: str | Path) -> tuple[int, str, str]:
         with pytest.raises(SystemExit) as ended:
-            cli.main([str(argument) for argument in arguments])
+            commands.main([str(argument) for argument in arguments])
         out, err = self._capsys.readouterr()
         assert isinstance(ended.value.code, int)
         return ended.value.code, out, err
@@ -76,7 +77,7 @@ def test_help_keeps_square_brackets(command: Command) -> None:
 
 def test_help_loads_nothing_heavy() -> None:
     code = (
-        "import sys\nfrom autotune.cli import main\n"
+        "import sys\nfrom autotune.cli.commands import main\n"
         "try: main(['--help'])\n"
         "except SystemExit: pass\n"
         "print([name for name in ('torch', 'e3nn', 'optuna', 'pandas', 'matplotlib') if name in sys.modules])"
@@ -170,7 +171,7 @@ def test_many_lines_of_a_compiler_become_one(command: Command, monkeypatch: pyte
     def rejected(*_: object, **__: object) -> str:
         raise CompileError("g++ failed:\n  kernel.cpp:1:\n\n  error: expected ';'")
 
-    monkeypatch.setattr("autotune.show.show", rejected)
+    monkeypatch.setattr("autotune.cli.show.show", rejected)
     line = command.refused("show", "mace-mp-medium")
     assert line == "equitune: error: g++ failed: kernel.cpp:1: error: expected ';'\n"
 
@@ -179,9 +180,9 @@ def test_a_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object, **__: object) -> str:
         raise ZeroDivisionError("a bug")
 
-    monkeypatch.setattr("autotune.show.show", broken)
+    monkeypatch.setattr("autotune.cli.show.show", broken)
     with pytest.raises(ZeroDivisionError):
-        cli.main(["show", "mace-mp-medium"])
+        commands.main(["show", "mace-mp-medium"])
 
 
 def test_file_in_the_way_of_the_reports(command: Command, tmp_path: Path) -> None:
@@ -195,7 +196,7 @@ def test_interrupt_is_130(command: Command, monkeypatch: pytest.MonkeyPatch) -> 
     def interrupted(*_: object, **__: object) -> str:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("autotune.show.show", interrupted)
+    monkeypatch.setattr("autotune.cli.show.show", interrupted)
     assert command("show", "mace-mp-medium")[0] == 130
 
 
@@ -207,7 +208,7 @@ def test_interrupted_tuning_still_reports_and_ends_with_130(
             os.kill(os.getpid(), signal.SIGINT)
         return []
 
-    monkeypatch.setattr("autotune.tune.tune", orderly)
+    monkeypatch.setattr("autotune.tune.run.tune", orderly)
     before = signal.getsignal(signal.SIGINT)
     code, out, _ = command("tune", "quick", "--device", "cpu", "--results", tmp_path / "results")
     assert code == 130
@@ -217,7 +218,7 @@ def test_interrupted_tuning_still_reports_and_ends_with_130(
 
 def test_tune_hands_its_options_on(command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     received: list[tuple] = []
-    monkeypatch.setattr("autotune.tune.tune", lambda *given: received.append(given))
+    monkeypatch.setattr("autotune.tune.run.tune", lambda *given: received.append(given))
     options = (
         "--budget",
         "1m30s",
@@ -253,7 +254,7 @@ def test_bench_hands_its_options_on(
     command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, options: tuple[str, ...], given: dict
 ) -> None:
     received: list[tuple] = []
-    monkeypatch.setattr("autotune.bench.bench", lambda *those, **named: received.append((those, named)))
+    monkeypatch.setattr("autotune.bench.run.bench", lambda *those, **named: received.append((those, named)))
     code, _, err = command("bench", *options, "--device", "cpu", "--results", tmp_path)
     assert code == 0, err
     (((config, device, folder), named),) = received

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from autotune import paths
-from autotune.config import by_problem, config_path, load_config, parse_duration
-from autotune.config_tables import load_graphs, load_problems, problem_from
 from autotune.errors import ConfigError
-from autotune.graphs import Bulk, Crystal, Molecule, StructureFile, build_graph
+from autotune.workload.config import by_problem, config_path, load_config, parse_duration
+from autotune.workload.config_tables import load_graphs, load_problems, problem_from
+from autotune.workload.graphs import Bulk, Crystal, Molecule, StructureFile, build_graph
 from kernelgen.errors import EquituneError
 from kernelgen.problem.tensor_product import TensorProductProblem
 

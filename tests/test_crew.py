@@ -7,15 +7,16 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from autotune.ahead import build_peers
-from autotune.baselines.peer import CheckedPasses
-from autotune.config_tables import load_graphs
-from autotune.contest_session import ContestSetting, PeerNames, PrepareOurs, PreparePeer
-from autotune.crew import Crew, Idle
-from autotune.jobs import TrialJob, TrialSetting
-from autotune.verify import e3nn_product
-from autotune.worker import Worker
-from autotune.workload import Workload
+from autotune.compare.comparison_worker import ComparisonSetting, PeerNames, PrepareOurs, PreparePeer
+from autotune.compare.idle_process import IdleProcess
+from autotune.compare.peers.peer import CheckedPasses
+from autotune.compare.precompile import build_peers
+from autotune.measure.reference.tensor_product import e3nn_product
+from autotune.measure.trial import TrialJob, TrialSetting
+from autotune.measure.worker import Worker
+from autotune.tune.worker_pairs import WorkerPairs
+from autotune.workload.config_tables import load_graphs
+from autotune.workload.workload import Workload
 from kernelgen.problem.tensor_product import TensorProductProblem
 from kernelgen.schedule.tensor_product import HostSchedule
 
@@ -28,15 +29,15 @@ SCHEDULE = HostSchedule(path_groups=2, channel_block=4)
 
 
 @pytest.fixture
-def crew() -> Iterator[Crew]:
-    with Crew("cpu") as crew:
-        yield crew
+def pairs() -> Iterator[WorkerPairs]:
+    with WorkerPairs("cpu") as pairs:
+        yield pairs
 
 
 @pytest.mark.timeout(2 * LIMIT_S)
-def test_workloads_of_a_problem_share_two_processes(crew: Crew) -> None:
+def test_workloads_of_a_problem_share_two_processes(pairs: WorkerPairs) -> None:
     """Across dtypes and operations, at rest in between."""
-    pair = crew.of(PROBLEM)
+    pair = pairs.of(PROBLEM)
     pair.launch()
     for workload in WORKLOADS:
         worker = pair.search(workload)
@@ -46,32 +47,32 @@ def test_workloads_of_a_problem_share_two_processes(crew: Crew) -> None:
         assert outcome.errors["g"] < (1e-12 if workload.dtype == "float64" else 1e-5)
         pair.rest()
         assert worker.call("anything", LIMIT_S) is None, "at rest it holds no session"
-        pair.comparing.reopen(ContestSetting(workload, "cpu", ()))
+        pair.comparing.reopen(ComparisonSetting(workload, "cpu", ()))
         assert pair.comparing.call(PeerNames(), LIMIT_S) == []
         assert not pair.comparing.call(PrepareOurs("ours", {"forward": SCHEDULE}), LIMIT_S).error
     assert pair.searching.starts == pair.comparing.starts == 1
-    assert crew.of(PROBLEM) is pair
-    assert crew.of(OTHER) is not pair
+    assert pairs.of(PROBLEM) is pair
+    assert pairs.of(OTHER) is not pair
     pair.searching.settle()
-    assert crew.of(PROBLEM) is not pair, "the processes of a problem end where the next begins"
+    assert pairs.of(PROBLEM) is not pair, "the processes of a problem end where the next begins"
 
 
-def test_nothing_is_started_that_nobody_needs(crew: Crew) -> None:
-    pair = crew.of(PROBLEM)
+def test_nothing_is_started_that_nobody_needs(pairs: WorkerPairs) -> None:
+    pair = pairs.of(PROBLEM)
     pair.rest()
-    crew.launch(PROBLEM, OTHER)
+    pairs.launch(PROBLEM, OTHER)
     assert pair.searching.starts == pair.comparing.starts == 0, "on a CPU imports would disturb the clock"
-    assert pair.searching.setting == Idle(PROBLEM, "cpu")
-    crew.ahead = True
-    crew.launch(PROBLEM, OTHER)
+    assert pair.searching.setting == IdleProcess(PROBLEM, "cpu")
+    pairs.ahead = True
+    pairs.launch(PROBLEM, OTHER)
     assert pair.searching.starts == pair.comparing.starts == 1
-    following = crew._pair(OTHER)
+    following = pairs._pair(OTHER)
     assert following.searching.starts == 1
-    assert crew.of(OTHER) is following, "what was launched ahead is what serves"
+    assert pairs.of(OTHER) is following, "what was launched ahead is what serves"
 
 
 @dataclasses.dataclass(frozen=True)
-class Builds(Idle):
+class Builds(IdleProcess):
     """A process that tells how often e3nn's product was built in it, for its jobs and before."""
 
     def open(self) -> Callable[[object], object]:
@@ -85,7 +86,7 @@ def test_a_process_sets_peers_up_before_it_is_needed() -> None:
     peers = ("e3nn", "cuequivariance-naive")
     with Worker(Builds(PROBLEM, "cpu")) as idle, Worker(Builds(PROBLEM, "cpu", WORKLOAD, peers)) as ready:
         assert (idle.call("count", LIMIT_S), ready.call("count", LIMIT_S)) == (0, 1)
-        ready.reopen(ContestSetting(WORKLOAD, "cpu", peers))
+        ready.reopen(ComparisonSetting(WORKLOAD, "cpu", peers))
         assert all(not ready.call(PreparePeer(name), LIMIT_S).error for name in peers)
         ready.reopen(Builds(PROBLEM, "cpu"))
         # The comparison's reference is e3nn in float64.

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 from database_samples import HOST, entry, store
 
-from autotune import database
-from autotune.database import Database, DatabaseWarning, device_record, load_table, read_table
-from autotune.entry import Entry
+from autotune.database import store as database
+from autotune.database.entry import Entry
+from autotune.database.store import Database, DatabaseWarning, device_record, load_table, read_table
 from autotune.errors import DatabaseError
 from kernelgen.schedule.tensor_product import HostSchedule
 

@@ -15,8 +15,8 @@ from database_samples import GPU, HOST, entry, store
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from autotune.care import merge_file, stale_entries
-from autotune.database import Table, read_table
+from autotune.database.maintenance import merge_file, stale_entries
+from autotune.database.store import Table, read_table
 from autotune.errors import DatabaseError
 from kernelgen.schedule.knobs import Knobs
 from kernelgen.schedule.tensor_product import CudaSchedule

@@ -12,8 +12,9 @@ from e3nn.nn.models.v2106.gate_points_networks import SimpleNetwork
 from reference import copied, float64
 from torch import Tensor
 
-from autotune import TensorProduct, accelerate, restore, stand_ins
-from autotune.stand_ins import AcceleratedProduct
+from autotune import TensorProduct, accelerate, restore
+from autotune.modules import stand_ins
+from autotune.modules.stand_ins import AcceleratedProduct
 from kernelgen.errors import InputError, ProblemError
 from kernelgen.problem.from_e3nn import problem_of
 from kernelgen.problem.tensor_product import TensorProductProblem

@@ -1,4 +1,4 @@
-"""The equivariance error: small for sound kernels of every family and layout, large for what breaks it."""
+"""The equivariance error: small for sound kernels of every kind and layout, large for what breaks it."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ import pytest
 import torch
 from e3nn import o3
 
-from autotune.config_tables import load_graphs
-from autotune.equivariance import equivariance_error, random_rotation, turned
-from autotune.jobs import order_of
-from autotune.workload import Workload, to_ir_mul
+from autotune.measure.equivariance import equivariance_error, random_rotation, turned
+from autotune.measure.runs import order_of, runs_of
+from autotune.workload.config_tables import load_graphs
+from autotune.workload.tensors import to_ir_mul
+from autotune.workload.workload import Workload
 from kernelgen.problem.edge_vectors import VectorProblem
 from kernelgen.problem.spherical_harmonics import HarmonicsProblem
 from kernelgen.problem.tensor_product import TensorProductProblem
@@ -30,12 +31,12 @@ CASES = [
 
 def error_of(operation: str, problem: Any, layout: str, direction: str, spoil: bool = False) -> float:
     workload = Workload("tiny", problem, operation, GRAPH, dtype="float64", layout=layout)
-    family = workload.family
-    tensors = family.tensors(workload, "cpu")
-    operator, order = family.build(workload, {}, "cpu"), order_of(tensors)
+    runs = runs_of(operation)
+    tensors = runs.tensors(workload, "cpu")
+    operator, order = runs.build(workload, {}, "cpu"), order_of(tensors)
 
     def run(given: Any) -> dict[str, torch.Tensor]:
-        outputs = family.run(operator, direction, given, order)()
+        outputs = runs.run(operator, direction, given, order)()
         if spoil:
             next(iter(outputs.values()))[:, -1] *= 1.5
         return outputs

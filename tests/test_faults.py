@@ -10,17 +10,19 @@ from typing import Any
 import pytest
 from faults import CUDA, STATES, FaultySetting, cost_us, spoiled
 
-from autotune import database, quarantine, records, trials
-from autotune.config_tables import load_graphs
+from autotune.database import quarantine, trial_records
+from autotune.database import store as database
+from autotune.database.lookup import find_schedule
+from autotune.database.quarantine import FAULTS, quarantine_path, quarantined
 from autotune.errors import TuningMissError
-from autotune.lookup import find_schedule
-from autotune.quarantine import FAULTS, quarantine_path, quarantined
-from autotune.search import search
-from autotune.space import Space
-from autotune.study import Study
-from autotune.tune import space_of
-from autotune.worker import Worker
-from autotune.workload import Workload
+from autotune.measure.worker import Worker
+from autotune.search import trial_steps
+from autotune.search.loop import search
+from autotune.search.space import Space
+from autotune.search.spaces import space_of
+from autotune.search.study import Study
+from autotune.workload.config_tables import load_graphs
+from autotune.workload.workload import Workload
 from kernelgen.compile.compiler import compile_source
 from kernelgen.device import cuda_facts, device_facts
 from kernelgen.emit.kernel_source import emit
@@ -59,10 +61,10 @@ class Run:
         path, faulty = self.folder / "trials" / "dev" / "tiny.jsonl", quarantine_path(self.folder, "dev")
         setting = FaultySetting(WORKLOAD, self.device, faults)
         with Worker(setting) as worker, Study(self.space, "tiny", path, seed=1, quarantine=faulty) as study:
-            prepare = trials.compile_ahead
-            measure = trials.Measurer(worker, "forward", 0.0)
+            prepare = trial_steps.compile_ahead
+            measure = trial_steps.Measurer(worker, "forward", 0.0)
             assert search(study, lambda schedule: prepare(study.space, schedule), measure, prune=False) == "exhausted"
-        return records.read(path)
+        return trial_records.read(path)
 
 
 @pytest.mark.slow
@@ -72,19 +74,19 @@ def test_every_fault_is_recorded_and_changes_nothing_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str
 ) -> None:
     monkeypatch.setenv("EQUITUNE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(trials, "LEAST_LIMIT_S", 5.0)
-    monkeypatch.setattr(trials, "FIRST_LIMIT_S", 30.0)
+    monkeypatch.setattr(trial_steps, "LEAST_LIMIT_S", 5.0)
+    monkeypatch.setattr(trial_steps, "FIRST_LIMIT_S", 30.0)
     space = small_space(device)
     sound = Run(tmp_path / "sound", device, space)({})
     assert {line["state"] for line in sound} == {"ok"} and len(sound) > len(STATES) + 2
     best = min(sound, key=lambda line: line["time_us"])
-    keys = [space.family.read(line["schedule"]).key for line in sound]
-    kept = {space.default.key, space.family.read(best["schedule"]).key}
+    keys = [space.kind.read(line["schedule"]).key for line in sound]
+    kept = {space.default.key, space.kind.read(best["schedule"]).key}
     faults = dict(zip([key for key in keys if key not in kept], STATES, strict=False))
     assert len(faults) == len(STATES)
 
     found = Run(tmp_path / "faulty", device, space)(faults)
-    outcomes = {space.family.read(line["schedule"]).key: line for line in found}
+    outcomes = {space.kind.read(line["schedule"]).key: line for line in found}
     assert len(found) == len(outcomes) == len(sound), "each schedule once"
     column = 0 if device == "cpu" else 1
     for key, line in outcomes.items():
@@ -95,7 +97,7 @@ def test_every_fault_is_recorded_and_changes_nothing_else(
     assert "right at its first launch" in later["reason"]
     passed = [line for line in found if line["state"] == "ok"]
     assert min(passed, key=lambda line: line["time_us"])["schedule"] == best["schedule"]
-    assert all(line["time_us"] == cost_us(space.family.read(line["schedule"])) for line in passed)
+    assert all(line["time_us"] == cost_us(space.kind.read(line["schedule"])) for line in passed)
 
     listed = quarantined([quarantine_path(tmp_path / "faulty", "dev")], space.spec)
     assert set(listed) == set(faults)
@@ -135,7 +137,7 @@ def test_what_is_in_quarantine_is_not_loaded(tmp_path: Path, monkeypatch: pytest
 
 
 def test_faults_are_states_of_trials() -> None:
-    from autotune.jobs import STATES as ALL
+    from autotune.measure.trial import STATES as ALL
 
     assert set(FAULTS) == set(ALL) - {"ok", "pruned", "illegal"}
     assert {state for pair in STATES.values() for state in pair} == set(FAULTS)

@@ -6,8 +6,8 @@ import golden_texts
 import pytest
 from import_graph import ROOT
 
-from autotune.certificate import facts_of_record, hash_of_entry
-from autotune.database import read_table
+from autotune.database.provenance import facts_of_record, hash_of_entry
+from autotune.database.store import read_table
 from kernelgen import GENERATOR_VERSION
 from kernelgen.schedule.spherical_harmonics import HARMONICS_SCHEDULES
 from kernelgen.schedule.tensor_product import SCHEDULES

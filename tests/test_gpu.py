@@ -7,7 +7,7 @@ import torch
 from pair_problems import MODES, of_mode
 from reference import assert_matches_e3nn, make_case
 
-from autotune.config_tables import load_problems
+from autotune.workload.config_tables import load_problems
 from kernelgen import CudaSchedule, build
 from kernelgen.runtime.kernel import load_kernel
 from kernelgen.terms.directions import DIRECTIONS, OPERANDS

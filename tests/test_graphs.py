@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from autotune import graphs
-from autotune.config_tables import load_graphs
 from autotune.errors import ConfigError
-from autotune.graphs import GraphClass, GraphSpec, Points, StructureFile, build_graph, neighbours
+from autotune.workload import graphs
+from autotune.workload.config_tables import load_graphs
+from autotune.workload.graphs import GraphClass, GraphSpec, Points, StructureFile, build_graph, neighbours
 
 STRUCTURES = Path(__file__).resolve().parents[2] / "shared" / "structures"
 MANIFEST = list(csv.DictReader((STRUCTURES / "manifest.csv").open())) if (STRUCTURES / "manifest.csv").exists() else []

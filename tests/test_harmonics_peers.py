@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from autotune.baselines import peer_names, peers_for, usable_peers
-from autotune.baselines.peer import Peer
+from autotune.compare.peers import peer_names, peers_for, usable_peers
+from autotune.compare.peers.peer import Peer
 from autotune.errors import PeerError
-from autotune.graphs import EdgesAlone, GraphSpec
-from autotune.workload import Workload
+from autotune.workload.graphs import EdgesAlone, GraphSpec
+from autotune.workload.workload import Workload
 from kernelgen.problem.spherical_harmonics import HarmonicsProblem
 from kernelgen.terms.directions import HARMONICS_DIRECTIONS
 

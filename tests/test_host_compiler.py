@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune import doctor
+from autotune.cli import doctor
 from kernelgen import CacheError, CompileError, ToolMissingError, compile_source, cuda_facts, device_facts
 from kernelgen.compile import host as host_compiler
 from kernelgen.compile import nvrtc

@@ -9,13 +9,15 @@ from pathlib import Path
 import pytest
 from database_samples import GPU, HOST, PROBLEM, entry, store
 
-from autotune import database, families, lookup
-from autotune.database import Database, DatabaseWarning, database_path, device_record, load_table
+from autotune.database import lookup
+from autotune.database import store as database
+from autotune.database.lookup import Tuning, find_schedule
+from autotune.database.store import Database, DatabaseWarning, database_path, device_record, load_table
 from autotune.errors import TuningMissError
-from autotune.graphs import GraphClass
-from autotune.lookup import Tuning, find_schedule
-from autotune.neighbours import known_entries, starting_points
-from autotune.spaces import search_space
+from autotune.search.spaces import search_space
+from autotune.search.starting_points import known_entries, starting_points
+from autotune.workload.graphs import GraphClass
+from autotune.workload.kinds import tensor_product as product_kind
 from kernelgen.device import DeviceFacts, cuda_facts
 from kernelgen.errors import ProblemError
 from kernelgen.plan.defaults import default_schedule
@@ -159,8 +161,8 @@ def test_an_unfused_schedule_is_judged_as_the_plain_kernel_it_runs(
 ) -> None:
     store(shipped, HOST, entry(HostSchedule(path_groups=2, fuse=False)))
     judged = []
-    make_plan = families.make_plan
-    monkeypatch.setattr(families, "make_plan", lambda spec: judged.append(spec.operation) or make_plan(spec))
+    make_plan = product_kind.make_plan
+    monkeypatch.setattr(product_kind, "make_plan", lambda spec: judged.append(spec.operation) or make_plan(spec))
     assert find().origin == "exact"
     assert judged == ["plain"]
 

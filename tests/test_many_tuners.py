@@ -16,11 +16,11 @@ import pytest
 from postgres import Postgres, server_programs
 from tiny_config import CONFIG
 
-from autotune import records
-from autotune.config import load_config
-from autotune.database import read_table
-from autotune.study import Study
-from autotune.tune import space_of, study_name
+from autotune.database import trial_records
+from autotune.database.store import read_table
+from autotune.search.spaces import space_of
+from autotune.search.study import Study, study_name
+from autotune.workload.config import load_config
 from kernelgen.device import device_facts
 
 TESTS = Path(__file__).parent
@@ -75,7 +75,7 @@ class Fire:
 
     def lines(self) -> dict[str, list[dict[str, Any]]]:
         """Records by study."""
-        return {path.stem: records.read(path) for path in self.results.glob("trials/*/*.jsonl")}
+        return {path.stem: trial_records.read(path) for path in self.results.glob("trials/*/*.jsonl")}
 
     def events(self) -> list[list[str]]:
         return [line.split() for line in self.results.with_name("journal").read_text().splitlines()]
@@ -116,7 +116,7 @@ def check(fire: Fire, process: subprocess.Popen) -> None:
     found, events = fire.lines(), fire.events()
     assert len(found) == 4 and sum(event[0] == "kill" for event in events) == KILLS
     for lines in found.values():
-        assert len({records.identity(line) for line in lines}) == len(lines) >= TRIALS, "no record is there twice"
+        assert len({trial_records.identity(line) for line in lines}) == len(lines) >= TRIALS, "no record is there twice"
         assert [line["number"] for line in lines] == list(range(len(lines)))
         assert all(line["state"] == "ok" for line in lines), [line["reason"] for line in lines]
     count = sum(map(len, found.values()))
@@ -128,7 +128,7 @@ def check(fire: Fire, process: subprocess.Popen) -> None:
     table = read_table(fire.database)
     assert table.flaws == () and len(table.by_identity) == 4, "every problem was published"
     for entry in table.by_identity.values():
-        lines = records.read(fire.results / entry.trials["file"])
+        lines = trial_records.read(fire.results / entry.trials["file"])
         assert TRIALS <= entry.trials["count"] <= len(lines)
         assert entry.errors["g"] < entry.tolerance
 
@@ -179,9 +179,9 @@ def test_eight_tuners_under_fire_while_their_server_is_killed_too(
     facts = device_facts("cpu")
     for workload in load_config(tmp_path / "config.toml", "cpu").workloads:
         name, space = study_name(workload, "forward"), space_of(workload, "forward", facts)
-        path = records.study_path(tmp_path / "elsewhere", facts.slug, name)
+        path = trial_records.study_path(tmp_path / "elsewhere", facts.slug, name)
         with Study(space, name, path, server.url, sharing="storage"):
-            here = records.read(records.study_path(watched.results, facts.slug, name))
-            assert {records.identity(line) for line in records.read(path)} == {
-                records.identity(line) for line in here
+            here = trial_records.read(trial_records.study_path(watched.results, facts.slug, name))
+            assert {trial_records.identity(line) for line in trial_records.read(path)} == {
+                trial_records.identity(line) for line in here
             }, "the folder of another host gets all of them"

@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 
-from autotune import measure
-from autotune.graphs import GraphSpec, Points
-from autotune.jobs import TrialJob, TrialSetting
-from autotune.workload import Workload
+from autotune.measure import timing as measure
+from autotune.measure.trial import TrialJob, TrialSetting
+from autotune.workload.graphs import GraphSpec, Points
+from autotune.workload.workload import Workload
 from kernelgen.compile.compiler import compile_source
 from kernelgen.compile.elf import section
 from kernelgen.device import cuda_facts

@@ -19,7 +19,8 @@ from module_cases import (
 )
 from reference import copied
 
-from autotune import SphericalHarmonics, TensorProduct, TensorProductConv, database
+from autotune import SphericalHarmonics, TensorProduct, TensorProductConv
+from autotune.database import store as database
 from autotune.errors import TuningMissError
 from kernelgen.device import device_facts
 from kernelgen.errors import InputError, ProblemError, ScheduleError, UnsupportedError

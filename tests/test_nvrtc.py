@@ -6,8 +6,8 @@ import dataclasses
 
 import pytest
 
-from autotune.config_tables import load_problems
-from autotune.passes import DIRECTIONS_OF
+from autotune.workload.config_tables import load_problems
+from autotune.workload.passes import DIRECTIONS_OF
 from kernelgen.compile.compiler import compile_source
 from kernelgen.device import cuda_facts
 from kernelgen.emit.kernel_source import emit

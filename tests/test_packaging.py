@@ -86,7 +86,7 @@ def test_wheel_declares_command_extras_and_licence(wheel: Path) -> None:
 def test_installed_package_finds_its_configs_and_database(installed: Path, tmp_path: Path) -> None:
     code = (
         "from autotune import paths\n"
-        "from autotune.config import load_config\n"
+        "from autotune.workload.config import load_config\n"
         "print(paths.configs_dir(), paths.results_dir(), load_config('mace-mp-medium').workloads[0].label, sep='\\n')"
     )
     configs, results, label = run(sys.executable, "-c", code, cwd=tmp_path, PYTHONPATH=str(installed)).splitlines()

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pair_problems import MODES, direct, mixed, of_mode, single
 from reference import assert_matches_e3nn, expected, make_case, relative_error
 
-from autotune.config_tables import load_problems
+from autotune.workload.config_tables import load_problems
 from kernelgen import CudaSchedule, HostSchedule, TensorProductProblem, build
 from kernelgen.compile.compiler import compile_source
 from kernelgen.device import cuda_facts

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from autotune import doctor
+from autotune.cli import doctor
 from kernelgen import CacheError, compile_source, device_facts
 from kernelgen.compile import cache
 from kernelgen.emit.source import Source

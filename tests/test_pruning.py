@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from autotune.config_tables import load_problems
-from autotune.pruning import SPILL_BYTES, why_hopeless
-from autotune.trial_archive import SUFFIX, read_device
+from autotune.database.trial_archive import SUFFIX, read_device
+from autotune.search.pruning import SPILL_BYTES, why_hopeless
+from autotune.workload.config_tables import load_problems
 
 TRIALS = Path(__file__).parents[1] / "results" / "trials"
 Lines = list[dict[str, Any]]

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from database_samples import entry
 
-from autotune.contest import Result
-from autotune.entry import Entry
+from autotune.compare.comparison import Result
+from autotune.database.entry import Entry
 from autotune.errors import DatabaseError
-from autotune.intervals import ratio_interval
-from autotune.measure import timing_of
-from autotune.publish import winner_of
+from autotune.measure.intervals import ratio_interval
+from autotune.measure.timing import timing_of
+from autotune.tune.publish import winner_of
 
 ROUNDS = 60
 

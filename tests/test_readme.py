@@ -1,4 +1,7 @@
-"""What the README shows: its Python runs as it stands, its commands and options exist, and those that only read run."""
+"""What the README shows: its Python runs as it stands, its commands and options exist, and those that only read run.
+
+Its trees are the packages.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +18,14 @@ import pytest
 import torch
 from database_samples import store
 from e3nn import o3
+from test_architecture import ORDERS
 from typer.testing import CliRunner
 
-from autotune import database
-from autotune.bench_rows import OURS
-from autotune.bench_text import fastest_peer, geometric_mean, ratio, row_name
-from autotune.cli import app
-from autotune.entry import Entry
+from autotune.bench.rows import OURS
+from autotune.bench.text import fastest_peer, geometric_mean, ratio, row_name
+from autotune.cli.commands import app
+from autotune.database import store as database
+from autotune.database.entry import Entry
 from kernelgen.device import device_facts
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -96,6 +100,13 @@ def test_every_command_and_option_exists() -> None:
 def test_what_only_reads_runs(command: str, tmp_path: Path) -> None:
     assert any(line.startswith("equitune " + command.split(" --")[0]) for line in COMMANDS)
     assert equitune(*command.split(), cwd=tmp_path).strip()
+
+
+@pytest.mark.parametrize("package", ORDERS)
+def test_the_trees_are_the_packages_in_their_order(package: str) -> None:
+    tree = README.partition(f"    {package}/ ")[2].partition("\n\n")[0]
+    folders = [name for name in ORDERS[package] if (ROOT / package / name).is_dir()]
+    assert folders and re.findall(r"^      (\w+)/", tree, re.MULTILINE) == folders
 
 
 def help_of(*words: str) -> str:

@@ -10,16 +10,17 @@ import pytest
 from database_samples import PROBLEM, entry, store
 from typer.testing import CliRunner
 
-from autotune import database, recheck
-from autotune.cli import app
-from autotune.config_tables import load_graphs
-from autotune.database import read_table
-from autotune.entry import Entry
+from autotune.cli.commands import app
+from autotune.database import store as database
+from autotune.database.entry import Entry
+from autotune.database.lookup import find_schedule
+from autotune.database.store import read_table
 from autotune.errors import DatabaseError
-from autotune.graphs import build_graph
-from autotune.jobs import Outcome
-from autotune.lookup import find_schedule
-from autotune.recheck import DRIFT, Verdict
+from autotune.measure.trial import Outcome
+from autotune.tune import recheck
+from autotune.tune.recheck import DRIFT, Verdict
+from autotune.workload.config_tables import load_graphs
+from autotune.workload.graphs import build_graph
 from kernelgen.device import device_facts
 from kernelgen.version import GENERATOR_VERSION
 
@@ -112,7 +113,7 @@ def test_on_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert states["backward"] == "illegal" and states["forward"] in ("ok", "drifted")
 
     tuned = []
-    monkeypatch.setattr("autotune.tune.tune", lambda config, *rest: tuned.extend(config.workloads))
+    monkeypatch.setattr("autotune.tune.run.tune", lambda config, *rest: tuned.extend(config.workloads))
     said = run("retune")
     (workload,) = tuned
     assert workload.directions == ("backward",) and workload.graph.name == "molecule"

@@ -12,19 +12,18 @@ from typing import Any
 import pytest
 from database_samples import entry
 
-from autotune import records
-from autotune.cli import main
-from autotune.config import load_config
-from autotune.config_tables import load_graphs
+from autotune.cli.commands import main
+from autotune.database import trial_records
 from autotune.errors import ConfigError, StudyError
-from autotune.record import _write_header, header
-from autotune.recorded import Record, load_record
-from autotune.replay import pruning, replay, replay_table, run, trials_to, write_replay
-from autotune.restriction import Restriction, restrictions_from
-from autotune.space import Space
-from autotune.spaces import search_space
-from autotune.tune import space_of
-from autotune.workload import Workload
+from autotune.replay.record import _write_header, header
+from autotune.replay.recorded import Record, load_record
+from autotune.replay.run import pruning, replay, replay_table, run, trials_to, write_replay
+from autotune.search.space import Space
+from autotune.search.spaces import search_space, space_of
+from autotune.workload.config import load_config
+from autotune.workload.config_tables import load_graphs
+from autotune.workload.restriction import Restriction, restrictions_from
+from autotune.workload.workload import Workload
 from kernelgen.device import DeviceFacts, cuda_facts
 from kernelgen.problem.tensor_product import TensorProductProblem
 from kernelgen.schedule.tensor_product import CudaSchedule, Schedule
@@ -92,11 +91,11 @@ def line_of(number: int, schedule: Schedule) -> dict[str, Any]:
 @pytest.fixture
 def recorded(tmp_path: Path) -> Record:
     space = small_space()
-    path = records.study_path(tmp_path, "device", "made-up", "record")
-    records.append(path, header(workload(), "forward", space, 4))
+    path = trial_records.study_path(tmp_path, "device", "made-up", "record")
+    trial_records.append(path, header(workload(), "forward", space, 4))
     legal = dict.fromkeys(schedule for schedule in space.shuffled(0) if space.broken_limit(schedule) is None)
     for number, schedule in enumerate((*legal, *space.probes)):
-        records.append(path, line_of(number, schedule))
+        trial_records.append(path, line_of(number, schedule))
     return load_record(path)
 
 
@@ -181,11 +180,11 @@ def test_result_is_what_the_report_reads(recorded: Record, tmp_path: Path) -> No
 
 def test_what_is_no_record_is_said(tmp_path: Path, recorded: Record) -> None:
     trials = tmp_path / "trials.jsonl"
-    records.append(trials, line_of(0, small_space().default))
+    trial_records.append(trials, line_of(0, small_space().default))
     with pytest.raises(ConfigError, match="equitune record"):
         load_record(trials)
     only_header = tmp_path / "empty.jsonl"
-    records.append(only_header, dict(recorded.header))
+    trial_records.append(only_header, dict(recorded.header))
     with pytest.raises(ConfigError, match="no time of the default"):
         load_record(only_header)
     with pytest.raises(ConfigError, match="tpe"):
@@ -197,7 +196,7 @@ def test_record_goes_on_only_with_the_same_space(tmp_path: Path) -> None:
     wanted = header(workload(), "forward", small_space(), 2)
     _write_header(path, wanted)
     _write_header(path, wanted)
-    assert len(records.read(path)) == 1
+    assert len(trial_records.read(path)) == 1
     with pytest.raises(StudyError, match="another generator and knobs"):
         _write_header(path, {**wanted, "generator": "other", "knobs": {}})
 
@@ -287,7 +286,7 @@ def test_record_and_replay_on_the_cpu(tmp_path: Path, capsys: pytest.CaptureFixt
     assert str(path) in said.replace("\n", "")
     before = path.read_bytes()
     found = load_record(path)
-    lines = records.read(path)[1:]
+    lines = trial_records.read(path)[1:]
     assert len(lines) == len(found.space.lines) == found.space.count_legal(100) == 3
     assert {line["state"] for line in lines} == {"ok"} and not any(line["samples_us"] for line in lines)
     assert sum(not line["schedule"]["fuse"] for line in lines) == 1
@@ -306,7 +305,7 @@ def test_record_and_replay_on_the_cpu(tmp_path: Path, capsys: pytest.CaptureFixt
 
 
 def test_a_transfer_is_told_beside_the_search_without_it(recorded: Record) -> None:
-    winner = recorded.space.family.read(recorded.measured[0]["schedule"])
+    winner = recorded.space.kind.read(recorded.measured[0]["schedule"])
     data = replay(recorded, ["random"], 20, seeds=3, ahead=1, transfers={"another problem": [winner], "none": []})
     assert list(data["transfer"]["from"]) == ["another problem"], "where nothing is known there is nothing to tell"
     moved = data["transfer"]["from"]["another problem"]
@@ -317,7 +316,7 @@ def test_a_transfer_is_told_beside_the_search_without_it(recorded: Record) -> No
 
 def test_what_is_known_of_the_recorded_kernel_itself_is_no_transfer(recorded: Record) -> None:
     head = recorded.header
-    winner = recorded.space.family.read(recorded.measured[0]["schedule"])
+    winner = recorded.space.kind.read(recorded.measured[0]["schedule"])
     facts = {"problem": head["problem"], "direction": head["direction"], "layout": head["layout"]}
     own = entry(winner, **facts, graph_class=head["graph_class"])
     assert recorded.transfers([own]) == {"other problems": [], "other graphs too": []}

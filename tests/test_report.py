@@ -10,12 +10,13 @@ from pathlib import Path
 import pytest
 from report_samples import DEVICE, SLUG, Page, page_of, write, write_results
 
-from autotune import progress
-from autotune.report import ReportError, summary_table, write_reports
-from autotune.report.data import load_device
-from autotune.report.importance import knob_importances
-from autotune.report.overview import best_peer, sentence
-from autotune.report.words import error_text, geometric_mean, ratio_text, time_text
+from autotune.report import summary_table, write_reports
+from autotune.report.data.device_data import load_device
+from autotune.report.data.knob_importance import knob_importances
+from autotune.report.errors import ReportError
+from autotune.report.sections.overview import best_peer, sentence
+from autotune.text import error_text, geometric_mean, ratio_text, time_text
+from autotune.tune import progress
 
 
 @pytest.fixture(scope="module")

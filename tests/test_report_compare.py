@@ -12,11 +12,12 @@ import pytest
 from browser import CONTRAST, column, heads, needs_chromium, open_all, table_of
 from report_samples import Page, measured_row, write_suite
 
-from autotune.intervals import ratio_interval
-from autotune.report import ReportError, write_comparison
+from autotune.measure.intervals import ratio_interval
+from autotune.report import write_comparison
 from autotune.report.compare import Comparison, compare, load_record
 from autotune.report.compare_page import sentence
-from autotune.report.suite_rows import SuiteRow
+from autotune.report.data.suite_rows import SuiteRow
+from autotune.report.errors import ReportError
 
 GRAPHS = ("molecule", "carbon", "water", "protein")
 Rows = list[dict[str, Any]]

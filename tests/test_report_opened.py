@@ -22,12 +22,12 @@ from report_samples import (
     write_results,
 )
 
-from autotune.certificate import facts_of_record, hash_of_text, source_text
-from autotune.config_tables import find_problem
-from autotune.report.markup import folded, join, tag
-from autotune.report.packed import unfolding
-from autotune.report.samples import axis_limit, samples, strips
-from autotune.report.sources import KernelSource, Sources, pack, write_sources
+from autotune.database.provenance import facts_of_record, hash_of_text, source_text
+from autotune.report.html.markup import folded, join, tag
+from autotune.report.html.packed import unfolding
+from autotune.report.html.samples import axis_limit, samples, strips
+from autotune.report.html.sources import KernelSource, Sources, pack, write_sources
+from autotune.workload.config_tables import find_problem
 from kernelgen.schedule.tensor_product import schedule_from_dict
 from kernelgen.version import GENERATOR_VERSION
 

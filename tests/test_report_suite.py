@@ -23,14 +23,14 @@ from report_samples import (
     write_suite,
 )
 
-from autotune.report import overview
-from autotune.report.data import load_device
-from autotune.report.replays import sampler_name, trials_text
-from autotune.report.sources import Sources
-from autotune.report.suite import suite
-from autotune.report.suite_rows import SuiteRow, prices
-from autotune.report.suite_tiles import tiles
-from autotune.report.words import floored_ratio
+from autotune.report.data.device_data import load_device
+from autotune.report.data.suite_rows import SuiteRow, prices
+from autotune.report.html.sources import Sources
+from autotune.report.sections import overview
+from autotune.report.sections.replays import sampler_name, trials_text
+from autotune.report.sections.suite import suite
+from autotune.report.sections.suite_tiles import tiles
+from autotune.text import floored_ratio
 
 NEW_KEYS = ("deterministic", "memory", "host_us", "schedules", "origins", "resources", "errors")
 PEERS = ("cuequivariance", "openequivariance", "e3nn")
@@ -164,7 +164,7 @@ def test_tiles_hold_the_means_and_counts() -> None:
     )
     assert "1.30×" in tile["Untuned default"]
     assert "7 of 8 rows 1 of the rows need more" in tile["Memory"]
-    assert "1 row 1.25× the normal time" in tile["Deterministic mode"]
+    assert "1 row 1.25× deterministic time / normal time" in tile["Deterministic mode"]
 
 
 def test_peers_without_a_time_are_named_with_the_reason() -> None:
@@ -293,7 +293,7 @@ def test_replays_without_curves_or_samplers(tmp_path: Path) -> None:
 def test_a_replay_belongs_to_the_device_it_names(tmp_path: Path) -> None:
     folder = write_replay(write_suite(tmp_path / "results", rows()[:1]), replay() | {"device": f"{SLUG}-b"})
     write(folder / f"{SLUG}-b.json", {"device": {"name": "the other", "slug": f"{SLUG}-b"}, "entries": []})
-    from autotune.report.data import load_device
+    from autotune.report.data.device_data import load_device
 
     assert load_device(folder, SLUG).replays == {} and set(load_device(folder, f"{SLUG}-b").replays) == {"forward"}
 

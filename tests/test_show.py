@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from database_samples import PROBLEM, entry, store
 
-from autotune import show
-from autotune.config_tables import find_problem, load_graphs
-from autotune.database import DatabaseWarning, database_path
+from autotune.cli import show
+from autotune.database.store import DatabaseWarning, database_path
 from autotune.errors import ConfigError
-from autotune.workload import Workload
+from autotune.workload.config_tables import find_problem, load_graphs
+from autotune.workload.workload import Workload
 from kernelgen.device import device_facts
 from kernelgen.errors import ProblemError
 from kernelgen.problem.tensor_product import TensorProductProblem

@@ -8,9 +8,9 @@ import math
 
 import pytest
 
-from autotune.config_tables import load_problems
-from autotune.space import Space
-from autotune.spaces import search_space
+from autotune.search.space import Space
+from autotune.search.spaces import search_space
+from autotune.workload.config_tables import load_problems
 from kernelgen.device import DeviceFacts, cuda_facts
 from kernelgen.emit.kernel_source import emit
 from kernelgen.problem.tensor_product import TensorProductProblem

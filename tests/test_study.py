@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 from study_cases import CPU, PROBLEM, assert_no_repeats, cost, keys, make_study, ok, run
 
-from autotune import records
+from autotune.database import trial_records
 from autotune.errors import ConfigError
-from autotune.jobs import Outcome
-from autotune.sampling import choose_sampler, make_sampler, proposals_ahead
-from autotune.search import Compiled, search
-from autotune.space import Space
-from autotune.spaces import search_space
+from autotune.measure.trial import Outcome
+from autotune.search.loop import Compiled, search
+from autotune.search.samplers import choose_sampler, make_sampler, proposals_ahead
+from autotune.search.space import Space
+from autotune.search.spaces import search_space
 from kernelgen.device import cuda_facts
 from kernelgen.errors import CompileError
 from kernelgen.schedule.tensor_product import CudaSchedule, Schedule
@@ -36,7 +36,7 @@ def cuda_space() -> Space:
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    return records.study_path(tmp_path, "device", "study")
+    return trial_records.study_path(tmp_path, "device", "study")
 
 
 def test_brute_measures_every_legal_schedule_once(space: Space, path: Path) -> None:
@@ -77,7 +77,7 @@ def test_illegal_suggestions_are_constraints_not_trials(cuda_space: Space, path:
     told = study._study.get_trials(states=(optuna.trial.TrialState.PRUNED,))
     assert told, "random suggestions in the CUDA space break limits"
     assert all(trial.constraints == {"runs": 1.0} for trial in told)
-    assert all(line["state"] == "ok" for line in records.read(path))
+    assert all(line["state"] == "ok" for line in trial_records.read(path))
 
 
 def test_default_comes_first_then_the_starts(cuda_space: Space, path: Path) -> None:
@@ -100,11 +100,11 @@ def test_failures_are_recorded_and_told_as_violations(space: Space, path: Path) 
 
     study = make_study(space, path, sampler="brute")
     assert search(study, prepare, lambda schedule, best: measure(schedule)) == "exhausted"
-    states = {line["state"] for line in records.read(path)}
+    states = {line["state"] for line in trial_records.read(path)}
     assert states == {"ok", "crashed", "compile"}
-    failed = {line["schedule"]["accumulate"] for line in records.read(path) if line["state"] == "crashed"}
+    failed = {line["schedule"]["accumulate"] for line in trial_records.read(path) if line["state"] == "crashed"}
     assert failed == {"atomics"}
-    assert all(line["compile_s"] == 1.5 for line in records.read(path) if line["state"] == "ok")
+    assert all(line["compile_s"] == 1.5 for line in trial_records.read(path) if line["state"] == "ok")
     trials = study._study.get_trials()
     violations = [t for t in trials if t.state == optuna.trial.TrialState.PRUNED]
     unfused = [s for s in space.probes if study.finished[s.key]["state"] != "ok"]
@@ -122,7 +122,7 @@ def test_cut_trials_never_win(space: Space, path: Path) -> None:
 def test_deadline_still_measures_the_default(space: Space, path: Path) -> None:
     study = make_study(space, path)
     assert run(study, deadline=0.0) == "time"
-    assert [line["schedule"] for line in records.read(path)] == [space.default.to_dict()]
+    assert [line["schedule"] for line in trial_records.read(path)] == [space.default.to_dict()]
 
 
 def test_choice_of_sampler(space: Space, cuda_space: Space) -> None:
@@ -141,7 +141,7 @@ def test_choice_of_sampler(space: Space, cuda_space: Space) -> None:
 
 def test_same_seed_same_search(space: Space, tmp_path: Path) -> None:
     def searched(seed: int, name: str) -> Iterable[str]:
-        path = records.study_path(tmp_path, "device", name)
+        path = trial_records.study_path(tmp_path, "device", name)
         study = make_study(space, path, sampler="tpe", seed=seed)
         run(study, trials=15)
         return keys(path)
@@ -198,7 +198,7 @@ def test_what_spills_is_not_measured(space: Space, path: Path) -> None:
 
     study = make_study(space, path, sampler="tpe")
     assert search(study, lambda schedule: Compiled(0.5, resources(schedule)), measure, trials=40, workers=4) == "trials"
-    pruned = [line for line in records.read(path) if line["state"] == "pruned"]
+    pruned = [line for line in trial_records.read(path) if line["state"] == "pruned"]
     assert pruned and len(measured) == 40 - len(pruned)
     assert all(line["schedule"]["accumulate"] == "atomics" for line in pruned)
     assert all("2000 bytes" in line["reason"] and line["resources"]["spill_bytes"] == 2000 for line in pruned)

@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 from study_cases import CPU, PROBLEM, assert_no_repeats, cost, make_study, ok, run
 
-from autotune import records
-from autotune.config_tables import load_problems
+from autotune.database import trial_records
 from autotune.errors import StudyError
-from autotune.jobs import Outcome
-from autotune.neighbours import untried_forms
-from autotune.space import Space
-from autotune.spaces import search_space
-from autotune.study import Study
+from autotune.measure.trial import Outcome
+from autotune.search.space import Space
+from autotune.search.spaces import search_space
+from autotune.search.starting_points import untried_forms
+from autotune.search.study import Study
+from autotune.workload.config_tables import load_problems
 from kernelgen.device import cuda_facts
 from kernelgen.schedule.tensor_product import CudaSchedule, Schedule
 
@@ -31,7 +31,7 @@ def space() -> Space:
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    return records.study_path(tmp_path, "device", "study")
+    return trial_records.study_path(tmp_path, "device", "study")
 
 
 def test_second_run_goes_on(space: Space, path: Path) -> None:
@@ -42,10 +42,10 @@ def test_second_run_goes_on(space: Space, path: Path) -> None:
         assert len(study.finished) == 10
         assert study.default_us == cost(space.default)
         assert run(study, trials=10) == "trials"
-        assert len(records.read(path)) == 10, "nothing to do"
+        assert len(trial_records.read(path)) == 10, "nothing to do"
         assert run(study, trials=25) == "trials"
     assert_no_repeats(path)
-    assert [line["number"] for line in records.read(path)] == list(range(25))
+    assert [line["number"] for line in trial_records.read(path)] == list(range(25))
 
 
 def test_lost_storage_is_filled_from_the_records(space: Space, path: Path) -> None:
@@ -73,7 +73,7 @@ def test_kill_between_record_and_tell(space: Space, path: Path, monkeypatch: pyt
         with pytest.raises(SystemExit):
             run(study, trials=5)
     monkeypatch.undo()
-    assert len(records.read(path)) == 1
+    assert len(trial_records.read(path)) == 1
     with make_study(space, path, storage) as study:
         trials = study._study.get_trials()
         assert [t.value for t in trials if t.state == optuna.trial.TrialState.COMPLETE] == [cost(space.default)]
@@ -93,7 +93,7 @@ def test_interrupt_keeps_what_is_finished(space: Space, path: Path) -> None:
 
     with make_study(space, path, storage) as study:
         assert run(study, measure, workers=2) == "interrupted"
-    assert len(records.read(path)) == 3
+    assert len(trial_records.read(path)) == 3
     with make_study(space, path, storage, sampler="brute") as study:
         assert run(study) == "exhausted"
         assert len(study.finished) == space.count_legal(10_000), "what was under way is proposed again"
@@ -101,17 +101,17 @@ def test_interrupt_keeps_what_is_finished(space: Space, path: Path) -> None:
 
 def test_interrupt_while_a_record_is_written(space: Space, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C between the record and what follows it must not split them."""
-    write = records.append
+    write = trial_records.append
 
     def append(path: Path, line: dict) -> None:
         write(path, line)
         if line["number"] == 2:
             signal.raise_signal(signal.SIGINT)
 
-    monkeypatch.setattr(records, "append", append)
+    monkeypatch.setattr(trial_records, "append", append)
     study = make_study(space, path)
     assert run(study, trials=10) == "interrupted"
-    assert len(records.read(path)) == len(study.finished) == 3
+    assert len(trial_records.read(path)) == len(study.finished) == 3
     told = study._study.get_trials(states=(optuna.trial.TrialState.COMPLETE,))
     assert len(told) == 3 - len(space.probes)
 
@@ -123,7 +123,7 @@ def test_other_generators_trials_are_only_starting_points(space: Space, path: Pa
     with make_study(space, path, generator="new", sampler="tpe") as study:
         assert not study.finished and study.best_us is None
         run(study, trials=4)
-    new = [line for line in records.read(path) if line["generator"] == "new"]
+    new = [line for line in trial_records.read(path) if line["generator"] == "new"]
     assert [line["schedule"] for line in new[1:4]] == best
 
 
@@ -136,7 +136,7 @@ def test_a_form_that_no_earlier_trial_had_is_tried_with_the_earlier_winner(space
         elsewhere = [study.schedule_of(line) for line in study.ranking[-3:]]
     with make_study(space, path, generator="new", sampler="tpe", starts=elsewhere) as study:
         run(study, trials=6)
-    new = [line["schedule"] for line in records.read(path) if line["generator"] == "new"]
+    new = [line["schedule"] for line in trial_records.read(path) if line["generator"] == "new"]
     assert new[4] == {**best, "order": "sender"} and all(schedule["order"] == "receiver" for schedule in new[:4])
     assert new[5] == elsewhere[0].to_dict()
 
@@ -157,17 +157,17 @@ def test_new_forms_of_several_knobs_are_tried_together_too() -> None:
 
 
 def test_torn_line_costs_that_line_only(path: Path) -> None:
-    records.append(path, {"number": 0})
+    trial_records.append(path, {"number": 0})
     with open(path, "a") as file:
         file.write('{"number": 1, "sta')
-    assert records.read(path) == [{"number": 0}]
-    records.append(path, {"number": 2})
-    assert records.read(path) == [{"number": 0}, {"number": 2}]
-    assert records.read(path.with_name("absent.jsonl")) == []
+    assert trial_records.read(path) == [{"number": 0}]
+    trial_records.append(path, {"number": 2})
+    assert trial_records.read(path) == [{"number": 0}, {"number": 2}]
+    assert trial_records.read(path.with_name("absent.jsonl")) == []
 
 
 def test_study_file_name_is_safe(tmp_path: Path) -> None:
-    found = records.study_path(tmp_path, "device", "a/b c-conv")
+    found = trial_records.study_path(tmp_path, "device", "a/b c-conv")
     assert found == tmp_path / "trials" / "device" / "a_b_c-conv.jsonl"
 
 

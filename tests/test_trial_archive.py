@@ -13,13 +13,13 @@ import pytest
 from database_samples import HOST, entry, store
 from study_cases import CPU, PROBLEM, make_study, run
 
-from autotune import records, trial_archive
-from autotune.care import merge_file, pack_trials
-from autotune.database import device_files, read_table
+from autotune.database import trial_archive, trial_records
+from autotune.database.maintenance import merge_file, pack_trials
+from autotune.database.store import device_files, read_table
 from autotune.errors import DatabaseError
-from autotune.recorded import load_record
-from autotune.report.data import device_slugs, load_device
-from autotune.spaces import search_space
+from autotune.replay.recorded import load_record
+from autotune.report.data.device_data import device_slugs, load_device
+from autotune.search.spaces import search_space
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "results"
@@ -35,7 +35,7 @@ def line(number: int, study: str = "small", time_us: float | None = None, **chan
 def write(folder: Path, *lines: dict[str, Any]) -> Path:
     """The trial files of a device; returns their folder."""
     for record in lines:
-        records.append(records.study_path(folder, "dev", record["study"]), record)
+        trial_records.append(trial_records.study_path(folder, "dev", record["study"]), record)
     return folder / "trials" / "dev"
 
 
@@ -100,7 +100,10 @@ def test_samples_stay_of_the_ten_fastest_and_of_what_an_entry_names(tmp_path: Pa
 
 
 def test_a_study_goes_on_from_what_is_packed(tmp_path: Path) -> None:
-    space, path = search_space(PROBLEM, "conv", "forward", "float32", CPU), records.study_path(tmp_path, "dev", "study")
+    space, path = (
+        search_space(PROBLEM, "conv", "forward", "float32", CPU),
+        trial_records.study_path(tmp_path, "dev", "study"),
+    )
     with make_study(space, path) as study:
         run(study, trials=10)
         best, tried = study.best, set(study.finished)
@@ -110,7 +113,7 @@ def test_a_study_goes_on_from_what_is_packed(tmp_path: Path) -> None:
         assert study.best == best and set(study.finished) == tried
         assert run(study, trials=10) == "trials" and not path.exists(), "nothing to do"
         run(study, trials=13)
-    assert [record["number"] for record in records.read(path)] == [10, 11, 12]
+    assert [record["number"] for record in trial_records.read(path)] == [10, 11, 12]
     assert len(trial_archive.read_study(path)) == 13
     with make_study(space, path) as study:
         assert len(study.finished) == 13
@@ -121,15 +124,15 @@ def test_a_database_and_its_packed_trials_are_joined_elsewhere(tmp_path: Path) -
     named = dataclasses.replace(named, trials=named.trials | {"file": f"trials/{HOST.slug}/small.jsonl"})
     there, here = tmp_path / "there", tmp_path / "here"
     file = store(there, HOST, named)
-    path = records.study_path(there, HOST.slug, "small")
-    records.append(path, line(0))
-    records.append(path.with_name("other.jsonl"), line(0, "other"))
-    records.append(records.study_path(there, HOST.slug, "whole", "record"), line(1, "whole"))
+    path = trial_records.study_path(there, HOST.slug, "small")
+    trial_records.append(path, line(0))
+    trial_records.append(path.with_name("other.jsonl"), line(0, "other"))
+    trial_records.append(trial_records.study_path(there, HOST.slug, "whole", "record"), line(1, "whole"))
     trials, recorded = pack_trials(there, HOST.slug)
     assert (trials.studies, trials.missing, recorded.studies) == (1, (), 1)
     path.unlink()
     merge_file(file, here)
-    assert records.read(here / "trials" / HOST.slug / "small.jsonl") == [line(0)]
+    assert trial_records.read(here / "trials" / HOST.slug / "small.jsonl") == [line(0)]
 
 
 def test_a_report_reads_what_is_packed(tmp_path: Path) -> None:
@@ -161,8 +164,8 @@ def test_a_damaged_archive_is_named_and_not_replaced(tmp_path: Path) -> None:
 def test_every_study_that_a_shipped_entry_names_is_packed(database: Path) -> None:
     archived = trial_archive.read_device(RESULTS / "trials" / database.stem)[0]
     with gzip.open(trial_archive.archive_of(RESULTS / "trials" / database.stem)) as file:
-        packed = records.readable(file)
-    studies = {records.study_path(Path(), database.stem, record["study"]).as_posix() for record in packed}
+        packed = trial_records.readable(file)
+    studies = {trial_records.study_path(Path(), database.stem, record["study"]).as_posix() for record in packed}
     entries = read_table(database).by_identity.values()
     assert entries and {found.trials["file"] for found in entries} <= studies
     for found in entries:

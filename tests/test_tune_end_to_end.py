@@ -20,20 +20,21 @@ import pytest
 import torch
 from tiny_config import CONFIG
 
-from autotune import records
-from autotune.config import load_config
-from autotune.config_tables import load_graphs
-from autotune.contest import hold_contest, interleaved
-from autotune.contest_session import ContestSession, ContestSetting
-from autotune.database import Database
+from autotune.compare.comparison import interleaved, run_comparison
+from autotune.compare.comparison_worker import ComparisonSession, ComparisonSetting
+from autotune.database import trial_records
+from autotune.database.store import Database
 from autotune.errors import PeerError
-from autotune.jobs import Outcome
-from autotune.neighbours import starting_points
-from autotune.settings import PATIENCE, resolve
-from autotune.spaces import search_space
-from autotune.tune import Clock, open_study, tune
-from autotune.worker import Worker
-from autotune.workload import Workload
+from autotune.measure.trial import Outcome
+from autotune.measure.worker import Worker
+from autotune.search.spaces import search_space
+from autotune.search.starting_points import starting_points
+from autotune.tune.budget import TimeBudget
+from autotune.tune.run import open_study, tune
+from autotune.tune.settings import PATIENCE, resolve
+from autotune.workload.config import load_config
+from autotune.workload.config_tables import load_graphs
+from autotune.workload.workload import Workload
 from kernelgen.device import device_facts
 from kernelgen.problem.tensor_product import TensorProductProblem
 from kernelgen.schedule.tensor_product import HostSchedule, schedule_from_dict
@@ -42,7 +43,7 @@ from kernelgen.schedule.tensor_product import HostSchedule, schedule_from_dict
 TRIALS = 200
 SCRIPT = """
 import sys
-from autotune.tune import tune
+from autotune.tune.run import tune
 
 if __name__ == "__main__":
     tune(sys.argv[1], device="cpu", results_dir=sys.argv[2], with_peers=False)
@@ -71,7 +72,7 @@ class Runs:
         return subprocess.Popen(command, env=environment, start_new_session=True, stderr=subprocess.PIPE, text=True)
 
     def records(self) -> list[dict[str, Any]]:
-        return [line for path in self.results.glob("trials/*/*.jsonl") for line in records.read(path)]
+        return [line for path in self.results.glob("trials/*/*.jsonl") for line in trial_records.read(path)]
 
     def stop_when(self, ready: Callable[[], bool], number: signal.Signals) -> tuple[int, str]:
         """Send a signal once ``ready``; the exit code and what was printed."""
@@ -126,11 +127,11 @@ def test_killed_tuner_repeats_nothing(tmp_path: Path, config: Path) -> None:
 
 
 @dataclass(frozen=True)
-class StrangePeers(ContestSetting):
-    """A contest whose peers misbehave in every way that real ones do."""
+class StrangePeers(ComparisonSetting):
+    """A comparison whose peers misbehave in every way that real ones do."""
 
     def open(self) -> Callable[[Any], Any]:
-        session = ContestSession(ContestSetting(self.workload, self.device, peers=()))
+        session = ComparisonSession(ComparisonSetting(self.workload, self.device, peers=()))
         session.peers = {
             name: StrangePeer(name) for name in ("sound", "absent", "raises late", "crashes late", "crashes")
         }
@@ -170,24 +171,24 @@ def test_contest_survives_its_peers(config: Path) -> None:
     both = HostSchedule(path_groups=2, channel_block=4)
     ours = {"default": {"forward": both, "backward": both}, "other": {"forward": HostSchedule(path_groups=3)}}
     setting = StrangePeers(workload, "cpu")
-    contest = hold_contest(setting, ("forward", "backward"), ours, seconds_each=0.0, copies=True)
-    assert set(contest.results) == {"default", "other", "sound", "absent", "raises late", "crashes late", "crashes"}
+    comparison = run_comparison(setting, ("forward", "backward"), ours, seconds_each=0.0, copies=True)
+    assert set(comparison.results) == {"default", "other", "sound", "absent", "raises late", "crashes late", "crashes"}
     for name, samples in (("default", 10), ("sound", 5)):
         for which in ("forward", "backward"):
-            timing = contest.results[name][which].timing
+            timing = comparison.results[name][which].timing
             assert timing is not None and len(timing.samples_us) == samples
-    assert set(contest.results["other"]) == {"forward"}, "it names no backward schedule"
-    assert "not installed" in contest.results["absent"]["forward"].error
-    assert "SIGSEGV" in contest.results["crashes"]["backward"].error
+    assert set(comparison.results["other"]) == {"forward"}, "it names no backward schedule"
+    assert "not installed" in comparison.results["absent"]["forward"].error
+    assert "SIGSEGV" in comparison.results["crashes"]["backward"].error
     for name, error in (("raises late", "no double backward"), ("crashes late", "SIGSEGV")):
-        assert contest.results[name]["forward"].timing is not None, "its sound pass keeps its number"
-        assert error in contest.results[name]["backward"].error
-    assert set(contest.errors["default"]) == {"forward", "backward"}
-    assert all(error < 1e-5 for slots in contest.errors["default"].values() for error in slots.values())
+        assert comparison.results[name]["forward"].timing is not None, "its sound pass keeps its number"
+        assert error in comparison.results[name]["backward"].error
+    assert set(comparison.errors["default"]) == {"forward", "backward"}
+    assert all(error < 1e-5 for slots in comparison.errors["default"].values() for error in slots.values())
     assert (
-        contest.copy_bandwidth > 0
-        and set(contest.copies) == {"forward", "backward"}
-        and min(contest.copies.values()) > 0
+        comparison.copy_bandwidth > 0
+        and set(comparison.copies) == {"forward", "backward"}
+        and min(comparison.copies.values()) > 0
     )
 
 
@@ -199,12 +200,12 @@ def test_contests_in_a_row_share_a_process_and_skip_what_is_known_to_fail(config
     with Worker(setting) as worker:
         known = {"crashes": "known to crash", "raises late": "known", "crashes late": "known"}
         for which in ("forward", "force_step"):
-            contest = hold_contest(setting, (which,), ours, seconds_each=0.0, worker=worker, known_failures=known)
-            assert contest.results["crashes"][which].error == "known to crash"
-            assert contest.results["default"][which].timing is not None, contest.results["default"][which].error
+            comparison = run_comparison(setting, (which,), ours, seconds_each=0.0, worker=worker, known_failures=known)
+            assert comparison.results["crashes"][which].error == "known to crash"
+            assert comparison.results["default"][which].timing is not None, comparison.results["default"][which].error
         assert worker.starts == 1
-    assert "has no attribute 'force_step'" in contest.results["sound"]["force_step"].error
-    assert set(contest.errors["default"]["joint_backward"]) == {"x", "y", "w"}
+    assert "has no attribute 'force_step'" in comparison.results["sound"]["force_step"].error
+    assert set(comparison.errors["default"]["joint_backward"]) == {"x", "y", "w"}
 
 
 def test_rounds_are_interleaved_and_even() -> None:
@@ -215,16 +216,18 @@ def test_rounds_are_interleaved_and_even() -> None:
 
 
 def test_budget_is_shared() -> None:
-    clock = Clock(100.0, 2, begin=time.monotonic())
-    first = clock.end_of_searches()
-    assert first is not None and first - clock.begin == pytest.approx(35.0, abs=1.0), "half the time, less a comparison"
-    clock.comparison_s = 10.0
-    second = clock.end_of_searches()
-    assert second is not None and second - clock.begin == pytest.approx(90.0, abs=1.0), (
+    time_budget = TimeBudget(100.0, 2, begin=time.monotonic())
+    first = time_budget.end_of_searches()
+    assert first is not None and first - time_budget.begin == pytest.approx(35.0, abs=1.0), (
+        "half the time, less a comparison"
+    )
+    time_budget.comparison_s = 10.0
+    second = time_budget.end_of_searches()
+    assert second is not None and second - time_budget.begin == pytest.approx(90.0, abs=1.0), (
         "what is left, less a comparison"
     )
-    assert Clock(None, 1).end_of_searches() is None
-    late = Clock(1.0, 1, begin=time.monotonic() - 50.0)
+    assert TimeBudget(None, 1).end_of_searches() is None
+    late = TimeBudget(1.0, 1, begin=time.monotonic() - 50.0)
     assert late.end_of_searches() == pytest.approx(time.monotonic(), abs=1.0), "a spent budget searches no more"
 
 

@@ -10,22 +10,27 @@ import pytest
 import torch
 from database_samples import HOST, entry, store
 
-from autotune import SphericalHarmonics, accelerate, database, harmonics, spherical_harmonics
-from autotune.bench import bench
-from autotune.config import load_config
-from autotune.config_tables import load_harmonics, load_problems
-from autotune.database import Database, database_path
-from autotune.entry import Entry
+from autotune import SphericalHarmonics, accelerate, spherical_harmonics
+from autotune.bench.run import bench
+from autotune.cli.show import show
+from autotune.database import store as database
+from autotune.database.entry import Entry
+from autotune.database.lookup import find_schedule
+from autotune.database.store import Database, database_path
 from autotune.errors import ConfigError, DatabaseError, TuningMissError
-from autotune.graphs import EdgesAlone, GraphClass, GraphSpec, build_graph
-from autotune.jobs import TrialJob, TrialSetting
-from autotune.lookup import find_schedule
-from autotune.record import record
+from autotune.measure.runs import HarmonicsRuns, runs_of
+from autotune.measure.trial import TrialJob, TrialSetting
+from autotune.modules import spherical_harmonics as harmonics
+from autotune.replay.record import record
 from autotune.report import summary_table, write_reports
-from autotune.show import show
-from autotune.trials import compile_ahead
-from autotune.tune import space_of, study_name, tune
-from autotune.workload import Workload
+from autotune.search.spaces import space_of
+from autotune.search.study import study_name
+from autotune.search.trial_steps import compile_ahead
+from autotune.tune.run import tune
+from autotune.workload.config import load_config
+from autotune.workload.config_tables import load_harmonics, load_problems
+from autotune.workload.graphs import EdgesAlone, GraphClass, GraphSpec, build_graph
+from autotune.workload.workload import Workload
 from kernelgen.device import cuda_facts, device_facts
 from kernelgen.errors import ProblemError
 from kernelgen.problem.spherical_harmonics import HarmonicsProblem
@@ -161,7 +166,7 @@ def test_stages_count_where_rows_are_read_ahead() -> None:
 
 def test_compulsory_bytes() -> None:
     work, dim = workload(dtype="float64"), 9
-    moved = [work.family.compulsory_bytes(work, direction, 10, 0) for direction in HARMONICS_DIRECTIONS]
+    moved = [work.compulsory_bytes(direction, 10, 0) for direction in HARMONICS_DIRECTIONS]
     assert moved == [8 * 10 * number for number in (3 + dim, 3 + dim + 3, 3 + dim + 3 + 3 + dim)]
 
 
@@ -175,11 +180,11 @@ def test_cuda_kernels_compile(direction: str) -> None:
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_every_output_is_held_to_e3nn(dtype: str, normalize: bool) -> None:
     work = workload(HarmonicsProblem((0, 1, 4, 1), "norm", normalize), dtype)
-    family, tolerance = work.family, {"float32": 1e-6, "float64": 1e-14}[dtype]
-    tensors = family.tensors(work, "cpu")
-    reference, operator = family.reference(work, "cpu", tensors), family.build(work, {}, "cpu")
+    runs, tolerance = runs_of(work.operation), {"float32": 1e-6, "float64": 1e-14}[dtype]
+    tensors = runs.tensors(work, "cpu")
+    reference, operator = runs.reference(work, "cpu", tensors), runs.build(work, {}, "cpu")
     for name, direction in HARMONICS_DIRECTIONS.items():
-        outputs = family.run(operator, name, tensors, None, poison=True)()
+        outputs = runs.run(operator, name, tensors, None, poison=True)()
         errors = reference.check(name, outputs)
         assert list(errors) == list(direction.outputs) and max(errors.values()) < tolerance
         for slot, output in outputs.items():
@@ -195,13 +200,13 @@ def test_a_trial_is_checked_and_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     job = TrialJob("double_backward", HarmonicsHostSchedule(block_size=16), max_seconds=0.01)
     outcome = session(job)
     assert outcome.ok and outcome.time_us and set(outcome.errors) == {"x", "g"}, outcome.reason
-    run = type(workload().family).run
+    run = HarmonicsRuns.run
 
     def unwritten(self: Any, operator: Any, *arguments: Any, **options: Any) -> Any:
         operator._run = lambda *_: None
         return run(self, operator, *arguments, **options)
 
-    monkeypatch.setattr(type(workload().family), "run", unwritten)
+    monkeypatch.setattr(HarmonicsRuns, "run", unwritten)
     assert session(job).state == "wrong", "outputs that no kernel wrote are full of NaN"
     too_many = HarmonicsHostSchedule(threads=256)
     assert session(TrialJob("forward", too_many)).state == "illegal"
@@ -306,7 +311,7 @@ def test_tuned_benched_and_reported(tmp_path: Path, shipped: Path) -> None:
     assert (row["pass"], row["origins"]) == ("forward", {"forward": "exact"})
     assert set(row["times"]) == {"equitune", "equitune-default", "e3nn"}
     assert all("time_us" in timing for timing in row["times"].values())
-    assert row["bytes"] == config.workloads[0].family.compulsory_bytes(config.workloads[0], "forward", 300, 0)
+    assert row["bytes"] == config.workloads[0].compulsory_bytes("forward", 300, 0)
     assert bench(config, "cpu", results, peers=("e3nn",)) == [row], "known already"
     assert "sh-small on few" in summary_table(results)
     (page,) = write_reports(results, tmp_path / "reports")

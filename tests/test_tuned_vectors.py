@@ -10,17 +10,21 @@ import pytest
 import torch
 from database_samples import entry, store
 
-from autotune import SphericalHarmonics, SphericalHarmonicsConv, database
-from autotune.baselines import peers_for
-from autotune.config import load_config
-from autotune.config_tables import load_vectors
+from autotune import SphericalHarmonics, SphericalHarmonicsConv
+from autotune.cli.show import show
+from autotune.compare.peers import peers_for
+from autotune.database import store as database
+from autotune.database.edge_vectors import directions_inside
+from autotune.database.lookup import find_schedule
 from autotune.errors import ConfigError, TuningMissError
-from autotune.graphs import GraphClass, GraphSpec, Points
-from autotune.jobs import TrialJob, TrialSetting
-from autotune.show import show
-from autotune.tune import space_of
-from autotune.vectors_family import Vectors, directions_inside, product_schedule
-from autotune.workload import Workload
+from autotune.measure.runs import runs_of
+from autotune.measure.trial import TrialJob, TrialSetting
+from autotune.search.spaces import space_of
+from autotune.workload.config import load_config
+from autotune.workload.config_tables import load_vectors
+from autotune.workload.graphs import GraphClass, GraphSpec, Points
+from autotune.workload.kinds.edge_vectors import VectorsKind, product_schedule
+from autotune.workload.workload import Workload
 from kernelgen.device import cuda_facts, device_facts
 from kernelgen.errors import ProblemError
 from kernelgen.ops.edge_vectors import FUSED
@@ -72,7 +76,7 @@ def test_a_config_names_product_and_harmonics(tmp_path: Path) -> None:
     path.write_text(text)
     (found,) = load_config(path, "cpu").workloads
     assert found.problem == load_vectors()["nequip-water-vectors"] and found.operation == "vectors"
-    assert found.directions == tuple(Vectors.directions) and found.graph_class().text.startswith("vectors-e")
+    assert found.directions == tuple(VectorsKind.directions) and found.graph_class().text.startswith("vectors-e")
     for old, new, message in (
         ("sh-l1", "sh-l9", "harmonics 'sh-l9' is not known|unknown harmonics|no harmonics"),
         ("sh-l1", "sh-l3", "have 16 components"),
@@ -93,16 +97,16 @@ def test_vectors_are_read_and_written_in_the_place_of_harmonics() -> None:
     product = PROBLEM.product
     rows = nodes * (product.dim_in1 + product.dim_out)
     moved = 4 * (rows + edges * (3 + product.weight_numel)) + 8 * edges
-    assert work.family.compulsory_bytes(work, "forward", edges, nodes) == moved
+    assert work.compulsory_bytes("forward", edges, nodes) == moved
 
 
 @pytest.mark.parametrize("harmonics", VectorHostSchedule.choices["harmonics"])
-@pytest.mark.parametrize("direction", Vectors.directions)
+@pytest.mark.parametrize("direction", VectorsKind.directions)
 def test_all_ways_are_checked_and_timed(direction: str, harmonics: str, shipped: Path) -> None:
     work, schedule = workload(dtype="float64"), VectorHostSchedule(harmonics)
     space = space_of(work, direction, FACTS)
     assert space.size == 3 and space.broken_limit(schedule) is None
-    built = work.family.build(work, {direction: schedule}, "cpu")
+    built = runs_of(work.operation).build(work, {direction: schedule}, "cpu")
     assert (direction in built.inside) is (harmonics == "inside")
     assert built.product.schedules[direction].fuse is (harmonics != "unfused")
     outcome = TrialSetting(work, "cpu").open()(TrialJob(direction, schedule, max_seconds=0.01))
@@ -114,8 +118,10 @@ def test_all_ways_are_checked_and_timed(direction: str, harmonics: str, shipped:
 def test_unfused_takes_no_schedule_that_needs_fusion(graph_class: str) -> None:
     """Of one that splits nodes, say: the shipped database has some, and steps by themselves own no node."""
     problem, kernel = load_vectors()["batmobile-l3-vectors"], ("float32", "ir_mul", cuda_facts("sm_90", "NVIDIA H200"))
-    for direction in Vectors.directions:
-        schedule = product_schedule(problem, direction, "unfused", *kernel, GraphClass.parse(graph_class), False)
+    for direction in VectorsKind.directions:
+        schedule = product_schedule(
+            find_schedule, problem, direction, "unfused", *kernel, GraphClass.parse(graph_class), False
+        )
         spec = Spec(problem.product, DIRECTIONS[direction], schedule, "plain", *kernel[:2], "int64", kernel[2])
         assert make_plan(spec).spec.schedule == schedule and not schedule.fuse
 

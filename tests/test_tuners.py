@@ -14,14 +14,15 @@ import pytest
 import torch
 from tiny_config import CONFIG
 
-from autotune import cli, records
-from autotune.cli_options import devices_given, resolve_device
-from autotune.config import load_config
-from autotune.database import read_table
-from autotune.devices import _alone, devices_named, on_each
+from autotune.cli import commands
+from autotune.cli.options import devices_given, resolve_device
+from autotune.database import trial_records
+from autotune.database.store import read_table
 from autotune.errors import ConfigError
-from autotune.settings import resolve
-from autotune.tuners import begun_elsewhere
+from autotune.measure.devices import _alone, devices_named, on_each
+from autotune.tune.multi_device import begun_elsewhere
+from autotune.tune.settings import resolve
+from autotune.workload.config import load_config
 from kernelgen.device import device_facts
 from kernelgen.errors import InputError, ToolMissingError
 
@@ -104,9 +105,9 @@ def test_the_command_hands_devices_on(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str], given: tuple[str, ...]
 ) -> None:
     received: list[tuple] = []
-    monkeypatch.setattr("autotune.tuners.tune_together", lambda *those: received.append(those))
+    monkeypatch.setattr("autotune.tune.multi_device.tune_together", lambda *those: received.append(those))
     with pytest.raises(SystemExit) as ended:
-        cli.main(["tune", "quick", *given, "--trials", "7", "--results", str(tmp_path)])
+        commands.main(["tune", "quick", *given, "--trials", "7", "--results", str(tmp_path)])
     assert ended.value.code == 0
     ((config, devices, *options),) = received
     assert config.workloads[0].label == "tiny" and devices == ["cpu"] * (2 if "," in given[1] else 1)
@@ -141,7 +142,7 @@ class Run:
         )
 
     def lines(self) -> list[dict]:
-        return [line for path in self.results.glob("trials/*/*.jsonl") for line in records.read(path)]
+        return [line for path in self.results.glob("trials/*/*.jsonl") for line in trial_records.read(path)]
 
     def wait_for(self, ready: Callable[[], bool]) -> None:
         while not ready():
@@ -168,7 +169,7 @@ def test_interrupted_tuners_publish_what_there_is(tmp_path: Path) -> None:
     assert run.process.returncode == 130, printed
     assert "[cpu 1]" in printed and "[cpu 2]" in printed and "disturbs its timings" in printed
     found = run.lines()
-    assert 3 <= len(found) < 200 and len({records.identity(line) for line in found}) == len(found)
+    assert 3 <= len(found) < 200 and len({trial_records.identity(line) for line in found}) == len(found)
     table = read_table(run.results / f"{device_facts('cpu').slug}.json")
     (entry,) = table.by_identity.values()
     assert entry.trials["count"] <= len(found)

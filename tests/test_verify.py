@@ -8,10 +8,11 @@ import math
 import pytest
 import torch
 
-from autotune.baselines.passes import AutogradPasses
-from autotune.config_tables import load_graphs
-from autotune.verify import TOLERANCE, Reference, choose_nodes
-from autotune.workload import Tensors, Workload, compulsory_bytes, make_tensors, relayout, to_ir_mul, to_mul_ir
+from autotune.measure.autograd_passes import AutogradPasses
+from autotune.measure.reference.tensor_product import TOLERANCE, Reference, choose_nodes
+from autotune.workload.config_tables import load_graphs
+from autotune.workload.tensors import Tensors, make_tensors, relayout, to_ir_mul, to_mul_ir
+from autotune.workload.workload import Workload
 from kernelgen.errors import InputError
 from kernelgen.problem.tensor_product import TensorProductProblem
 from kernelgen.terms.directions import DIRECTIONS, double_backward
@@ -73,9 +74,9 @@ def test_float32_is_within_the_tolerance_and_not_exact() -> None:
 
 def test_a_subset_checks_whole_nodes_and_about_as_many_edges_as_asked() -> None:
     work = workload()
-    reference = Reference(work, "cpu", max_edges=100)
+    reference = Reference(work, "cpu", make_tensors(work, "cpu"), max_edges=100)
     assert 50 <= reference.checked_edges <= 200
-    full = Reference(work, "cpu", max_edges=10**9)
+    full = Reference(work, "cpu", make_tensors(work, "cpu"), max_edges=10**9)
     for direction in DIRECTIONS:
         for slot, value in reference.expected(direction).items():
             torch.testing.assert_close(value, full.expected(direction)[slot][reference.rows(slot)], rtol=0, atol=1e-12)
@@ -162,7 +163,7 @@ def test_joint_reference_is_the_slope_of_its_loss(operation: str) -> None:
 
 def test_wrong_shape_and_slot_are_errors() -> None:
     work = workload()
-    reference = Reference(work, "cpu")
+    reference = Reference(work, "cpu", make_tensors(work, "cpu"))
     with pytest.raises(InputError, match="expected"):
         reference.check("forward", {"g": torch.zeros(3, 3)})
     with pytest.raises(InputError, match="none of direction"):
@@ -196,13 +197,13 @@ def test_compulsory_bytes() -> None:
     edges, nodes = 11872, 424
     x, y, w, g = nodes * 512, edges * 16, edges * 1280, nodes * 5120
     index = 8 * edges
-    assert compulsory_bytes(work, "forward", edges, nodes) == 4 * (x + y + w + g) + index
-    assert compulsory_bytes(work, "backward", edges, nodes) == 4 * (2 * (x + y + w) + g) + index
-    assert compulsory_bytes(work, "edge_backward", edges, nodes) == 4 * (x + w + g + y) + index
-    assert compulsory_bytes(work, "double_backward", edges, nodes) == 4 * (3 * (x + y + w) + 2 * g) + index
-    assert compulsory_bytes(work, "joint_backward", edges, nodes) == 4 * (2 * (x + w) + 3 * y + 2 * g) + index
+    assert work.compulsory_bytes("forward", edges, nodes) == 4 * (x + y + w + g) + index
+    assert work.compulsory_bytes("backward", edges, nodes) == 4 * (2 * (x + y + w) + g) + index
+    assert work.compulsory_bytes("edge_backward", edges, nodes) == 4 * (x + w + g + y) + index
+    assert work.compulsory_bytes("double_backward", edges, nodes) == 4 * (3 * (x + y + w) + 2 * g) + index
+    assert work.compulsory_bytes("joint_backward", edges, nodes) == 4 * (2 * (x + w) + 3 * y + 2 * g) + index
     plain = dataclasses.replace(work, operation="plain", dtype="float64")
-    assert compulsory_bytes(plain, "forward", edges, nodes) == 8 * edges * (512 + 16 + 1280 + 5120)
+    assert plain.compulsory_bytes("forward", edges, nodes) == 8 * edges * (512 + 16 + 1280 + 5120)
 
 
 def test_layouts_are_inverse_and_move_the_right_elements() -> None:

@@ -17,13 +17,13 @@ from typing import Any
 import pytest
 import torch
 
-from autotune import jobs
-from autotune.baselines import e3nn_peer
-from autotune.config_tables import load_graphs
+from autotune.compare.peers import e3nn as e3nn_peer
 from autotune.errors import PeerError, WorkerError
-from autotune.jobs import Outcome, TrialJob, TrialSession, TrialSetting
-from autotune.worker import Worker, WorkerLost, run_trial
-from autotune.workload import Workload
+from autotune.measure import trial
+from autotune.measure.trial import Outcome, TrialJob, TrialSession, TrialSetting, run_trial
+from autotune.measure.worker import Worker, WorkerLost
+from autotune.workload.config_tables import load_graphs
+from autotune.workload.workload import Workload
 from kernelgen.errors import LaunchError
 from kernelgen.ops.operator import Operator
 from kernelgen.problem.tensor_product import TensorProductProblem
@@ -145,7 +145,7 @@ def test_worker_does_not_outlive_a_killed_parent(tmp_path: Path) -> None:
     script.write_text(
         textwrap.dedent(
             """
-            from autotune.worker import Worker
+            from autotune.measure.worker import Worker
             from test_worker import Misbehaving
 
             if __name__ == "__main__":
@@ -252,9 +252,9 @@ def test_session_reports_a_failed_compilation(
 
 
 def test_errors_in_json_form() -> None:
-    assert jobs.finite({"x": float("inf"), "y": 1e-7}) == {"x": 1e308, "y": 1e-7}
-    assert jobs.worst_error({"x": 1e-7}, "float32") is None
-    assert "w" in (jobs.worst_error({"x": 1e-7, "w": float("nan")}, "float32") or "")
+    assert trial.finite({"x": float("inf"), "y": 1e-7}) == {"x": 1e308, "y": 1e-7}
+    assert trial.worst_error({"x": 1e-7}, "float32") is None
+    assert "w" in (trial.worst_error({"x": 1e-7, "w": float("nan")}, "float32") or "")
 
 
 def test_reopened_in_the_same_process(worker: Worker) -> None:

@@ -17,8 +17,8 @@ from reference import assert_matches_e3nn, expected, make_case, relative_error
 from test_fused import expected as of_vectors
 from test_fused import vectors_case, without_zero_vector
 
-from autotune.config_tables import load_problems
-from autotune.spaces import search_space
+from autotune.search.spaces import search_space
+from autotune.workload.config_tables import load_problems
 from kernelgen import CudaSchedule, TensorProductProblem, build
 from kernelgen.compile.compiler import compile_source
 from kernelgen.device import cuda_facts

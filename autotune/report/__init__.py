@@ -22,7 +22,7 @@ def write_reports(results_dir: str | Path, reports_dir: str | Path, only: str | 
     only: of this device, named as its files are. Equal results give equal bytes. Raises ReportError for a results file
     that cannot be read, before any page is replaced.
     """
-    from autotune.report.data import device_slugs, load_device
+    from autotune.report.data.device_data import device_slugs, load_device
     from autotune.report.page import build_page
 
     results, reports = Path(results_dir), Path(reports_dir)

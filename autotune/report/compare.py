@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from autotune.bench_rows import identity_of
-from autotune.database import is_slug
-from autotune.intervals import LEVEL, SAME, TOLERANCE, UNCLEAR, ratio_interval, verdict
+from autotune.bench.rows import identity_of
+from autotune.database.store import is_slug
+from autotune.measure.intervals import LEVEL, SAME, TOLERANCE, UNCLEAR, ratio_interval, verdict
+from autotune.report.data.suite_rows import SuiteRow, mapping
 from autotune.report.errors import ReportError
-from autotune.report.suite_rows import SuiteRow, mapping
-from autotune.report.words import TUNED
+from autotune.text import TUNED
 from kernelgen.json_data import parse_json
 
 ONE_MEASUREMENT = "one measurement"

@@ -6,17 +6,17 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 
-from autotune.intervals import FASTER, RESAMPLES, SLOWER, VERDICTS
+from autotune.measure.intervals import FASTER, RESAMPLES, SLOWER, VERDICTS
 from autotune.report.compare import ONE_MEASUREMENT, Comparison, Judgement, Pair, Record
-from autotune.report.frame import document
-from autotune.report.knobs import union, value_text
-from autotune.report.markup import Cell, Column, Group, Markup, grouped_table, join, table, tag
-from autotune.report.samples import strips
-from autotune.report.suite import row_cells
-from autotune.report.suite_figures import ratio_dots
-from autotune.report.suite_rows import SuiteRow
-from autotune.report.suite_tiles import passes, rows_text
-from autotune.report.words import (
+from autotune.report.data.suite_rows import SuiteRow
+from autotune.report.html.frame import document
+from autotune.report.html.knobs import union, value_text
+from autotune.report.html.markup import Cell, Column, Group, Markup, grouped_table, join, table, tag
+from autotune.report.html.samples import strips
+from autotune.report.html.suite_figures import ratio_dots
+from autotune.report.sections.suite import row_cells
+from autotune.report.sections.suite_tiles import passes, rows_text
+from autotune.text import (
     MISSING,
     TUNED,
     contender_name,

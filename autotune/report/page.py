@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from autotune.report import method, overview, replays, search, suite, tuned_rows
-from autotune.report.data import DeviceData
-from autotune.report.frame import Section, document
-from autotune.report.markup import Markup, join, tag
-from autotune.report.sources import Sources, write_sources
-from autotune.report.tuned_rows import entry_schedules
-from autotune.report.words import MISSING, TUNED
+from autotune.report.data.device_data import DeviceData
+from autotune.report.html.frame import Section, document
+from autotune.report.html.markup import Markup, join, tag
+from autotune.report.html.sources import Sources, write_sources
+from autotune.report.sections import method, overview, replays, search, suite, tuned_rows
+from autotune.report.sections.tuned_rows import entry_schedules
+from autotune.text import MISSING, TUNED
 
 
 def build_page(data: DeviceData) -> str:

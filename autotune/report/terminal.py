@@ -7,8 +7,8 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from autotune.report.data import TUNED, DeviceData, device_slugs, load_device
-from autotune.report.words import MISSING, contender_name, direction_name, error_text, ratio_text, time_text
+from autotune.report.data.device_data import DeviceData, device_slugs, load_device
+from autotune.text import MISSING, TUNED, contender_name, direction_name, error_text, ratio_text, time_text
 
 if TYPE_CHECKING:
     from rich.console import Console

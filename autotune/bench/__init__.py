@@ -1,0 +1,5 @@
+"""``equitune bench``: all workloads of a config beside all peers.
+
+In: a config and a device. Out: rows of ``results/bench`` and a table. Read ``run``, ``plans`` (what is compared),
+``rows`` (how rows are stored) and ``text``.
+"""

@@ -1,0 +1,72 @@
+"""The stored rows of comparisons: ``results/bench/DEVICE.json``, one row each workload and pass.
+
+Rows (plain data) enter and leave; a newer row replaces the one of its identity, and the file is replaced whole.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import filelock
+
+from autotune.database.provenance import driver_version
+from autotune.database.store import device_record, replace_file
+from kernelgen.device import DeviceFacts
+from kernelgen.json_data import parse_json
+
+SCHEMA = 1
+OURS, DEFAULT = "equitune", "equitune-default"
+IDENTITY = ("problem", "operation", "dtype", "layout", "graph_class", "pass")
+Row = dict[str, Any]
+
+
+def identity_of(row: Mapping[str, Any]) -> tuple[Any, ...]:
+    """What a row is about. Rows older than the deterministic mode do not name it."""
+    return (*(row[name] for name in IDENTITY), row.get("deterministic", False))
+
+
+def bench_path(folder: Path, facts: DeviceFacts) -> Path:
+    return folder / "bench" / f"{facts.slug}.json"
+
+
+def stored_rows(folder: Path, facts: DeviceFacts) -> list[Row]:
+    """The device's rows, none where there is no file yet or one that is not understood."""
+    return _read(bench_path(folder, facts)) or []
+
+
+def _read(path: Path) -> list[Row] | None:
+    """None for a file that is not understood."""
+    if not path.exists():
+        return []
+    try:
+        rows = parse_json(path.read_bytes())["rows"]
+        for row in rows:
+            _ = identity_of(row), row["times"].keys()
+        return rows
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def store_rows(folder: Path, facts: DeviceFacts, rows: Sequence[Row]) -> Path:
+    """Merge rows into the device's file; atomic, and a file that is not understood is kept aside."""
+    path = bench_path(folder, facts)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lock = folder / "studies" / f"{facts.slug}-bench.lock"
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    with filelock.FileLock(lock, timeout=60):
+        before = _read(path)
+        if before is None:
+            path.rename(path.with_name(f"{path.stem}.corrupt-{datetime.now(UTC):%Y%m%dT%H%M%SZ}.json"))
+        merged = {identity_of(row): row for row in [*(before or []), *rows]}
+        replace_file(path, record_text(facts, [merged[identity] for identity in sorted(merged)]))
+    return path
+
+
+def record_text(facts: DeviceFacts, rows: Sequence[Row]) -> str:
+    """A bench record as JSON, which ``equitune report --compare`` reads."""
+    data = {"schema": SCHEMA, "device": device_record(facts, driver_version(facts)), "rows": list(rows)}
+    return json.dumps(data, indent=1, ensure_ascii=False, allow_nan=False) + "\n"

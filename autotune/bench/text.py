@@ -1,0 +1,178 @@
+"""Text of bench rows, for a terminal or as Markdown: a table, and a summary of all rows.
+
+A ratio is the fastest peer's time over ours: above 1 we are faster.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from autotune.bench.rows import DEFAULT, OURS, Row
+from autotune.measure.intervals import SLOWER, ratio_interval, verdict
+from autotune.text import time_text
+
+# Graphs large and dense enough that the floor of compulsory traffic can be reached.
+FLOOR_GRAPHS = ("carbon", "water")
+TARGET = 1.05
+TITLE = "median times (ratio to the tuned kernel)"
+# Columns before those of contenders.
+FIXED = 4
+# Of a default that is the faster one; both were measured in one run.
+TOLERANCE = 0.01
+
+
+def table_lines(rows: Sequence[Row]) -> list[str]:
+    """One line a row: each contender's median and its ratio to ours. No number is cut short."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    heads, body = _table(rows)
+    table = Table(*heads[:FIXED], title=TITLE, box=box.SIMPLE_HEAD)
+    for name in heads[FIXED:]:
+        table.add_column(name, justify="right", no_wrap=True)
+    for cells in body:
+        table.add_row(*cells)
+    out = io.StringIO()
+    Console(file=out, width=1000).print(table)
+    return [line.rstrip() for line in out.getvalue().splitlines()]
+
+
+def markdown_text(rows: Sequence[Row]) -> str:
+    """The table and the summary as Markdown."""
+    heads, body = _table(rows)
+    rule = ["---"] * FIXED + ["---:"] * (len(heads) - FIXED)
+    lines = [f"| {' | '.join(cells)} |" for cells in (heads, rule, *body)]
+    summary = "\n".join(summary_lines(rows)).strip("\n")
+    return "\n".join([f"{TITLE[0].upper()}{TITLE[1:]}:", "", *lines, "", "```text", summary, "```", ""])
+
+
+def _table(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
+    """Heads and cells; the first :data:`FIXED` columns say which row it is."""
+    names = list(dict.fromkeys(name for row in rows for name in row["times"]))
+    body = []
+    for row in rows:
+        kind = f"{row['operation']} {row['dtype']}{' deterministic' if row.get('deterministic') else ''}"
+        cells = [_cell(row["times"].get(name, {"error": "-"}), row["times"][OURS]) for name in names]
+        body.append([row["label"], row["graph"]["name"], kind, row["pass"], *cells])
+    return ["problem", "graph", "kernel", "pass", *names], body
+
+
+def _cell(result: Mapping[str, Any], ours: Mapping[str, Any]) -> str:
+    if "error" in result:
+        return "error" if result["error"] != "-" else "-"
+    text = time_text(result["time_us"])
+    if "error" in ours or result is ours:
+        return text
+    return f"{text} ({result['time_us'] / ours['time_us']:.2f}x)"
+
+
+def row_name(row: Row) -> str:
+    kind = " deterministic" if row.get("deterministic") else ""
+    place = f"{row['graph']['name']}, {row['operation']} {row['dtype']}{kind}"
+    return f"{row['label']} on {place}, {row['pass']}"
+
+
+def peer_times(row: Row) -> dict[str, float]:
+    """Medians of the peers that have one."""
+    return {
+        name: result["time_us"]
+        for name, result in row["times"].items()
+        if name not in (OURS, DEFAULT) and "error" not in result
+    }
+
+
+def fastest_peer(row: Row) -> str | None:
+    times = peer_times(row)
+    return min(times, key=lambda name: (times[name], name)) if times else None
+
+
+def ratio(row: Row) -> float | None:
+    """Fastest peer over ours; None where either has no number."""
+    peer, ours = fastest_peer(row), _our_time(row, OURS)
+    return None if peer is None or ours is None else peer_times(row)[peer] / ours
+
+
+def geometric_mean(values: Iterable[float]) -> float:
+    logs = [math.log(value) for value in values]
+    return math.exp(sum(logs) / len(logs))
+
+
+def summary_lines(rows: Sequence[Row]) -> list[str]:
+    lines = ["", f"{len(rows)} rows; speed-up over the fastest peer, geometric mean (worst row):"]
+    groups: dict[tuple[str, ...], list[Row]] = {}
+    for row in rows:
+        kind = "deterministic" if row.get("deterministic") else ""
+        groups.setdefault((row["operation"], row["dtype"], kind, row["pass"]), []).append(row)
+    for key, group in groups.items():
+        ratios = [value for value in map(ratio, group) if value is not None]
+        if ratios:
+            lines.append(
+                f"  {' '.join(filter(None, key))}: {geometric_mean(ratios):.2f} ({min(ratios):.2f}), {len(ratios)} rows"
+            )
+    return [*lines, *_below(rows), *_floors(rows), *_memory(rows), *_defaults(rows), *_without(rows)]
+
+
+def _our_time(row: Row, name: str) -> float | None:
+    result = row["times"].get(name, {"error": "not measured"})
+    return None if "error" in result else result["time_us"]
+
+
+def _below(rows: Sequence[Row]) -> list[str]:
+    slow = sorted(((value, row) for row in rows if (value := ratio(row)) is not None), key=lambda item: item[0])
+    below = [(value, row) for value, row in slow if value < TARGET]
+    lost = sum(value < 1.0 for value, _ in below)
+    lines = [f"rows with a speed-up below 1.00: {lost}; below {TARGET}: {len(below)} of {len(slow)}"]
+    return lines + [f"  {value:.3f} {row_name(row)} ({fastest_peer(row)})" for value, row in below]
+
+
+def _floors(rows: Sequence[Row]) -> list[str]:
+    by_pass: dict[str, list[float]] = {}
+    for row in rows:
+        ours = _our_time(row, OURS)
+        dense = row["graph"]["name"] in FLOOR_GRAPHS and row["operation"] == "conv" and row["dtype"] == "float32"
+        if dense and ours is not None and not row.get("deterministic"):
+            by_pass.setdefault(row["pass"], []).append(ours / row["floor_us"])
+    return [
+        f"tuned time / traffic floor on {' and '.join(FLOOR_GRAPHS)} (float32), {name}: {geometric_mean(values):.2f}"
+        for name, values in by_pass.items()
+    ]
+
+
+def _memory(rows: Sequence[Row]) -> list[str]:
+    known = [(row, row.get("memory", {}), fastest_peer(row)) for row in rows]
+    both = [(row, memory, peer) for row, memory, peer in known if OURS in memory and peer in memory]
+    more = [(row, memory, peer) for row, memory, peer in both if memory[OURS] > memory[peer]]
+    if not both:
+        return []
+    lines = [f"rows that need more memory than their fastest peer: {len(more)} of {len(both)}"]
+    return lines + [
+        f"  {row_name(row)}: {memory[OURS] / 2**20:.1f} MiB, {peer} {memory[peer] / 2**20:.1f} MiB"
+        for row, memory, peer in more
+    ]
+
+
+def _defaults(rows: Sequence[Row]) -> list[str]:
+    """What tuning gave, and where the default is faster beyond noise: a search had other times, or another graph."""
+    pairs = [(row, _our_time(row, DEFAULT), _our_time(row, OURS)) for row in rows]
+    known = [(default / ours, row) for row, default, ours in pairs if default is not None and ours is not None]
+    if not known:
+        return []
+    lost = [(value, row) for value, row in known if value < 1 and _loses(row["times"][OURS], row["times"][DEFAULT])]
+    lines = [f"default / tuned: {geometric_mean(value for value, _ in known):.2f} (geometric mean)"]
+    if lost:
+        lines.append(f"rows where the default is faster (tune them again): {len(lost)} of {len(known)}")
+    return lines + [f"  {value:.3f} {row_name(row)}" for value, row in sorted(lost, key=lambda item: item[0])]
+
+
+def _loses(ours: Mapping[str, Any], default: Mapping[str, Any]) -> bool:
+    mine, theirs = (result.get("samples_us", ()) for result in (ours, default))
+    return bool(mine and theirs) and verdict(ratio_interval(mine, theirs, paired=True), TOLERANCE) == SLOWER
+
+
+def _without(rows: Sequence[Row]) -> list[str]:
+    lines = [f"no time of the tuned kernel: {row_name(row)}" for row in rows if _our_time(row, OURS) is None]
+    return lines + [f"no time of any peer: {row_name(row)}" for row in rows if fastest_peer(row) is None]

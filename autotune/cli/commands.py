@@ -1,0 +1,409 @@
+"""The ``equitune`` command: reads arguments, calls the other modules, prints text and ends with an exit code.
+
+Exit codes: 0 done, 2 a mistake that can be named (one line on standard error), 130 interrupted. A traceback means a
+bug. Everything heavy is imported inside the commands, so that ``equitune --help`` answers at once.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, NoReturn
+
+import typer
+
+from autotune.cli import database as cli_db
+from autotune.cli.options import (
+    MEASURING,
+    OUTPUT,
+    SEARCH,
+    SHARING,
+    Budget,
+    Config,
+    Device,
+    Interrupts,
+    Json,
+    Peers,
+    Reports,
+    Results,
+    Trials,
+    budget_seconds,
+    devices_given,
+    examples,
+    export_file,
+    peers_named,
+    positive,
+    print_next,
+    print_rich,
+    resolve_device,
+    results_folder,
+    sampler_name,
+    write_comparison_page,
+    write_pages,
+)
+
+INTERRUPTED = 130
+
+app = typer.Typer(
+    name="equitune",
+    help="Generate and autotune kernels for O(3)-equivariant tensor products.",
+    epilog=examples("equitune doctor", "equitune tune quick", "equitune show mace-mp-medium"),
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Run the command and exit; deliberate errors become one line on standard error and exit code 2."""
+    warnings.showwarning = _show_warning
+    try:
+        code = app(args=arguments, prog_name="equitune", standalone_mode=False)
+    except typer.TyperException as error:
+        _fail(error.format_message())
+    except (KeyboardInterrupt, typer.Abort):
+        code = INTERRUPTED
+    except Exception as error:
+        from kernelgen.errors import EquituneError
+
+        if isinstance(error, OSError) and error.filename is not None:
+            _fail(f"{error.filename}: {error.strerror}")
+        if not isinstance(error, EquituneError):
+            raise
+        _fail(str(error))
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _fail(message: str) -> NoReturn:
+    """One line, whatever the message was: a compiler's log is in there with its lines joined."""
+    line = " ".join(message.split())
+    print(f"equitune: error: {line[:2000]}", file=sys.stderr)
+    sys.exit(2)
+
+
+def _show_warning(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:
+    print(f"equitune: warning: {' '.join(str(message).split())}", file=sys.stderr)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from kernelgen.version import __version__
+
+        print(f"equitune {__version__}")
+        raise typer.Exit
+
+
+app.add_typer(cli_db.app, name="db")
+
+
+@app.callback(invoke_without_command=True)
+def root(
+    context: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+
+
+@app.command()
+def doctor(as_json: Json = False) -> None:
+    """Check this machine: device, compilers, versions, cache, databases, usable peers."""
+    from autotune.cli.doctor import as_data, as_table, examine, next_step
+
+    findings = examine()
+    if as_json:
+        print(json.dumps(as_data(findings), indent=1))
+    else:
+        print_rich(as_table(findings))
+        print_next(next_step(findings))
+
+
+@app.command(
+    epilog=examples(
+        "equitune tune quick",
+        "equitune tune configs/mace-mp-medium.toml --budget 10m --device cuda:0",
+        "equitune tune configs/h200.toml --devices all --no-peers",
+        "equitune tune own.toml --storage postgresql+psycopg://me@host/equitune",
+    )
+)
+def tune(
+    config: Config,
+    device: Device = None,
+    budget: Budget = None,
+    trials: Trials = None,
+    sampler: Annotated[
+        str | None, typer.Option(help="auto, tpe, climb, gp, random or brute.", rich_help_panel=SEARCH)
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Random seed.", rich_help_panel=SEARCH)] = 0,
+    patience: Annotated[
+        int | None,
+        typer.Option(
+            help="End a search after this many trials without a 1% gain. Default on a GPU: 120.",
+            rich_help_panel=SEARCH,
+        ),
+    ] = None,
+    devices: Annotated[
+        str | None,
+        typer.Option(help="Run one tuner on each device: all, 0,1 or cpu,cpu (to try it).", rich_help_panel=SHARING),
+    ] = None,
+    shared: Annotated[
+        bool,
+        typer.Option(
+            "--shared", help="Share studies with other tuners of this results folder.", rich_help_panel=SHARING
+        ),
+    ] = False,
+    storage: Annotated[
+        str | None,
+        typer.Option(
+            help="Optuna storage URL. All tuners that name it share their studies. If the database server restarts, "
+            "tuners wait up to two minutes.",
+            rich_help_panel=SHARING,
+        ),
+    ] = None,
+    peers: Peers = True,
+    results: Results = None,
+    reports: Reports = None,
+) -> None:
+    """Search for the fastest schedules on this device, verify and store them, and write the report."""
+    from autotune.cli.show import show_command
+    from autotune.report import summary_table
+    from autotune.tune.multi_device import tune_together
+    from autotune.tune.run import tune as run_tune
+    from autotune.workload.config import check_seed, load_config
+    from kernelgen.device import device_facts
+
+    seconds, sampler = budget_seconds(budget), sampler_name(sampler)
+    positive("--trials", trials)
+    positive("--patience", patience)
+    check_seed(seed)
+    chosen = devices_given(device, devices)
+    facts = device_facts(chosen[0])
+    loaded = load_config(config, facts.backend)
+    folder = results_folder(results)
+    options = (seconds, trials, sampler, storage, seed, folder, peers, patience)
+    with Interrupts() as interrupts:
+        if devices is None and not shared:
+            run_tune(loaded, chosen[0], *options)
+        else:
+            tune_together(loaded, chosen, *options)
+    print(summary_table(folder, facts.slug))
+    if write_pages(folder, reports, facts.slug):
+        print_next(f"open the report in a browser, or type {show_command(loaded.workloads[0], device, folder)}")
+    if interrupts.seen:
+        raise typer.Exit(INTERRUPTED)
+
+
+@app.command(
+    epilog=examples(
+        "equitune bench configs/mace-mp-medium.toml --export-markdown bench.md",
+        "equitune bench --suite --devices all",
+    )
+)
+def bench(
+    config: Annotated[
+        str | None, typer.Argument(metavar="CONFIG", help="A TOML file, or the name of one in configs/.")
+    ] = None,
+    suite: Annotated[bool, typer.Option("--suite", help="Run configs/suite.toml.")] = False,
+    device: Device = None,
+    devices: Annotated[
+        str | None, typer.Option(help="Split the problems over several devices: all, 0,1 or cpu,cpu (to try it).")
+    ] = None,
+    peers: Annotated[
+        str, typer.Option(help="all, none, or names: e3nn,cuequivariance.", rich_help_panel=MEASURING)
+    ] = "all",
+    no_peers: Annotated[
+        bool, typer.Option("--no-peers", help="The same as --peers none.", rich_help_panel=MEASURING)
+    ] = False,
+    seconds: Annotated[
+        float | None,
+        typer.Option(
+            help="Sampling time of each contender in each pass. Default: 2, with --suite 0.3.",
+            rich_help_panel=MEASURING,
+        ),
+    ] = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Measure every row again.", rich_help_panel=MEASURING)] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", help="Print every step, with the time.", rich_help_panel=OUTPUT)
+    ] = False,
+    export_markdown: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the table as Markdown.", rich_help_panel=OUTPUT)
+    ] = None,
+    export_json: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write the rows as JSON, raw samples included.", rich_help_panel=OUTPUT),
+    ] = None,
+    results: Results = None,
+    reports: Reports = None,
+) -> None:
+    """Time default, tuned, e3nn, cuEquivariance and OpenEquivariance in one run. Nothing is searched.
+
+    An interrupted run continues where it ended. Rows are measured again if generator, schedules or software changed.
+    """
+    from rich.console import Console
+
+    from autotune.bench.rows import Row, record_text
+    from autotune.bench.run import bench as run_bench
+    from autotune.bench.text import markdown_text
+    from autotune.errors import ConfigError
+    from autotune.workload.config import load_config
+    from kernelgen.device import device_facts
+
+    if (config is None) != suite:
+        raise ConfigError(
+            "--suite and a CONFIG exclude each other; leave one out"
+            if suite
+            else "no CONFIG is given; name one, or type --suite"
+        )
+    if seconds is not None and not seconds >= 0:
+        raise ConfigError(f"--seconds is {seconds}; expected zero or more")
+    exports = [
+        export_file(*given) for given in (("--export-markdown", export_markdown), ("--export-json", export_json))
+    ]
+    chosen = devices_given(device, devices)
+    facts = device_facts(chosen[0])
+    folder = results_folder(results)
+    rows = run_bench(
+        load_config(config or "suite", facts.backend),
+        chosen[0],
+        folder,
+        devices=chosen,
+        peers=() if no_peers else peers_named(peers),
+        seconds_each=(0.3 if suite else 2.0) if seconds is None else seconds,
+        fresh=fresh,
+        console=Console(),
+        verbose=verbose,
+    )
+    texts: tuple[Callable[[list[Row]], str], ...] = (markdown_text, functools.partial(record_text, facts))
+    for path, text in zip(exports, texts, strict=True):
+        if path is not None:
+            path.write_text(text(rows), encoding="utf-8")
+            print(f"export: {path}")
+    write_pages(folder, reports, facts.slug)
+
+
+@app.command()
+def record(config: Config, device: Device = None, results: Results = None) -> None:
+    """Time every schedule of the space in the config's table \\[record.BACKEND], for replays."""
+    from autotune.replay.record import record as run_record
+    from autotune.tune.progress import Progress
+    from autotune.workload.config import load_config
+    from kernelgen.device import device_facts
+
+    device = resolve_device(device)
+    loaded = load_config(config, device_facts(device).backend)
+    with Interrupts() as interrupts, Progress() as progress:
+        for path in run_record(loaded, device, results_folder(results), progress):
+            print(f"record: {path}")
+    if interrupts.seen:
+        raise typer.Exit(INTERRUPTED)
+
+
+@app.command(epilog=examples("equitune replay results/record/*.jsonl.gz --sampler tpe --seeds 5"))
+def replay(
+    files: Annotated[
+        list[Path],
+        typer.Argument(metavar="RECORD...", help="Files of results/record, packed (DEVICE.jsonl.gz) or not."),
+    ],
+    sampler: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="tpe, climb, gp, random or default. Repeat it for several. Default: all.", rich_help_panel=SEARCH
+        ),
+    ] = None,
+    seeds: Annotated[
+        int | None, typer.Option(help="Runs of each sampler. Default: 20, for gp 5.", rich_help_panel=SEARCH)
+    ] = None,
+    trials: Annotated[int, typer.Option(help="Trials of each run.", rich_help_panel=SEARCH)] = 150,
+    ahead: Annotated[
+        int | None,
+        typer.Option(help="Proposals in flight. Default: as on the recording machine.", rich_help_panel=SEARCH),
+    ] = None,
+    prune: Annotated[
+        bool,
+        typer.Option("--prune/--no-prune", help="Skip kernels that spill too many registers.", rich_help_panel=SEARCH),
+    ] = True,
+    transfer: Annotated[
+        bool,
+        typer.Option("--transfer/--no-transfer", help="Start from winners of related kernels.", rich_help_panel=SEARCH),
+    ] = True,
+    results: Results = None,
+) -> None:
+    """Compare samplers on recorded times, without a device: trials until a schedule near the best is found."""
+    from autotune.database.trial_archive import studies_in
+    from autotune.replay.recorded import load_record
+    from autotune.replay.run import SEEDS, replay_table, write_replay
+    from autotune.replay.run import replay as run_replay
+    from autotune.search.starting_points import known_entries
+
+    for option, number in (("--seeds", seeds), ("--trials", trials), ("--ahead", ahead)):
+        positive(option, number)
+    folder = results_folder(results)
+    for file in (study for path in files for study in studies_in(path)):
+        recorded = load_record(file)
+        related = recorded.transfers(known_entries(recorded.space.spec.facts, folder)) if transfer else {}
+        options: dict[str, Any] = {"seeds": seeds, "ahead": ahead, "prune": prune, "transfers": related}
+        data = run_replay(recorded, sampler or SEEDS, trials, **options)
+        print_rich(replay_table(data))
+        print(f"replay: {write_replay(folder, data)}")
+
+
+@app.command()
+def report(
+    compare: Annotated[
+        tuple[Path, Path] | None,
+        typer.Option(metavar="BEFORE AFTER", help="Compare two bench records (or results folders) on one page."),
+    ] = None,
+    results: Results = None,
+    reports: Reports = None,
+) -> None:
+    """Rebuild the HTML pages from stored results, or compare two bench records."""
+    if compare is None:
+        write_pages(results_folder(results), reports, None)
+    else:
+        write_comparison_page(*compare, results_folder(results), reports)
+
+
+@app.command(
+    epilog=examples(
+        "equitune show mace-mp-medium --device cpu",
+        'equitune show "128x0e+128x1o" "0e+1o+2e+3o" "0e+1o+2e+3o"',
+        'equitune show "8x0e+8x1o" "0e+1o" "8x0e+8x1o" --fully-connected --operation plain',
+    )
+)
+def show(
+    problem: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="PROBLEM",
+            help="A name of configs/problems.toml, a problem key, or three irreps: of both inputs, and of the output. "
+            "Of a channelwise product the third only says which irreps to keep.",
+        ),
+    ],
+    device: Device = None,
+    fully_connected: Annotated[
+        bool, typer.Option("--fully-connected", help="Irreps mean a fully connected product, not a channelwise one.")
+    ] = False,
+    operation: Annotated[
+        Literal["conv", "plain"], typer.Option(help="Convolution over a graph, or plain tensor product.")
+    ] = "conv",
+    dtype: Annotated[Literal["float32", "float64"], typer.Option()] = "float32",
+    layout: Annotated[Literal["mul_ir", "ir_mul"], typer.Option()] = "mul_ir",
+    graph_class: Annotated[str | None, typer.Option(help="Such as conv-e14-d5. Default: any.")] = None,
+) -> None:
+    """Print the schedules that a model would load here for a problem, and why."""
+    from autotune.cli.show import problem_given
+    from autotune.cli.show import show as show_text
+
+    found = problem_given(problem, fully_connected)
+    device = resolve_device(device)
+    print(show_text(found, operation=operation, dtype=dtype, layout=layout, device=device, graph_class=graph_class))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,187 @@
+"""``equitune db``: manage tuned databases."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from autotune.cli.options import (
+    Budget,
+    Device,
+    Json,
+    Peers,
+    Results,
+    Trials,
+    budget_seconds,
+    examples,
+    print_next,
+    resolve_device,
+    results_folder,
+)
+
+if TYPE_CHECKING:
+    from autotune.database.entry import Entry
+    from autotune.database.maintenance import Stale
+    from autotune.database.store import Table
+    from kernelgen.device import DeviceFacts
+
+app = typer.Typer(
+    help="Manage tuned databases: list stale entries, verify, retune, merge, export.",
+    epilog=examples("equitune db stale", "equitune db retune --budget 30m", "equitune db merge theirs.json"),
+    no_args_is_help=True,
+)
+
+Problems = Annotated[
+    list[str] | None, typer.Option("--problem", help="Only entries of this problem. Repeat it for several.")
+]
+
+
+@app.command()
+def stale(
+    device: Device = None,
+    results: Results = None,
+    as_json: Json = False,
+) -> None:
+    """List this device's entries whose generator, compiler or driver has changed."""
+    from kernelgen.device import device_facts
+
+    facts = device_facts(resolve_device(device))
+    table = _table(results, facts.slug)
+    found = _stale(table, facts)
+    if as_json:
+        print(json.dumps([{"identity": item.entry.identity, "reasons": item.reasons} for item in found], indent=1))
+        return
+    for item in found:
+        print(f"{_name(item.entry)}: {'; '.join(item.reasons)}")
+    print(f"{len(found)} of {len(table.by_identity)} entries of {facts.name} are stale")
+    if found:
+        print_next("equitune db retune")
+
+
+@app.command()
+def verify(
+    problem: Problems = None,
+    device: Device = None,
+    results: Results = None,
+) -> None:
+    """Check and time this device's entries again. Entries with wrong results are marked and no longer loaded."""
+    from autotune.database.store import Database, database_path
+    from autotune.tune.recheck import Verdict, recheck
+    from kernelgen.device import device_facts
+
+    device = resolve_device(device)
+    database = Database.load(database_path(results_folder(results), device_facts(device).slug))
+    wanted = [entry for entry in database.entries if not problem or entry.label in problem]
+
+    def tell(verdict: Verdict) -> None:
+        ratio = "" if verdict.ratio is None else f" {verdict.ratio:.2f}x"
+        print(f"{_name(verdict.entry)}: {verdict.state}{ratio} {verdict.reason}".rstrip(), flush=True)
+        if verdict.state != "skipped":
+            database.put(verdict.noted)
+            database.save()
+
+    states = [verdict.state for verdict in recheck(wanted, device, tell)]
+    print(f"{len(wanted)} entries: " + ", ".join(f"{states.count(state)} {state}" for state in sorted(set(states))))
+
+
+@app.command()
+def retune(
+    device: Device = None,
+    budget: Budget = None,
+    trials: Trials = None,
+    peers: Peers = True,
+    results: Results = None,
+) -> None:
+    """Tune entries again that are stale or failed their last check."""
+    from autotune.tune.recheck import workloads_of
+    from autotune.tune.run import tune
+    from autotune.workload.config import TuneConfig
+    from kernelgen.device import device_facts
+    from kernelgen.errors import EquituneError
+
+    seconds = budget_seconds(budget)
+    device, folder = resolve_device(device), results_folder(results)
+    facts = device_facts(device)
+    table = _table(results, facts.slug)
+    stale = [item.entry for item in _stale(table, facts)]
+    known = {entry.identity for entry in stale}
+    stale += [entry for key, entry in table.by_identity.items() if entry.failed_check and key not in known]
+    workloads = []
+    for same, workload in workloads_of(stale):
+        if isinstance(workload, EquituneError):
+            print(f"{_name(same[0])}: skipped, {workload}")
+        else:
+            workloads.append(workload)
+    print(f"tuning {len(stale)} entries of {len(workloads)} workloads again")
+    if workloads:
+        config = TuneConfig(folder / "stale entries", tuple(workloads))
+        tune(config, device, seconds, trials, None, None, 0, folder, peers, None)
+
+
+@app.command()
+def merge(
+    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Database files of any device.")],
+    results: Results = None,
+) -> None:
+    """Merge database files into the local databases. Prints which entry wins each conflict, and why."""
+    from autotune.database.maintenance import counts, merge_file
+
+    for file in files:
+        target, merged = merge_file(file, results_folder(results))
+        for item in merged:
+            if item.reason not in ("new here", "the same as here"):
+                print(f"{_name(item.entry)}: {'taken' if item.taken else 'kept out'}, {item.reason}")
+        print(f"{file} -> {target}: {', '.join(f'{count} {name}' for name, count in counts(merged).items())}")
+
+
+@app.command()
+def export(
+    path: Annotated[Path, typer.Argument(metavar="FILE", help="The file to write. It must not exist.")],
+    problem: Problems = None,
+    device: Device = None,
+    results: Results = None,
+) -> None:
+    """Write this device's entries to a database file, to share or contribute."""
+    from autotune.database.maintenance import export_file
+    from kernelgen.device import device_facts
+
+    count = export_file(_table(results, device_facts(resolve_device(device)).slug), path, problem or ())
+    print(f"{path}: {count} entries")
+    print_next(f"on the other machine: equitune db merge {path.name}")
+
+
+@app.command()
+def pack(results: Results = None) -> None:
+    """Pack the trials that entries cite, and the records, into one file per device, as the repository keeps them."""
+    from autotune.database.maintenance import pack_trials
+    from autotune.database.store import device_files
+
+    folder = results_folder(results)
+    recorded = {path.name for path in (folder / "record").glob("*/")}
+    for slug in sorted(recorded | {file.stem for file in device_files(folder)}):
+        for packed in pack_trials(folder, slug):
+            if packed.lines:
+                print(f"{packed.path}: {packed.lines} records (studies: {packed.studies})")
+            if packed.missing:
+                print(f"{len(packed.missing)} studies that entries cite are missing, such as {packed.missing[0]}")
+
+
+def _name(entry: Entry) -> str:
+    parts = ("label", "operation", "direction", "dtype", "layout", "graph_class")
+    return " ".join(str(getattr(entry, part)) for part in parts)
+
+
+def _stale(table: Table, facts: DeviceFacts) -> list[Stale]:
+    from autotune.database.maintenance import stale_entries
+    from autotune.database.provenance import driver_version, software_versions
+
+    return stale_entries(table, software_versions(facts), driver_version(facts))
+
+
+def _table(results: Path | None, slug: str) -> Table:
+    from autotune.database.store import database_path, read_table
+
+    return read_table(database_path(results_folder(results), slug))

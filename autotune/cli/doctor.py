@@ -1,0 +1,195 @@
+"""Checks of this machine: device, compilers, software, cache, databases and peers, one row each.
+
+Machines where something is wrong are what it is for: a probe that fails becomes a row, and no probe stops another.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.metadata
+import platform
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+SOFTWARE = ("equitune", "torch", "e3nn", "optuna", "numpy", "pandas", "matplotlib", "ase", "cuda-core", "cuda-bindings")
+MARKS = {"ok": "[green]ok[/]", "absent": "[dim]-[/]", "problem": "[red]problem[/]"}
+OPTIONAL = ("cuda-core", "cuda-bindings", "equitune")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One row. ``state``: ``ok``, ``absent`` (optional and not there) or ``problem`` (a probe failed)."""
+
+    section: str
+    name: str
+    value: str
+    state: str = "ok"
+
+
+Probe = Callable[[], Iterator[tuple[str, str, str]]]
+
+
+def examine() -> tuple[Finding, ...]:
+    """Every probe's rows, in the order of :data:`PROBES`."""
+    findings: list[Finding] = []
+    for section, probe in PROBES:
+        try:
+            findings.extend(Finding(section, *row) for row in probe())
+        except Exception as error:  # a doctor that fails is no doctor: whatever it was, it is the finding
+            text = " ".join(str(error).split()) or type(error).__name__
+            findings.append(Finding(section, probe.__name__.strip("_"), text, "problem"))
+    return tuple(findings)
+
+
+def as_data(findings: tuple[Finding, ...]) -> list[dict[str, str]]:
+    """The rows as plain data, for ``equitune doctor --json``."""
+    return [dataclasses.asdict(finding) for finding in findings]
+
+
+def as_table(findings: tuple[Finding, ...]) -> Table:
+    """The rows for a terminal; the section is named once."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, show_header=False, pad_edge=False)
+    for _ in range(4):
+        table.add_column(overflow="fold")
+    shown = ""
+    for finding in findings:
+        table.add_row(
+            "" if finding.section == shown else finding.section, finding.name, MARKS[finding.state], Text(finding.value)
+        )
+        shown = finding.section
+    return table
+
+
+def next_step(findings: tuple[Finding, ...]) -> str:
+    """What to type after reading the rows."""
+    if any(finding.state == "problem" for finding in findings):
+        return "fix each row marked problem, then type equitune doctor"
+    return "equitune tune quick (a first search, about a minute)"
+
+
+def version_of(distribution: str) -> str | None:
+    """Version of an installed distribution, None if it is not installed."""
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def size_text(count: int) -> str:
+    """Bytes in a unit fit for reading."""
+    size = float(count)
+    for unit in ("B", "KiB", "MiB"):
+        if size < 1024:
+            return f"{size:.0f} {unit}"
+        size /= 1024
+    return f"{size:.1f} GiB"
+
+
+def _host() -> Iterator[tuple[str, str, str]]:
+    from kernelgen.device import device_facts
+
+    facts = device_facts("cpu")
+    vector = f"{8 * facts.vector_bytes}-bit vectors" if facts.vector_bytes else "vector width unknown"
+    yield "cpu", f"{facts.name} ({facts.arch}, {facts.units} cores, {vector})", "ok"
+
+
+def _gpus() -> Iterator[tuple[str, str, str]]:
+    import torch
+
+    from autotune.database.provenance import nvidia_driver
+
+    driver = nvidia_driver()
+    yield "driver", driver or "no NVIDIA driver found", "ok" if driver else "absent"
+    if not torch.cuda.is_available():
+        built = f"built for CUDA {torch.version.cuda}" if torch.version.cuda else "a CPU build"
+        yield "cuda", f"torch sees no CUDA device (torch is {built})", "problem" if driver else "absent"
+        return
+    for index in range(torch.cuda.device_count()):
+        found = torch.cuda.get_device_properties(index)
+        text = f"{found.name} (compute capability {found.major}.{found.minor}, {found.multi_processor_count} units, "
+        yield f"cuda:{index}", text + f"{size_text(found.total_memory)})", "ok"
+
+
+def _host_compiler() -> Iterator[tuple[str, str, str]]:
+    from kernelgen.compile.host import try_host_compiler
+
+    compiler = try_host_compiler()
+    yield "C++", f"{compiler.path} {compiler.version}", "ok"
+
+
+def _nvrtc() -> Iterator[tuple[str, str, str]]:
+    from kernelgen.compile.nvrtc import nvrtc_version
+    from kernelgen.errors import ToolMissingError
+
+    try:
+        yield "NVRTC", nvrtc_version(), "ok"
+    except ToolMissingError as error:
+        yield "NVRTC", str(error), "absent"
+
+
+def _software() -> Iterator[tuple[str, str, str]]:
+    from kernelgen.version import GENERATOR_VERSION
+
+    yield "python", platform.python_version(), "ok"
+    for name in SOFTWARE:
+        version = version_of(name)
+        yield name, version or "not installed", "ok" if version else ("absent" if name in OPTIONAL else "problem")
+    yield "generator", GENERATOR_VERSION, "ok"
+
+
+def _cache() -> Iterator[tuple[str, str, str]]:
+    from kernelgen.compile.cache import cache_dir, require_private
+    from kernelgen.errors import CacheError
+
+    folder = cache_dir()
+    sizes = [file.stat().st_size for file in folder.rglob("*") if file.is_file()]
+    yield "compiled kernels", f"{folder} ({len(sizes)} files, {size_text(sum(sizes))})", "ok"
+    try:
+        require_private()
+    except CacheError as error:
+        yield "compiled kernels", str(error), "problem"
+
+
+def _databases() -> Iterator[tuple[str, str, str]]:
+    from autotune.database.store import database_dirs, device_files, read_table
+    from autotune.paths import user_data_dir
+
+    for folder in database_dirs():
+        name = "user" if folder == user_data_dir() else "shipped"
+        files = device_files(folder)
+        if not files:
+            yield name, f"{folder} (no database)", "absent"
+        for file in files:
+            table = read_table(file)
+            yield name, f"{file} ({len(table.by_identity)} entries)", "ok"
+            for flaw in table.flaws:
+                yield name, f"{file}: {flaw}", "problem"
+
+
+def _peers() -> Iterator[tuple[str, str, str]]:
+    import torch
+
+    from autotune.compare.peers import usable_peers
+
+    for device in ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",):
+        for peer in usable_peers(device):
+            yield f"{peer.name} ({device})", peer.reason or "usable", "ok" if peer.usable else "absent"
+
+
+PROBES: tuple[tuple[str, Probe], ...] = (
+    ("device", _host),
+    ("device", _gpus),
+    ("compilers", _host_compiler),
+    ("compilers", _nvrtc),
+    ("software", _software),
+    ("files", _cache),
+    ("files", _databases),
+    ("peers", _peers),
+)

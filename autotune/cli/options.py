@@ -1,0 +1,165 @@
+"""What the commands share: option types, options as values, where results and pages go, an orderly Ctrl-C.
+
+A value that cannot be understood is a typed error that names its option.
+"""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from types import FrameType
+from typing import Annotated, Any
+
+import typer
+
+SEARCH, SHARING, OUTPUT, MEASURING = "Search", "Sharing", "Output", "Measuring"
+
+Config = Annotated[str, typer.Argument(metavar="CONFIG", help="A TOML file, or the name of one in configs/.")]
+Device = Annotated[str | None, typer.Option(help="cpu, cuda or cuda:N. By default the GPU if there is one.")]
+Budget = Annotated[
+    str | None, typer.Option(help="Time limit of the whole run, with units: 90s, 10m, 1h30m.", rich_help_panel=SEARCH)
+]
+Trials = Annotated[
+    int | None, typer.Option(help="Trials of each search. Trials of earlier runs count.", rich_help_panel=SEARCH)
+]
+Peers = Annotated[
+    bool, typer.Option("--peers/--no-peers", help="Also time the peers (e3nn, ...).", rich_help_panel=OUTPUT)
+]
+Results = Annotated[
+    Path | None, typer.Option(help="Folder of the tuned databases and raw trials.", rich_help_panel=OUTPUT)
+]
+Reports = Annotated[Path | None, typer.Option(help="Folder of the HTML pages.", rich_help_panel=OUTPUT)]
+Json = Annotated[bool, typer.Option("--json", help="Print a JSON list.")]
+
+
+def examples(*lines: str) -> str:
+    """The text below a command's help: one command a line."""
+    return "\n".join(["[bold]Examples[/]", *lines])
+
+
+class Interrupts:
+    """Notices Ctrl-C, which the tuner itself turns into an orderly end."""
+
+    seen = False
+
+    def __enter__(self) -> Interrupts:
+        self._before = signal.signal(signal.SIGINT, self._handle)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        signal.signal(signal.SIGINT, self._before)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        self.seen = True
+        raise KeyboardInterrupt
+
+
+def resolve_device(text: str | None) -> str:
+    """The device asked for, or the GPU if torch sees one, else the CPU; a typed error for one that is not here."""
+    import torch
+
+    from kernelgen.device import device_facts
+    from kernelgen.errors import InputError, ToolMissingError
+
+    if text is None:
+        return "cuda:0" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(text)
+    except RuntimeError as error:
+        raise InputError(f"device {text!r} is not known; expected cpu, cuda or cuda:N") from error
+    count = torch.cuda.device_count() if device.type == "cuda" else 0
+    if device.index is not None and 0 < count <= device.index:
+        raise ToolMissingError(f"device {text!r} is not here; torch sees {count} CUDA devices, numbered from 0")
+    device_facts(device)
+    return text
+
+
+def devices_given(device: str | None, devices: str | None) -> list[str]:
+    """Of ``--device`` and ``--devices`` at most one may be given."""
+    from autotune.errors import ConfigError
+    from autotune.measure.devices import devices_named
+
+    if device is not None and devices is not None:
+        raise ConfigError(f"--device {device} and --devices {devices} are given; expected one of the two")
+    return [resolve_device(device)] if devices is None else devices_named(devices, resolve_device)
+
+
+def budget_seconds(text: str | None) -> float | None:
+    from autotune.errors import ConfigError
+    from autotune.workload.config import parse_duration
+
+    try:
+        return None if text is None else parse_duration(text)
+    except ConfigError as error:
+        raise ConfigError(f"--budget: {error}") from error
+
+
+def sampler_name(text: str | None) -> str | None:
+    from autotune.errors import ConfigError, unknown_name
+    from autotune.workload.config import SAMPLERS
+
+    if text is not None and text not in SAMPLERS:
+        raise ConfigError(unknown_name("sampler", text, SAMPLERS))
+    return text
+
+
+def peers_named(text: str) -> tuple[str, ...] | None:
+    """Names of peers; None for all of them."""
+    if text == "all":
+        return None
+    return () if text == "none" else tuple(name.strip() for name in text.split(",") if name.strip())
+
+
+def positive(option: str, number: int | None) -> None:
+    from autotune.errors import ConfigError
+
+    if number is not None and number < 1:
+        raise ConfigError(f"{option} is {number}; expected a positive integer")
+
+
+def results_folder(given: Path | None) -> Path:
+    from autotune.database.store import writable_results_dir
+
+    return given or writable_results_dir()
+
+
+def export_file(option: str, path: Path | None) -> Path | None:
+    """A file to write at the end of a long run: a folder that is not there is noticed at once."""
+    from autotune.errors import ConfigError
+
+    if path is not None and (path.is_dir() or not path.parent.is_dir()):
+        raise ConfigError(f"{option} {path}: expected a file in a folder that exists")
+    return path
+
+
+def write_pages(results: Path, reports: Path | None, only: str | None) -> bool:
+    """Write the pages and print where they are; ``only``: the one of this device. Whether there are any."""
+    from autotune.paths import reports_dir
+    from autotune.report import write_reports
+
+    folder = reports or reports_dir(results)
+    pages = write_reports(results, folder, only)
+    for page in pages:
+        print(f"report: {page}")
+    if not pages:
+        print(f"no results in {results}; run `equitune tune` first")
+    return bool(pages)
+
+
+def write_comparison_page(before: Path, after: Path, results: Path, reports: Path | None) -> None:
+    """Write the page that compares two bench records and print where it is."""
+    from autotune.paths import reports_dir
+    from autotune.report import write_comparison
+
+    print(f"report: {write_comparison(before, after, reports or reports_dir(results))}")
+
+
+def print_rich(renderable: Any) -> None:
+    from rich.console import Console
+
+    Console().print(renderable)
+
+
+def print_next(step: str) -> None:
+    """The last line of a command: what to type now."""
+    print(f"next: {step}")

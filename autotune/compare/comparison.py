@@ -1,0 +1,261 @@
+"""A fair comparison: schedules of ours and peers, measured in turn in one fresh process on the same tensors.
+
+A workload, named schedule sets of ours and the passes to time enter; a :class:`Result` for every contender and pass
+leaves. Every contender is checked against float64 e3nn before its numbers count, warmed up, and sampled round-robin,
+so that drift of clocks and neighbours' load meet all alike. A contender that fails is an error, not a number; one
+that takes the process down is named as such, and the comparison is repeated without it.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from autotune.compare.comparison_worker import (
+    Answer,
+    ComparisonSetting,
+    CopyBandwidth,
+    CopyTime,
+    HostRow,
+    PeerNames,
+    PrepareOurs,
+    PreparePeer,
+    Release,
+    Sample,
+    Schedules,
+    WarmUp,
+)
+from autotune.measure.worker import Worker, WorkerLost
+from autotune.workload.passes import DIRECTIONS_OF, moved_bytes
+
+if TYPE_CHECKING:
+    from autotune.measure.timing import Timing
+
+OUR_MIN_SAMPLES = 10
+PEER_MIN_SAMPLES = 5
+# A call of a peer beyond this needs fewer samples; on a GPU it is not kept ready beside the others either, because
+# what e3nn keeps for a large graph leaves no room for them.
+SLOW_CALL_S, SLOW_MIN_SAMPLES = 0.05, 3
+MAX_SAMPLES = 60
+# Rows of calls for the host's time, and of those that take so long that no more are needed to tell.
+HOST_ROWS, HOST_ROWS_OF_SLOW, SLOW_HOST_US = 12, 3, 1000.0
+# Samples of each after which one whose median is so many times the least one is not sampled further.
+FIRST_ROUND, BEATEN_RATIO = 10, 3.0
+PREPARE_LIMIT_S = 600.0
+SAMPLE_LIMIT_S = 120.0
+
+
+@dataclass(frozen=True)
+class Result:
+    """Of one contender in one pass: a timing, or why there is none.
+
+    memory_bytes: at the peak of one call, beyond what was allocated before it; host_us: until a call returns, on a
+    small graph. None where the device has no such figure.
+    """
+
+    timing: Timing | None = None
+    error: str = ""
+    memory_bytes: int | None = None
+    host_us: float | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"error": self.error} if self.timing is None else self.timing.to_dict()
+
+    def summary(self) -> dict[str, Any]:
+        """Without the raw samples, as database entries hold it."""
+        data = self.to_dict()
+        data.pop("samples_us", None)
+        return data
+
+
+@dataclass(frozen=True)
+class ComparisonResult:
+    """results: contender -> pass -> result. errors, resources and certificates (ours only): by contender, direction.
+
+    copies: time of a copy that moves the compulsory bytes of a pass, in microseconds, where that was asked for.
+    """
+
+    results: dict[str, dict[str, Result]]
+    errors: dict[str, dict[str, dict[str, float]]] = field(default_factory=dict)
+    resources: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)
+    certificates: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)
+    copy_bandwidth: float = 0.0
+    copies: dict[str, float] = field(default_factory=dict)
+
+
+def run_comparison(
+    setting: ComparisonSetting,
+    passes: tuple[str, ...],
+    ours: Mapping[str, Schedules],
+    *,
+    seconds_each: float = 2.0,
+    on_step: Callable[[str], None] = lambda text: None,
+    worker: Worker | None = None,
+    known_failures: Mapping[str, str] = MappingProxyType({}),
+    copies: bool = False,
+) -> ComparisonResult:
+    """Compare in ``passes``. A schedule set of ours takes part in the passes whose directions it names.
+
+    seconds_each: about how long every contender is sampled in every pass. worker: whose process is to be used, for
+    comparisons in a row that share what was built; by default one of this comparison's own. known_failures: contenders
+    not to be tried, with the reason. copies: whether to time copies of as many bytes.
+    """
+    if worker is None:
+        options: dict[str, Any] = {"seconds_each": seconds_each, "on_step": on_step, "copies": copies}
+        with Worker(setting) as own:
+            return run_comparison(setting, passes, ours, worker=own, known_failures=known_failures, **options)
+    comparison = _Comparison(worker, setting, passes, ours, seconds_each, on_step, copies)
+    comparison.fallen |= {(name, ""): reason for name, reason in known_failures.items()}
+    while True:
+        worker.reopen(setting)
+        try:
+            return comparison.hold()
+        except _Fallen as end:
+            worker.close()
+            comparison.fallen[end.name, end.which] = end.reason
+
+
+class _Fallen(Exception):
+    """A contender took the process (or its device) down; ``which`` is the pass, or empty for its preparation."""
+
+    def __init__(self, name: str, which: str, reason: str) -> None:
+        super().__init__(f"{name} {which}: {reason}")
+        self.name, self.which, self.reason = name, which, reason
+
+
+@dataclass
+class _Comparison:
+    worker: Worker
+    setting: ComparisonSetting
+    passes: tuple[str, ...]
+    ours: Mapping[str, Schedules]
+    seconds_each: float
+    on_step: Callable[[str], None]
+    times_copies: bool = False
+    fallen: dict[tuple[str, str], str] = field(default_factory=dict)
+    # By pass and contender; what was compared before a contender fell need not be compared again.
+    compared: dict[str, dict[str, Result]] = field(default_factory=dict)
+    copies: dict[str, float] = field(default_factory=dict)
+    errors: dict[str, dict[str, dict[str, float]]] = field(default_factory=dict)
+
+    def hold(self) -> ComparisonResult:
+        jobs: list[PrepareOurs | PreparePeer] = [PrepareOurs(name, sets) for name, sets in self.ours.items()]
+        jobs += [PreparePeer(name) for name in self.worker.call(PeerNames(), PREPARE_LIMIT_S)]
+        prepared = {job.name: self._call(job.name, "", job, PREPARE_LIMIT_S) for job in jobs}
+        for name, answer in prepared.items():
+            self._note_errors(name, answer)
+        for which in self.passes:
+            if which not in self.compared:
+                entered = {name: answer for name, answer in prepared.items() if self._takes_part(name, which)}
+                self.compared[which] = self._compare(which, entered)
+                self.worker.call(Release(), SAMPLE_LIMIT_S)
+                if self.times_copies:
+                    self._time_copy(which)
+        return ComparisonResult(
+            {
+                name: {which: self.compared[which][name] for which in self.passes if name in self.compared[which]}
+                for name in prepared
+            },
+            self.errors,
+            {name: prepared[name].resources for name in self.ours if not prepared[name].error},
+            {name: prepared[name].certificates for name in self.ours if not prepared[name].error},
+            self.worker.call(CopyBandwidth(), SAMPLE_LIMIT_S),
+            self.copies,
+        )
+
+    def _time_copy(self, which: str) -> None:
+        copied = self.worker.call(CopyTime(moved_bytes(self.setting.workload, which)), SAMPLE_LIMIT_S)
+        self.copies |= {} if copied is None else {which: copied}
+
+    def _note_errors(self, name: str, answer: Answer) -> None:
+        """Keep the largest relative error of every output that was ever checked."""
+        for direction, errors in answer.errors.items():
+            known = self.errors.setdefault(name, {}).setdefault(direction, {})
+            known |= {slot: max(error, known.get(slot, 0.0)) for slot, error in errors.items()}
+
+    def _takes_part(self, name: str, which: str) -> bool:
+        return name not in self.ours or set(DIRECTIONS_OF[which]) <= set(self.ours[name])
+
+    def _compare(self, which: str, entered: Mapping[str, Answer]) -> dict[str, Result]:
+        from autotune.measure.timing import timing_of
+
+        failed = {name: answer.error for name, answer in entered.items() if answer.error}
+        warm: dict[str, Answer] = {}
+        samples: dict[str, list[float]] = {name: [] for name in entered}
+        counts: dict[str, int] = {}
+
+        def sample(names: Iterable[str]) -> None:
+            for name in names:
+                if name not in failed:
+                    answer = self._call(name, which, Sample(name), SAMPLE_LIMIT_S)
+                    failed.update({name: answer.error} if answer.error else {})
+                    samples[name].append(answer.sample_us)
+
+        for name in [name for name in entered if name not in failed]:
+            warm[name] = answer = self._call(name, which, WarmUp(name, which), PREPARE_LIMIT_S)
+            failed |= {name: answer.error} if answer.error else {}
+            self._note_errors(name, answer)
+            count = self._samples_of(name, answer.seconds)
+            if self.setting.device.startswith("cuda") and name not in self.ours and answer.seconds > SLOW_CALL_S:
+                sample([name] * count)
+                self.worker.call(Release(name), SAMPLE_LIMIT_S)
+            else:
+                counts |= {} if answer.error else {name: count}
+        self.on_step(f"comparing {which}")
+        sample(interleaved({name: min(count, FIRST_ROUND) for name, count in counts.items()}))
+        sample(interleaved(_further(counts, samples)))
+        host_us = self._host_times(which, {name: warm[name] for name in warm if name not in failed})
+        return {
+            name: Result(error=failed[name])
+            if name in failed
+            else Result(timing_of(samples[name]), "", warm[name].memory_bytes, host_us.get(name))
+            for name in entered
+        }
+
+    def _host_times(self, which: str, warm: Mapping[str, Answer]) -> dict[str, float]:
+        """The least of several rows of calls, taken in turn as samples are; of a slow call fewer rows."""
+        least = {name: answer.host_us for name, answer in warm.items() if answer.host_us is not None}
+        for turn in range(HOST_ROWS):
+            for name in least:
+                if turn < HOST_ROWS_OF_SLOW or least[name] < SLOW_HOST_US:
+                    answer = self._call(name, which, HostRow(name, warm[name].seconds), SAMPLE_LIMIT_S)
+                    least[name] = min(least[name], answer.host_us or least[name])
+        return least
+
+    def _samples_of(self, name: str, seconds: float) -> int:
+        least = OUR_MIN_SAMPLES
+        if name not in self.ours:
+            least = SLOW_MIN_SAMPLES if seconds > SLOW_CALL_S else PEER_MIN_SAMPLES
+        return max(least, min(MAX_SAMPLES, int(self.seconds_each / max(seconds, 1e-6))))
+
+    def _call(self, name: str, which: str, job: Any, limit_s: float) -> Answer:
+        if (name, which) in self.fallen:
+            return Answer(error=self.fallen[name, which])
+        if not isinstance(job, Sample | HostRow):
+            self.on_step(f"preparing {name} {which}".rstrip())
+        try:
+            answer = self.worker.call(job, limit_s)
+        except WorkerLost as lost:
+            raise _Fallen(name, which, f"{lost.state}: {lost.reason}") from None
+        if answer.device_lost:
+            raise _Fallen(name, which, answer.error)
+        return answer
+
+
+def _further(counts: Mapping[str, int], samples: Mapping[str, list[float]]) -> dict[str, int]:
+    """Samples still to take after the first round: none of whoever is beaten by far."""
+    medians = {name: statistics.median(samples[name]) for name in counts if samples[name]}
+    limit = BEATEN_RATIO * min(medians.values(), default=0.0)
+    return {name: max(0, counts[name] - FIRST_ROUND) for name in medians if medians[name] <= limit}
+
+
+def interleaved(counts: Mapping[str, int]) -> Iterable[str]:
+    """Names in the order of sampling: as many rounds as the largest count, each name spread evenly over them."""
+    rounds = max(counts.values(), default=0)
+    for turn in range(rounds):
+        for name, count in counts.items():
+            if (turn + 1) * count // rounds > turn * count // rounds:
+                yield name

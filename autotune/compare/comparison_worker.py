@@ -1,0 +1,257 @@
+"""The worker's side of a comparison: contenders on shared tensors, prepared, warmed up and sampled by small jobs.
+
+Jobs (picklable, one contender each, so that whatever goes wrong has a name) enter, :class:`Answer` leaves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from autotune.measure.equivariance import equivariance_error
+from autotune.measure.runs import order_of, runs_of
+from autotune.measure.trial import device_is_lost, free_memory, worst_error
+from kernelgen.plan.defaults import SMALL_GRAPH_EDGES
+from kernelgen.schedule.knobs import Knobs
+
+if TYPE_CHECKING:
+    from autotune.measure.timing import Sampler
+    from autotune.workload.workload import Workload
+
+Schedules = Mapping[str, Knobs]
+WARM_UP_CALLS = 10
+# Seconds of calls at least: peers choose kernels and fill caches as they go, ours are ready.
+WARM_UP_S, OUR_WARM_UP_S = 0.1, 0.02
+# Calls that take longer together are warm, however few they were.
+WARM_UP_LIMIT_S = 1.5
+
+
+@dataclass(frozen=True)
+class ComparisonSetting:
+    """Opened in the worker: tensors and reference that all contenders share. ``peers``: by name, None for all."""
+
+    workload: Workload
+    device: str
+    peers: tuple[str, ...] | None = None
+
+    def open(self) -> Callable[[Any], Any]:
+        free_memory(self.device)
+        session = ComparisonSession(self)
+        return lambda job: job(session)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Of one job for one contender: an error and nothing else, or what was asked for.
+
+    seconds: of one warm call. sample_us: of one cold call. memory_bytes: that one call takes at its peak (GPU only).
+    host_us: until a call returns (GPU and small graphs only). certificates: of ours, by direction, see
+    :meth:`ComparisonSession.certify`. device_lost: nothing more can run in that process.
+    """
+
+    seconds: float = 0.0
+    sample_us: float = 0.0
+    memory_bytes: int | None = None
+    host_us: float | None = None
+    errors: dict[str, dict[str, float]] = field(default_factory=dict)
+    resources: dict[str, dict[str, Any]] = field(default_factory=dict)
+    certificates: dict[str, dict[str, Any]] = field(default_factory=dict)
+    error: str = ""
+    device_lost: bool = False
+
+
+@dataclass(frozen=True)
+class PrepareOurs:
+    """Build an operator with these schedules and check their directions."""
+
+    name: str
+    schedules: Schedules
+
+    def __call__(self, session: ComparisonSession) -> Answer:
+        return session.attempt(self.name, lambda: session.prepare_ours(self.name, self.schedules))
+
+
+@dataclass(frozen=True)
+class PreparePeer:
+    """Set up a peer; its own adapter proves that its kernels run and that its numbers are right."""
+
+    name: str
+
+    def __call__(self, session: ComparisonSession) -> Answer:
+        return session.attempt(self.name, lambda: session.prepare_peer(self.name))
+
+
+@dataclass(frozen=True)
+class WarmUp:
+    """Calls until steady. The first call of a peer is also checked."""
+
+    name: str
+    which: str
+
+    def __call__(self, session: ComparisonSession) -> Answer:
+        return session.attempt(self.name, lambda: session.warm_up(self.name, self.which))
+
+
+@dataclass(frozen=True)
+class Sample:
+    name: str
+
+    def __call__(self, session: ComparisonSession) -> Answer:
+        return session.attempt(self.name, lambda: Answer(sample_us=session.samplers[self.name].take(1)[0]))
+
+
+@dataclass(frozen=True)
+class HostRow:
+    """The host's time for a call, from one row of calls; ``seconds``: of one warm call."""
+
+    name: str
+    seconds: float
+
+    def __call__(self, session: ComparisonSession) -> Answer:
+        return session.attempt(self.name, lambda: Answer(host_us=session.samplers[self.name].host_row_us(self.seconds)))
+
+
+@dataclass(frozen=True)
+class PeerNames:
+    """Of those that take part."""
+
+    def __call__(self, session: ComparisonSession) -> list[str]:
+        return list(session.peers)
+
+
+@dataclass(frozen=True)
+class Release:
+    """What contenders keep for a pass must not crowd out the next pass, or the others; ``name``: of one only."""
+
+    name: str | None = None
+
+    def __call__(self, session: ComparisonSession) -> None:
+        session.release(self.name)
+
+
+@dataclass(frozen=True)
+class CopyTime:
+    """Microseconds of a copy that moves as many bytes; None where there is no memory for it."""
+
+    moved: int
+
+    def __call__(self, session: ComparisonSession) -> float | None:
+        from autotune.measure.timing import copy_us
+        from autotune.measure.trial import is_out_of_memory
+
+        try:
+            return copy_us(session.device, self.moved)
+        except Exception as error:
+            if is_out_of_memory(error):
+                return None
+            raise
+
+
+@dataclass(frozen=True)
+class CopyBandwidth:
+    def __call__(self, session: ComparisonSession) -> float:
+        from autotune.measure.timing import copy_bandwidth
+
+        return copy_bandwidth(session.device)
+
+
+class ComparisonSession:
+    """What the worker holds: tensors, reference, prepared contenders, and a sampler for each in the present pass."""
+
+    def __init__(self, setting: ComparisonSetting) -> None:
+        self.workload, self.device = setting.workload, setting.device
+        self.runs = runs_of(self.workload.operation)
+        self.tensors = self.runs.tensors(self.workload, self.device)
+        self.reference = self.runs.reference(self.workload, self.device, self.tensors)
+        self.order = order_of(self.tensors)
+        self.peers = self._peers(setting.peers)
+        self.contenders: dict[str, Any] = {}
+        self.samplers: dict[str, Sampler] = {}
+
+    def _peers(self, names: tuple[str, ...] | None) -> dict[str, Any]:
+        if names == ():
+            return {}
+        from autotune.compare.peers import peers_for
+
+        peers = peers_for(self.workload, self.device, self.tensors, self.reference)
+        return {peer.name: peer for peer in peers if names is None or peer.name in names}
+
+    def attempt(self, name: str, job: Callable[[], Answer]) -> Answer:
+        """Whatever a contender raises is its entry in the table; one that ran out of memory leaves none taken."""
+        try:
+            return job()
+        except Exception as error:
+            lost = device_is_lost(self.device)
+            answer = Answer(error=f"{type(error).__name__}: {error}"[:1000], device_lost=lost)
+        if not lost:
+            self.release(name)
+        return answer
+
+    def prepare_ours(self, name: str, schedules: Schedules) -> Answer:
+        from autotune.compare.peers.peer import CheckedPasses, Product, Task
+        from autotune.measure.reference.tensor_product import TOLERANCE
+
+        operator = self.runs.build(self.workload, schedules, self.device)
+        answer = Answer()
+        for direction in schedules:
+            errors, certificate = self.certify(operator, direction)
+            if wrong := worst_error(errors, self.workload.dtype):
+                return Answer(error=wrong)
+            answer.errors[direction], answer.certificates[direction] = errors, certificate
+            answer.resources[direction] = operator.resources(direction)
+        task = Task(self.workload, self.reference.device, self.tensors, self.reference)
+        call = self.runs.call(self.workload, operator, self.tensors, self.order)
+        product = Product(call, self.workload.layout)
+        self.contenders[name] = CheckedPasses(name, product, task, TOLERANCE[self.workload.dtype])
+        return answer
+
+    def certify(self, operator: Any, direction: str) -> tuple[dict[str, float], dict[str, Any]]:
+        """Errors against float64 by slot, of two runs; and what else is known of a direction.
+
+        ``bitwise``: whether both runs gave the same bits. ``equivariance``: relative error under a rotation with
+        inversion. ``edges``: how many the errors stand on.
+        """
+        import torch
+
+        def run(tensors: Any) -> dict[str, Any]:
+            return self.runs.run(operator, direction, tensors, self.order, poison=True)()
+
+        first = run(self.tensors)
+        errors = self.reference.check(direction, first)
+        second = run(self.tensors)
+        for slot, error in self.reference.check(direction, second).items():
+            errors[slot] = max(error, errors[slot])
+        bitwise = all(torch.equal(first[slot], second[slot]) for slot in first)
+        del first, second
+        equivariance = equivariance_error(self.workload, self.tensors, run)
+        return errors, {"bitwise": bitwise, "equivariance": equivariance, "edges": self.reference.checked_edges}
+
+    def prepare_peer(self, name: str) -> Answer:
+        self.contenders[name] = self.peers[name].prepare()
+        return Answer()
+
+    def warm_up(self, name: str, which: str) -> Answer:
+        from autotune.measure.timing import Sampler
+
+        ours = name not in self.peers
+        sampler = Sampler(getattr(self.contenders[name], which.replace("+", "_")), self.device)
+        # On a CPU there is nothing that a third call would warm, and a peer's call takes up to a second.
+        calls = 2 if sampler.device.type == "cpu" else getattr(self.peers.get(name), "warm_up_calls", WARM_UP_CALLS)
+        seconds = sampler.warm_up(calls, OUR_WARM_UP_S if ours else WARM_UP_S, max_seconds=WARM_UP_LIMIT_S)
+        self.samplers[name] = sampler
+        # Where the host's own time may decide it is taken too; of use only beside peers.
+        by_host = sampler.device.type == "cuda" and self.tensors.num_edges <= SMALL_GRAPH_EDGES and self.peers
+        return Answer(
+            seconds=seconds,
+            memory_bytes=sampler.peak_bytes(),
+            host_us=sampler.host_row_us(seconds) if by_host else None,
+            errors=getattr(self.contenders[name], "errors", {}),
+        )
+
+    def release(self, name: str | None = None) -> None:
+        for chosen in list(self.contenders) if name is None else [name]:
+            self.samplers.pop(chosen, None)
+            if chosen in self.contenders:
+                self.contenders[chosen].release()
+        free_memory(self.device)

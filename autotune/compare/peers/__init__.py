@@ -1,0 +1,95 @@
+"""Peers that a tuned kernel is compared with in the same run; each proves its numbers before it is timed.
+
+Enters a workload and a device, leave :class:`Peer` values: ``peer.prepare()`` gives the timed passes, or raises
+PeerError with the reason why this peer has no number.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import dataclass
+
+import torch
+
+from autotune.compare.peers import cuequivariance as cuequivariance_peer
+from autotune.compare.peers import e3nn as e3nn_peer
+from autotune.compare.peers import edge_vectors as vector_peers
+from autotune.compare.peers import openequivariance as openequivariance_peer
+from autotune.compare.peers import spherical_harmonics as harmonics_peers
+from autotune.compare.peers.peer import PEER_TOLERANCE, Adapter, CheckedPasses, Peer, Product, Task
+from autotune.measure.autograd_passes import AutogradPasses
+from autotune.measure.reference.tensor_product import Reference
+from autotune.workload.tensors import Tensors
+from autotune.workload.workload import Workload
+
+ADAPTERS: tuple[Adapter, ...] = (
+    *(*e3nn_peer.ADAPTERS, *cuequivariance_peer.ADAPTERS, *openequivariance_peer.ADAPTERS),
+    *(*harmonics_peers.ADAPTERS, *vector_peers.ADAPTERS),
+)
+
+__all__ = [
+    "ADAPTERS",
+    "PEER_TOLERANCE",
+    "AutogradPasses",
+    "CheckedPasses",
+    "Peer",
+    "PeerStatus",
+    "Product",
+    "peer_names",
+    "peers_for",
+    "usable_peers",
+]
+
+
+@dataclass(frozen=True)
+class PeerStatus:
+    """Whether a peer can be compared with on a device, and if not why."""
+
+    name: str
+    usable: bool
+    reason: str = ""
+
+
+def peers_for(
+    workload: Workload,
+    device: torch.device | str,
+    tensors: Tensors | None = None,
+    reference: Reference | None = None,
+) -> list[Peer]:
+    """The peers that belong in the table of a device, usable or not (``prepare`` says so).
+
+    A deterministic workload is compared with those that promise bitwise equal results too.
+    ``tensors`` and ``reference`` are shared by all peers; what is not given is made when it is first needed.
+    """
+    device = torch.device(device)
+    task = Task(workload, device, tensors, reference)
+    kind = (workload.deterministic, workload.operation)
+    return [Peer(adapter, task) for adapter in ADAPTERS if _is_listed(adapter, device, *kind)]
+
+
+def usable_peers(device: torch.device | str) -> list[PeerStatus]:
+    """Every peer that products could be compared with on a kind of device, with the reason where it cannot."""
+    device = torch.device(device)
+    found = []
+    for adapter in ADAPTERS:
+        if device.type in adapter.backends and "conv" in adapter.operations:
+            reason = adapter.unusable(device)
+            found.append(PeerStatus(adapter.name, reason is None, reason or ""))
+    return found
+
+
+def peer_names(
+    device: torch.device | str, deterministic: bool = False, operation: str | None = None
+) -> tuple[str, ...]:
+    """Of the peers in the table of a device; of its deterministic rows, of those of an operation."""
+    kind = (torch.device(device), deterministic, operation)
+    return tuple(dict.fromkeys(adapter.name for adapter in ADAPTERS if _is_listed(adapter, *kind)))
+
+
+def _is_listed(
+    adapter: Adapter, device: torch.device, deterministic: bool = False, operation: str | None = None
+) -> bool:
+    if (deterministic and not adapter.deterministic) or operation not in (None, *adapter.operations):
+        return False
+    installed = importlib.util.find_spec(adapter.module) is not None
+    return device.type in adapter.backends and (installed or adapter.listed_if_absent)

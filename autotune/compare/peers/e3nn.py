@@ -1,0 +1,178 @@
+"""e3nn as a peer: its ``TensorProduct`` run eagerly, and the same compiled by ``torch.compile``."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import shutil
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+import torch
+
+from autotune.compare.peers.peer import Adapter, Product, Task
+from autotune.errors import PeerError
+from autotune.measure import processes
+from autotune.measure.autograd_passes import Call
+from autotune.measure.reference.tensor_product import e3nn_product
+from autotune.workload.tensors import relayout
+from autotune.workload.workload import DTYPES
+from kernelgen.problem.tensor_product import TensorProductProblem
+
+# torch.compile of one product takes from seconds to minutes; beyond this it is given up.
+COMPILE_LIMIT_S = 120
+OUT_OF_TIME = f"torch.compile took longer than {COMPILE_LIMIT_S} s"
+# Nothing tunes itself here: the first calls fill torch's allocator and compile e3nn's own code.
+WARM_UP_CALLS = 3
+GraphCall = Callable[..., torch.Tensor]
+
+
+def convolution(problem: TensorProductProblem, dtype: torch.dtype, device: torch.device) -> GraphCall:
+    """``(x, y, w, sender, receiver, nodes)``: gather, e3nn's product and sum by destination, in e3nn's layout.
+
+    Without a sender it is the product alone.
+    """
+    product = e3nn_product(problem, dtype, device)
+
+    def conv(
+        x: torch.Tensor,
+        y: torch.Tensor,
+        w: torch.Tensor,
+        sender: torch.Tensor | None = None,
+        receiver: torch.Tensor | None = None,
+        nodes: int = 0,
+    ) -> torch.Tensor:
+        if sender is None or receiver is None:
+            return product(x, y, w)
+        messages = product(x.index_select(0, sender), y, w)
+        return messages.new_zeros(nodes, messages.shape[1]).index_add(0, receiver, messages)
+
+    return conv
+
+
+def on_graph(call: GraphCall, task: Task) -> Call:
+    """The call with the graph of a task."""
+    if not task.is_conv:
+        return call
+    (sender, receiver), nodes = task.edges, task.tensors.num_nodes
+    return lambda x, y, w: call(x, y, w, sender, receiver, nodes)
+
+
+def eager(task: Task) -> Product:
+    return Product(on_graph(convolution(*_kind(task)), task))
+
+
+def compiled(task: Task) -> Product:
+    """Runs both passes here, under a time limit, so that no timed call compiles."""
+    call = on_graph(compiled_convolution(*_kind(task), task.workload.operation), task)
+    t = task.tensors
+    x = relayout(t.x, task.workload.product.irreps_in1, task.workload.layout, "mul_ir")
+    inputs = [tensor.detach().requires_grad_() for tensor in (x, t.y, t.w)]
+    with time_limit(COMPILE_LIMIT_S, OUT_OF_TIME):
+        out = call(*inputs)
+        torch.autograd.grad(out, inputs, torch.ones_like(out))
+        with torch.no_grad():
+            call(*inputs)
+    return Product(call, no_second=no_second_derivatives())
+
+
+@functools.cache
+def no_second_derivatives() -> str:
+    """Why compiled code cannot be differentiated twice, in torch's words; empty if it can.
+
+    Tried on three products: e3nn's take up to a minute to say so, for every graph again.
+    """
+    x = torch.ones(1, requires_grad=True)
+    cube = torch.compile(lambda t: t * t * t, backend="aot_eager")
+    try:
+        (first,) = torch.autograd.grad(cube(x), x, create_graph=True)
+        torch.autograd.grad(first, x)
+    except RuntimeError as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+@functools.lru_cache(maxsize=1)
+def compiled_convolution(
+    problem: TensorProductProblem, dtype: torch.dtype, device: torch.device, operation: str
+) -> GraphCall:
+    """Compiled with sizes left open, so that all graphs of a problem share one compilation."""
+    return compile_open(convolution(problem, dtype, device))
+
+
+def compile_open(call: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """Compiled with sizes left open, for passes on kept graphs."""
+    import torch._dynamo
+    from torch._functorch import config
+
+    # Every problem's code is the same function to torch.compile, which gives up silently after a few variants of one.
+    torch._dynamo.reset()
+    # Donated buffers forbid a second backward pass on a kept graph, which is what is timed. torch looks at this when it
+    # compiles and again in every backward call, so it stays off in this process.
+    config.donated_buffer = False
+    return torch.compile(call, dynamic=True)
+
+
+def _kind(task: Task) -> tuple[TensorProductProblem, torch.dtype, torch.device]:
+    return task.workload.product, DTYPES[task.workload.dtype], task.device
+
+
+class _TimeIsUp(BaseException):
+    """Not an Exception, so that the compiler's own handlers let it pass."""
+
+
+@contextmanager
+def time_limit(seconds: int, reason: str) -> Iterator[None]:
+    """PeerError with ``reason`` after ``seconds``; processes that were started meanwhile are ended.
+
+    Only a process's main thread can be interrupted; elsewhere there is no limit.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(_signal: int, _frame: FrameType | None) -> None:
+        raise _TimeIsUp
+
+    others = set(processes.descendants(os.getpid()))
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.alarm(seconds)
+    try:
+        yield
+    except _TimeIsUp:
+        _end_compilations(others)
+        raise PeerError(reason) from None
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def _end_compilations(others: set[int]) -> None:
+    """Compilers that are still at work would take the time of what is measured next."""
+    processes.end([pid for pid in processes.descendants(os.getpid()) if pid not in others])
+    with contextlib.suppress(ImportError, AttributeError):
+        from torch._inductor import async_compile
+
+        # Forgets its workers, which were just ended: the next compilation starts its own.
+        async_compile.shutdown_compile_workers()
+
+
+def no_compiler(device: torch.device) -> str | None:
+    if device.type == "cpu" and not any(shutil.which(name) for name in ("g++", "clang++", "c++")):
+        return "torch.compile needs a C++ compiler on the CPU; install g++"
+    if device.type == "cuda":
+        try:
+            import triton  # noqa: F401
+        except ImportError:
+            return "torch.compile needs triton on a GPU; install triton"
+    return None
+
+
+ADAPTERS = (
+    Adapter("e3nn", ("cpu", "cuda"), lambda device: None, eager, WARM_UP_CALLS, module="e3nn"),
+    Adapter("e3nn-compiled", ("cpu", "cuda"), no_compiler, compiled, WARM_UP_CALLS, module="e3nn"),
+)

@@ -1,0 +1,251 @@
+"""What a peer is: a product (or harmonics) by somebody else, in its own layout and weight order, proven right before
+it is timed.
+
+An adapter gives a :class:`Product`; :class:`Peer.prepare` turns it into :class:`CheckedPasses`. Conversions of layout
+and weight order happen there, once, outside of every timed call.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from autotune.errors import PeerError
+from autotune.measure.autograd_passes import AutogradPasses, Call
+from autotune.measure.reference.tensor_product import Reference
+from autotune.measure.runs import runs_of
+from autotune.workload.kinds.tensor_product import ProductKind
+from autotune.workload.tensors import Tensors, relayout
+from autotune.workload.workload import Workload
+from kernelgen.problem.edge_vectors import VectorProblem
+from kernelgen.terms.directions import DIRECTIONS
+
+# Relative error against float64 e3nn that still counts as the same product; a wrong path is off by about one.
+PEER_TOLERANCE = {"float32": 1e-3, "float64": 1e-6}
+# The directions that a pass stands on: each of a peer is held to the float64 reference before the pass counts.
+CHECKED: dict[str, tuple[str, ...]] = {name: (name,) for name in DIRECTIONS} | {
+    "forward_backward": ("backward",),
+    "force_step": ("edge_backward", "joint_backward"),
+}
+
+
+Conversion = Callable[[torch.Tensor], torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Product:
+    """A differentiable ``call(x, y, w)`` in ``layout``. Of harmonics: ``call(x)``, in e3nn's layout.
+
+    into, back: by slot, from e3nn's order or convention to its own, and the other way; untimed. no_second: why it has
+    no second derivatives, if it has none.
+    """
+
+    call: Call
+    layout: str = "mul_ir"
+    into: Mapping[str, Conversion] = field(default_factory=dict)
+    back: Mapping[str, Conversion] = field(default_factory=dict)
+    no_second: str = ""
+
+
+@dataclass(eq=False)
+class Task:
+    """What peers share: a workload on a device, its tensors, and the float64 values (made on first use)."""
+
+    workload: Workload
+    device: torch.device
+    given_tensors: Tensors | None = None
+    given_reference: Reference | None = None
+
+    @functools.cached_property
+    def tensors(self) -> Tensors:
+        return self.given_tensors or runs_of(self.workload.operation).tensors(self.workload, self.device)
+
+    @functools.cached_property
+    def reference(self) -> Reference:
+        return self.given_reference or runs_of(self.workload.operation).reference(
+            self.workload, self.device, self.tensors
+        )
+
+    @property
+    def is_conv(self) -> bool:
+        return self.workload.is_conv
+
+    @property
+    def edges(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Senders and receivers of a convolution."""
+        assert self.tensors.sender is not None and self.tensors.receiver is not None
+        return self.tensors.sender, self.tensors.receiver
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """One peer. ``backends``, ``operations``: where it belongs. ``unusable``: why it cannot run here (None if it can).
+
+    ``listed_if_absent``: whether it stays in the table, with the reason, where its ``module`` is not installed.
+    ``warm_up_calls``: calls before its timings are steady. ``deterministic``: promises bitwise equal results.
+    """
+
+    name: str
+    backends: tuple[str, ...]
+    unusable: Callable[[torch.device], str | None]
+    build: Callable[[Task], Product]
+    warm_up_calls: int = 10
+    listed_if_absent: bool = True
+    module: str = ""
+    deterministic: bool = False
+    operations: tuple[str, ...] = ProductKind.operations
+
+
+@dataclass(frozen=True, eq=False)
+class Peer:
+    """An adapter with its task."""
+
+    adapter: Adapter
+    task: Task
+
+    @property
+    def name(self) -> str:
+        return self.adapter.name
+
+    @property
+    def warm_up_calls(self) -> int:
+        return self.adapter.warm_up_calls
+
+    def build(self) -> Product:
+        """Not checked yet. Raises PeerError with the reason where it cannot be used here, or what the peer raises."""
+        reason = self.adapter.unusable(self.task.device)
+        if reason:
+            raise PeerError(f"{self.name}: {reason}")
+        return self.adapter.build(self.task)
+
+    def prepare(self) -> CheckedPasses:
+        """Build the peer and check its forward values. Raises PeerError with the reason where it cannot be used."""
+        try:
+            passes = CheckedPasses(self.name, self.build(), self.task)
+            passes.check("forward")
+        except PeerError:
+            raise
+        except Exception as error:  # a peer may fail in its own ways; each is an entry in the table
+            raise PeerError(f"{self.name}: {type(error).__name__}: {error}"[:1000]) from error
+        return passes
+
+
+class CheckedPasses(AutogradPasses):
+    """Passes of a contender; what each stands on is held to the float64 values the first time that it is called.
+
+    limit: relative error that is let pass, by default that of peers.
+    """
+
+    def __init__(self, name: str, product: Product, task: Task, limit: float | None = None) -> None:
+        inputs = task.workload.kind.inputs
+        own: dict[str, Any] = {slot: _own_form(slot, product, task) for slot in inputs + "g"}
+        super().__init__(product.call, dataclasses.replace(task.tensors, **own), inputs)
+        self._own_tangents: dict[str, torch.Tensor] = {}
+        self.name, self._product, self._task = name, product, task
+        self._limit = PEER_TOLERANCE[task.workload.dtype] if limit is None else limit
+        self.errors: dict[str, dict[str, float]] = {}
+
+    def check(self, direction: str) -> dict[str, float]:
+        """Relative errors of one direction by slot; PeerError where they are too large."""
+        if direction in self.errors:
+            return self.errors[direction]
+        values = getattr(super(), direction)()
+        values = values if isinstance(values, tuple) else (values,)
+        slots = self._task.workload.kind.directions[direction].outputs
+        outputs = dict(zip(slots, values, strict=True))
+        errors = self._task.reference.check(direction, {slot: self._back(slot, t) for slot, t in outputs.items()})
+        wrong = {slot: error for slot, error in errors.items() if not error <= self._limit}
+        if wrong:
+            shown = ", ".join(f"{slot} {error:.1e}" for slot, error in wrong.items())
+            raise PeerError(
+                f"{self.name}: {direction} disagrees with float64 e3nn by more than {self._limit:g}: {shown}"
+            )
+        self.errors[direction] = errors
+        return errors
+
+    def forward(self) -> torch.Tensor:
+        self._check_first("forward")
+        return super().forward()
+
+    def backward(self) -> tuple[torch.Tensor, ...]:
+        self._check_first("backward")
+        return super().backward()
+
+    def source_backward(self) -> torch.Tensor:
+        self._check_first("source_backward")
+        return super().source_backward()
+
+    def edge_backward(self) -> torch.Tensor:
+        self._check_first("edge_backward")
+        return super().edge_backward()
+
+    def double_backward(self) -> tuple[torch.Tensor, ...]:
+        self._check_first("double_backward")
+        return super().double_backward()
+
+    def joint_backward(self) -> tuple[torch.Tensor, ...]:
+        self._check_first("joint_backward")
+        return super().joint_backward()
+
+    def forward_backward(self) -> tuple[torch.Tensor, ...]:
+        self._check_first("forward_backward")
+        return super().forward_backward()
+
+    def force_step(self) -> tuple[torch.Tensor, ...]:
+        self._check_first("force_step")
+        return super().force_step()
+
+    def release(self) -> None:
+        super().release()
+        self._own_tangents.clear()
+
+    def _check_first(self, which: str) -> None:
+        if self._product.no_second and any(DIRECTIONS[direction].tangents for direction in CHECKED[which]):
+            raise PeerError(f"{self.name}: {self._product.no_second}")
+        for direction in CHECKED[which]:
+            if direction not in self.errors:
+                self.check(direction)
+                if direction != which:
+                    self.release()  # a graph that only the check needed
+
+    def _tangents(self, slots: str) -> list[torch.Tensor]:
+        """In the peer's own form, made when a pass first needs them: most never need those of the weights."""
+        for slot in slots:
+            if slot not in self._own_tangents:
+                self._own_tangents[slot] = _own_form("t" + slot, self._product, self._task)
+        return [self._own_tangents[slot] for slot in slots]
+
+    def _back(self, slot: str, tensor: torch.Tensor) -> torch.Tensor:
+        """An output in the workload's layout and e3nn's order and convention."""
+        if slot in self._product.back:
+            tensor = self._product.back[slot](tensor.detach())
+        if slot == "w":
+            return tensor.detach()
+        return _relaid(slot, tensor.detach(), self._task, self._product.layout, _layout(slot, self._task))
+
+
+def _own_form(name: str, product: Product, task: Task) -> torch.Tensor:
+    """An operand or tangent of the task in the peer's layout, order and convention."""
+    tensor, slot = getattr(task.tensors, name), name[-1]
+    if slot != "w":
+        tensor = _relaid(slot, tensor, task, _layout(slot, task), product.layout)
+    return (product.into[slot](tensor) if slot in product.into else tensor).contiguous()
+
+
+def _layout(slot: str, task: Task) -> str:
+    """Of the workload's tensors; edge attributes are in e3nn's layout whatever that of the features is."""
+    return "mul_ir" if slot == "y" else task.workload.layout
+
+
+def _relaid(slot: str, tensor: torch.Tensor, task: Task, source: str, target: str) -> torch.Tensor:
+    if source == target:
+        return tensor
+    problem = task.workload.product
+    irreps_y = "1o" if isinstance(task.workload.problem, VectorProblem) else problem.irreps_in2
+    irreps = {"x": problem.irreps_in1, "y": irreps_y, "g": problem.irreps_out}[slot]
+    return relayout(tensor, irreps, source, target)

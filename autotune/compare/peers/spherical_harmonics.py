@@ -1,0 +1,115 @@
+"""Peers of spherical harmonics: e3nn's module, eager and compiled, cuEquivariance's and sphericart's where the same."""
+
+from __future__ import annotations
+
+import functools
+import math
+import warnings
+from collections.abc import Callable
+
+import torch
+
+from autotune.compare.peers import cuequivariance as cuequivariance_peer
+from autotune.compare.peers import e3nn as e3nn_peer
+from autotune.compare.peers.peer import Adapter, Product, Task
+from autotune.errors import PeerError
+from autotune.measure.autograd_passes import Call
+from autotune.measure.reference.spherical_harmonics import e3nn_harmonics
+from kernelgen.problem.spherical_harmonics import HarmonicsProblem
+
+
+def eager(task: Task) -> Product:
+    return Product(e3nn_harmonics(task.workload.harmonics))
+
+
+def compiled(task: Task) -> Product:
+    """Runs both passes here, under a time limit, so that no timed call compiles."""
+    call = _compiled(task.workload.harmonics, task.tensors.x.dtype, task.device)
+    v = task.tensors.x.detach().requires_grad_()
+    with e3nn_peer.time_limit(e3nn_peer.COMPILE_LIMIT_S, e3nn_peer.OUT_OF_TIME):
+        out = call(v)
+        torch.autograd.grad(out, v, torch.ones_like(out))
+        with torch.no_grad():
+            call(v)
+    return Product(call, no_second=e3nn_peer.no_second_derivatives())
+
+
+@functools.lru_cache(maxsize=1)
+def _compiled(problem: HarmonicsProblem, dtype: torch.dtype, device: torch.device) -> Call:
+    return e3nn_peer.compile_open(e3nn_harmonics(problem))
+
+
+def _cuequivariance(method: str, task: Task) -> Product:
+    return Product(cuequivariance_call(task.workload.harmonics, method, task.tensors.x))
+
+
+def cuequivariance_call(problem: HarmonicsProblem, method: str, like: torch.Tensor) -> Call:
+    """Of distinct rising degrees in the normalisation ``component``, which is the one that it has."""
+    import cuequivariance_torch as cuet
+
+    degrees = list(problem.degrees)
+    if problem.normalization != "component" or degrees != sorted(set(degrees)):
+        raise PeerError(
+            f"cuequivariance: it has harmonics of distinct rising degrees in normalization 'component', not {degrees} "
+            f"in {problem.normalization!r}"
+        )
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        options = {"math_dtype": like.dtype, "device": like.device}
+        made = cuet.SphericalHarmonics(degrees, normalize=problem.normalize, method=method, **options)
+    cuequivariance_peer.check_method(made.f, method, caught)
+    return made
+
+
+def _sphericart(task: Task) -> Product:
+    """All degrees up to the highest, in its own axes (e3nn's are y, z, x) and without a factor: that is its fastest."""
+    import sphericart.torch
+
+    problem, v = task.workload.harmonics, task.tensors.x
+    most = max(problem.degrees)
+    if problem.degrees != tuple(range(most + 1)):
+        raise PeerError(f"sphericart: it has all degrees up to one, in order, not {list(problem.degrees)}")
+    kind = sphericart.torch.SphericalHarmonics if problem.normalize else sphericart.torch.SolidHarmonics
+    lengths = {"integral": 1.0, "component": math.sqrt(4 * math.pi)}
+    factors = [
+        lengths.get(problem.normalization, math.sqrt(4 * math.pi / (2 * degree + 1)))
+        for degree in problem.degrees
+        for _ in range(2 * degree + 1)
+    ]
+    factor = torch.tensor(factors, dtype=v.dtype, device=v.device)
+    # The value has this factor, and so has the cotangent on its way in.
+    into = {"x": lambda rows: rows[:, [2, 0, 1]], "g": lambda rows: rows * factor}
+    back = {"x": lambda rows: rows[:, [1, 2, 0]], "g": lambda rows: rows * factor}
+    return Product(kind(most), into=into, back=back)
+
+
+def _no_sphericart(device: torch.device) -> str | None:
+    try:
+        import sphericart.torch  # noqa: F401
+    except (ImportError, OSError) as error:
+        return f"not usable ({error}); pip install sphericart-torch"
+    return None
+
+
+def _adapter(
+    name: str,
+    backends: tuple[str, ...],
+    unusable: Callable[[torch.device], str | None],
+    build: Callable[[Task], Product],
+    warm_up_calls: int = 10,
+) -> Adapter:
+    module = "e3nn" if name.startswith("e3nn") else "cuequivariance_torch"
+    return Adapter(name, backends, unusable, build, warm_up_calls, module=module, operations=("harmonics",))
+
+
+_FAST, _NAIVE = (functools.partial(_cuequivariance, method) for method in ("uniform_1d", "naive"))
+ADAPTERS = (
+    _adapter("e3nn", ("cpu", "cuda"), lambda device: None, eager, e3nn_peer.WARM_UP_CALLS),
+    _adapter("e3nn-compiled", ("cpu", "cuda"), e3nn_peer.no_compiler, compiled, e3nn_peer.WARM_UP_CALLS),
+    _adapter("cuequivariance", ("cuda",), cuequivariance_peer.no_kernels, _FAST, cuequivariance_peer.WARM_UP_CALLS),
+    _adapter("cuequivariance-naive", ("cpu",), cuequivariance_peer.no_module, _NAIVE),
+    Adapter(
+        *("sphericart", ("cpu", "cuda"), _no_sphericart, _sphericart),
+        listed_if_absent=False, module="sphericart", operations=("harmonics",),
+    ),
+)  # fmt: skip

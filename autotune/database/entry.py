@@ -1,0 +1,253 @@
+"""One tuned schedule with the figures that justify it: an entry of a ``results/DEVICE.json`` file, as a checked value.
+
+Plain JSON data enters, a frozen :class:`Entry` leaves, and the same data comes out of :meth:`Entry.to_dict`. Entries
+may come from files that others wrote, so every type is checked, schedules are rebuilt from known knobs only, and the
+one path an entry holds (of its raw trials) may not leave the directory of the file.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import PurePosixPath, PureWindowsPath
+from typing import Any
+
+from autotune.errors import DatabaseError
+from autotune.workload.graphs import OPERATIONS, GraphClass
+from autotune.workload.kinds.registry import kernel_kind
+from autotune.workload.workload import Identity
+from kernelgen.errors import EquituneError
+from kernelgen.schedule.kernel_spec import BYTES
+from kernelgen.schedule.knobs import Knobs
+from kernelgen.terms.directions import DIRECTIONS
+
+CHOICES: dict[str, tuple[str, ...]] = {
+    "operation": OPERATIONS,
+    "direction": tuple(DIRECTIONS),
+    "dtype": tuple(BYTES),
+    "layout": ("mul_ir", "ir_mul"),
+}
+TIMES = ("time_us", "q1_us", "q3_us")
+GAIN = dict.fromkeys(("ratio", "low", "high", "level"), "float")
+CERTIFICATE = {"bitwise": "bool", "equivariance": "float", "edges": "int", "environment": "str"}
+# Left out of files where they are empty.
+OPTIONAL = ("source", "gain", "certificate", "checked")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """Times are medians with quartiles in microseconds, ``bytes`` compulsory traffic, ``copy_bandwidth`` in bytes/s.
+
+    problem: its ``key``. graph_class: :attr:`GraphClass.text`. graph: name, edges, nodes.
+    schedule: as ``Schedule.to_dict`` writes it. default: schedule and times of the default schedule in the same run.
+    peers: times (or ``{"error": text}``) by peer. errors: largest relative error against float64 e3nn by output slot.
+    floor_us: ``bytes / copy_bandwidth``. trials: ``file`` (relative), ``count``, ``ok`` and how the search ran.
+    deterministic: tuned among kernels whose results are bitwise equal from run to run.
+    source: hash of the kernel's source (:mod:`autotune.database.provenance`); empty in entries older than it.
+    gain: ``ratio`` to the default with the interval ``low`` to ``high`` at ``level``; empty where the default is it.
+    certificate: ``bitwise`` (two runs gave the same bits), ``equivariance`` (relative error), ``edges`` (that errors
+        stand on), ``environment`` (hash of the versions of software and driver); empty in older entries.
+    checked: what ``equitune db verify`` found last: date, state (ok, drifted, or how it failed), reason, time_us.
+
+    Raises DatabaseError, naming the field, what it holds and what was expected.
+    """
+
+    label: str
+    problem: str
+    operation: str
+    direction: str
+    dtype: str
+    layout: str
+    graph_class: str
+    graph: Mapping[str, Any]
+    schedule: Mapping[str, Any]
+    time_us: float
+    q1_us: float
+    q3_us: float
+    default: Mapping[str, Any]
+    peers: Mapping[str, Mapping[str, Any]]
+    errors: Mapping[str, float]
+    tolerance: float
+    bytes: int
+    copy_bandwidth: float
+    floor_us: float
+    resources: Mapping[str, Any]
+    generator: str
+    software: Mapping[str, str]
+    date: str
+    trials: Mapping[str, Any]
+    deterministic: bool = False
+    source: str = ""
+    gain: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    certificate: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    checked: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        # A schedule is as good as its data: the tuner holds the one, files the other.
+        if isinstance(self.schedule, Knobs):
+            object.__setattr__(self, "schedule", self.schedule.to_dict())
+        for field in dataclasses.fields(self):
+            _check_type(field.name, getattr(self, field.name), str(field.type))
+            check_json(field.name, getattr(self, field.name))
+        for name, allowed in CHOICES.items():
+            if getattr(self, name) not in allowed:
+                raise DatabaseError(f"entry field {name} is {getattr(self, name)!r}; expected one of {allowed}")
+        _check_schedule("schedule", self.schedule, self.operation)
+        _check_graph(self.graph, self.graph_class)
+        _check_default(self.default)
+        for name, peer in self.peers.items():
+            _check_peer(f"peers[{name!r}]", peer)
+        for name in ("state", "reason", "date"):
+            _check_type(f"checked[{name!r}]", self.checked.get(name, ""), "str")
+        _check_values("errors", self.errors, dict.fromkeys(self.errors, "float"))
+        _check_values("gain", self.gain, GAIN)
+        _check_values("certificate", self.certificate, CERTIFICATE)
+        for name in ("count", "ok"):
+            _check_type(f"trials[{name!r}]", self.trials.get(name, 0), "int")
+        _check_relative(self.trials.get("file", ""))
+
+    @property
+    def identity(self) -> Identity:
+        """One entry each in a database."""
+        kernel = (self.problem, self.operation, self.direction, self.dtype, self.layout)
+        return (*kernel, self.graph_class, self.deterministic)
+
+    @property
+    def tuned_schedule(self) -> Knobs:
+        """:attr:`schedule` as the object that the generator takes."""
+        return _schedule(self.operation, tuple(sorted(self.schedule.items())))
+
+    @property
+    def parsed_graph_class(self) -> GraphClass:
+        return _graph_class(self.graph_class)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Entry:
+        """The entry that ``to_dict`` wrote; DatabaseError for a missing, unknown or mistyped field.
+
+        A field with a default may be missing: files are older than the field.
+        """
+        if not isinstance(data, Mapping):
+            raise DatabaseError(f"an entry is {type(data).__name__}; expected an object")
+        fields = dataclasses.fields(cls)
+        names = [field.name for field in fields]
+        needed = [f.name for f in fields if f.default is f.default_factory is dataclasses.MISSING]
+        missing = [name for name in needed if name not in data]
+        unknown = [name for name in data if name not in names]
+        if missing or unknown:
+            raise DatabaseError(f"entry fields missing: {missing or 'none'}; unknown: {unknown or 'none'}")
+        return cls(**data)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON data, fields in the order of the class, optional ones where there is something in them."""
+        data = {field.name: _plain(getattr(self, field.name)) for field in dataclasses.fields(self)}
+        return {name: value for name, value in data.items() if value or name not in OPTIONAL}
+
+    @property
+    def worst_error(self) -> float:
+        """The largest relative error that is known of it: against float64, and under a rotation."""
+        return max([*self.errors.values(), self.certificate.get("equivariance", 0.0)], default=math.inf)
+
+    @property
+    def failed_check(self) -> str:
+        """Why the schedule may not be loaded: what its last check found, or empty."""
+        state = self.checked.get("state", "ok")
+        return "" if state in ("ok", "drifted") else f"{state}: {self.checked.get('reason', '')}"
+
+
+@functools.lru_cache(maxsize=4096)
+def _schedule(operation: str, items: tuple[tuple[str, Any], ...]) -> Knobs:
+    return kernel_kind(operation).read(dict(items))
+
+
+@functools.lru_cache(maxsize=1024)
+def _graph_class(text: str) -> GraphClass:
+    return GraphClass.parse(text)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def _check_type(name: str, value: Any, kind: str) -> None:
+    if kind.startswith("Mapping"):
+        good = isinstance(value, Mapping)
+    elif kind == "float":
+        good = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    elif kind == "int":
+        good = isinstance(value, int) and not isinstance(value, bool)
+    else:
+        good = isinstance(value, bool if kind == "bool" else str)
+    if not good:
+        words = {"float": "a finite number", "int": "an integer", "str": "text", "bool": "true or false"}
+        wanted = words.get(kind, "an object")
+        raise DatabaseError(f"entry field {name} is {value!r}; expected {wanted}")
+
+
+def _check_values(name: str, data: Mapping[str, Any], kinds: Mapping[str, str]) -> None:
+    for key, value in data.items():
+        if key not in kinds:
+            raise DatabaseError(f"entry field {name} has the key {key!r}; expected some of {tuple(kinds)}")
+        _check_type(f"{name}[{key!r}]", value, kinds[key])
+
+
+def check_json(name: str, value: Any) -> None:
+    """Nested data must be what strict JSON can hold, or the file could not be read back."""
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            if not isinstance(key, str):
+                raise DatabaseError(f"field {name} has the key {key!r}; expected text")
+            check_json(f"{name}[{key!r}]", item)
+    elif isinstance(value, list | tuple):
+        for index, item in enumerate(value):
+            check_json(f"{name}[{index}]", item)
+    elif isinstance(value, float) and not math.isfinite(value):
+        raise DatabaseError(f"entry field {name} is {value!r}; expected a finite number")
+    elif not (value is None or isinstance(value, str | int | float)):
+        raise DatabaseError(f"entry field {name} is {type(value).__name__} {value!r}; expected JSON data")
+
+
+def _check_schedule(name: str, data: Any, operation: str) -> None:
+    if not isinstance(data, Mapping):
+        raise DatabaseError(f"entry field {name} is {data!r}; expected an object")
+    try:
+        _schedule(operation, tuple(sorted(data.items())))
+    except (EquituneError, TypeError) as error:
+        raise DatabaseError(f"entry field {name}: {error}") from error
+
+
+def _check_graph(graph: Mapping[str, Any], graph_class: str) -> None:
+    _check_type("graph['name']", graph.get("name"), "str")
+    for name in ("edges", "nodes"):
+        _check_type(f"graph[{name!r}]", graph.get(name), "int")
+    try:
+        _graph_class(graph_class)
+    except (EquituneError, ValueError) as error:
+        raise DatabaseError(f"entry field graph_class: {error}") from error
+
+
+def _check_default(default: Mapping[str, Any]) -> None:
+    # Not run any more: it may have a form that a later generator does without.
+    _check_type("default['schedule']", default.get("schedule"), "Mapping")
+    for name in TIMES:
+        _check_type(f"default[{name!r}]", default.get(name), "float")
+
+
+def _check_peer(name: str, peer: Any) -> None:
+    _check_type(name, peer, "Mapping")
+    if "error" in peer:
+        _check_type(f"{name}['error']", peer["error"], "str")
+        return
+    for time in TIMES:
+        _check_type(f"{name}[{time!r}]", peer.get(time), "float")
+
+
+def _check_relative(path: Any) -> None:
+    parts = PurePosixPath(path).parts if isinstance(path, str) else ("..",)
+    if ".." in parts or str(path).startswith(("/", "\\", "~")) or PureWindowsPath(str(path)).drive or "\\" in str(path):
+        raise DatabaseError(f"entry field trials['file'] is {path!r}; expected a path inside the results directory")

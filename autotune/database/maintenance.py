@@ -1,0 +1,175 @@
+"""Care of databases: which entries are stale, several files made one, and a file to hand on.
+
+Tables enter (:mod:`autotune.database.store`), findings for people leave. Only :func:`merge_file` changes a database,
+and only after all of a file was understood.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from autotune.database import trial_archive
+from autotune.database.entry import Entry
+from autotune.database.provenance import facts_of_record, hash_of_entry
+from autotune.database.store import Database, Table, database_path, read_table, replace_file, to_text
+from autotune.errors import DatabaseError
+from kernelgen.errors import EquituneError
+from kernelgen.version import GENERATOR_VERSION
+
+# Of an entry's software, what makes another binary of the same source.
+COMPILER = "compiler"
+# So many times the finished trials of another search count for more than its date.
+MORE_TRIALS = 2
+
+
+@dataclass(frozen=True)
+class Stale:
+    """An entry whose figures may no longer hold, and each reason why, as a sentence without its full stop."""
+
+    entry: Entry
+    reasons: tuple[str, ...]
+
+
+def stale_entries(
+    table: Table, software: Mapping[str, str], driver: str | None = None, generator: str = GENERATOR_VERSION
+) -> list[Stale]:
+    """Entries whose source, compiler or driver is another by now, by identity.
+
+    software: as ``certificate.software_versions`` gives it. driver: of the NVIDIA driver, None where there is none.
+    """
+    noted = table.device.get("driver")
+    moved = (f"the driver was {noted} and is {driver}",) if driver and noted and noted != driver else ()
+    found = []
+    for identity in sorted(table.by_identity):
+        entry = table.by_identity[identity]
+        reasons = [*_changed_source(entry, table.device, generator), *moved]
+        before, now = entry.software.get(COMPILER), software.get(COMPILER)
+        if before and now and before != now:
+            reasons.append(f"the compiler was {before} and is {now}")
+        if reasons:
+            found.append(Stale(entry, tuple(reasons)))
+    return found
+
+
+def _changed_source(entry: Entry, device: Mapping[str, Any], generator: str) -> list[str]:
+    """The generator may change without changing this kernel: its source decides, where the entry has a hash of it."""
+    if entry.generator == generator:
+        return []
+    if not entry.source:
+        return [f"the generator was {entry.generator} and is {generator}"]
+    try:
+        now = hash_of_entry(entry, facts_of_record(device))
+    except EquituneError as error:
+        return [f"its kernel can no longer be generated ({error})"]
+    return [] if now == entry.source else [f"its source was {entry.source} and is {now}"]
+
+
+@dataclass(frozen=True)
+class Merged:
+    """What became of one entry of a file: ``taken`` or not, and why."""
+
+    entry: Entry
+    taken: bool
+    reason: str
+
+
+def merge_file(path: Path, results_dir: Path, generator: str = GENERATOR_VERSION) -> tuple[Path, list[Merged]]:
+    """Join a database file of any device into the one of that device; returns that file and what became of each entry.
+
+    An entry that is new is taken; of two of one identity the better measured (see :func:`preferred`). Raw trials that
+    lie beside the file come along. DatabaseError, and nothing is changed, for a file that is not wholly understood.
+    """
+    if not path.is_file():
+        raise DatabaseError(f"{path} is not a file; expected a database such as results/nvidia-h200.json")
+    theirs = read_table(path)
+    if theirs.flaws:
+        more = f" (and {len(theirs.flaws) - 1} more)" if len(theirs.flaws) > 1 else ""
+        raise DatabaseError(f"{path} was not merged: {theirs.flaws[0]}{more}; merge what the same version wrote")
+    target = database_path(results_dir, str(theirs.device.get("slug", "")))
+    database = Database.load(target, theirs.device)
+    merged = [_merge(entry, database, generator) for _, entry in sorted(theirs.by_identity.items())]
+    if any(item.taken for item in merged):
+        for item in merged:
+            if item.taken:
+                _copy_trials(item.entry, path.parent, results_dir)
+        database.save()
+    return target, merged
+
+
+def _merge(entry: Entry, database: Database, generator: str) -> Merged:
+    ours = database.get(entry.identity)
+    if ours is None:
+        database.put(entry)
+        return Merged(entry, True, "new here")
+    if ours == entry:
+        return Merged(entry, False, "the same as here")
+    taken, reason = preferred(ours, entry, generator)
+    if taken:
+        database.put(entry)
+    return Merged(entry, taken, reason)
+
+
+def preferred(ours: Entry, theirs: Entry, generator: str = GENERATOR_VERSION) -> tuple[bool, str]:
+    """Whether ``theirs`` is to replace ``ours``, and why.
+
+    An entry of the present generator comes before one that is not; then one that stands on at least twice the finished
+    trials; then the newer one.
+    """
+    present = ours.generator == generator, theirs.generator == generator
+    if present[0] != present[1]:
+        return present[1], f"{'theirs' if present[1] else 'ours'} has the current generator"
+    trials = [int(entry.trials.get("ok", 0)) for entry in (ours, theirs)]
+    if max(trials) >= MORE_TRIALS * max(1, min(trials)):
+        taken = trials[1] > trials[0]
+        return taken, f"{'theirs' if taken else 'ours'} has more finished trials ({max(trials)}, not {min(trials)})"
+    taken = theirs.date > ours.date
+    return taken, f"{'theirs' if taken else 'ours'} is newer ({max(ours.date, theirs.date)})"
+
+
+def _copy_trials(entry: Entry, source: Path, target: Path) -> None:
+    """Raw trials are worth keeping, but an entry stands without them."""
+    name = entry.trials.get("file", "")
+    if not name or (source / name).resolve() == (target / name).resolve():
+        return
+    if lines := trial_archive.read_study(source / name):
+        (target / name).parent.mkdir(parents=True, exist_ok=True)
+        replace_file(target / name, "".join(json.dumps(line) + "\n" for line in lines))
+
+
+def pack_trials(results_dir: Path, slug: str) -> list[trial_archive.Packed]:
+    """Pack what git keeps of a device's trials: the studies that its entries name, and all that was recorded."""
+    folder, cited = results_dir / "trials" / slug, dict[str, list[dict[str, Any]]]()
+    for _, entry in sorted(read_table(database_path(results_dir, slug)).by_identity.items()):
+        file = results_dir / entry.trials.get("file", "")
+        if file.parent == folder:
+            cited.setdefault(file.stem, []).append(dict(entry.schedule))
+    return [trial_archive.pack(folder, cited), trial_archive.pack(results_dir / "record" / slug)]
+
+
+def export_file(table: Table, path: Path, labels: Iterable[str] = ()) -> int:
+    """Write the entries (of these labels, or all) as a database file of their own; returns how many there are.
+
+    DatabaseError where there are none, or something is at the path already.
+    """
+    wanted = set(labels)
+    entries = [entry for _, entry in sorted(table.by_identity.items()) if not wanted or entry.label in wanted]
+    if not entries:
+        known = sorted({entry.label for entry in table.by_identity.values()})
+        raise DatabaseError(f"no entry matches {sorted(wanted) or 'this device'}; the database has entries of {known}")
+    if path.exists():
+        raise DatabaseError(f"{path} exists; name a file that does not")
+    path.write_text(to_text(table.device, entries), encoding="utf-8")
+    return len(entries)
+
+
+def counts(merged: Iterable[Merged]) -> dict[str, int]:
+    """How many were taken, kept out, and the same."""
+    total: dict[str, Any] = {"taken": 0, "kept out": 0, "the same": 0}
+    for item in merged:
+        name = "taken" if item.taken else "the same" if item.reason == "the same as here" else "kept out"
+        total[name] += 1
+    return total

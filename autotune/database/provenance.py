@@ -1,0 +1,107 @@
+"""What a tuned entry can be held to later: the software, driver and date of its figures, and its kernel's source.
+
+A kernel's source and that text's hash are written without a device.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import platform
+import shutil
+import subprocess
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from autotune.database.lookup import find_schedule
+from autotune.errors import DatabaseError
+from autotune.workload.config_tables import find_problem
+from autotune.workload.kinds.base import Problem
+from autotune.workload.kinds.registry import kernel_kind
+from kernelgen.device import DeviceFacts, cuda_facts
+from kernelgen.emit.kernel_source import emit
+from kernelgen.errors import EquituneError
+from kernelgen.schedule.knobs import Knobs
+
+SOFTWARE = ("torch", "e3nn", "optuna", "cuequivariance", "cuequivariance-torch", "openequivariance", "cuda-core")
+LENGTH = 16
+# No device has as many multiprocessors, or as wide vectors.
+MOST = 1 << 20
+
+
+def source_text(
+    problem: Problem,
+    operation: str,
+    direction: str,
+    dtype: str,
+    layout: str,
+    deterministic: bool,
+    schedule: Knobs,
+    facts: DeviceFacts,
+) -> str:
+    """What is compiled for a schedule; ScheduleError where the present generator has no such kernel."""
+    kind = kernel_kind(operation)
+    spec = kind.spec(problem, operation, direction, dtype, layout, facts, deterministic)
+    return emit(kind.plan(kind.kernel_spec(spec, schedule), find_schedule)).text
+
+
+def hash_of_text(text: str) -> str:
+    """The first 16 hexadecimal digits of its SHA-256."""
+    return hashlib.sha256(text.encode()).hexdigest()[:LENGTH]
+
+
+def hash_of_entry(entry: Any, facts: DeviceFacts) -> str:
+    """Of the text that is compiled by now for an entry's schedule."""
+    kernel = (find_problem(entry.problem), entry.operation, entry.direction, entry.dtype, entry.layout)
+    return hash_of_text(source_text(*kernel, entry.deterministic, entry.tuned_schedule, facts))
+
+
+def facts_of_record(device: Mapping[str, Any]) -> DeviceFacts:
+    """The facts of a database's device, as far as source depends on them; DatabaseError for another kind of record."""
+    kinds: dict[str, type] = {"backend": str, "name": str, "arch": str, "units": int, "vector_bytes": int}
+    for name, kind in kinds.items():
+        if type(device.get(name)) is not kind or (kind is int and not 0 <= device[name] < MOST):
+            raise DatabaseError(f"device field {name} is {device.get(name)!r}; expected {kind.__name__}")
+    if device["backend"] == "cuda":
+        return cuda_facts(device["arch"], device["name"], device["units"])
+    if device["backend"] != "cpu":
+        raise DatabaseError(f"device field backend is {device['backend']!r}; expected 'cuda' or 'cpu'")
+    return DeviceFacts(**{name: device[name] for name in kinds})
+
+
+def now_text() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def software_versions(facts: DeviceFacts) -> dict[str, str]:
+    """Versions that a figure depends on; what is not installed is left out."""
+    versions = {"python": platform.python_version()}
+    for name in SOFTWARE:
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    try:
+        from kernelgen.compile.host import find_host_compiler
+        from kernelgen.compile.nvrtc import nvrtc_version
+
+        versions["compiler"] = find_host_compiler().version if facts.backend == "cpu" else f"nvrtc {nvrtc_version()}"
+    except EquituneError:
+        pass
+    return versions
+
+
+def driver_version(facts: DeviceFacts) -> str | None:
+    """Of the NVIDIA driver, where the device has one."""
+    return nvidia_driver() if facts.backend == "cuda" else None
+
+
+def nvidia_driver() -> str | None:
+    """Version of the NVIDIA driver, None where there is none."""
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return None
+    command = [program, "--query-gpu=driver_version", "--format=csv,noheader"]
+    answer = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    return answer.stdout.splitlines()[0].strip() if answer.returncode == 0 and answer.stdout.strip() else None

@@ -1,0 +1,316 @@
+"""The tuned-config database: one JSON file a device, in the shipped ``results/`` with the user's own laid over it.
+
+Entries enter through :meth:`Database.put`, a sorted and diffable file leaves. Many processes may write at once: each
+save reads the file again and replaces it whole, under a lock, so nobody's entries are lost and readers see either
+the old file or the new one. A file that cannot be understood is never overwritten: readers ignore it with one
+warning, writers keep a copy beside it as ``NAME.corrupt-TIMESTAMP.json``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import tempfile
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import filelock
+
+from autotune import paths
+from autotune.database.entry import Entry, check_json
+from autotune.errors import DatabaseError
+from autotune.workload.workload import Identity
+from kernelgen.device import DeviceFacts
+from kernelgen.json_data import parse_json
+
+__all__ = [
+    *("SCHEMA", "Database", "DatabaseWarning", "Entry", "Table", "database_dirs", "database_path"),
+    *("device_files", "device_record", "load_table", "read_table", "to_text", "writable_results_dir"),
+]
+
+SCHEMA = 1
+LOCK_TIMEOUT_S = 60.0
+KernelKey = tuple[str, str, str, str]
+
+
+class DatabaseWarning(UserWarning):
+    """A database file, or a part of it, is ignored; the message names the file and the reason."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """The entries of one file, or of several laid over each other, indexed for lookup.
+
+    by_kernel: entries of one (problem, operation, direction, dtype), whatever their layout and graph class.
+    flaws: what was not understood; empty for a sound file.
+    """
+
+    device: Mapping[str, Any] = field(default_factory=dict)
+    by_identity: Mapping[Identity, Entry] = field(default_factory=dict)
+    by_kernel: Mapping[KernelKey, tuple[Entry, ...]] = field(default_factory=dict)
+    flaws: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, device: Mapping[str, Any], entries: Iterable[Entry], flaws: tuple[str, ...] = ()) -> Table:
+        """Later entries replace earlier ones of the same identity."""
+        by_identity = {entry.identity: entry for entry in entries}
+        by_kernel: dict[KernelKey, list[Entry]] = {}
+        for entry in by_identity.values():
+            by_kernel.setdefault(entry.identity[:4], []).append(entry)
+        return cls(device, by_identity, {key: tuple(value) for key, value in by_kernel.items()}, flaws)
+
+
+def device_record(facts: DeviceFacts, driver: str | None = None) -> dict[str, Any]:
+    """The ``device`` object of a database file: what a lookup on another device needs to judge kinship."""
+    record: dict[str, Any] = {
+        "name": facts.name,
+        "slug": facts.slug,
+        "backend": facts.backend,
+        "arch": facts.arch,
+        "units": facts.units,
+        "vector_bytes": facts.vector_bytes,
+    }
+    return record | ({"driver": driver} if driver else {})
+
+
+def database_dirs() -> tuple[Path, ...]:
+    """Directories of databases, the shipped one first; later ones are laid over earlier ones."""
+    return tuple(dict.fromkeys((paths.results_dir(), paths.user_data_dir())))
+
+
+def writable_results_dir() -> Path:
+    """Where ``equitune tune`` writes: ``results/`` of a checkout, the user's directory for an installed package."""
+    return paths.results_dir() if paths.checkout_dir() else paths.user_data_dir()
+
+
+def device_files(directory: Path) -> list[Path]:
+    """One file a device, sorted; none of a folder that cannot be read.
+
+    A slug has no dot: files kept aside (NAME.corrupt-TIMESTAMP.json) and temporaries do.
+    """
+    try:
+        return sorted(path for path in directory.glob("*.json") if "." not in path.stem)
+    except OSError:
+        return []
+
+
+def is_slug(text: Any) -> bool:
+    """Whether it is a device's name in files: letters, digits and ``-``, so that no file of that name is elsewhere."""
+    return isinstance(text, str) and re.fullmatch(r"[^\W_]([^\W_]|-){0,99}", text) is not None
+
+
+def database_path(directory: Path, slug: str) -> Path:
+    """The file of a device; DatabaseError if the slug is not a plain name (it may not leave the directory)."""
+    if not is_slug(slug):
+        raise DatabaseError(f"device slug {slug!r} is not a plain name; expected letters, digits and '-'")
+    return directory / f"{slug}.json"
+
+
+def read_table(path: Path) -> Table:
+    """Parse one file without caching or warning; what cannot be understood is told in ``flaws``.
+
+    A missing file is an empty table. OSError if the file is there but cannot be read.
+    """
+    try:
+        data = parse_json(path.read_bytes())
+    except FileNotFoundError:
+        return Table()
+    except ValueError as error:
+        return Table(flaws=(f"it is not valid JSON ({error})",))
+    if not isinstance(data, dict) or not isinstance(data.get("entries"), list):
+        return Table(flaws=("it is not an object with schema, device and entries",))
+    if data.get("schema") != SCHEMA:
+        return Table(flaws=(f"its schema is {data.get('schema')!r}, and this version reads {SCHEMA}",))
+    entries, flaws = [], []
+    for index, item in enumerate(data["entries"]):
+        try:
+            entries.append(Entry.from_dict(item))
+        except DatabaseError as error:
+            flaws.append(f"entry {index}: {error}")
+    device = data.get("device")
+    if not isinstance(device, dict):
+        device, flaws = {}, [f"device is {device!r}; expected an object", *flaws]
+    try:
+        check_json("device", device)
+    except DatabaseError as error:
+        device, flaws = {}, [str(error), *flaws]
+    return Table.of(device, entries, tuple(flaws))
+
+
+_tables: dict[Path, tuple[tuple[int, ...], Table]] = {}
+_overlays: dict[tuple[Path, ...], tuple[tuple[Table, ...], Table]] = {}
+
+
+def load_table(*files: Path) -> Table:
+    """The tables of these files laid over each other (later files win), parsed once for each version of each file.
+
+    Never fails: a file that cannot be read is warned about once (DatabaseWarning) and ignored; of a file with a few
+    bad entries the others are used.
+    """
+    tables = tuple(_cached_table(path) for path in files)
+    if len(tables) == 1:
+        return tables[0]
+    known = _overlays.get(files)
+    if known and all(old is new for old, new in zip(known[0], tables, strict=True)):
+        return known[1]
+    device: dict[str, Any] = {}
+    for table in tables:
+        device |= table.device
+    merged = Table.of(device, (entry for table in tables for entry in table.by_identity.values()))
+    _overlays[files] = (tables, merged)
+    return merged
+
+
+def _cached_table(path: Path) -> Table:
+    try:
+        status = path.stat()
+        # The inode too: a save replaces the file, and two saves may fall into one tick of the clock.
+        stamp = (status.st_mtime_ns, status.st_size, status.st_ino)
+    except (FileNotFoundError, NotADirectoryError):
+        _tables.pop(path, None)
+        return _EMPTY
+    except OSError as error:
+        return _ignored(path, (), error)
+    known = _tables.get(path)
+    if known and known[0] == stamp:
+        return known[1]
+    try:
+        table = read_table(path)
+    except OSError as error:
+        return _ignored(path, stamp, error)
+    _tables[path] = (stamp, table)
+    if table.flaws:
+        _warn(path, table)
+    return table
+
+
+_EMPTY = Table()
+
+
+def _ignored(path: Path, stamp: tuple[int, ...], error: OSError) -> Table:
+    known = _tables.get(path)
+    if not (known and known[0] == stamp and known[1].flaws):
+        _tables[path] = (stamp, Table(flaws=(f"it cannot be read ({error})",)))
+        _warn(path, _tables[path][1])
+    return _tables[path][1]
+
+
+def _warn(path: Path, table: Table) -> None:
+    used = f"{len(table.by_identity)} other entries are used" if table.by_identity else "it is ignored"
+    more = f" (and {len(table.flaws) - 1} more)" if len(table.flaws) > 1 else ""
+    warnings.warn(f"tuned database {path}: {table.flaws[0]}{more}; {used}", DatabaseWarning, stacklevel=2)
+
+
+class Database:
+    """One device's file: loaded once, entries put, saved together with what others saved meanwhile.
+
+    ``device`` (see :func:`device_record`) is needed to save a file that does not exist yet.
+    """
+
+    def __init__(self, path: Path, table: Table, device: Mapping[str, Any] | None = None) -> None:
+        self.path = path
+        self.device = dict(device or table.device)
+        self._entries = dict(table.by_identity)
+        self._pending: dict[Identity, Entry] = {}
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], device: Mapping[str, Any] | None = None) -> Database:
+        """Read ``path``; a missing file is an empty database, a flawed one is ignored with a DatabaseWarning."""
+        path = Path(path)
+        return cls(path, _cached_table(path), device)
+
+    @property
+    def entries(self) -> tuple[Entry, ...]:
+        """All entries as of loading, with those put since, sorted by identity."""
+        return tuple(self._entries[identity] for identity in sorted(self._entries))
+
+    def get(self, identity: Identity) -> Entry | None:
+        return self._entries.get(identity)
+
+    def put(self, entry: Entry) -> None:
+        """Add an entry, or replace the one of its identity; :meth:`save` writes it."""
+        self._entries[entry.identity] = self._pending[entry.identity] = entry
+
+    def save(self) -> None:
+        """Write what was put into the file as it is now; atomic, and safe with any number of other writers.
+
+        Raises DatabaseError if the directory or the file cannot be written; the entries stay pending.
+        """
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with filelock.FileLock(self.path.with_name(f".{self.path.name}.lock"), timeout=LOCK_TIMEOUT_S):
+                self._merge_and_replace()
+        except filelock.Timeout as error:
+            raise DatabaseError(f"{self.path} stayed locked by another process for {LOCK_TIMEOUT_S:.0f} s") from error
+        except OSError as error:
+            raise DatabaseError(
+                f"cannot write the tuned database {self.path} ({error}); "
+                "set EQUITUNE_DATABASE to a writable directory for your own entries"
+            ) from error
+        self._pending.clear()
+
+    def _merge_and_replace(self) -> None:
+        table = read_table(self.path)
+        device = self.device or dict(table.device)
+        if not device:
+            raise DatabaseError(f"{self.path} is new and its device is unknown; give load() a device record")
+        entries = {**table.by_identity, **self._pending}
+        text = to_text(device, (entries[identity] for identity in sorted(entries)))
+        if table.flaws:
+            kept = _keep_aside(self.path)
+            warnings.warn(
+                f"tuned database {self.path}: {table.flaws[0]}; the old file is kept as {kept.name}",
+                DatabaseWarning,
+                stacklevel=3,
+            )
+        replace_file(self.path, text)
+        self.device, self._entries = device, entries
+
+
+def to_text(device: Mapping[str, Any], entries: Iterable[Entry]) -> str:
+    """A database file's text."""
+    data = {"schema": SCHEMA, "device": dict(device), "entries": [entry.to_dict() for entry in entries]}
+    return json.dumps(data, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def _keep_aside(path: Path) -> Path:
+    """A copy, not a rename: the good entries of a partly good file must not vanish for a reader meanwhile."""
+    stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
+    for name in _aside_names(path.stem, stamp):
+        aside = path.with_name(name)
+        with contextlib.suppress(FileExistsError), aside.open("xb") as target, path.open("rb") as source:
+            shutil.copyfileobj(source, target)
+            return aside
+    raise AssertionError("unreachable: there is always another name")
+
+
+def _aside_names(stem: str, stamp: str) -> Iterator[str]:
+    yield f"{stem}.corrupt-{stamp}.json"
+    count = 2
+    while True:
+        yield f"{stem}.corrupt-{stamp}-{count}.json"
+        count += 1
+
+
+def replace_file(path: Path, text: str | bytes) -> None:
+    """Write beside the file, flush to disk, then rename over it: a crash leaves the old file or the new one."""
+    mode = path.stat().st_mode & 0o777 if path.exists() else 0o644
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+    try:
+        with paths.named_in_errors(path), os.fdopen(descriptor, "wb") as file:
+            file.write(text.encode() if isinstance(text, str) else text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, mode)
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise

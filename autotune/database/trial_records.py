@@ -1,0 +1,114 @@
+"""Trial records: one JSON object a line, durable before the next trial starts. Readers that want what is packed for git
+too read through :mod:`autotune.database.trial_archive`.
+
+A finished trial enters as a dictionary and is appended with flush and fsync; a file leaves as a list of
+dictionaries. A process may be killed in the middle of a line, so reading skips lines that are not JSON objects, with a
+warning, and appending first closes a torn last line.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import warnings
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from autotune.paths import named_in_errors
+from kernelgen.json_data import parse_json
+
+
+def study_path(results_dir: Path, device_slug: str, study: str, folder: str = "trials") -> Path:
+    """``results/FOLDER/DEVICE/STUDY.jsonl``, with characters that file names should not hold replaced."""
+    return Path(results_dir) / folder / device_slug / f"{re.sub(r'[^A-Za-z0-9_.-]+', '_', study)}.jsonl"
+
+
+def lock_path(path: Path) -> Path:
+    """The lock of a trial file: beside the Optuna storage, which is no result, and not among the results."""
+    return path.parents[2] / "studies" / f"{path.parent.name}-{path.stem}.lock"
+
+
+def append(path: Path, record: dict[str, Any]) -> None:
+    """Append one line and return once it is on the disk."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    line = json.dumps(record, allow_nan=False).encode() + b"\n"
+    with named_in_errors(path), open(path, "a+b", buffering=0) as file:
+        if file.seek(0, os.SEEK_END):
+            file.seek(-1, os.SEEK_END)
+            if file.read(1) != b"\n":
+                line = b"\n" + line
+        while line:  # a disk that is nearly full takes a part, and tells at the next write
+            line = line[file.write(line) :]
+        os.fsync(file.fileno())
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    """Every complete record of a file, oldest first; an absent file has none."""
+    return read_from(path, 0)[0]
+
+
+def read_from(path: Path, offset: int) -> tuple[list[dict[str, Any]], int]:
+    """The records that stand after a byte of a file, and the byte at which to go on reading later.
+
+    A last line without its end is a record if it can be understood; else it may be half written, and is read again.
+    """
+    try:
+        with open(path, "rb") as file:
+            file.seek(offset)
+            lines = file.read().splitlines(keepends=True)
+    except FileNotFoundError:
+        return [], offset
+    found, skipped = [], 0
+    for line in lines:
+        record = _record(line)
+        if record is not None:
+            found.append(record)
+        elif not line.endswith(b"\n"):
+            break
+        else:
+            skipped += bool(line.strip())
+        offset += len(line)
+    if skipped:
+        warnings.warn(f"{path}: {skipped} of {len(lines)} lines are no records and are skipped", stacklevel=2)
+    return found, offset
+
+
+def readable(lines: Iterable[bytes]) -> list[dict[str, Any]]:
+    """The records among these lines."""
+    return [record for line in lines if (record := _record(line)) is not None]
+
+
+def _record(line: bytes) -> dict[str, Any] | None:
+    try:
+        record = parse_json(line)
+    except ValueError:
+        return None
+    return record if isinstance(record, dict) else None
+
+
+def is_trial(record: dict[str, Any]) -> bool:
+    """Whether a study can learn from it: which schedule, how it ended and, if it went well, its time."""
+    time_us = record.get("time_us")
+    timed = isinstance(time_us, int | float) and math.isfinite(time_us) and time_us > 0
+    known = isinstance(record.get("schedule"), dict) and isinstance(record.get("resources", {}), dict)
+    return known and isinstance(record.get("state"), str) and (timed or record["state"] != "ok")
+
+
+def from_storage(data: Any) -> dict[str, Any] | None:
+    """What a storage, which others may write to, says that a record is; None for what is no trial's."""
+    try:
+        record = _record(json.dumps(data, allow_nan=False).encode())
+        if record is None or not is_trial(record):
+            return None
+        json.dumps(record, allow_nan=False)  # a number too large for a float has become infinite
+        return record
+    except (TypeError, ValueError, RecursionError):
+        return None
+
+
+def identity(record: dict[str, Any]) -> tuple[str, str]:
+    """Generator version and schedule: no file of trials has two records that agree in both."""
+    return str(record.get("generator")), json.dumps(record.get("schedule"), sort_keys=True)

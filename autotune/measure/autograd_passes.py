@@ -1,0 +1,95 @@
+"""The passes of a differentiable function, as inference and training run them: what every contender is timed on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from autotune.workload.tensors import Tensors
+
+Call = Callable[..., torch.Tensor]
+
+
+class AutogradPasses:
+    """Passes of ``call(x, y, w)`` on given tensors, or of fewer inputs: ``slots`` names them in order.
+
+    Graphs are kept between calls: a derivative is timed alone.
+    """
+
+    def __init__(self, call: Call, tensors: Tensors, slots: str = "xyw") -> None:
+        self._call = call
+        self._tensors = tensors
+        self._slots = slots
+        # Detached tensors share their storage: weights a row an edge can fill a tenth of a device.
+        self._plain = tuple(getattr(tensors, slot) for slot in slots)
+        self._inputs = [tensor.detach().requires_grad_() for tensor in self._plain]
+        self._g = tensors.g.detach().requires_grad_()
+        self._out: torch.Tensor | None = None
+        self._alone: dict[int, torch.Tensor] = {}
+        self._first: tuple[torch.Tensor, ...] | None = None
+        self._joint: tuple[torch.Tensor, torch.Tensor] | None = None
+
+    def release(self) -> None:
+        """Drop the kept graphs."""
+        self._out = self._first = self._joint = None
+        self._alone.clear()
+
+    def forward(self) -> torch.Tensor:
+        """The value."""
+        with torch.no_grad():
+            return self._call(*self._plain)
+
+    def backward(self) -> tuple[torch.Tensor, ...]:
+        """Gradients with respect to all inputs."""
+        return torch.autograd.grad(self._kept_value(), self._inputs, self._tensors.g, retain_graph=True)
+
+    def source_backward(self) -> torch.Tensor:
+        """The gradient with respect to x alone."""
+        return self._gradient_alone(0)
+
+    def edge_backward(self) -> torch.Tensor:
+        """The gradient with respect to y alone, of which forces are made."""
+        return self._gradient_alone(1)
+
+    def double_backward(self) -> tuple[torch.Tensor, ...]:
+        """Gradients of the first gradients, contracted with the tangents, with respect to all inputs and g."""
+        if self._first is None:
+            out = self._call(*self._inputs)
+            self._first = torch.autograd.grad(out, self._inputs, self._g, create_graph=True)
+        tangents = self._tangents(self._slots)
+        return torch.autograd.grad(self._first, [*self._inputs, self._g], tangents, retain_graph=True)
+
+    def joint_backward(self) -> tuple[torch.Tensor, ...]:
+        """Gradients of a loss on the value and on the gradient of y with respect to x, y and w: a force step's last."""
+        if self._joint is None:
+            self._joint = self._value_and_edge_gradient()
+        return torch.autograd.grad(self._joint, self._inputs, self._tangents("gy"), retain_graph=True)
+
+    def forward_backward(self) -> tuple[torch.Tensor, ...]:
+        """One forward pass and the gradients with respect to all inputs."""
+        return torch.autograd.grad(self._call(*self._inputs), self._inputs, self._tensors.g)
+
+    def force_step(self) -> tuple[torch.Tensor, ...]:
+        """A training step on forces: value, gradient with respect to y, gradients of a loss on both."""
+        return torch.autograd.grad(self._value_and_edge_gradient(), self._inputs, self._tangents("gy"))
+
+    def _kept_value(self) -> torch.Tensor:
+        if self._out is None:
+            self._out = self._call(*self._inputs)
+        return self._out
+
+    def _gradient_alone(self, index: int) -> torch.Tensor:
+        """No other input requires one: of leaves that do, a product may well compute the gradients unasked."""
+        if index not in self._alone:
+            inputs = list(self._plain)
+            inputs[index] = self._inputs[index]
+            self._alone[index] = self._call(*inputs)
+        return torch.autograd.grad(self._alone[index], self._inputs[index], self._tensors.g, retain_graph=True)[0]
+
+    def _value_and_edge_gradient(self) -> tuple[torch.Tensor, torch.Tensor]:
+        out = self._call(*self._inputs)
+        return out, torch.autograd.grad(out, self._inputs[1], self._tensors.g, create_graph=True)[0]
+
+    def _tangents(self, slots: str) -> list[torch.Tensor]:
+        return [getattr(self._tensors, "t" + slot) for slot in slots]

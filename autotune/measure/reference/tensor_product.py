@@ -1,0 +1,276 @@
+"""Correctness: outputs of any implementation enter, relative errors against e3nn in float64 leave.
+
+All contributions of the product are per edge, so whole nodes are checked with whole rows of outputs and nothing has to
+be run again on a smaller graph. A set of nodes is chosen (the first and last, those of least and greatest degree, then
+random ones) until their edges, in and out, reach ``max_edges``. On those edges e3nn computes in float64, a chunk at a
+time: every output row of these nodes (g: all edges into them), every gradient row of these nodes (x: all edges out of
+them) and every y and w row of these edges is then exact, for the full graph. Shared weights have one gradient row that
+sums over all edges, so for them all edges are taken. Rows outside the choice must be finite.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from e3nn import o3
+
+from autotune.workload.kinds.base import Problem
+from autotune.workload.tensors import Tensors, relayout
+from autotune.workload.workload import Workload
+from kernelgen.errors import InputError
+from kernelgen.problem.tensor_product import TensorProductProblem
+from kernelgen.terms.directions import DIRECTIONS, Direction
+
+TOLERANCE = {"float32": 1e-5, "float64": 1e-10}
+# Edges checked by default: a few seconds of e3nn's double backward in float64.
+MAX_EDGES = {"cpu": 768, "cuda": 12288}
+# Elements that one chunk of edges may have in its widest operand; e3nn holds some 20 times as much.
+CHUNK_ELEMENTS = {"cpu": 1 << 21, "cuda": 12 << 20}
+
+
+@functools.lru_cache(maxsize=4)
+def e3nn_product(problem: TensorProductProblem, dtype: torch.dtype, device: torch.device) -> o3.TensorProduct:
+    """e3nn's own product; generating its code takes seconds for many paths, so each graph of a problem shares it."""
+    product = _built_ahead.pop(problem, None) or problem.reference()
+    return product.to(device=device, dtype=dtype)
+
+
+def build_ahead(problem: Problem) -> None:
+    """Have a product's first :func:`e3nn_product` ready on the host, in a process that may not yet touch a device."""
+    if (
+        isinstance(problem, TensorProductProblem)
+        and problem not in _built_ahead
+        and not e3nn_product.cache_info().currsize
+    ):
+        _built_ahead[problem] = problem.reference()
+
+
+_built_ahead: dict[TensorProductProblem, o3.TensorProduct] = {}
+
+
+class Reference:
+    """Exact values for one workload's tensors. Computed on the device, once per direction, on first use.
+
+    ``tensors`` are those that the implementation was given.
+    ``checked_edges`` says how many edges the verdict stands on.
+    """
+
+    def __init__(
+        self,
+        workload: Workload,
+        device: torch.device | str,
+        tensors: Tensors,
+        max_edges: int | None = None,
+    ) -> None:
+        self.problem, self.layout, self.is_conv = workload.product, workload.layout, workload.is_conv
+        self.device = torch.device(device)
+        self._product: Callable[..., torch.Tensor] | None = None
+        self._expected: dict[str, dict[str, torch.Tensor]] = {}
+        self.workload = workload
+        limit = max_edges or MAX_EDGES[self.device.type]
+        everything = self.problem.shared_weights or tensors.num_edges <= limit
+        self._choose_rows(tensors, tensors.num_edges if everything else limit)
+        self._keep_rows(tensors)
+
+    @property
+    def checked_edges(self) -> int:
+        return int(self.edges.shape[0])
+
+    def rows(self, slot: str) -> torch.Tensor | None:
+        """Rows of a full output that are compared: nodes or edges; None where all of a shared weight row is."""
+        if slot == "w" and self.problem.shared_weights:
+            return None
+        return self.nodes if slot in "xg" and self.is_conv else self.edges
+
+    def expected(self, direction: Direction | str) -> dict[str, torch.Tensor]:
+        """Float64 values of the compared rows by slot (``g``: the output's value or cotangent), in the layout."""
+        asked = self.direction(direction)
+        if asked.text not in self._expected:
+            self._expected[asked.text] = self._compute(asked)
+        return self._expected[asked.text]
+
+    def direction(self, direction: Any) -> Any:
+        """By name or as such."""
+        return DIRECTIONS[direction] if isinstance(direction, str) else direction
+
+    def check(self, direction: Direction | str, outputs: Mapping[str, torch.Tensor]) -> dict[str, float]:
+        """Relative error of every output by slot: the largest over blocks (x, y, g) or paths (w); NaN gives inf.
+
+        ``outputs`` are the full tensors, keyed x, y, w, g. A block's error is ``|out - expected| / |expected|`` in the
+        Euclidean norm over the compared rows.
+        """
+        expected = self.expected(direction)
+        errors = {}
+        for slot, output in outputs.items():
+            if slot not in expected:
+                raise InputError(
+                    f"output {slot!r} is none of direction {direction}; expected some of {tuple(expected)}"
+                )
+            if list(output.shape) != self._shapes[slot]:
+                raise InputError(f"output {slot!r} has shape {list(output.shape)}; expected {self._shapes[slot]}")
+            rows = self.rows(slot)
+            output = output.detach()
+            compared = (output if rows is None else output[rows]).to(torch.float64)
+            finite = bool(torch.isfinite(output).all())
+            errors[slot] = self._worst_block(slot, compared, expected[slot]) if finite else math.inf
+        return errors
+
+    def _worst_block(self, slot: str, output: torch.Tensor, expected: torch.Tensor) -> float:
+        """One number leaves the device, not two a block: w may have hundreds of paths, and a trial checks twice."""
+        if not output.shape[-1]:
+            return 0.0
+        widths = torch.tensor(self._widths(slot), device=self.device)
+        blocks = torch.arange(len(widths), device=self.device).repeat_interleave(widths)
+        rows = ((output - expected).square_(), expected.square())
+        sums = [row.new_zeros(len(widths)).index_add_(0, blocks, row.reshape(-1, row.shape[-1]).sum(0)) for row in rows]
+        # Where nothing is expected, any difference is infinitely wrong.
+        ratios = torch.where(sums[0] > 0, sums[0] / sums[1], 0.0)
+        return math.sqrt(float(ratios.max()))
+
+    def _widths(self, slot: str) -> list[int]:
+        """Of the parts of a row that are compared each on its own."""
+        if slot == "w":
+            return [self.problem.weights_of(path) for path in self.problem.paths]
+        blocks = {"x": self.problem.in1, "y": self.problem.in2, "g": self.problem.out}[slot]
+        return [block.mul * block.dim for block in blocks]
+
+    def _choose_rows(self, tensors: Tensors, limit: int) -> None:
+        """``edges``: all that are computed; ``nodes``: those of which every edge is among them."""
+        count = tensors.num_edges
+        if not self.is_conv:
+            spread = torch.linspace(0, max(0, count - 1), min(limit, count), dtype=torch.float64)
+            self.edges = self.nodes = spread.round().long().to(self.device)
+            return
+        assert tensors.sender is not None and tensors.receiver is not None
+        if limit >= count:
+            self.edges = torch.arange(count, device=self.device)
+            self.nodes = torch.arange(tensors.num_nodes, device=self.device)
+        else:
+            self.nodes = choose_nodes(tensors.sender, tensors.receiver, tensors.num_nodes, limit).to(self.device)
+            chosen = torch.zeros(tensors.num_nodes, dtype=torch.bool, device=self.device)
+            chosen[self.nodes] = True
+            self.edges = torch.nonzero(chosen[tensors.sender] | chosen[tensors.receiver]).flatten()
+
+    def _keep_rows(self, tensors: Tensors) -> None:
+        """Copy what the chosen edges need, so that the full tensors can be freed."""
+        names = ("x", "y", "w", "g")
+        self._shapes = {name: list(getattr(tensors, name).shape) for name in names}
+        sender = tensors.sender[self.edges] if tensors.sender is not None else self.edges
+        receiver = tensors.receiver[self.edges] if tensors.receiver is not None else self.edges
+        senders, self._sender = torch.unique(sender, return_inverse=True)
+        receivers, self._receiver = torch.unique(receiver, return_inverse=True)
+        shared = self.problem.shared_weights
+        rows = {"x": senders, "y": self.edges, "w": None if shared else self.edges, "g": receivers}
+        self._operands: dict[str, torch.Tensor] = {}
+        for name in (*names, "tx", "ty", "tw", "tg"):
+            taken = rows[name[-1]]
+            tensor = getattr(tensors, name)
+            self._operands[name] = tensor.clone() if taken is None else tensor[taken]
+        self._from_x, self._to_x = self._positions(senders)
+        self._from_g, self._to_g = self._positions(receivers)
+
+    def _positions(self, present: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Where rows of ``present`` go among ``nodes``: (row of present, row of nodes) for those that are compared."""
+        place = torch.searchsorted(self.nodes, present).clamp(max=max(0, len(self.nodes) - 1))
+        kept = torch.nonzero(self.nodes[place] == present).flatten()
+        return kept, place[kept]
+
+    def _compute(self, direction: Direction) -> dict[str, torch.Tensor]:
+        self._product = self._product or self._make_product()
+        sizes = {"x": self._operands["x"].shape[0], "g": self._operands["g"].shape[0]}
+        widths = {"x": self.problem.dim_in1, "g": self.problem.dim_out}
+        sums = {
+            slot: torch.zeros(sizes[slot], widths[slot], dtype=torch.float64, device=self.device)
+            for slot in direction.outputs
+            if slot in "xg"
+        }
+        pieces: dict[str, list[torch.Tensor]] = {slot: [] for slot in direction.outputs if slot in "yw"}
+        widest = max(self.problem.dim_in1, self.problem.dim_out, self.problem.weight_numel, 1)
+        size = max(1, CHUNK_ELEMENTS[self.device.type] // widest)
+        # TorchScript would profile and fuse e3nn's code over the first calls, which takes far longer than they do.
+        with torch.jit.optimized_execution(False):
+            for chunk in torch.arange(len(self.edges), device=self.device).split(size):
+                for slot, value in self._chunk(direction, chunk).items():
+                    if slot in sums:
+                        sums[slot].index_add_(0, (self._sender if slot == "x" else self._receiver)[chunk], value)
+                    else:
+                        pieces[slot].append(value)
+        return {slot: self._assemble(slot, sums.get(slot), pieces.get(slot)) for slot in direction.outputs}
+
+    @property
+    def dim_y(self) -> int:
+        """Elements of a row of y."""
+        return self.problem.dim_in2
+
+    def _make_product(self) -> Callable[..., torch.Tensor]:
+        """e3nn's ``(x, y, w)`` in float64."""
+        return e3nn_product(self.problem, torch.float64, self.device)
+
+    def _assemble(self, slot: str, total: torch.Tensor | None, pieces: list[torch.Tensor] | None) -> torch.Tensor:
+        if pieces is not None:
+            if slot == "w" and self.problem.shared_weights:
+                zero = torch.zeros(self.problem.weight_numel, dtype=torch.float64, device=self.device)
+                return torch.stack([zero, *pieces]).sum(0)
+            width = self.dim_y if slot == "y" else self.problem.weight_numel
+            return torch.cat([torch.zeros(0, width, dtype=torch.float64, device=self.device), *pieces])
+        assert total is not None
+        source, target = (self._from_x, self._to_x) if slot == "x" else (self._from_g, self._to_g)
+        value = total.new_zeros(len(self.nodes), total.shape[1])
+        value[target] = total[source]
+        return relayout(value, self._irreps(slot), "mul_ir", self.layout)
+
+    def _irreps(self, slot: str) -> str:
+        return self.problem.irreps_in1 if slot == "x" else self.problem.irreps_out
+
+    def _chunk(self, direction: Direction, chunk: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Each edge's own contribution to every output, by autograd through e3nn, in ``mul_ir``."""
+        assert self._product is not None
+        held = {name: self._gather(name, chunk) for name in ("x", "y", "w", "g")}
+        if direction.name == "forward":
+            return {"g": self._product(held["x"], held["y"], held["w"])}
+        for tensor in held.values():
+            tensor.requires_grad_()
+        x, y, w, g = held.values()
+        value = self._product(x, y, w)
+        if not direction.tangents:
+            wanted = [held[slot] for slot in direction.outputs]
+            return dict(zip(direction.outputs, torch.autograd.grad(value, wanted, g), strict=True))
+        # The derivative with respect to g is the value itself, so that is what a tangent of g contracts.
+        slots = direction.tangents.replace("g", "")
+        gradients = torch.autograd.grad(value, [held[s] for s in slots], g, create_graph=True) if slots else ()
+        first = dict(zip(slots, gradients, strict=True)) | {"g": value}
+        scalar = sum(
+            ((self._gather("t" + slot, chunk) * first[slot]).sum() for slot in direction.tangents),
+            start=value.new_zeros(()),
+        )
+        wanted = [held[slot] for slot in direction.outputs]
+        second = torch.autograd.grad(scalar, wanted, allow_unused=True, materialize_grads=True)
+        return dict(zip(direction.outputs, second, strict=True))
+
+    def _gather(self, name: str, chunk: torch.Tensor) -> torch.Tensor:
+        tensor, slot = self._operands[name], name[-1]
+        if slot == "w" and self.problem.shared_weights:
+            return tensor.to(torch.float64)
+        index = {"x": self._sender, "g": self._receiver}.get(slot)
+        rows = tensor[chunk if index is None else index[chunk]].to(torch.float64)
+        return relayout(rows, self._irreps(slot), self.layout, "mul_ir") if slot in "xg" else rows
+
+
+def choose_nodes(sender: torch.Tensor, receiver: torch.Tensor, num_nodes: int, max_edges: int) -> torch.Tensor:
+    """Sorted nodes whose edges, in and out, number about ``max_edges`` together; the extremes come first."""
+    into = torch.bincount(receiver, minlength=num_nodes).cpu()
+    out_of = torch.bincount(sender, minlength=num_nodes).cpu()
+    extremes = [0, num_nodes - 1, *(int(pick(d)) for d in (into, out_of) for pick in (torch.argmax, torch.argmin))]
+    generator = torch.Generator().manual_seed(0)
+    candidates = dict.fromkeys([*extremes, *torch.randperm(num_nodes, generator=generator).tolist()])
+    chosen, total = [], 0
+    for node in candidates:
+        chosen.append(node)
+        total += int(into[node] + out_of[node])
+        if total >= max_edges:
+            break
+    return torch.tensor(sorted(chosen), dtype=torch.long)

@@ -1,0 +1,201 @@
+"""What a worker does for one schedule: build the operator, check it against float64 e3nn, time it.
+
+A :class:`TrialSetting` (what stays between trials) and a :class:`TrialJob` enter, an :class:`Outcome` leaves: every
+way in which a schedule can fail is data, never an exception.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from autotune.measure.runs import guarded, order_of, runs_of
+from autotune.measure.worker import Worker, WorkerLost
+from kernelgen.errors import CompileError, ScheduleError
+from kernelgen.plan.defaults import SMALL_GRAPH_EDGES
+from kernelgen.schedule.knobs import Knobs
+
+if TYPE_CHECKING:
+    from autotune.measure.timing import Timing
+    from autotune.workload.workload import Workload
+
+STATES = ("ok", "pruned", "illegal", "compile", "launch", "memory", "wrong", "timeout", "crashed")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """``state`` is one of :data:`STATES`; times in microseconds, None unless the state is ok.
+
+    compile_s, measure_s: seconds that the compiler took, and then all else of the trial.
+    cut: given up after a few samples because it is far slower than the best, so its median is only rough.
+    errors: largest relative error against float64 by output slot. device_lost: nothing more can run in that process.
+    """
+
+    state: str
+    reason: str = ""
+    time_us: float | None = None
+    q1_us: float | None = None
+    q3_us: float | None = None
+    samples_us: tuple[float, ...] = ()
+    cut: bool = False
+    errors: Mapping[str, float] = field(default_factory=dict)
+    resources: Mapping[str, Any] = field(default_factory=dict)
+    clocks: Mapping[str, Any] | None = None
+    compile_s: float | None = None
+    measure_s: float | None = None
+    device_lost: bool = False
+
+    @property
+    def ok(self) -> bool:
+        return self.state == "ok"
+
+
+@dataclass(frozen=True)
+class TrialJob:
+    """Measure ``schedule`` for one direction. ``best_us``: of the study so far, to give up hopeless candidates."""
+
+    direction: str
+    schedule: Knobs
+    best_us: float | None = None
+    max_seconds: float = 1.0
+
+
+@dataclass(frozen=True)
+class TrialSetting:
+    """Opened in the worker: tensors, reference and device stay between trials."""
+
+    workload: Workload
+    device: str
+
+    def open(self) -> Callable[[TrialJob], Outcome]:
+        free_memory(self.device)
+        return TrialSession(self)
+
+
+class TrialSession:
+    """The tensors of one workload on its device, and the float64 values that outputs are held to."""
+
+    def __init__(self, setting: TrialSetting) -> None:
+        self.workload, self.device = setting.workload, setting.device
+        self.runs = runs_of(self.workload.operation)
+        self.tensors = guarded(self.runs.tensors(self.workload, self.device))
+        self.reference = self.runs.reference(self.workload, self.device, self.tensors)
+        self.order = order_of(self.tensors)
+
+    def __call__(self, job: TrialJob) -> Outcome:
+        stage = "compile"
+        try:
+            begin = time.perf_counter()
+            operator = self.runs.build(self.workload, {job.direction: job.schedule}, self.device)
+            resources = operator.resources(job.direction)
+            compile_s = time.perf_counter() - begin
+            stage = "launch"
+            poisoned = self.runs.run(operator, job.direction, self.tensors, self.order, poison=True)
+            known = {"resources": resources, "compile_s": round(compile_s, 3)}
+            errors = self.reference.check(job.direction, poisoned())
+            if (worst := worst_error(errors, self.workload.dtype)) is not None:
+                return Outcome("wrong", worst, errors=finite(errors), **known)
+            timing = self._timing(operator, job)
+            later = self.reference.check(job.direction, poisoned())
+            errors = {slot: max(error, later[slot]) for slot, error in errors.items()}
+            if (worst := worst_error(later, self.workload.dtype)) is not None:
+                return Outcome(
+                    "wrong", f"right at its first launch, not at a later one: {worst}", errors=finite(errors)
+                )
+            return outcome_of(timing, errors=errors, **known)
+        except ScheduleError as error:
+            return Outcome("illegal", str(error))
+        except CompileError as error:
+            return Outcome("compile", str(error)[-2000:])
+        except Exception as error:  # a CUDA error comes as torch's or the driver's own type
+            lost, state = device_is_lost(self.device), "memory" if is_out_of_memory(error) else stage
+            reason = f"{type(error).__name__}: {error}"[:2000]
+        if state == "memory" and not lost:
+            free_memory(self.device)
+        return Outcome(state, reason, device_lost=lost)
+
+    def _timing(self, operator: Any, job: TrialJob) -> Timing:
+        from autotune.measure.timing import HOPELESS_RATIO, time_callable
+
+        hopeless = None if job.best_us is None else HOPELESS_RATIO * job.best_us
+        call = self.runs.run(operator, job.direction, self.tensors, self.order)
+        # Where launches and the code decide: a long kernel fetches its code once.
+        small = self.tensors.num_edges <= SMALL_GRAPH_EDGES
+        return time_callable(call, self.device, max_seconds=job.max_seconds, cold_code=small, hopeless_us=hopeless)
+
+
+def outcome_of(timing: Timing, **known: Any) -> Outcome:
+    """Of a schedule that passed."""
+    return Outcome(
+        "ok",
+        time_us=timing.median_us,
+        q1_us=timing.q1_us,
+        q3_us=timing.q3_us,
+        samples_us=timing.samples_us,
+        cut=timing.cut,
+        clocks=timing.clocks,
+        **known,
+    )
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether an allocation was refused, by whatever type it is told."""
+    import torch
+
+    # On the host torch raises a plain RuntimeError.
+    words = ("can't allocate memory", "not enough memory", "out of memory", "Invalid buffer size")
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or any(word in str(error) for word in words)
+
+
+def run_trial(worker: Worker, job: TrialJob, limit_s: float) -> Outcome:
+    """Measure one schedule whatever becomes of the process; a device that went bad gets a fresh one."""
+    begin = time.monotonic()
+    try:
+        outcome = worker.call(job, limit_s)
+    except WorkerLost as lost:
+        return Outcome(lost.state, f"{lost.reason} (after {time.monotonic() - begin:.1f} s)")
+    if outcome.device_lost:
+        worker.close()
+    return outcome
+
+
+def worst_error(errors: Mapping[str, float], dtype: str) -> str | None:
+    """What is wrong in words, or None within the tolerance. A NaN never passes."""
+    from autotune.measure.reference.tensor_product import TOLERANCE
+
+    wrong = {slot: error for slot, error in errors.items() if not error <= TOLERANCE[dtype]}
+    if not wrong:
+        return None
+    shown = ", ".join(f"{slot} {error:.1e}" for slot, error in wrong.items())
+    return f"relative error against float64 e3nn above {TOLERANCE[dtype]:g}: {shown}"
+
+
+def finite(errors: Mapping[str, float]) -> dict[str, float]:
+    """JSON has no infinity: an output that holds NaN is written as 1e308."""
+    return {slot: error if error < 1e308 else 1e308 for slot, error in errors.items()}
+
+
+def device_is_lost(device: str) -> bool:
+    """Whether the process's CUDA context is poisoned: then every later call fails as well."""
+    import torch
+
+    if torch.device(device).type != "cuda":
+        return False
+    try:
+        torch.cuda.synchronize(device)
+        torch.zeros(1, device=device).add_(1).item()
+    except Exception:
+        return True
+    return False
+
+
+def free_memory(device: str) -> None:
+    """Give back to the device what nobody holds: cycles first, then the allocator's own stock."""
+    import torch
+
+    gc.collect()
+    if torch.device(device).type == "cuda" and torch.cuda.is_initialized():
+        torch.cuda.empty_cache()

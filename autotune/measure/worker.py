@@ -1,0 +1,187 @@
+"""A disposable process that answers jobs: it may crash, hang or lose its device, and the caller goes on.
+
+A picklable setting enters; its ``open()`` runs in the spawned process and gives the function that answers jobs. Jobs
+and answers are picklable values. What ends a process (a signal, a time limit) leaves as :class:`WorkerLost` with the
+reason as data, and the next job gets a fresh process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import multiprocessing
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any, Protocol
+
+from autotune.errors import WorkerError
+from autotune.measure import processes
+
+START_LIMIT_S = 600.0
+IDLE_EXIT_S = 5.0
+
+
+class Setting(Protocol):
+    """What a worker keeps between jobs. Picklable; opened in the worker's process."""
+
+    def open(self) -> Callable[[Any], Any]: ...
+
+
+@dataclass(frozen=True)
+class _Reopen:
+    setting: Setting
+
+
+class WorkerLost(WorkerError):
+    """The process ended before it answered. ``state`` is ``timeout`` or ``crashed``."""
+
+    def __init__(self, state: str, reason: str) -> None:
+        super().__init__(reason)
+        self.state = state
+        self.reason = reason
+
+
+class Worker:
+    """One process at a time, started by the first job after construction, loss or :meth:`close`."""
+
+    def __init__(self, setting: Setting, start_limit_s: float = START_LIMIT_S) -> None:
+        self.setting = setting
+        self.start_limit_s = start_limit_s
+        self.starts = 0
+        # Set-ups that the process was told of and has not yet said to have done.
+        self._pending = 0
+        # True until the present process has answered a job: its first job fills caches and may take longer.
+        self.fresh = True
+        self._process: multiprocessing.process.BaseProcess | None = None
+        self._connection: Connection | None = None
+        self._busy = False
+
+    def __enter__(self) -> Worker:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def call(self, job: Any, limit_s: float) -> Any:
+        """The answer to one job. Raises WorkerLost, or WorkerError if the set-up failed or the job raised."""
+        connection = self._ready()
+        try:
+            connection.send(job)
+        except (BrokenPipeError, ConnectionResetError):
+            raise self._lost() from None
+        answer = self._receive(connection, limit_s)
+        self.fresh = False
+        return answer
+
+    def close(self) -> None:
+        """End the process: an idle one leaves by itself at the end of its connection, a busy one is killed.
+
+        What it started ends with it.
+        """
+        if self._connection is not None:
+            self._connection.close()
+        if self._process is not None:
+            if not self._busy:
+                self._process.join(IDLE_EXIT_S)
+            started = processes.descendants(self._process.pid or 0) if self._process.is_alive() else []
+            self._process.kill()
+            processes.end(started)
+            self._process.join()
+            self._process.close()
+        self._process = self._connection = None
+        self._pending, self.fresh = 0, True
+
+    def launch(self) -> Connection:
+        """Start the process if there is none, without waiting: its set-up goes on beside the caller's own work."""
+        if self._connection is None:
+            context = multiprocessing.get_context("spawn")
+            self._connection, theirs = context.Pipe()
+            self._process = context.Process(target=_serve, args=(theirs, self.setting), daemon=True)
+            self._process.start()
+            theirs.close()
+            self.starts += 1
+            self._pending, self._busy = 1, True
+        return self._connection
+
+    def reopen(self, setting: Setting) -> None:
+        """Serve another setting from now on, in the same process if one lives: what its modules cached stays.
+
+        Does not wait for it.
+        """
+        self.setting = setting
+        if self._connection is None:
+            return
+        try:
+            self._connection.send(_Reopen(setting))
+        except (BrokenPipeError, ConnectionResetError):
+            self.close()
+        else:
+            self._pending, self._busy = self._pending + 1, True
+
+    def settle(self) -> None:
+        """Wait until the process, if there is one, is set up and at rest. WorkerError if its set-up failed."""
+        if self._connection is not None:
+            self._ready()
+
+    def _ready(self) -> Connection:
+        connection = self.launch()
+        while self._pending:
+            try:
+                self._receive(connection, self.start_limit_s)
+            except WorkerLost as lost:
+                # No schedule is to blame for this, so it must not be recorded as a trial's outcome.
+                raise WorkerError(f"a worker process could not be set up: {lost.reason}") from None
+            self._pending -= 1
+        return connection
+
+    def _receive(self, connection: Connection, limit_s: float) -> Any:
+        self._busy = True
+        try:
+            if not connection.poll(limit_s):
+                self.close()
+                raise WorkerLost("timeout", f"no answer within {limit_s:.0f} s")
+            failed, answer = connection.recv()
+        except (EOFError, ConnectionResetError):
+            raise self._lost() from None
+        self._busy = False
+        if failed:
+            self.close()
+            raise WorkerError(answer)
+        return answer
+
+    def _lost(self) -> WorkerLost:
+        assert self._process is not None
+        self._process.join(10.0)
+        code = self._process.exitcode
+        self.close()
+        if code is not None and code < 0:
+            with contextlib.suppress(ValueError):
+                return WorkerLost("crashed", f"the process was ended by {signal.Signals(-code).name}")
+        return WorkerLost("crashed", f"the process ended with exit code {code}")
+
+
+def _serve(connection: Connection, setting: Setting) -> None:
+    # Ctrl-C reaches the whole process group; the parent decides what it means.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    processes.end_with_parent()
+    # A caller that wants nothing more closes the connection, whatever it has left unread there.
+    with contextlib.suppress(EOFError, ConnectionError):
+        try:
+            answer = setting.open()
+            connection.send((False, None))
+            while True:
+                job = connection.recv()
+                if isinstance(job, _Reopen):
+                    # What the last setting held must be gone before the next one needs its room.
+                    del answer
+                    gc.collect()
+                    answer = job.setting.open()
+                    connection.send((False, None))
+                else:
+                    connection.send((False, answer(job)))
+        except (EOFError, ConnectionError):
+            raise
+        except Exception as error:
+            connection.send((True, f"{type(error).__name__}: {error}"))

@@ -1,0 +1,215 @@
+"""Spherical harmonics as a module and a function that stand in for e3nn's, from generated kernels.
+
+Schedules are looked up and an operator is built for each (device, dtype) when it is first met, and kept. First and
+second derivatives work; the second derivative of a normalised vector is 0 at the zero vector, where torch gives nan.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable
+from typing import Any, TypeAlias
+
+import torch
+from e3nn import o3
+
+from autotune.database.lookup import Tuning, find_schedule
+from autotune.modules.base import NoTorchScript, autocast, check_dtype, or_default, outside_of_traces
+from autotune.workload.graphs import GraphClass
+from kernelgen.device import device_facts
+from kernelgen.errors import ProblemError, UnsupportedError
+from kernelgen.ops.harmonics_operator import HarmonicsOperator, build_harmonics
+from kernelgen.ops.registry import OPERATORS
+from kernelgen.problem.irreps import parse_irreps
+from kernelgen.problem.spherical_harmonics import MAX_DEGREE, NORMALIZATIONS, HarmonicsProblem
+from kernelgen.terms.directions import HARMONICS_DIRECTIONS
+
+Degrees: TypeAlias = "int | Iterable[int] | str | o3.Irreps"
+_VECTORS = (o3.Irreps("1x1o"), o3.Irreps("1x1e"))
+# All that decides which operators a module has: the problem's key, the graph class ("" for any), strict.
+_Key: TypeAlias = tuple[str, str, bool | None]
+_Tunings: TypeAlias = dict[str, Tuning]
+
+
+def _vector(irreps_out: Degrees, irreps_in: Any) -> o3.Irreps:
+    """What the input is, ``1x1o`` or ``1x1e``, given or as e3nn concludes it from the parities of irreps_out."""
+    if irreps_in is None:
+        even = isinstance(irreps_out, o3.Irreps) and any(ir.l % 2 == 1 and ir.p == 1 for _, ir in irreps_out)
+        return _VECTORS[even]
+    parsed = parse_irreps(irreps_in, "irreps_in")
+    if parsed not in _VECTORS:
+        raise ProblemError(f"irreps_in is {parsed}; expected a vector (1x1o) or a pseudovector (1x1e)")
+    return parsed
+
+
+def _degrees(irreps_out: Degrees, parity: int) -> list[int]:
+    """The degree of each block, a copy for every multiplicity, of an input of that parity."""
+    if not isinstance(irreps_out, o3.Irreps):
+        try:
+            given = irreps_out if isinstance(irreps_out, Iterable) else [irreps_out]
+            return [operator.index(degree) for degree in given]  # type: ignore[arg-type]
+        except TypeError as error:
+            raise ProblemError(
+                f"irreps_out is {irreps_out!r}; expected a degree, a list of degrees or irreps such as '0e + 1o'"
+            ) from error
+    degrees = []
+    for mul, ir in irreps_out:
+        if ir.p != parity**ir.l:
+            raise ProblemError(
+                f"irreps_out is {irreps_out}: {ir} has parity {ir.p}, but harmonics of degree {ir.l} of an input of "
+                f"parity {parity} have parity {parity**ir.l}; change the parity in irreps_out, or irreps_in"
+            )
+        degrees += [ir.l] * mul
+    return degrees
+
+
+class SphericalHarmonics(NoTorchScript):
+    """``e3nn.o3.SphericalHarmonics``, x ``[..., 3]`` -> ``[..., irreps_out.dim]``, from a generated kernel.
+
+    irreps_out: a degree, a list of degrees, or irreps, whose parities must be those of the harmonics of irreps_in.
+    normalize: whether x is divided by its length first. normalization: a block's length on the sphere is
+    sqrt((2l+1) / 4 pi) (``integral``), sqrt(2l+1) (``component``) or 1 (``norm``). irreps_in: ``1o`` or ``1e``; None
+    takes 1e where irreps_out has an odd degree of even parity, else 1o. num_vectors: about how many vectors a call has
+    (None: many), to choose among tuned schedules. strict: TuningMissError, at the first call, unless schedules were
+    tuned on this device; None asks ``$EQUITUNE_STRICT``.
+
+    The attributes irreps_in, irreps_out, normalize and normalization are e3nn's. Raises ProblemError where e3nn raises
+    ValueError, and UnsupportedError for degrees above 12.
+    """
+
+    _operator: HarmonicsOperator | None
+    _tuning: _Tunings
+
+    def __init__(
+        self,
+        irreps_out: Degrees,
+        normalize: bool,
+        normalization: str = "integral",
+        irreps_in: Any = None,
+        *,
+        num_vectors: int | None = None,
+        strict: bool | None = None,
+    ) -> None:
+        super().__init__()
+        if isinstance(irreps_out, str | o3.Irreps):
+            irreps_out = parse_irreps(irreps_out, "irreps_out")
+        if normalization not in NORMALIZATIONS:
+            raise ProblemError(f"normalization is {normalization!r}; choose one of {NORMALIZATIONS}")
+        self.normalize = bool(normalize)
+        self.normalization = normalization
+        self.irreps_in = _vector(irreps_out, irreps_in)
+        parity = self.irreps_in[0].ir.p
+        degrees = _degrees(irreps_out, parity)
+        if max(degrees, default=0) > MAX_DEGREE:
+            raise UnsupportedError(
+                f"irreps_out has degree {max(degrees)}; harmonics are generated up to degree {MAX_DEGREE}, "
+                "as e3nn's are"
+            )
+        self.problem = HarmonicsProblem(tuple(degrees), normalization, self.normalize)
+        if num_vectors is not None and (type(num_vectors) is not int or num_vectors < 1):
+            raise ProblemError(f"num_vectors is {num_vectors!r}; expected a positive integer, or None for many")
+        graph_class = GraphClass.of("harmonics", num_vectors, 1).text if num_vectors else ""
+        # What torch.compile asks before it takes the code of one module for another.
+        self._key: _Key = (self.problem.key, graph_class, strict)
+        self.irreps_out = o3.Irreps([(1, (degree, parity**degree)) for degree in degrees]).simplify()
+        # e3nn's names.
+        self._ls_list = degrees
+        self._lmax = max(degrees)
+        self._is_range_lmax = degrees == list(range(max(degrees) + 1))
+        self._forget_operators()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x ``[..., 3]`` -> ``[..., irreps_out.dim]``; InputError for other shapes, and dtypes but float32, float64.
+
+        Under ``torch.autocast`` x in half precision is taken as float32, and so is the result.
+        """
+        (x,) = autocast(x)
+        if torch.compiler.is_compiling():
+            return OPERATORS[_operator_text(self._key, x.device, x.dtype)](x)
+        met = self._operator
+        if met is None or met.dtype is not x.dtype or met.device != x.device:
+            met = self._operator_for(x.device, x.dtype)
+        return met(x)
+
+    @property
+    def tuning(self) -> dict[str, Tuning]:
+        """By direction: schedule, origin, database entry and reason, of the operator that was built last.
+
+        Before any was built: what would be loaded on torch's default device and dtype.
+        """
+        return dict(self._tuning) if self._tuning else _look_up(self._key, *or_default(None, None))
+
+    def _operator_for(self, device: torch.device, dtype: torch.dtype) -> HarmonicsOperator:
+        key = (device, dtype)
+        if key not in self._operators:
+            with outside_of_traces():
+                self._operators[key] = _build(self._key, device, dtype)
+        self._operator, self._tuning = self._operators[key]
+        return self._operator
+
+    def _forget_operators(self) -> None:
+        self._operators: dict[tuple[torch.device, torch.dtype], tuple[HarmonicsOperator, _Tunings]] = {}
+        self._operator = None
+        self._tuning = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Loaded kernels belong to this process; a copy builds its own (from the compile cache) when it is called.
+        forgotten = ("_operators", "_operator", "_tuning")
+        return {name: value for name, value in self.__dict__.items() if name not in forgotten}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._forget_operators()
+
+
+def _look_up(key: _Key, device: torch.device, dtype: torch.dtype) -> _Tunings:
+    problem, graph_class, strict = key
+    where = (str(dtype), "mul_ir", device_facts(device), graph_class or None, strict)
+    return {
+        direction: find_schedule(HarmonicsProblem.from_key(problem), "harmonics", direction, *where)
+        for direction in HARMONICS_DIRECTIONS
+    }
+
+
+def _build(key: _Key, device: torch.device, dtype: torch.dtype) -> tuple[HarmonicsOperator, _Tunings]:
+    check_dtype("x is", dtype)
+    tuning = _look_up(key, device, dtype)
+    schedules: Any = {direction: found.schedule for direction, found in tuning.items()}
+    return build_harmonics(HarmonicsProblem.from_key(key[0]), schedules, dtype=dtype, device=device), tuning
+
+
+@torch.compiler.assume_constant_result
+def _operator_text(key: _Key, device: torch.device, dtype: torch.dtype) -> str:
+    """The name under which the operator is registered: lookup and build happen here, and are not traced."""
+    return _build(key, device, dtype)[0].text
+
+
+_MODULES: dict[tuple[str, bool, str], SphericalHarmonics] = {}
+
+
+def spherical_harmonics(
+    l: Degrees,  # noqa: E741  (e3nn's name)
+    x: torch.Tensor,
+    normalize: bool,
+    normalization: str = "integral",
+) -> torch.Tensor:
+    """``e3nn.o3.spherical_harmonics``: harmonics ``[..., dim]`` of x ``[..., 3]``, arguments as of the module."""
+    (x,) = autocast(x)
+    if torch.compiler.is_compiling():
+        key = _module_key(l, normalize, normalization)
+        return OPERATORS[_operator_text(key, x.device, x.dtype)](x)
+    return _module(l, normalize, normalization)(x)
+
+
+def _module(degrees: Degrees, normalize: bool, normalization: str) -> SphericalHarmonics:
+    """The module of these arguments, made once."""
+    key = (f"{type(degrees).__name__} {degrees}", bool(normalize), normalization)
+    found = _MODULES.get(key)
+    if found is None:
+        found = _MODULES[key] = SphericalHarmonics(degrees, normalize, normalization)
+    return found
+
+
+@torch.compiler.assume_constant_result
+def _module_key(degrees: Degrees, normalize: bool, normalization: str) -> _Key:
+    return _module(degrees, normalize, normalization)._key

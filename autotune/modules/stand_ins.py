@@ -1,0 +1,112 @@
+"""Modules that take the places of e3nn's in a model; each keeps the one that it stands for, to be put back.
+
+Both hold the same dictionaries of parameters, buffers and hooks. So what torch does to a stand-in (conversion, loading,
+pruning, hooks) is done to the original too. Its children are its own: those of the original are e3nn's generated code.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any, cast
+
+import torch
+from e3nn import o3
+from torch.nn.utils import parametrize
+
+from autotune.modules.e3nn_checkpoints import E3nnCheckpoints
+from autotune.modules.spherical_harmonics import SphericalHarmonics
+from autotune.modules.tensor_product import TensorProduct
+from kernelgen.problem.from_e3nn import problem_of
+
+# What every module has of its own, by name.
+_SHARED = tuple(name for name in vars(torch.nn.Module()) if name not in ("training", "_modules"))
+
+
+class StandIn(torch.nn.Module):
+    """A module with e3nn's module as its ``original``, which is not registered. What it lacks it asks of that."""
+
+    original: torch.nn.Module
+
+    def _take_place_of(self, original: torch.nn.Module) -> None:
+        self.__dict__["original"] = original
+        for name in _SHARED:
+            self.__dict__[name] = original.__dict__[name]
+        self.train(original.training)
+
+    def put_back(self) -> torch.nn.Module:
+        """The original, with all that was done to this module since."""
+        original = self.original
+        # Those that are no dictionaries are shared by value.
+        original.__dict__.update({name: self.__dict__[name] for name in _SHARED})
+        hook: Any
+        for hook in original._load_state_dict_pre_hooks.values():
+            if getattr(hook, "with_module", False) and hook.module() is self:
+                hook.module = weakref.ref(original)  # it would be the hook of a module that is gone
+        # A pruned weight is a plain attribute.
+        plain = {name: value for name, value in self.__dict__.items() if isinstance(value, torch.Tensor)}
+        original.__dict__.update(plain)
+        for name, child in self.named_children():
+            if name != "parametrizations":
+                original.add_module(name, child)
+        for name in self.parametrizations if parametrize.is_parametrized(self) else ():
+            self._parametrize(original, name)
+        return original.train(self.training)
+
+    def _parametrize(self, original: torch.nn.Module, name: str) -> None:
+        """Give the original this module's parametrization of a tensor: the same one, with the same parameters."""
+        if not parametrize.is_parametrized(original, name):
+            # It must have a tensor and a parametrization of its own for a moment, to get the property from torch.
+            original.register_parameter(name, torch.nn.Parameter(torch.empty(0)))
+            parametrize.register_parametrization(original, name, torch.nn.Identity())
+        theirs, ours = cast(tuple[torch.nn.ModuleDict, ...], (original.parametrizations, self.parametrizations))
+        theirs[name] = ours[name]
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if "original" not in self.__dict__:
+                raise
+            return getattr(self.__dict__["original"], name)
+
+
+class AcceleratedProduct(StandIn, TensorProduct):
+    """Stands in for one ``e3nn.o3.TensorProduct``: its parameter, its names in checkpoints, its other attributes."""
+
+    original: o3.TensorProduct
+
+    def __init__(self, original: o3.TensorProduct, *, strict: bool | None = None, deterministic: bool = False) -> None:
+        problem = problem_of(original)
+        super().__init__(
+            *(problem.irreps_in1, problem.irreps_in2, problem.irreps_out),
+            problem.e3nn_instructions,
+            shared_weights=problem.shared_weights,
+            internal_weights=False,
+            irrep_normalization=problem.irrep_normalization,
+            path_normalization=problem.path_normalization,
+            strict=strict,
+            deterministic=deterministic,
+        )
+        self.internal_weights = original.internal_weights
+        self._take_place_of(original)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> AcceleratedProduct:
+        for code in self.original.children() if recurse else ():
+            code._apply(fn)
+        return super()._apply(fn, recurse)
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super(E3nnCheckpoints, self)._save_to_state_dict(destination, prefix, keep_vars)
+        for name, code in self.original.named_children():
+            code.state_dict(destination=destination, prefix=f"{prefix}{name}.", keep_vars=keep_vars)
+
+
+class AcceleratedHarmonics(StandIn, SphericalHarmonics):
+    """Stands in for one ``e3nn.o3.SphericalHarmonics``, with its other attributes."""
+
+    original: o3.SphericalHarmonics
+
+    def __init__(self, original: o3.SphericalHarmonics, *, strict: bool | None = None) -> None:
+        options = (original.normalize, original.normalization, original.irreps_in)
+        super().__init__(original._ls_list, *options, strict=strict)
+        self._take_place_of(original)

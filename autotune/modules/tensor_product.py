@@ -1,0 +1,312 @@
+"""The tensor products of a model, as modules that run the best schedule known for this device.
+
+Irreps enter as e3nn takes them; :class:`TensorProduct` is the edge-by-edge product and
+:class:`TensorProductConv` the convolution (gather by sender, product, sum by receiver). An operator is built for
+each (device, dtype) when it is first met, and kept: a call after that does no lookup. Nothing is searched here.
+
+Kernels follow e3nn's conventions: real spherical harmonics basis, ``component`` irreps, weights of a path are its
+channels, in instruction order. First and second derivatives work in every input.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeAlias
+
+import torch
+from e3nn import o3
+
+from autotune.database.lookup import Tuning
+from autotune.modules.base import Schedules, TunedModule, autocast
+from autotune.modules.e3nn_checkpoints import E3nnCheckpoints, output_mask
+from autotune.modules.matrix_contraction import MatrixContraction, by_matrix
+from autotune.modules.path_weights import PathWeights, Weight, check_last
+from autotune.workload.graphs import GraphClass
+from kernelgen.errors import InputError, ProblemError
+from kernelgen.ops.operator import Operator
+from kernelgen.problem.from_e3nn import problem_of
+from kernelgen.problem.tensor_product import TensorProductProblem
+from kernelgen.runtime.graph import EdgeOrder, assert_indices, check_ascending, check_indices, row_count
+
+Irreps: TypeAlias = "str | o3.Irreps"
+Variances: TypeAlias = "Sequence[float] | torch.Tensor | None"
+
+
+def _with_variances(problem: TensorProductProblem, variances: tuple[Variances, ...]) -> TensorProductProblem:
+    """The problem whose path weights also undo the variances of its blocks, as e3nn does it."""
+    names = ("in1_var", "in2_var", "out_var")
+    try:
+        module = problem.reference(**dict(zip(names, variances, strict=True)), compile_left_right=False)
+    except AssertionError as error:
+        raise ProblemError(f"in1_var, in2_var and out_var need one variance for each block: {error}") from error
+    return problem_of(module)
+
+
+class TensorProduct(PathWeights, E3nnCheckpoints, TunedModule):
+    """``e3nn.o3.TensorProduct``, any connection mode, edge by edge, from a tuned kernel.
+
+    All arguments of e3nn's come first, in its order and with its defaults:
+
+    irreps_in1, irreps_in2, irreps_out, instructions: ``(in1, in2, out, mode, has_weight[, path_weight])``.
+    in1_var, in2_var, out_var: variances of the blocks that the normalisation assumes, 1 by default.
+    irrep_normalization: ``component`` (None), ``norm`` or ``none``. path_normalization: ``element`` (None), ``path``
+        or ``none``.
+    shared_weights, internal_weights: Shared weights are one row for all edges (the default); internal weights are the
+        parameter ``weight`` of the module (the default where weights are shared and there are any).
+    compile_left_right, compile_right, _specialized_code, _optimize_einsums: of e3nn's own code; they decide only which
+        of its constants checkpoints hold, for e3nn to read.
+    normalization: irrep_normalization's former name.
+
+    Then those of Equitune:
+
+    layout: of x and of the result, ``mul_ir`` (e3nn's: channel, then component) or ``ir_mul``.
+    schedule: a Schedule for every direction, or some by direction name; None loads the best one known here.
+    strict: a direction without a schedule tuned on this device is a TuningMissError, at once for the value itself, for
+        derivatives where they are first taken; None asks ``$EQUITUNE_STRICT``.
+    deterministic: bitwise equal results from run to run, at a price in time; schedules tuned as such are loaded.
+    tolerance: only schedules are loaded that were measured with a relative error of at most this, against float64 e3nn
+        and under rotation, in every output and gradient; a direction without one is a TuningMissError, as for strict.
+    contraction: how shared weights of mode ``uvw`` meet the pairs of copies: ``edge``, edge by edge in the kernel;
+        ``matrix``, in torch's matrix product (tensor cores and accuracy as torch is set), see
+        ``autotune.modules.matrix_contraction``; ``auto`` takes that for 2**15 weights or more unless a schedule is
+        given.
+    graph_class: such as ``plain-e16`` (about 2**16 edges): which tuned entry to prefer.
+    device, dtype: where both or either is given the operator is built now and not at the first call.
+
+    Raises ProblemError for irreps or instructions that are not well-defined.
+    """
+
+    operation = "plain"
+    _matrix: MatrixContraction | None
+
+    def __init__(
+        self,
+        irreps_in1: Irreps,
+        irreps_in2: Irreps,
+        irreps_out: Irreps,
+        instructions: Iterable[Sequence],
+        in1_var: Variances = None,
+        in2_var: Variances = None,
+        out_var: Variances = None,
+        irrep_normalization: str | None = None,
+        path_normalization: str | None = None,
+        internal_weights: bool | None = None,
+        shared_weights: bool | None = None,
+        compile_left_right: bool = True,
+        compile_right: bool = False,
+        normalization: str | None = None,
+        _specialized_code: bool | None = None,
+        _optimize_einsums: bool | None = None,
+        *,
+        layout: str = "mul_ir",
+        schedule: Schedules | None = None,
+        strict: bool | None = None,
+        deterministic: bool = False,
+        tolerance: float | None = None,
+        contraction: str = "auto",
+        graph_class: GraphClass | str | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        if normalization is not None:
+            warnings.warn("normalization is now irrep_normalization", DeprecationWarning, stacklevel=2)
+            irrep_normalization = normalization
+        # The defaults of e3nn.o3.TensorProduct, in its order.
+        if shared_weights is False and internal_weights is None:
+            internal_weights = False
+        shared = True if shared_weights is None else shared_weights
+        instructions = list(instructions)
+        problem = TensorProductProblem.from_instructions(
+            *(irreps_in1, irreps_in2, irreps_out, instructions),
+            shared_weights=shared,
+            irrep_normalization=irrep_normalization,
+            path_normalization=path_normalization,
+        )
+        if in1_var is not None or in2_var is not None or out_var is not None:
+            problem = _with_variances(problem, (in1_var, in2_var, out_var))
+        if internal_weights is None:
+            internal_weights = shared and any(instruction.has_weight for instruction in problem.instructions)
+        if internal_weights and not shared:
+            raise ProblemError("internal_weights=True needs shared_weights=True: they are one row for all edges")
+        matrix = by_matrix(problem, "edge" if contraction == "auto" and schedule is not None else contraction)
+        options: dict[str, Any] = {
+            "layout": layout,
+            "graph_class": graph_class,
+            "schedule": schedule,
+            "strict": strict,
+            "deterministic": deterministic,
+            "tolerance": tolerance,
+            "device": device,
+            "dtype": dtype,
+        }
+        super().__init__(problem, **(options | {"device": None, "dtype": None} if matrix else options))
+        # Not registered: it has neither parameters nor buffers.
+        self.__dict__["_matrix"] = MatrixContraction(problem, **options) if matrix else None
+        self.internal_weights = internal_weights
+        self._specialized_code, self._optimize_einsums = _specialized_code, _optimize_einsums
+        self._code_options = (compile_left_right, compile_right, _specialized_code, _optimize_einsums)
+        if internal_weights and self.weight_numel > 0:
+            self.weight = torch.nn.Parameter(torch.randn(self.weight_numel, device=device, dtype=dtype))
+        else:
+            # As in e3nn: without internal weights, ``weight`` is an empty buffer.
+            self.register_buffer("weight", torch.empty(0, device=device, dtype=dtype))
+        mask = output_mask(self.instructions, self.irreps_out)
+        self.register_buffer("output_mask", mask.to(device=device, dtype=dtype or torch.get_default_dtype()))
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor, weight: Weight = None) -> torch.Tensor:
+        """x ``[..., irreps_in1.dim]``, y ``[..., irreps_in2.dim]`` -> ``[..., irreps_out.dim]``, broadcast.
+
+        weight: ``[weight_numel]`` where weights are shared, else ``[..., weight_numel]`` with at least one leading
+        dimension, or a list with a tensor ``[..., *path_shape]`` for each path that has weights, as e3nn takes it; None
+        takes the internal weights. Under ``torch.autocast`` tensors in half precision are taken as float32, and so is
+        the result. Raises InputError where shapes, dtypes or devices disagree.
+        """
+        dim_in1, dim_in2, dim_out = self._dims
+        check_last("x", x, dim_in1)
+        check_last("y", y, dim_in2)
+        x, y, weight = autocast(x, y, self._weight_for(weight))
+        operator = self._operator_of(x) if self._matrix is None else self._matrix
+        batched = (x, y) if self.shared_weights else (x, y, weight)
+        if all(tensor.ndim == 2 and tensor.shape[0] == x.shape[0] for tensor in batched):
+            return operator(x, y, weight)
+        try:
+            batch = torch.broadcast_shapes(*(tensor.shape[:-1] for tensor in batched))
+        except RuntimeError as error:
+            shapes = ", ".join(str(tuple(tensor.shape)) for tensor in batched)
+            raise InputError(f"leading dimensions of the shapes {shapes} do not broadcast") from error
+        rows = [tensor.expand(*batch, tensor.shape[-1]).reshape(batch.numel(), tensor.shape[-1]) for tensor in batched]
+        out = operator(rows[0], rows[1], weight if self.shared_weights else rows[2])
+        return out.reshape(*batch, dim_out)
+
+    @property
+    def tuning(self) -> dict[str, Tuning]:
+        """As of every module; with ``contraction="matrix"`` of the kernels that form the pairs."""
+        return super().tuning if self._matrix is None else self._matrix.tuning
+
+    def right(self, y: torch.Tensor, weight: Weight = None) -> torch.Tensor:
+        """The matrix that takes x to the product: y ``[..., dim_in2]`` -> ``[..., dim_in1, dim_out]``.
+
+        It is the product with every unit vector in the place of x.
+        """
+        weight = self._weight_for(weight)
+        rows = torch.eye(self._dims[0], dtype=y.dtype, device=y.device)
+        return self.forward(rows, y.unsqueeze(-2), weight if self.shared_weights else weight.unsqueeze(-2))
+
+
+class TensorProductConv(TunedModule):
+    """The convolution of MACE, NequIP and SevenNet: gather by sender, product, sum by receiver.
+
+    It is one kernel where all paths are weighted, of mode ``uvu`` and with one copy of the second input; a product of
+    other modes is a kernel between torch's gather and sum.
+
+    irreps_in1: node features. irreps_in2: edge attributes (spherical harmonics).
+    filter_irreps_out: keep every path whose output irrep is in it, one output block a path, sorted (as MACE does);
+        or irreps_out and instructions ``(in1, in2, out, mode, has_weight[, path_weight])`` as in e3nn.
+    shared_weights: one row of weights for all edges instead of one an edge.
+    graph_class: such as ``conv-e14-d5`` (about 2**14 edges, 2**5 a node), see ``autotune.workload.graphs.GraphClass``:
+    which
+        tuned entry to prefer; None prefers the one of the largest graph.
+    check_indices: check at every call that sender and receiver are in range (waits for the device); without it an
+        index out of range reads or writes foreign memory.
+    layout, schedule, strict, deterministic, tolerance, device, dtype, irrep_normalization, path_normalization: as in
+        :class:`TensorProduct`.
+
+    Raises ProblemError for irreps or instructions that are not well-defined.
+    """
+
+    operation = "conv"
+
+    def __init__(
+        self,
+        irreps_in1: Irreps,
+        irreps_in2: Irreps,
+        irreps_out: Irreps | None = None,
+        instructions: Iterable[Sequence] | None = None,
+        *,
+        filter_irreps_out: Irreps | None = None,
+        shared_weights: bool = False,
+        irrep_normalization: str | None = None,
+        path_normalization: str | None = None,
+        layout: str = "mul_ir",
+        graph_class: GraphClass | str | None = None,
+        schedule: Schedules | None = None,
+        strict: bool | None = None,
+        deterministic: bool = False,
+        tolerance: float | None = None,
+        check_indices: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        explicit = irreps_out is not None and instructions is not None
+        if explicit == (filter_irreps_out is not None) or (irreps_out is None) != (instructions is None):
+            raise ProblemError("give either filter_irreps_out, or irreps_out together with instructions")
+        if irreps_out is None or instructions is None:
+            found = TensorProductProblem.channelwise(irreps_in1, irreps_in2, filter_irreps_out or "")
+            irreps_out = found.irreps_out
+            instructions = found.e3nn_instructions
+        problem = TensorProductProblem.from_instructions(
+            *(irreps_in1, irreps_in2, irreps_out, instructions),
+            shared_weights=shared_weights,
+            irrep_normalization=irrep_normalization,
+            path_normalization=path_normalization,
+        )
+        super().__init__(
+            problem,
+            layout=layout,
+            graph_class=graph_class,
+            schedule=schedule,
+            strict=strict,
+            deterministic=deterministic,
+            tolerance=tolerance,
+            device=device,
+            dtype=dtype,
+        )
+        self.check_indices = check_indices
+
+    def forward(
+        self,
+        node_feats: torch.Tensor,
+        edge_attrs: torch.Tensor,
+        weights: torch.Tensor,
+        sender: torch.Tensor,
+        receiver: torch.Tensor,
+        *,
+        num_nodes: int | None = None,
+        order: EdgeOrder | None = None,
+        edges_sorted: bool = False,
+    ) -> torch.Tensor:
+        """Messages summed at their receivers, ``[num_nodes, irreps_out.dim]``; nodes without edges get zeros.
+
+        node_feats ``[nodes, irreps_in1.dim]``, edge_attrs ``[edges, irreps_in2.dim]``, weights
+        ``[edges, weight_numel]`` (``[weight_numel]`` where shared), sender and receiver ``[edges]`` int32 or int64.
+        num_nodes: rows of the result, as many as node_feats has by default. edges_sorted: receiver is ascending.
+        order: from ``kernelgen.runtime.graph.edge_order`` for a graph whose order you keep; otherwise a graph is
+        ordered once, and known again by its receiver tensor.
+
+        Under ``torch.autocast`` tensors in half precision are taken as float32, and so is the result.
+
+        Raises InputError where shapes, dtypes or devices disagree, and for indices out of range with check_indices.
+        """
+        num_out = node_feats.shape[0] if num_nodes is None else row_count("num_nodes", num_nodes)
+        if self.check_indices:
+            self._check_indices(sender, receiver, node_feats.shape[0], num_out, edges_sorted)
+        node_feats, edge_attrs, weights = autocast(node_feats, edge_attrs, weights)
+        operator = self._operator_of(node_feats)
+        graph = {"num_out": num_out, "order": order, "is_sorted": edges_sorted}
+        return self._run(operator, node_feats, edge_attrs, weights, sender, receiver, **graph)
+
+    def _check_indices(
+        self, sender: torch.Tensor, receiver: torch.Tensor, num_in: int, num_out: int, edges_sorted: bool
+    ) -> None:
+        if torch.compiler.is_compiling():
+            assert_indices(sender, receiver, num_in, num_out, edges_sorted)
+            return
+        check_indices(sender, receiver, num_in, num_out)
+        if edges_sorted:
+            check_ascending(receiver)
+
+    def _run(
+        self, operator: Operator, x: torch.Tensor, y: torch.Tensor, w: torch.Tensor, *edges: torch.Tensor, **graph: Any
+    ) -> torch.Tensor:
+        return operator(x, y, w, *edges, **graph)

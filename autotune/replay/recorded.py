@@ -1,0 +1,112 @@
+"""A record of measured schedules, read back as a search space whose outcomes are known.
+
+A file of ``equitune record`` enters, a :class:`Record` leaves.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from autotune.database import trial_archive
+from autotune.database.entry import Entry
+from autotune.errors import ConfigError
+from autotune.search.space import Space
+from autotune.search.starting_points import starting_points
+from autotune.workload.graphs import GraphClass
+from kernelgen.device import DeviceFacts
+from kernelgen.errors import EquituneError
+from kernelgen.problem.tensor_product import TensorProductProblem
+from kernelgen.schedule.kernel_spec import Spec
+from kernelgen.schedule.knobs import Knobs
+from kernelgen.schedule.tensor_product import schedule_from_dict
+from kernelgen.terms.directions import DIRECTIONS
+
+
+@dataclass(frozen=True)
+class RecordedSpace(Space):
+    """Legal is what was recorded: another generator's limits do not matter."""
+
+    lines: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    def broken_limit(self, schedule: Knobs) -> str | None:
+        return None if schedule.key in self.lines else "not in the record"
+
+    def in_order(self) -> Iterator[Knobs]:
+        """The default schedule, then all others in the order in which the choices stand."""
+        every = (
+            self.schedule(dict(zip(self.knobs, values, strict=True)))
+            for values in itertools.product(*self.knobs.values())
+        )
+        return (schedule for schedule in dict.fromkeys((self.default, *every)) if self.broken_limit(schedule) is None)
+
+
+@dataclass(frozen=True)
+class Record:
+    """``header``: as :func:`autotune.replay.record.header` writes it."""
+
+    path: Path
+    header: Mapping[str, Any]
+    space: RecordedSpace
+
+    @property
+    def measured(self) -> list[Mapping[str, Any]]:
+        """Schedules that ran and were timed in full, fastest first."""
+        timed = (line for line in self.space.lines.values() if line["state"] == "ok" and not line["cut"])
+        return sorted(timed, key=lambda line: line["time_us"])
+
+    @property
+    def best_us(self) -> float:
+        return self.measured[0]["time_us"]
+
+    @property
+    def default_us(self) -> float | None:
+        return self.space.lines[self.space.default.key]["time_us"]
+
+    def transfers(self, entries: Iterable[Entry]) -> dict[str, list[Knobs]]:
+        """Where the tuner would start from, by what it knows: other problems only, or other graphs of this one too."""
+        head = self.header
+        others = [entry for entry in entries if entry.problem != head["problem"]]
+        known = {
+            "other problems": others,
+            "other graphs too": [*others, *(e for e in entries if self._is_another_graph(e))],
+        }
+        graph_class = GraphClass.parse(head["graph_class"])
+        return {name: starting_points(self.space, graph_class, found) for name, found in known.items()}
+
+    def _is_another_graph(self, entry: Entry) -> bool:
+        return entry.problem == self.header["problem"] and entry.graph_class != self.header["graph_class"]
+
+
+def load_record(path: Path) -> Record:
+    """The record of a file, packed or not; ConfigError if it is none, has no default schedule or nothing was timed."""
+    header, *lines = trial_archive.read_study(path) or [{}]
+    if header.get("record") != 1:
+        raise ConfigError(f"{path} is no record; expected a file that `equitune record` wrote")
+    try:
+        by_key = {schedule_from_dict(line["schedule"]).key: line for line in lines}
+        default = schedule_from_dict(header["default"])
+        facts = {key: value for key, value in header["device"].items() if key != "slug"}
+        spec = Spec(
+            TensorProductProblem.from_key(header["problem"]),
+            DIRECTIONS[header["direction"]],
+            default,
+            header["operation"],
+            header["dtype"],
+            header["layout"],
+            "int64",
+            DeviceFacts(**facts),
+            header["deterministic"],
+        )
+        knobs = MappingProxyType({knob: tuple(choices) for knob, choices in header["knobs"].items()})
+        probes = tuple(schedule_from_dict(schedule) for schedule in header["probes"])
+    except (EquituneError, KeyError, TypeError) as error:
+        raise ConfigError(f"{path} cannot be understood by this version: {error!r}") from error
+    record = Record(path, header, RecordedSpace(spec, knobs, probes, by_key))
+    if default.key not in by_key or not record.measured:
+        raise ConfigError(f"{path} has no time of the default schedule; go on with `equitune record`")
+    return record

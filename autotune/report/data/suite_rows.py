@@ -1,0 +1,216 @@
+"""A row of the bench as the report asks of it: the stored object enters; ratios, errors and resources leave.
+
+Rows of older files lack some keys, and a contender may have failed: what cannot be said is NaN, None or empty.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from autotune.text import DEFAULT, TUNED
+
+# Channelwise convolutions of a dtype, then the others; a mean is over the rows of one group.
+GROUPS = (
+    "float32 convolutions",
+    "float64 convolutions",
+    "plain products",
+    "fully connected products",
+    "convolutions of edge vectors",
+    "spherical harmonics",
+)
+_OF_OPERATION = {"plain": GROUPS[2], "vectors": GROUPS[4], "harmonics": GROUPS[5]}
+
+
+def number(value: Any) -> float:
+    """A finite float, or NaN for None, text, infinities and what is absent."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        return math.nan
+    return float(value)
+
+
+def mapping(value: Any) -> dict[str, Any]:
+    """``value`` if it is an object, else an empty one."""
+    return value if isinstance(value, dict) else {}
+
+
+def sample_times(value: Any) -> list[float]:
+    """The times in a stored list of samples; what is none (null, text, not positive) is left out."""
+    return [time for item in (value if isinstance(value, list) else ()) if (time := number(item)) > 0]
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """A relative error against float64 e3nn; NaN where it is no number. ``place``: direction, output, worst block."""
+
+    error: float
+    place: str
+
+
+@dataclass(frozen=True)
+class SuiteRow:
+    """One row of the bench; times in microseconds, memory in bytes."""
+
+    record: dict[str, Any]
+
+    def text(self, key: str) -> str:
+        return str(self.record.get(key) or "")
+
+    @property
+    def which(self) -> str:
+        """The pass, such as ``force_step``."""
+        return self.text("pass")
+
+    @property
+    def graph(self) -> str:
+        return str(mapping(self.record.get("graph")).get("name") or self.text("graph_class"))
+
+    @property
+    def edges(self) -> float:
+        return number(mapping(self.record.get("graph")).get("edges"))
+
+    @property
+    def nodes(self) -> float:
+        return number(mapping(self.record.get("graph")).get("nodes"))
+
+    @property
+    def deterministic(self) -> bool:
+        return self.record.get("deterministic") is True
+
+    @property
+    def group(self) -> str:
+        if ":uvw" in self.text("problem"):
+            return GROUPS[3]
+        return _OF_OPERATION.get(self.text("operation"), f"{self.text('dtype')} convolutions")
+
+    @property
+    def kernel(self) -> tuple[str, ...]:
+        """What a deterministic row and the normal one of the same kernel share."""
+        names = ("label", "problem", "operation", "dtype", "layout", "graph_class", "pass")
+        return (*(self.text(name) for name in names), self.graph)
+
+    @cached_property
+    def times(self) -> dict[str, float]:
+        """Contender -> median; NaN where it failed."""
+        given = {name: number(mapping(timing).get("time_us")) for name, timing in self._timings.items()}
+        return {name: time if time > 0 else math.nan for name, time in given.items()}
+
+    @property
+    def _timings(self) -> dict[str, Any]:
+        return mapping(self.record.get("times"))
+
+    def reason(self, contender: str) -> str:
+        """Why a contender has no time."""
+        return str(mapping(self._timings.get(contender)).get("error") or "no time was recorded")
+
+    @property
+    def time_us(self) -> float:
+        return self.times.get(TUNED, math.nan)
+
+    @property
+    def default_us(self) -> float:
+        return self.times.get(DEFAULT, math.nan)
+
+    @property
+    def default_ratio(self) -> float:
+        """The untuned default's time over the tuned one's."""
+        return self.default_us / self.time_us
+
+    @property
+    def floor_us(self) -> float:
+        floor = number(self.record.get("floor_us"))
+        return floor if floor > 0 else math.nan
+
+    @property
+    def copy_us(self) -> float:
+        """A copy of as many bytes, in the same run; NaN in records that are older than it."""
+        return number(self.record.get("copy_us"))
+
+    @property
+    def over_floor(self) -> float:
+        return self.time_us / self.floor_us
+
+    @cached_property
+    def peer(self) -> str | None:
+        """The fastest peer that has a time."""
+        timed = {name: time for name, time in self.times.items() if name not in (TUNED, DEFAULT) and time > 0}
+        return min(timed, key=lambda name: timed[name]) if timed else None
+
+    @property
+    def peer_us(self) -> float:
+        return self.times[self.peer] if self.peer else math.nan
+
+    @property
+    def ratio(self) -> float:
+        """How many times as fast as the fastest peer; NaN without a peer's time or one of ours."""
+        return self.peer_us / self.time_us
+
+    @property
+    def loses(self) -> bool:
+        """Slower than the fastest peer, or failed where a peer did not."""
+        return self.ratio < 1 or (math.isnan(self.time_us) and self.peer is not None)
+
+    def memory(self, contender: str | None) -> float:
+        return number(mapping(self.record.get("memory")).get(contender or ""))
+
+    @property
+    def exceeds_memory(self) -> bool:
+        """Needs more than the fastest peer; False where either is unknown."""
+        return self.memory(TUNED) > self.memory(self.peer)
+
+    @property
+    def host_us(self) -> dict[str, float]:
+        """Contender -> host time of a call."""
+        given = {name: number(value) for name, value in mapping(self.record.get("host_us")).items()}
+        return {name: value for name, value in given.items() if not math.isnan(value)}
+
+    def samples(self, contender: str) -> list[float]:
+        """Raw samples in the order in which they were taken, in microseconds; what is no time is left out."""
+        given = mapping(mapping(self.record.get("times")).get(contender)).get("samples_us")
+        return sample_times(given)
+
+    def schedules(self, contender: str) -> dict[str, dict[str, Any]]:
+        """Direction -> knobs."""
+        return _by_direction(self.record.get("schedules"), contender)
+
+    def resources(self, contender: str) -> dict[str, dict[str, Any]]:
+        """Direction -> what the compiler made of it."""
+        return _by_direction(self.record.get("resources"), contender)
+
+    def accuracy(self, contender: str = TUNED) -> Accuracy | None:
+        """The largest error of a contender; one that is not a number (NaN, null, infinity) is larger than all."""
+        by_direction = mapping(mapping(self.record.get("errors")).get(contender))
+        found = [
+            Accuracy(error, ", ".join(filter(None, (direction.replace("_", " "), slot, where))))
+            for direction, slots in by_direction.items()
+            for slot, leaf in mapping(slots).items()
+            for error, where in _leaf(leaf)
+        ]
+        return max(found, key=lambda a: math.inf if math.isnan(a.error) else a.error, default=None)
+
+
+def _by_direction(value: Any, contender: str) -> dict[str, dict[str, Any]]:
+    given = mapping(mapping(value).get(contender))
+    return {name: found for name, found in given.items() if isinstance(found, dict)}
+
+
+def _leaf(value: Any) -> Iterator[tuple[float, str]]:
+    """The error of one output, and its worst block: a number, or a number and text in an object or a list."""
+    if value is None or isinstance(value, int | float):
+        yield number(value), ""
+    elif isinstance(value, dict | list):
+        parts = list(value.values()) if isinstance(value, dict) else value
+        numbers = [number(part) for part in parts if part is None or isinstance(part, float)]
+        if numbers:
+            yield numbers[0], ", ".join(str(part) for part in parts if isinstance(part, str | int))
+
+
+def prices(rows: Iterable[SuiteRow]) -> list[tuple[SuiteRow, SuiteRow, float]]:
+    """(normal row, deterministic row of the same kernel, deterministic time / normal time), in the rows' order."""
+    listed = list(rows)
+    normal = {row.kernel: row for row in listed if not row.deterministic}
+    pairs = [(normal[row.kernel], row) for row in listed if row.deterministic and row.kernel in normal]
+    return [(plain, row, row.time_us / plain.time_us) for plain, row in pairs]

@@ -1,0 +1,33 @@
+"""What all pages share: a title, a header and sections enter, a complete document leaves that loads nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib.resources import files
+
+from autotune.report.html.markup import Markup, join, tag
+from autotune.report.html.packed import unfolding
+
+# The browser is told to load nothing at all, so a mistake here could not reach the network.
+POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
+Section = tuple[str, str, Markup]
+
+
+def document(title: str, header: Sequence[Markup | None], sections: Sequence[Section], inert: Markup | None) -> str:
+    """``sections``: (anchor, title, content). ``inert``: what the page's script unpacks when it is asked for."""
+    package = files("autotune.report")
+    head = tag(
+        "head",
+        tag("meta", charset="utf-8"),
+        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        tag("meta", http_equiv="Content-Security-Policy", content=POLICY),
+        tag("title", title),
+        tag("style", Markup(package.joinpath("page.css").read_text(encoding="utf-8"))),
+    )
+    links = [tag("li", tag("a", name, href=f"#{anchor}")) for anchor, name, _ in sections]
+    nav = tag("nav", tag("ul", *links), aria_label="Sections")
+    main = tag("main", *(tag("section", tag("h2", name, id=anchor), content) for anchor, name, content in sections))
+    script = tag("script", Markup(package.joinpath("page.js").read_text(encoding="utf-8")))
+    visible, parts = unfolding(main)
+    body = tag("body", tag("header", join(header)), nav, visible, parts, inert, script)
+    return "<!DOCTYPE html>\n" + tag("html", head, body, lang="en") + "\n"

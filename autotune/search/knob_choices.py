@@ -1,0 +1,124 @@
+"""Which values each knob of a product may take, for one kernel on one device: a spec enters, knob to choices leaves."""
+
+from __future__ import annotations
+
+import itertools
+
+from kernelgen.device import DeviceFacts
+from kernelgen.plan.defaults import SMALL_GRAPH_EDGES
+from kernelgen.plan.pairs import pair_paths
+from kernelgen.problem.tensor_product import TensorProductProblem
+from kernelgen.schedule.kernel_spec import BYTES, Spec
+from kernelgen.schedule.knobs import power_of_two_at_most
+from kernelgen.schedule.tensor_product import HostSchedule
+
+# Groups beyond one an input block that are tried one by one: the best count is rarely a round number.
+FINE_GROUPS = 3
+# Of every CUDA kernel.
+BLOCKS: dict[str, tuple] = {"block_size": (32, 64, 128, 256, 512), "min_blocks": (0, 1, 2, 3, 4, 6, 8)}
+
+
+def product_knobs(spec: Spec, num_edges: int | None) -> dict[str, tuple]:
+    """Of a channelwise product, with the values of the schedule that ``spec`` has among the choices."""
+    problem, facts, conv = spec.problem, spec.facts, spec.operation == "conv"
+    knobs: dict[str, tuple] = {}
+    owners = ("owners",) if _has_owners(spec, num_edges) else ()
+    if conv:
+        knobs["accumulate"] = ("registers", "atomics", *owners)
+        knobs["order"] = ("receiver", "sender")
+    elif owners:
+        knobs["accumulate"] = ("registers", *owners)
+    knobs["path_groups"] = _path_groups(problem)
+    knobs["edges_per_chunk"] = (8, 32, 128) if facts.backend == "cpu" else (1, 2, 8, 16, 32)
+    small, cuda = _is_small(num_edges), facts.backend == "cuda"
+    knobs |= _cuda_knobs(problem, small) if cuda else _host_knobs(spec)
+    if cuda and conv:
+        if not problem.shared_weights:
+            knobs["prefetch"] = (*knobs["prefetch"], "ring2", "ring4")
+        knobs["teams_per_node"] = (1, 2, 4, 8)
+        knobs["finish"] = ("blocks", "unrolled")
+    if _waits_for_zeros(spec, num_edges):
+        knobs["zeros"] = ("apart", "inside")
+    for knob, choices in knobs.items():
+        value = getattr(spec.schedule, knob)
+        knobs[knob] = choices if value in choices else (*choices, value)
+    return knobs
+
+
+def pair_knobs(spec: Spec) -> dict[str, tuple]:
+    """Edge by edge, so only how many teams share an edge, a warp and a multiprocessor, or threads a host."""
+    if spec.facts.backend == "cpu":
+        return {"threads": threads_of(spec.facts)}
+    knobs: dict[str, tuple] = {**BLOCKS, "edges_per_warp": (1, 2, 4, 8)}
+    if not spec.deterministic:
+        knobs["path_groups"] = tuple(n for n in (1, 2, 4, 8) if n <= max(1, len(pair_paths(spec.problem))))
+    return knobs
+
+
+def _is_small(num_edges: int | None) -> bool:
+    return num_edges is not None and num_edges <= SMALL_GRAPH_EDGES
+
+
+def _has_owners(spec: Spec, num_edges: int | None) -> bool:
+    """Whether ``accumulate="owners"`` may pay: gradients of edges, apart or of so few edges that launches decide."""
+    live = spec.direction.live_outputs
+    if spec.facts.backend != "cuda" or "g" in live:
+        return False
+    if spec.operation == "plain":
+        return "y" in live and not spec.deterministic  # which has one writer by itself
+    return live != "x" and _is_small(num_edges)
+
+
+def _waits_for_zeros(spec: Spec, num_edges: int | None) -> bool:
+    """Whether zeros may be a launch that counts: those of a small graph's gradients; of a plain product those of y."""
+    if spec.deterministic or spec.facts.backend != "cuda":
+        return False
+    live = spec.direction.live_outputs
+    return "g" not in live and ("y" in live if spec.operation == "plain" else _is_small(num_edges))
+
+
+def threads_of(facts: DeviceFacts) -> tuple[int, ...]:
+    """All cores or half of them."""
+    return (0, facts.units // 2) if facts.units >= 4 else (0,)
+
+
+def _multiplicities(problem: TensorProductProblem) -> list[int]:
+    return sorted({path.mul for path in problem.paths}) or [1]
+
+
+def _path_groups(problem: TensorProductProblem) -> tuple[int, ...]:
+    """Every count up to a few more than one an input block, then doubling up to one a path."""
+    least, most = len(_multiplicities(problem)), max(1, len(problem.paths))
+    blocks = max(least, len({path.in1 for path in problem.paths}))
+    doubled = itertools.takewhile(lambda count: count < most, (blocks * 2**power for power in range(16)))
+    few = range(least, min(most, blocks + FINE_GROUPS) + 1)
+    return tuple(sorted({least, most, *few, *doubled}))
+
+
+def _host_knobs(spec: Spec) -> dict[str, tuple]:
+    """Vectors from half a machine vector to four, none wider than the channels."""
+    lanes = spec.facts.vector_bytes // BYTES[spec.dtype]
+    widest = max(4, 2 * power_of_two_at_most(_multiplicities(spec.problem)[-1]) - 1)
+    blocks = [size for size in HostSchedule.choices["channel_block"] if lanes // 2 <= size <= min(widest, 4 * lanes)]
+    return {"channel_block": tuple(blocks) or (4,), "threads": threads_of(spec.facts)}
+
+
+def _cuda_knobs(problem: TensorProductProblem, small: bool) -> dict[str, tuple]:
+    """Teams of a quarter of the fewest channels to twice the most; tiles that divide every multiplicity.
+
+    A small team with four channels a lane reads a quarter of the edge values from shared memory: with one channel a
+    lane those reads take four times as long as the arithmetic that they feed (128 bytes a cycle and multiprocessor).
+    """
+    fewest, most = _multiplicities(problem)[0], _multiplicities(problem)[-1]
+    teams = tuple(edges for edges in (1, 2, 4) if min(8, fewest / 4) <= 32 // edges < 2 * most)
+    return {
+        "edges_per_warp": teams or (8,),
+        "channels_per_thread": tuple(c for c in (1, 2, 4) if all(mul % c == 0 for mul in _multiplicities(problem))),
+        "warps_per_edge": (1, 2, 4),
+        "edge_operand": ("inline", "shared", "basis"),
+        "stage_edges": (4, 8, 16, 32),
+        "prefetch": ("none", "reload", "copy"),
+        "ahead": ("none", "weights", "rows", *(("all", "along") if small else ())),
+        "stream": (False, True),
+        **BLOCKS,
+    }

@@ -1,0 +1,165 @@
+"""The search space as data: which values each knob may take for one kernel on one device.
+
+A :class:`Space` is an ordered mapping of knob to choices, restricted to values that make sense. Knobs without effect
+take their default value (:meth:`Space.canonical`), so two spellings of one kernel are recognised as the same schedule.
+:mod:`autotune.search.spaces` makes one for each kind of kernel.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from autotune.database.lookup import find_schedule
+from autotune.errors import ConfigError, unknown_name
+from autotune.workload.kinds.base import KernelKind
+from autotune.workload.kinds.registry import kernel_kind
+from kernelgen.errors import ScheduleError
+from kernelgen.plan.channelwise import block_of_an_edge
+from kernelgen.plan.path_groups import group_paths
+from kernelgen.schedule.knobs import Knobs
+from kernelgen.schedule.tensor_product import CudaSchedule, Schedule
+
+if TYPE_CHECKING:
+    import optuna
+
+
+@dataclass(frozen=True)
+class Space:
+    """``knobs`` are in the order in which a sampler is asked; ``spec.schedule`` is the default schedule.
+
+    spec: as the kind of its operation makes it. probes: schedules that are worth one measurement each, some outside
+    the choices.
+    """
+
+    spec: Any
+    knobs: Mapping[str, tuple]
+    probes: tuple[Knobs, ...] = ()
+
+    @property
+    def kind(self) -> KernelKind:
+        return kernel_kind(self.spec.operation)
+
+    @property
+    def default(self) -> Knobs:
+        return self.spec.schedule
+
+    @property
+    def size(self) -> int:
+        """Combinations of choices, before legality and equivalence."""
+        return math.prod(len(choices) for choices in self.knobs.values())
+
+    def schedule(self, values: Mapping[str, Any]) -> Knobs:
+        """The canonical schedule with these knob values; knobs that are not given take the default's."""
+        return self.canonical(dataclasses.replace(self.default, **values))
+
+    def values(self, schedule: Knobs) -> dict[str, Any] | None:
+        """The schedule as choices of this space, or None if they do not make it."""
+        values = {knob: getattr(schedule, knob) for knob in self.knobs}
+        inside = all(value in self.knobs[knob] for knob, value in values.items())
+        return values if inside and self.schedule(values) == schedule else None
+
+    def restricted(self, choices: Mapping[str, Sequence]) -> Space:
+        """The space with only these values of some knobs; the default schedule's values always stay."""
+        knobs = dict(self.knobs)
+        for knob, allowed in choices.items():
+            if knob not in knobs:
+                raise ConfigError(
+                    f"{self.spec.operation} {self.spec.direction.name}: {unknown_name('knob', knob, knobs)}"
+                )
+            knobs[knob] = tuple(dict.fromkeys((*allowed, getattr(self.default, knob))))
+        return dataclasses.replace(self, knobs=MappingProxyType(knobs))
+
+    def suggest(self, trial: optuna.Trial) -> Knobs:
+        """Ask an Optuna trial for every knob."""
+        return self.schedule({knob: trial.suggest_categorical(knob, choices) for knob, choices in self.knobs.items()})
+
+    def nearest(self, schedule: Knobs) -> Knobs:
+        """A schedule found for another kernel, moved to the nearest choices of this space."""
+        values = {}
+        for knob, choices in self.knobs.items():
+            value = getattr(schedule, knob)
+            if value not in choices and isinstance(value, int):
+                value = min(choices, key=lambda choice: abs(math.log((choice + 1) / (value + 1))))
+            values[knob] = value if value in choices else getattr(self.default, knob)
+        return self.schedule(values)
+
+    def canonical(self, schedule: Knobs) -> Knobs:
+        """Replace the values of knobs that have no effect on this kernel."""
+        assert isinstance(schedule, Schedule)
+        if not self.spec.problem.is_channelwise:
+            kept = {knob: getattr(schedule, knob) for knob in ("fuse", *self.knobs)}
+            return dataclasses.replace(self.default, **kept)
+        changes: dict[str, Any] = {}
+        fresh, plain = type(schedule)(), self.spec.operation == "plain"
+        fused = schedule.fuse and not plain
+        owned = fused and schedule.accumulate == "registers"
+        block = self._block_of_an_edge(schedule) if fused or plain else {}
+        if plain:
+            changes["fuse"] = fresh.fuse
+        if not (fused or block):
+            changes["accumulate"] = fresh.accumulate
+        if not owned:
+            changes["order"] = fresh.order
+        if isinstance(schedule, CudaSchedule):
+            changes["stage_edges"] = min(schedule.stage_edges, schedule.lanes)
+            if owned:
+                changes["edges_per_chunk"] = fresh.edges_per_chunk
+            else:
+                changes["teams_per_node"] = 1
+            if changes.get("teams_per_node", schedule.teams_per_node) == 1:
+                changes["finish"] = "blocks"
+            if not (fused or plain) or schedule.accumulate == "owners":
+                changes["zeros"] = "apart"
+            if fused and schedule.accumulate == "owners":
+                changes["warps_per_edge"] = 1
+            elif not owned:
+                changes["stage_edges"] = min(changes["stage_edges"], max(4, schedule.edges_per_chunk))
+        return dataclasses.replace(schedule, **changes | block)
+
+    def _block_of_an_edge(self, schedule: Schedule) -> dict[str, int]:
+        """With one writer a gradient of y, the teams that share an edge are a block, where they can be."""
+        alone = self.spec.deterministic or schedule.accumulate == "owners"
+        if not isinstance(schedule, CudaSchedule) or not alone or "y" not in self.spec.direction.live_outputs:
+            return {}
+        return block_of_an_edge(group_paths(self.spec.problem, schedule.path_groups), schedule)
+
+    def plan(self, schedule: Knobs) -> Any:
+        """Of what is compiled for a schedule; ScheduleError if that is not legal."""
+        return self.kind.plan(self.kind.kernel_spec(self.spec, schedule), find_schedule)
+
+    def broken_limit(self, schedule: Knobs) -> str | None:
+        """Why the schedule is illegal, or None if it is legal."""
+        try:
+            self.plan(schedule)
+        except ScheduleError as error:
+            return str(error)
+        return None
+
+    def shuffled(self, seed: int) -> Iterator[Knobs]:
+        """Every combination once, canonical, in an order that depends on the seed; needs no memory for large spaces."""
+        generator = random.Random(seed)
+        size, choices = self.size, list(self.knobs.items())
+        step = next(s for s in iter(lambda: generator.randrange(1, size + 1), None) if math.gcd(s, size) == 1)
+        start = generator.randrange(size)
+        for position in range(size):
+            index, values = (start + position * step) % size, {}
+            for knob, allowed in choices:
+                index, digit = divmod(index, len(allowed))
+                values[knob] = allowed[digit]
+            yield self.schedule(values)
+
+    def count_legal(self, most: int) -> int:
+        """Distinct legal schedules, probes included, counted up to ``most``."""
+        distinct: set[Knobs] = set(self.probes)
+        for schedule in self.shuffled(0):
+            if schedule not in distinct and self.broken_limit(schedule) is None:
+                distinct.add(schedule)
+                if len(distinct) >= most:
+                    break
+        return len(distinct)

@@ -1,0 +1,93 @@
+"""Where a search starts besides the default: schedules that won for kernels like this one."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from autotune.database.entry import Entry
+from autotune.database.lookup import device_distance, is_alike
+from autotune.database.store import database_dirs, device_files, load_table
+from autotune.search.space import Space
+from autotune.workload.graphs import GraphClass
+from kernelgen.device import DeviceFacts
+from kernelgen.schedule.knobs import Knobs
+
+MOST = 8
+# A direction that is a part of another, or nearly: where it has no winner of its own, the other's is the best guess.
+KIN = {"edge_backward": "backward", "joint_backward": "double_backward"}
+# Schedules that a search takes over from the kindred direction's search of the same run.
+KIN_STARTS = 2
+
+
+def known_entries(facts: DeviceFacts, *directories: Path) -> list[Entry]:
+    """Every entry of every device, in these directories and in the shipped and the user's databases.
+
+    Those of this device first, then those of the device nearest to it in architecture and size.
+    """
+    folders = dict.fromkeys((*database_dirs(), *directories))
+    files = [path for folder in folders for path in device_files(folder)]
+    tables = [(path.stem != facts.slug, load_table(path)) for path in files]
+    tables.sort(key=lambda item: (item[0], device_distance(item[1].device, facts)))
+    return [entry for _, table in tables for entry in table.by_identity.values()]
+
+
+def starting_points(space: Space, graph_class: GraphClass, entries: Iterable[Entry]) -> list[Knobs]:
+    """Winners of the same (or kindred) direction and backend moved into ``space``.
+
+    By turns those of the same problem, the nearest graph class first, and those of other problems on the nearest
+    graph class: how many edges there are can matter more than what they carry. What is equally near comes in the order
+    of ``entries``. On a GPU winners of large graphs say nothing of small ones (see ``lookup``), nor the other way.
+    """
+    spec = space.spec
+    directions = (spec.direction.name, KIN.get(spec.direction.name))
+    related = [
+        entry
+        for entry in entries
+        if entry.operation == spec.operation
+        and entry.direction in directions
+        and entry.tuned_schedule.backend == spec.facts.backend
+        and is_alike(spec, graph_class, entry)
+    ]
+
+    def rank(entry: Entry) -> tuple:
+        return (
+            entry.direction != spec.direction.name,
+            entry.deterministic != spec.deterministic,
+            entry.dtype != spec.dtype,
+            graph_class.distance(entry.parsed_graph_class),
+            entry.layout != spec.layout,
+        )
+
+    same: list[Entry] = []
+    others: list[Entry] = []
+    for entry in sorted(related, key=rank):
+        (same if entry.problem == spec.problem.key else others).append(entry)
+    others.sort(key=lambda entry: (entry.direction != spec.direction.name, *rank(entry)[3:]))
+    turns = itertools.chain.from_iterable(itertools.zip_longest(same, others))
+    moved = (space.nearest(entry.tuned_schedule) for entry in turns if entry is not None)
+    return list(dict.fromkeys(schedule for schedule in moved if space.broken_limit(schedule) is None))[:MOST]
+
+
+def _is_form(knob: str, value: Any) -> bool:
+    return isinstance(value, str | bool) or (knob, value) == ("min_blocks", 1)
+
+
+def untried_forms(space: Space, ranked: Sequence[Knobs]) -> list[Knobs]:
+    """The first of ``ranked``, earlier trials with the fastest first, in each kernel form that none of them had.
+
+    Such as a form that the generator has learnt since; and in the first new one of every knob at once. Forms are the
+    choices that are no numbers, and all registers there are (one block a multiprocessor); one of them rarely wins with
+    the other knobs as the default has them.
+    """
+    new: dict[str, list] = {}
+    for knob, choices in space.knobs.items() if ranked else ():
+        known = {getattr(schedule, knob) for schedule in ranked}
+        new[knob] = [value for value in choices if _is_form(knob, value) and value not in known]
+    changes = [{knob: value} for knob, values in new.items() for value in values]
+    together = {knob: values[0] for knob, values in new.items() if values}
+    changes += [together] if len(together) > 1 else []
+    return [dataclasses.replace(ranked[0], **change) for change in changes]

@@ -1,0 +1,313 @@
+"""One search: which schedule is fastest for one problem, direction, dtype, layout and graph class on one device.
+
+A :class:`Space`, starting points and a sampler enter; trial records (JSON lines) leave, and a copy of them in an
+Optuna storage. The records are the truth: a trial is finished when its line is on the disk. The sampler learns in
+memory, from the records, because a database on a disk takes longer over one trial (15 commits, 270 ms measured) than
+the device does; the storage is brought up to date when a study is closed. Optuna is asked and told, never in charge.
+
+Several tuners may work on one study: each claims a schedule on a :class:`autotune.search.sharing.claims.Claims` before
+it is measured, and learns there what the others have finished.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import warnings
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from autotune.database import trial_records
+from autotune.database.quarantine import FAULTS, note_fault, quarantined
+from autotune.errors import StudyError
+from autotune.measure.trial import Outcome
+from autotune.search.ranking import Findings
+from autotune.search.samplers import KEY, RUNS, add_missing, known_trial, make_sampler, open_optuna, optuna_name
+from autotune.search.sharing.claims import COMPARISON, COPY, Sharing
+from autotune.search.sharing.optuna_storage import open_claims
+from autotune.search.space import Space
+from autotune.search.starting_points import untried_forms
+from autotune.workload.workload import Workload
+from kernelgen.errors import ScheduleError
+from kernelgen.schedule.knobs import Knobs
+from kernelgen.version import GENERATOR_VERSION
+
+if TYPE_CHECKING:
+    import optuna
+
+# Answers of a sampler that are illegal or known, in a row, before an untried schedule is taken at random.
+# A Gaussian process thinks for long and then says the same again.
+MISSES = {"tpe": 8, "climb": 8, "random": 8, "gp": 2, "brute": 0}
+# Of the proposals of a climb, those that change a knob or two of one of this many fastest schedules: every second.
+PARENTS = 3
+# Of the trials of other generators, those that a study begins with.
+OLDER_WINNERS = 3
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """A schedule to measure, and the Optuna trial that hears of it; None where the sampler cannot express it."""
+
+    schedule: Knobs
+    trial: optuna.Trial | None
+
+
+def study_name(workload: Workload, direction: str) -> str:
+    """Names the study and its file of trials."""
+    parts = (workload.label, workload.operation, direction, workload.dtype, workload.layout)
+    kind = ("deterministic",) if workload.deterministic else ()
+    return "-".join((*parts, workload.graph_class().text, *kind))
+
+
+class Study(Findings):
+    """Proposes schedules that were never tried, and makes every outcome durable before the next.
+
+    ``name`` names the trial file ``path``. Trials of another generator version stand in the same file and serve as
+    starting points only. Alone, it keeps other tuners from the file until :meth:`close`; shared in the ``folder``,
+    they take part; shared through the ``storage``, that is no copy but the place where they meet (see
+    :mod:`autotune.search.sharing.claims`). Without a path nothing is kept, without a storage there is no copy: a
+    rehearsal. ``quarantine``: the device's list of faulty schedules.
+    """
+
+    def __init__(
+        self,
+        space: Space,
+        name: str,
+        path: Path | None = None,
+        storage: str | optuna.storages.BaseStorage | None = None,
+        *,
+        sampler: str = "tpe",
+        seed: int = 0,
+        starts: Iterable[Knobs] = (),
+        generator: str = GENERATOR_VERSION,
+        quarantine: Path | None = None,
+        sharing: Sharing = "alone",
+    ) -> None:
+        super().__init__(space)
+        self._quarantine = quarantine
+        self.name, self._path, self.generator, self.sampler = name, path, generator, sampler
+        self._claims = open_claims(path, sharing, storage, self._optuna_name(), space)
+        try:
+            old = self._claims.news()
+            if sharing != "alone":
+                # Tuners that think alike get in each other's way.
+                seed += random.SystemRandom().randrange(2**16)
+            self._tried: set[str] = set()
+            older = self._older(old)
+            winners, forms = older[:OLDER_WINNERS], untried_forms(space, older)
+            moved = [space.nearest(schedule) for schedule in (*winners, *forms, *starts)]
+            # To be proposed before all others. A schedule that another tuner has claimed goes back to the end.
+            self._first = deque((space.default, *moved, *space.probes))
+            self._untried = space.shuffled(seed)
+            self._random, self._turn = random.Random(seed + len(old)), 0
+            self._study = open_optuna(None, name, make_sampler(sampler, seed + len(old)))
+            self._learn(old)
+            for key, line in self.finished.items():
+                self._claims.contribute(key, self.schedule_of(line), line)
+            self._copy = storage if sharing != "storage" else None
+            if storage is not None and sharing == "alone":
+                open_optuna(storage, self._optuna_name())  # one that cannot be used is an error now, not at the end
+        except BaseException:
+            self._claims.close()
+            raise
+
+    def close(self) -> None:
+        """Bring the storage up to date, if nobody is left who would, and let the file go."""
+        try:
+            if self._copy and not self.others_at_work() and self._claims.claim(COPY):
+                trials = [self._as_trial(line) for line in self.finished.values()]
+                add_missing(self._copy, self._optuna_name(), [trial for trial in trials if trial is not None])
+        except StudyError as error:
+            warnings.warn(f"{error}; the trials are in {self._path}, and the next run copies them", stacklevel=2)
+        finally:
+            self._claims.close()
+
+    def __enter__(self) -> Study:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def path(self) -> Path:
+        """The trial file; StudyError for a rehearsal."""
+        if self._path is None:
+            raise StudyError(f"the study {self.name} keeps no records")
+        return self._path
+
+    def others_at_work(self, wait: bool = False, comparing: bool = False) -> bool:
+        """Is another tuner measuring for this study, or comparing its winners? The arguments are ``Claims``'s."""
+        return self._claims.others_at_work(wait, comparing)
+
+    def claim_comparison(self) -> bool:
+        """Whether this tuner is the one that compares and publishes the winners; until :meth:`close`."""
+        return self._claims.claim(COMPARISON)
+
+    def refresh(self) -> None:
+        """Take in what other tuners have finished."""
+        self._learn(self._claims.news())
+
+    def propose(self) -> Proposal | None:
+        """The next schedule that is legal, untried and not under way elsewhere, or None when there is no such."""
+        self.refresh()
+        for _ in range(len(self._first)):
+            if proposal := self._propose_fixed(self._first.popleft()):
+                return proposal
+        self._turn += 1
+        if self.sampler == "climb" and self._turn % 2 and (neighbour := self._neighbour()) is not None:
+            return neighbour
+        for _ in range(MISSES[self.sampler]):
+            trial = self._study.ask()
+            schedule = self.space.suggest(trial)
+            if self._is_candidate(schedule) and self._claim(schedule):
+                return self._proposed(trial, schedule)
+            self._tell_refused(trial, schedule)
+        for schedule in self._untried:
+            if proposal := self._propose_fixed(schedule):
+                return proposal
+        return None
+
+    def finish(self, proposal: Proposal, outcome: Outcome) -> dict[str, Any]:
+        """Write the record, then tell the sampler; one that is killed in between learns of it at the next start."""
+        line = {
+            "study": self.name,
+            "number": 0,  # given when it is stored
+            "time": datetime.now(UTC).isoformat(timespec="seconds"),
+            "state": outcome.state,
+            "reason": outcome.reason,
+            "schedule": proposal.schedule.to_dict(),
+            "time_us": outcome.time_us,
+            "q1_us": outcome.q1_us,
+            "q3_us": outcome.q3_us,
+            "samples_us": list(outcome.samples_us),
+            "cut": outcome.cut,
+            "errors": dict(outcome.errors),
+            "resources": dict(outcome.resources),
+            "clocks": outcome.clocks,
+            "compile_s": outcome.compile_s,
+            "measure_s": outcome.measure_s,
+            "generator": self.generator,
+        }
+        line = self._claims.finish(proposal.schedule.key, line)
+        self.finished[proposal.schedule.key] = line
+        if self._quarantine and line["state"] in FAULTS:
+            note_fault(self._quarantine, self.space.spec, proposal.schedule, line)
+        self._tell(proposal.trial, line)
+        self.refresh()
+        return line
+
+    def drop(self, proposal: Proposal) -> None:
+        """Forget a proposal that was not measured; it may be proposed again later."""
+        from optuna.trial import TrialState
+
+        self._tried.discard(proposal.schedule.key)
+        self._claims.let_go(proposal.schedule.key)
+        if proposal.trial is not None:
+            self._study.tell(proposal.trial, state=TrialState.FAIL)
+
+    def _learn(self, lines: list[dict[str, Any]]) -> None:
+        """Finished trials of this generator, of earlier runs and of other tuners."""
+        new = []
+        for line in self._readable(lines):
+            key = self.schedule_of(line).key
+            if line.get("generator") == self.generator and key not in self.finished:
+                self.finished[key] = line
+                self._tried.add(key)
+                new.append(self._as_trial(line))
+        self._study.add_trials(trial for trial in new if trial is not None)
+
+    def _claim(self, schedule: Knobs) -> bool:
+        """For this tuner; what another has is kept in mind, lest that one dies of it."""
+        if not self._claims.claim(schedule.key, schedule):
+            if schedule not in self._first:
+                self._first.append(schedule)
+            return False
+        # It may have been finished, and so become free, since this tuner last looked.
+        self.refresh()
+        if schedule.key in self._tried:
+            self._claims.let_go(schedule.key)
+            return False
+        self._tried.add(schedule.key)
+        return True
+
+    def _neighbour(self) -> Proposal | None:
+        """Of an untried schedule that differs from one of the fastest in a knob or two."""
+        parents = [self.schedule_of(line) for line in self.ranking[:PARENTS]]
+        for _ in range(32 if parents else 0):
+            parent, count = self._random.choice(parents), self._random.choice((1, 1, 2))
+            changed = self._random.sample(list(self.space.knobs), min(count, len(self.space.knobs)))
+            values = {knob: self._random.choice(self.space.knobs[knob]) for knob in changed}
+            schedule = self.space.canonical(dataclasses.replace(parent, **values))
+            if proposal := self._propose_fixed(schedule):
+                return proposal
+        return None
+
+    def _is_candidate(self, schedule: Knobs) -> bool:
+        """Whether it is legal, untried and, as far as any study of this kernel knows, sound."""
+        if schedule.key in self._tried or self.space.broken_limit(schedule) is not None:
+            return False
+        return not self._quarantine or schedule.key not in quarantined([self._quarantine], self.space.spec)
+
+    def _propose_fixed(self, schedule: Knobs) -> Proposal | None:
+        """A schedule that no sampler chose; None if it is illegal, known or under way elsewhere."""
+        if not (self._is_candidate(schedule) and self._claim(schedule)):
+            return None
+        values = self.space.values(schedule)
+        if values is None:
+            return Proposal(schedule, None)
+        self._study.enqueue_trial(values)
+        trial = self._study.ask()
+        suggested = self.space.suggest(trial)
+        assert suggested == schedule, f"asked for {schedule.key}, was given {suggested.key}"
+        return self._proposed(trial, schedule)
+
+    def _proposed(self, trial: optuna.Trial, schedule: Knobs) -> Proposal:
+        trial.set_user_attr(KEY, schedule.key)
+        return Proposal(schedule, trial)
+
+    def _tell_refused(self, trial: optuna.Trial, schedule: Knobs) -> None:
+        from optuna.trial import TrialState
+
+        if schedule.key in self._tried or schedule in self._first:
+            self._study.tell(trial, state=TrialState.FAIL)
+            return
+        trial.set_constraint(RUNS, 1.0)
+        self._study.tell(trial, state=TrialState.PRUNED)
+
+    def _tell(self, trial: optuna.Trial | None, line: dict[str, Any]) -> None:
+        """A schedule that was pruned breaks the constraint as well: it has no time, and its like are not wanted."""
+        from optuna.trial import TrialState
+
+        if trial is None:
+            return
+        if line["state"] == "ok":
+            self._study.tell(trial, line["time_us"])
+            return
+        trial.set_constraint(RUNS, 1.0)
+        self._study.tell(trial, state=TrialState.PRUNED)
+
+    def _optuna_name(self) -> str:
+        return optuna_name(self.space, self.name, self.generator)
+
+    def _older(self, lines: list[dict[str, Any]]) -> list[Knobs]:
+        """What other generators have measured, the fastest first."""
+        older = (line for line in self._readable(lines) if line.get("generator") != self.generator)
+        found = sorted((line for line in older if line["state"] == "ok"), key=lambda line: line["time_us"])
+        return [self.schedule_of(line) for line in found]
+
+    def _readable(self, lines: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+        """Records that this version understands."""
+        for line in lines:
+            try:
+                self.schedule_of(line)
+            except (ScheduleError, KeyError, TypeError):
+                continue
+            if trial_records.is_trial(line):
+                yield line
+
+    def _as_trial(self, line: dict[str, Any]) -> optuna.trial.FrozenTrial | None:
+        return known_trial(self.space, self.schedule_of(line), line)

@@ -1,0 +1,79 @@
+"""The two halves of a trial as a search wants them: compile a schedule here, measure it in the worker process.
+
+Schedules enter; :class:`Compiled` and :class:`Outcome` leave.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+
+from autotune.measure.trial import Outcome, TrialJob, run_trial
+from autotune.measure.worker import Worker
+from autotune.search.loop import Compiled
+from autotune.search.space import Space
+from kernelgen.errors import EquituneError
+from kernelgen.schedule.knobs import Knobs
+
+# A job may take this many times the longest that went well, but within these bounds.
+LIMIT_FACTOR, LEAST_LIMIT_S, FIRST_LIMIT_S = 10.0, 20.0, 120.0
+SAMPLING_S = {"cpu": 1.0, "cuda": 0.5}
+
+
+@dataclass
+class Measurer:
+    """Runs trials in the worker under a time limit that follows what trials of this study have taken."""
+
+    worker: Worker
+    direction: str
+    sampling_s: float
+    longest_s: float = 0.0
+
+    def __call__(self, schedule: Knobs, best_us: float | None) -> Outcome:
+        limit = max(LEAST_LIMIT_S, LIMIT_FACTOR * self.longest_s)
+        if self.worker.fresh or not self.longest_s:
+            limit = FIRST_LIMIT_S
+        begin = time.monotonic()
+        outcome = run_trial(self.worker, TrialJob(self.direction, schedule, best_us, self.sampling_s), limit)
+        if outcome.ok and limit < FIRST_LIMIT_S:
+            self.longest_s = max(self.longest_s, time.monotonic() - begin)
+        elif outcome.ok:
+            self.longest_s = self.longest_s or self.sampling_s
+        return outcome
+
+
+def compile_ahead(space: Space, schedule: Knobs) -> Compiled:
+    """Have the kernel of a schedule in the compile cache, where the worker finds it."""
+    from kernelgen.compile.compiler import compile_source
+    from kernelgen.emit.kernel_source import emit
+
+    begin = time.perf_counter()
+    binary = compile_source(emit(space.plan(schedule)), space.spec.facts)
+    return Compiled(time.perf_counter() - begin, binary.resources)
+
+
+class CompilersAhead:
+    """Compile what the next search begins with beside the present one, so that the device need not wait for it."""
+
+    def __init__(self) -> None:
+        self._pool = ThreadPoolExecutor(max(1, len(os.sched_getaffinity(0)) // 4))
+
+    def __enter__(self) -> CompilersAhead:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def compile(self, space: Space, schedules: Iterable[Knobs]) -> None:
+        """Returns at once. What fails is met again, and recorded, by the search."""
+        for schedule in schedules:
+            self._pool.submit(_compile_quietly, space, schedule)
+
+
+def _compile_quietly(space: Space, schedule: Knobs) -> None:
+    with suppress(EquituneError):
+        compile_ahead(space, schedule)

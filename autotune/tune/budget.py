@@ -1,0 +1,28 @@
+"""A run's budget shared among its workloads, and a workload's share between its searches and its comparison."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+# Share of a workload's time that is kept for the comparison, until one has shown how long it takes.
+COMPARISON_SHARE = 0.3
+
+
+@dataclass
+class TimeBudget:
+    """``comparison_s``: how long the last comparison took."""
+
+    budget_s: float | None
+    workloads: int
+    begin: float = field(default_factory=time.monotonic)
+    comparison_s: float | None = None
+
+    def end_of_searches(self) -> float | None:
+        """When the next workload's searches should end; called once for each workload."""
+        if self.budget_s is None:
+            return None
+        share = max(0.0, self.begin + self.budget_s - time.monotonic()) / self.workloads
+        self.workloads -= 1
+        kept = COMPARISON_SHARE * share if self.comparison_s is None else min(self.comparison_s, 0.7 * share)
+        return time.monotonic() + share - kept

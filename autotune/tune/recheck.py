@@ -1,0 +1,120 @@
+"""Entries measured again on this machine: a table enters, verdicts leave, and what came out is noted in the entries.
+
+An entry whose kernel no longer compiles, runs or computes the right values is not loaded any more (``lookup``); one
+that only takes another time than it says is, and the report shows both.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+from autotune.database.entry import Entry
+from autotune.database.provenance import now_text
+from autotune.errors import ConfigError, WorkerError
+from autotune.measure.trial import Outcome, TrialJob, TrialSetting, run_trial
+from autotune.measure.worker import Worker
+from autotune.workload.config_tables import find_problem, load_graphs
+from autotune.workload.graphs import GraphSpec, build_graph
+from autotune.workload.workload import Workload
+from kernelgen.errors import EquituneError
+
+# A time that differs by more than this factor either way has drifted.
+DRIFT = 1.15
+LIMIT_S = 120.0
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """``state``: ``ok``, ``drifted``, ``skipped`` (its graph is not known here), or the way in which a trial failed.
+
+    ratio: time now over the entry's; None where nothing was timed.
+    """
+
+    entry: Entry
+    state: str
+    reason: str = ""
+    time_us: float | None = None
+    ratio: float | None = None
+
+    @property
+    def noted(self) -> Entry:
+        """The entry with what was found; itself where it was skipped."""
+        if self.state == "skipped":
+            return self.entry
+        found = {"date": now_text(), "state": self.state, "reason": self.reason, "time_us": self.time_us}
+        return dataclasses.replace(self.entry, checked={name: value for name, value in found.items() if value})
+
+
+def workload_of(entry: Entry, directions: tuple[str, ...], graphs: Mapping[str, GraphSpec]) -> Workload:
+    """The workload that an entry is of; ConfigError where its graph is not known, or is another one by now."""
+    name = entry.graph["name"]
+    if name not in graphs:
+        raise ConfigError(f"graph {name!r} is not known here; expected it in configs/graphs.toml")
+    problem, graph = find_problem(entry.problem), graphs[name]
+    workload = Workload(
+        *(entry.label, problem, entry.operation, graph, entry.dtype, entry.layout, directions), entry.deterministic
+    )
+    built = build_graph(graph)
+    if (built.num_edges, built.num_nodes) != (entry.graph["edges"], entry.graph["nodes"]):
+        raise ConfigError(f"graph {name!r} has {built.num_edges} edges here and had {entry.graph['edges']}")
+    return workload
+
+
+def workloads_of(entries: Iterable[Entry]) -> Iterator[tuple[list[Entry], Workload | EquituneError]]:
+    """Entries that differ in direction only, with their workload or the reason why it cannot be had."""
+    graphs = load_graphs()
+
+    def kind(entry: Entry) -> tuple:
+        return (*entry.identity[:2], *entry.identity[3:], entry.graph["name"])
+
+    for _, group in itertools.groupby(sorted(entries, key=kind), key=kind):
+        same = list(group)
+        try:
+            yield same, workload_of(same[0], tuple(entry.direction for entry in same), graphs)
+        except EquituneError as error:
+            yield same, error
+
+
+def recheck(
+    entries: Iterable[Entry], device: str, on_verdict: Callable[[Verdict], None] = lambda verdict: None
+) -> list[Verdict]:
+    """Check and time each entry's schedule in a disposable process; whatever happens is a verdict, told at once."""
+    verdicts: list[Verdict] = []
+
+    def tell(verdict: Verdict) -> None:
+        on_verdict(verdict)
+        verdicts.append(verdict)
+
+    with ExitStack() as stack:
+        worker: Worker | None = None
+        for same, workload in workloads_of(entries):
+            if isinstance(workload, EquituneError):
+                for entry in same:
+                    tell(Verdict(entry, "skipped", str(workload)))
+                continue
+            setting = TrialSetting(workload, device)
+            if worker is None:
+                worker = stack.enter_context(Worker(setting))
+            else:
+                worker.reopen(setting)
+            for entry in same:
+                tell(_verdict(entry, worker))
+    return verdicts
+
+
+def _verdict(entry: Entry, worker: Worker) -> Verdict:
+    try:
+        outcome: Outcome = run_trial(worker, TrialJob(entry.direction, entry.tuned_schedule), LIMIT_S)
+    except WorkerError as error:
+        return Verdict(entry, "skipped", str(error))
+    if outcome.time_us is None:
+        return Verdict(entry, outcome.state, outcome.reason)
+    ratio = outcome.time_us / entry.time_us
+    if not 1 / DRIFT <= ratio <= DRIFT:
+        reason = f"takes {ratio:.2f} times as long as recorded"
+        return Verdict(entry, "drifted", reason, outcome.time_us, ratio)
+    return Verdict(entry, "ok", "", outcome.time_us, ratio)

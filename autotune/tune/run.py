@@ -1,0 +1,298 @@
+"""The whole job of ``equitune tune``: a config and a device enter, searches run, database entries leave.
+
+Each workload is searched direction by direction in one worker process, then the best of all its directions are
+compared in another and published (``worker_pairs`` says which process serves what). Everything finished is on the disk
+at any moment: trials as lines, entries by atomic replacement; Ctrl-C publishes what there is, and a second run goes on
+where the first ended.
+
+Tuners that share their studies go through the same workloads side by side (``multi_device`` says in which order). Of
+each workload the last to be at work publishes: it has all trials before it, one comparison is enough, and nobody waits
+for it. What a tuner left to others it looks at again in the end, in case those were killed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from autotune.database import trial_records
+from autotune.database.entry import Entry
+from autotune.database.provenance import driver_version
+from autotune.database.quarantine import quarantine_path
+from autotune.database.store import Database, database_path, device_record
+from autotune.measure.worker import Worker
+from autotune.search.loop import search
+from autotune.search.samplers import choose_sampler, proposals_ahead
+from autotune.search.space import Space
+from autotune.search.spaces import space_of
+from autotune.search.starting_points import KIN, KIN_STARTS, known_entries, starting_points
+from autotune.search.study import Study, study_name
+from autotune.search.trial_steps import SAMPLING_S, CompilersAhead, Measurer, compile_ahead
+from autotune.text import time_text
+from autotune.tune.budget import TimeBudget
+from autotune.tune.progress import Progress
+from autotune.tune.publish import publish
+from autotune.tune.settings import Settings, resolve
+from autotune.tune.worker_pairs import WorkerPairs
+from autotune.workload.config import TuneConfig
+from autotune.workload.kinds.base import Problem
+from autotune.workload.workload import Workload
+from kernelgen.schedule.knobs import Knobs
+from kernelgen.version import GENERATOR_VERSION
+
+if TYPE_CHECKING:
+    import optuna
+    from rich.console import Console
+
+
+def tune(
+    config: TuneConfig | str | Path,
+    device: str | None = None,
+    budget: float | None = None,
+    trials: int | None = None,
+    sampler: str | None = None,
+    storage: str | optuna.storages.BaseStorage | None = None,
+    seed: int = 0,
+    results_dir: str | Path | None = None,
+    with_peers: bool = True,
+    patience: int | None = None,
+    console: Console | None = None,
+    tuners: int | None = None,
+    tuner: str = "",
+) -> list[Entry]:
+    """Tune every workload and direction of a config, problem by problem; returns the entries that the run published.
+
+    budget: seconds for the whole config, comparisons with the peers included. trials: finished trials a study,
+    those of earlier runs included, whatever the config says. Where neither is given here or in the config, the
+    budget is ten minutes. sampler: one of ``autotune.workload.config.SAMPLERS``. storage: an Optuna storage or its URL,
+    through which the studies are shared with every tuner that names it; by default nobody shares them, and SQLite under
+    ``results_dir`` gets a copy. tuners: how many of this host share the results folder, this one included (its name
+    among them: ``tuner``); by default it works there alone. with_peers: compare with the peers too, not only with the
+    default schedule. patience: trials in a row without a gain of 1% that end a search; by default ``PATIENCE`` of the
+    backend.
+    """
+    settings, workloads = resolve(
+        config, device, budget, trials, sampler, storage, seed, results_dir, with_peers, patience, tuners
+    )
+    path = database_path(settings.results_dir, settings.facts.slug)
+    record = device_record(settings.facts, driver_version(settings.facts))
+    entries: list[Entry] = []
+    with Progress(console, tuner) as progress, WorkerPairs(settings.device) as pairs:
+        time_budget = TimeBudget(settings.budget_s, len(workloads))
+        problems = list(dict.fromkeys(workload.problem for workload in workloads))
+        nearest = {problem: tuple(problems[number : number + 2]) for number, problem in enumerate(problems)}
+        jobs = deque(_Job(each, settings, pairs, nearest[each.problem], progress) for each in workloads)
+        while jobs:
+            job = jobs.popleft()
+            published, interrupted = job.run(path, record, time_budget)
+            entries += published
+            if job.left and not job.looks_again:
+                job.looks_again = True
+                jobs.append(job)
+            if interrupted:
+                progress.note("interrupted; to continue, run the same command again")
+                break
+    return entries
+
+
+class _Job:
+    """One workload: its searches, then its comparison. ``problems``: its own and the one after it, if any."""
+
+    def __init__(
+        self,
+        workload: Workload,
+        settings: Settings,
+        pairs: WorkerPairs,
+        problems: tuple[Problem, ...],
+        progress: Progress,
+    ) -> None:
+        trials = settings.workload_trials.get(workload, settings.trials)
+        self.workload, self.settings = workload, replace(settings, trials=trials)
+        self.pairs, self.problems, self.progress = pairs, problems, progress
+        self.studies: dict[str, Study] = {}
+        # Whether others were to publish; whether this is the second look, which searches no more.
+        self.left, self.looks_again = False, False
+
+    def run(self, path: Path, record: Mapping[str, Any], time_budget: TimeBudget) -> tuple[list[Entry], bool]:
+        """Entries, and whether the user wants to end. ``path``, ``record``: the database and its device."""
+        workload, progress, begin = self.workload, self.progress, time.monotonic()
+        with ExitStack() as stack:
+            interrupted = self._search_directions(None if self.looks_again else time_budget.end_of_searches(), stack)
+            searched = time.monotonic()
+            self.left = not self._is_last(wait=not interrupted)
+            if self.left:
+                progress.note(f"{workload.label}: another tuner is still working on it and will publish it")
+                return [], interrupted
+            database = Database.load(path, record)
+            known = _still_valid(workload, self.studies, database)
+            if len(known) == len(workload.directions):
+                progress.note(f"{workload.label}: nothing new to publish")
+                return known, interrupted
+            try:
+                entries = self._publish(database)
+            except KeyboardInterrupt:
+                progress.note(f"{workload.label}: comparison interrupted, nothing published")
+                return [], True
+            compared = time.monotonic()
+        time_budget.comparison_s = compared - searched
+        for entry in entries:
+            gain = entry.default["time_us"] / entry.time_us
+            progress.note(
+                f"{entry.label} {entry.direction}: published {time_text(entry.time_us)}, {gain:.2f}x the default"
+            )
+        name = f"{workload.label} on {workload.graph.name}, {workload.operation} {workload.dtype}"
+        shares = f"search {searched - begin:.1f} s, comparison {compared - searched:.1f} s"
+        progress.note(f"{name}: {time.monotonic() - begin:.1f} s ({shares})")
+        return entries, interrupted
+
+    def _is_last(self, wait: bool) -> bool:
+        """Whether it is for this tuner to publish; and then with all that others have found.
+
+        Its own claims have ended by now. So of tuners that end at the same time at least one sees nobody at work, and
+        of several that do, one gets to compare.
+        """
+        studies = list(self.studies.values())
+        last = not any(study.others_at_work(wait, comparing=self.looks_again) for study in studies)
+        if last and studies:
+            last = studies[0].claim_comparison()
+        for study in studies:
+            study.refresh()
+        return last
+
+    def _publish(self, database: Database) -> list[Entry]:
+        pair, settings = self.pairs.of(self.workload.problem), self.settings
+        # The searching process gives its memory back, and its device is quiet while others are measured.
+        pair.rest()
+        entries = publish(
+            self.workload,
+            self.studies,
+            settings.device,
+            database,
+            settings.results_dir,
+            settings.seed,
+            with_peers=settings.with_peers,
+            seconds_each=settings.seconds_each,
+            worker=pair.comparing,
+            on_step=lambda text: self.progress.note(f"{self.workload.label}: {text}"),
+        )
+        pair.rest()
+        return entries
+
+    def _search_directions(self, end: float | None, stack: ExitStack) -> bool:
+        """Fill ``studies`` by direction, sharing the time until ``end``; whether the user wants to end."""
+        workload, pair, worker = self.workload, None, None
+        compilers = stack.enter_context(CompilersAhead())
+        try:
+            pair = self.pairs.of(workload.problem)
+            for index, direction in enumerate(workload.directions):
+                left, cuda = len(workload.directions) - index, self.settings.facts.backend == "cuda"
+                deadline = _share_until(end, left)
+                study = stack.enter_context(open_study(workload, direction, self.settings, deadline, self.studies))
+                self.studies[direction] = study
+                if self.looks_again or self._is_finished(study):
+                    continue
+                if worker is None:
+                    # Its imports and references take some ten seconds, in which the first kernels are compiled here.
+                    worker = pair.search(workload)
+                    self.pairs.launch(*self.problems)
+                    if cuda:
+                        compilers.compile(*_first_schedules(workload, direction, self.settings))
+                        worker.settle()
+                        deadline = _share_until(end, left)  # what that took is no direction's own
+                if cuda:
+                    for following in workload.directions[index + 1 : index + 2]:
+                        compilers.compile(*_first_schedules(workload, following, self.settings))
+                if _search(study, worker, workload, direction, self.settings, deadline, self.progress) == "interrupted":
+                    raise KeyboardInterrupt
+        except KeyboardInterrupt:
+            if pair is not None:
+                # It may be at work on a trial, whose answer nobody waits for.
+                pair.searching.close()
+            return True
+        return False
+
+    def _is_finished(self, study: Study) -> bool:
+        trials, patience = self.settings.trials, self.settings.patience
+        enough = trials is not None and len(study.finished) >= trials
+        return enough or (patience is not None and study.stale >= patience)
+
+
+def _share_until(end: float | None, left: int) -> float | None:
+    """When the first of ``left`` searches ends that share the time until ``end``."""
+    now = time.monotonic()
+    return None if end is None else now + max(0.0, end - now) / left
+
+
+def _first_schedules(workload: Workload, direction: str, settings: Settings) -> tuple[Space, list[Knobs]]:
+    """What a search will begin with, as far as it is known before the searches of this run's other directions end."""
+    space = space_of(workload, direction, settings.facts)
+    starts = starting_points(space, workload.graph_class(), known_entries(settings.facts, settings.results_dir))
+    return space, list(dict.fromkeys((space.default, *starts)))
+
+
+def open_study(
+    workload: Workload,
+    direction: str,
+    settings: Settings,
+    deadline: float | None,
+    siblings: Mapping[str, Study] = MappingProxyType({}),
+) -> Study:
+    """The study of one direction with what earlier runs, the databases and this run's other directions know of it."""
+    space = space_of(workload, direction, settings.facts)
+    sampler = settings.sampler
+    if sampler == "auto":
+        seconds = None if deadline is None else deadline - time.monotonic()
+        sampler = choose_sampler(space, settings.trials, seconds)
+    name = study_name(workload, direction)
+    kin = siblings.get(KIN.get(direction, ""))
+    starts = [kin.schedule_of(line) for line in kin.ranking[:KIN_STARTS]] if kin else []
+    starts += starting_points(space, workload.graph_class(), known_entries(settings.facts, settings.results_dir))
+    path = trial_records.study_path(settings.results_dir, settings.facts.slug, name)
+    faults = quarantine_path(settings.results_dir, settings.facts.slug)
+    options: dict[str, Any] = {"sampler": sampler, "seed": settings.seed, "sharing": settings.sharing}
+    return Study(space, name, path, settings.storage, starts=starts, quarantine=faults, **options)
+
+
+def _search(
+    study: Study,
+    worker: Worker,
+    workload: Workload,
+    direction: str,
+    settings: Settings,
+    deadline: float | None,
+    progress: Progress,
+) -> str:
+    measure = Measurer(worker, direction, SAMPLING_S[settings.facts.backend])
+    progress.start(f"{workload.label} {direction}", study, settings.trials, deadline)
+    end = search(
+        study,
+        lambda schedule: compile_ahead(study.space, schedule),
+        measure,
+        trials=settings.trials,
+        deadline=deadline,
+        patience=settings.patience,
+        overlap=settings.facts.backend == "cuda",
+        workers=proposals_ahead(study.sampler, settings.compilers),
+        on_trial=lambda line: progress.update(),
+    )
+    progress.stop()
+    return end
+
+
+def _still_valid(workload: Workload, studies: dict[str, Study], database: Database) -> list[Entry]:
+    """Entries of this generator that stand on exactly the trials there are."""
+    found = (database.get(workload.identity(direction)) for direction in studies)
+    return [
+        entry
+        for entry, study in zip(found, studies.values(), strict=True)
+        if entry is not None
+        and entry.generator == GENERATOR_VERSION
+        and entry.trials.get("count") == len(study.finished)
+        and entry.default["schedule"] == study.space.default.to_dict()
+    ]

@@ -1,0 +1,218 @@
+"""What to tune, read from TOML: enters a file, leaves a :class:`TuneConfig` of workloads.
+
+A config gives, at the top or in ``[[workload]]`` tables that override the top:
+
+    problem = "mace-mp-medium"          # a name or a list, from problems.toml or this file's [problems.NAME] tables,
+                                        # or of spherical harmonics: [harmonics.NAME] tables of either, or of
+                                        # a product with harmonics of edge vectors: [vectors.NAME] tables
+    graph = { cpu = "mof", cuda = "carbon" }   # a name, a list, or one of these by backend; likewise [graphs.NAME]
+    operation, directions, dtype, layout, deterministic
+    trials                               # finished trials at which the search of one direction ends
+
+and, at the top only, ``budget`` ("6m", seconds as a number), ``patience``, ``sampler``, ``passes`` (what a comparison
+times) and the tables ``[record.BACKEND]`` (see :mod:`autotune.workload.restriction`). Lists multiply out. Where no
+problem (or graph) is named, those that the file defines are meant. A key that is not known is an error, with the
+nearest valid one suggested.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+
+from autotune import paths
+from autotune.errors import ConfigError, unknown_name
+from autotune.workload.config_tables import (
+    check_table,
+    count_of,
+    graph_from,
+    harmonics_from,
+    load_all,
+    load_graphs,
+    problem_from,
+    read_toml,
+    tables_of,
+    vectors_from,
+)
+from autotune.workload.graphs import GraphSpec
+from autotune.workload.kinds.base import Problem
+from autotune.workload.kinds.registry import operations_of
+from autotune.workload.passes import DIRECTIONS_OF
+from autotune.workload.restriction import Restriction, restrictions_from
+from autotune.workload.workload import Workload
+from kernelgen.errors import EquituneError
+
+SAMPLERS = ("auto", "tpe", "climb", "gp", "random", "brute")
+WORKLOAD_KEYS = ("problem", "graph", "operation", "directions", "dtype", "layout", "deterministic")
+# A table of workloads may also have its own number of trials a study.
+TABLE_KEYS = (*WORKLOAD_KEYS, "trials")
+SEARCH_KEYS = ("budget", "trials", "patience", "sampler", "record")
+TOP_KEYS = (*WORKLOAD_KEYS, "workload", "problems", "harmonics", "vectors", "graphs", "passes", *SEARCH_KEYS)
+BACKENDS = ("cpu", "cuda")
+T = TypeVar("T")
+# Seeds of a search are less: the samplers' generators take 32 bits.
+SEEDS = 2**32
+UNITS = {"h": 3600.0, "m": 60.0, "s": 1.0}
+
+
+@dataclass(frozen=True)
+class TuneConfig:
+    """Workloads with the budget (seconds for all of it, comparisons included), trials and sampler asked for.
+
+    workload_trials: of workloads whose table gives its own number. patience: trials in a row without a gain that end a
+    search. record: by backend, the part of the space to record.
+    passes: what a comparison times, of ``autotune.workload.passes.PASSES``; None for those of a model.
+    """
+
+    path: Path
+    workloads: tuple[Workload, ...]
+    budget_s: float | None = None
+    trials: int | None = None
+    sampler: str = "auto"
+    patience: int | None = None
+    record: Mapping[str, Restriction] = field(default_factory=dict)
+    passes: tuple[str, ...] | None = None
+    workload_trials: Mapping[Workload, int] = field(default_factory=dict)
+
+
+def config_path(name_or_path: str | Path) -> Path:
+    """A config by path, or by name (with or without ``.toml``) in the checkout's or the installed ``configs``."""
+    given = Path(name_or_path)
+    folder = paths.configs_dir()
+    candidates = [given, folder / given.name, folder / f"{given.name}.toml"]
+    if given.parent not in (Path("."), Path("configs")):
+        candidates = [given]
+    for candidate in candidates:
+        if candidate.is_file():
+            return candidate
+    raise ConfigError(f"no config {str(name_or_path)!r} here; " + unknown_name("name", given.stem, known_configs()))
+
+
+def known_configs() -> list[str]:
+    """Names of the shipped configs."""
+    return sorted(path.stem for path in paths.configs_dir().glob("*.toml") if path.stem not in ("problems", "graphs"))
+
+
+def load_config(name_or_path: str | Path, backend: str | None = None) -> TuneConfig:
+    """The config at a path or of a name. ``backend`` (cpu, cuda) picks graphs; by default cuda where torch sees it."""
+    path = config_path(name_or_path)
+    backend = backend or ("cuda" if torch.cuda.is_available() else "cpu")
+    if backend not in BACKENDS:
+        raise ConfigError(f"backend is {backend!r}; expected one of {BACKENDS}")
+    table = read_toml(path)  # its errors name the file
+    try:
+        return _config(path, table, backend)
+    except EquituneError as error:
+        raise ConfigError(f"{path}: {error}") from error
+
+
+def parse_duration(value: str | int | float) -> float:
+    """Seconds from ``"6m"``, ``"90s"``, ``"1h30m"``, or a number (not a text), which means seconds."""
+    text = str(value).strip()
+    if re.fullmatch(r"\d+(\.\d+)?", text):
+        if isinstance(value, str):
+            raise ConfigError(f"{value!r} has no unit; type {text}m for minutes or {text}s for seconds")
+        return float(text)
+    parts = re.findall(r"(\d+(?:\.\d+)?)([hms])", text)
+    if not parts or "".join(number + unit for number, unit in parts) != text:
+        raise ConfigError(f"{value!r} is not a duration; expected a number and its unit, such as 90s, 6m or 1h30m")
+    return sum(float(number) * UNITS[unit] for number, unit in parts)
+
+
+def check_seed(seed: int) -> None:
+    """ConfigError for one that no sampler can be made with."""
+    if not 0 <= seed < SEEDS:
+        raise ConfigError(f"seed is {seed}; expected an integer from 0 to {SEEDS - 1}")
+
+
+def _config(path: Path, table: Mapping[str, Any], backend: str) -> TuneConfig:
+    check_table(table, "config", TOP_KEYS)
+    local_problems: dict[str, Problem] = {
+        name: problem_from(name, t) for name, t in tables_of(table, "problems").items()
+    }
+    local_problems |= {name: harmonics_from(name, t) for name, t in tables_of(table, "harmonics").items()}
+    local_graphs = {name: graph_from(name, t, path.parent) for name, t in tables_of(table, "graphs").items()}
+    problems, graphs = {**load_all(), **local_problems}, load_graphs() | local_graphs
+    local_vectors = {name: vectors_from(name, t, problems) for name, t in tables_of(table, "vectors").items()}
+    local_problems, problems = local_problems | local_vectors, problems | local_vectors
+    shared = {"problem": list(local_problems), "graph": list(local_graphs)}
+    shared |= {key: table[key] for key in WORKLOAD_KEYS if key in table}
+    workloads: list[Workload] = []
+    own_trials: dict[Workload, int] = {}
+    for given in table.get("workload", [{}]):
+        check_table(given, "workload", TABLE_KEYS)
+        found = _workloads({**shared, **given}, problems, graphs, backend)
+        if (count := count_of("workload.trials", given.get("trials"))) is not None:
+            own_trials |= {workload: count for workload in found if workload not in workloads}
+        workloads += found
+    sampler = table.get("sampler", "auto")
+    if sampler not in SAMPLERS:
+        raise ConfigError(unknown_name("sampler", str(sampler), SAMPLERS))
+    trials, patience = (count_of(key, table.get(key)) for key in ("trials", "patience"))
+    budget = parse_duration(table["budget"]) if "budget" in table else None
+    restrictions = restrictions_from(table.get("record", {}))
+    passes = _passes(table["passes"], workloads) if "passes" in table else None
+    chosen = tuple(dict.fromkeys(workloads))
+    return TuneConfig(path, chosen, budget, trials, sampler, patience, restrictions, passes, own_trials)
+
+
+def by_problem(workloads: Sequence[Workload]) -> list[Workload]:
+    """Workloads of one problem behind each other; problems, and what each has, in the order given."""
+    problems = list(dict.fromkeys(workload.problem for workload in workloads))
+    return sorted(workloads, key=lambda workload: problems.index(workload.problem))
+
+
+def _passes(value: Any, workloads: Sequence[Workload]) -> tuple[str, ...]:
+    """Passes that every workload has the directions for."""
+    passes = tuple(dict.fromkeys(_names("passes", value)))
+    for name in passes:
+        if name not in DIRECTIONS_OF:
+            raise ConfigError(unknown_name("pass", name, DIRECTIONS_OF))
+        for workload in workloads:
+            missing = [direction for direction in DIRECTIONS_OF[name] if direction not in workload.directions]
+            if missing:
+                raise ConfigError(f"pass {name!r} needs the directions {missing}; expected them in directions")
+    return passes
+
+
+def _workloads(
+    table: Mapping[str, Any],
+    problems: Mapping[str, Problem],
+    graphs: Mapping[str, GraphSpec],
+    backend: str,
+) -> list[Workload]:
+    for key in ("problem", "graph"):
+        if not table[key]:
+            raise ConfigError(f"no {key} is given; expected {key} = a name or a list of names")
+    graph = table["graph"]
+    if isinstance(graph, Mapping):
+        check_table(graph, "graph by backend", BACKENDS, required=(backend,))
+        graph = graph[backend]
+    options = {key: table[key] for key in ("dtype", "layout", "deterministic") if key in table}
+    if "directions" in table:
+        options["directions"] = tuple(_names("directions", table["directions"]))
+    found = []
+    for label, on in itertools.product(_names("problem", table["problem"]), _names("graph", graph)):
+        problem = _pick("problem", label, problems)
+        operation = table.get("operation", operations_of(problem)[0])
+        found.append(Workload(label, problem, operation, _pick("graph", on, graphs), **options))
+    return found
+
+
+def _pick(kind: str, name: str, known: Mapping[str, T]) -> T:
+    if name not in known:
+        raise ConfigError(unknown_name(kind, name, known))
+    return known[name]
+
+
+def _names(key: str, value: Any) -> list[str]:
+    names = [value] if isinstance(value, str) else value
+    if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
+        raise ConfigError(f"{key} is {value!r}; expected a name or a list of names")
+    return names

@@ -1,0 +1,126 @@
+"""Convolutions of harmonics of edge vectors as the tuner chooses their kernels: the third kind.
+
+Vectors are operand ``y``. What is decided, by direction, is whether harmonics are formed inside the product's kernel or
+apart; the kernels themselves run the schedules that are known for product and harmonics.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+from autotune.errors import ConfigError
+from autotune.workload.graphs import GraphClass, GraphSpec
+from autotune.workload.kinds.base import FindSchedule
+from autotune.workload.kinds.tensor_product import ProductKind, bytes_of_product
+from kernelgen.device import DeviceFacts
+from kernelgen.ops.edge_vectors import FUSED
+from kernelgen.plan.planner import make_plan
+from kernelgen.problem.edge_vectors import VectorProblem
+from kernelgen.schedule.edge_vectors import VECTOR_SCHEDULES, VectorSchedule, vector_schedule_from_dict
+from kernelgen.schedule.kernel_spec import Spec
+from kernelgen.schedule.knobs import Knobs
+from kernelgen.terms.directions import DIRECTIONS, Direction
+
+OPERATION = "vectors"
+
+
+@dataclass(frozen=True)
+class VectorKernel:
+    """All that determines the kernels of a direction, but for the schedules of product and harmonics."""
+
+    problem: VectorProblem
+    direction: Direction
+    schedule: VectorSchedule
+    dtype: str
+    layout: str
+    facts: DeviceFacts
+    deterministic: bool = False
+    operation: str = OPERATION
+
+
+class VectorsKind(ProductKind):
+    """Edge vectors [edges, 3] to sums at nodes, and first gradients."""
+
+    problem_type = VectorProblem
+    operations = (OPERATION,)
+    directions = MappingProxyType({name: DIRECTIONS[name] for name in ("forward", "backward", "edge_backward")})
+
+    def check(
+        self, label: str, problem: Any, operation: str, layout: str, graph: GraphSpec, deterministic: bool
+    ) -> None:
+        if not graph.has_nodes:
+            raise ConfigError(f"graph {graph.name!r} has edges alone, and a convolution needs nodes")
+        if not problem.product.is_channelwise:
+            raise ConfigError(f"{label!r} has paths whose kernels harmonics are not formed in; tune its parts")
+
+    def read(self, data: Mapping[str, Any]) -> Any:
+        return vector_schedule_from_dict(data)
+
+    def spec(
+        self,
+        problem: Any,
+        operation: str,
+        direction: str | Direction,
+        dtype: str,
+        layout: str,
+        facts: DeviceFacts,
+        deterministic: bool = False,
+    ) -> Any:
+        asked = DIRECTIONS[direction] if isinstance(direction, str) else direction
+        return VectorKernel(problem, asked, VECTOR_SCHEDULES[facts.backend](), dtype, layout, facts, deterministic)
+
+    def default(self, spec: Any, num_edges: int | None) -> Any:
+        return VECTOR_SCHEDULES[spec.facts.backend]()
+
+    def kernel_spec(self, spec: Any, schedule: Knobs) -> Any:
+        return dataclasses.replace(spec, schedule=schedule)
+
+    def plan(self, spec: Any, find_schedule: FindSchedule) -> Any:
+        """Of the product's kernel, with the schedule that is known for it."""
+        kernel = (spec.dtype, spec.layout, spec.facts)
+        place, name = spec.schedule.harmonics, spec.direction.name
+        known = product_schedule(find_schedule, spec.problem, name, place, *kernel, None, spec.deterministic)
+        harmonics = spec.problem.harmonics if place == "inside" else None
+        asked = (spec.problem.product, spec.direction, known, "conv", spec.dtype, spec.layout, "int64", spec.facts)
+        whole = Spec(*asked, deterministic=spec.deterministic, harmonics=harmonics)
+        return make_plan(super().kernel_spec(whole, known))
+
+    def describe(self, problem: Any) -> tuple[str, ...]:
+        vectors = f"of harmonics of degrees {', '.join(map(str, problem.harmonics.degrees))} of edge vectors"
+        return (*super().describe(problem.product), vectors)
+
+    def irreps(self, problem: Any) -> dict[str, str]:
+        return super().irreps(problem.product) | {"y": "1o"}
+
+    def compulsory_bytes(
+        self, problem: Any, operation: str, direction: str, dtype: str, num_edges: int, num_nodes: int
+    ) -> int:
+        return bytes_of_product(problem.product, operation, direction, dtype, num_edges, num_nodes, dim_y=3)
+
+
+def product_schedule(
+    find_schedule: FindSchedule,
+    problem: VectorProblem,
+    direction: str,
+    place: str,
+    dtype: str,
+    layout: str,
+    facts: DeviceFacts,
+    graph_class: GraphClass | None,
+    deterministic: bool,
+) -> Any:
+    """The product's schedule in a direction: of the convolution without vectors or, unfused, of the plain product."""
+    unfused = place == "unfused"
+    where = graph_class
+    if where is not None:
+        where = GraphClass("plain", where.log2_edges) if unfused else dataclasses.replace(where, operation="conv")
+    kernel = (problem.product, "plain" if unfused else "conv", direction, dtype, layout, facts, where, False)
+    schedule: Any = find_schedule(*kernel, deterministic=deterministic).schedule
+    return dataclasses.replace(schedule, fuse=False) if unfused else schedule
+
+
+assert set(VectorsKind.directions) <= set(FUSED)

@@ -1,0 +1,94 @@
+"""Spherical harmonics as the tuner chooses their kernels: the second kind.
+
+Vectors are operand ``x``, their tangents ``tx``, harmonics (and their cotangents) ``g``. Directions have the names of a
+product's, and rows are the same in both layouts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from autotune.errors import ConfigError
+from autotune.workload.graphs import GraphSpec
+from autotune.workload.kinds.base import FindSchedule, KernelKind
+from kernelgen.device import DeviceFacts
+from kernelgen.plan.defaults import default_harmonics_schedule
+from kernelgen.plan.spherical_harmonics import HarmonicsPlan, harmonics_plan
+from kernelgen.problem.spherical_harmonics import HarmonicsProblem
+from kernelgen.schedule.kernel_spec import BYTES, HarmonicsSpec
+from kernelgen.schedule.spherical_harmonics import HARMONICS_SCHEDULES, HarmonicsSchedule, harmonics_schedule_from_dict
+from kernelgen.terms.directions import HARMONICS_DIRECTIONS
+
+OPERATION, LAYOUT = "harmonics", "mul_ir"
+# What each direction reads, by slot; it writes its outputs.
+OPERANDS = {"forward": ("x",), "backward": ("x", "g"), "double_backward": ("x", "g", "tx")}
+
+
+@dataclass(frozen=True)
+class HarmonicsKernel(HarmonicsSpec):
+    """A spec with the rest of what every kernel is stored and looked up by."""
+
+    operation: ClassVar[str] = OPERATION
+    layout: ClassVar[str] = LAYOUT
+    deterministic: ClassVar[bool] = False
+
+
+class HarmonicsKind(KernelKind):
+    """Vectors [n, 3] to harmonics [n, dim_out]."""
+
+    problem_type = HarmonicsProblem
+    operations = (OPERATION,)
+    directions = HARMONICS_DIRECTIONS
+    inputs = "x"
+
+    def check(
+        self, label: str, problem: Any, operation: str, layout: str, graph: GraphSpec, deterministic: bool
+    ) -> None:
+        if layout != LAYOUT or deterministic:
+            raise ConfigError(
+                f"harmonics {label!r} have layout {layout!r} and deterministic = {str(deterministic).lower()}; "
+                "expected neither: their rows have one layout, and they are always bitwise equal from run to run"
+            )
+
+    def read(self, data: Mapping[str, Any]) -> HarmonicsSchedule:
+        return harmonics_schedule_from_dict(data)
+
+    def spec(
+        self,
+        problem: HarmonicsProblem,
+        operation: str,
+        direction: Any,
+        dtype: str,
+        layout: str,
+        facts: DeviceFacts,
+        deterministic: bool = False,
+    ) -> HarmonicsKernel:
+        asked = HARMONICS_DIRECTIONS[direction] if isinstance(direction, str) else direction
+        return HarmonicsKernel(problem, asked, HARMONICS_SCHEDULES[facts.backend](), dtype, facts)
+
+    def default(self, spec: HarmonicsSpec, num_edges: int | None) -> HarmonicsSchedule:
+        return default_harmonics_schedule(spec.problem, spec.direction, spec.dtype, spec.facts)
+
+    def plan(self, spec: HarmonicsSpec, find_schedule: FindSchedule) -> HarmonicsPlan:
+        return harmonics_plan(spec)
+
+    def describe(self, problem: HarmonicsProblem) -> tuple[str, ...]:
+        degrees = ", ".join(map(str, problem.degrees))
+        vectors = "normalized" if problem.normalize else "raw"
+        return (
+            f"spherical harmonics of degrees {degrees}",
+            f"{vectors} vectors, normalization {problem.normalization}, {problem.dim_out} outputs",
+        )
+
+    def irreps(self, problem: HarmonicsProblem) -> dict[str, str]:
+        parity = "eo"
+        return {"x": "1o", "g": "+".join(f"{degree}{parity[degree % 2]}" for degree in problem.degrees)}
+
+    def compulsory_bytes(
+        self, problem: HarmonicsProblem, operation: str, direction: str, dtype: str, num_edges: int, num_nodes: int
+    ) -> int:
+        elements = {"x": 3, "tx": 3, "g": problem.dim_out}
+        moved = (*OPERANDS[direction], *HARMONICS_DIRECTIONS[direction].outputs)
+        return num_edges * sum(elements[name] for name in moved) * BYTES[dtype]

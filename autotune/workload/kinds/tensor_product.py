@@ -1,0 +1,110 @@
+"""Tensor products as the tuner chooses their kernels: the first kind."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from autotune.errors import ConfigError
+from autotune.workload.graphs import CONVOLUTIONS, GraphSpec
+from autotune.workload.kinds.base import FindSchedule, KernelKind
+from kernelgen.device import DeviceFacts
+from kernelgen.errors import ScheduleError
+from kernelgen.plan.defaults import default_schedule
+from kernelgen.plan.planner import make_plan
+from kernelgen.problem.tensor_product import TensorProductProblem
+from kernelgen.schedule.kernel_spec import BYTES, Spec
+from kernelgen.schedule.knobs import Knobs
+from kernelgen.schedule.tensor_product import SCHEDULES, Schedule, schedule_from_dict
+from kernelgen.terms.directions import DIRECTIONS, Direction, fixed_order_parts
+
+INDEX_BYTES = 4
+
+
+class ProductKind(KernelKind):
+    """Tensor products, as convolutions or edge by edge."""
+
+    problem_type: ClassVar[type] = TensorProductProblem
+    operations: ClassVar[tuple[str, ...]] = ("conv", "plain")
+    directions: ClassVar[Mapping[str, Any]] = DIRECTIONS
+    inputs = "xyw"
+
+    def check(
+        self, label: str, problem: Any, operation: str, layout: str, graph: GraphSpec, deterministic: bool
+    ) -> None:
+        if operation == "conv" and not graph.has_nodes:
+            raise ConfigError(
+                f"graph {graph.name!r} has edges alone, and a convolution needs nodes; "
+                "expected operation = 'plain', or another graph"
+            )
+
+    def read(self, data: Mapping[str, Any]) -> Schedule:
+        return schedule_from_dict(data)
+
+    def spec(
+        self,
+        problem: TensorProductProblem,
+        operation: str,
+        direction: str | Direction,
+        dtype: str,
+        layout: str,
+        facts: DeviceFacts,
+        deterministic: bool = False,
+    ) -> Spec:
+        asked = DIRECTIONS[direction] if isinstance(direction, str) else direction
+        if deterministic and operation == "conv":
+            # Of the kernels that share the work, the one that takes the schedule of this name.
+            asked = fixed_order_parts(asked)[-1]
+        blank = SCHEDULES[facts.backend]()
+        return Spec(problem, asked, blank, operation, dtype, layout, "int64", facts, deterministic)
+
+    def default(self, spec: Spec, num_edges: int | None) -> Schedule:
+        return default_schedule(spec, num_edges)
+
+    def plan(self, spec: Any, find_schedule: FindSchedule) -> Any:
+        plan = make_plan(spec)
+        if plan.spec.schedule != spec.schedule:
+            raise ScheduleError(f"{spec.schedule.key} makes the kernel of {plan.spec.schedule.key}")
+        return plan
+
+    def kernel_spec(self, spec: Spec, schedule: Knobs) -> Spec:
+        """Without fusion torch gathers and sums around a plain kernel, so that is the kernel."""
+        assert isinstance(schedule, Schedule)
+        return dataclasses.replace(spec, schedule=schedule, operation=spec.operation if schedule.fuse else "plain")
+
+    def describe(self, problem: Any) -> tuple[str, ...]:
+        return (
+            f"{problem.irreps_in1} x {problem.irreps_in2} -> {problem.irreps_out}",
+            f"{len(problem.paths)} paths, {problem.weight_numel:,} weights, {problem.dim_out:,} outputs",
+        )
+
+    def irreps(self, problem: Any) -> dict[str, str]:
+        return {"x": problem.irreps_in1, "y": problem.irreps_in2, "g": problem.irreps_out}
+
+    def compulsory_bytes(
+        self, problem: Any, operation: str, direction: str, dtype: str, num_edges: int, num_nodes: int
+    ) -> int:
+        return bytes_of_product(problem, operation, direction, dtype, num_edges, num_nodes, problem.dim_in2)
+
+
+def bytes_of_product(
+    problem: TensorProductProblem,
+    operation: str,
+    direction: str,
+    dtype: str,
+    num_edges: int,
+    num_nodes: int,
+    dim_y: int,
+) -> int:
+    """As :meth:`KernelKind.compulsory_bytes`; ``dim_y``: elements of a row of y, as the kernel reads it."""
+    asked, conv = DIRECTIONS[direction], operation in CONVOLUTIONS
+    rows = num_nodes if conv else num_edges
+    elements = {
+        "x": rows * problem.dim_in1,
+        "y": num_edges * dim_y,
+        "w": (1 if problem.shared_weights else num_edges) * problem.weight_numel,
+        "g": rows * problem.dim_out,
+    }
+    moved = sum(elements[name[-1]] for name in asked.operands) + sum(elements[name] for name in asked.outputs)
+    return moved * BYTES[dtype] + (2 * INDEX_BYTES * num_edges if conv else 0)

@@ -1,0 +1,97 @@
+"""One thing to tune: a problem on a graph, in the directions, dtype and layout that a model calls it in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from autotune.errors import ConfigError
+from autotune.workload.graphs import CONVOLUTIONS, GraphClass, GraphSpec, build_graph
+from autotune.workload.kinds.base import KernelKind, Problem
+from autotune.workload.kinds.registry import kernel_kind, operations_of
+from kernelgen.problem.edge_vectors import VectorProblem
+from kernelgen.problem.spherical_harmonics import HarmonicsProblem
+from kernelgen.problem.tensor_product import TensorProductProblem
+
+DTYPES = {"float32": torch.float32, "float64": torch.float64}
+LAYOUTS = ("mul_ir", "ir_mul")
+# Problem, operation, direction, dtype, layout, graph class, deterministic: one entry each in a database.
+Identity = tuple[str, str, str, str, str, str, bool]
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A problem on a graph, and the directions in which it is tuned; ``label`` is the problem's short name.
+
+    operation: ``conv`` or ``plain`` of a product; ``harmonics`` of a HarmonicsProblem, with a vector for each edge;
+    ``vectors``, the convolution of a VectorProblem.
+    directions: by default all that its kernels have. deterministic: only kernels whose results are bitwise equal from
+    run to run.
+    """
+
+    label: str
+    problem: Problem
+    operation: str
+    graph: GraphSpec
+    dtype: str = "float32"
+    layout: str = "mul_ir"
+    directions: tuple[str, ...] = ()
+    deterministic: bool = False
+
+    def __post_init__(self) -> None:
+        operations = operations_of(self.problem)
+        for name, allowed in (("operation", operations), ("dtype", tuple(DTYPES)), ("layout", LAYOUTS)):
+            if getattr(self, name) not in allowed:
+                raise ConfigError(f"{name} is {getattr(self, name)!r}; expected one of {allowed}")
+        known = tuple(self.kind.directions)
+        if not self.directions:
+            object.__setattr__(self, "directions", known)
+        unknown = [direction for direction in self.directions if direction not in known]
+        if unknown or len(set(self.directions)) < len(self.directions):
+            raise ConfigError(f"directions are {self.directions}; expected some of {known}, each once")
+        if not isinstance(self.deterministic, bool):
+            raise ConfigError(f"deterministic is {self.deterministic!r}; expected true or false")
+        self.kind.check(self.label, self.problem, self.operation, self.layout, self.graph, self.deterministic)
+
+    @property
+    def kind(self) -> KernelKind:
+        """How its kernels are chosen."""
+        return kernel_kind(self.operation)
+
+    @property
+    def product(self) -> TensorProductProblem:
+        """The problem of a workload that is a tensor product, or has one."""
+        problem = self.problem.product if isinstance(self.problem, VectorProblem) else self.problem
+        assert isinstance(problem, TensorProductProblem)
+        return problem
+
+    @property
+    def is_conv(self) -> bool:
+        """Whether rows are gathered from nodes and summed at nodes."""
+        return self.operation in CONVOLUTIONS
+
+    @property
+    def harmonics(self) -> HarmonicsProblem:
+        """The problem of a workload of operation ``harmonics``."""
+        assert isinstance(self.problem, HarmonicsProblem)
+        return self.problem
+
+    @property
+    def num_edges(self) -> int:
+        """Of its graph (which is built if it was not yet)."""
+        return build_graph(self.graph).num_edges
+
+    def graph_class(self) -> GraphClass:
+        """The class of its graph (which is built if it was not yet)."""
+        graph = build_graph(self.graph)
+        return GraphClass.of(self.operation, graph.num_edges, graph.num_nodes)
+
+    def identity(self, direction: str) -> Identity:
+        """Of the database entry of one direction."""
+        kernel = (self.problem.key, self.operation, direction, self.dtype, self.layout)
+        return (*kernel, self.graph_class().text, self.deterministic)
+
+    def compulsory_bytes(self, direction: str, num_edges: int, num_nodes: int) -> int:
+        """Bytes that any kernel of a direction must move on a graph: see :meth:`KernelKind.compulsory_bytes`."""
+        return self.kind.compulsory_bytes(self.problem, self.operation, direction, self.dtype, num_edges, num_nodes)
