@@ -29,9 +29,9 @@ def product_knobs(spec: Spec, num_edges: int | None) -> dict[str, tuple]:
     elif owners:
         knobs["accumulate"] = ("registers", *owners)
     knobs["path_groups"] = _path_groups(problem)
-    knobs["edges_per_chunk"] = (8, 32, 128) if facts.backend == "cpu" else (1, 2, 8, 16, 32, 128)
+    knobs["edges_per_chunk"] = (8, 32, 128) if facts.backend == "cpu" else (1, 2, 8, 16, 32)
     small, cuda = _is_small(num_edges), facts.backend == "cuda"
-    knobs |= _cuda_knobs(problem, small, small or spec.deterministic) if cuda else _host_knobs(spec)
+    knobs |= _cuda_knobs(problem, small) if cuda else _host_knobs(spec)
     if cuda and conv:
         if not problem.shared_weights:
             knobs["prefetch"] = (*knobs["prefetch"], "ring2", "ring4")
@@ -103,18 +103,18 @@ def _host_knobs(spec: Spec) -> dict[str, tuple]:
     return {"channel_block": tuple(blocks) or (4,), "threads": threads_of(spec.facts)}
 
 
-def _cuda_knobs(problem: TensorProductProblem, small: bool, wide: bool) -> dict[str, tuple]:
+def _cuda_knobs(problem: TensorProductProblem, small: bool) -> dict[str, tuple]:
     """Teams of a quarter of the fewest channels to twice the most; tiles that divide every multiplicity.
 
     A small team with four channels a lane reads a quarter of the edge values from shared memory: with one channel a
     lane those reads take four times as long as the arithmetic that they feed (128 bytes a cycle and multiprocessor).
     """
     fewest, most = _multiplicities(problem)[0], _multiplicities(problem)[-1]
-    teams = tuple(edges for edges in (1, 2, 4, 8) if min(8, fewest / 4) <= 32 // edges < 2 * most)
+    teams = tuple(edges for edges in (1, 2, 4) if min(8, fewest / 4) <= 32 // edges < 2 * most)
     return {
         "edges_per_warp": teams or (8,),
         "channels_per_thread": tuple(c for c in (1, 2, 4) if all(mul % c == 0 for mul in _multiplicities(problem))),
-        "warps_per_edge": (1, 2, 4, 8, *((16,) if wide else ())),
+        "warps_per_edge": (1, 2, 4),
         "edge_operand": ("inline", "shared", "basis"),
         "stage_edges": (4, 8, 16, 32),
         "prefetch": ("none", "reload", "copy"),

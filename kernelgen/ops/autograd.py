@@ -64,7 +64,7 @@ class _Forward(torch.autograd.Function):
         ctx: Any, x: Tensor, y: Tensor, w: Tensor, graph: Graph, operator: DirectCalls
     ) -> tuple[Tensor, Tensor]:
         link = empty((0,), x)
-        ctx.save_for_backward(x, y, w, link, *graph.tensors())
+        ctx.save_for_backward(x, y, w, link, *graph.saved)
         ctx.set_materialize_grads(False)
         ctx.graph, ctx.operator = graph, operator
         ctx.leaves = sole_leaves(x, y, w, graph, operator)
@@ -78,7 +78,7 @@ class _Forward(torch.autograd.Function):
         if not wanted or (g is None and not left):
             return (None,) * 5
         x, y, w, link, *of_graph = ctx.saved_tensors
-        graph = ctx.graph.of_tensors(of_graph)
+        graph = ctx.graph.of_saved(of_graph)
         if torch.is_grad_enabled() or is_transforming(g):
             return (*gradient_of_product(ctx, graph, (x, y, w), g, link, wanted), None, None)
         return (*first_gradients(ctx.operator, graph, (x, y, w), g, left, wanted), None, None)
@@ -106,7 +106,7 @@ class _Backward(torch.autograd.Function):
         ctx: Any, x: Tensor, y: Tensor, w: Tensor, g: Tensor, link: Tensor, wanted: str, *rest: Any
     ) -> tuple[Maybe, ...]:
         ctx.graph, ctx.operator, ctx.pending = rest
-        ctx.save_for_backward(x, y, w, g, *ctx.graph.tensors())
+        ctx.save_for_backward(x, y, w, g, *ctx.graph.saved)
         # A gradient that nobody differentiates must arrive as None: its tangent is left out of the kernel.
         ctx.set_materialize_grads(False)
         found = ctx.operator.run_on(ctx.graph, backward(wanted), (x, None, y, None, w, None, g, None))
@@ -116,7 +116,7 @@ class _Backward(torch.autograd.Function):
     def backward(ctx: Any, *tangents: Maybe) -> tuple[Maybe, ...]:
         given, wanted = present(*tangents), _needed(ctx, "xywg")
         x, y, w, g, *of_graph = ctx.saved_tensors
-        graph = ctx.graph.of_tensors(of_graph)
+        graph = ctx.graph.of_saved(of_graph)
         transforming = is_transforming(*tangents)
         if given == "y" and ("x" in wanted or "w" in wanted) and not (transforming or torch.is_grad_enabled()):
             link = ctx.next_functions[4][0]

@@ -115,7 +115,7 @@ class _Forward(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, v: Tensor, w: Tensor, graph: Graph, both: HarmonicProduct) -> tuple:
         link = empty((0,), x)
-        ctx.save_for_backward(x, v, w, link, *graph.tensors())
+        ctx.save_for_backward(x, v, w, link, *graph.saved)
         ctx.set_materialize_grads(False)
         ctx.graph, ctx.both, ctx.operator, ctx.pending = graph, both, both.product, {}
         ctx.leaves = sole_leaves(x, v, w, graph, both.product)
@@ -127,7 +127,7 @@ class _Forward(torch.autograd.Function):
         if not wanted or (g is None and not left):
             return (None,) * 5
         (x, v, w, link, *of_graph), both = ctx.saved_tensors, ctx.both
-        graph = ctx.graph.of_tensors(of_graph)
+        graph = ctx.graph.of_saved(of_graph)
         differentiated = torch.is_grad_enabled() or is_transforming(g)
         if not differentiated and not left:
             found = both.run_on(graph, backward(wanted), (x, None, v, None, w, None, g, None))

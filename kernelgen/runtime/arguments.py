@@ -34,16 +34,16 @@ class Graph(NamedTuple):
     num_out: int
     shapes: dict[str, tuple[int, ...]]
 
-    def tensors(self) -> tuple[Tensor | None, ...]:
-        """What autograd saves, so that it notices writes between forward and backward; nothing of a plain product."""
-        return () if self.sender is None else (self.sender, self.receiver, *self.order)
+    # What autograd saves, so that it notices writes between forward and backward: all that are there of indices and order.
+    saved: tuple[Tensor, ...] = ()
 
-    def of_tensors(self, saved: Sequence[Tensor | None]) -> Graph:
-        """The graph with what autograd saved of :meth:`tensors`; saved-tensor hooks may have made copies."""
-        if not saved or all(map(operator.is_, saved, self.tensors())):
+    def of_saved(self, saved: Sequence[Tensor]) -> Graph:
+        """The graph with what autograd kept of :attr:`saved`; saved-tensor hooks may have made copies."""
+        if all(map(operator.is_, saved, self.saved)):
             return self
-        sender, receiver, *order = saved
-        return self._replace(sender=sender, receiver=receiver, order=EdgeOrder(*order))
+        kept = dict(zip(map(id, self.saved), saved, strict=True))
+        sender, receiver, *order = (kept.get(id(tensor)) for tensor in (self.sender, self.receiver, *self.order))
+        return self._replace(sender=sender, receiver=receiver, order=EdgeOrder(*order), saved=tuple(saved))
 
 
 def _is_still(graph: Graph, x: Tensor, sender: Tensor | None, receiver: Tensor | None, order: EdgeOrder) -> bool:
@@ -120,7 +120,8 @@ class Checks:
             "w": (problem.weight_numel,) if problem.shared_weights else (num_edges, problem.weight_numel),
             "g": (num_out, problem.dim_out),
         }
-        graph = Graph(sender, receiver, order, num_edges, num_in, num_out, shapes)
+        saved = tuple(tensor for tensor in (sender, receiver, *order) if tensor is not None)
+        graph = Graph(sender, receiver, order, num_edges, num_in, num_out, shapes, saved)
         if keep and num_edges <= KEPT_EDGES and sender is not None and receiver is not None and known is not None:
             self._last, self._known = graph, known
             self._versions = (0, 0) if sender.is_cpu else (sender._version, receiver._version)
