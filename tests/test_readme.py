@@ -1,6 +1,6 @@
 """What the README shows: its Python runs as it stands, its commands and options exist, and those that only read run.
 
-Its trees are the packages.
+Its trees are the packages, and files that README and CONTRIBUTING name are there.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ from kernelgen.device import device_facts
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text()
+# Written by runs, or the example of what a reader adds.
+NOT_IN_GIT = ("results/quarantine", "results/quarantine/", "symmetric_contraction.py")
 BLOCKS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 COMMANDS = re.findall(r"^    (equitune .*?)(?:\s+#.*)?$", README, re.MULTILINE)
 IRREPS = ("128x0e+128x1o", "32x0e+32x1o")
@@ -100,6 +102,18 @@ def test_every_command_and_option_exists() -> None:
 def test_what_only_reads_runs(command: str, tmp_path: Path) -> None:
     assert any(line.startswith("equitune " + command.split(" --")[0]) for line in COMMANDS)
     assert equitune(*command.split(), cwd=tmp_path).strip()
+
+
+@pytest.mark.parametrize("document", ["README.md", "CONTRIBUTING.md"])
+def test_every_file_that_is_named_is_there(document: str) -> None:
+    """Paths from the root, and names of files alone, which may stand anywhere in packages and tests."""
+    text = (ROOT / document).read_text()
+    folders = "kernelgen|autotune|tests|configs|results|reports"
+    named = set(re.findall(rf"`((?:{folders})/[\w./-]*|\w+\.(?:py|toml|md))`", text))
+    known = {path.name for folder in ("kernelgen", "autotune", "tests") for path in (ROOT / folder).rglob("*.*")}
+    asked = {name for name in named if "DEVICE" not in name and name not in NOT_IN_GIT}
+    assert len(asked) > 10
+    assert {name for name in asked if name not in known and not (ROOT / name).exists()} == set()
 
 
 @pytest.mark.parametrize("package", ORDERS)

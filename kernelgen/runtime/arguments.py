@@ -34,7 +34,7 @@ class Graph(NamedTuple):
     num_out: int
     shapes: dict[str, tuple[int, ...]]
 
-    # What autograd saves, so that it notices writes between forward and backward: all that are there of indices and order.
+    # What autograd saves to notice writes between forward and backward: what there is of indices and order.
     saved: tuple[Tensor, ...] = ()
 
     def of_saved(self, saved: Sequence[Tensor]) -> Graph:
@@ -68,7 +68,6 @@ class Checks:
         self.device_type = device_type
         self._last: Graph | None = None
         self._known: KnownGraph | None = None
-        self._versions = (0, 0)
 
     def given(self, operands: Operands) -> tuple[tuple[int, str, str], ...]:
         """Position, name and slot of the operands that are there."""
@@ -124,16 +123,13 @@ class Checks:
         graph = Graph(sender, receiver, order, num_edges, num_in, num_out, shapes, saved)
         if keep and num_edges <= KEPT_EDGES and sender is not None and receiver is not None and known is not None:
             self._last, self._known = graph, known
-            self._versions = (0, 0) if sender.is_cpu else (sender._version, receiver._version)
         return graph
 
     def _holds(self, sender: Tensor | None, receiver: Tensor | None) -> bool:
         """Whether the last graph's index tensors hold what they did when they were checked."""
         if sender is None or receiver is None or self._known is None:
             return False
-        if sender.is_cpu:
-            return self._known.is_still(sender, receiver)
-        return (sender._version, receiver._version) == self._versions
+        return self._known.is_unwritten(sender, receiver)
 
     def operands(
         self, operands: Operands, read: tuple[tuple[int, str, str], ...], shapes: dict[str, tuple[int, ...]]

@@ -46,6 +46,10 @@ class KnownGraph(ABC):
     def is_still(self, sender: Tensor, receiver: Tensor) -> bool:
         """Whether these are the graph's tensors and hold what they did."""
 
+    @abstractmethod
+    def is_unwritten(self, sender: Tensor, receiver: Tensor) -> bool:
+        """The same of tensors that the graph was made of and that have the form they had."""
+
 
 class _HostGraph(KnownGraph):
     is_on_host = True
@@ -58,6 +62,9 @@ class _HostGraph(KnownGraph):
     def is_still(self, sender: Tensor, receiver: Tensor) -> bool:
         return self.receiver.equals(receiver) and self.sender.equals(sender)
 
+    def is_unwritten(self, sender: Tensor, receiver: Tensor) -> bool:
+        return self.receiver.has_bytes(receiver) and self.sender.has_bytes(sender)
+
 
 class _Copy:
     """What an index tensor of the host held, compared as bytes: ``torch.equal`` takes twice as long."""
@@ -68,11 +75,15 @@ class _Copy:
         self.address = ctypes.c_void_p(self.tensor.data_ptr())
 
     def equals(self, index: Tensor) -> bool:
-        if index.dtype is not self.dtype or index.shape != self.shape:
+        if index.shape != self.shape:
             return False
-        if not index.is_contiguous():
+        if index.dtype is self.dtype and not index.is_contiguous():
             return torch.equal(index, self.tensor)
-        return _memcmp(index.data_ptr(), self.address, self.nbytes) == 0
+        return self.has_bytes(index)
+
+    def has_bytes(self, index: Tensor) -> bool:
+        """Of a contiguous tensor of this shape."""
+        return index.dtype is self.dtype and _memcmp(index.data_ptr(), self.address, self.nbytes) == 0
 
 
 class _DeviceGraph(KnownGraph):
@@ -82,11 +93,16 @@ class _DeviceGraph(KnownGraph):
         super().__init__()
         self.sender, self.receiver = sender, receiver
         self.state = _state(sender), _state(receiver)
+        self.versions = sender._version, receiver._version
         self.nbytes = sender.untyped_storage().nbytes() + receiver.untyped_storage().nbytes()
 
     def is_still(self, sender: Tensor, receiver: Tensor) -> bool:
         same = receiver is self.receiver and sender is self.sender
         return same and (_state(sender), _state(receiver)) == self.state
+
+    def is_unwritten(self, sender: Tensor, receiver: Tensor) -> bool:
+        of_sender, of_receiver = self.versions
+        return receiver._version == of_receiver and sender._version == of_sender
 
 
 def _state(index: Tensor) -> Hashable:
