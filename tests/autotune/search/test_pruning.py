@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
+from places import ROOT
 
 from autotune.database.trial_archive import SUFFIX, read_device
 from autotune.search.pruning import SPILL_BYTES, why_hopeless
 from autotune.workload.config_tables import load_problems
 
-TRIALS = Path(__file__).parents[1] / "results" / "trials"
+TRIALS = ROOT / "results" / "trials"
 Lines = list[dict[str, Any]]
 EVERY = {
     archive.name.removesuffix(SUFFIX): read_device(TRIALS / archive.name.removesuffix(SUFFIX))[0]

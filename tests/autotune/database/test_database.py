@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from database_samples import HOST, entry, store
+from places import ROOT
 
 from autotune.database import store as database
 from autotune.database.entry import Entry
@@ -316,7 +317,7 @@ def test_deterministic_entries_stand_beside_the_others(tmp_path: Path) -> None:
         entry(deterministic="yes")
 
 
-@pytest.mark.parametrize("path", sorted((Path(__file__).parent.parent / "results").glob("*.json")), ids=str)
+@pytest.mark.parametrize("path", sorted((ROOT / "results").glob("*.json")), ids=str)
 def test_published_databases_load_whole(path: Path) -> None:
     table = read_table(path)
     assert table.flaws == () and len(table.by_identity) > 0

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from places import ROOT
 from tiny_config import CONFIG
 
 from autotune.cli import commands
@@ -136,7 +137,7 @@ class Run:
         command = [sys.executable, "-m", "autotune", "tune", str(config), "--devices", "cpu,cpu", "--no-peers"]
         self.process = subprocess.Popen(
             [*command, "--results", str(self.results)],
-            env=os.environ | {"PYTHONPATH": str(Path(__file__).parent.parent)},
+            env=os.environ | {"PYTHONPATH": str(ROOT)},
             stderr=subprocess.PIPE,
             text=True,
         )

@@ -18,7 +18,8 @@ import pytest
 import torch
 from database_samples import store
 from e3nn import o3
-from test_architecture import ORDERS
+from import_graph import ORDERS
+from places import ROOT
 from typer.testing import CliRunner
 
 from autotune.bench.rows import OURS
@@ -28,7 +29,6 @@ from autotune.database import store as database
 from autotune.database.entry import Entry
 from kernelgen.device import device_facts
 
-ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text()
 # Written by runs, or the example of what a reader adds.
 NOT_IN_GIT = ("results/quarantine", "results/quarantine/", "symmetric_contraction.py")

@@ -10,13 +10,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from places import ROOT
 
 from autotune import paths
 from autotune.cli import commands, doctor
 from kernelgen.errors import CompileError
 from kernelgen.version import __version__
 
-ROOT = Path(__file__).resolve().parent.parent
 COMMANDS = ("doctor", "tune", "bench", "record", "replay", "report", "show", "db")
 
 

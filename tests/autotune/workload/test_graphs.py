@@ -9,13 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from places import ROOT
 
 from autotune.errors import ConfigError
 from autotune.workload import graphs
 from autotune.workload.config_tables import load_graphs
 from autotune.workload.graphs import GraphClass, GraphSpec, Points, StructureFile, build_graph, neighbours
 
-STRUCTURES = Path(__file__).resolve().parents[2] / "shared" / "structures"
+STRUCTURES = ROOT.parent / "shared" / "structures"
 MANIFEST = list(csv.DictReader((STRUCTURES / "manifest.csv").open())) if (STRUCTURES / "manifest.csv").exists() else []
 
 

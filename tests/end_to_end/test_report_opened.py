@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from places import ROOT
 from report_samples import (
     DEVICE,
     HOST_KNOBS,
@@ -31,7 +32,7 @@ from autotune.workload.config_tables import find_problem
 from kernelgen.schedule.tensor_product import schedule_from_dict
 from kernelgen.version import GENERATOR_VERSION
 
-REPORTS, RESULTS = (Path(__file__).parents[1] / folder for folder in ("reports", "results"))
+REPORTS, RESULTS = (ROOT / folder for folder in ("reports", "results"))
 MOST_BYTES = 3_000_000
 ROW = measured_row("a", "carbon", "forward")
 SCHEDULES = ROW["schedules"]["equitune"]

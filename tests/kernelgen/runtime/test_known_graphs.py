@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from module_cases import conv_inputs, e3nn_conv, random_graph, small_conv
+from places import SUPPORT
 
 import kernelgen.ops.operator
 import kernelgen.runtime.arguments
@@ -242,8 +243,6 @@ print("not told")
 def test_a_gpu_stops_at_what_the_cpu_tells(change: str, dtype: str, options: str, told: str) -> None:
     """In a process of its own: the assertion ends the use of the GPU in it."""
     program = GPU_PROGRAM.format(change=change, dtype=dtype, options=options)
-    ran = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, cwd=__file__.rpartition("/")[0], check=False
-    )
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=SUPPORT, check=False)
     assert ran.returncode != 0 and "in range" in ran.stdout and "not told" not in ran.stdout
     assert told in ran.stderr + ran.stdout and "device-side assert" in ran.stderr

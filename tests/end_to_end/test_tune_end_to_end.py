@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 import torch
+from places import ROOT
 from tiny_config import CONFIG
 
 from autotune.compare.comparison import interleaved, run_comparison
@@ -67,7 +68,7 @@ class Runs:
         self.database = self.results / f"{device_facts('cpu').slug}.json"
 
     def start(self) -> subprocess.Popen:
-        environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
         command = [sys.executable, str(self.script), str(self.config), str(self.results)]
         return subprocess.Popen(command, env=environment, start_new_session=True, stderr=subprocess.PIPE, text=True)
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from database_samples import HOST
+from places import ROOT
 from rich.console import Console
 
 from autotune.bench import plans as bench_plans
@@ -327,7 +328,7 @@ def test_rows_replace_those_of_their_identity_only(tmp_path: Path) -> None:
     assert aside.read_text() == '{"rows": [{"problem": 3}]}'
 
 
-@pytest.mark.parametrize("path", sorted((Path(__file__).parent.parent / "results" / "bench").glob("*.json")), ids=str)
+@pytest.mark.parametrize("path", sorted((ROOT / "results" / "bench").glob("*.json")), ids=str)
 def test_published_rows_are_understood(path: Path) -> None:
     facts = dataclasses.replace(HOST, name=path.stem.replace("-", " "))
     assert facts.slug == path.stem

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+from places import ROOT, SUPPORT
 
 from autotune.compare.peers import e3nn as e3nn_peer
 from autotune.errors import PeerError, WorkerError
@@ -155,7 +156,7 @@ def test_worker_does_not_outlive_a_killed_parent(tmp_path: Path) -> None:
             """
         )
     )
-    folders = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
+    folders = [str(SUPPORT), str(ROOT)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(folders)}
     parent = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True, env=environment)
     assert parent.stdout is not None

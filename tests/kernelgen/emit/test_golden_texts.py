@@ -12,12 +12,14 @@ from kernelgen import GENERATOR_VERSION
 from kernelgen.schedule.spherical_harmonics import HARMONICS_SCHEDULES
 from kernelgen.schedule.tensor_product import SCHEDULES
 
-HINT = "texts changed: if that is meant, give GENERATOR_VERSION a new value and run python tests/golden_texts.py"
+HINT = (
+    "texts changed: if that is meant, give GENERATOR_VERSION a new value and run python tests/support/golden_texts.py"
+)
 
 
 def test_texts_are_the_pinned_ones() -> None:
     pinned, found = golden_texts.read_golden()["texts"], golden_texts.hashes()
-    assert sorted(pinned) == sorted(found), "other cases than the file has: run python tests/golden_texts.py"
+    assert sorted(pinned) == sorted(found), "other cases than the file has: run python tests/support/golden_texts.py"
     changed = [name for name in pinned if pinned[name] != found[name]]
     assert changed == [], HINT
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from places import ROOT, SUPPORT
 
 from autotune.database import trial_records
 from autotune.errors import StudyError
@@ -183,7 +184,11 @@ def test_a_tuner_alone_keeps_others_out_and_they_it(space: Space, tmp_path: Path
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from test_board import CPU, PROBLEM, search_space
+from autotune.search.spaces import search_space
+from kernelgen import TensorProductProblem
+from kernelgen.device import DeviceFacts
+PROBLEM = TensorProductProblem.channelwise("4x0e+4x1o", "0e+1o", "0e+1o")
+CPU = DeviceFacts("cpu", "test cpu 2 cores", "x86_64", 2, vector_bytes=32)
 from autotune.search.study import Study
 from autotune.search.sharing import optuna_storage
 optuna_storage.HEARTBEAT_S, optuna_storage.GRACE_S = 1, 2
@@ -202,7 +207,7 @@ def test_claims_of_the_dead_are_free_again(
     monkeypatch.setattr(optuna_storage, "GRACE_S", 2)
     storage = f"sqlite:///{tmp_path / 'shared.db'}" if sharing == "storage" else None
     meeting = Meeting(space, tmp_path, sharing, storage, False)
-    path = [str(Path(__file__).parent), str(Path(__file__).parent.parent)]
+    path = [str(SUPPORT), str(ROOT)]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(path)}
     command = [sys.executable, "-c", KILLED, str(meeting.path("a")), storage or "", sharing]
     assert subprocess.run(command, env=environment).returncode == -9

@@ -5,7 +5,7 @@
 
 A text that is meant to change: change the text and ``kernelgen.version.GENERATOR_VERSION``, then run
 
-    python tests/golden_texts.py
+    python tests/support/golden_texts.py
 
 which refuses to write changed texts under the old version. New cases need no new version.
 """
@@ -16,10 +16,10 @@ import dataclasses
 import json
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pair_problems
+from places import ROOT
 
 from autotune.database.provenance import hash_of_text
 from kernelgen import GENERATOR_VERSION, CudaSchedule, HarmonicsProblem, HostSchedule, Spec, TensorProductProblem
@@ -38,7 +38,7 @@ from kernelgen.terms.directions import (
     fixed_order_parts,
 )
 
-PATH = Path(__file__).resolve().parent / "golden" / "kernel_texts.json"
+PATH = ROOT / "tests" / "golden" / "kernel_texts.json"
 FACTS = {"cuda": cuda_facts("sm_90"), "cpu": DeviceFacts("cpu", "a host", "x86_64", 8, vector_bytes=64)}
 
 PRODUCTS = {

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from places import SUPPORT
 from postgres import Postgres, server_programs
 from tiny_config import CONFIG
 
@@ -23,7 +24,7 @@ from autotune.search.study import Study, study_name
 from autotune.workload.config import load_config
 from kernelgen.device import device_facts
 
-TESTS = Path(__file__).parent
+TESTS = SUPPORT
 KILLS, TRIALS = 8, 6
 # Four problems instead of one.
 PROBLEMS = """

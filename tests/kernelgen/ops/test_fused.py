@@ -10,8 +10,8 @@ from collections.abc import Callable
 import pytest
 import torch
 from cuda_emulator import run_direction
-from e3nn import o3
-from reference import Case, forward, make_case, relative_error, relayout
+from reference import Case, make_case, relative_error, relayout
+from vector_cases import PRODUCT, expected, vectors_case, without_zero_vector
 
 from kernelgen import HarmonicsProblem, InputError, ProblemError, TensorProductProblem, UnsupportedError, build
 from kernelgen.compile.compiler import compile_source
@@ -27,34 +27,9 @@ from kernelgen.schedule.tensor_product import CudaSchedule
 from kernelgen.terms.directions import Direction, backward
 from kernelgen.terms.directions import forward as value
 
-PRODUCT = TensorProductProblem.channelwise("6x0e+6x1o", "0e+1o+2e", "0e+1o+2e")
 UNIT = HarmonicsProblem((0, 1, 2), "component", True)
 RAW = HarmonicsProblem((0, 1, 2), "integral", False)
 PASSES = {"forward": value(), "backward": backward(), "edge": backward("y"), "source": backward("x")}
-
-
-def vectors_case(operation: str, problem: TensorProductProblem = PRODUCT, **sizes: int) -> Case:
-    """Vectors in the place of y, one of them zero."""
-    case = make_case(problem, operation, **sizes)
-    vectors = case.tensors["y"][:, :3].contiguous()
-    vectors[2] = 0
-    return dataclasses.replace(case, tensors=case.tensors | {"y": vectors})
-
-
-def expected(case: Case, harmonics: HarmonicsProblem, direction: Direction) -> dict[str, torch.Tensor]:
-    """Of e3nn, by autograd through both steps."""
-    leaf = {name: case.tensors[name].clone().requires_grad_() for name in "xyw"}
-    y = o3.spherical_harmonics(list(harmonics.degrees), leaf["y"], harmonics.normalize, harmonics.normalization)
-    out = forward(case, leaf["x"], y, leaf["w"])
-    if direction.outputs == "g":
-        return {"g": out.detach()}
-    found = torch.autograd.grad(out, [leaf[slot] for slot in direction.outputs], case.tensors["g"])
-    return dict(zip(direction.outputs, found, strict=True))
-
-
-def without_zero_vector(slot: str, rows: torch.Tensor) -> torch.Tensor:
-    """A gradient of 1e12 times a constant, in the row of the zero vector, would hide all others in a norm."""
-    return torch.cat([rows[:2], rows[3:]]) if slot == "y" else rows
 
 
 @pytest.mark.parametrize("which", ["forward", "backward", "edge"])

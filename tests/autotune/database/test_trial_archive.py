@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from database_samples import HOST, entry, store
+from places import ROOT
 from study_cases import CPU, PROBLEM, make_study, run
 
 from autotune.database import trial_archive, trial_records
@@ -21,7 +22,6 @@ from autotune.replay.recorded import load_record
 from autotune.report.data.device_data import device_slugs, load_device
 from autotune.search.spaces import search_space
 
-ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "results"
 MOST_BYTES = 6_000_000
 

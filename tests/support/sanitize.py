@@ -1,4 +1,4 @@
-"""compute-sanitizer over every kernel form: ``python tests/sanitize.py [SHARDS]`` on a machine with a CUDA device.
+"""compute-sanitizer over every kernel form, on a CUDA device: ``python tests/support/sanitize.py [SHARDS]``.
 
 Kernels are compiled first, all cores at work; then SHARDS processes (4) for each of memcheck and racecheck launch them
 once on small graphs. Each tensor is an allocation of its own, so that an access beyond its end is seen. Ends with 1 if
@@ -17,11 +17,9 @@ from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
-import test_gpu
-import test_harmonics_kernel
-import test_zeros
 import torch
 from pair_problems import MODES, of_mode
+from places import load_tests
 
 import kernelgen.plan.planner
 from kernelgen.compile.compiler import compile_source
@@ -38,6 +36,9 @@ from kernelgen.schedule.spherical_harmonics import HarmonicsCudaSchedule
 from kernelgen.schedule.tensor_product import CudaSchedule
 from kernelgen.terms.directions import DIRECTIONS, fixed_order_parts
 
+test_gpu = load_tests("end_to_end/test_gpu.py")
+test_zeros = load_tests("kernelgen/runtime/test_zeros.py")
+test_harmonics_kernel = load_tests("kernelgen/emit/test_harmonics_kernel.py")
 EDGES, NODES_IN, NODES_OUT = 150, 12, 9
 UNIT = HarmonicsProblem((0, 1, 2, 3), "component", True)
 # dtype, layout and index type.

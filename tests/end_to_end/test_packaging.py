@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
+from places import ROOT
 
-ROOT = Path(__file__).resolve().parent.parent
 BUILD_FILES = ("pyproject.toml", "setup.py", "MANIFEST.in", "README.md", "LICENSE")
 
 

@@ -14,8 +14,8 @@ import pytest
 import torch
 from cuda_emulator import run_direction
 from reference import assert_matches_e3nn, expected, make_case, relative_error
-from test_fused import expected as of_vectors
-from test_fused import vectors_case, without_zero_vector
+from vector_cases import expected as of_vectors
+from vector_cases import vectors_case, without_zero_vector
 
 from autotune.search.spaces import search_space
 from autotune.workload.config_tables import load_problems

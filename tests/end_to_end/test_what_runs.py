@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
-ROOT = Path(__file__).parent.parent
+from places import ROOT
 
 
 def steps() -> list[str]:
