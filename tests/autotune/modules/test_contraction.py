@@ -16,7 +16,7 @@ from autotune import FullyConnectedTensorProduct, TensorProduct, accelerate
 from autotune.modules.matrix_contraction import MATRIX_WEIGHTS, by_matrix, pairs_of
 from kernelgen import CudaSchedule, HostSchedule
 from kernelgen.device import cuda_facts
-from kernelgen.errors import InputError, ProblemError, ScheduleError
+from kernelgen.errors import InputError, ProblemError
 from kernelgen.plan.defaults import default_schedule
 from kernelgen.problem.tensor_product import TensorProductProblem
 from kernelgen.schedule.kernel_spec import Spec
@@ -116,7 +116,7 @@ def test_auto_takes_it_for_many_weights() -> None:
 def test_what_is_wrong_is_said() -> None:
     with pytest.raises(ProblemError, match="'auto', 'edge', 'matrix'"):
         FullyConnectedTensorProduct(*IRREPS, contraction="tensor")
-    with pytest.raises(ScheduleError, match="layout is 'ir'"):
+    with pytest.raises(ProblemError, match="layout is 'ir'"):
         FullyConnectedTensorProduct(*IRREPS, contraction="matrix", layout="ir")
     with pytest.raises(ProblemError, match="needs shared weights"):
         FullyConnectedTensorProduct(*IRREPS, shared_weights=False, contraction="matrix")
