@@ -12,6 +12,9 @@ from typing import Annotated, Any
 
 import typer
 
+# The exit code after Ctrl-C.
+INTERRUPTED = 130
+
 SEARCH, SHARING, OUTPUT, MEASURING = "Search", "Sharing", "Output", "Measuring"
 
 Config = Annotated[str, typer.Argument(metavar="CONFIG", help="A TOML file, or the name of one in configs/.")]
