@@ -10,7 +10,8 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from import_graph import ROOT, circles, import_graph, imported, upward_imports
+from import_graph import ORDERS, circles, import_graph, imported, upward_imports
+from places import ROOT
 
 HEAVY = ("optuna", "matplotlib", "pandas")
 
@@ -55,20 +56,6 @@ def test_circles_and_upward_imports_are_found() -> None:
     assert upward_imports({"p.a": set(), "p.b.x": {"p.a", "p.b.y"}, "p.b.y": set()}, "p", ("a", "b")) == []
 
 
-# By package, its files and sub-packages in processing order: each imports itself and those before it.
-ORDERS = {
-    "kernelgen": (
-        *("errors", "version", "device", "json_data", "tracing"),
-        *("problem", "terms", "schedule", "plan", "emit", "compile", "runtime", "ops"),
-        # Names by which pickles of version 0.1 find their operators.
-        *("library", "harmonics_library"),
-    ),
-    "autotune": (
-        *("errors", "paths", "text"),
-        *("workload", "database", "modules", "measure", "search", "compare"),
-        *("tune", "bench", "replay", "report", "cli"),
-    ),
-}
 MOST_FILES = 12
 # Sub-packages that are more than a folder: they export names of their own.
 EXPORTING = ("autotune/cli", "autotune/report", "autotune/compare/peers")

@@ -1,0 +1,170 @@
+"""Graphs: published structures give their known numbers of edges, in order; neighbours agree with a direct search."""
+
+from __future__ import annotations
+
+import csv
+import itertools
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from places import ROOT
+
+from autotune.errors import ConfigError
+from autotune.workload import graphs
+from autotune.workload.config_tables import load_graphs
+from autotune.workload.graphs import GraphClass, GraphSpec, Points, StructureFile, build_graph, neighbours
+
+STRUCTURES = ROOT.parent / "shared" / "structures"
+MANIFEST = list(csv.DictReader((STRUCTURES / "manifest.csv").open())) if (STRUCTURES / "manifest.csv").exists() else []
+
+
+def degrees(name: str) -> tuple[int, int, int, int]:
+    graph = build_graph(load_graphs()[name])
+    counts = torch.bincount(graph.receiver, minlength=graph.num_nodes)
+    return graph.num_nodes, graph.num_edges, int(counts.min()), int(counts.max())
+
+
+def test_mof_and_carbon_have_their_known_sizes() -> None:
+    assert degrees("mof") == (424, 11872, 20, 52)
+    assert degrees("carbon") == (1000, 158000, 158, 158)
+
+
+@pytest.mark.parametrize("name", ["mof", "carbon-small", "molecule", "liquid-small"])
+def test_edges_are_sorted_symmetric_and_of_the_stated_length(name: str) -> None:
+    spec = load_graphs()[name]
+    graph = build_graph(spec)
+    keys = graph.receiver * graph.num_nodes + graph.sender
+    assert bool((keys[1:] >= keys[:-1]).all())
+    lengths = graph.vectors.norm(dim=1)
+    assert float(lengths.min()) > 0 and float(lengths.max()) < spec.cutoff
+    assert graph.sender.dtype == graph.receiver.dtype == torch.int64
+    forward = np.lexsort((*np.round(graph.vectors.numpy().T, 6), graph.sender, graph.receiver))
+    back = np.lexsort((*np.round(-graph.vectors.numpy().T, 6), graph.receiver, graph.sender))
+    np.testing.assert_array_equal(graph.sender[forward], graph.receiver[back])
+    np.testing.assert_array_equal(graph.receiver[forward], graph.sender[back])
+
+
+def by_brute_force(positions: np.ndarray, cell: np.ndarray, periodic: np.ndarray, cutoff: float) -> set:
+    """Every pair and image within 4 cells, without a tree."""
+    found = set()
+    spans = [range(-4, 5) if p else range(1) for p in periodic]
+    for step in itertools.product(*spans):
+        shifted = positions + np.array(step) @ cell
+        distance = np.linalg.norm(positions[:, None] - shifted[None, :], axis=-1)
+        for i, j in zip(*np.nonzero(distance < cutoff), strict=True):
+            if i != j or any(step):
+                found.add((int(i), int(j), *np.round(positions[i] - shifted[j], 6)))
+    return found
+
+
+@pytest.mark.parametrize("periodic", [(True, True, True), (True, False, True), (False, False, False)])
+def test_neighbours_agree_with_a_direct_search(periodic: tuple[bool, bool, bool]) -> None:
+    rng = np.random.default_rng(3)
+    cell = np.array([[3.1, 0.0, 0.0], [0.9, 2.8, 0.0], [-0.4, 0.7, 3.3]])
+    positions = rng.uniform(-1.0, 2.0, (7, 3)) @ cell
+    receiver, sender, vectors = neighbours(positions, cell, np.array(periodic), 4.0)
+    found = {(int(r), int(s), *np.round(v, 6)) for r, s, v in zip(receiver, sender, vectors, strict=True)}
+    assert len(found) == len(receiver)
+    assert found == by_brute_force(positions, cell, np.array(periodic), 4.0)
+
+
+def test_lone_atom_sees_its_images_but_not_itself() -> None:
+    receiver, sender, vectors = neighbours(np.zeros((1, 3)), 2.0 * np.eye(3), np.array([True] * 3), 2.5)
+    assert receiver.tolist() == sender.tolist() == [0] * 6
+    np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 2.0)
+
+
+def test_points_are_the_same_every_time_and_depend_on_the_seed() -> None:
+    first, again, other = (Points(20, 0.1, seed).atoms().get_positions() for seed in (1, 1, 2))
+    np.testing.assert_array_equal(first, again)
+    assert not np.allclose(first, other)
+
+
+@pytest.mark.skipif(not MANIFEST, reason="needs the structures beside the project")
+@pytest.mark.parametrize("row", MANIFEST, ids=lambda row: row["name"])
+def test_structures_have_the_edges_of_their_manifest(row: dict[str, str]) -> None:
+    source = StructureFile(row["name"] + ".xyz", str(STRUCTURES))
+    graph = build_graph(GraphSpec(row["name"], source, float(row["cutoff_A"])))
+    assert (graph.num_nodes, graph.num_edges) == (int(row["atoms"]), int(row["edges"]))
+
+
+@pytest.mark.skipif(not MANIFEST, reason="needs the structures beside the project")
+def test_mof_is_the_published_structure() -> None:
+    ours = load_graphs()["mof"].source.atoms()
+    theirs = StructureFile("mof5_424.xyz", str(STRUCTURES)).atoms()
+    assert sorted(ours.symbols) == sorted(theirs.symbols)
+    for symbol in ("Zn", "O", "C", "H"):
+        one, two = (
+            {tuple(row) for row in np.round(a.get_scaled_positions(), 3) % 1.0}
+            for a in (select(ours, symbol), select(theirs, symbol))
+        )
+        assert one == two
+
+
+def select(atoms, symbol: str):
+    return atoms[[atom.symbol == symbol for atom in atoms]]
+
+
+def test_structure_file_is_found_in_the_environment_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for folder in ("config", "environment"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "a.xyz").write_text("1\n\nH 0 0 0\n")
+    source = StructureFile("a.xyz", str(tmp_path / "config"))
+    assert source.find() == tmp_path / "config" / "a.xyz"
+    monkeypatch.setenv("EQUITUNE_STRUCTURES", str(tmp_path / "environment"))
+    assert source.find() == tmp_path / "environment" / "a.xyz"
+    with pytest.raises(ConfigError, match="EQUITUNE_STRUCTURES"):
+        StructureFile("b.xyz", str(tmp_path)).find()
+
+
+def test_graph_class() -> None:
+    mof = GraphClass.of("conv", 11872, 424)
+    assert mof.text == "conv-e14-d5" and GraphClass.parse("conv-e14-d5") == mof
+    assert GraphClass.of("plain", 65536, 7).text == "plain-e16"
+    assert GraphClass.parse("plain-e16") == GraphClass("plain", 16)
+    assert mof.distance(GraphClass("conv", 17, 7)) == 5
+    assert mof.distance(GraphClass("plain", 14)) == float("inf")
+    assert GraphClass.of("conv", 0, 0).text == "conv-e0-d0"
+    for wrong in ("conv-e14", "plain-e3-d2", "edges"):
+        with pytest.raises(ConfigError, match="expected for example"):
+            GraphClass.parse(wrong)
+    with pytest.raises(ConfigError, match="operation"):
+        GraphClass.of("fused", 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("cutoff", "repeat", "said"),
+    [
+        (1e9, (1, 1, 1), "periodic images of atoms"),
+        (1e308, (1, 1, 1), "periodic images of atoms"),
+        (130.0, (1, 1, 1), "edges"),
+        (float("inf"), (1, 1, 1), "must be positive and finite"),
+        (5.0, (10**6, 10**6, 10**6), "atoms"),
+    ],
+)
+def test_a_graph_that_no_memory_would_hold_is_refused_before_it_is_built(
+    monkeypatch: pytest.MonkeyPatch, cutoff: float, repeat: tuple[int, int, int], said: str
+) -> None:
+    monkeypatch.setattr(graphs, "MOST_EDGES", 10**5)
+    with pytest.raises(ConfigError, match=f"'dense'.*{said}"):
+        build_graph(GraphSpec("dense", Points(20, 0.1), cutoff, repeat))
+
+
+def test_a_limit_lets_through_what_fits() -> None:
+    rng = np.random.default_rng(0)
+    cell, periodic = 10.0 * np.eye(3), np.array([True] * 3)
+    positions = rng.uniform(0.0, 10.0, (20, 3))
+    number = len(neighbours(positions, cell, periodic, 8.0)[0])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(graphs, "MOST_EDGES", number + len(positions))  # each atom is its own neighbour until the end
+        assert len(neighbours(positions, cell, periodic, 8.0)[0]) == number
+        patch.setattr(graphs, "MOST_EDGES", number - 1)
+        with pytest.raises(ConfigError, match="edges"):
+            neighbours(positions, cell, periodic, 8.0)
+
+
+def test_a_periodic_cell_without_volume_is_refused() -> None:
+    with pytest.raises(ConfigError, match="no volume"):
+        neighbours(np.zeros((1, 3)), np.zeros((3, 3)), np.array([True] * 3), 2.5)

@@ -1,0 +1,177 @@
+"""The wheel: what it carries, and that it works where it is unpacked, away from the tree that it was built from."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+import runpy
+import shutil
+import subprocess
+import sys
+import tomllib
+import zipfile
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from places import ROOT
+
+BUILD_FILES = ("pyproject.toml", "setup.py", "MANIFEST.in", "README.md", "LICENSE")
+
+
+def run(*command: str, cwd: Path, **environment: str) -> str:
+    done = subprocess.run(command, cwd=cwd, env={**os.environ, **environment}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr + done.stdout
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Built in a copy, so that the tree stays as it is; with a database, whether or not the tree has one."""
+    tree = tmp_path_factory.mktemp("tree")
+    for name in BUILD_FILES:
+        shutil.copy(ROOT / name, tree / name)
+    for name in ("kernelgen", "autotune", "configs"):
+        shutil.copytree(ROOT / name, tree / name, ignore=shutil.ignore_patterns("__pycache__"))
+    (tree / "results" / "trials").mkdir(parents=True)
+    (tree / "results" / "test-device.json").write_text('{"schema": 1, "device": {}, "entries": []}\n')
+    (tree / "results" / "test-device.corrupt-1.json").write_text("{")
+    (tree / "results" / "trials" / "raw.jsonl").write_text("{}\n")
+    pip = (sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--no-index")
+    run(*pip, "--wheel-dir", "dist", ".", cwd=tree)
+    (built,) = (tree / "dist").glob("equitune-*.whl")
+    return built
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("installed")
+    pip = (sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index")
+    run(*pip, "--target", str(folder), str(wheel), cwd=folder)
+    return folder
+
+
+def test_wheel_carries_every_module_and_all_data(wheel: Path) -> None:
+    carried = set(zipfile.ZipFile(wheel).namelist())
+    sources = [
+        path.relative_to(ROOT).as_posix()
+        for package in ("kernelgen", "autotune")
+        for path in (ROOT / package).rglob("*")
+        if path.is_file() and path.suffix != ".pyc"
+    ]
+    configs = [f"autotune/_data/configs/{path.name}" for path in (ROOT / "configs").glob("*.toml")]
+    assert configs
+    assert {*sources, *configs, "autotune/_data/results/test-device.json"} - carried == set()
+
+
+def test_wheel_carries_nothing_else(wheel: Path) -> None:
+    names = zipfile.ZipFile(wheel).namelist()
+    assert {name.split("/")[0].split("-")[0] for name in names} == {"kernelgen", "autotune", "equitune"}
+    assert not [name for name in names if "corrupt" in name or "trials/" in name or "tests/" in name]
+
+
+def test_wheel_declares_command_extras_and_licence(wheel: Path) -> None:
+    archive = zipfile.ZipFile(wheel)
+    (info,) = {name.split("/")[0] for name in archive.namelist() if ".dist-info/" in name}
+    assert "equitune = autotune.cli:main" in archive.read(f"{info}/entry_points.txt").decode()
+    metadata = archive.read(f"{info}/METADATA").decode()
+    assert "License-Expression: BSD-3-Clause" in metadata
+    for extra in ("test", "gpu", "peers"):
+        assert f"Provides-Extra: {extra}\n" in metadata
+    assert f"{info}/licenses/LICENSE" in archive.namelist()
+
+
+def test_installed_package_finds_its_configs_and_database(installed: Path, tmp_path: Path) -> None:
+    code = (
+        "from autotune import paths\n"
+        "from autotune.workload.config import load_config\n"
+        "print(paths.configs_dir(), paths.results_dir(), load_config('mace-mp-medium').workloads[0].label, sep='\\n')"
+    )
+    configs, results, label = run(sys.executable, "-c", code, cwd=tmp_path, PYTHONPATH=str(installed)).splitlines()
+    assert Path(configs) == installed / "autotune" / "_data" / "configs"
+    assert Path(results) == installed / "autotune" / "_data" / "results"
+    assert (Path(results) / "test-device.json").is_file()
+    assert label == "mace-mp-medium"
+
+
+def test_installed_command_answers(installed: Path, tmp_path: Path) -> None:
+    from kernelgen.version import __version__
+
+    shown = run(sys.executable, "-m", "autotune", "--version", cwd=tmp_path, PYTHONPATH=str(installed))
+    assert shown == f"equitune {__version__}\n"
+
+
+def pins() -> dict[str, str]:
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    return {
+        name.lower().replace("_", "-"): version
+        for name, _, version in (line.partition("==") for line in lines if not line.startswith("#"))
+    }
+
+
+def requirements() -> dict[str, list[Requirement]]:
+    """By extra, ``""`` for what is always installed; without Equitune itself."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = {"": project["dependencies"], **project["optional-dependencies"]}
+    parsed = {extra: [Requirement(text) for text in texts] for extra, texts in extras.items()}
+    return {extra: [r for r in wanted if r.name != project["name"]] for extra, wanted in parsed.items()}
+
+
+def test_every_document_names_the_version() -> None:
+    from kernelgen.version import __version__
+
+    assert re.findall(r"^version: (.*)$", (ROOT / "CITATION.cff").read_text(), re.MULTILINE) == [__version__]
+    released = re.findall(r"^## \[(\d.*?)\]", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert released[0] == __version__
+
+
+def test_constraints_allow_what_pyproject_asks_for() -> None:
+    """What is tested is inside the bounds; and everything that the tests install has its version pinned."""
+    wanted = requirements()
+    for requirement in (*wanted[""], *wanted["gpu"], *wanted["peers"], *wanted["test"]):
+        assert requirement.specifier.contains(pins()[requirement.name]), requirement
+
+
+def test_every_dependency_is_bounded_from_below_and_above_the_tested_version() -> None:
+    for requirement in itertools.chain.from_iterable(requirements().values()):
+        operators = {bound.operator for bound in requirement.specifier}
+        assert operators == {">=", "<"}, requirement
+
+
+def test_every_dependency_is_listed_with_its_licence() -> None:
+    rows = (line.split("|")[1:3] for line in (ROOT / "DEPENDENCIES.md").read_text().splitlines() if line[:2] == "| ")
+    listed = {name.strip(): licence.strip() for name, licence in rows if name.strip() != "package"}
+    direct = {requirement.name for wanted in requirements().values() for requirement in wanted}
+    assert set(listed) == direct
+    for name, licence in listed.items():
+        words = [
+            re.sub("[^a-z]", "", word.lower()) for word in re.findall(r"BSD|MIT|Apache|LGPL|MPL|PSF|NVIDIA", licence)
+        ]
+        assert words, name
+        try:
+            told = metadata.metadata(name)
+        except metadata.PackageNotFoundError:
+            continue
+        said = " ".join(
+            (told.get("License-Expression") or "", told.get("License") or "", *told.get_all("Classifier", []))
+        )
+        said = said.lower().replace("python software foundation", "psf")
+        assert any(word in said for word in words), (name, licence, said[:200])
+
+
+@pytest.mark.parametrize(
+    ("packages", "code", "said"),
+    [
+        ([{"name": "a", "version": "1", "vulns": []}], 0, "0 known vulnerabilities in 1 of 1"),
+        ([{"name": "a", "version": "1", "vulns": [{"id": "X-1", "fix_versions": ["2"]}]}], 1, "a 1: X-1, fixed in 2"),
+        ([{"name": "a", "version": "1", "skip_reason": "not found"}], 0, "nothing was looked up"),
+    ],
+)
+def test_the_audit_fails_for_what_is_known_to_be_vulnerable(
+    packages: list[dict], code: int, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    audit = runpy.run_path(str(ROOT / ".ci" / "audit"))
+    assert audit["verdict"](packages) == code
+    assert said in capsys.readouterr().out

@@ -1,0 +1,181 @@
+"""What the README shows: its Python runs as it stands, its commands and options exist, and those that only read run.
+
+Its trees are the packages, and files that README and CONTRIBUTING name are there.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from database_samples import store
+from e3nn import o3
+from import_graph import ORDERS
+from places import ROOT
+from typer.testing import CliRunner
+
+from autotune.bench.rows import OURS
+from autotune.bench.text import fastest_peer, geometric_mean, ratio, row_name
+from autotune.cli.commands import app
+from autotune.database import store as database
+from autotune.database.entry import Entry
+from kernelgen.device import device_facts
+
+README = (ROOT / "README.md").read_text()
+# Written by runs, or the example of what a reader adds.
+NOT_IN_GIT = ("results/quarantine", "results/quarantine/", "symmetric_contraction.py")
+BLOCKS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+COMMANDS = re.findall(r"^    (equitune .*?)(?:\s+#.*)?$", README, re.MULTILINE)
+IRREPS = ("128x0e+128x1o", "32x0e+32x1o")
+
+
+def graph() -> dict[str, Any]:
+    """What a reader has: a graph, features and weights for any of the shown convolutions, and a model."""
+    sender, receiver = torch.tensor([0, 1, 2, 2]), torch.tensor([1, 0, 0, 1])
+    model = torch.nn.Sequential(o3.FullyConnectedTensorProduct("4x0e", "1x0e", "4x0e"))
+    return {"sender": sender, "receiver": receiver, "edge_attrs": torch.randn(4, 16), "model": model}
+
+
+@pytest.mark.parametrize("block", BLOCKS, ids=lambda block: block.splitlines()[0])
+def test_python_runs_as_it_stands(block: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(database.paths, "results_dir", lambda: tmp_path)
+    certify(tmp_path)
+    space = graph()
+    head, calls, tail = block.partition("out = conv(")
+    exec(head, space)
+    if calls:
+        conv = space["conv"]
+        nodes = torch.randn(3, conv.irreps_in1.dim, requires_grad=True)
+        space |= {"node_feats": nodes, "weights": torch.randn(4, conv.weight_numel), "edge_vectors": torch.randn(4, 3)}
+        exec(calls + tail, space)
+        out = space["out"]
+        assert out.shape == (3, conv.irreps_out.dim)
+        (gradient,) = torch.autograd.grad(out.square().sum(), nodes, create_graph=True)
+        gradient.sum().backward()
+        assert nodes.grad is not None
+
+
+def certify(folder: Path) -> None:
+    """A record that keeps what a block asks for, for every direction of its convolution."""
+    from database_samples import entry
+
+    from autotune import TensorProductConv
+    from kernelgen.schedule.tensor_product import HostSchedule
+    from kernelgen.terms.directions import DIRECTIONS
+
+    problem = TensorProductConv("128x0e+128x1o", "0e+1o+2e+3o", filter_irreps_out="0e+1o+2e+3o").problem
+    groups = HostSchedule(path_groups=len(problem.paths))
+    made: list[Entry] = [entry(groups, problem=problem.key, direction=name) for name in DIRECTIONS]
+    store(folder, device_facts("cpu"), *made)
+
+
+def test_there_is_something_to_test() -> None:
+    assert len(BLOCKS) >= 4 and len(COMMANDS) >= 12
+    assert README.count("    make tune ") == 2 and "    make test " in README
+
+
+def test_every_command_and_option_exists() -> None:
+    helps: dict[tuple[str, ...], str] = {}
+    for command in COMMANDS:
+        words = command.split()[1:]
+        name = tuple(words[: 2 if words[0] == "db" else 1])
+        helps[name] = help_of(*name)
+        for option in re.findall(r"--[a-z-]+", command):
+            assert option in helps[name], command
+    listing = README[README.index("## Command line") : README.index("## Many tuners at once")]
+    for option in re.findall(r"--[a-z][a-z-]+", listing):
+        assert any(option in text for text in helps.values()), option
+    shown = help_of()
+    for name in {name[0] for name in helps}:
+        assert name in shown
+
+
+@pytest.mark.parametrize("command", ["doctor", "show mace-mp-medium", "db stale"])
+def test_what_only_reads_runs(command: str, tmp_path: Path) -> None:
+    assert any(line.startswith("equitune " + command.split(" --")[0]) for line in COMMANDS)
+    assert equitune(*command.split(), cwd=tmp_path).strip()
+
+
+@pytest.mark.parametrize("document", ["README.md", "CONTRIBUTING.md"])
+def test_every_file_that_is_named_is_there(document: str) -> None:
+    """Paths from the root, and names of files alone, which may stand anywhere in packages and tests."""
+    text = (ROOT / document).read_text()
+    folders = "kernelgen|autotune|tests|configs|results|reports"
+    named = set(re.findall(rf"`((?:{folders})/[\w./-]*|\w+\.(?:py|toml|md))`", text))
+    known = {path.name for folder in ("kernelgen", "autotune", "tests") for path in (ROOT / folder).rglob("*.*")}
+    asked = {name for name in named if "DEVICE" not in name and name not in NOT_IN_GIT}
+    assert len(asked) > 10
+    assert {name for name in asked if name not in known and not (ROOT / name).exists()} == set()
+
+
+@pytest.mark.parametrize("package", ORDERS)
+def test_the_trees_are_the_packages_in_their_order(package: str) -> None:
+    tree = README.partition(f"    {package}/ ")[2].partition("\n\n")[0]
+    folders = [name for name in ORDERS[package] if (ROOT / package / name).is_dir()]
+    assert folders and re.findall(r"^      (\w+)/", tree, re.MULTILINE) == folders
+
+
+def help_of(*words: str) -> str:
+    shown = CliRunner().invoke(app, [*words, "--help"], env={"COLUMNS": "200", "NO_COLOR": "1"})
+    assert shown.exit_code == 0, shown.output
+    return shown.output
+
+
+def equitune(*words: str, cwd: Path = ROOT) -> str:
+    """What the command prints; its exit code has to be 0 (1 where entries are stale)."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "200", "NO_COLOR": "1"}
+    environment.pop("EQUITUNE_DATABASE", None)
+    done = subprocess.run(
+        [sys.executable, "-m", "autotune", *words], cwd=cwd, env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0 or (words == ("db", "stale") and done.returncode == 1), done.stderr + done.stdout
+    return done.stdout + done.stderr
+
+
+def two_digits(value: float) -> str:
+    """Rounded down, as in the report."""
+    return f"{math.floor(value * 100 + 1e-9) / 100:.2f}"
+
+
+def kind_of(row: dict[str, Any]) -> str:
+    """As the README's table names it."""
+    name = {"conv": "convolutions", "plain": "plain products"}.get(row["operation"], row["operation"])
+    name = {"harmonics": "spherical harmonics", "vectors": "convolutions of edge vectors"}.get(name, name)
+    if "uvw" in row["problem"]:
+        name = "fully connected"
+    return f"{name}, {row['dtype']}" + ", deterministic" * row["deterministic"]
+
+
+# The passes of a column.
+COLUMNS = (("forward",), ("backward", "edge_backward"), ("force_step", "double_backward"))
+
+
+def test_the_figures_are_those_of_the_record() -> None:
+    """Of each kind of row: how many, and by pass the geometric mean and the least of fastest peer over ours."""
+    rows = json.loads((ROOT / "results" / "bench" / "nvidia-h200.json").read_text())["rows"]
+    kinds: dict[str, list[dict[str, Any]]] = {}
+    for row in rows:
+        kinds.setdefault(kind_of(row), []).append(row)
+    table = README[README.index("| | rows |") : README.index("No row is slower")]
+    shown = {}
+    for line in re.findall(r"^\| ([a-z].*) \|$", table, re.MULTILINE):
+        kind, count, *passes = line.split(" | ")
+        shown[kind] = (int(count), *passes)
+    expected = {}
+    for kind, group in kinds.items():
+        ratios = [[ratio(row) for row in group if row["pass"] in column] for column in COLUMNS]
+        figures = [[value for value in values if value is not None] for values in ratios]
+        expected[kind] = (
+            len(group), *(f"{two_digits(geometric_mean(v))} ({two_digits(min(v))})" if v else "-" for v in figures)
+        )  # fmt: skip
+    assert shown == expected
+    assert not [row_name(row) for row in rows if (value := ratio(row)) is not None and value < 1]
+    assert not [row_name(row) for row in rows if row["memory"][OURS] > row["memory"].get(fastest_peer(row), math.inf)]

@@ -1,0 +1,116 @@
+"""Which file of a package imports which, read from the sources: the data of the import rule in ``test_architecture``.
+
+Counted are imports wherever they stand, so those of functions and of ``TYPE_CHECKING`` too, and ``import_module`` calls
+with a literal name. That ``import a.b`` also runs ``a/__init__.py`` is not counted.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from places import ROOT
+
+# By package, its files and sub-packages in processing order: each imports itself and those before it.
+ORDERS = {
+    "kernelgen": (
+        *("errors", "version", "device", "json_data", "tracing"),
+        *("problem", "terms", "schedule", "plan", "emit", "compile", "runtime", "ops"),
+        # Names by which pickles of version 0.1 find their operators.
+        *("library", "harmonics_library"),
+    ),
+    "autotune": (
+        *("errors", "paths", "text"),
+        *("workload", "database", "modules", "measure", "search", "compare"),
+        *("tune", "bench", "replay", "report", "cli"),
+    ),
+}
+
+Graph = dict[str, set[str]]
+
+
+def imported(path: Path) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Every import of a file: the module's name as written (relative ones with dots), and the names taken from it."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"), str(path))):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, ()) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield "." * node.level + (node.module or ""), tuple(alias.name for alias in node.names)
+        elif isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
+            called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+            if called in ("import_module", "__import__"):
+                yield str(node.args[0].value), ()
+
+
+def import_graph(package: str, root: Path = ROOT) -> Graph:
+    """By module of a package, the modules of the same package that it imports: ``{"kernelgen.device": {...}, ...}``.
+
+    The name of an ``__init__.py`` is that of its folder.
+    """
+    files = {_module_name(path.relative_to(root)): path for path in sorted((root / package).rglob("*.py"))}
+    graph: Graph = {}
+    for module, path in files.items():
+        graph[module] = set()
+        for name, taken in imported(path):
+            base = _absolute(name, module, path.name == "__init__.py")
+            # ``from a import b``: b is a module of the package a, or a name that a/__init__.py defines.
+            modules = {f"{base}.{item}" if f"{base}.{item}" in files else base for item in taken} or {base}
+            graph[module] |= modules & set(files)
+    return graph
+
+
+def _module_name(path: Path) -> str:
+    parts = path.with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def _absolute(name: str, module: str, is_package: bool) -> str:
+    rest = name.lstrip(".")
+    level = len(name) - len(rest)
+    if level == 0:
+        return name
+    parts = module.split(".")
+    here = parts[: len(parts) - level + is_package]
+    return ".".join([*here, rest] if rest else here)
+
+
+def circles(graph: Graph) -> list[list[str]]:
+    """Sets of files that import each other, directly or through others, each sorted; a file that imports itself too."""
+    reached = {module: _reached(graph, module) for module in graph}
+    found = {
+        frozenset(m for m in reached[module] if module in reached[m]) for module in graph if module in reached[module]
+    }
+    return sorted(sorted(circle) for circle in found)
+
+
+def _reached(graph: Graph, start: str) -> set[str]:
+    seen: set[str] = set()
+    waiting = list(graph[start])
+    while waiting:
+        module = waiting.pop()
+        if module not in seen:
+            seen.add(module)
+            waiting.extend(graph[module])
+    return seen
+
+
+def upward_imports(graph: Graph, package: str, order: Sequence[str]) -> list[str]:
+    """Imports of what stands later in ``order``, and parts of the package that ``order`` does not name.
+
+    order: files and sub-packages of ``package``, each of which may import itself and those before it. The package's own
+    ``__init__.py`` stands after all of them, ``__main__.py`` too.
+    """
+    rank = {name: place for place, name in enumerate((*order, "__init__", "__main__"))}
+
+    def part(module: str) -> str:
+        return module.split(".")[1] if module != package else "__init__"
+
+    unnamed = sorted({part(module) for module in graph} - set(rank))
+    later = [
+        f"{module} imports {other}"
+        for module in sorted(graph)
+        for other in sorted(graph[module])
+        if part(module) in rank and part(other) in rank and rank[part(module)] < rank[part(other)]
+    ]
+    return [f"{name} has no place in the order" for name in unnamed] + later

@@ -1,0 +1,231 @@
+"""compute-sanitizer over every kernel form, on a CUDA device: ``python tests/support/sanitize.py [SHARDS]``.
+
+Kernels are compiled first, all cores at work; then SHARDS processes (4) for each of memcheck and racecheck launch them
+once on small graphs. Each tensor is an allocation of its own, so that an access beyond its end is seen. Ends with 1 if
+an access is wrong, shared memory is raced for, or a kernel could not be launched. Results are what other tests check.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import multiprocessing
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from pair_problems import MODES, of_mode
+from places import load_tests
+
+import kernelgen.plan.planner
+from kernelgen.compile.compiler import compile_source
+from kernelgen.device import DeviceFacts, device_facts
+from kernelgen.emit.kernel_source import emit
+from kernelgen.errors import ScheduleError, UnsupportedError
+from kernelgen.plan.defaults import default_schedule
+from kernelgen.plan.planner import AnySpec, make_plan
+from kernelgen.problem.spherical_harmonics import HarmonicsProblem
+from kernelgen.runtime.graph import order_by
+from kernelgen.runtime.kernel import load_kernel
+from kernelgen.schedule.kernel_spec import HarmonicsSpec, Spec
+from kernelgen.schedule.spherical_harmonics import HarmonicsCudaSchedule
+from kernelgen.schedule.tensor_product import CudaSchedule
+from kernelgen.terms.directions import DIRECTIONS, fixed_order_parts
+
+test_gpu = load_tests("end_to_end/test_gpu.py")
+test_zeros = load_tests("kernelgen/runtime/test_zeros.py")
+test_harmonics_kernel = load_tests("kernelgen/emit/test_harmonics_kernel.py")
+EDGES, NODES_IN, NODES_OUT = 150, 12, 9
+UNIT = HarmonicsProblem((0, 1, 2, 3), "component", True)
+# dtype, layout and index type.
+KINDS = (("float32", "ir_mul", "int64"), ("float64", "mul_ir", "int32"))
+TOOLS = {
+    "memcheck": ["--tool", "memcheck", "--report-api-errors", "no"],
+    "racecheck": ["--tool", "racecheck"],
+}
+
+
+def channelwise(facts: DeviceFacts) -> Iterator[tuple[str, Spec]]:
+    """Legal or not: forms of the convolution and the plain product, with every direction."""
+    waiting = {f"inside {name}": test_zeros.inside(form) for name, form in test_zeros.FORMS.items()}
+    for problem, forms in ((test_gpu.MEDIUM, test_gpu.FORMS), (test_zeros.PROBLEM, waiting)):
+        for name, form in forms.items():
+            by_direction = form if isinstance(form, dict) else dict.fromkeys(DIRECTIONS, form)
+            for direction, schedule in by_direction.items():
+                operation = "conv" if schedule.fuse and not name.endswith("plain") else "plain"
+                for kind in KINDS if direction == "backward" else KINDS[:1]:
+                    spec = Spec(problem, DIRECTIONS[direction], schedule, operation, *kind, facts)
+                    yield f"{name}, {direction}, {kind[0]}", spec
+    inside = CudaSchedule(edge_operand="shared", stage_edges=8, path_groups=3)
+    for direction in ("forward", "backward", "source_backward", "edge_backward"):
+        spec = Spec(*(test_gpu.MEDIUM, DIRECTIONS[direction], inside, "conv", *KINDS[0], facts), harmonics=UNIT)
+        yield f"harmonics inside, {direction}", spec
+
+
+def special(facts: DeviceFacts) -> Iterator[tuple[str, Spec]]:
+    """Sums in a fixed order, by rows of partial sums too; and sums of shared weights, with rows of odd length."""
+    for direction in ("forward", "backward", "edge_backward", "joint_backward"):
+        for part in fixed_order_parts(DIRECTIONS[direction]):
+            joined = CudaSchedule(warps_per_edge=4, edge_operand="shared", stage_edges=8)
+            apart = CudaSchedule(edges_per_warp=2, channels_per_thread=2, path_groups=2, stage_edges=8)
+            for schedule in (CudaSchedule(), joined, apart):
+                spec = Spec(test_gpu.MEDIUM, part, schedule, "conv", *KINDS[0], facts, deterministic=True)
+                if schedule == CudaSchedule():
+                    spec = dataclasses.replace(spec, schedule=default_schedule(spec))
+                yield f"deterministic, {part.text}, {spec.schedule.key}", spec
+    for name, schedule in test_zeros.SHARED.items():
+        for form in (schedule, test_zeros.inside(schedule)):
+            kind = (DIRECTIONS["backward"], form, "conv", *KINDS[0], facts)
+            yield f"shared weights {name}, zeros {form.zeros}, backward", Spec(test_zeros.ODD, *kind)
+
+
+def pairs(facts: DeviceFacts) -> Iterator[tuple[str, Spec]]:
+    """Every mode, with weights of edges and shared ones."""
+    for mode in MODES:
+        for shared, teams in ((False, 1), (True, 4)):
+            schedule = CudaSchedule(accumulate="atomics", edges_per_warp=teams)
+            for direction in DIRECTIONS.values():
+                kind = ("conv", "float32", "ir_mul" if shared else "mul_ir", "int64")
+                yield (
+                    f"{mode}, shared={shared}, {direction.name}",
+                    Spec(of_mode(mode, shared), direction, schedule, *kind, facts),
+                )
+
+
+def harmonics(facts: DeviceFacts) -> Iterator[tuple[str, HarmonicsSpec]]:
+    """Every staging of rows."""
+    for staging in HarmonicsCudaSchedule.choices["staging"]:
+        schedule = HarmonicsCudaSchedule(block_size=32, staging=staging, stages=2 if staging == "ahead" else 1)
+        for direction in test_harmonics_kernel.EACH:
+            name = f"harmonics {staging}, {direction.name} {direction.outputs}"
+            yield name, HarmonicsSpec(UNIT, direction, schedule, "float32", facts)
+
+
+@contextmanager
+def any_registers() -> Iterator[None]:
+    """Kernels estimated at more than there are: they spill, which is no matter here."""
+    slack, kernelgen.plan.planner.REGISTER_SLACK = kernelgen.plan.planner.REGISTER_SLACK, 10.0
+    try:
+        yield
+    finally:
+        kernelgen.plan.planner.REGISTER_SLACK = slack
+
+
+@any_registers()
+def plan_of(spec: AnySpec) -> Any:
+    """What is compiled; None where the form makes no sense in this direction."""
+    try:
+        return make_plan(spec)
+    except (ScheduleError, UnsupportedError):
+        return None
+
+
+def cases(facts: DeviceFacts) -> dict[str, AnySpec]:
+    """The legal ones by name, each kernel once."""
+    every: dict[str, AnySpec] = {}
+    for kind in (channelwise, special, pairs, harmonics):
+        every |= dict(kind(facts))
+    plans = {name: plan_of(spec) for name, spec in every.items()}
+    found = {name: every[name] for name, plan in plans.items() if plan and plan.spec.schedule == every[name].schedule}
+    left_out = {name.split(",")[0] for name in every} - {name.split(",")[0] for name in found}
+    assert not left_out, f"forms without a legal direction: {sorted(left_out)}"
+    return found
+
+
+@any_registers()
+def launch(spec: AnySpec) -> None:
+    """Once, on random operands."""
+    kernel = load_kernel(spec)
+    if isinstance(spec, HarmonicsSpec):
+        widths = {name: 3 if name[-1] == "x" else spec.problem.dim_out for name in ("x", "tx", "g", "out_x", "out_g")}
+        return kernel.launch({name: _random(spec, EDGES, n) for name, n in widths.items()}, EDGES, EDGES, EDGES)
+    plan: Any = kernel.plan
+    conv = spec.operation == "conv"
+    num_in, num_out = (NODES_IN, NODES_OUT) if conv else (EDGES, EDGES)
+    problem = spec.problem
+    shapes = {
+        "x": (num_in, problem.dim_in1),
+        "y": (EDGES, spec.dim_y),
+        "w": (1 if problem.shared_weights else EDGES, problem.weight_numel),
+        "g": (num_out, problem.dim_out),
+    }
+    buffers = {name: _random(spec, *shapes[name[-1]]) for name in spec.operands}
+    if conv:
+        buffers |= _graph(plan.owner, getattr(torch, spec.index))
+    for slot in spec.direction.live_outputs:
+        parts = plan.partial_y if slot == "y" else 0
+        buffers[f"out_{slot}"] = _random(spec, *(shapes[slot] if not parts else (EDGES, parts, spec.dim_y)))
+    for name in sorted(plan.zeroed):
+        buffers[name].zero_()
+    kernel.launch(buffers, EDGES, num_in, num_out)
+
+
+def _random(spec: AnySpec, *shape: int) -> torch.Tensor:
+    return torch.randn(shape, dtype=getattr(torch, spec.dtype), device="cuda")
+
+
+def _graph(owner: str, index: torch.dtype) -> dict[str, torch.Tensor]:
+    """Edges whose last nodes have none."""
+    found = {"sender": torch.randint(NODES_IN - 2, (EDGES,), dtype=index, device="cuda")}
+    found["receiver"] = torch.randint(NODES_OUT - 2, (EDGES,), dtype=index, device="cuda")
+    if owner:
+        spans, perm = order_by(owner, found[owner], {"sender": NODES_IN, "receiver": NODES_OUT}[owner])
+        assert perm is not None
+        found |= {"spans": spans, "perm": perm}
+    return found
+
+
+def compile_case(spec: AnySpec) -> None:
+    """To the cache on disk."""
+    compile_source(emit(plan_of(spec)), spec.facts)
+
+
+def compile_all(specs: list[AnySpec]) -> None:
+    """All cores at work."""
+    with ProcessPoolExecutor(mp_context=multiprocessing.get_context("spawn")) as pool:
+        for _ in pool.map(compile_case, specs, chunksize=4):
+            pass
+
+
+def launch_share(share: int, shares: int) -> None:
+    """Every ``shares``-th case, each waited for."""
+    for name, spec in list(cases(device_facts("cuda:0")).items())[share::shares]:
+        print(name, flush=True)
+        launch(spec)
+        torch.cuda.synchronize()
+
+
+def main(shares: int) -> int:
+    """Compile, then sanitize; the number of processes that found something."""
+    found = cases(device_facts("cuda:0"))
+    compile_all(list(found.values()))
+    environment = os.environ | {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
+    running = {}
+    for tool, options in TOOLS.items():
+        for share in range(shares):
+            command = ["compute-sanitizer", *options, "--error-exitcode", "9", "--print-limit", "10"]
+            command += [sys.executable, __file__, "--launch", str(share), str(shares)]
+            running[tool, share] = subprocess.Popen(
+                command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            )
+    failed = 0
+    for (tool, share), process in running.items():
+        text, _ = process.communicate()
+        last = text.rstrip().rpartition("\n")[2]
+        print(f"{tool} {share + 1}/{shares}: {last}")
+        if process.returncode:
+            failed += 1
+            print(text)
+    print(f"{len(found)} kernels, {len(running)} processes, {failed} of them found something")
+    return min(failed, 1)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--launch"]:
+        launch_share(*map(int, sys.argv[2:4]))
+    else:
+        sys.exit(main(int(sys.argv[1]) if len(sys.argv) > 1 else 4))

@@ -1,0 +1,38 @@
+"""Convolutions of vectors, and what e3nn gives for them."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+from e3nn import o3
+from reference import Case, forward, make_case
+
+from kernelgen import HarmonicsProblem, TensorProductProblem
+from kernelgen.terms.directions import Direction
+
+PRODUCT = TensorProductProblem.channelwise("6x0e+6x1o", "0e+1o+2e", "0e+1o+2e")
+
+
+def vectors_case(operation: str, problem: TensorProductProblem = PRODUCT, **sizes: int) -> Case:
+    """Vectors in the place of y, one of them zero."""
+    case = make_case(problem, operation, **sizes)
+    vectors = case.tensors["y"][:, :3].contiguous()
+    vectors[2] = 0
+    return dataclasses.replace(case, tensors=case.tensors | {"y": vectors})
+
+
+def expected(case: Case, harmonics: HarmonicsProblem, direction: Direction) -> dict[str, torch.Tensor]:
+    """Of e3nn, by autograd through both steps."""
+    leaf = {name: case.tensors[name].clone().requires_grad_() for name in "xyw"}
+    y = o3.spherical_harmonics(list(harmonics.degrees), leaf["y"], harmonics.normalize, harmonics.normalization)
+    out = forward(case, leaf["x"], y, leaf["w"])
+    if direction.outputs == "g":
+        return {"g": out.detach()}
+    found = torch.autograd.grad(out, [leaf[slot] for slot in direction.outputs], case.tensors["g"])
+    return dict(zip(direction.outputs, found, strict=True))
+
+
+def without_zero_vector(slot: str, rows: torch.Tensor) -> torch.Tensor:
+    """A gradient of 1e12 times a constant, in the row of the zero vector, would hide all others in a norm."""
+    return torch.cat([rows[:2], rows[3:]]) if slot == "y" else rows
