@@ -72,7 +72,7 @@ def resolve_device(text: str | None) -> str:
         raise InputError(f"device {text!r} is not known; expected cpu, cuda or cuda:N") from error
     count = torch.cuda.device_count() if device.type == "cuda" else 0
     if device.index is not None and 0 < count <= device.index:
-        raise ToolMissingError(f"device {text!r} is not here; torch sees {count} CUDA devices, numbered from 0")
+        raise ToolMissingError(f"device {text!r} does not exist; torch sees {count} CUDA devices, numbered from 0")
     device_facts(device)
     return text
 
@@ -83,7 +83,7 @@ def devices_given(device: str | None, devices: str | None) -> list[str]:
     from autotune.measure.devices import devices_named
 
     if device is not None and devices is not None:
-        raise ConfigError(f"--device {device} and --devices {devices} are given; expected one of the two")
+        raise ConfigError(f"--device {device} and --devices {devices} exclude each other; leave one out")
     return [resolve_device(device)] if devices is None else devices_named(devices, resolve_device)
 
 

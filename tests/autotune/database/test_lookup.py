@@ -118,7 +118,7 @@ def test_without_a_graph_class_it_is_the_largest_graph(shipped: Path) -> None:
     )
     found = find(None)
     assert (found.schedule, found.origin) == (SCHEDULES[1], "nearest")
-    assert "largest graph" in found.reason and "no graph class" in found.reason
+    assert "largest tuned graph" in found.reason and "no graph class" in found.reason
 
 
 def test_another_layout_comes_after_every_graph_class_of_this_one(shipped: Path) -> None:
