@@ -45,3 +45,8 @@ class LaunchError(EquituneError, RuntimeError):
 
 class TuningMissError(EquituneError, LookupError):
     """No schedule is known that was tuned on this device, or keeps what was asked for, and it may not do without."""
+
+
+def cause_of(error: BaseException) -> str:
+    """What went wrong, for a message that names the path itself: an OSError's own text would repeat it."""
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)

@@ -6,20 +6,19 @@ bug. Everything heavy is imported inside the commands, so that ``equitune --help
 
 from __future__ import annotations
 
-import functools
 import json
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn
 
 import typer
 
 from autotune.cli import database as cli_db
+from autotune.cli.bench import EXAMPLES, bench
 from autotune.cli.options import (
-    MEASURING,
-    OUTPUT,
+    INTERRUPTED,
     SEARCH,
     SHARING,
     Budget,
@@ -34,8 +33,6 @@ from autotune.cli.options import (
     budget_seconds,
     devices_given,
     examples,
-    export_file,
-    peers_named,
     positive,
     print_next,
     print_rich,
@@ -45,8 +42,7 @@ from autotune.cli.options import (
     write_comparison_page,
     write_pages,
 )
-
-INTERRUPTED = 130
+from autotune.cli.replay import REPLAY_EXAMPLES, record, replay
 
 app = typer.Typer(
     name="equitune",
@@ -199,158 +195,9 @@ def tune(
         raise typer.Exit(INTERRUPTED)
 
 
-@app.command(
-    epilog=examples(
-        "equitune bench configs/mace-mp-medium.toml --export-markdown bench.md",
-        "equitune bench --suite --devices all",
-    )
-)
-def bench(
-    config: Annotated[
-        str | None, typer.Argument(metavar="CONFIG", help="A TOML file, or the name of one in configs/.")
-    ] = None,
-    suite: Annotated[bool, typer.Option("--suite", help="Run configs/suite.toml.")] = False,
-    device: Device = None,
-    devices: Annotated[
-        str | None, typer.Option(help="Split the problems over several devices: all, 0,1 or cpu,cpu (to try it).")
-    ] = None,
-    peers: Annotated[
-        str, typer.Option(help="all, none, or names: e3nn,cuequivariance.", rich_help_panel=MEASURING)
-    ] = "all",
-    no_peers: Annotated[
-        bool, typer.Option("--no-peers", help="The same as --peers none.", rich_help_panel=MEASURING)
-    ] = False,
-    seconds: Annotated[
-        float | None,
-        typer.Option(
-            help="Sampling time of each contender in each pass. Default: 2, with --suite 0.3.",
-            rich_help_panel=MEASURING,
-        ),
-    ] = None,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Measure every row again.", rich_help_panel=MEASURING)] = False,
-    verbose: Annotated[
-        bool, typer.Option("--verbose", help="Print every step, with the time.", rich_help_panel=OUTPUT)
-    ] = False,
-    export_markdown: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write the table as Markdown.", rich_help_panel=OUTPUT)
-    ] = None,
-    export_json: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Write the rows as JSON, raw samples included.", rich_help_panel=OUTPUT),
-    ] = None,
-    results: Results = None,
-    reports: Reports = None,
-) -> None:
-    """Time default, tuned, e3nn, cuEquivariance and OpenEquivariance in one run. Nothing is searched.
-
-    An interrupted run continues where it ended. Rows are measured again if generator, schedules or software changed.
-    """
-    from rich.console import Console
-
-    from autotune.bench.rows import Row, record_text
-    from autotune.bench.run import bench as run_bench
-    from autotune.bench.text import markdown_text
-    from autotune.errors import ConfigError
-    from autotune.workload.config import load_config
-    from kernelgen.device import device_facts
-
-    if (config is None) != suite:
-        raise ConfigError(
-            "--suite and a CONFIG exclude each other; leave one out"
-            if suite
-            else "no CONFIG is given; name one, or type --suite"
-        )
-    if seconds is not None and not seconds >= 0:
-        raise ConfigError(f"--seconds is {seconds}; expected zero or more")
-    exports = [
-        export_file(*given) for given in (("--export-markdown", export_markdown), ("--export-json", export_json))
-    ]
-    chosen = devices_given(device, devices)
-    facts = device_facts(chosen[0])
-    folder = results_folder(results)
-    rows = run_bench(
-        load_config(config or "suite", facts.backend),
-        chosen[0],
-        folder,
-        devices=chosen,
-        peers=() if no_peers else peers_named(peers),
-        seconds_each=(0.3 if suite else 2.0) if seconds is None else seconds,
-        fresh=fresh,
-        console=Console(),
-        verbose=verbose,
-    )
-    texts: tuple[Callable[[list[Row]], str], ...] = (markdown_text, functools.partial(record_text, facts))
-    for path, text in zip(exports, texts, strict=True):
-        if path is not None:
-            path.write_text(text(rows), encoding="utf-8")
-            print(f"export: {path}")
-    write_pages(folder, reports, facts.slug)
-
-
-@app.command()
-def record(config: Config, device: Device = None, results: Results = None) -> None:
-    """Time every schedule of the space in the config's table \\[record.BACKEND], for replays."""
-    from autotune.replay.record import record as run_record
-    from autotune.tune.progress import Progress
-    from autotune.workload.config import load_config
-    from kernelgen.device import device_facts
-
-    device = resolve_device(device)
-    loaded = load_config(config, device_facts(device).backend)
-    with Interrupts() as interrupts, Progress() as progress:
-        for path in run_record(loaded, device, results_folder(results), progress):
-            print(f"record: {path}")
-    if interrupts.seen:
-        raise typer.Exit(INTERRUPTED)
-
-
-@app.command(epilog=examples("equitune replay results/record/*.jsonl.gz --sampler tpe --seeds 5"))
-def replay(
-    files: Annotated[
-        list[Path],
-        typer.Argument(metavar="RECORD...", help="Files of results/record, packed (DEVICE.jsonl.gz) or not."),
-    ],
-    sampler: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="tpe, climb, gp, random or default. Repeat it for several. Default: all.", rich_help_panel=SEARCH
-        ),
-    ] = None,
-    seeds: Annotated[
-        int | None, typer.Option(help="Runs of each sampler. Default: 20, for gp 5.", rich_help_panel=SEARCH)
-    ] = None,
-    trials: Annotated[int, typer.Option(help="Trials of each run.", rich_help_panel=SEARCH)] = 150,
-    ahead: Annotated[
-        int | None,
-        typer.Option(help="Proposals in flight. Default: as on the recording machine.", rich_help_panel=SEARCH),
-    ] = None,
-    prune: Annotated[
-        bool,
-        typer.Option("--prune/--no-prune", help="Skip kernels that spill too many registers.", rich_help_panel=SEARCH),
-    ] = True,
-    transfer: Annotated[
-        bool,
-        typer.Option("--transfer/--no-transfer", help="Start from winners of related kernels.", rich_help_panel=SEARCH),
-    ] = True,
-    results: Results = None,
-) -> None:
-    """Compare samplers on recorded times, without a device: trials until a schedule near the best is found."""
-    from autotune.database.trial_archive import studies_in
-    from autotune.replay.recorded import load_record
-    from autotune.replay.run import SEEDS, replay_table, write_replay
-    from autotune.replay.run import replay as run_replay
-    from autotune.search.starting_points import known_entries
-
-    for option, number in (("--seeds", seeds), ("--trials", trials), ("--ahead", ahead)):
-        positive(option, number)
-    folder = results_folder(results)
-    for file in (study for path in files for study in studies_in(path)):
-        recorded = load_record(file)
-        related = recorded.transfers(known_entries(recorded.space.spec.facts, folder)) if transfer else {}
-        options: dict[str, Any] = {"seeds": seeds, "ahead": ahead, "prune": prune, "transfers": related}
-        data = run_replay(recorded, sampler or SEEDS, trials, **options)
-        print_rich(replay_table(data))
-        print(f"replay: {write_replay(folder, data)}")
+app.command(epilog=EXAMPLES)(bench)
+app.command()(record)
+app.command(epilog=REPLAY_EXAMPLES)(replay)
 
 
 @app.command()

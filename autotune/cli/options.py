@@ -12,6 +12,9 @@ from typing import Annotated, Any
 
 import typer
 
+# The exit code after Ctrl-C.
+INTERRUPTED = 130
+
 SEARCH, SHARING, OUTPUT, MEASURING = "Search", "Sharing", "Output", "Measuring"
 
 Config = Annotated[str, typer.Argument(metavar="CONFIG", help="A TOML file, or the name of one in configs/.")]
@@ -69,7 +72,7 @@ def resolve_device(text: str | None) -> str:
         raise InputError(f"device {text!r} is not known; expected cpu, cuda or cuda:N") from error
     count = torch.cuda.device_count() if device.type == "cuda" else 0
     if device.index is not None and 0 < count <= device.index:
-        raise ToolMissingError(f"device {text!r} is not here; torch sees {count} CUDA devices, numbered from 0")
+        raise ToolMissingError(f"device {text!r} does not exist; torch sees {count} CUDA devices, numbered from 0")
     device_facts(device)
     return text
 
@@ -80,7 +83,7 @@ def devices_given(device: str | None, devices: str | None) -> list[str]:
     from autotune.measure.devices import devices_named
 
     if device is not None and devices is not None:
-        raise ConfigError(f"--device {device} and --devices {devices} are given; expected one of the two")
+        raise ConfigError(f"--device {device} and --devices {devices} exclude each other; leave one out")
     return [resolve_device(device)] if devices is None else devices_named(devices, resolve_device)
 
 

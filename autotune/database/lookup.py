@@ -164,7 +164,8 @@ def _on_other_device(query: _Query, skipped: list[str]) -> Tuning | None:
         for entry in _by_nearness(query, table.by_kernel.get(query.kernel, ())):
             if _is_legal(query, entry, skipped):
                 reason = (
-                    f"nothing is tuned for this problem on this device; tuned on {table.device.get('name')} "
+                    f"nothing is tuned for this problem on this device; using an entry of "
+                    f"{table.device.get('name')} "
                     f"(also {query.spec.facts.arch}) for {entry.graph_class}"
                 )
                 return _fitted(query, entry, "other-device", reason, skipped)
@@ -188,8 +189,8 @@ def _fitted(query: _Query, entry: Entry, origin: str, reason: str, skipped: list
 
 def _default(query: _Query, skipped: list[str]) -> Tuning:
     reason = (
-        "nothing is tuned for this problem and about this size on this device or one of its architecture; default from "
-        "device facts"
+        "nothing is tuned for this problem at about this size, on this device or its architecture; using the "
+        "default schedule"
     )
     num_edges = None if query.graph_class is None else 2**query.graph_class.log2_edges
     schedule = query.kind.default(query.spec, num_edges)
@@ -198,7 +199,7 @@ def _default(query: _Query, skipped: list[str]) -> Tuning:
             return found
         raise TuningMissError(
             f"the default schedule of {query.kernel} is in quarantine on {query.spec.facts.name} ({fault}), and no "
-            "sound one is known; run `equitune tune` for it, or take the line out of results/quarantine to try again"
+            "other schedule is known; run `equitune tune` for it, or delete its line in results/quarantine to try again"
         )
     return Tuning(schedule, "default", None, _with_skipped(reason, skipped))
 
@@ -249,7 +250,7 @@ def is_alike(spec: Any, graph_class: GraphClass | None, entry: Entry) -> bool:
 
 def _why_nearest(query: _Query, entry: Entry) -> str:
     if query.graph_class is None:
-        why = ", the largest graph there is (no graph class was given)"
+        why = ", the largest tuned graph (no graph class given)"
     elif query.graph_class.text == entry.graph_class:
         why = ""
     else:

@@ -15,6 +15,7 @@ from typing import Any
 
 from autotune.database import trial_records
 from autotune.database.store import DatabaseWarning
+from kernelgen.errors import cause_of
 from kernelgen.schedule.knobs import Knobs
 from kernelgen.version import GENERATOR_VERSION
 
@@ -69,7 +70,8 @@ def _faults_in(path: Path) -> dict[Kernel, dict[str, str]]:
     except OSError as error:
         if path not in _read or _read[path][0] != stamp:
             _read[path] = stamp, {}
-            warnings.warn(f"quarantine {path} cannot be read ({error}); it is ignored", DatabaseWarning, stacklevel=2)
+            text = f"quarantine {path} cannot be read ({cause_of(error)}); it is ignored"
+            warnings.warn(text, DatabaseWarning, stacklevel=2)
     return _read[path][1]
 
 

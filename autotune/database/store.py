@@ -28,6 +28,7 @@ from autotune.database.entry import Entry, check_json
 from autotune.errors import DatabaseError
 from autotune.workload.workload import Identity
 from kernelgen.device import DeviceFacts
+from kernelgen.errors import cause_of
 from kernelgen.json_data import parse_json
 
 __all__ = [
@@ -197,7 +198,7 @@ _EMPTY = Table()
 def _ignored(path: Path, stamp: tuple[int, ...], error: OSError) -> Table:
     known = _tables.get(path)
     if not (known and known[0] == stamp and known[1].flaws):
-        _tables[path] = (stamp, Table(flaws=(f"it cannot be read ({error})",)))
+        _tables[path] = (stamp, Table(flaws=(f"it cannot be read ({cause_of(error)})",)))
         _warn(path, _tables[path][1])
     return _tables[path][1]
 
@@ -251,7 +252,7 @@ class Database:
             raise DatabaseError(f"{self.path} stayed locked by another process for {LOCK_TIMEOUT_S:.0f} s") from error
         except OSError as error:
             raise DatabaseError(
-                f"cannot write the tuned database {self.path} ({error}); "
+                f"cannot write the tuned database {self.path} ({cause_of(error)}); "
                 "set EQUITUNE_DATABASE to a writable directory for your own entries"
             ) from error
         self._pending.clear()

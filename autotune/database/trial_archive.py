@@ -19,6 +19,7 @@ from typing import Any
 from autotune.database import trial_records
 from autotune.database.store import replace_file
 from autotune.errors import DatabaseError
+from kernelgen.errors import cause_of
 
 Lines = list[dict[str, Any]]
 SUFFIX = ".jsonl.gz"
@@ -97,7 +98,8 @@ def _lines(archive: Path) -> Iterator[bytes]:
         return
     except (OSError, EOFError, zlib.error) as error:
         raise DatabaseError(
-            f"{archive} cannot be read ({error}); expected what `equitune db pack` wrote: restore it, or move it away"
+            f"{archive} cannot be read ({cause_of(error)}); expected what `equitune db pack` wrote: "
+            "restore it, or move it away"
         ) from error
 
 

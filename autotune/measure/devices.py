@@ -38,11 +38,12 @@ def devices_named(text: str, resolve: Callable[[str], str]) -> list[str]:
         )
     devices = [resolve(f"cuda:{name}" if name.isdecimal() else name) for name in names]
     if len({device.split(":")[0] for device in devices}) > 1:
-        raise InputError(f"--devices is {text!r}; expected GPUs or the CPU, not both: they have no studies in common")
+        raise InputError(f"--devices is {text!r}; expected GPUs or the CPU, not both: they share no studies")
     twice = sorted({device for device in devices if devices.count(device) > 1} - {"cpu"})
     if twice:
         raise InputError(
-            f"--devices names {', '.join(twice)} twice; expected each GPU once, for two would share its clock"
+            f"--devices names {', '.join(twice)} twice; expected each GPU once: "
+            "two tuners on one GPU disturb each other's times"
         )
     return devices
 

@@ -18,6 +18,7 @@ from autotune.measure.intervals import LEVEL, SAME, TOLERANCE, UNCLEAR, ratio_in
 from autotune.report.data.suite_rows import SuiteRow, mapping
 from autotune.report.errors import ReportError
 from autotune.text import TUNED
+from kernelgen.errors import cause_of
 from kernelgen.json_data import parse_json
 
 ONE_MEASUREMENT = "one measurement"
@@ -134,7 +135,7 @@ def load_record(path: Path) -> Record:
     try:
         data = parse_json(file.read_bytes())
     except (OSError, ValueError) as error:
-        raise ReportError(f"{file}: not readable as JSON ({error}); {EXPECTED}") from error
+        raise ReportError(f"{file}: not readable as JSON ({cause_of(error)}); {EXPECTED}") from error
     rows = data.get("rows") if isinstance(data, dict) else None
     if not isinstance(rows, list):
         raise ReportError(f"{file}: holds no list 'rows'; {EXPECTED}")

@@ -24,7 +24,7 @@ from typing import Any
 
 import platformdirs
 
-from kernelgen.errors import CacheError
+from kernelgen.errors import CacheError, cause_of
 from kernelgen.json_data import parse_json
 
 _WRITABLE_BY_OTHERS = 0o022
@@ -107,8 +107,8 @@ def publish(
             shutil.rmtree(fresh, ignore_errors=True)
     except OSError as error:
         raise CacheError(
-            f"the kernel cache {cache_dir()} cannot be written ({error}); free some space if it is full, or set "
-            f"EQUITUNE_CACHE to a writable folder"
+            f"the kernel cache {cache_dir()} cannot be written ({cause_of(error)}); free some space if it is full, or "
+            f"set EQUITUNE_CACHE to a writable folder"
         ) from error
     return Binary(folder / binary_name, resources)
 

@@ -27,7 +27,7 @@ from kernelgen.compile.job import Job, debug_level
 from kernelgen.compile.nvrtc import cuda_job
 from kernelgen.device import DeviceFacts
 from kernelgen.emit.source import Source
-from kernelgen.errors import CompileError
+from kernelgen.errors import CompileError, cause_of
 
 
 def compile_source(source: Source, facts: DeviceFacts) -> Binary:
@@ -88,6 +88,7 @@ def _write_debug(source: Source, job: Job, key: str, binary: Binary) -> None:
         (folder / f"{key[:16]}.json").write_text(json.dumps(record, indent=1))
     except OSError as error:  # the kernel itself is there and runs
         warnings.warn(
-            f"EQUITUNE_DEBUG: nothing can be written to {folder} ({error}); set EQUITUNE_DEBUG_DIR to another folder",
+            f"EQUITUNE_DEBUG: nothing can be written to {folder} ({cause_of(error)}); "
+            "set EQUITUNE_DEBUG_DIR to another folder",
             stacklevel=2,
         )

@@ -26,7 +26,7 @@ import torch
 from kernelgen.compile.elf import is_whole, section
 from kernelgen.compile.job import Job, debug_level, shortened
 from kernelgen.emit.source import Source
-from kernelgen.errors import CacheError, CompileError, ToolMissingError
+from kernelgen.errors import CacheError, CompileError, ToolMissingError, cause_of
 
 VERSION_LIMIT_S = 30.0
 COMPILE_LIMIT_S = 600.0
@@ -178,7 +178,7 @@ def _compile(command: Sequence[str], limit_s: float, folder: Path) -> subprocess
     except subprocess.TimeoutExpired as error:
         raise CompileError(f"{shlex.join(command)} did not end within {limit_s:g} s and was stopped") from error
     except OSError as error:
-        raise ToolMissingError(f"{command[0]} cannot be run ({error}); set CXX to a C++ compiler") from error
+        raise ToolMissingError(f"{command[0]} cannot be run ({cause_of(error)}); set CXX to a C++ compiler") from error
 
 
 def _run(command: Sequence[str], limit_s: float, folder: Path | None = None) -> subprocess.CompletedProcess[str]:

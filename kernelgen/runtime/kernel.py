@@ -98,7 +98,8 @@ def _load_host(plan: AnyPlan, binary: Binary, entry: str) -> Run:
     try:
         function = getattr(ctypes.CDLL(str(binary.path)), entry)
     except (OSError, AttributeError) as error:
-        raise LaunchError(f"{binary.path} cannot be loaded: {error}; remove it to have it compiled again") from error
+        cause = str(error).removeprefix(f"{binary.path}: ")
+        raise LaunchError(f"{binary.path} cannot be loaded: {cause}; remove it to have it compiled again") from error
     function.argtypes = [ctypes.c_void_p] * len(BUFFERS) + [ctypes.c_longlong] * 3 + [ctypes.c_int]
     function.restype = None
     fixed_threads: int = getattr(plan.spec.schedule, "threads", 0)

@@ -16,6 +16,7 @@ from autotune.database.trial_archive import SUFFIX, read_device
 from autotune.report.data.suite_rows import SuiteRow, mapping, number, sample_times
 from autotune.report.errors import ReportError
 from autotune.text import DEFAULT, TUNED
+from kernelgen.errors import cause_of
 from kernelgen.json_data import parse_json
 
 PASSES = (
@@ -116,7 +117,7 @@ def _read(path: Path) -> dict[str, Any]:
         data = parse_json(path.read_bytes())
     except (OSError, ValueError) as error:
         raise ReportError(
-            f"{path}: not readable as JSON ({error}); restore it or move it away, then report again"
+            f"{path}: not readable as JSON ({cause_of(error)}); restore it or move it away, then report again"
         ) from error
     if not isinstance(data, dict):
         raise ReportError(f"{path}: holds a {type(data).__name__}; expected an object with 'device' and its records")

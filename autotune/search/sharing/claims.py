@@ -73,7 +73,7 @@ class FolderClaims(Claims):
         self._begun = False
         if not (self._locks.take(PART) if alone else self._locks.share(PART)):
             self._locks.close()
-            what = "another process is tuning" if alone else "a tuner that shares with nobody is tuning"
+            what = "another process is tuning" if alone else "a tuner without --shared is tuning"
             raise StudyError(
                 f"{what} {path}; wait for it, choose another results folder, or start all tuners of this one with "
                 "--shared (those of several GPUs with --devices)"

@@ -55,7 +55,10 @@ class VectorsKind(ProductKind):
         if not graph.has_nodes:
             raise ConfigError(f"graph {graph.name!r} has edges alone, and a convolution needs nodes")
         if not problem.product.is_channelwise:
-            raise ConfigError(f"{label!r} has paths whose kernels harmonics are not formed in; tune its parts")
+            raise ConfigError(
+                f"{label!r} has paths that cannot be fused with harmonics; tune its product and its harmonics "
+                "separately"
+            )
 
     def read(self, data: Mapping[str, Any]) -> Any:
         return vector_schedule_from_dict(data)

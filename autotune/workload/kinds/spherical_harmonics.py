@@ -49,7 +49,7 @@ class HarmonicsKind(KernelKind):
         if layout != LAYOUT or deterministic:
             raise ConfigError(
                 f"harmonics {label!r} have layout {layout!r} and deterministic = {str(deterministic).lower()}; "
-                "expected neither: their rows have one layout, and they are always bitwise equal from run to run"
+                "leave both out: harmonics have one layout and are always deterministic"
             )
 
     def read(self, data: Mapping[str, Any]) -> HarmonicsSchedule:

@@ -118,7 +118,7 @@ def test_without_a_graph_class_it_is_the_largest_graph(shipped: Path) -> None:
     )
     found = find(None)
     assert (found.schedule, found.origin) == (SCHEDULES[1], "nearest")
-    assert "largest graph" in found.reason and "no graph class" in found.reason
+    assert "largest tuned graph" in found.reason and "no graph class" in found.reason
 
 
 def test_another_layout_comes_after_every_graph_class_of_this_one(shipped: Path) -> None:
@@ -236,8 +236,9 @@ def test_a_damaged_database_never_breaks_lookup(shipped: Path, user: Path, damag
     # A directory where the file should be: it cannot even be opened.
     database_path(directory, HOST.slug).unlink()
     database_path(directory, HOST.slug).mkdir()
-    with pytest.warns(DatabaseWarning, match="cannot be read"):
+    with pytest.warns(DatabaseWarning, match="cannot be read") as warned:
         assert find().schedule == SCHEDULES[0]
+    assert [str(told.message).count(str(directory)) for told in warned] == [1], "a path is named once"
 
 
 def test_a_damaged_database_of_another_device_never_breaks_lookup(shipped: Path) -> None:

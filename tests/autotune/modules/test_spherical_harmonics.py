@@ -149,7 +149,7 @@ def test_the_schedule_is_the_default_and_says_so() -> None:
     module(points(2, dtype=torch.float32))
     assert module.tuning == before and set(before) == {"forward", "backward", "double_backward"}
     assert {(t.origin, t.entry) for t in before.values()} == {("default", None)}
-    assert "default from device facts" in before["forward"].reason
+    assert "using the default schedule" in before["forward"].reason
 
 
 def test_opcheck() -> None:

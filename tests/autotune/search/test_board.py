@@ -172,7 +172,7 @@ def test_earlier_records_are_brought_along(space: Space, tmp_path: Path) -> None
 
 def test_a_tuner_alone_keeps_others_out_and_they_it(space: Space, tmp_path: Path) -> None:
     meeting = Meeting(space, tmp_path, "folder", None, False)
-    with meeting.join("a", sharing="alone"), pytest.raises(StudyError, match="shares with nobody"):
+    with meeting.join("a", sharing="alone"), pytest.raises(StudyError, match="a tuner without --shared"):
         meeting.join("b")
     with meeting.join("a"), pytest.raises(StudyError, match="another process.*--shared"):
         meeting.join("b", sharing="alone")
@@ -254,7 +254,7 @@ def test_a_storage_that_stays_away_is_an_error_and_loses_nothing(
     with meeting.join("a") as study:
         proposal = proposed(study)
         storage.away = True
-        with pytest.raises(StudyError, match="closed the connection.*see that the storage runs, then run"):
+        with pytest.raises(StudyError, match="closed the connection.*Check that the storage runs, then run"):
             study.finish(proposal, ok(7.0))
         assert [line["time_us"] for line in trial_records.read(meeting.path("a"))] == [7.0]
     storage.away = False

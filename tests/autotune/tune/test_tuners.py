@@ -174,7 +174,7 @@ def test_interrupted_tuners_publish_what_there_is(tmp_path: Path) -> None:
     table = read_table(run.results / f"{device_facts('cpu').slug}.json")
     (entry,) = table.by_identity.values()
     assert entry.trials["count"] <= len(found)
-    assert printed.count("another tuner is still at work") + printed.count("published") >= 1
+    assert printed.count("another tuner is still working") + printed.count("published") >= 1
 
 
 @pytest.mark.slow

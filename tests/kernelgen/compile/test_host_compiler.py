@@ -155,8 +155,9 @@ def test_a_compiler_that_is_gone(script: Script) -> None:
     path = script('exec $real "$@"')
     find_host_compiler()
     path.unlink()
-    with pytest.raises(ToolMissingError, match="cannot be run .*set CXX"):
+    with pytest.raises(ToolMissingError, match="cannot be run .*set CXX") as raised:
         compile_source(ANSWER, HOST)
+    assert str(raised.value).count(str(path)) == 1
 
 
 def test_a_debug_folder_that_cannot_be_written_is_a_warning(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -1,0 +1,111 @@
+"""``equitune bench``: time default, tuned and peers in one run, and export the rows."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from autotune.cli.options import (
+    MEASURING,
+    OUTPUT,
+    Device,
+    Reports,
+    Results,
+    devices_given,
+    examples,
+    export_file,
+    peers_named,
+    results_folder,
+    write_pages,
+)
+
+EXAMPLES = examples(
+    "equitune bench configs/mace-mp-medium.toml --export-markdown bench.md",
+    "equitune bench --suite --devices all",
+)
+
+
+def bench(
+    config: Annotated[
+        str | None, typer.Argument(metavar="CONFIG", help="A TOML file, or the name of one in configs/.")
+    ] = None,
+    suite: Annotated[bool, typer.Option("--suite", help="Run configs/suite.toml.")] = False,
+    device: Device = None,
+    devices: Annotated[
+        str | None, typer.Option(help="Split the problems over several devices: all, 0,1 or cpu,cpu (to try it).")
+    ] = None,
+    peers: Annotated[
+        str, typer.Option(help="all, none, or names: e3nn,cuequivariance.", rich_help_panel=MEASURING)
+    ] = "all",
+    no_peers: Annotated[
+        bool, typer.Option("--no-peers", help="The same as --peers none.", rich_help_panel=MEASURING)
+    ] = False,
+    seconds: Annotated[
+        float | None,
+        typer.Option(
+            help="Sampling time of each contender in each pass. Default: 2, with --suite 0.3.",
+            rich_help_panel=MEASURING,
+        ),
+    ] = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Measure every row again.", rich_help_panel=MEASURING)] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", help="Print every step, with the time.", rich_help_panel=OUTPUT)
+    ] = False,
+    export_markdown: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the table as Markdown.", rich_help_panel=OUTPUT)
+    ] = None,
+    export_json: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write the rows as JSON, raw samples included.", rich_help_panel=OUTPUT),
+    ] = None,
+    results: Results = None,
+    reports: Reports = None,
+) -> None:
+    """Time default, tuned, e3nn, cuEquivariance and OpenEquivariance in one run. Nothing is searched.
+
+    An interrupted run continues where it ended. Rows are measured again if generator, schedules or software changed.
+    """
+    from rich.console import Console
+
+    from autotune.bench.rows import Row, record_text
+    from autotune.bench.run import bench as run_bench
+    from autotune.bench.text import markdown_text
+    from autotune.errors import ConfigError
+    from autotune.workload.config import load_config
+    from kernelgen.device import device_facts
+
+    if (config is None) != suite:
+        raise ConfigError(
+            "--suite and a CONFIG exclude each other; leave one out"
+            if suite
+            else "no CONFIG is given; name one, or type --suite"
+        )
+    if seconds is not None and not seconds >= 0:
+        raise ConfigError(f"--seconds is {seconds}; expected zero or more")
+    exports = [
+        export_file(*given) for given in (("--export-markdown", export_markdown), ("--export-json", export_json))
+    ]
+    chosen = devices_given(device, devices)
+    facts = device_facts(chosen[0])
+    folder = results_folder(results)
+    rows = run_bench(
+        load_config(config or "suite", facts.backend),
+        chosen[0],
+        folder,
+        devices=chosen,
+        peers=() if no_peers else peers_named(peers),
+        seconds_each=(0.3 if suite else 2.0) if seconds is None else seconds,
+        fresh=fresh,
+        console=Console(),
+        verbose=verbose,
+    )
+    texts: tuple[Callable[[list[Row]], str], ...] = (markdown_text, functools.partial(record_text, facts))
+    for path, text in zip(exports, texts, strict=True):
+        if path is not None:
+            path.write_text(text(rows), encoding="utf-8")
+            print(f"export: {path}")
+    write_pages(folder, reports, facts.slug)

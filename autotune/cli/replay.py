@@ -1,0 +1,88 @@
+"""``equitune record`` and ``equitune replay``: time a whole search space, then compare samplers on the times."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from autotune.cli.options import (
+    INTERRUPTED,
+    SEARCH,
+    Config,
+    Device,
+    Interrupts,
+    Results,
+    examples,
+    positive,
+    print_rich,
+    resolve_device,
+    results_folder,
+)
+
+REPLAY_EXAMPLES = examples("equitune replay results/record/*.jsonl.gz --sampler tpe --seeds 5")
+
+
+def record(config: Config, device: Device = None, results: Results = None) -> None:
+    """Time every schedule of the space in the config's table \\[record.BACKEND], for replays."""
+    from autotune.replay.record import record as run_record
+    from autotune.tune.progress import Progress
+    from autotune.workload.config import load_config
+    from kernelgen.device import device_facts
+
+    device = resolve_device(device)
+    loaded = load_config(config, device_facts(device).backend)
+    with Interrupts() as interrupts, Progress() as progress:
+        for path in run_record(loaded, device, results_folder(results), progress):
+            print(f"record: {path}")
+    if interrupts.seen:
+        raise typer.Exit(INTERRUPTED)
+
+
+def replay(
+    files: Annotated[
+        list[Path],
+        typer.Argument(metavar="RECORD...", help="Files of results/record, packed (DEVICE.jsonl.gz) or not."),
+    ],
+    sampler: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="tpe, climb, gp, random or default. Repeat it for several. Default: all.", rich_help_panel=SEARCH
+        ),
+    ] = None,
+    seeds: Annotated[
+        int | None, typer.Option(help="Runs of each sampler. Default: 20, for gp 5.", rich_help_panel=SEARCH)
+    ] = None,
+    trials: Annotated[int, typer.Option(help="Trials of each run.", rich_help_panel=SEARCH)] = 150,
+    ahead: Annotated[
+        int | None,
+        typer.Option(help="Proposals in flight. Default: as on the recording machine.", rich_help_panel=SEARCH),
+    ] = None,
+    prune: Annotated[
+        bool,
+        typer.Option("--prune/--no-prune", help="Skip kernels that spill too many registers.", rich_help_panel=SEARCH),
+    ] = True,
+    transfer: Annotated[
+        bool,
+        typer.Option("--transfer/--no-transfer", help="Start from winners of related kernels.", rich_help_panel=SEARCH),
+    ] = True,
+    results: Results = None,
+) -> None:
+    """Compare samplers on recorded times, without a device: trials until a schedule near the best is found."""
+    from autotune.database.trial_archive import studies_in
+    from autotune.replay.recorded import load_record
+    from autotune.replay.run import SEEDS, replay_table, write_replay
+    from autotune.replay.run import replay as run_replay
+    from autotune.search.starting_points import known_entries
+
+    for option, number in (("--seeds", seeds), ("--trials", trials), ("--ahead", ahead)):
+        positive(option, number)
+    folder = results_folder(results)
+    for file in (study for path in files for study in studies_in(path)):
+        recorded = load_record(file)
+        related = recorded.transfers(known_entries(recorded.space.spec.facts, folder)) if transfer else {}
+        options: dict[str, Any] = {"seeds": seeds, "ahead": ahead, "prune": prune, "transfers": related}
+        data = run_replay(recorded, sampler or SEEDS, trials, **options)
+        print_rich(replay_table(data))
+        print(f"replay: {write_replay(folder, data)}")
