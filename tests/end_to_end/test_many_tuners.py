@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from places import SUPPORT
+from places import ROOT, SUPPORT
 from postgres import Postgres, server_programs
 from tiny_config import CONFIG
 
@@ -59,7 +59,7 @@ class Fire:
         self.reads = 0
 
     def start(self) -> subprocess.Popen:
-        environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(TESTS), str(TESTS.parent)])}
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(TESTS), str(ROOT)])}
         environment["OMP_NUM_THREADS"] = "1"
         command = [sys.executable, str(TESTS / "many_tuners.py"), str(self._config), str(self.results)]
         return subprocess.Popen(
