@@ -95,8 +95,8 @@ class Checks:
         known: KnownGraph | None = None
         last = self._last if keep else None
         if last and last[3:6] == (num_edges, num_in, num_out) and _is_still(last, x, sender, receiver, order):
-            still = is_checked or self._holds(sender, receiver)
-            if still:
+            unwritten = is_checked or self._known.is_unwritten(sender, receiver)  # type: ignore[union-attr, arg-type]
+            if unwritten:
                 return last
         if not self.is_conv:
             if sender is not None or receiver is not None:
@@ -124,12 +124,6 @@ class Checks:
         if keep and num_edges <= KEPT_EDGES and sender is not None and receiver is not None and known is not None:
             self._last, self._known = graph, known
         return graph
-
-    def _holds(self, sender: Tensor | None, receiver: Tensor | None) -> bool:
-        """Whether the last graph's index tensors hold what they did when they were checked."""
-        if sender is None or receiver is None or self._known is None:
-            return False
-        return self._known.is_unwritten(sender, receiver)
 
     def operands(
         self, operands: Operands, read: tuple[tuple[int, str, str], ...], shapes: dict[str, tuple[int, ...]]
