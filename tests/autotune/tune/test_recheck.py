@@ -65,7 +65,7 @@ def test_verdicts(monkeypatch: pytest.MonkeyPatch) -> None:
         ("forward", "float32", "ir_mul"): "skipped",
     }
     drifted = by_name["backward", "float32", "mul_ir"]
-    assert drifted.ratio == 2 > DRIFT and drifted.reason == "takes 2.00 times as long as noted"
+    assert drifted.ratio == 2 > DRIFT and drifted.reason == "takes 2.00 times as long as recorded"
     assert drifted.noted.checked["state"] == "drifted" and not drifted.noted.failed_check
     wrong = by_name["edge_backward", "float32", "mul_ir"].noted
     assert wrong.failed_check == "wrong: relative error above 1e-05: y 1.0e+00"
