@@ -95,7 +95,7 @@ def test_a_second_run_measures_nothing(tmp_path: Path, monkeypatch: pytest.Monke
     )
 
     assert runs(path, peers=("e3nn",)) == json.loads(json.dumps(rows)) and runs.comparisons == 0
-    assert "3 rows are measured already; 0 of 1 workloads are left" in runs.said
+    assert "3 rows are already measured; 0 of 1 workloads remain" in runs.said
     assert runs(path, peers=()) and runs.comparisons == 0, "what was measured with more peers serves too"
 
     aside = bench_rows.bench_path(tmp_path, device_facts("cpu"))
