@@ -131,7 +131,7 @@ def test_what_is_wrong_with_a_config_is_said(tmp_path: Path, old: str, new: str,
 
 def test_records_are_of_products(tmp_path: Path) -> None:
     config = load_config(written(tmp_path, CONFIG + "[record.cpu]\nthreads = [0]"), "cpu")
-    with pytest.raises(ConfigError, match="all schedules of harmonics already; leave out sh-small"):
+    with pytest.raises(ConfigError, match="a search times all schedules of harmonics already; leave out sh-small"):
         record(config, "cpu", tmp_path, None)  # type: ignore[arg-type]
 
 

@@ -84,7 +84,7 @@ def test_devices_that_are_not_here(monkeypatch: pytest.MonkeyPatch) -> None:
         devices_named("all", resolve_device)
     with pytest.raises((InputError, ToolMissingError)):
         devices_named("0,1", resolve_device)
-    with pytest.raises(ConfigError, match="one of the two"):
+    with pytest.raises(ConfigError, match="leave one out"):
         devices_given("cpu", "cpu,cpu")
 
 
