@@ -11,20 +11,19 @@ from dataclasses import dataclass
 
 import torch
 
-from autotune.compare.peers import cuequivariance as cuequivariance_peer
 from autotune.compare.peers import e3nn as e3nn_peer
-from autotune.compare.peers import edge_vectors as vector_peers
-from autotune.compare.peers import openequivariance as openequivariance_peer
-from autotune.compare.peers import spherical_harmonics as harmonics_peers
 from autotune.compare.peers.peer import PEER_TOLERANCE, Adapter, CheckedPasses, Peer, Product, Task
 from autotune.measure.autograd_passes import AutogradPasses
 from autotune.measure.reference.tensor_product import Reference
 from autotune.workload.tensors import Tensors
 from autotune.workload.workload import Workload
+from kernelgen.folder import modules_of
 
-ADAPTERS: tuple[Adapter, ...] = (
-    *(*e3nn_peer.ADAPTERS, *cuequivariance_peer.ADAPTERS, *openequivariance_peer.ADAPTERS),
-    *(*harmonics_peers.ADAPTERS, *vector_peers.ADAPTERS),
+# Of every file in this folder that has some; e3nn comes first in tables, since all others are proven by it.
+ADAPTERS: tuple[Adapter, ...] = tuple(
+    adapter
+    for module in sorted(modules_of(__name__), key=lambda module: module is not e3nn_peer)
+    for adapter in getattr(module, "ADAPTERS", ())
 )
 
 __all__ = [
