@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from autotune.modules.spherical_harmonics import SphericalHarmonics, spherical_harmonics
     from autotune.modules.spherical_harmonics_conv import SphericalHarmonicsConv
     from autotune.modules.tensor_product import TensorProduct, TensorProductConv
-    from autotune.workload.graphs import GraphClass
+    from autotune.workload.graph_class import GraphClass
 
 __all__ = [
     "Acceleration",
@@ -46,7 +46,7 @@ _HOMES = {
     "Entry": "autotune.database.store",
     "FullTensorProduct": "autotune.modules.e3nn_products",
     "FullyConnectedTensorProduct": "autotune.modules.e3nn_products",
-    "GraphClass": "autotune.workload.graphs",
+    "GraphClass": "autotune.workload.graph_class",
     "SphericalHarmonics": "autotune.modules.spherical_harmonics",
     "SphericalHarmonicsConv": "autotune.modules.spherical_harmonics_conv",
     "TensorProduct": "autotune.modules.tensor_product",

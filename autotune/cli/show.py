@@ -19,7 +19,7 @@ from autotune.database.store import database_dirs, database_path, load_table
 from autotune.errors import ConfigError
 from autotune.workload.config import known_configs, load_config
 from autotune.workload.config_tables import find_problem, load_all
-from autotune.workload.graphs import GraphClass
+from autotune.workload.graph_class import GraphClass
 from autotune.workload.kinds.base import Problem
 from autotune.workload.kinds.registry import kernel_kind, operations_of
 from autotune.workload.workload import Workload

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from autotune.database.lookup import find_schedule
-from autotune.workload.graphs import GraphClass
+from autotune.workload.graph_class import GraphClass
 from autotune.workload.kinds.edge_vectors import OPERATION, VectorsKind, product_schedule
 from kernelgen.device import DeviceFacts
 from kernelgen.ops.edge_vectors import HarmonicProduct

@@ -16,8 +16,8 @@ from pathlib import PurePosixPath, PureWindowsPath
 from typing import Any
 
 from autotune.errors import DatabaseError
-from autotune.workload.graphs import OPERATIONS, GraphClass
-from autotune.workload.kinds.registry import kernel_kind
+from autotune.workload.graph_class import GraphClass
+from autotune.workload.kinds.registry import OPERATIONS, kernel_kind
 from autotune.workload.workload import Identity
 from kernelgen.errors import EquituneError
 from kernelgen.schedule.kernel_spec import BYTES

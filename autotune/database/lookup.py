@@ -32,7 +32,7 @@ from autotune.database.entry import Entry
 from autotune.database.quarantine import quarantine_path, quarantined
 from autotune.database.store import Table, database_dirs, database_path, device_files, load_table
 from autotune.errors import TuningMissError
-from autotune.workload.graphs import GraphClass
+from autotune.workload.graph_class import GraphClass
 from autotune.workload.kinds.base import KernelKind, Problem
 from autotune.workload.kinds.registry import kernel_kind
 from kernelgen.device import DeviceFacts

@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import _disable_current_modes as outside_of_tr
 
 from autotune.database.lookup import Tuning, check_tolerance, find_schedule
 from autotune.errors import TuningMissError
-from autotune.workload.graphs import GraphClass
+from autotune.workload.graph_class import GraphClass
 from autotune.workload.workload import LAYOUTS
 from kernelgen.device import check_cuda, device_facts
 from kernelgen.errors import InputError, ProblemError, ToolMissingError, UnsupportedError

@@ -15,7 +15,7 @@ from e3nn import o3
 
 from autotune.database.lookup import Tuning, find_schedule
 from autotune.modules.base import NoTorchScript, autocast, check_dtype, or_default, outside_of_traces
-from autotune.workload.graphs import GraphClass
+from autotune.workload.graph_class import GraphClass
 from kernelgen.device import device_facts
 from kernelgen.errors import ProblemError, UnsupportedError
 from kernelgen.ops.harmonics_operator import HarmonicsOperator, build_harmonics

@@ -22,7 +22,7 @@ from autotune.modules.base import Schedules, TunedModule, autocast
 from autotune.modules.e3nn_checkpoints import E3nnCheckpoints, output_mask
 from autotune.modules.matrix_contraction import MatrixContraction, by_matrix
 from autotune.modules.path_weights import PathWeights, Weight, check_last
-from autotune.workload.graphs import GraphClass
+from autotune.workload.graph_class import GraphClass
 from kernelgen.errors import InputError, ProblemError
 from kernelgen.ops.operator import Operator
 from kernelgen.problem.from_e3nn import problem_of

@@ -17,7 +17,7 @@ from autotune.database.entry import Entry
 from autotune.errors import ConfigError
 from autotune.search.space import Space
 from autotune.search.starting_points import starting_points
-from autotune.workload.graphs import GraphClass
+from autotune.workload.graph_class import GraphClass
 from kernelgen.device import DeviceFacts
 from kernelgen.errors import EquituneError
 from kernelgen.problem.tensor_product import TensorProductProblem

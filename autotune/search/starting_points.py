@@ -12,7 +12,7 @@ from autotune.database.entry import Entry
 from autotune.database.lookup import device_distance, is_alike
 from autotune.database.store import database_dirs, device_files, load_table
 from autotune.search.space import Space
-from autotune.workload.graphs import GraphClass
+from autotune.workload.graph_class import GraphClass
 from kernelgen.device import DeviceFacts
 from kernelgen.schedule.knobs import Knobs
 

@@ -28,23 +28,13 @@ import torch
 
 from autotune import paths
 from autotune.errors import ConfigError, unknown_name
-from autotune.workload.config_tables import (
-    check_table,
-    count_of,
-    graph_from,
-    harmonics_from,
-    load_all,
-    load_graphs,
-    problem_from,
-    read_toml,
-    tables_of,
-    vectors_from,
-)
+from autotune.workload.config_tables import PROBLEM_TABLES, graph_from, load_all, load_graphs, problems_from
 from autotune.workload.graphs import GraphSpec
 from autotune.workload.kinds.base import Problem
 from autotune.workload.kinds.registry import operations_of
 from autotune.workload.passes import DIRECTIONS_OF
 from autotune.workload.restriction import Restriction, restrictions_from
+from autotune.workload.toml_tables import check_table, count_of, read_toml, tables_of
 from autotune.workload.workload import Workload
 from kernelgen.errors import EquituneError
 
@@ -53,7 +43,7 @@ WORKLOAD_KEYS = ("problem", "graph", "operation", "directions", "dtype", "layout
 # A table of workloads may also have its own number of trials a study.
 TABLE_KEYS = (*WORKLOAD_KEYS, "trials")
 SEARCH_KEYS = ("budget", "trials", "patience", "sampler", "record")
-TOP_KEYS = (*WORKLOAD_KEYS, "workload", "problems", "harmonics", "vectors", "graphs", "passes", *SEARCH_KEYS)
+TOP_KEYS = (*WORKLOAD_KEYS, "workload", *PROBLEM_TABLES, "graphs", "passes", *SEARCH_KEYS)
 BACKENDS = ("cpu", "cuda")
 T = TypeVar("T")
 # Seeds of a search are less: the samplers' generators take 32 bits.
@@ -133,14 +123,10 @@ def check_seed(seed: int) -> None:
 
 def _config(path: Path, table: Mapping[str, Any], backend: str) -> TuneConfig:
     check_table(table, "config", TOP_KEYS)
-    local_problems: dict[str, Problem] = {
-        name: problem_from(name, t) for name, t in tables_of(table, "problems").items()
-    }
-    local_problems |= {name: harmonics_from(name, t) for name, t in tables_of(table, "harmonics").items()}
     local_graphs = {name: graph_from(name, t, path.parent) for name, t in tables_of(table, "graphs").items()}
-    problems, graphs = {**load_all(), **local_problems}, load_graphs() | local_graphs
-    local_vectors = {name: vectors_from(name, t, problems) for name, t in tables_of(table, "vectors").items()}
-    local_problems, problems = local_problems | local_vectors, problems | local_vectors
+    shipped = load_all()
+    local_problems = problems_from(table, known=shipped)
+    problems, graphs = shipped | local_problems, load_graphs() | local_graphs
     shared = {"problem": list(local_problems), "graph": list(local_graphs)}
     shared |= {key: table[key] for key in WORKLOAD_KEYS if key in table}
     workloads: list[Workload] = []

@@ -1,14 +1,12 @@
-"""Tables of a config as problems, harmonics and graphs: TOML enters, frozen values leave, or a ConfigError.
+"""Tables of a config as problems and graphs: TOML enters, frozen values leave, or a ConfigError.
 
-Of ``configs/problems.toml`` and ``configs/graphs.toml`` all tables, of other configs those under ``problems``,
-``harmonics``, ``vectors`` and ``graphs``.
+Of ``configs/graphs.toml`` all tables, of other configs those under ``graphs``. Problems stand in the tables of their
+kinds: ``problems``, ``harmonics``, ``vectors``; in ``configs/problems.toml`` all other tables are products.
 """
 
 from __future__ import annotations
 
-import re
-import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,46 +14,41 @@ from autotune import paths
 from autotune.errors import ConfigError, unknown_name
 from autotune.workload.graphs import AtomSource, Bulk, Crystal, EdgesAlone, GraphSpec, Molecule, Points, StructureFile
 from autotune.workload.kinds.base import Problem
-from kernelgen.problem.edge_vectors import SEPARATOR, VectorProblem
-from kernelgen.problem.spherical_harmonics import HarmonicsProblem
+from autotune.workload.kinds.registry import KINDS, problem_from_key
+from autotune.workload.kinds.tensor_product import ProductKind
+from autotune.workload.toml_tables import check_table, count_of, number_of, read_toml, tables_of
 from kernelgen.problem.tensor_product import TensorProductProblem
 
-NORMALIZATION_KEYS = ("shared_weights", "irrep_normalization", "path_normalization")
-# Tables of other problems than products.
-OTHERS = ("harmonics", "vectors")
 SOURCES = ("crystal", "bulk", "molecule", "points", "structure", "edges")
+PROBLEM_TABLES = tuple(kind.table for kind in KINDS)
+
+
+def load_all(path: Path | None = None) -> dict[str, Problem]:
+    """The named problems of ``problems.toml`` (or another such file), of every kind."""
+    given = read_toml(path or paths.configs_dir() / "problems.toml")
+    others = {table: given.pop(table) for table in PROBLEM_TABLES if table in given and table != ProductKind.table}
+    return problems_from({ProductKind.table: given} | others)
 
 
 def load_problems(path: Path | None = None) -> dict[str, TensorProductProblem]:
-    """The named tensor products of ``problems.toml`` (or another such file)."""
-    path = path or paths.configs_dir() / "problems.toml"
-    return {name: problem_from(name, table) for name, table in read_toml(path).items() if name not in OTHERS}
+    """The tensor products among them."""
+    return {name: found for name, found in load_all(path).items() if isinstance(found, TensorProductProblem)}
 
 
-def load_harmonics(path: Path | None = None) -> dict[str, HarmonicsProblem]:
-    """The named spherical harmonics of ``problems.toml`` (or another such file): tables ``[harmonics.NAME]``."""
-    tables = tables_of(read_toml(path or paths.configs_dir() / "problems.toml"), "harmonics")
-    return {name: harmonics_from(name, table) for name, table in tables.items()}
-
-
-def load_vectors(path: Path | None = None) -> dict[str, VectorProblem]:
-    """The named products of harmonics of vectors of ``problems.toml``: tables ``[vectors.NAME]``."""
-    tables = tables_of(read_toml(path or paths.configs_dir() / "problems.toml"), "vectors")
-    parts: dict[str, Problem] = {**load_problems(path), **load_harmonics(path)}
-    return {name: vectors_from(name, table, parts) for name, table in tables.items()}
-
-
-def load_all() -> dict[str, Problem]:
-    """All named problems, of every kind."""
-    return {**load_problems(), **load_harmonics(), **load_vectors()}
+def problems_from(table: Mapping[str, Any], known: Mapping[str, Problem] | None = None) -> dict[str, Problem]:
+    """The problems that a config's tables define; they may be made of each other and of ``known`` ones."""
+    found: dict[str, Problem] = {}
+    for kind in KINDS:
+        others = {**(known or {}), **found}
+        for name, given in tables_of(table, kind.table).items():
+            found[name] = kind.problem_from(name, given, others)
+    return found
 
 
 def find_problem(text: str) -> Problem:
     """A problem by its name in ``problems.toml`` or by its key; ConfigError with the nearest name otherwise."""
     if "|" in text:
-        if SEPARATOR in text:
-            return VectorProblem.from_key(text)
-        return HarmonicsProblem.from_key(text) if text.startswith("sh|") else TensorProductProblem.from_key(text)
+        return problem_from_key(text)
     problems = load_all()
     if text not in problems:
         raise ConfigError(unknown_name("problem", text, problems))
@@ -66,49 +59,6 @@ def load_graphs(path: Path | None = None) -> dict[str, GraphSpec]:
     """The named graphs of ``graphs.toml`` (or another such file)."""
     path = path or paths.configs_dir() / "graphs.toml"
     return {name: graph_from(name, table, path.parent) for name, table in read_toml(path).items()}
-
-
-def problem_from(name: str, table: Any) -> TensorProductProblem:
-    """A problem from a table: in1, in2 and filter (channelwise), out (fully connected), or out and instructions."""
-    if isinstance(table, Mapping) and "out" in table and "instructions" not in table:
-        required: tuple[str, ...] = ("in1", "in2", "out")
-        check_table(table, f"problem {name!r}", (*required, "shared_weights"), required)
-        shared = table.get("shared_weights", False)
-        return TensorProductProblem.fully_connected(*(table[key] for key in required), shared_weights=shared)
-    if isinstance(table, Mapping) and "instructions" in table:
-        required = ("in1", "in2", "out", "instructions")
-        check_table(table, f"problem {name!r}", (*required, *NORMALIZATION_KEYS), required)
-        options = {key: table[key] for key in NORMALIZATION_KEYS if key in table}
-        return TensorProductProblem.from_instructions(*(table[key] for key in required), **options)
-    required = ("in1", "in2", "filter")
-    check_table(table, f"problem {name!r}", (*required, "shared_weights"), required)
-    shared = table.get("shared_weights", False)
-    return TensorProductProblem.channelwise(*(table[key] for key in required), shared_weights=shared)
-
-
-def harmonics_from(name: str, table: Any) -> HarmonicsProblem:
-    """Harmonics from a table: degrees (``"0-3"``, or a list), normalize and normalization, as of e3nn's function."""
-    keys = ("degrees", "normalize", "normalization")
-    check_table(table, f"harmonics {name!r}", keys, required=keys)
-    degrees = table["degrees"]
-    if isinstance(degrees, str) and (span := re.fullmatch(r"(\d+)-(\d+)", degrees)):
-        degrees = list(range(int(span[1]), int(span[2]) + 1))
-    if not isinstance(degrees, list):
-        raise ConfigError(f"harmonics {name!r}: degrees are {degrees!r}; expected for example '0-3' or [0, 2]")
-    return HarmonicsProblem(tuple(degrees), table["normalization"], table["normalize"])
-
-
-def vectors_from(name: str, table: Any, parts: Mapping[str, Problem]) -> VectorProblem:
-    """A product of harmonics from a table: names of the ``product`` and of the ``harmonics``, its second input."""
-    keys = ("product", "harmonics")
-    check_table(table, f"vectors {name!r}", keys, required=keys)
-    for key, kind in (("product", TensorProductProblem), ("harmonics", HarmonicsProblem)):
-        if not isinstance(parts.get(str(table[key])), kind):
-            known = [part for part, problem in parts.items() if isinstance(problem, kind)]
-            raise ConfigError(f"vectors {name!r}: " + unknown_name(key, str(table[key]), known))
-    product, harmonics = (parts[table[key]] for key in keys)
-    assert isinstance(product, TensorProductProblem) and isinstance(harmonics, HarmonicsProblem)
-    return VectorProblem(product, harmonics)
 
 
 def graph_from(name: str, table: Any, folder: Path) -> GraphSpec:
@@ -130,25 +80,6 @@ def graph_from(name: str, table: Any, folder: Path) -> GraphSpec:
         raise ConfigError(f"graph {name!r}: repeat is {repeat}; expected three positive integers")
     source = _source(f"graph {name!r}: {given[0]}", given[0], table[given[0]], folder)
     return GraphSpec(name, source, number_of(f"graph {name!r}: cutoff", table["cutoff"]), repeat)
-
-
-def tables_of(table: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    value = table.get(key, {})
-    if not isinstance(value, Mapping):
-        raise ConfigError(f"{key} is {value!r}; expected tables [{key}.NAME]")
-    return value
-
-
-def count_of(key: str, value: Any) -> int | None:
-    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-        raise ConfigError(f"{key} is {value!r}; expected a positive integer")
-    return value
-
-
-def number_of(what: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
-        raise ConfigError(f"{what} is {value!r}; expected a positive number")
-    return float(value)
 
 
 def _source(what: str, kind: str, value: Any, folder: Path) -> AtomSource:
@@ -173,23 +104,3 @@ def _source(what: str, kind: str, value: Any, folder: Path) -> AtomSource:
         return Crystal(int(value["spacegroup"]), tuple(float(length) for length in value["cell"]), sites)
     except (TypeError, ValueError) as error:
         raise ConfigError(f"{what}: expected sites like ['Zn', 0.29, 0.2, 0.2] and a cell of six numbers") from error
-
-
-def check_table(table: Any, what: str, known: Sequence[str], required: Sequence[str] = ()) -> None:
-    if not isinstance(table, Mapping):
-        raise ConfigError(f"{what} is {table!r}; expected a table with {', '.join(known)}")
-    for key in table:
-        if key not in known:
-            raise ConfigError(f"{what}: " + unknown_name("key", key, known))
-    missing = [key for key in required if key not in table]
-    if missing:
-        raise ConfigError(f"{what}: missing {', '.join(missing)}; expected {', '.join(required)}")
-
-
-def read_toml(path: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not valid TOML: {error}") from error

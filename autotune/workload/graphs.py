@@ -1,8 +1,7 @@
-"""Graphs to tune on: from a description (atoms and a cutoff) to sorted edges, and the class that a graph falls in.
+"""Graphs to tune on: from a description (atoms and a cutoff) to sorted edges.
 
 Enters a :class:`GraphSpec`, leaves a :class:`Graph`. Real structures matter, since the degrees of a graph and the
-locality of its senders decide which schedule wins. :class:`GraphClass` names a graph's size and mean degree in powers
-of two: tuned entries are looked up by it.
+locality of its senders decide which schedule wins.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ import functools
 import itertools
 import math
 import os
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -20,17 +18,12 @@ import numpy as np
 import torch
 
 from autotune.errors import ConfigError
-from kernelgen.plan.defaults import SMALL_GRAPH_EDGES
 
 if TYPE_CHECKING:
     from ase import Atoms
 
-# Of which only the first depends on which nodes an edge joins.
-OPERATIONS = ("conv", "plain", "harmonics", "vectors")
 # Atoms with their periodic images, and edges, that a graph may have: a few gigabytes each.
 MOST_ATOMS, MOST_EDGES = 2**26, 2**27
-# Those that have nodes.
-CONVOLUTIONS = ("conv", "vectors")
 
 
 class AtomSource(Protocol):
@@ -245,49 +238,3 @@ def _require_fewer(what: str, of: str, number: int, most: int, key: str = "cutof
     if number > most:
         count = f"{number:.2g}" if number < 10**18 else "more than 10^18"  # some do not fit a float
         raise ConfigError(f"{what} would have {count} {of}; at most {most:.2g} fit, so choose a smaller {key}")
-
-
-@dataclass(frozen=True)
-class GraphClass:
-    """Size and mean degree of a graph in powers of two; only convolutions have a degree."""
-
-    operation: str
-    log2_edges: int
-    log2_degree: int = 0
-
-    @classmethod
-    def of(cls, operation: str, num_edges: int, num_nodes: int) -> GraphClass:
-        """The class of a graph; ``num_nodes`` counts the destinations."""
-        if operation not in OPERATIONS:
-            raise ConfigError(f"operation is {operation!r}; expected one of {OPERATIONS}")
-        log2_edges = round(math.log2(max(1, num_edges)))
-        if operation not in CONVOLUTIONS:
-            return cls(operation, log2_edges)
-        return cls(operation, log2_edges, round(math.log2(max(1.0, num_edges / max(1, num_nodes)))))
-
-    @property
-    def text(self) -> str:
-        """For example ``conv-e14-d5``, ``plain-e16`` or ``harmonics-e20``."""
-        return f"{self.operation}-e{self.log2_edges}" + (
-            f"-d{self.log2_degree}" if self.operation in CONVOLUTIONS else ""
-        )
-
-    @classmethod
-    def parse(cls, text: str) -> GraphClass:
-        """Inverse of :attr:`text`."""
-        match = re.fullmatch(r"(?:(conv|vectors)-e(\d{1,3})-d(\d{1,3}))|(?:(plain|harmonics)-e(\d{1,3}))", text)
-        if not match:
-            raise ConfigError(f"{text!r} is not a graph class; expected for example 'conv-e14-d5' or 'plain-e16'")
-        conv, edges, degree, other, number = match.groups()
-        return cls(other, int(number)) if other else cls(conv, int(edges), int(degree))
-
-    @property
-    def is_small(self) -> bool:
-        """Whether a GPU's launches and latencies decide, not its bandwidth."""
-        return 2**self.log2_edges <= SMALL_GRAPH_EDGES
-
-    def distance(self, other: GraphClass) -> float:
-        """How far apart two classes are, in factors of two; infinite between different operations."""
-        if self.operation != other.operation:
-            return math.inf
-        return abs(self.log2_edges - other.log2_edges) + abs(self.log2_degree - other.log2_degree)

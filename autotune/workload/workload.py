@@ -7,9 +7,10 @@ from dataclasses import dataclass
 import torch
 
 from autotune.errors import ConfigError
-from autotune.workload.graphs import CONVOLUTIONS, GraphClass, GraphSpec, build_graph
+from autotune.workload.graph_class import GraphClass
+from autotune.workload.graphs import GraphSpec, build_graph
 from autotune.workload.kinds.base import KernelKind, Problem
-from autotune.workload.kinds.registry import kernel_kind, operations_of
+from autotune.workload.kinds.registry import CONVOLUTIONS, kernel_kind, operations_of
 from kernelgen.problem.edge_vectors import VectorProblem
 from kernelgen.problem.spherical_harmonics import HarmonicsProblem
 from kernelgen.problem.tensor_product import TensorProductProblem

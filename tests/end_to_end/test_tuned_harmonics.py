@@ -28,8 +28,9 @@ from autotune.search.study import study_name
 from autotune.search.trial_steps import compile_ahead
 from autotune.tune.run import tune
 from autotune.workload.config import load_config
-from autotune.workload.config_tables import load_harmonics, load_problems
-from autotune.workload.graphs import EdgesAlone, GraphClass, GraphSpec, build_graph
+from autotune.workload.config_tables import load_all, load_problems
+from autotune.workload.graph_class import GraphClass
+from autotune.workload.graphs import EdgesAlone, GraphSpec, build_graph
 from autotune.workload.workload import Workload
 from kernelgen.device import cuda_facts, device_facts
 from kernelgen.errors import ProblemError
@@ -89,7 +90,7 @@ def test_a_config_names_harmonics_beside_products(tmp_path: Path) -> None:
     more = CONFIG.replace('problem = "sh-small"', 'problem = ["sh-small", "sh-l3"]')
     small, l3 = load_config(written(tmp_path, more), "cpu").workloads
     assert small.problem == HarmonicsProblem((1, 2), "component", True)
-    assert l3.problem == load_harmonics()["sh-l3"] == HarmonicsProblem((0, 1, 2, 3), "component", True)
+    assert l3.problem == load_all()["sh-l3"] == HarmonicsProblem((0, 1, 2, 3), "component", True)
     assert (small.operation, small.layout, small.directions) == ("harmonics", "mul_ir", ("forward",))
     assert workload().directions == tuple(HARMONICS_DIRECTIONS)
     assert small.num_edges == 300 and small.graph_class().text == "harmonics-e8"

@@ -21,8 +21,9 @@ from autotune.measure.runs import runs_of
 from autotune.measure.trial import TrialJob, TrialSetting
 from autotune.search.spaces import space_of
 from autotune.workload.config import load_config
-from autotune.workload.config_tables import load_vectors
-from autotune.workload.graphs import GraphClass, GraphSpec, Points
+from autotune.workload.config_tables import load_all
+from autotune.workload.graph_class import GraphClass
+from autotune.workload.graphs import GraphSpec, Points
 from autotune.workload.kinds.edge_vectors import VectorsKind, product_schedule
 from autotune.workload.workload import Workload
 from kernelgen.device import cuda_facts, device_facts
@@ -75,7 +76,7 @@ def test_a_config_names_product_and_harmonics(tmp_path: Path) -> None:
     )
     path.write_text(text)
     (found,) = load_config(path, "cpu").workloads
-    assert found.problem == load_vectors()["nequip-water-vectors"] and found.operation == "vectors"
+    assert found.problem == load_all()["nequip-water-vectors"] and found.operation == "vectors"
     assert found.directions == tuple(VectorsKind.directions) and found.graph_class().text.startswith("vectors-e")
     for old, new, message in (
         ("sh-l1", "sh-l9", "harmonics 'sh-l9' is not known|unknown harmonics|no harmonics"),
@@ -117,7 +118,7 @@ def test_all_ways_are_checked_and_timed(direction: str, harmonics: str, shipped:
 @pytest.mark.parametrize("graph_class", ["vectors-e8-d4", "vectors-e16-d5", "vectors-e17-d7"])
 def test_unfused_takes_no_schedule_that_needs_fusion(graph_class: str) -> None:
     """Of one that splits nodes, say: the shipped database has some, and steps by themselves own no node."""
-    problem, kernel = load_vectors()["batmobile-l3-vectors"], ("float32", "ir_mul", cuda_facts("sm_90", "NVIDIA H200"))
+    problem, kernel = load_all()["batmobile-l3-vectors"], ("float32", "ir_mul", cuda_facts("sm_90", "NVIDIA H200"))
     for direction in VectorsKind.directions:
         schedule = product_schedule(
             find_schedule, problem, direction, "unfused", *kernel, GraphClass.parse(graph_class), False

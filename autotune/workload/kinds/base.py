@@ -10,32 +10,52 @@ from __future__ import annotations
 import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol, Self
 
 from autotune.workload.graphs import GraphSpec
 from kernelgen.device import DeviceFacts
-from kernelgen.problem.edge_vectors import VectorProblem
-from kernelgen.problem.spherical_harmonics import HarmonicsProblem
-from kernelgen.problem.tensor_product import TensorProductProblem
 from kernelgen.schedule.knobs import Knobs
 
-Problem = TensorProductProblem | HarmonicsProblem | VectorProblem
+
+class Problem(Protocol):
+    """What the problems of all kinds have: frozen and hashable, each with a text that any process reads back."""
+
+    @property
+    def key(self) -> str: ...
+
+    @classmethod
+    def from_key(cls, key: str, /) -> Self: ...
+
+
 # ``autotune.database.lookup.find_schedule``: handed in where a kernel's plan depends on schedules that are known for
 # others.
 FindSchedule = Callable[..., Any]
 
 
 class KernelKind(ABC):
-    """problem_type: of its problems. operations: those that it has, the usual one first. directions: by name, each with
-    its ``outputs``. inputs: slots that get gradients.
+    """problem_type: of its problems. operations: those that it has, the usual one first. convolutions: those of them
+    that gather from nodes and sum at nodes. directions: by name, each with its ``outputs``. inputs: slots that get
+    gradients. table: of a config, the tables [table.NAME] that define its problems. rank: its place among the kinds;
+    one whose problems hold problems of others comes after those.
 
     A *spec* is all that determines one kernel (``kernelgen``'s, with operation, layout and deterministic).
     """
 
-    problem_type: ClassVar[type]
+    rank: ClassVar[int]
+    problem_type: ClassVar[type[Problem]]
     operations: ClassVar[tuple[str, ...]]
+    convolutions: ClassVar[tuple[str, ...]] = ()
+    table: ClassVar[str]
     directions: ClassVar[Mapping[str, Any]]
     inputs: ClassVar[str]
+
+    @abstractmethod
+    def problem_from(self, name: str, table: Any, others: Mapping[str, Problem]) -> Problem:
+        """A problem from its table in a config; ConfigError for a wrong one. ``others``: what a table may name."""
+
+    @abstractmethod
+    def owns_key(self, key: str) -> bool:
+        """Whether a text looks like a key of its problems, well-formed or not; kinds of higher rank are asked first."""
 
     @abstractmethod
     def check(

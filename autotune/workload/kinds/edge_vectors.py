@@ -12,14 +12,17 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from autotune.errors import ConfigError
-from autotune.workload.graphs import GraphClass, GraphSpec
-from autotune.workload.kinds.base import FindSchedule
+from autotune.errors import ConfigError, unknown_name
+from autotune.workload.graphs import GraphSpec
+from autotune.workload.kinds.base import FindSchedule, Problem
 from autotune.workload.kinds.tensor_product import ProductKind, bytes_of_product
+from autotune.workload.toml_tables import check_table
 from kernelgen.device import DeviceFacts
 from kernelgen.ops.edge_vectors import FUSED
 from kernelgen.plan.planner import make_plan
-from kernelgen.problem.edge_vectors import VectorProblem
+from kernelgen.problem.edge_vectors import SEPARATOR, VectorProblem
+from kernelgen.problem.spherical_harmonics import HarmonicsProblem
+from kernelgen.problem.tensor_product import TensorProductProblem
 from kernelgen.schedule.edge_vectors import VECTOR_SCHEDULES, VectorSchedule, vector_schedule_from_dict
 from kernelgen.schedule.kernel_spec import Spec
 from kernelgen.schedule.knobs import Knobs
@@ -45,9 +48,26 @@ class VectorKernel:
 class VectorsKind(ProductKind):
     """Edge vectors [edges, 3] to sums at nodes, and first gradients."""
 
+    rank = 2
     problem_type = VectorProblem
-    operations = (OPERATION,)
+    operations = convolutions = (OPERATION,)
+    table = "vectors"
     directions = MappingProxyType({name: DIRECTIONS[name] for name in ("forward", "backward", "edge_backward")})
+
+    def problem_from(self, name: str, table: Any, others: Mapping[str, Problem]) -> VectorProblem:
+        """A product of harmonics from a table: names of the ``product`` and of the ``harmonics``, its second input."""
+        keys = ("product", "harmonics")
+        check_table(table, f"vectors {name!r}", keys, required=keys)
+        for key, kind in (("product", TensorProductProblem), ("harmonics", HarmonicsProblem)):
+            if not isinstance(others.get(str(table[key])), kind):
+                known = [other for other, problem in others.items() if isinstance(problem, kind)]
+                raise ConfigError(f"vectors {name!r}: " + unknown_name(key, str(table[key]), known))
+        product, harmonics = (others[table[key]] for key in keys)
+        assert isinstance(product, TensorProductProblem) and isinstance(harmonics, HarmonicsProblem)
+        return VectorProblem(product, harmonics)
+
+    def owns_key(self, key: str) -> bool:
+        return SEPARATOR in key
 
     def check(
         self, label: str, problem: Any, operation: str, layout: str, graph: GraphSpec, deterministic: bool
@@ -113,17 +133,22 @@ def product_schedule(
     dtype: str,
     layout: str,
     facts: DeviceFacts,
-    graph_class: GraphClass | None,
+    graph_class: Any,
     deterministic: bool,
 ) -> Any:
-    """The product's schedule in a direction: of the convolution without vectors or, unfused, of the plain product."""
+    """The product's schedule in a direction: of the convolution without vectors or, unfused, of the plain product.
+
+    graph_class: a ``GraphClass`` of this kind, or None; that module needs the kinds, so this one cannot import it.
+    """
     unfused = place == "unfused"
     where = graph_class
     if where is not None:
-        where = GraphClass("plain", where.log2_edges) if unfused else dataclasses.replace(where, operation="conv")
+        other = {"operation": "plain", "log2_degree": 0} if unfused else {"operation": "conv"}
+        where = dataclasses.replace(where, **other)
     kernel = (problem.product, "plain" if unfused else "conv", direction, dtype, layout, facts, where, False)
     schedule: Any = find_schedule(*kernel, deterministic=deterministic).schedule
     return dataclasses.replace(schedule, fuse=False) if unfused else schedule
 
 
 assert set(VectorsKind.directions) <= set(FUSED)
+KIND = VectorsKind()

@@ -1,24 +1,36 @@
-"""The kinds of kernels that there are, by the operations that they have."""
+"""The kinds of kernels that there are: every file of this folder that has a ``KIND``, by rank."""
 
 from __future__ import annotations
 
 from autotune.errors import ConfigError
 from autotune.workload.kinds.base import KernelKind, Problem
-from autotune.workload.kinds.edge_vectors import VectorsKind
-from autotune.workload.kinds.spherical_harmonics import HarmonicsKind
-from autotune.workload.kinds.tensor_product import ProductKind
+from kernelgen.folder import modules_of
 
-KINDS: tuple[KernelKind, ...] = (ProductKind(), HarmonicsKind(), VectorsKind())
+KINDS: tuple[KernelKind, ...] = tuple(
+    sorted(
+        (module.KIND for module in modules_of("autotune.workload.kinds") if hasattr(module, "KIND")),
+        key=lambda kind: kind.rank,
+    )
+)
 _BY_OPERATION = {operation: kind for kind in KINDS for operation in kind.operations}
+OPERATIONS = tuple(_BY_OPERATION)
+# Those that have nodes.
+CONVOLUTIONS = tuple(operation for kind in KINDS for operation in kind.convolutions)
 
 
 def kernel_kind(operation: str) -> KernelKind:
     """The kind that has an operation; ConfigError for an unknown one."""
     if operation not in _BY_OPERATION:
-        raise ConfigError(f"operation is {operation!r}; expected one of {tuple(_BY_OPERATION)}")
+        raise ConfigError(f"operation is {operation!r}; expected one of {OPERATIONS}")
     return _BY_OPERATION[operation]
 
 
 def operations_of(problem: Problem) -> tuple[str, ...]:
     """The operations that a problem has, the usual one first."""
     return next(kind.operations for kind in KINDS if isinstance(problem, kind.problem_type))
+
+
+def problem_from_key(key: str) -> Problem:
+    """The problem with a key; ProblemError for a text that is none."""
+    kind = next(kind for kind in reversed(KINDS) if kind.owns_key(key))
+    return kind.problem_type.from_key(key)

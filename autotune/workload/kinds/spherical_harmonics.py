@@ -6,13 +6,15 @@ product's, and rows are the same in both layouts.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from autotune.errors import ConfigError
 from autotune.workload.graphs import GraphSpec
-from autotune.workload.kinds.base import FindSchedule, KernelKind
+from autotune.workload.kinds.base import FindSchedule, KernelKind, Problem
+from autotune.workload.toml_tables import check_table
 from kernelgen.device import DeviceFacts
 from kernelgen.plan.defaults import default_harmonics_schedule
 from kernelgen.plan.spherical_harmonics import HarmonicsPlan, harmonics_plan
@@ -38,10 +40,26 @@ class HarmonicsKernel(HarmonicsSpec):
 class HarmonicsKind(KernelKind):
     """Vectors [n, 3] to harmonics [n, dim_out]."""
 
+    rank = 1
     problem_type = HarmonicsProblem
     operations = (OPERATION,)
     directions = HARMONICS_DIRECTIONS
     inputs = "x"
+    table = "harmonics"
+
+    def problem_from(self, name: str, table: Any, others: Mapping[str, Problem]) -> HarmonicsProblem:
+        """From a table with degrees (``"0-3"``, or a list), normalize and normalization, as of e3nn's function."""
+        keys = ("degrees", "normalize", "normalization")
+        check_table(table, f"harmonics {name!r}", keys, required=keys)
+        degrees = table["degrees"]
+        if isinstance(degrees, str) and (span := re.fullmatch(r"(\d+)-(\d+)", degrees)):
+            degrees = list(range(int(span[1]), int(span[2]) + 1))
+        if not isinstance(degrees, list):
+            raise ConfigError(f"harmonics {name!r}: degrees are {degrees!r}; expected for example '0-3' or [0, 2]")
+        return HarmonicsProblem(tuple(degrees), table["normalization"], table["normalize"])
+
+    def owns_key(self, key: str) -> bool:
+        return key.startswith("sh|")
 
     def check(
         self, label: str, problem: Any, operation: str, layout: str, graph: GraphSpec, deterministic: bool
@@ -92,3 +110,6 @@ class HarmonicsKind(KernelKind):
         elements = {"x": 3, "tx": 3, "g": problem.dim_out}
         moved = (*OPERANDS[direction], *HARMONICS_DIRECTIONS[direction].outputs)
         return num_edges * sum(elements[name] for name in moved) * BYTES[dtype]
+
+
+KIND = HarmonicsKind()

@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from autotune.errors import ConfigError
-from autotune.workload.graphs import CONVOLUTIONS, GraphSpec
-from autotune.workload.kinds.base import FindSchedule, KernelKind
+from autotune.workload.graphs import GraphSpec
+from autotune.workload.kinds.base import FindSchedule, KernelKind, Problem
+from autotune.workload.toml_tables import check_table
 from kernelgen.device import DeviceFacts
 from kernelgen.errors import ScheduleError
 from kernelgen.plan.defaults import default_schedule
@@ -20,15 +21,39 @@ from kernelgen.schedule.tensor_product import SCHEDULES, Schedule, schedule_from
 from kernelgen.terms.directions import DIRECTIONS, Direction, fixed_order_parts
 
 INDEX_BYTES = 4
+NORMALIZATION_KEYS = ("shared_weights", "irrep_normalization", "path_normalization")
 
 
 class ProductKind(KernelKind):
     """Tensor products, as convolutions or edge by edge."""
 
-    problem_type: ClassVar[type] = TensorProductProblem
+    rank: ClassVar[int] = 0
+    problem_type: ClassVar[type[Problem]] = TensorProductProblem
     operations: ClassVar[tuple[str, ...]] = ("conv", "plain")
+    convolutions: ClassVar[tuple[str, ...]] = ("conv",)
+    table: ClassVar[str] = "problems"
     directions: ClassVar[Mapping[str, Any]] = DIRECTIONS
     inputs = "xyw"
+
+    def problem_from(self, name: str, table: Any, others: Mapping[str, Problem]) -> Problem:
+        """A problem from a table: in1, in2 and filter (channelwise), out (fully connected), or out and instructions."""
+        if isinstance(table, Mapping) and "out" in table and "instructions" not in table:
+            required: tuple[str, ...] = ("in1", "in2", "out")
+            check_table(table, f"problem {name!r}", (*required, "shared_weights"), required)
+            shared = table.get("shared_weights", False)
+            return TensorProductProblem.fully_connected(*(table[key] for key in required), shared_weights=shared)
+        if isinstance(table, Mapping) and "instructions" in table:
+            required = ("in1", "in2", "out", "instructions")
+            check_table(table, f"problem {name!r}", (*required, *NORMALIZATION_KEYS), required)
+            options = {key: table[key] for key in NORMALIZATION_KEYS if key in table}
+            return TensorProductProblem.from_instructions(*(table[key] for key in required), **options)
+        required = ("in1", "in2", "filter")
+        check_table(table, f"problem {name!r}", (*required, "shared_weights"), required)
+        shared = table.get("shared_weights", False)
+        return TensorProductProblem.channelwise(*(table[key] for key in required), shared_weights=shared)
+
+    def owns_key(self, key: str) -> bool:
+        return True  # that no other kind claims
 
     def check(
         self, label: str, problem: Any, operation: str, layout: str, graph: GraphSpec, deterministic: bool
@@ -98,7 +123,7 @@ def bytes_of_product(
     dim_y: int,
 ) -> int:
     """As :meth:`KernelKind.compulsory_bytes`; ``dim_y``: elements of a row of y, as the kernel reads it."""
-    asked, conv = DIRECTIONS[direction], operation in CONVOLUTIONS
+    asked, conv = DIRECTIONS[direction], operation != "plain"
     rows = num_nodes if conv else num_edges
     elements = {
         "x": rows * problem.dim_in1,
@@ -108,3 +133,6 @@ def bytes_of_product(
     }
     moved = sum(elements[name[-1]] for name in asked.operands) + sum(elements[name] for name in asked.outputs)
     return moved * BYTES[dtype] + (2 * INDEX_BYTES * num_edges if conv else 0)
+
+
+KIND = ProductKind()

@@ -27,7 +27,7 @@ from autotune.database.store import DatabaseWarning, load_table, read_table
 from autotune.errors import ConfigError
 from autotune.report import write_comparison, write_reports
 from autotune.search.spaces import search_space
-from autotune.workload.graphs import GraphClass
+from autotune.workload.graph_class import GraphClass
 from kernelgen.compile import cache
 from kernelgen.json_data import MOST_DEPTH, parse_json
 from kernelgen.version import GENERATOR_VERSION

@@ -16,7 +16,7 @@ from autotune.database.store import Database, DatabaseWarning, database_path, de
 from autotune.errors import TuningMissError
 from autotune.search.spaces import search_space
 from autotune.search.starting_points import known_entries, starting_points
-from autotune.workload.graphs import GraphClass
+from autotune.workload.graph_class import GraphClass
 from autotune.workload.kinds import tensor_product as product_kind
 from kernelgen.device import DeviceFacts, cuda_facts
 from kernelgen.errors import ProblemError

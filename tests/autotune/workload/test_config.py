@@ -10,7 +10,7 @@ import pytest
 from autotune import paths
 from autotune.errors import ConfigError
 from autotune.workload.config import by_problem, config_path, load_config, parse_duration
-from autotune.workload.config_tables import load_graphs, load_problems, problem_from
+from autotune.workload.config_tables import load_graphs, load_problems, problems_from
 from autotune.workload.graphs import Bulk, Crystal, Molecule, StructureFile, build_graph
 from kernelgen.errors import EquituneError
 from kernelgen.problem.tensor_product import TensorProductProblem
@@ -251,7 +251,7 @@ def test_unknown_config_suggests_a_name() -> None:
 
 def test_config_errors_are_equitune_errors() -> None:
     with pytest.raises(EquituneError, match="expected a table"):
-        problem_from("x", 3)
+        problems_from({"problems": {"x": 3}})
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,8 @@ from places import ROOT
 from autotune.errors import ConfigError
 from autotune.workload import graphs
 from autotune.workload.config_tables import load_graphs
-from autotune.workload.graphs import GraphClass, GraphSpec, Points, StructureFile, build_graph, neighbours
+from autotune.workload.graph_class import GraphClass
+from autotune.workload.graphs import GraphSpec, Points, StructureFile, build_graph, neighbours
 
 STRUCTURES = ROOT.parent / "shared" / "structures"
 MANIFEST = list(csv.DictReader((STRUCTURES / "manifest.csv").open())) if (STRUCTURES / "manifest.csv").exists() else []

@@ -1,0 +1,60 @@
+"""The class that a graph falls in: tuned entries are looked up by it.
+
+Counts of edges and nodes enter, a :class:`GraphClass` leaves: size and mean degree in powers of two.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+
+from autotune.errors import ConfigError
+from autotune.workload.kinds.registry import CONVOLUTIONS, OPERATIONS
+from kernelgen.plan.defaults import SMALL_GRAPH_EDGES
+
+
+@dataclass(frozen=True)
+class GraphClass:
+    """Size and mean degree of a graph in powers of two; only convolutions have a degree."""
+
+    operation: str
+    log2_edges: int
+    log2_degree: int = 0
+
+    @classmethod
+    def of(cls, operation: str, num_edges: int, num_nodes: int) -> GraphClass:
+        """The class of a graph; ``num_nodes`` counts the destinations."""
+        if operation not in OPERATIONS:
+            raise ConfigError(f"operation is {operation!r}; expected one of {OPERATIONS}")
+        log2_edges = round(math.log2(max(1, num_edges)))
+        if operation not in CONVOLUTIONS:
+            return cls(operation, log2_edges)
+        return cls(operation, log2_edges, round(math.log2(max(1.0, num_edges / max(1, num_nodes)))))
+
+    @property
+    def text(self) -> str:
+        """For example ``conv-e14-d5``, ``plain-e16`` or ``harmonics-e20``."""
+        return f"{self.operation}-e{self.log2_edges}" + (
+            f"-d{self.log2_degree}" if self.operation in CONVOLUTIONS else ""
+        )
+
+    @classmethod
+    def parse(cls, text: str) -> GraphClass:
+        """Inverse of :attr:`text`."""
+        match = re.fullmatch(r"([a-z_]+)-e(\d{1,3})(?:-d(\d{1,3}))?", text)
+        # Those of convolutions have a degree, others have none.
+        if not match or match[1] not in OPERATIONS or (match[1] in CONVOLUTIONS) != (match[3] is not None):
+            raise ConfigError(f"{text!r} is not a graph class; expected for example 'conv-e14-d5' or 'plain-e16'")
+        return cls(match[1], int(match[2]), int(match[3] or 0))
+
+    @property
+    def is_small(self) -> bool:
+        """Whether a GPU's launches and latencies decide, not its bandwidth."""
+        return 2**self.log2_edges <= SMALL_GRAPH_EDGES
+
+    def distance(self, other: GraphClass) -> float:
+        """How far apart two classes are, in factors of two; infinite between different operations."""
+        if self.operation != other.operation:
+            return math.inf
+        return abs(self.log2_edges - other.log2_edges) + abs(self.log2_degree - other.log2_degree)
