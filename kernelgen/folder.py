@@ -1,14 +1,15 @@
-"""The modules of a folder: a layer finds its files for kinds of kernels, so that a new file needs no list."""
+"""What the files of a folder bring: a layer finds its files for kinds of kernels, so that a new one needs no list."""
 
 from __future__ import annotations
 
 import importlib
 import pkgutil
-from types import ModuleType
+from typing import Any
 
 
-def modules_of(package: str) -> tuple[ModuleType, ...]:
-    """All modules that lie in a package's folder, imported, by name; sub-packages are left out."""
+def collected(package: str, name: str) -> tuple[Any, ...]:
+    """The values of a name in all modules of a package's folder that have it, in the order of the files' names."""
     folder = importlib.import_module(package).__path__
-    names = sorted(found.name for found in pkgutil.iter_modules(folder) if not found.ispkg)
-    return tuple(importlib.import_module(f"{package}.{name}") for name in names)
+    files = sorted(found.name for found in pkgutil.iter_modules(folder) if not found.ispkg)
+    modules = (importlib.import_module(f"{package}.{file}") for file in files)
+    return tuple(getattr(module, name) for module in modules if hasattr(module, name))

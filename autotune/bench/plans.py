@@ -14,7 +14,7 @@ from autotune.compare.comparison import ComparisonResult
 from autotune.database.lookup import find_schedule
 from autotune.database.provenance import hash_of_text, now_text, source_text
 from autotune.database.store import Database, database_path
-from autotune.search.spaces import space_of
+from autotune.search.spaces.registry import space_of
 from autotune.workload.config import TuneConfig, by_problem
 from autotune.workload.graphs import build_graph
 from autotune.workload.passes import DIRECTIONS_OF, moved_bytes

@@ -30,7 +30,7 @@ from autotune.database.provenance import now_text, software_versions
 from autotune.database.store import writable_results_dir
 from autotune.errors import ConfigError, WorkerError, unknown_name
 from autotune.measure.devices import on_each
-from autotune.measure.runs import runs_of
+from autotune.measure.runs.registry import runs_of
 from autotune.measure.worker import Worker
 from autotune.workload.config import TuneConfig, load_config
 from autotune.workload.graphs import build_graph

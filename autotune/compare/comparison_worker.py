@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from autotune.measure.equivariance import equivariance_error
-from autotune.measure.runs import order_of, runs_of
+from autotune.measure.runs.base import order_of
+from autotune.measure.runs.registry import runs_of
 from autotune.measure.trial import device_is_lost, free_memory, worst_error
 from kernelgen.plan.defaults import SMALL_GRAPH_EDGES
 from kernelgen.schedule.knobs import Knobs

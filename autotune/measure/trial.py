@@ -12,7 +12,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from autotune.measure.runs import guarded, order_of, runs_of
+from autotune.measure.runs.base import guarded, order_of
+from autotune.measure.runs.registry import runs_of
 from autotune.measure.worker import Worker, WorkerLost
 from kernelgen.errors import CompileError, ScheduleError
 from kernelgen.plan.defaults import SMALL_GRAPH_EDGES

@@ -204,9 +204,8 @@ class TensorProductConv(TunedModule):
     filter_irreps_out: keep every path whose output irrep is in it, one output block a path, sorted (as MACE does);
         or irreps_out and instructions ``(in1, in2, out, mode, has_weight[, path_weight])`` as in e3nn.
     shared_weights: one row of weights for all edges instead of one an edge.
-    graph_class: such as ``conv-e14-d5`` (about 2**14 edges, 2**5 a node), see ``autotune.workload.graphs.GraphClass``:
-    which
-        tuned entry to prefer; None prefers the one of the largest graph.
+    graph_class: such as ``conv-e14-d5`` (about 2**14 edges, 2**5 a node), see ``autotune.GraphClass``: which tuned
+        entry to prefer; None prefers the one of the largest graph.
     check_indices: check at every call that sender and receiver are in range (waits for the device); without it an
         index out of range reads or writes foreign memory.
     layout, schedule, strict, deterministic, tolerance, device, dtype, irrep_normalization, path_normalization: as in

@@ -18,7 +18,7 @@ from autotune.measure.trial import Outcome, TrialSetting
 from autotune.measure.worker import Worker
 from autotune.search.loop import search
 from autotune.search.space import Space
-from autotune.search.spaces import space_of
+from autotune.search.spaces.registry import space_of
 from autotune.search.study import Study, study_name
 from autotune.search.trial_steps import SAMPLING_S, Measurer, compile_ahead
 from autotune.tune.progress import Progress

@@ -30,7 +30,7 @@ from autotune.measure.worker import Worker
 from autotune.search.loop import search
 from autotune.search.samplers import choose_sampler, proposals_ahead
 from autotune.search.space import Space
-from autotune.search.spaces import space_of
+from autotune.search.spaces.registry import space_of
 from autotune.search.starting_points import KIN, KIN_STARTS, known_entries, starting_points
 from autotune.search.study import Study, study_name
 from autotune.search.trial_steps import SAMPLING_S, CompilersAhead, Measurer, compile_ahead

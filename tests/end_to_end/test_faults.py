@@ -19,7 +19,7 @@ from autotune.measure.worker import Worker
 from autotune.search import trial_steps
 from autotune.search.loop import search
 from autotune.search.space import Space
-from autotune.search.spaces import space_of
+from autotune.search.spaces.registry import space_of
 from autotune.search.study import Study
 from autotune.workload.config_tables import load_graphs
 from autotune.workload.workload import Workload

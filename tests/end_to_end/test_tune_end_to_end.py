@@ -28,7 +28,7 @@ from autotune.database.store import Database
 from autotune.errors import PeerError
 from autotune.measure.trial import Outcome
 from autotune.measure.worker import Worker
-from autotune.search.spaces import search_space
+from autotune.search.spaces.tensor_product import search_space
 from autotune.search.starting_points import starting_points
 from autotune.tune.budget import TimeBudget
 from autotune.tune.run import open_study, tune

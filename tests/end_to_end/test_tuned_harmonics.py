@@ -18,12 +18,13 @@ from autotune.database.entry import Entry
 from autotune.database.lookup import find_schedule
 from autotune.database.store import Database, database_path
 from autotune.errors import ConfigError, DatabaseError, TuningMissError
-from autotune.measure.runs import HarmonicsRuns, runs_of
+from autotune.measure.runs.registry import runs_of
+from autotune.measure.runs.spherical_harmonics import HarmonicsRuns
 from autotune.measure.trial import TrialJob, TrialSetting
 from autotune.modules import spherical_harmonics as harmonics
 from autotune.replay.record import record
 from autotune.report import summary_table, write_reports
-from autotune.search.spaces import space_of
+from autotune.search.spaces.registry import space_of
 from autotune.search.study import study_name
 from autotune.search.trial_steps import compile_ahead
 from autotune.tune.run import tune

@@ -17,9 +17,9 @@ from autotune.database import store as database
 from autotune.database.edge_vectors import directions_inside
 from autotune.database.lookup import find_schedule
 from autotune.errors import ConfigError, TuningMissError
-from autotune.measure.runs import runs_of
+from autotune.measure.runs.registry import runs_of
 from autotune.measure.trial import TrialJob, TrialSetting
-from autotune.search.spaces import space_of
+from autotune.search.spaces.registry import space_of
 from autotune.workload.config import load_config
 from autotune.workload.config_tables import load_all
 from autotune.workload.graph_class import GraphClass

@@ -17,13 +17,14 @@ from autotune.measure.autograd_passes import AutogradPasses
 from autotune.measure.reference.tensor_product import Reference
 from autotune.workload.tensors import Tensors
 from autotune.workload.workload import Workload
-from kernelgen.folder import modules_of
+from kernelgen.folder import collected
 
 # Of every file in this folder that has some; e3nn comes first in tables, since all others are proven by it.
 ADAPTERS: tuple[Adapter, ...] = tuple(
-    adapter
-    for module in sorted(modules_of(__name__), key=lambda module: module is not e3nn_peer)
-    for adapter in getattr(module, "ADAPTERS", ())
+    sorted(
+        (adapter for adapters in collected(__name__, "ADAPTERS") for adapter in adapters),
+        key=lambda adapter: adapter not in e3nn_peer.ADAPTERS,
+    )
 )
 
 __all__ = [

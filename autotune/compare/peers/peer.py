@@ -18,7 +18,7 @@ import torch
 from autotune.errors import PeerError
 from autotune.measure.autograd_passes import AutogradPasses, Call
 from autotune.measure.reference.tensor_product import Reference
-from autotune.measure.runs import runs_of
+from autotune.measure.runs.registry import runs_of
 from autotune.workload.kinds.tensor_product import ProductKind
 from autotune.workload.tensors import Tensors, relayout
 from autotune.workload.workload import Workload

@@ -4,14 +4,9 @@ from __future__ import annotations
 
 from autotune.errors import ConfigError
 from autotune.workload.kinds.base import KernelKind, Problem
-from kernelgen.folder import modules_of
+from kernelgen.folder import collected
 
-KINDS: tuple[KernelKind, ...] = tuple(
-    sorted(
-        (module.KIND for module in modules_of("autotune.workload.kinds") if hasattr(module, "KIND")),
-        key=lambda kind: kind.rank,
-    )
-)
+KINDS: tuple[KernelKind, ...] = tuple(sorted(collected("autotune.workload.kinds", "KIND"), key=lambda kind: kind.rank))
 _BY_OPERATION = {operation: kind for kind in KINDS for operation in kind.operations}
 OPERATIONS = tuple(_BY_OPERATION)
 # Those that have nodes.

@@ -35,7 +35,7 @@ from autotune.compare.comparison_worker import Answer, ComparisonSetting
 from autotune.compare.peers.e3nn import OUT_OF_TIME
 from autotune.compare.precompile import kind_of, known_failures
 from autotune.errors import ConfigError, WorkerError
-from autotune.measure.runs import runs_of
+from autotune.measure.runs.registry import runs_of
 from autotune.workload.config import load_config
 from autotune.workload.passes import DIRECTIONS_OF, PASSES
 from autotune.workload.workload import Workload

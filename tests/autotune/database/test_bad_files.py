@@ -26,7 +26,7 @@ from autotune.database.quarantine import quarantine_path
 from autotune.database.store import DatabaseWarning, load_table, read_table
 from autotune.errors import ConfigError
 from autotune.report import write_comparison, write_reports
-from autotune.search.spaces import search_space
+from autotune.search.spaces.tensor_product import search_space
 from autotune.workload.graph_class import GraphClass
 from kernelgen.compile import cache
 from kernelgen.json_data import MOST_DEPTH, parse_json

@@ -20,7 +20,7 @@ from autotune.database.store import device_files, read_table
 from autotune.errors import DatabaseError
 from autotune.replay.recorded import load_record
 from autotune.report.data.device_data import device_slugs, load_device
-from autotune.search.spaces import search_space
+from autotune.search.spaces.tensor_product import search_space
 
 RESULTS = ROOT / "results"
 MOST_BYTES = 6_000_000

@@ -19,7 +19,8 @@ from autotune.replay.record import _write_header, header
 from autotune.replay.recorded import Record, load_record
 from autotune.replay.run import pruning, replay, replay_table, run, trials_to, write_replay
 from autotune.search.space import Space
-from autotune.search.spaces import search_space, space_of
+from autotune.search.spaces.registry import space_of
+from autotune.search.spaces.tensor_product import search_space
 from autotune.workload.config import load_config
 from autotune.workload.config_tables import load_graphs
 from autotune.workload.restriction import Restriction, restrictions_from

@@ -20,7 +20,7 @@ from autotune.search.loop import Compiled, search
 from autotune.search.sharing import optuna_storage, storage_access
 from autotune.search.sharing.locks import Locks
 from autotune.search.space import Space
-from autotune.search.spaces import search_space
+from autotune.search.spaces.tensor_product import search_space
 from autotune.search.study import Proposal, Study
 from kernelgen.device import DeviceFacts
 from kernelgen.problem.tensor_product import TensorProductProblem
@@ -184,7 +184,7 @@ def test_a_tuner_alone_keeps_others_out_and_they_it(space: Space, tmp_path: Path
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from autotune.search.spaces import search_space
+from autotune.search.spaces.tensor_product import search_space
 from kernelgen import TensorProductProblem
 from kernelgen.device import DeviceFacts
 PROBLEM = TensorProductProblem.channelwise("4x0e+4x1o", "0e+1o", "0e+1o")

@@ -9,7 +9,7 @@ import math
 import pytest
 
 from autotune.search.space import Space
-from autotune.search.spaces import search_space
+from autotune.search.spaces.tensor_product import search_space
 from autotune.workload.config_tables import load_problems
 from kernelgen.device import DeviceFacts, cuda_facts
 from kernelgen.emit.kernel_source import emit

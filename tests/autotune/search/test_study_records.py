@@ -14,7 +14,7 @@ from autotune.database import trial_records
 from autotune.errors import StudyError
 from autotune.measure.trial import Outcome
 from autotune.search.space import Space
-from autotune.search.spaces import search_space
+from autotune.search.spaces.tensor_product import search_space
 from autotune.search.starting_points import untried_forms
 from autotune.search.study import Study
 from autotune.workload.config_tables import load_problems

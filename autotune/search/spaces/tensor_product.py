@@ -1,0 +1,49 @@
+"""The whole search space of one kernel of a tensor product on one device."""
+
+from __future__ import annotations
+
+import dataclasses
+from types import MappingProxyType
+
+from autotune.search.knob_choices import pair_knobs, product_knobs
+from autotune.search.probes import probes_of, unfused
+from autotune.search.space import Space
+from autotune.workload.kinds.registry import kernel_kind
+from autotune.workload.kinds.tensor_product import ProductKind
+from autotune.workload.workload import Workload
+from kernelgen.device import DeviceFacts
+from kernelgen.problem.tensor_product import TensorProductProblem
+from kernelgen.terms.directions import Direction
+
+
+def search_space(
+    problem: TensorProductProblem,
+    operation: str,
+    direction: str | Direction,
+    dtype: str,
+    facts: DeviceFacts,
+    layout: str = "mul_ir",
+    deterministic: bool = False,
+    num_edges: int | None = None,
+) -> Space:
+    """The space of one kernel. The default schedule's values are always among the choices.
+
+    num_edges: as for ``default_schedule``.
+    """
+    kind = kernel_kind(operation)
+    spec = kind.spec(problem, operation, direction, dtype, layout, facts, deterministic)
+    spec = dataclasses.replace(spec, schedule=kind.default(spec, num_edges))
+    if not problem.is_channelwise:
+        space = Space(spec, MappingProxyType(pair_knobs(spec)))
+        return dataclasses.replace(space, probes=unfused(space))
+    space = Space(spec, MappingProxyType(product_knobs(spec, num_edges)))
+    space = dataclasses.replace(space, spec=dataclasses.replace(spec, schedule=space.canonical(spec.schedule)))
+    return dataclasses.replace(space, probes=probes_of(space))
+
+
+def _of_product(workload: Workload, direction: str, facts: DeviceFacts) -> Space:
+    kernel = (workload.product, workload.operation, direction, workload.dtype)
+    return search_space(*kernel, facts, workload.layout, workload.deterministic, workload.num_edges)
+
+
+SPACES = dict.fromkeys(ProductKind.operations, _of_product)
