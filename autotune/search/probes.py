@@ -13,7 +13,7 @@ import itertools
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from kernelgen.plan.planner import MAX_REGISTERS, estimate_registers
+from kernelgen.plan.tensor_product import MAX_REGISTERS, estimate_registers
 from kernelgen.schedule.knobs import Knobs
 from kernelgen.schedule.tensor_product import CudaSchedule
 

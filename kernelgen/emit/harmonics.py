@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from kernelgen.emit.harmonics_function import vector_function
 from kernelgen.emit.signature import gpu_entry, host_entry
-from kernelgen.emit.source import Source, included
+from kernelgen.emit.source import Emitter, Source, included
 from kernelgen.plan.spherical_harmonics import ROWS, HarmonicsPlan
 from kernelgen.schedule.kernel_spec import BYTES
 from kernelgen.schedule.spherical_harmonics import HarmonicsCudaSchedule
@@ -32,7 +32,7 @@ def emit_harmonics(plan: HarmonicsPlan) -> Source:
     return Source("\n".join(parts) + "\n", "cuda" if plan.on_gpu else "c++")
 
 
-def harmonics_geometry(plan: HarmonicsPlan, num_rows: int) -> tuple[int, int, int]:
+def harmonics_geometry(plan: HarmonicsPlan, num_rows: int, num_in: int, num_out: int) -> tuple[int, int, int]:
     """Blocks, threads a block, and dynamic shared memory in bytes."""
     blocks = -(-num_rows // plan.block_size)
     if plan.resident:
@@ -172,3 +172,6 @@ def _host(plan: HarmonicsPlan) -> Iterator[str]:
             yield f"{INDENT * 2}store_columns<{size}>(columns_{name}, count, {where});"
     yield f"{INDENT}}}"
     yield "}"
+
+
+EMITTERS = {HarmonicsPlan: Emitter(emit_harmonics, harmonics_geometry)}

@@ -1,35 +1,24 @@
-"""A plan enters, source leaves: picks the emitter of the plan's backend."""
+"""A plan enters, source leaves: finds the emitter of the plan's type.
+
+An emitter is an entry of ``EMITTERS``, by type of plan, in a file of this folder.
+"""
 
 from __future__ import annotations
 
-from kernelgen.emit.cuda.kernel import emit_cuda, launch_geometry
-from kernelgen.emit.cuda.two_part_kernel import emit_owners, owners_geometry
-from kernelgen.emit.harmonics import emit_harmonics, harmonics_geometry
-from kernelgen.emit.host import emit_host
-from kernelgen.emit.pairs.kernel import emit_pairs, pair_geometry
-from kernelgen.emit.source import Source
-from kernelgen.plan.pairs import PairPlan
-from kernelgen.plan.planner import AnyPlan, OwnersPlan
-from kernelgen.plan.spherical_harmonics import HarmonicsPlan
+from kernelgen.emit.source import Emitter, Source
+from kernelgen.folder import collected
+from kernelgen.plan.planner import AnyPlan
+
+_EMITTERS: dict[type, Emitter] = {
+    plan: emitter for emitters in collected("kernelgen.emit", "EMITTERS") for plan, emitter in emitters.items()
+}
 
 
 def emit(plan: AnyPlan) -> Source:
     """Complete source of the one kernel that ``plan`` describes."""
-    if isinstance(plan, HarmonicsPlan):
-        return emit_harmonics(plan)
-    if isinstance(plan, PairPlan):
-        return emit_pairs(plan)
-    if isinstance(plan, OwnersPlan):
-        return emit_owners(plan)
-    return emit_cuda(plan) if plan.spec.facts.backend == "cuda" else emit_host(plan)
+    return _EMITTERS[type(plan)].source(plan)
 
 
 def geometry(plan: AnyPlan, num_edges: int, num_in: int, num_out: int) -> tuple[int, int, int]:
     """Of a CUDA kernel: blocks, threads a block, and dynamic shared memory in bytes."""
-    if isinstance(plan, HarmonicsPlan):
-        return harmonics_geometry(plan, num_edges)
-    if isinstance(plan, PairPlan):
-        return pair_geometry(plan, num_edges)
-    if isinstance(plan, OwnersPlan):
-        return owners_geometry(plan, num_edges, num_in, num_out)
-    return launch_geometry(plan, num_edges, num_in, num_out)
+    return _EMITTERS[type(plan)].geometry(plan, num_edges, num_in, num_out)

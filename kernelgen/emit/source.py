@@ -1,10 +1,12 @@
-"""Generated source as a value: what an emitter returns and a compiler takes."""
+"""Generated source as a value: what an emitter returns and a compiler takes; and emitters."""
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import resources
+from typing import Any, NamedTuple
 
 ENTRY = "equitune_kernel"
 
@@ -16,6 +18,15 @@ class Source:
     text: str
     language: str
     entry: str = ENTRY
+
+
+class Emitter(NamedTuple):
+    """source: of a plan. geometry: of a plan's CUDA kernel and the numbers of edges, nodes read and nodes written,
+    blocks, threads a block and dynamic shared memory in bytes.
+    """
+
+    source: Callable[[Any], Source]
+    geometry: Callable[[Any, int, int, int], tuple[int, int, int]]
 
 
 @functools.cache

@@ -11,8 +11,9 @@ import torch
 from kernelgen.emit.kernel_source import emit
 from kernelgen.errors import ProblemError, ScheduleError
 from kernelgen.ops.registry import resolve
-from kernelgen.plan.planner import AnySpec, make_plan
+from kernelgen.plan.planner import make_plan
 from kernelgen.runtime.kernel import load_kernel
+from kernelgen.schedule.kernel_spec import AnySpec
 from kernelgen.schedule.knobs import Knobs
 
 DTYPES = {torch.float32: "float32", torch.float64: "float64"}

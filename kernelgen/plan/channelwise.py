@@ -1,6 +1,6 @@
 """The plan of one kernel of a channelwise product: path groups, work units, who writes what, what a thread holds.
 
-Made by ``kernelgen.plan.planner``, which decides what is legal; emitters read it.
+Made by ``kernelgen.plan.tensor_product``, which decides what is legal; emitters read it.
 """
 
 from __future__ import annotations

@@ -13,7 +13,8 @@ from kernelgen.errors import ScheduleError, UnsupportedError
 from kernelgen.plan.channelwise import block_of_an_edge
 from kernelgen.plan.pairs import pair_paths
 from kernelgen.plan.path_groups import group_paths
-from kernelgen.plan.planner import estimate_registers, make_plan
+from kernelgen.plan.spherical_harmonics import harmonics_plan
+from kernelgen.plan.tensor_product import estimate_registers, product_plan
 from kernelgen.problem.spherical_harmonics import HarmonicsProblem
 from kernelgen.schedule.kernel_spec import BYTES, HarmonicsSpec, Spec
 from kernelgen.schedule.knobs import power_of_two_at_most
@@ -47,7 +48,7 @@ def default_schedule(spec_without: Spec, num_edges: int | None = None) -> Schedu
             block = block_of_an_edge(group_paths(spec_without.problem, groups), schedule)
             schedule = dataclasses.replace(schedule, **block)
         try:
-            plan = make_plan(dataclasses.replace(spec_without, schedule=schedule))
+            plan = product_plan(dataclasses.replace(spec_without, schedule=schedule))
         except ScheduleError as error:
             failure = error
             continue
@@ -104,7 +105,7 @@ def _default_of_pairs(spec: Spec) -> Schedule:
     for block_size in (128, 64, 32):
         schedule = CudaSchedule(accumulate="atomics", block_size=block_size, edges_per_warp=edges_per_warp)
         try:
-            make_plan(dataclasses.replace(spec, schedule=schedule))
+            product_plan(dataclasses.replace(spec, schedule=schedule))
             return schedule
         except ScheduleError as error:
             failure = error
@@ -136,7 +137,7 @@ def default_harmonics_schedule(
         schedule = HarmonicsCudaSchedule(block_size=block_size)
         spec = HarmonicsSpec(problem, direction, schedule, dtype, facts)
         try:
-            if 2 * make_plan(spec).shared_bytes <= facts.shared_per_unit:
+            if 2 * harmonics_plan(spec).shared_bytes <= facts.shared_per_unit:
                 return schedule
         except ScheduleError:
             continue

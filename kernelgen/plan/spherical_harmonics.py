@@ -117,3 +117,6 @@ def harmonics_plan(spec: HarmonicsSpec) -> HarmonicsPlan:
         fit = facts.max_threads_per_unit // schedule.block_size
         resident = schedule.min_blocks or min(fit, facts.shared_per_unit // (shared + SHARED_OF_A_BLOCK))
     return HarmonicsPlan(spec, body, live, stride, wide, shared, resident)
+
+
+PLANNERS = {HarmonicsSpec: harmonics_plan}

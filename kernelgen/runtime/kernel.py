@@ -23,7 +23,7 @@ from kernelgen.device import device_facts
 from kernelgen.emit.kernel_source import emit, geometry
 from kernelgen.emit.source import Source
 from kernelgen.errors import LaunchError
-from kernelgen.plan.planner import AnyPlan, AnySpec, make_plan
+from kernelgen.plan.planner import AnyPlan, make_plan
 from kernelgen.runtime.cuda_driver import (
     Arguments,
     error_name,
@@ -32,7 +32,7 @@ from kernelgen.runtime.cuda_driver import (
     load_entry,
 )
 from kernelgen.runtime.zero_flags import next_launch
-from kernelgen.schedule.kernel_spec import BUFFERS
+from kernelgen.schedule.kernel_spec import BUFFERS, AnySpec
 
 # Dynamic shared memory above this has to be asked for, kernel by kernel.
 _SHARED_WITHOUT_ASKING = 48 * 1024

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 from kernelgen.device import DeviceFacts
 from kernelgen.errors import ScheduleError, UnsupportedError
 from kernelgen.problem.spherical_harmonics import HarmonicsProblem
 from kernelgen.problem.tensor_product import TensorProductProblem
+from kernelgen.schedule.knobs import Knobs
 from kernelgen.schedule.spherical_harmonics import HarmonicsSchedule
 from kernelgen.schedule.tensor_product import Schedule
 from kernelgen.terms.directions import OPERANDS, Direction, HarmonicsDirection
@@ -19,6 +21,27 @@ BUFFERS = (
     *("out_x", "out_y", "out_w", "out_g"),
     *("sender", "receiver", "spans", "perm"),
 )
+
+
+class AnySpec(Protocol):
+    """What the specs of all kinds have; each is frozen, and determines one kernel's source.
+
+    row_work: how much there is to do for an edge (or vector), in elements.
+    """
+
+    @property
+    def problem(self) -> Any: ...
+    @property
+    def direction(self) -> Any: ...
+    @property
+    def schedule(self) -> Knobs: ...
+    @property
+    def dtype(self) -> str: ...
+    @property
+    def facts(self) -> DeviceFacts: ...
+    @property
+    def row_work(self) -> int: ...
+    def __hash__(self) -> int: ...
 
 
 @dataclass(frozen=True)

@@ -69,7 +69,7 @@ FORMS = {
 @pytest.mark.parametrize("layout", ["mul_ir", "ir_mul"])
 @pytest.mark.parametrize("form", FORMS)
 def test_kernel_forms(form: str, layout: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kernelgen.plan.planner.REGISTER_SLACK", 4)
+    monkeypatch.setattr("kernelgen.plan.tensor_product.REGISTER_SLACK", 4)
     operator = build(MEDIUM, FORMS[form], dtype=dtype, layout=layout, device="cuda")
     case = make_case(MEDIUM, "conv", edges=300, nodes=20, num_out=17)
     assert_matches_e3nn(operator, case, DIRECTIONS, TOLERANCE[dtype], "cuda")

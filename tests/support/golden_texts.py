@@ -25,8 +25,8 @@ from autotune.database.provenance import hash_of_text
 from kernelgen import GENERATOR_VERSION, CudaSchedule, HarmonicsProblem, HostSchedule, Spec, TensorProductProblem
 from kernelgen.device import DeviceFacts, cuda_facts
 from kernelgen.emit.kernel_source import emit
-from kernelgen.plan.planner import AnySpec, make_plan
-from kernelgen.schedule.kernel_spec import HarmonicsSpec
+from kernelgen.plan.planner import make_plan
+from kernelgen.schedule.kernel_spec import AnySpec, HarmonicsSpec
 from kernelgen.schedule.spherical_harmonics import HarmonicsCudaSchedule, HarmonicsHostSchedule
 from kernelgen.terms.directions import (
     DIRECTIONS,

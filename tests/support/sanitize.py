@@ -21,17 +21,17 @@ import torch
 from pair_problems import MODES, of_mode
 from places import load_tests
 
-import kernelgen.plan.planner
+import kernelgen.plan.tensor_product
 from kernelgen.compile.compiler import compile_source
 from kernelgen.device import DeviceFacts, device_facts
 from kernelgen.emit.kernel_source import emit
 from kernelgen.errors import ScheduleError, UnsupportedError
 from kernelgen.plan.defaults import default_schedule
-from kernelgen.plan.planner import AnySpec, make_plan
+from kernelgen.plan.planner import make_plan
 from kernelgen.problem.spherical_harmonics import HarmonicsProblem
 from kernelgen.runtime.graph import order_by
 from kernelgen.runtime.kernel import load_kernel
-from kernelgen.schedule.kernel_spec import HarmonicsSpec, Spec
+from kernelgen.schedule.kernel_spec import AnySpec, HarmonicsSpec, Spec
 from kernelgen.schedule.spherical_harmonics import HarmonicsCudaSchedule
 from kernelgen.schedule.tensor_product import CudaSchedule
 from kernelgen.terms.directions import DIRECTIONS, fixed_order_parts
@@ -108,11 +108,11 @@ def harmonics(facts: DeviceFacts) -> Iterator[tuple[str, HarmonicsSpec]]:
 @contextmanager
 def any_registers() -> Iterator[None]:
     """Kernels estimated at more than there are: they spill, which is no matter here."""
-    slack, kernelgen.plan.planner.REGISTER_SLACK = kernelgen.plan.planner.REGISTER_SLACK, 10.0
+    slack, kernelgen.plan.tensor_product.REGISTER_SLACK = kernelgen.plan.tensor_product.REGISTER_SLACK, 10.0
     try:
         yield
     finally:
-        kernelgen.plan.planner.REGISTER_SLACK = slack
+        kernelgen.plan.tensor_product.REGISTER_SLACK = slack
 
 
 @any_registers()

@@ -20,7 +20,7 @@ from kernelgen.emit.harmonics_function import inside
 from kernelgen.emit.signature import buffers_line, buffers_struct, gpu_entry
 from kernelgen.emit.source import Source
 from kernelgen.plan.channelwise import Plan
-from kernelgen.plan.planner import OwnersPlan
+from kernelgen.plan.tensor_product import OwnersPlan
 from kernelgen.schedule.tensor_product import CudaSchedule
 
 _SIZES = ("num_edges", "num_in", "num_out")

@@ -29,7 +29,7 @@ def emit_pairs(plan: PairPlan) -> Source:
     return Source("\n".join(parts) + "\n", "cuda" if plan.on_gpu else "c++")
 
 
-def pair_geometry(plan: PairPlan, num_edges: int) -> tuple[int, int, int]:
+def pair_geometry(plan: PairPlan, num_edges: int, num_in: int, num_out: int) -> tuple[int, int, int]:
     """Blocks, threads a block, and dynamic shared memory in bytes."""
     schedule = plan.spec.schedule
     assert isinstance(schedule, CudaSchedule)

@@ -11,7 +11,8 @@ from reference import expected, make_case, relative_error
 from kernelgen import TensorProductProblem
 from kernelgen.device import cuda_facts
 from kernelgen.errors import ScheduleError
-from kernelgen.plan.planner import OwnersPlan, make_plan
+from kernelgen.plan.planner import make_plan
+from kernelgen.plan.tensor_product import OwnersPlan
 from kernelgen.schedule.kernel_spec import Spec
 from kernelgen.schedule.tensor_product import CudaSchedule
 from kernelgen.terms.directions import DIRECTIONS, fixed_order_parts
@@ -168,7 +169,7 @@ CASES = [(form, False) for form in FORMS] + [(form, True) for form in ("half-war
 @pytest.mark.parametrize(("form", "shared"), CASES)
 def test_lanes_compute_what_e3nn_computes(form, shared, direction, monkeypatch) -> None:
     # float64 takes twice the registers; the emulator has no limit, so test every form in the exact precision
-    monkeypatch.setattr("kernelgen.plan.planner.REGISTER_SLACK", 10)
+    monkeypatch.setattr("kernelgen.plan.tensor_product.REGISTER_SLACK", 10)
     irreps, operation, layout, schedule = FORMS[form]
     problem = TensorProductProblem.channelwise(*irreps, shared_weights=shared)
     case = make_case(problem, operation, edges=26)
@@ -206,7 +207,7 @@ OWNERS = {
 @pytest.mark.parametrize("direction", ["backward", "edge_backward", "joint_backward"])
 @pytest.mark.parametrize("form", OWNERS)
 def test_owners_write_what_e3nn_computes_into_memory_that_held_anything(form, direction, monkeypatch) -> None:
-    monkeypatch.setattr("kernelgen.plan.planner.REGISTER_SLACK", 10)
+    monkeypatch.setattr("kernelgen.plan.tensor_product.REGISTER_SLACK", 10)
     irreps, layout, schedule = OWNERS[form]
     schedule, operation = dataclasses.replace(schedule, accumulate="owners"), "plain" if "plain" in form else "conv"
     problem = TensorProductProblem.channelwise(*irreps)
@@ -223,7 +224,7 @@ def test_owners_write_what_e3nn_computes_into_memory_that_held_anything(form, di
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_rings_of_any_piece(dtype, channels, monkeypatch) -> None:
     """A path's weights of a team take a part of one copy, a whole one or several."""
-    monkeypatch.setattr("kernelgen.plan.planner.REGISTER_SLACK", 10)
+    monkeypatch.setattr("kernelgen.plan.tensor_product.REGISTER_SLACK", 10)
     problem = TensorProductProblem.channelwise("128x0e+128x1o", "0e+1o", "0e+1o+1e")
     case = make_case(problem, "conv", edges=11)
     schedule = CudaSchedule(prefetch="ring2", channels_per_thread=channels, path_groups=2)
@@ -285,7 +286,7 @@ def test_a_deterministic_gradient_of_edges_takes_partial_rows_only_where_it_must
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
 def test_deterministic_parts_compute_what_e3nn_computes(direction, monkeypatch) -> None:
-    monkeypatch.setattr("kernelgen.plan.planner.REGISTER_SLACK", 10)
+    monkeypatch.setattr("kernelgen.plan.tensor_product.REGISTER_SLACK", 10)
     problem = TensorProductProblem.channelwise(*MEDIUM)
     case = make_case(problem, "conv", edges=26)
     results = {}

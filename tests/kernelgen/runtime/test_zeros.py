@@ -67,7 +67,7 @@ def inside(schedule: CudaSchedule) -> CudaSchedule:
 @pytest.mark.parametrize("form", FORMS)
 def test_against_e3nn(form: str, direction: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Outputs begin as NaN. Small blocks are several that write zeros, large ones one."""
-    monkeypatch.setattr("kernelgen.plan.planner.REGISTER_SLACK", 10)
+    monkeypatch.setattr("kernelgen.plan.tensor_product.REGISTER_SLACK", 10)
     operation = "plain" if form == "plain" else "conv"
     case = make_case(PROBLEM, operation, edges=12, nodes=20)  # some nodes have no edges
     results = run_direction(case, DIRECTIONS[direction], operation, "ir_mul", "float64", inside(FORMS[form]))
@@ -282,7 +282,7 @@ def test_what_the_driver_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("form", FORMS)
 def test_on_a_gpu(form: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kernelgen.plan.planner.REGISTER_SLACK", 4)
+    monkeypatch.setattr("kernelgen.plan.tensor_product.REGISTER_SLACK", 4)
     schedules = dict.fromkeys(GRADIENTS[:3], inside(FORMS[form]))
     operation = "plain" if form == "plain" else "conv"
     operator = build(PROBLEM, schedules, operation=operation, dtype=dtype, layout="ir_mul", device="cuda")
