@@ -12,17 +12,10 @@ from functools import cached_property
 from typing import Any
 
 from autotune.text import DEFAULT, TUNED
+from autotune.workload.kinds.registry import KINDS, OPERATIONS, kernel_kind
 
-# Channelwise convolutions of a dtype, then the others; a mean is over the rows of one group.
-GROUPS = (
-    "float32 convolutions",
-    "float64 convolutions",
-    "plain products",
-    "fully connected products",
-    "convolutions of edge vectors",
-    "spherical harmonics",
-)
-_OF_OPERATION = {"plain": GROUPS[2], "vectors": GROUPS[4], "harmonics": GROUPS[5]}
+# Names of groups, with short ones; a mean is over the rows of one group.
+GROUPS = {name: short for kind in KINDS for name, short in kind.groups.items()}
 
 
 def number(value: Any) -> float:
@@ -82,9 +75,9 @@ class SuiteRow:
 
     @property
     def group(self) -> str:
-        if ":uvw" in self.text("problem"):
-            return GROUPS[3]
-        return _OF_OPERATION.get(self.text("operation"), f"{self.text('dtype')} convolutions")
+        operation = self.text("operation")
+        kind = kernel_kind(operation) if operation in OPERATIONS else KINDS[0]
+        return kind.group(self.text("problem"), operation, self.text("dtype"))
 
     @property
     def kernel(self) -> tuple[str, ...]:

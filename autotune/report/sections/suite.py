@@ -30,8 +30,6 @@ from autotune.text import (
     time_text,
 )
 
-SHORT = dict(zip(GROUPS, ("float32", "float64", "plain", "connected", "vectors", "harmonics"), strict=True))
-
 
 def suite(rows: Sequence[SuiteRow], sources: Sources) -> Markup:
     """The whole section."""
@@ -95,10 +93,10 @@ def _figure(rows: Sequence[SuiteRow]) -> Markup | None:
     for name in passes(normal):
         for row in normal:
             if row.which == name:
-                lanes.setdefault(f"{direction_name(name)}, {SHORT.get(row.group, row.group)}", []).append(row.ratio)
+                lanes.setdefault(f"{direction_name(name)}, {GROUPS.get(row.group, row.group)}", []).append(row.ratio)
     note = "One dot per row, logarithmic axis. Bars, numbers: geometric means. Shaded: the tuned kernel is slower."
     caption = tag("figcaption", "Speed-up over the fastest peer", tag("small", note))
-    ends = [*SHORT.values()]
+    ends = [*GROUPS.values()]
     # By group, then by pass: what the tiles sum up stands together.
     order = sorted(lanes, key=lambda lane: next((n for n, end in enumerate(ends) if lane.endswith(end)), len(ends)))
     drawn = {name: lanes[name] for name in order}

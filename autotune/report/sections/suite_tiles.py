@@ -12,14 +12,14 @@ from autotune.text import TUNED, direction_name, floored_ratio, geometric_mean, 
 
 CLEAR = 1.05
 # Dense graphs on which traffic decides; elsewhere launches or uneven degrees do.
-FLOOR_GRAPHS = ("carbon", "water")
+FLOOR_GROUP, FLOOR_GRAPHS = "float32 convolutions", ("carbon", "water")
 
 
 def tiles(rows: Sequence[SuiteRow]) -> Markup:
     """Ratios to the fastest peer by group and pass, rows won, time over the floor, default, memory, determinism."""
     normal = [row for row in rows if not row.deterministic]
-    dense = [row for row in _in(normal, GROUPS[0]) if row.graph in FLOOR_GRAPHS]
-    over = f"tuned time / traffic floor: {GROUPS[0]} on {' and '.join(FLOOR_GRAPHS)}"
+    dense = [row for row in _in(normal, FLOOR_GROUP) if row.graph in FLOOR_GRAPHS]
+    over = f"tuned time / traffic floor: {FLOOR_GROUP} on {' and '.join(FLOOR_GRAPHS)}"
     shown: list[Markup | None] = [_count_tile(rows)]
     for name in dict.fromkeys((*GROUPS, *(row.group for row in normal))):
         group = _in(normal, name)

@@ -35,8 +35,8 @@ FindSchedule = Callable[..., Any]
 class KernelKind(ABC):
     """problem_type: of its problems. operations: those that it has, the usual one first. convolutions: those of them
     that gather from nodes and sum at nodes. directions: by name, each with its ``outputs``. inputs: slots that get
-    gradients. table: of a config, the tables [table.NAME] that define its problems. rank: its place among the kinds;
-    one whose problems hold problems of others comes after those.
+    gradients. table: problems are defined in tables [table.NAME] of a config. groups: of its rows in a report, with
+    short names. rank: its place among the kinds; one whose problems hold problems of others comes after those.
 
     A *spec* is all that determines one kernel (``kernelgen``'s, with operation, layout and deterministic).
     """
@@ -46,6 +46,7 @@ class KernelKind(ABC):
     operations: ClassVar[tuple[str, ...]]
     convolutions: ClassVar[tuple[str, ...]] = ()
     table: ClassVar[str]
+    groups: ClassVar[Mapping[str, str]]
     directions: ClassVar[Mapping[str, Any]]
     inputs: ClassVar[str]
 
@@ -95,6 +96,10 @@ class KernelKind(ABC):
     @abstractmethod
     def describe(self, problem: Any) -> tuple[str, ...]:
         """Lines for people."""
+
+    def group(self, key: str, operation: str, dtype: str) -> str:
+        """Of its ``groups`` that of a row; ``key``: of its problem."""
+        return next(iter(self.groups))
 
     @abstractmethod
     def irreps(self, problem: Any) -> dict[str, str]:

@@ -52,6 +52,7 @@ class VectorsKind(ProductKind):
     problem_type = VectorProblem
     operations = convolutions = (OPERATION,)
     table = "vectors"
+    groups = MappingProxyType({"convolutions of edge vectors": "vectors"})
     directions = MappingProxyType({name: DIRECTIONS[name] for name in ("forward", "backward", "edge_backward")})
 
     def problem_from(self, name: str, table: Any, others: Mapping[str, Problem]) -> VectorProblem:
@@ -115,6 +116,9 @@ class VectorsKind(ProductKind):
     def describe(self, problem: Any) -> tuple[str, ...]:
         vectors = f"of harmonics of degrees {', '.join(map(str, problem.harmonics.degrees))} of edge vectors"
         return (*super().describe(problem.product), vectors)
+
+    def group(self, key: str, operation: str, dtype: str) -> str:
+        return next(iter(self.groups))
 
     def irreps(self, problem: Any) -> dict[str, str]:
         return super().irreps(problem.product) | {"y": "1o"}

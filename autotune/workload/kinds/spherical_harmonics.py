@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 from autotune.errors import ConfigError
@@ -46,6 +47,7 @@ class HarmonicsKind(KernelKind):
     directions = HARMONICS_DIRECTIONS
     inputs = "x"
     table = "harmonics"
+    groups = MappingProxyType({"spherical harmonics": "harmonics"})
 
     def problem_from(self, name: str, table: Any, others: Mapping[str, Problem]) -> HarmonicsProblem:
         """From a table with degrees (``"0-3"``, or a list), normalize and normalization, as of e3nn's function."""

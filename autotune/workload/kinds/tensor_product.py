@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 from autotune.errors import ConfigError
@@ -32,6 +33,14 @@ class ProductKind(KernelKind):
     operations: ClassVar[tuple[str, ...]] = ("conv", "plain")
     convolutions: ClassVar[tuple[str, ...]] = ("conv",)
     table: ClassVar[str] = "problems"
+    groups: ClassVar[Mapping[str, str]] = MappingProxyType(
+        {
+            "float32 convolutions": "float32",
+            "float64 convolutions": "float64",
+            "plain products": "plain",
+            "fully connected products": "connected",
+        }
+    )
     directions: ClassVar[Mapping[str, Any]] = DIRECTIONS
     inputs = "xyw"
 
@@ -103,6 +112,11 @@ class ProductKind(KernelKind):
             f"{problem.irreps_in1} x {problem.irreps_in2} -> {problem.irreps_out}",
             f"{len(problem.paths)} paths, {problem.weight_numel:,} weights, {problem.dim_out:,} outputs",
         )
+
+    def group(self, key: str, operation: str, dtype: str) -> str:
+        if ":uvw" in key:
+            return "fully connected products"
+        return "plain products" if operation == "plain" else f"{dtype} convolutions"
 
     def irreps(self, problem: Any) -> dict[str, str]:
         return {"x": problem.irreps_in1, "y": problem.irreps_in2, "g": problem.irreps_out}
