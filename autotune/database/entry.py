@@ -17,16 +17,15 @@ from typing import Any
 
 from autotune.errors import DatabaseError
 from autotune.workload.graph_class import GraphClass
-from autotune.workload.kinds.registry import OPERATIONS, kernel_kind
+from autotune.workload.kinds.registry import KINDS, OPERATIONS, kernel_kind
 from autotune.workload.workload import Identity
 from kernelgen.errors import EquituneError
 from kernelgen.schedule.kernel_spec import BYTES
 from kernelgen.schedule.knobs import Knobs
-from kernelgen.terms.directions import DIRECTIONS
 
 CHOICES: dict[str, tuple[str, ...]] = {
     "operation": OPERATIONS,
-    "direction": tuple(DIRECTIONS),
+    "direction": tuple(dict.fromkeys(name for kind in KINDS for name in kind.directions)),
     "dtype": tuple(BYTES),
     "layout": ("mul_ir", "ir_mul"),
 }

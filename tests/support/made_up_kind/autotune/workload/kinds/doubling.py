@@ -1,0 +1,75 @@
+"""How kernels of a made-up kind are chosen."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+from kernelgen.problem.doubling import Doubling
+from kernelgen.schedule.doubling import DoublingSchedule, DoublingSpec
+
+from autotune.workload.graphs import GraphSpec
+from autotune.workload.kinds.base import FindSchedule, KernelKind, Problem
+from autotune.workload.toml_tables import check_table
+from kernelgen.device import DeviceFacts
+from kernelgen.plan.planner import make_plan
+from kernelgen.schedule.knobs import Knobs
+from kernelgen.terms.directions import DIRECTIONS
+
+
+class DoublingKind(KernelKind):
+    rank = 9
+    problem_type = Doubling
+    operations = ("doubling",)
+    directions = MappingProxyType({"forward": DIRECTIONS["forward"]})
+    inputs = "x"
+    table = "doublings"
+    groups = MappingProxyType({"doubled rows": "doubled"})
+
+    def problem_from(self, name: str, table: Any, others: Mapping[str, Problem]) -> Doubling:
+        check_table(table, f"doubling {name!r}", ("size",), required=("size",))
+        return Doubling(table["size"])
+
+    def owns_key(self, key: str) -> bool:
+        return key.startswith("doubling|")
+
+    def check(
+        self, label: str, problem: Any, operation: str, layout: str, graph: GraphSpec, deterministic: bool
+    ) -> None:
+        """All are legal."""
+
+    def read(self, data: Mapping[str, Any]) -> Knobs:
+        return DoublingSchedule(data["unroll"])
+
+    def spec(
+        self,
+        problem: Any,
+        operation: str,
+        direction: Any,
+        dtype: str,
+        layout: str,
+        facts: DeviceFacts,
+        deterministic: bool = False,
+    ) -> DoublingSpec:
+        return DoublingSpec(problem, direction, DoublingSchedule(), dtype, facts)
+
+    def default(self, spec: Any, num_edges: int | None) -> Knobs:
+        return DoublingSchedule()
+
+    def plan(self, spec: Any, find_schedule: FindSchedule) -> Any:
+        return make_plan(spec)
+
+    def describe(self, problem: Any) -> tuple[str, ...]:
+        return (f"rows of {problem.size} elements, doubled",)
+
+    def irreps(self, problem: Any) -> dict[str, str]:
+        return {"x": f"{problem.size}x0e", "g": f"{problem.size}x0e"}
+
+    def compulsory_bytes(
+        self, problem: Any, operation: str, direction: str, dtype: str, num_edges: int, num_nodes: int
+    ) -> int:
+        return 2 * 4 * problem.size * num_edges
+
+
+KIND = DoublingKind()

@@ -1,0 +1,77 @@
+"""A new kind of kernel is a file a layer: those of ``support/made_up_kind`` are laid into a copy of the packages."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from places import ROOT, SUPPORT
+
+CONFIG = """
+problem = ["tiny", "wide"]
+graph = "few"
+[doublings.tiny]
+size = 3
+[doublings.wide]
+size = 8
+[graphs.few]
+edges = 8
+"""
+PROGRAM = """
+import sys
+from pathlib import Path
+
+import autotune
+import kernelgen
+from autotune.compare.peers import peer_names
+from autotune.database.entry import CHOICES
+from autotune.measure.runs.registry import runs_of
+from autotune.report.data.suite_rows import GROUPS, SuiteRow
+from autotune.search.spaces.registry import space_of
+from autotune.workload.config import load_config
+from autotune.workload.config_tables import find_problem
+from autotune.workload.graph_class import GraphClass
+from kernelgen.device import device_facts
+from kernelgen.emit.kernel_source import emit, geometry
+from kernelgen.errors import ScheduleError
+from kernelgen.plan.planner import make_plan
+
+print(Path(autotune.__file__).parent, Path(kernelgen.__file__).parent)
+tiny, wide = load_config(sys.argv[1], "cpu").workloads
+assert find_problem(wide.problem.key) == wide.problem != tiny.problem
+assert (wide.operation, wide.directions, wide.is_conv) == ("doubling", ("forward",), False)
+assert GraphClass.parse("doubling-e3") == wide.graph_class()
+assert "doubling" in CHOICES["operation"]
+assert "doubling" in runs_of(wide.operation).operations
+
+space = space_of(wide, "forward", device_facts("cpu"))
+assert space.size == 3 and space.kind is wide.kind
+plan = make_plan(space.spec)
+assert emit(plan).text == "// doubling|8, cpu:unroll=1\\n"
+assert geometry(plan, 5, 5, 5) == (5, 32, 0)
+narrow = space_of(tiny, "forward", device_facts("cpu"))
+assert narrow.broken_limit(narrow.schedule({"unroll": 4})) == "unroll=4 exceeds the 3 elements of a row"
+
+assert peer_names("cpu", operation="doubling") == ("torch",)
+assert "torch" not in peer_names("cpu", operation="conv")
+assert GROUPS[SuiteRow({"operation": "doubling", "dtype": "float32"}).group] == "doubled"
+"""
+
+
+def test_files_alone_make_a_kind_known_to_every_layer(tmp_path: Path) -> None:
+    for name in ("kernelgen", "autotune", "configs"):
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    made_up = SUPPORT / "made_up_kind"
+    added = [path.relative_to(made_up) for path in sorted(made_up.rglob("*.py"))]
+    assert not [path for path in added if (ROOT / path).exists()]  # nothing that is there is replaced
+    shutil.copytree(made_up, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "made_up.toml").write_text(CONFIG)
+    command = [sys.executable, "-c", PROGRAM, str(tmp_path / "made_up.toml")]
+    environment = os.environ | {"PYTHONPATH": str(tmp_path), "PYTHONDONTWRITEBYTECODE": "1"}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == [str(tmp_path / "autotune"), str(tmp_path / "kernelgen")]
