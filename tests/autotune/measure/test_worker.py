@@ -156,7 +156,7 @@ def test_worker_does_not_outlive_a_killed_parent(tmp_path: Path) -> None:
             """
         )
     )
-    folders = [str(SUPPORT), str(ROOT)]
+    folders = [str(Path(__file__).parent), str(SUPPORT), str(ROOT)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(folders)}
     parent = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True, env=environment)
     assert parent.stdout is not None
