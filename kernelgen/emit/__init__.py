@@ -1,5 +1,5 @@
-"""A plan becomes source text: the one place, with the headers of ``include/``, that holds C++ and CUDA.
+"""Writes the source text of a plan. Only here, with the headers of ``include/``, is there C++ or CUDA text.
 
-In: a plan. Out: a complete source with one ``extern "C"`` function. Read ``kernel_source`` (which emitter serves a
+In: a plan. Out: a complete source with one ``extern "C"`` function. Read ``kernel_source`` (chooses the emitter of a
 plan), ``source`` and ``signature``, then ``host``, ``cuda``, ``pairs``, or ``harmonics`` with ``harmonics_function``.
 """

@@ -1,4 +1,4 @@
-"""A plan enters, source leaves: picks the emitter of the plan's backend."""
+"""Chooses the emitter for a plan's kind and backend."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kernelgen.plan.spherical_harmonics import HarmonicsPlan
 
 
 def emit(plan: AnyPlan) -> Source:
-    """Complete source of the one kernel that ``plan`` describes."""
+    """The complete source of a plan's kernel."""
     if isinstance(plan, HarmonicsPlan):
         return emit_harmonics(plan)
     if isinstance(plan, PairPlan):
@@ -25,7 +25,7 @@ def emit(plan: AnyPlan) -> Source:
 
 
 def geometry(plan: AnyPlan, num_edges: int, num_in: int, num_out: int) -> tuple[int, int, int]:
-    """Of a CUDA kernel: blocks, threads a block, and dynamic shared memory in bytes."""
+    """Launch geometry of a CUDA kernel: blocks, threads a block, and dynamic shared memory in bytes."""
     if isinstance(plan, HarmonicsPlan):
         return harmonics_geometry(plan, num_edges)
     if isinstance(plan, PairPlan):
