@@ -1,4 +1,4 @@
-"""Compilers that hang, lie or are none: a typed error each, and nothing of theirs in the cache."""
+"""Compilers that hang, write bad output or are none: each raises a typed error and leaves nothing in the cache."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The cache of compiled kernels holds nothing that another user put there, and says so when it has no room."""
+"""The cache of compiled kernels accepts nothing that another user wrote, and reports when it is full."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The CUDA text of every suite problem compiles without a GPU, a small one for the architectures that users have."""
+"""The CUDA text of every suite problem compiles without a GPU; a small one compiles for all common architectures."""
 
 from __future__ import annotations
 

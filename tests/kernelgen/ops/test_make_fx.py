@@ -1,4 +1,4 @@
-"""``make_fx`` traces modules through their ops: the graph it makes is right for other tensors too."""
+"""``make_fx`` traces modules through their ops: the traced graph is right for other tensors too."""
 
 from __future__ import annotations
 

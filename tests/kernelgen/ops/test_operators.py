@@ -1,4 +1,4 @@
-"""The torch face of an operator: autograd twice, torch's own op checks, compile and export."""
+"""An operator as a torch op: second derivatives, torch's own op checks, compile and export."""
 
 from __future__ import annotations
 

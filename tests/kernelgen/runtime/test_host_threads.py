@@ -1,4 +1,4 @@
-"""How many threads a host kernel runs on: never more than torch has, and one in a process that was forked."""
+"""Number of threads of a host kernel: never more than torch has, and one in a forked process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Graphs are ordered and checked once for all operators that see them, and what is known of them never goes stale."""
+"""Graphs are ordered and checked once for all operators, and a changed graph is never mistaken for a known one."""
 
 from __future__ import annotations
 

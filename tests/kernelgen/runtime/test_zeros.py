@@ -1,4 +1,4 @@
-"""Kernels that write the zeros that they add to: nothing is added before those are there."""
+"""Kernels that zero their own outputs: they add nothing before the zeros are written."""
 
 from __future__ import annotations
 
