@@ -56,7 +56,7 @@ def subsets(slots: str) -> list[str]:
 
 @pytest.mark.parametrize("needed", subsets("xyw"))
 def test_only_needed_gradients_are_asked_for(needed: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Directions name exactly the gradients that somebody needs, in first and second derivatives."""
+    """Directions contain exactly the gradients that the pass uses, in first and second derivatives."""
     given, op = case(), operator()
     asked: list[str] = []
     run_on = Operator.run_on
