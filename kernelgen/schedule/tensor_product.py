@@ -55,7 +55,7 @@ class CudaSchedule(Schedule):
     teams_per_node: with ``registers``, teams of one block that split the edges of a node. They add their sums in shared
         memory, in a fixed order.
     finish: how those teams divide the final addition. ``blocks``: each team adds whole irrep blocks, with separate code
-        for each. ``unrolled``: the components of all blocks go round the teams, so that no read waits for another.
+        for each. ``unrolled``: each of n teams adds every n-th component of all blocks; no read waits for another.
     edge_operand: ``inline``: every lane computes the edge values. ``shared``: a team computes them once, in shared
         memory. ``basis``: as ``shared``, but values that are multiples of each other are kept once.
     stage_edges: edges whose indices (and edge values) a team fetches at a time; at most its lanes.
@@ -66,8 +66,8 @@ class CudaSchedule(Schedule):
         prefetches their weights or all of their rows. ``all``: the kernel prefetches all that it reads as it starts.
         ``along``: as ``all``, but after the first load and in fewer instructions. ``none``: nothing.
     stream: caches evict rows that only one edge uses (weights; all rows of a plain product) first.
-    block_size, min_blocks: threads a block; blocks that the registers must allow on a multiprocessor (1: as many
-        registers as a thread can have; 0: the compiler chooses, often fewer).
+    block_size: threads of a block. min_blocks: registers are limited so that this many blocks fit on a multiprocessor
+        (1: as many registers as a thread can have; 0: the compiler chooses, often fewer).
     zeros: outputs that the kernel adds to are zeroed ``apart``, by a launch before it, or ``inside``, by its own first
         blocks; the other blocks wait for those before their first sum.
     """

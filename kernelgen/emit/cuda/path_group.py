@@ -74,7 +74,7 @@ class GroupEmitter(EdgeWalk):
                 )
 
     def _finish_unrolled(self, side: str, teams: int, step: int) -> None:
-        """Components of all blocks go round the teams: equal shares, and all reads come before the first write."""
+        """Each of n teams adds every n-th component of all blocks: equal shares, and all reads before any write."""
         sums = list(zip(self.memory.blocks(side), self._node_sums(), strict=True))
         for how in ("Store", "Add"):
             chosen = [(b, dim, first) for b, (_, dim, first) in sums if self.memory.owned_how(side, b) == how]
