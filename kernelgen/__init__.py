@@ -1,6 +1,6 @@
-"""Kernels for O(3)-equivariant tensor products and spherical harmonics, generated and compiled as torch operators.
+"""Generates kernels for O(3)-equivariant tensor products and spherical harmonics, as differentiable torch operators.
 
-Each sub-package is a step, and imports only those before it:
+Each sub-package is a step and imports only those before it:
 
     problem -> terms -> schedule -> plan -> emit -> compile -> runtime -> ops
 

@@ -1,4 +1,4 @@
-"""Facts of a device that legality and the default schedule need; table entries let us compile without the device."""
+"""Device limits, needed to check and choose schedules; a table allows compilation without the device."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ class DeviceFacts:
 
     @property
     def slug(self) -> str:
-        """File-name form of the name, for example ``nvidia-h200``; names the files under results/ and reports/."""
+        """The name as a file name, for example ``nvidia-h200``, used under results/ and reports/."""
         kept = "".join(c if c.isalnum() else "-" for c in self.name.lower())
         return "-".join(part for part in kept.split("-") if part)
 
     def check_cores(self, threads: int) -> None:
-        """ScheduleError for more host threads than there are cores."""
+        """Raise ScheduleError if ``threads`` exceeds the number of cores."""
         if threads > self.units:
             raise ScheduleError(f"threads={threads} exceeds the {self.units} cores of {self.name}")
 
     def check_threads(self, block_size: int, min_blocks: int) -> int:
-        """Threads that a multiprocessor must hold at least; ScheduleError where it cannot."""
+        """Threads that a multiprocessor must hold at once; ScheduleError if they are too many."""
         threads = block_size * max(1, min_blocks)
         if threads > self.max_threads_per_unit:
             raise ScheduleError(
@@ -48,7 +48,8 @@ class DeviceFacts:
         return threads
 
 
-# CUDA programming guide, table of technical specifications per compute capability.
+# Shared memory a block and a multiprocessor (bytes), threads a multiprocessor: CUDA programming guide, table of
+# technical specifications per compute capability.
 _CUDA_LIMITS = {
     "sm_80": (166912, 167936, 2048),
     "sm_86": (101376, 102400, 1536),
@@ -60,7 +61,7 @@ _CUDA_LIMITS = {
 
 
 def cuda_facts(arch: str, name: str | None = None, units: int = 132) -> DeviceFacts:
-    """Facts of a CUDA architecture from the table; the nearest lower known one serves for an unknown one."""
+    """Facts of a CUDA architecture from the table; an unknown one gets those of the nearest lower one."""
     number = int("".join(c for c in arch if c.isdigit()) or 0)
     known = [a for a in _CUDA_LIMITS if int(a[3:]) <= number]
     if not arch.startswith("sm_") or not known:
@@ -70,7 +71,7 @@ def cuda_facts(arch: str, name: str | None = None, units: int = 132) -> DeviceFa
 
 
 def check_cuda() -> None:
-    """ToolMissingError, which says what to do, where torch has no CUDA device."""
+    """Raise ToolMissingError, with a remedy, if torch has no CUDA device."""
     if torch.cuda.is_available():
         return
     advice = "install an NVIDIA driver"
@@ -89,7 +90,7 @@ def _facts(kind: str, index: int) -> DeviceFacts:
 
 
 def device_facts(device: torch.device | str) -> DeviceFacts:
-    """Facts of a torch device; cached, so cheap after the first call."""
+    """Facts of a torch device, cached."""
     device = torch.device(device)
     if device.type not in ("cpu", "cuda"):
         raise UnsupportedError(f"device {device} is not supported; expected cpu or cuda")

@@ -1,19 +1,19 @@
-"""Every error that Equitune raises on purpose: each says what was given, what was expected and what to do."""
+"""The errors that Equitune raises: each says what was given, what was expected and what to do."""
 
 
 class EquituneError(Exception):
-    """Base of all deliberate errors; the command line prints its one line and exits with code 2."""
+    """Base of Equitune's errors. The command line prints the message and exits with code 2."""
 
 
 class ProblemError(EquituneError, ValueError, AssertionError):
-    """The tensor product itself is ill-defined: unknown irreps, broken selection rules, unequal multiplicities.
+    """The problem is ill-defined: unknown irreps, broken selection rules, unequal multiplicities.
 
-    An AssertionError too, because that is what e3nn raises.
+    Also an AssertionError, because e3nn raises that.
     """
 
 
 class UnsupportedError(EquituneError, NotImplementedError):
-    """The tensor product is well-defined, but outside what the generator covers."""
+    """The problem is well-defined, but the generator does not cover it."""
 
 
 class ScheduleError(EquituneError, ValueError):
@@ -21,32 +21,32 @@ class ScheduleError(EquituneError, ValueError):
 
 
 class InputError(EquituneError, ValueError, RuntimeError, AssertionError):
-    """Tensors handed to an operator disagree with it or with each other: shape, dtype, device or index range.
+    """Tensors do not fit the operator or each other: shape, dtype, device or index range.
 
-    A RuntimeError and an AssertionError too, because those are what torch and e3nn raise.
+    Also a RuntimeError and an AssertionError, because torch and e3nn raise those.
     """
 
 
 class ToolMissingError(EquituneError, RuntimeError):
-    """A compiler, a driver or an optional package that this call needs is not on this machine."""
+    """This machine lacks a compiler, a driver or an optional package that the call needs."""
 
 
 class CacheError(EquituneError, RuntimeError):
-    """Compiled kernels cannot be kept or trusted: a folder is not private, cannot be written or is full."""
+    """The kernel cache cannot be used: its folder is not private, not writable or full."""
 
 
 class CompileError(EquituneError, RuntimeError):
-    """The compiler rejected generated source; the message holds its log."""
+    """The compiler rejected generated source; the message holds the compiler's log."""
 
 
 class LaunchError(EquituneError, RuntimeError):
-    """A kernel could not be loaded, launched, or failed while it ran."""
+    """A kernel failed to load, to launch or to run."""
 
 
 class TuningMissError(EquituneError, LookupError):
-    """No schedule is known that was tuned on this device, or keeps what was asked for, and it may not do without."""
+    """The caller requires a tuned schedule, and the database has none that fits this device and the request."""
 
 
 def cause_of(error: BaseException) -> str:
-    """What went wrong, for a message that names the path itself: an OSError's own text would repeat it."""
+    """The cause without the path, for messages that already name the path (an OSError's text repeats it)."""
     return (error.strerror if isinstance(error, OSError) else None) or str(error)

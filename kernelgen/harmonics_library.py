@@ -1,4 +1,4 @@
-"""Where operators of harmonics that version 0.1 pickled find ``resolve_harmonics``."""
+"""Lets operators of harmonics pickled by version 0.1 load: their pickles import ``resolve_harmonics`` from here."""
 
 from kernelgen.ops.registry import resolve as resolve_harmonics
 

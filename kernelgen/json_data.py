@@ -1,7 +1,7 @@
-"""JSON that others may have written, or something has damaged: text enters, plain data leaves, or a ValueError.
+"""Reads untrusted or damaged JSON: returns plain data or raises ValueError.
 
-Every file and line of JSON is read here. So a reader has one exception to expect, and what it does with the data later
-cannot run out of stack, of float64's range, or of what UTF-8 can hold.
+Every file and line of JSON is read here, so callers expect one exception. The data cannot overflow the stack or 64-bit
+integers, and UTF-8 can encode it.
 """
 
 from __future__ import annotations
@@ -10,18 +10,18 @@ import json
 import re
 from typing import Any
 
-# What Equitune writes is nested seven deep.
+# Equitune itself writes at most seven levels.
 MOST_DEPTH = 100
-# Digits of an integer that 64 bits hold for certain.
+# Any integer of at most this many digits fits into 64 bits.
 SAFE_DIGITS = 18
 _SURROGATES = re.compile("[\ud800-\udfff]")
 
 
 def parse_json(text: str | bytes) -> Any:
-    """The data of a text (bytes: UTF-8); ValueError for what is no JSON, or is nested deeper than ``MOST_DEPTH``.
+    """The data of a text (bytes: UTF-8); ValueError for invalid JSON or nesting deeper than ``MOST_DEPTH``.
 
-    An integer that 64 bits may not hold becomes a float, infinite beyond float64's range as ``1e400`` is in any case.
-    A surrogate without its other half becomes the replacement character.
+    An integer with more than ``SAFE_DIGITS`` digits becomes a float; beyond float64's range it is infinite, like
+    ``1e400``. A lone surrogate becomes the replacement character.
     """
     if isinstance(text, bytes):
         text = text.decode("utf-8-sig")
@@ -51,7 +51,7 @@ def _too_deep() -> ValueError:
 
 
 def _writable(data: Any) -> Any:
-    """The same with every text such as can be written and printed."""
+    """The same data with lone surrogates replaced, so that every text can be encoded."""
     if isinstance(data, str):
         return _SURROGATES.sub("\N{REPLACEMENT CHARACTER}", data)
     if isinstance(data, dict):

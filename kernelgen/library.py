@@ -1,4 +1,4 @@
-"""Where operators that version 0.1 pickled find ``resolve``."""
+"""Lets operators pickled by version 0.1 load: their pickles import ``resolve`` from here."""
 
 from kernelgen.ops.registry import resolve
 

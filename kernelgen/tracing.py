@@ -1,4 +1,4 @@
-"""What torch is doing with the tensors of a call: whether it traces, fakes or transforms them, or just runs."""
+"""Tells whether torch traces, fakes or transforms the tensors of a call, or just runs it."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-# How many dispatch modes.
+# Number of active dispatch modes.
 modes_at_work = torch._C._len_torch_dispatch_stack
 _PLAIN_TENSORS = frozenset((Tensor, torch.nn.Parameter))
 
 
 def is_transforming(*tensors: Tensor | None) -> bool:
-    """Whether a transform of ``torch.func`` or forward mode is at work, or one of the tensors is a batch of them.
+    """Whether a transform of ``torch.func`` or forward mode is active, or one of the tensors is batched.
 
-    Batches outside of transforms come from ``torch.autograd.grad(..., is_grads_batched=True)``.
+    Batched tensors outside of transforms come from ``torch.autograd.grad(..., is_grads_batched=True)``.
     """
     if torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0:
         return True
@@ -22,7 +22,7 @@ def is_transforming(*tensors: Tensor | None) -> bool:
 
 
 def is_tracing() -> bool:
-    """Whether torch.compile or a dispatch mode is at work, such as that of ``make_fx``: values may be unknown."""
+    """Whether torch.compile or a dispatch mode (such as ``make_fx``) is active, so that values may be unknown."""
     return torch.compiler.is_compiling() or modes_at_work() > 0
 
 

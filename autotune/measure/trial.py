@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from autotune.measure.runs.base import guarded, order_of
 from autotune.measure.runs.registry import runs_of
 from autotune.measure.worker import Worker, WorkerLost
-from kernelgen.errors import CompileError, ScheduleError
+from kernelgen.errors import CacheError, CompileError, ScheduleError, ToolMissingError
 from kernelgen.plan.defaults import SMALL_GRAPH_EDGES
 from kernelgen.schedule.knobs import Knobs
 
@@ -111,6 +111,8 @@ class TrialSession:
             return Outcome("illegal", str(error))
         except CompileError as error:
             return Outcome("compile", str(error)[-2000:])
+        except (CacheError, ToolMissingError):
+            raise  # the machine is at fault, not the schedule: it must not get into quarantine
         except Exception as error:  # a CUDA error comes as torch's or the driver's own type
             lost, state = device_is_lost(self.device), "memory" if is_out_of_memory(error) else stage
             reason = f"{type(error).__name__}: {error}"[:2000]

@@ -1,12 +1,11 @@
-"""Compiled kernels on disk: a key enters, a verified entry leaves, or nothing.
+"""Stores compiled kernels on disk and finds them by key.
 
-An entry is a directory named by its key with the binary, the source it came from and ``entry.json`` (resources and
-the binary's hash). It is written beside its final place and published by one rename, so processes that compile the
-same kernel at once each see a whole entry or none. An entry whose hash disagrees (torn, truncated, edited) is
-dropped and compiled again.
+An entry is a directory named by its key. It holds the binary, its source and ``entry.json`` (resources and the binary's
+hash). Each entry is written beside its final place and published by one rename, so concurrent processes see a whole
+entry or none. An entry whose hash does not match (truncated, edited) is replaced by a new compilation.
 
-A kernel runs with the rights of whoever loads it. So the folder and every entry belong to this user, and nobody else
-may write to them: what does not is refused, not replaced.
+A kernel runs with the rights of the user who loads it. So the cache and every entry must belong to this user, and
+nobody else may write to them. Anything else is refused, not replaced.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ _WRITABLE_BY_OTHERS = 0o022
 
 @dataclass(frozen=True)
 class Binary:
-    """A compiled kernel on disk; ``resources`` is what the compiler said it takes (registers, bytes of code, ...)."""
+    """A compiled kernel on disk; ``resources`` as the compiler reports them (registers, bytes of code, ...)."""
 
     path: Path
     resources: dict[str, Any]
@@ -45,7 +44,7 @@ def cache_dir() -> Path:
 
 
 def digest(*parts: str) -> str:
-    """Key of an entry: sha256 over the parts, which cannot run into each other."""
+    """Key of an entry: sha256 over the parts, each with its length."""
     total = hashlib.sha256()
     for part in parts:
         data = part.encode()
@@ -55,15 +54,15 @@ def digest(*parts: str) -> str:
 
 
 def require_private() -> None:
-    """CacheError if the folder belongs to another user or others may write to it; one that is missing is private."""
+    """Raise CacheError if the cache belongs to another user or others may write to it; a missing one is fine."""
     with suppress(FileNotFoundError):
         _require_private(cache_dir())
 
 
 def find(key: str, binary_name: str) -> Binary | None:
-    """The entry of ``key``, or None if there is none or it is damaged.
+    """The entry of ``key``, or None if it is missing or damaged.
 
-    CacheError if another user could have put it there.
+    Raises CacheError if another user could have written it.
     """
     folder = _folder(key)
     try:
@@ -87,9 +86,9 @@ def publish(
     resources: dict,
     check: Callable[[Path], None] | None = None,
 ) -> Binary:
-    """Store a compiled kernel; of several processes that store the same key, one entry stays.
+    """Store a compiled kernel. If several processes store the same key, one entry stays.
 
-    check: raises if the binary cannot be used; it is called before anyone else sees the binary.
+    check: called before the entry is published; raises if the binary cannot be used.
     """
     folder = _folder(key)
     try:
@@ -114,7 +113,7 @@ def publish(
 
 
 def _make_private(folder: Path) -> None:
-    """A folder of the cache and the cache itself, closed to others whatever the umask is."""
+    """Create the cache and one of its folders, closed to others whatever the umask is."""
     cache = cache_dir()
     cache.parent.mkdir(parents=True, exist_ok=True)
     for path in (cache, folder):
@@ -128,9 +127,9 @@ def _write(path: Path, data: bytes) -> None:
 
 
 def _require_private(path: Path) -> None:
-    """CacheError unless ``path`` belongs to this user, and nobody else may write to it; a link counts as well.
+    """Raise CacheError unless ``path`` (if a link, also its target) is this user's and closed to writes of others.
 
-    Folders above the cache are not looked at: in a shared folder such as /tmp nobody can make one in this user's name.
+    Folders above the cache are not checked: even in a shared folder such as /tmp nobody can create one as this user.
     """
     user, target = os.geteuid(), path.stat()
     whole = path == cache_dir()
@@ -157,8 +156,8 @@ def _rename_into_place(fresh: Path, folder: Path, key: str, binary_name: str) ->
             return
         except OSError:
             if find(key, binary_name) is not None:
-                return  # another process was first; its entry serves as well
-            # A damaged entry is in the way: move it aside in one step, then try again.
+                return  # another process was first: use its entry
+            # A damaged entry is in the way: move it aside by one rename, then try again.
             aside = Path(tempfile.mkdtemp(prefix=".old-", dir=folder.parent))
             try:
                 os.rename(folder, aside)

@@ -1,13 +1,13 @@
-"""Source enters, a binary on disk with its resource usage leaves: the host's C++ compiler, or NVRTC for CUDA.
+"""Compiles source to a binary on disk: by the host's C++ compiler, or by NVRTC for CUDA.
 
-Neither needs the device that it compiles for, nor a CUDA driver. Results are cached on disk (see ``cache``) under
-source, flags, compiler version and architecture.
+Neither needs the target device or a CUDA driver. The cache on disk (see ``cache``) is keyed by source, flags, compiler
+version and architecture.
 
-Environment: ``CXX`` names the host compiler (with arguments, if any); ``EQUITUNE_CACHE`` the cache's directory.
-``EQUITUNE_DEBUG`` keeps what was generated, in ``$EQUITUNE_DEBUG_DIR`` or ``./equitune-debug``:
+Environment: ``CXX`` is the host compiler, with arguments if any; ``EQUITUNE_CACHE`` the directory of the cache.
+``EQUITUNE_DEBUG`` writes files to ``$EQUITUNE_DEBUG_DIR`` or ``./equitune-debug``:
 
     0 or unset   nothing
-    1            every kernel asked for: its source, and its resource usage and compile command as JSON
+    1            for every kernel: its source, and its resource usage and compile command as JSON
     2            the same, compiled with line information for debuggers and profilers
 """
 
@@ -33,8 +33,8 @@ from kernelgen.errors import CompileError, cause_of
 def compile_source(source: Source, facts: DeviceFacts) -> Binary:
     """The binary of ``source`` for ``facts``, from the cache or the compiler.
 
-    Raises CompileError with the compiler's log, ToolMissingError if there is no compiler that works, CacheError if the
-    binary cannot be kept or another user could have put it there.
+    Raises CompileError with the compiler's log, ToolMissingError without a working compiler, CacheError if the cache
+    cannot be written or another user could have written the entry.
     """
     job = cuda_job(facts.arch) if facts.backend == "cuda" else host_job()
     key = cache.digest(source.text, source.entry, job.identity, *job.flags, job.target)
@@ -58,9 +58,9 @@ def compile_source(source: Source, facts: DeviceFacts) -> Binary:
 def compile_many(
     items: Sequence[tuple[Source, DeviceFacts]], workers: int | None = None
 ) -> list[Binary | CompileError]:
-    """Compile in parallel, in order; source that a compiler rejects gives its CompileError as a value.
+    """Compile in parallel; results in order, a CompileError as a value where the compiler rejects a source.
 
-    Threads serve: g++ is a process of its own, and NVRTC runs without the interpreter's lock.
+    Threads suffice: g++ is a separate process, and NVRTC releases the interpreter's lock.
     """
 
     def attempt(item: tuple[Source, DeviceFacts]) -> Binary | CompileError:
@@ -86,7 +86,7 @@ def _write_debug(source: Source, job: Job, key: str, binary: Binary) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / f"{key[:16]}{Path(job.source_name).suffix}").write_text(source.text)
         (folder / f"{key[:16]}.json").write_text(json.dumps(record, indent=1))
-    except OSError as error:  # the kernel itself is there and runs
+    except OSError as error:  # only a warning: the kernel itself is usable
         warnings.warn(
             f"EQUITUNE_DEBUG: nothing can be written to {folder} ({cause_of(error)}); "
             "set EQUITUNE_DEBUG_DIR to another folder",

@@ -1,4 +1,4 @@
-"""What a compiler wrote, looked at as an ELF file: whether it is whole, and its sections."""
+"""Reads ELF files that compilers wrote: whether one is complete, and its sections."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import struct
 
 
 def is_whole(elf: bytes) -> bool:
-    """Whether an ELF file has its table of sections, which comes last. Loading half a file may end the process."""
+    """Whether an ELF file has its section table, which comes last. Loading a truncated file may crash the process."""
     if elf[:6] != b"\x7fELF\x02\x01":
-        return elf[:4] == b"\x7fELF"  # 32 bits or big-endian: not looked into
+        return elf[:4] == b"\x7fELF"  # 32 bits or big-endian: not checked further
     if len(elf) < 0x40:
         return False
     (table,) = struct.unpack_from("<Q", elf, 0x28)
@@ -17,7 +17,7 @@ def is_whole(elf: bytes) -> bool:
 
 
 def section(elf: bytes, name: str) -> bytes:
-    """A section of a whole 64-bit little-endian ELF file; empty if it has none of that name."""
+    """A section of a complete 64-bit little-endian ELF file; empty if there is none of that name."""
     if elf[:6] != b"\x7fELF\x02\x01":
         return b""
     (table,) = struct.unpack_from("<Q", elf, 0x28)

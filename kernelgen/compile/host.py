@@ -1,7 +1,4 @@
-"""The host's C++ compiler: found, run with a time limit, and its output looked at before anyone relies on it.
-
-``$CXX`` names it, with arguments, if any. Text and flags enter :func:`build`, the bytes of a shared library leave.
-"""
+"""Finds the host's C++ compiler (``$CXX`` with arguments, if set), runs it with a time limit and checks its output."""
 
 from __future__ import annotations
 
@@ -36,7 +33,7 @@ _TRIAL = '#include <omp.h>\nextern "C" int trial() { return omp_get_max_threads(
 
 @dataclass(frozen=True)
 class HostCompiler:
-    """``path`` of the executable, the arguments that ``$CXX`` puts before ours, the first line of ``--version``."""
+    """``path`` of the executable, first line of ``--version``, and the arguments from ``$CXX``, which come first."""
 
     path: str
     version: str
@@ -48,7 +45,7 @@ class HostCompiler:
 
     @property
     def flags(self) -> tuple[str, ...]:
-        """All arguments of a kernel's compilation but the names of its files."""
+        """All arguments of a kernel's compilation except file names."""
         return (*self.arguments, *HOST_FLAGS, *_openmp_flags(self))
 
 
@@ -87,7 +84,7 @@ def _host_compiler(cxx: str, _path: str) -> HostCompiler:
 
 
 def try_host_compiler() -> HostCompiler:
-    """The compiler, after it has compiled a few lines; raises what :func:`build` raises."""
+    """The compiler, after a trial compilation; raises what :func:`build` raises."""
     compiler = find_host_compiler()
     build(compiler, _TRIAL, "trial.cpp", "trial.so", compiler.flags, limit_s=VERSION_LIMIT_S)
     return compiler
@@ -101,10 +98,10 @@ def build(
     flags: Sequence[str],
     limit_s: float | None = None,
 ) -> bytes:
-    """The shared library of a source. limit_s: the seconds that this may take, by default ``COMPILE_LIMIT_S``.
+    """The bytes of the shared library of a source. limit_s: time limit in seconds, by default ``COMPILE_LIMIT_S``.
 
-    Raises CompileError with the compiler's log, or because it took too long; ToolMissingError if what runs is no C++
-    compiler with OpenMP; CacheError if there is no room for its files.
+    Raises CompileError with the compiler's log or after the time limit; ToolMissingError if the command is not a C++
+    compiler with OpenMP; CacheError if temporary files cannot be written.
     """
     # The source comes before the libraries in the flags: the linker resolves from left to right.
     command = [compiler.path, source_name, "-o", binary_name, *flags]
@@ -128,13 +125,13 @@ def build(
 
 
 def check_library(path: Path, entry: str) -> None:
-    """ToolMissingError unless a shared library loads here and has the function ``entry``."""
+    """Raise ToolMissingError unless the shared library loads here and has the function ``entry``."""
     try:
         library = ctypes.CDLL(str(path))
         try:
             getattr(library, entry)
         finally:
-            _ctypes.dlclose(library._handle)  # a tuner makes thousands, most of which it never runs
+            _ctypes.dlclose(library._handle)  # a tuner compiles thousands and runs few of them
     except (OSError, AttributeError) as error:
         raise ToolMissingError(
             f"the C++ compiler's output cannot be loaded ({error}); repair the compiler or set CXX to another one, or "
@@ -143,16 +140,16 @@ def check_library(path: Path, entry: str) -> None:
 
 
 def _openmp_flags(compiler: HostCompiler) -> tuple[str, ...]:
-    """OpenMP through torch's own libgomp, where the wheel brings one.
+    """OpenMP flags; they link torch's own libgomp if the torch wheel has one.
 
-    Kernel and torch then share a thread pool, and ``torch.set_num_threads`` holds for both. Clang's OpenMP does not
+    Kernel and torch then share a thread pool, and ``torch.set_num_threads`` applies to both. Clang's OpenMP does not
     run on libgomp.
     """
     bundled = sorted((Path(torch.__file__).parent / "lib").glob("libgomp*.so*"))
     if compiler.is_clang or not bundled:
         return ("-fopenmp",)
     library = bundled[0]
-    # as-needed keeps the compiler's own libgomp, which -fopenmp appends, from being loaded beside torch's.
+    # -fopenmp appends the compiler's own libgomp; as-needed keeps it from being loaded beside torch's.
     return ("-fopenmp", str(library), f"-Wl,-rpath,{library.parent}", "-Wl,--as-needed")
 
 
@@ -182,7 +179,7 @@ def _compile(command: Sequence[str], limit_s: float, folder: Path) -> subprocess
 
 
 def _run(command: Sequence[str], limit_s: float, folder: Path | None = None) -> subprocess.CompletedProcess[str]:
-    """Run a command to its end. TimeoutExpired if that takes too long; then all that it started is stopped as well."""
+    """Run a command to its end. After the time limit, stop it with its child processes and raise TimeoutExpired."""
     pipe = subprocess.PIPE
     with subprocess.Popen(
         command,
@@ -204,7 +201,7 @@ def _run(command: Sequence[str], limit_s: float, folder: Path | None = None) -> 
 
 
 def host_job() -> Job:
-    """The host's compiler with the flags of a kernel; ToolMissingError if there is none."""
+    """The host's compiler with the flags for kernels; ToolMissingError if there is none."""
     compiler = find_host_compiler()
     flags = (*compiler.flags, *(["-g"] if debug_level() >= 2 else []))
     identity = f"{compiler.path} {compiler.version}"
@@ -219,7 +216,7 @@ def host_job() -> Job:
 
 @functools.lru_cache(maxsize=1)
 def _processor() -> str:
-    """What -march=native depends on."""
+    """The processor that -march=native compiles for."""
     path = Path("/proc/cpuinfo")
     wanted = ("model name", "flags", "Features", "CPU part", "CPU implementer")
     lines = path.read_text().splitlines() if path.exists() else []

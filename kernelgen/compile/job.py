@@ -1,4 +1,4 @@
-"""What both compilers give: a :class:`Job`, one compiler with its flags."""
+"""The common interface of both compilers: a :class:`Job` is one compiler with its flags."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _LOG_LIMIT = 4000
 
 @dataclass(frozen=True)
 class Job:
-    """One compiler, its flags and what makes its output specific: all but the source of a cache key.
+    """One compiler, its flags and its target: all of a cache key except the source.
 
-    compile: the binary of a source and its resource usage. check: raises ToolMissingError unless a binary can be used
-    and has the function of that name.
+    compile: returns the binary of a source and its resource usage. check: raises ToolMissingError unless the binary can
+    be used and has the function of that name.
     """
 
     identity: str
@@ -31,7 +31,7 @@ class Job:
 
 
 def debug_level() -> int:
-    """Of ``EQUITUNE_DEBUG``, see ``kernelgen.compile.compiler``."""
+    """The level in ``EQUITUNE_DEBUG``, see ``kernelgen.compile.compiler``."""
     text = os.environ.get("EQUITUNE_DEBUG", "")
     return int(text) if text.isdecimal() else int(bool(text))
 

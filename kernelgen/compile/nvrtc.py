@@ -15,7 +15,7 @@ from kernelgen.emit.source import Source
 from kernelgen.errors import CompileError, ToolMissingError
 
 SOURCE_NAME = "kernel.cu"
-# cuda.core picks its implementation while it is imported, and threads that import it meanwhile see half of it.
+# cuda.core chooses its implementation at import; a thread that imports it meanwhile sees a partial module.
 _import_lock = threading.Lock()
 
 
@@ -35,7 +35,7 @@ def nvrtc_version() -> str:
     advice = "install it with: pip install 'equitune[gpu]' (no CUDA toolkit or driver is needed to compile)"
     try:
         from cuda.bindings import nvrtc
-        from cuda.core import Program, ProgramOptions  # noqa: F401  (compiling needs them: say so now if they are missing)
+        from cuda.core import Program, ProgramOptions  # noqa: F401  (fail now if compilation would lack them)
     except ImportError as error:
         raise ToolMissingError(f"cuda.core cannot be imported ({error}); {advice}") from error
     try:
@@ -56,18 +56,18 @@ def _compile(source: Source, arch: str, lineinfo: bool) -> tuple[bytes, dict[str
         std="c++17",
         lineinfo=True if lineinfo else None,
         ptxas_options=["-v"],
-        no_cache=True,  # a hit in NVRTC's own cache comes without the assembler's report
+        no_cache=True,  # a hit in NVRTC's own cache has no assembler report
     )
     try:
         code = bytes(Program(source.text, "c++", options).compile("cubin", logs=log).code)
     except Exception as error:
-        # cuda.core raises its own private types for NVRTC's errors; the message holds the compiler's log.
+        # cuda.core raises private types for NVRTC's errors; their message holds the compiler's log.
         raise CompileError(f"NVRTC for {arch} failed:\n{shortened(str(error))}") from error
     return code, parse_ptxas(log.getvalue(), source.entry)
 
 
 def _check(path: Path, entry: str) -> None:
-    """ToolMissingError unless a cubin has the kernel ``entry``. Only a device can load it."""
+    """Raise ToolMissingError unless the cubin has the kernel ``entry`` (only a device could load it)."""
     data = path.read_bytes()
     if not (is_whole(data) and section(data, f".text.{entry}")):
         raise ToolMissingError(

@@ -1,9 +1,8 @@
-"""A kernel of spherical harmonics as C++ text, for the GPU and the host: a HarmonicsPlan enters, source leaves.
+"""A kernel of spherical harmonics as C++ text, for GPU and host.
 
-``one_vector`` is the same text for both: the statements of ``kernelgen.terms.harmonics_statements`` between rows. A
-thread of a GPU has one vector, and rows of harmonics may pass through shared memory. A thread of the host takes blocks
-of vectors component by component, so that the compiler works on several at once. ``include/harmonics_*.hpp`` move the
-rows.
+Both use the same function ``one_vector``, made of the statements of ``kernelgen.terms.harmonics_statements``. A GPU's
+thread has one vector, and rows of harmonics may pass through shared memory. A host thread transposes blocks of vectors
+to columns, one a component, so that the compiler vectorises over vectors. ``include/harmonics_*.hpp`` move the rows.
 """
 
 from __future__ import annotations
@@ -46,13 +45,13 @@ def _preamble(plan: HarmonicsPlan) -> Iterator[str]:
     yield f"// direction  {spec.direction.text}, {spec.dtype}"
     yield f"// schedule   {spec.schedule.key}"
     if not plan.on_gpu:
-        # Comparisons and divisions that a vector does in vain may not keep the compiler from vectorising.
+        # Allow vectorisation even if some lanes compare or divide in vain.
         yield "#ifndef __clang__"
         yield '#pragma GCC optimize("no-trapping-math")'
         yield "#endif"
         yield from (f"#include <{name}>" for name in ("cstddef", "cstring", "utility", "math.h", "omp.h"))
     yield f"using Real = {'float' if spec.dtype == 'float32' else 'double'};"
-    yield "using index_t = long long;"  # stands in the signature that all kernels share
+    yield "using index_t = long long;"  # the signature that all kernels share uses it
     yield f"constexpr int DIM = {spec.problem.dim_out}, BLOCK = {plan.block_size};"
     if isinstance(spec.schedule, HarmonicsCudaSchedule):
         width = 1 if plan.staging == "none" else 16 // BYTES[spec.dtype]
@@ -76,7 +75,7 @@ def _gpu(plan: HarmonicsPlan) -> Iterator[str]:
             yield f"{INDENT}Real* const shared_{name} = reinterpret_cast<Real*>(shared_bytes){begin};"
     own = [name for name in plan.live if name in ("v", "t")] if "g" in plan.staged else []
     if own:
-        # Loaded before the barrier, or its latency would come on top of that of the rows.
+        # Loaded before the barrier, so that its latency overlaps with that of the rows.
         yield f"{INDENT}const long long mine = min(row, num_edges - 1) * 3;"
         for name in own:
             parts = ", ".join(f"{ROWS[name].buffer}[mine + {i}]" for i in range(3))
@@ -97,7 +96,7 @@ def _gpu(plan: HarmonicsPlan) -> Iterator[str]:
 
 
 def _gpu_ahead(plan: HarmonicsPlan) -> Iterator[str]:
-    """Each warp on its own: tiles come in STAGES slots, one after the other; what is made leaves from ``made``."""
+    """Each warp loops over tiles, read asynchronously to STAGES slots in turn; results are written from ``made``."""
     schedule = plan.spec.schedule
     assert isinstance(schedule, HarmonicsCudaSchedule)
     places, sizes = {}, {"read": 0, "made": 0}
@@ -135,13 +134,13 @@ def _gpu_ahead(plan: HarmonicsPlan) -> Iterator[str]:
 
 
 def _own_rows(plan: HarmonicsPlan, places: dict[str, str]) -> str:
-    """The arguments of a lane's vector."""
+    """Arguments of ``one_vector`` for a lane's vector."""
     own = {name: f"{places[name]} + lane * {ROWS[name].elements or 'STRIDE'}" for name in plan.live}
     return ", ".join(own.get(name, "nullptr") for name in ROWS)
 
 
 def _moved(plan: HarmonicsPlan, places: dict[str, str], area: str) -> Iterator[str]:
-    """What is moved for a tile: template and arguments of fetch_rows or put_rows, for each row of the area."""
+    """Template and function arguments of fetch_rows or put_rows for a tile, for each row of the area."""
     for name, place in places.items():
         if place.startswith(area):
             size, row = ROWS[name].elements or "DIM", ROWS[name].buffer

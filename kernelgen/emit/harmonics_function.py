@@ -1,7 +1,7 @@
-"""The device function of one vector as C++ text, from the statements of ``kernelgen.terms.harmonics_statements``.
+"""The device function for one vector as C++ text, from the statements of ``kernelgen.terms.harmonics_statements``.
 
-It stands in the kernels of harmonics, and in those of products that form y from vectors on the way (:func:`inside`).
-The text around it defines ``Real`` and ``DEVICE``.
+Kernels of harmonics contain it, and so do kernels of products that compute y from vectors (:func:`inside`). The text
+around it defines ``Real`` and ``DEVICE``.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ INDENT = "    "
 
 
 def vector_function(name: str, body: Body, makes_x: bool, rows: tuple[str, ...], step: str = "") -> Iterator[str]:
-    """Arguments are the ``rows`` (v, t and g read; out_v and out_g written); a component is at ``[number{step}]``.
+    """A function whose arguments are ``rows`` (v, t, g read; out_v, out_g written), indexed by ``[number{step}]``.
 
-    Components of rows of harmonics are references, so that each is read where it is used.
+    Components of rows of harmonics are references, so that each is read only where it is used.
     """
     arguments = (f"{'' if row.startswith('out') else 'const '}Real* __restrict__ {row}" for row in rows)
     yield f"DEVICE void {name}({', '.join(arguments)})"
@@ -41,13 +41,13 @@ def vector_function(name: str, body: Body, makes_x: bool, rows: tuple[str, ...],
 
 
 def _place(name: str) -> tuple[str, int]:
-    """``vx1`` is component 1 of ``vx``, ``og_12`` component 12 of ``og_``."""
+    """Row and component of a name: ``vx1`` is component 1 of ``vx``, ``og_12`` component 12 of ``og_``."""
     stem = name.rstrip("0123456789")
     return stem, int(name[len(stem) :])
 
 
 def inside(spec: Spec) -> str:
-    """For a product whose y are harmonics: ``harmonics(v, out_g)``, and ``along_v(v, g, out_v)`` for gradients of y."""
+    """Functions for a product with harmonics: ``harmonics(v, out_g)``; for dF/dy also ``along_v(v, g, out_v)``."""
     if spec.harmonics is None:
         return ""
     functions = [vector_function("harmonics", _body(spec.harmonics, "forward"), False, ("v", "out_g"))]

@@ -1,10 +1,10 @@
-"""Host C++ of a plan: enters a :class:`Plan` with a host schedule, leaves a complete :class:`Source`.
+"""Host C++ of a channelwise plan.
 
-The walks over the graph, the layouts and the locks are hand-written (``include/host*.hpp``, copied into the text);
-emitted here is the ``Form`` they are instantiated with: constants, blocks, and one function for each path group that
-loops over the group's channels with vectors of ``channel_block`` channels. One worker runs all groups of an edge, so
-``plan.exclusive_in1`` and ``exclusive_out`` do not matter on the host: the first path that writes a block of an
-edge's own row starts it from zero, and later ones add to it.
+Loops over the graph, layouts and locks are hand-written templates (``include/host*.hpp``, copied into the text). This
+module emits their parameter ``Form``: constants, blocks, and one function for each path group, which loops over the
+group's channels with vectors of ``channel_block`` channels. One worker runs all groups of an edge, so the host does not
+need ``plan.exclusive_in1`` and ``exclusive_out``: the first path that writes a block of an edge's own row starts it
+from zero, and later ones add to it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from kernelgen.terms.path_statements import PathBody, path_body
 
 HEADERS = ("host_vectors.hpp", "host.hpp")
 C_TYPES = {"float32": "float", "float64": "double", "int32": "std::int32_t", "int64": "std::int64_t"}
-# Channels that are left over below this are taken one by one: narrower vectors only add code.
+# Fewer remaining channels than this are computed one by one: narrower vectors only add code.
 LEAST_VECTOR = 4
 INDENT = "    "
 
@@ -73,7 +73,7 @@ class _HostEmitter:
         self.started: set[str] = set()
 
     def form(self) -> Iterator[str]:
-        """The types and constants, the group functions and the structure that the walks are instantiated with."""
+        """Types, group functions and the struct ``Form``, the parameter of the hand-written templates."""
         yield "namespace {"
         yield ""
         names = ("add", "lanes", "load", "load_ahead", "store", "stream")
@@ -130,7 +130,7 @@ class _HostEmitter:
         yield ""
 
     def _blocks(self, name: str, blocks: tuple[Block, ...], used: set[int]) -> Iterator[str]:
-        """Blocks that some path uses; the others are zeroed by the caller and stay untouched."""
+        """A function that visits the blocks that some path uses; the caller zeroes the others."""
         yield "template <class Visit>"
         yield f"static EQUITUNE_INLINE void {name}(const Visit& visit) {{"
         for number in sorted(used):
@@ -141,7 +141,7 @@ class _HostEmitter:
         yield ""
 
     def _group(self, number: int, group: Group) -> Iterator[str]:
-        """One function: edge values, then the loop over channels, at full width and for the channels left over."""
+        """The function of a group: edge values, then loops over channels, at full width and for the remainder."""
         terms = [path_terms(self.problem)[p] for p in group.paths]
         bodies = [path_body(t, self.direction) for t in terms]
         yield f"// Group {number}: {', '.join(self.problem.in1[b].text for b in group.in1)}; {len(terms)} paths."
@@ -165,7 +165,7 @@ class _HostEmitter:
             begin, width = end, width // 2
 
     def _edge_values(self, terms: PathTerms, body: PathBody) -> Iterator[str]:
-        """Scalars of this edge: ``m3_1`` from y and ``tm3_1`` from ty."""
+        """Scalars of an edge: ``m3_1`` from y and ``tm3_1`` from ty."""
         for name in body.reads:
             match = re.fullmatch(r"(t?)m\d+_(\d+)", name)
             if match:
@@ -187,7 +187,7 @@ class _HostEmitter:
                 yield from self._add_out_y(term, body)
 
     def _input_block(self, in1: int, pairs: list[tuple[PathTerms, PathBody]]) -> Iterator[str]:
-        """Consecutive paths that share a block of x: its channels are loaded once, its gradient is written once."""
+        """Consecutive paths of one block of x: its channels are loaded once, its gradient is written once."""
         block = self.problem.in1[in1]
         reads = {name for _, body in pairs for name in body.reads}
         yield f"{{  // {block.text}"
@@ -238,7 +238,7 @@ class _HostEmitter:
         return f"const V {name} = load<V>(edge.{buffer} + {block.offset + m * block.mul} + u);"
 
     def _start(self, buffer: str, names: list[str], block: Block, *, fresh: bool) -> Iterator[str]:
-        """Accumulators of a block: from zero where this is the first path of the edge to write it (``fresh`` rows)."""
+        """Define a block's accumulators; in ``fresh`` rows the edge's first path to write it starts from zero."""
         first = fresh and bool(names) and names[0] not in self.started
         self.started.update(names)
         for m, name in enumerate(names):
@@ -250,7 +250,7 @@ class _HostEmitter:
             yield f"store(edge.{buffer} + {block.offset + m * block.mul} + u, {name});"
 
     def _add_out_y(self, terms: PathTerms, body: PathBody) -> Iterator[str]:
-        """The transpose of the edge values: every component's partial sums, one lane a channel of the block."""
+        """Add to dF/dy, by the transpose of the edge values: partial sums of a component, one lane a channel."""
         totals: dict[int, list[str]] = {}
         for number, value in enumerate(terms.values):
             name = f"r{terms.path.index}_{number}"

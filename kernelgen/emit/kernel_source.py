@@ -1,7 +1,4 @@
-"""A plan enters, source leaves: finds the emitter of the plan's type.
-
-An emitter is an entry of ``EMITTERS``, by type of plan, in a file of this folder.
-"""
+"""Chooses the emitter for a plan's type: an entry of ``EMITTERS`` in a file of this folder."""
 
 from __future__ import annotations
 
@@ -15,10 +12,10 @@ _EMITTERS: dict[type, Emitter] = {
 
 
 def emit(plan: AnyPlan) -> Source:
-    """Complete source of the one kernel that ``plan`` describes."""
+    """The complete source of a plan's kernel."""
     return _EMITTERS[type(plan)].source(plan)
 
 
 def geometry(plan: AnyPlan, num_edges: int, num_in: int, num_out: int) -> tuple[int, int, int]:
-    """Of a CUDA kernel: blocks, threads a block, and dynamic shared memory in bytes."""
+    """Launch geometry of a CUDA kernel: blocks, threads a block, and dynamic shared memory in bytes."""
     return _EMITTERS[type(plan)].geometry(plan, num_edges, num_in, num_out)

@@ -1,4 +1,4 @@
-"""Generated source as a value: what an emitter returns and a compiler takes; and emitters."""
+"""Generated source: the result of an emitter and the input of a compiler; and what an emitter is."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ENTRY = "equitune_kernel"
 
 @dataclass(frozen=True)
 class Source:
-    """``text`` is complete (the hand-written header is included in it); ``entry`` is its one ``extern "C"`` symbol."""
+    """``text`` is complete and contains its hand-written headers; ``entry`` is its only ``extern "C"`` symbol."""
 
     text: str
     language: str
@@ -31,5 +31,5 @@ class Emitter(NamedTuple):
 
 @functools.cache
 def included(name: str) -> str:
-    """A hand-written header of ``include/``, which kernels hold in their text."""
+    """The text of a hand-written header of ``include/``, which kernels contain."""
     return resources.files("kernelgen.emit").joinpath(f"include/{name}").read_text()

@@ -1,13 +1,13 @@
-"""Eager calls of an operator: tensors enter, differentiable results leave, with little work for the host.
+"""Eager calls of an operator through autograd, with little host time.
 
-Tensors that torch traces, fakes or transforms go through the ops of ``kernelgen.ops.torch_ops``; plain ones are run
-here, past the dispatcher, by autograd functions that compute only the gradients that this pass uses. A backward pass
-that is itself transformed (``torch.autograd.grad(..., is_grads_batched=True)``) goes on through the ops.
+Tensors that torch traces, fakes or transforms use the ops of ``kernelgen.ops.torch_ops``. For plain tensors, the
+autograd functions here bypass the dispatcher and skip gradients that the pass does not use. A backward pass that is
+itself transformed (``torch.autograd.grad(..., is_grads_batched=True)``) uses the ops again.
 
 A loss on values and on edge gradients (energies and forces) has two terms that each read and write all weights: the
-backward of the value, and the backward of the edge gradient. Here they become one kernel (``joint_backward``): the
-node of the edge gradient leaves its cotangent with the node of the value, which autograd always runs later, since the
-first depends on the second through an empty tensor (``link``).
+backward of the value, and the backward of the edge gradient. Here one kernel computes both (``joint_backward``). The
+node of the edge gradient hands its cotangent to the node of the value. Autograd always runs that node later, because
+the edge gradient depends on it through an empty tensor (``link``).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from kernelgen.runtime.arguments import Graph
 
 Maybe = Tensor | None
-# Cotangents that were left but never fetched (their pass ended in an error) are dropped beyond this many passes.
+# Cotangents of failed passes, which no node fetches, are dropped after this many passes.
 _KEPT_PASSES = 8
 _SMALL_WEIGHTS = 1 << 21
 _Leaf: type = torch._C._functions.AccumulateGrad  # type: ignore[attr-defined]
@@ -42,7 +42,7 @@ def product(
     edges: Edges,
     operator: DirectCalls,
 ) -> Tensor:
-    """The operator's value, differentiable twice in x, y and w; ``edges``: of :meth:`Operator.edges`."""
+    """The operator's value, differentiable twice in x, y and w; ``edges`` comes from :meth:`Operator.edges`."""
     if not is_eager(x, y, w):
         sender, receiver, num_out, order, _, _ = edges
         arguments = (x, y, w, sender, receiver, *(order or NO_ORDER), num_out, operator.text)
@@ -54,7 +54,7 @@ def product(
 
 
 def _edges(graph: Graph) -> tuple:
-    """The arguments of the ops that a graph becomes."""
+    """A graph as arguments of the ops."""
     return graph.sender, graph.receiver, *graph.order, graph.num_out
 
 
@@ -68,7 +68,7 @@ class _Forward(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         ctx.graph, ctx.operator = graph, operator
         ctx.leaves = sole_leaves(x, y, w, graph, operator)
-        # Autograd pass -> (cotangent of the edge gradient, cotangent of the value that it was taken with).
+        # Autograd pass -> list of (cotangent of the edge gradient, cotangent of the value in that gradient).
         ctx.pending = {}
         return operator.run_on(graph, forward(), (x, None, y, None, w, None, None, None))["g"], link
 
@@ -85,7 +85,7 @@ class _Forward(torch.autograd.Function):
 
 
 def wanted_gradients(ctx: Any) -> tuple[list, str]:
-    """For the node of a value: what edge gradients left for it in this pass, and the slots that the pass uses."""
+    """For a value's node: the cotangents that edge gradients left in this pass, and the slots that the pass uses."""
     left = ctx.pending.pop(torch._C._current_graph_task_id(), []) if ctx.pending else []
     return left, _needed(ctx, "xyw") if torch.is_grad_enabled() else ctx.leaves or _needed(ctx, "xyw")
 
@@ -93,7 +93,7 @@ def wanted_gradients(ctx: Any) -> tuple[list, str]:
 def gradient_of_product(
     ctx: Any, graph: Graph, xyw: tuple[Tensor, ...], g: Maybe, link: Tensor, wanted: str
 ) -> tuple[Maybe, ...]:
-    """First gradients that can be differentiated again, or that torch transforms, for the node of a value."""
+    """First gradients for a value's node, if they will be differentiated again or torch transforms them."""
     if is_transforming(g):
         found = call("tp_backward", *xyw, g, *_edges(graph), wanted, ctx.operator.text)
         return only(found, "xyw", wanted)
@@ -107,7 +107,7 @@ class _Backward(torch.autograd.Function):
     ) -> tuple[Maybe, ...]:
         ctx.graph, ctx.operator, ctx.pending = rest
         ctx.save_for_backward(x, y, w, g, *ctx.graph.saved)
-        # A gradient that nobody differentiates must arrive as None: its tangent is left out of the kernel.
+        # A gradient that is not differentiated must arrive as None, so that the kernel omits its tangent.
         ctx.set_materialize_grads(False)
         found = ctx.operator.run_on(ctx.graph, backward(wanted), (x, None, y, None, w, None, g, None))
         return tuple(found.get(slot) for slot in "xyw")
@@ -153,7 +153,7 @@ class _Second(torch.autograd.Function):
 
 
 def _first_of(tangents: str, operands: tuple, outputs: str, graph: Graph, operator: DirectCalls) -> dict[str, Tensor]:
-    """A single tangent stands in its operand's place: the kernels of first derivatives do it."""
+    """Second derivatives by kernels of first derivatives: a single tangent replaces its operand."""
     x, tx, y, ty, w, tw, g, _ = operands
     if len(tangents) > 1:
         return operator.run_on(graph, double_backward(tangents, outputs), operands)
@@ -165,7 +165,7 @@ def _first_of(tangents: str, operands: tuple, outputs: str, graph: Graph, operat
 def first_gradients(
     operator: DirectCalls, graph: Graph, xyw: tuple[Tensor, ...], g: Maybe, left: list, wanted: str
 ) -> tuple[Maybe, ...]:
-    """Gradients of the value together with those that edge gradients left here, not differentiable further."""
+    """Gradients of the value, and those for the cotangents that edge gradients left; not differentiable further."""
     x, y, w = xyw
     if g is not None and left:
         ty, of = left.pop()
@@ -192,8 +192,8 @@ def _leave(pending: dict[int, list], cotangents: tuple[Maybe, Tensor]) -> None:
 def _needed(ctx: Any, slots: str) -> str:
     """The slots (the function's first inputs) whose gradient this pass uses.
 
-    ``needs_input_grad`` only says which inputs require a gradient at all. ``torch.autograd.grad(energy, positions)``
-    uses fewer: the engine knows which nodes it will run.
+    ``needs_input_grad`` only tells which inputs require a gradient. ``torch.autograd.grad(energy, positions)`` may use
+    fewer, so this asks the engine which nodes it will run.
     """
     nodes, requires = ctx.next_functions, ctx.needs_input_grad
     quick = not torch.is_grad_enabled() and _is_small(ctx.graph, ctx.operator)
@@ -205,15 +205,15 @@ def _needed(ctx: Any, slots: str) -> str:
 
 
 def _is_small(graph: Graph, operator: DirectCalls) -> bool:
-    """To ask about a leaf costs the host an exception; a small graph's kernel costs less.
+    """Whether the kernel costs less than asking the engine about a leaf, which raises an exception.
 
-    In a pass that is not differentiated again all leaves are most likely wanted.
+    A pass that is not differentiated again most likely uses the gradients of all leaves.
     """
     return graph.num_edges * operator.problem.weight_numel < _SMALL_WEIGHTS
 
 
 def sole_leaves(x: Tensor, y: Tensor, w: Tensor, graph: Graph, operator: DirectCalls) -> str:
-    """The slots that require a gradient if all of those are leaves of a small graph, whose gradients are all taken."""
+    """The slots that require a gradient, if all are leaves and the graph is small; else empty."""
     if not _is_small(graph, operator):
         return ""
     slots = [(slot, t) for slot, t in (("x", x), ("y", y), ("w", w)) if t.requires_grad]
@@ -221,8 +221,8 @@ def sole_leaves(x: Tensor, y: Tensor, w: Tensor, graph: Graph, operator: DirectC
 
 
 def will_run(node: Any) -> bool:
-    """Whether this pass of autograd uses the gradient that goes to ``node``, an entry of ``next_functions``."""
+    """Whether this autograd pass uses the gradient for ``node``, an entry of ``next_functions``."""
     try:
         return torch._C._will_engine_execute_node(node)
     except RuntimeError:
-        return True  # a leaf that autograd.grad was asked for: the engine collects its gradient without running it
+        return True  # a leaf given to autograd.grad: the engine takes its gradient without running the node

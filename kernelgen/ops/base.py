@@ -1,4 +1,4 @@
-"""What operators of every kind share: a schedule for each direction, sources of kernels, copies and pickles."""
+"""The base of operators of every kind: a schedule for each direction, sources of kernels, copies and pickles."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DTYPES = {torch.float32: "float32", torch.float64: "float64"}
 
 
 class RegisteredOperator(ABC):
-    """text: all of the operator as JSON, from which any process can rebuild it. device: kernels are made for its type.
+    """text: the operator as JSON, from which any process can rebuild it. device: kernels are for its type.
 
     directions: by name, each with all of its outputs.
     """
@@ -31,26 +31,26 @@ class RegisteredOperator(ABC):
 
     @abstractmethod
     def specs(self, direction_name: str) -> Sequence[AnySpec]:
-        """Of the kernels that a direction with all its outputs takes; the last has the schedule of that name."""
+        """Specs of a direction's kernels, with all outputs; the last one has the schedule of that name."""
 
     @abstractmethod
     def _kernel_spec(self, direction: Any, schedule: Any) -> AnySpec:
-        """Of the kernel that takes the schedule of a direction."""
+        """Spec of the kernel that uses a direction's schedule."""
 
     @abstractmethod
     def _default_schedule(self, direction: Any) -> Any:
-        """Of a direction without a schedule."""
+        """The default schedule of a direction."""
 
     def source(self, direction_name: str = "forward") -> str:
-        """The generated source of a direction with all its outputs (the last, where several kernels share them)."""
+        """The generated source of a direction with all outputs; that of the last kernel if there are several."""
         return emit(make_plan(self.specs(direction_name)[-1])).text
 
     def resources(self, direction_name: str = "forward") -> dict[str, Any]:
-        """What the compiled kernel of a direction takes; compiles it if need be."""
+        """Resource usage of a direction's compiled kernel; compiles it if needed."""
         return load_kernel(self.specs(direction_name)[-1]).resources
 
     def __reduce__(self) -> tuple[Callable[[str], Any], tuple[str]]:
-        """Copies and pickles carry the text: kernels belong to a process."""
+        """Copies and pickles hold only the text, because kernels belong to a process."""
         return resolve, (self.text,)
 
     def _direction(self, name: str) -> Any:

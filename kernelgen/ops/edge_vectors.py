@@ -1,8 +1,8 @@
-"""A product whose second input are spherical harmonics of vectors, formed inside the kernels of the product.
+"""A product with the spherical harmonics of vectors, which the product's kernels compute.
 
-:class:`HarmonicProduct` takes the operators of both and is differentiable twice. Values and first gradients come from
-one kernel each, which reads three numbers an edge in the place of a row of harmonics. A gradient that will be
-differentiated again goes through the kernels of both, one after the other, as does everything that torch traces.
+:class:`HarmonicProduct` is made of the operators of both and is differentiable twice. One kernel computes the value,
+and one the first gradients; they read three numbers an edge instead of a row of harmonics. Gradients that will be
+differentiated again, and all that torch traces, use the kernels of both operators, one after the other.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from kernelgen.schedule.kernel_spec import Spec
 from kernelgen.terms.directions import Direction, backward, forward
 from kernelgen.tracing import is_eager, is_transforming
 
-# Directions whose kernels harmonics can stand in.
+# Directions whose kernels can compute harmonics.
 FUSED = ("forward", "backward", "source_backward", "edge_backward")
 
 
 class HarmonicProduct:
-    """Call it like an :class:`Operator`, with vectors ``[num_edges, 3]`` in the place of y.
+    """Call it like an :class:`Operator`, with vectors ``[num_edges, 3]`` instead of y.
 
-    product, harmonics: operators of one dtype and device; ProblemError where the harmonics are not the product's second
-    input. inside: of FUSED, the directions whose kernels form the harmonics; others run one after the other. Products
-    that are not generated so (other modes than weighted ``uvu``, several copies of the second input) have none.
+    product, harmonics: operators of one dtype and device; ProblemError if the harmonics do not fit the product's second
+    input. inside: the directions of FUSED whose kernels compute the harmonics; for others, both kernels run one after
+    the other. Products other than weighted ``uvu`` with one copy of the second input have no such directions.
     """
 
     def __init__(self, product: Operator, harmonics: HarmonicsOperator, inside: Iterable[str] = FUSED) -> None:
@@ -60,7 +60,7 @@ class HarmonicProduct:
         order: EdgeOrder | None = None,
         is_sorted: bool = False,
     ) -> Tensor:
-        """The product with the harmonics of v, differentiable twice with respect to x, v and w."""
+        """The product of x with the harmonics of v, differentiable twice with respect to x, v and w."""
         if not self.inside or not is_eager(x, v, w):
             y = self.harmonics(v)
             return self.product(x, y, w, sender, receiver, num_out=num_out, order=order, is_sorted=is_sorted)
@@ -73,13 +73,13 @@ class HarmonicProduct:
     __call__ = forward
 
     def graph(self, x: Tensor, v: Tensor, *edges: Any) -> Graph:
-        """A call's checked graph; the shapes are those of the product, with y the harmonics."""
+        """A call's checked graph, with the product's shapes (y: the harmonics)."""
         if v.dim() != 2 or v.shape[1] != 3:
             raise InputError(f"v has shape {tuple(v.shape)}; expected one vector an edge, (num_edges, 3)")
         return self.product.graph(x, v, *edges)
 
     def run_on(self, graph: Graph, direction: Direction, operands: Operands, poison: bool = False) -> dict[str, Tensor]:
-        """A direction of first derivatives, with v for y among ``operands``; gradients by slot, ``y`` that of v."""
+        """Run a direction of first derivatives, with v as operand y; gradients by slot, that of v as ``y``."""
         if direction.name not in self.inside:
             return self._run_apart(graph, direction, operands, poison)
         x, sender = operands[0], graph.sender
@@ -101,13 +101,13 @@ class HarmonicProduct:
         return found
 
     def specs(self, name: str) -> list[Spec]:
-        """Of the product's kernels of a direction."""
+        """Specs of the product's kernels of a direction."""
         found = self.product.specs(name)
         given = self.harmonics.problem if name in self.inside else None
         return [dataclasses.replace(spec, harmonics=given) for spec in found]
 
     def resources(self, name: str) -> dict[str, Any]:
-        """What the product's kernel of a direction takes; compiles it if need be."""
+        """Resource usage of the product's kernel of a direction; compiles it if needed."""
         return load_kernel(self.specs(name)[-1]).resources
 
 

@@ -1,8 +1,8 @@
-"""The operator of spherical harmonics: problem and schedules enter, a differentiable torch function leaves.
+"""The operator of spherical harmonics, a differentiable torch function.
 
-``build_harmonics`` makes a :class:`HarmonicsOperator`. Its ``forward`` goes through autograd, or through the torch ops
-of ``kernelgen.ops.harmonics_ops`` where torch traces; ``run_*`` are the bare calls underneath, on rows and without
-autograd. Kernels compile at first use, one for each direction and set of wanted gradients.
+``build_harmonics`` makes a :class:`HarmonicsOperator`. Its ``forward`` uses autograd, or the torch ops of
+``kernelgen.ops.harmonics_ops`` if torch traces. ``run_*`` are the calls on rows without autograd. Kernels compile at
+first use, one for each direction and set of wanted gradients.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ def build_harmonics(
         >>> values = operator(torch.randn(5, 7, 3))     # [5, 7, 16], differentiable twice
 
     schedule: one for every direction, or by direction name (``forward``, ``backward``, ``double_backward``);
-    directions without one get the default schedule. Raises ScheduleError for one that is not legal, InputError for
-    another dtype than float32 and float64.
+    directions without one get the default schedule. Raises ScheduleError for an illegal schedule, InputError for a
+    dtype other than float32 and float64.
     """
     return register(HarmonicsOperator(problem, schedule, dtype, torch.device(device)))
 
 
 def rebuild_harmonics(text: str) -> HarmonicsOperator:
-    """The operator whose ``HarmonicsOperator.text`` this is."""
+    """The operator with this ``HarmonicsOperator.text``."""
     data = json.loads(text)
     return build_harmonics(
         HarmonicsProblem.from_key(data["problem"]),
@@ -67,7 +67,7 @@ def rebuild_harmonics(text: str) -> HarmonicsOperator:
 
 
 class HarmonicsOperator(RegisteredOperator):
-    """Spherical harmonics with their schedules; call it like a function, it differentiates twice."""
+    """Spherical harmonics with their schedules. Call it like a function; it is differentiable twice."""
 
     directions = HARMONICS_DIRECTIONS
 
@@ -93,7 +93,7 @@ class HarmonicsOperator(RegisteredOperator):
     def forward(self, v: Tensor) -> Tensor:
         """v ``[..., 3]`` -> harmonics ``[..., dim_out]``, differentiable twice with respect to v.
 
-        Raises InputError for another last dimension, dtype or device.
+        Raises InputError for a wrong last dimension, dtype or device.
         """
         if v.dim() == 0 or v.shape[-1] != 3 or v.dtype is not self.dtype or v.device.type != self.device.type:
             raise self._mismatch("v", v, "(..., 3)")
@@ -106,7 +106,7 @@ class HarmonicsOperator(RegisteredOperator):
     def run_forward(self, v: Tensor, *, poison: bool = False) -> Tensor:
         """Harmonics ``[rows, dim_out]`` of v ``[rows, 3]``, without autograd.
 
-        poison: here and below, outputs are full of NaN before the kernel runs.
+        poison (also below): fill outputs with NaN before the kernel runs.
         """
         out = self._empty(v, self.dim_out, poison)
         self._run(FORWARD, v, {_V: v}, {_OUT_G: out})
@@ -130,7 +130,7 @@ class HarmonicsOperator(RegisteredOperator):
         return found
 
     def spec(self, direction: HarmonicsDirection, device: torch.device | None = None) -> HarmonicsSpec:
-        """What determines the kernel of a direction."""
+        """Spec of the kernel of a direction."""
         facts = device_facts(device or self.device)
         return HarmonicsSpec(self.problem, direction, self.schedules[direction.name], DTYPES[self.dtype], facts)
 
@@ -138,7 +138,7 @@ class HarmonicsOperator(RegisteredOperator):
         return f"HarmonicsOperator({self.problem.key!r}, {self.dtype}, {self.device})"
 
     def specs(self, direction_name: str) -> list[HarmonicsSpec]:
-        """Of the kernel of a direction with all its outputs."""
+        """Spec of the kernel of a direction with all its outputs."""
         return [self.spec(self._direction(direction_name))]
 
     def _kernel_spec(self, direction: HarmonicsDirection, schedule: HarmonicsSchedule) -> HarmonicsSpec:
@@ -149,7 +149,7 @@ class HarmonicsOperator(RegisteredOperator):
         return default_harmonics_schedule(self.problem, direction, DTYPES[self.dtype], facts)
 
     def _run(self, direction: HarmonicsDirection, v: Tensor, given: dict[int, Tensor], outs: dict[int, Tensor]) -> None:
-        """Fill ``outs``; tensors are keyed by their place among the kernel's pointers."""
+        """Fill ``outs``; keys are positions among the kernel's pointers."""
         rows, index = v.shape[0], v.get_device()
         pointers, kept = [0] * len(BUFFERS), []
         for place, tensor in given.items():
@@ -165,7 +165,7 @@ class HarmonicsOperator(RegisteredOperator):
         kernel.run(pointers, rows, rows, rows, index)
 
     def _ready(self, buffer: str, tensor: Tensor, shape: tuple[int, int], v: Tensor) -> Tensor:
-        """The tensor, contiguous and aligned: a copy only where it is not. InputError where it does not fit."""
+        """The tensor, copied if it is not contiguous and aligned; InputError if it does not fit."""
         elsewhere = tensor.device != v.device or tensor.device.type != self.device.type
         if tensor.shape != shape or tensor.dtype is not self.dtype or elsewhere:
             name = {"x": "v", "tx": "the tangent t", "g": "the cotangent g"}[buffer]
@@ -182,7 +182,7 @@ class HarmonicsOperator(RegisteredOperator):
         )
 
     def _empty(self, v: Tensor, size: int, poison: bool) -> Tensor:
-        """Of as many rows as v, which may have any shape until it is checked."""
+        """A new tensor with as many rows as v (not yet checked: it may have any shape)."""
         rows = v.shape[0] if v.dim() else 0
         out = empty((rows, size), v)
         return out.fill_(torch.nan) if poison else out

@@ -1,7 +1,7 @@
-"""The torch ops ``equitune::sh_*``: what makes spherical harmonics visible to fake tensors, compile and export.
+"""The torch ops ``equitune::sh_*``, which make spherical harmonics visible to fake tensors, compile and export.
 
-An op gets its operator as text (``HarmonicsOperator.text``), from which any process can rebuild it. Gradients that were
-not asked for (``outputs``) are empty tensors. Eager calls do not come here: see ``kernelgen.ops.harmonics_operator``.
+An op gets its operator as text (``HarmonicsOperator.text``), from which any process can rebuild it. Gradients that
+``outputs`` does not name are empty tensors. Eager calls bypass these ops: see ``kernelgen.ops.harmonics_operator``.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SCHEMAS = {
 
 
 def no_third_derivative(*_: Any) -> tuple:
-    """The gradient of second derivatives."""
+    """Refuse the gradient of second derivatives."""
     raise UnsupportedError(
         "third derivatives of spherical harmonics are not generated; detach the second derivatives, "
         "or differentiate e3nn.o3.spherical_harmonics instead"
@@ -77,7 +77,7 @@ def _backward_of_backward(ctx: Any, t: Tensor) -> tuple:
 
 
 def _jvp_of_forward(ctx: Any, t: Tensor, _: None) -> Tensor:
-    """The change along t is the gradient of <t, first gradient> with respect to g, whatever g is."""
+    """The change along t equals the gradient of <t, first gradient> with respect to g, for any g."""
     (v,) = ctx.saved_tensors
     g = v.new_zeros((v.shape[0], resolve(ctx.spec).dim_out))
     return call("sh_double_backward", v, g, t, "g", ctx.spec)[1]
@@ -89,7 +89,7 @@ def _jvp_of_backward(ctx: Any, t: Tensor, tg: Tensor, _: None) -> Tensor:
 
 
 def _rows(count: int) -> Rows:
-    """All of an op's tensors are rows, a vector each."""
+    """The rule for vmap: all tensors of an op have one row a vector."""
     return lambda arguments, in_dims: tuple(range(count))
 
 

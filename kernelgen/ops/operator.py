@@ -1,8 +1,8 @@
-"""The operator: problem and schedules enter, a differentiable torch function on checked tensors leaves.
+"""The operator of a tensor product, a differentiable torch function.
 
-``build`` makes an :class:`Operator`. Its ``forward`` goes through the torch ops of ``kernelgen.ops.torch_ops``
-(autograd, fake tensors, compile); the bare calls underneath are in ``kernelgen.runtime.calls``. Kernels compile at
-first use, one for each direction and set of wanted gradients.
+``build`` makes an :class:`Operator`. Its ``forward`` uses ``kernelgen.ops.autograd``, or the torch ops of
+``kernelgen.ops.torch_ops`` if torch traces; the calls without autograd are in ``kernelgen.runtime.calls``. Kernels
+compile at first use, one for each direction and set of wanted gradients.
 """
 
 from __future__ import annotations
@@ -55,15 +55,15 @@ def build(
 
     schedule: one for every direction, or by direction name; directions without one get the default schedule.
     operation: ``conv`` (gather by sender, product, sum by receiver) or ``plain`` (edge by edge).
-    deterministic: every result is bitwise equal from run to run: sums in a fixed order, at a price in time. Gradients
-    of x then come from a kernel of their own that walks the edges by sender (schedule ``source_backward``).
-    refused: directions that may not run, each with what its TuningMissError says.
+    deterministic: every result is bitwise equal from run to run, because sums have a fixed order; this costs time. A
+    separate kernel then computes gradients of x, with edges ordered by sender (schedule ``source_backward``).
+    refused: directions that may not run, each with the text of its TuningMissError.
     """
     return register(Operator(problem, schedule, operation, dtype, layout, torch.device(device), deterministic, refused))
 
 
 def rebuild(text: str) -> Operator:
-    """The operator whose ``Operator.text`` this is."""
+    """The operator with this ``Operator.text``."""
     data = json.loads(text)
     return build(
         TensorProductProblem.from_key(data["problem"]),
@@ -78,7 +78,7 @@ def rebuild(text: str) -> Operator:
 
 
 class Operator(DirectCalls, RegisteredOperator):
-    """A tensor product with its schedules; call it like a function, it differentiates twice.
+    """A tensor product with its schedules. Call it like a function; it is differentiable twice.
 
     Tensors: x [num_in, dim_in1] (plain: [num_edges, dim_in1]), y [num_edges, dim_in2], w [num_edges, weight_numel] or
     shared [weight_numel], sender and receiver [num_edges]; result [num_out, dim_out] (plain: [num_edges, dim_out]).
@@ -127,7 +127,7 @@ class Operator(DirectCalls, RegisteredOperator):
         self._checks = Checks(problem, operation, dtype, device.type)
         self.graph = self._checks.graph
         self._runners: dict[tuple[Direction, torch.dtype | None, int], Runner | SplitRunner] = {}
-        # Which ends of the edges own them in some direction, and so need an order of the edges.
+        # The ends by which some direction's kernel needs the edges in order.
         fused = [schedule for schedule in self.schedules.values() if self.is_conv and schedule.fuse and problem.paths]
         owners = {schedule.owner for schedule in fused}
         self.by_receiver, self.by_sender = "receiver" in owners, "sender" in owners
@@ -146,8 +146,8 @@ class Operator(DirectCalls, RegisteredOperator):
     ) -> Tensor:
         """The tensor product, differentiable twice with respect to x, y and w.
 
-        num_out: rows of the result of a convolution, by default as many as x has. order: ``edge_order(receiver,
-        num_out)`` of a graph whose order you keep. is_sorted: ``receiver`` does not decrease, see :meth:`order`.
+        num_out: rows of a convolution's result, by default as many as x has. order: a precomputed
+        ``edge_order(receiver, num_out)``. is_sorted: ``receiver`` does not decrease, see :meth:`order`.
         """
         return product(x, y, self.one_row(w), self.edges(x, sender, receiver, num_out, order, is_sorted), self)
 
@@ -160,7 +160,7 @@ class Operator(DirectCalls, RegisteredOperator):
         order: EdgeOrder | None,
         is_sorted: bool = False,
     ) -> Edges:
-        """A call's edges with the number of destinations and the order, which are made where missing."""
+        """A call's edges with the number of destinations and the order, computed if missing."""
         if num_out is None:
             num_out = x.shape[0]  # len(x) would fix the size of an exported graph
         elif type(num_out) is not int:
@@ -182,11 +182,10 @@ class Operator(DirectCalls, RegisteredOperator):
     __call__ = forward
 
     def order(self, sender: Tensor, receiver: Tensor, num_in: int, num_out: int, is_sorted: bool = False) -> EdgeOrder:
-        """What the kernels of this operator need to know of a graph; keep it for as long as the graph stays.
+        """The order of a graph's edges that this operator's kernels need; keep it while the graph stays the same.
 
-        ``is_sorted`` promises that ``receiver`` does not decrease: InputError where it does, on a GPU a device-side
-        assertion. Under function transforms nothing is known of a
-        graph yet: each kernel's call orders it.
+        ``is_sorted`` promises that ``receiver`` does not decrease. If it does, InputError, or on a GPU a device-side
+        assertion. Under function transforms a graph's values are unknown here, so each kernel call orders the edges.
         """
         if not torch.compiler.is_compiling() and is_transforming():
             return NO_ORDER
@@ -195,7 +194,7 @@ class Operator(DirectCalls, RegisteredOperator):
         by_sender = order_by("sender", sender, num_in) if self.by_sender else (None, None)
         if not self.by_receiver:
             return EdgeOrder(None, None, *by_sender)
-        # Whether edges come sorted is worth a look where the answer is at hand: on the CPU, outside of tracing.
+        # Check whether edges are sorted where that is cheap: on the CPU, outside of tracing.
         looked_at = type(receiver) is Tensor and not is_tracing()
         if looked_at and receiver.device.type == "cpu":
             if is_sorted:
@@ -210,13 +209,13 @@ class Operator(DirectCalls, RegisteredOperator):
         return w[0] if self.shared_weights and w.dim() == 2 and w.shape[0] == 1 else w
 
     def spec(self, direction: Direction, index: torch.dtype = torch.int64, device: torch.device | None = None) -> Spec:
-        """What determines the kernel of a direction; a schedule without fusion runs a plain kernel."""
+        """Spec of the kernel of a direction; without ``fuse`` it is a plain kernel."""
         schedule = self.schedules[direction.name]
         index_name = INDEX_DTYPES[index] if self.is_conv and schedule.fuse else "int64"
         return self._spec(direction, schedule, index_name, device)
 
     def specs(self, direction_name: str) -> list[Spec]:
-        """Of the kernels that a direction with all its gradients takes."""
+        """Specs of the kernels of a direction with all its outputs."""
         return [self.spec(part) for part in self._parts(self._direction(direction_name))]
 
     def __repr__(self) -> str:
@@ -243,7 +242,7 @@ class Operator(DirectCalls, RegisteredOperator):
         device: torch.device,
         harmonics: HarmonicsProblem | None = None,
     ) -> Runner | SplitRunner:
-        """What runs a direction. harmonics: of vectors in the place of y, formed in the kernel."""
+        """The runner of a direction. harmonics: if given, y holds vectors, and the kernel computes their harmonics."""
         if direction.name in self.refused:
             raise TuningMissError(self.refused[direction.name])
         specs = [self.spec(part, index, device) for part in self._parts(direction)]

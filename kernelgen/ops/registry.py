@@ -1,7 +1,7 @@
-"""Operators by their text, so that a traced, exported or pickled graph finds its own, or has it built again.
+"""Operators by their text, so that a traced, exported or pickled graph finds its operator or rebuilds it.
 
-An operator's text is JSON that says all of it. Each module of operators tells with :func:`rebuilds` how its kind is
-made from a text, and ``import kernelgen`` imports them all.
+An operator's text is JSON that determines it. Each operator module registers with :func:`rebuilds` how to rebuild its
+kind from a text; ``import kernelgen`` imports them all.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 
 
 class Registered(Protocol):
-    """What an operator is known by."""
+    """What the registry needs of an operator."""
 
     text: str
     device: torch.device
@@ -28,18 +28,18 @@ _REBUILD: dict[str, Callable[[str], Any]] = {}
 
 
 def register(operator: Kind) -> Kind:
-    """The operator of the same text that was made first, if it is for the same device; else this one."""
+    """The first operator with the same text, if it is for the same device; else this one."""
     known = OPERATORS.setdefault(operator.text, operator)
     return known if known.device == operator.device else operator
 
 
 def rebuilds(kind: str, function: Callable[[str], Any]) -> None:
-    """Operators of a kind are made from their text by ``function``."""
+    """Register ``function``, which rebuilds operators of a kind from their text."""
     _REBUILD[kind] = function
 
 
 def resolve(text: str) -> Any:
-    """The operator of a text, rebuilt if this process has not made it."""
+    """The operator of a text, rebuilt if this process does not have it."""
     found = OPERATORS.get(text)
     if found is None:
         found = OPERATORS[text] = _REBUILD[_kind(json.loads(text))](text)
@@ -47,5 +47,5 @@ def resolve(text: str) -> Any:
 
 
 def _kind(data: dict[str, Any]) -> str:
-    """The ``kind`` that a text names; the two oldest kinds do not: products have an operation, harmonics have none."""
+    """The ``kind`` in a text. The two oldest kinds name none: products have an operation, harmonics do not."""
     return data.get("kind", "product" if "operation" in data else "harmonics")

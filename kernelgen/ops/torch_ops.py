@@ -1,8 +1,8 @@
-"""The torch ops ``equitune::tp_*``: what makes an operator visible to fake tensors, compile and export.
+"""The torch ops ``equitune::tp_*``, which make an operator visible to fake tensors, compile and export.
 
-An op gets its operator as text (``Operator.text``), from which any process can rebuild it. Every op returns one
-tensor for each slot; slots that were not asked for (``outputs``) are empty tensors. Eager calls do not come here:
-``kernelgen.ops.autograd`` runs the same operators with less work for the host.
+An op gets its operator as text (``Operator.text``), from which any process can rebuild it. A gradient op returns one
+tensor for each slot; slots that ``outputs`` does not name are empty tensors. Eager calls bypass these ops:
+``kernelgen.ops.autograd`` runs the same operators with less host time.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ SCHEMAS = {
     "tp_double_backward": f"(Tensor x, Tensor y, Tensor w, Tensor g, {_TANGENTS}, {_GRAPH}, str outputs, str spec)"
     " -> (Tensor, Tensor, Tensor, Tensor)",
 }
-# Of the graph: index tensors and the number of destinations.
+# Number of arguments for the graph: index tensors and the number of destinations.
 GRAPH_ARGUMENTS = 7
-# Held for as long as the process lives: dropping it would unregister the ops.
+# Kept as long as the process lives: deleting it would unregister the ops.
 _library = torch.library.Library("equitune", "DEF")
 
 Maybe = Tensor | None
@@ -74,7 +74,7 @@ def _tp_double_backward(
 
 
 def _apart(found: dict[str, Tensor], slots: str, like: Tensor) -> tuple[Tensor, ...]:
-    """One tensor for each slot, none in another's memory: an op of torch may not return such (small outputs do)."""
+    """One tensor for each slot. Those that share memory (small outputs) are copied: torch ops may not return them."""
     whole = {slot: grad.untyped_storage().nbytes() == grad.nbytes for slot, grad in found.items()}
     return tuple(
         like.new_empty(0) if slot not in found else found[slot] if whole[slot] else found[slot].clone()
@@ -83,7 +83,7 @@ def _apart(found: dict[str, Tensor], slots: str, like: Tensor) -> tuple[Tensor, 
 
 
 def present(*tangents: Maybe) -> str:
-    """The slots of those tangents (of x, y and w) that are there."""
+    """The slots of the given tangents (of x, y and w) that are not None."""
     return "".join(slot for slot, tangent in zip("xyw", tangents, strict=True) if tangent is not None)
 
 
@@ -99,7 +99,7 @@ def _fake_forward(x: Tensor, y: Tensor, *rest: Any) -> Tensor:
 
 
 def _fake_gradients(slots: str) -> Callable[..., tuple[Tensor, ...]]:
-    """Shapes of a backward op: like its first operands, x, y, w and g."""
+    """The fake function of a gradient op: outputs have the shapes of its first operands x, y, w and g."""
 
     def fake(*arguments: Any) -> tuple[Tensor, ...]:
         outputs = arguments[-2]
@@ -110,7 +110,7 @@ def _fake_gradients(slots: str) -> Callable[..., tuple[Tensor, ...]]:
 
 
 def _setup_forward(ctx: Any, inputs: tuple, output: Tensor) -> None:
-    # Nor need the tangents of forward mode be there.
+    # Tangents of forward mode may be None too.
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(*inputs[:-2])
     ctx.num_out, ctx.spec = inputs[-2:]
@@ -126,7 +126,7 @@ def _backward_of_forward(ctx: Any, g: Maybe) -> tuple:
 
 
 def _setup_backward(ctx: Any, inputs: tuple, output: tuple) -> None:
-    # A gradient that nobody differentiates must arrive as None: its tangent is left out of the kernel.
+    # A gradient that is not differentiated must arrive as None, so that the kernel omits its tangent.
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(*inputs[:-3])
     ctx.num_out, ctx.outputs, ctx.spec = inputs[-3:]
@@ -144,7 +144,7 @@ def _backward_of_backward(ctx: Any, *tangents: Maybe) -> tuple:
 
 
 def _jvp_of_forward(ctx: Any, *tangents: Maybe) -> Tensor:
-    """The product is linear in each operand: the sum of a product for each tangent."""
+    """The sum of one product a tangent, because the product is linear in each operand."""
     operands, rest = ctx.saved_tensors[:3], (*ctx.saved_tensors[3:], ctx.num_out, ctx.spec)
     products = [
         call("tp_forward", *operands[:place], tangent, *operands[place + 1 :], *rest)
@@ -155,7 +155,7 @@ def _jvp_of_forward(ctx: Any, *tangents: Maybe) -> Tensor:
 
 
 def _jvp_of_backward(ctx: Any, *tangents: Maybe) -> tuple[Tensor, ...]:
-    """Second derivatives are symmetric: the double backward of tangents is the change of gradients along them."""
+    """The double backward of the tangents: it equals the change of gradients along them by symmetry."""
     x, y, w, g, *graph = ctx.saved_tensors
     *xyw, tg = tangents[:4]
     terms = []
@@ -167,7 +167,7 @@ def _jvp_of_backward(ctx: Any, *tangents: Maybe) -> tuple[Tensor, ...]:
     if tg is not None:
         found = call("tp_backward", x, y, w, tg, *graph, ctx.num_out, ctx.outputs, ctx.spec)
         terms.append(only(found, "xyw", ctx.outputs))
-    # A gradient that does not change along the tangents, or was not asked for.
+    # For gradients that do not change along the tangents or are not in ``outputs``.
     zeros = [t.new_zeros(t.shape if slot in ctx.outputs else (0,)) for slot, t in zip("xyw", (x, y, w), strict=True)]
     return tuple(
         functools.reduce(torch.add, [grad for grad in grads if grad is not None] or [zero])
@@ -176,7 +176,7 @@ def _jvp_of_backward(ctx: Any, *tangents: Maybe) -> tuple[Tensor, ...]:
 
 
 def _rows(slots: str) -> Rows:
-    """Of an op whose tensors are in these slots, see ``kernelgen.ops.transforms.Rows``."""
+    """The rule for vmap of an op whose tensors have these slots, see ``kernelgen.ops.transforms.Rows``."""
 
     def rows(arguments: tuple, in_dims: tuple[int | None, ...]) -> tuple[int, ...] | None:
         operator = _operator(arguments[-1])
@@ -194,7 +194,7 @@ def _rows(slots: str) -> Rows:
 
 
 def no_third_derivative(*_: Any) -> tuple:
-    """The gradient of second derivatives."""
+    """Refuse the gradient of second derivatives."""
     raise UnsupportedError(
         "third derivatives of a tensor product are not generated; detach the second derivatives, "
         "or differentiate problem.reference() of e3nn instead"
@@ -202,7 +202,7 @@ def no_third_derivative(*_: Any) -> tuple:
 
 
 def only(found: tuple[Tensor, ...], slots: str, outputs: str) -> tuple[Maybe, ...]:
-    """None in the place of those that were not asked for."""
+    """The results, with None for slots that ``outputs`` does not name."""
     return tuple(grad if slot in outputs else None for slot, grad in zip(slots, found, strict=True))
 
 

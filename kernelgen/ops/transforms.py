@@ -1,8 +1,8 @@
-"""Function transforms: what makes the ops of ``equitune`` work under ``torch.func`` and in forward mode.
+"""Function transforms: makes the ops of ``equitune`` work under ``torch.func`` and in forward mode.
 
-A formula that is registered for an op is not enough for ``torch.func.grad``, ``vmap`` or ``jvp``: they take an autograd
-function with ``setup_context``, ``vmap`` and ``jvp``. :func:`add_function` makes one of each op, from the same formula;
-:func:`call` takes the op, or its function where torch transforms.
+The gradient formula registered for an op is not enough for ``torch.func.grad``, ``vmap`` and ``jvp``: they need an
+autograd function with ``setup_context``, ``vmap`` and ``jvp``. :func:`add_function` makes one for each op from the same
+formula. :func:`call` uses the op, or its function if torch transforms the call.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from kernelgen.errors import UnsupportedError
 from kernelgen.tracing import is_transforming
 
 _FUNCTIONS: dict[str, type[torch.autograd.Function]] = {}
-# Arguments of an op and which of their dimensions are mapped enter; the places of the tensors ``[rows, features]``
-# whose rows the op treats one by one leave, or None where a result of that call is a sum over rows.
+# From an op's arguments and their mapped dimensions to the positions of the tensors ``[rows, features]`` whose rows the
+# op treats separately; None if a result of the call sums over rows.
 Rows = Callable[[tuple, tuple[int | None, ...]], tuple[int, ...] | None]
 
 
 def call(name: str, *arguments: Any) -> Any:
-    """The op ``equitune::name``, in the form that what torch is doing now asks for."""
+    """Call the op ``equitune::name``, or its autograd function if an active transform needs that."""
     needs_function = _is_beyond_compile() if torch.compiler.is_compiling() else is_transforming()
     if needs_function:
         return _apply(name, *arguments)
@@ -34,7 +34,7 @@ def call(name: str, *arguments: Any) -> Any:
 
 @torch.compiler.assume_constant_result
 def _is_beyond_compile() -> bool:
-    """Whether a transform is at work that the ops do not trace through: any but vmap."""
+    """Whether a transform is active that torch.compile cannot trace through the ops: any but vmap."""
     stack = torch._C._functorch.get_interpreter_stack() or ()
     return forward_ad._current_level >= 0 or any(level.key() != TransformType.Vmap for level in stack)
 
@@ -55,10 +55,10 @@ def add_function(
     jvp: Callable,
     rows: Rows,
 ) -> None:
-    """The autograd function, and the rule for vmap, of the op ``equitune::name``.
+    """Make the autograd function, and the rule for vmap, of the op ``equitune::name``.
 
-    gradient, setup: as in ``torch.library.register_autograd``. jvp: of ctx and a tangent or None for each argument.
-    rows: tells which calls vmap may make one of, with all rows one after the other; others are one call an item.
+    gradient, setup: as in ``torch.library.register_autograd``. jvp: takes ctx and a tangent or None for each argument.
+    rows: tells which calls vmap may merge into one, with the rows of all items; others take one call an item.
     """
 
     def setup_context(ctx: Any, inputs: tuple, output: Any) -> None:
@@ -87,7 +87,7 @@ def add_function(
 
 
 def _by_rows(name: str, places: tuple[int, ...], size: int, is_mapped: tuple[bool, ...], arguments: tuple) -> tuple:
-    """One call on the rows of all ``size`` items; what is mapped has its items in the first dimension."""
+    """One call on the rows of all ``size`` items; the first dimension of mapped arguments is the item."""
     whole = list(arguments)
     for place in places:
         tensor = arguments[place]
@@ -95,14 +95,14 @@ def _by_rows(name: str, places: tuple[int, ...], size: int, is_mapped: tuple[boo
             whole[place] = (tensor if is_mapped[place] else tensor.expand(size, *tensor.shape)).flatten(0, 1)
     rows = arguments[places[0]].shape[-2]
     found = call(name, *whole)
-    # Results that nobody asked for are empty, of one dimension.
+    # Results that the caller does not want are empty, with one dimension.
     apart = [t.unflatten(0, (size, rows)) if t.dim() == 2 else t for t in _several(found)]
     dims = [0 if t.dim() == 3 else None for t in apart]
     return (apart[0], dims[0]) if isinstance(found, Tensor) else (tuple(apart), tuple(dims))
 
 
 def _one_by_one(name: str, size: int, is_mapped: tuple[bool, ...], arguments: tuple) -> tuple:
-    """A call for each item."""
+    """One call an item."""
     if size == 0:
         raise UnsupportedError("vmap was given no items; this product takes at least one")
     pairs = list(zip(arguments, is_mapped, strict=True))

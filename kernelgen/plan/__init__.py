@@ -1,6 +1,6 @@
-"""Which schedules are legal, and how a kernel divides its work.
+"""Decides which schedules are legal and how a kernel divides its work.
 
 In: a spec. Out: a plan, which emitters trust, or a ScheduleError that names the broken limit. Read ``planner``
 (finds the planner of a kind), ``tensor_product`` (decides legality) with ``channelwise``, ``path_groups`` and
-``l2_prefetch``, ``pairs``, ``spherical_harmonics``; ``defaults`` has the schedule of a kernel that was never tuned.
+``l2_prefetch``, ``pairs``, ``spherical_harmonics``; ``defaults`` has the schedules of untuned kernels.
 """

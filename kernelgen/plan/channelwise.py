@@ -1,6 +1,6 @@
-"""The plan of one kernel of a channelwise product: path groups, work units, who writes what, what a thread holds.
+"""The plan of a channelwise product's kernel: path groups, work units, writers of each output, memory needs.
 
-Made by ``kernelgen.plan.tensor_product``, which decides what is legal; emitters read it.
+``kernelgen.plan.tensor_product`` makes it and checks legality; emitters read it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from kernelgen.terms.clebsch_gordan import EdgeValue, edge_slots, path_terms
 
 @dataclass(frozen=True)
 class Plan:
-    """``zeroed`` outputs must be zero before a sum; ``exclusive_*`` blocks have a single writing group.
+    """``zeroed`` outputs must be zero before the kernel adds to them; only one group writes an ``exclusive_*`` block.
 
     joins_y: the teams of a block, one a unit, share a run of edges and sum their parts of dF/dy in shared memory.
     """
@@ -32,48 +32,48 @@ class Plan:
 
     @property
     def owner(self) -> str:
-        """``receiver`` or ``sender`` where one worker takes all edges of a node (in that order); else empty."""
+        """``receiver`` or ``sender`` if one worker takes all edges with that node; else empty."""
         owned = self.spec.operation == "conv" and self.spec.schedule.accumulate == "registers"
         return self.spec.schedule.order if owned else ""
 
     @property
     def near(self) -> str:
-        """The side whose rows stay with a worker from edge to edge: ``in1``, ``out``, or empty for a plain product."""
+        """The side whose rows a worker keeps from edge to edge: ``in1``, ``out``, or empty for a plain product."""
         if self.spec.operation == "plain":
             return ""
         return "in1" if self.owner == "sender" else "out"
 
     @property
     def node_sums(self) -> str:
-        """``x`` or ``g``: the output whose rows the workers that own nodes write, each row once; empty for none."""
+        """The output, ``x`` or ``g``, whose rows are each written once, by the node's owner; empty for none."""
         owned = {"receiver": "g", "sender": "x"}.get(self.owner, "")
         return owned if owned and owned in self.spec.direction.live_outputs else ""
 
     @property
     def stage(self) -> int:
-        """CUDA: edges that a team fetches at a time; no more than about its run has."""
+        """CUDA: edges that a team fetches at a time, limited by the length of its run (at least 4)."""
         schedule = self.spec.schedule
         assert isinstance(schedule, CudaSchedule)
         return schedule.stage_edges if self.owner else min(schedule.stage_edges, max(4, schedule.edges_per_chunk))
 
     def sums_of(self, group: Group) -> int:
-        """CUDA: elements of :attr:`node_sums` that a team of a group holds."""
+        """CUDA: elements of :attr:`node_sums` that a team of this group holds."""
         problem = self.spec.problem
         rows = {"x": [problem.in1[b].dim for b in group.in1], "g": [problem.out[b].dim for b in group.out], "": []}
         return sum(rows[self.node_sums]) * self.tile
 
     @property
     def partial_y(self) -> int:
-        """Partial sums of dF/dy that each edge gets, a row a unit (0: one row, complete).
+        """Rows of partial sums of dF/dy for each edge, one a unit (0: one complete row).
 
-        More than two units that add to one row would make it depend on their order.
+        If more than two units added to one row, the sum would depend on their order.
         """
         split = isinstance(self.spec.schedule, CudaSchedule) and self.units > 2 and not self.joins_y
         return self.units if self.spec.deterministic and split and "y" in self.spec.direction.live_outputs else 0
 
     @property
     def lanes(self) -> int:
-        """CUDA: of a team."""
+        """CUDA: lanes of a team."""
         assert isinstance(self.spec.schedule, CudaSchedule)
         return self.spec.schedule.lanes
 
@@ -85,12 +85,12 @@ class Plan:
 
     @property
     def weight_operands(self) -> tuple[str, ...]:
-        """Buffers of weights that a kernel reads."""
+        """Buffers of weights that the kernel reads."""
         return tuple(name for name in ("w", "tw") if name in self.spec.direction.operands)
 
     @property
     def ring(self) -> int:
-        """CUDA: edges whose weights have a place in a team's shared memory; 0 where registers take them."""
+        """CUDA: edges whose weights a team keeps in shared memory; 0 if they are loaded to registers."""
         assert isinstance(self.spec.schedule, CudaSchedule)
         prefetch = self.spec.schedule.prefetch
         return int(prefetch[4:]) if prefetch.startswith("ring") and self.weight_operands else 0
@@ -111,9 +111,9 @@ def units_of(groups: Iterable[Group], tile: int) -> int:
 
 
 def block_of_an_edge(groups: Iterable[Group], schedule: CudaSchedule) -> dict[str, Any]:
-    """Knobs with which the teams that share a run of edges are a block, so that they can sum in shared memory.
+    """Knobs that make the teams that share a run of edges one block, so that they can sum in shared memory.
 
-    Empty where one team has all of an edge, where teams are no whole warps, or where they are too many for a block.
+    Empty if one team does all of an edge, if a team is not a whole warp, or if the teams do not fit into a block.
     """
     units = units_of(groups, schedule.lanes * schedule.channels_per_thread)
     knobs = {"warps_per_edge": units, "block_size": units * schedule.lanes, "teams_per_node": 1}
@@ -122,7 +122,7 @@ def block_of_an_edge(groups: Iterable[Group], schedule: CudaSchedule) -> dict[st
 
 
 def registers_of(plan: Plan) -> int:
-    """32-bit registers a thread of the widest group holds across its loop (CUDA), about: sums, operands, edge rows."""
+    """CUDA: estimate of the 32-bit registers a thread of the widest group holds: sums, operands, edge rows."""
     spec, schedule = plan.spec, plan.spec.schedule
     assert isinstance(schedule, CudaSchedule)
     problem, operands, live = spec.problem, spec.direction.operands, spec.direction.live_outputs
@@ -148,7 +148,7 @@ def registers_of(plan: Plan) -> int:
 
 
 def stage_stride(plan: Plan, group: Group) -> int:
-    """Shared-memory elements one staged edge takes: its edge values, padded to an odd multiple of 16 bytes."""
+    """Shared-memory elements of one staged edge: its edge values, padded to an odd multiple of 16 bytes."""
     operands = plan.spec.direction.operands
     values = len(_staged_values(plan, group)) * (("y" in operands) + ("ty" in operands))
     width = 16 // BYTES[plan.spec.dtype]
@@ -163,7 +163,7 @@ def _staged_values(plan: Plan, group: Group) -> tuple[EdgeValue, ...]:
 
 
 def value_elements(plan: Plan) -> int:
-    """Shared-memory elements in which a team keeps the edge values of the edges that it has fetched."""
+    """Shared-memory elements for the edge values of a team's fetched edges."""
     schedule = plan.spec.schedule
     assert isinstance(schedule, CudaSchedule)
     if schedule.edge_operand == "inline":
@@ -172,18 +172,18 @@ def value_elements(plan: Plan) -> int:
 
 
 def ring_row(plan: Plan, group: Group) -> int:
-    """Shared-memory elements of a team's weights of one edge."""
+    """Shared-memory elements for a team's weights of one edge."""
     return len(plan.weight_operands) * len(group.paths) * plan.tile
 
 
 def stage_elements(plan: Plan) -> int:
-    """Shared-memory elements of what a team has fetched: edge values, then the ring of weights."""
+    """Shared-memory elements for what a team has fetched: edge values, then the ring of weights."""
     rows = max((ring_row(plan, group) for group in plan.groups), default=0) if plan.ring else 0
     return value_elements(plan) + plan.ring * rows
 
 
 def sums_elements(plan: Plan) -> int:
-    """Shared-memory elements in which a team leaves its sums of a node that it shares with other teams."""
+    """Shared-memory elements for a team's sums of a node that several teams share."""
     schedule = plan.spec.schedule
     assert isinstance(schedule, CudaSchedule)
     if schedule.teams_per_node == 1:
@@ -192,5 +192,5 @@ def sums_elements(plan: Plan) -> int:
 
 
 def joint_elements(plan: Plan) -> int:
-    """Shared-memory elements in which a team leaves its parts of dF/dy of the edges that it has fetched."""
+    """Shared-memory elements for a team's parts of dF/dy of its fetched edges."""
     return plan.stage * plan.spec.dim_y if plan.joins_y else 0

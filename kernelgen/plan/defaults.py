@@ -1,6 +1,6 @@
-"""The schedule of a kernel that was never tuned: its spec enters, a legal schedule from simple facts leaves.
+"""Chooses legal schedules for untuned kernels, by simple rules.
 
-What a kernel computes does not depend on this module, so a better default does not make a new generator version.
+A better default does not need a new generator version: what a kernel computes does not depend on this module.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from kernelgen.schedule.spherical_harmonics import HarmonicsCudaSchedule, Harmon
 from kernelgen.schedule.tensor_product import CudaSchedule, HostSchedule, Schedule
 from kernelgen.terms.directions import HarmonicsDirection
 
-# Edges up to which a graph leaves most of a GPU idle, so that each edge should have a worker of its own.
+# Graphs of at most this many edges leave most of a GPU idle, so each edge should have its own worker.
 SMALL_GRAPH_EDGES = 4096
-# Estimated registers of a thread that leave room for three blocks of 128 threads.
+# With at most this many estimated registers a thread, three blocks of 128 threads fit on a multiprocessor.
 EASY_REGISTERS = 168
 
 
 def default_schedule(spec_without: Spec, num_edges: int | None = None) -> Schedule:
-    """A legal schedule from simple facts, never searched: ``spec_without.schedule`` is replaced, not read.
+    """A legal schedule by simple rules, without a search; ``spec_without.schedule`` is replaced, not read.
 
-    num_edges: of the graphs that it is for; None for large ones.
+    num_edges: typical number of edges of a graph; None for large graphs.
     """
     if not spec_without.problem.is_channelwise:
         return _default_of_pairs(spec_without)
@@ -54,7 +54,7 @@ def default_schedule(spec_without: Spec, num_edges: int | None = None) -> Schedu
             continue
         if estimate_registers(plan) <= EASY_REGISTERS or (groups == most and prefetch == "none"):
             assert isinstance(plan.spec.schedule, Schedule)
-            return plan.spec.schedule  # without what means nothing to this kernel
+            return plan.spec.schedule  # without knobs that have no effect on this kernel
     raise failure or ScheduleError("no default schedule is legal")
 
 
@@ -63,9 +63,9 @@ def _or_none(choice: str) -> tuple[str, ...]:
 
 
 def _cuda_sketch(spec: Spec, fewest_channels: int, num_edges: int | None) -> CudaSchedule:
-    """All but the path groups: teams as wide as the channels, long runs on large graphs, short ones on small graphs.
+    """All but the path groups: teams as wide as the channels; long runs of edges on large graphs, short on small ones.
 
-    How rows are fetched was chosen among five ways on six problems of an H200: within 5% of the best of them.
+    The way to fetch rows is within 5% of the best of five, measured with six problems on an H200.
     """
     edges_per_warp = min(8, 32 // power_of_two_at_most(min(32, 2 * fewest_channels - 1)))
     lanes, live = 32 // edges_per_warp, spec.direction.live_outputs
@@ -93,10 +93,10 @@ def _cuda_sketch(spec: Spec, fewest_channels: int, num_edges: int | None) -> Cud
 
 
 def _default_of_pairs(spec: Spec) -> Schedule:
-    """Edge by edge, as many teams a block as the shared memory holds.
+    """Edge by edge, with as many teams a block as fit into shared memory.
 
-    Where every path has one pair, eight lanes a team: of the instructions that an edge of tetris-poly-1 takes with a
-    warp of its own, a third forward and a quarter backward are left.
+    If every path has one pair, a team has eight lanes. For tetris-poly-1 this takes a third of the instructions of a
+    warp an edge forward, and a quarter backward.
     """
     if spec.facts.backend == "cpu":
         return HostSchedule(accumulate="atomics")
@@ -113,7 +113,7 @@ def _default_of_pairs(spec: Spec) -> Schedule:
 
 
 def _default_order(spec: Spec) -> str:
-    """By receiver, unless only gradients of x are wanted in a fixed order."""
+    """By receiver, unless a deterministic kernel computes gradients of x alone."""
     return "sender" if spec.deterministic and spec.direction.live_outputs == "x" else "receiver"
 
 
@@ -127,9 +127,9 @@ def _default_host(spec: Spec) -> HostSchedule:
 def default_harmonics_schedule(
     problem: HarmonicsProblem, direction: HarmonicsDirection, dtype: str, facts: DeviceFacts
 ) -> HarmonicsSchedule:
-    """A legal schedule from simple facts, never searched.
+    """A legal schedule by simple rules, without a search.
 
-    CUDA: staged rows in blocks that leave room for at least two on a multiprocessor, or fewer threads if need be.
+    CUDA: staged rows, with blocks small enough for two on a multiprocessor if possible.
     """
     if facts.backend == "cpu":
         return HarmonicsHostSchedule()

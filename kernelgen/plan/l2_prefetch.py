@@ -1,7 +1,7 @@
-"""What a team asks the L2 cache for ahead of use: a plan and a path group enter, spans of rows leave.
+"""Lists the row pieces that a team prefetches to the L2 cache, from a plan and a path group.
 
-A span is a piece of a row that holds nothing but channels of the team. Rows come from DRAM about three times as late as
-from L2, and a request holds no register while it is under way.
+A :class:`RowSpan` is a piece of a row that holds only channels of the team. DRAM has about three times the latency of
+L2, and a prefetch in flight holds no register.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RowSpan:
-    """Elements start + step * channel .. + length of each row of a slot (w, x or g), from a team's first channel on."""
+    """``length`` elements of a row of ``slot`` (w, x or g), from ``start + step * (the team's first channel)``."""
 
     slot: str
     start: int
@@ -28,7 +28,7 @@ class RowSpan:
 
 
 def row_spans(plan: Plan, group: Group) -> list[RowSpan]:
-    """The pieces of an edge's rows that a team of this group loads, as far as the schedule asks for them."""
+    """The pieces of an edge's rows that a team of this group loads and the schedule prefetches."""
     schedule, slots = plan.spec.schedule, {name[-1] for name in plan.spec.direction.operands}
     assert isinstance(schedule, CudaSchedule)
     found: list[RowSpan] = []
@@ -65,7 +65,7 @@ def _wanted(plan: Plan, group: Group, ahead: str) -> Iterator[RowSpan]:
 
 
 def broken_span(plan: Plan, group: Group) -> str:
-    """Why the spans of a group cannot be asked for; empty where they can."""
+    """Why the spans of a group cannot be prefetched; empty if they can."""
     spans = row_spans(plan, group)
     if not spans:
         return "there are no such rows"

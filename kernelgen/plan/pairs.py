@@ -1,14 +1,13 @@
 """The plan of a product whose paths pair copies of both inputs: every mode of e3nn, edge by edge.
 
-Enters a :class:`Spec` of a problem that is not channelwise, leaves a :class:`PairPlan`: what one team (a warp or a
-part of one, or a host thread) keeps in its scratch memory for one edge, and which outputs must be zero before the
-launch. A path takes three steps, on all of which every derivative stands:
+A :class:`PairPlan` says what one team (a warp or a part of one, or a host thread) keeps in its scratch memory for one
+edge, and which outputs must be zero before the launch. A path takes three steps, from which all derivatives are built:
 
     z[m3, k]  = sum over m1 of M[m1, m3](y_v) x[m1, u]      for each pair k = (u, v), M of ``clebsch_gordan``
     g[m3, o] += sum over k of w[k, o] z[m3, k]              (or one weight a pair, or none)
     d[m3, k]  = sum over o of w[k, o] g[m3, o]              from which the gradients of x and y follow
 
-Where an operand comes with a tangent, z and d are sums over the pairs of buffers whose monomials share what is left.
+With tangents, z and d are sums over the buffer pairs of all monomials whose other two buffers are the same.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from kernelgen.schedule.kernel_spec import BYTES, Spec
 from kernelgen.schedule.tensor_product import CudaSchedule
 from kernelgen.terms.directions import Direction
 
-# Columns of a path's weights that a team works on at a time on a GPU: at most, and at most for each of its lanes.
+# Most columns of a path's weights that a GPU's team works on at a time: in all, and for each of its lanes.
 COLUMNS, COLUMNS_PER_LANE = 64, 4
 WARP = 32
 Buffers = tuple[tuple[str, str], ...]
@@ -31,10 +30,10 @@ Buffers = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True)
 class Products:
-    """Which products of buffers a direction needs, from its monomials.
+    """The products of buffers that a direction needs, from its monomials.
 
-    z: sums over (x, y). value: (buffer of w, z) that make the value. weight: (buffer of g, z) that make the gradient of
-    w. d: sums over (w, g). x: (buffer of y, d) that make the gradient of x; y: (buffer of x, d) that make that of y.
+    z: sums over (x, y). d: sums over (w, g). The value sums the products (buffer of w, z) in ``value``, the gradient of
+    w those (buffer of g, z) in ``weight``, of x those (buffer of y, d) in ``x``, of y those (buffer of x, d) in ``y``.
     """
 
     z: tuple[Buffers, ...]
@@ -79,7 +78,7 @@ class PairPath:
 
     @property
     def work(self) -> int:
-        """About the multiply-adds of an edge."""
+        """Approximate multiply-adds for an edge."""
         return self.pairs * self.dims[2] * (self.columns + self.dims[0] * self.dims[1])
 
 
@@ -97,10 +96,10 @@ def pair_paths(problem: TensorProductProblem) -> list[PairPath]:
 
 @dataclass(frozen=True)
 class PairPlan:
-    """``scratch``: first element of each array that a team keeps; the last entry, ``end``, is its size.
+    """``scratch``: first element of each array in a team's scratch memory; the last entry, ``end``, is its size.
 
-    parts: the paths of each of the teams that share an edge. weight_sums: gradients of shared weights that a block sums
-    in shared memory while it walks its edges (0: none do).
+    parts: the paths of each team that shares an edge. weight_sums: number of gradients of shared weights that a block
+    sums in shared memory over its edges (0: it adds them to memory).
     """
 
     spec: Spec
@@ -110,7 +109,7 @@ class PairPlan:
     zeroed: frozenset[str]
     shared_bytes: int = 0
     weight_sums: int = 0
-    # As in a channelwise plan: no team owns a node, and every row of y's gradient is complete.
+    # Fields of a channelwise plan: no team owns a node, and every row of y's gradient is complete.
     owner: str = ""
     partial_y: int = 0
 
@@ -124,7 +123,7 @@ class PairPlan:
 
     @property
     def sums_weights(self) -> bool:
-        """Whether gradients of weights are those of all edges."""
+        """Whether gradients of weights are summed over all edges."""
         return "out_w" in self.zeroed
 
     @property
@@ -138,14 +137,14 @@ class PairPlan:
 
     @property
     def teams(self) -> int:
-        """Of a block of a GPU's threads."""
+        """Teams in a block (GPU)."""
         schedule = self.spec.schedule
         assert isinstance(schedule, CudaSchedule)
         return schedule.block_size // schedule.lanes
 
     @functools.cached_property
     def is_direct(self) -> bool:
-        """Whether each output copy is one pair: then pairs go to their rows, and gradients come from them, at once."""
+        """Whether each output copy is one pair; pairs and their gradients then use the output's rows directly."""
         problem, paths = self.spec.problem, self.spec.problem.paths
         alone = all(problem.mode(path).result == "pair" and not path.has_weight for path in paths)
         once = sorted(path.out for path in paths) == list(range(len(problem.out)))
@@ -160,7 +159,7 @@ class PairPlan:
         return path.pairs == 1 and self.is_dense(path)
 
     def fetches(self, path: PairPath) -> bool:
-        """Whether weights go straight to the scratch memory, asked for ahead: where only ``d`` is made of them."""
+        """Whether weights are copied asynchronously to scratch memory: if only ``d`` needs them."""
         ahead = self.on_gpu and bool(self.products.d) and not self.products.value
         return ahead and self.is_dense(path) and not self.in_registers(path)
 
@@ -169,7 +168,7 @@ class PairPlan:
         return min(path.columns, COLUMNS, COLUMNS_PER_LANE * self.lanes) if self.on_gpu else path.columns
 
     def stride(self, path: PairPath) -> int:
-        """Of a row of weights in the scratch memory: odd, so that a column lies in different banks."""
+        """Elements from row to row of weights in scratch memory: odd, so that a column spans different banks."""
         return self.tile(path) | 1
 
 
@@ -205,7 +204,7 @@ def pair_plan(spec: Spec) -> PairPlan:
 
 
 def _parts(spec: Spec) -> tuple[tuple[PairPath, ...], ...]:
-    """The paths, dealt out among ``path_groups`` teams: the longest first, each to the team with the least work."""
+    """The paths of each of ``path_groups`` teams: assigned by decreasing work, each to the team with the least."""
     paths = pair_paths(spec.problem)
     count = spec.schedule.path_groups if isinstance(spec.schedule, CudaSchedule) else 1
     if count > max(1, len(paths)):
@@ -227,7 +226,7 @@ def _parts(spec: Spec) -> tuple[tuple[PairPath, ...], ...]:
 
 
 def _arrays(plan: PairPlan) -> dict[str, int]:
-    """Elements of each array: rows of operands and of sums, then what a path needs."""
+    """Elements of each scratch array: rows of operands and of sums, then the arrays of a path's steps."""
     problem, direction = plan.spec.problem, plan.spec.direction
     rows = {"x": problem.dim_in1, "y": problem.dim_in2} | ({} if plan.is_direct else {"g": problem.dim_out})
     arrays = {f"s_{name}": rows[name[-1]] for name in direction.operands if name[-1] in rows}

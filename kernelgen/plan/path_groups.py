@@ -1,4 +1,4 @@
-"""Path groups: a problem and a count enter, a partition of its paths leaves. Every group has its own accumulators."""
+"""Partitions the paths of a problem into groups, each with its own accumulators."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kernelgen.problem.tensor_product import TensorProductProblem
 
 @dataclass(frozen=True)
 class Group:
-    """Paths that one worker carries together: equal multiplicity, its own accumulators."""
+    """Paths of equal multiplicity that one worker computes together."""
 
     paths: tuple[int, ...]
     in1: tuple[int, ...]
@@ -37,9 +37,9 @@ def _split(problem: TensorProductProblem, paths: tuple[int, ...]) -> list[tuple[
 
 @functools.lru_cache(maxsize=1024)
 def group_paths(problem: TensorProductProblem, count: int) -> tuple[Group, ...]:
-    """Partition the paths into ``count`` groups, whole input blocks together where that is possible.
+    """Partition the paths into ``count`` groups; paths of one input block stay together if possible.
 
-    Raises ScheduleError if ``count`` is not between the number of distinct multiplicities and of paths.
+    Raises ScheduleError unless ``count`` lies between the number of distinct multiplicities and the number of paths.
     """
     by_block = itertools.groupby(sorted(problem.paths, key=lambda p: (p.in1, p.index)), key=lambda p: p.in1)
     parts = [tuple(path.index for path in paths) for _, paths in by_block]

@@ -1,7 +1,7 @@
-"""From a spec (problem, direction, schedule, device) to a plan: finds the planner of the spec's kind.
+"""Makes the plan of a spec (problem, direction, schedule, device): calls the planner of the spec's kind.
 
-Planners decide legality, and nobody else: they raise ScheduleError, which names the limit that is broken and by how
-much. Emitters trust a plan. A planner is an entry of ``PLANNERS``, by type of spec, in a file of this folder.
+Planners alone decide legality: each raises a ScheduleError that names the broken limit. Emitters trust a plan. A
+planner is an entry of ``PLANNERS``, by type of spec, in a file of this folder.
 """
 
 from __future__ import annotations

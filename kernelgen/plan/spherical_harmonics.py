@@ -1,8 +1,8 @@
-"""The plan of a kernel of spherical harmonics: a :class:`HarmonicsSpec` enters, a legal :class:`HarmonicsPlan` leaves.
+"""The plan of a kernel of spherical harmonics.
 
-A kernel has the arguments of all kernels (``kernelgen.schedule.kernel_spec.BUFFERS``): vectors are ``x``, tangents
-``tx``, what is made for vectors is ``out_x``, and harmonics and what is made for cotangents are ``out_g``. Every
-element of an output is written.
+The kernel takes the arguments of all kernels (``kernelgen.schedule.kernel_spec.BUFFERS``): vectors are ``x``, their
+tangents ``tx``, their gradients ``out_x``; harmonics, and gradients of cotangents, are ``out_g``. Every element of an
+output is written.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from kernelgen.terms.scalar_statements import Body
 
 @dataclass(frozen=True)
 class HarmonicsPlan:
-    """The statements for one vector, which of ROWS they touch (``live``), and where its rows of dim_out elements are.
+    """The statements for one vector (``body``), the ROWS they use (``live``), and where its long rows are.
 
-    stride: elements from one row to the next where the statements find them. staged: rows of those outputs and
-    operands (``g`` read, ``out_g`` written) lie in shared memory, ``shared_bytes`` for a block. resident: blocks of a
-    multiprocessor, where a block goes through many tiles; 0 where every row has its own thread.
+    stride: elements from one row of dim_out to the next where the statements access them. staged: those of ``g`` (read)
+    and ``out_g`` (written) that lie in shared memory, ``shared_bytes`` for a block. resident: blocks of a
+    multiprocessor if a block loops over tiles; 0 if every row has its own thread.
     """
 
     spec: HarmonicsSpec
@@ -35,7 +35,7 @@ class HarmonicsPlan:
     staged: tuple[str, ...] = ()
     shared_bytes: int = 0
     resident: int = 0
-    # As in the plan of a product: nothing is summed over edges, and every output is written.
+    # Fields of a product's plan: nothing is summed over edges, and every output is written.
     zeroed: frozenset[str] = frozenset()
     owner: str = ""
     partial_y: int = 0
@@ -46,7 +46,7 @@ class HarmonicsPlan:
 
     @property
     def staging(self) -> str:
-        """As the schedule of a GPU has it; on the host ``none``."""
+        """The CUDA schedule's ``staging``; ``none`` on the host."""
         return getattr(self.spec.schedule, "staging", "none")
 
     @property
@@ -58,15 +58,15 @@ class HarmonicsPlan:
 
 @dataclass(frozen=True)
 class Row:
-    """A row of one vector: the kernel's buffer that it is from, and its elements (0: dim_out)."""
+    """A row of one vector: its buffer among the kernel's arguments, and its elements (0: dim_out)."""
 
     buffer: str
     elements: int = 0
 
 
-# By the name that the statements know them by.
+# By their names in the statements.
 ROWS = {"v": Row("x", 3), "t": Row("tx", 3), "g": Row("g"), "out_v": Row("out_x", 3), "out_g": Row("out_g")}
-# Shared memory that the system takes for itself of every block.
+# Bytes of shared memory that the system reserves for every block.
 SHARED_OF_A_BLOCK = 1024
 
 
@@ -76,14 +76,14 @@ def _body(problem: HarmonicsProblem, direction: HarmonicsDirection) -> Body:
 
 
 def live_rows(direction: HarmonicsDirection, body: Body) -> tuple[str, ...]:
-    """Those of ROWS that a kernel reads or writes."""
+    """The ROWS that a kernel reads or writes."""
     stems = {name.rstrip("0123456789") for name in body.reads}
     reads = [row for stem, row in (("vx", "v"), ("tx", "t"), ("g_", "g")) if stem in stems]
     return (*reads, *(row for slot, row in (("x", "out_v"), ("g", "out_g")) if slot in direction.outputs))
 
 
 def tile_stride(elements: int, dtype: str) -> int:
-    """From row to row of a tile: 16 bytes more than a row that is an even number of them, else a row."""
+    """Elements from row to row of a tile: a row of an even number of 16-byte pieces is padded by one piece."""
     width = 16 // BYTES[dtype]
     return elements + width if elements % (2 * width) == 0 else elements
 

@@ -1,4 +1,4 @@
-"""From the spec of a tensor product (problem, direction, schedule, device) to its plan, and every limit to keep."""
+"""Makes the plan of a tensor product's spec (problem, direction, schedule, device) and checks every limit."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from kernelgen.schedule.kernel_spec import BYTES, Spec
 from kernelgen.schedule.tensor_product import CudaSchedule, HostSchedule
 
 MAX_REGISTERS = 255
-# A schedule may be estimated at this many times the registers of a thread: more only spills.
+# An estimate of registers may exceed the limit by this factor, because estimates are rough; more would spill.
 REGISTER_SLACK = 1.5
 
 
 @dataclass(frozen=True)
 class OwnersPlan:
-    """One launch of two kernels: blocks that own senders and write dF/dx, then those that write the other gradients."""
+    """Two kernels in one launch: the first blocks own senders and write dF/dx, the others write the other gradients."""
 
     spec: Spec
     of_x: Plan
@@ -50,7 +50,7 @@ ProductPlan = Plan | PairPlan | OwnersPlan
 def product_plan(spec: Spec) -> ProductPlan:
     """The plan of a spec, or ScheduleError with the broken limit.
 
-    A kernel that adds to nothing has no zeros to wait for: the plan's own schedule is then without that.
+    A kernel that needs no zeroed output gets ``zeros="apart"`` in the plan's own schedule.
     """
     if isinstance(spec.schedule, HostSchedule):
         spec.facts.check_cores(spec.schedule.threads)
@@ -81,7 +81,7 @@ def _check_zeros(plan: ProductPlan, schedule: CudaSchedule) -> ProductPlan:
 
 
 def _owners_plan(spec: Spec) -> Plan | OwnersPlan:
-    """Where only one of the two kernels has something to do, that one."""
+    """The plan of ``accumulate="owners"``; a plan of one kernel if the other would have no output."""
     direction, schedule = spec.direction, spec.schedule
     assert isinstance(schedule, CudaSchedule)
     live = direction.live_outputs
@@ -111,7 +111,7 @@ def _owners_plan(spec: Spec) -> Plan | OwnersPlan:
 
 
 def _are_exclusive(groups: tuple[Group, ...]) -> bool:
-    """Whether each block of x belongs to one group; always so where there is one group a multiplicity."""
+    """Whether each block of x belongs to one group; always true for one group a multiplicity."""
     blocks = [block for group in groups for block in group.in1]
     return len(blocks) == len(set(blocks))
 
@@ -136,9 +136,9 @@ def _channel_plan(spec: Spec) -> Plan:
 
 
 def _joins_y(plan: Plan) -> bool:
-    """Where each dF/dy must have one writer, and the warps that share an edge are a block.
+    """Whether each dF/dy must have one writer and the warps that share an edge form a block.
 
-    Teams must be whole warps: the block's barrier is met inside the groups' functions.
+    A team must be a whole warp, because the groups' functions contain the block's barrier.
     """
     spec, schedule = plan.spec, plan.spec.schedule
     alone = spec.deterministic or schedule.accumulate == "owners"
@@ -149,7 +149,7 @@ def _joins_y(plan: Plan) -> bool:
 
 
 def _zeroed(plan: Plan) -> frozenset[str]:
-    """Outputs that receive sums from several workers, or that have elements nobody writes."""
+    """Outputs to which several workers add, or with elements that no worker writes."""
     problem, spec = plan.spec.problem, plan.spec
     live = spec.direction.live_outputs
     zeroed = {f"out_{slot}" for slot in spec.direction.outputs if slot not in live}
@@ -170,7 +170,7 @@ def _zeroed(plan: Plan) -> frozenset[str]:
 
 
 def _check_deterministic(plan: Plan) -> None:
-    """Every element of an output must have one writer, or two that add to zero: a + b is b + a."""
+    """Check that each output element has one writer, or two that add to zero (a + b = b + a)."""
     spec, live = plan.spec, plan.spec.direction.live_outputs
     if spec.operation == "plain":
         owned = "xg" if spec.schedule.fuse else ""
@@ -192,7 +192,7 @@ def _check_deterministic(plan: Plan) -> None:
 
 
 def _check_partial_sums(plan: Plan) -> None:
-    """Rows of partial sums, memory beyond the results, only where the teams that share an edge cannot be a block."""
+    """Refuse rows of partial sums, which need extra memory, if the teams that share an edge could be a block."""
     schedule = plan.spec.schedule
     if isinstance(schedule, CudaSchedule) and plan.partial_y and (block := block_of_an_edge(plan.groups, schedule)):
         wanted = ", ".join(f"{knob}={value}" for knob, value in block.items())
@@ -204,14 +204,14 @@ def _blocks_of(spec: Spec, side: str) -> range:
 
 
 def estimate_registers(plan: ProductPlan) -> int:
-    """32-bit registers that a thread holds, about (CUDA); of a pair plan 0: what an edge needs is in shared memory."""
+    """CUDA: estimate of a thread's 32-bit registers; 0 for a pair plan, which keeps an edge in shared memory."""
     if isinstance(plan, OwnersPlan):
         return max(registers_of(plan.of_x), registers_of(plan.others))
     return 0 if isinstance(plan, PairPlan) else registers_of(plan)
 
 
 def _check_ring(plan: Plan, group: Group) -> None:
-    """Weights of edges are copied in pieces of 16 bytes, a path's channels of a team at a time."""
+    """Check that each path's weights of a team's channels can be copied in pieces of 16 bytes."""
     assert isinstance(plan.spec.schedule, CudaSchedule)
     problem, prefetch = plan.spec.problem, f"prefetch={plan.spec.schedule.prefetch!r}"
     if problem.shared_weights:

@@ -1,6 +1,6 @@
 """What is computed, in e3nn's terms: frozen, hashable values with a stable text form.
 
-In: irreps, instructions, degrees, as a user gives them. Out: a problem, checked, whose ``key`` any process reads back.
-Read ``irreps``, ``connection_modes``, then ``tensor_product``; ``spherical_harmonics`` and ``edge_vectors`` (a product
-of harmonics of vectors) are the other two problems, and ``from_e3nn`` takes a module of e3nn.
+In: irreps, instructions, degrees, as a user gives them. Out: a checked problem, whose ``key`` any process can read
+back. Read ``irreps``, ``connection_modes``, then ``tensor_product``; ``spherical_harmonics`` and ``edge_vectors``
+(products with harmonics of edge vectors) are the other problems; ``from_e3nn`` converts e3nn modules.
 """

@@ -1,8 +1,8 @@
-"""How the copies of two blocks meet in a path: instructions, and e3nn's connection modes as facts.
+"""Instructions, and e3nn's connection modes as a table.
 
-A path pairs copy u of a first-input block with copy v of a second-input block. A :class:`Mode` says which (u, v) are
-*pairs*, how pairs and weights make the copies of the output, and which multiplicities fit. Shapes of weights and their
-order are those of ``e3nn.o3.TensorProduct`` 0.6.
+A path combines copy u of a first-input block with copy v of a second-input block. A :class:`Mode` says which (u, v)
+form *pairs*, how pairs and weights make the copies of the output, and which multiplicities are allowed. Shapes and
+order of the weights are those of ``e3nn.o3.TensorProduct`` 0.6.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Instruction:
-    """One path as the user gives it: block indices into the three irreps and e3nn's ``path_weight``."""
+    """One path as the user gives it: block indices into the three irreps, ``path_weight`` and mode as in e3nn."""
 
     in1: int
     in2: int
@@ -24,7 +24,7 @@ class Instruction:
 
     @property
     def text(self) -> str:
-        """``0.1.2`` for a weighted path of mode uvu; ``0.1.2:uvuv-*0.5`` with another mode, no weights, a factor."""
+        """``0.1.2`` for a weighted uvu path; ``0.1.2:uvuv-*0.5`` for mode uvuv, no weights (-), path weight 0.5."""
         mode = "" if self.mode == "uvu" and self.has_weight else f":{self.mode}" + ("" if self.has_weight else "-")
         factor = "" if self.path_weight == 1.0 else f"*{self.path_weight!r}"
         return f"{self.in1}.{self.in2}.{self.out}{mode}{factor}"
@@ -45,8 +45,8 @@ class Mode:
     pairs: ``all`` (u, v), pair number u * mul2 + v; ``same`` (u = v); ``upper`` (u < v, row by row).
     result: what a copy of the output sums: ``w``, every pair times its weight for that copy; ``u`` or ``v``, the pairs
         of that copy of the first or second input; ``pair``, one pair.
-    fits: of the multiplicities (mul1, mul2, mul3), what they must satisfy, as text and as a test.
-    needs_weight: paths without weights are not defined.
+    rule, fits: the condition on the multiplicities (mul1, mul2, mul3), as text and as a function.
+    needs_weight: a path must have weights.
     """
 
     name: str
@@ -57,11 +57,11 @@ class Mode:
     needs_weight: bool = False
 
     def count(self, mul1: int, mul2: int) -> int:
-        """Pairs of a path."""
+        """Number of pairs of a path."""
         return {"all": mul1 * mul2, "same": mul1, "upper": mul1 * (mul1 - 1) // 2}[self.pairs]
 
     def shape(self, mul1: int, mul2: int, mul3: int) -> tuple[int, ...]:
-        """Of a path's weights, row-major."""
+        """Shape of a path's weights, row-major."""
         pairs = (mul1, mul2) if self.pairs == "all" else (self.count(mul1, mul2),)
         return (*pairs, mul3) if self.result == "w" else pairs
 

@@ -1,6 +1,6 @@
-"""A product whose second input are spherical harmonics of edge vectors, as one problem.
+"""The problem of a product whose second input is the spherical harmonics of edge vectors.
 
-A tuner stores a decision by it and a ``kernelgen.schedule.edge_vectors``; :mod:`kernelgen.ops.edge_vectors` runs it.
+The tuner stores a ``kernelgen.schedule.edge_vectors`` for it; :mod:`kernelgen.ops.edge_vectors` runs it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ SEPARATOR = ">"
 
 @dataclass(frozen=True)
 class VectorProblem:
-    """A product whose second input are harmonics of vectors; ProblemError where they do not fit together."""
+    """A product and the harmonics of its second input; ProblemError if their dimensions differ."""
 
     product: TensorProductProblem
     harmonics: HarmonicsProblem
@@ -30,12 +30,12 @@ class VectorProblem:
 
     @property
     def key(self) -> str:
-        """Stable text, readable by :meth:`from_key`: the keys of both."""
+        """Stable text that contains the keys of both problems, readable by :meth:`from_key`."""
         return f"{self.harmonics.key}{SEPARATOR}{self.product.key}"
 
     @classmethod
     def from_key(cls, key: str) -> VectorProblem:
-        """Inverse of :attr:`key`; ProblemError if the text is not one."""
+        """Inverse of :attr:`key`; ProblemError if the text is not a key."""
         harmonics, separator, product = key.partition(SEPARATOR)
         if not separator:
             raise ProblemError(f"{key!r} is not a key of a product of vectors; expected 'sh|...{SEPARATOR}uvu|...'")

@@ -1,4 +1,4 @@
-"""A problem from an e3nn module: ``e3nn.o3.TensorProduct`` enters, the TensorProductProblem that it solves leaves."""
+"""Converts an ``e3nn.o3.TensorProduct`` to the TensorProductProblem that it solves."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from e3nn import o3
 
 from kernelgen.problem.tensor_product import NORMALIZATIONS, TensorProductProblem
 
-# Relative difference up to which two normalised path weights are the same.
+# Path weights within this relative difference are equal.
 _SAME = 1e-9
 
 
 def problem_of(module: o3.TensorProduct) -> TensorProductProblem:
-    """The problem that an e3nn product solves; UnsupportedError where no kernel is generated for it.
+    """The problem that an e3nn product solves; UnsupportedError if no kernel can be generated for it.
 
-    e3nn keeps the normalised coefficients only. The normalisation that gives them is found again, since tuned
-    schedules are filed under it; where none does (variances, path weights), the squared coefficients are the path
-    weights of a problem without normalisation.
+    e3nn keeps only the normalised coefficients. Because tuned schedules are stored by normalisation, this tries which
+    one gives these coefficients. If none does (variances, path weights), the problem has no normalisation, and the
+    squared coefficients as path weights.
     """
     irreps = (str(module.irreps_in1), str(module.irreps_in2), str(module.irreps_out))
     coefficients = [i.path_weight for i in module.instructions]

@@ -1,4 +1,4 @@
-"""Irreps as rows of features: any spelling of e3nn enters, blocks with their offsets leave."""
+"""Parses irreps, in any spelling of e3nn, and lists their blocks with offsets in a feature row."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from e3nn import o3
 
 from kernelgen.errors import ProblemError
 
-# Features a row, and degrees: far more than any network has, and few enough that tables of coefficients can be made.
+# Limits far above any network's needs, and low enough for tables of coefficients.
 MOST_FEATURES, MOST_DEGREE = 2**24, 32
 
 
@@ -27,14 +27,14 @@ class Block:
 
 
 def parse_irreps(text: str | o3.Irreps, what: str) -> o3.Irreps:
-    """``o3.Irreps`` of any spelling e3nn accepts; ProblemError names the operand (``what``) otherwise."""
+    """``o3.Irreps`` of any spelling e3nn accepts; otherwise ProblemError, which names the operand ``what``."""
     try:
         irreps = o3.Irreps(text)
     except (ValueError, TypeError, AssertionError) as error:
         raise ProblemError(
             f"{what}: {text!r} is not an irreps string; expected for example '128x0e+128x1o' (mul x degree parity)"
         ) from error
-    # Not ``irreps.dim`` and ``irreps.lmax``, which an empty one does not have.
+    # ``irreps.dim`` and ``irreps.lmax`` fail for empty irreps.
     features, degree = sum(mul * (2 * ir.l + 1) for mul, ir in irreps), max((ir.l for _, ir in irreps), default=0)
     if features > MOST_FEATURES or degree > MOST_DEGREE:
         shown = str(text) if len(str(text)) <= 100 else f"{str(text)[:100]}..."
@@ -46,7 +46,7 @@ def parse_irreps(text: str | o3.Irreps, what: str) -> o3.Irreps:
 
 
 def _count(number: int) -> str:
-    """Short for one of any size: Python refuses to write thousands of digits."""
+    """A short text of a number of any size: Python refuses to print thousands of digits."""
     return str(number) if number < 10**18 else "more than 10^18"
 
 

@@ -1,4 +1,4 @@
-"""Which spherical harmonics of a vector: degrees, normalization, and whether the vector is normalized first."""
+"""The problem of spherical harmonics: degrees, normalization, and whether the vector is normalized first."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ MAX_DEGREE = 12  # e3nn's
 
 @dataclass(frozen=True)
 class HarmonicsProblem:
-    """Which harmonics, as in ``e3nn.o3.spherical_harmonics(degrees, v, normalize, normalization)``.
+    """The harmonics ``e3nn.o3.spherical_harmonics(degrees, v, normalize, normalization)``.
 
-    degrees: l of each output block, in any order, repeats allowed, each 0..12. normalization: a block's length on the
-    sphere is sqrt(2l+1) (``component``), 1 (``norm``) or sqrt((2l+1) / 4 pi) (``integral``). normalize: whether v is
-    divided by its length first. Raises ProblemError for anything else.
+    degrees: l of each output block, each 0..12, in any order, repeats allowed. normalization: a block's length on the
+    sphere is sqrt(2l+1) (``component``), 1 (``norm``) or sqrt((2l+1) / 4 pi) (``integral``). normalize: divide v by its
+    length first. Raises ProblemError for any other value.
     """
 
     degrees: tuple[int, ...]
@@ -52,7 +52,7 @@ class HarmonicsProblem:
 
     @classmethod
     def from_key(cls, key: str) -> HarmonicsProblem:
-        """Inverse of :attr:`key`; ProblemError if the text is not one."""
+        """Inverse of :attr:`key`; ProblemError if the text is not a key."""
         parts = key.split("|")
         if len(parts) == 4 and all(degree.isdecimal() for degree in parts[1].split(",")):
             problem = cls(tuple(map(int, parts[1].split(","))), parts[2], parts[3] == "normalize")

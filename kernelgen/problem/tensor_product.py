@@ -1,4 +1,4 @@
-"""The problem: which tensor product, in e3nn's terms. Irreps and instructions enter, a frozen hashable value leaves."""
+"""The problem of a tensor product, in e3nn's terms: irreps and instructions as one frozen, hashable value."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NORMALIZATIONS = {"irrep": ("component", "norm", "none"), "path": ("element", "p
 class Path:
     """One resolved path: ``coefficient`` is e3nn's path and irrep normalisation, ``weight_offset`` its first weight.
 
-    mul: channels of the first input. mode, has_weight: as in the instruction.
+    mul: channels of the first input. mode, has_weight: from the instruction.
     """
 
     index: int
@@ -41,8 +41,8 @@ class Path:
 class TensorProductProblem:
     """A tensor product of any of e3nn's connection modes (``kernelgen.problem.connection_modes``).
 
-    Fields are canonical texts and tuples, so equal problems compare and hash equal. ``key`` is the stable text
-    form; :meth:`from_key` reads it back.
+    Fields are canonical texts and tuples, so equal problems compare and hash equal. ``key`` is a stable text;
+    :meth:`from_key` reads it back.
     """
 
     irreps_in1: str
@@ -97,7 +97,7 @@ class TensorProductProblem:
         irrep_normalization: str | None = "component",
         path_normalization: str | None = "element",
     ) -> TensorProductProblem:
-        """From e3nn-style instructions ``(in1, in2, out, mode, has_weight[, path_weight])``."""
+        """The problem of e3nn's instructions ``(in1, in2, out, mode, has_weight[, path_weight])``."""
         parsed = []
         for given in instructions:
             given = tuple(given)
@@ -125,7 +125,7 @@ class TensorProductProblem:
         *,
         shared_weights: bool = False,
     ) -> TensorProductProblem:
-        """Every allowed path whose output irrep is in the filter, one output block a path, sorted.
+        """Every allowed uvu path whose output irrep is in the filter; each path has its own output block, sorted.
 
         This is the convolution of MACE, NequIP and SevenNet (MACE's ``tp_out_irreps_with_instructions``).
         """
@@ -156,7 +156,7 @@ class TensorProductProblem:
         *,
         shared_weights: bool = False,
     ) -> TensorProductProblem:
-        """Every allowed path of mode ``uvw`` between the blocks, in e3nn's order (that of in1, in2, out)."""
+        """Every allowed path of mode ``uvw``, in e3nn's order (by in1, in2, out)."""
         operands = (("irreps_in1", irreps_in1), ("irreps_in2", irreps_in2), ("irreps_out", irreps_out))
         first, second, out = (parse_irreps(text, what) for what, text in operands)
         paths = [
@@ -184,7 +184,7 @@ class TensorProductProblem:
 
     @classmethod
     def from_key(cls, key: str) -> TensorProductProblem:
-        """Inverse of :attr:`key`; ProblemError if the text is not one."""
+        """Inverse of :attr:`key`; ProblemError if the text is not a key."""
         parts = key.split("|")
         if len(parts) != 8 or parts[0] not in ("uvu", "tp") or parts[5] not in ("shared", "per-edge"):
             raise ProblemError(f"{key!r} is not a problem key; expected 'uvu|in1|in2|out|paths|weights|norm|norm'")
@@ -222,28 +222,28 @@ class TensorProductProblem:
 
     @functools.cached_property
     def weight_numel(self) -> int:
-        """Weights a row: those of each path that has some, in instruction order."""
+        """Weights in a row: those of all weighted paths, in instruction order."""
         return sum(self.weights_of(ins) for ins in self.instructions)
 
     @functools.cached_property
     def is_channelwise(self) -> bool:
-        """Every path is a weighted ``uvu`` with one copy of the second input: the products of MACE and NequIP."""
+        """Whether every path is a weighted ``uvu`` with one copy of the second input, as in MACE and NequIP."""
         return all(ins.mode == "uvu" and ins.has_weight and self.in2[ins.in2].mul == 1 for ins in self.instructions)
 
     def mode(self, path: Path | Instruction) -> Mode:
         return MODES[path.mode]
 
     def muls(self, path: Path | Instruction) -> tuple[int, int, int]:
-        """Copies of the blocks of a path."""
+        """Multiplicities of the three blocks of a path."""
         return self.in1[path.in1].mul, self.in2[path.in2].mul, self.out[path.out].mul
 
     def weights_of(self, ins: Path | Instruction) -> int:
-        """Weights of one path."""
+        """Number of weights of one path."""
         return math.prod(MODES[ins.mode].shape(*self.muls(ins))) if ins.has_weight else 0
 
     @functools.cached_property
     def paths(self) -> tuple[Path, ...]:
-        """Resolved paths with e3nn's own normalisation, in instruction order."""
+        """Resolved paths with e3nn's normalisation, in instruction order."""
         resolved, offset = [], 0
         for index, (ins, coefficient) in enumerate(zip(self.instructions, self._path_weights(), strict=True)):
             mul = self.in1[ins.in1].mul
@@ -258,9 +258,9 @@ class TensorProductProblem:
         return [(i.in1, i.in2, i.out, i.mode, i.has_weight, i.path_weight) for i in self.instructions]
 
     def reference(self, **options: Any) -> o3.TensorProduct:
-        """The same product as an ``e3nn.o3.TensorProduct`` (weights are passed in; options go to its constructor).
+        """The same product as an ``e3nn.o3.TensorProduct`` with external weights; options go to its constructor.
 
-        It is built in float64, because e3nn rounds its coefficients to the default dtype when it is constructed;
+        It is built in float64, because e3nn rounds coefficients to the default dtype at construction;
         ``.to(torch.float32)`` gives the float32 product.
         """
         default = torch.get_default_dtype()

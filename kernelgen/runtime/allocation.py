@@ -1,10 +1,10 @@
-"""Fresh memory for results: a shape and a tensor like it enter, a new tensor leaves.
+"""Allocates tensors for results.
 
-A small graph's call is decided by the host, and of its backward pass the public allocating functions took a seventh. So
-tensors are made by the functions that torch's own compiled graphs allocate with, where this torch has them.
+Host time limits calls on small graphs, and torch's public allocating functions took a seventh of such a backward pass.
+So this uses the functions with which torch's compiled graphs allocate, if this version of torch has them.
 
-On the host, outputs of tens of megabytes are mapped anew in every call, and touching them page by page (4 KiB each) can
-take longer than the kernel that fills them. Advising huge pages before the first touch makes 512 page faults one.
+On the host, outputs of tens of megabytes are mapped anew in every call. Touching them page by page (4 KiB each) can
+take longer than the kernel. Advising huge pages before the first touch turns 512 page faults into one.
 """
 
 from __future__ import annotations
@@ -53,12 +53,12 @@ def zeros(shape: tuple[int, ...], like: Tensor) -> Tensor:
 
 
 def _is_on_current_gpu(tensor: Tensor) -> bool:
-    """Where the quick functions work."""
+    """Whether the fast functions work for this tensor's device."""
     return tensor.is_cuda and torch._C._cuda_getDevice() == tensor.get_device()
 
 
 def part(flat: Tensor, shape: tuple[int, ...], begin: int) -> Tensor:
-    """Elements of ``flat`` from ``begin`` on as a tensor of its own: a change of it does not count as one of others."""
+    """The elements of ``flat`` from ``begin`` on as a separate tensor, with its own counter of in-place writes."""
     if _reinterpret is None:
         return flat.as_strided(shape, _strides(shape), begin).data
     return _reinterpret(flat, shape, _strides(shape), begin)
@@ -66,7 +66,7 @@ def part(flat: Tensor, shape: tuple[int, ...], begin: int) -> Tensor:
 
 @functools.lru_cache(maxsize=1024)
 def _strides(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Of a contiguous tensor."""
+    """Strides of a contiguous tensor."""
     if len(shape) == 2:
         return max(1, shape[1]), 1
     return tuple(math.prod(max(1, size) for size in shape[i + 1 :]) for i in range(len(shape)))
@@ -77,7 +77,7 @@ def _madvise() -> Any:
     try:
         function = ctypes.CDLL(None).madvise
     except (OSError, AttributeError):
-        return None  # not Linux: pages stay as they are
+        return None  # not Linux: keep the page size
     function.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
     return function
 
@@ -87,4 +87,4 @@ def _advise_huge_pages(out: Tensor) -> None:
     end = (out.data_ptr() + out.nbytes) // HUGE_PAGE * HUGE_PAGE
     advise = _madvise()
     if advise is not None and end > begin:
-        advise(begin, end - begin, _MADV_HUGEPAGE)  # a refusal leaves the pages as they are
+        advise(begin, end - begin, _MADV_HUGEPAGE)  # only advice: a failure does no harm

@@ -1,4 +1,4 @@
-"""What tensors an operator takes: those of a call enter, a checked :class:`Graph` and ready operands leave."""
+"""Checks the tensors of a call: makes a checked :class:`Graph`, and contiguous, aligned operands."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from kernelgen.runtime.graph import NO_ORDER, EdgeOrder, check_is_tensor
 from kernelgen.runtime.known_graphs import KNOWN_GRAPHS, KnownGraph
 from kernelgen.terms.directions import OPERANDS
 
-# Bytes to which operands are aligned.
+# Alignment of operands in bytes.
 ALIGNMENT = 16
-# Edges up to which a graph is kept, so that the next call on it in the same order need not check it again.
+# Graphs of at most this many edges are kept, so that the next call with the same order skips the checks.
 KEPT_EDGES = 1 << 14
-# One tensor for each of OPERANDS; None where a direction does not have it.
+# One tensor for each of OPERANDS; None if the direction does not have it.
 Operands = tuple[Tensor | None, ...]
 
 
 class Graph(NamedTuple):
-    """A call's edges (None for the plain product), row counts, and shapes by slot: checked once for all directions."""
+    """A call's edges (None for a plain product), row counts and shapes by slot, checked once for all directions."""
 
     sender: Tensor | None
     receiver: Tensor | None
@@ -34,11 +34,11 @@ class Graph(NamedTuple):
     num_out: int
     shapes: dict[str, tuple[int, ...]]
 
-    # What autograd saves to notice writes between forward and backward: what there is of indices and order.
+    # The tensors of indices and order. Autograd saves them to detect writes between forward and backward.
     saved: tuple[Tensor, ...] = ()
 
     def of_saved(self, saved: Sequence[Tensor]) -> Graph:
-        """The graph with what autograd kept of :attr:`saved`; saved-tensor hooks may have made copies."""
+        """The graph with autograd's tensors in place of :attr:`saved`; saved-tensor hooks may have copied them."""
         if all(map(operator.is_, saved, self.saved)):
             return self
         kept = dict(zip(map(id, self.saved), saved, strict=True))
@@ -47,7 +47,7 @@ class Graph(NamedTuple):
 
 
 def _is_still(graph: Graph, x: Tensor, sender: Tensor | None, receiver: Tensor | None, order: EdgeOrder) -> bool:
-    """Whether these are a graph's own indices and order, and the indices not of another form since."""
+    """Whether these are the graph's own indices and order, and the indices still have their form."""
     if sender is None or receiver is None or order is not graph.order:
         return False
     if sender is not graph.sender or receiver is not graph.receiver:
@@ -59,7 +59,7 @@ def _is_still(graph: Graph, x: Tensor, sender: Tensor | None, receiver: Tensor |
 
 
 class Checks:
-    """What tensors an operator takes; InputError for any other."""
+    """Checks an operator's tensors; raises InputError if they do not fit."""
 
     def __init__(self, problem: TensorProductProblem, operation: str, dtype: torch.dtype, device_type: str) -> None:
         self.problem = problem
@@ -70,7 +70,7 @@ class Checks:
         self._known: KnownGraph | None = None
 
     def given(self, operands: Operands) -> tuple[tuple[int, str, str], ...]:
-        """Position, name and slot of the operands that are there."""
+        """Position, name and slot of the operands that are not None."""
         return tuple((i, name, name[-1]) for i, name in enumerate(OPERANDS) if operands[i] is not None)
 
     def graph(
@@ -84,10 +84,10 @@ class Checks:
         keep: bool = False,
         is_checked: bool = False,
     ) -> Graph:
-        """Index tensors that agree with each other, the edges and the device, contiguous.
+        """The checked graph of a call, with contiguous index tensors.
 
-        keep: the caller's own tensors and order, which may come again: a small graph is then not checked again.
-        is_checked: the indices were found to be in range just now.
+        keep: the tensors and order are the caller's own and may come again; a small graph is then checked only once.
+        is_checked: the indices were just found to be in range.
         """
         if x.dim() != 2 or y.dim() != 2:
             raise InputError(f"x is {tuple(x.shape)} and y {tuple(y.shape)}; expected [rows, features] for both")
@@ -128,7 +128,7 @@ class Checks:
     def operands(
         self, operands: Operands, read: tuple[tuple[int, str, str], ...], shapes: dict[str, tuple[int, ...]]
     ) -> Operands:
-        """The operands, those that are ``read`` contiguous and aligned (copied only where they are not)."""
+        """The operands; those in ``read`` are copied if they are not contiguous and aligned."""
         x = operands[0]
         assert x is not None
         if x.device.type != self.device_type:
@@ -141,7 +141,7 @@ class Checks:
             tensor = operands[position]
             if tensor is None:
                 raise InputError(f"{name} is missing")
-            # A device's number is negative where it is not a GPU's.
+            # Device numbers are negative except for GPUs.
             elsewhere = tensor.get_device() != device or (device < 0 and tensor.is_cpu is not cpu)
             if tensor.dtype is not dtype or tensor.shape != shapes[slot] or elsewhere:
                 raise self._mismatch(name, tensor, shapes[slot], x.device)
@@ -169,7 +169,7 @@ class Checks:
         return sender, receiver
 
     def _order(self, order: EdgeOrder, shapes: tuple[tuple[int, ...], ...], device: torch.device) -> EdgeOrder:
-        """A precomputed order that fits the graph, contiguous."""
+        """The precomputed order, contiguous; InputError if it does not fit the graph."""
         for name, tensor, shape in zip(EdgeOrder._fields, order, shapes, strict=True):
             if tensor is None:
                 continue

@@ -1,6 +1,6 @@
-"""An operator's calls without autograd: tensors enter, one direction's outputs leave, keyed by slot.
+"""An operator's calls without autograd: each returns the outputs of one direction, keyed by slot.
 
-What checks and tuning run, and what the autograd functions are made of. ``kernelgen.ops.operator`` has the rest.
+Checks, tuning and the autograd functions use them. ``kernelgen.ops.operator`` has the rest of the operator.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from kernelgen.terms.directions import Direction, backward, double_backward, for
 
 
 class DirectCalls(ABC):
-    """Of an operator, whose tensors are as for :class:`kernelgen.ops.operator.Operator`; ``text`` says all of it."""
+    """The calls of an operator; tensors are those of :class:`kernelgen.ops.operator.Operator`, ``text`` its JSON."""
 
     text: str
     problem: TensorProductProblem
     is_conv: bool
     shared_weights: bool
-    # What all calls on one graph share, checked: of x, y, sender, receiver, num_out and order.
+    # Makes the checked graph of x, y, sender, receiver, num_out and order, which all calls on it share.
     graph: Callable[..., Graph]
     _runners: dict[tuple[Direction, torch.dtype | None, int], Runner | SplitRunner]
 
     @abstractmethod
     def runner(self, direction: Direction, index: torch.dtype, device: torch.device) -> Runner | SplitRunner:
-        """What runs a direction."""
+        """The runner of a direction."""
 
     @abstractmethod
     def one_row(self, w: Tensor) -> Tensor:
@@ -50,7 +50,7 @@ class DirectCalls(ABC):
         *,
         poison: bool = False,
     ) -> Tensor:
-        """The product without autograd. ``poison`` fills what the kernel must overwrite with NaN first."""
+        """The product without autograd. poison: first fill outputs that the kernel must overwrite with NaN."""
         operands = (x, None, y, None, self.one_row(w), None, None, None)
         return self.run(forward(), operands, sender, receiver, num_out, order, poison)["g"]
 
@@ -91,7 +91,7 @@ class DirectCalls(ABC):
     ) -> dict[str, Tensor]:
         """Gradients of ``sum over slots of <tangents[slot], first gradient>``; keyed by slot.
 
-        A tangent of ``g`` is the cotangent of the value: its first gradients (those of x, y and w) are added.
+        A tangent of ``g`` is the cotangent of the value: the value's gradients with respect to x, y and w are added.
         """
         if not tangents or not set(tangents) <= set("xywg"):
             raise InputError(f"tangents are {sorted(tangents)}; expected at least one of 'x', 'y', 'w' and 'g'")
@@ -119,7 +119,7 @@ class DirectCalls(ABC):
         outputs: str = "xyw",
         poison: bool = False,
     ) -> dict[str, Tensor]:
-        """Gradients of ``<ty, dF/dy> + <tg, value>``: a loss on forces (edge gradients for cotangent g) and values."""
+        """Gradients of ``<ty, dF/dy> + <tg, value>``, a loss on edge gradients (for cotangent g) and values."""
         tangents = {"y": ty, "g": tg}
         return self.run_double_backward(
             x, y, w, g, tangents, sender, receiver, num_out, order, outputs=outputs, poison=poison
@@ -135,7 +135,7 @@ class DirectCalls(ABC):
         order: EdgeOrder | None,
         poison: bool = False,
     ) -> dict[str, Tensor]:
-        """Any direction on operands in the order ``x tx y ty w tw g``; gradients keyed by slot, without autograd."""
+        """Run any direction on operands in the order of ``OPERANDS``; gradients keyed by slot, without autograd."""
         x, y = operands[0], operands[2]
         assert x is not None and y is not None
         return self.run_on(self.graph(x, y, sender, receiver, num_out, order), direction, operands, poison)

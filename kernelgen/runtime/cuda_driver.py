@@ -1,6 +1,6 @@
-"""Functions of the CUDA driver, called without bindings in between: small graphs are decided by the host's time.
+"""Calls functions of the CUDA driver directly, because host time limits calls on small graphs.
 
-A launch this way takes the host a third of the bindings' launch; a fill spares torch's dispatcher.
+Such a launch takes a third of the host time of a launch through the bindings; a fill bypasses torch's dispatcher.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ def _library() -> Any:
 
 
 class Arguments(threading.local):
-    """One thread's packed arguments of a kernel with ``count`` of them, and the list by which the driver finds them.
+    """One thread's packed arguments for kernels with ``count`` arguments.
 
-    Every argument has 8 bytes, so they can be handed over as one block: the driver's ``extra`` launch parameters.
+    Every argument has 8 bytes, so the driver takes them as one block, through its ``extra`` launch parameters.
     """
 
     def __init__(self, count: int) -> None:
@@ -47,15 +47,15 @@ class Arguments(threading.local):
         self.extra = (ctypes.c_void_p * 5)(1, ctypes.addressof(self.block), 2, ctypes.addressof(self.size), 0)
 
     def pack(self, *values: int) -> ctypes.Array:
-        """The ``extra`` parameters of these values."""
+        """The ``extra`` parameters for these values."""
         self.packer.pack_into(self.block, 0, *values)
         return self.extra
 
 
 class _Config(threading.local):
-    """One thread's ``CUlaunchConfig``, packed anew for every launch: cheaper than eleven arguments."""
+    """One thread's ``CUlaunchConfig``, packed again for every launch: faster than eleven arguments."""
 
-    # Grid, block, shared bytes; stream, attributes and how many of those: none.
+    # Grid, block, shared bytes; stream, attributes and their number (none).
     packer = struct.Struct("<7I4xQQI4x")
 
     def __init__(self) -> None:
@@ -68,9 +68,9 @@ Launch = Callable[[int, tuple[int, int, int], int, ctypes.Array], int]
 
 @functools.cache
 def launch_function() -> Launch:
-    """``cuLaunchKernelEx``: a kernel, a row of blocks (their number, threads, shared bytes), stream and arguments.
+    """``cuLaunchKernelEx``: takes kernel, geometry (blocks, threads, shared bytes), stream and arguments.
 
-    It leaves a status.
+    It returns a status.
     """
     function = _library().cuLaunchKernelEx
     function.argtypes = [ctypes.c_void_p] * 4
@@ -94,19 +94,19 @@ def _fill_function() -> Any:
 
 
 def load_entry(binary: Binary, entry: str) -> Any:
-    """A kernel of a compiled module, which stays loaded as long as what is returned lives."""
+    """A kernel of a compiled module; the module stays loaded as long as the returned object lives."""
     try:
         from cuda.core import ObjectCode
     except ImportError as error:
         raise ToolMissingError(f"cuda.core cannot be imported ({error}); pip install 'equitune[gpu]'") from error
     try:
         return ObjectCode.from_cubin(binary.path.read_bytes()).get_kernel(entry)
-    except Exception as error:  # cuda.core raises its own private types
+    except Exception as error:  # cuda.core raises private types
         raise LaunchError(f"{binary.path} cannot be loaded: {error}") from error
 
 
 def launch_on(device: int, function: Launch, handle: int, shape: tuple[int, int, int], arguments: ctypes.Array) -> int:
-    """Launch on the device's current stream; leaves a status."""
+    """Launch on the device's current stream; returns a status."""
     stream = torch._C._cuda_getCurrentRawStream(device)
     status = function(handle, shape, stream, arguments)
     if status == INVALID_CONTEXT:  # the first CUDA call of this thread: torch makes its context current
@@ -116,7 +116,7 @@ def launch_on(device: int, function: Launch, handle: int, shape: tuple[int, int,
 
 
 def clear(out: Tensor) -> bool:
-    """Fill a contiguous tensor of the current device with zeros, on its current stream; whether that was done."""
+    """Zero a contiguous tensor of the current device on its current stream; returns whether that succeeded."""
     if out.numel() == 0:
         return True
     stream = torch._C._cuda_getCurrentRawStream(out.get_device())
@@ -124,7 +124,7 @@ def clear(out: Tensor) -> bool:
 
 
 def clean_memory(device: int, size: int) -> int:
-    """The address of ``size`` zero bytes of the device that are never freed; LaunchError if the driver has none."""
+    """The address of ``size`` zeroed bytes of the device, never freed; LaunchError if the driver cannot allocate."""
     from cuda.bindings import driver
 
     torch.cuda.set_device(device)  # makes torch's context current
@@ -139,7 +139,7 @@ def clean_memory(device: int, size: int) -> int:
 
 
 def error_name(status: int) -> str:
-    """The driver's name of an error, such as CUDA_ERROR_INVALID_VALUE."""
+    """The driver's name for an error, such as CUDA_ERROR_INVALID_VALUE."""
     from cuda.bindings import driver
 
     try:

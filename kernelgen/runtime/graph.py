@@ -1,6 +1,6 @@
-"""Edges by destination: receivers enter, the spans (and permutation) that the owners of destinations walk leave.
+"""Orders edges by node: the spans of edges (and the permutation) that the owners of nodes loop over.
 
-Torch operations only and no device synchronisation, so an order can be made inside a captured or compiled graph.
+Uses only torch operations and no device synchronisation, so an order can be computed in a captured or compiled graph.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from torch import Tensor
 
 from kernelgen.errors import InputError
 
-# A GPU starts blocks in order, so up to this many nodes come with the longest spans first: none is left to the end.
-# More nodes even out by themselves, and keep their neighbours near in memory.
+# A GPU starts blocks in order. Up to this many nodes, the longest spans come first, so that none starts last. With more
+# nodes the load balances by itself, and their own order keeps neighbours close in memory.
 LONGEST_FIRST = 8192
 
 
 class EdgeOrder(NamedTuple):
-    """A row (destination, begin, end) of ``spans``: its edges are ``perm[begin:end]``, or begin..end without a perm.
+    """Edges ordered by node. A row of ``spans`` is (destination, begin, end); its edges are ``perm[begin:end]``.
 
     spans: int32 [num_out, 3], every destination once, in the order in which workers take them.
-    perm: int32 [num_edges], or None where the edges are already in destination order.
+    perm: int32 [num_edges], or None if the edges are already ordered: then the edges are begin..end.
     sender_spans, sender_perm: the same by sender, [num_in, 3] and [num_edges]. Spans that no kernel needs may be None.
     """
 
@@ -33,8 +33,8 @@ class EdgeOrder(NamedTuple):
 
 
 NO_ORDER = EdgeOrder(None, None)
-# Sender, receiver, number of destinations and order; whether the same edges may come again in the same tensors; whether
-# their indices were found to be in range just now.
+# Sender, receiver, number of destinations and order; whether the same tensors may come again; whether their indices
+# were just found to be in range.
 Edges = tuple[Tensor | None, Tensor | None, int, EdgeOrder | None, bool, bool]
 
 
@@ -46,11 +46,11 @@ def edge_order(
     sender: Tensor | None = None,
     num_in: int | None = None,
 ) -> EdgeOrder:
-    """The order of edges by ``receiver`` [num_edges]; edges of one destination keep their own order.
+    """The order of edges by ``receiver`` [num_edges]; edges of one destination keep their order.
 
-    ``is_sorted`` promises that ``receiver`` does not decrease: then no permutation is made. A false promise gives
-    wrong sums. With ``sender`` [num_edges] (indices below ``num_in``, by default num_out) the order by sender is made
-    too.
+    ``is_sorted`` promises that ``receiver`` does not decrease, so that no permutation is needed. A false promise gives
+    wrong sums. With ``sender`` [num_edges] (indices below ``num_in``, by default num_out) the result has the order by
+    sender too.
     """
     spans, perm = order_by("receiver", receiver, num_out, is_sorted)
     if sender is None:
@@ -59,7 +59,7 @@ def edge_order(
 
 
 def order_by(name: str, nodes: Tensor, count: int, is_sorted: bool = False) -> tuple[Tensor, Tensor | None]:
-    """Spans and permutation of edges by one of their ends, called ``name`` in errors."""
+    """Spans and permutation of edges by one end, called ``name`` in errors."""
     check_is_tensor(name, nodes)
     count = row_count("num_out", count)
     if nodes.dim() != 1 or nodes.dtype not in (torch.int32, torch.int64):
@@ -79,7 +79,7 @@ def order_by(name: str, nodes: Tensor, count: int, is_sorted: bool = False) -> t
 
 
 def check_is_tensor(name: str, index: object) -> None:
-    """InputError for a list, a NumPy array or anything else in the place of an index tensor."""
+    """Raise InputError for a list, a NumPy array or anything else that is not a tensor."""
     if not isinstance(index, Tensor):
         raise InputError(
             f"{name} is of type {type(index).__name__}; expected a tensor of int32 or int64 [num_edges]: make one with "
@@ -88,7 +88,7 @@ def check_is_tensor(name: str, index: object) -> None:
 
 
 def row_count(name: str, given: Any) -> int:
-    """A number of rows; InputError for what is no integer, such as 20.0."""
+    """A number of rows; InputError if it is not an integer (20.0 is not)."""
     if isinstance(given, (int, torch.SymInt)):
         return given  # type: ignore[return-value]
     try:
@@ -98,17 +98,17 @@ def row_count(name: str, given: Any) -> int:
 
 
 def longest_first(spans: Tensor) -> Tensor:
-    """``spans`` [nodes, 3] by decreasing number of edges; equal ones keep their order."""
+    """``spans`` [nodes, 3] sorted by decreasing number of edges; equal ones keep their order."""
     return spans[torch.argsort(spans[:, 1] - spans[:, 2], stable=True)]
 
 
 def is_in_order(receiver: Tensor) -> bool:
-    """Whether ``receiver`` does not decrease. Reads the result, so it synchronises a device."""
+    """Whether ``receiver`` does not decrease; synchronises a GPU."""
     return bool((receiver[1:] >= receiver[:-1]).all())
 
 
 def check_indices(sender: Tensor, receiver: Tensor, num_in: int, num_out: int) -> None:
-    """InputError for the first edge whose sender or receiver is out of range; waits for a device."""
+    """Raise InputError for the first edge whose sender or receiver is out of range; synchronises a GPU."""
     for name, index, count in (("sender", sender, num_in), ("receiver", receiver, num_out)):
         check_is_tensor(name, index)
         if index.shape[0] == 0:
@@ -125,13 +125,13 @@ def check_indices(sender: Tensor, receiver: Tensor, num_in: int, num_out: int) -
 
 
 def check_ascending(receiver: Tensor) -> None:
-    """InputError for a receiver that decreases, though it was said to be sorted; waits for a device."""
+    """Raise InputError for a receiver that decreases despite ``is_sorted``; synchronises a GPU."""
     if not is_in_order(receiver):
         raise InputError("edges are said to be sorted (edges_sorted, is_sorted), but receiver is not ascending")
 
 
 def assert_indices(sender: Tensor, receiver: Tensor, num_in: int, num_out: int, is_sorted: bool) -> None:
-    """Both checks as assertions that a traced graph keeps; waits for no device."""
+    """Both checks as assertions that a traced graph keeps; without synchronisation."""
     for name, index, count in (("sender", sender, num_in), ("receiver", receiver, num_out)):
         in_range = ((index >= 0) & (index < count)).all()
         torch._assert_async(in_range, f"{name} has an index that is negative or at least the number of nodes")

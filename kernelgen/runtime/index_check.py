@@ -1,4 +1,4 @@
-"""Indices of a GPU's edges, checked by a small kernel without waiting for the device."""
+"""Checks edge indices on a GPU with a small kernel, without synchronisation."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _TYPES = {torch.int32: "int", torch.int64: "long long"}
 
 @functools.cache
 def source(index: torch.dtype) -> Source:
-    """Of the kernel for indices of a dtype."""
+    """The source of the kernel for indices of a dtype."""
     return Source(f"#define INDEX {_TYPES[index]}\n" + included("index_check.cuh"), "cuda", ENTRY)
 
 
@@ -32,7 +32,7 @@ def check_on_device(name: str, index: Tensor, count: int) -> None:
 
 
 def check_ascending_on_device(receiver: Tensor) -> None:
-    """The same if ``receiver`` decreases anywhere."""
+    """Stop the program with a device-side assertion if ``receiver`` decreases anywhere."""
     _launch(receiver, 0, True, True)
 
 

@@ -1,7 +1,7 @@
-"""Cold instruction caches: every multiprocessor of a GPU is sent through more code than its caches hold.
+"""Evicts a GPU's instruction caches: every multiprocessor executes more code than its caches hold.
 
-A kernel called again and again finds its code where it left it, which in a model, between other kernels, it does not:
-on an H200 the kernels of one molecule took 0.1 to 6 us longer in turns with others, the most where the code is largest.
+A kernel that is called repeatedly finds its code in the caches; in a model, among other kernels, it does not. On an
+H200 the kernels of one molecule took 0.1 to 6 us longer in turns with others; the largest code lost the most.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from kernelgen.runtime.kernel import FixedKernel
 ENTRY = "equitune_long_code"
 # Multiply-adds of 16 bytes each: 256 kB, twice the largest of a multiprocessor's instruction caches.
 STEPS = 1 << 14
-# Four warps reach the four parts of a multiprocessor; two blocks each, should one of them get none.
+# Four warps reach the four parts of a multiprocessor; two blocks for each, in case one multiprocessor gets none.
 THREADS, BLOCKS_EACH = 128, 2
 
 
 @functools.cache
 def source() -> Source:
-    """A kernel without loops, none of whose steps can be left out."""
+    """A kernel without loops whose steps the compiler cannot remove."""
     steps = (f"    x = x * {1 + i * 1e-6:.7f}f + y;\n    y = y * {1 - i * 1e-6:.7f}f + x;\n" for i in range(STEPS // 2))
     head = (
         f'extern "C" __global__ void __launch_bounds__({THREADS}) {ENTRY}(float* out, unsigned long long wanted) {{\n'

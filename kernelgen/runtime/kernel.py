@@ -1,7 +1,7 @@
-"""A compiled kernel as something to call: a spec enters, a :class:`Kernel` leaves that runs on torch tensors.
+"""Loads the kernel of a spec as a :class:`Kernel`, which runs on torch tensors.
 
-Everything that a call needs (entry point, geometry, stream wrapper) is looked up once and kept, since small graphs
-are decided by the host's time per call.
+A kernel looks up what its calls need (entry point, geometry, arguments) once and keeps it, because host time limits
+calls on small graphs.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ from kernelgen.runtime.cuda_driver import (
 from kernelgen.runtime.zero_flags import next_launch
 from kernelgen.schedule.kernel_spec import BUFFERS, AnySpec
 
-# Dynamic shared memory above this has to be asked for, kernel by kernel.
+# Bytes of dynamic shared memory beyond which a kernel must request permission.
 _SHARED_WITHOUT_ASKING = 48 * 1024
 _KEPT_GEOMETRIES = 256
-# What is worth waking another thread for, as the ``row_work`` of all rows: about 10 us for weights (edges x paths x
-# channels), about 4 us for elements of harmonics.
+# Work (``row_work`` of all rows) that justifies another thread: about 10 us for weights (edges x paths x channels),
+# about 4 us for elements of harmonics.
 _WORK_PER_THREAD = 8192
 
-# Whether this process was forked from one that had imported this file. OpenMP's threads stay behind in that one, and
-# GNU's runtime would wait for them for ever.
+# Whether this process was forked from one that had imported this module. OpenMP's threads do not survive a fork, and
+# GNU's runtime would wait for them forever.
 _forked = False
 
-# Addresses in the order of BUFFERS (0: none), then num_edges, num_in, num_out and the device's number.
+# Takes addresses in the order of BUFFERS (0: none), then num_edges, num_in, num_out and the device's number.
 Run = Callable[[Sequence[int], int, int, int, int], None]
 
 
@@ -58,7 +58,7 @@ os.register_at_fork(after_in_child=_note_fork)
 
 
 class Kernel:
-    """One kernel: its plan, its source and what it takes; loaded at the first launch, on any thread."""
+    """One kernel: its plan, source, binary and resource usage; loaded at the first launch, by any thread."""
 
     def __init__(self, plan: AnyPlan, source: Source, binary: Binary) -> None:
         self.plan = plan
@@ -69,7 +69,7 @@ class Kernel:
         self._run: Run | None = None
 
     def launch(self, buffers: Mapping[str, Tensor], num_edges: int, num_in: int, num_out: int) -> None:
-        """Run on ``buffers``, keyed by the names of ``BUFFERS``; those left out are null."""
+        """Run on ``buffers``, keyed by the names of ``BUFFERS``; missing ones are null."""
         device = next(iter(buffers.values())).get_device()
         pointers = [buffers[name].data_ptr() if name in buffers else 0 for name in BUFFERS]
         self.run(pointers, num_edges, num_in, num_out, device)
@@ -88,7 +88,7 @@ class Kernel:
 
 @functools.lru_cache(maxsize=4096)
 def load_kernel(spec: AnySpec) -> Kernel:
-    """The kernel of a spec: planned, emitted and compiled once a process."""
+    """The kernel of a spec, planned, emitted and compiled once a process."""
     plan = make_plan(spec)
     source = emit(plan)
     return Kernel(plan, source, compile_source(source, spec.facts))
@@ -116,7 +116,7 @@ def _load_host(plan: AnyPlan, binary: Binary, entry: str) -> Run:
 
 @functools.cache
 def _one_thread() -> int:
-    """1, and the reason once a process."""
+    """Return 1, and warn about the reason once a process."""
     warnings.warn(
         "kernels run on one thread in a forked process, because OpenMP's threads do not survive a fork; start the "
         "process by spawn for more threads, or call torch.set_num_threads(1) if one is enough",
@@ -130,7 +130,7 @@ def _load_cuda(plan: AnyPlan, binary: Binary, entry: str) -> Run:
 
 
 _arguments = Arguments(len(BUFFERS) + 3)
-# With where it says that its zeros are there, and its number.
+# Also with the address of the zero flags and the launch number.
 _arguments_and_zeros = Arguments(len(BUFFERS) + 5)
 
 
@@ -153,14 +153,14 @@ class _CudaRun:
         sizes = (num_edges, num_in, num_out)
         shape = self._geometry.get(sizes)
         if shape is None:
-            if len(self._geometry) >= _KEPT_GEOMETRIES:  # graphs of ever-changing size would grow it for good
+            if len(self._geometry) >= _KEPT_GEOMETRIES:  # bounds the memory if sizes keep changing
                 self._geometry.clear()
             shape = self._geometry[sizes] = geometry(self._plan, *sizes)
         grid, block, shared = shape
         if shared > _SHARED_WITHOUT_ASKING and device not in self._allowed:
             self._allow_shared(device, shared)
         if self._writes_zeros:
-            kept, *zeros = next_launch(device)  # kept: until the launch is queued
+            kept, *zeros = next_launch(device)  # kept must live until the launch is queued
             packed = _arguments_and_zeros.pack(*pointers, num_edges, num_in, num_out, *zeros)
         else:
             packed = _arguments.pack(*pointers, num_edges, num_in, num_out)
@@ -182,19 +182,16 @@ class _CudaRun:
 
 
 class FixedKernel:
-    """A CUDA kernel whose source never changes, with ``count`` arguments of 8 bytes each.
-
-    It is loaded at its first launch on a device.
-    """
+    """A CUDA kernel of fixed source, with ``count`` arguments of 8 bytes; loaded at its first launch on a device."""
 
     def __init__(self, source: Source, count: int, threads: int) -> None:
         self.source, self.threads = source, threads
         self._arguments = Arguments(count)
-        # By device: the handle, and what keeps its module loaded.
+        # By device: the handle, and the object that keeps its module loaded.
         self._loaded: dict[int, tuple[int, Any]] = {}
 
     def launch(self, device: int, blocks: int, *values: int) -> None:
-        """Queue it on the device's current stream. LaunchError if the driver refuses."""
+        """Queue the kernel on the device's current stream; LaunchError if the driver refuses."""
         loaded = self._loaded.get(device)
         if loaded is None:
             binary = compile_source(self.source, device_facts(f"cuda:{device}"))

@@ -1,10 +1,10 @@
-"""Graphs that were met before: the indices of a graph are checked, and its edges ordered, once and not at every call.
+"""Remembers graphs, so that indices are checked and edges ordered once a graph instead of once a call.
 
-On the CPU a graph is recognised by its contents, so that no write goes unseen. On a GPU a comparison would wait for the
-device: there a graph is recognised by its tensors, their memory and torch's counters of in-place writes. Memory that
-torch does not own (of NumPy, or imported through DLPack) can change uncounted and is never recognised. Nor does torch
-count writes through ``.data``, ``untyped_storage()`` or a DLPack export of its own memory: after those, hand a GPU new
-tensors (``receiver.clone()``) or an ``order`` of your own.
+On the CPU a graph is recognised by its contents, so every write is noticed. On a GPU a comparison would synchronise.
+There a graph is recognised by its tensors, their memory and torch's counters of in-place writes. Memory that torch does
+not own (of NumPy, or imported through DLPack) can change without being counted, so it is never recognised. Torch also
+does not count writes through ``.data``, ``untyped_storage()`` or a DLPack export of its own memory. After such writes
+on a GPU, pass new tensors (``receiver.clone()``) or your own ``order``.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from kernelgen.runtime.index_check import check_on_device
 from kernelgen.tracing import is_transforming, modes_at_work
 
 KEPT_GRAPHS = 8
-# Orders and sizes of one graph that are kept.
+# Most orders, and most sizes, that are kept for one graph.
 _KEPT_FACTS = 16
-# Bytes of indices (copies on the CPU, the tensors themselves on a GPU) that all graphs but the newest may hold.
+# Most bytes of indices (copies on the CPU, the tensors themselves on a GPU) that all graphs but the newest hold.
 _KEPT_BYTES = 32 << 20
 
 
@@ -33,7 +33,7 @@ _memcmp.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
 
 
 class KnownGraph(ABC):
-    """A graph's orders by what decides them, and the numbers of rows (num_in, num_out) that hold its indices."""
+    """A graph's orders by what determines them, and the (num_in, num_out) for which its indices are in range."""
 
     nbytes = 0
     is_on_host = False
@@ -44,11 +44,11 @@ class KnownGraph(ABC):
 
     @abstractmethod
     def is_still(self, sender: Tensor, receiver: Tensor) -> bool:
-        """Whether these are the graph's tensors and hold what they did."""
+        """Whether these tensors are the graph's, with unchanged contents."""
 
     @abstractmethod
     def is_unwritten(self, sender: Tensor, receiver: Tensor) -> bool:
-        """The same of tensors that the graph was made of and that have the form they had."""
+        """The same for the graph's own tensors in their original form."""
 
 
 class _HostGraph(KnownGraph):
@@ -67,7 +67,7 @@ class _HostGraph(KnownGraph):
 
 
 class _Copy:
-    """What an index tensor of the host held, compared as bytes: ``torch.equal`` takes twice as long."""
+    """A copy of a host index tensor, compared as bytes: ``torch.equal`` takes twice as long."""
 
     def __init__(self, index: Tensor) -> None:
         self.tensor = index.clone(memory_format=torch.contiguous_format)
@@ -82,12 +82,12 @@ class _Copy:
         return self.has_bytes(index)
 
     def has_bytes(self, index: Tensor) -> bool:
-        """Of a contiguous tensor of this shape."""
+        """Whether a contiguous tensor of this shape has the same dtype and bytes."""
         return index.dtype is self.dtype and _memcmp(index.data_ptr(), self.address, self.nbytes) == 0
 
 
 class _DeviceGraph(KnownGraph):
-    """Holds the tensors: no other can have their identity, and a weak reference would forbid ``swap_tensors``."""
+    """Holds the tensors, so that no others get their identity; weak references would forbid ``swap_tensors``."""
 
     def __init__(self, sender: Tensor, receiver: Tensor) -> None:
         super().__init__()
@@ -110,19 +110,19 @@ def _state(index: Tensor) -> Hashable:
 
 
 class KnownGraphs:
-    """The last few graphs, most recent first."""
+    """The last few graphs, newest first."""
 
     def __init__(self, size: int = KEPT_GRAPHS) -> None:
         self.size = size
-        # Replaced whole, never changed in place, so that threads need no lock: at worst a graph is looked at twice.
+        # Always replaced as a whole, so that threads need no lock: at worst a graph is checked twice.
         self._known: tuple[KnownGraph, ...] = ()
 
     def __len__(self) -> int:
         return len(self._known)
 
     def find(self, sender: Tensor, receiver: Tensor) -> KnownGraph | None:
-        """What is known of a graph, nothing yet for a new one; None for a graph that cannot be recognised later."""
-        # What a mode traces would hold a known graph's order as a constant.
+        """The entry of a graph, a new one if needed; None for a graph that cannot be recognised later."""
+        # A traced graph would hold a known graph's order as a constant.
         if torch.compiler.is_compiling() or modes_at_work() or is_transforming():
             return None
         if not _can_be_looked_at(sender, receiver):
@@ -145,9 +145,9 @@ class KnownGraphs:
     def order(
         self, sender: Tensor, receiver: Tensor, needs: tuple[int, int, Hashable], make: Callable[[], EdgeOrder]
     ) -> EdgeOrder | None:
-        """The order of a graph's edges that ``make`` makes, on the current stream, after :meth:`check`.
+        """The order of a graph's edges: the kept one, or what ``make`` makes on this stream, after :meth:`check`.
 
-        needs: num_in, num_out and what else decides the order. None for a graph that cannot be recognised later.
+        needs: num_in, num_out and all else that determines the order. None for a graph that cannot be recognised later.
         """
         known = self.find(sender, receiver)
         if known is None:
@@ -156,7 +156,7 @@ class KnownGraphs:
         stream = torch._C._cuda_getCurrentRawStream(receiver.get_device()) if receiver.is_cuda else 0
         order = known.orders.get((needs, stream))
         if order is None:
-            # Under inference mode too it must be of use to autograd later.
+            # Even an order made under inference mode must work with autograd later.
             with torch.inference_mode(False):
                 order = make()
             self.check(sender, receiver, *needs[:2])
@@ -165,10 +165,10 @@ class KnownGraphs:
         return order
 
     def check(self, sender: Tensor, receiver: Tensor, num_in: int, num_out: int) -> KnownGraph | None:
-        """What is known of a graph whose indices are in range, else InputError; a GPU stops with an assertion.
+        """The entry of a graph whose indices are in range; otherwise InputError, or on a GPU a device-side assertion.
 
-        The check of a GPU does not wait for it. A graph of a GPU that cannot be recognised later is not checked: that
-        would cost every call a launch.
+        The check on a GPU does not synchronise. Graphs on a GPU that cannot be recognised later are not checked, since
+        that would cost a launch in every call.
         """
         known = self.find(sender, receiver)
         if known is not None and (num_in, num_out) in known.in_range:
@@ -185,13 +185,13 @@ class KnownGraphs:
 
 
 def _keep(facts: Any) -> None:
-    """Room for one more fact."""
+    """Make room for one more fact."""
     if len(facts) >= _KEPT_FACTS:
         facts.clear()
 
 
 def _can_be_looked_at(sender: Tensor, receiver: Tensor) -> bool:
-    """Not so: other types, a GPU's inference tensors (no counter of writes), memory that belongs to a CUDA graph."""
+    """False for subclasses, for inference tensors on a GPU (no counter of writes), and during CUDA graph capture."""
     if type(sender) is not Tensor or type(receiver) is not Tensor:
         return False
     if receiver.is_cpu:
@@ -202,9 +202,9 @@ def _can_be_looked_at(sender: Tensor, receiver: Tensor) -> bool:
 
 
 def _is_of_torch(index: Tensor) -> bool:
-    """Whether its memory is torch's own, which alone can be resized."""
+    """Whether torch owns the tensor's memory: only then it can be resized."""
     return index.untyped_storage().resizable()
 
 
-# Shared by all operators: the layers of a model work on the same graph.
+# Shared by all operators, because the layers of a model use the same graph.
 KNOWN_GRAPHS = KnownGraphs()

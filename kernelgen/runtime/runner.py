@@ -1,7 +1,7 @@
-"""One direction of an operator, ready to run: checked tensors enter, its gradients leave.
+"""Runs one direction of an operator on checked tensors.
 
-A runner is made once for a direction, an index type and a device. It allocates outputs, launches the one kernel, and,
-where the schedule does not fuse, gathers and scatters with torch around a plain kernel.
+A runner is made once for a direction, an index type and a device. It allocates outputs and launches the kernel. If the
+schedule does not fuse, torch gathers and scatters around a plain kernel.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from kernelgen.schedule.kernel_spec import BUFFERS, Spec
 from kernelgen.schedule.tensor_product import CudaSchedule
 from kernelgen.terms.directions import OPERANDS
 
-# Elements to which outputs that share an allocation are aligned: 16 bytes or more.
+# Alignment, in elements, of outputs that share an allocation: 16 bytes or more.
 ALIGNED = 4
-# Elements up to which outputs that are filled with zeros share one allocation: one launch instead of several.
+# Zeroed outputs of at most this many elements share one allocation: one launch instead of several.
 SMALL_OUTPUTS = 1 << 18
-# Sizes of graphs whose layout of outputs a runner keeps.
+# Most layouts of outputs that a runner keeps, one a graph size.
 KEPT_LAYOUTS = 1024
 _OUTPUT = {slot: BUFFERS.index(f"out_{slot}") for slot in "xywg"}
 _SENDER, _SPANS = BUFFERS.index("sender"), BUFFERS.index("spans")
 
 
 class Layout(NamedTuple):
-    """How the outputs of a call are allocated: (slot, shape) of those that start from zero and of those overwritten.
+    """How the outputs of a call are allocated: (slot, shape) of zeroed and of overwritten ones.
 
-    together: zeros that share one allocation of ``elements``, with their first elements.
+    together: zeroed outputs that share one allocation of ``elements``, each with its first element.
     """
 
     elements: int
@@ -44,9 +44,9 @@ class Layout(NamedTuple):
 
 
 class Runner:
-    """Runs one direction. Outputs that no term reaches are zeros, and so is everything where there are no edges.
+    """Runs one direction. Outputs without terms are zero, and so are all outputs of a graph without edges.
 
-    What a call needs is worked out here, once: small graphs are decided by the host's time for a call.
+    The constructor prepares all that calls need, because host time limits calls on small graphs.
     """
 
     def __init__(self, spec: Spec, checks: Checks) -> None:
@@ -57,11 +57,11 @@ class Runner:
         self.dead = tuple(slot for slot in spec.direction.outputs if slot not in self.live)
         self.kernel: Kernel | None = None
         self.owner = ""
-        self.zeroed = ""  # live outputs that must be zero before a sum
+        self.zeroed = ""  # live outputs that must be zero before the kernel adds to them
         # Position, name and slot of the operands that the kernel reads.
         self.read: tuple[tuple[int, str, str], ...] = ()
         self.partial_y = 0
-        # How those are allocated; ``empty`` if the kernel fills them itself.
+        # Allocates the zeroed outputs; ``empty`` if the kernel zeroes them itself.
         self.start: Callable[[tuple[int, ...], Tensor], Tensor] = zeros
         self._layouts: dict[tuple, Layout] = {}
         if self.live:
@@ -93,7 +93,7 @@ class Runner:
     def _launch(self, operands: Operands, graph: Graph, poison: bool) -> dict[str, Tensor]:
         x, kernel = operands[0], self.kernel
         assert x is not None and kernel is not None
-        # Kept in variables: an order made for this call must live until the launch is queued.
+        # Variables, because an order made for this call must live until the launch is queued.
         spans, perm = self._spans(graph) if self.owner else (None, None)
         results = self._allocate(graph, x, poison)
         pointers = [0] * len(BUFFERS)
@@ -112,7 +112,7 @@ class Runner:
         return results
 
     def _spans(self, graph: Graph) -> tuple[Tensor, Tensor | None]:
-        """The edges by owner: spans and permutation, made here if the graph came without."""
+        """Spans and permutation of the edges by owner, made here if the graph has none."""
         order = graph.order
         if self.owner == "receiver":
             if order.spans is not None:
@@ -128,7 +128,7 @@ class Runner:
         sizes = graph[3:6]
         layout = self._layouts.get(sizes)
         if layout is None:
-            if len(self._layouts) >= KEPT_LAYOUTS:  # graphs of ever-changing size would grow it for good
+            if len(self._layouts) >= KEPT_LAYOUTS:  # bounds the memory if sizes keep changing
                 self._layouts.clear()
             layout = self._layouts[sizes] = self._layout(graph.shapes)
         results = {}
@@ -149,7 +149,7 @@ class Runner:
     def _layout(self, shapes: dict[str, tuple[int, ...]]) -> Layout:
         started = [(slot, shapes[slot]) for slot in self.live if slot in self.zeroed]
         together, elements = [], 0
-        # Those of whole 16 bytes first: then nothing lies between, and the memory is what it would be apart.
+        # Outputs of a multiple of 16 bytes come first, so that they need no padding between them.
         for slot, shape in sorted(started, key=lambda zero: math.prod(zero[1]) % ALIGNED != 0):
             begin = -(-elements // ALIGNED) * ALIGNED
             together.append((slot, shape, begin))
@@ -183,7 +183,7 @@ class Runner:
 
 
 class SplitRunner:
-    """Gradients of x by one kernel that owns senders, all others by one that owns receivers: sums in a fixed order."""
+    """Runs two kernels for sums in a fixed order: one that owns senders for dF/dx, one that owns receivers."""
 
     def __init__(self, of_x: Runner, others: Runner) -> None:
         self.parts = (of_x, others)

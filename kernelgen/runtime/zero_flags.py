@@ -1,13 +1,13 @@
-"""Where the kernels of a stream that write their own zeros say that these are there (see ``include/zero_outputs.hpp``).
+"""Flags by which kernels that zero their own outputs signal that the zeros are written (``include/zero_outputs.hpp``).
 
-Each stream has its own lines, since kernels of one stream run one after the other. A launch is known by its number, so
-nothing has to be cleared in between. A captured graph may be replayed on any stream, under the numbers of its capture:
-each of its launches has lines of its own, which the graph clears.
+Flags are memory lines of the device. Each stream has its own, since kernels of one stream run one after the other.
+Launches have distinct numbers, so flags need no reset between them. A captured graph may be replayed on any stream,
+with the launch numbers of its capture; so each of its launches has its own lines, which the graph clears.
 
-Two streams of one handle at once (an external one that is destroyed with work left, its handle given to the next) would
-share lines; torch's own streams live as long as the process.
+Two streams with the same handle at once (an external stream destroyed with work left, its handle reused) would share
+lines; torch's own streams live as long as the process.
 
-Lasting lines are the driver's memory, not torch's: whatever pool torch allocates from just then may belong to a graph.
+The lines of streams are allocated by the driver, because torch's current memory pool may belong to a captured graph.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from torch import Tensor
 
 from kernelgen.runtime.cuda_driver import clean_memory
 
-# CU_STREAM_PER_THREAD: one handle, a stream for each thread.
+# CU_STREAM_PER_THREAD: one handle for a stream of each thread.
 _OF_EACH_THREAD = 2
-# Bytes of one stream's lines (1 + COPIES of them, see the header), and streams that are provided for at a time.
+# Bytes of one stream's lines (1 + COPIES of them, see the header), and the number of streams an allocation serves.
 _SPACING, _AT_A_TIME = 128 * 33, 64
 _launches = itertools.count(1)
 _lock = threading.Lock()
@@ -33,7 +33,7 @@ _unused: dict[int, list[int]] = {}
 
 
 class Launch(NamedTuple):
-    """kept: must live until the launch is queued; ``address``: of the lines; ``number``: of no other launch."""
+    """kept: must live until the launch is queued. address: of the lines. number: unique to this launch."""
 
     kept: Tensor | None
     address: int
@@ -41,7 +41,7 @@ class Launch(NamedTuple):
 
 
 def next_launch(device: int) -> Launch:
-    """For a launch on the current stream of ``device``, which is the current device."""
+    """The flags for a launch on the current stream of ``device``, which must be the current device."""
     if torch._C._cuda_isCurrentStreamCapturing():
         lines = _cleared_in_the_graph(device)
         return Launch(lines, lines.data_ptr(), next(_launches))

@@ -1,4 +1,4 @@
-"""The one knob of a product of harmonics of vectors beyond those of its parts: where the harmonics are formed."""
+"""The schedule of a product with harmonics of edge vectors: where the harmonics are computed."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from kernelgen.schedule.knobs import Knobs, read_schedule
 
 @dataclass(frozen=True)
 class VectorSchedule(Knobs):
-    """harmonics: ``inside`` the product's kernel, or ``apart``, by kernels of their own before and after it.
+    """harmonics: computed ``inside`` the product's kernel, or ``apart``, by separate kernels before and after it.
 
-    ``unfused``: apart, and the gather, the product and the sum at nodes are steps of their own too.
+    ``unfused``: apart, and also gather, product and sum at nodes are separate steps.
     """
 
     harmonics: str = "inside"

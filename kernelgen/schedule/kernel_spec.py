@@ -1,4 +1,4 @@
-"""What one kernel is: a problem, a direction, a schedule and the device that it is compiled for, as one value."""
+"""A spec determines one kernel: its problem, direction, schedule, dtype and device."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kernelgen.schedule.tensor_product import Schedule
 from kernelgen.terms.directions import OPERANDS, Direction, HarmonicsDirection
 
 BYTES = {"float32": 4, "float64": 8}
-# Pointer arguments of every kernel, in this order; null where a direction does not use one.
+# Pointer arguments of every kernel, in this order; null if unused.
 BUFFERS = (
     *OPERANDS,
     *("out_x", "out_y", "out_w", "out_g"),
@@ -46,13 +46,13 @@ class AnySpec(Protocol):
 
 @dataclass(frozen=True)
 class Spec:
-    """All that determines one kernel's source.
+    """Everything that determines the source of one kernel.
 
     operation: ``conv`` (gather by sender, product, sum by receiver) or ``plain`` (edge by edge).
     layout: of node features and outputs, ``mul_ir`` (e3nn's: channel, then component) or ``ir_mul``.
-    index: dtype of sender and receiver. facts: the device compiled for. deterministic: no sum may depend on which
-    worker comes first. harmonics: the buffers of y hold vectors [rows, 3] and gradients with respect to them, and y are
-    these harmonics of the vectors, formed in the kernel; of first derivatives only.
+    index: dtype of sender and receiver. facts: the target device. deterministic: no sum may depend on the order in
+    which workers run. harmonics: if given, the kernel computes y as these harmonics of vectors [rows, 3], and y's
+    buffers hold the vectors and their gradients. Not for second derivatives.
     """
 
     problem: TensorProductProblem
@@ -90,17 +90,17 @@ class Spec:
 
     @property
     def dim_y(self) -> int:
-        """Elements of a row of the buffers of y."""
+        """Elements in a row of y's buffers."""
         return self.problem.dim_in2 if self.harmonics is None else 3
 
     @property
     def row_work(self) -> int:
-        """How much there is to do for an edge, in weights."""
+        """The work of an edge, measured in weights."""
         return self.problem.weight_numel
 
     @property
     def operands(self) -> tuple[str, ...]:
-        """Buffers that the kernel reads: those of the direction, and vectors for a gradient with respect to them."""
+        """Buffers that the kernel reads: those of the direction, and vectors if their gradient is wanted."""
         direct = self.direction.operands
         vectors = self.harmonics is not None and "y" in self.direction.live_outputs and "y" not in direct
         return (*direct, "y") if vectors else direct
@@ -108,7 +108,7 @@ class Spec:
 
 @dataclass(frozen=True)
 class HarmonicsSpec:
-    """All that determines one kernel's source. dtype: ``float32`` or ``float64``. facts: the device compiled for."""
+    """Everything that determines one kernel's source. dtype: ``float32`` or ``float64``. facts: the target device."""
 
     problem: HarmonicsProblem
     direction: HarmonicsDirection
@@ -124,5 +124,5 @@ class HarmonicsSpec:
 
     @property
     def row_work(self) -> int:
-        """How much there is to do for a vector, in elements."""
+        """The work of a vector, measured in elements."""
         return self.problem.dim_out

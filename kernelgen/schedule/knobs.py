@@ -1,7 +1,7 @@
 """The base of all schedules: knobs with plain values, written to a dictionary and read back.
 
-A schedule holds numbers and names only, never C text. Which values a knob may have is decided here, by its ``choices``;
-what depends on the problem is decided in one place, :func:`kernelgen.plan.planner.make_plan`.
+A schedule holds numbers and names only, never C text. ``choices`` lists the values of each knob. Limits that depend on
+the problem are checked in one place, :func:`kernelgen.plan.planner.make_plan`.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from kernelgen.errors import ScheduleError
 
 @dataclass(frozen=True)
 class Knobs:
-    """What all schedules share: plain values, each one of the ``choices`` of its knob."""
+    """Base of all schedules: each knob has one of its ``choices``."""
 
     backend: ClassVar[str] = ""
     choices: ClassVar[dict[str, tuple]] = {}
-    # Knobs that records and kernels without them have at their default: there they are not named.
+    # Knobs added later. Texts omit them at their default value, so that older records and kernels stay valid.
     younger: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:
@@ -33,12 +33,12 @@ class Knobs:
                 raise ScheduleError(f"{type(self).__name__}.{name} is {value!r}; expected one of {shown}")
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data, with the backend's name; :func:`read_schedule` reads it back."""
+        """Plain data with the backend's name; :func:`read_schedule` reads it back."""
         return {"backend": self.backend, **self._named()}
 
     @property
     def key(self) -> str:
-        """Stable one-line text, equal for equal schedules."""
+        """Stable text of one line, equal for equal schedules."""
         return self.backend + ":" + ",".join(f"{k}={v}" for k, v in self._named().items())
 
     def _named(self) -> dict[str, Any]:
@@ -48,7 +48,7 @@ class Knobs:
         return {name: value for name, value in values.items() if name not in unnamed}
 
     def for_degree(self, share: float) -> Self:
-        """For a graph whose nodes have ``share`` times as many edges each: what divides a node's edges follows."""
+        """The schedule adapted to graphs with ``share`` times as many edges a node."""
         return self
 
 
@@ -56,7 +56,7 @@ Kind = TypeVar("Kind", bound=Knobs)
 
 
 def read_schedule(data: Mapping[str, Any], kinds: Mapping[str, type[Kind]]) -> Kind:
-    """The schedule of one of these dataclasses, by backend, written by its ``to_dict``."""
+    """The schedule that ``to_dict`` wrote, as the dataclass of its backend in ``kinds``."""
     knobs = dict(data)
     backend = knobs.pop("backend", None)
     if backend not in kinds:

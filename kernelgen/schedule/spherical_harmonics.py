@@ -1,4 +1,4 @@
-"""Schedules of the kernels of spherical harmonics: their knobs as frozen data, for CUDA and for the host."""
+"""Schedules of kernels of spherical harmonics, for CUDA and for the host."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from kernelgen.schedule.knobs import Knobs, read_schedule
 
 @dataclass(frozen=True)
 class HarmonicsSchedule(Knobs):
-    """What the schedules of both backends share."""
+    """Base of the schedules of both backends."""
 
 
 @dataclass(frozen=True)
 class HarmonicsCudaSchedule(HarmonicsSchedule):
-    """Knobs of a CUDA kernel, where a thread has one vector.
+    """Knobs of a CUDA kernel with one vector a thread.
 
-    block_size: threads, and so vectors, of a block. min_blocks: blocks a multiprocessor that registers are limited for
-    (0: no limit).
-    staging: how rows of dim_out elements are read and written. ``none``: each thread its own row, element by element.
-    ``vectors``: all of a block's rows, which lie together, pass through shared memory, where a row has an odd number of
-    elements; neighbouring threads copy neighbouring 16 bytes.
-    ``ahead``: no more blocks than fit at once (``min_blocks`` a multiprocessor, or as many as shared memory and threads
-    allow), whose warps go through tiles of 32 rows, all of them read asynchronously and written together.
-    stages: tiles that a warp has in flight, with ``ahead``.
+    block_size: threads, and so vectors, of a block. min_blocks: registers are limited so that this many blocks fit on a
+    multiprocessor (0: no limit).
+    staging: how rows of dim_out elements are read and written. ``none``: each thread accesses its own row, element by
+    element. ``vectors``: a block's rows, which are contiguous, pass through shared memory, padded to an odd number of
+    elements; neighbouring threads copy neighbouring 16 bytes. ``ahead``: the grid has only as many blocks as run at
+    once (``min_blocks`` a multiprocessor, or as many as shared memory and threads allow). Their warps loop over tiles
+    of 32 rows, read asynchronously and written together.
+    stages: tiles in flight a warp, with ``ahead``.
     """
 
     block_size: int = 128
@@ -46,8 +46,8 @@ class HarmonicsCudaSchedule(HarmonicsSchedule):
 class HarmonicsHostSchedule(HarmonicsSchedule):
     """Knobs of a host C++ kernel.
 
-    block_size: vectors that are worked on together, component by component in machine vectors.
-    threads: OpenMP threads, 0 for as many as torch uses.
+    block_size: vectors computed together, component by component, with SIMD instructions.
+    threads: most OpenMP threads, never more than torch's number; 0: by the amount of work, at most torch's number.
     """
 
     block_size: int = 32

@@ -1,4 +1,4 @@
-"""Schedules of the kernels of tensor products: their knobs as frozen data, for CUDA and for the host."""
+"""Schedules of kernels of tensor products, for CUDA and for the host."""
 
 from __future__ import annotations
 
@@ -15,15 +15,14 @@ class Schedule(Knobs):
     """Knobs that both backends share.
 
     fuse: gather, product and sum by destination in one kernel (False: torch gathers and scatters around it).
-    accumulate: ``registers`` gives all edges of a node to one worker that keeps their sums; ``atomics`` gives each
-        worker a run of edges and adds its partial sums to memory (atomically, or under a lock on the CPU). CUDA,
-        gradients: ``owners``, in one launch some blocks own the senders and write the gradients of x, others take runs
-        of edges and write the rest, so that nothing starts from zero and nothing is added in memory; of a plain product
-        these take all gradients.
-    order: with ``registers``, the end of an edge whose node owns it. By ``receiver`` values (and products with the
-        cotangent) stay in registers and gradients of x are added to memory; by ``sender`` it is the other way round.
-    path_groups: how many parts the paths are split into; each part has its own accumulators and loop over edges.
-    edges_per_chunk: edges a worker takes where it does not own a node.
+    accumulate: ``registers``: one worker takes all edges of a node and keeps their sums. ``atomics``: each worker takes
+        a run of edges and adds its partial sums to memory (atomically, or under a lock on the CPU). ``owners`` (CUDA,
+        gradients): in one launch, some blocks own senders and write the gradients of x; the others take runs of edges
+        and write the other gradients (for a plain product all), without zeroed outputs or additions in memory.
+    order: with ``registers``, the end of an edge whose node owns it. ``receiver``: values (and products with the
+        cotangent) stay in registers, and gradients of x are added to memory. ``sender``: the other way round.
+    path_groups: number of parts of the paths; each part has its own accumulators and loop over edges.
+    edges_per_chunk: edges that a worker takes if it does not own a node.
     """
 
     fuse: bool = True
@@ -34,7 +33,7 @@ class Schedule(Knobs):
 
     @property
     def owner(self) -> str:
-        """The end of an edge whose node has a worker of its own, by which edges must be ordered; empty for none."""
+        """The end of an edge whose node has its own worker, so that edges must be ordered by it; empty for none."""
         return {"registers": self.order, "owners": "sender"}.get(self.accumulate, "")
 
     choices: ClassVar[dict[str, tuple]] = {
@@ -48,29 +47,29 @@ class Schedule(Knobs):
 
 @dataclass(frozen=True)
 class CudaSchedule(Schedule):
-    """Knobs of a CUDA kernel. A *team* is the set of lanes of a warp that works through one run of edges.
+    """Knobs of a CUDA kernel. A *team* is a warp, or a part of one, whose lanes process one run of edges.
 
     edges_per_warp: teams in a warp; a team has ``32 / edges_per_warp`` lanes.
-    channels_per_thread: channels in a lane's registers; the lanes of a team cover lanes x channels channels.
+    channels_per_thread: channels of a lane, in registers; a team covers lanes x channels_per_thread channels.
     warps_per_edge: teams of one block that share a run of edges and split its channels and path groups.
-    teams_per_node: with ``registers``, teams of one block that split the edges of a node; their sums meet in shared
+    teams_per_node: with ``registers``, teams of one block that split the edges of a node. They add their sums in shared
         memory, in a fixed order.
-    finish: how those teams share out the sums: whole ``blocks``, each in code of its own, or every so many-th
-        component of all, ``unrolled``, so that no read waits for another.
-    edge_operand: ``inline`` forms the edge values in every lane, ``shared`` forms them once a team in shared memory,
-        ``basis`` keeps there only one of those that are multiples of each other.
+    finish: how those teams divide the final addition. ``blocks``: each team adds whole irrep blocks, with separate code
+        for each. ``unrolled``: each of n teams adds every n-th component of all blocks; no read waits for another.
+    edge_operand: ``inline``: every lane computes the edge values. ``shared``: a team computes them once, in shared
+        memory. ``basis``: as ``shared``, but values that are multiples of each other are kept once.
     stage_edges: edges whose indices (and edge values) a team fetches at a time; at most its lanes.
-    prefetch: features and weights of the next edge are loaded while this one is worked on: ``reload``, each where this
-        edge's was, once that has been used for the last time; ``copy``, in registers of their own; or ``none``.
-        ``ring2``, ``ring4``: features so, weights by asynchronous copies to shared memory, two or four edges ahead.
-    ahead: what a team asks the L2 cache for as it fetches the indices of ``stage_edges`` edges: their ``weights``, all
-        of their ``rows``, or ``none``; or ``all``: as it starts, the kernel asks for everything that it reads;
-        ``along``: so too, behind the first load of its own and in fewer instructions.
-    stream: rows that only one edge uses (weights; of a plain product all rows) are the first to leave the caches.
-    block_size, min_blocks: threads a block; blocks a multiprocessor that registers are limited for (1: as many as a
-        thread can have; 0: as the compiler likes, often fewer than that).
-    zeros: what the kernel adds to is filled with zeros by a launch ``apart``, or ``inside``, by its own first blocks,
-        for which the others wait before their first sum.
+    prefetch: where a team loads the next edge's features and weights during this edge. ``reload``: into this edge's
+        registers, each after its last use. ``copy``: into separate registers. ``ring2``, ``ring4``: features as with
+        ``reload``, weights by asynchronous copies to shared memory, two or four edges ahead. ``none``: nowhere.
+    ahead: prefetch to the L2 cache. ``weights``, ``rows``: a team that fetches the indices of ``stage_edges`` edges
+        prefetches their weights or all of their rows. ``all``: the kernel prefetches all that it reads as it starts.
+        ``along``: as ``all``, but after the first load and in fewer instructions. ``none``: nothing.
+    stream: caches evict rows that only one edge uses (weights; all rows of a plain product) first.
+    block_size: threads of a block. min_blocks: registers are limited so that this many blocks fit on a multiprocessor
+        (1: as many registers as a thread can have; 0: the compiler chooses, often fewer).
+    zeros: outputs that the kernel adds to are zeroed ``apart``, by a launch before it, or ``inside``, by its own first
+        blocks; the other blocks wait for those before their first sum.
     """
 
     edges_per_warp: int = 1
@@ -112,7 +111,7 @@ class CudaSchedule(Schedule):
         return 32 // self.edges_per_warp
 
     def for_degree(self, share: float) -> Self:
-        """A team keeps as many edges as it had; more teams than before are never formed.
+        """Scale ``teams_per_node`` so that a team keeps its number of edges, but never use more teams than before.
 
         Of kernels tuned on an H200, 26 of 46 had 2 to 8 teams a node at 158 edges a node, and none of 32 at 6.
         """
@@ -124,8 +123,8 @@ class CudaSchedule(Schedule):
 class HostSchedule(Schedule):
     """Knobs of a host C++ kernel.
 
-    channel_block: channels held in one vector variable (several machine vectors where it is wider than one).
-    threads: OpenMP threads, 0 for as many as torch uses.
+    channel_block: channels in one vector variable (one or several machine vectors).
+    threads: most OpenMP threads, never more than torch's number; 0: by the amount of work, at most torch's number.
     """
 
     channel_block: int = 16

@@ -1,12 +1,12 @@
-"""The multilinear form as data: nonzero Clebsch-Gordan terms of every path, with the edge operand contracted.
+"""The multilinear form of a product as data: the nonzero Clebsch-Gordan terms of every path.
 
-Enters a :class:`TensorProductProblem`, leaves a tuple of :class:`PathTerms`. The form is
+The form is
 
     F(x, y, w, g) = sum over p, u, m1, m2, m3 of C_p[m1,m2,m3] w[p,u] x[m1,u] y[m2] g[m3,u]
 
-``C_p`` is the path's coefficient times e3nn's ``wigner_3j``. Since y does not depend on the channel u, the sums
-over m2 are formed once an edge: ``M_p[m1,m3] = sum_m2 C_p y[m2]``. Entries of M that agree up to sign share
-one *edge value*.
+``C_p`` is the path's coefficient times e3nn's ``wigner_3j``. Since y does not depend on the channel u, the sums over
+m2 are computed once an edge: ``M_p[m1,m3] = sum_m2 C_p y[m2]``. Entries of M that are equal up to sign share one *edge
+value*.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class PathTerms:
 
     @property
     def nonzeros(self) -> int:
-        """Multiply-adds that form the edge values once."""
+        """Multiply-adds to compute the edge values once."""
         return sum(len(value.terms) for value in self.values)
 
 
@@ -88,11 +88,11 @@ def _terms_of(problem: TensorProductProblem, path: Path) -> PathTerms:
 def edge_slots(
     terms: Sequence[PathTerms], basis: bool
 ) -> tuple[tuple[EdgeValue, ...], dict[tuple[int, int], tuple[int, float]]]:
-    """The values to keep for some paths, and where the paths find theirs.
+    """The edge values to store for some paths.
 
-    Returns the kept values and, by (path, number of its value), the position of a kept value and its factor. Without
-    ``basis`` every value is kept as it is; with it, values that are multiples of each other are kept once, scaled so
-    that the first coefficient is 1.
+    Returns the stored values and, by (path, number of its value), a stored value's position and its factor. Without
+    ``basis`` every value is stored as it is. With it, values that are multiples of each other are stored once, scaled
+    so that the first coefficient is 1.
     """
     kept: list[EdgeValue] = []
     slots: dict[tuple[int, int], tuple[int, float]] = {}

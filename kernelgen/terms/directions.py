@@ -1,13 +1,12 @@
-"""Which derivative a kernel computes: forward, backward and double backward, of products and of harmonics.
+"""Directions, the derivatives that a kernel computes: forward, backward, double backward; of products and harmonics.
 
-A kernel sums *monomials* of the form. Forward and backward use the single monomial F(x, y, w, g). Double backward
-differentiates ``<tx, dF/dx> + <ty, dF/dy> + <tw, dF/dw>``, which is F(tx,y,w,g) + F(x,ty,w,g) + F(x,y,tw,g): the
-tangents are the cotangents of the three first gradients. A tangent of g is the cotangent of the value itself: with
-it, one kernel serves a loss on the value and on first gradients together (``joint_backward``). An output ``o`` is the
-sum of the derivatives with respect to slot ``o`` of every monomial whose slot ``o`` holds the primal operand.
+A kernel sums *monomials* of the form F. Forward and backward use the single monomial F(x, y, w, g). Double backward
+differentiates ``<tx, dF/dx> + <ty, dF/dy> + <tw, dF/dw>``, which is F(tx,y,w,g) + F(x,ty,w,g) + F(x,y,tw,g). The
+tangents are the cotangents of the three first gradients. A tangent of g is the cotangent of the value itself; with it,
+one kernel serves a loss on both the value and first gradients (``joint_backward``). An output ``o`` takes every
+monomial whose slot ``o`` holds the primal operand, and sums their derivatives with respect to that slot.
 
-Harmonics Y [rows, dim_out] of vectors v [rows, 3] have directions of their own, with g cotangents of Y and t tangents
-of v:
+Harmonics Y [rows, dim_out] of vectors v [rows, 3] have separate directions. With cotangents g of Y and tangents t of v:
 
     forward           Y                                              reads v
     backward          grad sum_i g_i Y_i                             reads v and g
@@ -28,7 +27,7 @@ OPERANDS = tuple(prefix + slot for slot in SLOTS for prefix in ("", "t"))
 
 @dataclass(frozen=True)
 class Monomial:
-    """One term F(x, y, w, g): the names of the buffers that stand in its slots (``x`` or ``tx``, ...)."""
+    """One term of the form: the names of the buffers in its four slots (``x`` or ``tx``, ...)."""
 
     x: str
     y: str
@@ -38,10 +37,9 @@ class Monomial:
 
 @dataclass(frozen=True)
 class Direction:
-    """``tangents``: which slots come with a tangent; ``outputs``: which get a gradient.
+    """``tangents``: slots that have a tangent; ``outputs``: slots that get a gradient; both in the order ``xywg``.
 
-    The gradient with respect to g is the forward value. Both are strings in the order ``xywg``. ``name`` says which
-    schedule a kernel takes.
+    The gradient with respect to g is the forward value. ``name`` selects the kernel's schedule.
     """
 
     name: str
@@ -63,7 +61,7 @@ class Direction:
 
     @functools.cached_property
     def live_outputs(self) -> str:
-        """Outputs that some monomial reaches; the others are identically zero."""
+        """Outputs to which some monomial contributes; the others are identically zero."""
         return "".join(
             slot for slot in self.outputs if any(getattr(monomial, slot) == slot for monomial in self.monomials)
         )
@@ -91,15 +89,15 @@ def forward() -> Direction:
 
 @functools.cache
 def backward(outputs: str = "xyw") -> Direction:
-    """Gradients with respect to ``outputs`` given the output's cotangent g; forces need that of y alone."""
+    """Gradients with respect to ``outputs``, given the output's cotangent g. Forces need the gradient of y alone."""
     return Direction({"x": "source_backward", "y": "edge_backward"}.get(outputs, "backward"), "", outputs)
 
 
 @functools.cache
 def double_backward(tangents: str = "xyw", outputs: str = "xywg") -> Direction:
-    """Gradients of the first gradients, given the cotangents (``tangents``) of those that have one.
+    """Gradients of first gradients; ``tangents`` names the slots whose first gradient has a cotangent.
 
-    With ``g`` among the tangents the value is differentiated too, its cotangent being that tangent.
+    A tangent of ``g`` is the value's cotangent; with it the value is differentiated too.
     """
     return Direction("joint_backward" if "g" in tangents else "double_backward", tangents, outputs)
 
@@ -115,7 +113,7 @@ DIRECTIONS = {
 
 @functools.cache
 def fixed_order_parts(direction: Direction) -> tuple[Direction, ...]:
-    """What a deterministic convolution runs for a direction: gradients of x by sender, all others by receiver."""
+    """The parts of a direction in a deterministic convolution: gradients of x by sender, all others by receiver."""
     others = direction.live_outputs.replace("x", "")
     if "x" not in direction.live_outputs or not others:
         return (direction,)
@@ -127,7 +125,7 @@ def fixed_order_parts(direction: Direction) -> tuple[Direction, ...]:
 
 @dataclass(frozen=True)
 class HarmonicsDirection:
-    """``name`` of the direction; ``outputs``: what it makes, of ``x`` (for v) and ``g`` (Y, or for its cotangent)."""
+    """``outputs``: ``x``, a gradient with respect to v, and ``g``, Y itself or a gradient with respect to g."""
 
     name: str
     outputs: str

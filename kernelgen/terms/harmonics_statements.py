@@ -1,21 +1,21 @@
 """Real spherical harmonics as scalar C++ statements: values, first and second derivatives, in e3nn's convention.
 
-Enters a :class:`HarmonicsProblem` and a direction, leaves a :class:`Body`. With the polar component p = v[1],
-and a = v[2], b = v[0] in the plane across it, the harmonics of degree l and order +m, -m (e3nn lists -l..l) are
+With the polar component p = v[1], and a = v[2], b = v[0] in the plane perpendicular to it, the harmonics of degree l
+and order +m, -m (e3nn lists -l..l) are
 
     N Q_lm(p, r^2) C_m(a, b),  N Q_lm(p, r^2) S_m(a, b),    C_m + i S_m = (a + i b)^m / s_m,    r^2 = p^2 + a^2 + b^2
 
 with the profile Q_lm(p, r^2) = r^(l-m) (d/dt)^m P_l(t) at t = p/r, as in Bigi, Fraux, Browning and Ceriotti, J. Chem.
-Phys. 159, 064802 (2023). Derivatives stay in the family, so they need no further polynomials:
+Phys. 159, 064802 (2023). Derivatives are multiples of the same functions:
 
     plane         dC_m = C_(m-1) da - S_(m-1) db,  dS_m = S_(m-1) da + C_(m-1) db       if s_m = m!
     raw vectors   dQ_lm = (l+m) Q_(l-1)m dp - Q_(l-1)(m+1) dz,                          z = (a^2 + b^2) / 2
     unit vectors  dQ_lm = Q_l(m+1) dp                                                   if r^2 is replaced by 1
 
-Replacing r^2 by 1 changes what lies off the sphere only, and the gradient by v = |v| u takes none of that. Values use
-s_m = 1. A profile comes in closed form near m = l, else from the next two orders (the m-th derivative of Legendre's
-equation): (l-m)(l+m+1) Q_lm = 2(m+1) p Q_l(m+1) - (a^2+b^2) Q_l(m+2). Gradients sum cotangents times profiles over l
-first, and meet the plane once for each m. Names that the caller declares:
+Replacing r^2 by 1 changes values off the sphere only, which do not affect the gradient with respect to v = |v| u.
+Values use s_m = 1. A profile has a closed form near m = l; else it follows from the next two orders (the m-th
+derivative of Legendre's equation): (l-m)(l+m+1) Q_lm = 2(m+1) p Q_l(m+1) - (a^2+b^2) Q_l(m+2). Gradients first sum
+cotangents times profiles over l, then multiply by the plane once for each m. Names that the caller declares:
 
     vx0 vx1 vx2   the vector, in e3nn's order
     tx0 tx1 tx2   tangent of the first gradient (double_backward)
@@ -23,8 +23,8 @@ first, and meet the plane once for each m. Names that the caller declares:
     ox0 ox1 ox2   gradient with respect to the vector: added to
     og_5          gradient with respect to g_5 (double_backward): assigned
 
-All other names are local to the statements, which belong in a scope of their own. ``Real`` is float or double, and
-``sqrt`` must be overloaded for it (CUDA, or <math.h> in C++).
+All other names are local, so the statements need their own scope. ``Real`` is float or double, and ``sqrt`` must be
+overloaded for it (CUDA, or <math.h> in C++).
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ from kernelgen.problem.spherical_harmonics import HarmonicsProblem
 from kernelgen.terms.scalar_statements import ONE, ZERO, Body, Statements, Term, named
 
 DIRECTIONS = ("forward", "backward", "double_backward")
-# Shorter vectors are zero vectors; torch.nn.functional.normalize divides by max(|v|, EPS).
+# Shorter vectors count as zero vectors; torch.nn.functional.normalize divides by max(|v|, EPS).
 EPS = 1e-12
-# Degree in p up to which closed forms cost no more than the recursion, and lose no digits.
+# Up to this degree in p, closed forms cost no more than the recursion and are as accurate.
 CLOSED = 4
 
 
@@ -51,10 +51,10 @@ def harmonics_body(problem: HarmonicsProblem, direction: str, outputs: Iterable[
         backward          ox += grad sum_i g_i Y_i                            [3]
         double_backward   ox += Hessian(sum_i g_i Y_i) t,  og_i = t . grad Y_i       [3] and [dim_out]
 
-    ``outputs`` are those wanted of double_backward: ``x``, ``g`` or both. Nothing is read that no output needs, and an
-    ox that gains nothing is not touched. With ``normalize`` a vector shorter than 1e-12 counts as the zero vector and
-    gets what e3nn and torch give that one: values are 0 but for degree 0; the gradient (and so og) is that of degree 1
-    alone, 1e12 times its constant; ox of double_backward, nan in torch, is 0. A nan in v stays nan.
+    ``outputs`` selects those of double_backward: ``x``, ``g`` or both. Inputs that no output needs are not read; an ox
+    with nothing to add is not written. With ``normalize``, a vector shorter than 1e-12 counts as the zero vector and
+    gives what e3nn and torch give for it: values are 0 except for degree 0; the gradient (and so og) has the part of
+    degree 1 alone, 1e12 times its constant; ox of double_backward is 0 (nan in torch). A nan in v stays nan.
 
     Raises ProblemError for an unknown direction or output.
     """
@@ -75,17 +75,17 @@ def harmonics_body(problem: HarmonicsProblem, direction: str, outputs: Iterable[
     return writer.text.body()
 
 
-# How often a profile is derived by p and by z, and what multiplies it for +m and for -m, given m.
+# How often a profile is differentiated by p and by z; and its factors for +m and -m as a function of m.
 _Plane = tuple[tuple[int, int], Callable[[int], tuple[Term, Term]]]
 
 
 class _Writer:
-    """Every output is a sum over orders, signs and degrees of (cotangent) x (derived) profile x plane."""
+    """Writes each output as a sum over orders, signs and degrees of (cotangent) x (derivative of) profile x plane."""
 
     def __init__(self, problem: HarmonicsProblem, direction: str) -> None:
         self.normalization, self.unit, self.direction = problem.normalization, problem.normalize, direction
         self.text = Statements(assigned=("g_", "og_"), added=("ox",))
-        self.centres: dict[int, list[int]] = {}  # by degree, where m = 0 stands in a row
+        self.centres: dict[int, list[int]] = {}  # by degree: positions of m = 0 in a row
         offset = 0
         for degree in problem.degrees:
             self.centres.setdefault(degree, []).append(offset + degree)
@@ -124,18 +124,18 @@ class _Writer:
     # Profiles of degree l and order m, with N s_m folded in.
 
     def ratio(self, degree: int, m: int, number: Fraction, degree2: int = 0, m2: int = 0) -> float:
-        """``number`` times N s_m of one profile over that of another; exactly 1 where it is."""
+        """``number`` times the ratio of two profiles' N s_m, from exact fractions, so that 1 is exact."""
         squared = number**2 * self.squared(degree, m) / self.squared(degree2, m2)
         return math.copysign(math.sqrt(squared), number)
 
     def squared(self, degree: int, m: int) -> Fraction:
-        """(N s_m)^2, but for the factor 1 / 4 pi of ``integral``."""
+        """(N s_m)^2, without the factor 1 / 4 pi of ``integral``."""
         square = Fraction((2 if m else 1) * math.factorial(degree - m), math.factorial(degree + m))
         square *= 1 if self.normalization == "norm" else 2 * degree + 1
         return square if self.direction == "forward" else square * math.factorial(m) ** 2
 
     def profile(self, degree: int, m: int) -> Term:
-        """N s_m Q. Where r^2 = 1 keeps it from vanishing at u = 0 and the outputs of a zero vector meet it, guarded."""
+        """N s_m Q. It is set to 0 for a zero vector if an output needs that and r^2 = 1 makes it nonzero at u = 0."""
         name, d, p = f"f{degree}_{m}", degree - m, self.vector(1)
         closed = [self.coefficient(degree, m, j) for j in range(d // 2 + 1)]
         if d < 2:
@@ -151,13 +151,13 @@ class _Writer:
         return self.text.let(name, [total * p2, closed[-1]], p if d % 2 else ONE, guard)
 
     def coefficient(self, degree: int, m: int, j: int) -> Term:
-        """Of p^(l-m-2j) r^(2j)."""
+        """The coefficient of p^(l-m-2j) r^(2j) in a profile."""
         below = 2**degree * math.factorial(j) * math.factorial(degree - j) * math.factorial(degree - m - 2 * j)
         value = self.ratio(degree, m, Fraction((-1) ** j * math.factorial(2 * (degree - j)), below))
         return Term(value / math.sqrt(4 * math.pi) if self.normalization == "integral" else value)
 
     def recursion(self, degree: int, m: int) -> list[Term]:
-        """The profile as a sum, for l - m = 3 without the common factor p."""
+        """The terms of the recursion of a profile; for l - m = 3 without the common factor p."""
         b, p, a = (self.vector(i) for i in range(3))
         p2, d, number = self.text.let("p2", [p * p]), degree - m, (degree - m) * (degree + m + 1)
         wide = self.text.let("wide", [ONE, -p2] if self.unit else [a * a, b * b])
@@ -168,7 +168,7 @@ class _Writer:
         return [Term(near.coefficient) * p2 if d == 2 else near * p, far * wide]
 
     def derived(self, degree: int, m: int, by_p: int, by_z: int) -> Term:
-        """A derivative of the profile, which is a multiple of another profile or 0."""
+        """A derivative of a profile: a multiple of another profile, or 0."""
         l2, m2, number = degree - by_p - by_z, m + by_z, (-1) ** by_z * math.perm(degree + m, by_p)
         if self.unit:
             l2, m2, number = degree, m + by_p, 1
@@ -200,7 +200,7 @@ class _Writer:
     # Outputs.
 
     def components(self, stem: str, m: int, planes: list[_Plane]) -> None:
-        """Orders m and -m of every block; blocks of a repeated degree are copies of its first."""
+        """Assign orders m and -m of every block; a repeated degree copies its first block."""
         for degree, (first, *others) in self.centres.items():
             for sign in ((1, -1) if m else (1,)) if m <= degree else ():
                 name = f"{stem}_{first + sign * m}"
@@ -209,7 +209,7 @@ class _Writer:
                     self.text.put(f"{stem}_{other + sign * m}", [named(name)])
 
     def summed(self, m: int, by: tuple[int, int]) -> tuple[Term, Term]:
-        """Sums over degrees of cotangent times derived profile, for m and -m."""
+        """Sums over degrees of cotangent times differentiated profile, for m and -m."""
         sums = [ZERO, ZERO]
         for k, sign in enumerate((1, -1) if m else (1,)):
             products = []
@@ -222,7 +222,7 @@ class _Writer:
         return sums[0], sums[1]
 
     def gradient(self, m: int) -> None:
-        """Order m's part of the gradient w by b, p, a and (raw vectors) z, and of its tangent h."""
+        """Add order m's part of the gradient w by b, p, a and (raw vectors) z, and of its tangent h."""
         double = self.direction == "double_backward"
         stems = ("w", "h") if self.unit else ("w", "ox") if double else ("ox", "")
         for stem, z, planes in ((stems[0], "wz", self.values), (stems[1], "hz", self.tangents if double else [])):
@@ -236,7 +236,7 @@ class _Writer:
                     self.text.add(f"{stem}0", [c * minus, -s * plus])
 
     def finish(self) -> None:
-        """Raw vectors: what comes by z is added to a and b. Unit vectors: from u to v, once and in its derivative."""
+        """Chain rule to v: for raw vectors from z to a and b, for unit vectors from u to v, in w and its tangent h."""
         double = self.direction == "double_backward"
         w, h = ([self.text.known.get(f"{stem}{i}", ZERO) for i in (0, 1, 2, "z")] for stem in "wh")
         v, dv = [self.vector(i) for i in range(3)], [self.tangent(i) if double else ZERO for i in range(3)]

@@ -1,6 +1,6 @@
 """The arithmetic of one path for one direction, as C++ statements that both emitters share.
 
-Names are fixed here and declared by the emitters:
+These statements use fixed names, which the emitters declare:
 
     x1_0 tx1_0 g5_2 tg5_2  operands: buffer, block, component m     (channel scope: one value a channel)
     w3 tw3              weights of path 3                           (channel scope)
@@ -8,7 +8,7 @@ Names are fixed here and declared by the emitters:
     ox1_0 og5_2 ow3     accumulators of the outputs x, g, w         (channel scope)
     r3_1                adjoint of edge value m3_1                  (channel scope, summed over channels)
 
-Channel statements are valid for a scalar (one CUDA thread's channel) and for a vector of channels (host).
+Statements in channel scope work on a scalar (a channel of a CUDA thread) or on a vector of channels (host).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from kernelgen.terms.directions import Direction, Monomial
 
 @dataclass(frozen=True)
 class PathBody:
-    """Statements in channel scope, with the names they read and accumulate into (in order of first use)."""
+    """Statements in channel scope, with the names they read and add to (in order of first use)."""
 
     statements: tuple[str, ...]
     reads: tuple[str, ...]
@@ -81,7 +81,7 @@ class _Writer:
         return sorted({entry.m1 for entry in self.terms.entries})
 
     def _weighted_x(self, stem: str, monomials: list[Monomial]) -> None:
-        """``v3_1``: the weighted rows of x that meet one y and one g, formed once."""
+        """``v3_1``: a component of x times the weight, summed over the monomials of one y and one g, computed once."""
         if stem in self.weighted:
             return
         self.weighted.add(stem)

@@ -1,8 +1,8 @@
-"""Scalar C++ statements as data: terms enter one by one, a :class:`Body` leaves without what no output needs.
+"""Scalar C++ statements as data, without those that no output needs.
 
-A *term* is a coefficient times a product of names. Whoever writes a body adds constants, assigned outputs and sums to
-:class:`Statements` in the order of the text; equal products are merged, factors of 1 and terms of 0 are not written.
-Numbers are written as ``Real(...)``, so that the text serves float and double.
+A *term* is a coefficient times a product of names. The writer of a body adds constants, assigned outputs and sums to
+:class:`Statements` in the order of the text. Equal products are merged; factors of 1 and terms of 0 are omitted.
+Numbers are written as ``Real(...)``, so the text serves float and double.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Body:
-    """Statements in order; the caller's names that they read, assign, and add to."""
+    """Statements in order, and the caller's names that they read, assign and add to."""
 
     statements: tuple[str, ...]
     reads: tuple[str, ...]
@@ -40,12 +40,12 @@ ZERO, ONE = Term(0.0), Term(1.0)
 
 
 def named(name: str) -> Term:
-    """The term that is one name."""
+    """The term of a single name."""
     return Term(1.0, (name,))
 
 
 def merged(terms: Iterable[Term]) -> list[Term]:
-    """Equal products as one, zeros dropped, positive terms first."""
+    """The terms with equal products merged, zeros dropped, positive terms first."""
     products: dict[tuple[str, ...], list[Term]] = {}
     for term in terms:
         products.setdefault(tuple(sorted(term.names)), []).append(term)
@@ -54,7 +54,7 @@ def merged(terms: Iterable[Term]) -> list[Term]:
 
 
 def expression(terms: Sequence[Term]) -> str:
-    """``Real(0.5) * x - y``; a sign in front is part of its number where there is one."""
+    """The sum of terms as C++, such as ``Real(0.5) * x - y``; a leading sign is part of its number if there is one."""
     text = ""
     for term in terms:
         size = term.coefficient if not text else abs(term.coefficient)
@@ -65,9 +65,9 @@ def expression(terms: Sequence[Term]) -> str:
 
 
 class Statements:
-    """Statements as they come, with the name each sets and those it uses; :meth:`body` drops what no output needs.
+    """Collects statements, each with the name it sets and the names it uses; :meth:`body` drops unused ones.
 
-    assigned, added: prefixes of the names of the caller's outputs, those that are assigned and those added to.
+    assigned, added: prefixes of the names of outputs that are assigned, and of outputs that are added to.
     """
 
     def __init__(self, assigned: tuple[str, ...], added: tuple[str, ...]) -> None:
@@ -79,7 +79,7 @@ class Statements:
         self.lines.append((name, tuple(used for term in terms for used in term.names), text))
 
     def let(self, name: str, terms: Iterable[Term], outer: Term = ONE, guard: bool = False) -> Term:
-        """The constant ``outer * sum of terms``, without a statement for a lone name; guarded: 0 where ``zero`` is."""
+        """The constant ``outer * sum of terms``; a single name needs no statement. guard: 0 if ``zero`` is true."""
         if name not in self.known:
             terms = merged(terms)
             if len(terms) < 2:
@@ -99,7 +99,7 @@ class Statements:
         self.line(name, kept, f"{name} = {expression(kept)};")
 
     def add(self, name: str, terms: Iterable[Term]) -> None:
-        """Add each term in its own statement, one fused multiply-add; names other than outputs start with the first."""
+        """Add each term by its own statement, one fused multiply-add; the first one declares a name not an output's."""
         for term in merged(terms):
             minus = term.coefficient < 0
             if name.startswith(self.added) or name in self.known:
@@ -109,7 +109,7 @@ class Statements:
                 self.line(name, [term], f"Real {name} = {expression([term])};")
 
     def body(self) -> Body:
-        """All statements on which an output depends, and the names that the caller must declare."""
+        """The statements that outputs depend on, and the names that the caller must declare."""
         needed: set[str] = set()
         kept: list[tuple[str, tuple[str, ...], str]] = []
         for name, used, text in reversed(self.lines):

@@ -1,4 +1,4 @@
-"""A headless Chromium for tests: a page's path enters, the open page leaves, with what tests ask of it.
+"""Opens pages in a headless Chromium, and helps tests to read them.
 
 Tests that use it are skipped only where Playwright or Chromium is not installed; continuous integration installs both.
 Tested with Playwright 1.65 and Debian's Chromium 156.
@@ -24,7 +24,7 @@ MISSING = [
     *(["a chromium, chromium-browser or google-chrome in PATH"] if CHROMIUM is None else []),
 ]
 needs_chromium = pytest.mark.skipif(bool(MISSING), reason=f"not installed: {', '.join(MISSING)}")
-# Nothing but the page is loaded: no updates, no first-run pages, no sandbox (root has none in containers).
+# Load only the page: no updates, no first-run pages. No sandbox, because root has none in containers.
 ARGUMENTS = (
     *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"),
     *("--disable-component-update", "--disable-sync"),
@@ -42,7 +42,7 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture
 def visit(browser: Any) -> Iterator[Any]:
-    """Opens a page; when the test ends, nothing may have gone wrong in it and nothing but it been asked for."""
+    """Open a page; at the end of the test it must have no errors and must have loaded nothing else."""
     contexts, faults = [], []
 
     def opened(path: Path, width: int = 1280, **options: Any) -> Page:
@@ -67,7 +67,7 @@ def table_of(page: Page, caption: str) -> Page:
 
 
 def column(table: Page, place: int) -> list[str]:
-    """First lines of the cells of a column, of the rows in sight, from top to bottom."""
+    """First lines of a column's cells in the visible rows, from top to bottom."""
     return table.evaluate(
         """(table, place) => [...table.querySelectorAll(":scope > tbody > tr:not(.below)")]
             .filter(row => row.checkVisibility()).map(row => row.cells[place].firstChild.textContent.trim())""",
@@ -80,7 +80,7 @@ def heads(table: Page) -> list[str]:
 
 
 def open_all(page: Page) -> None:
-    """All that opens, what was folded inside it too."""
+    """Open everything that is folded, nested parts too."""
     while page.evaluate(
         """() => {
             const closed = [...document.querySelectorAll("details:not([open])")];
@@ -92,7 +92,7 @@ def open_all(page: Page) -> None:
 
 
 def unfolded(page: Page) -> None:
-    """Waits until all that was opened is there; Playwright's own way is eval, which the pages forbid."""
+    """Wait until all opened parts are there; Playwright's own wait uses eval, which the pages forbid."""
     page.evaluate(
         """async () => {
             const waits = () => document.querySelector("details[open] [data-part]")
@@ -103,8 +103,8 @@ def unfolded(page: Page) -> None:
     )
 
 
-# Text against what is behind it, as WCAG 2 defines contrast; colours are read back from a canvas, which knows all
-# notations. Figures lie on the page or a card and have no ground of their own.
+# Contrast of text to its background, as in WCAG 2. A canvas converts colours from any notation. Figures have the
+# background of the page or card.
 CONTRAST = """() => {
   const canvas = document.createElement("canvas").getContext("2d", { willReadFrequently: true }), known = new Map();
   const rgba = colour => {

@@ -1,4 +1,4 @@
-"""Run a plan's generated CUDA text on the host (see cuda_emulator.hpp): the same buffers in, the same buffers out."""
+"""Runs a plan's generated CUDA text on the host (see cuda_emulator.hpp), with the same buffers as on a GPU."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from kernelgen.schedule.tensor_product import CudaSchedule
 from kernelgen.terms.directions import Direction
 
 FACTS = cuda_facts("sm_90")
-# Elements behind each output that must stay as they are.
+# Elements after each output that must stay unchanged.
 GUARD = 64
 
 
@@ -67,7 +67,7 @@ def run_direction(
 ) -> dict[str, torch.Tensor]:
     """Execute one direction in the emulator and return {slot: result in mul_ir}.
 
-    harmonics: formed in the kernel; y of the case are then vectors.
+    harmonics: if given, the kernel computes them, and the case's y holds vectors.
     """
     problem = case.problem
     real = getattr(torch, dtype)

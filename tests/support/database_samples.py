@@ -1,4 +1,4 @@
-"""Entries, devices and files for the tests of the database and of what reads it."""
+"""Entries, devices and files for tests of the database and its readers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ GPU = cuda_facts("sm_90", "NVIDIA Test", 132)
 
 
 def entry(schedule: Schedule | None = None, **changes: Any) -> Entry:
-    """A sound entry of PROBLEM: forward, float32, mul_ir, conv-e14-d5."""
+    """A valid entry of PROBLEM: forward, float32, mul_ir, conv-e14-d5."""
     schedule = schedule or HostSchedule(path_groups=2)
     data: dict[str, Any] = {
         "label": "small",

@@ -1,4 +1,4 @@
-"""Real faults for kernels: the text of chosen schedules is spoiled in the worker's process, everything else is real."""
+"""Puts real faults into the kernel text of chosen schedules, in the worker's process; everything else is real."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from autotune.measure.trial import TrialJob, TrialSession, TrialSetting, free_me
 from kernelgen.emit.source import Source
 from kernelgen.runtime import kernel as launch
 
-# By fault: what its trial is recorded as.
+# By fault: the recorded state of its trial.
 STATES = {
     "reads far out of bounds": ("crashed", "launch"),
     "reads next to an operand": ("wrong", "wrong"),
@@ -26,7 +26,7 @@ STATES = {
     "is wrong from the second launch on": ("wrong", "wrong"),
     "kills its process": ("crashed", "crashed"),
 }
-# Put at the beginning, and at the end, of the kernel's body.
+# Inserted at the beginning and at the end of the kernel's body.
 HOST = {
     "reads far out of bounds": (
         "volatile char byte = static_cast<const volatile char*>(x)[1LL << 46]; (void)byte;",
@@ -53,7 +53,7 @@ CUDA = {
 
 
 def spoiled(source: Source, fault: str) -> Source:
-    """The source with a fault in it."""
+    """The source with a fault."""
     text, host = source.text, source.language != "cuda"
     declared = "" if host else "__device__ unsigned launches;\n"
     entry = text.index('extern "C"')
@@ -65,13 +65,13 @@ def spoiled(source: Source, fault: str) -> Source:
 
 
 def cost_us(schedule: Any) -> float:
-    """Instead of the clock, so that two studies can be compared to the last digit."""
+    """A computed time instead of a measured one, so that two studies can be compared exactly."""
     return float(100 + sum(schedule.key.encode()) % 97)
 
 
 @dataclass(frozen=True)
 class FaultySetting(TrialSetting):
-    """faults: by the key of a schedule."""
+    """faults: by key of the schedule."""
 
     faults: Mapping[str, str] = dataclasses.field(default_factory=dict)
 

@@ -1,9 +1,9 @@
 """Some 450 generated kernels whose texts are pinned: every kind, direction, backend and knob value, without a device.
 
-``tests/golden/kernel_texts.json`` holds the hash of each text, made as the tuned databases make theirs, and the
-``GENERATOR_VERSION`` that wrote them. Schedules are spelled out here, so that a better default changes nothing.
+``tests/golden/kernel_texts.json`` holds the hash of each text, computed as in the tuned databases, and the
+``GENERATOR_VERSION`` that wrote them. Schedules are explicit here, so that a better default changes nothing.
 
-A text that is meant to change: change the text and ``kernelgen.version.GENERATOR_VERSION``, then run
+To change a text on purpose, change it and ``kernelgen.version.GENERATOR_VERSION``, then run
 
     python tests/support/golden_texts.py
 
@@ -46,7 +46,7 @@ PRODUCTS = {
     "unequal": TensorProductProblem.channelwise("64x0e+32x1e+8x2e", "0e+1e+2e", "0e+1e+2e"),
     "odd": TensorProductProblem.channelwise("89x1o+1x0e", "1o+2e", "1o+0e+2e"),
     "shared": TensorProductProblem.channelwise("32x0e+32x1o", "0e+1o", "0e+1o", shared_weights=True),
-    # A block of each operand that no path uses.
+    # Each operand has a block that no path uses.
     "sparse": TensorProductProblem.from_instructions(
         *("16x0e+16x1o", "0e+1o", "16x0e+16x1o+16x1e"), [(1, 1, 0, "uvu", True), (1, 1, 2, "uvu", True, 0.5)]
     ),
@@ -56,7 +56,7 @@ HARMONICS = {
     "raw": HarmonicsProblem((3, 1, 1), "integral", False),
     "high": HarmonicsProblem((0, 4, 12), "norm", True),
 }
-# All that are named, and choices of tangents and outputs that autograd makes.
+# All named directions, and choices of tangents and outputs that autograd makes.
 EACH = (
     *DIRECTIONS.values(),
     *(
@@ -70,7 +70,7 @@ EACH = (
 KIND = ("float32", "ir_mul", "int64")
 OTHER_KINDS = (("float64", "mul_ir", "int32"), ("float32", "mul_ir", "int64"), ("float64", "ir_mul", "int64"))
 
-# One value of a knob at a time, beside those that make it legal and let it matter.
+# The base for one knob at a time: with it, a knob's values are legal and change the text.
 BASE = CudaSchedule(path_groups=4, stage_edges=8, edge_operand="shared")
 BESIDE: dict[str, dict[str, Any]] = {
     "accumulate": {"block_size": 512, "warps_per_edge": 16},
@@ -86,14 +86,14 @@ BESIDE: dict[str, dict[str, Any]] = {
     "finish": {"teams_per_node": 4},
     "zeros": {"accumulate": "atomics"},
 }
-# Knobs that shape forward and second derivatives in their own way.
+# Knobs whose effect on forward and on second derivatives differs.
 FETCHING = ("order", "path_groups", "teams_per_node", "edge_operand", "prefetch", "ahead", "finish", "channel_block")
-# Of knobs that have too many.
+# Values of knobs that have too many.
 SAMPLES = {"path_groups": (1, 2, 3, 4, 5, 7), "threads": (0, 1, 8)}
 
 
 def cases() -> dict[str, AnySpec]:
-    """The specs by name, all of them legal."""
+    """The specs by name; all are legal."""
     every = [*_knobs(), *_channelwise(), *_fixed_order(), *_pairs(), *_edge_vectors(), *_harmonics()]
     found = dict(every)
     assert len(found) == len(every), "two cases have one name"
@@ -117,7 +117,7 @@ def _product(
 
 
 def _named(schedule: Any) -> str:
-    """Knobs that are not at their default."""
+    """The name of a schedule: its knobs that differ from the default."""
     changed = {f.name: getattr(schedule, f.name) for f in dataclasses.fields(schedule)}
     return ",".join(f"{k}={v}" for k, v in changed.items() if v != getattr(type(schedule)(), k)) or "defaults"
 
@@ -128,7 +128,7 @@ def values_of(schedule: Any, knob: str) -> tuple:
 
 
 def _knobs() -> Iterator[tuple[str, AnySpec]]:
-    """Every value of every knob: backward, and forward and with second derivatives where that is another text."""
+    """Every value of every knob: backward; also forward and double backward if these texts differ."""
     found: dict[str, AnySpec] = {}
     for name in ("backward", "forward", "joint_backward"):
         for base in (BASE, HostSchedule(path_groups=4)):
@@ -165,7 +165,7 @@ def _channelwise() -> Iterator[tuple[str, AnySpec]]:
 
 
 def _fixed_order() -> Iterator[tuple[str, AnySpec]]:
-    """Sums in a fixed order: gradients of x by sender; those of y by row, in a block, or as rows of partial sums."""
+    """Sums in a fixed order: gradients of x by sender; of y by row, in a block, or as rows of partial sums."""
     joined = CudaSchedule(path_groups=2, warps_per_edge=8, block_size=256, edge_operand="shared", stage_edges=8)
     apart = CudaSchedule(path_groups=2, edges_per_warp=2, channels_per_thread=2, stage_edges=8)
     for name in ("forward", "backward", "edge_backward", "double_backward", "joint_backward"):
@@ -176,7 +176,7 @@ def _fixed_order() -> Iterator[tuple[str, AnySpec]]:
 
 
 def _pairs() -> Iterator[tuple[str, AnySpec]]:
-    """Every connection mode with weights of edges and shared ones, and the special problems."""
+    """Every connection mode with weights an edge and shared weights, and the special problems."""
     gpu, host = CudaSchedule(accumulate="atomics", edges_per_warp=4, stage_edges=8), HostSchedule(accumulate="atomics")
     problems = {
         f"{mode} shared={shared}": pair_problems.of_mode(mode, shared)
@@ -197,7 +197,7 @@ def _pairs() -> Iterator[tuple[str, AnySpec]]:
 
 
 def _edge_vectors() -> Iterator[tuple[str, AnySpec]]:
-    """Harmonics that are formed inside a product's kernel, which first derivatives alone have."""
+    """Harmonics computed inside a product's kernel, up to first derivatives."""
     for name in ("forward", "backward", "source_backward", "edge_backward"):
         for schedule in (BASE, dataclasses.replace(BASE, accumulate="atomics"), HostSchedule(path_groups=4)):
             yield _product("equal", DIRECTIONS[name], schedule, harmonics=HARMONICS["unit"])
@@ -227,12 +227,12 @@ def _harmonics() -> Iterator[tuple[str, AnySpec]]:
 
 
 def text_of(spec: AnySpec) -> str:
-    """What is compiled."""
+    """The source text of a spec's kernel."""
     return emit(make_plan(spec)).text
 
 
 def hashes() -> dict[str, str]:
-    """Of the texts by case, made as in the databases."""
+    """Hashes of the texts by case, computed as in the databases."""
     return {name: hash_of_text(text_of(spec)) for name, spec in cases().items()}
 
 
@@ -253,7 +253,7 @@ def refusal(golden: dict[str, Any], found: dict[str, str], version: str) -> str:
 
 
 def main() -> int:
-    """Write the file anew."""
+    """Write the golden file again."""
     found = hashes()
     why = refusal(read_golden(), found, GENERATOR_VERSION) if PATH.exists() else ""
     if why:

@@ -1,4 +1,4 @@
-"""The yardstick of the tests of harmonics: e3nn in float64, its derivatives by autograd, and vectors."""
+"""The reference for tests of harmonics: e3nn in float64, its derivatives by autograd, and test vectors."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kernelgen.problem.spherical_harmonics import HarmonicsProblem
 def reference(
     problem: HarmonicsProblem, v: torch.Tensor, t: torch.Tensor, g: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Values, first gradient, and both outputs of the second, by e3nn and autograd."""
+    """Values, first gradient, and both second derivatives, by e3nn and autograd."""
     with float64():
         v, g = v.clone().requires_grad_(), g.clone().requires_grad_()
         values = o3.spherical_harmonics(list(problem.degrees), v, problem.normalize, problem.normalization)
@@ -23,7 +23,7 @@ def reference(
 
 
 def vectors(count: int = 60) -> torch.Tensor:
-    """Random ones of lengths 1e-3 to 1e3, those along the axes (two are e3nn's poles), and some next to the poles."""
+    """Random vectors of lengths 1e-3 to 1e3, along the axes (two are e3nn's poles), and close to the poles."""
     generator = torch.Generator().manual_seed(5)
     random = torch.nn.functional.normalize(torch.randn(count, 3, generator=generator, dtype=torch.float64))
     lengths = torch.logspace(-3, 3, count, dtype=torch.float64)[:, None]

@@ -1,7 +1,7 @@
-"""Which file of a package imports which, read from the sources: the data of the import rule in ``test_architecture``.
+"""Finds which file of a package imports which, for the import rule in ``test_architecture``.
 
-Counted are imports wherever they stand, so those of functions and of ``TYPE_CHECKING`` too, and ``import_module`` calls
-with a literal name. That ``import a.b`` also runs ``a/__init__.py`` is not counted.
+All imports in the sources count, those in functions and under ``TYPE_CHECKING`` too, and ``import_module`` calls with a
+literal name. That ``import a.b`` also runs ``a/__init__.py`` does not count.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from places import ROOT
 
-# By package, its files and sub-packages in processing order: each imports itself and those before it.
+# By package, its files and sub-packages in processing order: each may import itself and those before it.
 ORDERS = {
     "kernelgen": (
         *("errors", "version", "device", "json_data", "tracing", "folder"),
@@ -96,10 +96,10 @@ def _reached(graph: Graph, start: str) -> set[str]:
 
 
 def upward_imports(graph: Graph, package: str, order: Sequence[str]) -> list[str]:
-    """Imports of what stands later in ``order``, and parts of the package that ``order`` does not name.
+    """Imports of later parts in ``order``, and parts of the package that ``order`` does not name.
 
-    order: files and sub-packages of ``package``, each of which may import itself and those before it. The package's own
-    ``__init__.py`` stands after all of them, ``__main__.py`` too.
+    order: files and sub-packages of ``package``; each may import itself and those before it. The package's own
+    ``__init__.py`` and ``__main__.py`` come after all of them.
     """
     rank = {name: place for place, name in enumerate((*order, "__init__", "__main__"))}
 

@@ -1,4 +1,4 @@
-"""A dataset whose items a module computes, for a loader's workers."""
+"""A dataset whose items a module computes, for the workers of a data loader."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
 """Eight tuners at once, killed and started again: run as a program by ``test_many_tuners``.
 
-Arguments: a config, a results folder, the URL of a storage (or nothing), the number of kills. The tuners are the real
-ones, with compilers, kernels, references and comparisons; only their worker processes are left out (each measures in
-its own process), whose imports would take minutes here. Tuners are forked from this process, for the same reason.
+Arguments: a config, a results folder, the URL of a storage (or nothing), the number of kills. The tuners are real, with
+compilers, kernels, references and comparisons. They only have no worker processes (each tuner measures in its own
+process), because their imports would take minutes here. For the same reason tuners are forked from this process.
 
-``journal`` beside the results folder says what happened, a line an event, in order: ``begin`` and ``end`` of a trial
+The file ``journal`` beside the results folder lists the events in order, one a line: ``begin`` and ``end`` of a trial
 (process, study, schedule) and ``kill`` (process). ``end`` is written when the record is in the trial file.
 """
 
@@ -28,13 +28,13 @@ from autotune.search.trial_steps import SAMPLING_S, Measurer
 from autotune.tune.settings import SECONDS_EACH
 
 TUNERS = 8
-# A tuner is killed whenever so many records were added since the last one was, or so many seconds are over: in the end
-# tuners compare, and no record is added.
+# A tuner is killed after this many new records, or after this many seconds: at the end tuners compare, without new
+# records.
 TRIALS_A_KILL, SECONDS_A_KILL = 3, 2.0
 
 
 class WorkerInside:
-    """What a ``Worker`` does, without a process of its own."""
+    """Does the work of a ``Worker`` in this process."""
 
     def __init__(self, setting: Any) -> None:
         self.setting, self._answer, self.fresh = setting, None, True
@@ -58,13 +58,13 @@ class WorkerInside:
 
 
 def note(journal: Path, *words: Any) -> None:
-    """One write at the end of the file: lines of several processes do not mix."""
+    """Append a line by one write, so that lines of several processes do not mix."""
     with open(journal, "ab", buffering=0) as file:
         file.write((" ".join(map(str, words)) + "\n").encode())
 
 
 def start_tuner(config: str, results: Path, storage: str | None, journal: Path) -> int:
-    """Fork; returns the process. It ends with exit code 0 when everything is tuned."""
+    """Fork a tuner and return its process id. It exits with code 0 when everything is tuned."""
     sys.stdout.flush()
     if process := os.fork():
         return process
@@ -95,7 +95,7 @@ def tune(config: str, results: Path, storage: str | None, journal: Path) -> None
         return measure(measurer, schedule, best_us)
 
     Study.finish, Measurer.__call__ = finishing, measuring  # type: ignore[method-assign]
-    # Real measurements, but short: their figures do not matter here.
+    # Real but short measurements: their results do not matter here.
     SAMPLING_S["cpu"] = SECONDS_EACH["cpu"] = 0.1
     autotune.tune.worker_pairs.Worker = WorkerInside  # type: ignore[attr-defined,assignment]
     autotune.tune.run.tune(config, "cpu", storage=storage, results_dir=results, with_peers=False, tuners=TUNERS)
@@ -107,7 +107,7 @@ def finished(results: Path) -> int:
 
 def main(config: str, folder: str, storage: str, kills: str) -> None:
     results, journal = Path(folder), Path(folder).with_name("journal")
-    # Tuners that died are found out while the others are still at it.
+    # Short enough that dead tuners are detected while the others still run.
     optuna_storage.HEARTBEAT_S, optuna_storage.GRACE_S = 1, 8
     given = (config, results, storage or None, journal)
     tuners = [start_tuner(*given) for _ in range(TUNERS)]

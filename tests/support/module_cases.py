@@ -24,7 +24,7 @@ Function = Callable[..., torch.Tensor]
 
 
 def derivatives(function: Function, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """The value, its three first gradients under a random cotangent, and the gradients of a sum over those."""
+    """The value, its three first gradients for a random cotangent, and the gradients of a sum over those."""
     inputs = [tensor.detach().clone().requires_grad_() for tensor in inputs]
     out = function(*inputs)
     cotangent = normal(*out.shape, seed=1).requires_grad_()
@@ -55,7 +55,7 @@ def e3nn_conv(conv: TensorProductConv, sender: torch.Tensor, receiver: torch.Ten
 def random_graph(edges: int, num_in: int, num_out: int) -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(edges)
     sender = torch.randint(0, num_in, (edges,), generator=generator)
-    # The last destination never receives: an isolated node.
+    # The last destination has no edges: an isolated node.
     return sender, torch.randint(0, max(1, num_out - 1), (edges,), generator=generator)
 
 

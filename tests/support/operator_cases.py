@@ -1,4 +1,4 @@
-"""One small operator in its forms, and the reference for everything that autograd makes of it."""
+"""A small operator in all its forms, and the reference for its value and derivatives."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Small problems of every connection mode: weighted and not, several copies on both sides, shared output blocks."""
+"""Small problems of every connection mode: with and without weights, several copies, shared output blocks."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ MODES = {
 
 
 def of_mode(mode: str, shared: bool = False) -> TensorProductProblem:
-    """The problem of one mode; two blocks of ``uvw`` share their output, and 0e of ``uvuv`` meets only itself."""
+    """The problem of one mode; two paths of ``uvw`` share their output, and 0e of ``uvuv`` pairs only with 0e."""
     irreps, paths = MODES[mode]
     instructions = [(*path[:3], mode, *path[3:]) for path in paths]
     return TensorProductProblem.from_instructions(*irreps, instructions, shared_weights=shared)
 
 
 def mixed() -> TensorProductProblem:
-    """Several modes in one product, an output block that nobody writes, and an input block that nobody reads."""
+    """Several modes in one product, with an output block and an input block that no path uses."""
     return TensorProductProblem.from_instructions(
         "4x0e+4x1o+2x2e",
         "1x0e+4x1o",
@@ -40,7 +40,7 @@ def mixed() -> TensorProductProblem:
 
 
 def single() -> TensorProductProblem:
-    """Mostly products of single copies, with more and fewer columns than lanes; the last path's one pair is (0, 1)."""
+    """Mostly paths of one pair, with more and with fewer columns than lanes; the last path's pair is (0, 1)."""
     instructions = [(0, 0, 0), (0, 1, 1), (1, 0, 1), (1, 1, 0), (1, 1, 2), (2, 1, 2), (2, 2, 3)]
     return TensorProductProblem.from_instructions(
         *("1x0e+1x1o+2x1o", "1x0e+1x1o+2x1e", "40x0e+7x1o+3x1e+2x2o"),
@@ -49,7 +49,7 @@ def single() -> TensorProductProblem:
 
 
 def direct() -> TensorProductProblem:
-    """Each output copy one pair, of all three kinds of pairs and without weights."""
+    """Paths without weights whose output copies are one pair each, for all three kinds of pairs."""
     return TensorProductProblem.from_instructions(
         *("3x1o+4x1o", "2x1o+4x2e+1x0e", "6x1e+4x2o+6x1o+4x1o"),
         [(0, 0, 0, "uvuv", False), (1, 1, 1, "uuu", False), (1, 1, 2, "uvu<v", False), (1, 2, 3, "uvuv", False)],

@@ -1,4 +1,4 @@
-"""Where the checkout and the helpers of its tests are."""
+"""Paths of the checkout and of its test helpers."""
 
 import importlib.util
 from pathlib import Path
@@ -9,7 +9,7 @@ SUPPORT = ROOT / "tests" / "support"
 
 
 def load_tests(path: str) -> ModuleType:
-    """The module of a file of tests, ``path`` from tests/ on, for those who go over its cases."""
+    """The module of a test file, by its ``path`` below tests/, for reuse of its cases."""
     file = ROOT / "tests" / path
     spec = importlib.util.spec_from_file_location(file.stem, file)
     assert spec is not None and spec.loader is not None

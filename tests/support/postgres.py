@@ -1,4 +1,4 @@
-"""A PostgreSQL server of a test's own, in a temporary folder, that can be killed and started again."""
+"""A PostgreSQL server for one test, in a temporary folder, that can be killed and started again."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 
 def server_programs() -> Path | None:
-    """The folder of ``postgres`` and ``initdb``; Debian does not put them on the path."""
+    """The folder of ``postgres`` and ``initdb``, which Debian does not put on the path."""
     found = shutil.which("postgres")
     folders = [Path(found).resolve().parent] if found else []
     folders += sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)
@@ -20,7 +20,7 @@ def server_programs() -> Path | None:
 
 
 class Postgres:
-    """Use as a context manager. The server refuses to run as root, so root runs it as another user."""
+    """A server as a context manager. It refuses to run as root, so root runs it as another user."""
 
     def __init__(self, programs: Path) -> None:
         self._programs = programs
@@ -45,7 +45,7 @@ class Postgres:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def start(self) -> None:
-        """Returns when it answers. A killed server's children must have gone before another can start."""
+        """Start and wait until it answers. The children of a killed server must end before another can start."""
         command = [str(self._programs / "postgres"), "-D", str(self._data), "-k", str(self._folder)]
         while True:
             with open(self._folder / "log", "ab") as log:

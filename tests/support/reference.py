@@ -1,4 +1,4 @@
-"""The yardstick of the numerics tests: e3nn in float64, with its first and second derivatives by autograd."""
+"""The reference of the numerics tests: e3nn in float64, with first and second derivatives by autograd."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from kernelgen.terms.directions import DIRECTIONS, OPERANDS
 
 @contextlib.contextmanager
 def float64() -> Iterator[None]:
-    """torch's default dtype, from which e3nn takes the precision of its constants."""
+    """Set torch's default dtype, which decides the precision of e3nn's constants."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:
@@ -30,7 +30,7 @@ def float64() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Case:
-    """Random float64 inputs of one problem and graph; ``sender`` is None for the plain product."""
+    """Random float64 inputs of one problem and graph; ``sender`` is None for a plain product."""
 
     problem: TensorProductProblem
     tensors: dict[str, torch.Tensor]
@@ -42,7 +42,7 @@ class Case:
 def make_case(
     problem: TensorProductProblem, operation: str, *, edges: int = 40, nodes: int = 7, num_out: int = 6, seed: int = 0
 ) -> Case:
-    """Node num_out - 1 never receives, so isolated destinations are always covered."""
+    """A random case; node num_out - 1 has no edges, so that isolated destinations are always covered."""
     generator = torch.Generator().manual_seed(seed)
 
     def normal(*shape: int) -> torch.Tensor:
@@ -69,7 +69,7 @@ def make_case(
 
 @functools.lru_cache(maxsize=64)
 def e3nn_product(problem: TensorProductProblem) -> torch.nn.Module:
-    """Built once a problem: e3nn compiles its code for each."""
+    """The e3nn module of a problem, built once because e3nn compiles code for each."""
     return problem.reference(compile_right=False).to(torch.float64)
 
 
@@ -99,7 +99,7 @@ def expected(case: Case, direction: str) -> dict[str, torch.Tensor]:
 
 
 def relayout(rows: torch.Tensor, irreps: str, *, to_ir_mul: bool) -> torch.Tensor:
-    """Feature rows from mul_ir to ir_mul, or back."""
+    """Convert feature rows from mul_ir to ir_mul, or back."""
     parts, offset = [], 0
     for mul, ir in o3.Irreps(irreps):
         block = rows[:, offset : offset + mul * ir.dim]
@@ -110,7 +110,7 @@ def relayout(rows: torch.Tensor, irreps: str, *, to_ir_mul: bool) -> torch.Tenso
 
 
 def relative_error(found: torch.Tensor, wanted: torch.Tensor) -> float:
-    """Norm of the difference over the norm of the expectation, NaN told as infinity."""
+    """Norm of the difference over the norm of ``wanted``; infinity for NaN."""
     error = (found.double() - wanted).norm() / wanted.norm().clamp_min(1e-300)
     return float(error) if torch.isfinite(error) else float("inf")
 
@@ -118,7 +118,7 @@ def relative_error(found: torch.Tensor, wanted: torch.Tensor) -> float:
 def assert_matches_e3nn(
     operator: Operator, case: Case, directions: Iterable[str], tolerance: float, device: str = "cpu"
 ) -> None:
-    """Every output and gradient of an operator, each on its own, with NaN under everything it must write."""
+    """Compare every output and gradient of an operator, each alone, with outputs filled with NaN before."""
     irreps = {"x": case.problem.irreps_in1, "g": case.problem.irreps_out}
 
     def convert(name: str, rows: torch.Tensor) -> torch.Tensor:

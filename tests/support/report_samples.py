@@ -28,7 +28,7 @@ def timed(time_us: float, **more: Any) -> dict[str, Any]:
 
 
 def sampled(time_us: float, seed: int = 0, count: int = 20) -> dict[str, Any]:
-    """As ``timed``, with raw samples about the median, the last of them an outlier."""
+    """As ``timed``, with raw samples around the median; the last one is an outlier."""
     generator = random.Random(seed)
     samples = [round(time_us * generator.uniform(0.99, 1.01), 3) for _ in range(count - 1)]
     return timed(time_us, samples_us=[*samples, round(time_us * 1.3, 3)])
@@ -112,14 +112,14 @@ def write(path: Path, data: Any) -> None:
 
 
 def unpacked(page: str, name: str) -> Any:
-    """A block of a page, as its script reads it."""
+    """A data block of a page, as the page's script reads it."""
     found = re.search(rf'<script type="text/plain" id="{name}" data-bytes="(\d+)">([^<]*)</script>', page)
     assert found is not None, name
     return json.loads(zlib.decompress(base64.b85decode(found[2].replace(",", "<"))[: int(found[1])]))
 
 
 def unfolded(page: str) -> str:
-    """A page as it is when everything in it is open, but for sources."""
+    """A page with everything open except sources."""
     if 'id="parts"' not in page:
         return page
     parts = unpacked(page, "parts")
@@ -238,14 +238,14 @@ def measured_row(label: str, graph: str, which: str, scale: float = 1.0, **chang
 
 
 def write_suite(folder: Path, rows: list[dict[str, Any]]) -> Path:
-    """A results folder that holds a bench alone."""
+    """A results folder that holds only a bench."""
     (folder / "bench").mkdir(parents=True, exist_ok=True)
     write(folder / "bench" / f"{SLUG}.json", {"schema": 1, "device": DEVICE, "rows": rows})
     return folder
 
 
 def replay(seeds: int = 5) -> dict[str, Any]:
-    """What four samplers did on one record."""
+    """The replay of four samplers on one record."""
     generator = random.Random(0)
     samplers = {}
     for name, speed in (("default", 0.01), ("tpe", 0.06), ("gp", 0.05), ("random", 0.02)):

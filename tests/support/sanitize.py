@@ -1,8 +1,8 @@
-"""compute-sanitizer over every kernel form, on a CUDA device: ``python tests/support/sanitize.py [SHARDS]``.
+"""Runs compute-sanitizer over every kernel form, on a CUDA device: ``python tests/support/sanitize.py [SHARDS]``.
 
-Kernels are compiled first, all cores at work; then SHARDS processes (4) for each of memcheck and racecheck launch them
-once on small graphs. Each tensor is an allocation of its own, so that an access beyond its end is seen. Ends with 1 if
-an access is wrong, shared memory is raced for, or a kernel could not be launched. Results are what other tests check.
+It first compiles the kernels on all cores. Then SHARDS processes (4) for each of memcheck and racecheck launch them
+once on small graphs. Each tensor is a separate allocation, so that accesses beyond its end are detected. Exits with 1
+for a wrong access, a race in shared memory or a failed launch. Other tests check the results.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ TOOLS = {
 
 
 def channelwise(facts: DeviceFacts) -> Iterator[tuple[str, Spec]]:
-    """Legal or not: forms of the convolution and the plain product, with every direction."""
+    """Forms of convolutions and plain products, legal or not, with every direction."""
     waiting = {f"inside {name}": test_zeros.inside(form) for name, form in test_zeros.FORMS.items()}
     for problem, forms in ((test_gpu.MEDIUM, test_gpu.FORMS), (test_zeros.PROBLEM, waiting)):
         for name, form in forms.items():
@@ -67,7 +67,7 @@ def channelwise(facts: DeviceFacts) -> Iterator[tuple[str, Spec]]:
 
 
 def special(facts: DeviceFacts) -> Iterator[tuple[str, Spec]]:
-    """Sums in a fixed order, by rows of partial sums too; and sums of shared weights, with rows of odd length."""
+    """Sums in a fixed order, also by rows of partial sums; and shared weights, with rows of odd length."""
     for direction in ("forward", "backward", "edge_backward", "joint_backward"):
         for part in fixed_order_parts(DIRECTIONS[direction]):
             joined = CudaSchedule(warps_per_edge=4, edge_operand="shared", stage_edges=8)
@@ -84,7 +84,7 @@ def special(facts: DeviceFacts) -> Iterator[tuple[str, Spec]]:
 
 
 def pairs(facts: DeviceFacts) -> Iterator[tuple[str, Spec]]:
-    """Every mode, with weights of edges and shared ones."""
+    """Every mode, with weights an edge and shared weights."""
     for mode in MODES:
         for shared, teams in ((False, 1), (True, 4)):
             schedule = CudaSchedule(accumulate="atomics", edges_per_warp=teams)
@@ -107,7 +107,7 @@ def harmonics(facts: DeviceFacts) -> Iterator[tuple[str, HarmonicsSpec]]:
 
 @contextmanager
 def any_registers() -> Iterator[None]:
-    """Kernels estimated at more than there are: they spill, which is no matter here."""
+    """Allow kernels with more estimated registers than there are: they spill, which does not matter here."""
     slack, kernelgen.plan.tensor_product.REGISTER_SLACK = kernelgen.plan.tensor_product.REGISTER_SLACK, 10.0
     try:
         yield
@@ -117,7 +117,7 @@ def any_registers() -> Iterator[None]:
 
 @any_registers()
 def plan_of(spec: AnySpec) -> Any:
-    """What is compiled; None where the form makes no sense in this direction."""
+    """The plan of a spec; None if it is not legal."""
     try:
         return make_plan(spec)
     except (ScheduleError, UnsupportedError):
@@ -125,7 +125,7 @@ def plan_of(spec: AnySpec) -> Any:
 
 
 def cases(facts: DeviceFacts) -> dict[str, AnySpec]:
-    """The legal ones by name, each kernel once."""
+    """The legal specs by name, each kernel once."""
     every: dict[str, AnySpec] = {}
     for kind in (channelwise, special, pairs, harmonics):
         every |= dict(kind(facts))
@@ -138,7 +138,7 @@ def cases(facts: DeviceFacts) -> dict[str, AnySpec]:
 
 @any_registers()
 def launch(spec: AnySpec) -> None:
-    """Once, on random operands."""
+    """Launch a kernel once, on random operands."""
     kernel = load_kernel(spec)
     if isinstance(spec, HarmonicsSpec):
         widths = {name: 3 if name[-1] == "x" else spec.problem.dim_out for name in ("x", "tx", "g", "out_x", "out_g")}
@@ -169,7 +169,7 @@ def _random(spec: AnySpec, *shape: int) -> torch.Tensor:
 
 
 def _graph(owner: str, index: torch.dtype) -> dict[str, torch.Tensor]:
-    """Edges whose last nodes have none."""
+    """A random graph whose last nodes have no edges."""
     found = {"sender": torch.randint(NODES_IN - 2, (EDGES,), dtype=index, device="cuda")}
     found["receiver"] = torch.randint(NODES_OUT - 2, (EDGES,), dtype=index, device="cuda")
     if owner:
@@ -180,19 +180,19 @@ def _graph(owner: str, index: torch.dtype) -> dict[str, torch.Tensor]:
 
 
 def compile_case(spec: AnySpec) -> None:
-    """To the cache on disk."""
+    """Compile a kernel to the cache on disk."""
     compile_source(emit(plan_of(spec)), spec.facts)
 
 
 def compile_all(specs: list[AnySpec]) -> None:
-    """All cores at work."""
+    """Compile all kernels on all cores."""
     with ProcessPoolExecutor(mp_context=multiprocessing.get_context("spawn")) as pool:
         for _ in pool.map(compile_case, specs, chunksize=4):
             pass
 
 
 def launch_share(share: int, shares: int) -> None:
-    """Every ``shares``-th case, each waited for."""
+    """Launch every ``shares``-th case, and wait for each."""
     for name, spec in list(cases(device_facts("cuda:0")).items())[share::shares]:
         print(name, flush=True)
         launch(spec)
@@ -200,7 +200,7 @@ def launch_share(share: int, shares: int) -> None:
 
 
 def main(shares: int) -> int:
-    """Compile, then sanitize; the number of processes that found something."""
+    """Compile, then sanitize; returns 1 if a process found something."""
     found = cases(device_facts("cuda:0"))
     compile_all(list(found.values()))
     environment = os.environ | {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}

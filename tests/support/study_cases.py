@@ -1,4 +1,4 @@
-"""Studies of a small space without a device: a made-up cost, a search with it, and what its records say."""
+"""Studies of a small space without a device: an artificial cost, a search with it, and its records."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def make_study(space: Space, path: Path, storage: object | None = None, **option
 
 
 def cost(schedule: Schedule) -> float:
-    """A smooth stand-in for a time in microseconds; the best is a registers, wide-block, two-group schedule."""
+    """A smooth artificial time in microseconds; registers, wide blocks and two path groups are best."""
     assert isinstance(schedule, HostSchedule)
     penalty = (
         40.0 * (not schedule.fuse)

@@ -1,4 +1,4 @@
-"""A config that a CPU searches in seconds: one small product on a water molecule; ``trials`` is left open."""
+"""A config that a CPU searches in seconds: a small product on a water molecule, with any number of ``trials``."""
 
 from __future__ import annotations
 

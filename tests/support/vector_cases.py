@@ -1,4 +1,4 @@
-"""Convolutions of vectors, and what e3nn gives for them."""
+"""Products with harmonics of vectors, and their reference by e3nn."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PRODUCT = TensorProductProblem.channelwise("6x0e+6x1o", "0e+1o+2e", "0e+1o+2e")
 
 
 def vectors_case(operation: str, problem: TensorProductProblem = PRODUCT, **sizes: int) -> Case:
-    """Vectors in the place of y, one of them zero."""
+    """A case with vectors instead of y; one of them is zero."""
     case = make_case(problem, operation, **sizes)
     vectors = case.tensors["y"][:, :3].contiguous()
     vectors[2] = 0
@@ -23,7 +23,7 @@ def vectors_case(operation: str, problem: TensorProductProblem = PRODUCT, **size
 
 
 def expected(case: Case, harmonics: HarmonicsProblem, direction: Direction) -> dict[str, torch.Tensor]:
-    """Of e3nn, by autograd through both steps."""
+    """The results of a direction by e3nn, with autograd through both steps."""
     leaf = {name: case.tensors[name].clone().requires_grad_() for name in "xyw"}
     y = o3.spherical_harmonics(list(harmonics.degrees), leaf["y"], harmonics.normalize, harmonics.normalization)
     out = forward(case, leaf["x"], y, leaf["w"])
@@ -34,5 +34,5 @@ def expected(case: Case, harmonics: HarmonicsProblem, direction: Direction) -> d
 
 
 def without_zero_vector(slot: str, rows: torch.Tensor) -> torch.Tensor:
-    """A gradient of 1e12 times a constant, in the row of the zero vector, would hide all others in a norm."""
+    """Drop the row of the zero vector, whose gradient (1e12 times a constant) would hide all others in a norm."""
     return torch.cat([rows[:2], rows[3:]]) if slot == "y" else rows

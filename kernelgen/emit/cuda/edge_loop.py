@@ -1,6 +1,6 @@
-"""How a team of a path group walks over a run of edges: stages of indices and edge values, rows fetched ahead.
+"""A path group's loop over a run of edges, as C++ text: staged indices and edge values, prefetched rows.
 
-Enters the kernel's facts and a :class:`Group`, leaves C++ text around what :meth:`EdgeWalk._edge` does with one edge.
+:meth:`EdgeWalk._edge` writes the body of the loop.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ class EdgeWalk:
         self.near, self.owner = self.plan.near, self.plan.owner
         self.lines: list[str] = []
         self.depth = 1
-        # paths of one input block follow each other, so that its gradient is complete after the last of them
+        # Paths of one input block are consecutive, so that its gradient is complete after the last of them.
         self.paths = sorted(group.paths, key=lambda p: (self.problem.paths[p].in1, p))
         self.memory = GroupMemory(kernel, group, self.paths)
         self.operand = EdgeOperand(kernel, self.paths, stage_stride(kernel.plan, group))
         self.y_sums = EdgeSums(kernel.plan)
         self.ring = WeightRing(self.plan, group, self.paths, value_elements(self.plan)) if self.plan.ring else None
         self.sums = sums_elements(kernel.plan)
-        # Before anything is written.
+        # Statements before the first write to memory.
         self.await_zeros: tuple[str, ...] = ()
         self.not_awaited: tuple[str, ...] = ()
         if kernel.schedule.zeros == "inside":
@@ -51,7 +51,7 @@ class EdgeWalk:
         self.put("}")
 
     def _edge(self) -> None:
-        """What is done with one edge, between what is fetched before and after it."""
+        """Write the body of the loop, for one edge whose row is loaded."""
         raise NotImplementedError
 
     def _walk(self) -> None:
@@ -91,7 +91,7 @@ class EdgeWalk:
                 self.put("team.sync();")
 
     def _prefetch(self, copies: bool) -> None:
-        """What the loads of the next edge's row need; its copy is taken first, since that is what waits for a load."""
+        """Write the next edge's indices. With ``copy``, take over its row first: only this waits for the loads."""
         self.put("const int next = team.broadcast(my_edge, j + 1), next_far = team.broadcast(my_far, j + 1);")
         self.put("const bool more = j + 1 < count;")
         if copies:
@@ -119,7 +119,7 @@ class EdgeWalk:
             self.put("team.sync();")
 
     def _load_row(self, into: str, edge: str, far: str) -> None:
-        """Everything an edge needs from memory except its y row."""
+        """Load all that an edge needs from memory except its y row."""
         for side in NODE_BUFFERS:
             if side != self.near:
                 self.put(*self.memory.load_node(side, into, far))
@@ -127,7 +127,7 @@ class EdgeWalk:
             self.put(*self.memory.load_weights(into, edge))
 
     def _reload(self, p: int) -> None:
-        """Load what path p was the last to read, now for the next edge: a whole edge ahead, in the same registers."""
+        """Load the next edge's data into the registers that path p was the last to read."""
         loads: list[str] = []
         for side, blocks in (("in1", self.group.in1), ("out", self.group.out)):
             for b in blocks if side != self.near else ():

@@ -1,9 +1,8 @@
-"""The edge operand of one path group as C++ text: how a lane comes by the edge values of its paths, and its gradient.
+"""The edge operand of one path group as C++ text: how a lane gets the edge values of its paths, and the sums of dF/dy.
 
-Enters the kernel's facts and the group's paths, leaves statements for ``kernelgen.emit.cuda.path_group``. ``inline``:
-every lane forms the values of each edge from y. ``shared``: they are formed once an edge, one edge a lane, and read
-from shared memory. ``basis``: the same, but of values that are multiples of each other only one is kept there, and
-lanes scale it.
+``inline``: every lane computes the values of each edge from y. ``shared``: they are computed once an edge, one edge a
+lane, and read from shared memory. ``basis``: as ``shared``, but values that are multiples of each other are stored
+once, and lanes scale them.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from kernelgen.plan.channelwise import Plan, joint_elements
 from kernelgen.terms.clebsch_gordan import EdgeValue, edge_slots
 from kernelgen.terms.path_statements import PathBody
 
-# Buffers of y rows with the prefix of their edge values.
+# Buffers of y rows, with the prefixes of their edge values' names.
 Y_BUFFERS = (("y", "m"), ("ty", "tm"))
 
 
@@ -28,7 +27,7 @@ def _linear(value: EdgeValue, row: str) -> str:
 
 
 class EdgeOperand:
-    """Edge values of one group. ``stride``: elements of a staged edge."""
+    """Edge values of one group. ``stride``: shared-memory elements of an edge."""
 
     def __init__(self, kernel: Facts, paths: list[int], stride: int) -> None:
         self.kernel, self.paths, self.stride = kernel, paths, stride
@@ -38,7 +37,7 @@ class EdgeOperand:
         self._loaded: set[int] = set()
 
     def load(self, edge: str) -> list[str]:
-        """The y rows of an edge, to registers."""
+        """Load the y rows of an edge to registers."""
         dim = self.kernel.plan.spec.problem.dim_in2
         width, lines = self.kernel.width(dim), []
         if self.kernel.plan.spec.harmonics is not None:
@@ -48,7 +47,7 @@ class EdgeOperand:
         return lines
 
     def stage(self) -> list[str]:
-        """Form the values of the lane's own edge and leave them in shared memory."""
+        """Compute the values of the lane's own edge and store them in shared memory."""
         lines = [*self.load("my_edge"), f"Real values[{self.stride}] = {{}};"]
         for number, (name, _) in enumerate(self.rows):
             first = number * len(self.staged_values)
@@ -56,14 +55,14 @@ class EdgeOperand:
         return [*lines, f"store<{self.kernel.widest}>(stage + team.lane * {self.stride}, values);"]
 
     def begin(self) -> list[str]:
-        """What an edge needs before its first path."""
+        """Statements before an edge's first path."""
         self._loaded.clear()
         if self.kernel.staged:
             return [f"const Real* const staged = stage + j * {self.stride};"]
         return self.load("edge")
 
     def fetch(self, p: int, body: PathBody) -> list[str]:
-        """Packs of staged values that a path is the first of its edge to read; they outlive the path's braces."""
+        """Load the packs of staged values that path p is the first to read, before its braces: later paths use them."""
         if not self.kernel.staged:
             return []
         width = self.kernel.widest
@@ -75,7 +74,7 @@ class EdgeOperand:
         ]
 
     def bind(self, p: int, body: PathBody) -> list[str]:
-        """The names of the edge values that a path reads."""
+        """Define the names of the edge values that a path reads."""
         lines, width = [], self.kernel.widest
         for name, k in self._read(p, body):
             buffer, prefix = name
@@ -88,7 +87,7 @@ class EdgeOperand:
         return lines
 
     def _read(self, p: int, body: PathBody) -> list[tuple[tuple[str, str], int]]:
-        """(buffer and prefix, number) of the values of a path that its body reads."""
+        """The edge values that a path's body reads, as (buffer and prefix, number)."""
         count = len(self.kernel.terms[p].values)
         return [(row, k) for row in self.rows for k in range(count) if f"{row[1]}{p}_{k}" in body.reads]
 
@@ -98,17 +97,17 @@ class EdgeOperand:
 
 
 class EdgeSums:
-    """How the lanes' sums for an edge's y row reach memory: added there, or written by the only one that has a part.
+    """How the lanes' sums for an edge's dF/dy reach memory: added, or stored if only one team has a part.
 
-    With ``plan.joins_y`` each team leaves its part in shared memory (``sums``, a row an edge fetched), and after the
-    last edge fetched the teams of the block sum and write some rows each.
+    With ``plan.joins_y`` each team stores its part in shared memory (``sums``, a row for each fetched edge). After the
+    last fetched edge, the teams of the block each sum and write some of the rows.
     """
 
     def __init__(self, plan: Plan) -> None:
         self.plan, self.dim = plan, plan.spec.dim_y
 
     def put(self) -> list[str]:
-        """After an edge. Of a vector's gradient every lane's share is as good as its sum."""
+        """Statements after an edge. The gradient by a vector is linear, so lanes apply it before the sum over lanes."""
         how, sums, lines = "Add" if "out_y" in self.plan.zeroed else "Store", "oy", []
         parts = self.plan.partial_y
         row = f"((long long)edge * {parts} + unit)" if parts else "(long long)edge"
@@ -118,7 +117,7 @@ class EdgeSums:
         return [*lines, f"sum_over_team<{how}>(team, {sums}, {place});"]
 
     def join(self) -> list[str]:
-        """After the edges that were fetched together."""
+        """Statements after the edges that were fetched together."""
         units, part = self.plan.units, joint_elements(self.plan)
         return [
             "__syncthreads();",

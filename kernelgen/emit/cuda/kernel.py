@@ -1,10 +1,9 @@
-"""CUDA C++ from a plan: one kernel whose teams of lanes walk runs of edges, channels across the lanes.
+"""CUDA C++ of a channelwise plan: a kernel whose teams loop over runs of edges, with channels across the lanes.
 
-Enters a :class:`Plan`, leaves the complete source text and its launch geometry. What never changes is in
-``include/device.cuh``; the arithmetic of a path is in ``kernelgen.terms.path_statements``, the function of a path group
-in ``kernelgen.emit.cuda.path_group``. A run of edges is a node's edges (``registers``) or a fixed number of edges
-(``atomics``, and ``plain`` where every edge is its own source and destination). A unit is a team's share of a run: one
-path group and ``lanes x channels_per_thread`` of its channels.
+Fixed code is in ``include/device.cuh``, the arithmetic of a path in ``kernelgen.terms.path_statements``, the function
+of a path group in ``kernelgen.emit.cuda.path_group``. A run is all edges of a node (``registers``) or a fixed number of
+edges (``atomics``, and ``plain``, where every edge is its own source and destination). A unit is a team's share of a
+run: one path group and ``lanes x channels_per_thread`` of its channels.
 """
 
 from __future__ import annotations
@@ -20,11 +19,11 @@ from kernelgen.plan.channelwise import Plan, joint_elements, stage_elements, sum
 from kernelgen.schedule.kernel_spec import BYTES, Spec
 from kernelgen.schedule.tensor_product import CudaSchedule
 
-# Arguments of a kernel that writes its zeros, and what its teams need of those: see include/zero_outputs.hpp.
+# Extra arguments of a kernel that zeroes its outputs, and what its teams need of them: see include/zero_outputs.hpp.
 ZEROS = ("unsigned long long* written", "unsigned long long launch")
 WAITING = ("const unsigned long long* ready", "unsigned long long launch")
-# Threads of the blocks that may write zeros, and bytes that one writes before another block does: a block that has
-# written all of them tells so at once, several have to wait for each other.
+# Threads of all blocks that write zeros, and bytes that a thread writes before another block is used: a single block
+# signals at once, while several have to wait for each other.
 ZERO_THREADS, ZEROS_A_THREAD = 4096, 256
 SHARED = (
     "    extern __shared__ __align__(16) unsigned char shared_bytes[];",
@@ -33,7 +32,7 @@ SHARED = (
 
 
 def headers(schedule: CudaSchedule, has_ring: bool) -> list[str]:
-    """What every kernel includes, and what those with a ring, zeros to wait for or requests of their own do."""
+    """The headers of a kernel: that of all kernels, and those that its schedule needs."""
     asked = {
         "weight_ring.hpp": has_ring,
         "zero_outputs.hpp": schedule.zeros == "inside",
@@ -48,7 +47,7 @@ def emit_cuda(plan: Plan) -> Source:
 
 
 def preamble(spec: Spec) -> str:
-    """What a kernel is, and the types and constants of all its text."""
+    """Comments that describe the kernel, and the types and constants of its text."""
     schedule = spec.schedule
     assert isinstance(schedule, CudaSchedule)
     real = {"float32": "float", "float64": "double"}[spec.dtype]
@@ -66,7 +65,7 @@ def preamble(spec: Spec) -> str:
 
 
 def ask_all(spec: Spec, owner: str) -> list[str]:
-    """Ask for all that the kernel reads, if the schedule says so: then no load but the first waits for DRAM."""
+    """Prefetch all that the kernel reads, if the schedule says so: then only the first load waits for DRAM."""
     assert isinstance(spec.schedule, CudaSchedule)
     if spec.schedule.ahead not in ("all", "along"):
         return []
@@ -81,7 +80,7 @@ def ask_all(spec: Spec, owner: str) -> list[str]:
 
 
 def elements(spec: Spec) -> dict[str, str]:
-    """How many elements the array of each slot has, as an expression of a kernel's text."""
+    """The number of elements of each slot's array, as a C++ expression."""
     problem, plain = spec.problem, spec.operation == "plain"
     return {
         "x": f"{'num_edges' if plain else 'num_in'} * {problem.dim_in1}",
@@ -92,7 +91,7 @@ def elements(spec: Spec) -> dict[str, str]:
 
 
 def zero_blocks(schedule: CudaSchedule) -> int:
-    """The blocks that begin a grid with writing zeros."""
+    """The number of blocks, first in the grid, that write zeros."""
     return max(1, ZERO_THREADS // schedule.block_size) if schedule.zeros == "inside" else 0
 
 
@@ -108,7 +107,7 @@ def launch_geometry(plan: Plan, num_edges: int, num_in: int, num_out: int) -> tu
 
 
 def blocks_of_runs(plan: Plan) -> tuple[int, int]:
-    """Blocks that share some runs of edges, each for some of their units; and how many runs those are."""
+    """How many blocks share the same runs of edges, each with some of the units; and how many runs they share."""
     schedule = plan.spec.schedule
     assert isinstance(schedule, CudaSchedule)
     units = schedule.warps_per_edge
@@ -116,7 +115,7 @@ def blocks_of_runs(plan: Plan) -> tuple[int, int]:
 
 
 class KernelText:
-    """The text around the groups: preamble, header, buffers and the entry that sends teams to groups."""
+    """The text around the path groups: preamble, headers, buffers and the entry, which assigns teams to groups."""
 
     def __init__(self, plan: Plan) -> None:
         self.facts = Facts(plan)
@@ -146,7 +145,7 @@ class KernelText:
         return "\n".join([*head, buffers, *work, "}", ""])
 
     def _zeros(self, asked: Sequence[str]) -> list[str]:
-        """What the first blocks do where the kernel writes its zeros, and the number of each other block."""
+        """Code of the first blocks, which write zeros; and the number of each other block."""
         schedule, sizes = self.schedule, elements(self.spec)
         blocks, names = zero_blocks(schedule), sorted(self.plan.zeroed)
         if not blocks:
@@ -171,9 +170,9 @@ class KernelText:
     def body(
         self, block: str, first: Sequence[str] = (), along: Sequence[str] = (), shared: Sequence[str] = ()
     ) -> list[str]:
-        """From a block's number to its teams' work.
+        """Code from a block's number to its teams' work.
 
-        first: lines before that. along: lines behind its first load. shared: that make ``shared``, if used.
+        first: lines before it. along: lines after its first load. shared: lines that define ``shared``, if used.
         """
         schedule, plan = self.schedule, self.plan
         lines = [
@@ -211,7 +210,7 @@ class KernelText:
         return lines
 
     def _work(self, block: str) -> list[str]:
-        """Which unit of which run this team works on, and its edges."""
+        """Compute the team's unit, run and edges."""
         schedule, plan = self.schedule, self.plan
         units, split = schedule.warps_per_edge, schedule.teams_per_node
         unit_blocks, runs = blocks_of_runs(plan)
@@ -248,7 +247,7 @@ class KernelText:
         ]
 
     def _dispatch(self, function: str, arguments: str) -> list[str]:
-        """Send a team to its path group."""
+        """Call the function of the team's path group."""
         lines, first = [], 0
         for number, group in enumerate(self.plan.groups):
             first += self.plan.tiles(group)

@@ -1,8 +1,4 @@
-"""Memory of one path group as C++ text: what an edge loads, where sums go, and how wide an access may be.
-
-Enters the kernel's facts (:class:`Facts`) and a :class:`Group`, leaves statements for
-``kernelgen.emit.cuda.path_group``.
-"""
+"""Loads and stores of one path group as C++ text: what an edge loads, where sums go, how wide an access may be."""
 
 from __future__ import annotations
 
@@ -18,13 +14,13 @@ from kernelgen.schedule.tensor_product import CudaSchedule
 from kernelgen.terms.clebsch_gordan import PathTerms, path_terms
 from kernelgen.terms.path_statements import PathBody, path_body
 
-# Buffers of node features by the side of the product that they belong to.
+# Buffers of node features, by side of the product.
 NODE_BUFFERS = {"in1": ("x", "tx"), "out": ("g", "tg")}
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What all groups of one kernel share, read off its plan."""
+    """What all groups of one kernel share, from its plan."""
 
     plan: Plan
 
@@ -63,7 +59,7 @@ class Facts:
         return tuple(path_body(terms, self.plan.spec.direction) for terms in self.terms)
 
     def width(self, *divisible: int) -> int:
-        """Elements a memory access may take where all these element counts are multiples of it."""
+        """Elements of a memory access: the most that divide all these counts."""
         return next(w for w in (4, 2, 1) if w <= self.widest and all(number % w == 0 for number in divisible))
 
 
@@ -77,14 +73,14 @@ class GroupMemory:
 
     @property
     def edge_cache(self) -> str:
-        """How rows that only one edge uses are accessed: Keep or Stream."""
+        """The caching of rows that only one edge uses: Keep or Stream."""
         return "Stream" if self.kernel.schedule.stream else "Keep"
 
     def blocks(self, side: str) -> tuple[int, ...]:
         return self.group.in1 if side == "in1" else self.group.out
 
     def ask(self, edge: str, far: str) -> Iterator[str]:
-        """Ask the L2 cache for what ``row_fields`` of an edge will be loaded from."""
+        """Prefetch to the L2 cache what an edge's ``row_fields`` will be loaded from."""
         rows = {
             "w": (edge, self.problem.weight_numel),
             "x": (far, self.problem.dim_in1),
@@ -98,7 +94,7 @@ class GroupMemory:
                     yield f"ask<{span.length}>(b.{name} + (long long){row} * {length} + {start});"
 
     def row_fields(self) -> list[str]:
-        """What is loaded for every edge: rows of the nodes that are not near, and weights of the edge."""
+        """Fields of what is loaded for every edge: rows of nodes (not of the near side), and weights."""
         fields = []
         for side, buffers in NODE_BUFFERS.items():
             if side != self.kernel.plan.near:
@@ -113,21 +109,21 @@ class GroupMemory:
         return [f"{name}{b}[{sizes[b].dim}][C]" for name in read for b in self.blocks(side)]
 
     def load_node(self, side: str, into: str, row: str, only: int | None = None) -> Iterator[str]:
-        """Rows of a node: every operand of that side, into ``into`` + buffer + block. only: this block."""
+        """Load the rows of a node, for every operand of a side, into ``into`` + buffer + block. only: this block."""
         for name in NODE_BUFFERS[side]:
             if name in self.kernel.operands:
                 blocks = self.blocks(side) if only is None else (only,)
                 yield from (self._load_block(name, side, b, f"{into}{name}{b}", row) for b in blocks)
 
     def load_weights(self, into: str, edge: str, only: int | None = None) -> Iterator[str]:
-        """Weights of an edge, into ``into`` + buffer + path. only: of this path."""
+        """Load the weights of an edge into ``into`` + buffer + path. only: of this path."""
         for name in ("w", "tw"):
             if name in self.kernel.operands:
                 paths = self.paths if only is None else (only,)
                 yield from (self.load_weight(name, p, f"{into}{name}{p}", edge) for p in paths)
 
     def load_weight(self, name: str, path: int, into: str, edge: str) -> str:
-        """Weights of a path; an empty ``edge`` means the one row that all edges share."""
+        """Load the weights of a path; an empty ``edge`` means the row that all edges share."""
         offset = self.problem.paths[path].weight_offset
         base = f"b.{name} + (long long){edge} * {self.problem.weight_numel}" if edge else f"b.{name}"
         cache = self.edge_cache if edge else "Keep"
@@ -138,31 +134,31 @@ class GroupMemory:
         return self.kernel.width(self.problem.weight_numel, offset, self.channels)
 
     def put_block(self, how: str, side: str, block: int, source: str, row: str) -> str:
-        """``how``: Store or Add."""
+        """Store or add (``how``) a block to a row."""
         b, width = getattr(self.problem, side)[block], self._block_width(side, block)
         if how == "Store" and self.kernel.plain and self.kernel.schedule.stream:
             how = "StoreStream"
         return f"put_block<{how}, {width}, MUL>({self.out_row(side, row)} + {b.offset}, u, active, {source});"
 
     def out_row(self, side: str, row: str) -> str:
-        """Where a node's row of results begins."""
+        """Address of a node's row of results."""
         name, dim = ("out_x", self.problem.dim_in1) if side == "in1" else ("out_g", self.problem.dim_out)
         return f"b.{name} + (long long){row} * {dim}"
 
     def place(self, side: str, block: int, component: str, channel: str) -> str:
-        """Where in a row a component of a channel of a block is."""
+        """Position in a row of one component of a block's channel."""
         b = getattr(self.problem, side)[block]
         if self.kernel.plan.spec.layout == "mul_ir":
             return f"{b.offset} + {channel} * {b.dim} + {component}"
         return f"{b.offset} + {component} * MUL + {channel}"
 
     def owned_how(self, side: str, block: int) -> str:
-        """Store where nobody else writes what this group computes of a block, else Add."""
+        """Store if only this group writes the block, else Add."""
         exclusive = self.kernel.plan.exclusive_in1 if side == "in1" else self.kernel.plan.exclusive_out
         return "Store" if block in exclusive else "Add"
 
     def flush(self, side: str, row: str, owned: bool, only: int | None = None) -> Iterator[str]:
-        """Sums of a side to a node's row; ``owned``: nobody else writes what this group alone computes.
+        """Write the sums of a side to a node's row. owned: no other team writes blocks of this group alone.
 
         only: the sums of this block.
         """
@@ -180,7 +176,7 @@ class GroupMemory:
         )
 
     def _block_width(self, side: str, block: int) -> int:
-        """Elements an access may take in a block of x (``in1``) or of g (``out``)."""
+        """Elements of an access in a block of x (``in1``) or of g (``out``)."""
         b = getattr(self.problem, side)[block]
         row = self.problem.dim_in1 if side == "in1" else self.problem.dim_out
         if self.kernel.plan.spec.layout == "mul_ir":

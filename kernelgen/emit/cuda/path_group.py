@@ -1,9 +1,8 @@
-"""The device function of one path group: its registers, and what is done with an edge.
+"""The device function of one path group as C++ text: its registers, and the computation for an edge.
 
-Enters the kernel's facts and a :class:`Group`, leaves C++ text. A lane keeps the sums of its channels in registers: of
-the near side (the nodes that a run belongs to) from edge to edge, of the far side for one edge. A row struct holds what
-is loaded for an edge, so that rows can be fetched ahead of their use. Memory is in
-``kernelgen.emit.cuda.memory_access``, the loop over edges in ``kernelgen.emit.cuda.edge_loop``.
+A lane keeps the sums of its channels in registers: for the near side (the nodes that a run belongs to) from edge to
+edge, for the far side during one edge. A row struct holds what is loaded for an edge, so that rows can be prefetched.
+Loads and stores are in ``kernelgen.emit.cuda.memory_access``, the loop over edges in ``kernelgen.emit.cuda.edge_loop``.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ class GroupEmitter(EdgeWalk):
         )
 
     def _channels(self) -> None:
-        """Channels of a lane: from u on, C of them."""
+        """Define a lane's channels: C of them, from u on."""
         self.put(
             f"constexpr int MUL = {self.group.mul};",
             f"const int first_channel = (unit - {self.first_unit}) * LANES * C;",
@@ -49,12 +48,12 @@ class GroupEmitter(EdgeWalk):
         )
 
     def _finish_together(self) -> list[str]:
-        """The function that sums what the teams of a node left."""
+        """The function that adds the sums of the teams of a node."""
         self.lines, schedule = [], self.kernel.schedule
         self.put(*self.not_awaited, *self.await_zeros)
         side = "in1" if self.plan.node_sums == "x" else "out"
         self._channels()
-        # Elements from what one team left to what the next one did.
+        # Elements from one team's sums to the next one's.
         step = self.sums * schedule.warps_per_edge
         finish = self._finish_by_blocks if schedule.finish == "blocks" else self._finish_unrolled
         finish(side, schedule.teams_per_node, step)
@@ -65,7 +64,7 @@ class GroupEmitter(EdgeWalk):
         ]
 
     def _finish_by_blocks(self, side: str, teams: int, step: int) -> None:
-        """Each team some of the blocks, each in code of its own."""
+        """Each team adds some of the blocks, with separate code for each."""
         for position, (name, dim, offset) in enumerate(self._node_sums()):
             with self.scope(f"if (share == {position % teams})"):
                 self.put(
@@ -75,7 +74,7 @@ class GroupEmitter(EdgeWalk):
                 )
 
     def _finish_unrolled(self, side: str, teams: int, step: int) -> None:
-        """Each team every so many-th component of all blocks: even shares, and all are read before any is written."""
+        """Each of n teams adds every n-th component of all blocks: equal shares, and all reads before any write."""
         sums = list(zip(self.memory.blocks(side), self._node_sums(), strict=True))
         for how in ("Store", "Add"):
             chosen = [(b, dim, first) for b, (_, dim, first) in sums if self.memory.owned_how(side, b) == how]
@@ -89,7 +88,7 @@ class GroupEmitter(EdgeWalk):
             place = _by_case([(end, self.memory.place(side, b, m, "v")) for end, m, b, _ in cases])
             mine = f"active && share + i * {teams} < {ends[-1]}"
             with self.scope(f"UNROLL for (int i = 0; i < {-(-ends[-1] // teams)}; ++i)"):
-                # Who has none reads the last one.
+                # A team without a component reads the last one.
                 self.put(f"const int k = min(share + i * {teams}, {ends[-1] - 1});")
                 self.put(f"const Real* const from = parts + ({left}) * C * LANES + team.lane;")
                 with self.scope("UNROLL for (int c = 0; c < C; ++c)"):
@@ -98,14 +97,14 @@ class GroupEmitter(EdgeWalk):
                     self.put(f"if ({mine}) {how}::put<1>({self.memory.out_row(side, 'node')} + ({place}), sum);")
 
     def _node_sums(self) -> list[tuple[str, int, int]]:
-        """Name, components and first component of each block of the sums at the node that a run belongs to."""
+        """Name, components and first component of each block of the sums at the run's node."""
         side, stem = ("in1", "ox") if self.plan.node_sums == "x" else ("out", "og")
         dims = [getattr(self.problem, side)[b].dim for b in self.memory.blocks(side)]
         offsets = itertools.accumulate(dims, initial=0)
         return [(f"{stem}{b}", d, o) for b, d, o in zip(self.memory.blocks(side), dims, offsets, strict=False)]
 
     def _declare(self) -> None:
-        """What lives from edge to edge: rows and sums of the near side, shared weights and their sums."""
+        """Declare what is kept from edge to edge: rows and sums of the near side, shared weights and their sums."""
         kernel = self.kernel
         if self.near:
             self.put(
@@ -184,7 +183,7 @@ class GroupEmitter(EdgeWalk):
         self.put("}")
 
     def _channel(self, p: int, body: PathBody) -> None:
-        """Bind the body's names to this channel's registers, then its statements."""
+        """Bind the body's names to this channel's registers and write its statements."""
         near = NODE_BUFFERS.get(self.near, ())
         for name in body.reads:
             stem, _, m = name.partition("_")
@@ -221,13 +220,13 @@ class GroupEmitter(EdgeWalk):
             self.put(*self.memory.flush("in1", "node", owned=True))
         if self.problem.shared_weights and "w" in kernel.live:
             if self.sums:
-                self.put(*self.await_zeros)  # a team without edges has not waited yet
+                self.put(*self.await_zeros)  # a team without edges has not yet waited
             for p in self.paths:
                 offset = self.problem.paths[p].weight_offset
                 self.put(f"if (active) add<{self.memory.weight_width(p)}>(b.out_w + {offset} + u, sum_w{p});")
 
 
 def _by_case(cases: list[tuple[int, str]]) -> str:
-    """An expression of ``k``: of the first case whose end is above it."""
+    """A C++ expression that selects the first case whose end is above ``k``."""
     *others, (_, last) = cases
     return "".join(f"k < {end} ? {text} : " for end, text in others) + last

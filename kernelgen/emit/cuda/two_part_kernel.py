@@ -1,8 +1,8 @@
-"""CUDA C++ of one launch of two kernels (``accumulate="owners"``): an :class:`OwnersPlan` enters, its text leaves.
+"""CUDA C++ of an :class:`OwnersPlan`: two kernels in one launch (``accumulate="owners"``).
 
-The first blocks own senders and write dF/dx, the others take runs of edges and write dF/dy and dF/dw; the device
-functions of each stand in a namespace of their own. So a small graph's backward pass is one launch, without one before
-it that fills what is added up with zeros.
+The first blocks own senders and write dF/dx; the others take runs of edges and write dF/dy and dF/dw. The device
+functions of each have their own namespace. So a small graph's backward pass is a single launch, without another one
+that zeroes outputs.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""Weights of the edges to come in a ring in shared memory, as C++ text: asynchronous copies, some edges ahead.
+"""A ring buffer of weights in shared memory, as C++ text: asynchronous copies, some edges ahead.
 
-Enters a plan and a group's paths, leaves statements for ``kernelgen.emit.cuda.edge_loop``. A team copies its paths'
-weights of an edge in pieces of 16 bytes, a piece a lane and copy, and reads them from shared memory when it comes to
-that edge. So loads of several edges are under way at a time, and no register waits for them.
+A team copies its paths' weights of an edge in pieces of 16 bytes, one a lane and copy, and later reads them from shared
+memory. So loads of several edges are in flight at a time, and none of them holds a register.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from kernelgen.schedule.kernel_spec import BYTES
 
 
 class WeightRing:
-    """The ring of one group. ``before``: elements of the team's shared memory that lie before it."""
+    """The ring of one group. ``before``: elements before it in the team's shared memory."""
 
     def __init__(self, plan: Plan, group: Group, paths: list[int], before: int) -> None:
         self.plan, self.group, self.paths, self.before = plan, group, paths, before
@@ -23,7 +22,7 @@ class WeightRing:
         self.lanes, self.piece = plan.lanes, 16 // BYTES[plan.spec.dtype]
 
     def begin(self) -> list[str]:
-        """Once a group: the ring, and the lane's place within the pieces of one copy."""
+        """Once a group: define the ring and the lane's place within the pieces of one copy."""
         pieces = self.plan.tile // self.piece
         lines = [f"Real* const ring = stage + {self.before};"]
         if pieces < self.lanes:
@@ -31,7 +30,7 @@ class WeightRing:
         return [*lines, f"const int ring_place = team.lane % {min(pieces, self.lanes)} * {self.piece};"]
 
     def fill(self) -> list[str]:
-        """Before a stage's first edge: ask for the first edges."""
+        """Before the first edge of a stage: start the copies for the first edges."""
         lines = []
         for slot in range(self.depth):
             lines += [f"const int ring_edge{slot} = team.broadcast(my_edge, {slot});", f"if ({slot} < count) {{"]
@@ -39,7 +38,7 @@ class WeightRing:
         return lines
 
     def wait(self) -> list[str]:
-        """As an edge begins: its row is there for all lanes."""
+        """At the start of an edge: wait until its row has arrived for all lanes."""
         return [
             f"await_fetches<{self.depth - 1}>();",
             "team.sync();",
@@ -47,7 +46,7 @@ class WeightRing:
         ]
 
     def refill(self) -> list[str]:
-        """As an edge ends: ask for the one that takes its slot."""
+        """At the end of an edge: start the copy for the edge that takes its slot."""
         return [
             f"const int later = team.broadcast(my_edge, j + {self.depth});",
             "team.sync();",
@@ -58,7 +57,7 @@ class WeightRing:
         ]
 
     def load(self, p: int) -> Iterator[str]:
-        """The lane's channels of a path's weights."""
+        """Read the lane's channels of a path's weights."""
         channels = self.plan.tile // self.lanes
         for number, name in enumerate(self.plan.weight_operands):
             place = (number * len(self.paths) + self.paths.index(p)) * self.plan.tile
@@ -68,7 +67,7 @@ class WeightRing:
     def _fetch(self, edge: str, slot: str) -> Iterator[str]:
         """Copy the rows of an edge, 16 bytes a lane at a time."""
         problem, tile = self.plan.spec.problem, self.plan.tile
-        pieces = tile // self.piece  # of a path
+        pieces = tile // self.piece  # pieces of a path
         together, rounds = max(1, self.lanes // pieces), max(1, pieces // self.lanes)
         for number, name in enumerate(self.plan.weight_operands):
             row = f"b.{name} + (long long){edge} * {problem.weight_numel}"
@@ -85,7 +84,7 @@ class WeightRing:
 
 
 def _chosen(offsets: list[int]) -> str:
-    """The offset of the lane's path of those that are copied together."""
+    """The weight offset of the lane's path, as a C++ expression; ``offsets``: of the paths that are copied together."""
     steps = {b - a for a, b in zip(offsets, offsets[1:], strict=False)}
     if not steps:
         return str(offsets[0])

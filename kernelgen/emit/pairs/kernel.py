@@ -1,8 +1,8 @@
-"""A kernel of pairs as C++ text, for the GPU and the host alike: a :class:`PairPlan` enters, the source leaves.
+"""The kernel of a :class:`PairPlan` as C++ text, for GPU and host.
 
-A team takes an edge: rows of operands go to its scratch memory, then each path forms its pairs, meets its weights and
-adds to the sums (``kernelgen.plan.pairs`` has the formulas, ``kernelgen.emit.pairs.path_steps`` the steps of a path).
-What differs between a warp and a thread is in ``include/pairs.hpp``.
+A team processes an edge: it loads rows of operands to its scratch memory; then each path computes its pairs, multiplies
+them by weights and adds to the sums. Formulas are in ``kernelgen.plan.pairs``, the steps of a path in
+``kernelgen.emit.pairs.path_steps``, differences between a warp and a host thread in ``include/pairs.hpp``.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def pair_geometry(plan: PairPlan, num_edges: int, num_in: int, num_out: int) -> 
     assert isinstance(schedule, CudaSchedule)
     blocks = -(-num_edges * len(plan.parts) // plan.teams)
     if plan.weight_sums:
-        # Each block adds its sums to memory once, so no more blocks than the device runs at a time.
+        # Each block adds its sums to memory once, so launch only as many blocks as the device runs at a time.
         facts = plan.spec.facts
         blocks = min(blocks, facts.units * max(1, facts.shared_per_block // plan.shared_bytes))
     return blocks, schedule.block_size, plan.shared_bytes
@@ -59,7 +59,7 @@ def _preamble(plan: PairPlan) -> str:
 
 
 def _edge(plan: PairPlan) -> Iterator[str]:
-    """The function of one edge, or of each part of one."""
+    """The function for an edge, or one for each part of an edge."""
     out_w = ", Real* const out_w" if "w" in plan.spec.direction.live_outputs else ""
     for number, part in enumerate(plan.parts):
         yield (
@@ -98,7 +98,7 @@ def _edge_lines(plan: PairPlan, part: tuple[PairPath, ...]) -> Iterator[str]:
 
 
 def _blocks(plan: PairPlan, part: tuple[PairPath, ...], slot: str) -> Iterator[Block]:
-    """Blocks of x or g: all of them, or those of one of several parts."""
+    """Blocks of x or g: all, or those that a part uses if there are several."""
     side = SIDES[slot]
     used = {getattr(path.path, side) for path in part}
     for number, block in enumerate(getattr(plan.spec.problem, side)):
@@ -107,12 +107,12 @@ def _blocks(plan: PairPlan, part: tuple[PairPath, ...], slot: str) -> Iterator[B
 
 
 def _summed(plan: PairPlan) -> str:
-    """Outputs whose rows are summed in the scratch memory."""
+    """Outputs whose rows are summed in scratch memory."""
     return "".join(slot for slot in plan.spec.direction.live_outputs if f"o_{slot}" in plan.scratch)
 
 
 def _rows_of_pairs(plan: PairPlan) -> Iterator[str]:
-    """``g``, ``tg`` and ``out_g`` of the edge, where pairs have them without a detour."""
+    """Pointers to the edge's rows ``g``, ``tg`` and ``out_g``, for pairs that access them directly."""
     size, direction = plan.spec.problem.dim_out, plan.spec.direction
     for name in direction.operands:
         if name[-1] == "g":
@@ -135,7 +135,7 @@ def _load_rows(plan: PairPlan, part: tuple[PairPath, ...]) -> Iterator[str]:
 
 
 def _row(plan: PairPlan, slot: str) -> str:
-    """Of x or g: the edge's own, or that of the node at its end."""
+    """Row number of x or g: the edge's, or its sender's or receiver's in a convolution."""
     if not plan.is_conv:
         return "edge"
     return {"x": "(long long)b.sender[edge]", "g": "(long long)b.receiver[edge]"}[slot]
@@ -157,7 +157,7 @@ def _store_rows(plan: PairPlan, part: tuple[PairPath, ...]) -> Iterator[str]:
 
 
 def _weight_row(plan: PairPlan, shared: str) -> str:
-    """The argument for gradients of weights: a row an edge, or the sums of all edges that a worker takes."""
+    """The argument for gradients of weights: the edge's row, or ``shared``, sums over a worker's edges."""
     if "w" not in plan.spec.direction.live_outputs:
         return ""
     return f", {shared}" if plan.sums_weights else f", b.out_w + edge * {plan.spec.problem.weight_numel}"
@@ -190,13 +190,13 @@ def _gpu(plan: PairPlan) -> Iterator[str]:
 
 
 def _any_left(plan: PairPlan) -> str:
-    """Whether team i or one before it in its warp has an edge, or a part of one."""
+    """The condition that some team of the warp still has an edge or a part of one."""
     warp = "i" if plan.lanes == WARP else f"i - team_index % {WARP // plan.lanes}"
     return f"{warp} < num_edges * {len(plan.parts)}"
 
 
 def _shares(plan: PairPlan, head: str, arguments: str) -> Iterator[str]:
-    """What team i does: all of edge i, or one part of an edge that the teams next to it share."""
+    """The work of team i: edge i, or one part of an edge that it shares with neighbouring teams."""
     count = len(plan.parts)
     yield f"{head} {{"
     if plan.lanes == WARP:

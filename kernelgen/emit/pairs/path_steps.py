@@ -1,6 +1,7 @@
-"""The steps of one path of a kernel of pairs as C++ text: a :class:`PairPlan` and a path enter, statements leave.
+"""The three steps of a path in a kernel of pairs, as C++ text.
 
-Inputs to pairs, pairs to weights (``kernelgen.emit.pairs.weights``), and what flows back to the inputs.
+They compute pairs from inputs, multiply pairs by weights (``kernelgen.emit.pairs.weights``), and compute gradients of
+the inputs.
 """
 
 from __future__ import annotations
@@ -12,12 +13,12 @@ from kernelgen.plan.pairs import PairPath, PairPlan
 from kernelgen.terms.clebsch_gordan import PathTerms
 
 INDENT = "    "
-# What is done with one pair.
+# The statements for one pair.
 Body = Callable[[PairPlan, PairPath, PathTerms], Iterator[str]]
 
 
 def path_steps(plan: PairPlan, path: PairPath, terms: PathTerms) -> Iterator[str]:
-    """All that an edge does for one path."""
+    """All steps of one path for an edge."""
     problem, p, wanted = plan.spec.problem, path.path, plan.products
     texts = f"{problem.in1[p.in1].text} x {problem.in2[p.in2].text} -> {problem.out[p.out].text}"
     yield f"{{  // path {p.index}, {p.mode}: {texts}"
@@ -32,14 +33,14 @@ def path_steps(plan: PairPlan, path: PairPath, terms: PathTerms) -> Iterator[str
     if not plan.is_direct:
         lines += [*weight_step(plan, path), "team.sync();"]
     if wanted.d:
-        # Sums may lie in another lane than the values that they were made of.
+        # Other lanes may read these sums.
         lines += [*_over_pairs(plan, path, terms, _gradient_lines, {y for y, _ in wanted.x}), "team.sync();"]
     yield from (f"{INDENT}{line}" for line in lines)
     yield "}"
 
 
 def _one_pair(plan: PairPlan, path: PairPath, terms: PathTerms) -> Iterator[str]:
-    """Each lane forms the only pair for itself, in registers, and takes its share of the copies of the output."""
+    """Every lane computes the only pair in registers, and handles some copies of the output."""
     wanted = plan.products
     buffers = {y for sums in wanted.z for _, y in sums} | {y for y, _ in wanted.x}
     v = 1 if plan.spec.problem.mode(path.path).pairs == "upper" else 0
@@ -58,7 +59,7 @@ def _one_pair(plan: PairPlan, path: PairPath, terms: PathTerms) -> Iterator[str]
 
 
 def _over_pairs(plan: PairPlan, path: PairPath, terms: PathTerms, body: Body, y_buffers: set[str]) -> Iterator[str]:
-    """A loop over the pairs k = (u, v) of a path: lanes over u, and the edge values of the y buffers at v."""
+    """A loop over the pairs k = (u, v) of a path, with lanes over u and the y buffers' edge values at v."""
     problem, (mul1, mul2, _) = plan.spec.problem, path.muls
     kind = problem.mode(path.path).pairs
     values = list(_edge_values(path, terms, sorted(y_buffers)))
@@ -72,7 +73,7 @@ def _over_pairs(plan: PairPlan, path: PairPath, terms: PathTerms, body: Body, y_
         yield "}"
         return
     if plan.is_direct and body is _z_lines and kind == "all" and mul2 > 1:
-        # Lanes over pairs, so that they write side by side.
+        # Lanes over pairs, so that neighbouring lanes write neighbouring elements.
         yield f"EACH(k, {mul1 * mul2}) {{"
         lines = [f"const int u = k / {mul2}, v = k % {mul2};", *values, *inside]
         yield from (f"{INDENT}{line}" for line in lines)
@@ -112,7 +113,7 @@ def _rows_of_x(plan: PairPlan, path: PairPath, buffers: set[str]) -> Iterator[st
 
 
 def _sum(products: list[tuple[int, str]]) -> str:
-    """Signed products as one expression."""
+    """The sum of signed products as an expression."""
     text = "".join(f" {'-' if sign < 0 else '+'} {product}" for sign, product in products)
     return text[3:] if text.startswith(" + ") else f"-{text[3:]}" if text else "Real(0)"
 
@@ -137,7 +138,7 @@ def _z_lines(plan: PairPlan, path: PairPath, terms: PathTerms) -> Iterator[str]:
 
 
 def _place(plan: PairPlan, path: PairPath, m3: int) -> str:
-    """Of pair k's component in a row of the output."""
+    """Position of pair k's component in a row of the output."""
     offset = plan.spec.problem.out[path.path.out].offset
     if plan.spec.layout == "ir_mul":
         return f"{offset + m3 * path.pairs} + k"
@@ -145,7 +146,7 @@ def _place(plan: PairPlan, path: PairPath, m3: int) -> str:
 
 
 def _flow(plan: PairPlan, path: PairPath, number: int, m3: int) -> str:
-    """``d`` of pair k."""
+    """The expression of ``d`` for pair k."""
     if not plan.is_direct:
         return f"d{number}[{m3 * path.pairs} + k]"
     place = _place(plan, path, m3)
@@ -153,7 +154,7 @@ def _flow(plan: PairPlan, path: PairPath, number: int, m3: int) -> str:
 
 
 def _gradient_lines(plan: PairPlan, path: PairPath, terms: PathTerms) -> Iterator[str]:
-    """From d to the gradients of x (added to its row) and of the edge values (``r_1``, summed over u)."""
+    """Gradients of x (added to its row) and of the edge values (``r_1``, summed over u), from d."""
     block, wanted = plan.spec.problem.in1[path.path.in1], plan.products
     for number in range(len(wanted.d)):
         yield from (f"const Real d{number}_{m3} = {_flow(plan, path, number, m3)};" for m3 in range(terms.dim3))
@@ -183,7 +184,7 @@ def _start_sums(plan: PairPlan, terms: PathTerms, wanted: bool) -> list[str]:
 
 
 def _add_sums(path: PairPath, terms: PathTerms, together: bool) -> Iterator[str]:
-    """The transpose of the edge values: to the components of copy v; ``together``: every lane has a part of r."""
+    """Add to dF/dy of copy v, by the transpose of the edge values. together: every lane has a part of r."""
     totals: dict[int, list[str]] = {}
     for number, value in enumerate(terms.values):
         for component, c in value.terms:

@@ -1,8 +1,7 @@
-"""The step of a path in which pairs meet weights, as C++ text: values, gradients of weights, and what flows to inputs.
+"""The step of a path that combines pairs with weights, as C++ text: values, gradients of weights, and ``d``.
 
-Enters a :class:`PairPlan` and a path, leaves statements of ``kernelgen.emit.pairs.kernel``. A path whose every pair has
-a weight for every copy of the output is a small matrix product: lanes take columns of the matrix (several rows at a
-time where there are fewer columns than lanes), so that each weight is read once, in the order of memory. All other
+A path with a weight for every pair and copy of the output is a small matrix product: lanes take columns of the matrix
+(and several rows if there are fewer columns than lanes), so that each weight is read once, in memory order. All other
 paths have one weight a pair, or none.
 """
 
@@ -30,7 +29,7 @@ def _put_weight(plan: PairPlan, at: str, value: str) -> str:
 
 
 def first_weights(plan: PairPlan, path: PairPath) -> Iterator[str]:
-    """For a path whose weights are fetched: asks for the first of them, before its pairs are formed."""
+    """Start the copy of a path's first weights before its pairs are computed, if the plan fetches them."""
     if plan.fetches(path):
         yield from _sizes(plan, path)
         yield from _fetch_function(plan, path)
@@ -50,7 +49,7 @@ def _dense(plan: PairPlan, path: PairPath) -> Iterator[str]:
 
 
 def _sizes(plan: PairPlan, path: PairPath) -> Iterator[str]:
-    """Of the matrix, of a tile of its columns, and of what the lanes take of a tile."""
+    """Sizes of the matrix, of a tile of its columns, and of the lanes' parts of a tile."""
     tile = plan.tile(path)
     columns = min(tile, plan.lanes)
     rows, tiles = plan.lanes // columns, -(-tile // columns)
@@ -60,7 +59,7 @@ def _sizes(plan: PairPlan, path: PairPath) -> Iterator[str]:
 
 
 def _tile_lines(plan: PairPlan, path: PairPath, row_of_g: str, inside: str) -> Iterator[str]:
-    """One tile of columns; ``inside``: whether column n is one of them."""
+    """One tile of columns. inside: condition that column n belongs to it."""
     wanted = plan.products
     if wanted.value:
         yield "Real sums[M][TILES] = {};"
@@ -86,7 +85,7 @@ def _tile_lines(plan: PairPlan, path: PairPath, row_of_g: str, inside: str) -> I
 
 
 def _over_elements(lines: list[str], inside: str) -> Iterator[str]:
-    """Lines for each of the rows at hand and each column of the tile."""
+    """``lines`` for each current row and each column of the tile."""
     yield "if (row < ROWS) SOME_ROWS for (int kk = row; kk < rows; kk += ROWS) {"
     yield f"{INDENT}const int k = k0 + kk;"
     yield f"{INDENT}UNROLL for (int i = 0; i < TILES; ++i) {{"
@@ -102,7 +101,7 @@ def _weights_of_d(plan: PairPlan) -> list[str]:
 
 
 def _fetch_function(plan: PairPlan, path: PairPath) -> Iterator[str]:
-    """``fetch_rows(k0, n0)``: asks for the weights of STEP rows and a tile of columns."""
+    """``fetch_rows(k0, n0)``: starts the copy of the weights of STEP rows and a tile of columns."""
     at = f"{path.path.weight_offset} + (k0 + kk) * N + n0 + n"
     yield "const auto fetch_rows = [&](int k0, int n0) {"
     yield f"{INDENT}const int rows = min(STEP, K - k0), width = min(TILE, N - n0);"
@@ -116,7 +115,7 @@ def _fetch_function(plan: PairPlan, path: PairPath) -> Iterator[str]:
 
 
 def _element_lines(plan: PairPlan, path: PairPath) -> Iterator[str]:
-    """What is done with one weight, of pair k and column n."""
+    """Statements for the weight of pair k and column n."""
     wanted, kept = plan.products, [] if plan.fetches(path) else _weights_of_d(plan)
     read = [w for w, _ in wanted.value] + kept
     at = f"{path.path.weight_offset} + k * N + n"
@@ -135,7 +134,7 @@ def _element_lines(plan: PairPlan, path: PairPath) -> Iterator[str]:
 
 
 def _flow_lines(plan: PairPlan, path: PairPath) -> Iterator[str]:
-    """``d`` of the rows at hand: a lane a row, from the weights that were left in the scratch memory."""
+    """``d`` of the current rows, one row a lane, from the weights in scratch memory."""
     stride, block = plan.stride(path), plan.spec.problem.out[path.path.out]
     yield "await_fetched(team);" if plan.fetches(path) else "team.sync();"
     yield "if (team.lane < rows) {"
@@ -154,7 +153,7 @@ def _flow_lines(plan: PairPlan, path: PairPath) -> Iterator[str]:
 
 
 def one_pair_step(plan: PairPlan, path: PairPath) -> Iterator[str]:
-    """The same for a path of one pair whose ``z`` and ``d`` are in registers: d is a sum that each lane knows."""
+    """The same for a path of one pair, with ``z`` and ``d`` in registers; every lane gets the sum d."""
     wanted, offset = plan.products, plan.spec.problem.out[path.path.out].offset
     yield f"constexpr int N = {path.columns}, M = {path.dims[2]};"
     yield from (f"Real d{number}[M] = {{}};" for number in range(len(wanted.d)))
@@ -183,7 +182,7 @@ def _single(plan: PairPlan, path: PairPath) -> Iterator[str]:
     problem, wanted, p = plan.spec.problem, plan.products, path.path
     mul1, mul2, copies = path.muls
     block = problem.out[p.out]
-    # Copies of the output, pairs that each sums, the number of such a pair, and the copy that a pair belongs to.
+    # Number of pairs that an output copy sums, the number of such a pair, and the copy that a pair belongs to.
     summed, number, copy = {
         "u": (mul2, f"o * {mul2} + s", f"k / {mul2}"),
         "v": (mul1, f"s * {mul2} + o", f"k % {mul2}"),

@@ -25,7 +25,7 @@ from autotune.measure.trial import Outcome, TrialJob, TrialSession, TrialSetting
 from autotune.measure.worker import Worker, WorkerLost
 from autotune.workload.config_tables import load_graphs
 from autotune.workload.workload import Workload
-from kernelgen.errors import LaunchError
+from kernelgen.errors import LaunchError, ToolMissingError
 from kernelgen.ops.operator import Operator
 from kernelgen.problem.tensor_product import TensorProductProblem
 from kernelgen.schedule.tensor_product import HostSchedule
@@ -156,7 +156,7 @@ def test_worker_does_not_outlive_a_killed_parent(tmp_path: Path) -> None:
             """
         )
     )
-    folders = [str(SUPPORT), str(ROOT)]
+    folders = [str(Path(__file__).parent), str(SUPPORT), str(ROOT)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(folders)}
     parent = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True, env=environment)
     assert parent.stdout is not None
@@ -250,6 +250,12 @@ def test_session_reports_a_failed_compilation(
     outcome = session(job(edges_per_chunk=16))
     assert outcome.state == "compile"
     assert "it breaks" in outcome.reason
+
+
+def test_a_machine_at_fault_is_no_outcome_of_a_schedule(session: TrialSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(ToolMissingError, match="no-such-compiler"):
+        session(job(edges_per_chunk=16))
 
 
 def test_errors_in_json_form() -> None:

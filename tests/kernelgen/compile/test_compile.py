@@ -45,7 +45,7 @@ def fail(*arguments: object, **options: object) -> None:
 
 @pytest.fixture
 def no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    """From here on, only the cache can give a binary."""
+    """Remove the compilers, so that only the cache can provide a binary."""
     monkeypatch.setattr("kernelgen.compile.host.build", fail)
 
 
@@ -102,7 +102,7 @@ DATA = b"binary" * 1000
 
 
 def store_damage_and_read(damages: bool) -> None:
-    """A process of the test below; any exception is its exit code."""
+    """A process of the test below; an exception sets its exit code."""
     for key in KEYS * 10:
         cache.publish(key, "kernel.so", DATA, "kernel.cpp", "source", {"code_bytes": 1})
         if damages:
@@ -240,7 +240,7 @@ def test_missing_nvrtc_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> 
 
 @needs_nvrtc
 def test_first_compilations_in_threads_of_a_fresh_process(tmp_path: Path) -> None:
-    """Threads that import cuda.core at the same time must not see half of it."""
+    """Threads that import cuda.core at the same time must not see a partial module."""
     script = (
         "from kernelgen.compile.compiler import compile_many\n"
         "from kernelgen.device import cuda_facts\n"

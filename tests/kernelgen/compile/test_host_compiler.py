@@ -1,4 +1,4 @@
-"""Compilers that hang, lie or are none: a typed error each, and nothing of theirs in the cache."""
+"""Compilers that hang, write bad output or are none: each raises a typed error and leaves nothing in the cache."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Script:
-    """A compiler of our own: shell for ``--version`` and shell for a compilation. ``$real`` is the true one."""
+    """A fake compiler: shell code for ``--version`` and for a compilation. ``$real`` is the real compiler."""
     real = find_host_compiler().path
 
     def write(compilation: str, version: str = "echo compiler 1.0") -> Path:
@@ -116,7 +116,7 @@ HANGS = "sleep 1000 & echo $! > {pid}; wait"
 
 
 def ended(pid: int) -> bool:
-    """Whether a process is gone, or waits for nobody but its parent."""
+    """Whether a process has ended; its parent may not yet have collected it."""
     path = Path(f"/proc/{pid}/stat")
     return not path.exists() or path.read_text().rpartition(") ")[2].startswith("Z")
 

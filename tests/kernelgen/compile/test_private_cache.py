@@ -1,4 +1,4 @@
-"""The cache of compiled kernels holds nothing that another user put there, and says so when it has no room."""
+"""The cache of compiled kernels accepts nothing that another user wrote, and reports when it is full."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from kernelgen.emit.source import Source
 
 HOST = device_facts("cpu")
 ANSWER = Source('extern "C" int equitune_kernel() { return 42; }\n', "c++")
-# What is looked at before a kernel is loaded, from the entry's folder.
+# Paths that are checked before a kernel is loaded, relative to the entry's folder.
 LEVELS = ["../..", "..", ".", "entry.json", "kernel.so"]
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root may give files away")
 
@@ -79,7 +79,7 @@ def test_what_another_user_owns_is_refused(monkeypatch: pytest.MonkeyPatch, entr
 def test_a_link_that_another_user_owns_is_refused(
     monkeypatch: pytest.MonkeyPatch, own_cache: Path, entry: Path
 ) -> None:
-    """Its owner may let it lead elsewhere between the look at a kernel and its loading."""
+    """Its owner could redirect it between the check of a kernel and its loading."""
     own_cache.rename(own_cache.with_name("moved"))
     own_cache.symlink_to("moved")
     assert compile_source(ANSWER, HOST).path.parent == entry
@@ -111,7 +111,7 @@ def test_doctor_names_a_cache_that_is_not_private(own_cache: Path) -> None:
 
 
 def fail(code: int, name: str, write: Callable[..., Any]) -> Callable[..., Any]:
-    """A way to write files that finds no room for one of that name."""
+    """A write function that fails with ``code`` for files of that name."""
 
     def attempt(path: Path, *arguments: Any, **named: Any) -> Any:
         if path.name == name:

@@ -1,4 +1,4 @@
-"""What is asked for ahead: all that a path group's teams load of an edge's rows, once, and nothing else."""
+"""L2 prefetches cover all that a path group's teams load of an edge's rows, once, and nothing else."""
 
 from __future__ import annotations
 

@@ -223,7 +223,7 @@ def test_owners_write_what_e3nn_computes_into_memory_that_held_anything(form, di
 @pytest.mark.parametrize("channels", [1, 2, 4])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_rings_of_any_piece(dtype, channels, monkeypatch) -> None:
-    """A path's weights of a team take a part of one copy, a whole one or several."""
+    """A team's weights of a path take a part of one copy, a whole one or several."""
     monkeypatch.setattr("kernelgen.plan.tensor_product.REGISTER_SLACK", 10)
     problem = TensorProductProblem.channelwise("128x0e+128x1o", "0e+1o", "0e+1o+1e")
     case = make_case(problem, "conv", edges=11)

@@ -1,4 +1,4 @@
-"""The host emitter below the operators: raw kernels, launched with nothing but the buffers that a direction names."""
+"""The host emitter without operators: kernels launched with only the buffers that a direction names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Generated kernel texts stay as they are until they are changed on purpose: databases name them by their hashes."""
+"""Generated kernel texts change only on purpose, because databases refer to them by hash."""
 
 from __future__ import annotations
 

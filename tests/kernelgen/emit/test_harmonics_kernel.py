@@ -47,7 +47,7 @@ L3 = PROBLEMS[0]
 
 
 def inputs(problem: HarmonicsProblem, dtype: torch.dtype = torch.float64, count: int = 0) -> tuple[torch.Tensor, ...]:
-    """v, g and t of ``count`` rows (all there are), in values that ``dtype`` can hold, as float64."""
+    """v, g and t of ``count`` rows (0: all), rounded to ``dtype``, as float64."""
     v = vectors() if dtype is torch.float64 else vectors()[20:40]
     t, g = operands(problem, v)
     return tuple(tensor.to(dtype).double()[: count or None] for tensor in (v, g, t))
@@ -113,7 +113,7 @@ def test_the_default_schedule_on_a_gpu() -> None:
 
 
 def filled(direction: HarmonicsDirection, problem: HarmonicsProblem, rows: int) -> dict[str, torch.Tensor]:
-    """A kernel's buffers, outputs full of nan, with a row too many: nothing may be written there."""
+    """A kernel's buffers, with outputs full of nan and one extra row, where nothing may be written."""
     v, g, t = inputs(problem, count=rows)
     buffers = {"x": v, "g": g, "tx": t}
     for slot, size in (("x", 3), ("g", problem.dim_out)):

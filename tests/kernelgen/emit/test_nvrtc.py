@@ -1,4 +1,4 @@
-"""The CUDA text of every suite problem compiles without a GPU, a small one for the architectures that users have."""
+"""The CUDA text of every suite problem compiles without a GPU; a small one compiles for all common architectures."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from kernelgen.terms.directions import DIRECTIONS
 
 SUITE = load_problems()
 
-# Of these only what a training step on forces takes: with the rest they would compile for minutes.
+# For these, only the kernels of a training step on forces: all kernels would take minutes to compile.
 BIG = {"nequip-benzene", "sevennet-l3i5", "batmobile-l3", "nequip-oam-l"}
 CASES = [
     (name, direction, "sm_90")

@@ -70,7 +70,7 @@ def test_single_precision() -> None:
 
 @st.composite
 def problems(draw: st.DrawFn) -> TensorProductProblem:
-    """Up to four paths of any modes, each with blocks of its own."""
+    """Up to four paths of any modes, each with separate blocks."""
     blocks: tuple[list[str], list[str], list[str]] = ([], [], [])
     instructions = []
     for number in range(draw(st.integers(1, 4))):

@@ -1,4 +1,4 @@
-"""``make_fx`` traces modules through their ops: the graph it makes is right for other tensors too."""
+"""``make_fx`` traces modules through their ops: the traced graph is right for other tensors too."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def assert_close(found: object, wanted: object) -> None:
 @pytest.mark.parametrize("known", [False, True], ids=["new", "known"])
 @pytest.mark.parametrize("mode", MODES)
 def test_a_convolution_is_traced_for_any_graph_of_its_size(mode: str, known: bool, device: str) -> None:
-    """Its order belongs to the traced program: that of the graph at hand must not become a constant of it."""
+    """The traced program computes the order: the present graph's must not become a constant in it."""
     conv = small_conv()
     inputs = [tensor.to(device) for tensor in conv_inputs(conv, 30, 6)]
     edges = [index.to(device) for index in random_graph(30, 6, 6)]
@@ -76,7 +76,7 @@ def vector_conv() -> TensorProductConv:
     ids=["product", "harmonics", "vectors"],
 )
 def test_other_modules_are_traced_and_work_as_before(make: Callable, ops: list[str], mode: str) -> None:
-    """A first call under a trace leaves nothing of its lookup and building in the program, nor fakes in the module."""
+    """A first call under a trace records no lookup or building in the program, and keeps no fake tensors."""
     module = make()
     inputs = {
         1: lambda: [normal(9, 3)],

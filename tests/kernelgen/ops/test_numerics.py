@@ -60,7 +60,7 @@ FORMS = [
 ]
 
 
-# the plain product has no walk by node and nothing to fuse
+# The plain product has no order by node and nothing to fuse.
 COMBINATIONS = [
     (schedule, *form)
     for schedule in SCHEDULES
@@ -161,7 +161,7 @@ def test_commutes_with_rotations_and_reflections(parity: int) -> None:
 
 @pytest.mark.parametrize("slots", ["x", "y", "w", "xy"])
 def test_only_needed_gradients_match_all_gradients(slots: str) -> None:
-    """Forces ask for some gradients only; each subset runs kernels of its own."""
+    """Forces need some gradients only; each subset has its own kernels."""
     case = make_case(SMALL, "conv")
     operator = build(SMALL, dtype=torch.float64)
     assert isinstance(case, Case)

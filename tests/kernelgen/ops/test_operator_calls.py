@@ -1,4 +1,4 @@
-"""Calls of an operator: odd graphs, strided inputs, what it says of bad input, copies and pickles."""
+"""Calls of an operator: unusual graphs, strided inputs, errors for bad input, copies and pickles."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The torch face of an operator: autograd twice, torch's own op checks, compile and export."""
+"""An operator as a torch op: second derivatives, torch's own op checks, compile and export."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def subsets(slots: str) -> list[str]:
 
 @pytest.mark.parametrize("needed", subsets("xyw"))
 def test_only_needed_gradients_are_asked_for(needed: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Directions name exactly the gradients that somebody needs, in first and second derivatives."""
+    """Directions contain exactly the gradients that the pass uses, in first and second derivatives."""
     given, op = case(), operator()
     asked: list[str] = []
     run_on = Operator.run_on

@@ -1,4 +1,4 @@
-"""Operators are known by their text: in this process, in pickles of today, and in those of version 0.1."""
+"""Operators are found by their text: in this process, in present pickles, and in those of version 0.1."""
 
 from __future__ import annotations
 

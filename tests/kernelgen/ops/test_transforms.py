@@ -1,4 +1,4 @@
-"""Function transforms on the modules: ``torch.func``, forward mode and batched backward passes give what e3nn's do."""
+"""Function transforms on the modules: ``torch.func``, forward mode and batched backward passes, against e3nn."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Index tensors that are written, freed, aliased and used again between calls: never a wrong number without an error.
+"""Index tensors written, freed, aliased and reused between calls: never a wrong number without an error.
 
-Sequences of operations are drawn and every value and gradient is compared with e3nn's on what the indices held at the
-time of the call. A gradient may be refused, as torch refuses it, if an index was written after its forward pass.
+The tests draw random sequences of operations. They compare every value and gradient with e3nn's for the indices at the
+time of the call. A gradient may be refused, as torch does, if an index was written after its forward pass.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How many threads a host kernel runs on: never more than torch has, and one in a process that was forked."""
+"""Number of threads of a host kernel: never more than torch has, and one in a forked process."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def two_threads() -> Iterator[None]:
 
 
 def threads_used(fixed: int, edges: int = EDGES) -> int:
-    """The number that a kernel is told, by a kernel that writes it down."""
+    """The number of threads that a kernel receives, recorded by the kernel."""
     schedule = HostSchedule(threads=fixed)
     plan = make_plan(Spec(PROBLEM, DIRECTIONS["forward"], schedule, "conv", "float32", "mul_ir", "int64", HOST))
     source = Source("\n".join([*host_entry(), "    *static_cast<int*>(out_g) = threads;", "}"]) + "\n", "c++")

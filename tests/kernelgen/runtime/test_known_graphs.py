@@ -1,4 +1,4 @@
-"""Graphs are ordered and checked once for all operators that see them, and what is known of them never goes stale."""
+"""Graphs are ordered and checked once for all operators, and a changed graph is never mistaken for a known one."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def small_operator() -> Operator:
 
 @pytest.fixture
 def ordered(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """No graph is known; the list grows by one number of destinations at each order that is really made."""
+    """Forget all graphs; each order that is really computed appends its number of destinations to the list."""
     made: list[int] = []
 
     make = Operator.order
@@ -123,7 +123,7 @@ def test_sorted_receivers_on_the_cpu_need_no_permutation() -> None:
 
 
 def test_a_graph_of_a_gpu_is_known_by_tensors_memory_and_counted_writes() -> None:
-    """Nothing in it asks for a GPU: the same logic on tensors of the CPU."""
+    """The logic for GPU tensors, which needs no GPU, on tensors of the CPU."""
     sender, receiver = random_graph(10, 4, 4)
     known = _DeviceGraph(sender, receiver)
     assert known.is_still(sender, receiver)
@@ -241,7 +241,7 @@ print("not told")
     ],
 )
 def test_a_gpu_stops_at_what_the_cpu_tells(change: str, dtype: str, options: str, told: str) -> None:
-    """In a process of its own: the assertion ends the use of the GPU in it."""
+    """In a separate process, because the assertion makes the GPU unusable in it."""
     program = GPU_PROGRAM.format(change=change, dtype=dtype, options=options)
     ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=SUPPORT, check=False)
     assert ran.returncode != 0 and "in range" in ran.stdout and "not told" not in ran.stdout

@@ -1,4 +1,4 @@
-"""Fresh memory is what torch's public functions would have given, whichever functions made it."""
+"""Allocated tensors equal those of torch's public functions, whichever functions allocate."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kernels that write the zeros that they add to: nothing is added before those are there."""
+"""Kernels that zero their own outputs: they add nothing before the zeros are written."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def test_other_architectures_take_it(arch: str) -> None:
 
 
 def test_where_it_is_refused() -> None:
-    """Kernels that do not wait: such a schedule of a foreign database would add to memory that is not zero yet."""
+    """For kernels that do not wait: such a schedule in a foreign database would add to memory not yet zeroed."""
     pairs = TensorProductProblem.from_instructions(
         "4x0e", "1x0e", "4x0e", [(0, 0, 0, "uvw", True)], shared_weights=False
     )
@@ -151,7 +151,7 @@ def test_where_it_is_refused() -> None:
 
 
 def test_of_a_kernel_that_adds_to_nothing_it_means_nothing() -> None:
-    """A tuned backward of which only the gradients of weights are asked for is no error, and no trial of its own."""
+    """A tuned backward with only the gradients of weights is neither an error nor a separate trial."""
     schedule = inside(FORMS["atomics"])
     plan = make_plan(dataclasses.replace(spec_of("backward", schedule), direction=backward("w")))
     assert plan.spec.schedule == FORMS["atomics"] and not plan.zeroed
@@ -176,7 +176,7 @@ def test_it_is_searched_where_launches_decide() -> None:
 
 
 def test_records_without_it_read_as_ever() -> None:
-    """Stored schedules and the texts of kernels do not name a knob that is younger than they are."""
+    """Stored schedules and kernel texts do not name knobs that were added later."""
     plain, changed = CudaSchedule(), CudaSchedule(zeros="inside")
     assert "zeros" not in plain.key and "zeros" not in plain.to_dict() and "zeros=inside" in changed.key
     for schedule in (plain, changed):
