@@ -1,6 +1,6 @@
-"""Tables of a config as problems and graphs: TOML enters, frozen values leave, or a ConfigError.
+"""Convert TOML tables to problems and graphs as frozen values, or raise ConfigError.
 
-Of ``configs/graphs.toml`` all tables, of other configs those under ``graphs``. Problems stand in the tables of their
+All tables of ``configs/graphs.toml`` count; in other configs those under ``graphs``. Problems are in the tables of their
 kinds: ``problems``, ``harmonics``, ``vectors``; in ``configs/problems.toml`` all other tables are products.
 """
 
@@ -62,9 +62,9 @@ def load_graphs(path: Path | None = None) -> dict[str, GraphSpec]:
 
 
 def graph_from(name: str, table: Any, folder: Path) -> GraphSpec:
-    """A graph from a table: cutoff, one source of atoms, and optionally repeat; ``folder`` is the file's own.
+    """A graph from a table: cutoff, one source of atoms, and optionally repeat; ``folder`` contains the file.
 
-    Or the number of its ``edges`` alone.
+    Alternatively only the number of ``edges``.
     """
     if isinstance(table, Mapping) and "edges" in table:
         check_table(table, f"graph {name!r}", ("edges",))

@@ -1,7 +1,4 @@
-"""The class that a graph falls in: tuned entries are looked up by it.
-
-Counts of edges and nodes enter, a :class:`GraphClass` leaves: size and mean degree in powers of two.
-"""
+"""Classify graphs by size and mean degree, in powers of two; tuned entries are looked up by the class."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ from kernelgen.plan.defaults import SMALL_GRAPH_EDGES
 
 @dataclass(frozen=True)
 class GraphClass:
-    """Size and mean degree of a graph in powers of two; only convolutions have a degree."""
+    """Size and mean degree of a graph in powers of two; convolutions alone have a degree."""
 
     operation: str
     log2_edges: int
@@ -50,7 +47,7 @@ class GraphClass:
 
     @property
     def is_small(self) -> bool:
-        """Whether a GPU's launches and latencies decide, not its bandwidth."""
+        """Whether launches and latencies dominate on a GPU, not bandwidth."""
         return 2**self.log2_edges <= SMALL_GRAPH_EDGES
 
     def distance(self, other: GraphClass) -> float:

@@ -20,7 +20,7 @@ from kernelgen.terms.directions import DIRECTIONS
 
 
 class VectorsRuns(ProductRuns):
-    """Harmonics inside the product's kernel or apart, as its schedules say."""
+    """Runs convolutions of harmonics of edge vectors."""
 
     operations = VectorsKind.operations
 

@@ -11,5 +11,5 @@ _BY_OPERATION: dict[str, Runs] = {
 
 
 def runs_of(operation: str) -> Runs:
-    """How the kernels of an operation are run."""
+    """The :class:`Runs` of an operation."""
     return _BY_OPERATION[operation]

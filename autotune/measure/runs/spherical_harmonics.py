@@ -21,7 +21,7 @@ from kernelgen.terms.directions import HARMONICS_DIRECTIONS
 
 
 class HarmonicsRuns(Runs):
-    """Vectors to harmonics."""
+    """Runs spherical harmonics."""
 
     operations = HarmonicsKind.operations
 

@@ -19,7 +19,7 @@ from kernelgen.terms.directions import DIRECTIONS
 
 
 class ProductRuns(Runs):
-    """As convolutions or edge by edge."""
+    """Runs tensor products."""
 
     operations = ProductKind.operations
 

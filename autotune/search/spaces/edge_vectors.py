@@ -14,7 +14,7 @@ from kernelgen.schedule.knobs import Knobs
 
 @dataclass(frozen=True)
 class VectorsSpace(Space):
-    """Of harmonics inside a product or apart."""
+    """The choice between harmonics inside the product's kernel and in a separate one."""
 
     def canonical(self, schedule: Knobs) -> Knobs:
         return schedule

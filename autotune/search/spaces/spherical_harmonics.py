@@ -19,7 +19,7 @@ from kernelgen.schedule.spherical_harmonics import HarmonicsCudaSchedule
 
 @dataclass(frozen=True)
 class HarmonicsSpace(Space):
-    """Of harmonics."""
+    """The space of a kernel of spherical harmonics."""
 
     def canonical(self, schedule: Knobs) -> Knobs:
         if isinstance(schedule, HarmonicsCudaSchedule) and schedule.staging != "ahead":
@@ -28,7 +28,7 @@ class HarmonicsSpace(Space):
 
 
 def harmonics_space(spec: Any) -> Space:
-    """All choices of all knobs, but of threads those of any host kernel. On a GPU each way of staging is a probe."""
+    """All choices of all knobs; threads as for every host kernel. On a GPU each way of staging is a probe."""
     default = kernel_kind(spec.operation).default(spec, None)
     knobs = {**default.choices} | ({"threads": threads_of(spec.facts)} if "threads" in default.choices else {})
     space = HarmonicsSpace(dataclasses.replace(spec, schedule=default), MappingProxyType(knobs))

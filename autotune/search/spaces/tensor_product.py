@@ -26,7 +26,7 @@ def search_space(
     deterministic: bool = False,
     num_edges: int | None = None,
 ) -> Space:
-    """The space of one kernel. The default schedule's values are always among the choices.
+    """The space of one kernel. The choices always include the default schedule's values.
 
     num_edges: as for ``default_schedule``.
     """

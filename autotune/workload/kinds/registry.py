@@ -14,14 +14,14 @@ CONVOLUTIONS = tuple(operation for kind in KINDS for operation in kind.convoluti
 
 
 def kernel_kind(operation: str) -> KernelKind:
-    """The kind that has an operation; ConfigError for an unknown one."""
+    """The kind of an operation; ConfigError for an unknown operation."""
     if operation not in _BY_OPERATION:
         raise ConfigError(f"operation is {operation!r}; expected one of {OPERATIONS}")
     return _BY_OPERATION[operation]
 
 
 def operations_of(problem: Problem) -> tuple[str, ...]:
-    """The operations that a problem has, the usual one first."""
+    """The operations of a problem, the usual one first."""
     return next(kind.operations for kind in KINDS if isinstance(problem, kind.problem_type))
 
 
