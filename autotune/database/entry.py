@@ -1,8 +1,8 @@
-"""One tuned schedule with the figures that justify it: an entry of a ``results/DEVICE.json`` file, as a checked value.
+"""One entry of a ``results/DEVICE.json`` file: a tuned schedule and its measurements, validated.
 
-Plain JSON data enters, a frozen :class:`Entry` leaves, and the same data comes out of :meth:`Entry.to_dict`. Entries
-may come from files that others wrote, so every type is checked, schedules are rebuilt from known knobs only, and the
-one path an entry holds (of its raw trials) may not leave the directory of the file.
+:meth:`Entry.from_dict` reads plain JSON data into a frozen :class:`Entry`, :meth:`Entry.to_dict` writes the same data.
+Entries may come from other people's files: every type is checked, schedules are rebuilt from known knobs only, and the
+path of the raw trials must stay in the file's directory.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
 TIMES = ("time_us", "q1_us", "q3_us")
 GAIN = dict.fromkeys(("ratio", "low", "high", "level"), "float")
 CERTIFICATE = {"bitwise": "bool", "equivariance": "float", "edges": "int", "environment": "str"}
-# Left out of files where they are empty.
+# Omitted from files when empty.
 OPTIONAL = ("source", "gain", "certificate", "checked")
 
 
@@ -44,15 +44,16 @@ class Entry:
     problem: its ``key``. graph_class: :attr:`GraphClass.text`. graph: name, edges, nodes.
     schedule: as ``Schedule.to_dict`` writes it. default: schedule and times of the default schedule in the same run.
     peers: times (or ``{"error": text}``) by peer. errors: largest relative error against float64 e3nn by output slot.
-    floor_us: ``bytes / copy_bandwidth``. trials: ``file`` (relative), ``count``, ``ok`` and how the search ran.
+    floor_us: ``bytes / copy_bandwidth``. trials: ``file`` (relative), ``count``, ``ok`` and settings of the search.
     deterministic: tuned among kernels whose results are bitwise equal from run to run.
-    source: hash of the kernel's source (:mod:`autotune.database.provenance`); empty in entries older than it.
-    gain: ``ratio`` to the default with the interval ``low`` to ``high`` at ``level``; empty where the default is it.
-    certificate: ``bitwise`` (two runs gave the same bits), ``equivariance`` (relative error), ``edges`` (that errors
-        stand on), ``environment`` (hash of the versions of software and driver); empty in older entries.
-    checked: what ``equitune db verify`` found last: date, state (ok, drifted, or how it failed), reason, time_us.
+    source: hash of the kernel's source (:mod:`autotune.database.provenance`); empty in older entries.
+    gain: speed-up ``ratio`` over the default with the interval ``low`` to ``high`` at ``level``; empty if the default
+        won.
+    certificate: ``bitwise`` (two runs gave the same bits), ``equivariance`` (relative error), ``edges`` (number checked
+        for errors), ``environment`` (hash of software and driver versions); empty in older entries.
+    checked: result of the last ``equitune db verify``: date, state (ok, drifted, or how it failed), reason, time_us.
 
-    Raises DatabaseError, naming the field, what it holds and what was expected.
+    Raises DatabaseError with the field, its value and what was expected.
     """
 
     label: str
@@ -86,7 +87,7 @@ class Entry:
     checked: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        # A schedule is as good as its data: the tuner holds the one, files the other.
+        # The tuner passes a schedule object, files hold its data: both are accepted.
         if isinstance(self.schedule, Knobs):
             object.__setattr__(self, "schedule", self.schedule.to_dict())
         for field in dataclasses.fields(self):
@@ -111,7 +112,7 @@ class Entry:
 
     @property
     def identity(self) -> Identity:
-        """One entry each in a database."""
+        """Unique key of an entry in a database."""
         kernel = (self.problem, self.operation, self.direction, self.dtype, self.layout)
         return (*kernel, self.graph_class, self.deterministic)
 
@@ -126,9 +127,9 @@ class Entry:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Entry:
-        """The entry that ``to_dict`` wrote; DatabaseError for a missing, unknown or mistyped field.
+        """The entry that ``to_dict`` wrote; DatabaseError for a missing or unknown field or a wrong type.
 
-        A field with a default may be missing: files are older than the field.
+        A field with a default may be missing, as in older files.
         """
         if not isinstance(data, Mapping):
             raise DatabaseError(f"an entry is {type(data).__name__}; expected an object")
@@ -142,18 +143,18 @@ class Entry:
         return cls(**data)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON data, fields in the order of the class, optional ones where there is something in them."""
+        """Plain JSON data, fields in the order of the class, empty optional fields omitted."""
         data = {field.name: _plain(getattr(self, field.name)) for field in dataclasses.fields(self)}
         return {name: value for name, value in data.items() if value or name not in OPTIONAL}
 
     @property
     def worst_error(self) -> float:
-        """The largest relative error that is known of it: against float64, and under a rotation."""
+        """The largest known relative error, against float64 and under a rotation."""
         return max([*self.errors.values(), self.certificate.get("equivariance", 0.0)], default=math.inf)
 
     @property
     def failed_check(self) -> str:
-        """Why the schedule may not be loaded: what its last check found, or empty."""
+        """Why the schedule must not be loaded, from its last check; empty if it may."""
         state = self.checked.get("state", "ok")
         return "" if state in ("ok", "drifted") else f"{state}: {self.checked.get('reason', '')}"
 
@@ -197,7 +198,7 @@ def _check_values(name: str, data: Mapping[str, Any], kinds: Mapping[str, str]) 
 
 
 def check_json(name: str, value: Any) -> None:
-    """Nested data must be what strict JSON can hold, or the file could not be read back."""
+    """Raise unless strict JSON can hold the nested data: otherwise the file could not be read back."""
     if isinstance(value, Mapping):
         for key, item in value.items():
             if not isinstance(key, str):
@@ -232,7 +233,7 @@ def _check_graph(graph: Mapping[str, Any], graph_class: str) -> None:
 
 
 def _check_default(default: Mapping[str, Any]) -> None:
-    # Not run any more: it may have a form that a later generator does without.
+    # The default is not run any more, so it may use a form that later generators dropped.
     _check_type("default['schedule']", default.get("schedule"), "Mapping")
     for name in TIMES:
         _check_type(f"default[{name!r}]", default.get(name), "float")

@@ -1,7 +1,6 @@
-"""How the kernels of each kind are run: tensors, float64 reference, operator and calls of one workload.
+"""How to run the kernels of each kind: tensors, float64 reference, operator and calls of one workload.
 
-:func:`runs_of` gives the :class:`Runs` of an operation. What chooses their schedules is in
-:mod:`autotune.workload.kinds.base`.
+:func:`runs_of` gives the :class:`Runs` of an operation. :mod:`autotune.workload.kinds.base` chooses schedules.
 """
 
 from __future__ import annotations
@@ -33,30 +32,30 @@ from kernelgen.schedule.knobs import Knobs
 from kernelgen.terms.directions import DIRECTIONS, HARMONICS_DIRECTIONS
 
 Run = Callable[[], dict[str, Tensor]]
-# Elements of NaN around every operand of a trial; as many bytes as an aligned row of any dtype and vector width.
+# Number of NaN elements around every operand of a trial; keeps rows of any dtype and vector width aligned.
 MARGIN = 4096
 
 
 class Runs(ABC):
-    """operations: those whose kernels it runs. An *operator* is what runs the kernels of a problem."""
+    """Runs the kernels of ``operations``. An *operator* is the object that runs the kernels of a problem."""
 
     operations: ClassVar[tuple[str, ...]]
 
     @abstractmethod
     def tensors(self, workload: Workload, device: Any) -> Tensors:
-        """Operands, cotangent and tangents."""
+        """Make operands, cotangent and tangents."""
 
     @abstractmethod
     def reference(self, workload: Workload, device: Any, tensors: Tensors) -> Reference:
-        """The float64 values of e3nn that outputs are held to."""
+        """The float64 values of e3nn that outputs are compared with."""
 
     @abstractmethod
     def build(self, workload: Workload, schedules: Mapping[str, Knobs], device: str) -> Any:
-        """The operator with these schedules by direction; other directions take the default."""
+        """The operator with these schedules by direction; other directions use the default."""
 
     @abstractmethod
     def specs(self, operator: Any, directions: Iterable[str]) -> list[Any]:
-        """Of the kernels that an operator takes for some directions."""
+        """Specs of the kernels that an operator uses for some directions."""
 
     @abstractmethod
     def call(self, workload: Workload, operator: Any, tensors: Tensors, order: EdgeOrder | None) -> Call:
@@ -66,14 +65,14 @@ class Runs(ABC):
     def run(
         self, operator: Any, direction: str, tensors: Tensors, order: EdgeOrder | None, poison: bool = False
     ) -> Run:
-        """One direction with every output asked for, without autograd; outputs by slot (``g`` is the value).
+        """A function that runs one direction with all outputs, without autograd; outputs by slot (``g`` is the value).
 
-        poison: outputs are full of NaN before the kernel runs.
+        poison: fill outputs with NaN before the kernel runs.
         """
 
 
 class ProductRuns(Runs):
-    """Of tensor products."""
+    """Runs tensor products."""
 
     operations = ProductKind.operations
 
@@ -119,7 +118,7 @@ class ProductRuns(Runs):
 
 
 class HarmonicsRuns(Runs):
-    """Of spherical harmonics."""
+    """Runs spherical harmonics."""
 
     operations = HarmonicsKind.operations
 
@@ -151,7 +150,7 @@ class HarmonicsRuns(Runs):
 
 
 class VectorsRuns(ProductRuns):
-    """Of convolutions of harmonics of edge vectors."""
+    """Runs convolutions of harmonics of edge vectors."""
 
     operations = VectorsKind.operations
 
@@ -183,12 +182,12 @@ _BY_OPERATION: dict[str, Runs] = {
 
 
 def runs_of(operation: str) -> Runs:
-    """How the kernels of an operation are run."""
+    """The :class:`Runs` of an operation."""
     return _BY_OPERATION[operation]
 
 
 def guarded(tensors: Tensors) -> Tensors:
-    """The same values with NaN on both sides of every operand: what is read beyond one shows in the outputs."""
+    """The same values with NaN around every operand, so that out-of-bounds reads show in the outputs."""
 
     def guard(tensor: Tensor) -> Tensor:
         wide = tensor.new_full((tensor.numel() + 2 * MARGIN,), torch.nan)
@@ -202,7 +201,7 @@ def guarded(tensors: Tensors) -> Tensors:
 
 
 def order_of(tensors: Tensors) -> EdgeOrder | None:
-    """By receiver and by sender, as a model makes it once for its graph: no timed call may sort edges."""
+    """The order by receiver and by sender, made once as in a model: no timed call may sort edges."""
     if tensors.receiver is None:
         return None
     return edge_order(tensors.receiver, tensors.num_nodes, is_sorted=True, sender=tensors.sender)

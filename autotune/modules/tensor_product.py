@@ -1,10 +1,10 @@
-"""The tensor products of a model, as modules that run the best schedule known for this device.
+"""Tensor product modules that run the best known schedule for this device.
 
-Irreps enter as e3nn takes them; :class:`TensorProduct` is the edge-by-edge product and
-:class:`TensorProductConv` the convolution (gather by sender, product, sum by receiver). An operator is built for
-each (device, dtype) when it is first met, and kept: a call after that does no lookup. Nothing is searched here.
+:class:`TensorProduct` is the edge-by-edge product, :class:`TensorProductConv` the convolution (gather by sender,
+product, sum by receiver). An operator is built at the first call with a (device, dtype), and kept: later calls do no
+lookup. Nothing is searched here.
 
-Kernels follow e3nn's conventions: real spherical harmonics basis, ``component`` irreps, weights of a path are its
+Kernels follow e3nn's conventions: real spherical harmonics basis, ``component`` irreps, a path's weights are its
 channels, in instruction order. First and second derivatives work in every input.
 """
 
@@ -34,7 +34,7 @@ Variances: TypeAlias = "Sequence[float] | torch.Tensor | None"
 
 
 def _with_variances(problem: TensorProductProblem, variances: tuple[Variances, ...]) -> TensorProductProblem:
-    """The problem whose path weights also undo the variances of its blocks, as e3nn does it."""
+    """The problem with path weights that also compensate the variances of its blocks, as in e3nn."""
     names = ("in1_var", "in2_var", "out_var")
     try:
         module = problem.reference(**dict(zip(names, variances, strict=True)), compile_left_right=False)
@@ -46,33 +46,32 @@ def _with_variances(problem: TensorProductProblem, variances: tuple[Variances, .
 class TensorProduct(PathWeights, E3nnCheckpoints, TunedModule):
     """``e3nn.o3.TensorProduct``, any connection mode, edge by edge, from a tuned kernel.
 
-    All arguments of e3nn's come first, in its order and with its defaults:
+    e3nn's arguments come first, in e3nn's order and with its defaults:
 
     irreps_in1, irreps_in2, irreps_out, instructions: ``(in1, in2, out, mode, has_weight[, path_weight])``.
-    in1_var, in2_var, out_var: variances of the blocks that the normalisation assumes, 1 by default.
+    in1_var, in2_var, out_var: variances that the normalisation assumes for the blocks, 1 by default.
     irrep_normalization: ``component`` (None), ``norm`` or ``none``. path_normalization: ``element`` (None), ``path``
         or ``none``.
-    shared_weights, internal_weights: Shared weights are one row for all edges (the default); internal weights are the
-        parameter ``weight`` of the module (the default where weights are shared and there are any).
-    compile_left_right, compile_right, _specialized_code, _optimize_einsums: of e3nn's own code; they decide only which
-        of its constants checkpoints hold, for e3nn to read.
-    normalization: irrep_normalization's former name.
+    shared_weights, internal_weights: shared weights are one row for all edges (the default). Internal weights are the
+        parameter ``weight`` of the module (the default if weights are shared and there are any).
+    compile_left_right, compile_right, _specialized_code, _optimize_einsums: settings of e3nn's generated code. They
+        only decide which of its constants go into checkpoints, for e3nn to read.
+    normalization: former name of irrep_normalization.
 
-    Then those of Equitune:
+    Equitune's arguments follow:
 
     layout: of x and of the result, ``mul_ir`` (e3nn's: channel, then component) or ``ir_mul``.
     schedule: a Schedule for every direction, or some by direction name; None loads the best one known here.
-    strict: a direction without a schedule tuned on this device is a TuningMissError, at once for the value itself, for
-        derivatives where they are first taken; None asks ``$EQUITUNE_STRICT``.
-    deterministic: bitwise equal results from run to run, at a price in time; schedules tuned as such are loaded.
-    tolerance: only schedules are loaded that were measured with a relative error of at most this, against float64 e3nn
-        and under rotation, in every output and gradient; a direction without one is a TuningMissError, as for strict.
-    contraction: how shared weights of mode ``uvw`` meet the pairs of copies: ``edge``, edge by edge in the kernel;
-        ``matrix``, in torch's matrix product (tensor cores and accuracy as torch is set), see
-        ``autotune.modules.matrix_contraction``; ``auto`` takes that for 2**15 weights or more unless a schedule is
-        given.
-    graph_class: such as ``plain-e16`` (about 2**16 edges): which tuned entry to prefer.
-    device, dtype: where both or either is given the operator is built now and not at the first call.
+    strict: raise TuningMissError for a direction without a schedule tuned on this device: at once for forward, at first
+        use for derivatives. None reads ``$EQUITUNE_STRICT``.
+    deterministic: bitwise equal results from run to run, but slower; loads schedules tuned in this mode.
+    tolerance: load only schedules measured with at most this relative error, against float64 e3nn and under rotation,
+        in every output and gradient. A direction without one raises TuningMissError, as with strict.
+    contraction: how shared weights of mode ``uvw`` are multiplied by the pairs of copies. ``edge``: edge by edge in the
+        kernel. ``matrix``: by torch's matrix product, with torch's settings for tensor cores and accuracy, see
+        ``autotune.modules.matrix_contraction``. ``auto``: ``matrix`` from 2**15 weights on unless a schedule is given.
+    graph_class: which tuned entry to prefer, such as ``plain-e16`` (about 2**16 edges).
+    device, dtype: if either is given, the operator is built now and not at the first call.
 
     Raises ProblemError for irreps or instructions that are not well-defined.
     """
@@ -112,7 +111,7 @@ class TensorProduct(PathWeights, E3nnCheckpoints, TunedModule):
         if normalization is not None:
             warnings.warn("normalization is now irrep_normalization", DeprecationWarning, stacklevel=2)
             irrep_normalization = normalization
-        # The defaults of e3nn.o3.TensorProduct, in its order.
+        # e3nn.o3.TensorProduct's defaults, in its order.
         if shared_weights is False and internal_weights is None:
             internal_weights = False
         shared = True if shared_weights is None else shared_weights
@@ -141,7 +140,7 @@ class TensorProduct(PathWeights, E3nnCheckpoints, TunedModule):
             "dtype": dtype,
         }
         super().__init__(problem, **(options | {"device": None, "dtype": None} if matrix else options))
-        # Not registered: it has neither parameters nor buffers.
+        # Not registered, because it has neither parameters nor buffers.
         self.__dict__["_matrix"] = MatrixContraction(problem, **options) if matrix else None
         self.internal_weights = internal_weights
         self._specialized_code, self._optimize_einsums = _specialized_code, _optimize_einsums
@@ -157,10 +156,10 @@ class TensorProduct(PathWeights, E3nnCheckpoints, TunedModule):
     def forward(self, x: torch.Tensor, y: torch.Tensor, weight: Weight = None) -> torch.Tensor:
         """x ``[..., irreps_in1.dim]``, y ``[..., irreps_in2.dim]`` -> ``[..., irreps_out.dim]``, broadcast.
 
-        weight: ``[weight_numel]`` where weights are shared, else ``[..., weight_numel]`` with at least one leading
-        dimension, or a list with a tensor ``[..., *path_shape]`` for each path that has weights, as e3nn takes it; None
-        takes the internal weights. Under ``torch.autocast`` tensors in half precision are taken as float32, and so is
-        the result. Raises InputError where shapes, dtypes or devices disagree.
+        weight: ``[weight_numel]`` if weights are shared, else ``[..., weight_numel]`` with at least one leading
+        dimension; or, as in e3nn, a list with a tensor ``[..., *path_shape]`` for each weighted path. None uses the
+        internal weights. Under ``torch.autocast`` half precision tensors are converted to float32, and the result is
+        float32. Raises InputError if shapes, dtypes or devices disagree.
         """
         dim_in1, dim_in2, dim_out = self._dims
         check_last("x", x, dim_in1)
@@ -181,13 +180,13 @@ class TensorProduct(PathWeights, E3nnCheckpoints, TunedModule):
 
     @property
     def tuning(self) -> dict[str, Tuning]:
-        """As of every module; with ``contraction="matrix"`` of the kernels that form the pairs."""
+        """As in every module; with ``contraction="matrix"``, of the kernels that form the pairs."""
         return super().tuning if self._matrix is None else self._matrix.tuning
 
     def right(self, y: torch.Tensor, weight: Weight = None) -> torch.Tensor:
-        """The matrix that takes x to the product: y ``[..., dim_in2]`` -> ``[..., dim_in1, dim_out]``.
+        """The matrix that maps x to the product: y ``[..., dim_in2]`` -> ``[..., dim_in1, dim_out]``.
 
-        It is the product with every unit vector in the place of x.
+        Computed as the product with every unit vector for x.
         """
         weight = self._weight_for(weight)
         rows = torch.eye(self._dims[0], dtype=y.dtype, device=y.device)
@@ -197,18 +196,19 @@ class TensorProduct(PathWeights, E3nnCheckpoints, TunedModule):
 class TensorProductConv(TunedModule):
     """The convolution of MACE, NequIP and SevenNet: gather by sender, product, sum by receiver.
 
-    It is one kernel where all paths are weighted, of mode ``uvu`` and with one copy of the second input; a product of
-    other modes is a kernel between torch's gather and sum.
+    It is one kernel if all paths are weighted, of mode ``uvu`` and with one copy of the second input. Otherwise the
+    product's kernel runs between torch's gather and sum.
 
     irreps_in1: node features. irreps_in2: edge attributes (spherical harmonics).
-    filter_irreps_out: keep every path whose output irrep is in it, one output block a path, sorted (as MACE does);
+    filter_irreps_out: keep every path whose output irrep is in it, one output block per path, sorted (as MACE does);
         or irreps_out and instructions ``(in1, in2, out, mode, has_weight[, path_weight])`` as in e3nn.
-    shared_weights: one row of weights for all edges instead of one an edge.
-    graph_class: such as ``conv-e14-d5`` (about 2**14 edges, 2**5 a node), see ``autotune.workload.graphs.GraphClass``:
-    which
-        tuned entry to prefer; None prefers the one of the largest graph.
-    check_indices: check at every call that sender and receiver are in range (waits for the device); without it an
-        index out of range reads or writes foreign memory.
+    shared_weights: one row of weights for all edges instead of one per edge.
+    graph_class: which tuned entry to prefer, such as ``conv-e14-d5`` (about 2**14 edges, 2**5 per node), see
+        ``autotune.workload.graphs.GraphClass``; None prefers the entry of the largest graph.
+    check_indices: False checks sender and receiver once, when a graph is first used: an index out of range raises
+        InputError on a CPU and fails a device-side assertion on a GPU, without waiting (not for GPU memory imported
+        from elsewhere, such as through DLPack). True checks at every call, waits for the device, and stays as
+        assertions in compiled and exported graphs.
     layout, schedule, strict, deterministic, tolerance, device, dtype, irrep_normalization, path_normalization: as in
         :class:`TensorProduct`.
 
@@ -280,13 +280,18 @@ class TensorProductConv(TunedModule):
 
         node_feats ``[nodes, irreps_in1.dim]``, edge_attrs ``[edges, irreps_in2.dim]``, weights
         ``[edges, weight_numel]`` (``[weight_numel]`` where shared), sender and receiver ``[edges]`` int32 or int64.
-        num_nodes: rows of the result, as many as node_feats has by default. edges_sorted: receiver is ascending.
-        order: from ``kernelgen.runtime.graph.edge_order`` for a graph whose order you keep; otherwise a graph is
-        ordered once, and known again by its receiver tensor.
+        num_nodes: rows of the result, by default as many as node_feats has.
+        edges_sorted: receiver is ascending; checked together with the indices.
+        order: from ``kernelgen.runtime.graph.edge_order``, if you keep the graph's order yourself. Otherwise a graph is
+        ordered once. On a CPU it is recognised by its contents; on a GPU by its tensors, their memory and torch's
+        counter of in-place writes. That counter misses writes through ``.data``, ``untyped_storage()`` or a DLPack
+        export: after those pass new tensors or your own order.
 
-        Under ``torch.autocast`` tensors in half precision are taken as float32, and so is the result.
+        Under ``torch.autocast`` half precision tensors are converted to float32, and the result is float32.
 
-        Raises InputError where shapes, dtypes or devices disagree, and for indices out of range with check_indices.
+        Raises InputError if shapes, dtypes or devices disagree, and for indices out of range on a CPU or with
+        check_indices. An index tensor written between forward and backward raises torch's "modified by an inplace
+        operation".
         """
         num_out = node_feats.shape[0] if num_nodes is None else row_count("num_nodes", num_nodes)
         if self.check_indices:

@@ -1,4 +1,4 @@
-"""The whole search space of one kernel on one device, for every kind of kernel."""
+"""The search spaces of all kinds of kernels."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def space_of(workload: Workload, direction: str, facts: DeviceFacts) -> Space:
 
 @dataclass(frozen=True)
 class HarmonicsSpace(Space):
-    """Of harmonics."""
+    """The space of a kernel of spherical harmonics."""
 
     def canonical(self, schedule: Knobs) -> Knobs:
         if isinstance(schedule, HarmonicsCudaSchedule) and schedule.staging != "ahead":
@@ -38,14 +38,14 @@ class HarmonicsSpace(Space):
 
 
 class VectorsSpace(Space):
-    """Of harmonics inside a product or apart."""
+    """The choice between harmonics inside the product's kernel and in a separate one."""
 
     def canonical(self, schedule: Knobs) -> Knobs:
         return schedule
 
 
 def harmonics_space(spec: Any) -> Space:
-    """All choices of all knobs, but of threads those of any host kernel. On a GPU each way of staging is a probe."""
+    """All choices of all knobs; threads as for every host kernel. On a GPU each way of staging is a probe."""
     default = kernel_kind(spec.operation).default(spec, None)
     knobs = {**default.choices} | ({"threads": threads_of(spec.facts)} if "threads" in default.choices else {})
     space = HarmonicsSpace(dataclasses.replace(spec, schedule=default), MappingProxyType(knobs))
@@ -63,7 +63,7 @@ def search_space(
     deterministic: bool = False,
     num_edges: int | None = None,
 ) -> Space:
-    """The space of one kernel. The default schedule's values are always among the choices.
+    """The space of one kernel. The choices always include the default schedule's values.
 
     num_edges: as for ``default_schedule``.
     """

@@ -1,6 +1,6 @@
 """What is tuned: problems on graphs, in a direction, dtype and layout.
 
 In: a TOML config, or names. Out: workloads and their tensors. Read ``graphs``, ``kinds`` (how a kind of kernel is
-chosen), ``workload``, ``tensors``; ``passes`` (what a model times), ``config`` with ``config_tables`` and
+chosen), ``workload``, ``tensors``; ``passes`` (what a comparison times), ``config`` with ``config_tables`` and
 ``restriction``.
 """

@@ -1,4 +1,4 @@
-"""What to tune, read from TOML: enters a file, leaves a :class:`TuneConfig` of workloads.
+"""Read what to tune from a TOML file, as a :class:`TuneConfig` of workloads.
 
 A config gives, at the top or in ``[[workload]]`` tables that override the top:
 
@@ -7,12 +7,12 @@ A config gives, at the top or in ``[[workload]]`` tables that override the top:
                                         # a product with harmonics of edge vectors: [vectors.NAME] tables
     graph = { cpu = "mof", cuda = "carbon" }   # a name, a list, or one of these by backend; likewise [graphs.NAME]
     operation, directions, dtype, layout, deterministic
-    trials                               # finished trials at which the search of one direction ends
+    trials                               # the search of one direction ends at this number of finished trials
 
-and, at the top only, ``budget`` ("6m", seconds as a number), ``patience``, ``sampler``, ``passes`` (what a comparison
-times) and the tables ``[record.BACKEND]`` (see :mod:`autotune.workload.restriction`). Lists multiply out. Where no
-problem (or graph) is named, those that the file defines are meant. A key that is not known is an error, with the
-nearest valid one suggested.
+and, at the top only, ``budget`` ("6m", or a number in seconds), ``patience``, ``sampler``, ``passes`` (what a
+comparison times) and the tables ``[record.BACKEND]`` (see :mod:`autotune.workload.restriction`). Lists give all
+combinations. Without ``problem`` (or ``graph``), those that the file defines are used. An unknown key is an error that
+suggests the nearest valid one.
 """
 
 from __future__ import annotations
@@ -50,24 +50,24 @@ from kernelgen.errors import EquituneError
 
 SAMPLERS = ("auto", "tpe", "climb", "gp", "random", "brute")
 WORKLOAD_KEYS = ("problem", "graph", "operation", "directions", "dtype", "layout", "deterministic")
-# A table of workloads may also have its own number of trials a study.
+# A table of workloads may also have its own number of trials per study.
 TABLE_KEYS = (*WORKLOAD_KEYS, "trials")
 SEARCH_KEYS = ("budget", "trials", "patience", "sampler", "record")
 TOP_KEYS = (*WORKLOAD_KEYS, "workload", "problems", "harmonics", "vectors", "graphs", "passes", *SEARCH_KEYS)
 BACKENDS = ("cpu", "cuda")
 T = TypeVar("T")
-# Seeds of a search are less: the samplers' generators take 32 bits.
+# Seeds of a search are below this: the samplers' generators take 32 bits.
 SEEDS = 2**32
 UNITS = {"h": 3600.0, "m": 60.0, "s": 1.0}
 
 
 @dataclass(frozen=True)
 class TuneConfig:
-    """Workloads with the budget (seconds for all of it, comparisons included), trials and sampler asked for.
+    """Workloads with the requested budget (total seconds, comparisons included), trials and sampler.
 
-    workload_trials: of workloads whose table gives its own number. patience: trials in a row without a gain that end a
-    search. record: by backend, the part of the space to record.
-    passes: what a comparison times, of ``autotune.workload.passes.PASSES``; None for those of a model.
+    workload_trials: for workloads whose table gives its own number. patience: end a search after this many trials in a
+    row without a gain. record: by backend, the part of the space to record.
+    passes: what a comparison times, from ``autotune.workload.passes.PASSES``; None for those of a model.
     """
 
     path: Path
@@ -82,7 +82,7 @@ class TuneConfig:
 
 
 def config_path(name_or_path: str | Path) -> Path:
-    """A config by path, or by name (with or without ``.toml``) in the checkout's or the installed ``configs``."""
+    """The file of a config, given by path or by name (with or without ``.toml``) in the shipped ``configs``."""
     given = Path(name_or_path)
     folder = paths.configs_dir()
     candidates = [given, folder / given.name, folder / f"{given.name}.toml"]
@@ -100,12 +100,12 @@ def known_configs() -> list[str]:
 
 
 def load_config(name_or_path: str | Path, backend: str | None = None) -> TuneConfig:
-    """The config at a path or of a name. ``backend`` (cpu, cuda) picks graphs; by default cuda where torch sees it."""
+    """The config at a path or with a name. ``backend`` (cpu, cuda) selects graphs; by default cuda if torch sees it."""
     path = config_path(name_or_path)
     backend = backend or ("cuda" if torch.cuda.is_available() else "cpu")
     if backend not in BACKENDS:
         raise ConfigError(f"backend is {backend!r}; expected one of {BACKENDS}")
-    table = read_toml(path)  # its errors name the file
+    table = read_toml(path)  # its errors include the file name
     try:
         return _config(path, table, backend)
     except EquituneError as error:
@@ -113,7 +113,7 @@ def load_config(name_or_path: str | Path, backend: str | None = None) -> TuneCon
 
 
 def parse_duration(value: str | int | float) -> float:
-    """Seconds from ``"6m"``, ``"90s"``, ``"1h30m"``, or a number (not a text), which means seconds."""
+    """Seconds from ``"6m"``, ``"90s"``, ``"1h30m"``, or from a number (not a string) of seconds."""
     text = str(value).strip()
     if re.fullmatch(r"\d+(\.\d+)?", text):
         if isinstance(value, str):
@@ -126,7 +126,7 @@ def parse_duration(value: str | int | float) -> float:
 
 
 def check_seed(seed: int) -> None:
-    """ConfigError for one that no sampler can be made with."""
+    """Raise ConfigError for a seed that samplers do not accept."""
     if not 0 <= seed < SEEDS:
         raise ConfigError(f"seed is {seed}; expected an integer from 0 to {SEEDS - 1}")
 
@@ -163,13 +163,13 @@ def _config(path: Path, table: Mapping[str, Any], backend: str) -> TuneConfig:
 
 
 def by_problem(workloads: Sequence[Workload]) -> list[Workload]:
-    """Workloads of one problem behind each other; problems, and what each has, in the order given."""
+    """Group workloads by problem; problems, and the workloads of each, keep their order."""
     problems = list(dict.fromkeys(workload.problem for workload in workloads))
     return sorted(workloads, key=lambda workload: problems.index(workload.problem))
 
 
 def _passes(value: Any, workloads: Sequence[Workload]) -> tuple[str, ...]:
-    """Passes that every workload has the directions for."""
+    """The passes, if every workload has the directions for them; else ConfigError."""
     passes = tuple(dict.fromkeys(_names("passes", value)))
     for name in passes:
         if name not in DIRECTIONS_OF:

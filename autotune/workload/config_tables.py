@@ -1,6 +1,6 @@
-"""Tables of a config as problems, harmonics and graphs: TOML enters, frozen values leave, or a ConfigError.
+"""Convert TOML tables to problems, harmonics and graphs as frozen values, or raise ConfigError.
 
-Of ``configs/problems.toml`` and ``configs/graphs.toml`` all tables, of other configs those under ``problems``,
+All tables of ``configs/problems.toml`` and ``configs/graphs.toml`` count; in other configs those under ``problems``,
 ``harmonics``, ``vectors`` and ``graphs``.
 """
 
@@ -21,7 +21,7 @@ from kernelgen.problem.spherical_harmonics import HarmonicsProblem
 from kernelgen.problem.tensor_product import TensorProductProblem
 
 NORMALIZATION_KEYS = ("shared_weights", "irrep_normalization", "path_normalization")
-# Tables of other problems than products.
+# Tables of problems that are not products.
 OTHERS = ("harmonics", "vectors")
 SOURCES = ("crystal", "bulk", "molecule", "points", "structure", "edges")
 
@@ -112,9 +112,9 @@ def vectors_from(name: str, table: Any, parts: Mapping[str, Problem]) -> VectorP
 
 
 def graph_from(name: str, table: Any, folder: Path) -> GraphSpec:
-    """A graph from a table: cutoff, one source of atoms, and optionally repeat; ``folder`` is the file's own.
+    """A graph from a table: cutoff, one source of atoms, and optionally repeat; ``folder`` contains the file.
 
-    Or the number of its ``edges`` alone.
+    Alternatively only the number of ``edges``.
     """
     if isinstance(table, Mapping) and "edges" in table:
         check_table(table, f"graph {name!r}", ("edges",))

@@ -1,8 +1,8 @@
-"""Graphs to tune on: from a description (atoms and a cutoff) to sorted edges, and the class that a graph falls in.
+"""Build the graphs to tune on, from a description (atoms and a cutoff) to sorted edges, and classify them.
 
-Enters a :class:`GraphSpec`, leaves a :class:`Graph`. Real structures matter, since the degrees of a graph and the
-locality of its senders decide which schedule wins. :class:`GraphClass` names a graph's size and mean degree in powers
-of two: tuned entries are looked up by it.
+:func:`build_graph` makes a :class:`Graph` from a :class:`GraphSpec`. Real structures matter, because the degrees of a
+graph and the locality of its senders decide which schedule wins. A :class:`GraphClass` is a graph's size and mean
+degree in powers of two; tuned entries are looked up by it.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from kernelgen.plan.defaults import SMALL_GRAPH_EDGES
 if TYPE_CHECKING:
     from ase import Atoms
 
-# Of which only the first depends on which nodes an edge joins.
+# Only CONVOLUTIONS depend on which nodes an edge connects.
 OPERATIONS = ("conv", "plain", "harmonics", "vectors")
-# Atoms with their periodic images, and edges, that a graph may have: a few gigabytes each.
+# Most atoms (with periodic images) and edges of a graph: a few gigabytes each.
 MOST_ATOMS, MOST_EDGES = 2**26, 2**27
-# Those that have nodes.
+# Operations with nodes.
 CONVOLUTIONS = ("conv", "vectors")
 
 
 class AtomSource(Protocol):
-    """A frozen description of atoms; equal descriptions make equal atoms."""
+    """A frozen description of atoms; equal descriptions give equal atoms."""
 
     def atoms(self) -> Atoms: ...
 
@@ -104,7 +104,7 @@ class Points:
 
 @dataclass(frozen=True)
 class StructureFile:
-    """A file that ase reads, looked for in ``$EQUITUNE_STRUCTURES`` and then in ``folder`` (the config's)."""
+    """A file that ase can read, searched in ``$EQUITUNE_STRUCTURES``, then in ``folder`` (the config's)."""
 
     path: str
     folder: str = "."
@@ -116,7 +116,7 @@ class StructureFile:
         return atoms[-1] if isinstance(atoms, list) else atoms
 
     def find(self) -> Path:
-        """The file, or ConfigError naming the places where it is not."""
+        """The file, or ConfigError with the places searched."""
         places = [Path(folder) for folder in (os.environ.get("EQUITUNE_STRUCTURES"), self.folder) if folder]
         for place in places:
             if (place / self.path).is_file():
@@ -127,14 +127,14 @@ class StructureFile:
 
 @dataclass(frozen=True)
 class EdgesAlone:
-    """So many edges of no nodes: enough for what works edge by edge."""
+    """A number of edges without nodes, for operations that work edge by edge."""
 
     number: int
 
 
 @dataclass(frozen=True)
 class GraphSpec:
-    """A graph by description: atoms, repeated along the cell's vectors, joined within ``cutoff`` (angstrom).
+    """Description of a graph: atoms, repeated along the cell's vectors, connected within ``cutoff`` (angstrom).
 
     Edges alone have neither cutoff nor repeat.
     """
@@ -151,9 +151,9 @@ class GraphSpec:
 
 @dataclass(frozen=True, eq=False)
 class Graph:
-    """Directed edges, both ways, sorted by receiver and then sender (int64, CPU).
+    """Directed edges, in both directions, sorted by receiver, then sender (int64, CPU).
 
-    ``vectors`` [edges, 3] run from the sender (the periodic image that is meant) to the receiver, in angstrom.
+    ``vectors`` [edges, 3] point from the sender (its nearby periodic image) to the receiver, in angstrom.
     """
 
     name: str
@@ -169,7 +169,7 @@ class Graph:
 
 @functools.lru_cache(maxsize=16)
 def build_graph(spec: GraphSpec) -> Graph:
-    """The graph of a description; the same description always gives the same edges in the same order."""
+    """Build a graph; the same description always gives the same edges in the same order."""
     if isinstance(spec.source, EdgesAlone):
         nowhere = torch.zeros(1, dtype=torch.long).expand(spec.source.number)
         return Graph(spec.name, nowhere, nowhere, torch.zeros(1, 3).expand(spec.source.number, 3), 0)
@@ -198,11 +198,11 @@ def build_graph(spec: GraphSpec) -> Graph:
 def neighbours(
     positions: np.ndarray, cell: np.ndarray, periodic: np.ndarray, cutoff: float
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Every ordered pair nearer than ``cutoff``: receivers, senders, vectors from sender to receiver.
+    """Every ordered pair closer than ``cutoff``: receivers, senders, vectors from sender to receiver.
 
-    Periodic images are laid out explicitly, as far as the cutoff reaches beyond the atoms, and a k-d tree finds the
-    pairs: memory grows with the number of edges only, which cell lists of numpy arrays do not manage at 20,000 atoms.
-    ConfigError, before any memory is taken, where images or edges would be too many.
+    Periodic images are generated explicitly, as far as the cutoff reaches beyond the atoms, and a k-d tree finds the
+    pairs. So memory grows with the number of edges only; cell lists of numpy arrays need too much at 20,000 atoms.
+    Raises ConfigError, before it allocates memory, if there would be too many images or edges.
     """
     from scipy.spatial import cKDTree
 
@@ -222,7 +222,7 @@ def neighbours(
 
 
 def _images(positions: np.ndarray, cell: np.ndarray, periodic: np.ndarray, cutoff: float) -> tuple[int, np.ndarray]:
-    """The number of the unshifted image, and the shift [images, 3] of every image that may hold a neighbour."""
+    """The index of the unshifted image, and the shift [images, 3] of every image that may contain a neighbour."""
     reach = [0, 0, 0]
     if periodic.any():
         full = cell.copy()
@@ -249,7 +249,7 @@ def _require_fewer(what: str, of: str, number: int, most: int, key: str = "cutof
 
 @dataclass(frozen=True)
 class GraphClass:
-    """Size and mean degree of a graph in powers of two; only convolutions have a degree."""
+    """Size and mean degree of a graph in powers of two; convolutions alone have a degree."""
 
     operation: str
     log2_edges: int
@@ -283,7 +283,7 @@ class GraphClass:
 
     @property
     def is_small(self) -> bool:
-        """Whether a GPU's launches and latencies decide, not its bandwidth."""
+        """Whether launches and latencies dominate on a GPU, not bandwidth."""
         return 2**self.log2_edges <= SMALL_GRAPH_EDGES
 
     def distance(self, other: GraphClass) -> float:

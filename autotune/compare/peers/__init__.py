@@ -1,7 +1,7 @@
-"""Peers that a tuned kernel is compared with in the same run; each proves its numbers before it is timed.
+"""Peers that a tuned kernel is compared with in the same run; each is checked before it is timed.
 
-Enters a workload and a device, leave :class:`Peer` values: ``peer.prepare()`` gives the timed passes, or raises
-PeerError with the reason why this peer has no number.
+:func:`peers_for` gives the :class:`Peer` values of a workload on a device. ``peer.prepare()`` gives the timed passes,
+or raises PeerError with the reason why the peer has no time.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class PeerStatus:
-    """Whether a peer can be compared with on a device, and if not why."""
+    """Whether a peer can run on a device, and if not, why."""
 
     name: str
     usable: bool
@@ -56,10 +56,10 @@ def peers_for(
     tensors: Tensors | None = None,
     reference: Reference | None = None,
 ) -> list[Peer]:
-    """The peers that belong in the table of a device, usable or not (``prepare`` says so).
+    """The peers to list for a device, usable or not (``prepare`` tells).
 
-    A deterministic workload is compared with those that promise bitwise equal results too.
-    ``tensors`` and ``reference`` are shared by all peers; what is not given is made when it is first needed.
+    A deterministic workload is compared only with peers that promise bitwise equal results.
+    All peers share ``tensors`` and ``reference``, which are made on first use if not given.
     """
     device = torch.device(device)
     task = Task(workload, device, tensors, reference)
@@ -68,7 +68,7 @@ def peers_for(
 
 
 def usable_peers(device: torch.device | str) -> list[PeerStatus]:
-    """Every peer that products could be compared with on a kind of device, with the reason where it cannot."""
+    """Every product peer for a kind of device, with the reason if it is unusable."""
     device = torch.device(device)
     found = []
     for adapter in ADAPTERS:
@@ -81,7 +81,7 @@ def usable_peers(device: torch.device | str) -> list[PeerStatus]:
 def peer_names(
     device: torch.device | str, deterministic: bool = False, operation: str | None = None
 ) -> tuple[str, ...]:
-    """Of the peers in the table of a device; of its deterministic rows, of those of an operation."""
+    """Names of the peers listed for a device; only those of deterministic rows or of one operation, if given."""
     kind = (torch.device(device), deterministic, operation)
     return tuple(dict.fromkeys(adapter.name for adapter in ADAPTERS if _is_listed(adapter, *kind)))
 

@@ -1,6 +1,6 @@
-"""A row of the bench as the report asks of it: the stored object enters; ratios, errors and resources leave.
+"""A stored bench row with the values that the report needs: ratios, errors and resources.
 
-Rows of older files lack some keys, and a contender may have failed: what cannot be said is NaN, None or empty.
+Rows of older files lack some keys, and a contender may have failed: unknown values are NaN, None or empty.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 from autotune.text import DEFAULT, TUNED
 
-# Channelwise convolutions of a dtype, then the others; a mean is over the rows of one group.
+# Groups of rows: channelwise convolutions by dtype, then the others. Means are over one group.
 GROUPS = (
     "float32 convolutions",
     "float64 convolutions",
@@ -26,7 +26,7 @@ _OF_OPERATION = {"plain": GROUPS[2], "vectors": GROUPS[4], "harmonics": GROUPS[5
 
 
 def number(value: Any) -> float:
-    """A finite float, or NaN for None, text, infinities and what is absent."""
+    """A finite float, or NaN for None, text, infinities and missing values."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         return math.nan
     return float(value)
@@ -38,13 +38,13 @@ def mapping(value: Any) -> dict[str, Any]:
 
 
 def sample_times(value: Any) -> list[float]:
-    """The times in a stored list of samples; what is none (null, text, not positive) is left out."""
+    """The valid times in a stored list of samples, without null, text and values that are not positive."""
     return [time for item in (value if isinstance(value, list) else ()) if (time := number(item)) > 0]
 
 
 @dataclass(frozen=True)
 class Accuracy:
-    """A relative error against float64 e3nn; NaN where it is no number. ``place``: direction, output, worst block."""
+    """A relative error against float64 e3nn, NaN if not a number. ``place``: direction, output, worst block."""
 
     error: float
     place: str
@@ -88,13 +88,13 @@ class SuiteRow:
 
     @property
     def kernel(self) -> tuple[str, ...]:
-        """What a deterministic row and the normal one of the same kernel share."""
+        """The key shared by the deterministic and the normal row of a kernel."""
         names = ("label", "problem", "operation", "dtype", "layout", "graph_class", "pass")
         return (*(self.text(name) for name in names), self.graph)
 
     @cached_property
     def times(self) -> dict[str, float]:
-        """Contender -> median; NaN where it failed."""
+        """Contender -> median; NaN if it failed."""
         given = {name: number(mapping(timing).get("time_us")) for name, timing in self._timings.items()}
         return {name: time if time > 0 else math.nan for name, time in given.items()}
 
@@ -116,7 +116,7 @@ class SuiteRow:
 
     @property
     def default_ratio(self) -> float:
-        """The untuned default's time over the tuned one's."""
+        """The default's time over the tuned kernel's."""
         return self.default_us / self.time_us
 
     @property
@@ -126,7 +126,7 @@ class SuiteRow:
 
     @property
     def copy_us(self) -> float:
-        """A copy of as many bytes, in the same run; NaN in records that are older than it."""
+        """Time of a copy of as many bytes, in the same run; NaN in older records."""
         return number(self.record.get("copy_us"))
 
     @property
@@ -145,12 +145,12 @@ class SuiteRow:
 
     @property
     def ratio(self) -> float:
-        """How many times as fast as the fastest peer; NaN without a peer's time or one of ours."""
+        """Speed-up over the fastest peer; NaN without a peer's time or ours."""
         return self.peer_us / self.time_us
 
     @property
     def loses(self) -> bool:
-        """Slower than the fastest peer, or failed where a peer did not."""
+        """Whether it is slower than the fastest peer, or failed where a peer did not."""
         return self.ratio < 1 or (math.isnan(self.time_us) and self.peer is not None)
 
     def memory(self, contender: str | None) -> float:
@@ -158,7 +158,7 @@ class SuiteRow:
 
     @property
     def exceeds_memory(self) -> bool:
-        """Needs more than the fastest peer; False where either is unknown."""
+        """Whether it needs more memory than the fastest peer; False if either is unknown."""
         return self.memory(TUNED) > self.memory(self.peer)
 
     @property
@@ -168,7 +168,7 @@ class SuiteRow:
         return {name: value for name, value in given.items() if not math.isnan(value)}
 
     def samples(self, contender: str) -> list[float]:
-        """Raw samples in the order in which they were taken, in microseconds; what is no time is left out."""
+        """Raw samples in measured order, in microseconds, without invalid values."""
         given = mapping(mapping(self.record.get("times")).get(contender)).get("samples_us")
         return sample_times(given)
 
@@ -177,11 +177,11 @@ class SuiteRow:
         return _by_direction(self.record.get("schedules"), contender)
 
     def resources(self, contender: str) -> dict[str, dict[str, Any]]:
-        """Direction -> what the compiler made of it."""
+        """Direction -> the compiler's report."""
         return _by_direction(self.record.get("resources"), contender)
 
     def accuracy(self, contender: str = TUNED) -> Accuracy | None:
-        """The largest error of a contender; one that is not a number (NaN, null, infinity) is larger than all."""
+        """The largest error of a contender; one that is not a number (NaN, null, infinity) counts as the largest."""
         by_direction = mapping(mapping(self.record.get("errors")).get(contender))
         found = [
             Accuracy(error, ", ".join(filter(None, (direction.replace("_", " "), slot, where))))
@@ -198,7 +198,7 @@ def _by_direction(value: Any, contender: str) -> dict[str, dict[str, Any]]:
 
 
 def _leaf(value: Any) -> Iterator[tuple[float, str]]:
-    """The error of one output, and its worst block: a number, or a number and text in an object or a list."""
+    """The error of one output and its worst block, stored as a number, or as a number and text in an object or list."""
     if value is None or isinstance(value, int | float):
         yield number(value), ""
     elif isinstance(value, dict | list):

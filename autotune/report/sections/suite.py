@@ -1,7 +1,6 @@
-"""The suite: every row of the bench against its fastest peer. Suite rows enter; tiles, a figure and tables leave.
+"""Section on the suite: every bench row against its fastest peer, as tiles, a figure and tables.
 
-A deterministic row is judged as any other where rows are listed; the means are over normal rows alone, and the price
-of determinism has its own table.
+Lists include deterministic rows; means are over normal rows only, and the cost of determinism has its own table.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ def suite(rows: Sequence[SuiteRow], sources: Sources) -> Markup:
 
 
 def _losses(rows: Sequence[SuiteRow]) -> Markup:
-    """The rows that lose, in words, the worst first."""
+    """The rows slower than a peer, in words, worst first."""
     lost = sorted((row for row in rows if row.loses), key=lambda row: -1.0 if math.isnan(row.ratio) else row.ratio)
     if not lost:
         judged = any(not math.isnan(row.ratio) for row in rows)
@@ -63,7 +62,7 @@ def _losses(rows: Sequence[SuiteRow]) -> Markup:
 
 
 def _absent(rows: Sequence[SuiteRow]) -> Markup | None:
-    """Which peers have no time, in how many rows and why: no ratio says anything of them there."""
+    """Peers without a time, in how many rows and why: ratios say nothing about them there."""
     kinds: dict[tuple[str, bool], set[str]] = {}
     for row in rows:
         kinds.setdefault((row.text("operation"), row.deterministic), set()).update(row.times)
@@ -99,14 +98,14 @@ def _figure(rows: Sequence[SuiteRow]) -> Markup | None:
     note = "One dot per row, logarithmic axis. Bars, numbers: geometric means. Shaded: the tuned kernel is slower."
     caption = tag("figcaption", "Speed-up over the fastest peer", tag("small", note))
     ends = [*SHORT.values()]
-    # By group, then by pass: what the tiles sum up stands together.
+    # By group, then by pass, as in the tiles.
     order = sorted(lanes, key=lambda lane: next((n for n, end in enumerate(ends) if lane.endswith(end)), len(ends)))
     drawn = {name: lanes[name] for name in order}
     return tag("figure", caption, suite_figures.ratio_dots(drawn, "suite-ratios"), class_="wide")
 
 
 def _prices(rows: Sequence[SuiteRow]) -> Markup | None:
-    """Every deterministic row beside the normal row of its kernel."""
+    """Every deterministic row with the normal row of its kernel."""
     pairs = prices(rows)
     if not pairs:
         return None
@@ -135,7 +134,7 @@ def _identity(row: SuiteRow) -> list[Cell]:
 
 
 def row_cells(row: SuiteRow) -> list[Cell]:
-    """What a row is about: problem, graph, dtype, operation and pass."""
+    """Cells that identify a row: problem, graph, dtype, operation and pass."""
     operation = row.text("operation")
     note = "deterministic" if row.deterministic else None
     kernel = Cell(operation, f"{operation} {row.deterministic}", note)
@@ -143,7 +142,7 @@ def row_cells(row: SuiteRow) -> list[Cell]:
 
 
 def _table(rows: Sequence[SuiteRow], sources: Sources) -> Markup:
-    """Every row, sortable; what opens below a row holds all contenders, raw samples, schedules and their source."""
+    """Every row, sortable; a row expands to all contenders, raw samples, schedules and their source."""
     priced = {id(row): price for _, row, price in prices(rows)}
     columns = [Column("Problem"), Column("Graph", note="edges, nodes", choice=True)]
     columns += [Column("dtype", note="layout", choice=True), Column("Operation", choice=True)]
@@ -160,7 +159,7 @@ def _table(rows: Sequence[SuiteRow], sources: Sources) -> Markup:
         (Column("Host time", True, "least of the peers"), _host, any(TUNED in row.host_us for row in rows)),
         (Column("Largest error", True, "relative"), _error, any(row.accuracy() for row in rows)),
     ]
-    more = [(column, cell) for column, cell, known in told if known]  # files of old have none of these
+    more = [(column, cell) for column, cell, known in told if known]  # old files have none of these
     groups = []
     for row in rows:
         cells = [
@@ -210,7 +209,7 @@ def _has_registers(row: SuiteRow) -> bool:
 
 
 def _registers(row: SuiteRow) -> Cell:
-    """Directions in the order of the pass, parted by a stroke."""
+    """Registers by direction in the order of the pass, separated by a slash."""
     found = row.resources(TUNED)
     if not _has_registers(row):
         return Cell(MISSING)

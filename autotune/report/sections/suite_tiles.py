@@ -1,4 +1,4 @@
-"""The tiles that sum the suite up: suite rows enter, cards with a large number each leave."""
+"""Tiles that summarise the suite: cards with one large number each."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from autotune.report.html.markup import Markup, join, tag
 from autotune.text import TUNED, direction_name, floored_ratio, geometric_mean, ratio_text
 
 CLEAR = 1.05
-# Dense graphs on which traffic decides; elsewhere launches or uneven degrees do.
+# Dense graphs, on which traffic dominates; elsewhere launches or uneven degrees do.
 FLOOR_GRAPHS = ("carbon", "water")
 
 
 def tiles(rows: Sequence[SuiteRow]) -> Markup:
-    """Ratios to the fastest peer by group and pass, rows won, time over the floor, default, memory, determinism."""
+    """Tiles: speed-up by group and pass, rows won, time over the floor, default, memory, determinism."""
     normal = [row for row in rows if not row.deterministic]
     dense = [row for row in _in(normal, GROUPS[0]) if row.graph in FLOOR_GRAPHS]
     over = f"tuned time / traffic floor: {GROUPS[0]} on {' and '.join(FLOOR_GRAPHS)}"
@@ -43,7 +43,7 @@ def _tile(title: str, note: str, big: str, value: float | None, over: str, lines
 def _mean_tile(
     title: str, over: str, rows: Sequence[SuiteRow], value: Callable[[SuiteRow], float], up: bool = False
 ) -> Markup | None:
-    """A geometric mean over the rows that have the value, and one a pass; ``up``: larger is worse, so not floored."""
+    """The geometric mean over rows with the value, and one per pass; ``up``: larger is worse, so not rounded down."""
     known = [row for row in rows if math.isfinite(value(row))]
     if not known:
         return None

@@ -1,6 +1,5 @@
-"""The kinds of kernels, as far as choosing and storing schedules needs to tell them apart: one file a kind.
+"""The kinds of kernels, one file each: what is needed to choose and store their schedules.
 
-In: a problem, a direction and facts of a device. Out: a spec, its default schedule, its plan. Read ``base`` (what a
-kind says of itself), ``tensor_product``, ``spherical_harmonics``, ``edge_vectors``; ``registry`` finds a kind by its
-operation.
+In: a problem, a direction and facts of a device. Out: a spec, its default schedule, its plan. Read ``base`` (the
+interface), ``tensor_product``, ``spherical_harmonics``, ``edge_vectors``; ``registry`` finds a kind by its operation.
 """

@@ -1,8 +1,7 @@
-"""What choosing and storing schedules needs to know of a kind of kernel: products, harmonics, or both in one.
+"""Interface of a kind of kernel (products, harmonics, or both in one), to choose and store schedules.
 
-An operation (``conv``, ``plain``, ``harmonics``, ``vectors``) has one :class:`KernelKind`, which knows neither how its
-kernels run (:mod:`autotune.measure.runs`) nor how they are searched (:mod:`autotune.search.spaces`). A model's import
-loads neither.
+Each operation (``conv``, ``plain``, ``harmonics``, ``vectors``) has one :class:`KernelKind`. How kernels run is in
+:mod:`autotune.measure.runs`, how they are searched in :mod:`autotune.search.spaces`: a model loads neither.
 """
 
 from __future__ import annotations
@@ -20,16 +19,15 @@ from kernelgen.problem.tensor_product import TensorProductProblem
 from kernelgen.schedule.knobs import Knobs
 
 Problem = TensorProductProblem | HarmonicsProblem | VectorProblem
-# ``autotune.database.lookup.find_schedule``: handed in where a kernel's plan depends on schedules that are known for
-# others.
+# ``autotune.database.lookup.find_schedule``, passed as an argument for plans that depend on other kernels' schedules.
 FindSchedule = Callable[..., Any]
 
 
 class KernelKind(ABC):
-    """problem_type: of its problems. operations: those that it has, the usual one first. directions: by name, each with
-    its ``outputs``. inputs: slots that get gradients.
+    """One kind of kernel. A *spec* determines one kernel (``kernelgen``'s, with operation, layout and deterministic).
 
-    A *spec* is all that determines one kernel (``kernelgen``'s, with operation, layout and deterministic).
+    problem_type: type of its problems. operations: its operations, the usual one first. directions: by name, each with
+    its ``outputs``. inputs: slots that get gradients.
     """
 
     problem_type: ClassVar[type]
@@ -41,7 +39,7 @@ class KernelKind(ABC):
     def check(
         self, label: str, problem: Any, operation: str, layout: str, graph: GraphSpec, deterministic: bool
     ) -> None:
-        """ConfigError for a workload that has no kernels; ``label``: its problem's short name."""
+        """Raise ConfigError for a workload without kernels; ``label``: its problem's short name."""
 
     @abstractmethod
     def read(self, data: Mapping[str, Any]) -> Knobs:
@@ -58,34 +56,34 @@ class KernelKind(ABC):
         facts: DeviceFacts,
         deterministic: bool = False,
     ) -> Any:
-        """With a blank schedule; ``direction`` by name or as such."""
+        """The spec with an empty schedule; ``direction`` by name or as an object."""
 
     @abstractmethod
     def default(self, spec: Any, num_edges: int | None) -> Knobs:
-        """The schedule of a kernel that was never tuned; num_edges: as for ``default_schedule``."""
+        """The schedule of an untuned kernel; num_edges: as for ``default_schedule``."""
 
     @abstractmethod
     def plan(self, spec: Any, find_schedule: FindSchedule) -> Any:
-        """What an emitter takes; ScheduleError if the spec's schedule is not legal, or makes the kernel of another."""
+        """The plan for the emitter; ScheduleError if the schedule is illegal or gives another schedule's kernel."""
 
     def kernel_spec(self, spec: Any, schedule: Knobs) -> Any:
-        """What is compiled for a schedule."""
+        """The spec of the kernel that is compiled for a schedule."""
         return dataclasses.replace(spec, schedule=schedule)
 
     @abstractmethod
     def describe(self, problem: Any) -> tuple[str, ...]:
-        """Lines for people."""
+        """A description for people, as lines."""
 
     @abstractmethod
     def irreps(self, problem: Any) -> dict[str, str]:
-        """Of the operands (and outputs) that turn with the coordinates, by slot."""
+        """Irreps by slot, of the operands and outputs that rotate with the coordinates."""
 
     @abstractmethod
     def compulsory_bytes(
         self, problem: Any, operation: str, direction: str, dtype: str, num_edges: int, num_nodes: int
     ) -> int:
-        """Bytes that any kernel must move: every operand that the direction reads once, every output written once.
+        """Bytes that any kernel must move: each operand of the direction read once, each output written once.
 
-        Of convolutions sender and receiver are counted too, 4 bytes each an edge. Node rows count once, however many
-        edges read them: whether they are fetched again is the schedule's doing. Elsewhere ``num_nodes`` is ignored.
+        Convolutions also count sender and receiver, 4 bytes each per edge. Node rows count once, however many edges
+        read them, because repeated reads depend on the schedule. Other operations ignore ``num_nodes``.
         """

@@ -1,7 +1,7 @@
-"""Convolutions of harmonics of edge vectors as the tuner chooses their kernels: the third kind.
+"""The kind of convolutions of harmonics of edge vectors.
 
-Vectors are operand ``y``. What is decided, by direction, is whether harmonics are formed inside the product's kernel or
-apart; the kernels themselves run the schedules that are known for product and harmonics.
+Vectors are operand ``y``. The schedule decides, for each direction, whether harmonics are formed inside the product's
+kernel or in a separate one. The kernels use the schedules known for product and harmonics.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ OPERATION = "vectors"
 
 @dataclass(frozen=True)
 class VectorKernel:
-    """All that determines the kernels of a direction, but for the schedules of product and harmonics."""
+    """Everything that determines the kernels of a direction except the schedules of product and harmonics."""
 
     problem: VectorProblem
     direction: Direction
@@ -43,7 +43,7 @@ class VectorKernel:
 
 
 class VectorsKind(ProductKind):
-    """Edge vectors [edges, 3] to sums at nodes, and first gradients."""
+    """From edge vectors [edges, 3] to sums at nodes; and first gradients."""
 
     problem_type = VectorProblem
     operations = (OPERATION,)
@@ -83,7 +83,7 @@ class VectorsKind(ProductKind):
         return dataclasses.replace(spec, schedule=schedule)
 
     def plan(self, spec: Any, find_schedule: FindSchedule) -> Any:
-        """Of the product's kernel, with the schedule that is known for it."""
+        """The plan of the product's kernel, with the schedule known for it."""
         kernel = (spec.dtype, spec.layout, spec.facts)
         place, name = spec.schedule.harmonics, spec.direction.name
         known = product_schedule(find_schedule, spec.problem, name, place, *kernel, None, spec.deterministic)
@@ -116,7 +116,7 @@ def product_schedule(
     graph_class: GraphClass | None,
     deterministic: bool,
 ) -> Any:
-    """The product's schedule in a direction: of the convolution without vectors or, unfused, of the plain product."""
+    """The product's schedule in a direction: that of the convolution, or of the plain product if unfused."""
     unfused = place == "unfused"
     where = graph_class
     if where is not None:

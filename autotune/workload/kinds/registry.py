@@ -1,4 +1,4 @@
-"""The kinds of kernels that there are, by the operations that they have."""
+"""The kinds of kernels by operation."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ _BY_OPERATION = {operation: kind for kind in KINDS for operation in kind.operati
 
 
 def kernel_kind(operation: str) -> KernelKind:
-    """The kind that has an operation; ConfigError for an unknown one."""
+    """The kind of an operation; ConfigError for an unknown operation."""
     if operation not in _BY_OPERATION:
         raise ConfigError(f"operation is {operation!r}; expected one of {tuple(_BY_OPERATION)}")
     return _BY_OPERATION[operation]
 
 
 def operations_of(problem: Problem) -> tuple[str, ...]:
-    """The operations that a problem has, the usual one first."""
+    """The operations of a problem, the usual one first."""
     return next(kind.operations for kind in KINDS if isinstance(problem, kind.problem_type))

@@ -1,7 +1,7 @@
-"""Spherical harmonics as the tuner chooses their kernels: the second kind.
+"""The kind of spherical harmonics.
 
-Vectors are operand ``x``, their tangents ``tx``, harmonics (and their cotangents) ``g``. Directions have the names of a
-product's, and rows are the same in both layouts.
+Vectors are operand ``x``, their tangents ``tx``, harmonics (and their cotangents) ``g``. Directions are named as for
+products, and both layouts have the same rows.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from kernelgen.schedule.spherical_harmonics import HARMONICS_SCHEDULES, Harmonic
 from kernelgen.terms.directions import HARMONICS_DIRECTIONS
 
 OPERATION, LAYOUT = "harmonics", "mul_ir"
-# What each direction reads, by slot; it writes its outputs.
+# The slots that each direction reads.
 OPERANDS = {"forward": ("x",), "backward": ("x", "g"), "double_backward": ("x", "g", "tx")}
 
 
 @dataclass(frozen=True)
 class HarmonicsKernel(HarmonicsSpec):
-    """A spec with the rest of what every kernel is stored and looked up by."""
+    """A spec with the other values by which every kernel is stored and looked up."""
 
     operation: ClassVar[str] = OPERATION
     layout: ClassVar[str] = LAYOUT
@@ -36,7 +36,7 @@ class HarmonicsKernel(HarmonicsSpec):
 
 
 class HarmonicsKind(KernelKind):
-    """Vectors [n, 3] to harmonics [n, dim_out]."""
+    """From vectors [n, 3] to harmonics [n, dim_out]."""
 
     problem_type = HarmonicsProblem
     operations = (OPERATION,)

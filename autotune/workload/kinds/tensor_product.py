@@ -1,4 +1,4 @@
-"""Tensor products as the tuner chooses their kernels: the first kind."""
+"""The kind of tensor products."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class ProductKind(KernelKind):
     ) -> Spec:
         asked = DIRECTIONS[direction] if isinstance(direction, str) else direction
         if deterministic and operation == "conv":
-            # Of the kernels that share the work, the one that takes the schedule of this name.
+            # Several kernels share the work; this one uses the direction's schedule.
             asked = fixed_order_parts(asked)[-1]
         blank = SCHEDULES[facts.backend]()
         return Spec(problem, asked, blank, operation, dtype, layout, "int64", facts, deterministic)
@@ -69,7 +69,7 @@ class ProductKind(KernelKind):
         return plan
 
     def kernel_spec(self, spec: Spec, schedule: Knobs) -> Spec:
-        """Without fusion torch gathers and sums around a plain kernel, so that is the kernel."""
+        """The spec of the compiled kernel: a plain one without fusion, as torch then gathers and sums around it."""
         assert isinstance(schedule, Schedule)
         return dataclasses.replace(spec, schedule=schedule, operation=spec.operation if schedule.fuse else "plain")
 
@@ -97,7 +97,7 @@ def bytes_of_product(
     num_nodes: int,
     dim_y: int,
 ) -> int:
-    """As :meth:`KernelKind.compulsory_bytes`; ``dim_y``: elements of a row of y, as the kernel reads it."""
+    """As :meth:`KernelKind.compulsory_bytes`; ``dim_y``: elements per row of y as the kernel reads it."""
     asked, conv = DIRECTIONS[direction], operation in CONVOLUTIONS
     rows = num_nodes if conv else num_edges
     elements = {
