@@ -1,7 +1,7 @@
-"""Equitune's tuning side: search, measure, store and look up schedules, and the modules that load the best one.
+"""Equitune's tuning package: search, measure, store and look up schedules; modules that load the best one.
 
-``from autotune import TensorProduct, TensorProductConv`` is what a model needs. Names load when they are asked for,
-so that ``import autotune`` itself costs nothing, and the searching and plotting packages are never loaded by a model.
+Models use ``from autotune import TensorProduct, TensorProductConv``. Names load on first access, so ``import autotune``
+is cheap, and a model never loads the search and plotting packages.
 """
 
 from __future__ import annotations

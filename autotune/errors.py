@@ -1,4 +1,4 @@
-"""Errors that the tuning side adds: each says what was given, what was expected and what to do."""
+"""Errors of the tuning package: each says what was given, what was expected and what to do."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ __all__ = [
 
 
 class ConfigError(EquituneError, ValueError):
-    """A config file, or something it names, cannot be understood: unknown key, problem, graph, or missing file."""
+    """A config file, or something it names, is invalid: unknown key, problem or graph, or missing file."""
 
 
 class PeerError(EquituneError, RuntimeError):
-    """A peer cannot be compared with: not installed, its own kernels did not run, or its numbers are wrong."""
+    """A peer cannot be compared: not installed, its own kernels did not run, or its results are wrong."""
 
 
 class WorkerError(EquituneError, RuntimeError):
-    """A worker process could not be set up, or a job raised where it should have answered."""
+    """A worker process could not be set up, or a job raised an exception instead of answering."""
 
 
 class StudyError(EquituneError, RuntimeError):
-    """A search cannot run: its records are in use by another process, or its storage cannot be opened."""
+    """A search cannot run: another process uses its records, or its storage cannot be opened."""
 
 
 class DatabaseError(EquituneError, RuntimeError):
@@ -39,7 +39,7 @@ class DatabaseError(EquituneError, RuntimeError):
 
 
 def unknown_name(what: str, given: str, known: Iterable[str]) -> str:
-    """``unknown key 'budgett'; did you mean 'budget'?`` with the valid names where none is near."""
+    """``unknown key 'budgett'; did you mean 'budget'?``, or the list of valid names if none is similar."""
     names = sorted(known)
     near = difflib.get_close_matches(given, names, 1, cutoff=0.5)
     hint = f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(names)}"

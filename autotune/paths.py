@@ -1,4 +1,4 @@
-"""Where configs and results live: the checkout's own folders, or the copies that an installed package carries."""
+"""Where configs and results are: in the checkout, or in the installed package."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ PACKAGE = Path(__file__).resolve().parent
 
 
 def checkout_dir() -> Path | None:
-    """The root of the checkout that this package is run from; None where it is installed."""
+    """The root of the checkout that this package runs from; None if it is installed."""
     root = PACKAGE.parent
     return root if (root / "pyproject.toml").is_file() and (root / "kernelgen").is_dir() else None
 
@@ -22,17 +22,17 @@ def _data_dir(name: str) -> Path:
 
 
 def configs_dir() -> Path:
-    """The folder with ``problems.toml``, ``graphs.toml`` and what to tune."""
+    """The folder with ``problems.toml``, ``graphs.toml`` and the tuning configs."""
     return _data_dir("configs")
 
 
 def results_dir() -> Path:
-    """The folder with the tuned database that was shipped (read-only where the package is installed)."""
+    """The folder with the shipped tuned database (read-only if the package is installed)."""
     return _data_dir("results")
 
 
 def reports_dir(results: Path) -> Path:
-    """Where the pages drawn from ``results`` go: the checkout's ``reports``, or beside results from elsewhere."""
+    """Where report pages go: the checkout's ``reports``, or a folder beside other ``results``."""
     root = checkout_dir()
     return root / "reports" if root and results.resolve() == root / "results" else results / "reports"
 
@@ -49,7 +49,7 @@ def user_data_dir() -> Path:
 
 @contextmanager
 def named_in_errors(path: Path) -> Iterator[None]:
-    """Have the system's errors in the block say which file they are about: of a full disk they do not by themselves."""
+    """Add the file to OSErrors raised in the block: some, such as a full disk, do not name it."""
     try:
         yield
     except OSError as error:

@@ -1,6 +1,6 @@
-"""Numbers and names as a reader meets them: microseconds, ratios and keys enter, short text leaves.
+"""Format numbers and names for people: microseconds, ratios and keys as short text.
 
-The terminal's progress lines use it too, so it imports nothing that takes long to load.
+Progress lines in the terminal use it too, so it imports nothing slow.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ def contender_name(key: str) -> str:
 
 
 def kind_text(operation: object, deterministic: object) -> str:
-    """What sets a kernel apart from a normal convolution: ``plain``, ``deterministic``, both or nothing."""
+    """How a kernel differs from a normal convolution: ``plain``, ``deterministic``, both or nothing."""
     plain = "" if operation in ("conv", None) else str(operation)
     return ", ".join(filter(None, (plain, "deterministic" if deterministic is True else "")))
 
 
 def entry_note(entry: dict[str, Any]) -> str:
-    """``carbon, deterministic, float32, ir_mul``: what the label and direction of a database entry leave open."""
+    """``carbon, deterministic, float32, ir_mul``: details of a database entry beside its label and direction."""
     graph = (entry.get("graph") or {}).get("name") or entry.get("graph_class")
     kind = kind_text(entry.get("operation"), entry.get("deterministic"))
     return ", ".join(filter(None, (str(graph), kind, str(entry.get("dtype")), str(entry.get("layout")))))
@@ -52,7 +52,7 @@ def count(value: float) -> str:
 
 
 def significant(value: float, digits: int = 3) -> str:
-    """``digits`` significant digits without an exponent, as many decimals as that needs."""
+    """``digits`` significant digits without an exponent."""
     if value == 0 or not math.isfinite(value):
         return "0" if value == 0 else MISSING
     decimals = max(0, digits - 1 - math.floor(math.log10(abs(value))))
@@ -60,7 +60,7 @@ def significant(value: float, digits: int = 3) -> str:
 
 
 def time_text(time_us: float, digits: int = 3) -> str:
-    """9.12 ms: in the unit that leaves the fewest digits."""
+    """9.12 ms: in the unit with the fewest digits."""
     if math.isnan(time_us):
         return MISSING
     for unit, scale in (("s", 1e6), ("ms", 1e3)):
@@ -70,19 +70,19 @@ def time_text(time_us: float, digits: int = 3) -> str:
 
 
 def ratio_text(value: float) -> str:
-    """34×, 1.41×, 0.80×: whole from ten on, two decimals below."""
+    """34×, 1.41×, 0.80×: no decimals from ten on, two below."""
     if value >= 10:
         return f"{value:,.0f}×"
     return MISSING if math.isnan(value) else f"{value:.2f}×" if value >= 0.1 else f"{significant(value, 2)}×"
 
 
 def floored_ratio(value: float) -> str:
-    """``ratio_text`` rounded down, so that a ratio never reads as one that it does not reach: 0.999 is 0.99×."""
+    """``ratio_text`` rounded down, so that a ratio is never overstated: 0.999 is 0.99×."""
     return ratio_text(math.floor(value * 100 + 1e-9) / 100) if 0.1 <= value < 10 else ratio_text(value)
 
 
 def error_text(value: float) -> str:
-    """3.1e-7, the shortest spelling of a small number."""
+    """3.1e-7: a small number in its shortest form."""
     if math.isnan(value):
         return "not a number"
     if value == 0:
@@ -92,7 +92,7 @@ def error_text(value: float) -> str:
 
 
 def bytes_text(value: float) -> str:
-    """Decimal units, as bandwidths are quoted."""
+    """Bytes in decimal units, as for bandwidths."""
     for unit, scale in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if value >= scale:
             return f"{significant(value / scale)} {unit}"
@@ -100,7 +100,7 @@ def bytes_text(value: float) -> str:
 
 
 def geometric_mean(values: Iterable[float]) -> float:
-    """Over the finite values; NaN if there is none."""
+    """Geometric mean of the finite values; NaN if there is none."""
     logs = [math.log(value) for value in values if math.isfinite(value) and value > 0]
     return math.exp(sum(logs) / len(logs)) if logs else math.nan
 

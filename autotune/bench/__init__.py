@@ -1,4 +1,4 @@
-"""``equitune bench``: all workloads of a config beside all peers.
+"""``equitune bench``: compare all workloads of a config with all peers.
 
 In: a config and a device. Out: rows of ``results/bench`` and a table. Read ``run``, ``plans`` (what is compared),
 ``rows`` (how rows are stored) and ``text``.

@@ -1,6 +1,4 @@
-"""What a comparison measures, and the rows it makes of that: a config enters as :class:`Plan`, a comparison's results
-leave as rows (plain data, one a workload and pass).
-"""
+"""Plan what to compare for each workload of a config, and turn results into rows (plain data per workload and pass)."""
 
 from __future__ import annotations
 
@@ -24,13 +22,13 @@ from kernelgen.schedule.knobs import Knobs
 from kernelgen.terms.directions import DIRECTIONS, fixed_order_parts
 from kernelgen.version import GENERATOR_VERSION
 
-# What a model runs, where the config does not say: inference, training on values, training on forces.
+# Default passes of a config: inference, training on values, training on forces.
 MODEL_PASSES = ("forward", "backward", "force_step")
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What to measure of one workload; ``schedules`` by contender of ours and direction, ``origins`` of the tuned."""
+    """What to measure for one workload; ``schedules`` by contender and direction, ``origins`` of the tuned ones."""
 
     workload: Workload
     passes: tuple[str, ...]
@@ -38,14 +36,14 @@ class Plan:
     origins: dict[str, str]
 
     def kernels_in(self, which: str) -> tuple[str, ...]:
-        """Directions whose schedules a pass takes; a deterministic convolution splits off the gradients of x."""
+        """Directions whose schedules a pass uses; a deterministic convolution computes gradients of x separately."""
         names = DIRECTIONS_OF[which]
         if self.workload.deterministic and self.workload.operation == "conv":
             names = tuple(part.name for name in names for part in fixed_order_parts(DIRECTIONS[name]))
         return tuple(name for name in dict.fromkeys(names) if name in self.origins)
 
     def schedules_in(self, which: str) -> dict[str, dict[str, Any]]:
-        """As JSON data, by contender and direction of a pass."""
+        """Schedules as JSON data, by contender and direction of a pass."""
         return {
             name: {direction: chosen[direction].to_dict() for direction in self.kernels_in(which)}
             for name, chosen in self.schedules.items()
@@ -53,7 +51,7 @@ class Plan:
 
 
 def sources_of(plan: Plan, which: str, facts: DeviceFacts) -> dict[str, dict[str, str]]:
-    """Hashes of the source of our kernels in a pass, by contender and direction."""
+    """Source hashes of our kernels in a pass, by contender and direction."""
     work, directions = plan.workload, plan.kernels_in(which)
 
     def source(direction: str, schedule: Knobs) -> str:
@@ -64,14 +62,14 @@ def sources_of(plan: Plan, which: str, facts: DeviceFacts) -> dict[str, dict[str
 
 
 def plans_of(loaded: TuneConfig, facts: DeviceFacts, folder: Path) -> list[Plan]:
-    """Of all workloads, problem by problem; whatever is wrong with one is said before anything is measured."""
+    """Plans for all workloads, grouped by problem; errors in any workload are raised before measuring."""
     database = Database.load(database_path(folder, facts.slug))
     workloads = by_problem(loaded.workloads)
     return [plan_of(workload, loaded.passes, facts, database) for workload in workloads]
 
 
 def plan_of(workload: Workload, passes: tuple[str, ...] | None, facts: DeviceFacts, database: Database) -> Plan:
-    """With what the runtime would load (an exact entry of ``database`` first) and the default."""
+    """The plan with the default and the schedules that the runtime would load (exact entries of ``database`` first)."""
     if passes is None:
         allowed = set(workload.directions)
         passes = tuple(which for which in MODEL_PASSES if set(DIRECTIONS_OF[which]) <= allowed) or workload.directions

@@ -1,6 +1,6 @@
-"""The stored rows of comparisons: ``results/bench/DEVICE.json``, one row each workload and pass.
+"""Stored rows of comparisons: ``results/bench/DEVICE.json``, one row per workload and pass.
 
-Rows (plain data) enter and leave; a newer row replaces the one of its identity, and the file is replaced whole.
+Rows are plain data. A newer row replaces the one with its identity, and the file is replaced whole.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Row = dict[str, Any]
 
 
 def identity_of(row: Mapping[str, Any]) -> tuple[Any, ...]:
-    """What a row is about. Rows older than the deterministic mode do not name it."""
+    """The key of a row. Rows older than the deterministic mode lack that field."""
     return (*(row[name] for name in IDENTITY), row.get("deterministic", False))
 
 
@@ -34,12 +34,12 @@ def bench_path(folder: Path, facts: DeviceFacts) -> Path:
 
 
 def stored_rows(folder: Path, facts: DeviceFacts) -> list[Row]:
-    """The device's rows, none where there is no file yet or one that is not understood."""
+    """The device's rows; none if the file is missing or invalid."""
     return _read(bench_path(folder, facts)) or []
 
 
 def _read(path: Path) -> list[Row] | None:
-    """None for a file that is not understood."""
+    """Rows of a file; None if it is invalid."""
     if not path.exists():
         return []
     try:
@@ -52,7 +52,7 @@ def _read(path: Path) -> list[Row] | None:
 
 
 def store_rows(folder: Path, facts: DeviceFacts, rows: Sequence[Row]) -> Path:
-    """Merge rows into the device's file; atomic, and a file that is not understood is kept aside."""
+    """Merge rows into the device's file atomically; an invalid file is moved aside."""
     path = bench_path(folder, facts)
     path.parent.mkdir(parents=True, exist_ok=True)
     lock = folder / "studies" / f"{facts.slug}-bench.lock"

@@ -1,8 +1,8 @@
-"""The comparison of ``equitune bench``: tuned against default against peers, in one run; nothing is searched.
+"""The main loop of ``equitune bench``: compare tuned, default and peers in one run; nothing is searched.
 
-A config and a device enter; rows leave, stored in ``results/bench/DEVICE.json`` after each workload (a newer row
-replaces the one of the same kernel, graph class and pass), and a table for people. A row that stands on the present
-kernels and software is not measured again, so that the same command goes on where it was interrupted.
+Rows are stored in ``results/bench/DEVICE.json`` after each workload (a newer row replaces the one of the same kernel,
+graph class and pass), and printed as a table. Rows of the present kernels and software are not measured again, so the
+same command continues an interrupted run.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 Rows = dict[tuple[Any, ...], Row]
-# Of a GPU's comparisons: one that measures, the others being set up.
+# Processes for comparisons on a GPU: one measures, the others are being set up.
 PROCESSES = 3
 
 
@@ -63,9 +63,9 @@ def bench(
 ) -> list[Row]:
     """Compare every workload of a config; returns its rows, those of earlier runs included.
 
-    peers: by name, None for all of the device. seconds_each: about how long a contender is sampled in a pass. fresh:
-    measure again what is already there. verbose: say every step, with the time, also where no terminal is. devices:
-    if several, GPUs of one model that the problems are shared out to.
+    peers: by name, None for all of the device. seconds_each: approximate sampling time of a contender in a pass. fresh:
+    also measure stored rows again. verbose: print every step with the time, even without a terminal. devices: several
+    GPUs of one model, among which the problems are divided.
     """
     import torch
     from rich.console import Console
@@ -103,7 +103,7 @@ class _Run:
     seconds_each: float
     console: Console
     verbose: bool = False
-    # Whose lines these are, among several.
+    # Name to print before lines, among several processes.
     name: str = ""
 
     def say(self, text: str) -> None:
@@ -111,13 +111,13 @@ class _Run:
         self.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def measure(self, plans: Sequence[Plan], fresh: bool, devices: tuple[str, ...] = ()) -> list[Row]:
-        """Rows of all plans, in their order. ``devices``: where they are measured, if on several."""
+        """Rows of all plans, in their order. ``devices``: where to measure, if on several."""
         begin, software = time.monotonic(), software_versions(self.facts)
         stored = {} if fresh else self._stored()
         rows, todo = self._split(plans, stored, software)
         if rows:
             self.say(f"{len(rows)} rows are already measured; {len(todo)} of {len(plans)} workloads remain")
-        # Of e3nn and torch, so they hold whatever became of our kernels since.
+        # Failures depend on e3nn and torch only, so they stay valid if our kernels change.
         told = [row for row in stored.values() if row.get("software") == software]
         failures = known_failures(told, [plan.workload for plan in plans])
         if len(todo) > 1:
@@ -136,7 +136,7 @@ class _Run:
         return [rows[identity] for identity in order if identity in rows]
 
     def compare(self, groups: Iterator[list[Plan]], failures: dict[Kind, str], software: dict[str, str]) -> Rows:
-        """Measure and store the rows of groups of plans, each of one kind."""
+        """Measure and store the rows of groups of plans; a group has one kind."""
         begin, rows = time.monotonic(), Rows()
         for worker, group in self._by_kind(groups, failures):
             for number, plan in enumerate(group, 1):
@@ -148,7 +148,7 @@ class _Run:
         return {identity_of(row): row for row in stored_rows(self.folder, self.facts)}
 
     def _split(self, plans: Sequence[Plan], stored: Rows, software: dict[str, str]) -> tuple[Rows, list[Plan]]:
-        """The rows that need not be measured again, and plans of the others."""
+        """The rows that need not be measured again, and plans for the others."""
         rows, todo = Rows(), list[Plan]()
         for plan in plans:
             missing = []
@@ -165,9 +165,9 @@ class _Run:
     def _by_kind(
         self, groups: Iterator[list[Plan]], failures: Mapping[Kind, str]
     ) -> Iterator[tuple[Worker, list[Plan]]]:
-        """Peers build for a kind, whatever the graph: its workloads share a process.
+        """Groups of plans by kind, each with a process: what peers build for a kind serves all its graphs.
 
-        On a GPU the next ones' processes are set up beside the present one's comparisons.
+        On a GPU the next processes are set up during the present comparisons.
         """
         waiting: deque[tuple[Worker, list[Plan]]] = deque()
         with ExitStack() as stack:
@@ -184,7 +184,7 @@ class _Run:
                 waiting.popleft()[0].close()
 
     def _idle(self, plan: Plan, failures: Mapping[Kind, str]) -> IdleProcess:
-        """Of a kind's process, which on a GPU is set up for its first workload beside the comparisons before."""
+        """A kind's process, which on a GPU is set up for its first workload during earlier comparisons."""
         first = plan.workload
         if self.facts.backend != "cuda" or first.operation == "harmonics":
             return IdleProcess(first.problem, self.device)
@@ -192,12 +192,12 @@ class _Run:
         return IdleProcess(first.problem, self.device, first, tuple(sorted(self._peers_of(first) - lost)), plan.passes)
 
     def _takes_compiled(self, workload: Workload) -> bool:
-        """Whether compiling its e3nn product takes a while; harmonics take no time worth a process."""
+        """Whether its e3nn product is worth compiling in advance; harmonics compile quickly."""
         on_gpu = self.facts.backend == "cuda" and COMPILED_PEER in self.peers
         return on_gpu and workload.operation != "harmonics"
 
     def _rows(self, plan: Plan, worker: Worker, failures: dict[Kind, str], software: dict[str, str]) -> list[Row]:
-        """New rows of one workload, stored; none if the comparison itself cannot run."""
+        """Measure and store the rows of one workload; none if the comparison itself cannot run."""
         reason = failures.get(kind_of(plan.workload))
         try:
             comparison = run_comparison(
@@ -226,7 +226,7 @@ class _Run:
         return ComparisonSetting(plan.workload, self.device, self.peers)
 
     def _compile_ahead(self, todo: Sequence[Plan], failures: Mapping[Kind, str]) -> dict[Kind, str]:
-        """The reasons of e3nn products that torch.compile does not manage; ``failures``: those known before."""
+        """Reasons of the e3nn products that torch.compile cannot compile; ``failures``: those already known."""
         specs = []
         for plan in todo:
             directions = dict.fromkeys(itertools.chain.from_iterable(DIRECTIONS_OF[which] for which in plan.passes))
@@ -252,7 +252,7 @@ class _Run:
         return set(self.peers) & set(names)
 
     def _is_current(self, row: Row, plan: Plan, which: str, software: dict[str, str]) -> bool:
-        """Whether measuring again would give the same row, but for noise."""
+        """Whether measuring again would give the same row, except for noise."""
         graph = build_graph(plan.workload.graph)
         times = row["times"]
         return (
@@ -261,7 +261,7 @@ class _Run:
             and row.get("graph") == {"name": graph.name, "edges": graph.num_edges, "nodes": graph.num_nodes}
             and {OURS, DEFAULT} | self._peers_of(plan.workload) <= set(times)
             and not any("error" in times[name] for name in (OURS, DEFAULT))
-            # Another generator may make the same kernels.
+            # Another generator version may make the same kernels.
             and (row.get("generator") == GENERATOR_VERSION or row.get("sources") == sources_of(plan, which, self.facts))
         )
 
@@ -275,7 +275,7 @@ def _compare_share(
     failures: dict[Kind, str],
     software: dict[str, str],
 ) -> None:
-    """On one of several devices: of ``groups`` those whose turn comes while it has nothing to do."""
+    """Run on one of several devices: compare the next of ``groups`` whenever this device is idle."""
     from rich.console import Console
 
     facts, folder, peers, seconds_each, verbose = shared

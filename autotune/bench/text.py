@@ -1,4 +1,4 @@
-"""Text of bench rows, for a terminal or as Markdown: a table, and a summary of all rows.
+"""Format bench rows for a terminal or as Markdown: a table and a summary.
 
 A ratio is the fastest peer's time over ours: above 1 we are faster.
 """
@@ -14,18 +14,18 @@ from autotune.bench.rows import DEFAULT, OURS, Row
 from autotune.measure.intervals import SLOWER, ratio_interval, verdict
 from autotune.text import time_text
 
-# Graphs large and dense enough that the floor of compulsory traffic can be reached.
+# Graphs large and dense enough to reach the floor of compulsory traffic.
 FLOOR_GRAPHS = ("carbon", "water")
 TARGET = 1.05
 TITLE = "median times (ratio to the tuned kernel)"
-# Columns before those of contenders.
+# Number of columns before those of contenders.
 FIXED = 4
-# Of a default that is the faster one; both were measured in one run.
+# A default that is faster by more than this fraction is reported; both were measured in one run.
 TOLERANCE = 0.01
 
 
 def table_lines(rows: Sequence[Row]) -> list[str]:
-    """One line a row: each contender's median and its ratio to ours. No number is cut short."""
+    """One line per row: each contender's median and its ratio to ours. No number is truncated."""
     from rich import box
     from rich.console import Console
     from rich.table import Table
@@ -51,7 +51,7 @@ def markdown_text(rows: Sequence[Row]) -> str:
 
 
 def _table(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
-    """Heads and cells; the first :data:`FIXED` columns say which row it is."""
+    """Column titles and cells; the first :data:`FIXED` columns identify the row."""
     names = list(dict.fromkeys(name for row in rows for name in row["times"]))
     body = []
     for row in rows:
@@ -77,7 +77,7 @@ def row_name(row: Row) -> str:
 
 
 def peer_times(row: Row) -> dict[str, float]:
-    """Medians of the peers that have one."""
+    """Medians of the peers that have a time."""
     return {
         name: result["time_us"]
         for name, result in row["times"].items()
@@ -91,7 +91,7 @@ def fastest_peer(row: Row) -> str | None:
 
 
 def ratio(row: Row) -> float | None:
-    """Fastest peer over ours; None where either has no number."""
+    """Fastest peer's time over ours; None if either has no time."""
     peer, ours = fastest_peer(row), _our_time(row, OURS)
     return None if peer is None or ours is None else peer_times(row)[peer] / ours
 
@@ -156,7 +156,7 @@ def _memory(rows: Sequence[Row]) -> list[str]:
 
 
 def _defaults(rows: Sequence[Row]) -> list[str]:
-    """What tuning gave, and where the default is faster beyond noise: a search had other times, or another graph."""
+    """Gain from tuning, and rows where the default is faster beyond noise: tuned in another run or on another graph."""
     pairs = [(row, _our_time(row, DEFAULT), _our_time(row, OURS)) for row in rows]
     known = [(default / ours, row) for row, default, ours in pairs if default is not None and ours is not None]
     if not known:

@@ -1,7 +1,7 @@
 """The command ``equitune``.
 
-In: arguments. Out: what ``tune``, ``bench``, ``report`` and the others print. Read ``commands``, ``options``,
-``database`` (``equitune db``), ``show`` and ``doctor``.
+Read ``commands`` (``tune``, ``report`` and others), ``options``, ``bench``, ``database`` (``equitune db``), ``show``,
+``doctor`` and ``replay``.
 """
 
 from autotune.cli.commands import main

@@ -1,7 +1,7 @@
-"""The ``equitune`` command: reads arguments, calls the other modules, prints text and ends with an exit code.
+"""The ``equitune`` command: reads arguments, calls the other modules, prints text and returns an exit code.
 
-Exit codes: 0 done, 2 a mistake that can be named (one line on standard error), 130 interrupted. A traceback means a
-bug. Everything heavy is imported inside the commands, so that ``equitune --help`` answers at once.
+Exit codes: 0 done, 2 a deliberate error (one line on standard error), 130 interrupted. A traceback means a bug. Slow
+imports are inside the commands, so that ``equitune --help`` answers at once.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 
 def _fail(message: str) -> NoReturn:
-    """One line, whatever the message was: a compiler's log is in there with its lines joined."""
+    """Print the message as one line (a compiler's log is joined) and exit."""
     line = " ".join(message.split())
     print(f"equitune: error: {line[:2000]}", file=sys.stderr)
     sys.exit(2)

@@ -1,6 +1,6 @@
-"""Checks of this machine: device, compilers, software, cache, databases and peers, one row each.
+"""Check this machine: device, compilers, software, cache, databases and peers, one row each.
 
-Machines where something is wrong are what it is for: a probe that fails becomes a row, and no probe stops another.
+It must work on broken machines: a probe that fails becomes a row, and does not stop the others.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ OPTIONAL = ("cuda-core", "cuda-bindings", "equitune")
 
 @dataclass(frozen=True)
 class Finding:
-    """One row. ``state``: ``ok``, ``absent`` (optional and not there) or ``problem`` (a probe failed)."""
+    """One row. ``state``: ``ok``, ``absent`` (optional and not installed) or ``problem`` (a probe failed)."""
 
     section: str
     name: str
@@ -39,7 +39,7 @@ def examine() -> tuple[Finding, ...]:
     for section, probe in PROBES:
         try:
             findings.extend(Finding(section, *row) for row in probe())
-        except Exception as error:  # a doctor that fails is no doctor: whatever it was, it is the finding
+        except Exception as error:  # any failure of a probe is a finding
             text = " ".join(str(error).split()) or type(error).__name__
             findings.append(Finding(section, probe.__name__.strip("_"), text, "problem"))
     return tuple(findings)
@@ -51,7 +51,7 @@ def as_data(findings: tuple[Finding, ...]) -> list[dict[str, str]]:
 
 
 def as_table(findings: tuple[Finding, ...]) -> Table:
-    """The rows for a terminal; the section is named once."""
+    """The rows for a terminal; each section is named once."""
     from rich.table import Table
     from rich.text import Text
 
@@ -68,7 +68,7 @@ def as_table(findings: tuple[Finding, ...]) -> Table:
 
 
 def next_step(findings: tuple[Finding, ...]) -> str:
-    """What to type after reading the rows."""
+    """The command to type next."""
     if any(finding.state == "problem" for finding in findings):
         return "fix each row marked problem, then type equitune doctor"
     return "equitune tune quick (a first search, about a minute)"
@@ -83,7 +83,7 @@ def version_of(distribution: str) -> str | None:
 
 
 def size_text(count: int) -> str:
-    """Bytes in a unit fit for reading."""
+    """A number of bytes in a readable unit."""
     size = float(count)
     for unit in ("B", "KiB", "MiB"):
         if size < 1024:

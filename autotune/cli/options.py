@@ -1,6 +1,6 @@
-"""What the commands share: option types, options as values, where results and pages go, an orderly Ctrl-C.
+"""Shared by the commands: option types and their values, output of results and pages, handling of Ctrl-C.
 
-A value that cannot be understood is a typed error that names its option.
+An invalid value raises a typed error that names its option.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ Json = Annotated[bool, typer.Option("--json", help="Print a JSON list.")]
 
 
 def examples(*lines: str) -> str:
-    """The text below a command's help: one command a line."""
+    """The examples below a command's help: one command per line."""
     return "\n".join(["[bold]Examples[/]", *lines])
 
 
 class Interrupts:
-    """Notices Ctrl-C, which the tuner itself turns into an orderly end."""
+    """Records whether Ctrl-C was pressed; the tuner itself stops in order."""
 
     seen = False
 
@@ -58,7 +58,7 @@ class Interrupts:
 
 
 def resolve_device(text: str | None) -> str:
-    """The device asked for, or the GPU if torch sees one, else the CPU; a typed error for one that is not here."""
+    """The requested device, by default the GPU if torch sees one, else the CPU; a typed error if it is missing."""
     import torch
 
     from kernelgen.device import device_facts
@@ -78,7 +78,7 @@ def resolve_device(text: str | None) -> str:
 
 
 def devices_given(device: str | None, devices: str | None) -> list[str]:
-    """Of ``--device`` and ``--devices`` at most one may be given."""
+    """The devices of ``--device`` or ``--devices``; an error if both are given."""
     from autotune.errors import ConfigError
     from autotune.measure.devices import devices_named
 
@@ -127,7 +127,7 @@ def results_folder(given: Path | None) -> Path:
 
 
 def export_file(option: str, path: Path | None) -> Path | None:
-    """A file to write at the end of a long run: a folder that is not there is noticed at once."""
+    """A file to write at the end of a long run; a missing folder is an error at once."""
     from autotune.errors import ConfigError
 
     if path is not None and (path.is_dir() or not path.parent.is_dir()):
@@ -136,7 +136,7 @@ def export_file(option: str, path: Path | None) -> Path | None:
 
 
 def write_pages(results: Path, reports: Path | None, only: str | None) -> bool:
-    """Write the pages and print where they are; ``only``: the one of this device. Whether there are any."""
+    """Write the pages and print their paths; ``only``: that of this device. Returns whether there are any."""
     from autotune.paths import reports_dir
     from autotune.report import write_reports
 
@@ -150,7 +150,7 @@ def write_pages(results: Path, reports: Path | None, only: str | None) -> bool:
 
 
 def write_comparison_page(before: Path, after: Path, results: Path, reports: Path | None) -> None:
-    """Write the page that compares two bench records and print where it is."""
+    """Write the page that compares two bench records and print its path."""
     from autotune.paths import reports_dir
     from autotune.report import write_comparison
 
@@ -164,5 +164,5 @@ def print_rich(renderable: Any) -> None:
 
 
 def print_next(step: str) -> None:
-    """The last line of a command: what to type now."""
+    """Print a command's last line: what to type next."""
     print(f"next: {step}")

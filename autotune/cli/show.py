@@ -1,6 +1,6 @@
 """The text of ``equitune show``: the schedule that a model would load here for each direction, why, and its figures.
 
-It looks up schedules exactly as the modules do. It builds, measures and writes nothing.
+It looks up schedules exactly as the modules do, and builds, measures and writes nothing.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def problem_given(words: Sequence[str], fully_connected: bool = False) -> str | 
 
 
 def show_command(workload: Workload, device: str | None, results: Path) -> str:
-    """The command that shows what was just tuned. device: as given, None if it was not."""
+    """The command that shows what was just tuned. device: as given, None if not."""
     name = workload.label if load_all().get(workload.label) == workload.problem else workload.problem.key
     words = ["equitune", "show", name]
     defaults = (("operation", "conv"), ("dtype", "float32"), ("layout", "mul_ir"))
@@ -65,9 +65,9 @@ def show(
     device: torch.device | str = "cpu",
     graph_class: GraphClass | str | None = None,
 ) -> str:
-    """The whole text, lines joined. Raises ConfigError or ProblemError for a problem it does not know.
+    """The whole text. Raises ConfigError or ProblemError for an unknown problem.
 
-    given: a problem, its name or its key. operation, layout: of a product; harmonics have but one of either.
+    given: a problem, its name or its key. operation, layout: for products; harmonics have only one of each.
     """
     problem, facts = find_problem(given) if isinstance(given, str) else given, device_facts(device)
     if operation not in operations_of(problem):
@@ -94,7 +94,7 @@ def show(
 
 
 def _next_step(problem: Problem, operation: str, backend: str, tuned: bool) -> str:
-    """Compare what is tuned, tune what is not: with the smallest shipped config that has the problem."""
+    """The next command: compare if tuned, else tune, with the smallest shipped config that has the problem."""
     found = []
     for name in known_configs():
         workloads = load_config(name, backend).workloads

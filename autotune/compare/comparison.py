@@ -1,9 +1,9 @@
-"""A fair comparison: schedules of ours and peers, measured in turn in one fresh process on the same tensors.
+"""Compare our schedules and peers fairly: measured in turn, in one fresh process, on the same tensors.
 
-A workload, named schedule sets of ours and the passes to time enter; a :class:`Result` for every contender and pass
-leaves. Every contender is checked against float64 e3nn before its numbers count, warmed up, and sampled round-robin,
-so that drift of clocks and neighbours' load meet all alike. A contender that fails is an error, not a number; one
-that takes the process down is named as such, and the comparison is repeated without it.
+A workload, named schedule sets and the passes to time give a :class:`Result` for every contender and pass. Every
+contender is checked against float64 e3nn, warmed up, and sampled round-robin, so that clock drift and other load on the
+machine affect all alike. A contender that fails gets an error instead of a time. If one crashes the process, its result
+says so, and the comparison is repeated without it.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ if TYPE_CHECKING:
 
 OUR_MIN_SAMPLES = 10
 PEER_MIN_SAMPLES = 5
-# A call of a peer beyond this needs fewer samples; on a GPU it is not kept ready beside the others either, because
-# what e3nn keeps for a large graph leaves no room for them.
+# A peer whose call takes longer needs fewer samples. On a GPU it is also sampled alone and then released, because what
+# e3nn keeps for a large graph leaves no room for the others.
 SLOW_CALL_S, SLOW_MIN_SAMPLES = 0.05, 3
 MAX_SAMPLES = 60
-# Rows of calls for the host's time, and of those that take so long that no more are needed to tell.
+# Rows of calls to measure the host's time; fewer for calls whose host time exceeds the last number.
 HOST_ROWS, HOST_ROWS_OF_SLOW, SLOW_HOST_US = 12, 3, 1000.0
-# Samples of each after which one whose median is so many times the least one is not sampled further.
+# After this many samples each, a contender with this many times the least median is not sampled further.
 FIRST_ROUND, BEATEN_RATIO = 10, 3.0
 PREPARE_LIMIT_S = 600.0
 SAMPLE_LIMIT_S = 120.0
@@ -50,10 +50,10 @@ SAMPLE_LIMIT_S = 120.0
 
 @dataclass(frozen=True)
 class Result:
-    """Of one contender in one pass: a timing, or why there is none.
+    """Result of one contender in one pass: a timing, or why there is none.
 
-    memory_bytes: at the peak of one call, beyond what was allocated before it; host_us: until a call returns, on a
-    small graph. None where the device has no such figure.
+    memory_bytes: peak memory of one call, beyond what was allocated before; host_us: time until a call returns, on a
+    small graph. None if not measured on this device.
     """
 
     timing: Timing | None = None
@@ -65,7 +65,7 @@ class Result:
         return {"error": self.error} if self.timing is None else self.timing.to_dict()
 
     def summary(self) -> dict[str, Any]:
-        """Without the raw samples, as database entries hold it."""
+        """The result without raw samples, as database entries store it."""
         data = self.to_dict()
         data.pop("samples_us", None)
         return data
@@ -75,7 +75,7 @@ class Result:
 class ComparisonResult:
     """results: contender -> pass -> result. errors, resources and certificates (ours only): by contender, direction.
 
-    copies: time of a copy that moves the compulsory bytes of a pass, in microseconds, where that was asked for.
+    copies: time of a copy that moves the compulsory bytes of a pass, in microseconds, if requested.
     """
 
     results: dict[str, dict[str, Result]]
@@ -97,11 +97,11 @@ def run_comparison(
     known_failures: Mapping[str, str] = MappingProxyType({}),
     copies: bool = False,
 ) -> ComparisonResult:
-    """Compare in ``passes``. A schedule set of ours takes part in the passes whose directions it names.
+    """Compare in ``passes``. A schedule set takes part in the passes for whose directions it has schedules.
 
-    seconds_each: about how long every contender is sampled in every pass. worker: whose process is to be used, for
-    comparisons in a row that share what was built; by default one of this comparison's own. known_failures: contenders
-    not to be tried, with the reason. copies: whether to time copies of as many bytes.
+    seconds_each: approximate sampling time of a contender in a pass. worker: a process to reuse, so that consecutive
+    comparisons share what was built; by default a new one. known_failures: contenders to skip, with the reason. copies:
+    whether to time copies of as many bytes.
     """
     if worker is None:
         options: dict[str, Any] = {"seconds_each": seconds_each, "on_step": on_step, "copies": copies}
@@ -119,7 +119,7 @@ def run_comparison(
 
 
 class _Fallen(Exception):
-    """A contender took the process (or its device) down; ``which`` is the pass, or empty for its preparation."""
+    """A contender crashed the process or its device; ``which`` is the pass, or empty during preparation."""
 
     def __init__(self, name: str, which: str, reason: str) -> None:
         super().__init__(f"{name} {which}: {reason}")
@@ -136,7 +136,7 @@ class _Comparison:
     on_step: Callable[[str], None]
     times_copies: bool = False
     fallen: dict[tuple[str, str], str] = field(default_factory=dict)
-    # By pass and contender; what was compared before a contender fell need not be compared again.
+    # By pass and contender. Results from before a crash are kept, and need not be measured again.
     compared: dict[str, dict[str, Result]] = field(default_factory=dict)
     copies: dict[str, float] = field(default_factory=dict)
     errors: dict[str, dict[str, dict[str, float]]] = field(default_factory=dict)
@@ -171,7 +171,7 @@ class _Comparison:
         self.copies |= {} if copied is None else {which: copied}
 
     def _note_errors(self, name: str, answer: Answer) -> None:
-        """Keep the largest relative error of every output that was ever checked."""
+        """Keep the largest relative error of every checked output."""
         for direction, errors in answer.errors.items():
             known = self.errors.setdefault(name, {}).setdefault(direction, {})
             known |= {slot: max(error, known.get(slot, 0.0)) for slot, error in errors.items()}
@@ -216,7 +216,7 @@ class _Comparison:
         }
 
     def _host_times(self, which: str, warm: Mapping[str, Answer]) -> dict[str, float]:
-        """The least of several rows of calls, taken in turn as samples are; of a slow call fewer rows."""
+        """The least of several rows of calls, taken in turn like samples; fewer rows for a slow call."""
         least = {name: answer.host_us for name, answer in warm.items() if answer.host_us is not None}
         for turn in range(HOST_ROWS):
             for name in least:
@@ -246,14 +246,14 @@ class _Comparison:
 
 
 def _further(counts: Mapping[str, int], samples: Mapping[str, list[float]]) -> dict[str, int]:
-    """Samples still to take after the first round: none of whoever is beaten by far."""
+    """Samples still to take after the first round: none for contenders that are far slower."""
     medians = {name: statistics.median(samples[name]) for name in counts if samples[name]}
     limit = BEATEN_RATIO * min(medians.values(), default=0.0)
     return {name: max(0, counts[name] - FIRST_ROUND) for name in medians if medians[name] <= limit}
 
 
 def interleaved(counts: Mapping[str, int]) -> Iterable[str]:
-    """Names in the order of sampling: as many rounds as the largest count, each name spread evenly over them."""
+    """Names in sampling order: as many rounds as the largest count, with each name spread evenly over them."""
     rounds = max(counts.values(), default=0)
     for turn in range(rounds):
         for name, count in counts.items():

@@ -1,6 +1,6 @@
-"""The worker's side of a comparison: contenders on shared tensors, prepared, warmed up and sampled by small jobs.
+"""Worker side of a comparison: jobs prepare, warm up and sample contenders on shared tensors.
 
-Jobs (picklable, one contender each, so that whatever goes wrong has a name) enter, :class:`Answer` leaves.
+A job is picklable and concerns one contender, so that every failure can be attributed. It returns an :class:`Answer`.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
 
 Schedules = Mapping[str, Knobs]
 WARM_UP_CALLS = 10
-# Seconds of calls at least: peers choose kernels and fill caches as they go, ours are ready.
+# Minimum seconds of warm-up calls: peers choose kernels and fill caches meanwhile, ours are ready.
 WARM_UP_S, OUR_WARM_UP_S = 0.1, 0.02
-# Calls that take longer together are warm, however few they were.
+# Warm-up ends after this time, however few calls were made.
 WARM_UP_LIMIT_S = 1.5
 
 
 @dataclass(frozen=True)
 class ComparisonSetting:
-    """Opened in the worker: tensors and reference that all contenders share. ``peers``: by name, None for all."""
+    """Opened in the worker: tensors and reference shared by all contenders. ``peers``: by name, None for all."""
 
     workload: Workload
     device: str
@@ -44,10 +44,10 @@ class ComparisonSetting:
 
 @dataclass(frozen=True)
 class Answer:
-    """Of one job for one contender: an error and nothing else, or what was asked for.
+    """Answer to one job for one contender: an error alone, or the requested values.
 
-    seconds: of one warm call. sample_us: of one cold call. memory_bytes: that one call takes at its peak (GPU only).
-    host_us: until a call returns (GPU and small graphs only). certificates: of ours, by direction, see
+    seconds: time of one warm call. sample_us: of one cold call. memory_bytes: peak memory of one call (GPU only).
+    host_us: until a call returns (GPU and small graphs only). certificates: of our kernels, by direction, see
     :meth:`ComparisonSession.certify`. device_lost: nothing more can run in that process.
     """
 
@@ -75,7 +75,7 @@ class PrepareOurs:
 
 @dataclass(frozen=True)
 class PreparePeer:
-    """Set up a peer; its own adapter proves that its kernels run and that its numbers are right."""
+    """Set up a peer; its adapter checks that its kernels run and its results are right."""
 
     name: str
 
@@ -85,7 +85,7 @@ class PreparePeer:
 
 @dataclass(frozen=True)
 class WarmUp:
-    """Calls until steady. The first call of a peer is also checked."""
+    """Call until timings are steady. A peer's first call is also checked."""
 
     name: str
     which: str
@@ -104,7 +104,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class HostRow:
-    """The host's time for a call, from one row of calls; ``seconds``: of one warm call."""
+    """Measure the host's time per call from one row of calls; ``seconds``: time of one warm call."""
 
     name: str
     seconds: float
@@ -115,7 +115,7 @@ class HostRow:
 
 @dataclass(frozen=True)
 class PeerNames:
-    """Of those that take part."""
+    """Names of the peers that take part."""
 
     def __call__(self, session: ComparisonSession) -> list[str]:
         return list(session.peers)
@@ -123,7 +123,7 @@ class PeerNames:
 
 @dataclass(frozen=True)
 class Release:
-    """What contenders keep for a pass must not crowd out the next pass, or the others; ``name``: of one only."""
+    """Release memory that contenders keep for a pass, to leave room for the others; ``name``: only this one's."""
 
     name: str | None = None
 
@@ -133,7 +133,7 @@ class Release:
 
 @dataclass(frozen=True)
 class CopyTime:
-    """Microseconds of a copy that moves as many bytes; None where there is no memory for it."""
+    """Time a copy of as many bytes, in microseconds; None if memory does not suffice."""
 
     moved: int
 
@@ -158,7 +158,7 @@ class CopyBandwidth:
 
 
 class ComparisonSession:
-    """What the worker holds: tensors, reference, prepared contenders, and a sampler for each in the present pass."""
+    """State of the worker: tensors, reference, prepared contenders, and a sampler for each in the present pass."""
 
     def __init__(self, setting: ComparisonSetting) -> None:
         self.workload, self.device = setting.workload, setting.device
@@ -179,7 +179,7 @@ class ComparisonSession:
         return {peer.name: peer for peer in peers if names is None or peer.name in names}
 
     def attempt(self, name: str, job: Callable[[], Answer]) -> Answer:
-        """Whatever a contender raises is its entry in the table; one that ran out of memory leaves none taken."""
+        """Return a contender's exception as its error, and free the memory that it took."""
         try:
             return job()
         except Exception as error:
@@ -208,10 +208,10 @@ class ComparisonSession:
         return answer
 
     def certify(self, operator: Any, direction: str) -> tuple[dict[str, float], dict[str, Any]]:
-        """Errors against float64 by slot, of two runs; and what else is known of a direction.
+        """Errors against float64 by slot, from two runs, and the certificate of a direction.
 
         ``bitwise``: whether both runs gave the same bits. ``equivariance``: relative error under a rotation with
-        inversion. ``edges``: how many the errors stand on.
+        inversion. ``edges``: number of edges checked for errors.
         """
         import torch
 
@@ -237,11 +237,11 @@ class ComparisonSession:
 
         ours = name not in self.peers
         sampler = Sampler(getattr(self.contenders[name], which.replace("+", "_")), self.device)
-        # On a CPU there is nothing that a third call would warm, and a peer's call takes up to a second.
+        # On a CPU a third call warms nothing more, and a peer's call takes up to a second.
         calls = 2 if sampler.device.type == "cpu" else getattr(self.peers.get(name), "warm_up_calls", WARM_UP_CALLS)
         seconds = sampler.warm_up(calls, OUR_WARM_UP_S if ours else WARM_UP_S, max_seconds=WARM_UP_LIMIT_S)
         self.samplers[name] = sampler
-        # Where the host's own time may decide it is taken too; of use only beside peers.
+        # On small graphs the host's time may dominate, so it is measured too, but only beside peers.
         by_host = sampler.device.type == "cuda" and self.tensors.num_edges <= SMALL_GRAPH_EDGES and self.peers
         return Answer(
             seconds=seconds,

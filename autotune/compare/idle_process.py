@@ -1,4 +1,4 @@
-"""A worker process at rest: what takes long to load is there, and nothing is on the device."""
+"""An idle worker process: slow imports are done, and nothing is on the device."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from autotune.workload.workload import Workload
 
 @dataclass(frozen=True)
 class IdleProcess:
-    """A process at rest: modules are imported and e3nn's product is built on the host; nothing is on the device.
+    """An idle process: modules are imported and e3nn's product is built on the host; nothing is on the device.
 
-    first: a workload to be ready for: those of ``peers`` are built for it too, and run ``passes``, on a small graph.
+    first: a workload to prepare: ``peers`` are built for it too, and run ``passes`` on a small graph.
     """
 
     problem: Problem
@@ -36,5 +36,5 @@ class IdleProcess:
 
             build_peers(self.first, self.device, self.peers, self.passes)
         free_memory(self.device)
-        gc.freeze()  # what stays need not be looked through again whenever memory is given back
+        gc.freeze()  # later collections need not scan what stays
         return lambda job: None

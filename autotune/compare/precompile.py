@@ -1,7 +1,7 @@
-"""What a comparison of many workloads needs compiled, compiled before it on all cores: kernels of ours, e3nn's graphs.
+"""Compile before a comparison, on all cores: our kernels and e3nn's products.
 
-Kernel specs and workloads enter; the compile caches on the disk are filled, so that the one process that measures
-finds everything there. Leaves, for each e3nn product that torch.compile does not manage, the reason.
+Fills the compile caches on the disk, where the measuring process finds everything. Returns the reason for each e3nn
+product that torch.compile cannot compile.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from autotune.workload.kinds.base import Problem
 from autotune.workload.workload import Workload
 
 COMPILED_PEER = "e3nn-compiled"
-# e3nn is compiled with sizes left open, so any graph will do; a small one leaves room for every process.
+# e3nn is compiled with dynamic sizes, so any graph works; a small one leaves memory for every process.
 SMALL_GRAPH = GraphSpec("small", Points(100, 0.1), 4.0)
-# What its compilation depends on.
+# What a compilation depends on.
 Kind = tuple[Problem, str, str, str]
 
 
@@ -30,7 +30,7 @@ def kind_of(workload: Workload) -> Kind:
 
 
 def known_failures(rows: Iterable[Mapping[str, Any]], workloads: Iterable[Workload]) -> dict[Kind, str]:
-    """The e3nn products that torch.compile was given its time for in vain, by the rows of earlier comparisons."""
+    """The e3nn products for which torch.compile ran into its time limit, from the rows of earlier comparisons."""
     from autotune.compare.peers.e3nn import OUT_OF_TIME
 
     kinds = {(kind[0].key, *kind[1:]): kind for kind in map(kind_of, workloads)}
@@ -49,9 +49,9 @@ def compile_ahead(
     device: str,
     say: Callable[[str], None] = lambda text: None,
 ) -> dict[Kind, str]:
-    """Fill the caches. ``products``: whose e3nn product is compiled, once a kind; the reasons where that fails.
+    """Fill the caches; returns the reasons of failures. ``products``: compile their e3nn products, once per kind.
 
-    What fails to compile of ours is not told here: the comparison meets it again and names it.
+    Failures of our kernels are not reported here, because the comparison reports them.
     """
     specs = list(dict.fromkeys(specs))
     by_kind = {kind_of(workload): workload for workload in products}
@@ -61,7 +61,7 @@ def compile_ahead(
     say(f"compiling {len(specs)} kernels and {len(by_kind)} products of e3nn in {workers} processes")
     failures: dict[Kind, str] = {}
     with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
-        # The long ones first.
+        # The longest compilations first.
         kinds = {pool.submit(_compile_peer, workload, device): kind for kind, workload in by_kind.items()}
         jobs: list[Future[str]] = [*kinds, *(pool.submit(_compile_kernel, spec) for spec in specs)]
         try:
@@ -89,7 +89,7 @@ def _compile_peer(workload: Workload, device: str) -> str:
     import torch
     import torch._inductor.config
 
-    # Every core already has a process.
+    # Every core already runs a process.
     torch._inductor.config.compile_threads = 1
     torch.set_num_threads(1)
     return build_peers(workload, device, (COMPILED_PEER,)).get(COMPILED_PEER, "")
@@ -98,10 +98,10 @@ def _compile_peer(workload: Workload, device: str) -> str:
 def build_peers(
     workload: Workload, device: str, names: Collection[str], passes: Collection[str] = ()
 ) -> dict[str, str]:
-    """Build peers in this process for a small graph, and run ``passes`` of them once: some compile at the first call.
+    """Build peers in this process for a small graph, and run their ``passes`` once: some compile at the first call.
 
-    What they build for a problem serves its other graphs too. Leaves the reasons of those that fail: each fails again,
-    and has its entry in the table, where it is compared.
+    Other graphs of the problem reuse what they build. Returns the reasons of failures, which the comparison reports
+    again.
     """
     import torch
 

@@ -1,4 +1,4 @@
-"""Convolutions of edge vectors with the schedules that are known of their parts, and where harmonics are formed."""
+"""Build convolutions of edge vectors: schedules of their parts, and whether harmonics are fused."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def build_vectors(
     graph_class: GraphClass | None,
     deterministic: bool = False,
 ) -> HarmonicProduct:
-    """Product and harmonics with the schedules known for each; ``places``: of the harmonics, by direction."""
+    """Build product and harmonics with the known schedules; ``places``: where harmonics are formed, by direction."""
     number = None if graph_class is None else GraphClass("harmonics", graph_class.log2_edges)
     options: dict[str, Any] = {"dtype": getattr(torch, dtype), "device": device}
     harmonics: dict[str, Any] = {
@@ -56,9 +56,9 @@ def directions_inside(
     graph_class: GraphClass | None,
     strict: bool | None,
 ) -> list[str]:
-    """The directions whose kernels are known, or by default believed, to be best with the harmonics inside.
+    """The directions whose kernels are faster with the harmonics inside, as measured or by default.
 
-    For the others the product's own schedule says whether gather and sum are in its kernel.
+    For the others the product's own schedule decides whether its kernel includes gather and sum.
     """
     graph_class = None if graph_class is None else dataclasses.replace(graph_class, operation=OPERATION)
     found = []
@@ -66,5 +66,5 @@ def directions_inside(
         tuning = find_schedule(problem, OPERATION, name, dtype, layout, facts, graph_class, strict)
         assert isinstance(tuning.schedule, VectorSchedule)
         found += [name] if tuning.schedule.harmonics == "inside" else []
-    # The gradient of x alone reads what the value reads; it is not tuned on its own.
+    # The gradient of x alone reads the same data as the value, and is not tuned separately.
     return [*found, *(("source_backward",) if "forward" in found else ())]

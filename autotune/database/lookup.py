@@ -1,19 +1,19 @@
-"""Which schedule the runtime loads here: a problem and a device enter, a :class:`Tuning` with its origin leaves.
+"""Find the schedule to load for a problem on a device: a :class:`Tuning` with its origin.
 
-The order, from the best evidence to none; within a step the nearest graph class comes first (larger graphs first
-where it is unknown or a tie, because their time is the kernel's own and not the launch's):
+Lookup goes through these steps, from the best evidence to none. Within a step the nearest graph class comes first
+(larger graphs first if it is unknown or tied, because kernels and not launches dominate their time):
 
 1. ``exact``: tuned for this problem, direction, dtype, layout and graph class on this device;
 2. ``nearest``: on this device, another graph class in the same layout, then any graph class in the other layout;
 3. ``other-device``: another device of the same architecture (CUDA: the same compute capability; CPU: the same
-   machine type and vector width), the one nearest in size first;
-4. ``default``: picked from device facts alone.
+   machine type and vector width), nearest in size first;
+4. ``default``: chosen from device facts alone.
 
-Convolutions on a GPU take from 2 and 3 only what was tuned on graphs that are small, or large, as this one is, unless a
-default would be an error.
+Convolutions on a GPU use an entry of step 2 or 3 only if both graphs are small or both are large, unless a default
+would be an error.
 
-A stored schedule that is not legal here, failed its last check, or failed in a search on this device (it is in
-quarantine), is skipped, and the reason says so. Nothing is ever searched or compiled.
+A stored schedule is skipped, with the reason noted, if it is not legal here, failed its last check, or is in quarantine
+(it failed in a search on this device). Lookup never searches or compiles.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Tuning:
     """A schedule and where it came from.
 
     origin: ``exact``, ``nearest``, ``other-device``, ``default``, or ``given`` (by the caller, not looked up).
-    entry: the database record behind it, if there is one. reason: one sentence for people.
+    entry: the database entry, if any. reason: one sentence for people.
     """
 
     schedule: Knobs
@@ -57,7 +57,7 @@ class Tuning:
 
 @dataclass(frozen=True, eq=False)
 class _Query:
-    """``spec``: as the kind of its operation makes it. any_size: whether graphs count that are not alike."""
+    """``spec``: as the operation's kind makes it. any_size: whether entries of much smaller or larger graphs count."""
 
     spec: Any
     graph_class: GraphClass | None
@@ -80,7 +80,7 @@ class _Query:
 
 
 def strict_by_environment() -> bool:
-    """Whether ``$EQUITUNE_STRICT`` asks that a lookup without an entry for this device is an error."""
+    """Whether ``$EQUITUNE_STRICT`` makes a lookup without an entry for this device an error."""
     return os.environ.get("EQUITUNE_STRICT", "").strip().lower() not in ("", "0", "false", "no", "off")
 
 
@@ -97,13 +97,13 @@ def find_schedule(
     deterministic: bool = False,
     tolerance: float | None = None,
 ) -> Tuning:
-    """The best known schedule for one direction of a problem on a device; see the module for the order.
+    """The best known schedule for one direction of a problem on a device; the module's docstring has the order.
 
-    direction: one that the operation has, by name (a Direction counts by its name).
-    strict: where true, TuningMissError unless the origin is exact or nearest; None asks ``$EQUITUNE_STRICT``.
-    deterministic: of kernels whose results are bitwise equal from run to run; only entries tuned as such count.
-    tolerance: largest relative error, against float64 and under rotation, that an entry may have been measured with;
-        TuningMissError where none is known to keep it, since a default has no record.
+    direction: one of the operation's directions, by name or as a Direction.
+    strict: if true, TuningMissError unless the origin is exact or nearest; None reads ``$EQUITUNE_STRICT``.
+    deterministic: only entries tuned for bitwise equal results from run to run count.
+    tolerance: largest measured relative error, against float64 and under rotation, that an entry may have;
+        TuningMissError if no entry keeps it, since a default has no measured error.
     Unreadable databases are skipped with a warning and never make a lookup fail.
     """
     name = direction if isinstance(direction, str) else direction.name
@@ -173,7 +173,7 @@ def _on_other_device(query: _Query, skipped: list[str]) -> Tuning | None:
 
 
 def _fitted(query: _Query, entry: Entry, origin: str, reason: str, skipped: list[str]) -> Tuning:
-    """What was tuned on a graph of another class, with the knobs that follow from a node's number of edges."""
+    """A schedule tuned on another graph class, with the knobs adjusted that depend on the edges per node."""
     reason += _why_nearest(query, entry)
     schedule, there, here = entry.tuned_schedule, entry.parsed_graph_class, query.graph_class
     if here is not None and here.log2_degree != there.log2_degree:
@@ -218,7 +218,7 @@ def _require_this_device(query: _Query, tuning: Tuning | None, skipped: list[str
 
 
 def _by_nearness(query: _Query, entries: Iterable[Entry]) -> list[Entry]:
-    """Same layout first, then the nearest graph class, then the larger graph; the text makes the order total."""
+    """Same layout first, then the nearest graph class, then the larger graph; ties break by the class's text."""
 
     def rank(entry: Entry) -> tuple[bool, float, float, str, str]:
         kind = entry.parsed_graph_class
@@ -237,11 +237,11 @@ def _by_nearness(query: _Query, entries: Iterable[Entry]) -> list[Entry]:
 
 
 def is_alike(spec: Any, graph_class: GraphClass | None, entry: Entry) -> bool:
-    """Whether an entry says something of a graph: of a GPU's convolutions if launches decide on both or on neither.
+    """Whether an entry applies to a graph: for a GPU's convolutions, if both graphs are small or both are large.
 
     On an H200 schedules tuned on graphs of 2^16 to 2^19 edges took 1.5 to 2.2 times as long as the default on 306 edges
-    (124 pairs), and 0.80 to 1.13 times among each other. That default is made for small graphs; other operations have
-    one for all sizes.
+    (124 pairs), and 0.80 to 1.13 times as long on graphs of that range. Convolutions have a separate default for small
+    graphs; other operations have one for all sizes.
     """
     if graph_class is None or spec.facts.backend != "cuda" or spec.operation != "conv":
         return True
@@ -259,7 +259,7 @@ def _why_nearest(query: _Query, entry: Entry) -> str:
 
 
 def _is_legal(query: _Query, entry: Entry, skipped: list[str]) -> bool:
-    """Whether its schedule can be loaded; each reason against it goes to ``skipped``."""
+    """Whether the entry's schedule can be loaded; if not, the reason goes to ``skipped``."""
     if entry.failed_check:
         skipped.append(f"{entry.graph_class} {entry.layout}: failed its last check, {entry.failed_check}")
         return False
@@ -282,7 +282,7 @@ def _with_skipped(reason: str, skipped: list[str]) -> str:
 
 
 def _kindred_tables(facts: DeviceFacts) -> Iterator[Table]:
-    """Databases of other devices of this architecture, the nearest number of multiprocessors or cores first."""
+    """Databases of other devices of this architecture, nearest number of multiprocessors or cores first."""
     files: dict[str, list[Path]] = {}
     for directory in database_dirs():
         for path in device_files(directory):
@@ -295,7 +295,7 @@ def _kindred_tables(facts: DeviceFacts) -> Iterator[Table]:
 
 
 def device_distance(device: Mapping[str, Any], facts: DeviceFacts) -> tuple[bool, bool, float]:
-    """How far a database's device is from this one, to sort by: another backend, another architecture, then size."""
+    """Sort key for the distance between a database's device and this one: backend, then architecture, then size."""
     backend, kindred = device.get("backend") == facts.backend, _is_kindred(device, facts)
     units = device.get("units")
     if not isinstance(units, int | float) or units <= 0:

@@ -1,7 +1,6 @@
-"""Care of databases: which entries are stale, several files made one, and a file to hand on.
+"""Manage tuned databases: list stale entries, merge, export, pack trials.
 
-Tables enter (:mod:`autotune.database.store`), findings for people leave. Only :func:`merge_file` changes a database,
-and only after all of a file was understood.
+Only :func:`merge_file` changes a database, and only after it has read and checked the whole file.
 """
 
 from __future__ import annotations
@@ -20,15 +19,15 @@ from autotune.errors import DatabaseError
 from kernelgen.errors import EquituneError
 from kernelgen.version import GENERATOR_VERSION
 
-# Of an entry's software, what makes another binary of the same source.
+# The entry of ``software`` whose change gives another binary from the same source.
 COMPILER = "compiler"
-# So many times the finished trials of another search count for more than its date.
+# An entry with this many times the finished trials wins over a newer one.
 MORE_TRIALS = 2
 
 
 @dataclass(frozen=True)
 class Stale:
-    """An entry whose figures may no longer hold, and each reason why, as a sentence without its full stop."""
+    """An entry whose figures may no longer hold, with the reasons as sentences without a full stop."""
 
     entry: Entry
     reasons: tuple[str, ...]
@@ -37,9 +36,9 @@ class Stale:
 def stale_entries(
     table: Table, software: Mapping[str, str], driver: str | None = None, generator: str = GENERATOR_VERSION
 ) -> list[Stale]:
-    """Entries whose source, compiler or driver is another by now, by identity.
+    """Entries whose source, compiler or driver has changed, by identity.
 
-    software: as ``certificate.software_versions`` gives it. driver: of the NVIDIA driver, None where there is none.
+    software: as ``provenance.software_versions`` gives it. driver: version of the NVIDIA driver, None without one.
     """
     noted = table.device.get("driver")
     moved = (f"the driver was {noted} and is {driver}",) if driver and noted and noted != driver else ()
@@ -56,7 +55,10 @@ def stale_entries(
 
 
 def _changed_source(entry: Entry, device: Mapping[str, Any], generator: str) -> list[str]:
-    """The generator may change without changing this kernel: its source decides, where the entry has a hash of it."""
+    """Compare the hash of the kernel's source if the entry has one, else the generator's version.
+
+    A new generator version need not change this kernel.
+    """
     if entry.generator == generator:
         return []
     if not entry.source:
@@ -70,7 +72,7 @@ def _changed_source(entry: Entry, device: Mapping[str, Any], generator: str) -> 
 
 @dataclass(frozen=True)
 class Merged:
-    """What became of one entry of a file: ``taken`` or not, and why."""
+    """One entry of a merged file: whether it was ``taken``, and why."""
 
     entry: Entry
     taken: bool
@@ -78,10 +80,10 @@ class Merged:
 
 
 def merge_file(path: Path, results_dir: Path, generator: str = GENERATOR_VERSION) -> tuple[Path, list[Merged]]:
-    """Join a database file of any device into the one of that device; returns that file and what became of each entry.
+    """Merge a database file into the local file of its device; returns that file and the outcome for each entry.
 
-    An entry that is new is taken; of two of one identity the better measured (see :func:`preferred`). Raw trials that
-    lie beside the file come along. DatabaseError, and nothing is changed, for a file that is not wholly understood.
+    New entries are taken; of two with one identity, the better measured (see :func:`preferred`). Raw trials beside the
+    file are copied. Raises DatabaseError and changes nothing if any part of the file is invalid.
     """
     if not path.is_file():
         raise DatabaseError(f"{path} is not a file; expected a database such as results/nvidia-h200.json")
@@ -114,10 +116,9 @@ def _merge(entry: Entry, database: Database, generator: str) -> Merged:
 
 
 def preferred(ours: Entry, theirs: Entry, generator: str = GENERATOR_VERSION) -> tuple[bool, str]:
-    """Whether ``theirs`` is to replace ``ours``, and why.
+    """Whether ``theirs`` replaces ``ours``, and why.
 
-    An entry of the present generator comes before one that is not; then one that stands on at least twice the finished
-    trials; then the newer one.
+    An entry of the present generator wins; then one with at least twice the finished trials; then the newer one.
     """
     present = ours.generator == generator, theirs.generator == generator
     if present[0] != present[1]:
@@ -131,7 +132,7 @@ def preferred(ours: Entry, theirs: Entry, generator: str = GENERATOR_VERSION) ->
 
 
 def _copy_trials(entry: Entry, source: Path, target: Path) -> None:
-    """Raw trials are worth keeping, but an entry stands without them."""
+    """Copy the raw trials of an entry, if there are any: the entry is valid without them."""
     name = entry.trials.get("file", "")
     if not name or (source / name).resolve() == (target / name).resolve():
         return
@@ -141,7 +142,7 @@ def _copy_trials(entry: Entry, source: Path, target: Path) -> None:
 
 
 def pack_trials(results_dir: Path, slug: str) -> list[trial_archive.Packed]:
-    """Pack what git keeps of a device's trials: the studies that its entries name, and all that was recorded."""
+    """Pack the trials of a device that git keeps: the studies that its entries cite, and all records."""
     folder, cited = results_dir / "trials" / slug, dict[str, list[dict[str, Any]]]()
     for _, entry in sorted(read_table(database_path(results_dir, slug)).by_identity.items()):
         file = results_dir / entry.trials.get("file", "")
@@ -151,9 +152,9 @@ def pack_trials(results_dir: Path, slug: str) -> list[trial_archive.Packed]:
 
 
 def export_file(table: Table, path: Path, labels: Iterable[str] = ()) -> int:
-    """Write the entries (of these labels, or all) as a database file of their own; returns how many there are.
+    """Write the entries (with these labels, or all) to a new database file; returns their number.
 
-    DatabaseError where there are none, or something is at the path already.
+    DatabaseError if there are none or the path exists.
     """
     wanted = set(labels)
     entries = [entry for _, entry in sorted(table.by_identity.items()) if not wanted or entry.label in wanted]
@@ -167,7 +168,7 @@ def export_file(table: Table, path: Path, labels: Iterable[str] = ()) -> int:
 
 
 def counts(merged: Iterable[Merged]) -> dict[str, int]:
-    """How many were taken, kept out, and the same."""
+    """Numbers of entries taken, rejected and identical."""
     total: dict[str, Any] = {"taken": 0, "kept out": 0, "the same": 0}
     for item in merged:
         name = "taken" if item.taken else "the same" if item.reason == "the same as here" else "kept out"

@@ -1,6 +1,6 @@
-"""What a tuned entry can be held to later: the software, driver and date of its figures, and its kernel's source.
+"""Provenance of a tuned entry: software, driver and the hash of its kernel's source, to detect stale entries.
 
-A kernel's source and that text's hash are written without a device.
+Source and hash need no device.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from kernelgen.schedule.knobs import Knobs
 
 SOFTWARE = ("torch", "e3nn", "optuna", "cuequivariance", "cuequivariance-torch", "openequivariance", "cuda-core")
 LENGTH = 16
-# No device has as many multiprocessors, or as wide vectors.
+# More multiprocessors, and wider vectors, than any device has.
 MOST = 1 << 20
 
 
@@ -40,25 +40,25 @@ def source_text(
     schedule: Knobs,
     facts: DeviceFacts,
 ) -> str:
-    """What is compiled for a schedule; ScheduleError where the present generator has no such kernel."""
+    """The source that is compiled for a schedule; ScheduleError if the present generator has no such kernel."""
     kind = kernel_kind(operation)
     spec = kind.spec(problem, operation, direction, dtype, layout, facts, deterministic)
     return emit(kind.plan(kind.kernel_spec(spec, schedule), find_schedule)).text
 
 
 def hash_of_text(text: str) -> str:
-    """The first 16 hexadecimal digits of its SHA-256."""
+    """The first 16 hexadecimal digits of the text's SHA-256."""
     return hashlib.sha256(text.encode()).hexdigest()[:LENGTH]
 
 
 def hash_of_entry(entry: Any, facts: DeviceFacts) -> str:
-    """Of the text that is compiled by now for an entry's schedule."""
+    """Hash of the source that the present generator writes for an entry's schedule."""
     kernel = (find_problem(entry.problem), entry.operation, entry.direction, entry.dtype, entry.layout)
     return hash_of_text(source_text(*kernel, entry.deterministic, entry.tuned_schedule, facts))
 
 
 def facts_of_record(device: Mapping[str, Any]) -> DeviceFacts:
-    """The facts of a database's device, as far as source depends on them; DatabaseError for another kind of record."""
+    """The facts of a database's device that source depends on; DatabaseError for another kind of record."""
     kinds: dict[str, type] = {"backend": str, "name": str, "arch": str, "units": int, "vector_bytes": int}
     for name, kind in kinds.items():
         if type(device.get(name)) is not kind or (kind is int and not 0 <= device[name] < MOST):
@@ -75,7 +75,7 @@ def now_text() -> str:
 
 
 def software_versions(facts: DeviceFacts) -> dict[str, str]:
-    """Versions that a figure depends on; what is not installed is left out."""
+    """Versions that a figure depends on, of what is installed."""
     versions = {"python": platform.python_version()}
     for name in SOFTWARE:
         try:
@@ -93,12 +93,12 @@ def software_versions(facts: DeviceFacts) -> dict[str, str]:
 
 
 def driver_version(facts: DeviceFacts) -> str | None:
-    """Of the NVIDIA driver, where the device has one."""
+    """Version of the NVIDIA driver for a CUDA device, else None."""
     return nvidia_driver() if facts.backend == "cuda" else None
 
 
 def nvidia_driver() -> str | None:
-    """Version of the NVIDIA driver, None where there is none."""
+    """Version of the NVIDIA driver, None without one."""
     program = shutil.which("nvidia-smi")
     if program is None:
         return None

@@ -1,8 +1,7 @@
-"""Schedules that failed on a device: never proposed, and never loaded, again by the generator that made their kernels.
+"""Quarantine: schedules that failed on a device, which this generator version never proposes or loads again.
 
-A kernel's spec and a schedule enter, the reason why it is out of use leaves. The list is ``results/quarantine/
-DEVICE.jsonl``, one fault a line, durable before the next trial starts; a line that is taken out frees its schedule.
-Reading never fails: what cannot be understood is skipped with a warning.
+The list is ``results/quarantine/DEVICE.jsonl``, one fault per line, on the disk before the next trial starts. Delete a
+line to release its schedule. Reading never fails: invalid lines are skipped with a warning.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from kernelgen.errors import cause_of
 from kernelgen.schedule.knobs import Knobs
 from kernelgen.version import GENERATOR_VERSION
 
-# States of trials (:data:`autotune.measure.trial.STATES`) that say something bad of the kernel itself.
+# States of trials (:data:`autotune.measure.trial.STATES`) for which the kernel is to blame.
 FAULTS = ("compile", "launch", "memory", "wrong", "timeout", "crashed")
 KERNEL = ("problem", "operation", "direction", "dtype", "layout", "deterministic")
 Kernel = tuple[Any, ...]
@@ -33,12 +32,12 @@ def quarantine_path(directory: Path, slug: str) -> Path:
 
 
 def kernel_of(spec: Any) -> Kernel:
-    """What a schedule is out of use for: a kernel, whatever graph it failed on."""
+    """The kernel for which a schedule is quarantined, independent of the graph."""
     return (spec.problem.key, spec.operation, spec.direction.name, spec.dtype, spec.layout, spec.deterministic)
 
 
 def quarantined(paths: Iterable[Path], spec: Any) -> dict[str, str]:
-    """Why each schedule (by its key) is out of use for the kernel of ``spec``, by the lists there are."""
+    """The reason for each quarantined schedule (by key) of the kernel of ``spec``, from these lists."""
     found: dict[str, str] = {}
     for path in paths:
         found |= _faults_in(path).get(kernel_of(spec), {})
@@ -46,7 +45,7 @@ def quarantined(paths: Iterable[Path], spec: Any) -> dict[str, str]:
 
 
 def note_fault(path: Path, spec: Any, schedule: Knobs, trial: Mapping[str, Any]) -> None:
-    """Put a schedule out of use; ``trial``: the record of how it failed."""
+    """Quarantine a schedule; ``trial``: the record of its failure."""
     line = {
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
         "generator": GENERATOR_VERSION,
@@ -58,7 +57,7 @@ def note_fault(path: Path, spec: Any, schedule: Knobs, trial: Mapping[str, Any])
 
 
 def _faults_in(path: Path) -> dict[Kernel, dict[str, str]]:
-    """By kernel and schedule; a file is read again, and warned of, when it has changed."""
+    """Faults by kernel and schedule; a changed file is read again, with its warnings."""
     stamp: tuple[int, ...] = ()
     try:
         status = path.stat()

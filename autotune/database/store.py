@@ -1,9 +1,8 @@
-"""The tuned-config database: one JSON file a device, in the shipped ``results/`` with the user's own laid over it.
+"""The tuned database: one JSON file per device, in the shipped ``results/``, overridden by the user's own files.
 
-Entries enter through :meth:`Database.put`, a sorted and diffable file leaves. Many processes may write at once: each
-save reads the file again and replaces it whole, under a lock, so nobody's entries are lost and readers see either
-the old file or the new one. A file that cannot be understood is never overwritten: readers ignore it with one
-warning, writers keep a copy beside it as ``NAME.corrupt-TIMESTAMP.json``.
+Files are sorted and diffable. Many processes may write at once: each save reads the file again and replaces it whole,
+under a lock, so no entries are lost and readers see either the old file or the new one. An invalid file is never lost:
+readers ignore it with one warning, writers keep a copy beside it as ``NAME.corrupt-TIMESTAMP.json``.
 """
 
 from __future__ import annotations
@@ -42,15 +41,15 @@ KernelKey = tuple[str, str, str, str]
 
 
 class DatabaseWarning(UserWarning):
-    """A database file, or a part of it, is ignored; the message names the file and the reason."""
+    """A database file or a part of it is ignored; the message gives the file and the reason."""
 
 
 @dataclass(frozen=True)
 class Table:
-    """The entries of one file, or of several laid over each other, indexed for lookup.
+    """The entries of one file, or of several where later ones override, indexed for lookup.
 
-    by_kernel: entries of one (problem, operation, direction, dtype), whatever their layout and graph class.
-    flaws: what was not understood; empty for a sound file.
+    by_kernel: entries of one (problem, operation, direction, dtype), of any layout and graph class.
+    flaws: invalid parts; empty for a valid file.
     """
 
     device: Mapping[str, Any] = field(default_factory=dict)
@@ -69,7 +68,7 @@ class Table:
 
 
 def device_record(facts: DeviceFacts, driver: str | None = None) -> dict[str, Any]:
-    """The ``device`` object of a database file: what a lookup on another device needs to judge kinship."""
+    """The ``device`` object of a database file, from which a lookup on another device computes the distance."""
     record: dict[str, Any] = {
         "name": facts.name,
         "slug": facts.slug,
@@ -82,19 +81,19 @@ def device_record(facts: DeviceFacts, driver: str | None = None) -> dict[str, An
 
 
 def database_dirs() -> tuple[Path, ...]:
-    """Directories of databases, the shipped one first; later ones are laid over earlier ones."""
+    """Directories of databases, the shipped one first; later ones override earlier ones."""
     return tuple(dict.fromkeys((paths.results_dir(), paths.user_data_dir())))
 
 
 def writable_results_dir() -> Path:
-    """Where ``equitune tune`` writes: ``results/`` of a checkout, the user's directory for an installed package."""
+    """Where ``equitune tune`` writes: ``results/`` of a checkout, or the user's directory if installed."""
     return paths.results_dir() if paths.checkout_dir() else paths.user_data_dir()
 
 
 def device_files(directory: Path) -> list[Path]:
-    """One file a device, sorted; none of a folder that cannot be read.
+    """The database files of a folder, sorted; none if it cannot be read.
 
-    A slug has no dot: files kept aside (NAME.corrupt-TIMESTAMP.json) and temporaries do.
+    A slug has no dot; corrupt copies (NAME.corrupt-TIMESTAMP.json) and temporary files do.
     """
     try:
         return sorted(path for path in directory.glob("*.json") if "." not in path.stem)
@@ -103,21 +102,21 @@ def device_files(directory: Path) -> list[Path]:
 
 
 def is_slug(text: Any) -> bool:
-    """Whether it is a device's name in files: letters, digits and ``-``, so that no file of that name is elsewhere."""
+    """Whether it is a device's slug: letters, digits and ``-`` only, so that it cannot point to another folder."""
     return isinstance(text, str) and re.fullmatch(r"[^\W_]([^\W_]|-){0,99}", text) is not None
 
 
 def database_path(directory: Path, slug: str) -> Path:
-    """The file of a device; DatabaseError if the slug is not a plain name (it may not leave the directory)."""
+    """The file of a device; DatabaseError if the slug is not a plain name (it must not leave the directory)."""
     if not is_slug(slug):
         raise DatabaseError(f"device slug {slug!r} is not a plain name; expected letters, digits and '-'")
     return directory / f"{slug}.json"
 
 
 def read_table(path: Path) -> Table:
-    """Parse one file without caching or warning; what cannot be understood is told in ``flaws``.
+    """Parse one file without caching or warning; invalid parts are listed in ``flaws``.
 
-    A missing file is an empty table. OSError if the file is there but cannot be read.
+    A missing file is an empty table. OSError if the file exists but cannot be read.
     """
     try:
         data = parse_json(path.read_bytes())
@@ -150,10 +149,9 @@ _overlays: dict[tuple[Path, ...], tuple[tuple[Table, ...], Table]] = {}
 
 
 def load_table(*files: Path) -> Table:
-    """The tables of these files laid over each other (later files win), parsed once for each version of each file.
+    """The combined table of these files (later files win); each version of a file is parsed once.
 
-    Never fails: a file that cannot be read is warned about once (DatabaseWarning) and ignored; of a file with a few
-    bad entries the others are used.
+    Never fails: an unreadable file is ignored with one DatabaseWarning; invalid entries of a file are skipped.
     """
     tables = tuple(_cached_table(path) for path in files)
     if len(tables) == 1:
@@ -172,7 +170,7 @@ def load_table(*files: Path) -> Table:
 def _cached_table(path: Path) -> Table:
     try:
         status = path.stat()
-        # The inode too: a save replaces the file, and two saves may fall into one tick of the clock.
+        # The inode too: a save replaces the file, and two saves may get the same time stamp.
         stamp = (status.st_mtime_ns, status.st_size, status.st_ino)
     except (FileNotFoundError, NotADirectoryError):
         _tables.pop(path, None)
@@ -210,7 +208,7 @@ def _warn(path: Path, table: Table) -> None:
 
 
 class Database:
-    """One device's file: loaded once, entries put, saved together with what others saved meanwhile.
+    """One device's file: loaded once, then saved with the entries put here and those that others saved meanwhile.
 
     ``device`` (see :func:`device_record`) is needed to save a file that does not exist yet.
     """
@@ -223,24 +221,24 @@ class Database:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], device: Mapping[str, Any] | None = None) -> Database:
-        """Read ``path``; a missing file is an empty database, a flawed one is ignored with a DatabaseWarning."""
+        """Read ``path``; a missing file is an empty database, an invalid one is ignored with a DatabaseWarning."""
         path = Path(path)
         return cls(path, _cached_table(path), device)
 
     @property
     def entries(self) -> tuple[Entry, ...]:
-        """All entries as of loading, with those put since, sorted by identity."""
+        """All entries loaded or put since, sorted by identity."""
         return tuple(self._entries[identity] for identity in sorted(self._entries))
 
     def get(self, identity: Identity) -> Entry | None:
         return self._entries.get(identity)
 
     def put(self, entry: Entry) -> None:
-        """Add an entry, or replace the one of its identity; :meth:`save` writes it."""
+        """Add an entry, or replace the one with its identity; :meth:`save` writes it."""
         self._entries[entry.identity] = self._pending[entry.identity] = entry
 
     def save(self) -> None:
-        """Write what was put into the file as it is now; atomic, and safe with any number of other writers.
+        """Write the entries put into the present file; atomic, and safe with any number of other writers.
 
         Raises DatabaseError if the directory or the file cannot be written; the entries stay pending.
         """
@@ -282,7 +280,7 @@ def to_text(device: Mapping[str, Any], entries: Iterable[Entry]) -> str:
 
 
 def _keep_aside(path: Path) -> Path:
-    """A copy, not a rename: the good entries of a partly good file must not vanish for a reader meanwhile."""
+    """Copy, not rename: readers must not lose the valid entries of a partly invalid file meanwhile."""
     stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
     for name in _aside_names(path.stem, stamp):
         aside = path.with_name(name)
@@ -301,7 +299,7 @@ def _aside_names(stem: str, stamp: str) -> Iterator[str]:
 
 
 def replace_file(path: Path, text: str | bytes) -> None:
-    """Write beside the file, flush to disk, then rename over it: a crash leaves the old file or the new one."""
+    """Write a temporary file, flush to disk, rename it over the file: a crash leaves the old file or the new one."""
     mode = path.stat().st_mode & 0o777 if path.exists() else 0o644
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
     try:

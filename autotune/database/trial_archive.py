@@ -1,8 +1,8 @@
-"""Trials packed for git: one ``results/trials/DEVICE.jsonl.gz`` holds the studies that the device's entries name.
+"""Trials packed for git: one ``results/trials/DEVICE.jsonl.gz`` holds the studies that the device's entries cite.
 
 A run writes ``trials/DEVICE/STUDY.jsonl`` (:mod:`autotune.database.trial_records`), which git ignores. :func:`pack`
-joins these files with what is packed already. Everybody else reads through :func:`read_study` and :func:`read_device`,
-which take both forms together. The folder ``record`` (``equitune record``) is packed in the same way, all of it.
+adds these files to the archive. :func:`read_study` and :func:`read_device` read both forms together. The whole folder
+``record`` (``equitune record``) is packed in the same way.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from kernelgen.errors import cause_of
 
 Lines = list[dict[str, Any]]
 SUFFIX = ".jsonl.gz"
-# Studies keep the raw samples of so many of their fastest trials; quartiles of all stay.
+# Number of fastest trials of a study that keep their raw samples; all trials keep their quartiles.
 WITH_SAMPLES = 10
-# How a packed line begins: most are passed over by it, unparsed.
+# Start of a packed line, by which lines of other studies are skipped without parsing.
 _PLAIN_STUDY = re.compile(rb'\{"study": "([A-Za-z0-9_.-]+)"')
 
 
 def archive_of(folder: Path) -> Path:
-    """The packed form of a device's folder of studies."""
+    """The archive of a device's folder of studies."""
     return folder.with_name(folder.name + SUFFIX)
 
 
 def studies_in(path: Path) -> list[Path]:
-    """The trial file of every study of an archive or of a folder, sorted; a path of one study is itself."""
+    """The trial files of all studies in an archive or a folder, sorted; for the path of one study, that path."""
     folder = path.with_name(path.name.removesuffix(SUFFIX)) if path.name.endswith(SUFFIX) else path
     if folder == path and not path.is_dir():
         return [path]
@@ -43,12 +43,12 @@ def studies_in(path: Path) -> list[Path]:
 
 
 def read_study(path: Path) -> Lines:
-    """Every record of the study whose trial file is (or was) ``path``: those only packed first, then the file's."""
+    """Every record of the study with trial file ``path``: records found only in the archive, then the file's."""
     return _joined(_packed(path.parent, path.stem).get(path.stem, []), trial_records.read(path))
 
 
 def packed_only(path: Path, known: Iterable[tuple[str, str]]) -> Lines:
-    """Packed records of a study, but those with a known identity (:func:`autotune.database.trial_records.identity`)."""
+    """Packed records of a study without those of ``known`` identity, see ``trial_records.identity``."""
     seen = set(known)
     return [
         line for line in _packed(path.parent, path.stem).get(path.stem, []) if trial_records.identity(line) not in seen
@@ -56,9 +56,9 @@ def packed_only(path: Path, known: Iterable[tuple[str, str]]) -> Lines:
 
 
 def read_device(folder: Path) -> tuple[dict[str, Lines], int]:
-    """All studies of a device by file stem, and how many lines of its trial files are no records.
+    """All studies of a device by file stem, and the number of invalid lines in its trial files.
 
-    folder: ``results/trials/DEVICE``. A killed run leaves at most its last line half written.
+    folder: ``results/trials/DEVICE``. A killed run leaves at most its last line incomplete.
     """
     found, unreadable = _packed(folder), 0
     for path in sorted(folder.glob("*.jsonl")):
@@ -74,7 +74,7 @@ def _joined(packed: Lines, working: Lines) -> Lines:
 
 
 def _packed(folder: Path, only: str | None = None) -> dict[str, Lines]:
-    """Packed studies by file stem, or that of one."""
+    """Packed studies by file stem, or only one of them."""
     found: dict[str, Lines] = {}
     for line in _lines(archive_of(folder)):
         plain = _PLAIN_STUDY.match(line)
@@ -105,7 +105,7 @@ def _lines(archive: Path) -> Iterator[bytes]:
 
 @dataclass(frozen=True)
 class Packed:
-    """``missing``: studies that were asked for and have no record in either form."""
+    """Result of :func:`pack`. missing: requested studies without a record in either form."""
 
     path: Path
     studies: int
@@ -114,10 +114,10 @@ class Packed:
 
 
 def pack(folder: Path, cited: Mapping[str, Lines] | None = None) -> Packed:
-    """Write the archive of a device's folder from its trial files and what is packed already; equal input, equal bytes.
+    """Write the archive of a device's folder from its trial files and the present archive; equal input, equal bytes.
 
-    cited: schedules that entries name, by the stem of their study; other studies are left out, and the samples of these
-    schedules are kept. None: every study is packed.
+    cited: schedules that entries cite, by study. Other studies are left out; these schedules keep their samples. None:
+    every study is packed.
     """
     found, _ = read_device(folder)
     wanted = sorted(found) if cited is None else sorted(cited)
@@ -136,7 +136,7 @@ def pack(folder: Path, cited: Mapping[str, Lines] | None = None) -> Packed:
 
 
 def _thinned(lines: Lines, schedules: Lines) -> Lines:
-    """Without the raw samples of all but the fastest trials and those of ``schedules``."""
+    """Drop raw samples except those of the fastest trials and of ``schedules``."""
     timed = sorted((line for line in lines if _has_time(line)), key=lambda line: line["time_us"])
     keep = {id(line) for line in timed[:WITH_SAMPLES]}
     return [

@@ -1,9 +1,7 @@
-"""Trial records: one JSON object a line, durable before the next trial starts. Readers that want what is packed for git
-too read through :mod:`autotune.database.trial_archive`.
+"""Trial records: one JSON object per line, on the disk (flush and fsync) before the next trial starts.
 
-A finished trial enters as a dictionary and is appended with flush and fsync; a file leaves as a list of
-dictionaries. A process may be killed in the middle of a line, so reading skips lines that are not JSON objects, with a
-warning, and appending first closes a torn last line.
+A process may be killed in the middle of a line: reading skips invalid lines with a warning, and appending first ends an
+incomplete last line. :mod:`autotune.database.trial_archive` also reads the records packed for git.
 """
 
 from __future__ import annotations
@@ -22,17 +20,17 @@ from kernelgen.json_data import parse_json
 
 
 def study_path(results_dir: Path, device_slug: str, study: str, folder: str = "trials") -> Path:
-    """``results/FOLDER/DEVICE/STUDY.jsonl``, with characters that file names should not hold replaced."""
+    """``results/FOLDER/DEVICE/STUDY.jsonl``, with unsuitable characters of file names replaced."""
     return Path(results_dir) / folder / device_slug / f"{re.sub(r'[^A-Za-z0-9_.-]+', '_', study)}.jsonl"
 
 
 def lock_path(path: Path) -> Path:
-    """The lock of a trial file: beside the Optuna storage, which is no result, and not among the results."""
+    """The lock file of a trial file, kept with the Optuna storage and not among the results."""
     return path.parents[2] / "studies" / f"{path.parent.name}-{path.stem}.lock"
 
 
 def append(path: Path, record: dict[str, Any]) -> None:
-    """Append one line and return once it is on the disk."""
+    """Append one line; returns once it is on the disk."""
     path.parent.mkdir(parents=True, exist_ok=True)
     line = json.dumps(record, allow_nan=False).encode() + b"\n"
     with named_in_errors(path), open(path, "a+b", buffering=0) as file:
@@ -40,20 +38,20 @@ def append(path: Path, record: dict[str, Any]) -> None:
             file.seek(-1, os.SEEK_END)
             if file.read(1) != b"\n":
                 line = b"\n" + line
-        while line:  # a disk that is nearly full takes a part, and tells at the next write
+        while line:  # a nearly full disk writes a part, and fails only at the next write
             line = line[file.write(line) :]
         os.fsync(file.fileno())
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """Every complete record of a file, oldest first; an absent file has none."""
+    """Every complete record of a file, oldest first; none if the file does not exist."""
     return read_from(path, 0)[0]
 
 
 def read_from(path: Path, offset: int) -> tuple[list[dict[str, Any]], int]:
-    """The records that stand after a byte of a file, and the byte at which to go on reading later.
+    """The records after a byte offset of a file, and the offset from which to continue later.
 
-    A last line without its end is a record if it can be understood; else it may be half written, and is read again.
+    A last line without a line end counts if it is a valid record; otherwise it may be incomplete and is read again.
     """
     try:
         with open(path, "rb") as file:
@@ -90,7 +88,7 @@ def _record(line: bytes) -> dict[str, Any] | None:
 
 
 def is_trial(record: dict[str, Any]) -> bool:
-    """Whether a study can learn from it: which schedule, how it ended and, if it went well, its time."""
+    """Whether a study can use the record: it has a schedule, a state and, if the trial succeeded, a time."""
     time_us = record.get("time_us")
     timed = isinstance(time_us, int | float) and math.isfinite(time_us) and time_us > 0
     known = isinstance(record.get("schedule"), dict) and isinstance(record.get("resources", {}), dict)
@@ -98,17 +96,17 @@ def is_trial(record: dict[str, Any]) -> bool:
 
 
 def from_storage(data: Any) -> dict[str, Any] | None:
-    """What a storage, which others may write to, says that a record is; None for what is no trial's."""
+    """A record read from a storage, validated because others may write there; None if it is no trial record."""
     try:
         record = _record(json.dumps(data, allow_nan=False).encode())
         if record is None or not is_trial(record):
             return None
-        json.dumps(record, allow_nan=False)  # a number too large for a float has become infinite
+        json.dumps(record, allow_nan=False)  # fails for numbers too large for a float, which became infinite
         return record
     except (TypeError, ValueError, RecursionError):
         return None
 
 
 def identity(record: dict[str, Any]) -> tuple[str, str]:
-    """Generator version and schedule: no file of trials has two records that agree in both."""
+    """Generator version and schedule, unique in a trial file."""
     return str(record.get("generator")), json.dumps(record.get("schedule"), sort_keys=True)

@@ -1,4 +1,4 @@
-"""The passes of a differentiable function, as inference and training run them: what every contender is timed on."""
+"""The timed passes of a differentiable function, as inference and training run them."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ Call = Callable[..., torch.Tensor]
 class AutogradPasses:
     """Passes of ``call(x, y, w)`` on given tensors, or of fewer inputs: ``slots`` names them in order.
 
-    Graphs are kept between calls: a derivative is timed alone.
+    Autograd graphs are kept between calls, so that a derivative is timed alone.
     """
 
     def __init__(self, call: Call, tensors: Tensors, slots: str = "xyw") -> None:
         self._call = call
         self._tensors = tensors
         self._slots = slots
-        # Detached tensors share their storage: weights a row an edge can fill a tenth of a device.
+        # Detached tensors share storage, because weights with a row per edge can fill a tenth of a device.
         self._plain = tuple(getattr(tensors, slot) for slot in slots)
         self._inputs = [tensor.detach().requires_grad_() for tensor in self._plain]
         self._g = tensors.g.detach().requires_grad_()
@@ -31,7 +31,7 @@ class AutogradPasses:
         self._joint: tuple[torch.Tensor, torch.Tensor] | None = None
 
     def release(self) -> None:
-        """Drop the kept graphs."""
+        """Release the kept autograd graphs."""
         self._out = self._first = self._joint = None
         self._alone.clear()
 
@@ -49,7 +49,7 @@ class AutogradPasses:
         return self._gradient_alone(0)
 
     def edge_backward(self) -> torch.Tensor:
-        """The gradient with respect to y alone, of which forces are made."""
+        """The gradient with respect to y alone, from which models compute forces."""
         return self._gradient_alone(1)
 
     def double_backward(self) -> tuple[torch.Tensor, ...]:
@@ -61,7 +61,7 @@ class AutogradPasses:
         return torch.autograd.grad(self._first, [*self._inputs, self._g], tangents, retain_graph=True)
 
     def joint_backward(self) -> tuple[torch.Tensor, ...]:
-        """Gradients of a loss on the value and on the gradient of y with respect to x, y and w: a force step's last."""
+        """Gradients with respect to x, y and w of a loss on the value and on the gradient of y: force_step's end."""
         if self._joint is None:
             self._joint = self._value_and_edge_gradient()
         return torch.autograd.grad(self._joint, self._inputs, self._tangents("gy"), retain_graph=True)
@@ -80,7 +80,7 @@ class AutogradPasses:
         return self._out
 
     def _gradient_alone(self, index: int) -> torch.Tensor:
-        """No other input requires one: of leaves that do, a product may well compute the gradients unasked."""
+        """The gradient of one input. No other requires one: a product might compute unused gradients."""
         if index not in self._alone:
             inputs = list(self._plain)
             inputs[index] = self._inputs[index]

@@ -1,7 +1,7 @@
-"""Several devices of one host, a process for each: by which names they go, and how their processes begin and end.
+"""Run a function on several devices of one host, with one process per device.
 
-Device names and a function enter; what the function leaves on the disk is the result. Ctrl-C is handed on to each
-process once; one that dies takes nothing with it but what it was at.
+The function's files on the disk are the result. Ctrl-C is forwarded once to each process. A process that dies loses
+only its current work.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ FAILED = 2
 
 
 def devices_named(text: str, resolve: Callable[[str], str]) -> list[str]:
-    """Devices from ``all`` (GPUs), ``0,1`` or ``cpu,cpu``; ``resolve`` refuses those that are not here."""
+    """Devices from ``all`` (GPUs), ``0,1`` or ``cpu,cpu``; ``resolve`` rejects missing ones."""
     import torch
 
     if text.strip() == "all":
@@ -49,22 +49,22 @@ def devices_named(text: str, resolve: Callable[[str], str]) -> list[str]:
 
 
 def names_of(devices: Sequence[str]) -> list[str]:
-    """What the processes of devices are called, each by another name."""
+    """Unique names of the devices' processes."""
     return [device if devices.count(device) == 1 else f"{device} {n}" for n, device in enumerate(devices, 1)]
 
 
 def on_each(devices: Sequence[str], what: str, work: Callable[..., None], *arguments: Any) -> None:
-    """A process a device, which calls ``work(device, name, *arguments)``. ``what`` each is called in messages.
+    """Start one process per device, which calls ``work(device, name, *arguments)``. ``what``: its noun in messages.
 
-    Each sees its own GPU alone, as cuda:0: there are libraries that use the first GPU, whatever is asked of them.
-    Returns when all have ended. KeyboardInterrupt if the user ended them, StudyError if one did not end well.
+    Each sees only its own GPU, as cuda:0, because some libraries always use the first GPU.
+    Returns when all have ended. Raises KeyboardInterrupt if the user ended them, StudyError if one failed.
     """
     if devices.count("cpu") > 1:
         print(
             f"note: a {what} beside another on one CPU disturbs its timings; compare nothing with them", file=sys.stderr
         )
     context = multiprocessing.get_context("spawn")
-    # No daemons: they have children.
+    # Not daemons, because they start processes themselves.
     started = {
         name: context.Process(target=_work, args=(work, device, name, arguments))
         for name, device in zip(names_of(devices), devices, strict=True)
@@ -98,7 +98,7 @@ def _end(process: BaseProcess) -> str:
 
 
 def _work(work: Callable[..., None], device: str, name: str, arguments: tuple) -> None:
-    # A terminal's Ctrl-C reaches its whole process group, and the parent hands it on: once is enough.
+    # A new process group: the terminal's Ctrl-C reaches the parent alone, which forwards it once.
     os.setpgrp()
     processes.end_with_parent()
     warnings.showwarning = lambda message, *_, **__: print(f"[{name}] warning: {message}", file=sys.stderr)
@@ -112,7 +112,7 @@ def _work(work: Callable[..., None], device: str, name: str, arguments: tuple) -
 
 
 def _alone(device: str) -> str:
-    """Hide all other GPUs from this process, which must not have used one yet; the device's name from now on."""
+    """Hide all other GPUs from this process, which must not have used one yet; returns the device's new name."""
     kind, _, number = device.partition(":")
     if kind != "cuda":
         return device

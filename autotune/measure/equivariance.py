@@ -1,7 +1,7 @@
-"""How equivariant a kernel is: operands turned by a random rotation and inversion enter, the relative error leaves.
+"""The equivariance error of a kernel under a random rotation with inversion.
 
-``f(D x)`` is held to ``D f(x)``, both of the kernel itself; of e3nn only the representation matrices ``D`` are used. So
-this error stands beside the one against float64, which every kernel has to pass.
+``f(D x)`` is compared with ``D f(x)``, both computed by the kernel; only the representation matrices ``D`` come from
+e3nn. This error adds to the one against float64, which every kernel has to pass.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from e3nn import o3
 from autotune.workload.tensors import Tensors
 from autotune.workload.workload import Workload
 
-# Operands by slot; tangents are of their operand's representation.
+# Operands by slot; tangents transform like their operands.
 SLOTS = ("x", "y", "g")
 
 
 def random_rotation(seed: int = 0) -> torch.Tensor:
-    """A rotation with inversion, [3, 3] in float64: of determinant -1, so that parities count too."""
+    """A rotation with inversion, [3, 3] in float64, of determinant -1, so that parities are tested too."""
     generator = torch.Generator().manual_seed(seed)
     turned, upper = torch.linalg.qr(torch.randn(3, 3, generator=generator, dtype=torch.float64))
     turned = turned * upper.diagonal().sign()
@@ -29,7 +29,7 @@ def random_rotation(seed: int = 0) -> torch.Tensor:
 
 
 def turned(rows: torch.Tensor, irreps: str, layout: str, rotation: torch.Tensor) -> torch.Tensor:
-    """Rows [n, dim] of irreps turned by ``rotation``: computed in float64, returned in the dtype of the rows."""
+    """Rows [n, dim] of irreps, transformed by ``rotation`` in float64 and returned in their own dtype."""
     parts = []
     for part, (mul, irrep) in zip(rows.split([m.dim for m in o3.Irreps(irreps)], -1), o3.Irreps(irreps), strict=True):
         matrix = _matrix(irrep.l, irrep.p, tuple(rotation.flatten().tolist())).to(rows.device)
@@ -45,7 +45,7 @@ def turned(rows: torch.Tensor, irreps: str, layout: str, rotation: torch.Tensor)
 def _matrix(degree: int, parity: int, elements: tuple[float, ...]) -> torch.Tensor:
     """``D`` of an irrep for a rotation with inversion, from ``Y(R v) = D Y(v)``; ``elements``: of the rotation's rows.
 
-    e3nn's ``D_from_matrix`` goes through generators in torch's default dtype, so it is right to float32 only.
+    e3nn's ``D_from_matrix`` uses generators in torch's default dtype, so it is accurate to float32 only.
     """
     rotation = torch.tensor(elements, dtype=torch.float64).view(3, 3)
     generator = torch.Generator().manual_seed(degree)

@@ -1,8 +1,8 @@
-"""How sure a ratio of two measured times is: raw samples of both enter, an interval and a verdict leave.
+"""Confidence interval and verdict for the ratio of two measured times, from raw samples.
 
-Times on a device are neither normal nor free of outliers, and what is published is their median; so the interval is
-a bootstrap of the ratio of medians, which assumes no distribution. It knows the spread within the two runs alone, not
-what differs from run to run (clocks, temperature, neighbours); the tolerance of a verdict is there for that.
+Times on a device are not normally distributed and have outliers, and medians are published. So the interval is a
+bootstrap of the ratio of medians, which assumes no distribution. It covers the spread within the two runs, not
+differences between runs (clocks, temperature, other load); the verdict's tolerance allows for those.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ FASTER, SLOWER, SAME, UNCLEAR = VERDICTS = ("faster", "slower", "same", "unclear
 def ratio_interval(
     ours: Sequence[float], theirs: Sequence[float], level: float = LEVEL, *, paired: bool = False
 ) -> tuple[float, float]:
-    """Percentile bootstrap interval of ``median(theirs) / median(ours)``; above 1, ours are the shorter times.
+    """Percentile bootstrap interval of ``median(theirs) / median(ours)``; above 1, ours is faster.
 
-    ours, theirs: samples of one unit, in any order. paired: sample i of both was taken in one round of one run, so
-    rounds are drawn and not samples: what slows a whole round down cancels; only rounds of both count.
+    ours, theirs: samples in one unit, in any order. paired: sample i of both comes from one round of one run. Then
+    rounds are resampled, not samples, so that what slows a whole round cancels; only rounds with both count.
 
-    Equal input gives an equal interval. Where either side has too few samples for the level, the interval is (0, inf):
-    even the range of n samples holds the true median with a probability of only 1 - 2^(1 - n), which reaches 95% with
-    six. InputError for samples that are no times.
+    Equal input gives an equal interval. If either side has too few samples for the level, the interval is (0, inf):
+    even the range of n samples contains the true median with a probability of only 1 - 2^(1 - n), which reaches 95% at
+    six. InputError if samples are not valid times.
     """
     if not 0 < level < 1:
         raise InputError(f"level is {level}; expected a number between 0 and 1, such as {LEVEL}")
@@ -41,7 +41,7 @@ def ratio_interval(
         sides = [side[:rounds] for side in sides]
     if any(2.0 ** (1 - len(side)) > 1 - level for side in sides):
         return 0.0, math.inf
-    # One stream for both sides, so that a side compared with itself is not paired with equal draws by accident.
+    # Unless paired, one random stream for both sides: equal streams would pair the draws of equal samples.
     generator = np.random.default_rng(0)
     below = _medians(sides[0], generator)
     above = _medians(sides[1], np.random.default_rng(0) if paired else generator)
@@ -52,8 +52,8 @@ def ratio_interval(
 def verdict(interval: tuple[float, float], tolerance: float = TOLERANCE) -> str:
     """``faster`` or ``slower`` (ours) beyond the tolerance, ``same`` within it, else ``unclear``.
 
-    The tolerance is a factor: with 0.02 the same is what lies from 1 / 1.02 to 1.02, so exchanging the sides exchanges
-    faster and slower and changes nothing else.
+    The tolerance is a factor: with 0.02, ratios from 1 / 1.02 to 1.02 are the same. So exchanging the sides only
+    exchanges faster and slower.
     """
     if not tolerance >= 0:
         raise InputError(f"tolerance is {tolerance}; expected a number that is not negative, such as {TOLERANCE}")
@@ -76,5 +76,5 @@ def _times(name: str, samples: Sequence[float]) -> NDArray[np.float64]:
 
 
 def _medians(times: NDArray[np.float64], generator: np.random.Generator) -> NDArray[np.float64]:
-    """Of each resample, [RESAMPLES]."""
+    """Median of each resample, [RESAMPLES]."""
     return np.median(times[generator.integers(0, len(times), (RESAMPLES, len(times)))], axis=1)

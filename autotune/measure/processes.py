@@ -1,4 +1,4 @@
-"""Processes that outlive the one that started them: left compilers take measured time, left workers hold devices."""
+"""End processes that outlive their parent: leftover compilers disturb timings, leftover workers hold devices."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import signal
 import threading
 from pathlib import Path
 
-# Of Python's own, which its children share: it tidies up after them and ends by itself.
+# Python's resource tracker, shared by children: it cleans up after them and ends by itself.
 _SPARED = b"multiprocessing.resource_tracker"
 
 
 def descendants(pid: int) -> list[int]:
-    """Living processes that ``pid`` started, those that they started, and so on; none where there is no ``/proc``."""
+    """Living descendants of process ``pid``; none without ``/proc``."""
     children: dict[int, list[int]] = {}
     for status in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError, ValueError, IndexError):
-            # The name, in parentheses, may hold anything; state and parent follow it.
+            # The name, in parentheses, may contain anything; state and parent follow it.
             parent = int(status.read_text().rpartition(")")[2].split()[1])
             children.setdefault(parent, []).append(int(status.parent.name))
     found, waiting = [], [pid]
@@ -30,7 +30,7 @@ def descendants(pid: int) -> list[int]:
 
 
 def end(pids: list[int]) -> None:
-    """Kill what still lives of them."""
+    """Kill those that still live."""
     for pid in pids:
         with contextlib.suppress(OSError):
             if _SPARED not in Path(f"/proc/{pid}/cmdline").read_bytes():
@@ -38,9 +38,9 @@ def end(pids: list[int]) -> None:
 
 
 def end_with_parent() -> None:
-    """From now on this process ends when the one that spawned it does, even inside a kernel that hangs.
+    """Make this process end when its parent does, even inside a kernel that hangs.
 
-    A killed process cannot end those that it started.
+    A killed parent cannot end its children itself.
     """
     threading.Thread(target=_follow_parent, daemon=True).start()
 

@@ -1,10 +1,10 @@
-"""Timing: a callable enters, a :class:`Timing` (median, quartiles, raw samples in microseconds) leaves.
+"""Time a callable: median, quartiles and raw samples in microseconds, as a :class:`Timing`.
 
-Every sample starts with a cold last-level cache: a buffer larger than it is written first. On a GPU one call stands
-between two events, queued behind that write and a wait that outlasts the host's time to launch, so that the device's
-time is measured, as in a model that keeps the device busy; on a CPU the wall clock is read.
-Sampling stops when the median is known well enough or the time is up, never before ``min_samples``, unless the
-first samples are already hopeless (``hopeless_us``).
+Every sample starts with a cold last-level cache: a larger buffer is written first. On a GPU two events enclose one
+call, queued behind that write and a wait longer than the host's launch time. So device time is measured, as in a model
+that keeps the device busy. On a CPU wall time is measured.
+Sampling stops when the median is precise enough or time is up, after at least ``min_samples``; or earlier, if the first
+samples are much too slow (``hopeless_us``).
 """
 
 from __future__ import annotations
@@ -25,28 +25,28 @@ MIN_SAMPLES = 10
 MAX_SAMPLES = 200
 # Relative half-width of the median's 95% interval at which sampling may stop.
 PRECISION = 0.02
-# Seconds of calls before the first sample, as long as in a comparison: a kernel of ours has nothing to tune or fill.
+# Seconds of warm-up calls before the first sample, as in a comparison: our kernels tune nothing and fill no caches.
 WARM_UP_S = {"cpu": 0.05, "cuda": 0.02}
-# Samples after which a candidate may be found hopeless.
+# Number of samples after which a candidate may be given up as too slow.
 FIRST_LOOK = 3
 HOPELESS_RATIO = 2.0
-# A call as long as this gains nothing from a second warm one.
+# Calls of at least this many seconds get no second warm-up call.
 LONG_CALL_S = 1.0
-# Calls in a row whose host time is taken together, and the seconds that such a row may last.
+# Number of calls in a row to measure host time, and the longest duration of such a row in seconds.
 HOST_CALLS, HOST_ROW_S = 100, 0.1
-# Calls whose memory is looked at, and the seconds before each in which other threads let go of the last one's.
+# Number of calls to measure peak memory, and the pause before each, in which other threads release the last call's.
 PEAK_CALLS, PEAK_PAUSE_S = 3, 1e-3
-# Device clock cycles that a sample is queued behind: about a millisecond at first, twice as many, up to about 32 ms,
-# where the device came to a sample before the host had launched all of it, several times in a row. Once may be the
-# host's hiccup, and all contenders should wait alike.
+# Device clock cycles of the wait before a sample: about a millisecond at first. It doubles, up to about 32 ms, if the
+# device reached a sample before the host had launched all of it, several times in a row. A single time may be a delay
+# of the host, and all contenders should wait equally.
 LEAD_CYCLES, MAX_LEAD_CYCLES, LEAD_ATTEMPTS = 2_000_000, 64_000_000, 3
 
 
 @dataclass(frozen=True)
 class Timing:
-    """``clocks`` is the SM clock in MHz while sampling (least, median, most), None where NVML does not give it.
+    """``clocks`` is the SM clock in MHz while sampling (least, median, most), None if NVML does not report it.
 
-    ``cut`` marks a candidate given up early: its median stands on fewer than ``MIN_SAMPLES`` samples.
+    ``cut`` marks a candidate given up early, with a median of fewer than ``MIN_SAMPLES`` samples.
     """
 
     median_us: float
@@ -85,7 +85,7 @@ def relative_half_width(samples_us: list[float]) -> float:
 
 
 def last_level_cache_bytes() -> int:
-    """Of the host, as Linux reports it; 32 MiB where it does not."""
+    """Size of the host's last-level cache as Linux reports it, else 32 MiB."""
     units = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
     sizes = [
         int(text[:-1]) * units[text[-1]]
@@ -105,7 +105,7 @@ def _eviction_buffer(device: torch.device) -> torch.Tensor:
 
 
 class Sampler:
-    """Takes single samples of one callable; comparisons interleave several of these."""
+    """Takes single samples of one callable; comparisons interleave several samplers."""
 
     def __init__(
         self,
@@ -123,7 +123,7 @@ class Sampler:
     def warm_up(
         self, min_calls: int = 2, seconds: float = 0.05, max_calls: int = 100, max_seconds: float = math.inf
     ) -> float:
-        """Call until both floors are reached, or less if that takes long; returns the seconds of the last call."""
+        """Call until both minimums are reached, or fewer times if calls are long; returns the last call's seconds."""
         begin, calls, last = time.perf_counter(), 0, 0.0
         while calls < min_calls or (time.perf_counter() - begin < seconds and calls < max_calls):
             start = time.perf_counter()
@@ -131,7 +131,7 @@ class Sampler:
             self._synchronize()
             last, calls = time.perf_counter() - start, calls + 1
             if calls == 1 and self.device.type == "cuda":
-                begin = time.perf_counter()  # the first call may compile and tune: neither the limit nor the result
+                begin = time.perf_counter()  # the first call may compile and tune, and does not count
             elif last > LONG_CALL_S or time.perf_counter() - begin > max_seconds:
                 break
         return last
@@ -141,11 +141,11 @@ class Sampler:
         return self._take_cuda(count) if self.device.type == "cuda" else [self._take_host() for _ in range(count)]
 
     def peak_bytes(self) -> int | None:
-        """Device memory that one call takes beyond what is allocated before it, results included; None on a CPU.
+        """Device memory that one call takes beyond what was allocated before, results included; None on a CPU.
 
-        As it was asked for: the allocator may hand out a kept block that is up to a megabyte larger. The most of a few
-        calls: autograd's thread may let go of a call's results as late as in the next call, which then seems to need
-        as much less.
+        Counts requested bytes: the allocator may reuse a block that is up to a megabyte larger. Takes the largest of a
+        few calls, because autograd's thread may release a call's results during the next call, which then seems to
+        need less.
         """
         return max(self._call_peak() for _ in range(PEAK_CALLS)) if self.device.type == "cuda" else None
 
@@ -159,10 +159,10 @@ class Sampler:
         return int(torch.cuda.memory_stats(self.device)["requested_bytes.all.peak"]) - int(before)
 
     def host_row_us(self, seconds: float) -> float:
-        """Microseconds until a call returns, in a row of calls behind each other; the device's queue is empty at first.
+        """Microseconds until a call returns, averaged over a row of calls that starts with an empty device queue.
 
-        ``seconds``: of one call with its work on the device, so that rows of long calls are short. Whatever else the
-        host does only adds to it: of several rows the least counts.
+        ``seconds``: duration of one call including its device work, so that rows of long calls are short. Other work
+        of the host only adds to the result, so take the least of several rows.
         """
         calls = max(20, min(HOST_CALLS, int(HOST_ROW_S / max(seconds, 1e-9))))
         self._synchronize()
@@ -198,7 +198,7 @@ class Sampler:
         return [start.elapsed_time(end) * 1e3 for start, end in pairs]
 
     def _queue_sample(self) -> tuple[torch.cuda.Event, torch.cuda.Event]:
-        """The events around a call that was launched before the device came to it, if the longest lead allows that."""
+        """The events around a call, launched before the device reached it if the longest wait suffices for that."""
         for attempt in itertools.count(1):
             start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             self._evict()
@@ -214,12 +214,12 @@ class Sampler:
 
 
 def sm_clock_mhz(device: torch.device | str) -> int | None:
-    """Current SM clock, or None without a GPU or without NVML."""
+    """Current SM clock, or None without a GPU or NVML."""
     if torch.device(device).type != "cuda":
         return None
     try:
         return torch.cuda.clock_rate(device)
-    except Exception:  # NVML raises its own types, and torch ModuleNotFoundError; a missing clock is no failure
+    except Exception:  # NVML raises its own types, and torch ModuleNotFoundError; a missing clock is no error
         return None
 
 
@@ -241,8 +241,8 @@ def time_callable(
 ) -> Timing:
     """Sample until the median's interval is narrow or ``max_seconds`` are over; at least ``min_samples``.
 
-    ``cold_code``: on a GPU, as between other kernels; a comparison that takes its contenders in turn has that anyway.
-    ``hopeless_us``: give up after the first few samples if their median exceeds it.
+    ``cold_code``: on a GPU, start with a cold instruction cache, as between other kernels; in a comparison, other
+    contenders ensure this. ``hopeless_us``: give up after the first few samples if their median exceeds it.
     """
     sampler = Sampler(call, device, cold_cache, cold_code)
     sampler.warm_up(seconds=WARM_UP_S[sampler.device.type])
@@ -262,9 +262,9 @@ def time_callable(
 
 
 def copy_us(device: torch.device | str, moved: int) -> float:
-    """Median time of a copy by torch that moves ``moved`` bytes (read plus written), cold, sampled as contenders are.
+    """Median time of a torch copy that moves ``moved`` bytes (read plus written), cold, sampled like contenders.
 
-    A floor from a large copy's bandwidth has neither a launch nor a beginning and an end; this has.
+    Unlike a floor from a large copy's bandwidth, it includes launch, start-up and completion.
     """
     device = torch.device(device)
     source = torch.ones(max(1, moved // 8), dtype=torch.float32, device=device)
@@ -274,7 +274,7 @@ def copy_us(device: torch.device | str, moved: int) -> float:
 
 @functools.lru_cache(maxsize=4)
 def copy_bandwidth(device: torch.device | str) -> float:
-    """Bytes per second that a large copy on the device moves (read plus written); measured once in a process."""
+    """Bytes per second that a large copy on the device moves (read plus written); measured once per process."""
     device = torch.device(device)
     count = (1 << 30 if device.type == "cuda" else 1 << 28) // 4
     source = torch.ones(count, dtype=torch.float32, device=device)

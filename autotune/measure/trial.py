@@ -1,7 +1,7 @@
-"""What a worker does for one schedule: build the operator, check it against float64 e3nn, time it.
+"""One trial in a worker: build the operator, check it against float64 e3nn, time it.
 
-A :class:`TrialSetting` (what stays between trials) and a :class:`TrialJob` enter, an :class:`Outcome` leaves: every
-way in which a schedule can fail is data, never an exception.
+A :class:`TrialSetting` (what stays between trials) and a :class:`TrialJob` give an :class:`Outcome`: a failure of a
+schedule is data, never an exception.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ STATES = ("ok", "pruned", "illegal", "compile", "launch", "memory", "wrong", "ti
 class Outcome:
     """``state`` is one of :data:`STATES`; times in microseconds, None unless the state is ok.
 
-    compile_s, measure_s: seconds that the compiler took, and then all else of the trial.
-    cut: given up after a few samples because it is far slower than the best, so its median is only rough.
+    compile_s, measure_s: seconds of compilation, and of the rest of the trial.
+    cut: given up after a few samples because it is far slower than the best, so its median is imprecise.
     errors: largest relative error against float64 by output slot. device_lost: nothing more can run in that process.
     """
 
@@ -56,7 +56,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class TrialJob:
-    """Measure ``schedule`` for one direction. ``best_us``: of the study so far, to give up hopeless candidates."""
+    """Measure ``schedule`` for one direction. ``best_us``: the study's best time so far, to give up slow candidates."""
 
     direction: str
     schedule: Knobs
@@ -77,7 +77,7 @@ class TrialSetting:
 
 
 class TrialSession:
-    """The tensors of one workload on its device, and the float64 values that outputs are held to."""
+    """The tensors of one workload on its device, and the float64 reference of its outputs."""
 
     def __init__(self, setting: TrialSetting) -> None:
         self.workload, self.device = setting.workload, setting.device
@@ -113,7 +113,7 @@ class TrialSession:
             return Outcome("compile", str(error)[-2000:])
         except (CacheError, ToolMissingError):
             raise  # the machine is at fault, not the schedule: it must not get into quarantine
-        except Exception as error:  # a CUDA error comes as torch's or the driver's own type
+        except Exception as error:  # CUDA errors have torch's or the driver's own type
             lost, state = device_is_lost(self.device), "memory" if is_out_of_memory(error) else stage
             reason = f"{type(error).__name__}: {error}"[:2000]
         if state == "memory" and not lost:
@@ -125,13 +125,13 @@ class TrialSession:
 
         hopeless = None if job.best_us is None else HOPELESS_RATIO * job.best_us
         call = self.runs.run(operator, job.direction, self.tensors, self.order)
-        # Where launches and the code decide: a long kernel fetches its code once.
+        # Small graphs, where loading the code matters: a long kernel loads its code once.
         small = self.tensors.num_edges <= SMALL_GRAPH_EDGES
         return time_callable(call, self.device, max_seconds=job.max_seconds, cold_code=small, hopeless_us=hopeless)
 
 
 def outcome_of(timing: Timing, **known: Any) -> Outcome:
-    """Of a schedule that passed."""
+    """The outcome of a schedule that passed."""
     return Outcome(
         "ok",
         time_us=timing.median_us,
@@ -145,16 +145,16 @@ def outcome_of(timing: Timing, **known: Any) -> Outcome:
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """Whether an allocation was refused, by whatever type it is told."""
+    """Whether the error is a failed allocation, of whatever type."""
     import torch
 
-    # On the host torch raises a plain RuntimeError.
+    # On a CPU torch raises a plain RuntimeError.
     words = ("can't allocate memory", "not enough memory", "out of memory", "Invalid buffer size")
     return isinstance(error, MemoryError | torch.OutOfMemoryError) or any(word in str(error) for word in words)
 
 
 def run_trial(worker: Worker, job: TrialJob, limit_s: float) -> Outcome:
-    """Measure one schedule whatever becomes of the process; a device that went bad gets a fresh one."""
+    """Measure one schedule, even if the process dies; after a lost device the next trial gets a new process."""
     begin = time.monotonic()
     try:
         outcome = worker.call(job, limit_s)
@@ -166,7 +166,7 @@ def run_trial(worker: Worker, job: TrialJob, limit_s: float) -> Outcome:
 
 
 def worst_error(errors: Mapping[str, float], dtype: str) -> str | None:
-    """What is wrong in words, or None within the tolerance. A NaN never passes."""
+    """What is wrong, in words, or None within the tolerance. A NaN never passes."""
     from autotune.measure.reference.tensor_product import TOLERANCE
 
     wrong = {slot: error for slot, error in errors.items() if not error <= TOLERANCE[dtype]}
@@ -177,12 +177,12 @@ def worst_error(errors: Mapping[str, float], dtype: str) -> str | None:
 
 
 def finite(errors: Mapping[str, float]) -> dict[str, float]:
-    """JSON has no infinity: an output that holds NaN is written as 1e308."""
+    """Replace infinity by 1e308, because JSON has none; the error of an output with NaN is infinite."""
     return {slot: error if error < 1e308 else 1e308 for slot, error in errors.items()}
 
 
 def device_is_lost(device: str) -> bool:
-    """Whether the process's CUDA context is poisoned: then every later call fails as well."""
+    """Whether the process's CUDA context is corrupted, so that every later call fails too."""
     import torch
 
     if torch.device(device).type != "cuda":
@@ -196,7 +196,7 @@ def device_is_lost(device: str) -> bool:
 
 
 def free_memory(device: str) -> None:
-    """Give back to the device what nobody holds: cycles first, then the allocator's own stock."""
+    """Release unused device memory: first garbage cycles, then the allocator's cache."""
     import torch
 
     gc.collect()

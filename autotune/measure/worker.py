@@ -1,8 +1,8 @@
-"""A disposable process that answers jobs: it may crash, hang or lose its device, and the caller goes on.
+"""A disposable process that answers jobs: it may crash, hang or lose its device, and the caller continues.
 
-A picklable setting enters; its ``open()`` runs in the spawned process and gives the function that answers jobs. Jobs
-and answers are picklable values. What ends a process (a signal, a time limit) leaves as :class:`WorkerLost` with the
-reason as data, and the next job gets a fresh process.
+The ``open()`` of a picklable setting runs in the spawned process and returns the function that answers jobs. Jobs and
+answers are picklable values. If the process ends (by a signal or a time limit), the caller gets :class:`WorkerLost`
+with the reason, and the next job gets a new process.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ IDLE_EXIT_S = 5.0
 
 
 class Setting(Protocol):
-    """What a worker keeps between jobs. Picklable; opened in the worker's process."""
+    """What a worker keeps between jobs; picklable, and opened in the worker's process."""
 
     def open(self) -> Callable[[Any], Any]: ...
 
@@ -35,7 +35,7 @@ class _Reopen:
 
 
 class WorkerLost(WorkerError):
-    """The process ended before it answered. ``state`` is ``timeout`` or ``crashed``."""
+    """The process ended before it answered; ``state`` is ``timeout`` or ``crashed``."""
 
     def __init__(self, state: str, reason: str) -> None:
         super().__init__(reason)
@@ -50,9 +50,9 @@ class Worker:
         self.setting = setting
         self.start_limit_s = start_limit_s
         self.starts = 0
-        # Set-ups that the process was told of and has not yet said to have done.
+        # Number of set-ups requested from the process and not yet confirmed.
         self._pending = 0
-        # True until the present process has answered a job: its first job fills caches and may take longer.
+        # True until the present process has answered a job: the first job fills caches and may take longer.
         self.fresh = True
         self._process: multiprocessing.process.BaseProcess | None = None
         self._connection: Connection | None = None
@@ -76,10 +76,7 @@ class Worker:
         return answer
 
     def close(self) -> None:
-        """End the process: an idle one leaves by itself at the end of its connection, a busy one is killed.
-
-        What it started ends with it.
-        """
+        """End the process and its children: an idle one ends when its connection closes, a busy one is killed."""
         if self._connection is not None:
             self._connection.close()
         if self._process is not None:
@@ -94,7 +91,7 @@ class Worker:
         self._pending, self.fresh = 0, True
 
     def launch(self) -> Connection:
-        """Start the process if there is none, without waiting: its set-up goes on beside the caller's own work."""
+        """Start the process if there is none, without waiting: it sets up while the caller works."""
         if self._connection is None:
             context = multiprocessing.get_context("spawn")
             self._connection, theirs = context.Pipe()
@@ -106,10 +103,7 @@ class Worker:
         return self._connection
 
     def reopen(self, setting: Setting) -> None:
-        """Serve another setting from now on, in the same process if one lives: what its modules cached stays.
-
-        Does not wait for it.
-        """
+        """Switch to another setting, without waiting. A living process is reused, with what its modules cached."""
         self.setting = setting
         if self._connection is None:
             return
@@ -121,7 +115,7 @@ class Worker:
             self._pending, self._busy = self._pending + 1, True
 
     def settle(self) -> None:
-        """Wait until the process, if there is one, is set up and at rest. WorkerError if its set-up failed."""
+        """Wait until the process, if any, is set up and idle. WorkerError if its set-up failed."""
         if self._connection is not None:
             self._ready()
 
@@ -131,7 +125,7 @@ class Worker:
             try:
                 self._receive(connection, self.start_limit_s)
             except WorkerLost as lost:
-                # No schedule is to blame for this, so it must not be recorded as a trial's outcome.
+                # No schedule caused this, so it must not be recorded as a trial's outcome.
                 raise WorkerError(f"a worker process could not be set up: {lost.reason}") from None
             self._pending -= 1
         return connection
@@ -163,10 +157,10 @@ class Worker:
 
 
 def _serve(connection: Connection, setting: Setting) -> None:
-    # Ctrl-C reaches the whole process group; the parent decides what it means.
+    # Ctrl-C reaches the whole process group; the parent handles it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     processes.end_with_parent()
-    # A caller that wants nothing more closes the connection, whatever it has left unread there.
+    # A caller that is done closes the connection, even with unread answers.
     with contextlib.suppress(EOFError, ConnectionError):
         try:
             answer = setting.open()
@@ -174,7 +168,7 @@ def _serve(connection: Connection, setting: Setting) -> None:
             while True:
                 job = connection.recv()
                 if isinstance(job, _Reopen):
-                    # What the last setting held must be gone before the next one needs its room.
+                    # The last setting's memory must be free before the next one is opened.
                     del answer
                     gc.collect()
                     answer = job.setting.open()

@@ -1,6 +1,6 @@
-"""The base of both modules: a problem enters, operators with looked-up schedules leave, one per (device, dtype).
+"""Base class of the modules: looks up schedules and builds one operator per (device, dtype).
 
-A lookup and a build happen when a (device, dtype) is first met; a call after that costs two comparisons.
+Lookup and build happen at the first call with a (device, dtype). Later calls cost two comparisons.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ _NO_TORCHSCRIPT = (
 
 
 class NoTorchScript(torch.nn.Module):
-    """A module that refuses TorchScript and says what to take instead."""
+    """A module that refuses TorchScript and says what to use instead."""
 
     def __prepare_scriptable__(self) -> NoReturn:
-        """What ``torch.jit.script`` asks first."""
+        """``torch.jit.script`` calls this first."""
         raise UnsupportedError(_NO_TORCHSCRIPT)
 
     def _slow_forward(self, *_: Any, **__: Any) -> NoReturn:
-        """What a call takes in the place of ``forward`` under ``torch.jit.trace``, and only there."""
+        """Replaces ``forward`` under ``torch.jit.trace``, and only there."""
         raise UnsupportedError(_NO_TORCHSCRIPT)
 
 
 class TunedModule(NoTorchScript):
-    """What both modules share: the problem, and operators that are looked up and built per (device, dtype)."""
+    """Common part of the modules: the problem, and the operators built per (device, dtype)."""
 
     operation: str
 
@@ -82,10 +82,10 @@ class TunedModule(NoTorchScript):
         self.irreps_in2 = o3.Irreps(problem.irreps_in2)
         self.irreps_out = o3.Irreps(problem.irreps_out)
         self.weight_numel = problem.weight_numel
-        # Worked out here: what torch.compile meets first it would trace.
+        # Computed here, because torch.compile would trace a computation in forward.
         self._dims = (problem.dim_in1, problem.dim_in2, problem.dim_out)
         self.shared_weights = problem.shared_weights
-        # e3nn's own records, with the shapes of the paths and the normalised path weights.
+        # e3nn's instruction records, with path shapes and normalised path weights.
         self.instructions = problem.reference(compile_left_right=False, compile_right=False).instructions
         if not isinstance(schedule, Knobs | Mapping | None):
             raise ProblemError(f"schedule is {schedule!r}; expected a Schedule, or some by the direction's name")
@@ -99,7 +99,7 @@ class TunedModule(NoTorchScript):
             self._operator_for(device, dtype)
 
     def _text_of(self, given: Schedules | None) -> str:
-        """All that decides which operators this module has."""
+        """Everything that determines this module's operators."""
         by_name = given if isinstance(given, Mapping) else {"": given} if given is not None else {}
         schedules = sorted(f"{name} {schedule.key}" for name, schedule in by_name.items())
         graph_class = self.graph_class.text if self.graph_class else ""
@@ -108,9 +108,9 @@ class TunedModule(NoTorchScript):
 
     @property
     def tuning(self) -> dict[str, Tuning]:
-        """By direction: schedule, origin, database entry and reason, of the operator that was built last.
+        """By direction: schedule, origin, database entry and reason, for the operator built last.
 
-        Before any was built: what would be loaded on torch's default device and dtype.
+        Before the first build: what would be loaded on torch's default device and dtype.
         """
         if self._tuning:
             return dict(self._tuning)
@@ -123,7 +123,7 @@ class TunedModule(NoTorchScript):
         self._tuning: dict[str, Tuning] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        # Loaded kernels belong to this process; a copy builds its own (from the compile cache) when it is called.
+        # Loaded kernels belong to this process. A copy builds its own from the compile cache at its first call.
         state = dict(self.__dict__)
         for name in ("_operators", "_operator", "_met", "_tuning"):
             state.pop(name)
@@ -136,9 +136,9 @@ class TunedModule(NoTorchScript):
     def _look_up(
         self, device: torch.device, dtype: torch.dtype, refused: dict[str, str] | None = None
     ) -> dict[str, Tuning]:
-        """By direction; ``refused`` receives those that lack what was asked for, all but forward: few models call all.
+        """By direction. ``refused`` receives directions other than forward without a suitable schedule: few are called.
 
-        TuningMissError where it is forward, or ``refused`` is not given.
+        TuningMissError if forward has none, or if ``refused`` is not given.
         """
         given = {} if self.schedule is None else self.schedule
         if isinstance(given, Schedule):
@@ -162,9 +162,9 @@ class TunedModule(NoTorchScript):
 
     @torch.compiler.assume_constant_result
     def _operator_text(self, key: str, device: torch.device, dtype: torch.dtype) -> str:
-        """The name under which the operator is registered: lookup and build happen here, and are not traced.
+        """The name under which the operator is registered. Lookup and build happen here, untraced.
 
-        key: of this module, for torch.compile to compare before it takes the code of one module for another.
+        key: identifies this module, so that torch.compile does not reuse its code for another module.
         """
         return self._operator_for(device, dtype).text
 
@@ -203,14 +203,14 @@ class TunedModule(NoTorchScript):
         return self._operator_for(x.device, x.dtype)
 
     def extra_repr(self) -> str:
-        # As in e3nn: a path for every combination of copies.
+        # As in e3nn, every combination of copies counts as a path.
         paths = sum(math.prod(instruction.path_shape) for instruction in self.instructions)
         first, second, out = (i.simplify() for i in (self.irreps_in1, self.irreps_in2, self.irreps_out))
         return f"{first} x {second} -> {out} | {paths} paths | {self.weight_numel} weights"
 
 
 def autocast(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Under ``torch.autocast`` those in half precision become float32, as torch does it for its float32 operations."""
+    """Convert half precision tensors to float32 under ``torch.autocast``, as torch does for its float32 operations."""
     if not torch._C._is_any_autocast_enabled():
         return tensors
     return tuple(
@@ -220,20 +220,20 @@ def autocast(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
 
 
 def check_dtype(name: str, dtype: torch.dtype) -> None:
-    """InputError for any dtype that no kernel is generated for."""
+    """Raise InputError for a dtype without kernels."""
     if dtype not in (torch.float32, torch.float64):
         hint = ", or call it under torch.autocast, which computes it in float32" if dtype in _HALVES else ""
         raise InputError(f"{name} {dtype}; expected torch.float32 or torch.float64: convert to one of them{hint}")
 
 
 def or_default(device: torch.device | str | None, dtype: torch.dtype | None) -> tuple[torch.device, torch.dtype]:
-    """Device and dtype as torch understands them; ToolMissingError for a GPU that torch does not have."""
+    """Device (with index) and dtype, torch's defaults for None; ToolMissingError for a GPU that torch does not see."""
     if not isinstance(dtype, torch.dtype | None):
         raise InputError(f"dtype is {dtype!r}; expected torch.float32 or torch.float64")
     try:
         if device is not None and torch.device(device).type == "cuda":
             check_cuda()
-        # An empty tensor knows what torch means by "cuda" and by its defaults: the device with its index.
+        # An empty tensor shows how torch resolves "cuda" and its defaults: the device with its index.
         probe = torch.empty(0, device=device, dtype=dtype or torch.get_default_dtype())
     except ToolMissingError:
         raise

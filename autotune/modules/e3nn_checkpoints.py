@@ -1,4 +1,4 @@
-"""Checkpoints of a product with e3nn's names, both ways: ``weight``, ``output_mask`` and its code's constants."""
+"""Save and load checkpoints with e3nn's names: ``weight``, ``output_mask`` and the constants of e3nn's code."""
 
 from __future__ import annotations
 
@@ -9,35 +9,35 @@ import torch
 
 from kernelgen.problem.tensor_product import TensorProductProblem
 
-# e3nn keeps generated code as submodules, and Wigner's symbols as buffers of those.
+# e3nn keeps generated code as submodules, with the Wigner 3j symbols as their buffers.
 CODE = ("_compiled_main_left_right.", "_compiled_main_right.")
 
 
 @functools.lru_cache(maxsize=256)
 def _constants(problem: TensorProductProblem, options: tuple) -> dict[str, torch.Tensor]:
-    """What e3nn's module of a problem has in its checkpoints beside its own tensors."""
+    """The constants that e3nn's module of a problem adds to its checkpoints."""
     names = ("compile_left_right", "compile_right", "_specialized_code", "_optimize_einsums")
     module = problem.reference(**dict(zip(names, options, strict=True)))
     return {name: tensor for name, tensor in module.state_dict().items() if name.startswith(CODE)}
 
 
 def output_mask(instructions: Any, irreps_out: Any) -> torch.Tensor:
-    """Ones where some path adds to the result, as in e3nn."""
+    """Ones where at least one path adds to the result, as in e3nn."""
     reached = {i.i_out for i in instructions if i.path_weight != 0 and 0 not in i.path_shape}
     masks = [torch.full((mul * ir.dim,), float(block in reached)) for block, (mul, ir) in enumerate(irreps_out)]
     return torch.cat(masks) if masks else torch.ones(0)
 
 
 class E3nnCheckpoints(torch.nn.Module):
-    """A module with a ``problem`` and the buffer ``output_mask``; its checkpoints are e3nn's.
+    """A module with a ``problem`` and the buffer ``output_mask``, whose checkpoints have e3nn's format.
 
-    Constants of e3nn's code are written for e3nn to read, and not read. A checkpoint without ``output_mask`` is one of
-    Equitune before it had that, and is read too.
+    Constants of e3nn's code are written for e3nn, and ignored when read. Checkpoints of older Equitune versions
+    without ``output_mask`` load too.
     """
 
     problem: TensorProductProblem
     output_mask: torch.Tensor
-    # Of e3nn's code, as the module was given them.
+    # The arguments that concern e3nn's generated code.
     _code_options: tuple
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:

@@ -1,7 +1,7 @@
-"""e3nn's ready-made products from generated kernels: fully connected, elementwise and full.
+"""e3nn's fully connected, elementwise and full tensor products, from generated kernels.
 
-Each takes e3nn's arguments, in its order and with its defaults, then those of :class:`autotune.TensorProduct`. Which
-paths there are is asked of e3nn's class, so irreps are split, ordered and named as there.
+Each takes e3nn's arguments in e3nn's order and with its defaults, then those of :class:`autotune.TensorProduct`. The
+paths come from e3nn's class, so irreps are split, ordered and named as there.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from kernelgen.problem.irreps import parse_irreps
 
 
 class _ReadyMade(TensorProduct):
-    """A product whose output or paths follow from what it is given."""
+    """A product whose output or paths follow from its arguments."""
 
     def _connect(
         self, kind: type[o3.TensorProduct], irreps: tuple[Irreps, ...], given: dict[str, Any]
     ) -> dict[str, Any]:
-        """Irreps and instructions of e3nn's class for these irreps, as arguments of the base class."""
+        """Irreps and instructions that e3nn's class derives, as arguments of the base class."""
         names = ("irreps_in1", "irreps_in2", "irreps_out")
         parsed = [parse_irreps(text, name) for text, name in zip(irreps, names, strict=False)]
         try:
@@ -42,7 +42,7 @@ class FullyConnectedTensorProduct(_ReadyMade):
     """``e3nn.o3.FullyConnectedTensorProduct``: every allowed path of mode ``uvw``, weighted.
 
     irreps_in1, irreps_in2, irreps_out: of both inputs and the result. irrep_normalization, path_normalization and
-    options: as of :class:`autotune.TensorProduct`. Raises ProblemError for irreps that are not well-defined.
+    options: as in :class:`autotune.TensorProduct`. Raises ProblemError for irreps that are not well-defined.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class FullyConnectedTensorProduct(_ReadyMade):
 
 
 class _OfInputs(_ReadyMade):
-    """A product without weights whose output follows from both inputs."""
+    """A product without weights whose output irreps follow from both inputs."""
 
     kind: type[o3.TensorProduct]
 
@@ -80,17 +80,17 @@ class _OfInputs(_ReadyMade):
 
 
 class ElementwiseTensorProduct(_OfInputs):
-    """``e3nn.o3.ElementwiseTensorProduct``: copy u of one input meets copy u of the other, without weights.
+    """``e3nn.o3.ElementwiseTensorProduct``: copy u of one input times copy u of the other, without weights.
 
     irreps_in1, irreps_in2: equally many irreps. filter_ir_out: irreps of the result, all by default.
-    Raises ProblemError where the inputs do not have as many irreps.
+    Raises ProblemError if the inputs differ in their number of irreps.
     """
 
     kind = o3.ElementwiseTensorProduct
 
 
 class FullTensorProduct(_OfInputs):
-    """``e3nn.o3.FullTensorProduct``: every copy of one input meets every copy of the other, without weights.
+    """``e3nn.o3.FullTensorProduct``: every copy of one input times every copy of the other, without weights.
 
     irreps_in1, irreps_in2: of both inputs; the result's irreps follow, sorted. filter_ir_out: irreps of the result, all
     by default.

@@ -1,8 +1,8 @@
-"""One call for a whole model: e3nn's modules enter, the same functions from generated kernels take their places.
+"""Replace e3nn's modules in a model by generated kernels, in one call.
 
-:func:`accelerate` walks a module tree and replaces every ``e3nn.o3.TensorProduct`` and ``e3nn.o3.SphericalHarmonics``
-that the generator covers; the others stay, and the table says why. Parameters are the same objects as before, so
-optimizers go on; checkpoints keep e3nn's names. :func:`restore` puts e3nn's modules back.
+:func:`accelerate` replaces every ``e3nn.o3.TensorProduct`` and ``e3nn.o3.SphericalHarmonics`` in a module tree that the
+generator covers. The others stay, and the returned table says why. Parameters stay the same objects, so optimizers keep
+working; checkpoints keep e3nn's names. :func:`restore` puts e3nn's modules back.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from autotune.modules.e3nn_checkpoints import CODE
 from autotune.modules.stand_ins import AcceleratedHarmonics, AcceleratedProduct, StandIn
 from kernelgen.errors import InputError, ProblemError, UnsupportedError
 
-# Largest relative difference from e3nn's own result that a replacement may have.
+# Largest allowed relative difference between a replacement's result and e3nn's.
 TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-10}
 _CHECKED_ROWS = 16
 
 
 @dataclass(frozen=True)
 class Place:
-    """What became of one e3nn module: its name in the model, whether it was replaced, and with what or why not.
+    """One e3nn module: its name in the model, whether it was replaced, and with what or why not.
 
     kind: ``tensor products`` or ``spherical harmonics``.
     """
@@ -41,7 +41,7 @@ class Place:
 class Acceleration:
     """Every e3nn tensor product and spherical harmonics module of a model; prints as a table.
 
-    note: what else there is to say of the model, such as why it has no such module.
+    note: a remark on the model, such as why no module was found.
     """
 
     places: tuple[Place, ...]
@@ -68,13 +68,13 @@ def accelerate(
 ) -> Acceleration:
     """Replace e3nn's tensor products and spherical harmonics in ``model``, in place, where a kernel computes the same.
 
-    strict, deterministic: as in :class:`autotune.TensorProduct`; harmonics are deterministic in any case.
-    check: compare each with e3nn on random inputs, on the module's device and in its dtype (harmonics, which have
-    neither: the model's), and keep e3nn's where they differ by more than ``TOLERANCE``.
+    strict, deterministic: as in :class:`autotune.TensorProduct`; harmonics are always deterministic.
+    check: compare each replacement with e3nn on random inputs, on the module's device and in its dtype (for harmonics,
+    which have neither, the model's). A replacement that differs by more than ``TOLERANCE`` is not used.
 
-    Kept as they are, with the reason in the result: modules that TorchScript or torch.compile has compiled, that have a
-    ``forward``, parameters or modules of their own, or that fail when they are tried. Hooks, parametrizations and
-    pruning of a replacement go over to e3nn's module when it is put back. Raises InputError for what is no module.
+    Some modules stay, with the reason in the result: those compiled by TorchScript or torch.compile, those with a
+    ``forward``, parameters or modules of their own, and those that fail when tried. Hooks, parametrizations and pruning
+    of a replacement pass to e3nn's module when it is put back. Raises InputError if ``model`` is no module.
     """
     _check_module(model)
     made: dict[torch.nn.Module, AcceleratedProduct | AcceleratedHarmonics | str] = {}
@@ -96,9 +96,9 @@ def accelerate(
 
 
 def restore(model: torch.nn.Module) -> int:
-    """Put e3nn's modules back where :func:`accelerate` replaced them; how many places that were.
+    """Put e3nn's modules back where :func:`accelerate` replaced them; returns the number of places.
 
-    They come with what was done to their replacements: another weight, hooks, parametrizations, pruning, the mode.
+    Changes to the replacements carry over: another weight, hooks, parametrizations, pruning, the mode.
     """
     _check_module(model)
     found = [(parent, name, child) for parent in model.modules() for name, child in _children(parent)]
@@ -119,12 +119,12 @@ def _check_module(model: object) -> None:
 
 
 def _children(parent: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
-    """Attribute and module of each child; unlike ``named_children`` again where it has several attributes."""
+    """Attribute and module of each child; unlike ``named_children``, once per attribute of a shared child."""
     return ((name, child) for name, child in parent._modules.items() if child is not None)
 
 
 def _note(model: torch.nn.Module, before: int, places: list[Place]) -> str:
-    """Of a model in which nothing was found, why; and how many modules were replaced ``before``."""
+    """Why nothing was found in a model, and how many modules were replaced ``before``."""
     if before:
         return f"{before} modules were replaced before"
     if places:
@@ -144,14 +144,14 @@ _KINDS = (o3.TensorProduct, o3.SphericalHarmonics)
 
 
 def _is(module: torch.nn.Module, kind: type[torch.nn.Module]) -> bool:
-    """Whether it is of that e3nn class, TorchScript's form of it included (known by its name alone)."""
+    """Whether it is of that e3nn class, or TorchScript's form of it (recognised by name)."""
     name = getattr(module, "original_name", "") if isinstance(module, torch.jit.ScriptModule) else ""
     scripted = "TensorProduct" in name if kind is o3.TensorProduct else name == kind.__name__
     return scripted or isinstance(module, kind)
 
 
 def _found(model: torch.nn.Module) -> Iterator[tuple[torch.nn.Module | None, str, str, torch.nn.Module]]:
-    """Parent, attribute, full name and module of every such e3nn module, several times where it is shared."""
+    """Parent, attribute, full name and module of every such e3nn module; a shared one appears several times."""
     if isinstance(model, _KINDS):
         yield None, "", "(the model)", model
     for prefix, parent in model.named_modules():
@@ -161,7 +161,7 @@ def _found(model: torch.nn.Module) -> Iterator[tuple[torch.nn.Module | None, str
 
 
 def _sample_of(model: torch.nn.Module) -> torch.Tensor:
-    """A tensor of the model's device and dtype: its first floating one, or one of torch's defaults."""
+    """A tensor with the model's device and dtype: its first floating-point one, else one with torch's defaults."""
     tensors = (tensor for found in (model.parameters(), model.buffers()) for tensor in found)
     return next((tensor for tensor in tensors if tensor.is_floating_point()), torch.empty(0))
 
@@ -173,7 +173,7 @@ def _replacement(
     deterministic: bool,
     like: torch.Tensor | None,
 ) -> AcceleratedProduct | AcceleratedHarmonics | str:
-    """The module that takes another's place, or why that stays; compared with it unless ``like`` is None."""
+    """The replacement of a module, or why the module stays. Both are compared unless ``like`` is None."""
     kind = next(kind for kind in _KINDS if _is(module, kind))
     if parent is None:
         return f"it is the model itself; wrap it in a module, or build an autotune.{kind.__name__}"
@@ -191,12 +191,12 @@ def _replacement(
         return (_difference_of_harmonics(module, harmonics, like) if like is not None else "") or harmonics
     except (UnsupportedError, ProblemError) as reason:
         return str(reason)
-    except Exception as reason:  # of the kernel or of e3nn's own module: one that fails may not stop the others
+    except Exception as reason:  # from the kernel or from e3nn's module: one failure must not stop the others
         return f"{type(reason).__name__}: {reason}"
 
 
 def _what_would_be_lost(module: torch.nn.Module, kind: type[torch.nn.Module]) -> str:
-    """What a replacement would not do that the module does, in words; empty if nothing."""
+    """What the module does that a replacement would not, in words; empty if nothing."""
     name = type(module).__name__
     for method in ("forward", "right"):
         if method in module.__dict__ or getattr(type(module), method, None) is not getattr(kind, method, None):
@@ -219,7 +219,7 @@ def _normal(like: torch.Tensor, *shapes: tuple[int, ...]) -> list[torch.Tensor]:
 
 @torch.no_grad()
 def _difference(module: o3.TensorProduct, made: AcceleratedProduct) -> str:
-    """How far both results on random inputs differ, empty where they do not. Hooks are not called for it."""
+    """How far both results differ on random inputs; empty if they agree. Hooks are not called."""
     rows, weight = _CHECKED_ROWS, (module.weight_numel,)
     shapes = ((rows, module.irreps_in1.dim), (rows, module.irreps_in2.dim))
     given = _normal(module.output_mask, *shapes, weight if module.shared_weights else (rows, *weight))
@@ -233,7 +233,7 @@ def _difference_of_harmonics(module: o3.SphericalHarmonics, made: AcceleratedHar
 
 
 def _compared(found: torch.Tensor, wanted: torch.Tensor) -> str:
-    """Of the largest difference, relative to the largest element: whether it is above the tolerance."""
+    """The largest difference, relative to the largest element, if it exceeds the tolerance; else empty."""
     error = float((found - wanted).abs().max() / wanted.abs().max().clamp_min(1e-30)) if wanted.numel() else 0.0
     limit = TOLERANCE[wanted.dtype]
     return "" if error <= limit else f"differs from e3nn by {error:.1e}, more than {limit:.0e}"

@@ -1,14 +1,14 @@
-"""Shared weights as a matrix product: an operator's arguments enter, its result leaves, by a kernel and by torch.
+"""Contract shared weights by torch's matrix product.
 
-Where every path is of mode ``uvw`` and one row of weights serves all edges, the weights are matrices that all edges
-share. A kernel that goes edge by edge reads all of them for each edge; here a kernel forms only the *pairs* of copies
-(the product of mode ``uvuv``), and torch multiplies them with the weights:
+If every path is of mode ``uvw`` and all edges share one row of weights, the weights are matrices common to all edges.
+An edge-by-edge kernel reads all of them for each edge. Here a kernel forms only the *pairs* of copies (the product of
+mode ``uvuv``), and torch multiplies them by the weights:
 
     z[e, m, (u, v)] = sum over m1, m2 of C[m1, m2, m] x[e, u, m1] y[e, v, m2]
     out[e, m, w]    = sum over paths and (u, v) of z[e, m, (u, v)] W[(u, v), w]
 
-So the matrix product runs on tensor cores where torch lets it, and its accuracy is torch's
-(``torch.backends.cuda.matmul.fp32_precision``). It needs memory for z, as e3nn does; the kernel writes each pair at
+The matrix product runs on tensor cores if torch allows it, with torch's accuracy
+(``torch.backends.cuda.matmul.fp32_precision``). It needs memory for z, as e3nn does. The kernel writes each pair at
 once and keeps none.
 """
 
@@ -27,13 +27,14 @@ from kernelgen.errors import InputError, ProblemError, ScheduleError
 from kernelgen.problem.tensor_product import TensorProductProblem
 
 CONTRACTIONS = ("auto", "edge", "matrix")
-# Weights from which "auto" takes the matrix product. On two cores of a Xeon (float32, forward and backward): as fast as
-# edge by edge at 8192 weights, 2.3 times as fast at 327680. On a GPU: an estimate, each row reads 128 kB from L2.
+# From this number of weights "auto" uses the matrix product. On two cores of a Xeon (float32, forward and backward) it
+# is as fast as edge by edge at 8192 weights, 2.3 times as fast at 327680. On a GPU: an estimate, each row reads 128 kB
+# from L2.
 MATRIX_WEIGHTS = 1 << 15
 
 
 def by_matrix(problem: TensorProductProblem, contraction: str) -> bool:
-    """Whether to take the matrix product; ProblemError for one that is unknown or not defined for the problem."""
+    """Whether to use the matrix product; ProblemError for a contraction unknown or undefined for the problem."""
     if contraction not in CONTRACTIONS:
         raise ProblemError(f"contraction is {contraction!r}; expected one of {CONTRACTIONS}")
     able = _is_matrices(problem)
@@ -50,12 +51,12 @@ def _is_matrices(problem: TensorProductProblem) -> bool:
 
 
 def pairs_of(problem: TensorProductProblem) -> TensorProductProblem:
-    """The product without weights that forms the pairs of every path, a block each, with the path's coefficient."""
+    """The unweighted product that forms the pairs of every path, one block per path, with the path's coefficient."""
     blocks, instructions = [], []
     for number, path in enumerate(problem.paths):
         mul1, mul2, _ = problem.muls(path)
         blocks.append((mul1 * mul2, o3.Irreps(problem.irreps_out)[path.out].ir))
-        # Without normalisation a path's coefficient is the root of what e3nn calls its weight.
+        # Without normalisation a path's coefficient is the square root of e3nn's path weight.
         instructions.append((path.in1, path.in2, number, "uvuv", False, path.coefficient**2))
     return TensorProductProblem.from_instructions(
         *(problem.irreps_in1, problem.irreps_in2, o3.Irreps(blocks), instructions),
@@ -66,14 +67,14 @@ def pairs_of(problem: TensorProductProblem) -> TensorProductProblem:
 
 
 def _no_autocast(device: str) -> AbstractContextManager:
-    """What came in half precision is float32 by then, and stays so."""
+    """Switch autocast off: half precision tensors are float32 by then, and stay so."""
     return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
 
 
 class MatrixContraction(TunedModule):
-    """Called as an operator is: x [edges, dim_in1], y [edges, dim_in2], w [weight_numel] -> [edges, dim_out].
+    """Called like an operator: x [edges, dim_in1], y [edges, dim_in2], w [weight_numel] -> [edges, dim_out].
 
-    Its own ``problem`` is that of the pairs. layout: of x and of the result.
+    Its ``problem`` is that of the pairs. layout: of x and of the result.
     """
 
     operation = "plain"
@@ -84,7 +85,7 @@ class MatrixContraction(TunedModule):
         super().__init__(pairs_of(whole), layout="ir_mul", **options)
         self._outer_layout = layout
         self._irreps = whole.irreps_in1, whole.irreps_out
-        # Of each path: its output block, the shape of its matrix (pairs, copies), and its components.
+        # For each path: its output block, the shape of its matrix (pairs, copies), and its components.
         self._paths = [
             (path.out, (mul1 * mul2, mul3), whole.out[path.out].dim)
             for path in whole.paths

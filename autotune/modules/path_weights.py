@@ -1,4 +1,4 @@
-"""Weights of a product as e3nn's users know them: internal or given, in one row, as a list, or seen path by path."""
+"""Weights of a product with e3nn's interface: internal or given, as one row or a list, and views of each path."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def check_last(name: str, tensor: torch.Tensor, expected: int) -> None:
 
 
 class PathWeights:
-    """A product's weights; for a module with the attributes that e3nn's has."""
+    """A product's weights, for a module with e3nn's attributes."""
 
     instructions: Any
     shared_weights: bool
@@ -54,7 +54,7 @@ class PathWeights:
         if weight is None:
             if self.weight_numel > 0 and not self.internal_weights:
                 raise InputError(f"weight is missing; expected {self.weight_numel} weights, there are no internal ones")
-            # No paths, no weights: any empty row will do.
+            # No paths, no weights: any empty row works.
             return self.weight if self.shared_weights else self.weight.reshape(1, 0)
         check_last("weight", weight, self.weight_numel)
         if (weight.ndim == 1) is not self.shared_weights:
@@ -63,7 +63,7 @@ class PathWeights:
         return weight
 
     def _as_one_row(self, weights: list[torch.Tensor]) -> torch.Tensor:
-        """Weights given as a tensor a path, ``[..., *path_shape]`` or ``[..., numel]``."""
+        """Join weights given as one tensor per path, ``[..., *path_shape]`` or ``[..., numel]``."""
         shapes = [instruction.path_shape for instruction in self.instructions if instruction.has_weight]
         if len(weights) != len(shapes):
             raise InputError(f"{len(weights)} tensors of weights were given; expected {len(shapes)}, one a path")

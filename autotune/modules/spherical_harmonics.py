@@ -1,7 +1,7 @@
-"""Spherical harmonics as a module and a function that stand in for e3nn's, from generated kernels.
+"""Spherical harmonics as a module and a function with e3nn's interface, from generated kernels.
 
-Schedules are looked up and an operator is built for each (device, dtype) when it is first met, and kept. First and
-second derivatives work; the second derivative of a normalised vector is 0 at the zero vector, where torch gives nan.
+An operator is looked up and built at the first call with a (device, dtype), and kept. First and second derivatives
+work. The second derivative of a normalised vector is 0 at the zero vector, where torch gives nan.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from kernelgen.terms.directions import HARMONICS_DIRECTIONS
 
 Degrees: TypeAlias = "int | Iterable[int] | str | o3.Irreps"
 _VECTORS = (o3.Irreps("1x1o"), o3.Irreps("1x1e"))
-# All that decides which operators a module has: the problem's key, the graph class ("" for any), strict.
+# Everything that determines a module's operators: the problem's key, the graph class ("" for any), strict.
 _Key: TypeAlias = tuple[str, str, bool | None]
 _Tunings: TypeAlias = dict[str, Tuning]
 
 
 def _vector(irreps_out: Degrees, irreps_in: Any) -> o3.Irreps:
-    """What the input is, ``1x1o`` or ``1x1e``, given or as e3nn concludes it from the parities of irreps_out."""
+    """The input's irreps, ``1x1o`` or ``1x1e``: as given, or inferred from irreps_out's parities as e3nn does."""
     if irreps_in is None:
         even = isinstance(irreps_out, o3.Irreps) and any(ir.l % 2 == 1 and ir.p == 1 for _, ir in irreps_out)
         return _VECTORS[even]
@@ -43,7 +43,7 @@ def _vector(irreps_out: Degrees, irreps_in: Any) -> o3.Irreps:
 
 
 def _degrees(irreps_out: Degrees, parity: int) -> list[int]:
-    """The degree of each block, a copy for every multiplicity, of an input of that parity."""
+    """The degree of each block for an input of that parity, repeated by multiplicity."""
     if not isinstance(irreps_out, o3.Irreps):
         try:
             given = irreps_out if isinstance(irreps_out, Iterable) else [irreps_out]
@@ -67,11 +67,11 @@ class SphericalHarmonics(NoTorchScript):
     """``e3nn.o3.SphericalHarmonics``, x ``[..., 3]`` -> ``[..., irreps_out.dim]``, from a generated kernel.
 
     irreps_out: a degree, a list of degrees, or irreps, whose parities must be those of the harmonics of irreps_in.
-    normalize: whether x is divided by its length first. normalization: a block's length on the sphere is
+    normalize: whether to divide x by its length first. normalization: a block's length on the sphere is
     sqrt((2l+1) / 4 pi) (``integral``), sqrt(2l+1) (``component``) or 1 (``norm``). irreps_in: ``1o`` or ``1e``; None
-    takes 1e where irreps_out has an odd degree of even parity, else 1o. num_vectors: about how many vectors a call has
-    (None: many), to choose among tuned schedules. strict: TuningMissError, at the first call, unless schedules were
-    tuned on this device; None asks ``$EQUITUNE_STRICT``.
+    means 1e if irreps_out has an odd degree of even parity, else 1o. num_vectors: about how many vectors a call has
+    (None: many), to choose among tuned schedules. strict: raise TuningMissError at the first call unless schedules were
+    tuned on this device; None reads ``$EQUITUNE_STRICT``.
 
     The attributes irreps_in, irreps_out, normalize and normalization are e3nn's. Raises ProblemError where e3nn raises
     ValueError, and UnsupportedError for degrees above 12.
@@ -109,7 +109,7 @@ class SphericalHarmonics(NoTorchScript):
         if num_vectors is not None and (type(num_vectors) is not int or num_vectors < 1):
             raise ProblemError(f"num_vectors is {num_vectors!r}; expected a positive integer, or None for many")
         graph_class = GraphClass.of("harmonics", num_vectors, 1).text if num_vectors else ""
-        # What torch.compile asks before it takes the code of one module for another.
+        # torch.compile compares it before it reuses one module's code for another.
         self._key: _Key = (self.problem.key, graph_class, strict)
         self.irreps_out = o3.Irreps([(1, (degree, parity**degree)) for degree in degrees]).simplify()
         # e3nn's names.
@@ -119,9 +119,9 @@ class SphericalHarmonics(NoTorchScript):
         self._forget_operators()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """x ``[..., 3]`` -> ``[..., irreps_out.dim]``; InputError for other shapes, and dtypes but float32, float64.
+        """x ``[..., 3]`` -> ``[..., irreps_out.dim]``; InputError for other shapes and for dtypes but float32, float64.
 
-        Under ``torch.autocast`` x in half precision is taken as float32, and so is the result.
+        Under ``torch.autocast`` a half precision x is converted to float32, and the result is float32.
         """
         (x,) = autocast(x)
         if torch.compiler.is_compiling():
@@ -133,9 +133,9 @@ class SphericalHarmonics(NoTorchScript):
 
     @property
     def tuning(self) -> dict[str, Tuning]:
-        """By direction: schedule, origin, database entry and reason, of the operator that was built last.
+        """By direction: schedule, origin, database entry and reason, for the operator built last.
 
-        Before any was built: what would be loaded on torch's default device and dtype.
+        Before the first build: what would be loaded on torch's default device and dtype.
         """
         return dict(self._tuning) if self._tuning else _look_up(self._key, *or_default(None, None))
 
@@ -153,7 +153,7 @@ class SphericalHarmonics(NoTorchScript):
         self._tuning = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        # Loaded kernels belong to this process; a copy builds its own (from the compile cache) when it is called.
+        # Loaded kernels belong to this process. A copy builds its own from the compile cache at its first call.
         forgotten = ("_operators", "_operator", "_tuning")
         return {name: value for name, value in self.__dict__.items() if name not in forgotten}
 
@@ -180,7 +180,7 @@ def _build(key: _Key, device: torch.device, dtype: torch.dtype) -> tuple[Harmoni
 
 @torch.compiler.assume_constant_result
 def _operator_text(key: _Key, device: torch.device, dtype: torch.dtype) -> str:
-    """The name under which the operator is registered: lookup and build happen here, and are not traced."""
+    """The name under which the operator is registered. Lookup and build happen here, untraced."""
     return _build(key, device, dtype)[0].text
 
 
@@ -193,7 +193,7 @@ def spherical_harmonics(
     normalize: bool,
     normalization: str = "integral",
 ) -> torch.Tensor:
-    """``e3nn.o3.spherical_harmonics``: harmonics ``[..., dim]`` of x ``[..., 3]``, arguments as of the module."""
+    """``e3nn.o3.spherical_harmonics``: harmonics ``[..., dim]`` of x ``[..., 3]``, with the module's arguments."""
     (x,) = autocast(x)
     if torch.compiler.is_compiling():
         key = _module_key(l, normalize, normalization)
@@ -202,7 +202,7 @@ def spherical_harmonics(
 
 
 def _module(degrees: Degrees, normalize: bool, normalization: str) -> SphericalHarmonics:
-    """The module of these arguments, made once."""
+    """The module with these arguments, made once."""
     key = (f"{type(degrees).__name__} {degrees}", bool(normalize), normalization)
     found = _MODULES.get(key)
     if found is None:

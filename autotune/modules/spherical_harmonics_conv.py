@@ -1,7 +1,7 @@
-"""The convolution on edge vectors: their spherical harmonics are formed inside its kernels.
+"""Convolution on edge vectors, which forms their spherical harmonics inside its kernels.
 
-:class:`SphericalHarmonicsConv` takes vectors where :class:`TensorProductConv` takes their harmonics, and gives
-gradients with respect to the vectors, which is the way to forces.
+:class:`SphericalHarmonicsConv` takes edge vectors where :class:`TensorProductConv` takes their harmonics. It gives
+gradients with respect to the vectors, from which models compute forces.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from kernelgen.problem.edge_vectors import VectorProblem
 class SphericalHarmonicsConv(TensorProductConv):
     """``TensorProductConv(irreps_in1, harmonics.irreps_out, ...)`` of the harmonics of edge vectors.
 
-    harmonics: degrees, normalisation and whether vectors are normalised first. fuse: whether the kernels of value and
-    first gradients form the harmonics of an edge in registers and never write them to memory; False computes them by
-    kernels of their own. None, the default, does what was measured to be faster for this problem, device and graph
-    class, by direction, and forms them inside where nothing was. Gradients that are differentiated again,
-    torch.compile, torch.func, and products that are not weighted ``uvu`` with one copy of each degree compute them
-    apart. Results agree to rounding. The other arguments are those of :class:`TensorProductConv`.
+    harmonics: degrees, normalisation and whether vectors are normalised first. fuse: True forms the harmonics of an
+    edge in registers, inside the kernels of the value and first gradients, and never writes them to memory; False
+    computes them in separate kernels. None, the default, chooses for each direction what measured faster for this
+    problem, device and graph class, and fuses where nothing was measured. Harmonics are always separate for gradients
+    that are differentiated again, torch.compile, torch.func, and products other than weighted ``uvu`` with one copy of
+    each degree. Results agree to rounding. The other arguments are those of :class:`TensorProductConv`.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class SphericalHarmonicsConv(TensorProductConv):
         receiver: torch.Tensor,
         **graph: Any,
     ) -> torch.Tensor:
-        """As of :class:`TensorProductConv`, with edge_vectors ``[edges, 3]`` for edge_attrs; same keyword arguments."""
+        """As in :class:`TensorProductConv`, with edge_vectors ``[edges, 3]`` for edge_attrs; same keyword arguments."""
         return super().forward(node_feats, edge_vectors, weights, sender, receiver, **graph)
 
     def _run(

@@ -1,7 +1,8 @@
-"""Modules that take the places of e3nn's in a model; each keeps the one that it stands for, to be put back.
+"""Modules that replace e3nn's in a model. Each keeps the original, so that it can be put back.
 
-Both hold the same dictionaries of parameters, buffers and hooks. So what torch does to a stand-in (conversion, loading,
-pruning, hooks) is done to the original too. Its children are its own: those of the original are e3nn's generated code.
+Stand-in and original share their dictionaries of parameters, buffers and hooks. So what torch does to a stand-in
+(conversion, loading, pruning, hooks) also changes the original. Children are not shared: the original's are e3nn's
+generated code.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ from autotune.modules.spherical_harmonics import SphericalHarmonics
 from autotune.modules.tensor_product import TensorProduct
 from kernelgen.problem.from_e3nn import problem_of
 
-# What every module has of its own, by name.
+# Names of the attributes that every torch module has.
 _SHARED = tuple(name for name in vars(torch.nn.Module()) if name not in ("training", "_modules"))
 
 
 class StandIn(torch.nn.Module):
-    """A module with e3nn's module as its ``original``, which is not registered. What it lacks it asks of that."""
+    """Holds e3nn's module as ``original``, unregistered, and takes missing attributes from it."""
 
     original: torch.nn.Module
 
@@ -34,14 +35,14 @@ class StandIn(torch.nn.Module):
         self.train(original.training)
 
     def put_back(self) -> torch.nn.Module:
-        """The original, with all that was done to this module since."""
+        """The original, with all later changes of this module."""
         original = self.original
-        # Those that are no dictionaries are shared by value.
+        # Attributes that are no dictionaries are copied.
         original.__dict__.update({name: self.__dict__[name] for name in _SHARED})
         hook: Any
         for hook in original._load_state_dict_pre_hooks.values():
             if getattr(hook, "with_module", False) and hook.module() is self:
-                hook.module = weakref.ref(original)  # it would be the hook of a module that is gone
+                hook.module = weakref.ref(original)  # else the hook would refer to a deleted module
         # A pruned weight is a plain attribute.
         plain = {name: value for name, value in self.__dict__.items() if isinstance(value, torch.Tensor)}
         original.__dict__.update(plain)
@@ -53,9 +54,9 @@ class StandIn(torch.nn.Module):
         return original.train(self.training)
 
     def _parametrize(self, original: torch.nn.Module, name: str) -> None:
-        """Give the original this module's parametrization of a tensor: the same one, with the same parameters."""
+        """Move this module's parametrization of a tensor to the original, with the same parameters."""
         if not parametrize.is_parametrized(original, name):
-            # It must have a tensor and a parametrization of its own for a moment, to get the property from torch.
+            # A temporary tensor and parametrization, so that torch adds the property.
             original.register_parameter(name, torch.nn.Parameter(torch.empty(0)))
             parametrize.register_parametrization(original, name, torch.nn.Identity())
         theirs, ours = cast(tuple[torch.nn.ModuleDict, ...], (original.parametrizations, self.parametrizations))
@@ -71,7 +72,7 @@ class StandIn(torch.nn.Module):
 
 
 class AcceleratedProduct(StandIn, TensorProduct):
-    """Stands in for one ``e3nn.o3.TensorProduct``: its parameter, its names in checkpoints, its other attributes."""
+    """Replaces one ``e3nn.o3.TensorProduct``, with its parameter, checkpoint names and other attributes."""
 
     original: o3.TensorProduct
 
@@ -102,7 +103,7 @@ class AcceleratedProduct(StandIn, TensorProduct):
 
 
 class AcceleratedHarmonics(StandIn, SphericalHarmonics):
-    """Stands in for one ``e3nn.o3.SphericalHarmonics``, with its other attributes."""
+    """Replaces one ``e3nn.o3.SphericalHarmonics``, with its other attributes."""
 
     original: o3.SphericalHarmonics
 

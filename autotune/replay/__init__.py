@@ -1,5 +1,5 @@
-"""Samplers judged on recorded spaces, without a device.
+"""Compare samplers on recorded spaces, without a device: how soon does each find the best schedule?
 
-In: a space measured whole. Out: how soon each sampler finds its best. Read ``record`` (measures a space), ``recorded``
-(reads one back) and ``run``.
+In: a config. Out: a completely measured space, and the trials that each sampler needs on it. Read ``record`` (measures
+a space), ``recorded`` (reads one back) and ``run``.
 """

@@ -1,8 +1,8 @@
-"""Every legal schedule of a restricted space, measured: what samplers are later replayed against without a device.
+"""Measure every legal schedule of a restricted space, to replay samplers later without a device.
 
-A config with a ``[record.BACKEND]`` table enters; ``results/record/DEVICE/STUDY.jsonl`` leaves, one file a direction of
-every workload: a header line that says what was measured, then trial records as a search writes them, without single
-samples. Nothing is pruned and nothing published. Lines that are on the disk are not measured again.
+A config with a ``[record.BACKEND]`` table gives ``results/record/DEVICE/STUDY.jsonl``, one file per direction of every
+workload: a header line that says what was measured, then trial records as in a search, without raw samples. Nothing is
+pruned or published. Records on the disk are not measured again.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from autotune.workload.workload import Workload
 from kernelgen.device import device_facts
 from kernelgen.version import GENERATOR_VERSION
 
-# What a record must agree in with the run that goes on with it.
+# Fields of the header that must agree for a run to continue a record.
 SAME = ("generator", "knobs", "default")
 
 
 def record(config: TuneConfig, device: str, results_dir: Path, progress: Progress) -> list[Path]:
-    """Measure what the config asks for; returns the files that are complete. Ctrl-C ends it, and a rerun goes on."""
+    """Measure what the config requests; returns the complete files. A rerun continues after Ctrl-C."""
     facts = device_facts(device)
     restriction = config.record.get(facts.backend)
     if restriction is None:
@@ -78,12 +78,12 @@ def _record(workload: Workload, direction: str, space: Space, path: Path, worker
 
 
 def without_samples(outcome: Outcome) -> Outcome:
-    """Medians and quartiles say enough of a thousand schedules."""
+    """The outcome without raw samples: medians and quartiles suffice for thousands of schedules."""
     return dataclasses.replace(outcome, samples_us=(), clocks=None)
 
 
 def header(workload: Workload, direction: str, space: Space, workers: int) -> dict[str, Any]:
-    """All that is needed to make the space again; ``workers``: compilers at a time, and so proposals under way."""
+    """Everything needed to rebuild the space; ``workers``: parallel compilers, and so pending proposals."""
     graph, facts = build_graph(workload.graph), space.spec.facts
     return {
         "record": 1,
@@ -107,7 +107,7 @@ def header(workload: Workload, direction: str, space: Space, workers: int) -> di
 
 
 def _write_header(path: Path, wanted: dict[str, Any]) -> None:
-    """Begin the file, or make sure that it was begun for the same space and generator."""
+    """Start the file, or check that it was started for the same space and generator."""
     lines = trial_archive.read_study(path)
     if not lines:
         trial_records.append(path, wanted)

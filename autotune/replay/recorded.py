@@ -1,7 +1,4 @@
-"""A record of measured schedules, read back as a search space whose outcomes are known.
-
-A file of ``equitune record`` enters, a :class:`Record` leaves.
-"""
+"""Read a file of ``equitune record`` as a :class:`Record`: a search space with known outcomes."""
 
 from __future__ import annotations
 
@@ -29,7 +26,7 @@ from kernelgen.terms.directions import DIRECTIONS
 
 @dataclass(frozen=True)
 class RecordedSpace(Space):
-    """Legal is what was recorded: another generator's limits do not matter."""
+    """A space whose legal schedules are the recorded ones, whatever the present generator's limits."""
 
     lines: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
@@ -37,7 +34,7 @@ class RecordedSpace(Space):
         return None if schedule.key in self.lines else "not in the record"
 
     def in_order(self) -> Iterator[Knobs]:
-        """The default schedule, then all others in the order in which the choices stand."""
+        """The default schedule, then all others in the order of the choices."""
         every = (
             self.schedule(dict(zip(self.knobs, values, strict=True)))
             for values in itertools.product(*self.knobs.values())
@@ -55,7 +52,7 @@ class Record:
 
     @property
     def measured(self) -> list[Mapping[str, Any]]:
-        """Schedules that ran and were timed in full, fastest first."""
+        """Schedules that passed and were fully timed, fastest first."""
         timed = (line for line in self.space.lines.values() if line["state"] == "ok" and not line["cut"])
         return sorted(timed, key=lambda line: line["time_us"])
 
@@ -68,7 +65,7 @@ class Record:
         return self.space.lines[self.space.default.key]["time_us"]
 
     def transfers(self, entries: Iterable[Entry]) -> dict[str, list[Knobs]]:
-        """Where the tuner would start from, by what it knows: other problems only, or other graphs of this one too."""
+        """The tuner's starting points from entries of other problems only, or also of other graphs of this problem."""
         head = self.header
         others = [entry for entry in entries if entry.problem != head["problem"]]
         known = {
@@ -83,7 +80,7 @@ class Record:
 
 
 def load_record(path: Path) -> Record:
-    """The record of a file, packed or not; ConfigError if it is none, has no default schedule or nothing was timed."""
+    """The record in a file, packed or not; ConfigError if invalid, without the default schedule or without times."""
     header, *lines = trial_archive.read_study(path) or [{}]
     if header.get("record") != 1:
         raise ConfigError(f"{path} is no record; expected a file that `equitune record` wrote")

@@ -1,8 +1,8 @@
-"""Samplers against a record, without a device: how many trials does each take to come near the best schedule?
+"""Replay samplers on a record, without a device: how many trials does each take to come near the best schedule?
 
-A :class:`Record` enters; for every sampler and seed the best time after each trial leaves. The search is the tuner's
-own (:func:`autotune.search.loop.search` with a :class:`Study`), so proposals under way, constraints, pruning and
-starting points are what they are on the device; only compiler and clock are replaced by the record.
+From a :class:`Record` it computes the best time after each trial, for every sampler and seed. The search is the tuner's
+own (:func:`autotune.search.loop.search` with a :class:`Study`), so pending proposals, constraints, pruning and starting
+points are as on the device. Only compilation and timing come from the record.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from autotune.search.study import Study
 from kernelgen.errors import CompileError
 from kernelgen.schedule.knobs import Knobs
 
-# Seeds a sampler is run with; a Gaussian process thinks for seconds over a trial, and the default order has no seed.
+# Number of seeds per sampler; a Gaussian process takes seconds per trial, and the default order has no seed.
 SEEDS = {"tpe": 20, "climb": 20, "gp": 5, "random": 20, "default": 1}
 NEAR = (0.02, 0.05, 0.10)
-# What the tuner takes for spaces that it cannot search whole.
+# The tuner's sampler for spaces that it cannot search completely.
 OWN = "climb"
 
 
 class AtOnce(Executor):
-    """Does what is submitted before it returns: a replay has nothing to wait for and is the same every time."""
+    """Runs a submitted call at once, so that replays are reproducible."""
 
     def submit(self, function: Any, /, *arguments: Any, **options: Any) -> Future[Any]:
         future: Future[Any] = Future()
@@ -59,7 +59,7 @@ def run(
 ) -> list[float]:
     """The best time so far (infinite before the first) after each trial of one search.
 
-    ahead: proposals under way, as many as the tuner has compilers. Schedules that are pruned count as trials.
+    ahead: number of pending proposals, as many as the tuner has compilers. Pruned schedules count as trials.
     """
     if sampler == "default":
         outcomes = (_outcome(record.space.lines[s.key]) for s in itertools.islice(record.space.in_order(), trials))
@@ -94,7 +94,7 @@ def run(
 
 
 def trials_to(best: Sequence[float], target_us: float) -> int | None:
-    """Trials until the best so far is at most ``target_us``; None if it never is."""
+    """Number of trials until the best so far is at most ``target_us``; None if it never is."""
     return next((count for count, time_us in enumerate(best, 1) if time_us <= target_us), None)
 
 
@@ -110,7 +110,7 @@ def replay(
 ) -> dict[str, Any]:
     """Run the samplers; the result is JSON data (``curve``: median over seeds of best so far over best of all).
 
-    transfers: starting points by where they are from; the tuner's own sampler is run from each of them too.
+    transfers: starting points by origin; the tuner's own sampler also runs from each of them.
     """
     compilers = record.header["workers"]
 
@@ -153,7 +153,7 @@ def replay(
 
 
 def pruning(record: Record) -> dict[str, Any]:
-    """What the rule would skip once the best is known, and how near to the best the fastest skipped schedule is."""
+    """What pruning would skip once the best is known, and the fastest skipped schedule relative to the best."""
     best = record.measured[0]
     skipped = [line for line in record.space.lines.values() if why_hopeless(line["resources"], best["resources"])]
     times = [line["time_us"] for line in skipped if line["state"] == "ok"]
@@ -161,7 +161,7 @@ def pruning(record: Record) -> dict[str, Any]:
 
 
 def write_replay(results_dir: Path, data: Mapping[str, Any]) -> Path:
-    """``results/replay/RECORD.json``, replaced whole."""
+    """Write ``results/replay/RECORD.json``, replacing the whole file."""
     path = Path(results_dir) / "replay" / f"{data['record']}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     replace_file(path, json.dumps(data, indent=1, allow_nan=False) + "\n")
@@ -169,7 +169,7 @@ def write_replay(results_dir: Path, data: Mapping[str, Any]) -> Path:
 
 
 def _median_curve(runs: Sequence[Sequence[float]], best_us: float) -> list[float | None]:
-    """A search that reached the end of its space stays where it is."""
+    """Median over runs of best so far over best of all; a finished run keeps its last value."""
     columns = itertools.zip_longest(*runs)
     curve: list[float | None] = []
     last = [math.inf] * len(runs)
@@ -194,7 +194,7 @@ def _outcome(line: Mapping[str, Any]) -> Outcome:
 
 
 def replay_table(data: Mapping[str, Any]) -> Any:
-    """The result for a terminal: trials to within each distance of the best, median over seeds and range."""
+    """A table for the terminal: trials to reach each distance from the best, as median over seeds and range."""
     from rich.table import Table
 
     title = f"{data['label']} {data['direction']}: {data['space_size']} schedules, best {data['best_us']:.4g} us"
@@ -217,7 +217,7 @@ def replay_table(data: Mapping[str, Any]) -> Any:
 
 
 def _counts_text(counts: Sequence[int | None], most: int) -> str:
-    """``34 (12-88)``; a seed that never got there counts as more than any."""
+    """``34 (12-88)``; a seed that never reached it counts as largest."""
     known = sorted(math.inf if count is None else count for count in counts)
     median, low, high = statistics.median_high(known), known[0], known[-1]
     shown = [f">{most}" if math.isinf(count) else f"{count:.0f}" for count in (median, low, high)]

@@ -1,7 +1,6 @@
-"""The HTML report: one self-contained page per device, built from results/ alone, and one that compares two records of
-the bench; nothing is measured here.
+"""The HTML report: one self-contained page per device, built from results/ alone, and pages that compare bench records.
 
-Importing this package loads none of pandas, matplotlib and Optuna; they follow when a table or a page is built.
+Nothing is measured here. pandas, matplotlib and Optuna are only imported when a table or a page is built.
 """
 
 from __future__ import annotations
@@ -17,10 +16,10 @@ __all__ = ["ReportError", "summary_table", "write_comparison", "write_reports"]
 
 
 def write_reports(results_dir: str | Path, reports_dir: str | Path, only: str | None = None) -> list[Path]:
-    """Write ``reports_dir/DEVICE.html`` for every device that ``results_dir`` knows; the paths written, sorted.
+    """Write ``reports_dir/DEVICE.html`` for every device in ``results_dir``; returns the paths, sorted.
 
-    only: of this device, named as its files are. Equal results give equal bytes. Raises ReportError for a results file
-    that cannot be read, before any page is replaced.
+    only: the slug of the only device to write. Equal results give equal bytes. Raises ReportError for an unreadable
+    results file, before any page is replaced.
     """
     from autotune.report.data.device_data import device_slugs, load_device
     from autotune.report.page import build_page
@@ -33,9 +32,9 @@ def write_reports(results_dir: str | Path, reports_dir: str | Path, only: str | 
 
 
 def write_comparison(before: str | Path, after: str | Path, reports_dir: str | Path) -> Path:
-    """Write a page that compares two bench records (files, or results folders with one each); its path.
+    """Write a page that compares two bench records (files, or results folders with one each); returns its path.
 
-    Raises ReportError for what is no such record.
+    Raises ReportError for anything else.
     """
     from autotune.report.compare import compare, load_record
     from autotune.report.compare_page import build_comparison
@@ -49,14 +48,14 @@ def write_comparison(before: str | Path, after: str | Path, reports_dir: str | P
 
 
 def summary_table(results_dir: str | Path, device: str | None = None) -> str:
-    """The published entries as plain text, a table a device; see :mod:`autotune.report.terminal`."""
+    """The published entries as plain text, one table per device; see :mod:`autotune.report.terminal`."""
     from autotune.report import terminal
 
     return terminal.summary_table(results_dir, device)
 
 
 def _publish(path: Path, text: str) -> Path:
-    """Write beside the target, then rename: a reader never sees half a page."""
+    """Write a temporary file, then rename it: a reader never sees an incomplete page."""
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", text=True)
     try:
         with named_in_errors(path), os.fdopen(handle, "w", encoding="utf-8") as file:

@@ -1,7 +1,7 @@
-"""Two records of the bench side by side: two files (or folders) enter, pairs of rows with verdicts leave.
+"""Compare two bench records (files or folders): pairs of rows with verdicts.
 
-Rows pair by what they are about (``bench_rows.identity_of``), so the records may be of one device before and after a
-change, or of two devices. A verdict rests on the raw samples of both rows, not on their medians alone.
+Rows pair by identity (``autotune.bench.rows.identity_of``), so the records may be of one device before and after a
+change, or of two devices. A verdict uses the raw samples of both rows, not only their medians.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ EXPECTED = "expected a bench record (results/bench/DEVICE.json) or a results fol
 
 @dataclass(frozen=True)
 class Record:
-    """One bench file: where it is, the device it names, and its rows by identity."""
+    """One bench file: its path, its device, and its rows by identity."""
 
     path: Path
     device: dict[str, Any]
@@ -39,17 +39,17 @@ class Record:
 
     @property
     def slug(self) -> str:
-        """Names the page's file, so what a record says is taken only if it is a plain name."""
+        """The device's slug, for the page's file name; the record's value is used only if it is a plain name."""
         given = self.device.get("slug")
         return str(given) if is_slug(given) else self.path.stem
 
     def met(self, key: str) -> list[str]:
-        """All values of a row's field, such as the generator, in order."""
+        """All values of a field of rows, such as the generator, in order."""
         return sorted({row.text(key) for row in self.rows.values()} - {""})
 
     @property
     def software(self) -> dict[str, str]:
-        """Name to version, or to all versions that its rows name."""
+        """Version by name, or all versions that occur in the rows."""
         found: dict[str, set[str]] = {}
         for row in self.rows.values():
             for name, version in mapping(row.record.get("software")).items():
@@ -59,9 +59,9 @@ class Record:
 
 @dataclass(frozen=True)
 class Judgement:
-    """Of one contender: ratio is before over after (above 1: faster after), NaN where a side has no time.
+    """Judgement of one contender: ratio is before over after (above 1: faster after), NaN if a side has no time.
 
-    reason: why the verdict is what it is where no interval was formed.
+    reason: why the verdict was made without an interval.
     """
 
     ratio: float
@@ -72,19 +72,19 @@ class Judgement:
 
 @dataclass(frozen=True)
 class Pair:
-    """One row as either record has it."""
+    """One row, as in the record before and in the record after."""
 
     before: SuiteRow
     after: SuiteRow
 
     def contenders(self) -> list[str]:
-        """Those of both, in the order of the rows' times."""
+        """Contenders of both rows, in the order of their times."""
         return [name for name in self.after.times if name in self.before.times]
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Pairs and their judgements by contender in the order of the record before; then what one side alone has."""
+    """Pairs and their judgements by contender, in the order of the record before; then rows of one record only."""
 
     before: Record
     after: Record
@@ -96,12 +96,12 @@ class Comparison:
     only_after: tuple[SuiteRow, ...] = field(default=())
 
     def ours(self) -> Iterable[tuple[Pair, Judgement]]:
-        """The pairs with the judgement of the tuned kernel."""
+        """Pairs with the judgement of the tuned kernel."""
         return zip(self.pairs, (judged[TUNED] for judged in self.judged), strict=True)
 
 
 def compare(before: Record, after: Record, level: float = LEVEL, tolerance: float = TOLERANCE) -> Comparison:
-    """Every row of either record."""
+    """Compare every row of both records."""
     pairs = [Pair(row, after.rows[identity]) for identity, row in before.rows.items() if identity in after.rows]
     judged = [{name: judge(pair, name, level, tolerance) for name in {TUNED: 0, **dict.fromkeys(pair.contenders())}}
               for pair in pairs]  # fmt: skip
@@ -111,7 +111,7 @@ def compare(before: Record, after: Record, level: float = LEVEL, tolerance: floa
 
 
 def judge(pair: Pair, contender: str, level: float = LEVEL, tolerance: float = TOLERANCE) -> Judgement:
-    """One contender of one row."""
+    """Judge one contender of one row."""
     times = [row.times.get(contender, math.nan) for row in (pair.before, pair.after)]
     ratio, unknown = times[0] / times[1], (0.0, math.inf)
     failed = [side for side, time in zip(("before", "after"), times, strict=True) if math.isnan(time)]
@@ -122,7 +122,7 @@ def judge(pair: Pair, contender: str, level: float = LEVEL, tolerance: float = T
         sides = [side for side, given in (("before", theirs), ("after", ours)) if not given]
         return Judgement(ratio, unknown, UNCLEAR, f"no raw samples {' and '.join(sides)}")
     if theirs == ours:
-        # A record that goes on from an older one keeps its rows: nothing was measured twice.
+        # A record continued from an older one keeps its rows: nothing was measured twice.
         return Judgement(1.0, (1.0, 1.0), SAME, ONE_MEASUREMENT)
     interval = ratio_interval(ours, theirs, level)
     reason = "too few samples" if math.isinf(interval[1]) else None
@@ -130,7 +130,7 @@ def judge(pair: Pair, contender: str, level: float = LEVEL, tolerance: float = T
 
 
 def load_record(path: Path) -> Record:
-    """A bench file, or the one in a results folder; ReportError for what is neither."""
+    """A bench file, or the one in a results folder; ReportError for anything else."""
     file = _bench_file(path)
     try:
         data = parse_json(file.read_bytes())

@@ -1,4 +1,4 @@
-"""The page of two records: a Comparison enters, a complete HTML document leaves."""
+"""The page that compares two records: a Comparison as a complete HTML document."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ KINDS = {FASTER: "faster", SLOWER: "slow"}
 
 
 def build_comparison(data: Comparison) -> str:
-    """The document. Equal records give equal text."""
+    """The whole document. Equal records give equal text."""
     before, after = data.before, data.after
     title = before.name if before.name == after.name else f"{before.name} and {after.name}"
     header = (
@@ -63,7 +63,7 @@ def sentence(data: Comparison) -> str:
 
 
 def _verdicts(data: Comparison) -> Markup:
-    """Counts and means by pass; the peers beside ours, which tell what changed with the machine."""
+    """Counts and means by pass, for our kernels and the peers, which show changes of the machine."""
     if not data.pairs:
         return tag("p", "The records have no row in common.", class_="hint")
     columns = [Column("Contender"), Column("Pass"), Column("Rows", True), *(Column(name, True) for name in VERDICTS)]
@@ -136,7 +136,7 @@ def _verdict(judged: Judgement) -> Cell:
 
 
 def _details(pair: Pair, judged: dict[str, Judgement]) -> Markup:
-    """A closed ``details`` element: every contender of both, the knobs that changed, the raw samples."""
+    """A closed ``details`` element: every contender of both rows, changed knobs, raw samples."""
     columns = [Column("Contender"), Column("Before", True), Column("After", True)]
     columns += [Column("Ratio", True, "before / after"), Column("Verdict"), Column("Note")]
     body = [[Cell(contender_name(name)), _time(pair.before, name), _time(pair.after, name), _ratio(found),
@@ -170,7 +170,7 @@ def _knobs(pair: Pair) -> Markup:
 
 
 def _samples(pair: Pair, what: str) -> Markup | None:
-    """The tuned kernel's on one axis, as shares of the time before."""
+    """The tuned kernel's samples on one axis, relative to the time before."""
     given = {"before": pair.before.samples(TUNED), "after": pair.after.samples(TUNED)}
     if not all(given.values()):
         return tag("p", "One of the records has no raw samples.", class_="hint")
@@ -191,7 +191,7 @@ def _alone(data: Comparison) -> Markup:
 
 
 def _records(data: Comparison) -> Markup:
-    """Whatever differs between the records is marked: a verdict may be due to it."""
+    """Facts of both records, with differences marked, because they may explain a verdict."""
     sides = [_facts(record) for record in (data.before, data.after)]
     body = []
     for name in dict.fromkeys((*sides[0], *sides[1])):

@@ -1,4 +1,4 @@
-"""What can go wrong while a report is built."""
+"""Errors while building a report."""
 
 from __future__ import annotations
 

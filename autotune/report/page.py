@@ -1,4 +1,4 @@
-"""One device's page: a DeviceData enters, a complete HTML document leaves that needs nothing beside itself."""
+"""One device's page: DeviceData as a complete, self-contained HTML document."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from autotune.text import MISSING, TUNED
 
 
 def build_page(data: DeviceData) -> str:
-    """The document. Equal data give equal text: its date is that of the newest record."""
+    """The whole document. Equal data give equal text: its date is that of the newest record."""
     sources = write_sources(_kernels(data), data.device)
     sections = _sections(data, sources)
     return document(f"Equitune on {data.device['name']}", _header(data), sections, sources.packed())
@@ -35,7 +35,7 @@ def _header(data: DeviceData) -> tuple[Markup, ...]:
 
 
 def _kernels(data: DeviceData) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-    """Each row that a reader can open, with its tuned schedules by direction."""
+    """Each expandable row with its tuned schedules by direction."""
     yield from ((row.record, row.schedules(TUNED)) for row in data.suite)
     yield from ((entry, entry_schedules(entry)) for entry in data.entries)
 

@@ -1,4 +1,4 @@
-"""The results as a table for the terminal, printed when a tuning run ends: a results folder enters, text leaves."""
+"""Results as a table for the terminal, printed at the end of a tuning run."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from autotune.text import MISSING, TUNED, contender_name, direction_name, error_
 if TYPE_CHECKING:
     from rich.console import Console
 
-# Columns take what they need; a terminal that is narrower wraps lines, but no number is cut short.
+# Columns are as wide as needed: a narrower terminal wraps lines, but no number is truncated.
 WIDE = 1000
 
 
 def summary_table(results_dir: str | Path, device: str | None = None) -> str:
-    """One line a published entry, a table a device (``device``: only the one of that slug), as plain text."""
+    """One line per published entry, one table per device (``device``: only that slug), as plain text."""
     from rich.console import Console
 
     results = Path(results_dir)
@@ -60,7 +60,7 @@ def _print(console: Console, data: DeviceData) -> None:
 
 
 def _short(name: str) -> str:
-    """A column head in two lines at most."""
+    """A column heading in two lines at most."""
     return contender_name(name).removeprefix("untuned ").replace(" ", "\n", 1)
 
 

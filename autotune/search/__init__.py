@@ -1,4 +1,4 @@
-"""Proposing schedules and learning from their times.
+"""Search for the fastest schedule: propose schedules and learn from their times.
 
 In: a workload and a direction. Out: trial records and their ranking. Read ``space``, ``knob_choices``, ``probes`` and
 ``spaces`` (what may be tried), ``samplers``, ``starting_points`` and ``pruning`` (what is tried next), ``ranking``,

@@ -1,4 +1,4 @@
-"""Which values each knob of a product may take, for one kernel on one device: a spec enters, knob to choices leaves."""
+"""The values that each knob of a product may take, for one kernel on one device."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from kernelgen.schedule.kernel_spec import BYTES, Spec
 from kernelgen.schedule.knobs import power_of_two_at_most
 from kernelgen.schedule.tensor_product import HostSchedule
 
-# Groups beyond one an input block that are tried one by one: the best count is rarely a round number.
+# Group counts tried one by one beyond one per input block: the best count is rarely a round number.
 FINE_GROUPS = 3
-# Of every CUDA kernel.
+# Choices for every CUDA kernel.
 BLOCKS: dict[str, tuple] = {"block_size": (32, 64, 128, 256, 512), "min_blocks": (0, 1, 2, 3, 4, 6, 8)}
 
 
 def product_knobs(spec: Spec, num_edges: int | None) -> dict[str, tuple]:
-    """Of a channelwise product, with the values of the schedule that ``spec`` has among the choices."""
+    """Choices for a channelwise product; they include the values of ``spec``'s schedule."""
     problem, facts, conv = spec.problem, spec.facts, spec.operation == "conv"
     knobs: dict[str, tuple] = {}
     owners = ("owners",) if _has_owners(spec, num_edges) else ()
@@ -46,7 +46,7 @@ def product_knobs(spec: Spec, num_edges: int | None) -> dict[str, tuple]:
 
 
 def pair_knobs(spec: Spec) -> dict[str, tuple]:
-    """Edge by edge, so only how many teams share an edge, a warp and a multiprocessor, or threads a host."""
+    """Choices for an edge-by-edge kernel of pairs: teams per edge, warp and multiprocessor, or threads on a CPU."""
     if spec.facts.backend == "cpu":
         return {"threads": threads_of(spec.facts)}
     knobs: dict[str, tuple] = {**BLOCKS, "edges_per_warp": (1, 2, 4, 8)}
@@ -60,17 +60,17 @@ def _is_small(num_edges: int | None) -> bool:
 
 
 def _has_owners(spec: Spec, num_edges: int | None) -> bool:
-    """Whether ``accumulate="owners"`` may pay: gradients of edges, apart or of so few edges that launches decide."""
+    """Whether to try ``accumulate="owners"``: for plain gradients of y, and edge gradients on small graphs."""
     live = spec.direction.live_outputs
     if spec.facts.backend != "cuda" or "g" in live:
         return False
     if spec.operation == "plain":
-        return "y" in live and not spec.deterministic  # which has one writer by itself
+        return "y" in live and not spec.deterministic  # a deterministic kernel has one writer anyway
     return live != "x" and _is_small(num_edges)
 
 
 def _waits_for_zeros(spec: Spec, num_edges: int | None) -> bool:
-    """Whether zeros may be a launch that counts: those of a small graph's gradients; of a plain product those of y."""
+    """Whether a separate launch that writes zeros may matter: gradients on small graphs, y of a plain product."""
     if spec.deterministic or spec.facts.backend != "cuda":
         return False
     live = spec.direction.live_outputs
@@ -78,7 +78,7 @@ def _waits_for_zeros(spec: Spec, num_edges: int | None) -> bool:
 
 
 def threads_of(facts: DeviceFacts) -> tuple[int, ...]:
-    """All cores or half of them."""
+    """All cores (0) or half of them."""
     return (0, facts.units // 2) if facts.units >= 4 else (0,)
 
 
@@ -87,7 +87,7 @@ def _multiplicities(problem: TensorProductProblem) -> list[int]:
 
 
 def _path_groups(problem: TensorProductProblem) -> tuple[int, ...]:
-    """Every count up to a few more than one an input block, then doubling up to one a path."""
+    """Every count up to slightly more than one per input block, then doubling up to one per path."""
     least, most = len(_multiplicities(problem)), max(1, len(problem.paths))
     blocks = max(least, len({path.in1 for path in problem.paths}))
     doubled = itertools.takewhile(lambda count: count < most, (blocks * 2**power for power in range(16)))
@@ -96,7 +96,7 @@ def _path_groups(problem: TensorProductProblem) -> tuple[int, ...]:
 
 
 def _host_knobs(spec: Spec) -> dict[str, tuple]:
-    """Vectors from half a machine vector to four, none wider than the channels."""
+    """Channel blocks of half a machine vector to four, none wider than the channels; threads."""
     lanes = spec.facts.vector_bytes // BYTES[spec.dtype]
     widest = max(4, 2 * power_of_two_at_most(_multiplicities(spec.problem)[-1]) - 1)
     blocks = [size for size in HostSchedule.choices["channel_block"] if lanes // 2 <= size <= min(widest, 4 * lanes)]
@@ -104,10 +104,10 @@ def _host_knobs(spec: Spec) -> dict[str, tuple]:
 
 
 def _cuda_knobs(problem: TensorProductProblem, small: bool) -> dict[str, tuple]:
-    """Teams of a quarter of the fewest channels to twice the most; tiles that divide every multiplicity.
+    """Teams of a quarter of the fewest channels to twice the most; channels per lane that divide every multiplicity.
 
-    A small team with four channels a lane reads a quarter of the edge values from shared memory: with one channel a
-    lane those reads take four times as long as the arithmetic that they feed (128 bytes a cycle and multiprocessor).
+    A small team with four channels per lane reads a quarter of the edge values from shared memory. With one channel per
+    lane those reads take four times as long as the arithmetic on them (128 bytes per cycle and multiprocessor).
     """
     fewest, most = _multiplicities(problem)[0], _multiplicities(problem)[-1]
     teams = tuple(edges for edges in (1, 2, 4) if min(8, fewest / 4) <= 32 // edges < 2 * most)

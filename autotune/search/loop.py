@@ -1,7 +1,7 @@
-"""The loop of a search: propose, compile ahead in parallel, measure one after another, until a limit is reached.
+"""The search loop: propose schedules, compile them in parallel, measure them one by one, until a limit is reached.
 
-A :class:`Study` and two functions (compile a schedule; measure a schedule) enter; the reason for the end leaves. All
-that was measured is in the study, whatever ends the loop.
+It takes a :class:`Study` and two functions (compile a schedule; measure a schedule), and returns why it ended. The
+study holds everything measured, whatever ends the loop.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from kernelgen.schedule.knobs import Knobs
 
 @dataclass(frozen=True)
 class Compiled:
-    """What the compiler says of a kernel: seconds that it took, registers, spills and the like."""
+    """The compiler's report on a kernel: compile time in seconds, registers, spills and the like."""
 
     seconds: float
     resources: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -55,11 +55,11 @@ def search(
 ) -> str:
     """Returns ``trials``, ``time``, ``patience``, ``exhausted`` or ``interrupted`` (Ctrl-C).
 
-    trials: finished trials of this study at which to stop, those of earlier runs included. deadline: as
-    ``time.monotonic()``; the first trial, the default schedule, is measured in any case. patience: stop after so many
-    trials without a gain (:attr:`Study.stale`). overlap: compile while the device measures (on a CPU the compiler
-    would disturb the clock). workers: compilers at a time. prune: skip what the compiler's report shows to be
-    hopeless. pool: where compilations run, by default threads.
+    trials: stop at this number of finished trials, those of earlier runs included. deadline: in ``time.monotonic()``;
+    the first trial, the default schedule, is measured in any case. patience: stop after this many trials without a gain
+    (:attr:`Study.stale`). overlap: compile while the device measures (on a CPU compilers would disturb the timing).
+    workers: number of parallel compilers. prune: skip kernels that cannot win according to the compiler's report. pool:
+    where compilations run, by default threads.
     """
     ahead: Ahead = deque()
     pool = pool or ThreadPoolExecutor(workers)
@@ -95,9 +95,9 @@ def search(
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Put Ctrl-C off to the end of the block: records and storage must not be left half told.
+    """Delay Ctrl-C to the end of the block, so that records and storage stay consistent.
 
-    Only the main thread is ever interrupted; elsewhere there is nothing to put off.
+    Only the main thread can be interrupted; other threads have nothing to delay.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -121,7 +121,7 @@ def _fill(study: Study, ahead: Ahead, pool: Executor, prepare: Prepare, room: in
 
 
 def _next_ready(ahead: Ahead) -> int:
-    """The first whose compilation has ended: a slow one must not keep the device waiting for those behind it."""
+    """Index of the first finished compilation, so that the device does not wait for a slow one."""
     wait([future for _, future in ahead], return_when=FIRST_COMPLETED)
     return next(index for index, (_, future) in enumerate(ahead) if future.done())
 

@@ -1,10 +1,10 @@
-"""Schedules that are worth one measurement each, beside what a sampler proposes: a space enters, its probes leave.
+"""Probes of a space: schedules that are measured once each, beside the sampler's proposals.
 
-``fuse`` is no knob of a search. In 15 studies (H200, and a CPU of two cores) the fastest of the unfused schedules, a
-seventh of all trials and half of the first fifty, took 4 to 29 times as long as the fastest fused one: torch's gather
-and scatter around the kernel decide, whatever its other knobs. So unfused stands beside the space as one probe, the
-default schedule without fusion, which keeps the claim under test on every problem and graph. Kernels of pairs add to
-the rows of nodes in memory in any case: there it takes 1.0 to 1.5 times as long, and the probe may win.
+``fuse`` is not a knob of the search. In 15 studies (H200, and a CPU of two cores) unfused schedules were a seventh of
+all trials and half of the first fifty, and the fastest of them took 4 to 29 times as long as the fastest fused one:
+torch's gather and scatter around the kernel dominate, whatever the other knobs. So there is one unfused probe, the
+default schedule without fusion, which tests this on every problem and graph. Kernels of pairs add to node rows in
+memory anyway: there unfused takes 1.0 to 1.5 times as long, and the probe may win.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from kernelgen.schedule.tensor_product import CudaSchedule
 if TYPE_CHECKING:
     from autotune.search.space import Space
 
-# Estimated registers of a thread up to which a tiling is taken into the probes: two blocks of 128 threads fit.
+# Most estimated registers per thread of a probed tiling: two blocks of 128 threads fit.
 TILING_REGISTERS = 200
-# Edges a warp and channels a lane.
+# Edges per warp and channels per lane.
 _TILINGS = ((1, 1), (1, 2), (1, 4), (2, 2), (4, 4))
 
 
 def probes_of(space: Space) -> tuple[Knobs, ...]:
-    """Of a kernel of a channelwise product."""
+    """Probes for a kernel of a channelwise product."""
     kinds = (_tilings, _owners, _forms, unfused)
     return tuple(schedule for kind in kinds for schedule in kind(space))
 
 
 def _legal(space: Space, values: Mapping[str, Any]) -> CudaSchedule | None:
-    """The default with these values, where all are choices of the space and together legal."""
+    """The default schedule with these values, if all are choices of the space and legal together."""
     if not all(value in space.knobs.get(knob, (getattr(space.default, knob),)) for knob, value in values.items()):
         return None
     schedule = space.schedule(values)
@@ -42,10 +42,10 @@ def _legal(space: Space, values: Mapping[str, Any]) -> CudaSchedule | None:
 
 
 def _tilings(space: Space) -> tuple[Knobs, ...]:
-    """The default with small teams of several channels a lane, in as few path groups as registers allow.
+    """The default with small teams of several channels per lane, in as few path groups as registers allow.
 
-    They read fewer edge values and issue fewer instructions an edge, but leave fewer teams, so several share a node:
-    three knobs and the path groups that only together are better, which no search of single knobs finds.
+    They read fewer edge values and issue fewer instructions per edge, but leave fewer teams, so several share a node.
+    Three knobs and the path groups only help together, which a search of single knobs does not find.
     """
     if space.spec.facts.backend != "cuda" or space.spec.operation != "conv":
         return ()
@@ -61,11 +61,11 @@ def _tilings(space: Space) -> tuple[Knobs, ...]:
 
 
 def _owners(space: Space) -> tuple[Knobs, ...]:
-    """The default without sums in memory, so without zeros to begin with, one for each number of teams an edge.
+    """The default without sums in memory, and so without initial zeros; one for each number of teams per edge.
 
-    Of a small graph that is one launch instead of two. Of a plain product teams take one edge each, so that memory is
-    walked in order: fastest on an H200 where a team had all channels, backward of mace-mp-first and mace-mp-medium.
-    There the compiler takes fewer registers than estimated: rows are loaded as they are used.
+    On a small graph that saves one of two launches. For a plain product each team takes one edge, so that memory is
+    read in order: fastest on an H200 if a team has all channels, backward of mace-mp-first and mace-mp-medium. There
+    the compiler uses fewer registers than estimated, because rows are loaded when used.
     """
     if "owners" not in space.knobs.get("accumulate", ()):
         return ()
@@ -86,7 +86,7 @@ def _owners(space: Space) -> tuple[Knobs, ...]:
         if fits and "out_y" not in plan.zeroed:
             found[units] = schedule
     if base is plain and 1 in found:
-        # The fastest of those that add in memory, without that: two edges a team and no shared memory.
+        # Like the fastest schedule with sums in memory, but without them: two edges per team and no shared memory.
         two = {"edges_per_chunk": 2, "edge_operand": "inline", "block_size": 128, "min_blocks": 3}
         faster = _legal(space, {knob: getattr(found[1], knob) for knob in space.knobs} | two)
         return (*found.values(), *([faster] if faster else []))
@@ -94,10 +94,10 @@ def _owners(space: Space) -> tuple[Knobs, ...]:
 
 
 def _forms(space: Space) -> tuple[Knobs, ...]:
-    """The default in forms that the sampler would come to late.
+    """The default in forms that the sampler would try late.
 
-    Writing the zeros that it adds to, as it is and adding every gradient in memory; with its weights copied ahead to
-    shared memory, so not asked into L2 as well.
+    The kernel writes its own initial zeros, with the default's sums and with every gradient summed in memory. Or it
+    copies weights to shared memory early, and so does not prefetch them into L2.
     """
     if not isinstance(space.default, CudaSchedule):
         return ()
@@ -108,7 +108,7 @@ def _forms(space: Space) -> tuple[Knobs, ...]:
 
 
 def unfused(space: Space) -> tuple[Knobs, ...]:
-    """The default without fusion; torch's sums at nodes are in no fixed order, so never of a deterministic kernel."""
+    """The default without fusion; none for a deterministic kernel, because torch's sums have no fixed order."""
     if space.spec.operation == "plain" or space.spec.deterministic:
         return ()
     schedule = space.schedule({"fuse": False})

@@ -1,11 +1,10 @@
-"""Which compiled kernels are not worth a measurement: resources of the compiler enter, a reason or None leaves.
+"""Skip compiled kernels that cannot win, judged by the registers that the compiler spills.
 
-What 7,541 fused trials on an H200 say (``results/trials``): 436 spill more than 640 bytes a thread (loads and stores),
-and the fastest of those that were measured took 1.39 times its study's best. At 580 bytes a kernel for one molecule,
-where launch and latency weigh most, came within 1.08 times. Below that spilling is no sign: winners spill
-up to 464 bytes. Occupancy is none either: winners keep 8 warps on a multiprocessor in most studies, which is
-next to the least that there was. Where a problem makes every kernel spill (many paths, float64), the
-limit follows what the fastest kernel so far spills.
+Evidence from 7,541 fused trials on an H200 (``results/trials``): 436 spill more than 640 bytes per thread (loads and
+stores), and the fastest measured one of these took 1.39 times its study's best. At 580 bytes a kernel for one molecule,
+where launch and latency matter most, came within 1.08 times. Smaller spills predict nothing: winners spill up to 464
+bytes. Nor does occupancy: in most studies winners keep 8 warps on a multiprocessor, close to the fewest that occurred.
+If a problem makes every kernel spill (many paths, float64), the limit follows the spills of the fastest kernel so far.
 """
 
 from __future__ import annotations
@@ -18,9 +17,9 @@ SPILL_RATIO = 2
 
 
 def why_hopeless(resources: Mapping[str, Any], best: Mapping[str, Any] | None) -> str | None:
-    """Why a kernel with these resources cannot win; ``best``: those of the fastest so far, None if nothing was timed.
+    """Why a kernel with these resources cannot win, or None; ``best``: those of the fastest so far, None if none.
 
-    The first schedule of a study is therefore always measured.
+    Nothing is skipped before a first time, so the first schedule of a study is always measured.
     """
     if best is None:
         return None

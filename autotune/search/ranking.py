@@ -1,4 +1,4 @@
-"""What a search has found: finished trials enter one by one, the ranking and what a search goes by leave."""
+"""The findings of a search: finished trials, their ranking, and the number of trials without a gain."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from typing import Any
 from autotune.search.space import Space
 from kernelgen.schedule.knobs import Knobs
 
-# A trial gains something if it is faster than the fastest before by more than the noise of two measurements.
+# A trial is a gain if it is faster than all before by this fraction, which exceeds the noise of two measurements.
 GAIN = 0.01
 
 
 class Findings:
-    """``finished``: records by the key of their schedule, in the order in which they came."""
+    """``finished``: records by the key of their schedule, in order of arrival."""
 
     def __init__(self, space: Space) -> None:
         self.space = space
         self.finished: dict[str, dict[str, Any]] = {}
 
     def schedule_of(self, line: dict[str, Any]) -> Knobs:
-        """Of a record."""
+        """The schedule of a record."""
         return self.space.kind.read(line["schedule"])
 
     @property
     def ranking(self) -> list[dict[str, Any]]:
-        """Records of schedules that passed and were measured in full, fastest first."""
+        """Records of schedules that passed and were fully measured, fastest first."""
         passed = [line for line in self.finished.values() if line["state"] == "ok" and not line.get("cut")]
         return sorted(passed, key=lambda line: line["time_us"])
 
@@ -39,7 +39,7 @@ class Findings:
 
     @property
     def stale(self) -> int:
-        """Measured trials since the last one that was faster than all before by more than :data:`GAIN`."""
+        """Number of measured trials since the last gain (:data:`GAIN`)."""
         count, best_us = 0, math.inf
         for line in self.finished.values():
             gained = line["state"] == "ok" and not line.get("cut") and line["time_us"] < best_us * (1 - GAIN)

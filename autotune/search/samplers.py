@@ -1,7 +1,4 @@
-"""Optuna at arm's length: names of samplers and a storage enter, Optuna's objects with the right options leave.
-
-Trial records enter too, and leave as Optuna's trials.
-"""
+"""Interface to Optuna: creates samplers, opens storages, and converts trial records to Optuna's trials."""
 
 from __future__ import annotations
 
@@ -24,42 +21,42 @@ from kernelgen.schedule.knobs import Knobs
 if TYPE_CHECKING:
     import optuna
 
-# Spaces with at most this many legal schedules are searched whole where trials and time allow.
+# Spaces with at most this many legal schedules are searched completely if trials and time allow.
 BRUTE_LIMIT = 200
-# Proposals under way at most, for samplers that learn. Each is made without knowing how the others end: rehearsed
-# against models of two studies on an H200 (6 seeds), TPE with 16 under way stood 3% further from the best after 110
-# trials than with 8, and 4 gained another 1%. Eight keep the device busy: a kernel compiles in 0.3 to 1.7 s there and
-# is measured in 0.1 to 0.2 s. Half of what a climb proposes is made from what ended, and kernels of many paths compile
-# in several seconds, so it may run further ahead.
+# Most pending proposals of samplers that learn: each proposal ignores the results of the others. Simulated on models of
+# two studies on an H200 (6 seeds), TPE with 16 pending was 3% further from the best after 110 trials than with 8, and 4
+# gained another 1%. Eight keep the device busy: there a kernel compiles in 0.3 to 1.7 s and is measured in 0.1 to
+# 0.2 s. ``climb`` may have more, because half of its proposals start from finished trials, and kernels of many paths
+# compile for several seconds.
 MOST_AHEAD = {"tpe": 8, "gp": 8, "climb": 12}
-# Name of the constraint that failed trials violate. Told as FAIL they would be ignored, and suggested again.
+# Name of the constraint that failed trials violate. Optuna would ignore trials in state FAIL, and suggest them again.
 RUNS = "runs"
-# Of a trial in a storage: the key of its schedule, and what stands of it in the trial file.
+# Attributes of a trial in a storage: the key of its schedule, and its record in the trial file.
 KEY, RECORD = "schedule", "record"
 
 
 def choose_sampler(space: Space, trials: int | None, seconds: float | None, trial_s: float = 3.0) -> str:
-    """``brute`` where the whole space fits the limits, else ``climb``."""
+    """``brute`` if the whole space fits the limits, else ``climb``."""
     limits = (trials, None if seconds is None else int(seconds / trial_s))
     affordable = min([BRUTE_LIMIT, *(limit for limit in limits if limit is not None)])
     return "brute" if space.count_legal(affordable + 1) <= affordable else "climb"
 
 
 def proposals_ahead(sampler: str, compilers: int) -> int:
-    """Schedules to compile at a time: as many as there are compilers, but a sampler that learns is not left behind."""
+    """Number of schedules to compile at once: one per compiler, but limited for samplers that learn."""
     return min(compilers, MOST_AHEAD.get(sampler, compilers))
 
 
 def make_sampler(name: str, seed: int) -> optuna.samplers.BaseSampler:
     """Optuna's sampler of that name.
 
-    ``climb`` is TPE for every second proposal (the others are neighbours of the fastest schedules, told to it as well);
-    ``brute`` walks the space itself and asks Optuna for nothing.
+    ``climb`` uses TPE for every second proposal; the others are neighbours of the fastest schedules, and TPE learns
+    from them too. ``brute`` enumerates the space without Optuna.
     """
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    seed %= SEEDS  # of a study that goes on, it is the user's and the number of records
+    seed %= SEEDS  # a continued study adds the number of records to the user's seed
     if name in ("tpe", "climb"):
         return optuna.samplers.TPESampler(seed=seed, constant_liar=True)
     if name == "gp":
@@ -72,7 +69,7 @@ def make_sampler(name: str, seed: int) -> optuna.samplers.BaseSampler:
 def open_optuna(
     storage: str | optuna.storages.BaseStorage | None, name: str, sampler: optuna.samplers.BaseSampler | None = None
 ) -> optuna.Study:
-    """Create or load; None is memory. A SQLite file that a kill left half-made is kept aside and made anew."""
+    """Create or load; None means in memory. A SQLite file left incomplete by a kill is moved aside and recreated."""
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -93,18 +90,18 @@ def open_optuna(
             return create()
 
 
-# What SQLite says where the file is as it should be, and the disk, its rights or another process are in the way.
+# SQLite's errors that do not mean a damaged file, but a problem of the disk, permissions or another process.
 _NO_FAULT_OF_THE_FILE = frozenset({"PERM", "BUSY", "LOCKED", "READONLY", "IOERR", "FULL", "CANTOPEN"})
 
 
 def _is_corrupt(error: BaseException) -> bool:
-    # SQLITE_IOERR_WRITE and the like belong to SQLITE_IOERR.
+    # SQLITE_IOERR_WRITE and similar count as SQLITE_IOERR.
     name = str(getattr(getattr(_root(error), "orig", None), "sqlite_errorname", ""))
     return not any(f"{name}_".startswith(f"SQLITE_{kind}_") for kind in _NO_FAULT_OF_THE_FILE)
 
 
 def _root(error: BaseException) -> BaseException:
-    """What SQLAlchemy raised: Optuna wraps some of it."""
+    """The original error of SQLAlchemy, which Optuna may wrap."""
     return error if hasattr(error, "orig") else error.__cause__ or error
 
 
@@ -115,9 +112,9 @@ def _reason(error: BaseException) -> str:
 def add_missing(
     storage: str | optuna.storages.BaseStorage, name: str, trials: Sequence[optuna.trial.FrozenTrial]
 ) -> None:
-    """Copy the finished trials that a study does not have yet, by their schedules."""
+    """Copy finished trials whose schedules the Optuna study does not have yet."""
     file = sqlite_file(storage)
-    # SQLite takes one writer at a time, and studies of other tuners may be in the same file.
+    # SQLite allows one writer at a time, and studies of other tuners may be in the same file.
     with making(file) if file else nullcontext():
         study = open_optuna(storage, name)
         told = {trial.user_attrs.get(KEY) for trial in study.get_trials(deepcopy=False)}
@@ -128,22 +125,22 @@ def add_missing(
 
 
 def sqlite_file(storage: Any) -> Path | None:
-    """The file of a storage's URL if it is SQLite's."""
+    """The file in a storage's URL if it is SQLite, else None."""
     if isinstance(storage, str) and storage.startswith("sqlite:///"):
         return Path(storage.removeprefix("sqlite:///"))
     return None
 
 
 def making(file: Path) -> filelock.BaseFileLock:
-    """Held by whoever makes the tables of a SQLite file (of two at once one fails) or copies many trials into it."""
+    """The lock for creating a SQLite file's tables (two at once would fail) or copying many trials into it."""
     file.parent.mkdir(parents=True, exist_ok=True)
     return filelock.FileLock(file.with_name(f".{file.name}.lock"), is_singleton=True)
 
 
 def optuna_name(space: Space, name: str, generator: str) -> str:
-    """Of a study in a storage, which may hold those of several devices.
+    """Name of a study in a storage, which may hold studies of several devices.
 
-    Choices cannot change within an Optuna study, and times of another generator mean nothing to this one.
+    It depends on the choices, which cannot change within an Optuna study, and on the generator, which changes times.
     """
     shape = json.dumps({knob: list(choices) for knob, choices in space.knobs.items()})
     digest = hashlib.sha256(shape.encode()).hexdigest()[:8]
@@ -151,7 +148,7 @@ def optuna_name(space: Space, name: str, generator: str) -> str:
 
 
 def known_trial(space: Space, schedule: Knobs, line: dict[str, Any]) -> optuna.trial.FrozenTrial | None:
-    """A record as a finished trial; None where the sampler cannot express its schedule."""
+    """A record as a finished trial; None if the space does not contain its schedule."""
     import optuna
 
     values = space.values(schedule)
@@ -169,7 +166,7 @@ def known_trial(space: Space, schedule: Knobs, line: dict[str, Any]) -> optuna.t
 
 
 def distributions(space: Space) -> dict[str, optuna.distributions.BaseDistribution]:
-    """Of every knob."""
+    """Optuna's distribution for every knob."""
     from optuna.distributions import CategoricalDistribution
 
     return {knob: CategoricalDistribution(choices) for knob, choices in space.knobs.items()}

@@ -1,8 +1,8 @@
-"""The search space as data: which values each knob may take for one kernel on one device.
+"""The search space as data: the values that each knob may take for one kernel on one device.
 
-A :class:`Space` is an ordered mapping of knob to choices, restricted to values that make sense. Knobs without effect
-take their default value (:meth:`Space.canonical`), so two spellings of one kernel are recognised as the same schedule.
-:mod:`autotune.search.spaces` makes one for each kind of kernel.
+A :class:`Space` is an ordered mapping of knobs to sensible choices. Knobs without effect take their default value
+(:meth:`Space.canonical`), so two descriptions of one kernel become the same schedule. :mod:`autotune.search.spaces`
+makes a space for each kind of kernel.
 """
 
 from __future__ import annotations
@@ -31,10 +31,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Space:
-    """``knobs`` are in the order in which a sampler is asked; ``spec.schedule`` is the default schedule.
+    """``knobs`` are in the order in which the sampler chooses them; ``spec.schedule`` is the default schedule.
 
-    spec: as the kind of its operation makes it. probes: schedules that are worth one measurement each, some outside
-    the choices.
+    spec: as the operation's kind makes it. probes: schedules to measure once each, some outside the choices.
     """
 
     spec: Any
@@ -51,21 +50,21 @@ class Space:
 
     @property
     def size(self) -> int:
-        """Combinations of choices, before legality and equivalence."""
+        """Number of combinations of choices, legal or not, equivalent ones included."""
         return math.prod(len(choices) for choices in self.knobs.values())
 
     def schedule(self, values: Mapping[str, Any]) -> Knobs:
-        """The canonical schedule with these knob values; knobs that are not given take the default's."""
+        """The canonical schedule with these knob values, and the default's for the others."""
         return self.canonical(dataclasses.replace(self.default, **values))
 
     def values(self, schedule: Knobs) -> dict[str, Any] | None:
-        """The schedule as choices of this space, or None if they do not make it."""
+        """The schedule as choices of this space, or None if it is outside."""
         values = {knob: getattr(schedule, knob) for knob in self.knobs}
         inside = all(value in self.knobs[knob] for knob, value in values.items())
         return values if inside and self.schedule(values) == schedule else None
 
     def restricted(self, choices: Mapping[str, Sequence]) -> Space:
-        """The space with only these values of some knobs; the default schedule's values always stay."""
+        """The space with some knobs limited to these values; the default schedule's values always stay."""
         knobs = dict(self.knobs)
         for knob, allowed in choices.items():
             if knob not in knobs:
@@ -76,11 +75,11 @@ class Space:
         return dataclasses.replace(self, knobs=MappingProxyType(knobs))
 
     def suggest(self, trial: optuna.Trial) -> Knobs:
-        """Ask an Optuna trial for every knob."""
+        """A schedule with every knob suggested by an Optuna trial."""
         return self.schedule({knob: trial.suggest_categorical(knob, choices) for knob, choices in self.knobs.items()})
 
     def nearest(self, schedule: Knobs) -> Knobs:
-        """A schedule found for another kernel, moved to the nearest choices of this space."""
+        """A schedule of another kernel, moved to the nearest choices of this space."""
         values = {}
         for knob, choices in self.knobs.items():
             value = getattr(schedule, knob)
@@ -90,7 +89,7 @@ class Space:
         return self.schedule(values)
 
     def canonical(self, schedule: Knobs) -> Knobs:
-        """Replace the values of knobs that have no effect on this kernel."""
+        """Set knobs without effect on this kernel to their default values."""
         assert isinstance(schedule, Schedule)
         if not self.spec.problem.is_channelwise:
             kept = {knob: getattr(schedule, knob) for knob in ("fuse", *self.knobs)}
@@ -123,14 +122,14 @@ class Space:
         return dataclasses.replace(schedule, **changes | block)
 
     def _block_of_an_edge(self, schedule: Schedule) -> dict[str, int]:
-        """With one writer a gradient of y, the teams that share an edge are a block, where they can be."""
+        """If each gradient of y has one writer, make the teams that share an edge one block, where possible."""
         alone = self.spec.deterministic or schedule.accumulate == "owners"
         if not isinstance(schedule, CudaSchedule) or not alone or "y" not in self.spec.direction.live_outputs:
             return {}
         return block_of_an_edge(group_paths(self.spec.problem, schedule.path_groups), schedule)
 
     def plan(self, schedule: Knobs) -> Any:
-        """Of what is compiled for a schedule; ScheduleError if that is not legal."""
+        """The plan that is compiled for a schedule; ScheduleError if illegal."""
         return self.kind.plan(self.kind.kernel_spec(self.spec, schedule), find_schedule)
 
     def broken_limit(self, schedule: Knobs) -> str | None:
@@ -142,7 +141,7 @@ class Space:
         return None
 
     def shuffled(self, seed: int) -> Iterator[Knobs]:
-        """Every combination once, canonical, in an order that depends on the seed; needs no memory for large spaces."""
+        """Every combination once, canonical, in an order given by the seed; large spaces need no memory."""
         generator = random.Random(seed)
         size, choices = self.size, list(self.knobs.items())
         step = next(s for s in iter(lambda: generator.randrange(1, size + 1), None) if math.gcd(s, size) == 1)
@@ -155,7 +154,7 @@ class Space:
             yield self.schedule(values)
 
     def count_legal(self, most: int) -> int:
-        """Distinct legal schedules, probes included, counted up to ``most``."""
+        """Number of distinct legal schedules, probes included, counted up to ``most``."""
         distinct: set[Knobs] = set(self.probes)
         for schedule in self.shuffled(0):
             if schedule not in distinct and self.broken_limit(schedule) is None:

@@ -1,4 +1,4 @@
-"""Where a search starts besides the default: schedules that won for kernels like this one."""
+"""Starting points of a search besides the default: winners of similar kernels."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from kernelgen.device import DeviceFacts
 from kernelgen.schedule.knobs import Knobs
 
 MOST = 8
-# A direction that is a part of another, or nearly: where it has no winner of its own, the other's is the best guess.
+# Directions that are (nearly) part of another: without a winner of its own, the other's is the best guess.
 KIN = {"edge_backward": "backward", "joint_backward": "double_backward"}
-# Schedules that a search takes over from the kindred direction's search of the same run.
+# Number of schedules taken from the related direction's search of the same run.
 KIN_STARTS = 2
 
 
 def known_entries(facts: DeviceFacts, *directories: Path) -> list[Entry]:
     """Every entry of every device, in these directories and in the shipped and the user's databases.
 
-    Those of this device first, then those of the device nearest to it in architecture and size.
+    Sorted by device: this one first, then the nearest in architecture and size.
     """
     folders = dict.fromkeys((*database_dirs(), *directories))
     files = [path for folder in folders for path in device_files(folder)]
@@ -36,11 +36,11 @@ def known_entries(facts: DeviceFacts, *directories: Path) -> list[Entry]:
 
 
 def starting_points(space: Space, graph_class: GraphClass, entries: Iterable[Entry]) -> list[Knobs]:
-    """Winners of the same (or kindred) direction and backend moved into ``space``.
+    """Winners of the same (or related) direction and backend, moved into ``space``.
 
-    By turns those of the same problem, the nearest graph class first, and those of other problems on the nearest
-    graph class: how many edges there are can matter more than what they carry. What is equally near comes in the order
-    of ``entries``. On a GPU winners of large graphs say nothing of small ones (see ``lookup``), nor the other way.
+    Winners of the same problem, nearest graph class first, alternate with those of other problems on the nearest graph
+    class, because the number of edges can matter more than the irreps. Ties keep the order of ``entries``. On a GPU
+    winners of large graphs are not used for small ones (see ``lookup``), nor the reverse.
     """
     spec = space.spec
     directions = (spec.direction.name, KIN.get(spec.direction.name))
@@ -77,11 +77,11 @@ def _is_form(knob: str, value: Any) -> bool:
 
 
 def untried_forms(space: Space, ranked: Sequence[Knobs]) -> list[Knobs]:
-    """The first of ``ranked``, earlier trials with the fastest first, in each kernel form that none of them had.
+    """The fastest earlier trial (first of ``ranked``), changed to each kernel form that no earlier trial had.
 
-    Such as a form that the generator has learnt since; and in the first new one of every knob at once. Forms are the
-    choices that are no numbers, and all registers there are (one block a multiprocessor); one of them rarely wins with
-    the other knobs as the default has them.
+    Such forms are new in the generator. The last schedule combines the first new form of every knob. Forms are choices
+    that are not numbers, and ``min_blocks`` 1, which allows most registers. They rarely win with the default's other
+    knobs.
     """
     new: dict[str, list] = {}
     for knob, choices in space.knobs.items() if ranked else ():

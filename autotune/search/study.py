@@ -1,12 +1,11 @@
-"""One search: which schedule is fastest for one problem, direction, dtype, layout and graph class on one device.
+"""One search for the fastest schedule of a problem, direction, dtype, layout and graph class on one device.
 
-A :class:`Space`, starting points and a sampler enter; trial records (JSON lines) leave, and a copy of them in an
-Optuna storage. The records are the truth: a trial is finished when its line is on the disk. The sampler learns in
-memory, from the records, because a database on a disk takes longer over one trial (15 commits, 270 ms measured) than
-the device does; the storage is brought up to date when a study is closed. Optuna is asked and told, never in charge.
+A study writes trial records (JSON lines), and copies them to an Optuna storage when it is closed. The records decide: a
+trial is finished when its line is on the disk. The sampler learns in memory, from the records, because a database on a
+disk takes longer per trial (15 commits, 270 ms measured) than the device. Optuna only samples; the loop is ours.
 
-Several tuners may work on one study: each claims a schedule on a :class:`autotune.search.sharing.claims.Claims` before
-it is measured, and learns there what the others have finished.
+Several tuners may work on one study. Each claims a schedule through :class:`autotune.search.sharing.claims.Claims`
+before it measures it, and reads the others' finished records there.
 """
 
 from __future__ import annotations
@@ -39,38 +38,38 @@ from kernelgen.version import GENERATOR_VERSION
 if TYPE_CHECKING:
     import optuna
 
-# Answers of a sampler that are illegal or known, in a row, before an untried schedule is taken at random.
-# A Gaussian process thinks for long and then says the same again.
+# Illegal or known answers of a sampler, in a row, before a random untried schedule is taken instead. A Gaussian process
+# is slow, and then repeats its answer.
 MISSES = {"tpe": 8, "climb": 8, "random": 8, "gp": 2, "brute": 0}
-# Of the proposals of a climb, those that change a knob or two of one of this many fastest schedules: every second.
+# Every second proposal of ``climb`` changes one or two knobs of one of this many fastest schedules.
 PARENTS = 3
-# Of the trials of other generators, those that a study begins with.
+# Number of best trials of other generators that a study starts with.
 OLDER_WINNERS = 3
 
 
 @dataclass(frozen=True)
 class Proposal:
-    """A schedule to measure, and the Optuna trial that hears of it; None where the sampler cannot express it."""
+    """A schedule to measure, and its Optuna trial (None if the space does not contain the schedule)."""
 
     schedule: Knobs
     trial: optuna.Trial | None
 
 
 def study_name(workload: Workload, direction: str) -> str:
-    """Names the study and its file of trials."""
+    """The name of a study and of its trial file."""
     parts = (workload.label, workload.operation, direction, workload.dtype, workload.layout)
     kind = ("deterministic",) if workload.deterministic else ()
     return "-".join((*parts, workload.graph_class().text, *kind))
 
 
 class Study(Findings):
-    """Proposes schedules that were never tried, and makes every outcome durable before the next.
+    """Proposes untried schedules, and stores every outcome durably before the next.
 
-    ``name`` names the trial file ``path``. Trials of another generator version stand in the same file and serve as
-    starting points only. Alone, it keeps other tuners from the file until :meth:`close`; shared in the ``folder``,
-    they take part; shared through the ``storage``, that is no copy but the place where they meet (see
-    :mod:`autotune.search.sharing.claims`). Without a path nothing is kept, without a storage there is no copy: a
-    rehearsal. ``quarantine``: the device's list of faulty schedules.
+    ``name`` names the trial file ``path``. Trials of other generator versions are in the same file, and only serve as
+    starting points. A study that is not shared locks other tuners out until :meth:`close`. Others may take part if it
+    is shared in the ``folder`` or through the ``storage`` (see :mod:`autotune.search.sharing.claims`); otherwise the
+    storage is only a copy. Without a path nothing is stored (a simulated search), without a storage there is no copy.
+    ``quarantine``: the device's list of failed schedules.
     """
 
     def __init__(
@@ -94,13 +93,13 @@ class Study(Findings):
         try:
             old = self._claims.news()
             if sharing != "alone":
-                # Tuners that think alike get in each other's way.
+                # With equal seeds, tuners would propose the same schedules.
                 seed += random.SystemRandom().randrange(2**16)
             self._tried: set[str] = set()
             older = self._older(old)
             winners, forms = older[:OLDER_WINNERS], untried_forms(space, older)
             moved = [space.nearest(schedule) for schedule in (*winners, *forms, *starts)]
-            # To be proposed before all others. A schedule that another tuner has claimed goes back to the end.
+            # Proposed before all others. A schedule that another tuner has claimed goes back to the end.
             self._first = deque((space.default, *moved, *space.probes))
             self._untried = space.shuffled(seed)
             self._random, self._turn = random.Random(seed + len(old)), 0
@@ -110,13 +109,13 @@ class Study(Findings):
                 self._claims.contribute(key, self.schedule_of(line), line)
             self._copy = storage if sharing != "storage" else None
             if storage is not None and sharing == "alone":
-                open_optuna(storage, self._optuna_name())  # one that cannot be used is an error now, not at the end
+                open_optuna(storage, self._optuna_name())  # an unusable storage is an error now, not at the end
         except BaseException:
             self._claims.close()
             raise
 
     def close(self) -> None:
-        """Bring the storage up to date, if nobody is left who would, and let the file go."""
+        """Update the storage, unless another tuner will, and release the file."""
         try:
             if self._copy and not self.others_at_work() and self._claims.claim(COPY):
                 trials = [self._as_trial(line) for line in self.finished.values()]
@@ -134,25 +133,25 @@ class Study(Findings):
 
     @property
     def path(self) -> Path:
-        """The trial file; StudyError for a rehearsal."""
+        """The trial file; StudyError for a study without one."""
         if self._path is None:
             raise StudyError(f"the study {self.name} keeps no records")
         return self._path
 
     def others_at_work(self, wait: bool = False, comparing: bool = False) -> bool:
-        """Is another tuner measuring for this study, or comparing its winners? The arguments are ``Claims``'s."""
+        """Whether another tuner is measuring for this study or comparing its winners; arguments as in ``Claims``."""
         return self._claims.others_at_work(wait, comparing)
 
     def claim_comparison(self) -> bool:
-        """Whether this tuner is the one that compares and publishes the winners; until :meth:`close`."""
+        """Claim the comparison and publication of the winners until :meth:`close`; False if another tuner has it."""
         return self._claims.claim(COMPARISON)
 
     def refresh(self) -> None:
-        """Take in what other tuners have finished."""
+        """Read the records that other tuners have finished."""
         self._learn(self._claims.news())
 
     def propose(self) -> Proposal | None:
-        """The next schedule that is legal, untried and not under way elsewhere, or None when there is no such."""
+        """The next schedule that is legal, untried and not claimed elsewhere, or None if there is none."""
         self.refresh()
         for _ in range(len(self._first)):
             if proposal := self._propose_fixed(self._first.popleft()):
@@ -172,10 +171,10 @@ class Study(Findings):
         return None
 
     def finish(self, proposal: Proposal, outcome: Outcome) -> dict[str, Any]:
-        """Write the record, then tell the sampler; one that is killed in between learns of it at the next start."""
+        """Write the record, then tell the sampler; after a kill in between, the sampler learns it at the next start."""
         line = {
             "study": self.name,
-            "number": 0,  # given when it is stored
+            "number": 0,  # set when it is stored
             "time": datetime.now(UTC).isoformat(timespec="seconds"),
             "state": outcome.state,
             "reason": outcome.reason,
@@ -201,7 +200,7 @@ class Study(Findings):
         return line
 
     def drop(self, proposal: Proposal) -> None:
-        """Forget a proposal that was not measured; it may be proposed again later."""
+        """Discard a proposal that was not measured; it may be proposed again later."""
         from optuna.trial import TrialState
 
         self._tried.discard(proposal.schedule.key)
@@ -210,7 +209,7 @@ class Study(Findings):
             self._study.tell(proposal.trial, state=TrialState.FAIL)
 
     def _learn(self, lines: list[dict[str, Any]]) -> None:
-        """Finished trials of this generator, of earlier runs and of other tuners."""
+        """Add finished trials of this generator, from earlier runs and other tuners."""
         new = []
         for line in self._readable(lines):
             key = self.schedule_of(line).key
@@ -221,12 +220,12 @@ class Study(Findings):
         self._study.add_trials(trial for trial in new if trial is not None)
 
     def _claim(self, schedule: Knobs) -> bool:
-        """For this tuner; what another has is kept in mind, lest that one dies of it."""
+        """Claim a schedule; one that another tuner has is remembered, in case that tuner dies."""
         if not self._claims.claim(schedule.key, schedule):
             if schedule not in self._first:
                 self._first.append(schedule)
             return False
-        # It may have been finished, and so become free, since this tuner last looked.
+        # Another tuner may have finished it, and so released it, since the last refresh.
         self.refresh()
         if schedule.key in self._tried:
             self._claims.let_go(schedule.key)
@@ -235,7 +234,7 @@ class Study(Findings):
         return True
 
     def _neighbour(self) -> Proposal | None:
-        """Of an untried schedule that differs from one of the fastest in a knob or two."""
+        """Propose an untried schedule that differs from one of the fastest in one or two knobs."""
         parents = [self.schedule_of(line) for line in self.ranking[:PARENTS]]
         for _ in range(32 if parents else 0):
             parent, count = self._random.choice(parents), self._random.choice((1, 1, 2))
@@ -247,13 +246,13 @@ class Study(Findings):
         return None
 
     def _is_candidate(self, schedule: Knobs) -> bool:
-        """Whether it is legal, untried and, as far as any study of this kernel knows, sound."""
+        """Whether it is legal, untried and not quarantined for this kernel."""
         if schedule.key in self._tried or self.space.broken_limit(schedule) is not None:
             return False
         return not self._quarantine or schedule.key not in quarantined([self._quarantine], self.space.spec)
 
     def _propose_fixed(self, schedule: Knobs) -> Proposal | None:
-        """A schedule that no sampler chose; None if it is illegal, known or under way elsewhere."""
+        """Propose a schedule not chosen by a sampler; None if it is illegal, known or claimed elsewhere."""
         if not (self._is_candidate(schedule) and self._claim(schedule)):
             return None
         values = self.space.values(schedule)
@@ -279,7 +278,7 @@ class Study(Findings):
         self._study.tell(trial, state=TrialState.PRUNED)
 
     def _tell(self, trial: optuna.Trial | None, line: dict[str, Any]) -> None:
-        """A schedule that was pruned breaks the constraint as well: it has no time, and its like are not wanted."""
+        """Tell the sampler an outcome. A pruned schedule counts as failed: similar ones are unwanted."""
         from optuna.trial import TrialState
 
         if trial is None:
@@ -294,13 +293,13 @@ class Study(Findings):
         return optuna_name(self.space, self.name, self.generator)
 
     def _older(self, lines: list[dict[str, Any]]) -> list[Knobs]:
-        """What other generators have measured, the fastest first."""
+        """Schedules measured by other generators, fastest first."""
         older = (line for line in self._readable(lines) if line.get("generator") != self.generator)
         found = sorted((line for line in older if line["state"] == "ok"), key=lambda line: line["time_us"])
         return [self.schedule_of(line) for line in found]
 
     def _readable(self, lines: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-        """Records that this version understands."""
+        """Records whose schedules this version understands."""
         for line in lines:
             try:
                 self.schedule_of(line)

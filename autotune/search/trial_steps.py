@@ -1,7 +1,4 @@
-"""The two halves of a trial as a search wants them: compile a schedule here, measure it in the worker process.
-
-Schedules enter; :class:`Compiled` and :class:`Outcome` leave.
-"""
+"""The two steps of a trial: compile a schedule here, measure it in the worker process."""
 
 from __future__ import annotations
 
@@ -19,14 +16,14 @@ from autotune.search.space import Space
 from kernelgen.errors import EquituneError
 from kernelgen.schedule.knobs import Knobs
 
-# A job may take this many times the longest that went well, but within these bounds.
+# A job may take this many times the longest successful one, within these bounds.
 LIMIT_FACTOR, LEAST_LIMIT_S, FIRST_LIMIT_S = 10.0, 20.0, 120.0
 SAMPLING_S = {"cpu": 1.0, "cuda": 0.5}
 
 
 @dataclass
 class Measurer:
-    """Runs trials in the worker under a time limit that follows what trials of this study have taken."""
+    """Runs trials in the worker, with a time limit derived from this study's trials so far."""
 
     worker: Worker
     direction: str
@@ -47,7 +44,7 @@ class Measurer:
 
 
 def compile_ahead(space: Space, schedule: Knobs) -> Compiled:
-    """Have the kernel of a schedule in the compile cache, where the worker finds it."""
+    """Compile the kernel of a schedule into the cache, where the worker finds it."""
     from kernelgen.compile.compiler import compile_source
     from kernelgen.emit.kernel_source import emit
 
@@ -57,7 +54,7 @@ def compile_ahead(space: Space, schedule: Knobs) -> Compiled:
 
 
 class CompilersAhead:
-    """Compile what the next search begins with beside the present one, so that the device need not wait for it."""
+    """Compile the first schedules of the next search during the present one, so that the device does not wait."""
 
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(max(1, len(os.sched_getaffinity(0)) // 4))
@@ -69,7 +66,7 @@ class CompilersAhead:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def compile(self, space: Space, schedules: Iterable[Knobs]) -> None:
-        """Returns at once. What fails is met again, and recorded, by the search."""
+        """Start compiling; returns at once. The search compiles failures again, and records them."""
         for schedule in schedules:
             self._pool.submit(_compile_quietly, space, schedule)
 

@@ -1,17 +1,17 @@
-"""A run's budget shared among its workloads, and a workload's share between its searches and its comparison."""
+"""Divide a run's time budget among its workloads, and a workload's share between searches and comparison."""
 
 from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
 
-# Share of a workload's time that is kept for the comparison, until one has shown how long it takes.
+# Share of a workload's time reserved for the comparison, until the first comparison shows how long it takes.
 COMPARISON_SHARE = 0.3
 
 
 @dataclass
 class TimeBudget:
-    """``comparison_s``: how long the last comparison took."""
+    """``comparison_s``: duration of the last comparison."""
 
     budget_s: float | None
     workloads: int
@@ -19,7 +19,7 @@ class TimeBudget:
     comparison_s: float | None = None
 
     def end_of_searches(self) -> float | None:
-        """When the next workload's searches should end; called once for each workload."""
+        """When the next workload's searches should end; call once per workload."""
         if self.budget_s is None:
             return None
         share = max(0.0, self.begin + self.budget_s - time.monotonic()) / self.workloads

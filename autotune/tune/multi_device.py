@@ -1,7 +1,6 @@
-"""Several tuners of one host, a process for each device: they share every study and the results folder.
+"""Several tuners on one host, one process per device, which share every study and the results folder.
 
-A config, devices and what ``autotune.tune.run.tune`` takes enter; the studies and entries that the tuners leave in the
-results folder are the result. A tuner that dies takes nothing with it but the trial that it was at.
+Their studies and entries in the results folder are the result. A tuner that dies loses only its current trial.
 """
 
 from __future__ import annotations
@@ -18,18 +17,18 @@ Options = tuple[float | None, int | None, str | None, str | None, int, Path, boo
 
 
 def tune_together(config: TuneConfig, devices: Sequence[str], *options: *Options) -> None:
-    """One tuner a device; ``options``: what follows the device in the arguments of ``tune``.
+    """Run one tuner per device; ``options``: the arguments of ``tune`` after the device.
 
-    Returns when all have ended. KeyboardInterrupt if the user ended them, StudyError if one did not end well.
+    Returns when all have ended. Raises KeyboardInterrupt if the user ended them, StudyError if one failed.
     """
     on_each(devices, "tuner", _tune, config, options, names_of(devices))
 
 
 def begun_elsewhere(config: TuneConfig, turn: int, tuners: int) -> TuneConfig:
-    """The config in the order of one of several tuners: each begins at another workload and goes round.
+    """The config rotated for one of several tuners: each starts at another workload.
 
-    So each sets up workloads of its own while there are any, and joins the others in theirs in the end. For searches
-    that end with a number of trials: of a time, whoever came later would search on, and compare again.
+    So tuners work on different workloads first, and join each other's at the end. Only for searches with a trial limit:
+    with a time limit, a tuner that joins late would search on and compare again.
     """
     start = turn * len(config.workloads) // tuners
     return dataclasses.replace(config, workloads=config.workloads[start:] + config.workloads[:start])
@@ -43,6 +42,6 @@ def _tune(device: str, name: str, config: TuneConfig, options: Options, tuners: 
     budget, trials = options[:2]
     if budget is None and config.budget_s is None and (trials or config.trials or config.workload_trials):
         config = begun_elsewhere(config, tuners.index(name), len(tuners))
-    # Bars of several processes would overwrite each other, lines do not.
+    # Progress bars of several processes would overwrite each other; lines do not.
     console = Console(stderr=True, force_terminal=False)
     tune(config, device, *options, console, len(tuners), name)

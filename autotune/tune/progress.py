@@ -1,4 +1,4 @@
-"""What a person sees while a search runs: a bar on a terminal, a line now and then elsewhere."""
+"""Show a search's progress: a bar on a terminal, occasional lines elsewhere."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LINE_EVERY_S = 10.0
 
 
 def status_text(study: Study, end: float | None, now: float) -> str:
-    """Best so far against the default, failures and time left, of one search; ``end`` and ``now`` in seconds."""
+    """State of a search: best time against the default, failures and time left; ``end`` and ``now`` in seconds."""
     parts = []
     if study.best_us is not None:
         gain = f" ({study.default_us / study.best_us:.2f}x the default)" if study.default_us else ""
@@ -27,7 +27,7 @@ def status_text(study: Study, end: float | None, now: float) -> str:
 
 
 class Progress:
-    """Follows one search at a time; use as a context manager. ``tuner``: whose lines these are, among several."""
+    """Follows one search at a time; use as a context manager. ``tuner``: name to print, among several tuners."""
 
     def __init__(self, console: Console | None = None, tuner: str = "") -> None:
         from rich import progress
@@ -50,7 +50,7 @@ class Progress:
         self._bar.stop()
 
     def start(self, title: str, study: Study, trials: int | None, end: float | None) -> None:
-        """Follow a study until ``trials`` are finished or the clock (``time.monotonic``) says ``end``."""
+        """Follow a study until ``trials`` are finished or ``time.monotonic()`` reaches ``end``."""
         self.stop()
         self._title, self._study, self._trials, self._end, self._begin = title, study, trials, end, time.monotonic()
         self._task = self._bar.add_task(title, total=1.0, count="", status="starting")
@@ -58,7 +58,7 @@ class Progress:
         self.update()
 
     def update(self) -> None:
-        """Show what the study holds now."""
+        """Show the study's present state."""
         if self._study is None:
             return
         now, done = time.monotonic(), len(self._study.finished)
@@ -71,7 +71,7 @@ class Progress:
             self._last_line = now
 
     def stop(self) -> None:
-        """End of a search: the line that stays."""
+        """Print the final line of a search."""
         if self._study is not None:
             self._end = None
             self.update()
@@ -80,7 +80,7 @@ class Progress:
         self._study = None
 
     def note(self, text: str) -> None:
-        """One line of plain text."""
+        """Print one line of plain text."""
         self.console.print(f"{self._prefix}{text}", markup=False, highlight=False, soft_wrap=True)
 
     def _fraction(self, now: float, done: int) -> float:

@@ -1,8 +1,8 @@
-"""From searches to database entries: the best few of every direction are compared anew, and that figure is published.
+"""Publish search results as database entries, with times from a new comparison.
 
-The winner of many noisy measurements is flattered, so no time of a trial is published: the best three schedules of
-each direction meet the default and the peers in a process of their own (see ``comparison``), and the fastest there is
-stored if it is faster than the default beyond the noise; otherwise the default is.
+The minimum of many noisy measurements is biased, so trial times are not published. The best three schedules of each
+direction are compared with the default and the peers in a separate process (see ``comparison``). The fastest there is
+stored if it beats the default beyond the noise; otherwise the default is stored.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ def publish(
 ) -> list[Entry]:
     """Compare the best of ``studies`` (by direction) with the default and the peers; store and return the entries.
 
-    worker: as for ``run_comparison``, one that took no part in the search; by default one of this comparison's own. A
-    direction in which nothing passed has no entry. Raises WorkerError if the comparison itself cannot run.
+    worker: as for ``run_comparison``, one that took no part in the search; by default a new one. A direction in which
+    no schedule passed gets no entry. Raises WorkerError if the comparison itself cannot run.
     """
     ours = contenders({direction: study for direction, study in studies.items() if study.ranking})
     passes = tuple(ours["default"])
@@ -71,7 +71,7 @@ def publish(
 
 
 def contenders(studies: Mapping[str, Study]) -> dict[str, dict[str, Knobs]]:
-    """The default and the best few other schedules of each direction, by rank."""
+    """The default and the best other schedules of each direction, by rank."""
     ours: dict[str, dict[str, Knobs]] = {"default": {name: study.space.default for name, study in studies.items()}}
     for direction, study in studies.items():
         ranked = [study.schedule_of(line) for line in study.ranking]
@@ -91,9 +91,9 @@ def entry_of(
     software: Mapping[str, str],
     environment: str,
 ) -> Entry | None:
-    """The database entry of one direction; None if the default, which every entry is held against, failed.
+    """The database entry of one direction; None if the default failed, because every entry is relative to it.
 
-    environment: hash of all versions that a figure depends on, ``software`` and the driver.
+    environment: hash of all versions that a figure depends on (``software`` and the driver).
     """
     results = {name: row[direction] for name, row in comparison.results.items() if direction in row}
     times = {name: r.timing.median_us for name, r in results.items() if name in ours and r.timing is not None}
@@ -138,9 +138,9 @@ def entry_of(
 
 
 def winner_of(results: Mapping[str, Result], times: Mapping[str, float]) -> tuple[str, dict[str, float]]:
-    """The fastest of ours that beats the default beyond the noise, or the default.
+    """Our fastest contender if it beats the default beyond the noise, else the default; with its ``gain``.
 
-    ``gain``: as many times as fast as the default, with the 95% interval; empty where the default won.
+    ``gain``: speed-up over the default, with the 95% interval; empty if the default won.
     """
     samples = {name: timing.samples_us for name in times if (timing := results[name].timing) is not None}
     for name in sorted((name for name in times if name != "default"), key=lambda name: (times[name], name)):

@@ -1,7 +1,7 @@
-"""Entries measured again on this machine: a table enters, verdicts leave, and what came out is noted in the entries.
+"""Check entries again on this machine (``equitune db verify``), and note the verdicts in the entries.
 
-An entry whose kernel no longer compiles, runs or computes the right values is not loaded any more (``lookup``); one
-that only takes another time than it says is, and the report shows both.
+Lookup no longer loads an entry whose kernel fails to compile, fails to run or gives wrong values. An entry whose time
+has drifted is still loaded, and the report shows both times.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from autotune.workload.graphs import GraphSpec, build_graph
 from autotune.workload.workload import Workload
 from kernelgen.errors import EquituneError
 
-# A time that differs by more than this factor either way has drifted.
+# A time has drifted if it differs by more than this factor either way.
 DRIFT = 1.15
 LIMIT_S = 120.0
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """``state``: ``ok``, ``drifted``, ``skipped`` (its graph is not known here), or the way in which a trial failed.
+    """``state``: ``ok``, ``drifted``, ``skipped`` (graph unknown here), or the state of a failed trial.
 
-    ratio: time now over the entry's; None where nothing was timed.
+    ratio: time now over the entry's; None if nothing was timed.
     """
 
     entry: Entry
@@ -42,7 +42,7 @@ class Verdict:
 
     @property
     def noted(self) -> Entry:
-        """The entry with what was found; itself where it was skipped."""
+        """The entry with this verdict noted, or unchanged if it was skipped."""
         if self.state == "skipped":
             return self.entry
         found = {"date": now_text(), "state": self.state, "reason": self.reason, "time_us": self.time_us}
@@ -50,7 +50,7 @@ class Verdict:
 
 
 def workload_of(entry: Entry, directions: tuple[str, ...], graphs: Mapping[str, GraphSpec]) -> Workload:
-    """The workload that an entry is of; ConfigError where its graph is not known, or is another one by now."""
+    """The workload of an entry; ConfigError if its graph is unknown or has changed."""
     name = entry.graph["name"]
     if name not in graphs:
         raise ConfigError(f"graph {name!r} is not known here; expected it in configs/graphs.toml")
@@ -65,7 +65,7 @@ def workload_of(entry: Entry, directions: tuple[str, ...], graphs: Mapping[str, 
 
 
 def workloads_of(entries: Iterable[Entry]) -> Iterator[tuple[list[Entry], Workload | EquituneError]]:
-    """Entries that differ in direction only, with their workload or the reason why it cannot be had."""
+    """Groups of entries that differ in direction only, with their workload or the reason why there is none."""
     graphs = load_graphs()
 
     def kind(entry: Entry) -> tuple:
@@ -82,7 +82,7 @@ def workloads_of(entries: Iterable[Entry]) -> Iterator[tuple[list[Entry], Worklo
 def recheck(
     entries: Iterable[Entry], device: str, on_verdict: Callable[[Verdict], None] = lambda verdict: None
 ) -> list[Verdict]:
-    """Check and time each entry's schedule in a disposable process; whatever happens is a verdict, told at once."""
+    """Check and time each entry's schedule in a disposable process; yields a verdict for each, failures included."""
     verdicts: list[Verdict] = []
 
     def tell(verdict: Verdict) -> None:

@@ -1,13 +1,12 @@
-"""The whole job of ``equitune tune``: a config and a device enter, searches run, database entries leave.
+"""The main loop of ``equitune tune``: search every workload of a config and publish database entries.
 
-Each workload is searched direction by direction in one worker process, then the best of all its directions are
-compared in another and published (``worker_pairs`` says which process serves what). Everything finished is on the disk
-at any moment: trials as lines, entries by atomic replacement; Ctrl-C publishes what there is, and a second run goes on
-where the first ended.
+Each workload is searched direction by direction in one worker process. The best schedules of all its directions are
+then compared in another and published (see ``worker_pairs``). Finished work is always on the disk: trials as lines,
+entries by atomic replacement. Ctrl-C publishes what was found, and a second run continues.
 
-Tuners that share their studies go through the same workloads side by side (``multi_device`` says in which order). Of
-each workload the last to be at work publishes: it has all trials before it, one comparison is enough, and nobody waits
-for it. What a tuner left to others it looks at again in the end, in case those were killed.
+Tuners that share studies work on the same workloads at once (``multi_device`` sets the order). The last tuner at work
+on a workload publishes it: it sees all trials, one comparison suffices, and nobody waits. At the end a tuner looks
+again at workloads that it left to others, in case those were killed.
 """
 
 from __future__ import annotations
@@ -66,16 +65,15 @@ def tune(
     tuners: int | None = None,
     tuner: str = "",
 ) -> list[Entry]:
-    """Tune every workload and direction of a config, problem by problem; returns the entries that the run published.
+    """Tune every workload and direction of a config, problem by problem; returns the published entries.
 
-    budget: seconds for the whole config, comparisons with the peers included. trials: finished trials a study,
-    those of earlier runs included, whatever the config says. Where neither is given here or in the config, the
-    budget is ten minutes. sampler: one of ``autotune.workload.config.SAMPLERS``. storage: an Optuna storage or its URL,
-    through which the studies are shared with every tuner that names it; by default nobody shares them, and SQLite under
-    ``results_dir`` gets a copy. tuners: how many of this host share the results folder, this one included (its name
-    among them: ``tuner``); by default it works there alone. with_peers: compare with the peers too, not only with the
-    default schedule. patience: trials in a row without a gain of 1% that end a search; by default ``PATIENCE`` of the
-    backend.
+    budget: seconds for the whole config, including comparisons. trials: finished trials per study, including those of
+    earlier runs; overrides the config. If neither is given here or in the config, the budget is ten minutes. sampler:
+    one of ``autotune.workload.config.SAMPLERS``. storage: an Optuna storage or its URL, through which all tuners that
+    name it share their studies; by default studies are not shared, and SQLite under ``results_dir`` gets a copy.
+    tuners: number of tuners on this host that share the results folder, this one (named ``tuner``) included; by default
+    it works alone. with_peers: compare with the peers too, not only with the default schedule. patience: end a search
+    after this many trials in a row without a gain of 1%; by default ``PATIENCE`` of the backend.
     """
     settings, workloads = resolve(
         config, device, budget, trials, sampler, storage, seed, results_dir, with_peers, patience, tuners
@@ -102,7 +100,7 @@ def tune(
 
 
 class _Job:
-    """One workload: its searches, then its comparison. ``problems``: its own and the one after it, if any."""
+    """One workload: its searches, then its comparison. ``problems``: its own and the next one, if any."""
 
     def __init__(
         self,
@@ -116,11 +114,11 @@ class _Job:
         self.workload, self.settings = workload, replace(settings, trials=trials)
         self.pairs, self.problems, self.progress = pairs, problems, progress
         self.studies: dict[str, Study] = {}
-        # Whether others were to publish; whether this is the second look, which searches no more.
+        # left: others were expected to publish. looks_again: the second look, which does not search.
         self.left, self.looks_again = False, False
 
     def run(self, path: Path, record: Mapping[str, Any], time_budget: TimeBudget) -> tuple[list[Entry], bool]:
-        """Entries, and whether the user wants to end. ``path``, ``record``: the database and its device."""
+        """The entries, and whether the user wants to stop. ``path``, ``record``: the database and its device."""
         workload, progress, begin = self.workload, self.progress, time.monotonic()
         with ExitStack() as stack:
             interrupted = self._search_directions(None if self.looks_again else time_budget.end_of_searches(), stack)
@@ -152,10 +150,10 @@ class _Job:
         return entries, interrupted
 
     def _is_last(self, wait: bool) -> bool:
-        """Whether it is for this tuner to publish; and then with all that others have found.
+        """Whether this tuner should publish; if so, it has read all records of the others.
 
-        Its own claims have ended by now. So of tuners that end at the same time at least one sees nobody at work, and
-        of several that do, one gets to compare.
+        Its own claims have ended. So if tuners end at the same time, at least one sees nobody at work; if several do,
+        one of them gets the claim to compare.
         """
         studies = list(self.studies.values())
         last = not any(study.others_at_work(wait, comparing=self.looks_again) for study in studies)
@@ -167,7 +165,7 @@ class _Job:
 
     def _publish(self, database: Database) -> list[Entry]:
         pair, settings = self.pairs.of(self.workload.problem), self.settings
-        # The searching process gives its memory back, and its device is quiet while others are measured.
+        # The searching process releases its memory and leaves the device idle during the comparison.
         pair.rest()
         entries = publish(
             self.workload,
@@ -185,7 +183,7 @@ class _Job:
         return entries
 
     def _search_directions(self, end: float | None, stack: ExitStack) -> bool:
-        """Fill ``studies`` by direction, sharing the time until ``end``; whether the user wants to end."""
+        """Fill ``studies`` by direction, sharing the time until ``end``; returns whether the user wants to stop."""
         workload, pair, worker = self.workload, None, None
         compilers = stack.enter_context(CompilersAhead())
         try:
@@ -198,13 +196,13 @@ class _Job:
                 if self.looks_again or self._is_finished(study):
                     continue
                 if worker is None:
-                    # Its imports and references take some ten seconds, in which the first kernels are compiled here.
+                    # Its imports and references take about ten seconds. Meanwhile the first kernels compile here.
                     worker = pair.search(workload)
                     self.pairs.launch(*self.problems)
                     if cuda:
                         compilers.compile(*_first_schedules(workload, direction, self.settings))
                         worker.settle()
-                        deadline = _share_until(end, left)  # what that took is no direction's own
+                        deadline = _share_until(end, left)  # set-up time counts for no single direction
                 if cuda:
                     for following in workload.directions[index + 1 : index + 2]:
                         compilers.compile(*_first_schedules(workload, following, self.settings))
@@ -212,7 +210,7 @@ class _Job:
                     raise KeyboardInterrupt
         except KeyboardInterrupt:
             if pair is not None:
-                # It may be at work on a trial, whose answer nobody waits for.
+                # It may still run a trial, whose answer nobody needs.
                 pair.searching.close()
             return True
         return False
@@ -224,13 +222,13 @@ class _Job:
 
 
 def _share_until(end: float | None, left: int) -> float | None:
-    """When the first of ``left`` searches ends that share the time until ``end``."""
+    """End of the next search, if ``left`` searches share the time until ``end`` equally."""
     now = time.monotonic()
     return None if end is None else now + max(0.0, end - now) / left
 
 
 def _first_schedules(workload: Workload, direction: str, settings: Settings) -> tuple[Space, list[Knobs]]:
-    """What a search will begin with, as far as it is known before the searches of this run's other directions end."""
+    """The first schedules of a search that are known before this run's other directions have been searched."""
     space = space_of(workload, direction, settings.facts)
     starts = starting_points(space, workload.graph_class(), known_entries(settings.facts, settings.results_dir))
     return space, list(dict.fromkeys((space.default, *starts)))
@@ -243,7 +241,7 @@ def open_study(
     deadline: float | None,
     siblings: Mapping[str, Study] = MappingProxyType({}),
 ) -> Study:
-    """The study of one direction with what earlier runs, the databases and this run's other directions know of it."""
+    """The study of one direction, started from earlier runs, the databases and this run's other directions."""
     space = space_of(workload, direction, settings.facts)
     sampler = settings.sampler
     if sampler == "auto":
@@ -286,7 +284,7 @@ def _search(
 
 
 def _still_valid(workload: Workload, studies: dict[str, Study], database: Database) -> list[Entry]:
-    """Entries of this generator that stand on exactly the trials there are."""
+    """Entries of this generator that are based on exactly the present trials."""
     found = (database.get(workload.identity(direction)) for direction in studies)
     return [
         entry

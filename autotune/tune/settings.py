@@ -1,4 +1,4 @@
-"""What one run of the tuner is asked for: arguments over the config's values over defaults, as :class:`Settings`."""
+"""Settings of a tuning run: arguments override the config's values, which override defaults."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ if TYPE_CHECKING:
 
 DEFAULT_BUDGET_S = 600.0
 # Trials without a gain of 1% after which a search on a GPU ends. In the 12 studies of results/trials on an H200 (160
-# to 400 trials each) 60 would have ended up to 11% above what the whole study found, 100 as well in one of them, 120
-# at most 2%. At 6 to 10 trials a second that is some 15 s. On a CPU a trial takes seconds and the budget is the limit.
+# to 400 trials each) a limit of 60 would have ended up to 11% above the best of the whole study, 100 too in one study,
+# 120 at most 2%. At 6 to 10 trials a second that is about 15 s. On a CPU a trial takes seconds and the budget decides.
 PATIENCE = {"cpu": None, "cuda": 120}
-# How long each contender of a comparison without peers is sampled in a direction. Kernels of ours take at most a few
-# milliseconds on a GPU, so that this is the full number of samples for nearly all, and no waiting for the rest.
+# Sampling time of each contender in a direction, without peers. On a GPU our kernels take at most a few milliseconds,
+# so nearly all reach the full number of samples, and the rest do not take long.
 SECONDS_EACH = {"cpu": 2.0, "cuda": 0.4}
 SECONDS_EACH_WITH_PEERS = 2.0
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What one run of the tuner was asked for, with all defaults filled in."""
+    """Settings of one tuning run, with all defaults filled in."""
 
     device: str
     facts: DeviceFacts
@@ -42,10 +42,10 @@ class Settings:
     results_dir: Path
     with_peers: bool
     patience: int | None = None
-    # Of workloads with a number of their own in the config.
+    # For workloads with their own number in the config.
     workload_trials: Mapping[Workload, int] = field(default_factory=dict)
     sharing: Sharing = "alone"
-    # Compilers at a time.
+    # Number of parallel compilers.
     compilers: int = 1
 
     @property
@@ -66,10 +66,10 @@ def resolve(
     patience: int | None = None,
     tuners: int | None = None,
 ) -> tuple[Settings, tuple[Workload, ...]]:
-    """Arguments over the config's values over defaults.
+    """Combine arguments, the config's values and defaults, in this order of precedence.
 
-    tuners: of this host that share their studies, through ``storage`` if one is given, else in the results folder.
-    None: the results folder is this tuner's alone, but a storage that is given is shared all the same.
+    tuners: number of tuners on this host that share studies, through ``storage`` if given, else in the results folder.
+    None: this tuner has the results folder to itself; a given storage is shared anyway.
     """
     import torch
 

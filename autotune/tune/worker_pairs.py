@@ -1,8 +1,7 @@
-"""The worker processes of a run of the tuner: for each problem one that searches and another that compares.
+"""Worker processes of a tuning run: for each problem, one that searches and one that compares.
 
-Problems enter, in the order in which they are tuned; :class:`WorkerPair` leaves. Workloads of one problem share its
-pair, which is opened for each of them anew: imports, e3nn's product and the code that torch compiles for it stay.
-Winners are measured again in a process that took no part in their search.
+The workloads of one problem share its :class:`WorkerPair`, which is set up anew for each: imports, e3nn's product and
+the code that torch compiled for it stay. So winners are measured again in a process that took no part in their search.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from autotune.workload.workload import Workload
 
 
 class WorkerPair:
-    """Of one problem. Neither process is started before it is needed, or :meth:`launch` says so."""
+    """The two processes of one problem. Each starts when first needed, or at :meth:`launch`."""
 
     def __init__(self, problem: Problem, device: str) -> None:
         self.problem, self._idle = problem, IdleProcess(problem, device)
@@ -26,13 +25,13 @@ class WorkerPair:
         self.comparing.launch()
 
     def search(self, workload: Workload) -> Worker:
-        """The one that searches, being set up for a workload; returns at once."""
+        """Start setting up the searching process for a workload; returns it at once."""
         self.searching.reopen(TrialSetting(workload, self._idle.device))
         self.searching.launch()
         return self.searching
 
     def rest(self) -> None:
-        """Give back all that both hold on the device, and wait until they have: neither may disturb the other."""
+        """Release what both hold on the device, and wait until done: neither may disturb the other."""
         for worker in (self.searching, self.comparing):
             worker.reopen(self._idle)
         for worker in (self.searching, self.comparing):
@@ -44,11 +43,11 @@ class WorkerPair:
 
 
 class WorkerPairs:
-    """The pair at work, and the next problem's, whose imports go on beside it."""
+    """The present problem's pair and the next one's, whose imports run in parallel."""
 
     def __init__(self, device: str) -> None:
         self.device = device
-        # Where the clock is the host's own, imports beside a measurement would disturb it.
+        # On a CPU, imports during a measurement would disturb it.
         self.ahead = device.startswith("cuda")
         self._pairs: dict[Problem, WorkerPair] = {}
 
@@ -60,13 +59,13 @@ class WorkerPairs:
             pair.close()
 
     def of(self, problem: Problem) -> WorkerPair:
-        """The problem's pair; those of problems before it end."""
+        """The problem's pair; ends those of earlier problems."""
         for other in [known for known in self._pairs if known != problem]:
             self._pairs.pop(other).close()
         return self._pair(problem)
 
     def launch(self, *problems: Problem) -> None:
-        """Start the processes of problems, where that disturbs no measurement."""
+        """Start the processes of problems, if that disturbs no measurement."""
         if self.ahead:
             for problem in problems:
                 self._pair(problem).launch()

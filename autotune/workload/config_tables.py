@@ -1,7 +1,7 @@
 """Convert TOML tables to problems and graphs as frozen values, or raise ConfigError.
 
-All tables of ``configs/graphs.toml`` count; in other configs those under ``graphs``. Problems are in the tables of their
-kinds: ``problems``, ``harmonics``, ``vectors``; in ``configs/problems.toml`` all other tables are products.
+All tables of ``configs/graphs.toml`` count; in other configs those under ``graphs``. Problems are in the tables of
+their kinds: ``problems``, ``harmonics``, ``vectors``; in ``configs/problems.toml`` all other tables are products.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A part of the search space, small enough to be measured whole: the ``[record.BACKEND]`` tables of a config.
+"""A part of the search space, small enough to measure completely: the ``[record.BACKEND]`` tables of a config.
 
     [record.cuda]
     path_groups = [1, 2, 3]
@@ -6,7 +6,7 @@
     [record.cuda.forward]        # replaces or adds choices in this direction
     path_groups = [2, 4]
 
-Such tables enter, checked :class:`Restriction` values leave. Knobs that are not named keep all their values.
+They become checked :class:`Restriction` values. Knobs that are not named keep all their values.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Restriction:
 
 
 def restrictions_from(tables: Any) -> dict[str, Restriction]:
-    """By backend, from the config's ``record`` table; ConfigError names what is wrong."""
+    """The restrictions by backend, from the config's ``record`` table; ConfigError if it is invalid."""
     if not isinstance(tables, Mapping):
         raise ConfigError(f"record is {tables!r}; expected tables [record.BACKEND]")
     found = {}

@@ -1,6 +1,6 @@
-"""The tensors of a workload: operands, cotangent and tangents on a device, and features brought from layout to layout.
+"""The tensors of a workload (operands, cotangent and tangents on a device), and conversions between layouts.
 
-They are drawn from a seeded generator of that device: the same seed gives the same numbers on the same kind of device.
+They are drawn from a seeded generator of the device: the same seed gives the same numbers on the same kind of device.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from kernelgen.problem.irreps import blocks_of
 class Tensors:
     """Operands, cotangent ``g`` and tangents of one workload, all contiguous and on one device.
 
-    Rows of x, tx, g and tg are nodes for ``conv`` (``num_nodes``), edges otherwise, where sender and receiver are
-    None; y and ty have a row an edge, w and tw too unless the weights are shared (then they are one row, 1-d).
-    Harmonics have vectors x and their tangents tx, and g; the others are empty.
+    Rows of x, tx, g and tg are nodes for ``conv`` (``num_nodes``), else edges; then sender and receiver are None.
+    y and ty have a row per edge, and so have w and tw unless the weights are shared (then they are one row, 1-d).
+    Harmonics have vectors x, their tangents tx, and g; the others are empty.
     """
 
     x: torch.Tensor
@@ -41,7 +41,7 @@ class Tensors:
 
 
 def make_tensors(workload: Workload, device: torch.device | str, seed: int = 0, graph: Graph | None = None) -> Tensors:
-    """Random normal tensors for a workload; ``graph`` is built from the workload unless it is given."""
+    """Random normal tensors for a workload; ``graph`` is built from the workload if not given."""
     graph = graph or build_graph(workload.graph)
     problem, device = workload.product, torch.device(device)
     edges, conv = graph.num_edges, workload.is_conv
@@ -61,17 +61,17 @@ def make_tensors(workload: Workload, device: torch.device | str, seed: int = 0, 
 
 
 def to_ir_mul(tensor: torch.Tensor, irreps: str) -> torch.Tensor:
-    """Rows of ``mul_ir`` features (channel, then component: e3nn's) rearranged to ``ir_mul``; differentiable."""
+    """Rearrange rows of ``mul_ir`` features (channel, then component: e3nn's) to ``ir_mul``; differentiable."""
     return _transpose(tensor, [(block.mul, block.dim) for block in blocks_of(irreps)])
 
 
 def to_mul_ir(tensor: torch.Tensor, irreps: str) -> torch.Tensor:
-    """Rows of ``ir_mul`` features (component, then channel) rearranged to ``mul_ir``; differentiable."""
+    """Rearrange rows of ``ir_mul`` features (component, then channel) to ``mul_ir``; differentiable."""
     return _transpose(tensor, [(block.dim, block.mul) for block in blocks_of(irreps)])
 
 
 def relayout(tensor: torch.Tensor, irreps: str, source: str, target: str) -> torch.Tensor:
-    """Rows of features brought from one layout to another; the tensor itself where they agree."""
+    """Convert rows of features between layouts; returns the tensor itself if they agree."""
     if source == target:
         return tensor
     return to_ir_mul(tensor, irreps) if target == "ir_mul" else to_mul_ir(tensor, irreps)

@@ -1,4 +1,4 @@
-"""One thing to tune: a problem on a graph, in the directions, dtype and layout that a model calls it in."""
+"""A workload: a problem on a graph, in the directions, dtype and layout that a model uses."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kernelgen.problem.tensor_product import TensorProductProblem
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 LAYOUTS = ("mul_ir", "ir_mul")
-# Problem, operation, direction, dtype, layout, graph class, deterministic: one entry each in a database.
+# Problem, operation, direction, dtype, layout, graph class, deterministic: the key of a database entry.
 Identity = tuple[str, str, str, str, str, str, bool]
 
 
@@ -25,10 +25,10 @@ Identity = tuple[str, str, str, str, str, str, bool]
 class Workload:
     """A problem on a graph, and the directions in which it is tuned; ``label`` is the problem's short name.
 
-    operation: ``conv`` or ``plain`` of a product; ``harmonics`` of a HarmonicsProblem, with a vector for each edge;
-    ``vectors``, the convolution of a VectorProblem.
-    directions: by default all that its kernels have. deterministic: only kernels whose results are bitwise equal from
-    run to run.
+    operation: ``conv`` or ``plain`` for a product; ``harmonics`` for a HarmonicsProblem, with one vector per edge;
+    ``vectors`` for the convolution of a VectorProblem.
+    directions: by default all of its kernels. deterministic: only kernels whose results are bitwise equal from run to
+    run.
     """
 
     label: str
@@ -57,19 +57,19 @@ class Workload:
 
     @property
     def kind(self) -> KernelKind:
-        """How its kernels are chosen."""
+        """The kind of its kernels."""
         return kernel_kind(self.operation)
 
     @property
     def product(self) -> TensorProductProblem:
-        """The problem of a workload that is a tensor product, or has one."""
+        """The tensor product of this workload."""
         problem = self.problem.product if isinstance(self.problem, VectorProblem) else self.problem
         assert isinstance(problem, TensorProductProblem)
         return problem
 
     @property
     def is_conv(self) -> bool:
-        """Whether rows are gathered from nodes and summed at nodes."""
+        """Whether rows are gathered from nodes and summed at nodes (a convolution)."""
         return self.operation in CONVOLUTIONS
 
     @property
@@ -80,19 +80,19 @@ class Workload:
 
     @property
     def num_edges(self) -> int:
-        """Of its graph (which is built if it was not yet)."""
+        """Number of edges of its graph, which is built on first use."""
         return build_graph(self.graph).num_edges
 
     def graph_class(self) -> GraphClass:
-        """The class of its graph (which is built if it was not yet)."""
+        """The class of its graph, which is built on first use."""
         graph = build_graph(self.graph)
         return GraphClass.of(self.operation, graph.num_edges, graph.num_nodes)
 
     def identity(self, direction: str) -> Identity:
-        """Of the database entry of one direction."""
+        """Identity of the database entry of one direction."""
         kernel = (self.problem.key, self.operation, direction, self.dtype, self.layout)
         return (*kernel, self.graph_class().text, self.deterministic)
 
     def compulsory_bytes(self, direction: str, num_edges: int, num_nodes: int) -> int:
-        """Bytes that any kernel of a direction must move on a graph: see :meth:`KernelKind.compulsory_bytes`."""
+        """Bytes that any kernel of a direction must move on a graph, see :meth:`KernelKind.compulsory_bytes`."""
         return self.kind.compulsory_bytes(self.problem, self.operation, direction, self.dtype, num_edges, num_nodes)

@@ -1,10 +1,10 @@
 """cuEquivariance as a peer, in its fastest form: one segmented polynomial with gather and sum inside.
 
 The polynomial is the channelwise or the fully connected descriptor of ``cuequivariance.descriptors``, built from this
-problem's own paths and e3nn's coefficients, so weights and outputs keep e3nn's order and values. On a GPU a channelwise
-one is flattened and squeezed for the ``uniform_1d`` kernels (unequal multiplicities are split to their greatest common
-divisor, as those kernels ask), a fully connected one runs on the ``fused_tp`` kernels, cuEquivariance's own choice for
-it. When kernels cannot be loaded, cuEquivariance silently computes naively: that is an error here, not a number.
+problem's paths and e3nn's coefficients, so weights and outputs keep e3nn's order and values. On a GPU a channelwise
+polynomial is flattened and squeezed for the ``uniform_1d`` kernels (unequal multiplicities are split to their greatest
+common divisor, as those kernels require); a fully connected one runs on the ``fused_tp`` kernels, cuEquivariance's own
+choice. If kernels cannot be loaded, cuEquivariance silently computes naively: here that is an error.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ WARM_UP_CALLS = 60
 
 
 def polynomial(problem: TensorProductProblem, *, flat: bool) -> Any:
-    """``weights,x,y,out`` with a path for each of the problem's, in its order.
+    """The polynomial ``weights,x,y,out`` with the problem's paths, in its order.
 
-    ``flat``: of a channelwise one, coefficients as scalars and one uniform mode, which is what ``uniform_1d`` takes.
+    ``flat``: for a channelwise problem, scalar coefficients and one uniform mode, as ``uniform_1d`` requires.
     """
     import cuequivariance as cue
 
@@ -59,7 +59,7 @@ def polynomial(problem: TensorProductProblem, *, flat: bool) -> Any:
 
 
 def is_fully_connected(problem: TensorProductProblem) -> bool:
-    """Whether all paths are of mode ``uvw``; PeerError for what is neither that nor channelwise."""
+    """Whether all paths are of mode ``uvw``; PeerError if the problem is neither that nor channelwise."""
     connected = bool(problem.paths) and all(path.mode == "uvw" for path in problem.paths)
     if not connected and not problem.is_channelwise:
         raise PeerError("cuequivariance: only channelwise and fully connected products are compared with it")
@@ -68,16 +68,16 @@ def is_fully_connected(problem: TensorProductProblem) -> bool:
 
 @functools.lru_cache(maxsize=2)
 def module(problem: TensorProductProblem, method: str, dtype: str, device: torch.device) -> Any:
-    """The polynomial as cuEquivariance's module; PeerError unless the method that was asked for is the one that runs.
+    """The polynomial as cuEquivariance's module; PeerError unless it runs by the requested method.
 
-    It takes any graph, so the graphs of one problem share it.
+    It works for any graph, so the graphs of one problem share it.
     """
     import cuequivariance_torch as cuet
 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         given = polynomial(problem, flat=method == "uniform_1d")
-        # The others compute in the dtype that they are given.
+        # The other methods compute in the dtype of their inputs.
         options = {"math_dtype": getattr(torch, dtype)} if method == "fused_tp" else {}
         made = cuet.SegmentedPolynomial(given, method=method, **options).to(device)
     check_method(made, method, caught)
@@ -85,7 +85,7 @@ def module(problem: TensorProductProblem, method: str, dtype: str, device: torch
 
 
 def check_method(made: Any, method: str, caught: list[warnings.WarningMessage]) -> None:
-    """PeerError unless a segmented polynomial runs by the method that was asked for."""
+    """Raise PeerError unless a segmented polynomial runs by the requested method."""
     ran_naively = "Naive" in type(made.m).__name__
     if made.method != method or ran_naively != (method == "naive"):
         said = "; ".join(str(warning.message) for warning in caught)

@@ -1,4 +1,4 @@
-"""e3nn as a peer: its ``TensorProduct`` run eagerly, and the same compiled by ``torch.compile``."""
+"""e3nn as a peer: its ``TensorProduct`` run eagerly and compiled by ``torch.compile``."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from autotune.workload.tensors import relayout
 from autotune.workload.workload import DTYPES
 from kernelgen.problem.tensor_product import TensorProductProblem
 
-# torch.compile of one product takes from seconds to minutes; beyond this it is given up.
+# torch.compile of one product takes seconds to minutes; it is given up after this time.
 COMPILE_LIMIT_S = 120
 OUT_OF_TIME = f"torch.compile took longer than {COMPILE_LIMIT_S} s"
-# Nothing tunes itself here: the first calls fill torch's allocator and compile e3nn's own code.
+# The first calls only fill torch's allocator and compile e3nn's own code; nothing tunes itself.
 WARM_UP_CALLS = 3
 GraphCall = Callable[..., torch.Tensor]
 
 
 def convolution(problem: TensorProductProblem, dtype: torch.dtype, device: torch.device) -> GraphCall:
-    """``(x, y, w, sender, receiver, nodes)``: gather, e3nn's product and sum by destination, in e3nn's layout.
+    """``(x, y, w, sender, receiver, nodes)``: gather, e3nn's product and sum by receiver, in e3nn's layout.
 
-    Without a sender it is the product alone.
+    Without a sender: the product alone.
     """
     product = e3nn_product(problem, dtype, device)
 
@@ -67,7 +67,7 @@ def eager(task: Task) -> Product:
 
 
 def compiled(task: Task) -> Product:
-    """Runs both passes here, under a time limit, so that no timed call compiles."""
+    """The compiled product. Both passes run here once, under a time limit, so that no timed call compiles."""
     call = on_graph(compiled_convolution(*_kind(task), task.workload.operation), task)
     t = task.tensors
     x = relayout(t.x, task.workload.product.irreps_in1, task.workload.layout, "mul_ir")
@@ -84,7 +84,7 @@ def compiled(task: Task) -> Product:
 def no_second_derivatives() -> str:
     """Why compiled code cannot be differentiated twice, in torch's words; empty if it can.
 
-    Tried on three products: e3nn's take up to a minute to say so, for every graph again.
+    Tested on three multiplications, because e3nn's products take up to a minute to fail, for every graph again.
     """
     x = torch.ones(1, requires_grad=True)
     cube = torch.compile(lambda t: t * t * t, backend="aot_eager")
@@ -100,19 +100,19 @@ def no_second_derivatives() -> str:
 def compiled_convolution(
     problem: TensorProductProblem, dtype: torch.dtype, device: torch.device, operation: str
 ) -> GraphCall:
-    """Compiled with sizes left open, so that all graphs of a problem share one compilation."""
+    """Compile with dynamic sizes, so that all graphs of a problem share one compilation."""
     return compile_open(convolution(problem, dtype, device))
 
 
 def compile_open(call: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """Compiled with sizes left open, for passes on kept graphs."""
+    """Compile with dynamic sizes, for passes that keep autograd graphs."""
     import torch._dynamo
     from torch._functorch import config
 
-    # Every problem's code is the same function to torch.compile, which gives up silently after a few variants of one.
+    # To torch.compile every problem is a variant of one function, and it silently gives up after a few variants.
     torch._dynamo.reset()
-    # Donated buffers forbid a second backward pass on a kept graph, which is what is timed. torch looks at this when it
-    # compiles and again in every backward call, so it stays off in this process.
+    # Donated buffers forbid a second backward pass on a kept graph, and that pass is timed. torch reads this option
+    # when it compiles and in every backward call, so it stays off in this process.
     config.donated_buffer = False
     return torch.compile(call, dynamic=True)
 
@@ -122,14 +122,14 @@ def _kind(task: Task) -> tuple[TensorProductProblem, torch.dtype, torch.device]:
 
 
 class _TimeIsUp(BaseException):
-    """Not an Exception, so that the compiler's own handlers let it pass."""
+    """Not an Exception, so that the compiler's handlers do not catch it."""
 
 
 @contextmanager
 def time_limit(seconds: int, reason: str) -> Iterator[None]:
-    """PeerError with ``reason`` after ``seconds``; processes that were started meanwhile are ended.
+    """Raise PeerError with ``reason`` after ``seconds``, and end processes started meanwhile.
 
-    Only a process's main thread can be interrupted; elsewhere there is no limit.
+    Only the main thread can be interrupted; other threads have no limit.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -152,12 +152,12 @@ def time_limit(seconds: int, reason: str) -> Iterator[None]:
 
 
 def _end_compilations(others: set[int]) -> None:
-    """Compilers that are still at work would take the time of what is measured next."""
+    """End compilers that still run: they would disturb the next measurement."""
     processes.end([pid for pid in processes.descendants(os.getpid()) if pid not in others])
     with contextlib.suppress(ImportError, AttributeError):
         from torch._inductor import async_compile
 
-        # Forgets its workers, which were just ended: the next compilation starts its own.
+        # Makes torch forget the ended workers: the next compilation starts new ones.
         async_compile.shutdown_compile_workers()
 
 

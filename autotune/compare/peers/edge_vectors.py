@@ -1,6 +1,6 @@
-"""Peers of convolutions of edge vectors: a library's convolution of its harmonics.
+"""Peers of convolutions of edge vectors: a library's convolution applied to its harmonics.
 
-OpenEquivariance has none, and e3nn's are compiled by TorchScript already: both take e3nn's module as it is.
+OpenEquivariance has no harmonics, and e3nn's are already compiled by TorchScript: both use e3nn's module.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def _cuequivariance(method: str) -> Harmonics:
 
 
 def _both(product: Adapter, harmonics: Harmonics) -> Adapter:
-    """The adapter of a convolution, with harmonics before it."""
+    """The adapter of a convolution preceded by harmonics."""
 
     def build(task: Task) -> Product:
         to_y, tensors = harmonics(task), task.tensors

@@ -1,4 +1,4 @@
-"""OpenEquivariance as a peer, where it is installed: its fused convolution, by atomics and deterministic."""
+"""OpenEquivariance as a peer, if installed: its fused convolution, with atomics and deterministic."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def module(problem: TensorProductProblem, operation: str, dtype: str, layout: st
 
 
 def build(task: Task, deterministic: bool) -> Product:
-    """Its product on the task's graph, in the workload's own layout; it has one layout for products of mode uvw."""
+    """Its product on the task's graph, in the workload's layout; products of mode uvw have only one layout."""
     work = task.workload
     if deterministic and not task.is_conv:
         raise PeerError("openequivariance-deterministic: only convolutions have a deterministic form")
@@ -59,7 +59,7 @@ def build(task: Task, deterministic: bool) -> Product:
 
 
 def _weight_orders(product: torch.nn.Module) -> dict[str, Any]:
-    """From e3nn's weight order to its own and back, by its own functions."""
+    """Conversions from e3nn's weight order to the library's and back, by the library's functions."""
     return {"into": {"w": product.reorder_weights_from_e3nn}, "back": {"w": product.reorder_weights_to_e3nn}}
 
 
@@ -74,7 +74,7 @@ def no_module(device: torch.device) -> str | None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             import openequivariance as oeq
-    except Exception as error:  # it asserts, or builds an extension, when it is imported
+    except Exception as error:  # its import runs assertions and may build an extension
         return f"cannot be imported ({type(error).__name__}: {error})"
     return None if oeq.BUILT_EXTENSION else f"its extension could not be built ({oeq.BUILT_EXTENSION_ERROR})"
 

@@ -1,8 +1,7 @@
-"""What a peer is: a product (or harmonics) by somebody else, in its own layout and weight order, proven right before
-it is timed.
+"""A peer: another library's product or harmonics, in its own layout and weight order, checked before it is timed.
 
-An adapter gives a :class:`Product`; :class:`Peer.prepare` turns it into :class:`CheckedPasses`. Conversions of layout
-and weight order happen there, once, outside of every timed call.
+An adapter gives a :class:`Product`; :class:`Peer.prepare` turns it into :class:`CheckedPasses`. Layout and weight order
+are converted there once, outside timed calls.
 """
 
 from __future__ import annotations
@@ -25,9 +24,9 @@ from autotune.workload.workload import Workload
 from kernelgen.problem.edge_vectors import VectorProblem
 from kernelgen.terms.directions import DIRECTIONS
 
-# Relative error against float64 e3nn that still counts as the same product; a wrong path is off by about one.
+# Largest relative error against float64 e3nn of a correct product; a wrong path gives an error of about one.
 PEER_TOLERANCE = {"float32": 1e-3, "float64": 1e-6}
-# The directions that a pass stands on: each of a peer is held to the float64 reference before the pass counts.
+# The directions that a pass consists of. A peer's are all checked against the float64 reference.
 CHECKED: dict[str, tuple[str, ...]] = {name: (name,) for name in DIRECTIONS} | {
     "forward_backward": ("backward",),
     "force_step": ("edge_backward", "joint_backward"),
@@ -39,10 +38,10 @@ Conversion = Callable[[torch.Tensor], torch.Tensor]
 
 @dataclass(frozen=True)
 class Product:
-    """A differentiable ``call(x, y, w)`` in ``layout``. Of harmonics: ``call(x)``, in e3nn's layout.
+    """A differentiable ``call(x, y, w)`` in ``layout``. For harmonics: ``call(x)``, in e3nn's layout.
 
-    into, back: by slot, from e3nn's order or convention to its own, and the other way; untimed. no_second: why it has
-    no second derivatives, if it has none.
+    into, back: untimed conversions by slot, from e3nn's order or convention to the peer's and back. no_second: why it
+    has no second derivatives, if it has none.
     """
 
     call: Call
@@ -54,7 +53,7 @@ class Product:
 
 @dataclass(eq=False)
 class Task:
-    """What peers share: a workload on a device, its tensors, and the float64 values (made on first use)."""
+    """What peers share: a workload on a device, its tensors, and the float64 reference (made on first use)."""
 
     workload: Workload
     device: torch.device
@@ -84,9 +83,9 @@ class Task:
 
 @dataclass(frozen=True)
 class Adapter:
-    """One peer. ``backends``, ``operations``: where it belongs. ``unusable``: why it cannot run here (None if it can).
+    """One peer. ``backends``, ``operations``: those it supports. ``unusable``: why it cannot run here (None if it can).
 
-    ``listed_if_absent``: whether it stays in the table, with the reason, where its ``module`` is not installed.
+    ``listed_if_absent``: whether it is listed, with the reason, if its ``module`` is not installed.
     ``warm_up_calls``: calls before its timings are steady. ``deterministic``: promises bitwise equal results.
     """
 
@@ -103,7 +102,7 @@ class Adapter:
 
 @dataclass(frozen=True, eq=False)
 class Peer:
-    """An adapter with its task."""
+    """An adapter applied to a task."""
 
     adapter: Adapter
     task: Task
@@ -117,28 +116,28 @@ class Peer:
         return self.adapter.warm_up_calls
 
     def build(self) -> Product:
-        """Not checked yet. Raises PeerError with the reason where it cannot be used here, or what the peer raises."""
+        """The product, unchecked. Raises PeerError with the reason if unusable here, or the peer's own exception."""
         reason = self.adapter.unusable(self.task.device)
         if reason:
             raise PeerError(f"{self.name}: {reason}")
         return self.adapter.build(self.task)
 
     def prepare(self) -> CheckedPasses:
-        """Build the peer and check its forward values. Raises PeerError with the reason where it cannot be used."""
+        """Build the peer and check its forward values. Raises PeerError with the reason if it cannot be used."""
         try:
             passes = CheckedPasses(self.name, self.build(), self.task)
             passes.check("forward")
         except PeerError:
             raise
-        except Exception as error:  # a peer may fail in its own ways; each is an entry in the table
+        except Exception as error:  # peers raise errors of their own, all of which the table shows
             raise PeerError(f"{self.name}: {type(error).__name__}: {error}"[:1000]) from error
         return passes
 
 
 class CheckedPasses(AutogradPasses):
-    """Passes of a contender; what each stands on is held to the float64 values the first time that it is called.
+    """Passes of a contender, whose directions are checked against the float64 values at the first call.
 
-    limit: relative error that is let pass, by default that of peers.
+    limit: largest accepted relative error, by default that of peers.
     """
 
     def __init__(self, name: str, product: Product, task: Task, limit: float | None = None) -> None:
@@ -151,7 +150,7 @@ class CheckedPasses(AutogradPasses):
         self.errors: dict[str, dict[str, float]] = {}
 
     def check(self, direction: str) -> dict[str, float]:
-        """Relative errors of one direction by slot; PeerError where they are too large."""
+        """Relative errors of one direction by slot; PeerError if they are too large."""
         if direction in self.errors:
             return self.errors[direction]
         values = getattr(super(), direction)()
@@ -211,17 +210,17 @@ class CheckedPasses(AutogradPasses):
             if direction not in self.errors:
                 self.check(direction)
                 if direction != which:
-                    self.release()  # a graph that only the check needed
+                    self.release()  # the autograd graph, which only the check needed
 
     def _tangents(self, slots: str) -> list[torch.Tensor]:
-        """In the peer's own form, made when a pass first needs them: most never need those of the weights."""
+        """Tangents in the peer's form, made on first use: most passes never need those of the weights."""
         for slot in slots:
             if slot not in self._own_tangents:
                 self._own_tangents[slot] = _own_form("t" + slot, self._product, self._task)
         return [self._own_tangents[slot] for slot in slots]
 
     def _back(self, slot: str, tensor: torch.Tensor) -> torch.Tensor:
-        """An output in the workload's layout and e3nn's order and convention."""
+        """Convert an output to the workload's layout and e3nn's order and convention."""
         if slot in self._product.back:
             tensor = self._product.back[slot](tensor.detach())
         if slot == "w":
@@ -238,7 +237,7 @@ def _own_form(name: str, product: Product, task: Task) -> torch.Tensor:
 
 
 def _layout(slot: str, task: Task) -> str:
-    """Of the workload's tensors; edge attributes are in e3nn's layout whatever that of the features is."""
+    """Layout of a slot in the workload's tensors; edge attributes are always in e3nn's layout."""
     return "mul_ir" if slot == "y" else task.workload.layout
 
 

@@ -1,4 +1,4 @@
-"""Peers of spherical harmonics: e3nn's module, eager and compiled, cuEquivariance's and sphericart's where the same."""
+"""Peers of spherical harmonics: e3nn (eager and compiled); cuEquivariance and sphericart where equivalent."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def eager(task: Task) -> Product:
 
 
 def compiled(task: Task) -> Product:
-    """Runs both passes here, under a time limit, so that no timed call compiles."""
+    """The compiled harmonics. Both passes run here once, under a time limit, so that no timed call compiles."""
     call = _compiled(task.workload.harmonics, task.tensors.x.dtype, task.device)
     v = task.tensors.x.detach().requires_grad_()
     with e3nn_peer.time_limit(e3nn_peer.COMPILE_LIMIT_S, e3nn_peer.OUT_OF_TIME):
@@ -44,7 +44,7 @@ def _cuequivariance(method: str, task: Task) -> Product:
 
 
 def cuequivariance_call(problem: HarmonicsProblem, method: str, like: torch.Tensor) -> Call:
-    """Of distinct rising degrees in the normalisation ``component``, which is the one that it has."""
+    """cuEquivariance's harmonics: distinct ascending degrees in its only normalisation, ``component``."""
     import cuequivariance_torch as cuet
 
     degrees = list(problem.degrees)
@@ -62,7 +62,7 @@ def cuequivariance_call(problem: HarmonicsProblem, method: str, like: torch.Tens
 
 
 def _sphericart(task: Task) -> Product:
-    """All degrees up to the highest, in its own axes (e3nn's are y, z, x) and without a factor: that is its fastest."""
+    """sphericart in its fastest form: all degrees up to the highest, its own axes (e3nn's are y, z, x), no factor."""
     import sphericart.torch
 
     problem, v = task.workload.harmonics, task.tensors.x
@@ -77,7 +77,7 @@ def _sphericart(task: Task) -> Product:
         for _ in range(2 * degree + 1)
     ]
     factor = torch.tensor(factors, dtype=v.dtype, device=v.device)
-    # The value has this factor, and so has the cotangent on its way in.
+    # The factor applies to the value, and to the cotangent before it enters.
     into = {"x": lambda rows: rows[:, [2, 0, 1]], "g": lambda rows: rows * factor}
     back = {"x": lambda rows: rows[:, [1, 2, 0]], "g": lambda rows: rows * factor}
     return Product(kind(most), into=into, back=back)

@@ -1,5 +1,5 @@
-"""The float64 values of e3nn that outputs are held to: one file a kind of kernel.
+"""Check outputs against e3nn in float64, one file per kind of kernel.
 
-In: a workload and its tensors. Out: relative errors by output. Read ``tensor_product``, which has the base of all, then
+In: a workload and its tensors. Out: relative errors by output. Read ``tensor_product``, which has the base class, then
 ``spherical_harmonics`` and ``edge_vectors``.
 """

@@ -1,4 +1,4 @@
-"""Correctness of convolutions of edge vectors: tensors to run on, and e3nn's values through harmonics and product."""
+"""Reference of convolutions of edge vectors: test tensors, and e3nn's values through harmonics and product."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kernelgen.problem.edge_vectors import VectorProblem
 
 
 def make_vector_tensors(workload: Workload, device: torch.device | str, seed: int = 0) -> Tensors:
-    """As of the product, with vectors y (tangents ty) of lengths 0.5 to 1.5, so that none drowns the others."""
+    """As for the product, with vectors y (tangents ty) of lengths 0.5 to 1.5, so that none dominates."""
     tensors = make_tensors(workload, device, seed)
     generator = torch.Generator(device=tensors.y.device).manual_seed(seed + 1)
 
@@ -29,7 +29,7 @@ def make_vector_tensors(workload: Workload, device: torch.device | str, seed: in
 
 
 class VectorsReference(Reference):
-    """Exact values for one workload, where ``y`` are vectors."""
+    """Exact values for one workload with vectors ``y``."""
 
     @property
     def dim_y(self) -> int:

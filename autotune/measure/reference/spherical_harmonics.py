@@ -1,7 +1,7 @@
-"""Correctness of spherical harmonics: vectors to run on, and e3nn's values and derivatives in float64.
+"""Reference of spherical harmonics: test vectors, and e3nn's values and derivatives in float64.
 
-Each vector stands alone, so vectors spread evenly over all, the first and the last among them, are compared (every
-block of a thread's or a machine vector's size is met); outputs of the others must be finite.
+Vectors are independent, so an evenly spread sample is compared, which includes the first and the last (and so all
+positions in a block of threads or a machine vector); outputs of the others must be finite.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ MAX_VECTORS = {"cpu": 8192, "cuda": 65536}
 
 
 def e3nn_harmonics(problem: HarmonicsProblem) -> o3.SphericalHarmonics:
-    """e3nn's own module."""
+    """e3nn's module."""
     return o3.SphericalHarmonics(list(problem.degrees), problem.normalize, problem.normalization)
 
 
 def make_vectors(workload: Workload, device: torch.device | str, seed: int = 0) -> Tensors:
-    """Vectors x of random directions and lengths of 0.5 to 1.5, so that none drowns the others; their tangents and g.
+    """Vectors x of random directions and lengths 0.5 to 1.5, so that none dominates; their tangents and g.
 
-    A vector for each edge of the workload's graph. Everything else is empty.
+    One vector per edge of the workload's graph. Everything else is empty.
     """
     count, dim, device = workload.num_edges, workload.harmonics.dim_out, torch.device(device)
     generator = torch.Generator(device=device).manual_seed(seed)
@@ -77,7 +77,7 @@ class HarmonicsReference(Reference):
     def _chunk(self, direction: Any, chunk: torch.Tensor) -> dict[str, torch.Tensor]:
         v, g, t = (self._operands[name][chunk].to(torch.float64) for name in ("x", "g", "tx"))
         v, g = v.requires_grad_(), g.requires_grad_()
-        # Degree 0 alone has no graph; 0 * v gives it one.
+        # Degree 0 alone has no autograd graph; 0 * v gives it one.
         values = e3nn_harmonics(self.harmonics)(v) + 0 * v[:, :1]
         if direction.name == "forward":
             return {"g": values.detach()}

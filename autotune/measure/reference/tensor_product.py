@@ -1,11 +1,11 @@
-"""Correctness: outputs of any implementation enter, relative errors against e3nn in float64 leave.
+"""Check the outputs of any implementation: relative errors against e3nn in float64.
 
-All contributions of the product are per edge, so whole nodes are checked with whole rows of outputs and nothing has to
-be run again on a smaller graph. A set of nodes is chosen (the first and last, those of least and greatest degree, then
-random ones) until their edges, in and out, reach ``max_edges``. On those edges e3nn computes in float64, a chunk at a
-time: every output row of these nodes (g: all edges into them), every gradient row of these nodes (x: all edges out of
-them) and every y and w row of these edges is then exact, for the full graph. Shared weights have one gradient row that
-sums over all edges, so for them all edges are taken. Rows outside the choice must be finite.
+Contributions of the product are per edge, so the output rows of some nodes can be checked completely, without another
+run on a smaller graph. Nodes are chosen (the first and last, those of least and greatest degree, then random ones)
+until their edges, in and out, reach ``max_edges``. e3nn computes these edges in float64, chunk by chunk. This gives
+exactly, for the full graph, every output row of these nodes (g: all edges into them), every gradient row of these nodes
+(x: all edges out of them) and every y and w row of these edges. Shared weights have one gradient row that sums over all
+edges, so for them all edges are used. Other rows must be finite.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from kernelgen.problem.tensor_product import TensorProductProblem
 from kernelgen.terms.directions import DIRECTIONS, Direction
 
 TOLERANCE = {"float32": 1e-5, "float64": 1e-10}
-# Edges checked by default: a few seconds of e3nn's double backward in float64.
+# Edges checked by default: e3nn's double backward in float64 takes a few seconds for them.
 MAX_EDGES = {"cpu": 768, "cuda": 12288}
-# Elements that one chunk of edges may have in its widest operand; e3nn holds some 20 times as much.
+# Most elements of a chunk of edges in its widest operand; e3nn holds about 20 times as much.
 CHUNK_ELEMENTS = {"cpu": 1 << 21, "cuda": 12 << 20}
 
 
 @functools.lru_cache(maxsize=4)
 def e3nn_product(problem: TensorProductProblem, dtype: torch.dtype, device: torch.device) -> o3.TensorProduct:
-    """e3nn's own product; generating its code takes seconds for many paths, so each graph of a problem shares it."""
+    """e3nn's product. All graphs of a problem share it, because code generation takes seconds for many paths."""
     product = _built_ahead.pop(problem, None) or problem.reference()
     return product.to(device=device, dtype=dtype)
 
 
 def build_ahead(problem: Problem) -> None:
-    """Have a product's first :func:`e3nn_product` ready on the host, in a process that may not yet touch a device."""
+    """Call :func:`e3nn_product` on the host in advance, in a process that must not use a device yet."""
     if (
         isinstance(problem, TensorProductProblem)
         and problem not in _built_ahead
@@ -53,10 +53,10 @@ _built_ahead: dict[TensorProductProblem, o3.TensorProduct] = {}
 
 
 class Reference:
-    """Exact values for one workload's tensors. Computed on the device, once per direction, on first use.
+    """Exact values for one workload's tensors, computed on the device, once per direction, on first use.
 
-    ``tensors`` are those that the implementation was given.
-    ``checked_edges`` says how many edges the verdict stands on.
+    ``tensors`` are those given to the implementation.
+    ``checked_edges`` is the number of edges compared.
     """
 
     def __init__(
@@ -81,20 +81,20 @@ class Reference:
         return int(self.edges.shape[0])
 
     def rows(self, slot: str) -> torch.Tensor | None:
-        """Rows of a full output that are compared: nodes or edges; None where all of a shared weight row is."""
+        """Compared rows of a full output: nodes or edges; None for a shared weight row, which is compared whole."""
         if slot == "w" and self.problem.shared_weights:
             return None
         return self.nodes if slot in "xg" and self.is_conv else self.edges
 
     def expected(self, direction: Direction | str) -> dict[str, torch.Tensor]:
-        """Float64 values of the compared rows by slot (``g``: the output's value or cotangent), in the layout."""
+        """Float64 values of the compared rows by slot, in the workload's layout (``g``: output or its cotangent)."""
         asked = self.direction(direction)
         if asked.text not in self._expected:
             self._expected[asked.text] = self._compute(asked)
         return self._expected[asked.text]
 
     def direction(self, direction: Any) -> Any:
-        """By name or as such."""
+        """The direction, given by name or as an object."""
         return DIRECTIONS[direction] if isinstance(direction, str) else direction
 
     def check(self, direction: Direction | str, outputs: Mapping[str, torch.Tensor]) -> dict[str, float]:
@@ -120,26 +120,26 @@ class Reference:
         return errors
 
     def _worst_block(self, slot: str, output: torch.Tensor, expected: torch.Tensor) -> float:
-        """One number leaves the device, not two a block: w may have hundreds of paths, and a trial checks twice."""
+        """The worst block's error, reduced on the device: w may have hundreds of paths, and a trial checks twice."""
         if not output.shape[-1]:
             return 0.0
         widths = torch.tensor(self._widths(slot), device=self.device)
         blocks = torch.arange(len(widths), device=self.device).repeat_interleave(widths)
         rows = ((output - expected).square_(), expected.square())
         sums = [row.new_zeros(len(widths)).index_add_(0, blocks, row.reshape(-1, row.shape[-1]).sum(0)) for row in rows]
-        # Where nothing is expected, any difference is infinitely wrong.
+        # If zero is expected, any difference has infinite relative error.
         ratios = torch.where(sums[0] > 0, sums[0] / sums[1], 0.0)
         return math.sqrt(float(ratios.max()))
 
     def _widths(self, slot: str) -> list[int]:
-        """Of the parts of a row that are compared each on its own."""
+        """Widths of the parts of a row that are compared separately."""
         if slot == "w":
             return [self.problem.weights_of(path) for path in self.problem.paths]
         blocks = {"x": self.problem.in1, "y": self.problem.in2, "g": self.problem.out}[slot]
         return [block.mul * block.dim for block in blocks]
 
     def _choose_rows(self, tensors: Tensors, limit: int) -> None:
-        """``edges``: all that are computed; ``nodes``: those of which every edge is among them."""
+        """Choose ``edges`` to compute, and the ``nodes`` all of whose edges are among them."""
         count = tensors.num_edges
         if not self.is_conv:
             spread = torch.linspace(0, max(0, count - 1), min(limit, count), dtype=torch.float64)
@@ -156,7 +156,7 @@ class Reference:
             self.edges = torch.nonzero(chosen[tensors.sender] | chosen[tensors.receiver]).flatten()
 
     def _keep_rows(self, tensors: Tensors) -> None:
-        """Copy what the chosen edges need, so that the full tensors can be freed."""
+        """Copy the rows that the chosen edges need, so that the full tensors can be freed."""
         names = ("x", "y", "w", "g")
         self._shapes = {name: list(getattr(tensors, name).shape) for name in names}
         sender = tensors.sender[self.edges] if tensors.sender is not None else self.edges
@@ -174,7 +174,7 @@ class Reference:
         self._from_g, self._to_g = self._positions(receivers)
 
     def _positions(self, present: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Where rows of ``present`` go among ``nodes``: (row of present, row of nodes) for those that are compared."""
+        """Index pairs (row of ``present``, row of ``nodes``) for the compared nodes."""
         place = torch.searchsorted(self.nodes, present).clamp(max=max(0, len(self.nodes) - 1))
         kept = torch.nonzero(self.nodes[place] == present).flatten()
         return kept, place[kept]
@@ -191,7 +191,7 @@ class Reference:
         pieces: dict[str, list[torch.Tensor]] = {slot: [] for slot in direction.outputs if slot in "yw"}
         widest = max(self.problem.dim_in1, self.problem.dim_out, self.problem.weight_numel, 1)
         size = max(1, CHUNK_ELEMENTS[self.device.type] // widest)
-        # TorchScript would profile and fuse e3nn's code over the first calls, which takes far longer than they do.
+        # TorchScript would profile and fuse e3nn's code in the first calls, which takes far longer than the calls.
         with torch.jit.optimized_execution(False):
             for chunk in torch.arange(len(self.edges), device=self.device).split(size):
                 for slot, value in self._chunk(direction, chunk).items():
@@ -203,11 +203,11 @@ class Reference:
 
     @property
     def dim_y(self) -> int:
-        """Elements of a row of y."""
+        """Elements per row of y."""
         return self.problem.dim_in2
 
     def _make_product(self) -> Callable[..., torch.Tensor]:
-        """e3nn's ``(x, y, w)`` in float64."""
+        """e3nn's product of ``(x, y, w)`` in float64."""
         return e3nn_product(self.problem, torch.float64, self.device)
 
     def _assemble(self, slot: str, total: torch.Tensor | None, pieces: list[torch.Tensor] | None) -> torch.Tensor:
@@ -239,7 +239,7 @@ class Reference:
         if not direction.tangents:
             wanted = [held[slot] for slot in direction.outputs]
             return dict(zip(direction.outputs, torch.autograd.grad(value, wanted, g), strict=True))
-        # The derivative with respect to g is the value itself, so that is what a tangent of g contracts.
+        # The derivative with respect to g is the value itself, which a tangent of g contracts.
         slots = direction.tangents.replace("g", "")
         gradients = torch.autograd.grad(value, [held[s] for s in slots], g, create_graph=True) if slots else ()
         first = dict(zip(slots, gradients, strict=True)) | {"g": value}
@@ -261,7 +261,7 @@ class Reference:
 
 
 def choose_nodes(sender: torch.Tensor, receiver: torch.Tensor, num_nodes: int, max_edges: int) -> torch.Tensor:
-    """Sorted nodes whose edges, in and out, number about ``max_edges`` together; the extremes come first."""
+    """Sorted nodes with about ``max_edges`` edges in total, in and out; extreme nodes are chosen first."""
     into = torch.bincount(receiver, minlength=num_nodes).cpu()
     out_of = torch.bincount(sender, minlength=num_nodes).cpu()
     extremes = [0, num_nodes - 1, *(int(pick(d)) for d in (into, out_of) for pick in (torch.argmax, torch.argmin))]

@@ -1,6 +1,7 @@
-"""Results files to pandas frames: results/DEVICE.json, bench/DEVICE.json, trials (packed or not) and replay/*.json
-enter, one frozen DeviceData leaves. A file may be absent and a field None or NaN; a file that is not JSON is a
-ReportError.
+"""Read a device's results files into pandas frames, as one frozen DeviceData.
+
+The files are results/DEVICE.json, bench/DEVICE.json, trials (packed or not) and replay/*.json. A file may be missing
+and a field None or NaN; a file that is not JSON is a ReportError.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ PASSES = (
     *("forward", "backward", "edge_backward", "double_backward", "joint_backward"),
     *("forward+backward", "force_step"),
 )
-# The most panels of one kind on a page: a suite has hundreds of rows and studies, which the tables hold.
+# Most panels of one kind on a page: a suite has hundreds of rows and studies, which tables show completely.
 PANELS = 36
 IDENTITY = ("label", "problem", "operation", "direction", "dtype", "layout", "graph_class")
 ROW_COLUMNS = (
@@ -39,11 +40,11 @@ TRIAL_COLUMNS = (
 
 @dataclass(frozen=True)
 class DeviceData:
-    """All that one page shows. The index of ``rows`` is the ``row`` of ``times``.
+    """Everything that one page shows. The index of ``rows`` is the ``row`` of ``times``.
 
-    rows: one a tuned entry (``source`` tuned) or bench row (``source`` bench). times: one a row and contender, in
-    microseconds; where a contender failed, ``error`` has the reason. trials: one a trial, time in microseconds.
-    suite: the bench rows, which hold more than the frames do. replays: file name -> what samplers did on a record.
+    rows: one per tuned entry (``source`` tuned) or bench row (``source`` bench). times: one per row and contender, in
+    microseconds; if a contender failed, ``error`` has the reason. trials: one per trial, time in microseconds.
+    suite: the bench rows, which hold more than the frames. replays: file name -> results of samplers on a record.
     """
 
     slug: str
@@ -63,23 +64,23 @@ class DeviceData:
         return None if found.empty else found.iloc[0]
 
     def contenders(self, source: str) -> list[str]:
-        """Tuned, default, then the peers that this source knows, by name."""
+        """Tuned, default, then the peers of this source, by name."""
         used = self.times[self.times["row"].isin(self.rows.index[self.rows["source"] == source])]["contender"]
         peers = sorted(set(used) - {TUNED, DEFAULT})
         return [name for name in (TUNED, DEFAULT) if name in set(used)] + peers
 
 
 def device_slugs(results_dir: Path) -> list[str]:
-    """Devices that have a database, a bench file or trials."""
+    """Slugs of devices with a database, a bench file or trials."""
     files = [*results_dir.glob("*.json"), *(results_dir / "bench").glob("*.json")]
-    found = {path.stem for path in files if "." not in path.stem}  # not NAME.corrupt-TIME.json, which was kept aside
+    found = {path.stem for path in files if "." not in path.stem}  # not NAME.corrupt-TIME.json, a corrupt copy
     found |= {path.parent.name for path in (results_dir / "trials").glob("*/*.jsonl")}
     found |= {path.name.removesuffix(SUFFIX) for path in (results_dir / "trials").glob(f"*{SUFFIX}")}
     return sorted(found)
 
 
 def load_device(results_dir: Path, slug: str) -> DeviceData:
-    """Everything that ``results_dir`` holds on one device."""
+    """All results of one device."""
     database, bench = _read(results_dir / f"{slug}.json"), _read(results_dir / "bench" / f"{slug}.json")
     device = {"slug": slug, "name": slug, **mapping(bench.get("device")), **mapping(database.get("device"))}
     entries = tuple(entry for entry in database.get("entries") or () if isinstance(entry, dict))
@@ -140,7 +141,7 @@ def _row(record: dict[str, Any], source: str) -> dict[str, Any]:
     else:
         worst = SuiteRow(record).accuracy(TUNED)
         errors = {worst.place: worst.error} if worst else {}
-    # An error that is not a number (NaN, null, infinity) is the worst of all, not one to be skipped.
+    # An error that is not a number (NaN, null, infinity) counts as the worst, and is not skipped.
     slot = max(errors, key=lambda s: math.inf if math.isnan(errors[s]) else errors[s], default="")
     row = {key: record.get(key) for key in IDENTITY}
     row |= {
@@ -176,13 +177,13 @@ def _times(row: int, contenders: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _replays(results_dir: Path, slug: str) -> dict[str, dict[str, Any]]:
-    """Those of one device by file name; one that names no device belongs to all."""
+    """Replays of one device by file name; a replay without a device belongs to all."""
     found = {path.stem: _read(path) for path in sorted((results_dir / "replay").glob("*.json"))}
     return {name: data for name, data in found.items() if data.get("device") in (None, slug)}
 
 
 def _trials(folder: Path) -> tuple[pd.DataFrame, int]:
-    """Every trial of every study, and the number of lines that are not JSON (a killed run leaves at most its last)."""
+    """Every trial of every study, and the number of invalid lines (a killed run leaves at most its last)."""
     studies, unreadable = read_device(folder)
     records = []
     for study, lines in studies.items():

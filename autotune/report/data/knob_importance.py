@@ -1,4 +1,4 @@
-"""Which knobs mattered: the trials of one study enter, Optuna's importances leave, recomputed from the records."""
+"""Which knobs mattered in a study: Optuna's importances, recomputed from the trial records."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import numpy as np
 import pandas as pd
 
 MIN_TRIALS = 12
-# PED-ANOVA asks which knobs separate the fastest trials from all of them; with a tenth (its default) of a study of
-# a hundred trials the answer rests on ten points, so a quarter is taken.
+# PED-ANOVA tells which knobs separate the fastest trials from all trials. The fastest tenth (its default) of a hundred
+# trials is only ten points, so a quarter is used.
 TARGET_QUANTILE = 0.25
 
 
@@ -20,7 +20,7 @@ def measured(trials: pd.DataFrame) -> pd.DataFrame:
 
 
 def searched_knobs(trials: pd.DataFrame) -> dict[str, list[Any]]:
-    """Knobs that the timed trials all have and that took more than one value, with those values in order."""
+    """Knobs that all timed trials have, with more than one value; the values in order."""
     schedules = list(measured(trials)["schedule"])
     knobs = {}
     for name in schedules[0] if schedules else ():
@@ -33,11 +33,11 @@ def searched_knobs(trials: pd.DataFrame) -> dict[str, list[Any]]:
 
 
 def knob_importances(trials: pd.DataFrame) -> pd.DataFrame:
-    """Two measures a searched knob, the foremost knob first; no rows where the trials are too few to say.
+    """Two measures per searched knob, most important knob first; no rows if there are too few trials.
 
-    ``importance`` is Optuna's PED-ANOVA, which sums to 1: what separates the fastest trials from all of them. A knob
-    that the sampler settled early is nearly constant, and so unimportant to it. ``explained`` is the share of the
-    variance of log time between the knob's values (adjusted for their number), which sees such a knob.
+    ``importance`` is Optuna's PED-ANOVA, which sums to 1: what separates the fastest trials from all trials. A knob
+    that the sampler fixed early is nearly constant, and so has low importance. ``explained`` is the share of the
+    variance of log time between the knob's values (adjusted for their number), which also detects such a knob.
     """
     timed, knobs = measured(trials), searched_knobs(trials)
     if len(timed) < MIN_TRIALS:
@@ -49,7 +49,7 @@ def knob_importances(trials: pd.DataFrame) -> pd.DataFrame:
 
 
 def explained_variance(timed: pd.DataFrame, knob: str) -> float:
-    """Adjusted share (0 to 1) of the variance of log time that lies between the values of one knob."""
+    """Adjusted share (0 to 1) of the variance of log time between the values of one knob."""
     times = pd.Series(np.log(timed["time_us"].to_numpy(dtype=float)))
     groups = times.groupby([repr(schedule[knob]) for schedule in timed["schedule"]])
     total, within = ((times - times.mean()) ** 2).sum(), ((times - groups.transform("mean")) ** 2).sum()

@@ -1,7 +1,7 @@
-"""The figures: rows and trials enter, matplotlib panels leave as inline SVG, each about the width of a phone.
+"""Figures of rows and trials: matplotlib panels as inline SVG, each about as wide as a phone.
 
-Small panels in a grid, rather than one wide chart, stay readable at any page width and need no legend: every bar,
-line and lane is labelled where it is. Times enter in microseconds.
+Small panels in a grid, unlike one wide chart, stay readable at any page width and need no legend: every bar, line and
+lane is labelled in place. Times are given in microseconds.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from autotune.report.html.svg import INK, inline_svg, style
 from autotune.text import DEFAULT, TUNED, contender_name, count, significant, time_text
 
 WIDTH = 3.9
-# Left edge and width of the panels over trials, as shares of the figure; the lines' names stand right of them.
+# Left edge and width of the panels over trials, as shares of the figure; line names are to their right.
 LEFT, LANES = 0.16, 0.68
 COLOURS = {
     TUNED: "tuned",
@@ -41,7 +41,7 @@ COLOURS = {
 
 @dataclass(frozen=True)
 class Bar:
-    """One contender's median; NaN where it has none, and then ``error`` says so."""
+    """One contender's median; NaN if it has none, with the reason in ``error``."""
 
     contender: str
     time_us: float
@@ -49,7 +49,7 @@ class Bar:
 
 
 def time_axis(axis: Any, low: float, high: float, most: int = 8) -> None:
-    """At most ``most`` ticks on a logarithmic time axis: decades or 1, 2, 5; even steps where it is short."""
+    """At most ``most`` ticks on a logarithmic time axis: decades or 1, 2, 5; even steps on a short axis."""
     decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     ticks: list[float] = []
     for steps in ((1,), (1, 2, 5)):
@@ -67,7 +67,7 @@ def time_axis(axis: Any, low: float, high: float, most: int = 8) -> None:
 
 
 def time_bars(bars: Sequence[Bar], floor_us: float, limits: tuple[float, float], identifier: str, what: str) -> Markup:
-    """One bar a contender on a logarithmic axis that all rows share (``limits``), the traffic floor as a line."""
+    """One bar per contender on a logarithmic axis shared by all rows (``limits``), and the traffic floor as a line."""
     height = 0.42 + 0.2 * len(bars)
     low, high = limits[0] / 1.5, limits[1]
     with style():
@@ -80,7 +80,7 @@ def time_bars(bars: Sequence[Bar], floor_us: float, limits: tuple[float, float],
             axes.annotate(name, (0, place), (-4, 0), xycoords=("axes fraction", "data"), textcoords="offset points",
                           ha="right", va="center", fontweight=weight)  # fmt: skip
             if math.isnan(bar.time_us):
-                # Right of the floor's line, which would strike it through.
+                # Right of the floor's line, so that the line does not cross the text.
                 start = floor_us if floor_us > low else low
                 axes.annotate("failed", (start, place), (4, 0), textcoords="offset points", va="center",
                               color=INK["bad"], fontstyle="italic")  # fmt: skip
@@ -101,7 +101,7 @@ def time_bars(bars: Sequence[Bar], floor_us: float, limits: tuple[float, float],
 
 
 def dots(axes: Axes, x: Sequence[float], y: Sequence[float], colour: str, size: float, alpha: float = 1.0) -> None:
-    """Many dots as one path of zero-length strokes with round ends: a tenth of the bytes of as many markers."""
+    """Many dots as one path of zero-length strokes with round ends, a tenth of the bytes of markers."""
     points = np.column_stack([x, y])[np.isfinite(np.asarray(y, dtype=float))]
     if not len(points):
         return
@@ -117,7 +117,7 @@ def _limits(times: Sequence[float]) -> tuple[float, float]:
 
 
 def search_progress(trials: pd.DataFrame, default_us: float, identifier: str, what: str) -> Markup:
-    """Every trial of a study in order: times as dots, the best so far as a line, failures in one lane a state."""
+    """Every trial of a study in order: times as dots, best so far as a line, failures in one lane per state."""
     timed = measured(trials)
     failed = [state for state in (*STATES[1:], "other") if (_states(trials) == state).any()]
     lanes = 0.15 * len(failed)
@@ -150,7 +150,7 @@ def search_progress(trials: pd.DataFrame, default_us: float, identifier: str, wh
 
 
 def _line_names(axes: Axes, best_us: float, default_us: float) -> None:
-    """Names of the two lines at their right ends, moved apart where they would touch."""
+    """Names of the two lines at their right ends, moved apart if they would overlap."""
     low, high = (math.log(limit) for limit in axes.get_ylim())
     best, default = ((math.log(time) - low) / (high - low) for time in (best_us, default_us))
     gap = 0.24 - abs(best - default)
@@ -180,7 +180,7 @@ def _failure_lanes(axes: Axes, trials: pd.DataFrame, states: list[str], last: fl
 
 
 def importance_bars(importances: pd.DataFrame, identifier: str, what: str) -> Markup:
-    """Two bars a knob: the shares ``importance`` and ``explained`` of the frame, whose index is the knobs."""
+    """Two bars per knob: the columns ``importance`` and ``explained`` of the frame, whose index is the knobs."""
     height = 0.32 + 0.3 * len(importances)
     measures = (("importance", "tuned", "PED-ANOVA importance"), ("explained", "default", "variance explained"))
     with style():
@@ -208,11 +208,11 @@ def importance_bars(importances: pd.DataFrame, identifier: str, what: str) -> Ma
 
 
 def knob_strip(trials: pd.DataFrame, knob: str, values: Sequence[Any], identifier: str, what: str) -> Markup:
-    """The times of all timed trials by the value of one knob, with each value's median."""
+    """Times of all timed trials by the value of one knob, with each value's median."""
     timed = measured(trials)
     chosen = [schedule.get(knob) for schedule in timed["schedule"]]
     times = timed["time_us"].to_numpy(dtype=float)
-    # A fixed low-discrepancy offset a trial: the dots spread alike each time the page is built.
+    # A fixed low-discrepancy offset per trial, so that dots are spread equally in every build of the page.
     spread = [((0.618 * n) % 1 - 0.5) * 0.5 for n in timed["number"].to_numpy(dtype=float)]
     medians = []
     with style():

@@ -1,4 +1,4 @@
-"""What all pages share: a title, a header and sections enter, a complete document leaves that loads nothing."""
+"""The frame of all pages: title, header and sections as one document that loads nothing else."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from importlib.resources import files
 from autotune.report.html.markup import Markup, join, tag
 from autotune.report.html.packed import unfolding
 
-# The browser is told to load nothing at all, so a mistake here could not reach the network.
+# Forbids the browser to load anything, so that no mistake here can reach the network.
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
 Section = tuple[str, str, Markup]
 
 
 def document(title: str, header: Sequence[Markup | None], sections: Sequence[Section], inert: Markup | None) -> str:
-    """``sections``: (anchor, title, content). ``inert``: what the page's script unpacks when it is asked for."""
+    """The whole document. ``sections``: (anchor, title, content). ``inert``: data that the script unpacks on demand."""
     package = files("autotune.report")
     head = tag(
         "head",

@@ -1,4 +1,4 @@
-"""Knobs and resources in cells of a table: values enter, text and cells leave."""
+"""Table cells for knobs and resources."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from autotune.text import MISSING
 
 
 def union(mappings: Iterable[Any]) -> list[str]:
-    """Names of all plain values, in the order in which they are met."""
+    """Names of all plain values, in order of first appearance."""
     names: dict[str, None] = {}
     for mapping in mappings:
         if isinstance(mapping, dict):
@@ -30,7 +30,7 @@ def value_text(value: Any) -> str:
 
 
 def knob_cell(chosen: Any, default: Any, known: bool) -> Cell:
-    """A knob's value, marked where it differs from a default that is ``known``."""
+    """A knob's value, marked if it differs from a ``known`` default."""
     changed = known and chosen != default
     note = f"default {value_text(default)}" if changed else None
     return Cell(value_text(chosen), None, note, "changed" if changed else "")

@@ -1,4 +1,4 @@
-"""HTML as values: text and attributes enter, escaped and balanced markup leaves. No other module writes a tag."""
+"""Build escaped and balanced HTML from text and attributes. No other module writes a tag."""
 
 from __future__ import annotations
 
@@ -7,33 +7,34 @@ from dataclasses import dataclass
 from html import escape
 
 VOID = {"meta", "br", "col", "hr", "wbr"}
-# Sortable tables of at least so many rows get a filter, too.
+# Sortable tables with at least this many rows also get a filter.
 FILTERED = 8
-# No element of HTML: what stands in it is taken out before a page is written.
+# Not an HTML element: its content is moved to the packed block before a page is written.
 FOLD = "fold"
 
 
 class Markup(str):
-    """Text that is already HTML; any other text is escaped on its way in."""
+    """Text that is already HTML; other text is escaped when added."""
 
 
 Content = Markup | str | float | int | None
 
 
 def folded(content: Markup | None) -> Markup | None:
-    """Content that only shows when its ``details`` is opened: ``frame.document`` packs it. It holds no other such."""
+    """Content shown only when its ``details`` is opened; ``frame.document`` packs it. It must not be nested."""
     return None if content is None else tag(FOLD, content)
 
 
 def join(children: Iterable[Content]) -> Markup:
-    """Children one after the other; None is left out."""
+    """Concatenate children, without None."""
     return Markup("".join(c if isinstance(c, Markup) else escape(str(c)) for c in children if c is not None))
 
 
 def tag(name: str, /, *children: Content, **attributes: str | float | bool | None) -> Markup:
-    """``tag("td", 3, class_="n", data_value=3.0)``: a trailing underscore is dropped, others become hyphens.
+    """An element, as in ``tag("td", 3, class_="n", data_value=3.0)``.
 
-    An attribute that is None or False is left out; True gives it without a value.
+    In names of attributes a trailing underscore is dropped, others become hyphens. None or False omits an attribute;
+    True writes it without a value.
     """
     shown = []
     for key, value in attributes.items():
@@ -47,9 +48,9 @@ def tag(name: str, /, *children: Content, **attributes: str | float | bool | Non
 
 @dataclass(frozen=True)
 class Column:
-    """``numeric`` columns are right-aligned; ``note`` is a second, smaller line of the head.
+    """``numeric`` columns are right-aligned; ``note`` is a second, smaller line of the heading.
 
-    ``choice``: of few values, by one of which a reader may filter (the first line of its cells).
+    ``choice``: the column has few values, and readers may filter by one (the first line of its cells).
     """
 
     title: str
@@ -60,7 +61,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Cell:
-    """``value`` is what the cell sorts by (and the record's unrounded number); ``note`` a smaller second line."""
+    """``value`` is the sort key (the record's unrounded number); ``note`` a smaller second line."""
 
     content: Content
     value: float | str | None = None
@@ -72,7 +73,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Group:
-    """A row of a table with what stands ``below`` it, over all columns; ``kind`` is the class of both."""
+    """A row of a table with content ``below`` it, across all columns; ``kind`` is the class of both."""
 
     cells: Sequence[Cell]
     below: Markup | None
@@ -80,13 +81,13 @@ class Group:
 
 
 def table(caption: str, columns: Sequence[Column], rows: Sequence[Sequence[Cell]], *, sortable: bool = False) -> Markup:
-    """A table in its own scroll container; the first cell of a row is its head."""
+    """A table in its own scroll container; the first cell of a row is its heading."""
     body = tag("tbody", *(_row(row, columns) for row in rows))
     return _framed(caption, columns, [body], _kind(len(rows)) if sortable else None)
 
 
 def grouped_table(caption: str, columns: Sequence[Column], groups: Sequence[Group]) -> Markup:
-    """A sortable table whose rows take what is below them along when they move: each is a ``tbody`` of its own."""
+    """A sortable table whose rows move together with the content below: each group is a separate ``tbody``."""
     bodies = []
     for group in groups:
         below = tag("tr", tag("td", group.below, colspan=len(columns)), class_="below")
@@ -96,7 +97,7 @@ def grouped_table(caption: str, columns: Sequence[Column], groups: Sequence[Grou
 
 
 def _kind(rows: int) -> str:
-    """The classes that the page's script looks for."""
+    """The classes that the page's script selects."""
     return "sortable filtered" if rows >= FILTERED else "sortable"
 
 
@@ -120,7 +121,7 @@ def _head(column: Column, sortable: bool) -> Markup:
 
 
 def _cell(cell: Cell, column: Column, head: bool) -> Markup:
-    # Most cells are numbers and most heads are words: the others have a class.
+    # Most cells are numbers and most headings are words; the exceptions get a class.
     align = ("n" if column.numeric else "") if head else ("" if column.numeric else "t")
     kind = " ".join(filter(None, (align, cell.kind))) or None
     note = tag("small", cell.note) if cell.note is not None else None
@@ -131,5 +132,5 @@ def _cell(cell: Cell, column: Column, head: bool) -> Markup:
 
 
 def definitions(items: Iterable[tuple[str, Content]]) -> Markup:
-    """Names and what they stand for, as a description list."""
+    """Names and their meanings as a description list."""
     return tag("dl", *(join((tag("dt", name), tag("dd", value))) for name, value in items))

@@ -1,7 +1,7 @@
-"""What a page holds packed until a reader opens it: markup and sources enter, inert script elements leave.
+"""Pack content that is only shown on demand, as inert script elements.
 
-A page has thousands of tables, strips of samples and sources that few readers open. They are compressed (deflate) and
-written in base 85 into the page, whose script unpacks them. So the page stays one file that loads nothing.
+A page has thousands of tables, strip plots and sources that few readers open. They are compressed (deflate) and stored
+in base 85; the page's script unpacks them. So the page stays one file that loads nothing else.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from typing import Any
 
 from autotune.report.html.markup import FOLD, Markup, tag
 
-# The id of the element with all folded parts of a page.
+# Id of the element with all folded parts of a page.
 PARTS = "parts"
 WAITING = "It unfolds where scripts are allowed."
 _FOLDED = re.compile(f"<{FOLD}>(.*?)</{FOLD}>", re.DOTALL)
-# Python's alphabet but for what could end or begin an element.
+# Python's base 85 alphabet without the character that could begin or end an element.
 _ALPHABET = str.maketrans("<", ",")
 
 
 def block(name: str, data: Any) -> Markup:
-    """An inert element whose text is ``data``, packed."""
+    """An inert element with ``data`` as packed text."""
     text = json.dumps(data, separators=(",", ":"), ensure_ascii=False)
     packed = zlib.compress(text.encode(), 9)
     written = base64.b85encode(packed, pad=True).decode().translate(_ALPHABET)
@@ -31,7 +31,7 @@ def block(name: str, data: Any) -> Markup:
 
 
 def unfolding(markup: Markup) -> tuple[Markup, Markup | None]:
-    """Markup with a numbered place for each folded part, and the block of these parts; None where there are none."""
+    """Markup with a numbered placeholder for each folded part, and the block of these parts; None if there are none."""
     parts: list[str] = []
 
     def place(match: re.Match[str]) -> str:

@@ -1,6 +1,6 @@
-"""Raw samples of one row of the bench: samples by contender enter, a strip plot and the numbers themselves leave.
+"""Raw samples of one bench row: a strip plot and the numbers, by contender.
 
-The strips are written here rather than drawn with matplotlib: a page has hundreds, and each is a few hundred dots.
+Strips are written here and not drawn by matplotlib, because a page has hundreds, each with a few hundred dots.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from autotune.report.html.figures import COLOURS
 from autotune.report.html.markup import Markup, join, tag
 from autotune.text import contender_name, time_text
 
-# In units of the drawing's viewBox, half a pixel each: whole numbers, which are short, place a dot well enough.
+# In units of the drawing's viewBox, half a pixel each: integers, which are short, place dots precisely enough.
 WIDTH, NAMES, LANE, AXIS = 720, 240, 30, 28
 LEAST = 0.01
 INKS = COLOURS | {"before": "muted", "after": "tuned"}
 
 
 def samples(by_contender: Mapping[str, Sequence[float]], what: str) -> Markup | None:
-    """A closed ``details``, or None where no contender has samples. ``what``: the row, in words."""
+    """A closed ``details``, or None if no contender has samples. ``what``: the row, in words."""
     known = {name: list(times) for name, times in by_contender.items() if times}
     if not known:
         return None
@@ -38,9 +38,9 @@ def _listed(times: Sequence[float]) -> str:
 
 
 def strips(by_contender: Mapping[str, Sequence[float]], what: str, origin: str | None = None) -> Markup:
-    """A lane a contender on one axis, percent of its median; dots beyond the axis stand at its end, in another ink.
+    """One lane per contender, in percent of its median; dots beyond the axis are at its end, in another colour.
 
-    ``origin``: the contender whose median is that of all lanes; by default each has its own.
+    ``origin``: the contender whose median all lanes use; by default each uses its own.
     """
     shares = {name: _shares(times, by_contender[origin or name]) for name, times in by_contender.items()}
     limit = axis_limit(list(shares.values()))
@@ -69,7 +69,7 @@ def strips(by_contender: Mapping[str, Sequence[float]], what: str, origin: str |
 
 
 def _dots(points: Iterable[tuple[float, float]]) -> str:
-    """A path of strokes without length and with round ends, each placed from the one before it: the fewest bytes."""
+    """A path of zero-length strokes with round ends, in relative coordinates, which take the fewest bytes."""
     text, before = "", (0, 0)
     for x, y in points:
         here = round(x), round(y)
@@ -84,7 +84,7 @@ def _shares(times: Sequence[float], origin: Sequence[float]) -> list[float]:
 
 
 def axis_limit(shares: Sequence[Sequence[float]]) -> float:
-    """Wide enough for 19 of 20 samples of the widest lane, at least 1%: a lone outlier presses no other dot flat."""
+    """Wide enough for 19 of 20 samples of the widest lane, at least 1%: an outlier must not compress the rest."""
     widest = [sorted(map(abs, given))[math.ceil(0.95 * len(given)) - 1] for given in shares]
     return max(LEAST, 1.1 * max(widest, default=0.0))
 

@@ -1,11 +1,10 @@
-"""Source of the kernels of a page: rows and their device enter, their texts leave in one compressed block.
+"""Sources of a page's kernels, in one compressed block.
 
-Nothing is compiled and no device is asked: the generator writes from the problem, the schedule and the stored facts
-what it would compile for them. It is the present generator, which may write another text than the one that measured
-the row; then the page says so.
+The present generator writes them from the problem, the schedule and the stored device facts, without compiling or a
+device. If the source has changed since the row was measured, the page says so.
 
-A page has hundreds of sources of a hundred kilobytes, which have most lines in common. So the block holds each line
-once and a source as copies from the sources before it, a twentieth of what they would take deflated one by one.
+A page has hundreds of sources of a hundred kilobytes, which share most lines. So the block stores each line once, and a
+source as copies from earlier sources: a twentieth of the size of separately deflated sources.
 """
 
 from __future__ import annotations
@@ -22,15 +21,15 @@ from kernelgen.errors import EquituneError
 from kernelgen.version import GENERATOR_VERSION
 
 KERNEL = ("problem", "operation", "dtype", "layout")
-# The id of the element that the page's script unpacks.
+# Id of the element that the page's script unpacks.
 BLOCK = "sources"
-# Latest places of a line at which a longer copy is looked for.
+# Number of latest positions of a line at which to search for a longer copy.
 CANDIDATES = 8
 
 
 @dataclass(frozen=True)
 class KernelSource:
-    """hash: as the database's entries are held to."""
+    """One kernel's source. hash: as in database entries."""
 
     hash: str
     text: str
@@ -38,7 +37,7 @@ class KernelSource:
 
 @dataclass(frozen=True)
 class Sources:
-    """By the key of a kernel: its source, or why there is none."""
+    """The source of each kernel by key, or why there is none."""
 
     by_kernel: Mapping[str, KernelSource | str] = field(default_factory=dict)
 
@@ -52,21 +51,21 @@ class Sources:
         return join(shown) if shown else None
 
     def written(self, record: Mapping[str, Any], schedules: Mapping[str, Any]) -> bool:
-        """Whether there is a text for some direction of a row."""
+        """Whether any direction of a row has a source."""
         found = (self.by_kernel.get(_key(record, *given)) for given in schedules.items())
         return any(isinstance(source, KernelSource) for source in found)
 
     def packed(self) -> Markup | None:
-        """All texts, inert until a row is opened; None where there are none."""
+        """All sources in an inert element; None if there are none."""
         texts = {found.hash: found.text for found in self.by_kernel.values() if isinstance(found, KernelSource)}
         return block(BLOCK, pack(texts)) if texts else None
 
 
 def pack(texts: Mapping[str, str]) -> dict[str, Any]:
-    """``lines``: those met for the first time. ``copies``: for each name [back, count, back, count, ...], in order.
+    """Compress texts. ``lines``: new lines. ``copies``: for each name [back, count, back, count, ...], in order.
 
-    A text is what its pairs append, ``count`` lines each: copied from ``back`` lines before the end of all texts so
-    far, or with ``back`` 0 the next of ``lines``.
+    Each pair of a text appends ``count`` lines: copied from ``back`` lines before the end of all texts so far, or, if
+    ``back`` is 0, the next ones of ``lines``.
     """
     written: list[str] = []
     places: dict[str, list[int]] = {}
@@ -92,7 +91,7 @@ def pack(texts: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _longest(given: Sequence[str], start: int, written: Sequence[str], places: Iterable[int]) -> tuple[int, int]:
-    """How many lines from ``start`` on stand at one of ``places``, and at which; the first of the longest."""
+    """Length and place of the longest match of the lines from ``start`` on, among ``places`` (the first if tied)."""
     best, found = 0, 0
     for place in places:
         count = 0
@@ -108,7 +107,7 @@ def _longest(given: Sequence[str], start: int, written: Sequence[str], places: I
 
 
 def write_sources(kernels: Iterable[tuple[Mapping[str, Any], Mapping[str, Any]]], device: Mapping[str, Any]) -> Sources:
-    """Of every (row, its schedules by direction); ``device``: the record of the device that they were measured on."""
+    """Sources of every (row, its schedules by direction); ``device``: record of the device that measured them."""
     found: dict[str, KernelSource | str] = {}
     for record, schedules in kernels:
         for direction, knobs in schedules.items():

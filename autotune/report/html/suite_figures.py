@@ -1,4 +1,4 @@
-"""The figures of the suite and of replayed searches: ratios and curves enter, inline SVG leaves."""
+"""Figures of the suite (ratios) and of replayed searches (curves), as inline SVG."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from autotune.report.html.svg import INK, inline_svg, style
 from autotune.text import floored_ratio, geometric_mean
 
 LANE = 0.3
-# Ink and dashes of a line: the dashes tell the lines apart where colours do not.
+# Colour and dashes of a line; dashes distinguish lines where colours do not.
 LINES: tuple[tuple[str, object], ...] = (
     ("tuned", "solid"),
     ("oeq", (0, (5, 1.5))),
@@ -25,7 +25,7 @@ LINES: tuple[tuple[str, object], ...] = (
 
 
 def ratio_dots(lanes: Mapping[str, Sequence[float]], identifier: str, other: str = "the fastest peer") -> Markup:
-    """One lane a pass and group: a dot a row at its ratio to ``other``, a stroke at the geometric mean."""
+    """One lane per pass and group: a dot per row at its ratio to ``other``, a stroke at the geometric mean."""
     ratios = [ratio for values in lanes.values() for ratio in values]
     low, high = min(0.9, *ratios) / 1.12, max(1.2, *ratios) * 1.12
     axes_height = LANE * len(lanes)
@@ -37,7 +37,7 @@ def ratio_dots(lanes: Mapping[str, Sequence[float]], identifier: str, other: str
         axes.axvspan(low, 1, color=INK["bad"], alpha=0.1, linewidth=0)
         axes.axvline(1, color=INK["text"], linewidth=1.0)
         for place, (name, values) in enumerate(lanes.items()):
-            # A fixed low-discrepancy offset a row: the dots spread alike each time the page is built.
+            # A fixed low-discrepancy offset per row, so that dots are spread equally in every build of the page.
             spread = [place + ((0.618 * n) % 1 - 0.5) * 0.5 for n in range(len(values))]
             for ink, chosen in (("tuned", False), ("bad", True)):
                 part = [n for n, ratio in enumerate(values) if (ratio < 1) is chosen]
@@ -73,9 +73,9 @@ def _ratio_ticks(low: float, high: float) -> list[float]:
 
 
 def sampler_curves(curves: Mapping[str, Sequence[float]], identifier: str, what: str) -> Markup:
-    """Median best so far over the best of the record, by the number of trials, a line a sampler.
+    """Median best so far over the best of the record, by the number of trials, one line per sampler.
 
-    ``curves``: a sampler's name to its ratios after 1, 2, 3, ... trials; NaN while nothing was timed yet.
+    ``curves``: a sampler's name to its ratios after 1, 2, 3, ... trials; NaN before the first time.
     """
     known = [ratio for curve in curves.values() for ratio in curve if math.isfinite(ratio)]
     longest = max(len(curve) for curve in curves.values())
@@ -93,7 +93,7 @@ def sampler_curves(curves: Mapping[str, Sequence[float]], identifier: str, what:
             key.axis("off")
             key.plot([0, 1], [0, 0], color=INK[ink], linewidth=1.5, linestyle=dashes)
             figure.text(start + 0.08, 0.935, name, va="center", fontsize=7.5)
-        # The first trials may be tens of times slower; what matters is how the last percents are won.
+        # The first trials may be tens of times slower, but the last percents are of interest.
         axes.set(ylim=(0.98, min(3.0, max(1.2, *known) * 1.02)), xlabel="trials", xlim=(1, max(2, longest)))
         axes.yaxis.set_major_locator(MaxNLocator(5))
         axes.yaxis.set_major_formatter(FuncFormatter(lambda tick, _: f"{tick:g}×"))

@@ -1,7 +1,7 @@
-"""Matplotlib figures to inline SVG: a Figure drawn in placeholder colours enters, markup in CSS variables leaves.
+"""Convert matplotlib figures to inline SVG with CSS variables for colours.
 
-Matplotlib knows no CSS variables, so figures are drawn in the colours of ``INK``, which no one would choose, and
-each is replaced by ``var(--fig-NAME)``. The page's stylesheet gives the variables their light and dark values.
+Matplotlib has no CSS variables, so figures are drawn in the unusual placeholder colours of ``INK``, and each is
+replaced by ``var(--fig-NAME)``. The page's stylesheet defines light and dark values of the variables.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 
 from autotune.report.html.markup import Markup, tag
 
-# A point of the figure is one unit of its viewBox; panels are shown at about 1.3 pixels a point.
+# A point of the figure is one unit of its viewBox; panels are shown at about 1.3 pixels per point.
 _NAMES = ("text", "muted", "grid", "tuned", "default", "e3nn", "compiled", "cue", "cuenaive", "oeq", "other", "bad")
 INK = {name: f"#0{index:02x}bad"[:7] for index, name in enumerate(_NAMES, start=1)}
 STYLE = {
@@ -41,12 +41,12 @@ STYLE = {
 
 
 def style() -> contextlib.AbstractContextManager:
-    """The context in which figures are made: ``with style(): ...``."""
+    """The context for making figures: ``with style(): ...``."""
     return matplotlib.rc_context(STYLE)
 
 
 def inline_svg(figure: Figure, identifier: str, description: str) -> Markup:
-    """``figure`` as an ``svg`` element whose ids all start with ``identifier``; ``description`` is read out for it."""
+    """``figure`` as an ``svg`` element whose ids start with ``identifier``; screen readers read ``description``."""
     out = io.StringIO()
     with matplotlib.rc_context(STYLE):
         figure.savefig(out, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
@@ -62,7 +62,7 @@ def inline_svg(figure: Figure, identifier: str, description: str) -> Markup:
 
 
 def _identify(body: str, identifier: str) -> str:
-    """Ids unique on the page: those that are referred to get a prefix and a number, the others go."""
+    """Make ids unique on the page: referenced ids get a prefix and a number, others are removed."""
     body = body.replace("xlink:href", "href")
     used = dict.fromkeys(re.findall(r'(?:url\(|href=")#([^")]+)', body))
     short = {name: f"{identifier}-{place}" for place, name in enumerate(used)}
@@ -71,7 +71,7 @@ def _identify(body: str, identifier: str) -> str:
 
 
 def _compact(body: str) -> str:
-    """Steps of a tenth of a point, without what draws nothing; the page's font stands in for matplotlib's."""
+    """Shorten the SVG: coordinates in tenths of a point, no invisible elements, the page's font."""
     body = re.sub(r"<!--.*?-->", "", body, flags=re.S)
     body = re.sub(r"font-family: [^;\"]*;? ?", "", body)
     body = re.sub(r"font: ([\d.]+px) [^;\"]*", r"font-size: \1", body)
@@ -89,7 +89,7 @@ def _rounded(match: re.Match[str]) -> str:
 
 
 def _relative(path: str) -> str:
-    """Lines in tenths of a point, each from the end of the one before; paths with curves stay as they are."""
+    """Lines in tenths of a point, in relative coordinates; paths with curves stay unchanged."""
     tokens = path.split()
     if set(re.findall("[A-Za-z]", path)) - set("MLz"):
         return " ".join(tokens)
@@ -115,7 +115,7 @@ def _tenths(number: int) -> str:
 
 
 def _ungrouped(body: str) -> str:
-    """Without groups that have no attribute."""
+    """Remove groups without attributes."""
     kept: list[bool] = []
 
     def shown(match: re.Match[str]) -> str:
@@ -130,6 +130,6 @@ def _ungrouped(body: str) -> str:
 
 
 def _joined(match: re.Match[str]) -> str:
-    """Paths that look alike and follow each other are one; the first step of each is absolute."""
+    """Join consecutive paths of equal style into one; the first step of each is absolute."""
     drawn = "".join("M" + path[1:] for path in re.findall(r'<path d="([^"]*)"', match[0]))
     return f'<path d="{drawn}"{match[1]}/>'

@@ -1,4 +1,4 @@
-"""How it was measured: prose, problems, device facts, versions and how to run every number again. DeviceData in."""
+"""Section on the method: text, problems, device facts, versions and commands to reproduce every number."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ STEPS = (
 
 
 def method(data: DeviceData) -> Markup:
-    """Section 9."""
+    """The whole section."""
     clock = "CUDA events around a queued call" if _backend(data) == "cuda" else "the wall clock around a call"
     steps = [tag("li", tag("strong", f"{title}. "), text) for title, text in STEPS]
     steps.insert(3, tag("li", tag("strong", "Clock. "), f"Times are taken with {clock}, in microseconds."))
@@ -59,7 +59,7 @@ def _software(data: DeviceData) -> list[tuple[str, Content]]:
 
 
 def _problems(data: DeviceData) -> Markup | None:
-    """What the labels stand for."""
+    """What the labels mean."""
     rows = []
     for label, key in data.rows[["label", "problem"]].dropna().drop_duplicates().itertuples(index=False):
         parts = str(key).split("|")

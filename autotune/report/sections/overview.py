@@ -1,4 +1,4 @@
-"""The page's first half: sentence, headline ratios and bars. DeviceData enters, markup leaves."""
+"""First half of the page: summary sentence, headline ratios and bars."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ HARMONICS = "harmonics"
 
 
 def ratios(data: DeviceData, rows: pd.Index, contender: str) -> list[float]:
-    """How many times as fast as ``contender`` the tuned kernel is, for the rows where both have a time."""
+    """Speed-ups of the tuned kernel over ``contender``, for rows where both have a time."""
     wide = data.times[data.times["row"].isin(rows)].pivot_table(index="row", columns="contender", values="time_us")
     if TUNED not in wide or contender not in wide:
         return []
@@ -35,7 +35,7 @@ def ratios(data: DeviceData, rows: pd.Index, contender: str) -> list[float]:
 
 
 def best_peer(data: DeviceData, row: int) -> tuple[str, float] | None:
-    """The fastest peer of a row, with how many times as fast as it the tuned kernel is."""
+    """The fastest peer of a row, and the tuned kernel's speed-up over it."""
     tuned = data.time(row, TUNED)
     peers = data.times[(data.times["row"] == row) & ~data.times["contender"].isin([TUNED, DEFAULT])]
     peers = peers[peers["time_us"].notna()]
@@ -52,7 +52,7 @@ def _place(row: pd.Series) -> str:
 
 
 def headline_row(data: DeviceData) -> int | None:
-    """The row that the sentence is about: a product, forward, float32; of most peers, then most traffic."""
+    """The row of the summary sentence: a product, forward, float32; with most peers, then most traffic."""
     timed = data.times[(data.times["contender"] == TUNED) & data.times["time_us"].notna()]["row"]
     rows = data.rows[data.rows.index.isin(timed) & ~data.rows["deterministic"].astype(bool)]
     if rows.empty:
@@ -69,7 +69,7 @@ def headline_row(data: DeviceData) -> int | None:
 
 
 def sentence(data: DeviceData) -> str:
-    """What the tuning achieved, in plain words, for one row."""
+    """The result of tuning for one row, in plain words."""
     row = headline_row(data)
     if row is None:
         return "No tuned time has been published for this device yet."
@@ -96,7 +96,7 @@ def _article(name: str) -> str:
 
 
 def cards(data: DeviceData) -> Markup:
-    """Geometric means per direction: of the tuned rows, or of the bench's where more of those met peers."""
+    """Geometric means per direction, over the tuned rows, or over bench rows if more of these have peers."""
     shown = []
     for title, rows in _cases(data):
         lines = []
@@ -122,7 +122,7 @@ def cards(data: DeviceData) -> Markup:
 
 
 def _cases(data: DeviceData) -> list[tuple[str, pd.Index]]:
-    """Heading and rows of each direction, of products, then of harmonics: a mean over both would tell nothing."""
+    """Heading and rows of each direction, for products and harmonics separately: a joint mean has no meaning."""
     found = [(direction_name(name).capitalize(), _rows_of(data, name, False)) for name in PASSES]
     return found + [(f"Harmonics, {direction_name(name)}", _rows_of(data, name, True)) for name in PASSES]
 
@@ -131,13 +131,13 @@ def _rows_of(data: DeviceData, name: str, harmonics: bool) -> pd.Index:
     rows = data.rows[(data.rows["direction"] == name) & ~data.rows["deterministic"].astype(bool)]
     rows = rows[(rows["operation"] == HARMONICS) == harmonics]
     tuned, other = rows[rows["source"] == "tuned"].index, rows[rows["source"] != "tuned"].index
-    # Entries may have been tuned without peers, which the bench then adds.
+    # Entries may have been tuned without peers; then bench rows have them.
     compared = data.times[~data.times["contender"].isin([TUNED, DEFAULT]) & data.times["time_us"].notna()]["row"]
     return tuned if len(tuned) and compared.isin(tuned).sum() >= compared.isin(other).sum() else other
 
 
 def _contenders(data: DeviceData, rows: pd.Index) -> list[str]:
-    """Default first, then peers, where some row of these has a time of theirs."""
+    """Default first, then peers, if they have a time in any of these rows."""
     known = data.times[data.times["row"].isin(rows) & data.times["time_us"].notna()]["contender"]
     if TUNED not in set(known):
         return []
@@ -145,7 +145,7 @@ def _contenders(data: DeviceData, rows: pd.Index) -> list[str]:
 
 
 def bars(data: DeviceData) -> Markup:
-    """A panel a row; all share one time axis."""
+    """One panel per row, with a common time axis."""
     known = [row for _, rows in _cases(data) for row in rows if (data.times["row"] == row).any()]
     if not known:
         return tag("p", "No row has been tuned or benchmarked yet.", class_="hint")

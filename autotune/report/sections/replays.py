@@ -1,4 +1,4 @@
-"""Samplers side by side: replays of one record of trials enter, a table and a figure a record leave."""
+"""Section that compares samplers: a table and a figure per record, from replays of recorded trials."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NEAR = "0.05"
 
 
 def replays(records: Mapping[str, Mapping[str, Any]]) -> Markup:
-    """The whole section; ``records``: a file's name to what it holds."""
+    """The whole section; ``records``: file name to content."""
     told = {name: record for name, record in records.items() if mapping(record.get("samplers"))}
     if not told:
         text = "No replay is stored for this device. To compare samplers on recorded trials, run equitune replay."
@@ -27,19 +27,19 @@ def replays(records: Mapping[str, Mapping[str, Any]]) -> Markup:
 
 
 def sampler_name(key: str) -> str:
-    """``default_order`` and ``default`` alike are the default order."""
+    """The shown name; ``default_order`` and ``default`` both mean the default order."""
     return SAMPLERS.get(key.lower().replace("_order", "").replace("-order", "").removesuffix(" order"), key)
 
 
 def _samplers(record: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """By shown name, those that all records know first."""
+    """Samplers by shown name, the usual ones first."""
     found = {sampler_name(str(key)): mapping(value) for key, value in mapping(record.get("samplers")).items()}
     order = [*SAMPLERS.values()]
     return {name: found[name] for name in sorted(found, key=lambda n: (order.index(n) if n in order else 9, n))}
 
 
 def trials_text(per_seed: Any) -> tuple[str, float, str | None]:
-    """(median, its number or NaN, range) of trials by seed; a seed that never got there counts as more than any."""
+    """(median, its number or NaN, range) of trials by seed; a seed that never reached it counts as largest."""
     given = per_seed if isinstance(per_seed, list) else []
     if not given:
         return MISSING, math.nan, None
@@ -84,7 +84,7 @@ def _table(records: Mapping[str, Mapping[str, Any]]) -> Markup:
 
 
 def _transfers(records: Mapping[str, Mapping[str, Any]]) -> Markup | None:
-    """What starting from the winners of other kernels saved the tuner's own sampler; None where no record tells it."""
+    """Trials that the tuner's sampler saves by starting from other kernels' winners; None without such data."""
     body = []
     for name, record in records.items():
         told = mapping(record.get("transfer"))
@@ -119,7 +119,7 @@ def _detail(name: str, record: Mapping[str, Any]) -> str:
 
 
 def _pruned(record: Mapping[str, Any]) -> Cell:
-    """How many schedules the compiler's figures alone would have skipped, and the fastest of them over the best."""
+    """Number of schedules that pruning would have skipped, and the fastest of them over the best."""
     told = mapping(record.get("pruning"))
     skipped, fastest = number(told.get("skipped")), number(told.get("fastest_skipped"))
     if math.isnan(skipped):

@@ -1,4 +1,4 @@
-"""The page's second half: the search, which knobs mattered, who won, what failed. DeviceData enters, markup leaves."""
+"""Second half of the page: searches, importance of knobs, winners and failures."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from autotune.report.html.markup import Cell, Column, Markup, folded, join, tabl
 from autotune.text import DEFAULT, MISSING, count, direction_name, entry_note, kind_text
 
 STRIPS = 2
-# Panels of searches in sight; the others open below them.
+# Number of visible search panels; the others are folded.
 SHOWN = 12
 REASONS = 4
 REASON_CHARS = 220
 
 
 def _studies(data: DeviceData) -> list[tuple[str, str, str, pd.DataFrame, float]]:
-    """(title, detail, file stem, trials, default's published time) of each study, entries' order first."""
+    """(title, detail, file stem, trials, default's published time) of each study, first those of entries, in order."""
     by_file = {str(name): trials for name, trials in data.trials.groupby("file", sort=True)}
     found = []
     for row, record in data.rows[data.rows["source"] == "tuned"].iterrows():
@@ -43,7 +43,7 @@ def _studies(data: DeviceData) -> list[tuple[str, str, str, pd.DataFrame, float]
 
 
 def _drawn(studies: list[tuple]) -> tuple[list[tuple], Markup | None]:
-    """Those with the most trials, in their order, and a word on the others."""
+    """The studies with the most trials, in their order, and a note on the others."""
     if len(studies) <= PANELS:
         return studies, None
     longest = sorted(range(len(studies)), key=lambda place: (-len(studies[place][3]), place))[:PANELS]
@@ -52,7 +52,7 @@ def _drawn(studies: list[tuple]) -> tuple[list[tuple], Markup | None]:
 
 
 def progress(data: DeviceData) -> Markup:
-    """A panel a study."""
+    """One panel per study."""
     panels = []
     studies, others = _drawn(_studies(data))
     for place, (title, detail, _, trials, default_us) in enumerate(studies):
@@ -72,7 +72,7 @@ def progress(data: DeviceData) -> Markup:
 
 
 def knobs(data: DeviceData) -> Markup:
-    """Importances of all studies in one table, then each study's bars with strips of its foremost knobs."""
+    """Importances of all studies in one table, then each study's bars with strips of its most important knobs."""
     studies = [(*study, knob_importances(study[3])) for study in _studies(data)]
     told = [study for study in studies if len(study[5])]
     short = [f"{study[0]} ({study[1]})" for study in studies if not len(study[5])]
@@ -111,7 +111,7 @@ def _importance_table(told: list[tuple]) -> Markup:
                 cells.append(Cell(MISSING))
                 continue
             share, explained = (float(value) for value in importances.loc[name, ["importance", "explained"]])
-            # The text is what it sorts by: a page has thousands of these cells.
+            # Cells sort by their text, without a separate value: a page has thousands of them.
             cells.append(Cell(f"{share:.0%}", None, f"{explained:.0%}", "heat", style=f"--share:{share:.2g}"))
         rows.append(cells)
     caption = "Knob importance by study (PED-ANOVA); below it, variance explained"
@@ -119,7 +119,7 @@ def _importance_table(told: list[tuple]) -> Markup:
 
 
 def winners(data: DeviceData) -> Markup:
-    """Knobs of every published schedule, those that differ from the default marked, then the compiler's figures."""
+    """Knobs of every published schedule, with differences from the default marked, then the compiler's report."""
     if not data.entries:
         return tag("p", "No schedule has been published for this device.", class_="hint")
     names = union(entry.get("schedule") for entry in data.entries)
@@ -157,7 +157,7 @@ def _identity(entry: dict[str, Any]) -> tuple[Cell, Cell]:
 
 
 def failures(data: DeviceData) -> Markup:
-    """States of all trials with their shares and the reasons met most."""
+    """States of all trials, with shares and most frequent reasons."""
     trials = data.trials
     if trials.empty:
         return tag("p", "No raw trials are stored for this device.", class_="hint")
@@ -176,7 +176,7 @@ def failures(data: DeviceData) -> Markup:
 
 
 def _reasons(reasons: pd.Series) -> Markup:
-    """Reasons that differ in their numbers only are one; each is shown by its first example."""
+    """Frequent reasons; those that differ only in numbers count as one, shown by its first example."""
     counts: Counter[str] = Counter()
     example: dict[str, str] = {}
     for reason in reasons:

@@ -1,6 +1,4 @@
-"""What opens below a row of the suite: one suite row enters; all contenders, raw samples, schedules, their source and
-resources leave.
-"""
+"""Expanded details of a suite row: all contenders, raw samples, schedules, their source and resources."""
 
 from __future__ import annotations
 
@@ -81,7 +79,7 @@ def _contender(row: SuiteRow, name: str) -> list[Cell]:
 
 
 def _interval(row: SuiteRow, name: str) -> str | None:
-    """Of the ratio to the tuned time, for those where it matters: samples were taken in turn, so rounds are paired."""
+    """Interval of the ratio to the tuned time, for default and fastest peer; paired by rounds, as sampled in turn."""
     ours, theirs = row.samples(TUNED), row.samples(name)
     if name not in (DEFAULT, row.peer) or not ours or not theirs:
         return None
@@ -90,7 +88,7 @@ def _interval(row: SuiteRow, name: str) -> str | None:
 
 
 def _schedules(row: SuiteRow) -> Markup | None:
-    """A line a direction, a column a knob; what differs from the default is marked, with the default's value below."""
+    """One line per direction, one column per knob; differences are marked, with the default's value below."""
     chosen, default = row.schedules(TUNED), row.schedules(DEFAULT)
     names = [name for name in union(chosen.values()) if name != "backend"]
     if not names:

@@ -1,4 +1,4 @@
-"""Every tuned row in one table, each with what opens below it. DeviceData enters, markup leaves."""
+"""Table of all tuned rows with their expandable details."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ from autotune.text import (
 
 
 def entry_schedules(entry: dict[str, Any]) -> dict[str, Any]:
-    """Direction to knobs, as rows of the bench have them."""
+    """Direction to knobs, as in bench rows."""
     knobs = mapping(entry.get("schedule"))
     return {str(entry.get("direction")): knobs} if knobs else {}
 
 
 def row_table(data: DeviceData, sources: Sources) -> Markup | None:
-    """Every tuned row, sortable, with its schedule, source and samples below; reasons of failed peers as notes."""
+    """Every tuned row, sortable, with schedule, source and samples below; reasons of failed peers as notes."""
     rows = data.rows[data.rows["source"] == "tuned"]
     if rows.empty:
         return None
-    # what a row says comes before the peers' columns, which may need scrolling
+    # Our columns come before the peers', which may need scrolling.
     ours = [name for name in data.contenders("tuned") if name in (TUNED, DEFAULT)]
     peers = [name for name in data.contenders("tuned") if name not in ours]
     unit = unit_for(data.times[data.times["row"].isin(rows.index)]["time_us"])
@@ -118,7 +118,7 @@ def _error_cell(record: pd.Series) -> Cell:
 
 
 def _details(data: DeviceData, entry: dict[str, Any], sources: Sources) -> Markup | None:
-    """A closed ``details`` element, or None where the entry has no schedule."""
+    """A closed ``details`` element, or None if the entry has no schedule."""
     chosen = mapping(entry.get("schedule"))
     if not chosen:
         return None
@@ -138,7 +138,7 @@ def _details(data: DeviceData, entry: dict[str, Any], sources: Sources) -> Marku
 
 
 def _certificate(entry: dict[str, Any], what: str) -> Markup | None:
-    """What is known of a published kernel beside its times; entries of earlier versions hold nothing of it."""
+    """What is known about a published kernel besides its times; older entries have no certificate."""
     known, gain = mapping(entry.get("certificate")), mapping(entry.get("gain"))
     if not known:
         return None
@@ -166,7 +166,7 @@ def _gain_text(gain: dict[str, Any]) -> str:
 
 
 def _searched(data: DeviceData, entry: dict[str, Any]) -> list[float]:
-    """Of the trials of this schedule: an entry itself keeps but the median and quartiles of its published samples."""
+    """Samples from this schedule's trials: an entry only stores median and quartiles of its published samples."""
     file = str(mapping(entry.get("trials")).get("file")).rpartition("/")[2].removesuffix(".jsonl")
     trials = data.trials[data.trials["file"] == file]
     given = zip(trials["schedule"], trials["samples_us"], strict=True)

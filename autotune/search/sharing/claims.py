@@ -1,9 +1,8 @@
-"""Where the tuners of one study meet: what each is measuring, so that no other does, and what all have finished.
+"""Claims of the tuners of one study: each schedule is measured by one tuner, and all read every finished record.
 
-Claims of schedules and finished records enter; the records of others leave. :class:`FolderClaims` joins the tuners of
-one results folder by its trial file and by locks that die with their process. A tuner that works alone takes the same
-steps and keeps everybody else out: they cost it microseconds. ``autotune.search.sharing.optuna_storage`` joins several
-hosts.
+:class:`FolderClaims` connects the tuners of one results folder, through its trial file and locks that end with their
+process. A tuner that works alone takes the same steps, which cost microseconds, and locks others out.
+``autotune.search.sharing.optuna_storage`` connects several hosts.
 """
 
 from __future__ import annotations
@@ -18,53 +17,53 @@ from autotune.errors import StudyError
 from autotune.search.sharing.locks import Locks
 from kernelgen.schedule.knobs import Knobs
 
-# Who else may work on a study: nobody; tuners of the same results folder; all that name the same Optuna storage.
+# Who may share a study: nobody; tuners of the same results folder; all that name the same Optuna storage.
 Sharing = Literal["alone", "folder", "storage"]
-# Claimed beside schedules: the comparison that publishes a workload's winners, and the copy for the Optuna storage.
+# Other claims than schedules: the comparison that publishes a workload's winners, and the copy to the Optuna storage.
 COMPARISON, COPY = "comparison", "copy"
-# Locks of a study: taking part in it, writing its file, copying it; then those of claims that mean work on the device.
+# Lock numbers of a study: taking part, writing its file, copying it; claims that use the device have higher numbers.
 PART, WRITING, COPYING, CLAIMS = range(4)
 
 
 class Claims:
-    """Of a rehearsal: nobody else is there, and nothing is kept."""
+    """Claims of a simulated search: no other tuners, and nothing is stored."""
 
-    # Records so far, those of other generator versions included.
+    # Number of records so far, those of other generator versions included.
     count = 0
 
     def news(self) -> list[dict[str, Any]]:
-        """Records that were not given before: at first all there are, later what anybody finished meanwhile."""
+        """Records not returned before: at first all, later those finished meanwhile by any tuner."""
         return []
 
     def claim(self, key: str, schedule: Knobs | None = None) -> bool:
-        """Whether this tuner may measure a schedule (or do what else the key stands for): then no other may."""
+        """Claim a schedule (or what else the key stands for); False if another tuner has it."""
         return True
 
     def let_go(self, key: str) -> None:
-        """Give up a claim without a result."""
+        """Release a claim without a result."""
 
     def finish(self, key: str, line: dict[str, Any]) -> dict[str, Any]:
-        """Make the record of a claimed schedule durable; returns it as it stands there, numbered."""
+        """Store the record of a claimed schedule durably; returns it as stored, with its number."""
         line = {**line, "number": self.count}
         self.count += 1
         return line
 
     def contribute(self, key: str, schedule: Knobs, line: dict[str, Any]) -> None:
-        """Give others a record of an earlier run that they may not know."""
+        """Share a record of an earlier run that others may not have."""
 
     def others_at_work(self, wait: bool = False, comparing: bool = False) -> bool:
-        """Is another tuner measuring here, or comparing? ``wait``: where that cannot be told at once, until it can.
+        """Whether another tuner is measuring or comparing. ``wait``: if this is uncertain, wait until it is certain.
 
-        Who seems to compare is taken at its word, but with ``comparing``.
+        A claimed comparison counts as certain unless ``comparing``.
         """
         return False
 
     def close(self) -> None:
-        """Leave; claims end."""
+        """Leave the study; this tuner's claims end."""
 
 
 class FolderClaims(Claims):
-    """Of the tuners that share a results folder, or of one that works there ``alone``: see the module."""
+    """Claims of tuners that share a results folder, or of one that works there ``alone``."""
 
     def __init__(self, path: Path, alone: bool) -> None:
         self.path = path
@@ -94,20 +93,20 @@ class FolderClaims(Claims):
         self._locks.let_go(_number(key))
 
     def finish(self, key: str, line: dict[str, Any]) -> dict[str, Any]:
-        """The claim ends after the record is on the disk: who gets it next finds the record."""
+        """End the claim after the record is on the disk, so that the next tuner to claim it finds the record."""
         line = self.kept(line)
         self.let_go(key)
         return line
 
     def kept(self, line: dict[str, Any]) -> dict[str, Any]:
-        """The record as it stands in the file now."""
+        """The record as stored in the file."""
         self.keep([line])
         return next(
             (known for known in self._unread if trial_records.identity(known) == trial_records.identity(line)), line
         )
 
     def keep(self, lines: Iterable[dict[str, Any]]) -> None:
-        """Append the records that the file does not have."""
+        """Append the records that the file lacks."""
         with self._locks.held(WRITING):
             self._catch_up()
             for line in lines:
@@ -131,7 +130,7 @@ class FolderClaims(Claims):
 
 
 def _number(key: str) -> int:
-    """Two keys of one number would only be claimed one after the other."""
+    """The lock number of a key. A collision is harmless: the two keys just cannot be claimed at the same time."""
     if key == COPY:
         return COPYING
     return CLAIMS + int.from_bytes(hashlib.sha256(key.encode()).digest()[:7], "big")

@@ -1,7 +1,7 @@
-"""Locks that end with their process, however it ends: nothing is left behind that somebody has to judge stale.
+"""Locks that end with their process, however it ends: there are no stale locks.
 
-A file enters; numbers (bytes of it, which need not exist) can be locked through it, each as a lock of its own. They
-are the system's locks of open files: a SIGKILL releases them, a process that is started takes none over.
+Each number (a byte of the lock file, which need not exist) is a separate lock. They are the system's locks of open
+files: a SIGKILL releases them, and child processes do not inherit them.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ FLOCK = "hhqqi"
 
 
 class Locks:
-    """Those of one user; two of a process exclude each other as two processes do."""
+    """The locks of one user. Two objects in one process exclude each other as two processes do."""
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = open(path, "a+b", buffering=0)  # noqa: SIM115
 
     def close(self) -> None:
-        """Let all go."""
+        """Release all locks."""
         self._file.close()
 
     def take(self, number: int) -> bool:
-        """For this user alone; False if another has it."""
+        """Take an exclusive lock; False if another user has it."""
         return self._try(fcntl.F_WRLCK, number)
 
     def share(self, number: int) -> bool:
-        """Together with others who share it; False if one took it for itself."""
+        """Take a shared lock; False if another user holds it exclusively."""
         return self._try(fcntl.F_RDLCK, number)
 
     def let_go(self, number: int) -> None:
@@ -40,7 +40,7 @@ class Locks:
 
     @contextmanager
     def held(self, number: int) -> Iterator[None]:
-        """Take, after waiting for others."""
+        """Wait for an exclusive lock and hold it during the block."""
         self._call(fcntl.F_OFD_SETLKW, fcntl.F_WRLCK, number, 1)
         try:
             yield
@@ -48,7 +48,7 @@ class Locks:
             self.let_go(number)
 
     def taken_elsewhere(self, first: int) -> bool:
-        """Does another have any lock from this number on?"""
+        """Whether another user has any lock from this number on."""
         answer = self._call(fcntl.F_OFD_GETLK, fcntl.F_WRLCK, first, 0)
         return struct.unpack(FLOCK, answer)[0] != fcntl.F_UNLCK
 

@@ -1,9 +1,9 @@
-"""Tuners of many hosts meet in an Optuna storage: PostgreSQL, MySQL, or SQLite on one host.
+"""Share a study among many hosts through an Optuna storage: PostgreSQL, MySQL, or SQLite on one host.
 
-A claim is a running trial, kept alive by heartbeats; Optuna fails those of tuners that died, and the schedule is free
-again. A finished trial carries its record, which every tuner writes to the trial file of its own results folder: so
-each folder ends up with all of the study. A storage that does not answer is waited for, then given up with an error;
-what was measured by then is in the trial file, and reaches the storage with the next run.
+A claim is a running trial, kept alive by heartbeats. Optuna fails the trials of dead tuners, which releases their
+schedules. A finished trial carries its record, which every tuner writes to the trial file of its own results folder, so
+each folder has the whole study. If the storage does not answer, a tuner waits and then ends with an error. Everything
+measured is in its trial file, and reaches the storage with the next run.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from kernelgen.schedule.knobs import Knobs
 if TYPE_CHECKING:
     import optuna
 
-# A claim lives for so long after its last heartbeat: longer than a storage is waited for, so that claims survive
-# whatever their tuners do.
+# A claim survives GRACE_S after its last heartbeat, longer than a tuner waits for a storage, so that waiting tuners
+# keep their claims.
 HEARTBEAT_S, GRACE_S = 15, 180
 assert GRACE_S > WAIT_S + HEARTBEAT_S
 POLL_S = 0.5
-# Of a claim: which tuner has it.
+# Attribute of a claim: the tuner that has it.
 TUNER = "tuner"
 
 
 class Shared(Claims):
-    """One tuner's place in a study of a storage; ``folder`` is where its results folder keeps the trials."""
+    """One tuner's claims in a study of a storage; ``folder``: claims of its results folder, which keeps the trials."""
 
     def __init__(
         self, folder: FolderClaims, storage: str | optuna.storages.BaseStorage, name: str, space: Space
@@ -49,7 +49,7 @@ class Shared(Claims):
         self._folder, self._space, self._tuner = folder, space, uuid.uuid4().hex
         self._access = Access(storage, folder.path, HEARTBEAT_S, GRACE_S)
         opened = self._access.open()
-        # Only what is opened by its URL has heartbeats.
+        # Only a storage opened by its URL has heartbeats.
         self._server = opened if isinstance(opened, optuna.storages.RDBStorage) else None
         self._storage = optuna.storages.get_storage(opened)
         self._study = self._access.patiently(
@@ -84,7 +84,7 @@ class Shared(Claims):
         return self._access.patiently(lambda: self._claim(key, schedule))
 
     def let_go(self, key: str) -> None:
-        """Without a storage nothing need be done: the claim dies."""
+        """Release a claim. If the storage does not answer, nothing need be done: the claim expires."""
         trial, _ = self._claims.pop(key, (None, None))
         if trial is None:
             return
@@ -92,7 +92,7 @@ class Shared(Claims):
             self._access.patiently(lambda: self._fail(trial))
 
     def finish(self, key: str, line: dict[str, Any]) -> dict[str, Any]:
-        """In the storage first, where it counts for all; the file is for what no storage could be told."""
+        """Store in the storage first, which counts for all; then in the file, also if the storage failed."""
         try:
             told = self._access.patiently(lambda: self._finish(key, line))
         except StudyError:
@@ -108,7 +108,7 @@ class Shared(Claims):
             self._claims.pop(key, None)
 
     def others_at_work(self, wait: bool = False, comparing: bool = False) -> bool:
-        """A tuner that died seems to be at work until it is found out, so others are given that long."""
+        """A dead tuner seems to be at work until its heartbeat expires, so ``wait`` waits that long."""
         end = time.monotonic() + (GRACE_S + HEARTBEAT_S if wait else 0)
         while keys := self._access.patiently(self._rivals):
             if (COMPARISON in keys and not comparing) or time.monotonic() > end:
@@ -117,9 +117,9 @@ class Shared(Claims):
         return False
 
     def _claim(self, key: str, schedule: Knobs | None) -> bool:
-        """Of tuners that claim at once the first wins: trials are numbered in the order in which they become visible.
+        """If several tuners claim at once, the first wins: trials are numbered in the order they become visible.
 
-        Repeated after an answer that was lost, it finds what the lost attempt has made.
+        A retry after a lost answer finds the trial of the first attempt.
         """
         if _holder(self._trials(), key) is None:
             self._storage.create_new_trial(self._id, template_trial=self._running(key, schedule))
@@ -135,7 +135,7 @@ class Shared(Claims):
         return True
 
     def _finish(self, key: str, line: dict[str, Any]) -> bool:
-        """False if the claim was lost, and the schedule is another's by now."""
+        """False if the claim was lost and another tuner has the schedule."""
         from optuna.exceptions import UpdateFinishedTrialError
         from optuna.trial import TrialState
 
@@ -146,8 +146,8 @@ class Shared(Claims):
                 self._storage.set_trial_user_attr(trial, RECORD, line)
                 self._storage.set_trial_state_values(trial, state, values)
             except UpdateFinishedTrialError:
-                # Either an attempt whose answer was lost did it, or this tuner stood still for so long that it was
-                # given up for dead.
+                # Either an earlier attempt succeeded and its answer was lost, or this tuner was suspended for so long
+                # that it counted as dead.
                 if self._storage.get_trial(trial).state != TrialState.FAIL:
                     return True
                 if not self._claim(key, schedule):
@@ -180,7 +180,7 @@ class Shared(Claims):
         return self._storage.get_trial_id_from_study_id_trial_number(self._id, trial.number)
 
     def _rivals(self) -> set[str]:
-        """What other tuners are at."""
+        """Keys that other tuners have claimed."""
         self._reaped = 0.0
         running = [trial for trial in self._reap_and_read() if _is_running(trial)]
         return {str(trial.user_attrs.get(KEY)) for trial in running if trial.user_attrs[TUNER] != self._tuner}
@@ -192,9 +192,9 @@ class Shared(Claims):
         return self._trials()
 
     def _reap(self) -> None:
-        """Optuna fails trials whose heartbeat has stopped, but none that never had one: of these, this is the first.
+        """Fail trials without a recent heartbeat, and give a first heartbeat to old trials that never had one.
 
-        That happens to a tuner that is killed between its claim and the first heartbeat.
+        Optuna never fails a trial without any heartbeat, as a tuner killed right after its claim leaves it.
         """
         import optuna
 
@@ -211,7 +211,7 @@ class Shared(Claims):
     def _beat(self) -> None:
         while not self._end.wait(HEARTBEAT_S):
             for trial, _ in list(self._claims.values()):
-                # The tuner itself finds out, and says, that the storage is away.
+                # The tuner itself notices and reports that the storage does not answer.
                 with contextlib.suppress(Exception):
                     self._record_heartbeat(trial)
 
@@ -227,7 +227,7 @@ def open_claims(
     name: str,
     space: Space,
 ) -> Claims:
-    """Of the study with this trial file, and this name in a storage; without a file, a rehearsal's."""
+    """The claims of the study with this trial file, and this name in a storage; without a file, a simulation's."""
     if path is None:
         return Claims()
     folder = FolderClaims(path, alone=sharing == "alone")
@@ -243,7 +243,7 @@ def open_claims(
 
 
 def _holder(trials: Iterable[optuna.trial.FrozenTrial], key: str) -> optuna.trial.FrozenTrial | None:
-    """The trial that has a schedule: the first of those that run or are finished."""
+    """The trial that holds a schedule: the first that is running or finished."""
     having = (t for t in trials if t.user_attrs.get(KEY) == key and (_has_record(t) or _is_running(t)))
     return min(having, key=lambda trial: trial.number, default=None)
 
@@ -253,7 +253,7 @@ def _has_record(trial: optuna.trial.FrozenTrial) -> bool:
 
 
 def _is_running(trial: optuna.trial.FrozenTrial, key: str | None = None, tuner: str | None = None) -> bool:
-    """A claim that stands: of a schedule, or of a tuner, where these are given."""
+    """Whether the trial is a valid claim, of this schedule and this tuner if given."""
     own = trial.user_attrs
     wanted = key in (None, own.get(KEY)) and tuner in (None, own.get(TUNER))
     return trial.state.name == "RUNNING" and TUNER in own and wanted

@@ -1,6 +1,7 @@
-"""An Optuna storage that may be away for a while: its URL enters, an open storage and its answers leave.
+"""Access to an Optuna storage that may be temporarily unavailable.
 
-A server that restarts is waited for; one that stays away is one clear error. Passwords of URLs stay out of messages.
+If the server restarts, tuners wait up to two minutes, then raise one clear error. Messages never show the URL's
+password.
 """
 
 from __future__ import annotations
@@ -19,17 +20,17 @@ from autotune.search.samplers import making, sqlite_file
 if TYPE_CHECKING:
     import optuna
 
-# How long a storage that does not answer is waited for, and how long between two tries.
+# How long to wait for a storage that does not answer, and the pause between two tries.
 WAIT_S, RETRY_S = 120, 0.5
-# Of two tuners that make the tables at once, one fails and has nothing to complain of when it looks again.
+# Tries before a warning: if two tuners create the tables at once, one fails, and succeeds at the next try.
 QUIET_TRIES = 3
 T = TypeVar("T")
-# One of each URL and process: to look through its tables takes longer than a trial, and studies come one after another.
+# One storage per URL and process, because opening it takes longer than a trial, and every study needs it.
 _opened: dict[tuple[str, int, int], optuna.storages.RDBStorage] = {}
 
 
 class Access:
-    """To one storage. ``kept_in``: the file that has what was measured, whatever becomes of the storage.
+    """Access to one storage. ``kept_in``: the file that holds all measurements, even if the storage fails.
 
     heartbeat_s, grace_s: as Optuna's ``heartbeat_interval`` and ``grace_period``.
     """
@@ -41,11 +42,11 @@ class Access:
         self._shown, self._gone = _shown(storage), False
 
     def open(self) -> optuna.storages.BaseStorage:
-        """StudyError for a URL that no storage can be opened by, however long one waits."""
+        """Open the storage; StudyError at once for an invalid URL."""
         return self.patiently(lambda: _open(self._storage, *self._beats))
 
     def patiently(self, action: Callable[[], T]) -> T:
-        """Do it, again and again for a while if the storage does not answer."""
+        """Run the action, and retry for a while if the storage does not answer."""
         from optuna.exceptions import StorageInternalError
         from sqlalchemy.exc import DBAPIError
 
@@ -98,7 +99,7 @@ def _open(storage: str | optuna.storages.BaseStorage, heartbeat_s: int, grace_s:
 
 
 def _shown(storage: Any) -> str:
-    """A URL without its password."""
+    """The storage's URL without its password."""
     from sqlalchemy.engine import make_url
     from sqlalchemy.exc import ArgumentError
 
@@ -111,5 +112,5 @@ def _shown(storage: Any) -> str:
 
 
 def _tell(text: str) -> None:
-    """With the time, as Python says the same warning only once."""
+    """Warn, with the time in the text, because Python shows equal warnings only once."""
     warnings.warn(f"{datetime.now(UTC):%H:%M:%S} UTC: {text}", stacklevel=2)
