@@ -36,6 +36,8 @@ class Graph(NamedTuple):
 
     # The tensors of indices and order. Autograd saves them to detect writes between forward and backward.
     saved: tuple[Tensor, ...] = ()
+    # Tells whether the indices were written since they were checked; None for a graph that is not recognised again.
+    known: KnownGraph | None = None
 
     def of_saved(self, saved: Sequence[Tensor]) -> Graph:
         """The graph with autograd's tensors in place of :attr:`saved`; saved-tensor hooks may have copied them."""
@@ -67,7 +69,6 @@ class Checks:
         self.dtype = dtype
         self.device_type = device_type
         self._last: Graph | None = None
-        self._known: KnownGraph | None = None
 
     def given(self, operands: Operands) -> tuple[tuple[int, str, str], ...]:
         """Position, name and slot of the operands that are not None."""
@@ -95,7 +96,7 @@ class Checks:
         known: KnownGraph | None = None
         last = self._last if keep else None
         if last and last[3:6] == (num_edges, num_in, num_out) and _is_still(last, x, sender, receiver, order):
-            unwritten = is_checked or self._known.is_unwritten(sender, receiver)  # type: ignore[union-attr, arg-type]
+            unwritten = is_checked or last.known.is_unwritten(sender, receiver)  # type: ignore[union-attr, arg-type]
             if unwritten:
                 return last
         if not self.is_conv:
@@ -120,9 +121,9 @@ class Checks:
             "g": (num_out, problem.dim_out),
         }
         saved = tuple(tensor for tensor in (sender, receiver, *order) if tensor is not None)
-        graph = Graph(sender, receiver, order, num_edges, num_in, num_out, shapes, saved)
-        if keep and num_edges <= KEPT_EDGES and sender is not None and receiver is not None and known is not None:
-            self._last, self._known = graph, known
+        graph = Graph(sender, receiver, order, num_edges, num_in, num_out, shapes, saved, known)
+        if keep and num_edges <= KEPT_EDGES and known is not None:
+            self._last = graph
         return graph
 
     def operands(
