@@ -82,10 +82,16 @@ def test_four_bars_with_times_and_ratios() -> None:
     (choice,) = models.choices([row])
     assert [(bar.name, bar.role) for bar in choice.bars] == [
         *(("Equitune", "tuned"), ("cuEquivariance", "fastest other path")),
-        *(("mace", "stock"), ("Equitune", "untuned default")),
+        *(("MACE", "stock"), ("Equitune", "untuned default")),
     ]
     text = plain(bars(choice, "peak memory"))
-    for words in ("20.0 ms", "30.0 ms 1.50× as fast", "240 ms 12× as fast", "25.0 ms 1.25× as fast", "401 MiB"):
+    for words in (
+        "20.0 ms",
+        "30.0 ms Equitune 1.50× as fast",
+        "240 ms Equitune 12× as fast",
+        "25.0 ms Equitune 1.25× as fast",
+        "401 MiB",
+    ):
         assert words in text, words
     for fact in ("21 atoms, 306 edges", "the device works 16.0 ms of it in 594 launches",
                  "largest relative error 2.0e-6 (gradients) against stock in float64"):  # fmt: skip
