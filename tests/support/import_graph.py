@@ -22,7 +22,7 @@ ORDERS = {
     ),
     "autotune": (
         *("errors", "paths", "text"),
-        *("workload", "database", "modules", "measure", "search", "compare"),
+        *("workload", "database", "modules", "integrations", "measure", "search", "compare"),
         *("tune", "bench", "replay", "report", "cli"),
     ),
 }
