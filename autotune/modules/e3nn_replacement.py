@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from os import PathLike
 
 import torch
-from e3nn import o3
 
 from autotune.modules.e3nn_checkpoints import CODE
 from autotune.modules.stand_ins import AcceleratedHarmonics, AcceleratedProduct, StandIn
+from kernelgen.e3nn_import import o3
 from kernelgen.errors import InputError, ProblemError, UnsupportedError
 
 # Largest allowed relative difference between a replacement's result and e3nn's.

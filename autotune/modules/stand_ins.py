@@ -11,12 +11,12 @@ import weakref
 from typing import Any, cast
 
 import torch
-from e3nn import o3
 from torch.nn.utils import parametrize
 
 from autotune.modules.e3nn_checkpoints import E3nnCheckpoints
 from autotune.modules.spherical_harmonics import SphericalHarmonics
 from autotune.modules.tensor_product import TensorProduct
+from kernelgen.e3nn_import import o3
 from kernelgen.problem.from_e3nn import problem_of
 
 # Names of the attributes that every torch module has.
