@@ -11,13 +11,13 @@ import weakref
 from typing import Any, cast
 
 import torch
-from e3nn import o3
 from torch import Tensor
 from torch.nn.utils import parametrize
 
 from autotune.modules.e3nn_checkpoints import E3nnCheckpoints
 from autotune.modules.spherical_harmonics import SphericalHarmonics
 from autotune.modules.tensor_product import TensorProduct, TensorProductConv
+from kernelgen.e3nn_import import o3
 from kernelgen.errors import UnsupportedError
 from kernelgen.problem.from_e3nn import problem_of
 
