@@ -14,6 +14,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes as outside_of_traces
 
 from autotune.database.lookup import Tuning, check_tolerance, find_schedule
+from autotune.database.misses import asked
 from autotune.errors import TuningMissError
 from autotune.workload.graph_class import GraphClass
 from autotune.workload.workload import LAYOUTS
@@ -191,6 +192,8 @@ class TunedModule(NoTorchScript):
             deterministic=self.deterministic,
             refused=refused,
         )
+        if self.schedule is None:
+            asked(operator)
         return operator, tuning
 
     def _operator_of(self, x: torch.Tensor) -> Operator:

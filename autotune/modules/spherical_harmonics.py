@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 import torch
 
 from autotune.database.lookup import Tuning, find_schedule
+from autotune.database.misses import asked
 from autotune.modules.base import NoTorchScript, autocast, check_dtype, or_default, outside_of_traces
 from autotune.workload.graph_class import GraphClass
 from kernelgen.device import device_facts
@@ -175,7 +176,9 @@ def _build(key: _Key, device: torch.device, dtype: torch.dtype) -> tuple[Harmoni
     check_dtype("x is", dtype)
     tuning = _look_up(key, device, dtype)
     schedules: Any = {direction: found.schedule for direction, found in tuning.items()}
-    return build_harmonics(HarmonicsProblem.from_key(key[0]), schedules, dtype=dtype, device=device), tuning
+    operator = build_harmonics(HarmonicsProblem.from_key(key[0]), schedules, dtype=dtype, device=device)
+    asked(operator)
+    return operator, tuning
 
 
 @torch.compiler.assume_constant_result

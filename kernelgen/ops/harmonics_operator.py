@@ -27,6 +27,7 @@ from kernelgen.problem.spherical_harmonics import HarmonicsProblem
 from kernelgen.runtime.allocation import empty
 from kernelgen.runtime.arguments import ALIGNMENT
 from kernelgen.runtime.kernel import Kernel, load_kernel
+from kernelgen.runtime.watchers import WATCHERS, tell, tell_of_preparing
 from kernelgen.schedule.kernel_spec import BUFFERS, HarmonicsSpec
 from kernelgen.schedule.spherical_harmonics import HarmonicsSchedule, harmonics_schedule_from_dict
 from kernelgen.terms.directions import BACKWARD, DOUBLE_BACKWARD, FORWARD, HARMONICS_DIRECTIONS, HarmonicsDirection
@@ -161,7 +162,10 @@ class HarmonicsOperator(RegisteredOperator):
             pointers[place] = out.data_ptr()
         kernel = self._kernels.get((direction, index))
         if kernel is None:
+            tell_of_preparing()
             kernel = self._kernels[direction, index] = load_kernel(self.spec(direction, v.device))
+        if WATCHERS:
+            tell(self, direction, rows, rows, None, None)
         kernel.run(pointers, rows, rows, rows, index)
 
     def _ready(self, buffer: str, tensor: Tensor, shape: tuple[int, int], v: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ from kernelgen.problem.tensor_product import TensorProductProblem
 from kernelgen.runtime.arguments import Graph, Operands
 from kernelgen.runtime.graph import EdgeOrder
 from kernelgen.runtime.runner import Runner, SplitRunner
+from kernelgen.runtime.watchers import WATCHERS, tell, tell_of_preparing
 from kernelgen.terms.directions import Direction, backward, double_backward, forward
 
 
@@ -147,5 +148,8 @@ class DirectCalls(ABC):
         key = (direction, None if sender is None else sender.dtype, x.get_device())
         runner = self._runners.get(key)
         if runner is None:
+            tell_of_preparing()
             runner = self._runners[key] = self.runner(direction, key[1] or torch.int64, x.device)
+        if WATCHERS:
+            tell(self, direction, graph.num_edges, graph.num_out, sender, graph.receiver)
         return runner(operands, graph, poison)
