@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from autotune.modules.spherical_harmonics import SphericalHarmonics, spherical_harmonics
     from autotune.modules.spherical_harmonics_conv import SphericalHarmonicsConv
     from autotune.modules.tensor_product import TensorProduct, TensorProductConv
+    from autotune.tune.from_model.run import ModelTuning, tune_model
     from autotune.workload.graph_class import GraphClass
 
 __all__ = [
@@ -28,6 +29,7 @@ __all__ = [
     "FullTensorProduct",
     "FullyConnectedTensorProduct",
     "GraphClass",
+    "ModelTuning",
     "SphericalHarmonics",
     "SphericalHarmonicsConv",
     "TensorProduct",
@@ -37,6 +39,7 @@ __all__ = [
     "find_schedule",
     "restore",
     "spherical_harmonics",
+    "tune_model",
 ]
 
 _HOMES = {
@@ -47,6 +50,7 @@ _HOMES = {
     "FullTensorProduct": "autotune.modules.e3nn_products",
     "FullyConnectedTensorProduct": "autotune.modules.e3nn_products",
     "GraphClass": "autotune.workload.graph_class",
+    "ModelTuning": "autotune.tune.from_model.run",
     "SphericalHarmonics": "autotune.modules.spherical_harmonics",
     "SphericalHarmonicsConv": "autotune.modules.spherical_harmonics_conv",
     "TensorProduct": "autotune.modules.tensor_product",
@@ -56,6 +60,7 @@ _HOMES = {
     "find_schedule": "autotune.database.lookup",
     "restore": "autotune.modules.e3nn_replacement",
     "spherical_harmonics": "autotune.modules.spherical_harmonics",
+    "tune_model": "autotune.tune.from_model.run",
 }
 
 
