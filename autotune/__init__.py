@@ -13,8 +13,9 @@ if TYPE_CHECKING:
     from autotune.database.entry import Entry
     from autotune.database.lookup import Tuning, find_schedule
     from autotune.database.store import Database
+    from autotune.integrations.accelerate import accelerate, restore
+    from autotune.integrations.acceleration import Acceleration
     from autotune.modules.e3nn_products import ElementwiseTensorProduct, FullTensorProduct, FullyConnectedTensorProduct
-    from autotune.modules.e3nn_replacement import Acceleration, accelerate, restore
     from autotune.modules.spherical_harmonics import SphericalHarmonics, spherical_harmonics
     from autotune.modules.spherical_harmonics_conv import SphericalHarmonicsConv
     from autotune.modules.tensor_product import TensorProduct, TensorProductConv
@@ -43,7 +44,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Acceleration": "autotune.modules.e3nn_replacement",
+    "Acceleration": "autotune.integrations.acceleration",
     "Database": "autotune.database.store",
     "ElementwiseTensorProduct": "autotune.modules.e3nn_products",
     "Entry": "autotune.database.store",
@@ -56,9 +57,9 @@ _HOMES = {
     "TensorProduct": "autotune.modules.tensor_product",
     "TensorProductConv": "autotune.modules.tensor_product",
     "Tuning": "autotune.database.lookup",
-    "accelerate": "autotune.modules.e3nn_replacement",
+    "accelerate": "autotune.integrations.accelerate",
     "find_schedule": "autotune.database.lookup",
-    "restore": "autotune.modules.e3nn_replacement",
+    "restore": "autotune.integrations.accelerate",
     "spherical_harmonics": "autotune.modules.spherical_harmonics",
     "tune_model": "autotune.tune.from_model.run",
 }

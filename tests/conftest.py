@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 from browser import browser, visit
 
+import kernelgen.e3nn_import  # noqa: F401  (before a test imports e3nn: 0.4 loads only so with a recent torch)
+
 __all__ = ["browser", "visit"]
 
 

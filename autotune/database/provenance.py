@@ -11,7 +11,7 @@ import platform
 import shutil
 import subprocess
 from collections.abc import Mapping
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from typing import Any
 
 from autotune.database.lookup import find_schedule
@@ -71,7 +71,7 @@ def facts_of_record(device: Mapping[str, Any]) -> DeviceFacts:
 
 
 def now_text() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")
+    return datetime.now(timezone.utc).isoformat(timespec="seconds")
 
 
 def software_versions(facts: DeviceFacts) -> dict[str, str]:

@@ -16,7 +16,7 @@ import tempfile
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -281,7 +281,7 @@ def to_text(device: Mapping[str, Any], entries: Iterable[Entry]) -> str:
 
 def _keep_aside(path: Path) -> Path:
     """Copy, not rename: readers must not lose the valid entries of a partly invalid file meanwhile."""
-    stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
+    stamp = datetime.now(timezone.utc).strftime("%Y%m%dT%H%M%SZ")
     for name in _aside_names(path.stem, stamp):
         aside = path.with_name(name)
         with contextlib.suppress(FileExistsError), aside.open("xb") as target, path.open("rb") as source:

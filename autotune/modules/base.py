@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from typing import Any, NoReturn
 
 import torch
-from e3nn import o3
 from torch.utils._python_dispatch import _disable_current_modes as outside_of_traces
 
 from autotune.database.lookup import Tuning, check_tolerance, find_schedule
@@ -20,6 +19,7 @@ from autotune.errors import TuningMissError
 from autotune.workload.graph_class import GraphClass
 from autotune.workload.workload import LAYOUTS
 from kernelgen.device import check_cuda, device_facts
+from kernelgen.e3nn_import import o3
 from kernelgen.errors import InputError, ProblemError, ToolMissingError, UnsupportedError
 from kernelgen.ops.operator import Operator, build
 from kernelgen.ops.registry import OPERATORS

@@ -18,11 +18,11 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
-from e3nn import o3
 
 from autotune.modules.base import TunedModule
 from autotune.workload.tensors import relayout
 from autotune.workload.workload import LAYOUTS
+from kernelgen.e3nn_import import o3
 from kernelgen.errors import InputError, ProblemError, ScheduleError
 from kernelgen.problem.tensor_product import TensorProductProblem
 

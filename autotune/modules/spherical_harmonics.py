@@ -11,13 +11,13 @@ from collections.abc import Iterable
 from typing import Any, TypeAlias
 
 import torch
-from e3nn import o3
 
 from autotune.database.lookup import Tuning, find_schedule
 from autotune.database.misses import asked
 from autotune.modules.base import NoTorchScript, autocast, check_dtype, or_default, outside_of_traces
 from autotune.workload.graph_class import GraphClass
 from kernelgen.device import device_facts
+from kernelgen.e3nn_import import o3
 from kernelgen.errors import ProblemError, UnsupportedError
 from kernelgen.ops.harmonics_operator import HarmonicsOperator, build_harmonics
 from kernelgen.ops.registry import OPERATORS

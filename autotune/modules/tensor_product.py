@@ -15,7 +15,6 @@ from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias
 
 import torch
-from e3nn import o3
 
 from autotune.database.lookup import Tuning
 from autotune.modules.base import Schedules, TunedModule, autocast
@@ -23,6 +22,7 @@ from autotune.modules.e3nn_checkpoints import E3nnCheckpoints, output_mask
 from autotune.modules.matrix_contraction import MatrixContraction, by_matrix
 from autotune.modules.path_weights import PathWeights, Weight, check_last
 from autotune.workload.graph_class import GraphClass
+from kernelgen.e3nn_import import o3
 from kernelgen.errors import InputError, ProblemError
 from kernelgen.ops.operator import Operator
 from kernelgen.problem.from_e3nn import problem_of

@@ -16,8 +16,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from e3nn import o3
 
+from kernelgen.e3nn_import import o3
 from kernelgen.problem.tensor_product import Path, TensorProductProblem
 
 ZERO = 1e-12

@@ -9,7 +9,6 @@ import runpy
 import shutil
 import subprocess
 import sys
-import tomllib
 import zipfile
 from importlib import metadata
 from pathlib import Path
@@ -17,6 +16,8 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 from places import ROOT
+
+from autotune.workload.toml_tables import read_toml
 
 BUILD_FILES = ("pyproject.toml", "setup.py", "MANIFEST.in", "README.md", "LICENSE")
 
@@ -113,7 +114,7 @@ def pins() -> dict[str, str]:
 
 def requirements() -> dict[str, list[Requirement]]:
     """By extra, ``""`` for what is always installed; without Equitune itself."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    project = read_toml(ROOT / "pyproject.toml")["project"]
     extras = {"": project["dependencies"], **project["optional-dependencies"]}
     parsed = {extra: [Requirement(text) for text in texts] for extra, texts in extras.items()}
     return {extra: [r for r in wanted if r.name != project["name"]] for extra, wanted in parsed.items()}

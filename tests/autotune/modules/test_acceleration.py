@@ -10,7 +10,7 @@ from e3nn import o3
 from torch import Tensor
 
 from autotune import accelerate, restore
-from autotune.modules.stand_ins import AcceleratedProduct
+from autotune.integrations.stand_ins import AcceleratedProduct
 from kernelgen.errors import InputError
 
 

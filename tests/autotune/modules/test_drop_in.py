@@ -13,8 +13,8 @@ from reference import copied, float64
 from torch import Tensor
 
 from autotune import TensorProduct, accelerate, restore
-from autotune.modules import stand_ins
-from autotune.modules.stand_ins import AcceleratedProduct
+from autotune.integrations import stand_ins
+from autotune.integrations.stand_ins import AcceleratedProduct
 from kernelgen.errors import InputError, ProblemError
 from kernelgen.problem.from_e3nn import problem_of
 from kernelgen.problem.tensor_product import TensorProductProblem

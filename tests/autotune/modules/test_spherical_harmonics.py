@@ -13,8 +13,8 @@ from reference import copied, float64
 
 import autotune
 from autotune import SphericalHarmonics, accelerate, restore, spherical_harmonics
-from autotune.modules import e3nn_replacement
-from autotune.modules.stand_ins import AcceleratedHarmonics, AcceleratedProduct
+from autotune.integrations import replacement
+from autotune.integrations.stand_ins import AcceleratedHarmonics, AcceleratedProduct
 from kernelgen.errors import InputError, ProblemError, UnsupportedError
 from kernelgen.problem.spherical_harmonics import NORMALIZATIONS
 
@@ -310,7 +310,7 @@ def test_what_cannot_be_replaced_stays_with_its_reason(monkeypatch: pytest.Monke
     half = torch.nn.Sequential(harmonics, torch.nn.Linear(4, 1)).half()
     assert "float16" in kept(half)
     assert accelerate(half, check=False).replaced == 1
-    monkeypatch.setattr(e3nn_replacement.AcceleratedHarmonics, "forward", lambda self, x: 1.001 * self.original(x))
+    monkeypatch.setattr(replacement.AcceleratedHarmonics, "forward", lambda self, x: 1.001 * self.original(x))
     assert "differs from e3nn by 1.0e-03" in kept(torch.nn.Sequential(harmonics))
 
 
