@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 import torch
 
+from autotune import paths
 from autotune.errors import ConfigError
 from autotune.workload.edge_lists import GivenEdges
 
@@ -98,7 +99,7 @@ class Points:
 
 @dataclass(frozen=True)
 class StructureFile:
-    """A file that ase can read, searched in ``$EQUITUNE_STRUCTURES``, then in ``folder`` (the config's)."""
+    """A file that ase can read: in ``$EQUITUNE_STRUCTURES``, then in ``folder`` (the config's), then shipped."""
 
     path: str
     folder: str = "."
@@ -115,6 +116,9 @@ class StructureFile:
         for place in places:
             if (place / self.path).is_file():
                 return place / self.path
+        shipped = paths.structures_dir() / f"{self.path}.gz"
+        if shipped.is_file():
+            return shipped
         tried = " or ".join(str(place) for place in places)
         raise ConfigError(f"structure file {self.path!r} is not in {tried}; set EQUITUNE_STRUCTURES to its folder")
 

@@ -23,7 +23,7 @@ ORDERS = {
     "autotune": (
         *("errors", "paths", "text"),
         *("workload", "database", "modules", "integrations", "measure", "search", "compare"),
-        *("tune", "bench", "replay", "report", "cli"),
+        *("models", "tune", "bench", "replay", "report", "cli"),
     ),
 }
 

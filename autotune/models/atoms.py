@@ -1,0 +1,38 @@
+"""Structures by the names of ``configs/graphs.toml``, or files; those of the wheel need no download."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from autotune.errors import ConfigError, unknown_name
+from autotune.workload.config_tables import load_graphs
+from autotune.workload.graphs import Bulk, Crystal, EdgesAlone, Molecule, StructureFile
+
+if TYPE_CHECKING:
+    from ase import Atoms
+
+# Standard deviation in angstrom. In a perfect crystal forces are zero, so there would be no errors to measure.
+RATTLED = 0.05
+
+
+def structure_names() -> list[str]:
+    """Names that :func:`find_atoms` knows, besides files."""
+    kinds = (Crystal, Bulk, Molecule, StructureFile)
+    return [name for name, graph in load_graphs().items() if isinstance(graph.source, kinds)]
+
+
+def find_atoms(name: str) -> Atoms:
+    """The atoms of a named graph (a crystal's slightly displaced, always alike), or the last ones of a file."""
+    graphs = load_graphs()
+    if name not in graphs:
+        if Path(name).is_file():
+            return StructureFile(name).atoms()
+        raise ConfigError(f"{unknown_name('structure', name, structure_names())}; a file may also be named")
+    graph = graphs[name]
+    if isinstance(graph.source, EdgesAlone):
+        raise ConfigError(f"structure {name!r} has edges alone; a model needs atoms")
+    atoms = graph.source.atoms().repeat(graph.repeat)
+    if isinstance(graph.source, Crystal | Bulk):
+        atoms.rattle(RATTLED, seed=0)
+    return atoms
