@@ -38,12 +38,13 @@ class Need:
 
 
 def needs_of(requests: Mapping[Request, Source], facts: DeviceFacts) -> tuple[Need, ...]:
-    """Look every request up; of those that one entry answers, only the first counts."""
+    """Look every request up; of those that one entry answers, only the first counts. Those of a problem are together."""
     first: dict[Any, Need] = {}
     for request, source in requests.items():
         if request.identity not in first:
             first[request.identity] = Need(request, source, request.look_up(facts))
-    return tuple(first.values())
+    problems = list(dict.fromkeys(need.request.problem for need in first.values()))
+    return tuple(sorted(first.values(), key=lambda need: problems.index(need.request.problem)))
 
 
 def sources_of(requests: Iterable[Request]) -> dict[Request, Source]:

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 from autotune.errors import ConfigError
+from autotune.integrations.accelerate import accelerate
 from autotune.models.atoms import find_atoms
 from autotune.models.whole_model import WholeModel, open_made, open_model, returned_by
-from autotune.integrations.accelerate import accelerate
 from autotune.tune.from_model.passes import ENERGIES, TRAINING, Passes, passes_of
 
 
