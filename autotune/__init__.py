@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from autotune.modules.spherical_harmonics import SphericalHarmonics, spherical_harmonics
     from autotune.modules.spherical_harmonics_conv import SphericalHarmonicsConv
     from autotune.modules.tensor_product import TensorProduct, TensorProductConv
+    from autotune.tune.from_model.run import ModelTuning, tune_model
     from autotune.workload.graph_class import GraphClass
 
 __all__ = [
@@ -29,6 +30,7 @@ __all__ = [
     "FullTensorProduct",
     "FullyConnectedTensorProduct",
     "GraphClass",
+    "ModelTuning",
     "SphericalHarmonics",
     "SphericalHarmonicsConv",
     "TensorProduct",
@@ -38,6 +40,7 @@ __all__ = [
     "find_schedule",
     "restore",
     "spherical_harmonics",
+    "tune_model",
 ]
 
 _HOMES = {
@@ -48,6 +51,7 @@ _HOMES = {
     "FullTensorProduct": "autotune.modules.e3nn_products",
     "FullyConnectedTensorProduct": "autotune.modules.e3nn_products",
     "GraphClass": "autotune.workload.graph_class",
+    "ModelTuning": "autotune.tune.from_model.run",
     "SphericalHarmonics": "autotune.modules.spherical_harmonics",
     "SphericalHarmonicsConv": "autotune.modules.spherical_harmonics_conv",
     "TensorProduct": "autotune.modules.tensor_product",
@@ -57,6 +61,7 @@ _HOMES = {
     "find_schedule": "autotune.database.lookup",
     "restore": "autotune.integrations.accelerate",
     "spherical_harmonics": "autotune.modules.spherical_harmonics",
+    "tune_model": "autotune.tune.from_model.run",
 }
 
 

@@ -29,7 +29,7 @@ from autotune.database.store import database_path, replace_file
 from kernelgen.device import DeviceFacts, device_facts
 from kernelgen.errors import EquituneError
 from kernelgen.json_data import parse_json
-from kernelgen.runtime.watchers import PREPARING, WATCHERS
+from kernelgen.watchers import PREPARING, WATCHERS
 
 FORMAT = 1
 # Runs are noted for this long after the last new operator or kernel; then the file is written, so that a model that is
@@ -147,7 +147,7 @@ class _Notes:
             WATCHERS.append(self.note)
 
     def note(self, operator: Any, direction: Any, num_edges: int, num_nodes: int, *_: Any) -> None:
-        """A watcher: see :mod:`kernelgen.runtime.watchers`."""
+        """A watcher: see :mod:`kernelgen.watchers`."""
         if num_edges >= FEWEST_EDGES and id(operator) in self.operators and len(self.runs) < MOST_NOTED:
             self.runs[id(operator), direction, num_edges, num_nodes] = (operator, direction)
 

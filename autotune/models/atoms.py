@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from autotune.errors import ConfigError, unknown_name
 from autotune.workload.config_tables import load_graphs
-from autotune.workload.graphs import Bulk, Crystal, EdgesAlone, Molecule, StructureFile
+from autotune.workload.edge_lists import GivenEdges
+from autotune.workload.graphs import Bulk, Crystal, EdgesAlone, Molecule, RandomNeighbours, StructureFile
 
 if TYPE_CHECKING:
     from ase import Atoms
@@ -30,7 +31,7 @@ def find_atoms(name: str) -> Atoms:
             return StructureFile(name).atoms()
         raise ConfigError(f"{unknown_name('structure', name, structure_names())}; a file may also be named")
     graph = graphs[name]
-    if isinstance(graph.source, EdgesAlone):
+    if isinstance(graph.source, EdgesAlone | GivenEdges | RandomNeighbours):
         raise ConfigError(f"structure {name!r} has edges alone; a model needs atoms")
     atoms = graph.source.atoms().repeat(graph.repeat)
     if isinstance(graph.source, Crystal | Bulk):

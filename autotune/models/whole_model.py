@@ -110,7 +110,7 @@ def open_model(name: str, *, device: str = "cpu", dtype: str | None = None, seed
     if Path(name).is_file():
         return _on(device, _cast(_from_file(Path(name)), dtype))
     if ":" in name:
-        return _on(device, _cast(_from_function(name), dtype))
+        return open_made(name, returned_by(name), device=device, dtype=dtype)
     raise ConfigError(f"{unknown_name('model', name, published)}; a file or module:function may also be named")
 
 
@@ -139,20 +139,24 @@ def _from_file(path: Path) -> WholeModel:
     return WholeModel(path.name, package.load(path), package)
 
 
-def _from_function(text: str) -> WholeModel:
-    """The result of ``module:function``: a WholeModel, or a model of a known package."""
-    module, _, function = text.partition(":")
+def returned_by(text: str) -> Any:
+    """What the function of ``module:function`` returns; ConfigError if there is no such function."""
+    module, _, name = text.partition(":")
     if "" not in sys.path:
         sys.path.insert(0, "")  # a script's own folder, as with python -m
     try:
-        made = getattr(importlib.import_module(module), function)()
-    except (ImportError, AttributeError) as error:
+        function = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
         raise ConfigError(f"model {text!r}: {error}; expected module:function without arguments") from error
-    if isinstance(made, WholeModel):
-        return made
-    if not isinstance(made, torch.nn.Module):
+    return function()
+
+
+def open_made(text: str, made: Any, *, device: str = "cpu", dtype: str | None = None) -> WholeModel:
+    """What a function returned: a WholeModel, or a model of a known package."""
+    if not isinstance(made, WholeModel | torch.nn.Module):
         raise ConfigError(f"{text} returned a {type(made).__name__}; expected a torch.nn.Module or a WholeModel")
-    return WholeModel(text, made, package_of(made))
+    model = made if isinstance(made, WholeModel) else WholeModel(text, made, package_of(made))
+    return _on(device, _cast(model, dtype))
 
 
 def _cast(model: WholeModel, dtype: str | None) -> WholeModel:

@@ -24,10 +24,10 @@ from kernelgen.runtime.arguments import Graph, Operands
 from kernelgen.runtime.graph import EdgeOrder
 from kernelgen.runtime.kernel import load_kernel
 from kernelgen.runtime.runner import Runner, SplitRunner
-from kernelgen.runtime.watchers import WATCHERS, tell, tell_of_preparing
 from kernelgen.schedule.kernel_spec import Spec
 from kernelgen.terms.directions import Direction, backward, forward
 from kernelgen.tracing import is_eager, is_transforming
+from kernelgen.watchers import WATCHERS, tell, tell_of_preparing
 
 # Directions whose kernels can compute harmonics.
 FUSED = ("forward", "backward", "source_backward", "edge_backward")

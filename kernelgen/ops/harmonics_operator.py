@@ -27,11 +27,11 @@ from kernelgen.problem.spherical_harmonics import HarmonicsProblem
 from kernelgen.runtime.allocation import empty
 from kernelgen.runtime.arguments import ALIGNMENT
 from kernelgen.runtime.kernel import Kernel, load_kernel
-from kernelgen.runtime.watchers import WATCHERS, tell, tell_of_preparing
 from kernelgen.schedule.kernel_spec import BUFFERS, HarmonicsSpec
 from kernelgen.schedule.spherical_harmonics import HarmonicsSchedule, harmonics_schedule_from_dict
 from kernelgen.terms.directions import BACKWARD, DOUBLE_BACKWARD, FORWARD, HARMONICS_DIRECTIONS, HarmonicsDirection
 from kernelgen.tracing import is_eager, is_transforming
+from kernelgen.watchers import WATCHERS, tell, tell_of_preparing
 
 Schedules = HarmonicsSchedule | Mapping[str, HarmonicsSchedule] | None
 _V, _T, _G, _OUT_V, _OUT_G = (BUFFERS.index(name) for name in ("x", "tx", "g", "out_x", "out_g"))

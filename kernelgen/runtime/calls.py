@@ -16,8 +16,8 @@ from kernelgen.problem.tensor_product import TensorProductProblem
 from kernelgen.runtime.arguments import Graph, Operands
 from kernelgen.runtime.graph import EdgeOrder
 from kernelgen.runtime.runner import Runner, SplitRunner
-from kernelgen.runtime.watchers import WATCHERS, tell, tell_of_preparing
 from kernelgen.terms.directions import Direction, backward, double_backward, forward
+from kernelgen.watchers import WATCHERS, tell, tell_of_preparing
 
 
 class DirectCalls(ABC):
