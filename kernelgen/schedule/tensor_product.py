@@ -9,6 +9,9 @@ from typing import Any, ClassVar, Self
 
 from kernelgen.schedule.knobs import Knobs, power_of_two_at_most, read_schedule
 
+# Fewest edges of a run that is worth a permutation of edges by receiver.
+LONG_RUN = 8
+
 
 @dataclass(frozen=True)
 class Schedule(Knobs):
@@ -30,6 +33,11 @@ class Schedule(Knobs):
     order: str = "receiver"
     path_groups: int = 1
     edges_per_chunk: int = 32
+
+    @property
+    def has_long_runs(self) -> bool:
+        """Whether a worker takes so many edges that it saves memory accesses if their receivers are the same."""
+        return self.accumulate == "atomics" and self.edges_per_chunk >= LONG_RUN
 
     @property
     def owner(self) -> str:

@@ -54,7 +54,7 @@ def preamble(spec: Spec) -> str:
     flag = "#define REAL_IS_FLOAT 1\n" if real == "float" else ""
     return (
         f"// problem    {spec.problem.key}\n// direction  {spec.direction.text}\n"
-        f"// operation  {spec.operation}, {spec.dtype}, {spec.layout}, {spec.index}\n"
+        f"// operation  {spec.operation}, {spec.dtype}, {spec.layout}, {spec.index}{', permuted' * spec.permuted}\n"
         f"// schedule   {schedule.key}\n"
         f"using Real = {real};\nusing V = Real;\n{flag}"
         f"using index_t = {'int' if spec.index == 'int32' else 'long long'};\n"
