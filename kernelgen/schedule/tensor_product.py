@@ -78,6 +78,8 @@ class CudaSchedule(Schedule):
         (1: as many registers as a thread can have; 0: the compiler chooses, often fewer).
     zeros: outputs that the kernel adds to are zeroed ``apart``, by a launch before it, or ``inside``, by its own first
         blocks; the other blocks wait for those before their first sum.
+    writes: how rows of x's gradient and of values reach memory. ``lanes``: each lane writes its own channels. ``rows``:
+        lanes exchange them in shared memory and write in the order of memory: fewer sectors with layout ``mul_ir``.
     """
 
     edges_per_warp: int = 1
@@ -93,9 +95,10 @@ class CudaSchedule(Schedule):
     min_blocks: int = 0
     finish: str = "blocks"
     zeros: str = "apart"
+    writes: str = "lanes"
 
     backend: ClassVar[str] = "cuda"
-    younger: ClassVar[tuple[str, ...]] = ("finish", "zeros")
+    younger: ClassVar[tuple[str, ...]] = ("finish", "zeros", "writes")
     choices: ClassVar[dict[str, tuple]] = {
         **Schedule.choices,
         "accumulate": ("registers", "atomics", "owners"),
@@ -112,6 +115,7 @@ class CudaSchedule(Schedule):
         "min_blocks": (0, 1, 2, 3, 4, 6, 8, 12, 16),
         "finish": ("blocks", "unrolled"),
         "zeros": ("apart", "inside"),
+        "writes": ("lanes", "rows"),
     }
 
     @property

@@ -87,7 +87,17 @@ BESIDE: dict[str, dict[str, Any]] = {
     "zeros": {"accumulate": "atomics"},
 }
 # Knobs whose effect on forward and on second derivatives differs.
-FETCHING = ("order", "path_groups", "teams_per_node", "edge_operand", "prefetch", "ahead", "finish", "channel_block")
+FETCHING = (
+    "order",
+    "path_groups",
+    "teams_per_node",
+    "edge_operand",
+    "prefetch",
+    "ahead",
+    "finish",
+    "writes",
+    "channel_block",
+)
 # Values of knobs that have too many.
 SAMPLES = {"path_groups": (1, 2, 3, 4, 5, 7), "threads": (0, 1, 8)}
 
