@@ -130,7 +130,8 @@ class Operator(DirectCalls, RegisteredOperator):
         # The ends by which some direction's kernel needs the edges in order.
         fused = [schedule for schedule in self.schedules.values() if self.is_conv and schedule.fuse and problem.paths]
         owners = {schedule.owner for schedule in fused}
-        self.by_receiver, self.by_sender = "receiver" in owners, "sender" in owners
+        runs = device.type == "cuda" and problem.is_channelwise and any(each.has_long_runs for each in fused)
+        self.by_receiver, self.by_sender = runs or "receiver" in owners, "sender" in owners
 
     def forward(
         self,
