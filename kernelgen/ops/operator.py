@@ -69,7 +69,7 @@ def rebuild(text: str) -> Operator:
     problem = TensorProductProblem.from_key(data["problem"])
     if data.get("couplings", "") not in ("", couplings_digest(problem)):
         raise UnsupportedError(
-            f"the product {problem.irreps_in1} x {problem.irreps_in2} was saved under another version of e3nn, with other "
+            f"{problem.irreps_in1} x {problem.irreps_in2} was saved under another version of e3nn, with other "
             "signs of couplings than the installed one; install that version, or save or export the model again"
         )
     return build(
