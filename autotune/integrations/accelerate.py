@@ -52,7 +52,8 @@ def _replaced(
     if isinstance(found, str) or parent is None:
         return Place(name, repr(module), False, str(found), kind)
     setattr(parent, attribute, found)
-    detail = f"schedule {found.tuning['forward'].origin}: {found.tuning['forward'].reason}"
+    tuning = found.tuning_for(None)["forward"]
+    detail = f"schedule {tuning.origin}: {tuning.reason}"
     if block is not None and isinstance(found, AcceleratedConvolution):
         block.fuse(parent)
         return Place(name, repr(module), True, detail, "convolutions")

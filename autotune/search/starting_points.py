@@ -8,9 +8,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from autotune.database.entry import Entry
-from autotune.database.lookup import device_distance, is_alike
-from autotune.database.store import database_dirs, device_files, load_table
+from autotune.database.entry import Entry, is_alike
+from autotune.database.store import database_dirs, device_distance, device_files, load_table
 from autotune.search.space import Space
 from autotune.workload.graph_class import GraphClass
 from kernelgen.device import DeviceFacts
