@@ -31,7 +31,7 @@ from typing import Any
 
 from autotune.database.entry import Entry
 from autotune.database.quarantine import quarantine_path, quarantined
-from autotune.database.store import Table, database_dirs, database_path, device_files, load_table
+from autotune.database.store import Table, database_dirs, database_path, device_files, load_table, tuned_dirs
 from autotune.errors import TuningMissError
 from autotune.workload.graph_class import GraphClass
 from autotune.workload.kinds.base import KernelKind, Problem
@@ -150,7 +150,7 @@ def _recorded(query: _Query, skipped: list[str]) -> Tuning | None:
 
 def _on_this_device(query: _Query, skipped: list[str]) -> Tuning | None:
     facts = query.spec.facts
-    table = load_table(*(database_path(directory, facts.slug) for directory in database_dirs()))
+    table = load_table(*(database_path(directory, facts.slug) for directory in tuned_dirs()))
     if query.graph_class is not None:
         flags = (query.spec.layout, query.graph_class.text, query.spec.deterministic)
         exact = table.by_identity.get((*query.kernel, *flags))
@@ -294,7 +294,7 @@ def _with_skipped(reason: str, skipped: list[str]) -> str:
 def _kindred_tables(facts: DeviceFacts) -> Iterator[Table]:
     """Databases of other devices of this architecture, nearest number of multiprocessors or cores first."""
     files: dict[str, list[Path]] = {}
-    for directory in database_dirs():
+    for directory in tuned_dirs():
         for path in device_files(directory):
             files.setdefault(path.stem, []).append(path)
     tables = [(slug, load_table(*paths)) for slug, paths in sorted(files.items()) if slug != facts.slug]

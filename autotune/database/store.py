@@ -86,6 +86,11 @@ def database_dirs() -> tuple[Path, ...]:
     return tuple(dict.fromkeys((paths.results_dir(), paths.user_data_dir())))
 
 
+def tuned_dirs() -> tuple[Path, ...]:
+    """Directories in which schedules are looked up: none if ``$EQUITUNE_UNTUNED`` asks for default schedules."""
+    return () if os.environ.get("EQUITUNE_UNTUNED", "").strip() == "1" else database_dirs()
+
+
 def writable_results_dir() -> Path:
     """Where ``equitune tune`` writes: ``results/`` of a checkout, or the user's directory if installed."""
     return paths.results_dir() if paths.checkout_dir() else paths.user_data_dir()
