@@ -205,6 +205,8 @@ class ModelSession:
 
         self.first_call(job.structure, job.which)
         cell = self._errors(job) if job.exact else {}
+        if "error" in cell:
+            return cell
         step = self.step(job.structure, job.which)
         calls = warm_up_calls(self.setting.contender, self.device)
         measuring.warm_up(step, self.device, calls, job.effort.warm_up_s)
@@ -214,9 +216,11 @@ class ModelSession:
         return cell | self._figures(job, samples, peak)
 
     def _errors(self, job: Measure) -> Cell:
-        from autotune.bench.models.values import errors_of, load
+        from autotune.bench.models.values import errors_of, load, wrong_values
 
         errors, compared = errors_of(self.values(job.structure, job.which), load(Path(job.exact)))
+        if wrong := wrong_values(errors, self.setting.dtype):
+            return {"error": wrong}
         return {"errors": errors} | ({"gradients_of": compared} if compared else {})
 
     def _figures(self, job: Measure, samples: list[float], peak: float | None) -> Cell:

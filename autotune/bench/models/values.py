@@ -12,6 +12,11 @@ from autotune.models.packages.base import Outputs
 from autotune.models.whole_model import WholeModel
 
 Values = dict[str, Any]
+# A contender that differs more from stock in float64 computes something else. Random weights make energies small and
+# sums of many signs, so float32 itself is some 1e-5 off.
+MOST_WRONG = {"float32": 1e-3, "float64": 1e-8}
+# Gradients of single parameters are sums over all edges, and each counts.
+_GRADIENTS_TIMES = 30
 
 
 def values_of(model: WholeModel, inputs: dict[str, Any], which: str, names: Mapping[int, str], stress: bool) -> Values:
@@ -58,6 +63,15 @@ def errors_of(found: Values, exact: Values) -> tuple[dict[str, float], str]:
     if ratios:
         errors["gradients"] = max(ratios)
     return errors, f"{len(shared)} of {len(exact['gradients'])} parameters"
+
+
+def wrong_values(errors: Mapping[str, float], dtype: str) -> str:
+    """What is wrong about the values with these errors; empty if nothing is."""
+    for name, error in errors.items():
+        most = MOST_WRONG[dtype] * (_GRADIENTS_TIMES if name == "gradients" else 1)
+        if not error <= most:
+            return f"wrong values: {name} differ by {error:.1e} from stock in float64, more than {most:.0e}"
+    return ""
 
 
 def save(values: Values, path: Path) -> None:
