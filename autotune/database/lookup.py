@@ -28,7 +28,7 @@ from typing import Any
 
 from autotune.database.entry import Entry, is_alike
 from autotune.database.quarantine import quarantine_path, quarantined
-from autotune.database.store import Table, database_dirs, database_path, kindred_tables, load_table
+from autotune.database.store import Table, database_dirs, database_path, kindred_tables, load_table, tuned_dirs
 from autotune.errors import TuningMissError
 from autotune.workload.graph_class import GraphClass
 from autotune.workload.kinds.base import KernelKind, Problem
@@ -202,7 +202,7 @@ def _on_this_device(query: _Query, skipped: list[str]) -> Tuning | None:
 
 
 def _table_of(facts: DeviceFacts) -> Table:
-    return load_table(*(database_path(directory, facts.slug) for directory in database_dirs()))
+    return load_table(*(database_path(directory, facts.slug) for directory in tuned_dirs()))
 
 
 def _on_other_device(query: _Query, skipped: list[str]) -> Tuning | None:

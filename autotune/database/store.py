@@ -96,6 +96,11 @@ def database_dirs() -> tuple[Path, ...]:
     return tuple(dict.fromkeys((paths.results_dir(), paths.user_data_dir())))
 
 
+def tuned_dirs() -> tuple[Path, ...]:
+    """Directories in which schedules are looked up: none if ``$EQUITUNE_UNTUNED`` asks for default schedules."""
+    return () if os.environ.get("EQUITUNE_UNTUNED", "").strip() == "1" else database_dirs()
+
+
 def writable_results_dir() -> Path:
     """Where ``equitune tune`` writes: ``results/`` of a checkout, or the user's directory if installed."""
     return paths.results_dir() if paths.checkout_dir() else paths.user_data_dir()
@@ -329,7 +334,7 @@ def replace_file(path: Path, text: str | bytes) -> None:
 def kindred_tables(facts: DeviceFacts) -> Iterator[Table]:
     """Databases of other devices of this architecture, nearest number of multiprocessors or cores first."""
     files: dict[str, list[Path]] = {}
-    for directory in database_dirs():
+    for directory in tuned_dirs():
         for path in device_files(directory):
             files.setdefault(path.stem, []).append(path)
     tables = [(slug, load_table(*paths)) for slug, paths in sorted(files.items()) if slug != facts.slug]
