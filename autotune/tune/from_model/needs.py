@@ -38,7 +38,7 @@ class Need:
 
 
 def needs_of(requests: Mapping[Request, Source], facts: DeviceFacts) -> tuple[Need, ...]:
-    """Look every request up; of those that one entry answers, only the first counts. Those of a problem are together."""
+    """Look every request up; of those that one entry answers, only the first counts. Sorted by problem."""
     first: dict[Any, Need] = {}
     for request, source in requests.items():
         if request.identity not in first:
