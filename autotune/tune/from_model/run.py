@@ -14,7 +14,7 @@ import torch
 
 from autotune.database.misses import keep_misses, read_misses
 from autotune.database.store import database_dirs, writable_results_dir
-from autotune.tune.from_model.before_and_after import FEWEST_ROUNDS, Loaded, PassTimes, compare, timed
+from autotune.tune.from_model.before_and_after import ENOUGH_ROUNDS, Loaded, PassTimes, compare, timed
 from autotune.tune.from_model.needs import Need, Source, needs_of, places_of, sources_of, workloads_for
 from autotune.tune.from_model.passes import Passes, passes_of
 from autotune.tune.from_model.recorder import recorded
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 DEFAULT_BUDGET_S = 570.0
 # A run ends this much later than planned: the last trials, processes, and the compiler for the new schedules.
 _OVERRUN_S = 20.0
+# Share of the budget for timing the model before and after, at most.
+_MOST_TIMING = 0.2
 # What the searches get at least, however slow the model is.
 _FEWEST_S = 10.0
 
@@ -133,15 +135,15 @@ def tune_passes(
         of_passes = sum(timed(call, device) for call in passes.values())
         loaded = Loaded(model)
         # Before and after, and their first calls.
-        kept = 2 * (FEWEST_ROUNDS + 2) * of_passes + _OVERRUN_S
-        left = max(_FEWEST_S, seconds - (time.monotonic() - begin) - kept)
+        kept = min(2 * (ENOUGH_ROUNDS + 2) * of_passes, _MOST_TIMING * seconds)
+        left = max(_FEWEST_S, seconds - (time.monotonic() - begin) - kept - _OVERRUN_S)
         _search(workloads, device, left, results, console, search)
         keep_misses(facts, lock_s=1.0)
         after = needs_of(recording.requests, facts)
         found = replace(found, after=after)
         if stopped() or not any(need.is_tuned and not old.is_tuned for old, need in zip(before, after, strict=True)):
             return found
-        return replace(found, times=tuple(compare(passes, model, loaded, device)))
+        return replace(found, times=tuple(compare(passes, model, loaded, device, kept / len(passes))))
 
 
 def tune_misses(
