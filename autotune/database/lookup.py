@@ -4,7 +4,8 @@ Lookup goes through these steps, from the best evidence to none. Within a step t
 (larger graphs first if it is unknown or tied, because kernels and not launches dominate their time):
 
 1. ``exact``: tuned for this problem, direction, dtype, layout and graph class on this device;
-2. ``nearest``: on this device, another graph class in the same layout, then any graph class in the other layout;
+2. ``nearest``: on this device, another graph class in the same layout, then any graph class in the other layout, for
+   this problem or one of its shape (the same but for parities and the order of paths, ``shape_of``);
 3. ``other-device``: another device of the same architecture (CUDA: the same compute capability; CPU: the same
    machine type and vector width), nearest in size first;
 4. ``default``: chosen from device facts alone.
@@ -37,6 +38,7 @@ from autotune.workload.kinds.base import KernelKind, Problem
 from autotune.workload.kinds.registry import kernel_kind
 from kernelgen.device import DeviceFacts
 from kernelgen.errors import ProblemError, ScheduleError
+from kernelgen.problem.shape import shape_of
 from kernelgen.schedule.knobs import Knobs
 from kernelgen.terms.directions import Direction
 
@@ -71,6 +73,11 @@ class _Query:
     @property
     def kernel(self) -> tuple[str, str, str, str]:
         return (self.spec.problem.key, self.spec.operation, self.spec.direction.name, self.spec.dtype)
+
+    @property
+    def shape(self) -> tuple[str, str, str, str]:
+        """:attr:`kernel` with the problem's shape."""
+        return (shape_of(self.spec.problem.key), *self.kernel[1:])
 
     @functools.cached_property
     def faults(self) -> dict[str, str]:
@@ -152,7 +159,7 @@ def _on_this_device(query: _Query, skipped: list[str]) -> Tuning | None:
             return Tuning(exact.tuned_schedule, "exact", exact, _with_skipped(reason, skipped))
     else:
         exact = None
-    for entry in _by_nearness(query, table.by_kernel.get(query.kernel, ())):
+    for entry in _by_nearness(query, table.by_kernel.get(query.shape, ())):
         if entry is not exact and _is_legal(query, entry, skipped):
             reason = f"tuned on this device for {entry.graph_class}"
             return _fitted(query, entry, "nearest", reason, skipped)
@@ -161,7 +168,7 @@ def _on_this_device(query: _Query, skipped: list[str]) -> Tuning | None:
 
 def _on_other_device(query: _Query, skipped: list[str]) -> Tuning | None:
     for table in _kindred_tables(query.spec.facts):
-        for entry in _by_nearness(query, table.by_kernel.get(query.kernel, ())):
+        for entry in _by_nearness(query, table.by_kernel.get(query.shape, ())):
             if _is_legal(query, entry, skipped):
                 reason = (
                     f"nothing is tuned for this problem on this device; using an entry of "
@@ -218,12 +225,13 @@ def _require_this_device(query: _Query, tuning: Tuning | None, skipped: list[str
 
 
 def _by_nearness(query: _Query, entries: Iterable[Entry]) -> list[Entry]:
-    """Same layout first, then the nearest graph class, then the larger graph; ties break by the class's text."""
+    """Same layout first, then the nearest graph class, the larger graph, the problem itself; ties break by text."""
 
-    def rank(entry: Entry) -> tuple[bool, float, float, str, str]:
+    def rank(entry: Entry) -> tuple:
         kind = entry.parsed_graph_class
         distance = 0.0 if query.graph_class is None else float(query.graph_class.distance(kind))
-        return (entry.layout != query.spec.layout, distance, -kind.log2_edges, entry.graph_class, entry.layout)
+        other, texts = entry.problem != query.spec.problem.key, (entry.graph_class, entry.layout, entry.problem)
+        return (entry.layout != query.spec.layout, distance, -kind.log2_edges, other, *texts)
 
     return sorted(
         (
@@ -255,6 +263,8 @@ def _why_nearest(query: _Query, entry: Entry) -> str:
         why = ""
     else:
         why = f", the nearest to {query.graph_class.text}"
+    if entry.problem != query.spec.problem.key:
+        why += ", for paths in another order or irreps of other parities"
     return why if entry.layout == query.spec.layout else f"{why}, in layout {entry.layout}"
 
 

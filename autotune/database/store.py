@@ -29,6 +29,7 @@ from autotune.workload.workload import Identity
 from kernelgen.device import DeviceFacts
 from kernelgen.errors import cause_of
 from kernelgen.json_data import parse_json
+from kernelgen.problem.shape import shape_of
 
 __all__ = [
     *("SCHEMA", "Database", "DatabaseWarning", "Entry", "Table", "database_dirs", "database_path"),
@@ -48,7 +49,7 @@ class DatabaseWarning(UserWarning):
 class Table:
     """The entries of one file, or of several where later ones override, indexed for lookup.
 
-    by_kernel: entries of one (problem, operation, direction, dtype), of any layout and graph class.
+    by_kernel: entries of one (shape, operation, direction, dtype), of any layout and graph class; see ``shape_of``.
     flaws: invalid parts; empty for a valid file.
     """
 
@@ -63,7 +64,7 @@ class Table:
         by_identity = {entry.identity: entry for entry in entries}
         by_kernel: dict[KernelKey, list[Entry]] = {}
         for entry in by_identity.values():
-            by_kernel.setdefault(entry.identity[:4], []).append(entry)
+            by_kernel.setdefault((shape_of(entry.problem), *entry.identity[1:4]), []).append(entry)
         return cls(device, by_identity, {key: tuple(value) for key, value in by_kernel.items()}, flaws)
 
 

@@ -22,8 +22,9 @@ class Mace(Package):
 
     def build(self, parameters: Parameters, seed: int) -> torch.nn.Module:
         import numpy as np
-        from e3nn import o3
         from mace import modules
+
+        from kernelgen.e3nn_import import o3
 
         numbers = numbers_of(parameters["species"])
         block = modules.interaction_classes

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from autotune.models.packages.base import Outputs, Package, Parameters, converted, numbers_of
+from autotune.models.packages.base import Outputs, Package, Parameters, converted, default_dtype, numbers_of
 
 if TYPE_CHECKING:
     from ase import Atoms
@@ -75,13 +75,14 @@ class NequIP(Package):
         names = model.metadata["type_names"].split()
         transforms = basic_transforms(model.metadata, self.cutoff(model), names, {name: name for name in names})
         frames = []
-        for one in atoms:
-            frame = from_ase(one)
-            for transform in transforms:
-                frame = transform(frame)
-            frames.append(frame)
-        data = frames[0] if len(frames) == 1 else AtomicDataDict.batched_from_list(frames)
         # Geometry stays in float64, as its calculator passes it: the model casts what it derives from it.
+        with default_dtype(torch.float64):
+            for one in atoms:
+                frame = from_ase(one)
+                for transform in transforms:
+                    frame = transform(frame)
+                frames.append(frame)
+            data = frames[0] if len(frames) == 1 else AtomicDataDict.batched_from_list(frames)
         return converted(data, device, torch.float64)
 
     def evaluate(self, model: torch.nn.Module, inputs: dict[str, Any], *, training: bool, stress: bool) -> Outputs:

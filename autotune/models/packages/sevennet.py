@@ -65,9 +65,12 @@ class SevenNet(Package):
         from sevenn.train.dataload import unlabeled_atoms_to_graph
         from torch_geometric.data import Batch
 
-        graphs = [
-            AtomGraphData.from_numpy_dict(unlabeled_atoms_to_graph(one.copy(), self.cutoff(model))) for one in atoms
-        ]
+        graphs = []
+        for one in atoms:
+            arrays = unlabeled_atoms_to_graph(one.copy(), self.cutoff(model))
+            vectors = torch.from_numpy(arrays["edge_vec"])
+            graphs.append(AtomGraphData.from_numpy_dict(arrays))
+            graphs[-1]["edge_vec"] = vectors  # which the package rounds to float32
         batch = Batch.from_data_list(graphs, exclude_keys=["data_info"])
         return converted(batch.to_dict(), device, dtype_of(model))
 

@@ -38,7 +38,7 @@ class Need:
 
 
 def needs_of(requests: Mapping[Request, Source], facts: DeviceFacts) -> tuple[Need, ...]:
-    """Look every request up; of those that one entry answers, only the first counts. Sorted by problem."""
+    """Look every request up; of those that one entry answers, only the first counts. Problems stay together."""
     first: dict[Any, Need] = {}
     for request, source in requests.items():
         if request.identity not in first:

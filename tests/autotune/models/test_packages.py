@@ -47,7 +47,7 @@ def test_float32_and_float64_have_equal_weights_and_values(name: str) -> None:
 
 @pytest.mark.parametrize("name", SMALL)
 def test_forces_are_the_slope_of_the_energy(name: str) -> None:
-    model, step = small(name, torch.float64), 1e-4
+    model, step = small(name, torch.float64), 1e-5
     atoms = find_atoms("imidazole")
     forces = model.energies_and_forces(model.inputs([atoms])).forces
     energies = []
