@@ -121,11 +121,13 @@ def tune(
         search |= {"patience": patience, "with_peers": bool(peers)}
         if model is not None:
             run = cli_model.ModelRun(model, structure, dtype, training)
-            worked, interrupted = cli_model.tune_from_model(run, chosen[0], seconds, folder, search)
+            found, interrupted = cli_model.tune_from_model(run, chosen[0], seconds, folder, search)
         else:
-            worked, interrupted = cli_model.tune_from_misses(chosen[0], seconds, folder, search)
-        if worked:
+            found, interrupted = cli_model.tune_from_misses(chosen[0], seconds, folder, search)
+        if found.after != found.before:
             write_pages(folder, reports, slug)
+        if found.left:
+            print_next("run the same command again: it goes on where this one stopped")
     if interrupted:
         raise typer.Exit(INTERRUPTED)
 

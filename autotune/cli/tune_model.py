@@ -71,8 +71,8 @@ def check_choice(
 
 def tune_from_model(
     run: ModelRun, device: str, seconds: float | None, results: Path, search: Mapping[str, Any]
-) -> tuple[bool, bool]:
-    """Whether anything was tuned, and whether the user interrupted it. search: options of ``run.tune``."""
+) -> tuple[ModelTuning, bool]:
+    """The printed result, and whether the user interrupted the run. search: options of ``run.tune``."""
     import time
 
     begin = time.monotonic()
@@ -90,16 +90,20 @@ def tune_from_model(
             stopped=lambda: interrupts.seen,
             on_found=_say_what_is_left,
         )
-    return _finish(found), interrupts.seen
+    print(found, flush=True)
+    return found, interrupts.seen
 
 
-def tune_from_misses(device: str, seconds: float | None, results: Path, search: Mapping[str, Any]) -> tuple[bool, bool]:
+def tune_from_misses(
+    device: str, seconds: float | None, results: Path, search: Mapping[str, Any]
+) -> tuple[ModelTuning, bool]:
     """As :func:`tune_from_model`."""
     from autotune.tune.from_model.run import DEFAULT_BUDGET_S, tune_misses
 
     with Interrupts() as interrupts:
         found = tune_misses(device, seconds or DEFAULT_BUDGET_S, search, results, on_found=_say_what_is_left)
-    return _finish(found), interrupts.seen
+    print(found, flush=True)
+    return found, interrupts.seen
 
 
 def show_misses(device: str) -> None:
@@ -119,10 +123,3 @@ def show_misses(device: str) -> None:
 
 def _say_what_is_left(found: ModelTuning) -> None:
     print(f"{found.name}: {len(found.before)} kernels, {found.left} not tuned on {found.device}", flush=True)
-
-
-def _finish(found: ModelTuning) -> bool:
-    print(found, flush=True)
-    if found.left:
-        print_next("run the same command again: it goes on where this one stopped")
-    return found.after != found.before

@@ -28,7 +28,7 @@ def find_atoms(name: str) -> Atoms:
     graphs = load_graphs()
     if name not in graphs:
         if Path(name).is_file():
-            return StructureFile(name).atoms()
+            return _read(name)
         raise ConfigError(f"{unknown_name('structure', name, structure_names())}; a file may also be named")
     graph = graphs[name]
     if not isinstance(graph.source, SOURCES):
@@ -37,3 +37,10 @@ def find_atoms(name: str) -> Atoms:
     if isinstance(graph.source, Crystal | Bulk):
         atoms.rattle(RATTLED, seed=0)
     return atoms
+
+
+def _read(path: str) -> Atoms:
+    try:
+        return StructureFile(path).atoms()
+    except Exception as error:  # whatever ase's readers raise
+        raise ConfigError(f"structure file {path} cannot be read by ase ({type(error).__name__}: {error})") from error

@@ -111,6 +111,8 @@ def open_model(name: str, *, device: str = "cpu", dtype: str | None = None, seed
         return _on(device, _cast(_from_file(Path(name)), dtype))
     if ":" in name:
         return open_made(name, returned_by(name), device=device, dtype=dtype)
+    if Path(name).suffix in ENDINGS or "/" in name:
+        raise ConfigError(f"model file {name} does not exist")
     raise ConfigError(f"{unknown_name('model', name, published)}; a file or module:function may also be named")
 
 
@@ -136,7 +138,11 @@ def _from_file(path: Path) -> WholeModel:
         raise ConfigError(f"{path} ends in {path.suffix!r}; expected a file of a model package: {known}")
     package = package_named(ENDINGS[path.suffix])
     package.require()
-    return WholeModel(path.name, package.load(path), package)
+    try:
+        return WholeModel(path.name, package.load(path), package)
+    except Exception as error:  # whatever the package raises, for a damaged file or one of another version
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        raise ConfigError(f"{path} cannot be read as a model of {package.name} ({reason})") from error
 
 
 def returned_by(text: str) -> Any:

@@ -75,8 +75,7 @@ def tune(
     tuners: number of tuners on this host that share the results folder, this one (named ``tuner``) included; by default
     it works alone. with_peers: compare with the peers too, not only with the default schedule. patience: end a search
     after this many trials in a row without a gain of 1%; by default ``PATIENCE`` of the backend.
-    stops_when_spent: begin no workload for which the budget is too short; by default each gets at least one trial and a
-    comparison.
+    stops_when_spent: begin no workload for which too little time is left; by default each gets a comparison.
     """
     settings, workloads = resolve(
         config, device, budget, trials, sampler, storage, seed, results_dir, with_peers, patience, tuners
@@ -91,7 +90,7 @@ def tune(
         jobs = deque(_Job(each, settings, pairs, nearest[each.problem], progress) for each in workloads)
         while jobs:
             if stops_when_spent and time_budget.is_spent:
-                progress.note(f"the time is up; left: {len(jobs)} of {len(workloads)} workloads")
+                progress.note(f"the time is up; {len(jobs)} of {len(workloads)} workloads are left")
                 break
             job = jobs.popleft()
             published, interrupted = job.run(path, record, time_budget)

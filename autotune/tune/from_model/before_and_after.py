@@ -16,13 +16,15 @@ from autotune.modules.spherical_harmonics import SphericalHarmonics
 from autotune.tune.from_model.needs import every_module
 
 # Rounds of one call before and one after, at least and at most; between them the time decides.
-FEWEST_ROUNDS, MOST_ROUNDS = 6, 50
+FEWEST_ROUNDS, MOST_ROUNDS = 3, 50
+# So many give an interval; a model of which this many take no more than SECONDS gets more.
+ENOUGH_ROUNDS = 6
 SECONDS = 5.0
 
 
 @dataclass(frozen=True)
 class PassTimes:
-    """Medians in ms. low, high: 95% interval of ``before_ms / after_ms``; rounds: samples on each side."""
+    """Medians in ms. low, high: 95% interval of ``before_ms / after_ms``, (0, inf) if there are too few ``rounds``."""
 
     name: str
     before_ms: float
@@ -56,11 +58,16 @@ class Loaded:
 
 
 def compare(
-    passes: Mapping[str, Callable[[], Any]], model: torch.nn.Module, before: Loaded, device: torch.device
+    passes: Mapping[str, Callable[[], Any]],
+    model: torch.nn.Module,
+    before: Loaded,
+    device: torch.device,
+    seconds: float = SECONDS,
 ) -> list[PassTimes]:
     """Time each pass in turn with the operators of ``before`` and with those that the model loads now, which it keeps.
 
-    Only the schedules differ: both sides are one model, in one process, on the same inputs.
+    Only the schedules differ: both sides are one model, in one process, on the same inputs. seconds: for each pass, if
+    ENOUGH_ROUNDS take longer than SECONDS.
     """
     before.forget()
     for call in passes.values():
@@ -70,7 +77,7 @@ def compare(
     for name, call in passes.items():
         samples: dict[str, list[float]] = {"before": [], "after": []}
         begin = time.monotonic()
-        while _goes_on(len(samples["after"]), time.monotonic() - begin):
+        while _goes_on(len(samples["after"]), time.monotonic() - begin, seconds):
             for side, loaded in (("before", before), ("after", after)):
                 loaded.put_back()
                 if not samples[side]:
@@ -96,5 +103,7 @@ def _wait(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def _goes_on(rounds: int, seconds: float) -> bool:
-    return rounds < FEWEST_ROUNDS or (seconds < SECONDS and rounds < MOST_ROUNDS)
+def _goes_on(rounds: int, passed: float, seconds: float) -> bool:
+    if rounds < FEWEST_ROUNDS:
+        return True
+    return rounds < MOST_ROUNDS and passed < (seconds if rounds < ENOUGH_ROUNDS else min(seconds, SECONDS))

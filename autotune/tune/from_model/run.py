@@ -14,7 +14,7 @@ import torch
 
 from autotune.database.misses import keep_misses, read_misses
 from autotune.database.store import database_dirs, writable_results_dir
-from autotune.tune.from_model.before_and_after import FEWEST_ROUNDS, Loaded, PassTimes, compare, timed
+from autotune.tune.from_model.before_and_after import ENOUGH_ROUNDS, Loaded, PassTimes, compare, timed
 from autotune.tune.from_model.needs import Need, Source, needs_of, places_of, sources_of, workloads_for
 from autotune.tune.from_model.passes import Passes, passes_of
 from autotune.tune.from_model.recorder import recorded
@@ -27,10 +27,12 @@ from kernelgen.errors import InputError
 if TYPE_CHECKING:
     from rich.console import Console
 
-# Of the whole run: with the model's own time it ends within ten minutes.
-DEFAULT_BUDGET_S = 570.0
+# Of the whole run, which ends within ten minutes with the pages that it writes.
+DEFAULT_BUDGET_S = 540.0
 # A run ends this much later than planned: the last trials, processes, and the compiler for the new schedules.
 _OVERRUN_S = 20.0
+# Share of the budget for timing the model before and after, at most.
+_MOST_TIMING = 0.2
 # What the searches get at least, however slow the model is.
 _FEWEST_S = 10.0
 
@@ -83,7 +85,7 @@ def tune_model(
     batch: a tensor or a dict, the model's only argument; a tuple of its arguments; or a function without arguments that
     calls the model (``lambda: model(positions, cell)``, or a whole training step). Floating inputs that require
     gradients get them, as in a model whose forces are computed outside. training: also tune a step of a loss on all
-    outputs. budget: seconds, or a text such as ``"10m"``, for all of it; default 9.5 minutes. results: the folder of
+    outputs. budget: seconds, or a text such as ``"10m"``, for all of it; default nine minutes. results: the folder of
     the database, by default the user's; lookups see it during the call. name, graph: of the model and of the batch's
     graph, for the table and the records. trials, sampler, patience, seed, with_peers: as for ``equitune tune``.
 
@@ -133,15 +135,15 @@ def tune_passes(
         of_passes = sum(timed(call, device) for call in passes.values())
         loaded = Loaded(model)
         # Before and after, and their first calls.
-        kept = 2 * (FEWEST_ROUNDS + 2) * of_passes + _OVERRUN_S
-        left = max(_FEWEST_S, seconds - (time.monotonic() - begin) - kept)
+        kept = min(2 * (ENOUGH_ROUNDS + 2) * of_passes, _MOST_TIMING * seconds)
+        left = max(_FEWEST_S, seconds - (time.monotonic() - begin) - kept - _OVERRUN_S)
         _search(workloads, device, left, results, console, search)
         keep_misses(facts, lock_s=1.0)
         after = needs_of(recording.requests, facts)
         found = replace(found, after=after)
         if stopped() or not any(need.is_tuned and not old.is_tuned for old, need in zip(before, after, strict=True)):
             return found
-        return replace(found, times=tuple(compare(passes, model, loaded, device)))
+        return replace(found, times=tuple(compare(passes, model, loaded, device, kept / len(passes))))
 
 
 def tune_misses(

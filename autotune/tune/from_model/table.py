@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Iterable, Mapping, Sequence
 
 from autotune.database.lookup import Tuning
@@ -82,4 +83,5 @@ def _figures(found: Tuning) -> tuple[str, str]:
 
 def _sentence(one: PassTimes) -> str:
     times = f"{time_text(1e3 * one.before_ms)} before, {time_text(1e3 * one.after_ms)} after"
-    return f"{one.name}: {times}: {one.ratio:.2f} times as fast ({one.low:.2f} to {one.high:.2f}, {one.rounds} rounds)"
+    interval = f"{one.low:.2f} to {one.high:.2f}, " if math.isfinite(one.high) else ""
+    return f"{one.name}: {times}: {one.ratio:.2f} times as fast ({interval}{one.rounds} rounds)"
