@@ -91,7 +91,7 @@ def test_the_table_names_every_product_and_why_it_stays() -> None:
     model = Model()
     text = str(accelerate(model))
     assert text.startswith(
-        "4 of 5 tensor products replaced\nreplaced  first, inner.own, again, last\n          schedule "
+        "4 of 5 tensor products replaced\nreplaced  first, again, last, inner.own\n          schedule "
     )
     assert text.endswith("\nkept      doubled\n          Doubled has a forward of its own")
 
