@@ -35,8 +35,8 @@ from autotune.workload.kinds.base import KernelKind, Problem
 from autotune.workload.kinds.registry import kernel_kind
 from kernelgen.device import DeviceFacts
 from kernelgen.errors import ProblemError, ScheduleError
-from kernelgen.problem.shape import shape_of
 from kernelgen.plan.defaults import SMALL_GRAPH_EDGES
+from kernelgen.problem.shape import shape_of
 from kernelgen.schedule.knobs import Knobs
 from kernelgen.terms.directions import Direction
 

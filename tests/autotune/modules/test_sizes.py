@@ -20,11 +20,11 @@ from kernelgen.errors import ProblemError
 from kernelgen.ops.registry import OPERATORS
 from kernelgen.problem.edge_vectors import VectorProblem
 from kernelgen.problem.spherical_harmonics import HarmonicsProblem
-from kernelgen.runtime.watchers import WATCHERS
 from kernelgen.schedule.edge_vectors import VectorHostSchedule
 from kernelgen.schedule.spherical_harmonics import HarmonicsHostSchedule
 from kernelgen.schedule.tensor_product import HostSchedule
 from kernelgen.terms.directions import DIRECTIONS, HARMONICS_DIRECTIONS
+from kernelgen.watchers import WATCHERS
 
 # Edges and nodes of two graphs, their classes, and the schedules that are stored for these. One of them needs no order
 # of edges, the other does.
@@ -191,7 +191,7 @@ def test_forces_inside_a_compiled_module(ran: list[tuple]) -> None:
 
 LOADING = """
 import sys, torch, kernelgen
-from kernelgen.runtime.watchers import WATCHERS
+from kernelgen.watchers import WATCHERS
 def note(operator, direction, num_edges, *_):
     print(num_edges, operator.schedules[direction.name].key)
 WATCHERS.append(note)
