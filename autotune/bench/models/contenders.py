@@ -54,7 +54,7 @@ def build(contender: str, model: WholeModel) -> tuple[WholeModel, str]:
     if contender == STOCK:
         return model, ""
     if contender in (OURS, DEFAULT):
-        from autotune import accelerate
+        from autotune.integrations.accelerate import accelerate
 
         done = accelerate(model.module)
         if not done.replaced:
