@@ -17,9 +17,9 @@ ARGS ?=
 JOBS ?= $(shell n=$$(nproc); echo $$((n < 8 ? n : 8)))
 
 # The first Python that is recent enough and can make a virtual environment with pip in it.
-ADEQUATE := import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))
+ADEQUATE := import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 10))
 ifndef PYTHON
-PYTHON := $(shell for p in python3 python3.13 python3.12 python3.11; do \
+PYTHON := $(shell for p in python3 python3.13 python3.12 python3.11 python3.10; do \
     $$p -c '$(ADEQUATE)' 2>/dev/null && echo $$p && break; done)
 endif
 # GPU=no leaves the GPU's packages out where there is one.
@@ -61,7 +61,7 @@ clean:  ## remove what make made: .venv, caches, build output (never results/ or
 
 $(STAMP): pyproject.toml constraints.txt setup.py
 	@if [ -z "$(PYTHON)" ]; then
-	    echo "make: no Python >= 3.11 with venv found; install one (Debian, Ubuntu: apt-get install python3-venv)" \
+	    echo "make: no Python >= 3.10 with venv found; install one (Debian, Ubuntu: apt-get install python3-venv)" \
 	         "or name it: make PYTHON=/path/to/python3" >&2
 	    exit 2
 	fi

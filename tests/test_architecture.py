@@ -93,6 +93,18 @@ def test_kernelgen_never_imports_autotune(path: Path) -> None:
     assert back == [], f"{path} imports {back}: kernelgen knows nothing of tuning"
 
 
+@pytest.mark.parametrize("package", ORDERS)
+def test_one_file_imports_e3nn(package: str) -> None:
+    """Else importing Equitune before ``mace`` fails where e3nn is 0.4: see that file."""
+    importing = {
+        path.relative_to(ROOT).as_posix()
+        for path in (ROOT / package).rglob("*.py")
+        for name, _ in imported(path)
+        if name.split(".")[0] == "e3nn"
+    }
+    assert importing <= {"kernelgen/e3nn_import.py"}
+
+
 def loaded_after(code: str) -> set[str]:
     """Top-level modules of a fresh interpreter that ran ``code``."""
     environment = os.environ | {"PYTHONPATH": str(ROOT)}

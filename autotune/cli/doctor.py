@@ -12,12 +12,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from autotune.extras import TUNE, missing_packages
+
 if TYPE_CHECKING:
     from rich.table import Table
 
-SOFTWARE = ("equitune", "torch", "e3nn", "optuna", "numpy", "pandas", "matplotlib", "ase", "cuda-core", "cuda-bindings")
+NEEDED = ("torch", "e3nn", "numpy", "filelock", "platformdirs")
+OPTIONAL = ("equitune", *TUNE, "cuda-core", "cuda-bindings", "nvidia-cuda-nvrtc", "nvidia-cuda-nvrtc-cu12")
 MARKS = {"ok": "[green]ok[/]", "absent": "[dim]-[/]", "problem": "[red]problem[/]"}
-OPTIONAL = ("cuda-core", "cuda-bindings", "equitune")
 
 
 @dataclass(frozen=True)
@@ -67,10 +69,17 @@ def as_table(findings: tuple[Finding, ...]) -> Table:
     return table
 
 
+def as_lines(findings: tuple[Finding, ...]) -> Iterator[str]:
+    """The rows as plain lines, for a machine without rich."""
+    return (f"{f.section:10} {f.name:24} {f.state:8} {f.value}" for f in findings)
+
+
 def next_step(findings: tuple[Finding, ...]) -> str:
     """The command to type next."""
     if any(finding.state == "problem" for finding in findings):
         return "fix each row marked problem, then type equitune doctor"
+    if missing_packages():
+        return "pip install 'equitune[tune]', to search for schedules; models run without"
     return "equitune tune quick (a first search, about a minute)"
 
 
@@ -138,9 +147,9 @@ def _software() -> Iterator[tuple[str, str, str]]:
     from kernelgen.version import GENERATOR_VERSION
 
     yield "python", platform.python_version(), "ok"
-    for name in SOFTWARE:
+    for name in (*NEEDED, *OPTIONAL):
         version = version_of(name)
-        yield name, version or "not installed", "ok" if version else ("absent" if name in OPTIONAL else "problem")
+        yield name, version or "not installed", "ok" if version else ("problem" if name in NEEDED else "absent")
     yield "generator", GENERATOR_VERSION, "ok"
 
 

@@ -10,8 +10,8 @@ import importlib.metadata
 import platform
 import shutil
 import subprocess
-from collections.abc import Mapping
-from datetime import UTC, datetime
+from collections.abc import Iterable, Mapping
+from datetime import datetime, timezone
 from typing import Any
 
 from autotune.database.lookup import find_schedule
@@ -71,13 +71,13 @@ def facts_of_record(device: Mapping[str, Any]) -> DeviceFacts:
 
 
 def now_text() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")
+    return datetime.now(timezone.utc).isoformat(timespec="seconds")
 
 
-def software_versions(facts: DeviceFacts) -> dict[str, str]:
-    """Versions that a figure depends on, of what is installed."""
+def software_versions(facts: DeviceFacts, also: Iterable[str] = ()) -> dict[str, str]:
+    """Versions that a figure depends on, of what is installed. ``also``: more distributions."""
     versions = {"python": platform.python_version()}
-    for name in SOFTWARE:
+    for name in (*SOFTWARE, *also):
         try:
             versions[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:

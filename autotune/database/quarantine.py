@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Mapping
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +47,7 @@ def quarantined(paths: Iterable[Path], spec: Any) -> dict[str, str]:
 def note_fault(path: Path, spec: Any, schedule: Knobs, trial: Mapping[str, Any]) -> None:
     """Quarantine a schedule; ``trial``: the record of its failure."""
     line = {
-        "time": datetime.now(UTC).isoformat(timespec="seconds"),
+        "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "generator": GENERATOR_VERSION,
         **dict(zip(KERNEL, kernel_of(spec), strict=True)),
         "schedule": schedule.key,

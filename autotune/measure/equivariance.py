@@ -11,10 +11,10 @@ import functools
 from collections.abc import Callable, Mapping
 
 import torch
-from e3nn import o3
 
 from autotune.workload.tensors import Tensors
 from autotune.workload.workload import Workload
+from kernelgen.e3nn_import import o3
 
 # Operands by slot; tangents transform like their operands.
 SLOTS = ("x", "y", "g")

@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from e3nn import o3
-
 from autotune.modules.tensor_product import Irreps, TensorProduct
+from kernelgen.e3nn_import import o3
 from kernelgen.errors import ProblemError
 from kernelgen.problem.irreps import parse_irreps
 

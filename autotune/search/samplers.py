@@ -7,7 +7,7 @@ import json
 import warnings
 from collections.abc import Sequence
 from contextlib import nullcontext
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -84,7 +84,7 @@ def open_optuna(
         except Exception as error:
             if file is None or not file.exists() or not _is_corrupt(error):
                 raise StudyError(f"Optuna storage {storage} cannot be used: {_reason(error)}") from error
-            aside = file.with_name(f"{file.name}.corrupt-{datetime.now(UTC):%Y%m%dT%H%M%SZ}")
+            aside = file.with_name(f"{file.name}.corrupt-{datetime.now(timezone.utc):%Y%m%dT%H%M%SZ}")
             file.rename(aside)
             warnings.warn(f"Optuna storage {file} cannot be used ({error}); it is kept as {aside.name}", stacklevel=2)
             return create()

@@ -8,12 +8,12 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from autotune.database.entry import Entry
-from autotune.database.lookup import device_distance, is_alike
-from autotune.database.store import database_dirs, device_files, load_table
+from autotune.database.entry import Entry, is_alike
+from autotune.database.store import database_dirs, device_distance, device_files, load_table
 from autotune.search.space import Space
 from autotune.workload.graph_class import GraphClass
 from kernelgen.device import DeviceFacts
+from kernelgen.problem.shape import shape_of
 from kernelgen.schedule.knobs import Knobs
 
 MOST = 8
@@ -38,9 +38,9 @@ def known_entries(facts: DeviceFacts, *directories: Path) -> list[Entry]:
 def starting_points(space: Space, graph_class: GraphClass, entries: Iterable[Entry]) -> list[Knobs]:
     """Winners of the same (or related) direction and backend, moved into ``space``.
 
-    Winners of the same problem, nearest graph class first, alternate with those of other problems on the nearest graph
-    class, because the number of edges can matter more than the irreps. Ties keep the order of ``entries``. On a GPU
-    winners of large graphs are not used for small ones (see ``lookup``), nor the reverse.
+    Winners of the same shape (``shape_of``), nearest graph class first, alternate with those of other problems on the
+    nearest graph class, because the number of edges can matter more than the irreps. Ties keep the order of
+    ``entries``. On a GPU winners of large graphs are not used for small ones (see ``lookup``), nor the reverse.
     """
     spec = space.spec
     directions = (spec.direction.name, KIN.get(spec.direction.name))
@@ -65,7 +65,7 @@ def starting_points(space: Space, graph_class: GraphClass, entries: Iterable[Ent
     same: list[Entry] = []
     others: list[Entry] = []
     for entry in sorted(related, key=rank):
-        (same if entry.problem == spec.problem.key else others).append(entry)
+        (same if shape_of(entry.problem) == shape_of(spec.problem.key) else others).append(entry)
     others.sort(key=lambda entry: (entry.direction != spec.direction.name, *rank(entry)[3:]))
     turns = itertools.chain.from_iterable(itertools.zip_longest(same, others))
     moved = (space.nearest(entry.tuned_schedule) for entry in turns if entry is not None)

@@ -16,7 +16,7 @@ import warnings
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -175,7 +175,7 @@ class Study(Findings):
         line = {
             "study": self.name,
             "number": 0,  # set when it is stored
-            "time": datetime.now(UTC).isoformat(timespec="seconds"),
+            "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
             "state": outcome.state,
             "reason": outcome.reason,
             "schedule": proposal.schedule.to_dict(),

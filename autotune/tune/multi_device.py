@@ -8,15 +8,19 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from autotune.measure.devices import names_of, on_each
 from autotune.workload.config import TuneConfig
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 # budget, trials, sampler, storage, seed, results_dir, with_peers, patience
 Options = tuple[float | None, int | None, str | None, str | None, int, Path, bool, int | None]
 
 
-def tune_together(config: TuneConfig, devices: Sequence[str], *options: *Options) -> None:
+def tune_together(config: TuneConfig, devices: Sequence[str], *options: Unpack[Options]) -> None:
     """Run one tuner per device; ``options``: the arguments of ``tune`` after the device.
 
     Returns when all have ended. Raises KeyboardInterrupt if the user ended them, StudyError if one failed.

@@ -24,12 +24,13 @@ from kernelgen.problem.spherical_harmonics import HarmonicsProblem
 from kernelgen.problem.tensor_product import TensorProductProblem
 from kernelgen.runtime.arguments import Checks
 from kernelgen.runtime.calls import DirectCalls
-from kernelgen.runtime.graph import NO_ORDER, EdgeOrder, Edges, check_ascending, is_in_order, order_by, row_count
+from kernelgen.runtime.graph import NO_ORDER, EdgeOrder, check_ascending, is_in_order, order_by, row_count
 from kernelgen.runtime.index_check import check_ascending_on_device
-from kernelgen.runtime.known_graphs import KNOWN_GRAPHS
+from kernelgen.runtime.known_graphs import KNOWN_GRAPHS, Edges
 from kernelgen.runtime.runner import Runner, SplitRunner
 from kernelgen.schedule.kernel_spec import Spec
 from kernelgen.schedule.tensor_product import SCHEDULES, Schedule, schedule_from_dict
+from kernelgen.terms.clebsch_gordan import couplings_digest
 from kernelgen.terms.directions import DIRECTIONS, Direction, fixed_order_parts
 from kernelgen.tracing import is_tracing, is_transforming
 
@@ -65,8 +66,14 @@ def build(
 def rebuild(text: str) -> Operator:
     """The operator with this ``Operator.text``."""
     data = json.loads(text)
+    problem = TensorProductProblem.from_key(data["problem"])
+    if data.get("couplings", "") not in ("", couplings_digest(problem)):
+        raise UnsupportedError(
+            f"{problem.irreps_in1} x {problem.irreps_in2} was saved under another version of e3nn, with other "
+            "signs of couplings than the installed one; install that version, or save or export the model again"
+        )
     return build(
-        TensorProductProblem.from_key(data["problem"]),
+        problem,
         {name: schedule_from_dict(knobs) for name, knobs in data["schedules"].items()},
         operation=data["operation"],
         dtype=getattr(torch, data["dtype"]),
@@ -120,6 +127,7 @@ class Operator(DirectCalls, RegisteredOperator):
             "layout": layout,
             "device": device.type,
             "deterministic": deterministic,
+            "couplings": couplings_digest(problem),
             "schedules": {name: schedule.to_dict() for name, schedule in self.schedules.items()},
         }
         self.text = json.dumps(facts | ({"refused": self.refused} if self.refused else {}), sort_keys=True)
@@ -130,7 +138,8 @@ class Operator(DirectCalls, RegisteredOperator):
         # The ends by which some direction's kernel needs the edges in order.
         fused = [schedule for schedule in self.schedules.values() if self.is_conv and schedule.fuse and problem.paths]
         owners = {schedule.owner for schedule in fused}
-        self.by_receiver, self.by_sender = "receiver" in owners, "sender" in owners
+        runs = device.type == "cuda" and problem.is_channelwise and any(each.has_long_runs for each in fused)
+        self.by_receiver, self.by_sender = runs or "receiver" in owners, "sender" in owners
 
     def forward(
         self,
@@ -166,7 +175,7 @@ class Operator(DirectCalls, RegisteredOperator):
         elif type(num_out) is not int:
             num_out = row_count("num_out", num_out)
         if order is not None or not self.is_conv or sender is None or receiver is None:
-            return sender, receiver, num_out, order, True, False
+            return sender, receiver, num_out, order, True, None
         num_in = x.shape[0]
 
         def make() -> EdgeOrder:
@@ -175,9 +184,9 @@ class Operator(DirectCalls, RegisteredOperator):
         needs = (num_in, num_out, (self.by_receiver, self.by_sender, is_sorted))
         known = KNOWN_GRAPHS.order(sender, receiver, needs, make)
         if known is not None:
-            return sender, receiver, num_out, known, True, True
+            return sender, receiver, num_out, known[0], True, known[1]
         order = make()
-        return sender, receiver, num_out, order, order is NO_ORDER, False
+        return sender, receiver, num_out, order, order is NO_ORDER, None
 
     __call__ = forward
 

@@ -16,6 +16,7 @@ from torch._C._functorch import TransformType
 from torch.autograd import forward_ad
 
 from kernelgen.errors import UnsupportedError
+from kernelgen.torch_versions import register_vmap, run_eagerly
 from kernelgen.tracing import is_transforming
 
 _FUNCTIONS: dict[str, type[torch.autograd.Function]] = {}
@@ -39,8 +40,8 @@ def _is_beyond_compile() -> bool:
     return forward_ad._current_level >= 0 or any(level.key() != TransformType.Vmap for level in stack)
 
 
-@torch.compiler.disable(
-    reason="torch.compile does not trace Equitune's kernels through torch.func.grad, jacrev, jvp and the like, "
+@run_eagerly(
+    "torch.compile does not trace Equitune's kernels through torch.func.grad, jacrev, jvp and the like, "
     "they run eagerly: compile with fullgraph=False, or what is inside of the transform"
 )
 def _apply(name: str, *arguments: Any) -> Any:
@@ -83,7 +84,7 @@ def add_function(
     }
     members = {method: staticmethod(function) for method, function in methods.items()}
     _FUNCTIONS[name] = type(name, (torch.autograd.Function,), members)
-    torch.library.register_vmap(f"equitune::{name}", vmap, lib=library)
+    register_vmap(f"equitune::{name}", vmap, library)
 
 
 def _by_rows(name: str, places: tuple[int, ...], size: int, is_mapped: tuple[bool, ...], arguments: tuple) -> tuple:

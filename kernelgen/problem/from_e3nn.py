@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import itertools
 
-from e3nn import o3
-
+from kernelgen.e3nn_import import o3
 from kernelgen.problem.tensor_product import NORMALIZATIONS, TensorProductProblem
 
 # Path weights within this relative difference are equal.

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from e3nn import o3
-
+from kernelgen.e3nn_import import o3
 from kernelgen.errors import ProblemError
 
 # Limits far above any network's needs, and low enough for tables of coefficients.

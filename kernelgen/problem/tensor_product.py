@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from e3nn import o3
 
+from kernelgen.e3nn_import import o3
 from kernelgen.errors import ProblemError
 from kernelgen.problem.connection_modes import MODES, Instruction, Mode
 from kernelgen.problem.irreps import Block, blocks_of, parse_irreps

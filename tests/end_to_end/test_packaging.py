@@ -9,7 +9,6 @@ import runpy
 import shutil
 import subprocess
 import sys
-import tomllib
 import zipfile
 from importlib import metadata
 from pathlib import Path
@@ -17,6 +16,8 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 from places import ROOT
+
+from autotune.workload.toml_tables import read_toml
 
 BUILD_FILES = ("pyproject.toml", "setup.py", "MANIFEST.in", "README.md", "LICENSE")
 
@@ -78,7 +79,7 @@ def test_wheel_declares_command_extras_and_licence(wheel: Path) -> None:
     assert "equitune = autotune.cli:main" in archive.read(f"{info}/entry_points.txt").decode()
     metadata = archive.read(f"{info}/METADATA").decode()
     assert "License-Expression: BSD-3-Clause" in metadata
-    for extra in ("test", "gpu", "peers"):
+    for extra in ("tune", "test", "gpu", "peers"):
         assert f"Provides-Extra: {extra}\n" in metadata
     assert f"{info}/licenses/LICENSE" in archive.namelist()
 
@@ -113,7 +114,7 @@ def pins() -> dict[str, str]:
 
 def requirements() -> dict[str, list[Requirement]]:
     """By extra, ``""`` for what is always installed; without Equitune itself."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    project = read_toml(ROOT / "pyproject.toml")["project"]
     extras = {"": project["dependencies"], **project["optional-dependencies"]}
     parsed = {extra: [Requirement(text) for text in texts] for extra, texts in extras.items()}
     return {extra: [r for r in wanted if r.name != project["name"]] for extra, wanted in parsed.items()}
@@ -130,7 +131,7 @@ def test_every_document_names_the_version() -> None:
 def test_constraints_allow_what_pyproject_asks_for() -> None:
     """What is tested is inside the bounds; and everything that the tests install has its version pinned."""
     wanted = requirements()
-    for requirement in (*wanted[""], *wanted["gpu"], *wanted["peers"], *wanted["test"]):
+    for requirement in (*wanted[""], *wanted["tune"], *wanted["gpu"], *wanted["peers"], *wanted["test"]):
         assert requirement.specifier.contains(pins()[requirement.name]), requirement
 
 

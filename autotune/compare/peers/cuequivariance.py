@@ -15,11 +15,11 @@ import warnings
 from typing import Any
 
 import torch
-from e3nn import o3
 
 from autotune.compare.peers.peer import Adapter, Product, Task
 from autotune.errors import PeerError
 from autotune.measure.autograd_passes import Call
+from kernelgen.e3nn_import import o3
 from kernelgen.problem.tensor_product import TensorProductProblem
 
 # Its kernels tune themselves during the first calls.

@@ -9,11 +9,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from e3nn import o3
 
 from autotune.measure.reference.tensor_product import CHUNK_ELEMENTS, Reference
 from autotune.workload.tensors import Tensors
 from autotune.workload.workload import DTYPES, Workload
+from kernelgen.e3nn_import import o3
 from kernelgen.problem.spherical_harmonics import HarmonicsProblem
 from kernelgen.terms.directions import HARMONICS_DIRECTIONS, HarmonicsDirection
 

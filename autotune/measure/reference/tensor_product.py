@@ -16,11 +16,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from e3nn import o3
 
 from autotune.workload.kinds.base import Problem
 from autotune.workload.tensors import Tensors, relayout
 from autotune.workload.workload import Workload
+from kernelgen.e3nn_import import o3
 from kernelgen.errors import InputError
 from kernelgen.problem.tensor_product import TensorProductProblem
 from kernelgen.terms.directions import DIRECTIONS, Direction

@@ -10,7 +10,7 @@ import contextlib
 import time
 import warnings
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -113,4 +113,4 @@ def _shown(storage: Any) -> str:
 
 def _tell(text: str) -> None:
     """Warn, with the time in the text, because Python shows equal warnings only once."""
-    warnings.warn(f"{datetime.now(UTC):%H:%M:%S} UTC: {text}", stacklevel=2)
+    warnings.warn(f"{datetime.now(timezone.utc):%H:%M:%S} UTC: {text}", stacklevel=2)

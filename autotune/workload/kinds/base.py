@@ -9,11 +9,14 @@ from __future__ import annotations
 import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, Protocol, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from autotune.workload.graphs import GraphSpec
 from kernelgen.device import DeviceFacts
 from kernelgen.schedule.knobs import Knobs
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 class Problem(Protocol):

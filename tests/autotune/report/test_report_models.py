@@ -6,11 +6,11 @@ import html
 import json
 import math
 import re
-import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
+import tomllib
 from model_samples import all_rows, model_row, write_models
 from places import ROOT
 from report_samples import DEVICE, SLUG, Page, page_of, suite_row, unpacked, write_results, write_suite
