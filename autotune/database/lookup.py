@@ -180,9 +180,9 @@ def _on_other_device(query: _Query, skipped: list[str]) -> Tuning | None:
 
 
 def _fitted(query: _Query, entry: Entry, origin: str, reason: str, skipped: list[str]) -> Tuning:
-    """A schedule tuned on another graph class, with the knobs adjusted that depend on the edges per node."""
+    """A schedule tuned on another graph class or layout, with the knobs adjusted that depend on these."""
     reason += _why_nearest(query, entry)
-    schedule, there, here = entry.tuned_schedule, entry.parsed_graph_class, query.graph_class
+    schedule, there, here = _in_layout(query, entry), entry.parsed_graph_class, query.graph_class
     if here is not None and here.log2_degree != there.log2_degree:
         fitted = schedule.for_degree(2.0 ** (here.log2_degree - there.log2_degree))
         changed = [name for name, value in fitted.to_dict().items() if value != schedule.to_dict()[name]]
@@ -192,6 +192,18 @@ def _fitted(query: _Query, entry: Entry, origin: str, reason: str, skipped: list
             reason += f", with {', '.join(f'{name}={getattr(fitted, name)}' for name in changed)} for its degree"
         schedule = fitted
     return Tuning(schedule, origin, entry, _with_skipped(reason, skipped))
+
+
+def _in_layout(query: _Query, entry: Entry) -> Knobs:
+    """An entry's schedule; that of another layout in the form for this one, if that is legal.
+
+    Only of large graphs, whose kernels the additions in memory limit.
+    """
+    schedule, small = entry.tuned_schedule, entry.parsed_graph_class.is_small
+    if entry.layout == query.spec.layout or query.spec.operation != "conv" or small:
+        return schedule
+    moved = dataclasses.replace(entry, schedule=schedule.for_layout(query.spec.layout).to_dict())
+    return moved.tuned_schedule if _is_legal(query, moved, []) else schedule
 
 
 def _default(query: _Query, skipped: list[str]) -> Tuning:
