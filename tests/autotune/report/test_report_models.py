@@ -20,10 +20,11 @@ from autotune.report.data.device_data import load_device
 from autotune.report.data.model_rows import ModelRow, model_rows
 from autotune.report.data.suite_rows import SuiteRow
 from autotune.report.html.bars import bars, picker
+from autotune.report.html.sources import Sources
 from autotune.report.sections.first_screen import kernels, models
-from autotune.report.sections.first_screen.reproduce import config_lines, kernel_command
+from autotune.report.sections.first_screen.reproduce import config_lines, kernel_command, shipped
+from autotune.report.sections.suite_details import details
 from autotune.workload.config import load_config
-from autotune.workload.config_tables import load_all, load_graphs
 
 BENCHES = sorted((ROOT / "results" / "bench").glob("*.json"))
 
@@ -82,10 +83,16 @@ def test_four_bars_with_times_and_ratios() -> None:
     (choice,) = models.choices([row])
     assert [(bar.name, bar.role) for bar in choice.bars] == [
         *(("Equitune", "tuned"), ("cuEquivariance", "fastest other path")),
-        *(("mace", "stock"), ("Equitune", "untuned default")),
+        *(("MACE", "stock"), ("Equitune", "untuned default")),
     ]
     text = plain(bars(choice, "peak memory"))
-    for words in ("20.0 ms", "30.0 ms 1.50× as fast", "240 ms 12× as fast", "25.0 ms 1.25× as fast", "401 MiB"):
+    for words in (
+        "20.0 ms",
+        "30.0 ms Equitune 1.50× as fast",
+        "240 ms Equitune 12× as fast",
+        "25.0 ms Equitune 1.25× as fast",
+        "401 MiB",
+    ):
         assert words in text, words
     for fact in ("21 atoms, 306 edges", "the device works 16.0 ms of it in 594 launches",
                  "largest relative error 2.0e-6 (gradients) against stock in float64"):  # fmt: skip
@@ -159,6 +166,10 @@ def test_the_order_of_a_graph_is_told_where_it_was_measured() -> None:
     for given in (0.125, {"equitune": 0.125, "openequivariance": 0.25}):
         (choice,) = kernels.choices([SuiteRow(row | {"order_ms": given})], "cuda")
         assert "ordering a new graph takes 125\N{NO-BREAK SPACE}µs" in choice.facts
+        # The first number is Equitune's alone.
+        shown = plain(details(SuiteRow(row | {"order_ms": given}), Sources()))
+        assert "Ordering of a new graph" in shown and ("250 µs" in shown) is isinstance(given, dict)
+    assert "Ordering" not in plain(details(SuiteRow(row), Sources()))
     (choice,) = kernels.choices([SuiteRow(row)], "cuda")
     assert not any("ordering" in fact for fact in choice.facts)
 
@@ -167,10 +178,10 @@ def test_the_order_of_a_graph_is_told_where_it_was_measured() -> None:
 def test_the_command_of_a_stored_row_measures_that_row(path: Path, tmp_path: Path) -> None:
     record = json.loads(path.read_text())
     backend = record["device"]["backend"]
-    known, graphs, seen = load_all(), load_graphs(), 0
+    known, seen = shipped(), 0
     for row in map(SuiteRow, record["rows"]):
-        shown = plain(kernel_command(row, backend))
-        if row.text("label") not in known or row.graph not in graphs:
+        shown = plain(kernel_command(row, backend, known))
+        if row.text("label") not in known.problems or row.graph not in known.graphs:
             assert "run equitune bench with that file" in shown
             continue
         text = "\n".join(config_lines(row))
@@ -185,6 +196,12 @@ def test_the_command_of_a_stored_row_measures_that_row(path: Path, tmp_path: Pat
         assert f"equitune bench row.toml --device {'cuda:0' if backend == 'cuda' else 'cpu'} --fresh" in shown
         seen += 1
     assert seen > 40
+
+
+def test_a_name_of_another_problem_than_the_shipped_one_gets_no_command() -> None:
+    row = suite_row("mace-mp-large", "water", "forward")
+    shown = plain(kernel_command(SuiteRow(row), "cuda", shipped()))
+    assert "defines 'mace-mp-large': run equitune bench with that file" in shown and "row.toml" not in shown
 
 
 def test_a_newcomers_page_of_one_tuned_workload_answers_too(tmp_path: Path) -> None:
