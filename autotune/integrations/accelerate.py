@@ -127,7 +127,7 @@ def _note(model: torch.nn.Module, before: int, places: list[Place]) -> str:
 
 def _found(model: torch.nn.Module) -> Iterator[tuple[torch.nn.Module | None, str, str, torch.nn.Module]]:
     """Parent, attribute, full name and module of every such e3nn module; a shared one appears several times."""
-    if isinstance(model, tuple(KINDS.values())):
+    if any(is_of(model, kind) for kind in KINDS.values()):
         yield None, "", "(the model)", model
     for prefix, parent in model.named_modules():
         for attribute, child in _children(parent):
