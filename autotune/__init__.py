@@ -13,11 +13,13 @@ if TYPE_CHECKING:
     from autotune.database.entry import Entry
     from autotune.database.lookup import Tuning, find_schedule
     from autotune.database.store import Database
+    from autotune.integrations.accelerate import accelerate, restore
+    from autotune.integrations.acceleration import Acceleration
     from autotune.modules.e3nn_products import ElementwiseTensorProduct, FullTensorProduct, FullyConnectedTensorProduct
-    from autotune.modules.e3nn_replacement import Acceleration, accelerate, restore
     from autotune.modules.spherical_harmonics import SphericalHarmonics, spherical_harmonics
     from autotune.modules.spherical_harmonics_conv import SphericalHarmonicsConv
     from autotune.modules.tensor_product import TensorProduct, TensorProductConv
+    from autotune.tune.from_model.run import ModelTuning, tune_model
     from autotune.workload.graph_class import GraphClass
 
 __all__ = [
@@ -28,6 +30,7 @@ __all__ = [
     "FullTensorProduct",
     "FullyConnectedTensorProduct",
     "GraphClass",
+    "ModelTuning",
     "SphericalHarmonics",
     "SphericalHarmonicsConv",
     "TensorProduct",
@@ -37,25 +40,28 @@ __all__ = [
     "find_schedule",
     "restore",
     "spherical_harmonics",
+    "tune_model",
 ]
 
 _HOMES = {
-    "Acceleration": "autotune.modules.e3nn_replacement",
+    "Acceleration": "autotune.integrations.acceleration",
     "Database": "autotune.database.store",
     "ElementwiseTensorProduct": "autotune.modules.e3nn_products",
     "Entry": "autotune.database.store",
     "FullTensorProduct": "autotune.modules.e3nn_products",
     "FullyConnectedTensorProduct": "autotune.modules.e3nn_products",
     "GraphClass": "autotune.workload.graph_class",
+    "ModelTuning": "autotune.tune.from_model.run",
     "SphericalHarmonics": "autotune.modules.spherical_harmonics",
     "SphericalHarmonicsConv": "autotune.modules.spherical_harmonics_conv",
     "TensorProduct": "autotune.modules.tensor_product",
     "TensorProductConv": "autotune.modules.tensor_product",
     "Tuning": "autotune.database.lookup",
-    "accelerate": "autotune.modules.e3nn_replacement",
+    "accelerate": "autotune.integrations.accelerate",
     "find_schedule": "autotune.database.lookup",
-    "restore": "autotune.modules.e3nn_replacement",
+    "restore": "autotune.integrations.accelerate",
     "spherical_harmonics": "autotune.modules.spherical_harmonics",
+    "tune_model": "autotune.tune.from_model.run",
 }
 
 

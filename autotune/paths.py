@@ -26,6 +26,11 @@ def configs_dir() -> Path:
     return _data_dir("configs")
 
 
+def structures_dir() -> Path:
+    """The folder of the structures that come with the package, as ``NAME.gz``, with their origins and licences."""
+    return PACKAGE / "models" / "structures"
+
+
 def results_dir() -> Path:
     """The folder with the shipped tuned database (read-only if the package is installed)."""
     return _data_dir("results")

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 TUNED, DEFAULT = "equitune", "equitune-default"
+# Of whole models: the package's own path without any accelerator.
+STOCK = "stock"
 NAMES = {
     TUNED: "tuned",
     DEFAULT: "untuned default",
@@ -20,6 +22,8 @@ NAMES = {
     "cuequivariance-naive": "cuEquivariance (naive)",
     "openequivariance": "OpenEquivariance",
     "openequivariance-deterministic": "OEQ deterministic",
+    "cuequivariance+openequivariance": "cuEquivariance and OpenEquivariance",
+    "symmetrix": "Symmetrix-XL",
 }
 MISSING = "\N{EN DASH}"
 
@@ -79,6 +83,14 @@ def ratio_text(value: float) -> str:
 def floored_ratio(value: float) -> str:
     """``ratio_text`` rounded down, so that a ratio is never overstated: 0.999 is 0.99×."""
     return ratio_text(math.floor(value * 100 + 1e-9) / 100) if 0.1 <= value < 10 else ratio_text(value)
+
+
+def binary_text(value: float) -> str:
+    """9.54 GiB: bytes in binary units, as devices' memory is given."""
+    for unit, scale in (("GiB", 2.0**30), ("MiB", 2.0**20), ("KiB", 2.0**10)):
+        if value >= scale:
+            return f"{significant(value / scale)}\N{NO-BREAK SPACE}{unit}"
+    return MISSING if math.isnan(value) else f"{value:.0f}\N{NO-BREAK SPACE}B"
 
 
 def error_text(value: float) -> str:

@@ -44,6 +44,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def no_user_database(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Databases that the user tuned at home neither change a test nor are changed by one."""
     os.environ["EQUITUNE_DATABASE"] = str(tmp_path_factory.mktemp("user-database"))
+    os.environ["EQUITUNE_MISSES"] = "0"
 
 
 @pytest.fixture

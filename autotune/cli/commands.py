@@ -19,30 +19,21 @@ from autotune.cli import database as cli_db
 from autotune.cli.bench import EXAMPLES, bench
 from autotune.cli.options import (
     INTERRUPTED,
-    SEARCH,
-    SHARING,
-    Budget,
-    Config,
     Device,
-    Interrupts,
     Json,
-    Peers,
     Reports,
     Results,
-    Trials,
-    budget_seconds,
-    devices_given,
     examples,
-    positive,
     print_next,
     print_rich,
     resolve_device,
     results_folder,
-    sampler_name,
     write_comparison_page,
     write_pages,
 )
 from autotune.cli.replay import REPLAY_EXAMPLES, record, replay
+from autotune.cli.tune import TUNE_EXAMPLES, tune
+from autotune.cli.tune_model import show_misses
 
 app = typer.Typer(
     name="equitune",
@@ -120,81 +111,7 @@ def doctor(as_json: Json = False) -> None:
         print_next(next_step(findings))
 
 
-@app.command(
-    epilog=examples(
-        "equitune tune quick",
-        "equitune tune configs/mace-mp-medium.toml --budget 10m --device cuda:0",
-        "equitune tune configs/h200.toml --devices all --no-peers",
-        "equitune tune own.toml --storage postgresql+psycopg://me@host/equitune",
-    )
-)
-def tune(
-    config: Config,
-    device: Device = None,
-    budget: Budget = None,
-    trials: Trials = None,
-    sampler: Annotated[
-        str | None, typer.Option(help="auto, tpe, climb, gp, random or brute.", rich_help_panel=SEARCH)
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Random seed.", rich_help_panel=SEARCH)] = 0,
-    patience: Annotated[
-        int | None,
-        typer.Option(
-            help="End a search after this many trials without a 1% gain. Default on a GPU: 120.",
-            rich_help_panel=SEARCH,
-        ),
-    ] = None,
-    devices: Annotated[
-        str | None,
-        typer.Option(help="Run one tuner on each device: all, 0,1 or cpu,cpu (to try it).", rich_help_panel=SHARING),
-    ] = None,
-    shared: Annotated[
-        bool,
-        typer.Option(
-            "--shared", help="Share studies with other tuners of this results folder.", rich_help_panel=SHARING
-        ),
-    ] = False,
-    storage: Annotated[
-        str | None,
-        typer.Option(
-            help="Optuna storage URL. All tuners that name it share their studies. If the database server restarts, "
-            "tuners wait up to two minutes.",
-            rich_help_panel=SHARING,
-        ),
-    ] = None,
-    peers: Peers = True,
-    results: Results = None,
-    reports: Reports = None,
-) -> None:
-    """Search for the fastest schedules on this device, verify and store them, and write the report."""
-    from autotune.cli.show import show_command
-    from autotune.report import summary_table
-    from autotune.tune.multi_device import tune_together
-    from autotune.tune.run import tune as run_tune
-    from autotune.workload.config import check_seed, load_config
-    from kernelgen.device import device_facts
-
-    seconds, sampler = budget_seconds(budget), sampler_name(sampler)
-    positive("--trials", trials)
-    positive("--patience", patience)
-    check_seed(seed)
-    chosen = devices_given(device, devices)
-    facts = device_facts(chosen[0])
-    loaded = load_config(config, facts.backend)
-    folder = results_folder(results)
-    options = (seconds, trials, sampler, storage, seed, folder, peers, patience)
-    with Interrupts() as interrupts:
-        if devices is None and not shared:
-            run_tune(loaded, chosen[0], *options)
-        else:
-            tune_together(loaded, chosen, *options)
-    print(summary_table(folder, facts.slug))
-    if write_pages(folder, reports, facts.slug):
-        print_next(f"open the report in a browser, or type {show_command(loaded.workloads[0], device, folder)}")
-    if interrupts.seen:
-        raise typer.Exit(INTERRUPTED)
-
-
+app.command(epilog=TUNE_EXAMPLES)(tune)
 app.command(epilog=EXAMPLES)(bench)
 app.command()(record)
 app.command(epilog=REPLAY_EXAMPLES)(replay)
@@ -225,13 +142,16 @@ def report(
 )
 def show(
     problem: Annotated[
-        list[str],
+        list[str] | None,
         typer.Argument(
             metavar="PROBLEM",
             help="A name of configs/problems.toml, a problem key, or three irreps: of both inputs, and of the output. "
             "Of a channelwise product the third only says which irreps to keep.",
         ),
-    ],
+    ] = None,
+    misses: Annotated[
+        bool, typer.Option("--misses", help="Instead list what running models asked for and did not find here.")
+    ] = False,
     device: Device = None,
     fully_connected: Annotated[
         bool, typer.Option("--fully-connected", help="Irreps mean a fully connected product, not a channelwise one.")
@@ -247,8 +167,11 @@ def show(
     from autotune.cli.show import problem_given
     from autotune.cli.show import show as show_text
 
-    found = problem_given(problem, fully_connected)
     device = resolve_device(device)
+    if misses:
+        show_misses(device)
+        return
+    found = problem_given(problem or (), fully_connected)
     print(show_text(found, operation=operation, dtype=dtype, layout=layout, device=device, graph_class=graph_class))
 
 

@@ -17,7 +17,9 @@ INTERRUPTED = 130
 
 SEARCH, SHARING, OUTPUT, MEASURING = "Search", "Sharing", "Output", "Measuring"
 
-Config = Annotated[str, typer.Argument(metavar="CONFIG", help="A TOML file, or the name of one in configs/.")]
+CONFIG_HELP = "A TOML file, or the name of one in configs/."
+Config = Annotated[str, typer.Argument(metavar="CONFIG", help=CONFIG_HELP)]
+ConfigOrNone = Annotated[str | None, typer.Argument(metavar="[CONFIG]", help=CONFIG_HELP, show_default=False)]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda or cuda:N. By default the GPU if there is one.")]
 Budget = Annotated[
     str | None, typer.Option(help="Time limit of the whole run, with units: 90s, 10m, 1h30m.", rich_help_panel=SEARCH)

@@ -2,5 +2,5 @@
 
 In: irreps and instructions, as for e3nn's modules. Out: modules with e3nn's parameters and results. Read ``base``
 (lookup and build on first use), ``tensor_product``, ``spherical_harmonics``, ``spherical_harmonics_conv``,
-``e3nn_products``; ``e3nn_replacement`` puts ``stand_ins`` into an existing model. Nothing here searches or measures.
+``e3nn_products``. Nothing here searches or measures.
 """

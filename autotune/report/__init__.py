@@ -22,11 +22,13 @@ def write_reports(results_dir: str | Path, reports_dir: str | Path, only: str | 
     results file, before any page is replaced.
     """
     from autotune.report.data.device_data import device_slugs, load_device
+    from autotune.report.data.devices import all_rows
     from autotune.report.page import build_page
 
     results, reports = Path(results_dir), Path(reports_dir)
     slugs = [slug for slug in device_slugs(results) if only in (None, slug)]
-    pages = {slug: build_page(load_device(results, slug)) for slug in slugs}
+    others = all_rows(results)
+    pages = {slug: build_page(load_device(results, slug), others) for slug in slugs}
     reports.mkdir(parents=True, exist_ok=True)
     return [_publish(reports / f"{slug}.html", page) for slug, page in pages.items()]
 

@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from autotune.measure.intervals import FASTER, RESAMPLES, SLOWER, VERDICTS
 from autotune.report.compare import ONE_MEASUREMENT, Comparison, Judgement, Pair, Record
 from autotune.report.data.suite_rows import SuiteRow
-from autotune.report.html.frame import document
+from autotune.report.html.frame import Section, document
 from autotune.report.html.knobs import union, value_text
 from autotune.report.html.markup import Cell, Column, Group, Markup, grouped_table, join, table, tag
 from autotune.report.html.samples import strips
 from autotune.report.html.suite_figures import ratio_dots
 from autotune.report.sections.suite import row_cells
-from autotune.report.sections.suite_tiles import passes, rows_text
+from autotune.report.sections.suite_summary import passes, rows_text
 from autotune.text import (
     MISSING,
     TUNED,
@@ -40,11 +40,11 @@ def build_comparison(data: Comparison) -> str:
     )
     hint = "Click a column head to sort. Click the line below a row to see all contenders and raw samples."
     sections = [
-        ("verdicts", "Verdicts", _verdicts(data)),
-        ("rows", "Rows in both records", join((tag("p", hint, class_="hint screen"), _rows(data)))),
-        ("alone", "Rows in one record only", _alone(data)),
-        ("records", "The two records", _records(data)),
-        ("method", "How verdicts are made", _method(data)),
+        Section("verdicts", "Verdicts", _verdicts(data)),
+        Section("rows", "Rows in both records", join((tag("p", hint, class_="hint screen"), _rows(data)))),
+        Section("alone", "Rows in one record only", _alone(data)),
+        Section("records", "The two records", _records(data)),
+        Section("method", "How verdicts are made", _method(data)),
     ]
     return document(f"Equitune: {title} compared", header, sections, None)
 

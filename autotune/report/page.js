@@ -146,6 +146,42 @@ async function unfold(details) {
   }
 }
 
+// A control per axis of what can be picked: later ones offer what earlier ones leave. The page shows the first row.
+async function addPicker(picker) {
+  const { axes, first, rows } = await blockOf(picker.dataset.rows);
+  const which = picker.querySelector(".which"), shown = picker.querySelector(".chosen");
+  const chosen = rows[first].slice(0, axes.length);
+  const selects = axes.map(() => element("select", {}));
+  const fill = () => {
+    let fitting = rows;
+    selects.forEach((select, n) => {
+      const values = [...new Set(fitting.map(row => row[n]))];
+      if (!values.includes(chosen[n])) chosen[n] = values[0];
+      select.replaceChildren(...values.map(value => new Option(value, value, false, value === chosen[n])));
+      select.disabled = values.length < 2;
+      fitting = fitting.filter(row => row[n] === chosen[n]);
+    });
+    return fitting[0];
+  };
+  fill();
+  selects.forEach((select, n) => select.addEventListener("change", () => {
+    chosen[n] = select.value;
+    const open = shown.querySelector("details")?.open;
+    shown.innerHTML = fill().at(-1);
+    if (open && shown.querySelector("details")) shown.querySelector("details").open = true;
+    which.textContent = chosen.join(" \u00b7 ");
+  }));
+  const labels = axes.map((name, n) => element("label", {}, name, selects[n]));
+  which.before(element("div", { className: "controls" }, ...labels));
+  which.hidden = true;
+}
+
+// Opens what holds the target of a link.
+function reveal(name) {
+  const target = document.getElementById(name);
+  for (let part = target?.closest("details"); part; part = part.parentElement.closest("details")) part.open = true;
+}
+
 function enliven(root) {
   for (const button of root.querySelectorAll("table.sortable > thead th button")) {
     button.addEventListener("click", () => sortBy(button.closest("th")));
@@ -158,3 +194,6 @@ function enliven(root) {
 }
 
 enliven(document);
+document.querySelectorAll(".picker").forEach(addPicker);
+for (const link of document.querySelectorAll("nav a")) link.addEventListener("click", () => reveal(link.hash.slice(1)));
+reveal(location.hash.slice(1));

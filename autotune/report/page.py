@@ -2,35 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from autotune.report.data.device_data import DeviceData
+from autotune.report.data.devices import DeviceRows
 from autotune.report.html.frame import Section, document
-from autotune.report.html.markup import Markup, join, tag
+from autotune.report.html.markup import Markup, folded, join, tag
 from autotune.report.html.sources import Sources, write_sources
-from autotune.report.sections import method, overview, replays, search, suite, tuned_rows
+from autotune.report.sections import devices, method, models, replays, roofline, search, suite, tuned_rows
+from autotune.report.sections.first_screen.screen import first_screen, kernel_picker
 from autotune.report.sections.tuned_rows import entry_schedules
-from autotune.text import MISSING, TUNED
+from autotune.text import TUNED, count
 
 
-def build_page(data: DeviceData) -> str:
-    """The whole document. Equal data give equal text: its date is that of the newest record."""
+def build_page(data: DeviceData, others: Sequence[DeviceRows] = ()) -> str:
+    """The whole document. Equal data give equal text: its date is that of the newest record.
+
+    others: the rows of all devices of the results folder, this one's included.
+    """
     sources = write_sources(_kernels(data), data.device)
-    sections = _sections(data, sources)
+    sections = [section for section in _sections(data, others, sources) if section.content]
     return document(f"Equitune on {data.device['name']}", _header(data), sections, sources.packed())
 
 
 def _header(data: DeviceData) -> tuple[Markup, ...]:
     dates = sorted({str(date)[:10] for date in data.rows["date"].dropna()})
-    generators = sorted({str(version) for version in data.rows["generator"].dropna()})
-    span = MISSING if not dates else dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
-    facts = " \N{MIDDLE DOT} ".join((f"Measured {span}", f"generator {', '.join(generators) or MISSING}"))
+    span = "" if not dates else f", measured {dates[0] if len(dates) == 1 else f'{dates[0]} to {dates[-1]}'}"
     return (
-        tag("p", "Equitune performance report", class_="meta"),
+        tag("p", f"Equitune performance report{span}", class_="meta"),
         tag("h1", data.device["name"]),
-        tag("p", facts, class_="meta"),
-        tag("p", overview.sentence(data), class_="lead"),
+        first_screen(data),
     )
 
 
@@ -40,19 +42,37 @@ def _kernels(data: DeviceData) -> Iterator[tuple[dict[str, Any], dict[str, Any]]
     yield from ((entry, entry_schedules(entry)) for entry in data.entries)
 
 
-def _sections(data: DeviceData, sources: Sources) -> list[Section]:
+def _sections(data: DeviceData, others: Sequence[DeviceRows], sources: Sources) -> Iterator[Section]:
+    hint = "Click a column head to sort. Click the line below a row to see its schedule, source and raw samples."
+    click = tag("p", hint, class_="hint screen")
+    if data.models:
+        yield Section("models", "Models", models.models(data.models))
+    picked = kernel_picker(data) if data.models else None  # else it is the first screen
+    yield Section("kernels", "Kernels", join((picked, suite.suite(data.suite, sources))))
+    yield Section("roofline", "Roofline", roofline.roofline(data) or Markup(""), "kernels against the device's memory")
+    text = ", ".join(rows.name for rows in others)
+    yield Section("devices", "Devices compared", devices.devices(others, data.slug) or Markup(""), text)
+    searched = f"{count(len(data.entries))} tuned kernels, {count(len(data.trials))} trials"
+    yield Section("search", "The search", _search(data, join((click, _tuned(data, sources)))), searched)
+    yield Section("method", "How it was measured", method.method(data), "values first, cold caches, in turns")
+    told = "device, versions, commands, generators, hashes"
+    yield Section("provenance", "Provenance", method.provenance(data), told)
+
+
+def _tuned(data: DeviceData, sources: Sources) -> Markup:
     none = tag("p", "No tuned row is stored for this device.", class_="hint")
-    text = "Click a column head to sort. Click the line below a row to see its schedule, source and raw samples."
-    hint = tag("p", text, class_="hint screen")
-    return [
-        ("headline", "Headline ratios", overview.cards(data)),
-        ("suite", "Suite", join((hint, suite.suite(data.suite, sources)))),
-        ("times", "Times", overview.bars(data)),
-        ("rows", "Every tuned row", tuned_rows.row_table(data, sources) or none),
-        ("search", "The search", search.progress(data)),
+    return tuned_rows.row_table(data, sources) or none
+
+
+def _search(data: DeviceData, tuned: Markup) -> Markup:
+    """The story of the search, which is long and unfolds only on demand."""
+    parts = (
+        ("rows", "Every tuned row", tuned),
+        ("progress", "Progress", search.progress(data)),
         ("replay", "Samplers compared", replays.replays(data.replays)),
         ("knobs", "Which knobs mattered", search.knobs(data)),
         ("winners", "Winning schedules", search.winners(data)),
         ("failures", "Outcomes and failures", search.failures(data)),
-        ("method", "How it was measured", method.method(data)),
-    ]
+    )
+    return join(tag("details", tag("summary", tag("h3", title, id=anchor)), folded(content), class_="fold")
+                for anchor, title, content in parts)  # fmt: skip

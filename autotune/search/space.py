@@ -115,6 +115,8 @@ class Space:
                 changes["finish"] = "blocks"
             if not (fused or plain) or schedule.accumulate == "owners":
                 changes["zeros"] = "apart"
+            if not set("xg") & set(self.spec.direction.live_outputs):
+                changes["writes"] = "lanes"
             if fused and schedule.accumulate == "owners":
                 changes["warps_per_edge"] = 1
             elif not owned:

@@ -8,17 +8,21 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from autotune.database.entry import Entry
-from autotune.database.lookup import device_distance, is_alike
-from autotune.database.store import database_dirs, device_files, load_table
+from autotune.database.entry import Entry, is_alike
+from autotune.database.store import database_dirs, device_distance, device_files, load_table
 from autotune.search.space import Space
 from autotune.workload.graph_class import GraphClass
 from kernelgen.device import DeviceFacts
+from kernelgen.problem.shape import shape_of
 from kernelgen.schedule.knobs import Knobs
 
 MOST = 8
 # Directions that are (nearly) part of another: without a winner of its own, the other's is the best guess.
-KIN = {"edge_backward": "backward", "joint_backward": "double_backward"}
+KIN = {
+    "edge_backward": "backward",
+    "joint_backward": "double_backward",
+    "double_backward": "joint_backward",
+}
 # Number of schedules taken from the related direction's search of the same run.
 KIN_STARTS = 2
 
@@ -38,9 +42,9 @@ def known_entries(facts: DeviceFacts, *directories: Path) -> list[Entry]:
 def starting_points(space: Space, graph_class: GraphClass, entries: Iterable[Entry]) -> list[Knobs]:
     """Winners of the same (or related) direction and backend, moved into ``space``.
 
-    Winners of the same problem, nearest graph class first, alternate with those of other problems on the nearest graph
-    class, because the number of edges can matter more than the irreps. Ties keep the order of ``entries``. On a GPU
-    winners of large graphs are not used for small ones (see ``lookup``), nor the reverse.
+    Winners of the same shape (``shape_of``), nearest graph class first, alternate with those of other problems on the
+    nearest graph class, because the number of edges can matter more than the irreps. Ties keep the order of
+    ``entries``. On a GPU winners of large graphs are not used for small ones (see ``lookup``), nor the reverse.
     """
     spec = space.spec
     directions = (spec.direction.name, KIN.get(spec.direction.name))
@@ -65,11 +69,15 @@ def starting_points(space: Space, graph_class: GraphClass, entries: Iterable[Ent
     same: list[Entry] = []
     others: list[Entry] = []
     for entry in sorted(related, key=rank):
-        (same if entry.problem == spec.problem.key else others).append(entry)
+        (same if shape_of(entry.problem) == shape_of(spec.problem.key) else others).append(entry)
     others.sort(key=lambda entry: (entry.direction != spec.direction.name, *rank(entry)[3:]))
     turns = itertools.chain.from_iterable(itertools.zip_longest(same, others))
-    moved = (space.nearest(entry.tuned_schedule) for entry in turns if entry is not None)
+    moved = (space.nearest(_in_layout(entry, spec.layout)) for entry in turns if entry is not None)
     return list(dict.fromkeys(schedule for schedule in moved if space.broken_limit(schedule) is None))[:MOST]
+
+
+def _in_layout(entry: Entry, layout: str) -> Knobs:
+    return entry.tuned_schedule if entry.layout == layout else entry.tuned_schedule.for_layout(layout)
 
 
 def _is_form(knob: str, value: Any) -> bool:

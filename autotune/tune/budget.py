@@ -18,6 +18,13 @@ class TimeBudget:
     begin: float = field(default_factory=time.monotonic)
     comparison_s: float | None = None
 
+    @property
+    def is_spent(self) -> bool:
+        """Whether the time left is not enough for one more workload: less than the last comparison took."""
+        if self.budget_s is None:
+            return False
+        return self.begin + self.budget_s - time.monotonic() <= (self.comparison_s or 0.0)
+
     def end_of_searches(self) -> float | None:
         """When the next workload's searches should end; call once per workload."""
         if self.budget_s is None:

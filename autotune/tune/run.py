@@ -64,6 +64,7 @@ def tune(
     console: Console | None = None,
     tuners: int | None = None,
     tuner: str = "",
+    stops_when_spent: bool = False,
 ) -> list[Entry]:
     """Tune every workload and direction of a config, problem by problem; returns the published entries.
 
@@ -74,6 +75,7 @@ def tune(
     tuners: number of tuners on this host that share the results folder, this one (named ``tuner``) included; by default
     it works alone. with_peers: compare with the peers too, not only with the default schedule. patience: end a search
     after this many trials in a row without a gain of 1%; by default ``PATIENCE`` of the backend.
+    stops_when_spent: begin no workload for which too little time is left; by default each gets a comparison.
     """
     settings, workloads = resolve(
         config, device, budget, trials, sampler, storage, seed, results_dir, with_peers, patience, tuners
@@ -87,6 +89,9 @@ def tune(
         nearest = {problem: tuple(problems[number : number + 2]) for number, problem in enumerate(problems)}
         jobs = deque(_Job(each, settings, pairs, nearest[each.problem], progress) for each in workloads)
         while jobs:
+            if stops_when_spent and time_budget.is_spent:
+                progress.note(f"the time is up; {len(jobs)} of {len(workloads)} workloads are left")
+                break
             job = jobs.popleft()
             published, interrupted = job.run(path, record, time_budget)
             entries += published

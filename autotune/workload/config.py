@@ -43,6 +43,8 @@ WORKLOAD_KEYS = ("problem", "graph", "operation", "directions", "dtype", "layout
 # A table of workloads may also have its own number of trials per study.
 TABLE_KEYS = (*WORKLOAD_KEYS, "trials")
 SEARCH_KEYS = ("budget", "trials", "patience", "sampler", "record")
+# Files beside the configs: what they name, and the whole models of `equitune bench --models`.
+NO_CONFIGS = ("problems", "graphs", "model-rows")
 TOP_KEYS = (*WORKLOAD_KEYS, "workload", *PROBLEM_TABLES, "graphs", "passes", *SEARCH_KEYS)
 BACKENDS = ("cpu", "cuda")
 T = TypeVar("T")
@@ -86,7 +88,7 @@ def config_path(name_or_path: str | Path) -> Path:
 
 def known_configs() -> list[str]:
     """Names of the shipped configs."""
-    return sorted(path.stem for path in paths.configs_dir().glob("*.toml") if path.stem not in ("problems", "graphs"))
+    return sorted(path.stem for path in paths.configs_dir().glob("*.toml") if path.stem not in NO_CONFIGS)
 
 
 def load_config(name_or_path: str | Path, backend: str | None = None) -> TuneConfig:

@@ -17,7 +17,9 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 import torch
 
+from autotune import paths
 from autotune.errors import ConfigError
+from autotune.workload.edge_lists import GivenEdges
 
 if TYPE_CHECKING:
     from ase import Atoms
@@ -97,7 +99,7 @@ class Points:
 
 @dataclass(frozen=True)
 class StructureFile:
-    """A file that ase can read, searched in ``$EQUITUNE_STRUCTURES``, then in ``folder`` (the config's)."""
+    """A file that ase can read: in ``$EQUITUNE_STRUCTURES``, then in ``folder`` (the config's), then shipped."""
 
     path: str
     folder: str = "."
@@ -114,8 +116,35 @@ class StructureFile:
         for place in places:
             if (place / self.path).is_file():
                 return place / self.path
+        shipped = paths.structures_dir() / f"{self.path}.gz"
+        if shipped.is_file():
+            return shipped
         tried = " or ".join(str(place) for place in places)
         raise ConfigError(f"structure file {self.path!r} is not in {tried}; set EQUITUNE_STRUCTURES to its folder")
+
+
+@dataclass(frozen=True)
+class RandomNeighbours:
+    """Exactly ``num_edges`` edges between random points in a periodic cube, the shortest ones.
+
+    For a graph of which only the size is known: degrees vary and senders are near, as in a liquid.
+    """
+
+    num_nodes: int
+    num_edges: int
+    seed: int = 0
+
+    def edges(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Receivers, senders, and vectors from sender to receiver."""
+        side = self.num_nodes ** (1 / 3)
+        points = np.random.default_rng(self.seed).uniform(0.0, side, (self.num_nodes, 3))
+        cutoff = (3 * (1 + self.num_edges / self.num_nodes) / (4 * math.pi)) ** (1 / 3)
+        while True:
+            cutoff *= 1.1
+            receiver, sender, vectors = neighbours(points, side * np.eye(3), np.ones(3, bool), cutoff)
+            if len(receiver) >= self.num_edges:
+                nearest = np.argsort(np.linalg.norm(vectors, axis=1), kind="stable")[: self.num_edges]
+                return receiver[nearest], sender[nearest], vectors[nearest]
 
 
 @dataclass(frozen=True)
@@ -129,11 +158,11 @@ class EdgesAlone:
 class GraphSpec:
     """Description of a graph: atoms, repeated along the cell's vectors, connected within ``cutoff`` (angstrom).
 
-    Edges alone have neither cutoff nor repeat.
+    Edges alone, and sources of edges, have neither cutoff nor repeat.
     """
 
     name: str
-    source: AtomSource | EdgesAlone
+    source: AtomSource | GivenEdges | RandomNeighbours | EdgesAlone
     cutoff: float = 0.0
     repeat: tuple[int, int, int] = (1, 1, 1)
 
@@ -166,6 +195,12 @@ def build_graph(spec: GraphSpec) -> Graph:
     if isinstance(spec.source, EdgesAlone):
         nowhere = torch.zeros(1, dtype=torch.long).expand(spec.source.number)
         return Graph(spec.name, nowhere, nowhere, torch.zeros(1, 3).expand(spec.source.number, 3), 0)
+    if isinstance(spec.source, GivenEdges):
+        given = spec.source
+        # No vectors are known of edges alone, and no kernel's time depends on them.
+        return Graph(spec.name, *given.edges(), torch.zeros(1, 3).expand(given.num_edges, 3), given.num_nodes)
+    if isinstance(spec.source, RandomNeighbours):
+        return _graph(spec.name, *spec.source.edges(), spec.source.num_nodes)
     cell_atoms = spec.source.atoms()
     _require_fewer(f"graph {spec.name!r}", "atoms", len(cell_atoms) * math.prod(spec.repeat), MOST_ATOMS, "repeat")
     atoms = cell_atoms.repeat(spec.repeat)
@@ -178,14 +213,13 @@ def build_graph(spec: GraphSpec) -> Graph:
         receiver, sender, vectors = neighbours(positions, cell, np.asarray(atoms.get_pbc()), spec.cutoff)
     except ConfigError as error:
         raise ConfigError(f"graph {spec.name!r}, cutoff {spec.cutoff:g}: {error}") from error
+    return _graph(spec.name, receiver, sender, vectors, len(positions))
+
+
+def _graph(name: str, receiver: np.ndarray, sender: np.ndarray, vectors: np.ndarray, num_nodes: int) -> Graph:
     order = np.lexsort((sender, receiver))
-    return Graph(
-        spec.name,
-        torch.from_numpy(sender[order]),
-        torch.from_numpy(receiver[order]),
-        torch.from_numpy(vectors[order]),
-        len(positions),
-    )
+    senders, receivers, rows = (torch.from_numpy(array[order]) for array in (sender, receiver, vectors))
+    return Graph(name, senders, receivers, rows, num_nodes)
 
 
 def neighbours(

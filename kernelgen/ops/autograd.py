@@ -21,7 +21,8 @@ from kernelgen.ops.torch_ops import no_third_derivative, only, present
 from kernelgen.ops.transforms import call
 from kernelgen.runtime.allocation import empty
 from kernelgen.runtime.calls import DirectCalls
-from kernelgen.runtime.graph import NO_ORDER, Edges
+from kernelgen.runtime.graph import NO_ORDER
+from kernelgen.runtime.known_graphs import Edges
 from kernelgen.terms.directions import backward, double_backward, forward
 from kernelgen.tracing import is_eager, is_transforming
 

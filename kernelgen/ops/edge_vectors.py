@@ -27,6 +27,7 @@ from kernelgen.runtime.runner import Runner, SplitRunner
 from kernelgen.schedule.kernel_spec import Spec
 from kernelgen.terms.directions import Direction, backward, forward
 from kernelgen.tracing import is_eager, is_transforming
+from kernelgen.watchers import WATCHERS, tell, tell_of_preparing
 
 # Directions whose kernels can compute harmonics.
 FUSED = ("forward", "backward", "source_backward", "edge_backward")
@@ -87,8 +88,11 @@ class HarmonicProduct:
         key = (direction, None if sender is None else sender.dtype, x.get_device())
         runner = self._runners.get(key)
         if runner is None:
+            tell_of_preparing()
             index = torch.int64 if sender is None else sender.dtype
             runner = self._runners[key] = self.product.runner(direction, index, x.device, self.harmonics.problem)
+        if WATCHERS:
+            tell(self.product, direction, graph.num_edges, graph.num_out, sender, graph.receiver)
         return runner(operands, graph._replace(shapes=graph.shapes | {"y": (graph.num_edges, 3)}), poison)
 
     def _run_apart(self, graph: Graph, direction: Direction, operands: Operands, poison: bool) -> dict[str, Tensor]:

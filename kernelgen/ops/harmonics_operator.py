@@ -31,6 +31,7 @@ from kernelgen.schedule.kernel_spec import BUFFERS, HarmonicsSpec
 from kernelgen.schedule.spherical_harmonics import HarmonicsSchedule, harmonics_schedule_from_dict
 from kernelgen.terms.directions import BACKWARD, DOUBLE_BACKWARD, FORWARD, HARMONICS_DIRECTIONS, HarmonicsDirection
 from kernelgen.tracing import is_eager, is_transforming
+from kernelgen.watchers import WATCHERS, tell, tell_of_preparing
 
 Schedules = HarmonicsSchedule | Mapping[str, HarmonicsSchedule] | None
 _V, _T, _G, _OUT_V, _OUT_G = (BUFFERS.index(name) for name in ("x", "tx", "g", "out_x", "out_g"))
@@ -103,6 +104,10 @@ class HarmonicsOperator(RegisteredOperator):
 
     __call__ = forward
 
+    def for_size(self, rows: int) -> HarmonicsOperator:
+        """The operator for a number of vectors: this one, unless it is a family."""
+        return self
+
     def run_forward(self, v: Tensor, *, poison: bool = False) -> Tensor:
         """Harmonics ``[rows, dim_out]`` of v ``[rows, 3]``, without autograd.
 
@@ -161,7 +166,10 @@ class HarmonicsOperator(RegisteredOperator):
             pointers[place] = out.data_ptr()
         kernel = self._kernels.get((direction, index))
         if kernel is None:
+            tell_of_preparing()
             kernel = self._kernels[direction, index] = load_kernel(self.spec(direction, v.device))
+        if WATCHERS:
+            tell(self, direction, rows, rows, None, None)
         kernel.run(pointers, rows, rows, rows, index)
 
     def _ready(self, buffer: str, tensor: Tensor, shape: tuple[int, int], v: Tensor) -> Tensor:

@@ -24,9 +24,9 @@ from kernelgen.problem.spherical_harmonics import HarmonicsProblem
 from kernelgen.problem.tensor_product import TensorProductProblem
 from kernelgen.runtime.arguments import Checks
 from kernelgen.runtime.calls import DirectCalls
-from kernelgen.runtime.graph import NO_ORDER, EdgeOrder, Edges, check_ascending, is_in_order, order_by, row_count
+from kernelgen.runtime.graph import NO_ORDER, EdgeOrder, check_ascending, is_in_order, order_by, row_count
 from kernelgen.runtime.index_check import check_ascending_on_device
-from kernelgen.runtime.known_graphs import KNOWN_GRAPHS
+from kernelgen.runtime.known_graphs import KNOWN_GRAPHS, Edges
 from kernelgen.runtime.runner import Runner, SplitRunner
 from kernelgen.schedule.kernel_spec import Spec
 from kernelgen.schedule.tensor_product import SCHEDULES, Schedule, schedule_from_dict
@@ -138,7 +138,8 @@ class Operator(DirectCalls, RegisteredOperator):
         # The ends by which some direction's kernel needs the edges in order.
         fused = [schedule for schedule in self.schedules.values() if self.is_conv and schedule.fuse and problem.paths]
         owners = {schedule.owner for schedule in fused}
-        self.by_receiver, self.by_sender = "receiver" in owners, "sender" in owners
+        runs = device.type == "cuda" and problem.is_channelwise and any(each.has_long_runs for each in fused)
+        self.by_receiver, self.by_sender = runs or "receiver" in owners, "sender" in owners
 
     def forward(
         self,
@@ -174,7 +175,7 @@ class Operator(DirectCalls, RegisteredOperator):
         elif type(num_out) is not int:
             num_out = row_count("num_out", num_out)
         if order is not None or not self.is_conv or sender is None or receiver is None:
-            return sender, receiver, num_out, order, True, False
+            return sender, receiver, num_out, order, True, None
         num_in = x.shape[0]
 
         def make() -> EdgeOrder:
@@ -183,11 +184,11 @@ class Operator(DirectCalls, RegisteredOperator):
         needs = (num_in, num_out, (self.by_receiver, self.by_sender, is_sorted))
         known = KNOWN_GRAPHS.order(sender, receiver, needs, make)
         if known is not None:
-            return sender, receiver, num_out, known, True, True
+            return sender, receiver, num_out, known[0], True, known[1]
         order = make()
         # Not ``order is NO_ORDER``: torch.compile of torch 2.4 compares the elements of tuples instead.
         unordered = order.spans is None and order.sender_spans is None
-        return sender, receiver, num_out, order, unordered, False
+        return sender, receiver, num_out, order, unordered, None
 
     __call__ = forward
 

@@ -177,9 +177,25 @@ def ring_row(plan: Plan, group: Group) -> int:
 
 
 def stage_elements(plan: Plan) -> int:
-    """Shared-memory elements for what a team has fetched: edge values, then the ring of weights."""
+    """Shared-memory elements of a team: edge values it fetched, the ring of weights, and what it exchanges."""
+    return exchange_start(plan) + exchange_elements(plan)
+
+
+def exchange_start(plan: Plan) -> int:
+    """Shared-memory elements before those of :func:`exchange_elements`."""
     rows = max((ring_row(plan, group) for group in plan.groups), default=0) if plan.ring else 0
     return value_elements(plan) + plan.ring * rows
+
+
+def exchange_elements(plan: Plan) -> int:
+    """Shared-memory elements in which a team exchanges the channels of a block that it writes."""
+    schedule = plan.spec.schedule
+    assert isinstance(schedule, CudaSchedule)
+    problem, live = plan.spec.problem, plan.spec.direction.live_outputs
+    written = [problem.in1[p.in1].dim for p in problem.paths if "x" in live]
+    written += [problem.out[p.out].dim for p in problem.paths if "g" in live]
+    widest = max((dim for dim in written if dim > 1), default=0)
+    return widest * plan.tile if schedule.writes == "rows" else 0
 
 
 def sums_elements(plan: Plan) -> int:

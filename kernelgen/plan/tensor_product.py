@@ -9,6 +9,7 @@ from kernelgen.errors import ScheduleError, UnsupportedError
 from kernelgen.plan.channelwise import (
     Plan,
     block_of_an_edge,
+    exchange_elements,
     joint_elements,
     registers_of,
     stage_elements,
@@ -50,7 +51,8 @@ ProductPlan = Plan | PairPlan | OwnersPlan
 def product_plan(spec: Spec) -> ProductPlan:
     """The plan of a spec, or ScheduleError with the broken limit.
 
-    A kernel that needs no zeroed output gets ``zeros="apart"`` in the plan's own schedule.
+    A kernel that needs no zeroed output gets ``zeros="apart"`` in the plan's own schedule, and one that writes no rows
+    of several components ``writes="lanes"``.
     """
     if isinstance(spec.schedule, HostSchedule):
         spec.facts.check_cores(spec.schedule.threads)
@@ -259,6 +261,9 @@ def _check_cuda(plan: Plan, schedule: CudaSchedule) -> Plan:
     shared = teams * (stage_elements(plan) + sums_elements(plan) + joint_elements(plan)) * BYTES[spec.dtype]
     if shared > facts.shared_per_block:
         raise ScheduleError(f"{shared} bytes of shared memory a block; there are {facts.shared_per_block}")
+    if schedule.writes == "rows" and not exchange_elements(plan):
+        lanes = dataclasses.replace(schedule, writes="lanes")
+        plan = dataclasses.replace(plan, spec=dataclasses.replace(plan.spec, schedule=lanes))
     return dataclasses.replace(plan, shared_bytes=shared)
 
 

@@ -48,13 +48,26 @@ class Graph(NamedTuple):
         return self._replace(sender=sender, receiver=receiver, order=EdgeOrder(*order), saved=tuple(saved))
 
 
-def _is_still(graph: Graph, x: Tensor, sender: Tensor | None, receiver: Tensor | None, order: EdgeOrder) -> bool:
-    """Whether these are the graph's own indices and order, and the indices still have their form."""
+def _is_still(
+    graph: Graph,
+    x: Tensor,
+    sender: Tensor | None,
+    receiver: Tensor | None,
+    order: EdgeOrder,
+    known: KnownGraph | None,
+) -> bool:
+    """Whether these are the graph's own indices and order, and the indices still have their form.
+
+    A graph that was recognised by its memory is the same whichever views of it are given. On the CPU other tensors may
+    have its contents; autograd must notice writes to those that were given.
+    """
     if sender is None or receiver is None or order is not graph.order:
         return False
+    device, shape = x.get_device(), (graph.num_edges,)
+    if known is not None and known is graph.known and not known.is_on_host:
+        return sender.shape == shape and sender.get_device() == device
     if sender is not graph.sender or receiver is not graph.receiver:
         return False
-    device, shape = x.get_device(), (graph.num_edges,)
     same = sender.shape == shape == receiver.shape and sender.dtype is receiver.dtype
     here = sender.get_device() == device == receiver.get_device()
     return same and here and sender.is_contiguous() and receiver.is_contiguous()
@@ -83,20 +96,19 @@ class Checks:
         num_out: int | None,
         order: EdgeOrder | None,
         keep: bool = False,
-        is_checked: bool = False,
+        known: KnownGraph | None = None,
     ) -> Graph:
         """The checked graph of a call, with contiguous index tensors.
 
         keep: the tensors and order are the caller's own and may come again; a small graph is then checked only once.
-        is_checked: the indices were just found to be in range.
+        known: the entry of the graph, if it was just found to be unchanged, with indices in range.
         """
         if x.dim() != 2 or y.dim() != 2:
             raise InputError(f"x is {tuple(x.shape)} and y {tuple(y.shape)}; expected [rows, features] for both")
         num_edges, num_in, order = y.shape[0], x.shape[0], order or NO_ORDER
-        known: KnownGraph | None = None
         last = self._last if keep else None
-        if last and last[3:6] == (num_edges, num_in, num_out) and _is_still(last, x, sender, receiver, order):
-            unwritten = is_checked or last.known.is_unwritten(sender, receiver)  # type: ignore[union-attr, arg-type]
+        if last and last[3:6] == (num_edges, num_in, num_out) and _is_still(last, x, sender, receiver, order, known):
+            unwritten = known is not None or last.known.is_unwritten(sender, receiver)  # type: ignore[union-attr, arg-type]
             if unwritten:
                 return last
         if not self.is_conv:
@@ -108,8 +120,11 @@ class Checks:
             if num_out < 0:
                 raise InputError(f"num_out is {num_out}; expected the number of destinations, at least 0")
             sender, receiver = self._indices(sender, receiver, num_edges, x.device)
-            known = KNOWN_GRAPHS.check(sender, receiver, num_in, num_out)
-            sender, receiver = sender.contiguous(), receiver.contiguous()
+            known = known or KNOWN_GRAPHS.check(sender, receiver, num_in, num_out)
+            if known is not None:
+                sender, receiver = known.contiguous(sender, receiver)
+            else:
+                sender, receiver = sender.contiguous(), receiver.contiguous()
             if order is not NO_ORDER:
                 sizes: tuple[tuple[int, ...], ...] = ((num_out, 3), (num_edges,), (num_in, 3), (num_edges,))
                 order = self._order(order, sizes, x.device)

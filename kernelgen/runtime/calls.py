@@ -17,6 +17,7 @@ from kernelgen.runtime.arguments import Graph, Operands
 from kernelgen.runtime.graph import EdgeOrder
 from kernelgen.runtime.runner import Runner, SplitRunner
 from kernelgen.terms.directions import Direction, backward, double_backward, forward
+from kernelgen.watchers import WATCHERS, tell, tell_of_preparing
 
 
 class DirectCalls(ABC):
@@ -33,6 +34,10 @@ class DirectCalls(ABC):
     @abstractmethod
     def runner(self, direction: Direction, index: torch.dtype, device: torch.device) -> Runner | SplitRunner:
         """The runner of a direction."""
+
+    def for_size(self, num_edges: int, num_out: int) -> DirectCalls:
+        """The operator for a graph: this one, unless it is a family."""
+        return self
 
     @abstractmethod
     def one_row(self, w: Tensor) -> Tensor:
@@ -147,5 +152,8 @@ class DirectCalls(ABC):
         key = (direction, None if sender is None else sender.dtype, x.get_device())
         runner = self._runners.get(key)
         if runner is None:
+            tell_of_preparing()
             runner = self._runners[key] = self.runner(direction, key[1] or torch.int64, x.device)
+        if WATCHERS:
+            tell(self, direction, graph.num_edges, graph.num_out, sender, graph.receiver)
         return runner(operands, graph, poison)

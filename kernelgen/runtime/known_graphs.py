@@ -1,10 +1,12 @@
 """Remembers graphs, so that indices are checked and edges ordered once a graph instead of once a call.
 
 On the CPU a graph is recognised by its contents, so every write is noticed. On a GPU a comparison would synchronise.
-There a graph is recognised by its tensors, their memory and torch's counters of in-place writes. Memory that torch does
-not own (of NumPy, or imported through DLPack) can change without being counted, so it is never recognised. Torch also
-does not count writes through ``.data``, ``untyped_storage()`` or a DLPack export of its own memory. After such writes
-on a GPU, pass new tensors (``receiver.clone()``) or your own ``order``.
+There a graph is recognised by the memory of its tensors and torch's counters of in-place writes, which a tensor shares
+with its views: ``edge_index[1]`` is the same receiver each time it is written. Memory that torch does not own (of
+NumPy, or imported through DLPack) can change without being counted, so it is never recognised. Torch also does not
+count writes to its own memory through ``.data``, ``untyped_storage()``, a DLPack export, or another tensor that got the
+memory by ``set_`` or an assignment to ``.data``. After such writes on a GPU, pass new tensors (``receiver.clone()``) or
+your own ``order``.
 """
 
 from __future__ import annotations
@@ -24,9 +26,13 @@ from kernelgen.tracing import is_transforming, modes_at_work
 KEPT_GRAPHS = 8
 # Most orders, and most sizes, that are kept for one graph.
 _KEPT_FACTS = 16
-# Most bytes of indices (copies on the CPU, the tensors themselves on a GPU) that all graphs but the newest hold.
+# Most bytes of indices (copies on the CPU, the tensors' own memory on a GPU) that all graphs but the newest hold.
 _KEPT_BYTES = 32 << 20
+_ROWS = torch.contiguous_format
 
+# Sender, receiver, number of destinations and order; whether the same tensors may come again; the graph's entry if it
+# was just found to be unchanged, with indices in range.
+Edges = tuple[Tensor | None, Tensor | None, int, EdgeOrder | None, bool, "KnownGraph | None"]
 
 _memcmp = ctypes.CDLL(None).memcmp
 _memcmp.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
@@ -41,6 +47,7 @@ class KnownGraph(ABC):
     def __init__(self) -> None:
         self.orders: dict[Hashable, EdgeOrder] = {}
         self.in_range: set[tuple[int, int]] = set()
+        self._contiguous: dict[int, tuple[Tensor, Tensor]] = {}
 
     @abstractmethod
     def is_still(self, sender: Tensor, receiver: Tensor) -> bool:
@@ -49,6 +56,20 @@ class KnownGraph(ABC):
     @abstractmethod
     def is_unwritten(self, sender: Tensor, receiver: Tensor) -> bool:
         """The same for the graph's own tensors in their original form."""
+
+    def contiguous(self, sender: Tensor, receiver: Tensor) -> tuple[Tensor, Tensor]:
+        """The graph's tensors with contiguous entries, copied at most once a stream."""
+        if sender.is_contiguous() and receiver.is_contiguous():
+            return sender, receiver
+        stream = _stream(receiver)
+        copies = self._contiguous.get(stream)
+        if copies is None:
+            # As for orders: autograd may save the copies later.
+            with torch.inference_mode(False):
+                copies = sender.clone(memory_format=_ROWS), receiver.clone(memory_format=_ROWS)
+            _keep(self._contiguous)
+            self._contiguous[stream] = copies
+        return copies
 
 
 class _HostGraph(KnownGraph):
@@ -70,7 +91,7 @@ class _Copy:
     """A copy of a host index tensor, compared as bytes: ``torch.equal`` takes twice as long."""
 
     def __init__(self, index: Tensor) -> None:
-        self.tensor = index.clone(memory_format=torch.contiguous_format)
+        self.tensor = index.clone(memory_format=_ROWS)
         self.dtype, self.shape, self.nbytes = index.dtype, index.shape, self.tensor.nbytes
         self.address = ctypes.c_void_p(self.tensor.data_ptr())
 
@@ -87,26 +108,42 @@ class _Copy:
 
 
 class _DeviceGraph(KnownGraph):
-    """Holds the tensors, so that no others get their identity; weak references would forbid ``swap_tensors``."""
-
     def __init__(self, sender: Tensor, receiver: Tensor) -> None:
         super().__init__()
-        self.sender, self.receiver = sender, receiver
-        self.state = _state(sender), _state(receiver)
-        self.versions = sender._version, receiver._version
-        self.nbytes = sender.untyped_storage().nbytes() + receiver.untyped_storage().nbytes()
+        self.sender, self.receiver = _Memory(sender), _Memory(receiver)
+        self.nbytes = self.sender.storage.nbytes() + self.receiver.storage.nbytes()
 
     def is_still(self, sender: Tensor, receiver: Tensor) -> bool:
-        same = receiver is self.receiver and sender is self.sender
-        return same and (_state(sender), _state(receiver)) == self.state
+        return self.receiver.is_of(receiver) and self.sender.is_of(sender)
 
     def is_unwritten(self, sender: Tensor, receiver: Tensor) -> bool:
-        of_sender, of_receiver = self.versions
-        return receiver._version == of_receiver and sender._version == of_sender
+        return receiver._version == self.receiver.version and sender._version == self.sender.version
+
+
+class _Memory:
+    """Where the entries of an index tensor are, and how often torch counted writes there.
+
+    A counter belongs to a tensor and its views, which are known by their common base. Base and storage are held, so
+    that no others get their identity; a weak reference to a tensor would forbid ``swap_tensors``.
+    """
+
+    def __init__(self, index: Tensor) -> None:
+        self.base, self.storage = _base(index), index.untyped_storage()
+        self.address, self.version, self.state = index.data_ptr(), index._version, _state(index)
+
+    def is_of(self, index: Tensor) -> bool:
+        # The comparison that most often fails comes first.
+        return index.data_ptr() == self.address and _base(index) is self.base and _state(index) == self.state
+
+
+def _base(index: Tensor) -> Tensor:
+    """The tensor of which this is a view, or itself."""
+    base = index._base
+    return index if base is None else base
 
 
 def _state(index: Tensor) -> Hashable:
-    return (index._version, index.data_ptr(), index.shape, index.stride())
+    return (index._version, index.untyped_storage()._cdata, index.dtype, index.shape, index.stride())
 
 
 class KnownGraphs:
@@ -127,11 +164,11 @@ class KnownGraphs:
             return None
         if not _can_be_looked_at(sender, receiver):
             return None
-        is_on_host = receiver.is_cpu
+        is_on_host = _is_on_host(receiver)
         for known in self._known:
             if known.is_on_host is is_on_host and known.is_still(sender, receiver):
                 return known
-        if not (is_on_host or (_is_of_torch(sender) and _is_of_torch(receiver))):
+        if not (is_on_host or (_is_counted(sender) and _is_counted(receiver))):
             return None
         newest: KnownGraph = (_HostGraph if is_on_host else _DeviceGraph)(sender, receiver)
         kept, nbytes = [newest], 0
@@ -144,8 +181,8 @@ class KnownGraphs:
 
     def order(
         self, sender: Tensor, receiver: Tensor, needs: tuple[int, int, Hashable], make: Callable[[], EdgeOrder]
-    ) -> EdgeOrder | None:
-        """The order of a graph's edges: the kept one, or what ``make`` makes on this stream, after :meth:`check`.
+    ) -> tuple[EdgeOrder, KnownGraph] | None:
+        """The order of a graph's edges, kept or made now on this stream, after :meth:`check`; and the graph's entry.
 
         needs: num_in, num_out and all else that determines the order. None for a graph that cannot be recognised later.
         """
@@ -153,7 +190,7 @@ class KnownGraphs:
         if known is None:
             return None
         # An order made on one stream may not be read from another without waiting for it.
-        stream = torch._C._cuda_getCurrentRawStream(receiver.get_device()) if receiver.is_cuda else 0
+        stream = _stream(receiver)
         order = known.orders.get((needs, stream))
         if order is None:
             # Even an order made under inference mode must work with autograd later.
@@ -162,7 +199,7 @@ class KnownGraphs:
             self.check(sender, receiver, *needs[:2])
             _keep(known.orders)
             known.orders[needs, stream] = order
-        return order
+        return order, known
 
     def check(self, sender: Tensor, receiver: Tensor, num_in: int, num_out: int) -> KnownGraph | None:
         """The entry of a graph whose indices are in range; otherwise InputError, or on a GPU a device-side assertion.
@@ -184,6 +221,10 @@ class KnownGraphs:
         return known
 
 
+def _stream(index: Tensor) -> int:
+    return torch._C._cuda_getCurrentRawStream(index.get_device()) if index.is_cuda else 0
+
+
 def _keep(facts: Any) -> None:
     """Make room for one more fact."""
     if len(facts) >= _KEPT_FACTS:
@@ -201,9 +242,14 @@ def _can_be_looked_at(sender: Tensor, receiver: Tensor) -> bool:
     return not torch._C._cuda_isCurrentStreamCapturing()
 
 
-def _is_of_torch(index: Tensor) -> bool:
-    """Whether torch owns the tensor's memory: only then it can be resized."""
-    return index.untyped_storage().resizable()
+def _is_on_host(index: Tensor) -> bool:
+    return index.is_cpu
+
+
+def _is_counted(index: Tensor) -> bool:
+    """Whether torch counts writes: it owns the memory (only then it can be resized), and a view is in its base's."""
+    storage, base = index.untyped_storage(), index._base
+    return storage.resizable() and (base is None or base.untyped_storage()._cdata == storage._cdata)
 
 
 # Shared by all operators, because the layers of a model use the same graph.

@@ -56,6 +56,8 @@ class Runner:
         self.gathers = checks.is_conv and spec.operation == "plain"
         self.dead = tuple(slot for slot in spec.direction.outputs if slot not in self.live)
         self.kernel: Kernel | None = None
+        # Of the kernel that takes edges by receiver, if runs of those are better than of a graph's own order.
+        self.permuted: Spec | None = None
         self.owner = ""
         self.zeroed = ""  # live outputs that must be zero before the kernel adds to them
         # Position, name and slot of the operands that the kernel reads.
@@ -73,6 +75,8 @@ class Runner:
             if isinstance(schedule, CudaSchedule):
                 self.start = empty if schedule.zeros == "inside" else zeros
             self.zeroed = "".join(slot for slot in self.live if f"out_{slot}" in plan.zeroed)
+            if spec.takes_runs and spec.schedule.has_long_runs:
+                self.permuted = dataclasses.replace(live, permuted=True)
             self.read = tuple((OPERANDS.index(name), name, name[-1]) for name in live.operands)
 
     def __call__(self, operands: Operands, graph: Graph, poison: bool = False) -> dict[str, Tensor]:
@@ -95,6 +99,8 @@ class Runner:
         assert x is not None and kernel is not None
         # Variables, because an order made for this call must live until the launch is queued.
         spans, perm = self._spans(graph) if self.owner else (None, None)
+        if self.permuted is not None and graph.order.perm is not None:
+            kernel, perm = load_kernel(self.permuted), graph.order.perm
         results = self._allocate(graph, x, poison)
         pointers = [0] * len(BUFFERS)
         for position, _, _ in self.read:
@@ -105,7 +111,8 @@ class Runner:
             pointers[_SENDER], pointers[_SENDER + 1] = graph.sender.data_ptr(), graph.receiver.data_ptr()
         if spans is not None:
             pointers[_SPANS] = spans.data_ptr()
-            pointers[_SPANS + 1] = 0 if perm is None else perm.data_ptr()
+        if perm is not None:
+            pointers[_SPANS + 1] = perm.data_ptr()
         kernel.run(pointers, graph.num_edges, graph.num_in, graph.num_out, x.get_device())
         if self.partial_y:
             results["y"] = results["y"].sum(1)

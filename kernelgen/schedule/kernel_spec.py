@@ -52,7 +52,8 @@ class Spec:
     layout: of node features and outputs, ``mul_ir`` (e3nn's: channel, then component) or ``ir_mul``.
     index: dtype of sender and receiver. facts: the target device. deterministic: no sum may depend on the order in
     which workers run. harmonics: if given, the kernel computes y as these harmonics of vectors [rows, 3], and y's
-    buffers hold the vectors and their gradients. Not for second derivatives.
+    buffers hold the vectors and their gradients. Not for second derivatives. permuted: workers that take runs of edges
+    take them in the order ``perm`` (by receiver), not as they lie in memory.
     """
 
     problem: TensorProductProblem
@@ -65,6 +66,7 @@ class Spec:
     facts: DeviceFacts
     deterministic: bool = False
     harmonics: HarmonicsProblem | None = None
+    permuted: bool = False
 
     def __post_init__(self) -> None:
         checks = (
@@ -80,6 +82,8 @@ class Spec:
             raise ScheduleError(f"a {self.schedule.backend} schedule cannot run on {self.facts.name}")
         if self.harmonics is not None:
             self._check_harmonics()
+        if self.permuted and not self.takes_runs:
+            raise ScheduleError("permuted is for the runs of edges of a weighted uvu convolution on a GPU")
 
     def _check_harmonics(self) -> None:
         if self.direction.tangents or not self.problem.is_channelwise:
@@ -87,6 +91,12 @@ class Spec:
                 "harmonics are formed inside kernels of first derivatives of weighted uvu products with one copy of "
                 "the second input; run the kernels of harmonics and of the product one after the other"
             )
+
+    @property
+    def takes_runs(self) -> bool:
+        """Whether workers of this convolution on a GPU own no nodes, but take runs of edges (of channelwise paths)."""
+        fused = self.operation == "conv" and self.problem.is_channelwise and self.facts.backend == "cuda"
+        return fused and self.schedule.accumulate == "atomics"
 
     @property
     def dim_y(self) -> int:

@@ -12,6 +12,9 @@ from kernelgen.schedule.knobs import Knobs, power_of_two_at_most, read_schedule
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+# Fewest edges of a run that is worth a permutation of edges by receiver.
+LONG_RUN = 8
+
 
 @dataclass(frozen=True)
 class Schedule(Knobs):
@@ -33,6 +36,11 @@ class Schedule(Knobs):
     order: str = "receiver"
     path_groups: int = 1
     edges_per_chunk: int = 32
+
+    @property
+    def has_long_runs(self) -> bool:
+        """Whether a worker takes so many edges that it saves memory accesses if their receivers are the same."""
+        return self.accumulate == "atomics" and self.edges_per_chunk >= LONG_RUN
 
     @property
     def owner(self) -> str:
@@ -73,6 +81,8 @@ class CudaSchedule(Schedule):
         (1: as many registers as a thread can have; 0: the compiler chooses, often fewer).
     zeros: outputs that the kernel adds to are zeroed ``apart``, by a launch before it, or ``inside``, by its own first
         blocks; the other blocks wait for those before their first sum.
+    writes: how rows of x's gradient and of values reach memory. ``lanes``: each lane writes its own channels. ``rows``:
+        lanes exchange them in shared memory and write in the order of memory: fewer sectors with layout ``mul_ir``.
     """
 
     edges_per_warp: int = 1
@@ -88,9 +98,10 @@ class CudaSchedule(Schedule):
     min_blocks: int = 0
     finish: str = "blocks"
     zeros: str = "apart"
+    writes: str = "lanes"
 
     backend: ClassVar[str] = "cuda"
-    younger: ClassVar[tuple[str, ...]] = ("finish", "zeros")
+    younger: ClassVar[tuple[str, ...]] = ("finish", "zeros", "writes")
     choices: ClassVar[dict[str, tuple]] = {
         **Schedule.choices,
         "accumulate": ("registers", "atomics", "owners"),
@@ -107,6 +118,7 @@ class CudaSchedule(Schedule):
         "min_blocks": (0, 1, 2, 3, 4, 6, 8, 12, 16),
         "finish": ("blocks", "unrolled"),
         "zeros": ("apart", "inside"),
+        "writes": ("lanes", "rows"),
     }
 
     @property
@@ -120,6 +132,10 @@ class CudaSchedule(Schedule):
         """
         teams = power_of_two_at_most(self.teams_per_node * share) if self.accumulate == "registers" else 1
         return dataclasses.replace(self, teams_per_node=min(self.teams_per_node, teams))
+
+    def for_layout(self, layout: str) -> Self:
+        """Write rows in the order of memory with ``mul_ir``, where a lane's own channels lie apart."""
+        return dataclasses.replace(self, writes="rows" if layout == "mul_ir" else "lanes")
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from browser import CONTRAST, column, heads, needs_chromium, open_all, table_of, unfolded
+from browser import CONTRAST, column, heads, needs_chromium, open_all, show, table_of, unfolded
 from report_samples import (
     DEVICE,
     HOST_KNOBS,
@@ -31,6 +31,8 @@ from kernelgen.schedule.tensor_product import schedule_from_dict
 pytestmark = needs_chromium
 # A4 landscape without its margins, in CSS pixels: 297 mm less twice 11 mm.
 PAPER = {"width": 1039, "height": 710}
+# What must be opened before a table is seen.
+BENCH, TUNED = "Every row of the bench", ("The search", "Every tuned row")
 CPU = "intel-xeon-processor-2-50ghz-2-cores"
 
 
@@ -87,7 +89,8 @@ def test_no_error_and_no_request(visit: Any, path: Path) -> None:
 
 def test_a_click_sorts_by_number_and_what_is_absent_comes_last(visit: Any, made_up: Path) -> None:
     page = visit(made_up)
-    table = table_of(page, "Every row of the bench")
+    show(page, BENCH)
+    table = table_of(page, BENCH)
     place = heads(table).index("Tuned")
     head = table.locator("thead th").nth(place)
     for direction in ("ascending", "descending"):
@@ -107,6 +110,7 @@ def test_a_click_sorts_by_number_and_what_is_absent_comes_last(visit: Any, made_
 
 def test_the_keyboard_sorts_too(visit: Any, made_up: Path) -> None:
     page = visit(made_up)
+    show(page, *TUNED)
     table = table_of(page, "Tuned rows")
     place = heads(table).index("Direction")
     head = table.locator("thead th").nth(place)
@@ -120,8 +124,9 @@ def test_the_keyboard_sorts_too(visit: Any, made_up: Path) -> None:
 
 def test_words_and_choices_filter_rows(visit: Any, made_up: Path) -> None:
     page = visit(made_up)
-    table = table_of(page, "Every row of the bench")
-    bar = page.locator(".filter", has=page.locator("input[aria-label='Filter: Every row of the bench']"))
+    show(page, BENCH)
+    table = table_of(page, BENCH)
+    bar = page.locator(".filter", has=page.locator(f"input[aria-label='Filter: {BENCH}']"))
     total, shown = len(suite_rows()), bar.locator("output")
     assert shown.text_content() == f"{total} rows" and len(column(table, 0)) == total
     words = bar.locator("input")
@@ -203,7 +208,8 @@ def test_paper_shows_all_that_is_open(visit: Any, path: Path) -> None:
 
 def test_a_row_opens_to_schedule_source_and_samples(visit: Any, made_up: Path) -> None:
     page = visit(made_up)
-    table = table_of(page, "Every row of the bench")
+    show(page, BENCH)
+    table = table_of(page, BENCH)
     body = table.locator(":scope > tbody", has_text="mace-mp-large").first
     body.locator("summary", has_text="raw samples, source").first.click()
     unfolded(page)
@@ -229,6 +235,7 @@ def test_a_row_opens_to_schedule_source_and_samples(visit: Any, made_up: Path) -
 
 def test_a_tuned_row_opens_too(visit: Any, stored: Path) -> None:
     page = visit(stored)
+    show(page, *TUNED)
     body = table_of(page, "Tuned rows").locator(":scope > tbody").first
     caption = body.locator("caption", has_text="Schedule:")
     assert caption.count() == 0

@@ -91,11 +91,18 @@ def open_all(page: Page) -> None:
         unfolded(page)
 
 
+def show(page: Page, *summaries: str) -> None:
+    """Open what has these summaries, one after the other."""
+    for text in summaries:
+        page.locator("summary", has_text=text).first.click()
+        unfolded(page)
+
+
 def unfolded(page: Page) -> None:
     """Wait until all opened parts are there; Playwright's own wait uses eval, which the pages forbid."""
     page.evaluate(
         """async () => {
-            const waits = () => document.querySelector("details[open] [data-part]")
+            const waits = () => [...document.querySelectorAll("[data-part]")].some(p => p.closest("details").open)
                 || [...document.querySelectorAll("[data-source][open] code")]
                 .some(code => code.textContent.startsWith("It unfolds"));
             while (waits()) await new Promise(requestAnimationFrame);

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import math
 import subprocess
 import tempfile
@@ -64,6 +65,7 @@ def run_direction(
     schedule: CudaSchedule,
     deterministic: bool = False,
     harmonics: HarmonicsProblem | None = None,
+    permuted: bool = False,
 ) -> dict[str, torch.Tensor]:
     """Execute one direction in the emulator and return {slot: result in mul_ir}.
 
@@ -72,6 +74,7 @@ def run_direction(
     problem = case.problem
     real = getattr(torch, dtype)
     spec = Spec(problem, direction, schedule, operation, dtype, layout, "int64", FACTS, deterministic, harmonics)
+    spec = dataclasses.replace(spec, permuted=permuted)
     plan = make_plan(spec)
     irreps = {"x": problem.irreps_in1, "g": problem.irreps_out}
     buffers = {}

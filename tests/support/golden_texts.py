@@ -87,14 +87,24 @@ BESIDE: dict[str, dict[str, Any]] = {
     "zeros": {"accumulate": "atomics"},
 }
 # Knobs whose effect on forward and on second derivatives differs.
-FETCHING = ("order", "path_groups", "teams_per_node", "edge_operand", "prefetch", "ahead", "finish", "channel_block")
+FETCHING = (
+    "order",
+    "path_groups",
+    "teams_per_node",
+    "edge_operand",
+    "prefetch",
+    "ahead",
+    "finish",
+    "writes",
+    "channel_block",
+)
 # Values of knobs that have too many.
 SAMPLES = {"path_groups": (1, 2, 3, 4, 5, 7), "threads": (0, 1, 8)}
 
 
 def cases() -> dict[str, AnySpec]:
     """The specs by name; all are legal."""
-    every = [*_knobs(), *_channelwise(), *_fixed_order(), *_pairs(), *_edge_vectors(), *_harmonics()]
+    every = [*_knobs(), *_channelwise(), *_permuted(), *_fixed_order(), *_pairs(), *_edge_vectors(), *_harmonics()]
     found = dict(every)
     assert len(found) == len(every), "two cases have one name"
     return found
@@ -162,6 +172,14 @@ def _channelwise() -> Iterator[tuple[str, AnySpec]]:
         ):
             yield _product(name, DIRECTIONS["backward"], schedule, "conv", kind)
             yield _product(name, DIRECTIONS["forward"], schedule, "plain", kind)
+
+
+def _permuted() -> Iterator[tuple[str, AnySpec]]:
+    """Runs of edges in the order of their receivers."""
+    for name in ("forward", "backward", "joint_backward"):
+        for prefetch in ("reload", "ring2"):
+            schedule = dataclasses.replace(BASE, accumulate="atomics", path_groups=7, prefetch=prefetch)
+            yield _product("equal", DIRECTIONS[name], schedule, permuted=True)
 
 
 def _fixed_order() -> Iterator[tuple[str, AnySpec]]:

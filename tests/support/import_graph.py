@@ -15,15 +15,15 @@ from places import ROOT
 # By package, its files and sub-packages in processing order: each may import itself and those before it.
 ORDERS = {
     "kernelgen": (
-        *("errors", "version", "torch_versions", "e3nn_import", "device", "json_data", "tracing", "folder"),
+        *("errors", "version", "torch_versions", "e3nn_import", "device", "json_data", "tracing", "watchers", "folder"),
         *("problem", "terms", "schedule", "plan", "emit", "compile", "runtime", "ops"),
         # Names by which pickles of version 0.1 find their operators.
         *("library", "harmonics_library"),
     ),
     "autotune": (
         *("errors", "extras", "paths", "text"),
-        *("workload", "database", "modules", "measure", "search", "compare"),
-        *("tune", "bench", "replay", "report", "cli"),
+        *("workload", "database", "modules", "integrations", "measure", "search", "compare"),
+        *("models", "tune", "bench", "replay", "report", "cli"),
     ),
 }
 

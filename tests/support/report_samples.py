@@ -123,7 +123,10 @@ def unfolded(page: str) -> str:
     if 'id="parts"' not in page:
         return page
     parts = unpacked(page, "parts")
-    return re.sub(r'<p class="hint" data-part="(\d+)">[^<]*</p>', lambda match: parts[int(match[1])], page)
+    place, found = re.compile(r'<p class="hint" data-part="(\d+)">[^<]*</p>'), 1
+    while found:
+        page, found = place.subn(lambda match: parts[int(match[1])], page)
+    return page
 
 
 class Page(HTMLParser):

@@ -1,7 +1,7 @@
 """Read a device's results files into pandas frames, as one frozen DeviceData.
 
-The files are results/DEVICE.json, bench/DEVICE.json, trials (packed or not) and replay/*.json. A file may be missing
-and a field None or NaN; a file that is not JSON is a ReportError.
+The files are results/DEVICE.json, bench/DEVICE.json, models/DEVICE.json, trials (packed or not) and replay/*.json. A
+file may be missing and a field None or NaN; a file that is not JSON is a ReportError.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 import pandas as pd
 
 from autotune.database.trial_archive import SUFFIX, read_device
+from autotune.report.data.model_rows import ModelRow, model_rows
 from autotune.report.data.suite_rows import SuiteRow, mapping, number, sample_times
 from autotune.report.errors import ReportError
 from autotune.text import DEFAULT, TUNED
@@ -44,7 +45,8 @@ class DeviceData:
 
     rows: one per tuned entry (``source`` tuned) or bench row (``source`` bench). times: one per row and contender, in
     microseconds; if a contender failed, ``error`` has the reason. trials: one per trial, time in microseconds.
-    suite: the bench rows, which hold more than the frames. replays: file name -> results of samplers on a record.
+    suite: the bench rows, which hold more than the frames. models: rows of whole models. replays: file name -> results
+    of samplers on a record.
     """
 
     slug: str
@@ -56,6 +58,7 @@ class DeviceData:
     software: dict[str, str] = field(default_factory=dict)
     unreadable_lines: int = 0
     suite: tuple[SuiteRow, ...] = ()
+    models: tuple[ModelRow, ...] = ()
     replays: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def time(self, row: int, contender: str) -> pd.Series | None:
@@ -71,8 +74,8 @@ class DeviceData:
 
 
 def device_slugs(results_dir: Path) -> list[str]:
-    """Slugs of devices with a database, a bench file or trials."""
-    files = [*results_dir.glob("*.json"), *(results_dir / "bench").glob("*.json")]
+    """Slugs of devices with a database, rows of kernels or models, or trials."""
+    files = [path for folder in (".", "bench", "models") for path in (results_dir / folder).glob("*.json")]
     found = {path.stem for path in files if "." not in path.stem}  # not NAME.corrupt-TIME.json, a corrupt copy
     found |= {path.parent.name for path in (results_dir / "trials").glob("*/*.jsonl")}
     found |= {path.name.removesuffix(SUFFIX) for path in (results_dir / "trials").glob(f"*{SUFFIX}")}
@@ -81,8 +84,12 @@ def device_slugs(results_dir: Path) -> list[str]:
 
 def load_device(results_dir: Path, slug: str) -> DeviceData:
     """All results of one device."""
-    database, bench = _read(results_dir / f"{slug}.json"), _read(results_dir / "bench" / f"{slug}.json")
-    device = {"slug": slug, "name": slug, **mapping(bench.get("device")), **mapping(database.get("device"))}
+    database, bench, models = (
+        read_record(results_dir / folder / f"{slug}.json") for folder in (".", "bench", "models")
+    )
+    device = {"slug": slug, "name": slug}
+    for record in (models, bench, database):
+        device |= mapping(record.get("device"))
     entries = tuple(entry for entry in database.get("entries") or () if isinstance(entry, dict))
     benched = [row for row in bench.get("rows") or () if isinstance(row, dict)]
     rows: list[dict[str, Any]] = []
@@ -107,11 +114,12 @@ def load_device(results_dir: Path, slug: str) -> DeviceData:
         software,
         unreadable,
         tuple(SuiteRow(record) for record in sorted(benched, key=_order)),
+        model_rows(models),
         _replays(results_dir, slug),
     )
 
 
-def _read(path: Path) -> dict[str, Any]:
+def read_record(path: Path) -> dict[str, Any]:
     if not path.exists():
         return {}
     try:
@@ -178,7 +186,7 @@ def _times(row: int, contenders: dict[str, Any]) -> list[dict[str, Any]]:
 
 def _replays(results_dir: Path, slug: str) -> dict[str, dict[str, Any]]:
     """Replays of one device by file name; a replay without a device belongs to all."""
-    found = {path.stem: _read(path) for path in sorted((results_dir / "replay").glob("*.json"))}
+    found = {path.stem: read_record(path) for path in sorted((results_dir / "replay").glob("*.json"))}
     return {name: data for name, data in found.items() if data.get("device") in (None, slug)}
 
 

@@ -118,9 +118,20 @@ class SuiteRow:
         return floor if floor > 0 else math.nan
 
     @property
+    def bytes(self) -> float:
+        """Compulsory traffic."""
+        return number(self.record.get("bytes"))
+
+    @property
     def copy_us(self) -> float:
         """Time of a copy of as many bytes, in the same run; NaN in older records."""
         return number(self.record.get("copy_us"))
+
+    def order_us(self, contender: str = TUNED) -> float:
+        """Time of ordering a graph that is met for the first time (``order_ms``); NaN if it was not measured."""
+        given = self.record.get("order_ms")
+        ours = given if contender == TUNED else None
+        return 1e3 * number(given.get(contender) if isinstance(given, dict) else ours)
 
     @property
     def over_floor(self) -> float:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -23,7 +22,7 @@ from autotune.measure.trial import STATES
 from autotune.report.data.knob_importance import measured
 from autotune.report.html.markup import Markup
 from autotune.report.html.svg import INK, inline_svg, style
-from autotune.text import DEFAULT, TUNED, contender_name, count, significant, time_text
+from autotune.text import DEFAULT, TUNED, count, significant, time_text
 
 WIDTH = 3.9
 # Left edge and width of the panels over trials, as shares of the figure; line names are to their right.
@@ -39,24 +38,15 @@ COLOURS = {
 }
 
 
-@dataclass(frozen=True)
-class Bar:
-    """One contender's median; NaN if it has none, with the reason in ``error``."""
-
-    contender: str
-    time_us: float
-    error: str | None = None
-
-
-def time_axis(axis: Any, low: float, high: float, most: int = 8) -> None:
-    """At most ``most`` ticks on a logarithmic time axis: decades or 1, 2, 5; even steps on a short axis."""
+def time_axis(axis: Any, low: float, high: float) -> None:
+    """At most eight ticks on a logarithmic time axis: decades or 1, 2, 5; even steps on a short axis."""
     decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     ticks: list[float] = []
     for steps in ((1,), (1, 2, 5)):
         ticks = [step * 10.0**decade for decade in decades for step in steps if low <= step * 10.0**decade <= high]
         if len(ticks) >= 3:
             break
-    ticks = ticks[:: max(1, -(-len(ticks) // most))]
+    ticks = ticks[:: max(1, -(-len(ticks) // 8))]
     if len(ticks) < 3:
         ticks = [tick for tick in MaxNLocator(4).tick_values(low, high) if low <= tick <= high]
     axis.set_major_locator(FixedLocator(ticks))
@@ -64,40 +54,6 @@ def time_axis(axis: Any, low: float, high: float, most: int = 8) -> None:
     axis.set_major_formatter(
         FuncFormatter(lambda tick, _: time_text(tick).replace(".00", "").replace(".0\xa0", "\xa0"))
     )
-
-
-def time_bars(bars: Sequence[Bar], floor_us: float, limits: tuple[float, float], identifier: str, what: str) -> Markup:
-    """One bar per contender on a logarithmic axis shared by all rows (``limits``), and the traffic floor as a line."""
-    height = 0.42 + 0.2 * len(bars)
-    low, high = limits[0] / 1.5, limits[1]
-    with style():
-        figure = Figure(figsize=(WIDTH, height))
-        axes = figure.add_axes((0.355, 0.2 / height, 0.635, 0.2 * len(bars) / height), xscale="log")
-        stretch = (high / low) ** 0.33  # room for the label of the longest bar
-        for place, bar in enumerate(bars):
-            name = contender_name(bar.contender)
-            weight = "bold" if bar.contender == TUNED else "normal"
-            axes.annotate(name, (0, place), (-4, 0), xycoords=("axes fraction", "data"), textcoords="offset points",
-                          ha="right", va="center", fontweight=weight)  # fmt: skip
-            if math.isnan(bar.time_us):
-                # Right of the floor's line, so that the line does not cross the text.
-                start = floor_us if floor_us > low else low
-                axes.annotate("failed", (start, place), (4, 0), textcoords="offset points", va="center",
-                              color=INK["bad"], fontstyle="italic")  # fmt: skip
-                continue
-            axes.barh(place, bar.time_us - low, left=low, height=0.66, color=INK[COLOURS.get(bar.contender, "other")])
-            axes.annotate(time_text(bar.time_us), (bar.time_us, place), (3, 0), textcoords="offset points", va="center",
-                          fontweight=weight)  # fmt: skip
-        axes.set(xlim=(low, high * stretch), ylim=(len(bars) - 0.5, -0.5), yticks=[])
-        axes.spines["left"].set_visible(False)
-        time_axis(axes.xaxis, low, high * 1.2, most=4)
-        if not math.isnan(floor_us):
-            axes.axvline(floor_us, color=INK["text"], linewidth=1.0, linestyle=(0, (3, 2)), zorder=3)
-            axes.annotate(f"floor {time_text(floor_us)}", (floor_us, 1), (0, 2), xycoords=("data", "axes fraction"),
-                          textcoords="offset points", ha="center", color=INK["muted"], fontsize=7.5)  # fmt: skip
-    shown = "; ".join(f"{contender_name(b.contender)} {'failed' if math.isnan(b.time_us) else time_text(b.time_us)}"
-                      for b in bars)  # fmt: skip
-    return inline_svg(figure, identifier, f"Bar chart, logarithmic. {what}: {shown}; floor {time_text(floor_us)}.")
 
 
 def dots(axes: Axes, x: Sequence[float], y: Sequence[float], colour: str, size: float, alpha: float = 1.0) -> None:

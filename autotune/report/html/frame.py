@@ -4,17 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from importlib.resources import files
+from typing import NamedTuple
 
 from autotune.report.html.markup import Markup, join, tag
 from autotune.report.html.packed import unfolding
 
 # Forbids the browser to load anything, so that no mistake here can reach the network.
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
-Section = tuple[str, str, Markup]
+
+
+class Section(NamedTuple):
+    """A part of a page. summary: what stands beside the title while the section is closed; None for an open one."""
+
+    anchor: str
+    title: str
+    content: Markup
+    summary: str | None = None
 
 
 def document(title: str, header: Sequence[Markup | None], sections: Sequence[Section], inert: Markup | None) -> str:
-    """The whole document. ``sections``: (anchor, title, content). ``inert``: data that the script unpacks on demand."""
+    """The whole document. ``inert``: data that the script unpacks on demand."""
     package = files("autotune.report")
     head = tag(
         "head",
@@ -24,10 +33,18 @@ def document(title: str, header: Sequence[Markup | None], sections: Sequence[Sec
         tag("title", title),
         tag("style", Markup(package.joinpath("page.css").read_text(encoding="utf-8"))),
     )
-    links = [tag("li", tag("a", name, href=f"#{anchor}")) for anchor, name, _ in sections]
+    links = [tag("li", tag("a", section.title, href=f"#{section.anchor}")) for section in sections]
     nav = tag("nav", tag("ul", *links), aria_label="Sections")
-    main = tag("main", *(tag("section", tag("h2", name, id=anchor), content) for anchor, name, content in sections))
+    main = tag("main", *map(_section, sections))
     script = tag("script", Markup(package.joinpath("page.js").read_text(encoding="utf-8")))
     visible, parts = unfolding(main)
     body = tag("body", tag("header", join(header)), nav, visible, parts, inert, script)
     return "<!DOCTYPE html>\n" + tag("html", head, body, lang="en") + "\n"
+
+
+def _section(section: Section) -> Markup:
+    head = tag("h2", section.title, id=section.anchor)
+    if section.summary is None:
+        return tag("section", head, section.content)
+    summary = tag("summary", head, tag("span", section.summary, class_="meta"))
+    return tag("section", tag("details", summary, section.content, class_="fold"))

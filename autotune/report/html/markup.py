@@ -21,7 +21,7 @@ Content = Markup | str | float | int | None
 
 
 def folded(content: Markup | None) -> Markup | None:
-    """Content shown only when its ``details`` is opened; ``frame.document`` packs it. It must not be nested."""
+    """Content shown only when its ``details`` is opened; ``frame.document`` packs it."""
     return None if content is None else tag(FOLD, content)
 
 

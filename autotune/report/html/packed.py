@@ -17,7 +17,8 @@ from autotune.report.html.markup import FOLD, Markup, tag
 # Id of the element with all folded parts of a page.
 PARTS = "parts"
 WAITING = "It unfolds where scripts are allowed."
-_FOLDED = re.compile(f"<{FOLD}>(.*?)</{FOLD}>", re.DOTALL)
+# The innermost: without another one inside.
+_FOLDED = re.compile(f"<{FOLD}>((?:(?!<{FOLD}>).)*?)</{FOLD}>", re.DOTALL)
 # Python's base 85 alphabet without the character that could begin or end an element.
 _ALPHABET = str.maketrans("<", ",")
 
@@ -31,12 +32,18 @@ def block(name: str, data: Any) -> Markup:
 
 
 def unfolding(markup: Markup) -> tuple[Markup, Markup | None]:
-    """Markup with a numbered placeholder for each folded part, and the block of these parts; None if there are none."""
+    """Markup with a numbered placeholder for each folded part, and the block of these parts; None if there are none.
+
+    A part within a part leaves a placeholder in the outer one.
+    """
     parts: list[str] = []
 
     def place(match: re.Match[str]) -> str:
         parts.append(match[1])
         return tag("p", WAITING, class_="hint", data_part=len(parts) - 1)
 
-    visible = Markup(_FOLDED.sub(place, markup))
+    text, found = _FOLDED.subn(place, markup)
+    while found:
+        text, found = _FOLDED.subn(place, text)
+    visible = Markup(text)
     return visible, block(PARTS, parts) if parts else None

@@ -1,4 +1,4 @@
-"""Figures of the suite (ratios) and of replayed searches (curves), as inline SVG."""
+"""Figures of the suite (ratios, roofline) and of replayed searches (curves), as inline SVG."""
 
 from __future__ import annotations
 
@@ -6,14 +6,16 @@ import math
 from collections.abc import Mapping, Sequence
 
 from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
 from autotune.report.html.figures import WIDTH, dots
 from autotune.report.html.markup import Markup
 from autotune.report.html.svg import INK, inline_svg, style
-from autotune.text import floored_ratio, geometric_mean
+from autotune.text import bytes_text, floored_ratio, geometric_mean
 
 LANE = 0.3
+GROUP_INKS = ("tuned", "cue", "oeq", "other", "e3nn", "default")
 # Colour and dashes of a line; dashes distinguish lines where colours do not.
 LINES: tuple[tuple[str, object], ...] = (
     ("tuned", "solid"),
@@ -70,6 +72,45 @@ def _ratio_ticks(low: float, high: float) -> list[float]:
         if len(ticks) >= 4:
             break
     return ticks
+
+
+def roofline(
+    points: Mapping[str, Sequence[tuple[float, float]]], roof: Sequence[tuple[float, float]], peak: float, what: str
+) -> Markup:
+    """Bytes moved a second by bytes, both logarithmic: dots of kernels, and the line of copies of as many bytes.
+
+    ``points``: a group's name to its (bytes, bytes a second). ``peak``: of a large copy, NaN if unknown.
+    """
+    every = [point for given in points.values() for point in given]
+    sizes, rates = ([point[axis] for point in (*every, *roof)] for axis in (0, 1))
+    top = max([*rates, *([peak] if math.isfinite(peak) else [])])
+    with style():
+        figure = Figure(figsize=(WIDTH, 2.7))
+        axes = figure.add_axes((0.17, 0.15, 0.81, 0.72), xscale="log", yscale="log")
+        if math.isfinite(peak):
+            axes.axhline(peak, color=INK["text"], linewidth=0.9, linestyle=(0, (3, 2)))
+            axes.annotate(f"large copy, {bytes_text(peak)}/s", (0, peak), (3, 3), xycoords=("axes fraction", "data"),
+                          textcoords="offset points", fontsize=7.5, color=INK["muted"])  # fmt: skip
+        if roof:
+            axes.plot(*zip(*sorted(roof), strict=True), color=INK["text"], linewidth=1.1)
+        for place, (name, given) in enumerate(points.items()):
+            ink = GROUP_INKS[place % len(GROUP_INKS)]
+            dots(axes, [point[0] for point in given], [point[1] for point in given], ink, 4.0, 0.7)
+            start = 0.17 + 0.27 * (place % 3)
+            level = 0.965 - 0.055 * (place // 3)
+            key = Rectangle((start, level - 0.015), 0.022, 0.03, color=INK[ink], transform=figure.transFigure)
+            figure.add_artist(key)
+            figure.text(start + 0.035, level, name, fontsize=7.5, va="center")
+        axes.set(xlim=(min(sizes) / 1.4, max(sizes) * 1.4), ylim=(min(rates) / 1.4, top * 1.9),
+                 xlabel="compulsory traffic")  # fmt: skip
+        for axis, unit in ((axes.xaxis, ""), (axes.yaxis, "/s")):
+            axis.set_minor_locator(NullLocator())
+            axis.set_major_formatter(FuncFormatter(lambda tick, _, unit=unit: _round_bytes(tick) + unit))
+    return inline_svg(figure, "roofline", f"Roofline, logarithmic: bytes a second by compulsory bytes. {what}")
+
+
+def _round_bytes(value: float) -> str:
+    return bytes_text(value).replace(".00", "").replace(".0", "")
 
 
 def sampler_curves(curves: Mapping[str, Sequence[float]], identifier: str, what: str) -> Markup:

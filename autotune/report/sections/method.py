@@ -1,4 +1,4 @@
-"""Section on the method: text, problems, device facts, versions and commands to reproduce every number."""
+"""Sections on the method (text, problems) and the provenance (device facts, versions, commands) of every number."""
 
 from __future__ import annotations
 
@@ -21,19 +21,17 @@ STEPS = (
 
 
 def method(data: DeviceData) -> Markup:
-    """The whole section."""
+    """How the numbers were made."""
     clock = "CUDA events around a queued call" if _backend(data) == "cuda" else "the wall clock around a call"
     steps = [tag("li", tag("strong", f"{title}. "), text) for title, text in STEPS]
     steps.insert(3, tag("li", tag("strong", "Clock. "), f"Times are taken with {clock}, in microseconds."))
-    return join(
-        (
-            tag("ul", *steps, class_="prose"),
-            _problems(data),
-            tag("div", tag("h3", "Device"), definitions(_facts(data)), class_="facts"),
-            tag("div", tag("h3", "Software"), definitions(_software(data)), class_="facts"),
-            _rerun(data),
-        )
-    )
+    return join((tag("ul", *steps, class_="prose"), _problems(data)))
+
+
+def provenance(data: DeviceData) -> Markup:
+    """Where the numbers come from: device, versions and commands."""
+    device = tag("div", tag("h3", "Device"), definitions(_facts(data)), class_="facts")
+    return join((device, tag("div", tag("h3", "Software"), definitions(_software(data)), class_="facts"), _rerun(data)))
 
 
 def _backend(data: DeviceData) -> str:

@@ -1,7 +1,4 @@
-"""Section on the suite: every bench row against its fastest peer, as tiles, a figure and tables.
-
-Lists include deterministic rows; means are over normal rows only, and the cost of determinism has its own table.
-"""
+"""Section on the kernels: every bench row against its fastest peer, as means, a figure and tables."""
 
 from __future__ import annotations
 
@@ -11,10 +8,10 @@ from collections.abc import Callable, Sequence
 
 from autotune.report.data.suite_rows import GROUPS, SuiteRow, prices
 from autotune.report.html import suite_figures
-from autotune.report.html.markup import Cell, Column, Group, Markup, grouped_table, join, table, tag
+from autotune.report.html.markup import Cell, Column, Group, Markup, folded, grouped_table, join, table, tag
 from autotune.report.html.sources import Sources
 from autotune.report.sections.suite_details import details
-from autotune.report.sections.suite_tiles import passes, rows_text, tiles
+from autotune.report.sections.suite_summary import passes, rows_text, summary
 from autotune.text import (
     DEFAULT,
     MISSING,
@@ -34,9 +31,10 @@ def suite(rows: Sequence[SuiteRow], sources: Sources) -> Markup:
     """The whole section."""
     if not rows:
         return tag("p", "No bench has been run on this device. To add rows, run equitune bench --suite.", class_="hint")
-    hint = "Each row times the tuned kernel and all its peers in turns. Speed-up: the fastest peer's time over the tuned time, rounded down. Means are geometric. They leave out deterministic rows, which have their own table."  # noqa: E501
-    text = tag("p", hint, class_="hint")
-    return join((text, tiles(rows), _losses(rows), _absent(rows), _figure(rows), _prices(rows), _table(rows, sources)))
+    hint = "Each row times the tuned kernel and all its peers in turns. Speed-up: the fastest peer's time over the tuned time, rounded down. Means are geometric."  # noqa: E501
+    every = tag("details", tag("summary", f"Every row of the bench: {rows_text(len(rows))}"), _table(rows, sources))
+    parts = (tag("p", hint, class_="hint"), _losses(rows), summary(rows), _figure(rows))
+    return join((*parts, _absent(rows), _prices(rows), every))
 
 
 def _losses(rows: Sequence[SuiteRow]) -> Markup:
@@ -76,7 +74,8 @@ def _absent(rows: Sequence[SuiteRow]) -> Markup | None:
         tag("li", f"{contender_name(name)}: {reason} ({rows_text(number)})")
         for (name, reason), number in sorted(told.items())
     ]
-    return tag("div", tag("h3", "Peers without a time"), tag("ul", *lines))
+    cases = sum(told.values())
+    return tag("details", tag("summary", f"Peers without a time: {cases} cases"), tag("ul", *lines))
 
 
 def _in_short(reason: str, name: str) -> str:
@@ -96,10 +95,11 @@ def _figure(rows: Sequence[SuiteRow]) -> Markup | None:
     note = "One dot per row, logarithmic axis. Bars, numbers: geometric means. Shaded: the tuned kernel is slower."
     caption = tag("figcaption", "Speed-up over the fastest peer", tag("small", note))
     ends = [*GROUPS.values()]
-    # By group, then by pass, as in the tiles.
+    # By group, then by pass, as in the table.
     order = sorted(lanes, key=lambda lane: next((n for n, end in enumerate(ends) if lane.endswith(end)), len(ends)))
     drawn = {name: lanes[name] for name in order}
-    return tag("figure", caption, suite_figures.ratio_dots(drawn, "suite-ratios"), class_="wide")
+    figure = tag("figure", caption, suite_figures.ratio_dots(drawn, "suite-ratios"), class_="wide")
+    return tag("details", tag("summary", f"Each row as a dot: {rows_text(len(normal))}"), folded(figure))
 
 
 def _prices(rows: Sequence[SuiteRow]) -> Markup | None:
@@ -118,7 +118,8 @@ def _prices(rows: Sequence[SuiteRow]) -> Markup | None:
             Cell(MISSING if missing else ratio_text(price), None if missing else price),
         ])  # fmt: skip
     text = "Cost of bitwise reproducible results: deterministic mode against normal mode"
-    return table(text, columns, body, sortable=True)
+    head = tag("summary", f"Deterministic mode: {rows_text(len(pairs))}")
+    return tag("details", head, table(text, columns, body, sortable=True))
 
 
 def _identity(row: SuiteRow) -> list[Cell]:

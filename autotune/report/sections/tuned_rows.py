@@ -13,7 +13,6 @@ from autotune.report.html.knobs import knob_cell, union
 from autotune.report.html.markup import Cell, Column, Group, Markup, folded, grouped_table, join, table, tag
 from autotune.report.html.samples import samples
 from autotune.report.html.sources import Sources
-from autotune.report.sections.overview import best_peer
 from autotune.text import (
     DEFAULT,
     MISSING,
@@ -70,6 +69,17 @@ def row_table(data: DeviceData, sources: Sources) -> Markup | None:
     caption = "Tuned rows: medians of the final interleaved measurement"
     listing = tag("ol", *(tag("li", reason) for reason in notes), class_="notes") if notes else None
     return join((grouped_table(caption, columns, body), listing))
+
+
+def best_peer(data: DeviceData, row: int) -> tuple[str, float] | None:
+    """The fastest peer of a row, and the tuned kernel's speed-up over it."""
+    tuned = data.time(row, TUNED)
+    peers = data.times[(data.times["row"] == row) & ~data.times["contender"].isin([TUNED, DEFAULT])]
+    peers = peers[peers["time_us"].notna()]
+    if tuned is None or math.isnan(tuned["time_us"]) or peers.empty:
+        return None
+    fastest = peers.loc[peers["time_us"].idxmin()]
+    return str(fastest["contender"]), float(fastest["time_us"] / tuned["time_us"])
 
 
 def _head_name(name: str) -> str:

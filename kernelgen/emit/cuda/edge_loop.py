@@ -106,7 +106,7 @@ class EdgeWalk:
         self.put("int my_edge = 0, my_far = 0;" + (" int my_destination = 0;" if by_destination else ""))
         with self.scope("if (team.lane < count)"):
             self.put("my_edge = base + team.lane;")
-            if self.owner:
+            if self.owner or self.plan.spec.permuted:
                 self.put("if (b.perm) my_edge = b.perm[my_edge];")
             far = "receiver" if self.near == "in1" else "sender"
             self.put("my_far = my_edge;" if kernel.plain else f"my_far = int(b.{far}[my_edge]);")

@@ -15,7 +15,7 @@ from kernelgen.emit.cuda.path_group import GroupEmitter
 from kernelgen.emit.harmonics_function import inside
 from kernelgen.emit.signature import buffers_line, buffers_struct, gpu_entry
 from kernelgen.emit.source import Source, included
-from kernelgen.plan.channelwise import Plan, joint_elements, stage_elements, sums_elements
+from kernelgen.plan.channelwise import Plan, exchange_elements, joint_elements, stage_elements, sums_elements
 from kernelgen.schedule.kernel_spec import BYTES, Spec
 from kernelgen.schedule.tensor_product import CudaSchedule
 
@@ -37,6 +37,7 @@ def headers(schedule: CudaSchedule, has_ring: bool) -> list[str]:
         "weight_ring.hpp": has_ring,
         "zero_outputs.hpp": schedule.zeros == "inside",
         "prefetch_inputs.hpp": schedule.ahead == "along",
+        "row_writes.hpp": schedule.writes == "rows",
     }
     return [included(name) for name in ("device.cuh", *(name for name, wanted in asked.items() if wanted))]
 
@@ -54,7 +55,7 @@ def preamble(spec: Spec) -> str:
     flag = "#define REAL_IS_FLOAT 1\n" if real == "float" else ""
     return (
         f"// problem    {spec.problem.key}\n// direction  {spec.direction.text}\n"
-        f"// operation  {spec.operation}, {spec.dtype}, {spec.layout}, {spec.index}\n"
+        f"// operation  {spec.operation}, {spec.dtype}, {spec.layout}, {spec.index}{', permuted' * spec.permuted}\n"
         f"// schedule   {schedule.key}\n"
         f"using Real = {real};\nusing V = Real;\n{flag}"
         f"using index_t = {'int' if spec.index == 'int32' else 'long long'};\n"
@@ -199,7 +200,7 @@ class KernelText:
                 "    __syncthreads();",
                 "    if (working) {",
                 f"    const Real* const parts = sums - share * {sums * schedule.warps_per_edge};",
-                *self._dispatch("finish", "share, parts"),
+                *self._dispatch("finish", f"share, parts{', stage' * bool(exchange_elements(plan))}"),
                 "    }",
             ]
         elif joint:

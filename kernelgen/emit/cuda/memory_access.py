@@ -6,9 +6,10 @@ import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from kernelgen.plan.channelwise import Plan
+from kernelgen.plan.channelwise import Plan, exchange_start
 from kernelgen.plan.l2_prefetch import row_spans
 from kernelgen.plan.path_groups import Group
+from kernelgen.problem.irreps import Block
 from kernelgen.schedule.kernel_spec import BYTES
 from kernelgen.schedule.tensor_product import CudaSchedule
 from kernelgen.terms.clebsch_gordan import PathTerms, path_terms
@@ -138,7 +139,24 @@ class GroupMemory:
         b, width = getattr(self.problem, side)[block], self._block_width(side, block)
         if how == "Store" and self.kernel.plain and self.kernel.schedule.stream:
             how = "StoreStream"
-        return f"put_block<{how}, {width}, MUL>({self.out_row(side, row)} + {b.offset}, u, active, {source});"
+        start = f"{self.out_row(side, row)} + {b.offset}"
+        if self.kernel.schedule.writes == "lanes" or b.dim == 1:
+            return f"put_block<{how}, {width}, MUL>({start}, u, active, {source});"
+        left = f"stage + {exchange_start(self.kernel.plan)}"
+        widths = f"{self._exchange_step(b)}, {self._row_width(side, block)}"
+        return f"put_rows<{how}, {widths}, MUL>(team, {left}, {start}, first_channel, {source});"
+
+    def _exchange_step(self, b: Block) -> int:
+        """Elements of an access with which a lane leaves its channels of a block in shared memory."""
+        return self.kernel.width(self.channels * (b.dim if self.kernel.plan.spec.layout == "mul_ir" else 1))
+
+    def _row_width(self, side: str, block: int) -> int:
+        """Elements of an access of a lane that writes a block in the order of memory."""
+        b = getattr(self.problem, side)[block]
+        row = self.problem.dim_in1 if side == "in1" else self.problem.dim_out
+        if self.kernel.plan.spec.layout == "mul_ir":
+            return self.kernel.width(row, b.offset, b.mul * b.dim, self.kernel.plan.tile * b.dim)
+        return self.kernel.width(row, b.offset, b.mul, self.kernel.plan.tile)
 
     def out_row(self, side: str, row: str) -> str:
         """Address of a node's row of results."""

@@ -11,6 +11,7 @@ import itertools
 
 from kernelgen.emit.cuda.edge_loop import EdgeWalk
 from kernelgen.emit.cuda.memory_access import NODE_BUFFERS
+from kernelgen.plan.channelwise import exchange_elements
 from kernelgen.terms.path_statements import PathBody
 
 
@@ -57,9 +58,10 @@ class GroupEmitter(EdgeWalk):
         step = self.sums * schedule.warps_per_edge
         finish = self._finish_by_blocks if schedule.finish == "blocks" else self._finish_unrolled
         finish(side, schedule.teams_per_node, step)
+        stage = ", Real* const stage" * bool(exchange_elements(self.plan))
         return [
             f"DEVICE void finish_{self.number}(const Buffers& b, const Team& team, const int unit, const int node,",
-            "                     const int share, const Real* const parts)",
+            f"                     const int share, const Real* const parts{stage})",
             *("{", *self.lines, "}", ""),
         ]
 

@@ -63,7 +63,7 @@ def test_no_arguments_and_help_list_the_commands(command: Command) -> None:
 def test_help_of_a_command_lists_its_options(command: Command) -> None:
     code, out, _ = command("tune", "--help")
     assert code == 0
-    for option in ("--device", "--budget", "--trials", "--sampler", "--storage", "--seed"):
+    for option in ("--model", "--device", "--budget", "--trials", "--sampler", "--storage", "--seed"):
         assert option in out
     for panel in ("Search", "Sharing", "Output"):
         assert f"\u256d\u2500 {panel} " in out
@@ -101,7 +101,22 @@ def test_module_and_mistake_in_a_process_of_its_own() -> None:
     ("arguments", "said"),
     [
         (("tuna",), "No such command 'tuna'"),
-        (("tune",), "Missing argument 'CONFIG'"),
+        (("tune",), "nothing says what to tune; expected one of CONFIG, --model MODEL and --misses"),
+        (("tune", "quick", "--misses"), "CONFIG and --misses says what to tune; expected one of"),
+        (("tune", "--misses", "--structure", "mof"), "--structure goes with --model, not with --misses; leave it out"),
+        (("tune", "quick", "--training"), "--training goes with --model, not with CONFIG"),
+        (("tune", "--model", "m:f", "--shared"), "--shared goes with CONFIG, not with --model"),
+        (("tune", "--model", "no.model", "--structure", "mof"), "model file no.model does not exist"),
+        (("tune", "--model", "mace-mp-0-mediun", "--structure", "mof"), "did you mean 'mace-mp-0-medium'?"),
+        (("tune", "--model", "README.md", "--structure", "mof"), "README.md ends in '.md'; expected a file of a model"),
+        (
+            ("tune", "--model", "no_module:f", "--structure", "mof"),
+            "No module named 'no_module'; expected module:function",
+        ),
+        (("tune", "--model", "json:no_function"), "has no attribute 'no_function'; expected module:function"),
+        (("tune", "--model", "os:getcwd"), "os:getcwd returned a str; expected a torch.nn.Module or a WholeModel"),
+        (("tune", "--model", "os:times"), "returned"),
+        (("tune", "--model", "small_net:net_for_commands", "--structure", "mof"), "leave --structure mof out"),
         (("tune", "quick", "--trails", "3"), "--trails"),
         (("tune", "quick", "--trials", "many"), "'--trials'"),
         (("tune", "quick", "--trials", "0"), "--trials is 0; expected a positive integer"),
@@ -121,6 +136,7 @@ def test_module_and_mistake_in_a_process_of_its_own() -> None:
         (("bench", "quick", "--device", "cpu", "--peers", "e3n"), "unknown peer 'e3n'; did you mean 'e3nn'?"),
         (("bench", "quick", "--seconds", "-1"), "--seconds is -1.0"),
         (("show", "uvu|1x0e|1x0e"), "is not a problem key"),
+        (("show",), "0 texts name the problem; expected a name, a key, or the irreps"),
         (("show", "8x0e", "0e"), "2 texts name the problem; expected a name, a key, or the irreps of in1, in2 and out"),
         (("show", "mace-mp-medium", "--layout", "ir-mul"), "--layout"),
         (("show", "mace-mp-medium", "--graph-class", "large"), "'large' is not a graph class"),

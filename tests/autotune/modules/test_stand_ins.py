@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.utils import parametrizations, parametrize, prune
 
 from autotune import TensorProduct, accelerate, restore
-from autotune.modules.stand_ins import StandIn
+from autotune.integrations.stand_ins import StandIn
 
 IRREPS = ("4x0e+2x1o", "0e+1o", "4x0e+2x1o")
 PATHS = [(0, 0, 0, "uvu", True), (0, 1, 1, "uvw", True), (1, 0, 1, "uvu", True)]

@@ -26,10 +26,9 @@ from report_samples import (
 from autotune.report.data.device_data import load_device
 from autotune.report.data.suite_rows import SuiteRow, prices
 from autotune.report.html.sources import Sources
-from autotune.report.sections import overview
 from autotune.report.sections.replays import sampler_name, trials_text
 from autotune.report.sections.suite import suite
-from autotune.report.sections.suite_tiles import tiles
+from autotune.report.sections.suite_summary import summary
 from autotune.text import floored_ratio
 
 NEW_KEYS = ("deterministic", "memory", "host_us", "schedules", "origins", "resources", "errors")
@@ -67,11 +66,13 @@ def words_of(page: Page) -> str:
     return re.sub(r"\s+", " ", " ".join(page.words))
 
 
-def cards_of(markup: str) -> dict[str, str]:
-    """Title -> text of each tile."""
-    found = [re.sub(r"<[^>]+>", " ", part).split() for part in markup.split('<div class="card">')[1:]]
-    titles = [re.search(r"<h3>([^<]*?) ?<small>", part) for part in markup.split('<div class="card">')[1:]]
-    return {title[1]: " ".join(words) for title, words in zip(titles, found, strict=True) if title}
+def lines_of(markup: str) -> dict[str, list[str]]:
+    """ "Kind, pass" -> the texts of the other cells of each line of a table."""
+    found = {}
+    for line in markup.split("<tbody>")[1].split("<tr>")[1:]:
+        first, second, *cells = re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", line)
+        found[f"{first}, {second}"] = cells
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -148,23 +149,18 @@ def test_an_error_that_is_no_number_is_the_worst(worst: Any) -> None:
     assert found is not None and math.isnan(found.error) and found.place.startswith("backward, y")
 
 
-def test_tiles_hold_the_means_and_counts() -> None:
-    tile = cards_of(tiles([SuiteRow(record) for record in rows()]))
-    counted = tile["Speed-up of 1.00 or more"]
-    for words in ("5 of 7", "1.05 or more 5 (71%)", "slower 1", "tuned kernel failed 1", "no peer ran 1"):
-        assert words in counted, words
-    # The deterministic row counts as a row and not in a mean.
-    mean = (0.93 * 1.8 * 1.8) ** (1 / 3)
-    assert f"backward (3) {mean:.2f}×" in tile["Float32 convolutions"]
-    assert "forward (1) 2.70×" in tile["Float32 convolutions"] and "4 of 5 rows" in tile["Float32 convolutions"]
-    assert "force step (1) 4.00×" in tile["Float64 convolutions"]
-    assert "Plain products" not in tile
-    assert (
-        "1.50×" in tile["Time over the traffic floor"] and "backward (2) 1.50×" in tile["Time over the traffic floor"]
-    )
-    assert "1.30×" in tile["Untuned default"]
-    assert "7 of 8 rows 1 of the rows need more" in tile["Memory"]
-    assert "1 row 1.25× deterministic time / normal time" in tile["Deterministic mode"]
+def test_one_table_holds_the_means_and_counts() -> None:
+    lines = lines_of(summary([SuiteRow(record) for record in rows()]))
+    # Rows, speed-up, least, slower, default, floor, memory, more memory, deterministic / normal.
+    mean, memory = (0.93 * 1.8 * 1.8) ** (1 / 3), (9 / 5 * 0.8 * 0.8) ** (1 / 3)
+    shown = [f"{mean:.2f}×", "0.93×", "1", "1.30×", "1.50×", f"{memory:.2f}×", "1", "\N{EN DASH}"]
+    assert lines["Float32 convolutions, backward"] == ["3", *shown]
+    assert lines["Float32 convolutions, forward"][:3] == ["1", "2.70×", "2.70×"], "a deterministic row is not in a mean"
+    assert lines["Float32 convolutions, deterministic, forward"][0] == "1"
+    assert lines["Float32 convolutions, deterministic, forward"][-1] == "1.25×"
+    assert lines["Float32 convolutions, force step"][:4] == ["0 of 1", "\N{EN DASH}", "\N{EN DASH}", "1"], "it failed"
+    assert lines["Plain products, forward"][:4] == ["0 of 1", *["\N{EN DASH}"] * 3], "no peer ran"
+    assert lines["Float64 convolutions, force step"][1] == "4.00×"
 
 
 def test_peers_without_a_time_are_named_with_the_reason() -> None:
@@ -208,7 +204,7 @@ def test_rows_without_the_newer_keys(tmp_path: Path) -> None:
     old = [{key: value for key, value in record.items() if key not in NEW_KEYS} for record in rows()[:6]]
     page = page_of(write_suite(tmp_path / "results", old), tmp_path / "reports")
     text = words_of(page)
-    assert page.counts["details"] == 6 and "Every row of the bench" in text and "0.93×" in text
+    assert page.text.count('<tr class="below">') == 6 and "Every row of the bench" in text and "0.93×" in text
     for absent in ("Registers", "Host time fastest", "Tuned schedules", "Cost of bitwise", "not a number"):
         assert absent not in text, absent
 
@@ -220,7 +216,7 @@ def test_rows_with_holes(tmp_path: Path) -> None:
     holes |= {"resources": {"equitune": {"forward": {"code_bytes": 5}}}, "times": {"equitune": None, "e3nn": timed(3)}}
     odd = suite_row("odd", "carbon", "forward") | holes
     page = page_of(write_suite(tmp_path / "results", [bare, odd]), tmp_path / "reports")
-    assert page.counts["details"] == 2 and "code bytes" in words_of(page)
+    assert page.text.count('<tr class="below">') == 2 and "code bytes" in words_of(page)
     assert not {"nan", "none", "null"} & {words.strip().lower() for words in page.words}
 
 
@@ -293,23 +289,4 @@ def test_replays_without_curves_or_samplers(tmp_path: Path) -> None:
 def test_a_replay_belongs_to_the_device_it_names(tmp_path: Path) -> None:
     folder = write_replay(write_suite(tmp_path / "results", rows()[:1]), replay() | {"device": f"{SLUG}-b"})
     write(folder / f"{SLUG}-b.json", {"device": {"name": "the other", "slug": f"{SLUG}-b"}, "entries": []})
-    from autotune.report.data.device_data import load_device
-
     assert load_device(folder, SLUG).replays == {} and set(load_device(folder, f"{SLUG}-b").replays) == {"forward"}
-
-
-def test_a_page_draws_no_more_panels_than_it_can_carry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(overview, "PANELS", 2)
-    page = page_of(write_suite(tmp_path / "results", rows()), tmp_path / "reports")
-    bars = re.findall(r'aria-label="Bar chart[^"]*"', page.text)
-    assert len(bars) == 2 and all("water" in bar for bar in bars), "those that move the most bytes"
-    assert f"The figure shows the 2 of {len(rows()) - 1} rows with the most memory traffic" in words_of(page)
-
-
-def test_the_sentence_is_about_the_row_with_peers_and_names_its_error(tmp_path: Path) -> None:
-    """A bench has met peers that the database has not; of its rows one of float32, with the most traffic."""
-    row = suite_row("mace-mp-large", "carbon", "forward", 2.7)
-    write_suite(write_results(tmp_path), [row, row | {"dtype": "float64", "bytes": 10**12}, *rows()])
-    text = overview.sentence(load_device(tmp_path, SLUG)).replace("\N{NO-BREAK SPACE}", " ")
-    assert text.startswith("On this device, for mace-mp-large on carbon") and "2.70× as fast as cuEquivariance" in text
-    assert text.endswith("its largest relative error is 3.1e-7.")

@@ -9,13 +9,13 @@ import pytest
 
 from autotune import paths
 from autotune.errors import ConfigError
-from autotune.workload.config import by_problem, config_path, load_config, parse_duration
+from autotune.workload.config import by_problem, config_path, known_configs, load_config, parse_duration
 from autotune.workload.config_tables import load_graphs, load_problems, problems_from
 from autotune.workload.graphs import Bulk, Crystal, Molecule, StructureFile, build_graph
 from kernelgen.errors import EquituneError
 from kernelgen.problem.tensor_product import TensorProductProblem
 
-SHIPPED = sorted(path.stem for path in paths.configs_dir().glob("*.toml") if path.stem not in ("problems", "graphs"))
+SHIPPED = known_configs()
 
 # Paths, weights a row and output dimension of the published models.
 SIZES = {

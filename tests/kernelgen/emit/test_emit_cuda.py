@@ -179,6 +179,35 @@ def test_lanes_compute_what_e3nn_computes(form, shared, direction, monkeypatch) 
     assert max(errors.values()) < 1e-10, errors
 
 
+WRITES_ROWS = [form for form in FORMS if form not in ("single-unit", "basis", "ahead-along", "ring-by-sender")]
+
+
+@pytest.mark.parametrize("layout", ["mul_ir", "ir_mul"])
+@pytest.mark.parametrize("direction", ["forward", "backward", "double_backward"])
+@pytest.mark.parametrize("form", WRITES_ROWS)
+def test_lanes_exchange_what_they_write(form, direction, layout, monkeypatch) -> None:
+    monkeypatch.setattr("kernelgen.plan.tensor_product.REGISTER_SLACK", 10)
+    irreps, operation, _, schedule = FORMS[form]
+    case = make_case(TensorProductProblem.channelwise(*irreps), operation, edges=26)
+    schedule = dataclasses.replace(schedule, writes="rows")
+    results = run(case, DIRECTIONS[direction], operation, layout, "float64", schedule)
+    wanted = expected(case, direction)
+    errors = {slot: relative_error(results[slot], wanted[slot]) for slot in wanted}
+    assert max(errors.values()) < 1e-10, errors
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+@pytest.mark.parametrize("form", ["atomics", "ring-of-half-warps", "ahead"])
+def test_runs_of_permuted_edges_compute_what_e3nn_computes(form, direction, monkeypatch) -> None:
+    monkeypatch.setattr("kernelgen.plan.tensor_product.REGISTER_SLACK", 10)
+    irreps, operation, layout, schedule = FORMS[form]
+    case = make_case(TensorProductProblem.channelwise(*irreps), operation, edges=26)
+    results = run(case, DIRECTIONS[direction], operation, layout, "float64", schedule, permuted=True)
+    wanted = expected(case, direction)
+    errors = {slot: relative_error(results[slot], wanted[slot]) for slot in wanted}
+    assert max(errors.values()) < 1e-10, errors
+
+
 OWNERS = {
     "one-unit": (SINGLE, "ir_mul", CudaSchedule(edges_per_chunk=1)),
     "one-unit-ahead": (

@@ -18,15 +18,17 @@ from module_cases import normal, small_conv
 
 from autotune import SphericalHarmonics, SphericalHarmonicsConv, TensorProductConv
 from kernelgen import HostSchedule
+from kernelgen.runtime import known_graphs
 from kernelgen.runtime.graph import edge_order
 from kernelgen.schedule.tensor_product import CudaSchedule
 
-NODES, EDGES, SEQUENCES = 5, 12, 1000
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+NODES, EDGES, SEQUENCES = 5, 12, 500
+# "counted": tensors of the CPU, recognised as those of a GPU are.
+DEVICES = ["cpu", "counted", pytest.param("cuda", marks=pytest.mark.gpu)]
 FORMS = ("default", "atomics", "unfused", "deterministic", "order", "vectors", "compiled")
-COUNTED = ("copy_", "index", "add")
+COUNTED = ("copy_", "index", "add", "base", "resize")
 # What torch does not count is seen on the CPU alone, but for memory that torch does not own.
-UNCOUNTED = {"cpu": ("data", "numpy", "dlpack", "storage"), "cuda": ()}
+UNCOUNTED = {"cpu": ("data", "numpy", "dlpack", "storage"), "counted": (), "cuda": ()}
 
 
 @functools.cache
@@ -84,9 +86,17 @@ class Trial:
         generator = torch.Generator().manual_seed(self.seed)
         return torch.randint(0, NODES, (EDGES,), generator=generator).to(self.device)
 
+    def view(self, place: int, how: int) -> None:
+        """Put a view of an index tensor in its place, as model packages do in each layer."""
+        index = self.indices[place]
+        self.indices[place] = (index[:], index.view(-1), index.detach(), index.view(2, -1).flatten())[how]
+
     def new_tensor(self, place: int, how: int) -> None:
         """Free one index tensor and put another in its place, most likely in the same memory."""
-        self.indices[place] = torch.empty(0)
+        if how < 5:
+            self.indices[place] = torch.empty(0)
+        else:
+            self.backward()  # torch itself would not notice what comes between forward and backward
         fresh = self.fresh()
         if how == 1:  # rows of one tensor, as in most packages
             self.indices = list(torch.stack((fresh, self.fresh())))
@@ -96,6 +106,10 @@ class Trial:
             self.indices[place] = torch.from_dlpack(fresh)
         elif how == 4:
             self.indices[place] = torch.stack((fresh, self.fresh()), 1)[:, 0]
+        elif how == 5:
+            self.indices[place].set_(fresh)
+        elif how == 6:
+            self.indices[place].data = fresh
         else:
             self.indices[place] = fresh
 
@@ -107,6 +121,14 @@ class Trial:
             index[place::2] = new[place::2]
         elif how == "add":
             index.add_(1).remainder_(NODES)
+        elif how == "base":
+            base = index if index._base is None else index._base
+            base.copy_(torch.randint(0, NODES, base.shape, generator=torch.Generator().manual_seed(self.seed)))
+        elif how == "resize":
+            if index._base is None:
+                index.resize_(0)
+                index.resize_(EDGES)
+            index.copy_(new)
         elif how == "data":
             index.data.copy_(new)
         elif how == "numpy":
@@ -156,7 +178,8 @@ STEPS = st.lists(
         st.tuples(st.just("forward"), st.sampled_from(FORMS)),
         st.tuples(st.just("write"), st.integers(0, 1), st.sampled_from(COUNTED)),
         st.tuples(st.just("uncounted"), st.integers(0, 1), st.integers(0, 3)),
-        st.tuples(st.just("new"), st.integers(0, 1), st.integers(0, 4)),
+        st.tuples(st.just("new"), st.integers(0, 1), st.integers(0, 6)),
+        st.tuples(st.just("view"), st.integers(0, 1), st.integers(0, 3)),
         st.tuples(st.just("backward")),
     ),
     min_size=2,
@@ -184,7 +207,14 @@ def one_thread() -> Iterator[None]:
 @example(steps=[("forward", "default"), ("backward",), ("uncounted", 1, 3), ("forward", "default")])
 @given(steps=STEPS)
 def test_no_sequence_gives_a_wrong_number_without_an_error(device: str, steps: list[tuple]) -> None:
-    trial = Trial(device)
+    with pytest.MonkeyPatch.context() as patch:
+        if device == "counted":
+            patch.setattr(known_graphs, "_is_on_host", lambda index: False)
+        follow(device, steps)
+
+
+def follow(device: str, steps: list[tuple]) -> None:
+    trial = Trial(device.replace("counted", "cpu"))
     for step, *how in steps:
         if step == "uncounted":
             trial.backward()  # what comes between forward and backward torch itself would not notice

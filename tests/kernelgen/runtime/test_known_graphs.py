@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
+from collections.abc import Callable, Iterable
 
 import numpy as np
 import pytest
@@ -17,8 +19,9 @@ from kernelgen import InputError, build
 from kernelgen.compile.compiler import compile_source
 from kernelgen.device import cuda_facts
 from kernelgen.ops.operator import Operator
+from kernelgen.runtime import known_graphs
 from kernelgen.runtime.index_check import source
-from kernelgen.runtime.known_graphs import KnownGraphs, _DeviceGraph
+from kernelgen.runtime.known_graphs import KnownGraphs
 
 
 def small_operator() -> Operator:
@@ -122,24 +125,175 @@ def test_sorted_receivers_on_the_cpu_need_no_permutation() -> None:
         operator.order(sender, torch.tensor([3, 0, 1, 0]), 4, 4, True)
 
 
-def test_a_graph_of_a_gpu_is_known_by_tensors_memory_and_counted_writes() -> None:
+@pytest.fixture
+def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Recognise tensors of the CPU by what recognises those of a GPU."""
+    monkeypatch.setattr(known_graphs, "_is_on_host", lambda index: False)
+
+
+def rows(edges: int = 40) -> torch.Tensor:
+    return torch.stack(random_graph(edges, 7, 7))
+
+
+Views = Callable[[torch.Tensor], Iterable[torch.Tensor]]
+VIEWS: dict[str, Views] = {
+    "rows": lambda index: (index[0], index[1]),
+    "unbind": lambda index: index,
+    "views of views": lambda index: (index[0].view(40)[:], index[1].view(2, 20).flatten()),
+    "without gradients": torch.no_grad()(lambda index: (index[0], index[1])),
+    "in inference mode": torch.inference_mode()(lambda index: (index[0], index[1])),
+}
+
+
+@pytest.mark.parametrize("how", VIEWS)
+def test_views_of_one_tensor_are_one_graph(as_on_a_gpu: None, ordered: list[int], how: str) -> None:
+    """Model packages take a new ``edge_index[i]`` in every layer."""
+    conv, edge_index = small_conv(), rows()
+    inputs, before = conv_inputs(conv, 40, 7), edge_index.clone()
+    for _ in range(3):
+        found = conv(*inputs, *VIEWS[how](edge_index))
+    assert ordered == [7]
+    torch.testing.assert_close(found, e3nn_conv(conv, *before, 7)(*inputs), rtol=0, atol=1e-10)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("how", VIEWS)
+def test_views_on_a_gpu_are_one_graph_that_nothing_waits_for(ordered: list[int], how: str) -> None:
+    conv, edge_index = small_conv(device="cuda", dtype=torch.float64), rows().cuda()
+    on_host = conv_inputs(conv, 40, 7)
+    inputs = [tensor.cuda() for tensor in on_host]
+    conv(*inputs, *edge_index.clone())  # compiles and loads the kernels
+    del ordered[:]
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        found = [conv(*inputs, *VIEWS[how](edge_index)) for _ in range(3)]
+        assert ordered == [7]
+        edge_index.copy_(edge_index.flip(1))
+        found.append(conv(*inputs, *VIEWS[how](edge_index)))
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert ordered == [7, 7]
+    for values, index in ((found[2], edge_index.flip(1)), (found[3], edge_index)):
+        wanted = e3nn_conv(conv, *index.cpu(), 7)(*on_host)
+        torch.testing.assert_close(values.cpu(), wanted, rtol=0, atol=1e-10)
+
+
+def test_columns_are_copied_once(as_on_a_gpu: None, ordered: list[int]) -> None:
+    conv, pairs = small_conv(), rows().t().contiguous()
+    inputs, operator = conv_inputs(conv, 40, 7), small_operator()
+    graphs = [
+        operator.graph(*inputs[:2], *operator.edges(inputs[0], pairs[:, 0], pairs[:, 1], None, None)) for _ in range(3)
+    ]
+    assert ordered == [7] and len({(g.sender.data_ptr(), g.receiver.data_ptr()) for g in graphs}) == 1
+    assert torch.equal(graphs[2].sender, pairs[:, 0]) and graphs[2].sender.is_contiguous()
+
+
+def _write_base(index: torch.Tensor, new: torch.Tensor) -> None:
+    index.copy_(new)
+
+
+def _write_view(index: torch.Tensor, new: torch.Tensor) -> None:
+    index[1].copy_(new[1])
+    index[0, :].view(2, 20).copy_(new[0].view(2, 20))
+
+
+def _write_detached(index: torch.Tensor, new: torch.Tensor) -> None:
+    index.detach().copy_(new)
+
+
+def _write_out(index: torch.Tensor, new: torch.Tensor) -> None:
+    torch.add(new, 0, out=index)
+
+
+def _resize(index: torch.Tensor, new: torch.Tensor) -> None:
+    index.resize_(0).resize_(2, 40).copy_(new)
+
+
+def _set(index: torch.Tensor, new: torch.Tensor) -> None:
+    index.set_(new)
+
+
+def _assign(index: torch.Tensor, new: torch.Tensor) -> None:
+    index.data = new
+
+
+def _in_a_thread(index: torch.Tensor, new: torch.Tensor) -> None:
+    writer = threading.Thread(target=index.copy_, args=(new,))
+    writer.start()
+    writer.join()
+
+
+CHANGES = (_write_base, _write_view, _write_detached, _write_out, _resize, _set, _assign, _in_a_thread)
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("rows_kept", [False, True])
+def test_no_change_that_torch_counts_leaves_an_old_order(
+    as_on_a_gpu: None, ordered: list[int], change: Callable, rows_kept: bool
+) -> None:
+    conv, edge_index = small_conv(), rows()
+    inputs, new = conv_inputs(conv, 40, 7), rows().flip(1)
+    kept = list(edge_index) if rows_kept else []
+    conv(*inputs, edge_index[0], edge_index[1])
+    change(edge_index, new.clone())
+    found = conv(*inputs, edge_index[0], edge_index[1])
+    torch.testing.assert_close(found, e3nn_conv(conv, *new, 7)(*inputs), rtol=0, atol=1e-10)
+    assert ordered == [7, 7]
+    if kept:  # views from before the change: of the new entries, or of the old memory
+        wanted = e3nn_conv(conv, *(row.clone() for row in kept), 7)(*inputs)
+        torch.testing.assert_close(conv(*inputs, *kept), wanted, rtol=0, atol=1e-10)
+
+
+def test_a_view_that_left_its_base_is_not_mistaken(as_on_a_gpu: None, ordered: list[int]) -> None:
+    """After ``set_`` torch still names the view's old base, whose counter misses writes to the new memory."""
+    conv, edge_index, other = small_conv(), rows(), rows().flip(1)[1].clone()
+    inputs, receiver = conv_inputs(conv, 40, 7), edge_index[1]
+    receiver.set_(other)
+    assert receiver._base is edge_index
+    for _ in range(2):
+        found = conv(*inputs, edge_index[0], receiver)
+        torch.testing.assert_close(found, e3nn_conv(conv, edge_index[0], other, 7)(*inputs), rtol=0, atol=1e-10)
+        other.copy_(other.flip(0))
+    assert ordered == [7, 7]
+
+
+def test_memory_that_was_freed_and_used_again_is_another_graph(as_on_a_gpu: None, ordered: list[int]) -> None:
+    conv, graphs = small_conv(), KnownGraphs()
+    inputs, seen = conv_inputs(conv, 40, 7), set()
+    for seed in range(30):
+        edge_index = torch.randint(0, 7, (2, 40), generator=torch.Generator().manual_seed(seed))
+        seen.add(edge_index.data_ptr())
+        wanted = e3nn_conv(conv, *edge_index, 7)(*inputs)
+        torch.testing.assert_close(conv(*inputs, *edge_index), wanted, rtol=0, atol=1e-10)
+        assert graphs.find(*edge_index) is graphs.find(*edge_index)
+        del edge_index
+    assert len(ordered) == 30 and len(seen) > 1, "memory of a graph that is known must not be given to another"
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        lambda e: (e[0], e[1].data),
+        lambda e: (e[0].detach(), e[1]),
+        lambda e: (e[1], e[0]),
+        lambda e: (e[0, 1:], e[1, 1:]),
+        lambda e: (e[0].view(torch.int32)[::2], e[1]),
+        lambda e: (torch.empty(0, dtype=e.dtype).set_(e[0]), e[1]),
+        lambda e: (torch.from_dlpack(e[0]), e[1]),
+    ],
+)
+def test_a_graph_of_a_gpu_is_known_by_memory_form_and_counted_writes(other: Callable) -> None:
     """The logic for GPU tensors, which needs no GPU, on tensors of the CPU."""
-    sender, receiver = random_graph(10, 4, 4)
-    known = _DeviceGraph(sender, receiver)
-    assert known.is_still(sender, receiver)
-    assert not known.is_still(sender, receiver.data)
-    assert not known.is_still(sender.view(10), receiver)
-    receiver.detach().add_(0)
-    assert not known.is_still(sender, receiver)
-    known = _DeviceGraph(sender, receiver)
-    sender.data = sender.clone()
-    assert not known.is_still(sender, receiver)
-    known = _DeviceGraph(sender, receiver)
-    torch.utils.swap_tensors(sender, torch.zeros_like(sender))
-    assert not known.is_still(sender, receiver)
+    edge_index = rows()
+    known = known_graphs._DeviceGraph(edge_index[0], edge_index[1])
+    assert known.is_still(edge_index[0], edge_index[1])
+    assert not known.is_still(*other(edge_index)), "torch counts the writes of this tensor separately, or it differs"
 
 
-def test_index_tensors_that_were_used_can_be_swapped() -> None:
+@pytest.mark.parametrize("on_a_gpu", [False, True])
+def test_index_tensors_that_were_used_can_be_swapped(on_a_gpu: bool, request: pytest.FixtureRequest) -> None:
+    if on_a_gpu:
+        request.getfixturevalue("as_on_a_gpu")
     conv = small_conv(dtype=torch.float64)
     sender, receiver = random_graph(40, 7, 7)
     inputs = conv_inputs(conv, 40, 7)

@@ -11,12 +11,14 @@ import weakref
 from typing import Any, cast
 
 import torch
+from torch import Tensor
 from torch.nn.utils import parametrize
 
 from autotune.modules.e3nn_checkpoints import E3nnCheckpoints
 from autotune.modules.spherical_harmonics import SphericalHarmonics
-from autotune.modules.tensor_product import TensorProduct
+from autotune.modules.tensor_product import TensorProduct, TensorProductConv
 from kernelgen.e3nn_import import o3
+from kernelgen.errors import UnsupportedError
 from kernelgen.problem.from_e3nn import problem_of
 
 # Names of the attributes that every torch module has.
@@ -71,27 +73,12 @@ class StandIn(torch.nn.Module):
             return getattr(self.__dict__["original"], name)
 
 
-class AcceleratedProduct(StandIn, TensorProduct):
-    """Replaces one ``e3nn.o3.TensorProduct``, with its parameter, checkpoint names and other attributes."""
+class _OfProduct(StandIn, E3nnCheckpoints):
+    """The stand-in of an ``e3nn.o3.TensorProduct``, with its parameter, checkpoint names and other attributes."""
 
     original: o3.TensorProduct
 
-    def __init__(self, original: o3.TensorProduct, *, strict: bool | None = None, deterministic: bool = False) -> None:
-        problem = problem_of(original)
-        super().__init__(
-            *(problem.irreps_in1, problem.irreps_in2, problem.irreps_out),
-            problem.e3nn_instructions,
-            shared_weights=problem.shared_weights,
-            internal_weights=False,
-            irrep_normalization=problem.irrep_normalization,
-            path_normalization=problem.path_normalization,
-            strict=strict,
-            deterministic=deterministic,
-        )
-        self.internal_weights = original.internal_weights
-        self._take_place_of(original)
-
-    def _apply(self, fn: Any, recurse: bool = True) -> AcceleratedProduct:
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
         for code in self.original.children() if recurse else ():
             code._apply(fn)
         return super()._apply(fn, recurse)
@@ -102,12 +89,52 @@ class AcceleratedProduct(StandIn, TensorProduct):
             code.state_dict(destination=destination, prefix=f"{prefix}{name}.", keep_vars=keep_vars)
 
 
+def _arguments(original: o3.TensorProduct) -> dict[str, Any]:
+    """The arguments with which Equitune's modules solve the same problem."""
+    problem = problem_of(original)
+    return {
+        "irreps_in1": problem.irreps_in1,
+        "irreps_in2": problem.irreps_in2,
+        "irreps_out": problem.irreps_out,
+        "instructions": problem.e3nn_instructions,
+        "shared_weights": problem.shared_weights,
+        "irrep_normalization": problem.irrep_normalization,
+        "path_normalization": problem.path_normalization,
+    }
+
+
+class AcceleratedProduct(_OfProduct, TensorProduct):
+    """Replaces one ``e3nn.o3.TensorProduct``."""
+
+    def __init__(self, original: o3.TensorProduct, *, strict: bool | None = None, deterministic: bool = False) -> None:
+        super().__init__(**_arguments(original), internal_weights=False, strict=strict, deterministic=deterministic)
+        self.internal_weights = original.internal_weights
+        self._take_place_of(original)
+
+
+class AcceleratedConvolution(_OfProduct, TensorProductConv):
+    """Replaces one ``e3nn.o3.TensorProduct`` together with the gather before it and the sum after it."""
+
+    def __init__(self, original: o3.TensorProduct, *, strict: bool | None = None, deterministic: bool = False) -> None:
+        if original.internal_weights:
+            raise UnsupportedError("its weights are internal; a convolution takes the weights as an argument")
+        super().__init__(**_arguments(original), strict=strict, deterministic=deterministic)
+        self._take_place_of(original)
+
+    def convolve(self, x: Tensor, y: Tensor, weights: Tensor, sender: Tensor, receiver: Tensor) -> Tensor:
+        """:class:`autotune.TensorProductConv`'s call, whatever the arguments of this class's ``forward``."""
+        return TensorProductConv.forward(self, x, y, weights, sender, receiver)
+
+
 class AcceleratedHarmonics(StandIn, SphericalHarmonics):
     """Replaces one ``e3nn.o3.SphericalHarmonics``, with its other attributes."""
 
     original: o3.SphericalHarmonics
 
-    def __init__(self, original: o3.SphericalHarmonics, *, strict: bool | None = None) -> None:
-        options = (original.normalize, original.normalization, original.irreps_in)
+    def __init__(
+        self, original: o3.SphericalHarmonics, *, strict: bool | None = None, deterministic: bool = False
+    ) -> None:
+        # As text: a torch.package has an Irreps class of its own.
+        options = (original.normalize, original.normalization, str(original.irreps_in))
         super().__init__(original._ls_list, *options, strict=strict)
         self._take_place_of(original)

@@ -1,0 +1,148 @@
+"""``equitune tune``: from a config, from a model, or from the misses of earlier models."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from autotune.cli import tune_model as cli_model
+from autotune.cli.options import (
+    INTERRUPTED,
+    OUTPUT,
+    SEARCH,
+    SHARING,
+    Budget,
+    ConfigOrNone,
+    Device,
+    Interrupts,
+    Reports,
+    Results,
+    Trials,
+    budget_seconds,
+    devices_given,
+    examples,
+    positive,
+    print_next,
+    results_folder,
+    sampler_name,
+    write_pages,
+)
+
+if TYPE_CHECKING:
+    from autotune.workload.config import TuneConfig
+
+TUNE_EXAMPLES = examples(
+    "equitune tune quick",
+    "equitune tune configs/mace-mp-medium.toml --budget 10m --device cuda:0",
+    "equitune tune --model my.model --structure box.xyz",
+    "equitune tune --misses --budget 1h",
+    "equitune tune configs/h200.toml --devices all --no-peers",
+    "equitune tune own.toml --storage postgresql+psycopg://me@host/equitune",
+)
+
+
+def tune(
+    config: ConfigOrNone = None,
+    model: cli_model.Model = None,
+    structure: cli_model.Structure = None,
+    training: cli_model.Training = False,
+    dtype: cli_model.Dtype = None,
+    misses: cli_model.Misses = False,
+    device: Device = None,
+    budget: Budget = None,
+    trials: Trials = None,
+    sampler: Annotated[
+        str | None, typer.Option(help="auto, tpe, climb, gp, random or brute.", rich_help_panel=SEARCH)
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Random seed.", rich_help_panel=SEARCH)] = 0,
+    patience: Annotated[
+        int | None,
+        typer.Option(
+            help="End a search after this many trials without a 1% gain. Default on a GPU: 120.",
+            rich_help_panel=SEARCH,
+        ),
+    ] = None,
+    devices: Annotated[
+        str | None,
+        typer.Option(help="Run one tuner on each device: all, 0,1 or cpu,cpu (to try it).", rich_help_panel=SHARING),
+    ] = None,
+    shared: Annotated[
+        bool,
+        typer.Option(
+            "--shared", help="Share studies with other tuners of this results folder.", rich_help_panel=SHARING
+        ),
+    ] = False,
+    storage: Annotated[
+        str | None,
+        typer.Option(
+            help="Optuna storage URL. All tuners that name it share their studies. If the database server restarts, "
+            "tuners wait up to two minutes.",
+            rich_help_panel=SHARING,
+        ),
+    ] = None,
+    peers: Annotated[
+        bool | None,
+        typer.Option(
+            "--peers/--no-peers",
+            help="Also time the peers (e3nn, ...). Default: with a config.",
+            show_default=False,
+            rich_help_panel=OUTPUT,
+        ),
+    ] = None,
+    results: Results = None,
+    reports: Reports = None,
+) -> None:
+    """Search for the fastest schedules on this device, verify and store them, and write the report.
+
+    What to tune comes from a config, from a model that is run once, or from what earlier models missed.
+    """
+    from autotune.cli.show import show_command
+    from autotune.report import summary_table
+    from autotune.workload.config import check_seed
+    from kernelgen.device import device_facts
+
+    of_model = {"--structure": structure, "--training": training, "--dtype": dtype}
+    cli_model.check_choice(config, model, of_model, misses, {"--devices": devices, "--shared": shared})
+    seconds, sampler = budget_seconds(budget), sampler_name(sampler)
+    positive("--trials", trials)
+    positive("--patience", patience)
+    check_seed(seed)
+    chosen = devices_given(device, devices)
+    folder, slug = results_folder(results), device_facts(chosen[0]).slug
+    if config is not None:
+        options = (seconds, trials, sampler, storage, seed, folder, peers is not False, patience)
+        loaded, interrupted = _tune_config(config, chosen, options, together=shared or devices is not None)
+        print(summary_table(folder, slug))
+        if write_pages(folder, reports, slug):
+            print_next(f"open the report in a browser, or type {show_command(loaded.workloads[0], device, folder)}")
+    else:
+        search: dict[str, Any] = {"trials": trials, "sampler": sampler, "storage": storage, "seed": seed}
+        search |= {"patience": patience, "with_peers": bool(peers)}
+        if model is not None:
+            run = cli_model.ModelRun(model, structure, dtype, training)
+            found, interrupted = cli_model.tune_from_model(run, chosen[0], seconds, folder, search)
+        else:
+            found, interrupted = cli_model.tune_from_misses(chosen[0], seconds, folder, search)
+        if found.after != found.before:
+            write_pages(folder, reports, slug)
+        if found.left:
+            print_next("run the same command again: it goes on where this one stopped")
+    if interrupted:
+        raise typer.Exit(INTERRUPTED)
+
+
+def _tune_config(config: str, devices: list[str], options: Any, together: bool) -> tuple[TuneConfig, bool]:
+    """The config, and whether the user interrupted the run. ``options``: of ``run.tune`` after the device."""
+    from autotune.tune.multi_device import tune_together
+    from autotune.tune.run import tune as run_tune
+    from autotune.workload.config import load_config
+    from kernelgen.device import device_facts
+
+    loaded = load_config(config, device_facts(devices[0]).backend)
+    with Interrupts() as interrupts:
+        if together:
+            tune_together(loaded, devices, *options)
+        else:
+            run_tune(loaded, devices[0], *options)
+    return loaded, interrupts.seen

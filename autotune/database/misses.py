@@ -1,0 +1,183 @@
+"""Misses: what running models asked for and found no exact entry for, kept for ``equitune tune --misses``.
+
+Modules call :func:`asked` for each operator that they build from a lookup. For a few seconds after that, and after any
+kernel is prepared for its first run, the runs of such operators are noted: so only directions that a model really calls
+count, on graphs of the sizes that it has. Then, in a thread of its own, requests whose lookup is not exact are added to
+``misses/DEVICE.json`` in the user's data folder.
+
+Nothing here fails or slows a model: if the folder cannot be written, the disk is full, or another process (there may be
+a thousand ranks) holds the lock at that moment, the misses are not kept. ``EQUITUNE_MISSES=0`` turns all of it off.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import dataclasses
+import json
+import os
+import threading
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import filelock
+
+from autotune import paths
+from autotune.database.requests import Request, requests_of
+from autotune.database.store import database_path, replace_file
+from kernelgen.device import DeviceFacts, device_facts
+from kernelgen.errors import EquituneError
+from kernelgen.json_data import parse_json
+from kernelgen.watchers import PREPARING, WATCHERS
+
+FORMAT = 1
+# Runs are noted for this long after the last new operator or kernel; then the file is written, so that a model that is
+# killed later leaves its misses.
+WATCHED_S = 10.0
+# A kernel on fewer rows is all launch: there is nothing to tune. Most checks on random inputs are smaller, too.
+FEWEST_EDGES = 32
+# The file keeps the newest; a request with the key of a large problem takes up to a few kilobytes.
+MOST_KEPT = 400
+# Different runs noted at a time, where the number of edges changes at every call.
+MOST_NOTED = 4096
+
+
+def misses_path(slug: str) -> Path:
+    """The file of a device's misses."""
+    return database_path(paths.user_data_dir() / "misses", slug)
+
+
+def are_kept() -> bool:
+    """Whether ``$EQUITUNE_MISSES`` allows misses."""
+    return os.environ.get("EQUITUNE_MISSES", "").strip().lower() not in ("0", "false", "no", "off")
+
+
+def asked(operator: Any) -> None:
+    """A module built this operator from schedules that it looked up: note what it runs."""
+    if are_kept():
+        _notes.operators[id(operator)] = operator
+        _notes.watch()
+
+
+def read_misses(facts: DeviceFacts) -> list[Request]:
+    """Kept misses of a device without an exact entry now, oldest first; unreadable ones are skipped."""
+    return [request for request in _read(misses_path(facts.slug)) if _is_miss(request, facts)]
+
+
+def keep_misses(facts: DeviceFacts, found: Iterable[Request] = (), lock_s: float = 0.0) -> bool:
+    """Add misses to a device's file, and remove those that have been tuned; whether the file holds what it should.
+
+    lock_s: how long to wait for other writers.
+    """
+    path = misses_path(facts.slug)
+    try:
+        known = _read(path)
+        kept = _merged(known, found, facts)
+        if kept == known:
+            return True
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with filelock.FileLock(path.with_name(f".{path.name}.lock"), timeout=lock_s):
+            kept = _merged(_read(path), found, facts)
+            rows = [dataclasses.asdict(request) for request in kept]
+            replace_file(path, json.dumps({"format": FORMAT, "device": facts.slug, "misses": rows}, indent=1) + "\n")
+    except (OSError, filelock.Timeout, EquituneError):
+        return False
+    return True
+
+
+def _merged(known: list[Request], found: Iterable[Request], facts: DeviceFacts) -> list[Request]:
+    """One request for each missing entry, the newest last, those that have been tuned left out."""
+    by_identity = {request.identity: request for request in known}
+    for request in found:
+        by_identity.setdefault(request.identity, request)
+    return [request for request in by_identity.values() if _is_miss(request, facts)][-MOST_KEPT:]
+
+
+def _is_miss(request: Request, facts: DeviceFacts) -> bool:
+    try:
+        return request.look_up(facts).origin != "exact"
+    except EquituneError:
+        return False  # a problem of another version, or one without any schedule here
+
+
+def _read(path: Path) -> list[Request]:
+    names = {field.name for field in dataclasses.fields(Request)}
+    try:
+        data = parse_json(path.read_bytes())
+        rows = data["misses"] if data.get("format") == FORMAT else []
+        found = [Request(**row) for row in rows if set(row) == names]
+        return [request for request in found if _is_sound(request)]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return []
+
+
+def _is_sound(request: Request) -> bool:
+    """Whether the fields have their types: a file may hold anything."""
+    texts = (request.problem, request.operation, request.direction, request.dtype, request.layout)
+    counts = (request.num_edges, request.num_nodes)
+    return all(isinstance(text, str) for text in texts) and all(type(n) is int and n >= 0 for n in counts)
+
+
+class _Notes:
+    """What is noted now; one for the process."""
+
+    def __init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        """Start afresh, as a forked process must: threads do not survive a fork, and a lock may be held for ever."""
+        self.lock = threading.Lock()
+        # By id, which also keeps it from being used again.
+        self.operators: dict[int, Any] = {}
+        self.runs: dict[tuple, tuple[Any, Any]] = {}
+        self.timer: threading.Timer | None = None
+
+    def watch(self) -> None:
+        """Note runs from now on, for a while."""
+        if not self.operators or self.timer is not None:
+            return
+        with self.lock:
+            if self.timer is not None:
+                return
+            self.timer = threading.Timer(WATCHED_S, self.write)
+            self.timer.daemon = True
+            self.timer.start()
+        if self.note not in WATCHERS:
+            WATCHERS.append(self.note)
+
+    def note(self, operator: Any, direction: Any, num_edges: int, num_nodes: int, *_: Any) -> None:
+        """A watcher: see :mod:`kernelgen.watchers`."""
+        if num_edges >= FEWEST_EDGES and id(operator) in self.operators and len(self.runs) < MOST_NOTED:
+            self.runs[id(operator), direction, num_edges, num_nodes] = (operator, direction)
+
+    def write(self) -> None:
+        """Stop noting, and keep the misses among what was noted."""
+        with self.lock:
+            timer, self.timer = self.timer, None
+            runs, self.runs = self.runs, {}
+        if timer is None:
+            return
+        with contextlib.suppress(ValueError):
+            WATCHERS.remove(self.note)
+        with contextlib.suppress(Exception):  # a model must never fail for this
+            _keep(runs)
+
+
+def _keep(runs: dict[tuple, tuple[Any, Any]]) -> None:
+    found: dict[str, dict[Any, Request]] = {}
+    for (_, _, num_edges, num_nodes), (operator, direction) in runs.items():
+        of_device = found.setdefault(str(operator.device), {})
+        for request in requests_of(operator, direction, num_edges, num_nodes):
+            of_device.setdefault(request.identity, request)
+    for device, requests in found.items():
+        facts = device_facts(device)
+        missing = [request for request in requests.values() if _is_miss(request, facts)]
+        if missing:
+            keep_misses(facts, missing)
+
+
+_notes = _Notes()
+PREPARING.append(_notes.watch)
+atexit.register(_notes.write)
+os.register_at_fork(after_in_child=_notes.forget)

@@ -1,0 +1,141 @@
+"""Replace e3nn's modules in a model by generated kernels, in one call.
+
+:func:`accelerate` replaces every ``e3nn.o3.TensorProduct`` and ``e3nn.o3.SphericalHarmonics`` in a module tree that the
+generator covers. In a block of MACE, NequIP or SevenNet that gathers, multiplies and sums, all three become one
+convolution. The others stay, and the returned table says why. Parameters stay the same objects, so optimizers keep
+working; checkpoints keep their names. :func:`restore` puts everything back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from os import PathLike
+from typing import Any
+
+import torch
+
+from autotune.integrations.acceleration import CONVOLUTIONS, Acceleration, Place
+from autotune.integrations.convolution_block import ConvolutionBlock, known_blocks
+from autotune.integrations.replacement import KINDS, Replacing, is_of
+from autotune.integrations.stand_ins import AcceleratedConvolution, StandIn
+from kernelgen.errors import InputError
+
+
+def accelerate(
+    model: Any, *, strict: bool | None = None, deterministic: bool = False, check: bool = True
+) -> Acceleration:
+    """Replace e3nn's tensor products and spherical harmonics in ``model``, in place, where a kernel computes the same.
+
+    model: a module; or an object that holds one as ``model`` or several as ``models``, such as an ASE calculator.
+    Blocks of MACE, NequIP and SevenNet get the whole convolution: no edge-wise product is kept in memory.
+
+    strict, deterministic: as in :class:`autotune.TensorProduct`; harmonics are always deterministic.
+    check: compare each replacement with e3nn on random inputs, on the module's device and in its dtype (for harmonics,
+    which have neither, the model's). A replacement that differs by more than ``TOLERANCE`` is not used.
+
+    Some modules stay, with the reason in the result: those compiled by TorchScript or torch.compile, those with a
+    ``forward``, parameters or modules of their own, and those that fail when tried. Hooks, parametrizations and pruning
+    of a replacement pass to e3nn's module when it is put back. Raises InputError if there is no module.
+    """
+    model = _module_of(model)
+    replacing = Replacing(strict, deterministic, _sample_of(model) if check else None)
+    before = sum(isinstance(module, StandIn) for module in model.modules())
+    places = [_replaced(replacing, *found) for found in list(_found(model))]
+    return Acceleration(tuple(places), _note(model, before, places))
+
+
+def _replaced(
+    replacing: Replacing, parent: torch.nn.Module | None, attribute: str, name: str, module: torch.nn.Module
+) -> Place:
+    """Put a stand-in into the model if there is one."""
+    kind = next(words for words, kind in KINDS.items() if is_of(module, kind))
+    block = _block_of(parent, attribute)
+    found = replacing.stand_in(module, parent, block)
+    if isinstance(found, str) or parent is None:
+        return Place(name, repr(module), False, str(found), kind)
+    setattr(parent, attribute, found)
+    tuning = found.tuning_for(None)["forward"]
+    detail = f"schedule {tuning.origin}: {tuning.reason}"
+    if block is not None and isinstance(found, AcceleratedConvolution):
+        block.fuse(parent)
+        return Place(name, repr(module), True, detail, CONVOLUTIONS)
+    if reason := replacing.unfused.get(module):
+        detail += f"; gather and sum stay the package's: {reason}"
+    return Place(name, repr(module), True, detail, kind)
+
+
+def _block_of(parent: torch.nn.Module | None, attribute: str) -> ConvolutionBlock | None:
+    """The kind of block whose product this is."""
+    matching = (block for block in known_blocks() if block.product == attribute)
+    return next((block for block in matching if parent is not None and block.matches(parent)), None)
+
+
+def restore(model: Any) -> int:
+    """Put e3nn's modules back where :func:`accelerate` replaced them; returns the number of places.
+
+    Changes to the replacements carry over: another weight, hooks, parametrizations, pruning, the mode.
+    """
+    model = _module_of(model)
+    found = [(parent, name, child) for parent in model.modules() for name, child in _children(parent)]
+    replaced = [(parent, name, child) for parent, name, child in found if isinstance(child, StandIn)]
+    for parent, name, child in replaced:
+        if isinstance(child, AcceleratedConvolution):
+            any(block.unfuse(parent) for block in known_blocks())
+        setattr(parent, name, child.put_back())
+    return len(replaced)
+
+
+def _module_of(model: object) -> torch.nn.Module:
+    """The module itself, or the modules that an object holds; InputError if it has none."""
+    if isinstance(model, str | PathLike):
+        raise InputError(
+            f"model is the path {str(model)!r}; expected a torch.nn.Module: load the file first, "
+            "with torch.load(path, weights_only=False) if it holds a whole model"
+        )
+    if isinstance(model, torch.nn.Module):
+        return model
+    held = getattr(model, "models", None) or [getattr(model, "model", None)]
+    if not isinstance(held, list | tuple) or not all(isinstance(one, torch.nn.Module) for one in held):
+        raise InputError(
+            f"model is of type {type(model).__name__}; expected a torch.nn.Module, or an object with one as its model "
+            "or with several as its models, such as an ASE calculator"
+        )
+    return held[0] if len(held) == 1 else torch.nn.ModuleList(held)
+
+
+def _children(parent: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
+    """Attribute and module of each child; unlike ``named_children``, once per attribute of a shared child."""
+    return ((name, child) for name, child in parent._modules.items() if child is not None)
+
+
+def _note(model: torch.nn.Module, before: int, places: list[Place]) -> str:
+    """Why nothing was found in a model, and how many modules were replaced ``before``."""
+    if before:
+        return f"{before} modules were replaced before"
+    if places:
+        return ""
+    for name, module in model.named_modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            return (
+                f"TorchScript has compiled {name or 'the model'}; accelerate the model before torch.jit.script, "
+                "torch.jit.trace and torch.jit.freeze"
+            )
+        if isinstance(module, torch.fx.GraphModule):
+            return f"{name or 'the model'} is a graph of torch.fx; accelerate the model before it is traced or exported"
+    return "the model has no module of e3nn.o3.TensorProduct or e3nn.o3.SphericalHarmonics"
+
+
+def _found(model: torch.nn.Module) -> Iterator[tuple[torch.nn.Module | None, str, str, torch.nn.Module]]:
+    """Parent, attribute, full name and module of every such e3nn module; a shared one appears several times."""
+    if any(is_of(model, kind) for kind in KINDS.values()):
+        yield None, "", "(the model)", model
+    for prefix, parent in model.named_modules():
+        for attribute, child in _children(parent):
+            if any(is_of(child, kind) for kind in KINDS.values()):
+                yield parent, attribute, f"{prefix}.{attribute}".lstrip("."), child
+
+
+def _sample_of(model: torch.nn.Module) -> torch.Tensor:
+    """A tensor with the model's device and dtype: its first floating-point one, else one with torch's defaults."""
+    tensors = (tensor for found in (model.parameters(), model.buffers()) for tensor in found)
+    return next((tensor for tensor in tensors if tensor.is_floating_point()), torch.empty(0))

@@ -1,0 +1,118 @@
+"""What a model package offers: build or load a model, make its inputs from atoms, run it, and its own fast paths."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+
+from autotune.errors import ConfigError
+
+if TYPE_CHECKING:
+    from ase import Atoms
+
+Parameters = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """Values of a batch: energy [structures] in eV, forces [atoms, 3], stress [structures, 3, 3] if asked for."""
+
+    energy: torch.Tensor
+    forces: torch.Tensor
+    stress: torch.Tensor | None = None
+
+
+class Package(ABC):
+    """One model package. Models stay the package's own objects, and are run as its users run them.
+
+    modules: what must be importable. install: what to type if it is not. peers: names of its own fast paths.
+    """
+
+    name: ClassVar[str]
+    modules: ClassVar[tuple[str, ...]]
+    install: ClassVar[str]
+    peers: ClassVar[tuple[str, ...]] = ()
+
+    def require(self) -> None:
+        """ConfigError with what to install, unless the package can be imported."""
+        missing = [module for module in self.modules if importlib.util.find_spec(module) is None]
+        if missing:
+            raise ConfigError(f"{self.name} is not installed (no module {missing[0]!r}): pip install {self.install}")
+
+    @abstractmethod
+    def build(self, parameters: Parameters, seed: int) -> torch.nn.Module:
+        """A model with random weights, on the CPU, in torch's default dtype."""
+
+    @abstractmethod
+    def load(self, path: Path) -> torch.nn.Module:
+        """The model in a file of the package, on the CPU, in the dtype in which it was saved."""
+
+    @abstractmethod
+    def owns(self, model: torch.nn.Module) -> bool:
+        """Whether ``model`` is one of this package."""
+
+    @abstractmethod
+    def cutoff(self, model: torch.nn.Module) -> float:
+        """Largest distance of neighbours, in angstrom."""
+
+    @abstractmethod
+    def species(self, model: torch.nn.Module) -> tuple[int, ...]:
+        """Atomic numbers that the model knows."""
+
+    @abstractmethod
+    def inputs(self, model: torch.nn.Module, atoms: Sequence[Atoms], device: str) -> dict[str, Any]:
+        """What the model takes for a batch of structures, by the package's own neighbour list, in the model's dtype."""
+
+    @abstractmethod
+    def evaluate(self, model: torch.nn.Module, inputs: dict[str, Any], *, training: bool, stress: bool) -> Outputs:
+        """Energies and forces of inputs, which stay as they are; ``training``: forces can be differentiated again."""
+
+    @abstractmethod
+    def edges(self, inputs: dict[str, Any]) -> torch.Tensor:
+        """Indices of the edges' two ends [2, edges]."""
+
+    def accelerated(self, model: torch.nn.Module, peer: str, device: str) -> torch.nn.Module:
+        """The same model, weights included, by one of the package's fast paths; PeerError with the reason if not."""
+        raise NotImplementedError(peer)
+
+
+@contextlib.contextmanager
+def default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    """torch's default dtype inside the block."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def dtype_of(model: torch.nn.Module) -> torch.dtype:
+    """The dtype of the model's weights."""
+    return next(weight.dtype for weight in model.parameters() if weight.is_floating_point())
+
+
+def converted(values: Mapping[str, Any], device: str, dtype: torch.dtype) -> dict[str, Any]:
+    """Tensors on the device, floating ones in ``dtype``; other values are kept."""
+    return {
+        name: value.to(device, dtype if value.is_floating_point() else value.dtype)
+        if isinstance(value, torch.Tensor)
+        else value
+        for name, value in values.items()
+    }
+
+
+def numbers_of(text: str) -> tuple[int, ...]:
+    """Atomic numbers from ``1-83, 89-94``."""
+    numbers: list[int] = []
+    for part in text.split(","):
+        first, _, last = part.strip().partition("-")
+        numbers += range(int(first), int(last or first) + 1)
+    return tuple(numbers)

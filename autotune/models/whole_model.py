@@ -1,0 +1,177 @@
+"""Open a whole model by name, file or function, and run it: energies and forces, or one training step.
+
+model = open_model("mace-mp-0-medium", device="cuda")  # or "my.model", or "module:function"
+inputs = model.inputs([atoms])
+model.energies_and_forces(inputs)
+model.training_step(inputs)  # gradients are in the parameters
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from autotune.errors import ConfigError, unknown_name
+from autotune.models.catalogue import PublishedModel, published_models
+from autotune.models.packages.base import Outputs, Package, default_dtype, dtype_of
+from autotune.models.packages.registry import package_named, package_of
+
+if TYPE_CHECKING:
+    from ase import Atoms
+
+# How the files of each package end.
+ENDINGS = {".model": "mace", ".pth": "sevennet", ".ckpt": "nequip", ".zip": "nequip"}
+DTYPES = {"float32": torch.float32, "float64": torch.float64}
+
+
+@dataclass(frozen=True, eq=False)
+class WholeModel:
+    """A model and its package. ``published``: its hyperparameters, if it was built from them (random weights)."""
+
+    name: str
+    module: torch.nn.Module
+    package: Package
+    device: str = "cpu"
+    published: PublishedModel | None = None
+    _flags: dict[str, bool] = field(default_factory=dict)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return dtype_of(self.module)
+
+    @property
+    def cutoff(self) -> float:
+        return self.package.cutoff(self.module)
+
+    @property
+    def species(self) -> tuple[int, ...]:
+        return self.package.species(self.module)
+
+    def inputs(self, atoms: Sequence[Atoms]) -> dict[str, Any]:
+        """The package's own inputs of a batch of structures, on the model's device; ConfigError on unknown elements."""
+        unknown = sorted({int(number) for one in atoms for number in one.numbers} - set(self.species))
+        if unknown:
+            raise ConfigError(f"{self.name} does not know the elements {unknown}; it knows {list(self.species)}")
+        return self.package.inputs(self.module, atoms, self.device)
+
+    def edges(self, inputs: dict[str, Any]) -> torch.Tensor:
+        """Both ends of the edges [2, edges]."""
+        return self.package.edges(inputs)
+
+    def energies_and_forces(self, inputs: dict[str, Any], *, stress: bool = False) -> Outputs:
+        """Evaluate as in molecular dynamics: the weights need no gradients."""
+        self._prepare(training=False)
+        return self.package.evaluate(self.module, inputs, training=False, stress=stress)
+
+    def training_step(self, inputs: dict[str, Any]) -> torch.Tensor:
+        """The loss of a batch whose labels are zero, with its gradients in the parameters.
+
+        The loss is the mean square of the energies an atom, plus that of the forces' components.
+        """
+        self._prepare(training=True)
+        self.module.zero_grad(set_to_none=True)
+        out = self.package.evaluate(self.module, inputs, training=True, stress=False)
+        atoms_each = out.forces.shape[0] / out.energy.shape[0]
+        loss = (out.energy / atoms_each).square().mean() + out.forces.square().mean()
+        loss.backward()
+        return loss.detach()
+
+    def with_module(self, module: torch.nn.Module) -> WholeModel:
+        """The same model by another module, such as one of the package's fast paths."""
+        return replace(self, module=module, _flags={})
+
+    def _prepare(self, training: bool) -> None:
+        """Switch mode, and whether weights need gradients: those that had none get none."""
+        if self._flags.get("training") == training:
+            return
+        self.module.train(training)
+        for name, weight in self.module.named_parameters():
+            trained = self._flags.setdefault(f"weight {name}", weight.requires_grad)
+            weight.requires_grad_(training and trained)
+        self._flags["training"] = training
+
+
+def open_model(name: str, *, device: str = "cpu", dtype: str | None = None, seed: int = 0) -> WholeModel:
+    """A published model (random weights from ``seed``), the model in a file, or the one that ``module:function`` makes.
+
+    dtype: float32 or float64; None for float32 or that of the file. Equal seeds give equal weights in both.
+    """
+    if dtype is not None and dtype not in DTYPES:
+        raise ConfigError(unknown_name("dtype", dtype, DTYPES))
+    published = published_models()
+    if name in published:
+        return _on(device, build_published(published[name], DTYPES[dtype or "float32"], seed))
+    if Path(name).is_file():
+        return _on(device, _cast(_from_file(Path(name)), dtype))
+    if ":" in name:
+        return open_made(name, returned_by(name), device=device, dtype=dtype)
+    if Path(name).suffix in ENDINGS or "/" in name:
+        raise ConfigError(f"model file {name} does not exist")
+    raise ConfigError(f"{unknown_name('model', name, published)}; a file or module:function may also be named")
+
+
+def build_published(given: PublishedModel, dtype: torch.dtype = torch.float32, seed: int = 0) -> WholeModel:
+    """Random weights are drawn in float32, so that a model in float64 has the same."""
+    package = package_named(given.package)
+    package.require()
+    modules = []
+    for kind in dict.fromkeys((torch.float32, dtype)):
+        with default_dtype(kind), torch.random.fork_rng(devices=[]):
+            modules.append(package.build(given.parameters, seed))
+    if len(modules) == 2:
+        with torch.no_grad():
+            drawn = dict(modules[0].named_parameters())
+            for name, weight in modules[1].named_parameters():
+                weight.copy_(drawn[name])
+    return WholeModel(given.name, modules[-1], package, published=given)
+
+
+def _from_file(path: Path) -> WholeModel:
+    if path.suffix not in ENDINGS:
+        known = ", ".join(f"{ending} ({name})" for ending, name in ENDINGS.items())
+        raise ConfigError(f"{path} ends in {path.suffix!r}; expected a file of a model package: {known}")
+    package = package_named(ENDINGS[path.suffix])
+    package.require()
+    try:
+        return WholeModel(path.name, package.load(path), package)
+    except Exception as error:  # whatever the package raises, for a damaged file or one of another version
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        raise ConfigError(f"{path} cannot be read as a model of {package.name} ({reason})") from error
+
+
+def returned_by(text: str) -> Any:
+    """What the function of ``module:function`` returns; ConfigError if there is no such function."""
+    module, _, name = text.partition(":")
+    if "" not in sys.path:
+        sys.path.insert(0, "")  # a script's own folder, as with python -m
+    try:
+        function = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(f"model {text!r}: {error}; expected module:function without arguments") from error
+    return function()
+
+
+def open_made(text: str, made: Any, *, device: str = "cpu", dtype: str | None = None) -> WholeModel:
+    """What a function returned: a WholeModel, or a model of a known package."""
+    if not isinstance(made, WholeModel | torch.nn.Module):
+        raise ConfigError(f"{text} returned a {type(made).__name__}; expected a torch.nn.Module or a WholeModel")
+    model = made if isinstance(made, WholeModel) else WholeModel(text, made, package_of(made))
+    return _on(device, _cast(model, dtype))
+
+
+def _cast(model: WholeModel, dtype: str | None) -> WholeModel:
+    if dtype is None or model.dtype == DTYPES[dtype]:
+        return model
+    if model.package.name == "nequip":
+        raise ConfigError(f"{model.name} was built in {model.dtype}; NequIP's models keep their dtype")
+    return model.with_module(model.module.to(DTYPES[dtype]))
+
+
+def _on(device: str, model: WholeModel) -> WholeModel:
+    return replace(model, module=model.module.to(device), device=device, _flags={})

@@ -1,0 +1,102 @@
+"""Rows of whole models to pick from, and the sentence about all of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from autotune.report.data.model_rows import ModelRow, mean_ratio
+from autotune.report.html.bars import Bar, Choice
+from autotune.report.html.figures import COLOURS
+from autotune.report.sections.first_screen.reproduce import commands
+from autotune.text import (
+    DEFAULT,
+    STOCK,
+    TUNED,
+    binary_text,
+    contender_name,
+    count,
+    error_text,
+    floored_ratio,
+    geometric_mean,
+    ratio_text,
+    significant,
+    time_text,
+)
+
+PACKAGES = {"mace": "MACE", "nequip": "NequIP", "sevennet": "SevenNet", "allegro": "Allegro"}
+AXES = ("Model", "Structure", "Pass", "Precision")
+RANDOM = "The models have their published hyperparameters and random weights: times do not depend on weights, predictions do."  # noqa: E501
+
+
+def choices(rows: Sequence[ModelRow]) -> list[Choice]:
+    return [_choice(row) for row in rows]
+
+
+def first_of(rows: Sequence[ModelRow]) -> int:
+    """The place of the row to show first: energies and forces in float32, with all bars, nearest to the mean."""
+    mean = mean_ratio(rows)
+
+    def rank(row: ModelRow) -> tuple[Any, ...]:
+        untimed = sum(math.isnan(row.time_us(name)) for name in (TUNED, row.best_other, STOCK, DEFAULT))
+        off = math.inf if math.isnan(row.ratio) else abs(math.log(row.ratio / mean))
+        return (untimed, row.text("pass") != "energy_forces", row.text("dtype") != "float32", off)
+
+    return min(range(len(rows)), key=lambda place: rank(rows[place]))
+
+
+def _choice(row: ModelRow) -> Choice:
+    other = row.best_other
+    roles = {TUNED: "tuned", STOCK: "stock", DEFAULT: "untuned default"}
+    names = [name for name in (TUNED, other, STOCK, DEFAULT) if name and name in row.contenders]
+    bars = tuple(_bar(row, name, roles.get(name, "fastest other path")) for name in names)
+    command = row.text("command")
+    keys = (row.text("model"), row.text("structure"), row.which, row.text("dtype"))
+    return Choice(keys, bars, tuple(_facts(row, bool(other))), commands(command) if command else None)
+
+
+def _bar(row: ModelRow, name: str, role: str) -> Bar:
+    time_us, memory = row.time_us(name), row.memory(name)
+    package = PACKAGES.get(row.text("package"), row.text("package"))
+    shown = "Equitune" if name in (TUNED, DEFAULT) else package if name == STOCK else contender_name(name)
+    reason = row.reason(name) if math.isnan(time_us) else ""
+    return Bar(role, shown, ink(name), time_us, "" if math.isnan(memory) else binary_text(memory), reason)
+
+
+def ink(name: str) -> str:
+    """Stock has e3nn's colour, and a path that joins two has the first one's."""
+    return "e3nn" if name == STOCK else COLOURS.get(name.partition("+")[0], "other")
+
+
+def _facts(row: ModelRow, other: bool) -> list[str]:
+    facts = [f"{count(row.atoms)} atoms, {count(row.edges)} edges"]
+    if row.per_atom_us(TUNED) > 0:
+        facts.append(f"{significant(row.per_atom_us(TUNED))}\N{NO-BREAK SPACE}µs an atom")
+    if row.device_us(TUNED) > 0:
+        launches = f" in {count(row.launches(TUNED))} launches" if row.launches(TUNED) > 0 else ""
+        facts.append(f"the device works {time_text(row.device_us(TUNED))} of it{launches}")
+    found = row.errors(TUNED)
+    if found:
+        name = max(found, key=lambda key: math.inf if math.isnan(found[key]) else found[key])
+        facts.append(f"largest relative error {error_text(found[name])} ({name}) against stock in float64")
+    if not other:
+        facts.append("no other path ran")
+    return facts
+
+
+def sentence(rows: Sequence[ModelRow], device: str) -> str:
+    """What Equitune gained on all rows, in one sentence."""
+    judged = [row for row in rows if not math.isnan(row.ratio)]
+    if not judged:
+        return f"No model has been timed with Equitune and without it on this {device} yet."
+    mean, least = mean_ratio(judged), min(row.ratio for row in judged)
+    memory = geometric_mean(row.memory_ratio for row in judged)
+    held = "" if math.isnan(memory) else f", with {ratio_text(memory)} the memory"
+    cases = len({(row.text("model"), row.text("structure")) for row in judged})
+    many = f"{cases} model{'s' if cases > 1 else ''}" if _structures(judged) == 1 else f"{cases} models × structures"
+    return f"On this {device}, Equitune runs {many} {floored_ratio(mean)} as fast as the fastest other path on the mean, least {floored_ratio(least)}{held}."  # noqa: E501
+
+
+def _structures(rows: Sequence[ModelRow]) -> int:
+    return len({row.text("structure") for row in rows})

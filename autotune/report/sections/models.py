@@ -1,0 +1,135 @@
+"""Section on whole models: every row, with all its paths, errors and versions below it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from autotune.report.data.model_rows import ModelRow
+from autotune.report.html.markup import (
+    Cell,
+    Column,
+    Group,
+    Markup,
+    definitions,
+    folded,
+    grouped_table,
+    join,
+    table,
+    tag,
+)
+from autotune.report.sections.first_screen.reproduce import commands
+from autotune.text import (
+    DEFAULT,
+    MISSING,
+    STOCK,
+    TUNED,
+    binary_text,
+    contender_name,
+    count,
+    error_text,
+    floored_ratio,
+    ratio_text,
+    significant,
+    time_text,
+)
+
+HINT = "Wall time of a whole call, with the work of the host; the time of the device is below. Each path ran in a process of its own, with nothing beside it. Speed-up: the fastest other path's time over Equitune's, rounded down."  # noqa: E501
+
+
+def models(rows: Sequence[ModelRow]) -> Markup:
+    """The whole section."""
+    columns = [Column("Model", note="package"), Column("Structure", note="atoms, edges", choice=True)]
+    columns += [Column("Pass", choice=True), Column("dtype", choice=True), Column("Equitune", True, "device time")]
+    columns += [Column("Fastest other path", True), Column("Speed-up", True, "over that path")]
+    columns += [Column("Stock", True, "stock / Equitune"), Column("Default", True, "default / Equitune")]
+    columns += [Column("Peak memory", True, "fastest other path's"), Column("Time an atom", True)]
+    groups = [Group(_cells(row), _details(row), "lost" if row.ratio < 1 else "") for row in rows]
+    return join((tag("p", HINT, class_="hint"), grouped_table("Every row of the models", columns, groups)))
+
+
+def _cells(row: ModelRow) -> list[Cell]:
+    note = f"{count(row.atoms)} atoms, {count(row.edges)} edges"
+    return [
+        Cell(row.text("model"), row.text("model"), row.text("package")),
+        Cell(row.text("structure"), None if math.isnan(row.atoms) else f"{row.atoms:09.0f}", note),
+        Cell(row.which),
+        Cell(row.text("dtype")),
+        _time(row, TUNED, _known(row.device_us(TUNED), time_text(row.device_us(TUNED))), "best"),
+        _time(row, row.fastest, contender_name(row.fastest)) if row.fastest else Cell(MISSING, None, "no other ran"),
+        _ratio(row),
+        _time(row, STOCK, _known(row.over(STOCK), ratio_text(row.over(STOCK)))),
+        _time(row, DEFAULT, _known(row.over(DEFAULT), ratio_text(row.over(DEFAULT)))),
+        _memory(row),
+        Cell(_per_atom(row, TUNED), _sort(row.per_atom_us(TUNED))),
+    ]
+
+
+def _known(value: float, text: str) -> str | None:
+    return None if math.isnan(value) else text
+
+
+def _sort(value: float) -> float | None:
+    return None if math.isnan(value) else value
+
+
+def _time(row: ModelRow, name: str, note: str | None = None, kind: str = "") -> Cell:
+    if name not in row.contenders:
+        return Cell(MISSING)
+    if math.isnan(row.time_us(name)):
+        return Cell("failed", None, None, "failed", row.reason(name))
+    return Cell(time_text(row.time_us(name)), row.time_us(name), note, kind)
+
+
+def _ratio(row: ModelRow) -> Cell:
+    if math.isnan(row.ratio):
+        return Cell(MISSING)
+    return Cell(floored_ratio(row.ratio), row.ratio, None, "slow" if row.ratio < 1 else "")
+
+
+def _memory(row: ModelRow) -> Cell:
+    ours, theirs = row.memory(TUNED), row.memory(row.fastest)
+    if math.isnan(ours):
+        return Cell(MISSING)
+    return Cell(binary_text(ours), ours, _known(theirs, binary_text(theirs)), "slow" if ours > theirs else "")
+
+
+def _per_atom(row: ModelRow, name: str) -> str:
+    value = row.per_atom_us(name)
+    return MISSING if math.isnan(value) else f"{significant(value)}\N{NO-BREAK SPACE}µs"
+
+
+def _details(row: ModelRow) -> Markup:
+    """A closed ``details``: all paths, the software, the command."""
+    what = f"{row.text('model')} on {row.text('structure')}, {row.which}"
+    columns = [Column("Path"), Column("Wall time", True), Column("Ratio", True, "to Equitune's")]
+    columns += [Column("Device time", True), Column("Launches", True), Column("Time an atom", True)]
+    columns += [Column("Peak memory", True), Column("First call", True), Column("Relative errors"), Column("Note")]
+    body = [_contender(row, name) for name in row.contenders]
+    software = row.record.get("software")
+    versions = sorted((str(name), str(version)) for name, version in software.items()) if software else []
+    parts = [table(f"Paths: {what}", columns, body)]
+    if row.text("command"):
+        parts.append(commands(row.text("command")))
+    if versions:
+        parts.append(tag("div", definitions(versions), class_="facts"))
+    summary = tag("summary", f"{len(row.contenders)} paths, command, versions")
+    return tag("details", summary, tag("div", folded(join(parts)), class_="opened"))
+
+
+def _contender(row: ModelRow, name: str) -> list[Cell]:
+    failed, ratio, first = math.isnan(row.time_us(name)), row.over(name), row.first_call_s(name)
+    errors = ", ".join(f"{key} {error_text(value)}" for key, value in row.errors(name).items())
+    shown = {TUNED: "Equitune", DEFAULT: "Equitune, untuned default", STOCK: "stock"}.get(name, contender_name(name))
+    return [
+        Cell(shown, None, "fastest other path" if name == row.fastest else None),
+        _time(row, name),
+        Cell(MISSING if math.isnan(ratio) else ratio_text(ratio)),
+        Cell(time_text(row.device_us(name))),
+        Cell(count(row.launches(name))),
+        Cell(_per_atom(row, name)),
+        Cell(binary_text(row.memory(name))),
+        Cell(MISSING if math.isnan(first) else f"{significant(first)}\N{NO-BREAK SPACE}s"),
+        Cell(errors or MISSING, kind="wrap"),
+        Cell(row.reason(name) if failed else "", kind="wrap"),
+    ]

@@ -1,0 +1,211 @@
+"""Tune what a model runs on a batch, or what earlier models missed: :func:`tune_model` and :func:`tune_misses`."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from autotune.database.misses import keep_misses, read_misses
+from autotune.database.store import database_dirs, writable_results_dir
+from autotune.tune.from_model.before_and_after import ENOUGH_ROUNDS, Loaded, PassTimes, compare, timed
+from autotune.tune.from_model.needs import Need, Source, needs_of, places_of, sources_of, workloads_for
+from autotune.tune.from_model.passes import Passes, passes_of
+from autotune.tune.from_model.recorder import recorded
+from autotune.tune.from_model.table import as_text
+from autotune.tune.run import tune
+from autotune.workload.config import TuneConfig, parse_duration
+from kernelgen.device import DeviceFacts, device_facts
+from kernelgen.errors import InputError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+# Of the whole run, which ends within ten minutes with the pages that it writes.
+DEFAULT_BUDGET_S = 540.0
+# A run ends this much later than planned: the last trials, processes, and the compiler for the new schedules.
+_OVERRUN_S = 20.0
+# Share of the budget for timing the model before and after, at most.
+_MOST_TIMING = 0.2
+# What the searches get at least, however slow the model is.
+_FEWEST_S = 10.0
+
+
+@dataclass(frozen=True)
+class ModelTuning:
+    """What a model runs here and how it is tuned; prints as a table.
+
+    before, after: every kernel that the model runs, with what it loaded then and loads now. places: by problem, names
+    of the modules. times: of the model's passes; empty if nothing was tuned or the run was interrupted.
+    """
+
+    name: str
+    device: str
+    before: tuple[Need, ...]
+    after: tuple[Need, ...]
+    places: Mapping[str, Sequence[str]]
+    times: tuple[PassTimes, ...] = ()
+
+    @property
+    def left(self) -> int:
+        """Number of kernels that are still not tuned."""
+        return sum(not need.is_tuned for need in self.after)
+
+    def __str__(self) -> str:
+        return as_text(self.name, self.device, self.before, self.after, self.places, self.times)
+
+
+def tune_model(
+    model: torch.nn.Module,
+    batch: Any,
+    *,
+    budget: float | str | None = None,
+    training: bool = False,
+    results: str | os.PathLike[str] | None = None,
+    trials: int | None = None,
+    sampler: str | None = None,
+    patience: int | None = None,
+    seed: int = 0,
+    with_peers: bool = False,
+    name: str = "model",
+    graph: str = "batch",
+    console: Console | None = None,
+) -> ModelTuning:
+    """Find out which kernels an accelerated model runs on a batch, and tune those that are not tuned on its device.
+
+        >>> accelerate(model)
+        >>> print(tune_model(model, batch, budget="10m"))
+
+    batch: a tensor or a dict, the model's only argument; a tuple of its arguments; or a function without arguments that
+    calls the model (``lambda: model(positions, cell)``, or a whole training step). Floating inputs that require
+    gradients get them, as in a model whose forces are computed outside. training: also tune a step of a loss on all
+    outputs. budget: seconds, or a text such as ``"10m"``, for all of it; default nine minutes. results: the folder of
+    the database, by default the user's; lookups see it during the call. name, graph: of the model and of the batch's
+    graph, for the table and the records. trials, sampler, patience, seed, with_peers: as for ``equitune tune``.
+
+    The model has the new schedules afterwards, as every model of this device will. Raises InputError if the model runs
+    no kernel of Equitune. Ctrl-C ends the search, and a second call goes on.
+    """
+    _check_module(model)
+    passes = passes_of(model, batch, training)
+    search = {"trials": trials, "sampler": sampler, "patience": patience, "seed": seed, "with_peers": with_peers}
+    seconds = DEFAULT_BUDGET_S if budget is None else parse_duration(budget)
+    return tune_passes(model, passes, seconds, search, results, name=name, graph=graph, console=console)
+
+
+def tune_passes(
+    model: torch.nn.Module,
+    passes: Passes,
+    seconds: float,
+    search: Mapping[str, Any],
+    results: str | os.PathLike[str] | None = None,
+    *,
+    name: str,
+    graph: str,
+    console: Console | None = None,
+    stopped: Callable[[], bool] = lambda: False,
+    on_found: Callable[[ModelTuning], None] = lambda found: None,
+) -> ModelTuning:
+    """:func:`tune_model` of passes that are functions, within ``seconds``.
+
+    search: options of ``tune``. stopped: whether the user wants to stop; then nothing more is timed. on_found: called
+    before the searches, with what is tuned already.
+    """
+    begin = time.monotonic()
+    with looked_up_in(results):
+        with recorded() as recording:
+            for call in passes.values():
+                call()
+        device = recording.device
+        if device is None:
+            raise InputError("the model ran no kernel of Equitune on this batch; call autotune.accelerate(model) first")
+        facts = device_facts(device)
+        before = needs_of(recording.requests, facts)
+        found = ModelTuning(name, facts.name, before, before, places_of(model))
+        on_found(found)
+        workloads = workloads_for(before, graph)
+        if not workloads:
+            return found
+        of_passes = sum(timed(call, device) for call in passes.values())
+        loaded = Loaded(model)
+        # Before and after, and their first calls.
+        kept = min(2 * (ENOUGH_ROUNDS + 2) * of_passes, _MOST_TIMING * seconds)
+        left = max(_FEWEST_S, seconds - (time.monotonic() - begin) - kept - _OVERRUN_S)
+        _search(workloads, device, left, results, console, search)
+        keep_misses(facts, lock_s=1.0)
+        after = needs_of(recording.requests, facts)
+        found = replace(found, after=after)
+        if stopped() or not any(need.is_tuned and not old.is_tuned for old, need in zip(before, after, strict=True)):
+            return found
+        return replace(found, times=tuple(compare(passes, model, loaded, device, kept / len(passes))))
+
+
+def tune_misses(
+    device: str,
+    seconds: float,
+    search: Mapping[str, Any],
+    results: str | os.PathLike[str] | None = None,
+    *,
+    console: Console | None = None,
+    on_found: Callable[[ModelTuning], None] = lambda found: None,
+) -> ModelTuning:
+    """Tune what running models missed on a device, on random graphs of the sizes that they had.
+
+    The arguments are those of :func:`tune_passes`.
+    """
+    facts = device_facts(device)
+    with looked_up_in(results):
+        before = missed(facts)
+        found = ModelTuning("what models missed", facts.name, before, before, {})
+        on_found(found)
+        if workloads := workloads_for(before, "random"):
+            _search(workloads, torch.device(device), seconds, results, console, search)
+        keep_misses(facts, lock_s=1.0)
+        requests: dict[Any, Source] = {need.request: need.source for need in before}
+        return replace(found, after=needs_of(requests, facts))
+
+
+def missed(facts: DeviceFacts) -> tuple[Need, ...]:
+    """What running models missed on a device and has not been tuned since."""
+    return needs_of(sources_of(read_misses(facts)), facts)
+
+
+def _search(
+    workloads: tuple[Any, ...],
+    device: torch.device,
+    seconds: float,
+    results: str | os.PathLike[str] | None,
+    console: Console | None,
+    options: Mapping[str, Any],
+) -> None:
+    folder = writable_results_dir() if results is None else Path(results)
+    config = TuneConfig(folder / "a model", workloads)
+    tune(config, str(device), seconds, results_dir=folder, console=console, stops_when_spent=True, **options)
+
+
+@contextlib.contextmanager
+def looked_up_in(results: str | os.PathLike[str] | None) -> Iterator[None]:
+    """Let lookups see a results folder in the block: in place of the user's own, if it is neither that nor shipped."""
+    before = os.environ.get("EQUITUNE_DATABASE")
+    if results is None or Path(results).resolve() in [folder.resolve() for folder in database_dirs()]:
+        yield
+        return
+    os.environ["EQUITUNE_DATABASE"] = str(results)
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["EQUITUNE_DATABASE"]
+        else:
+            os.environ["EQUITUNE_DATABASE"] = before
+
+
+def _check_module(model: object) -> None:
+    if not isinstance(model, torch.nn.Module):
+        raise InputError(f"model is of type {type(model).__name__}; expected a torch.nn.Module, accelerated")

@@ -1,0 +1,189 @@
+"""Misses: what is kept of a running model's lookups, and that keeping it never disturbs the model."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import filelock
+import pytest
+from database_samples import entry, store
+from places import ROOT
+from small_net import EDGES, NODES, SmallNet, batch
+
+from autotune.database import misses
+from autotune.database.misses import MOST_KEPT, keep_misses, misses_path, read_misses
+from autotune.database.requests import Request
+from kernelgen.device import device_facts
+from kernelgen.watchers import WATCHERS
+
+FACTS = device_facts("cpu")
+SUPPORT = ROOT / "tests" / "support"
+
+
+@pytest.fixture
+def notes(shipped: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[misses._Notes]:
+    """Misses are kept, in an empty folder, and written when a test says so."""
+    monkeypatch.setenv("EQUITUNE_MISSES", "1")
+    monkeypatch.setattr(misses, "WATCHED_S", 1e6)
+    found = misses._notes
+    found.forget()
+    yield found
+    found.write()
+    found.forget()
+
+
+def step(model: SmallNet) -> None:
+    model(*batch()).backward()
+
+
+def request(**changes: object) -> Request:
+    sample = entry()
+    kernel = (sample.problem, sample.operation, sample.direction, sample.dtype, sample.layout, False)
+    return dataclasses.replace(Request(*kernel, 11872, 424), **changes)  # type: ignore[arg-type]
+
+
+def test_directions_that_a_model_calls_are_kept_once(notes: misses._Notes) -> None:
+    model = SmallNet()
+    for _ in range(3):
+        step(model)
+    assert not misses_path(FACTS.slug).exists(), "nothing is written while the model works"
+    notes.write()
+    found = read_misses(FACTS)
+    assert sorted(miss.direction for miss in found) == ["backward", "forward"]
+    assert {(miss.num_edges, miss.num_nodes) for miss in found} == {(EDGES, NODES)}
+    assert not WATCHERS, "later runs are not noted"
+    step(model)
+    notes.write()
+    assert read_misses(FACTS) == found
+
+
+def test_a_new_direction_is_noted_later(notes: misses._Notes) -> None:
+    model, given = SmallNet(dtype=None), batch()
+    model.conv.problem  # noqa: B018
+    model.double()(*(part.double() if part.is_floating_point() else part for part in given))
+    notes.write()
+    assert [miss.direction for miss in read_misses(FACTS)] == ["forward"]
+    positions = given[0].detach().double().requires_grad_()
+    model(positions, *given[1:]).backward()
+    notes.write()
+    assert sorted(miss.direction for miss in read_misses(FACTS)) == ["backward", "forward"]
+
+
+def test_what_has_been_tuned_is_no_miss_and_is_removed(notes: misses._Notes, shipped: Path) -> None:
+    keep_misses(FACTS, [request(), request(direction="backward")])
+    store(shipped, FACTS, entry())
+    assert read_misses(FACTS) == [request(direction="backward")]
+    assert keep_misses(FACTS)
+    assert [row["direction"] for row in json.loads(misses_path(FACTS.slug).read_text())["misses"]] == ["backward"]
+    step(SmallNet())
+    store(
+        shipped,
+        FACTS,
+        *(
+            entry(problem=SmallNet().conv.problem.key, direction=name, graph_class="conv-e9-d4")
+            for name in ("forward", "backward")
+        ),
+    )
+    notes.write()
+    assert read_misses(FACTS) == [request(direction="backward")], "exact entries answered the model"
+
+
+def test_the_file_is_bounded_and_keeps_the_newest(notes: misses._Notes) -> None:
+    classes = [request(num_edges=2**e, num_nodes=2**n) for e in range(40) for n in range(0, e, 3)]
+    assert len({one.identity for one in classes}) > 200
+    keep_misses(FACTS, classes)
+    assert len(read_misses(FACTS)) == len({one.identity for one in classes})
+    many = [
+        request(num_edges=2**e, num_nodes=2**n, dtype=d, layout=layout)
+        for e in range(40)
+        for n in range(0, e, 3)
+        for d in ("float64", "float32")
+        for layout in ("ir_mul",)
+    ]
+    keep_misses(FACTS, many)
+    found = read_misses(FACTS)
+    assert len(found) == MOST_KEPT and found[-1] == many[-1]
+
+
+def test_tiny_graphs_are_not_kept(notes: misses._Notes) -> None:
+    positions, sender, receiver = batch()
+    SmallNet()(positions, sender[:20], receiver[:20])
+    notes.write()
+    assert read_misses(FACTS) == []
+
+
+@pytest.mark.parametrize("value", ["0", "false", "off"])
+def test_the_environment_turns_it_off(notes: misses._Notes, monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+    monkeypatch.setenv("EQUITUNE_MISSES", value)
+    step(SmallNet())
+    assert not WATCHERS and notes.timer is None
+    notes.write()
+    assert not misses_path(FACTS.slug).exists()
+
+
+def test_a_folder_that_cannot_be_written_does_not_disturb(notes: misses._Notes) -> None:
+    folder = misses_path(FACTS.slug).parent
+    folder.parent.mkdir(parents=True)
+    folder.write_text("a file in the place of the folder")
+    step(SmallNet())
+    notes.write()
+    assert keep_misses(FACTS, [request()]) is False
+    assert read_misses(FACTS) == []
+
+
+def test_a_full_disk_does_not_disturb(notes: misses._Notes, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(misses, "replace_file", full)
+    step(SmallNet())
+    notes.write()
+    assert keep_misses(FACTS, [request()]) is False
+
+
+def test_a_rank_does_not_wait_for_another(notes: misses._Notes) -> None:
+    path = misses_path(FACTS.slug)
+    path.parent.mkdir(parents=True)
+    with filelock.FileLock(path.with_name(f".{path.name}.lock")):
+        assert keep_misses(FACTS, [request()]) is False
+    assert keep_misses(FACTS, [request()]) is True
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", "[]", "{", '{"format": 2, "misses": [{}]}', '{"format": 1, "misses": [{"problem": "x"}, 3]}',
+        json.dumps({"format": 1, "misses": [dataclasses.asdict(request(problem="uvu|nonsense")) | {"num_edges": "9"}]}),
+        json.dumps({"format": 1, "misses": [dataclasses.asdict(request(problem="uvu|nonsense"))]}),
+    ],
+)  # fmt: skip
+def test_a_damaged_file_is_no_miss_and_is_replaced(notes: misses._Notes, text: str) -> None:
+    path = misses_path(FACTS.slug)
+    path.parent.mkdir(parents=True)
+    path.write_text(text)
+    assert read_misses(FACTS) == []
+    assert keep_misses(FACTS, [request()])
+    assert read_misses(FACTS) == [request()]
+
+
+def test_a_short_process_leaves_its_misses_at_its_end(tmp_path: Path) -> None:
+    code = "from small_net import SmallNet, batch\nSmallNet()(*batch()).backward()"
+    own = {"EQUITUNE_DATABASE": str(tmp_path), "EQUITUNE_MISSES": "1", "PYTHONPATH": f"{ROOT}{os.pathsep}{SUPPORT}"}
+    subprocess.run([sys.executable, "-c", code], env=os.environ | own, check=True)
+    (path,) = (tmp_path / "misses").glob("*.json")
+    assert len(json.loads(path.read_text())["misses"]) == 2
+
+
+def test_a_forked_process_starts_afresh(notes: misses._Notes) -> None:
+    step(SmallNet())
+    assert notes.runs
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if not notes.runs and notes.timer is None and notes.lock.acquire(timeout=1) else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

@@ -1,0 +1,96 @@
+"""A whole model without a model package: pairs of atoms, a weight, and energies that fall with the distance."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from ase import Atoms
+from ase.neighborlist import neighbor_list
+
+from autotune.errors import PeerError
+from autotune.models.packages.base import Outputs, Package, converted, dtype_of
+from autotune.models.whole_model import WholeModel
+
+CUTOFF = 3.0
+
+
+class PairModel(torch.nn.Module):
+    def __init__(self, factor: float = 1.0) -> None:
+        super().__init__()
+        self.strength = torch.nn.Parameter(torch.tensor([0.5, 0.25]))
+        self.factor = factor
+
+    def forward(self, lengths: torch.Tensor) -> torch.Tensor:
+        powers = torch.stack([torch.exp(-lengths), torch.exp(-2 * lengths)])
+        return self.factor * (self.strength @ powers).sum()
+
+
+class TinyPackage(Package):
+    """Peers: ``same``, ``wrong`` (other values), ``refuses`` (says why), ``breaks`` and ``dies`` when they run."""
+
+    name = "tiny"
+    modules = ("torch",)
+    install = "torch"
+    peers = ("same", "wrong", "refuses", "breaks", "dies")
+
+    def build(self, parameters: Any, seed: int) -> torch.nn.Module:
+        return PairModel()
+
+    def load(self, path: Path) -> torch.nn.Module:
+        raise NotImplementedError
+
+    def owns(self, model: torch.nn.Module) -> bool:
+        return isinstance(model, PairModel)
+
+    def cutoff(self, model: torch.nn.Module) -> float:
+        return CUTOFF
+
+    def species(self, model: torch.nn.Module) -> tuple[int, ...]:
+        return (1, 6, 7)
+
+    def inputs(self, model: torch.nn.Module, atoms: Sequence[Atoms], device: str) -> dict[str, Any]:
+        (one,) = atoms
+        sender, receiver = neighbor_list("ij", one, CUTOFF)
+        edges = torch.stack([torch.from_numpy(sender), torch.from_numpy(receiver)])
+        return converted({"positions": torch.from_numpy(one.positions), "edges": edges}, device, dtype_of(model))
+
+    def evaluate(self, model: torch.nn.Module, inputs: dict[str, Any], *, training: bool, stress: bool) -> Outputs:
+        positions = inputs["positions"].detach().requires_grad_()
+        sender, receiver = inputs["edges"]
+        energy = model((positions[sender] - positions[receiver]).norm(dim=1))
+        (gradient,) = torch.autograd.grad(energy, positions, create_graph=training)
+        found = torch.zeros(1, 3, 3, dtype=positions.dtype) if stress else None
+        return Outputs(energy.reshape(1), -gradient, found)
+
+    def edges(self, inputs: dict[str, Any]) -> torch.Tensor:
+        return inputs["edges"]
+
+    def accelerated(self, model: torch.nn.Module, peer: str, device: str) -> torch.nn.Module:
+        if peer == "refuses":
+            raise PeerError("refuses: it does not want to")
+        made = {"same": PairModel, "wrong": lambda: PairModel(1.5), "breaks": Breaking, "dies": Dying}[peer]()
+        made.load_state_dict(model.state_dict())
+        return made.to(device, dtype_of(model))
+
+
+class Breaking(PairModel):
+    def forward(self, lengths: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("out of order")
+
+
+class Dying(PairModel):
+    def forward(self, lengths: torch.Tensor) -> torch.Tensor:
+        import os
+
+        os._exit(3)
+
+
+def tiny_model() -> WholeModel:
+    return WholeModel("tiny", PairModel(), TinyPackage())
+
+
+def nothing() -> str:
+    return "no model"
