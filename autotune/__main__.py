@@ -1,6 +1,6 @@
 """``python -m autotune``: the ``equitune`` command for a checkout that is not installed."""
 
-from autotune.cli.commands import main
+from autotune.cli import main
 
 if __name__ == "__main__":
     main()

@@ -25,6 +25,7 @@ from kernelgen.errors import (
     UnsupportedError,
 )
 from kernelgen.ops.edge_vectors import HarmonicProduct
+from kernelgen.ops.family import build_family
 from kernelgen.ops.harmonics_operator import HarmonicsOperator, build_harmonics
 from kernelgen.ops.operator import Operator, build
 from kernelgen.plan.defaults import default_schedule
@@ -65,6 +66,7 @@ __all__ = [
     "UnsupportedError",
     "__version__",
     "build",
+    "build_family",
     "build_harmonics",
     "check_indices",
     "compile_many",

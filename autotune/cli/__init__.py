@@ -1,9 +1,28 @@
 """The command ``equitune``.
 
 Read ``commands`` (``tune``, ``report`` and others), ``options``, ``bench``, ``database`` (``equitune db``), ``show``,
-``doctor`` and ``replay``.
+``doctor`` and ``replay``. Without the packages of extra ``tune``, typer among them, ``without_tune`` answers.
 """
 
-from autotune.cli.commands import main
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Run the command and exit; deliberate errors become one line on standard error and exit code 2."""
+    from autotune.extras import missing_packages
+
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if missing_packages():
+        from autotune.cli.without_tune import main as answer
+
+        answer(words)
+    from autotune.cli.commands import main as run
+
+    run(words)
+
 
 __all__ = ["main"]

@@ -23,9 +23,11 @@ from autotune.cli.options import (
     write_pages,
 )
 
+WHOLE = "Whole models"
 EXAMPLES = examples(
     "equitune bench configs/mace-mp-medium.toml --export-markdown bench.md",
     "equitune bench --suite --devices all",
+    "equitune bench --models --model mace-mp-0-medium --structure water",
 )
 
 
@@ -34,6 +36,26 @@ def bench(
         str | None, typer.Argument(metavar="CONFIG", help="A TOML file, or the name of one in configs/.")
     ] = None,
     suite: Annotated[bool, typer.Option("--suite", help="Run configs/suite.toml.")] = False,
+    models: Annotated[
+        bool, typer.Option("--models", help="Time whole models of configs/model-rows.toml, weights random.")
+    ] = False,
+    model: Annotated[
+        list[str] | None, typer.Option(help="With --models: a name, a file, or module:function.", rich_help_panel=WHOLE)
+    ] = None,
+    structure: Annotated[
+        list[str] | None,
+        typer.Option(help="With --models: a name of configs/graphs.toml, or a file.", rich_help_panel=WHOLE),
+    ] = None,
+    contender: Annotated[
+        list[str] | None, typer.Option(help="With --models: stock, equitune, cuequivariance ...", rich_help_panel=WHOLE)
+    ] = None,
+    passes: Annotated[
+        list[str] | None, typer.Option("--pass", help="With --models: energy_forces, training.", rich_help_panel=WHOLE)
+    ] = None,
+    dtype: Annotated[str, typer.Option(help="With --models: float32 or float64.", rich_help_panel=WHOLE)] = "float32",
+    together: Annotated[
+        int, typer.Option(help="With --models: build so many models at a time.", rich_help_panel=WHOLE)
+    ] = 1,
     device: Device = None,
     devices: Annotated[
         str | None, typer.Option(help="Split the problems over several devices: all, 0,1 or cpu,cpu (to try it).")
@@ -78,6 +100,26 @@ def bench(
     from autotune.workload.config import load_config
     from kernelgen.device import device_facts
 
+    if models:
+        if config is not None or suite:
+            raise ConfigError("--models takes neither a CONFIG nor --suite; name models with --model")
+        from autotune.cli.model_rows import bench_whole_models
+
+        bench_whole_models(
+            model or [],
+            structure or [],
+            contender or [],
+            passes or [],
+            device=devices_given(device, devices)[0],
+            dtype=dtype,
+            seconds=seconds,
+            together=together,
+            fresh=fresh,
+            folder=results_folder(results),
+        )
+        return
+    if model or structure or contender or passes:
+        raise ConfigError("--model, --structure, --contender and --pass belong to --models; add it")
     if (config is None) != suite:
         raise ConfigError(
             "--suite and a CONFIG exclude each other; leave one out"

@@ -12,12 +12,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from autotune.extras import TUNE, missing_packages
+
 if TYPE_CHECKING:
     from rich.table import Table
 
-SOFTWARE = ("equitune", "torch", "e3nn", "optuna", "numpy", "pandas", "matplotlib", "ase", "cuda-core", "cuda-bindings")
+NEEDED = ("torch", "e3nn", "numpy", "filelock", "platformdirs")
+OPTIONAL = ("equitune", *TUNE, "cuda-core", "cuda-bindings", "nvidia-cuda-nvrtc", "nvidia-cuda-nvrtc-cu12")
 MARKS = {"ok": "[green]ok[/]", "absent": "[dim]-[/]", "problem": "[red]problem[/]"}
-OPTIONAL = ("cuda-core", "cuda-bindings", "equitune")
 
 
 @dataclass(frozen=True)
@@ -67,10 +69,17 @@ def as_table(findings: tuple[Finding, ...]) -> Table:
     return table
 
 
+def as_lines(findings: tuple[Finding, ...]) -> Iterator[str]:
+    """The rows as plain lines, for a machine without rich."""
+    return (f"{f.section:10} {f.name:24} {f.state:8} {f.value}" for f in findings)
+
+
 def next_step(findings: tuple[Finding, ...]) -> str:
     """The command to type next."""
     if any(finding.state == "problem" for finding in findings):
         return "fix each row marked problem, then type equitune doctor"
+    if missing_packages():
+        return "pip install 'equitune[tune]', to search for schedules; models run without"
     return "equitune tune quick (a first search, about a minute)"
 
 
@@ -129,18 +138,39 @@ def _nvrtc() -> Iterator[tuple[str, str, str]]:
     from kernelgen.errors import ToolMissingError
 
     try:
-        yield "NVRTC", nvrtc_version(), "ok"
+        version = nvrtc_version()
     except ToolMissingError as error:
         yield "NVRTC", str(error), "absent"
+        return
+    yield "NVRTC", version, "ok"
+    yield from (("NVRTC", flaw, "problem") for flaw in nvrtc_flaws(version))
+
+
+def nvrtc_flaws(version: str) -> list[str]:
+    """Why kernels of this NVRTC do not run here: the driver is too old for them, or the GPU too new."""
+    import torch
+
+    from kernelgen.compile.nvrtc import misfit, unknown_arch
+    from kernelgen.device import device_facts
+    from kernelgen.errors import ToolMissingError
+    from kernelgen.runtime.cuda_driver import driver_cuda
+
+    try:
+        flaws = [misfit(driver_cuda(), version)]
+    except ToolMissingError:
+        return []  # no driver: a machine that only compiles
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    flaws += [unknown_arch(device_facts(f"cuda:{index}").arch) for index in range(count)]
+    return [flaw for flaw in dict.fromkeys(flaws) if flaw]
 
 
 def _software() -> Iterator[tuple[str, str, str]]:
     from kernelgen.version import GENERATOR_VERSION
 
     yield "python", platform.python_version(), "ok"
-    for name in SOFTWARE:
+    for name in (*NEEDED, *OPTIONAL):
         version = version_of(name)
-        yield name, version or "not installed", "ok" if version else ("absent" if name in OPTIONAL else "problem")
+        yield name, version or "not installed", "ok" if version else ("problem" if name in NEEDED else "absent")
     yield "generator", GENERATOR_VERSION, "ok"
 
 

@@ -20,24 +20,22 @@ A stored schedule is skipped, with the reason noted, if it is not legal here, fa
 from __future__ import annotations
 
 import dataclasses
-import functools
-import math
 import numbers
 import os
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from typing import Any
 
-from autotune.database.entry import Entry
+from autotune.database.entry import Entry, is_alike
 from autotune.database.quarantine import quarantine_path, quarantined
-from autotune.database.store import Table, database_dirs, database_path, device_files, load_table
+from autotune.database.store import Table, database_dirs, database_path, kindred_tables, load_table, tuned_dirs
 from autotune.errors import TuningMissError
 from autotune.workload.graph_class import GraphClass
 from autotune.workload.kinds.base import KernelKind, Problem
 from autotune.workload.kinds.registry import kernel_kind
 from kernelgen.device import DeviceFacts
 from kernelgen.errors import ProblemError, ScheduleError
+from kernelgen.plan.defaults import SMALL_GRAPH_EDGES
 from kernelgen.problem.shape import shape_of
 from kernelgen.schedule.knobs import Knobs
 from kernelgen.terms.directions import Direction
@@ -59,12 +57,16 @@ class Tuning:
 
 @dataclass(frozen=True, eq=False)
 class _Query:
-    """``spec``: as the operation's kind makes it. any_size: whether entries of much smaller or larger graphs count."""
+    """``spec``: as the operation's kind makes it. any_size: whether entries of much smaller or larger graphs count.
+
+    met: what does not depend on the graph class, found once for queries that differ in it alone.
+    """
 
     spec: Any
     graph_class: GraphClass | None
     tolerance: float | None = None
     any_size: bool = False
+    met: dict[Any, Any] = field(default_factory=dict)
 
     @property
     def kind(self) -> KernelKind:
@@ -79,11 +81,20 @@ class _Query:
         """:attr:`kernel` with the problem's shape."""
         return (shape_of(self.spec.problem.key), *self.kernel[1:])
 
-    @functools.cached_property
+    @property
     def faults(self) -> dict[str, str]:
         """Schedules that failed on this device, by key, with the reason."""
+        return self.once("faults", self._read_faults)
+
+    def _read_faults(self) -> dict[str, str]:
         lists = (quarantine_path(directory, self.spec.facts.slug) for directory in database_dirs())
         return quarantined(lists, self.spec)
+
+    def once(self, key: Any, find: Callable[[], Any]) -> Any:
+        """What ``find`` gives, for all queries with this ``met``."""
+        if key not in self.met:
+            self.met[key] = find()
+        return self.met[key]
 
 
 def strict_by_environment() -> bool:
@@ -113,29 +124,54 @@ def find_schedule(
         TuningMissError if no entry keeps it, since a default has no measured error.
     Unreadable databases are skipped with a warning and never make a lookup fail.
     """
-    name = direction if isinstance(direction, str) else direction.name
-    kind = kernel_kind(operation)
-    if name not in kind.directions:
-        raise ProblemError(f"direction is {name!r}; expected one of {tuple(kind.directions)}")
-    spec = kind.spec(problem, operation, name, dtype.removeprefix("torch."), layout, facts, deterministic)
-    check_tolerance(tolerance)
-    query = _Query(spec, GraphClass.parse(graph_class) if isinstance(graph_class, str) else graph_class, tolerance)
-    skipped: list[str] = []
-    must = strict_by_environment() if strict is None else strict
-    tuning = _recorded(query, skipped)
-    if tuning is None and (must or tolerance is not None):
-        tuning = _recorded(dataclasses.replace(query, any_size=True), skipped)  # better than an error
-    if must:
-        _require_this_device(query, tuning, skipped)
-    if tuning is None and tolerance is not None:
-        raise TuningMissError(
-            _with_skipped(
-                f"no record proves a relative error of at most {tolerance:g} for {query.kernel} on {facts.name}; run "
-                "`equitune tune` for it, or ask for less",
-                skipped,
+    kernel = (problem, operation, direction, dtype, layout, facts)
+    return Finder(*kernel, strict, deterministic=deterministic, tolerance=tolerance).find(graph_class)
+
+
+class Finder:
+    """:func:`find_schedule` for several graph classes: what they share is read and checked once."""
+
+    def __init__(
+        self,
+        problem: Problem,
+        operation: str,
+        direction: str | Direction,
+        dtype: str,
+        layout: str,
+        facts: DeviceFacts,
+        strict: bool | None = None,
+        *,
+        deterministic: bool = False,
+        tolerance: float | None = None,
+    ) -> None:
+        name = direction if isinstance(direction, str) else direction.name
+        kind = kernel_kind(operation)
+        if name not in kind.directions:
+            raise ProblemError(f"direction is {name!r}; expected one of {tuple(kind.directions)}")
+        spec = kind.spec(problem, operation, name, dtype.removeprefix("torch."), layout, facts, deterministic)
+        check_tolerance(tolerance)
+        self._query = _Query(spec, None, tolerance)
+        self._must = strict_by_environment() if strict is None else strict
+
+    def find(self, graph_class: GraphClass | str | None) -> Tuning:
+        """The best known schedule for a graph class."""
+        parsed = GraphClass.parse(graph_class) if isinstance(graph_class, str) else graph_class
+        query, tolerance = dataclasses.replace(self._query, graph_class=parsed), self._query.tolerance
+        skipped: list[str] = []
+        tuning = _recorded(query, skipped)
+        if tuning is None and (self._must or tolerance is not None):
+            tuning = _recorded(dataclasses.replace(query, any_size=True), skipped)  # better than an error
+        if self._must:
+            _require_this_device(query, tuning, skipped)
+        if tuning is None and tolerance is not None:
+            raise TuningMissError(
+                _with_skipped(
+                    f"no record proves a relative error of at most {tolerance:g} for {query.kernel} on "
+                    f"{query.spec.facts.name}; run `equitune tune` for it, or ask for less",
+                    skipped,
+                )
             )
-        )
-    return tuning or _default(query, skipped)
+        return tuning or _default(query, skipped)
 
 
 def check_tolerance(tolerance: Any) -> None:
@@ -149,8 +185,7 @@ def _recorded(query: _Query, skipped: list[str]) -> Tuning | None:
 
 
 def _on_this_device(query: _Query, skipped: list[str]) -> Tuning | None:
-    facts = query.spec.facts
-    table = load_table(*(database_path(directory, facts.slug) for directory in database_dirs()))
+    table = query.once("table", lambda: _table_of(query.spec.facts))
     if query.graph_class is not None:
         flags = (query.spec.layout, query.graph_class.text, query.spec.deterministic)
         exact = table.by_identity.get((*query.kernel, *flags))
@@ -166,8 +201,12 @@ def _on_this_device(query: _Query, skipped: list[str]) -> Tuning | None:
     return None
 
 
+def _table_of(facts: DeviceFacts) -> Table:
+    return load_table(*(database_path(directory, facts.slug) for directory in tuned_dirs()))
+
+
 def _on_other_device(query: _Query, skipped: list[str]) -> Tuning | None:
-    for table in _kindred_tables(query.spec.facts):
+    for table in query.once("kindred", lambda: list(kindred_tables(query.spec.facts))):
         for entry in _by_nearness(query, table.by_kernel.get(query.shape, ())):
             if _is_legal(query, entry, skipped):
                 reason = (
@@ -180,18 +219,37 @@ def _on_other_device(query: _Query, skipped: list[str]) -> Tuning | None:
 
 
 def _fitted(query: _Query, entry: Entry, origin: str, reason: str, skipped: list[str]) -> Tuning:
-    """A schedule tuned on another graph class, with the knobs adjusted that depend on the edges per node."""
+    """A schedule tuned on another graph class or layout, with the knobs adjusted that depend on these."""
     reason += _why_nearest(query, entry)
-    schedule, there, here = entry.tuned_schedule, entry.parsed_graph_class, query.graph_class
+    schedule = query.once((id(entry), "layout"), lambda: _in_layout(query, entry))
+    there, here = entry.parsed_graph_class, query.graph_class
     if here is not None and here.log2_degree != there.log2_degree:
-        fitted = schedule.for_degree(2.0 ** (here.log2_degree - there.log2_degree))
-        changed = [name for name, value in fitted.to_dict().items() if value != schedule.to_dict()[name]]
-        if fitted.key in query.faults:
-            fitted, changed = schedule, []
-        if changed:
-            reason += f", with {', '.join(f'{name}={getattr(fitted, name)}' for name in changed)} for its degree"
-        schedule = fitted
+        factor = here.log2_degree - there.log2_degree
+        schedule, fit = query.once((id(entry), factor), lambda: _fit(query, schedule, factor))
+        reason += fit
     return Tuning(schedule, origin, entry, _with_skipped(reason, skipped))
+
+
+def _fit(query: _Query, schedule: Knobs, log2_factor: int) -> tuple[Knobs, str]:
+    """The schedule for that factor of edges per node, and what was changed, in words."""
+    fitted = schedule.for_degree(2.0**log2_factor)
+    if fitted == schedule or fitted.key in query.faults:
+        return schedule, ""
+    before, after = schedule.to_dict(), fitted.to_dict()
+    changed = ", ".join(f"{name}={getattr(fitted, name)}" for name, value in after.items() if value != before[name])
+    return fitted, f", with {changed} for its degree"
+
+
+def _in_layout(query: _Query, entry: Entry) -> Knobs:
+    """An entry's schedule; that of another layout in the form for this one, if that is legal.
+
+    Only of large graphs, whose kernels the additions in memory limit.
+    """
+    schedule, small = entry.tuned_schedule, entry.parsed_graph_class.is_small
+    if entry.layout == query.spec.layout or query.spec.operation != "conv" or small:
+        return schedule
+    moved = dataclasses.replace(entry, schedule=schedule.for_layout(query.spec.layout).to_dict())
+    return moved.tuned_schedule if _is_legal(query, moved, []) else schedule
 
 
 def _default(query: _Query, skipped: list[str]) -> Tuning:
@@ -199,9 +257,10 @@ def _default(query: _Query, skipped: list[str]) -> Tuning:
         "nothing is tuned for this problem at about this size, on this device or its architecture; using the "
         "default schedule"
     )
-    num_edges = None if query.graph_class is None else 2**query.graph_class.log2_edges
-    schedule = query.kind.default(query.spec, num_edges)
-    if fault := query.faults.get(schedule.key):
+    # Defaults only tell small graphs from large ones.
+    num_edges = SMALL_GRAPH_EDGES if query.graph_class is not None and query.graph_class.is_small else None
+    schedule = query.once(("default", num_edges), lambda: query.kind.default(query.spec, num_edges))
+    if query.faults and (fault := query.faults.get(schedule.key)):
         if found := _recorded(dataclasses.replace(query, any_size=True), skipped):
             return found
         raise TuningMissError(
@@ -244,18 +303,6 @@ def _by_nearness(query: _Query, entries: Iterable[Entry]) -> list[Entry]:
     )
 
 
-def is_alike(spec: Any, graph_class: GraphClass | None, entry: Entry) -> bool:
-    """Whether an entry applies to a graph: for a GPU's convolutions, if both graphs are small or both are large.
-
-    On an H200 schedules tuned on graphs of 2^16 to 2^19 edges took 1.5 to 2.2 times as long as the default on 306 edges
-    (124 pairs), and 0.80 to 1.13 times as long on graphs of that range. Convolutions have a separate default for small
-    graphs; other operations have one for all sizes.
-    """
-    if graph_class is None or spec.facts.backend != "cuda" or spec.operation != "conv":
-        return True
-    return graph_class.is_small == entry.parsed_graph_class.is_small
-
-
 def _why_nearest(query: _Query, entry: Entry) -> str:
     if query.graph_class is None:
         why = ", the largest tuned graph (no graph class given)"
@@ -276,43 +323,22 @@ def _is_legal(query: _Query, entry: Entry, skipped: list[str]) -> bool:
     if query.tolerance is not None and entry.worst_error > query.tolerance:
         skipped.append(f"{entry.graph_class} {entry.layout}: its error was {entry.worst_error:.1e}")
         return False
-    if fault := query.faults.get(entry.tuned_schedule.key):
+    if query.faults and (fault := query.faults.get(entry.tuned_schedule.key)):
         skipped.append(f"{entry.graph_class} {entry.layout}: its schedule is in quarantine here, {fault}")
         return False
-    try:
-        query.kind.plan(query.kind.kernel_spec(query.spec, entry.tuned_schedule), find_schedule)
-    except ScheduleError as error:
-        skipped.append(f"{entry.graph_class} {entry.layout}: {error}")
+    if reason := query.once(id(entry), lambda: _why_illegal(query, entry)):
+        skipped.append(f"{entry.graph_class} {entry.layout}: {reason}")
         return False
     return True
 
 
+def _why_illegal(query: _Query, entry: Entry) -> str:
+    try:
+        query.kind.plan(query.kind.kernel_spec(query.spec, entry.tuned_schedule), find_schedule)
+    except ScheduleError as error:
+        return str(error)
+    return ""
+
+
 def _with_skipped(reason: str, skipped: list[str]) -> str:
     return f"{reason}; skipped: {' / '.join(skipped)}" if skipped else reason
-
-
-def _kindred_tables(facts: DeviceFacts) -> Iterator[Table]:
-    """Databases of other devices of this architecture, nearest number of multiprocessors or cores first."""
-    files: dict[str, list[Path]] = {}
-    for directory in database_dirs():
-        for path in device_files(directory):
-            files.setdefault(path.stem, []).append(path)
-    tables = [(slug, load_table(*paths)) for slug, paths in sorted(files.items()) if slug != facts.slug]
-    kindred = [(slug, table) for slug, table in tables if _is_kindred(table.device, facts)]
-    yield from (
-        table for _, table in sorted(kindred, key=lambda item: (device_distance(item[1].device, facts), item[0]))
-    )
-
-
-def device_distance(device: Mapping[str, Any], facts: DeviceFacts) -> tuple[bool, bool, float]:
-    """Sort key for the distance between a database's device and this one: backend, then architecture, then size."""
-    backend, kindred = device.get("backend") == facts.backend, _is_kindred(device, facts)
-    units = device.get("units")
-    if not isinstance(units, int | float) or units <= 0:
-        return not backend, not kindred, math.inf
-    return not backend, not kindred, abs(math.log2(units / max(1, facts.units)))
-
-
-def _is_kindred(device: Mapping[str, Any], facts: DeviceFacts) -> bool:
-    same = device.get("backend") == facts.backend and device.get("arch") == facts.arch
-    return same and (facts.backend != "cpu" or device.get("vector_bytes") == facts.vector_bytes)

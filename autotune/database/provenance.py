@@ -10,7 +10,7 @@ import importlib.metadata
 import platform
 import shutil
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import datetime, timezone
 from typing import Any
 
@@ -74,10 +74,10 @@ def now_text() -> str:
     return datetime.now(timezone.utc).isoformat(timespec="seconds")
 
 
-def software_versions(facts: DeviceFacts) -> dict[str, str]:
-    """Versions that a figure depends on, of what is installed."""
+def software_versions(facts: DeviceFacts, also: Iterable[str] = ()) -> dict[str, str]:
+    """Versions that a figure depends on, of what is installed. ``also``: more distributions."""
     versions = {"python": platform.python_version()}
-    for name in SOFTWARE:
+    for name in (*SOFTWARE, *also):
         try:
             versions[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import re
 import shutil
@@ -33,7 +34,16 @@ from kernelgen.problem.shape import shape_of
 
 __all__ = [
     *("SCHEMA", "Database", "DatabaseWarning", "Entry", "Table", "database_dirs", "database_path"),
-    *("device_files", "device_record", "load_table", "read_table", "to_text", "writable_results_dir"),
+    *(
+        "device_distance",
+        "device_files",
+        "device_record",
+        "kindred_tables",
+        "load_table",
+        "read_table",
+        "to_text",
+        "writable_results_dir",
+    ),
 ]
 
 SCHEMA = 1
@@ -84,6 +94,11 @@ def device_record(facts: DeviceFacts, driver: str | None = None) -> dict[str, An
 def database_dirs() -> tuple[Path, ...]:
     """Directories of databases, the shipped one first; later ones override earlier ones."""
     return tuple(dict.fromkeys((paths.results_dir(), paths.user_data_dir())))
+
+
+def tuned_dirs() -> tuple[Path, ...]:
+    """Directories in which schedules are looked up: none if ``$EQUITUNE_UNTUNED`` asks for default schedules."""
+    return () if os.environ.get("EQUITUNE_UNTUNED", "").strip() == "1" else database_dirs()
 
 
 def writable_results_dir() -> Path:
@@ -314,3 +329,30 @@ def replace_file(path: Path, text: str | bytes) -> None:
         with contextlib.suppress(OSError):
             os.unlink(temporary)
         raise
+
+
+def kindred_tables(facts: DeviceFacts) -> Iterator[Table]:
+    """Databases of other devices of this architecture, nearest number of multiprocessors or cores first."""
+    files: dict[str, list[Path]] = {}
+    for directory in tuned_dirs():
+        for path in device_files(directory):
+            files.setdefault(path.stem, []).append(path)
+    tables = [(slug, load_table(*paths)) for slug, paths in sorted(files.items()) if slug != facts.slug]
+    kindred = [(slug, table) for slug, table in tables if _is_kindred(table.device, facts)]
+    yield from (
+        table for _, table in sorted(kindred, key=lambda item: (device_distance(item[1].device, facts), item[0]))
+    )
+
+
+def device_distance(device: Mapping[str, Any], facts: DeviceFacts) -> tuple[bool, bool, float]:
+    """Sort key for the distance between a database's device and this one: backend, then architecture, then size."""
+    backend, kindred = device.get("backend") == facts.backend, _is_kindred(device, facts)
+    units = device.get("units")
+    if not isinstance(units, int | float) or units <= 0:
+        return not backend, not kindred, math.inf
+    return not backend, not kindred, abs(math.log2(units / max(1, facts.units)))
+
+
+def _is_kindred(device: Mapping[str, Any], facts: DeviceFacts) -> bool:
+    same = device.get("backend") == facts.backend and device.get("arch") == facts.arch
+    return same and (facts.backend != "cpu" or device.get("vector_bytes") == facts.vector_bytes)

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from os import PathLike
+from typing import Any
 
 import torch
 
-from autotune.integrations.acceleration import Acceleration, Place
+from autotune.integrations.acceleration import CONVOLUTIONS, Acceleration, Place
 from autotune.integrations.convolution_block import ConvolutionBlock, known_blocks
 from autotune.integrations.replacement import KINDS, Replacing, is_of
 from autotune.integrations.stand_ins import AcceleratedConvolution, StandIn
@@ -21,10 +22,11 @@ from kernelgen.errors import InputError
 
 
 def accelerate(
-    model: torch.nn.Module, *, strict: bool | None = None, deterministic: bool = False, check: bool = True
+    model: Any, *, strict: bool | None = None, deterministic: bool = False, check: bool = True
 ) -> Acceleration:
     """Replace e3nn's tensor products and spherical harmonics in ``model``, in place, where a kernel computes the same.
 
+    model: a module; or an object that holds one as ``model`` or several as ``models``, such as an ASE calculator.
     Blocks of MACE, NequIP and SevenNet get the whole convolution: no edge-wise product is kept in memory.
 
     strict, deterministic: as in :class:`autotune.TensorProduct`; harmonics are always deterministic.
@@ -33,9 +35,9 @@ def accelerate(
 
     Some modules stay, with the reason in the result: those compiled by TorchScript or torch.compile, those with a
     ``forward``, parameters or modules of their own, and those that fail when tried. Hooks, parametrizations and pruning
-    of a replacement pass to e3nn's module when it is put back. Raises InputError if ``model`` is no module.
+    of a replacement pass to e3nn's module when it is put back. Raises InputError if there is no module.
     """
-    _check_module(model)
+    model = _module_of(model)
     replacing = Replacing(strict, deterministic, _sample_of(model) if check else None)
     before = sum(isinstance(module, StandIn) for module in model.modules())
     places = [_replaced(replacing, *found) for found in list(_found(model))]
@@ -52,10 +54,11 @@ def _replaced(
     if isinstance(found, str) or parent is None:
         return Place(name, repr(module), False, str(found), kind)
     setattr(parent, attribute, found)
-    detail = f"schedule {found.tuning['forward'].origin}: {found.tuning['forward'].reason}"
+    tuning = found.tuning_for(None)["forward"]
+    detail = f"schedule {tuning.origin}: {tuning.reason}"
     if block is not None and isinstance(found, AcceleratedConvolution):
         block.fuse(parent)
-        return Place(name, repr(module), True, detail, "convolutions")
+        return Place(name, repr(module), True, detail, CONVOLUTIONS)
     if reason := replacing.unfused.get(module):
         detail += f"; gather and sum stay the package's: {reason}"
     return Place(name, repr(module), True, detail, kind)
@@ -67,12 +70,12 @@ def _block_of(parent: torch.nn.Module | None, attribute: str) -> ConvolutionBloc
     return next((block for block in matching if parent is not None and block.matches(parent)), None)
 
 
-def restore(model: torch.nn.Module) -> int:
+def restore(model: Any) -> int:
     """Put e3nn's modules back where :func:`accelerate` replaced them; returns the number of places.
 
     Changes to the replacements carry over: another weight, hooks, parametrizations, pruning, the mode.
     """
-    _check_module(model)
+    model = _module_of(model)
     found = [(parent, name, child) for parent in model.modules() for name, child in _children(parent)]
     replaced = [(parent, name, child) for parent, name, child in found if isinstance(child, StandIn)]
     for parent, name, child in replaced:
@@ -82,14 +85,22 @@ def restore(model: torch.nn.Module) -> int:
     return len(replaced)
 
 
-def _check_module(model: object) -> None:
+def _module_of(model: object) -> torch.nn.Module:
+    """The module itself, or the modules that an object holds; InputError if it has none."""
     if isinstance(model, str | PathLike):
         raise InputError(
             f"model is the path {str(model)!r}; expected a torch.nn.Module: load the file first, "
             "with torch.load(path, weights_only=False) if it holds a whole model"
         )
-    if not isinstance(model, torch.nn.Module):
-        raise InputError(f"model is of type {type(model).__name__}; expected a torch.nn.Module")
+    if isinstance(model, torch.nn.Module):
+        return model
+    held = getattr(model, "models", None) or [getattr(model, "model", None)]
+    if not isinstance(held, list | tuple) or not all(isinstance(one, torch.nn.Module) for one in held):
+        raise InputError(
+            f"model is of type {type(model).__name__}; expected a torch.nn.Module, or an object with one as its model "
+            "or with several as its models, such as an ASE calculator"
+        )
+    return held[0] if len(held) == 1 else torch.nn.ModuleList(held)
 
 
 def _children(parent: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
@@ -116,7 +127,7 @@ def _note(model: torch.nn.Module, before: int, places: list[Place]) -> str:
 
 def _found(model: torch.nn.Module) -> Iterator[tuple[torch.nn.Module | None, str, str, torch.nn.Module]]:
     """Parent, attribute, full name and module of every such e3nn module; a shared one appears several times."""
-    if isinstance(model, tuple(KINDS.values())):
+    if any(is_of(model, kind) for kind in KINDS.values()):
         yield None, "", "(the model)", model
     for prefix, parent in model.named_modules():
         for attribute, child in _children(parent):

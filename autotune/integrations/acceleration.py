@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+# In the order in which the table names them.
+CONVOLUTIONS, PRODUCTS, HARMONICS = KIND_NAMES = ("convolutions", "tensor products", "spherical harmonics")
+
 
 @dataclass(frozen=True)
 class Place:
     """One e3nn module: its name in the model, whether it was replaced, and with what or why not.
 
-    kind: ``tensor products`` or ``spherical harmonics``.
+    kind: one of ``KIND_NAMES``.
     """
 
     name: str
     module: str
     replaced: bool
     detail: str
-    kind: str = "tensor products"
+    kind: str = PRODUCTS
 
 
 @dataclass(frozen=True)
@@ -34,12 +37,20 @@ class Acceleration:
         return sum(place.replaced for place in self.places)
 
     def __str__(self) -> str:
-        counts = []
-        for kind in dict.fromkeys(("tensor products", *(place.kind for place in self.places))):
-            found = [place.replaced for place in self.places if place.kind == kind]
-            counts.append(f"{sum(found)} of {len(found)} e3nn {kind}")
-        lines = [f"{' and '.join(counts)} replaced{self.note and f': {self.note}'}"]
-        width = max((len(place.name) for place in self.places), default=0)
-        for place in self.places:
-            lines.append(f"{place.name:{width}}  {'replaced' if place.replaced else 'kept':8}  {place.detail}")
+        """How many of each kind, then the modules' names; those with one reason share it."""
+        lines = [f"{self._counts()} replaced{self.note and f': {self.note}'}"]
+        groups: dict[tuple[bool, str], list[str]] = {}
+        for place in sorted(self.places, key=lambda place: (not place.replaced, KIND_NAMES.index(place.kind))):
+            groups.setdefault((place.replaced, place.detail), []).append(place.name)
+        for (replaced, detail), names in groups.items():
+            lines += [f"{'replaced' if replaced else 'kept':8}  {', '.join(names)}", f"          {detail}"]
         return "\n".join(lines)
+
+    def _counts(self) -> str:
+        """Such as ``2 of 2 convolutions and 1 of 2 tensor products``."""
+        counts = []
+        for kind in KIND_NAMES:
+            found = [place.replaced for place in self.places if place.kind == kind]
+            if found or (kind == PRODUCTS and not self.places):
+                counts.append(f"{sum(found)} of {len(found)} {kind}")
+        return " and ".join(filter(None, (", ".join(counts[:-1]), counts[-1])))

@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from autotune.integrations.convolution_block import ConvolutionBlock
+from autotune.integrations.convolution_block import ConvolutionBlock, home_of
 from autotune.integrations.stand_ins import AcceleratedConvolution, AcceleratedHarmonics, AcceleratedProduct
 from autotune.modules.e3nn_checkpoints import CODE
 from kernelgen.e3nn_import import o3
@@ -32,7 +32,13 @@ def is_of(module: torch.nn.Module, kind: type[torch.nn.Module]) -> bool:
     """Whether it is of that e3nn class, or TorchScript's form of it (recognised by name)."""
     name = getattr(module, "original_name", "") if isinstance(module, torch.jit.ScriptModule) else ""
     scripted = "TensorProduct" in name if kind is o3.TensorProduct else name == kind.__name__
-    return scripted or isinstance(module, kind)
+    return scripted or e3nn_class(module, kind) is not None
+
+
+def e3nn_class(module: torch.nn.Module, kind: type[torch.nn.Module]) -> type | None:
+    """That class of e3nn among the module's own: the installed e3nn's, or that of a torch.package (NequIP's files)."""
+    name = (kind.__module__, kind.__qualname__)
+    return next((base for base in type(module).__mro__ if (home_of(base), base.__qualname__) == name), None)
 
 
 class Replacing:
@@ -53,12 +59,12 @@ class Replacing:
         """The stand-in for a module, the same at every place; or why it stays."""
         if reason := _why_it_stays(module, parent):
             return reason
-        if block is not None and isinstance(module, o3.TensorProduct):
+        is_product = is_of(module, o3.TensorProduct)
+        if block is not None and is_product:
             found = self._tried(module, block.stand_in)
             if not isinstance(found, str):
                 return found
             self.unfused[module] = found
-        is_product = isinstance(module, o3.TensorProduct)
         return self._tried(module, AcceleratedProduct if is_product else AcceleratedHarmonics)
 
     def _tried(self, module: torch.nn.Module, kind: Callable[..., TunedStandIn]) -> TunedStandIn | str:
@@ -83,7 +89,7 @@ def _why_it_stays(module: torch.nn.Module, parent: torch.nn.Module | None) -> st
         return f"it is the model itself; wrap it in a module, or build an autotune.{kind.__name__}"
     if type(parent).__name__ == "OptimizedModule":
         return "torch.compile holds it; accelerate the model first"
-    if not isinstance(module, kind):
+    if isinstance(module, torch.jit.ScriptModule):
         return "TorchScript has compiled it; accelerate the model before torch.jit.script"
     return _what_would_be_lost(module, kind)
 
@@ -91,8 +97,9 @@ def _why_it_stays(module: torch.nn.Module, parent: torch.nn.Module | None) -> st
 def _what_would_be_lost(module: torch.nn.Module, kind: type[torch.nn.Module]) -> str:
     """What the module does that a replacement would not, in words; empty if nothing."""
     name = type(module).__name__
+    base = e3nn_class(module, kind)
     for method in ("forward", "right"):
-        if method in module.__dict__ or getattr(type(module), method, None) is not getattr(kind, method, None):
+        if method in module.__dict__ or getattr(type(module), method, None) is not getattr(base, method, None):
             return f"{name} has a {method} of its own"
     own = {"weight", *(code.rstrip(".") for code in CODE)}
     more = (*module._parameters, *module._modules) if kind is o3.TensorProduct else ()

@@ -7,20 +7,20 @@ from typing import TYPE_CHECKING
 
 from autotune.errors import ConfigError, unknown_name
 from autotune.workload.config_tables import load_graphs
-from autotune.workload.edge_lists import GivenEdges
-from autotune.workload.graphs import Bulk, Crystal, EdgesAlone, Molecule, RandomNeighbours, StructureFile
+from autotune.workload.graphs import Bulk, Crystal, Molecule, StructureFile
 
 if TYPE_CHECKING:
     from ase import Atoms
 
+# Random points and edges alone have no elements.
+SOURCES = (Crystal, Bulk, Molecule, StructureFile)
 # Standard deviation in angstrom. In a perfect crystal forces are zero, so there would be no errors to measure.
 RATTLED = 0.05
 
 
 def structure_names() -> list[str]:
     """Names that :func:`find_atoms` knows, besides files."""
-    kinds = (Crystal, Bulk, Molecule, StructureFile)
-    return [name for name, graph in load_graphs().items() if isinstance(graph.source, kinds)]
+    return [name for name, graph in load_graphs().items() if isinstance(graph.source, SOURCES)]
 
 
 def find_atoms(name: str) -> Atoms:
@@ -31,8 +31,8 @@ def find_atoms(name: str) -> Atoms:
             return _read(name)
         raise ConfigError(f"{unknown_name('structure', name, structure_names())}; a file may also be named")
     graph = graphs[name]
-    if isinstance(graph.source, EdgesAlone | GivenEdges | RandomNeighbours):
-        raise ConfigError(f"structure {name!r} has edges alone; a model needs atoms")
+    if not isinstance(graph.source, SOURCES):
+        raise ConfigError(f"structure {name!r} has no elements; expected one of {', '.join(structure_names())}")
     atoms = graph.source.atoms().repeat(graph.repeat)
     if isinstance(graph.source, Crystal | Bulk):
         atoms.rattle(RATTLED, seed=0)

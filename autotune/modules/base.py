@@ -1,21 +1,21 @@
-"""Base class of the modules: looks up schedules and builds one operator per (device, dtype).
+"""Base class of the modules: looks up schedules and builds one operator per device, dtype and size class of graphs.
 
-Lookup and build happen at the first call with a (device, dtype). Later calls cost two comparisons.
+Lookup and build happen at the first call with a (device, dtype, size class). A module that was told its graph class, or
+all its schedules, has one size class. Later calls cost a few comparisons of integers.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Mapping
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes as outside_of_traces
 
-from autotune.database.lookup import Tuning, check_tolerance, find_schedule
+from autotune.database.lookup import Tuning, check_tolerance
 from autotune.database.misses import asked
-from autotune.errors import TuningMissError
+from autotune.modules.sizes import Found, Lookup
 from autotune.workload.graph_class import GraphClass
 from autotune.workload.workload import LAYOUTS
 from kernelgen.device import check_cuda, device_facts
@@ -23,6 +23,7 @@ from kernelgen.e3nn_import import o3
 from kernelgen.errors import InputError, ProblemError, ToolMissingError, UnsupportedError
 from kernelgen.ops.operator import Operator, build
 from kernelgen.ops.registry import OPERATORS
+from kernelgen.plan.size_class import size_class
 from kernelgen.problem.tensor_product import TensorProductProblem
 from kernelgen.schedule.knobs import Knobs
 from kernelgen.schedule.tensor_product import Schedule
@@ -48,8 +49,16 @@ class NoTorchScript(torch.nn.Module):
         raise UnsupportedError(_NO_TORCHSCRIPT)
 
 
+class Built(NamedTuple):
+    """What was built for a device, dtype and size class. run: what calls use, the operator or what is made of it."""
+
+    operator: Operator
+    tuning: dict[str, Tuning]
+    run: Any
+
+
 class TunedModule(NoTorchScript):
-    """Common part of the modules: the problem, and the operators built per (device, dtype)."""
+    """Common part of the modules: the problem, and the operators built per device, dtype and size class."""
 
     operation: str
 
@@ -71,9 +80,7 @@ class TunedModule(NoTorchScript):
             raise ProblemError(f"layout is {layout!r}; expected one of {LAYOUTS}")
         self.problem = problem
         self.layout = layout
-        self.graph_class = GraphClass.parse(graph_class) if isinstance(graph_class, str) else graph_class
-        if self.graph_class is not None and self.graph_class.operation != self.operation:
-            raise ProblemError(f"graph_class is {self.graph_class.text!r}; expected one of a {self.operation} product")
+        self.graph_class = self._parsed(graph_class)
         check_tolerance(tolerance)
         self.schedule = schedule
         self.strict = strict
@@ -97,7 +104,7 @@ class TunedModule(NoTorchScript):
         self._forget_operators()
         if device is not None or dtype is not None:
             device, dtype = or_default(device, dtype)
-            self._operator_for(device, dtype)
+            self._use(device, dtype, None)
 
     def _text_of(self, given: Schedules | None) -> str:
         """Everything that determines this module's operators."""
@@ -109,24 +116,37 @@ class TunedModule(NoTorchScript):
 
     @property
     def tuning(self) -> dict[str, Tuning]:
-        """By direction: schedule, origin, database entry and reason, for the operator built last.
+        """By direction: schedule, origin, database entry and reason, for the operator used last.
 
-        Before the first build: what would be loaded on torch's default device and dtype.
+        Before the first call: what would be loaded on torch's default device and dtype, without a graph's size for the
+        largest graph.
         """
-        if self._tuning:
-            return dict(self._tuning)
-        return self._look_up(*or_default(None, None), refused={})
+        return dict(self._met[-1].tuning) if self._met else self.tuning_for(self.graph_class)
+
+    def tuning_for(self, graph_class: GraphClass | str | None) -> dict[str, Tuning]:
+        """The same for graphs of a class such as ``conv-e14-d5``, on the device and dtype used last."""
+        device, dtype = self._met[:2] if self._met else or_default(None, None)
+        return self._lookup(device, dtype).find(self._parsed(graph_class)).tuning
+
+    def _parsed(self, graph_class: GraphClass | str | None) -> GraphClass | None:
+        parsed = GraphClass.parse(graph_class) if isinstance(graph_class, str) else graph_class
+        if parsed is not None and parsed.operation != self.operation:
+            raise ProblemError(f"graph_class is {parsed.text!r}; expected one of a {self.operation} product")
+        return parsed
 
     def _forget_operators(self) -> None:
-        self._operators: dict[tuple[torch.device, torch.dtype], tuple[Operator, dict[str, Tuning]]] = {}
-        self._operator: Operator | None = None
-        self._met: tuple[torch.device, torch.dtype] | None = None
-        self._tuning: dict[str, Tuning] = {}
+        self._operators: dict[tuple[torch.device, torch.dtype, tuple[int, int] | None], Built] = {}
+        self._families: dict[tuple[torch.device, torch.dtype], str] = {}
+        # Device, dtype, edges and nodes of the last call, and what it used: one attribute, so that threads never see
+        # one of another call's.
+        self._met: tuple[torch.device, torch.dtype, int, int, Built] | None = None
+        given = dict.fromkeys(DIRECTIONS) if isinstance(self.schedule, Knobs) else self.schedule or {}
+        self._has_one_size = self.graph_class is not None or set(given) == set(DIRECTIONS)
 
     def __getstate__(self) -> dict[str, Any]:
         # Loaded kernels belong to this process. A copy builds its own from the compile cache at its first call.
         state = dict(self.__dict__)
-        for name in ("_operators", "_operator", "_met", "_tuning"):
+        for name in ("_operators", "_families", "_met"):
             state.pop(name)
         return state
 
@@ -134,76 +154,89 @@ class TunedModule(NoTorchScript):
         super().__setstate__(state)
         self._forget_operators()
 
-    def _look_up(
-        self, device: torch.device, dtype: torch.dtype, refused: dict[str, str] | None = None
-    ) -> dict[str, Tuning]:
-        """By direction. ``refused`` receives directions other than forward without a suitable schedule: few are called.
+    def _lookup(self, device: torch.device, dtype: torch.dtype) -> Lookup:
+        given = dict.fromkeys(DIRECTIONS, self.schedule) if isinstance(self.schedule, Schedule) else self.schedule
+        kernel = (self.problem, self.operation, str(dtype).removeprefix("torch."), self.layout, device_facts(device))
+        asked: dict[str, Any] = {"deterministic": self.deterministic, "tolerance": self.tolerance}
+        return Lookup(kernel, tuple(DIRECTIONS), given or {}, self.strict, **asked)
 
-        TuningMissError if forward has none, or if ``refused`` is not given.
-        """
-        given = {} if self.schedule is None else self.schedule
-        if isinstance(given, Schedule):
-            given = dict.fromkeys(DIRECTIONS, given)
-        facts, name = device_facts(device), str(dtype).removeprefix("torch.")
-        found = {}
-        for direction in DIRECTIONS:
-            if direction in given:
-                found[direction] = Tuning(given[direction], "given", None, "given by the caller")
-                continue
-            kernel = (self.problem, self.operation, direction, name, self.layout, facts, self.graph_class)
-            kind: dict[str, Any] = {"deterministic": self.deterministic}
-            try:
-                found[direction] = find_schedule(*kernel, self.strict, **kind, tolerance=self.tolerance)
-            except TuningMissError as error:
-                if refused is None or direction == "forward":
-                    raise
-                refused[direction] = str(error)
-                found[direction] = dataclasses.replace(find_schedule(*kernel, False, **kind), reason=str(error))
-        return found
-
-    @torch.compiler.assume_constant_result
-    def _operator_text(self, key: str, device: torch.device, dtype: torch.dtype) -> str:
-        """The name under which the operator is registered. Lookup and build happen here, untraced.
-
-        key: identifies this module, so that torch.compile does not reuse its code for another module.
-        """
-        return self._operator_for(device, dtype).text
-
-    def _operator_for(self, device: torch.device, dtype: torch.dtype) -> Operator:
-        key = (device, dtype)
-        if key not in self._operators:
-            check_dtype("inputs are", dtype)
-            with outside_of_traces():
-                self._operators[key] = self._build(device, dtype)
-        self._operator, self._tuning = self._operators[key]
-        self._met = key
-        return self._operator
-
-    def _build(self, device: torch.device, dtype: torch.dtype) -> tuple[Operator, dict[str, Tuning]]:
-        refused: dict[str, str] = {}
-        tuning = self._look_up(device, dtype, refused)
-        schedules: Any = {direction: found.schedule for direction, found in tuning.items()}
+    def _build(self, device: torch.device, dtype: torch.dtype, found: Found) -> Operator:
         operator = build(
-            *(self.problem, schedules),
+            *(self.problem, found.schedules),
             operation=self.operation,
             dtype=dtype,
             layout=self.layout,
             device=device,
             deterministic=self.deterministic,
-            refused=refused,
+            refused=found.refused,
         )
         if self.schedule is None:
             asked(operator)
-        return operator, tuning
+        return operator
 
-    def _operator_of(self, x: torch.Tensor) -> Operator:
-        if torch.compiler.is_compiling():
+    @torch.compiler.assume_constant_result
+    def _operator_text(self, key: str, device: torch.device, dtype: torch.dtype) -> str:
+        """The name under which the operator is registered: of a family, if schedules depend on the graph.
+
+        Lookup and build happen here, untraced. key: identifies this module, so that torch.compile does not reuse its
+        code for another module.
+        """
+        if self._has_one_size:
+            return self._use(device, dtype, None).operator.text
+        if (device, dtype) not in self._families:
+            check_dtype("inputs are", dtype)
+            with outside_of_traces():
+                family = self._lookup(device, dtype).family(lambda found: self._build(device, dtype, found))
+            self._families[device, dtype] = family.text
+        return self._families[device, dtype]
+
+    def _use(
+        self,
+        device: torch.device,
+        dtype: torch.dtype,
+        size: tuple[int, int] | None,
+        num_edges: int = -1,
+        num_nodes: int = -1,
+    ) -> Built:
+        """What a size class uses, built if needed; the next call on as many edges and nodes finds it at once.
+
+        size: None for the module's own graph class, or the largest graph.
+        """
+        built = self._operators.get((device, dtype, size))
+        if built is None:
+            check_dtype("inputs are", dtype)
+            graph_class = self.graph_class if size is None else GraphClass(self.operation, *size)
+            with outside_of_traces():
+                found = self._lookup(device, dtype).find(graph_class)
+                operator = self._build(device, dtype, found)
+                built = Built(operator, found.tuning, self._run_by(operator, graph_class, device))
+            self._operators[device, dtype, size] = built
+        # Without the search for parameters and modules that torch does for each attribute that is set.
+        self.__dict__["_met"] = (device, dtype, num_edges, num_nodes, built)
+        return built
+
+    @property
+    def _operator(self) -> Operator | None:
+        return self._met[4].operator if self._met else None
+
+    def _run_by(self, operator: Operator, graph_class: GraphClass | None, device: torch.device) -> Any:
+        """What calls use: the operator, or what is made of it for graphs of this class."""
+        return operator
+
+    def _operator_of(self, x: torch.Tensor, num_edges: int, num_nodes: int) -> Any:
+        """What runs a call on a graph of this size."""
+        if torch.compiler.is_compiling() or type(num_edges) is not int:
             return OPERATORS[self._operator_text(self._key, x.device, x.dtype)]
         met = self._met
-        if met is not None and met[1] is x.dtype and met[0] == x.device:
-            assert self._operator is not None
-            return self._operator
-        return self._operator_for(x.device, x.dtype)
+        if (
+            met is not None
+            and met[1] is x.dtype
+            and met[0] == x.device
+            and ((met[2] == num_edges and met[3] == num_nodes) or self._has_one_size)
+        ):
+            return met[4].run
+        size = None if self._has_one_size else size_class(num_edges, num_nodes)
+        return self._use(x.device, x.dtype, size, num_edges, num_nodes).run
 
     def extra_repr(self) -> str:
         # As in e3nn, every combination of copies counts as a path.

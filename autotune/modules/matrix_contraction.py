@@ -98,7 +98,7 @@ class MatrixContraction(TunedModule):
             raise InputError(f"weights are {w.dtype} on {w.device} and x is {x.dtype} on {x.device}; expected the same")
         irreps_in1, irreps_out = self._irreps
         x = relayout(x, irreps_in1, self._outer_layout, "ir_mul")
-        z = self._operator_of(x)(x, y, w[:0])
+        z = self._operator_of(x, x.shape[0], x.shape[0])(x, y, w[:0])
         found: list[torch.Tensor | None] = [None] * len(self._out_dims)
         parts = z.split([dim * pairs for _, (pairs, _), dim in self._paths], 1)
         matrices = w.split([pairs * copies for _, (pairs, copies), _ in self._paths])

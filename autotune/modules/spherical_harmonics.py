@@ -1,6 +1,7 @@
 """Spherical harmonics as a module and a function with e3nn's interface, from generated kernels.
 
-An operator is looked up and built at the first call with a (device, dtype), and kept. First and second derivatives
+An operator is looked up and built at the first call with a device, dtype and number of vectors (rounded to a power of
+two), and kept. First and second derivatives
 work. The second derivative of a normalised vector is 0 at the zero vector, where torch gives nan.
 """
 
@@ -12,15 +13,18 @@ from typing import Any, TypeAlias
 
 import torch
 
-from autotune.database.lookup import Tuning, find_schedule
+from autotune.database.lookup import Tuning
 from autotune.database.misses import asked
+from autotune.errors import TuningMissError
 from autotune.modules.base import NoTorchScript, autocast, check_dtype, or_default, outside_of_traces
+from autotune.modules.sizes import Found, Lookup
 from autotune.workload.graph_class import GraphClass
 from kernelgen.device import device_facts
 from kernelgen.e3nn_import import o3
 from kernelgen.errors import ProblemError, UnsupportedError
 from kernelgen.ops.harmonics_operator import HarmonicsOperator, build_harmonics
 from kernelgen.ops.registry import OPERATORS
+from kernelgen.plan.size_class import size_class
 from kernelgen.problem.irreps import parse_irreps
 from kernelgen.problem.spherical_harmonics import MAX_DEGREE, NORMALIZATIONS, HarmonicsProblem
 from kernelgen.terms.directions import HARMONICS_DIRECTIONS
@@ -70,16 +74,13 @@ class SphericalHarmonics(NoTorchScript):
     irreps_out: a degree, a list of degrees, or irreps, whose parities must be those of the harmonics of irreps_in.
     normalize: whether to divide x by its length first. normalization: a block's length on the sphere is
     sqrt((2l+1) / 4 pi) (``integral``), sqrt(2l+1) (``component``) or 1 (``norm``). irreps_in: ``1o`` or ``1e``; None
-    means 1e if irreps_out has an odd degree of even parity, else 1o. num_vectors: about how many vectors a call has
-    (None: many), to choose among tuned schedules. strict: raise TuningMissError at the first call unless schedules were
-    tuned on this device; None reads ``$EQUITUNE_STRICT``.
+    means 1e if irreps_out has an odd degree of even parity, else 1o. num_vectors: take the schedules tuned for about
+    this number of vectors in every call (None: for as many as the call has). strict: raise TuningMissError at the first
+    call unless schedules were tuned on this device; None reads ``$EQUITUNE_STRICT``.
 
     The attributes irreps_in, irreps_out, normalize and normalization are e3nn's. Raises ProblemError where e3nn raises
     ValueError, and UnsupportedError for degrees above 12.
     """
-
-    _operator: HarmonicsOperator | None
-    _tuning: _Tunings
 
     def __init__(
         self,
@@ -127,64 +128,90 @@ class SphericalHarmonics(NoTorchScript):
         (x,) = autocast(x)
         if torch.compiler.is_compiling():
             return OPERATORS[_operator_text(self._key, x.device, x.dtype)](x)
-        met = self._operator
-        if met is None or met.dtype is not x.dtype or met.device != x.device:
-            met = self._operator_for(x.device, x.dtype)
-        return met(x)
+        met, numbers = self._met, x.numel()
+        if met is not None and met[1] is x.dtype and met[0] == x.device and (met[2] == numbers or self._has_one_size):
+            return met[3](x)
+        if type(numbers) is not int:  # traced with sizes as symbols
+            return OPERATORS[_operator_text(self._key, x.device, x.dtype)](x)
+        return self.operator_for(x.device, x.dtype, numbers // 3)(x)
 
     @property
     def tuning(self) -> dict[str, Tuning]:
-        """By direction: schedule, origin, database entry and reason, for the operator built last.
+        """By direction: schedule, origin, database entry and reason, for the operator used last.
 
-        Before the first build: what would be loaded on torch's default device and dtype.
+        Before the first call: what would be loaded on torch's default device and dtype, for many vectors unless their
+        number was given.
         """
-        return dict(self._tuning) if self._tuning else _look_up(self._key, *or_default(None, None))
+        return dict(self._met[-1]) if self._met else self.tuning_for(self._key[1] or None)
 
-    def _operator_for(self, device: torch.device, dtype: torch.dtype) -> HarmonicsOperator:
-        key = (device, dtype)
-        if key not in self._operators:
+    def tuning_for(self, graph_class: GraphClass | str | None) -> dict[str, Tuning]:
+        """The same for as many vectors as in a class such as ``harmonics-e14``, on the device and dtype used last."""
+        parsed = GraphClass.parse(graph_class) if isinstance(graph_class, str) else graph_class
+        if parsed is not None and parsed.operation != "harmonics":
+            raise ProblemError(f"graph_class is {parsed.text!r}; expected one of harmonics")
+        return _found(self._key, *(self._met[:2] if self._met else or_default(None, None)), parsed).tuning
+
+    def operator_for(self, device: torch.device, dtype: torch.dtype, num_vectors: int | None) -> HarmonicsOperator:
+        """The operator for about this number of vectors, None for many; built if needed."""
+        size = None if self._has_one_size or num_vectors is None else size_class(num_vectors, num_vectors)[0]
+        built = self._operators.get((device, dtype, size))
+        if built is None:
+            graph_class = GraphClass.parse(self._key[1]) if self._key[1] else None
             with outside_of_traces():
-                self._operators[key] = _build(self._key, device, dtype)
-        self._operator, self._tuning = self._operators[key]
-        return self._operator
+                found = _found(self._key, device, dtype, graph_class if size is None else GraphClass("harmonics", size))
+                built = _build(self._key, device, dtype, found), found.tuning
+            self._operators[device, dtype, size] = built
+        self.__dict__["_met"] = (device, dtype, -1 if num_vectors is None else 3 * num_vectors, *built)
+        return built[0]
+
+    @property
+    def _operator(self) -> HarmonicsOperator | None:
+        return self._met[3] if self._met else None
 
     def _forget_operators(self) -> None:
-        self._operators: dict[tuple[torch.device, torch.dtype], tuple[HarmonicsOperator, _Tunings]] = {}
-        self._operator = None
-        self._tuning = {}
+        self._operators: dict[tuple[torch.device, torch.dtype, int | None], tuple[HarmonicsOperator, _Tunings]] = {}
+        # Device, dtype, numbers in the input, operator and schedules of the last call.
+        self._met: tuple[torch.device, torch.dtype, int, HarmonicsOperator, _Tunings] | None = None
+        self._has_one_size = self._key[1] != ""
 
     def __getstate__(self) -> dict[str, Any]:
         # Loaded kernels belong to this process. A copy builds its own from the compile cache at its first call.
-        forgotten = ("_operators", "_operator", "_tuning")
-        return {name: value for name, value in self.__dict__.items() if name not in forgotten}
+        return {name: value for name, value in self.__dict__.items() if name not in ("_operators", "_met")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self._forget_operators()
 
 
-def _look_up(key: _Key, device: torch.device, dtype: torch.dtype) -> _Tunings:
-    problem, graph_class, strict = key
-    where = (str(dtype), "mul_ir", device_facts(device), graph_class or None, strict)
-    return {
-        direction: find_schedule(HarmonicsProblem.from_key(problem), "harmonics", direction, *where)
-        for direction in HARMONICS_DIRECTIONS
-    }
-
-
-def _build(key: _Key, device: torch.device, dtype: torch.dtype) -> tuple[HarmonicsOperator, _Tunings]:
+def _lookup(key: _Key, device: torch.device, dtype: torch.dtype) -> Lookup:
     check_dtype("x is", dtype)
-    tuning = _look_up(key, device, dtype)
-    schedules: Any = {direction: found.schedule for direction, found in tuning.items()}
-    operator = build_harmonics(HarmonicsProblem.from_key(key[0]), schedules, dtype=dtype, device=device)
+    kernel = (HarmonicsProblem.from_key(key[0]), "harmonics", str(dtype), "mul_ir", device_facts(device))
+    return Lookup(kernel, tuple(HARMONICS_DIRECTIONS), {}, key[2])
+
+
+def _found(key: _Key, device: torch.device, dtype: torch.dtype, graph_class: GraphClass | None) -> Found:
+    return _lookup(key, device, dtype).find(graph_class)
+
+
+def _build(key: _Key, device: torch.device, dtype: torch.dtype, found: Found) -> HarmonicsOperator:
+    for miss in found.refused.values():
+        raise TuningMissError(miss)
+    operator = build_harmonics(HarmonicsProblem.from_key(key[0]), found.schedules, dtype=dtype, device=device)
     asked(operator)
-    return operator, tuning
+    return operator
 
 
 @torch.compiler.assume_constant_result
 def _operator_text(key: _Key, device: torch.device, dtype: torch.dtype) -> str:
-    """The name under which the operator is registered. Lookup and build happen here, untraced."""
-    return _build(key, device, dtype)[0].text
+    """The name under which the operator is registered: of a family, if schedules depend on the number of vectors.
+
+    Lookup and build happen here, untraced.
+    """
+    lookup = _lookup(key, device, dtype)
+    with outside_of_traces():
+        if key[1]:
+            return _build(key, device, dtype, lookup.find(GraphClass.parse(key[1]))).text
+        return lookup.family(lambda found: _build(key, device, dtype, found)).text
 
 
 _MODULES: dict[tuple[str, bool, str], SphericalHarmonics] = {}

@@ -14,6 +14,7 @@ import torch
 from autotune.database.edge_vectors import directions_inside
 from autotune.modules.spherical_harmonics import SphericalHarmonics
 from autotune.modules.tensor_product import Irreps, TensorProductConv
+from autotune.workload.graph_class import GraphClass
 from kernelgen.device import device_facts
 from kernelgen.ops.base import DTYPES
 from kernelgen.ops.edge_vectors import FUSED, HarmonicProduct
@@ -53,26 +54,26 @@ class SphericalHarmonicsConv(TensorProductConv):
         return super().forward(node_feats, edge_vectors, weights, sender, receiver, **graph)
 
     def _run(
-        self, operator: Operator, x: torch.Tensor, y: torch.Tensor, w: torch.Tensor, *edges: torch.Tensor, **graph: Any
+        self, operator: Any, x: torch.Tensor, y: torch.Tensor, w: torch.Tensor, *edges: torch.Tensor, **graph: Any
     ) -> torch.Tensor:
-        if torch.compiler.is_compiling():
-            return operator(x, self.harmonics(y), w, *edges, **graph)
-        both = self._both.get(operator)
-        if both is None:
-            harmonics = self.harmonics._operator_for(x.device, x.dtype)
-            both = self._both[operator] = HarmonicProduct(operator, harmonics, self._inside(operator, harmonics))
-        return both(x, y, w, *edges, **graph)
+        if isinstance(operator, Operator):  # torch traces this call
+            y = self.harmonics(y)
+        return operator(x, y, w, *edges, **graph)
 
-    def _inside(self, operator: Operator, harmonics: HarmonicsOperator) -> Sequence[str]:
+    def _run_by(self, operator: Operator, graph_class: GraphClass | None, device: torch.device) -> HarmonicProduct:
+        vectors = None if graph_class is None else 2**graph_class.log2_edges
+        harmonics = self.harmonics.operator_for(device, operator.dtype, vectors)
+        return HarmonicProduct(operator, harmonics, self._inside(operator, harmonics, graph_class, device))
+
+    def _inside(
+        self,
+        operator: Operator,
+        harmonics: HarmonicsOperator,
+        graph_class: GraphClass | None,
+        device: torch.device,
+    ) -> Sequence[str]:
         if self.fuse is not None or not self.problem.is_channelwise:
             return FUSED if self.fuse else ()
         problem = VectorProblem(self.problem, harmonics.problem)
-        where = (DTYPES[operator.dtype], self.layout, device_facts(operator.device), self.graph_class)
+        where = (DTYPES[operator.dtype], self.layout, device_facts(device), graph_class)
         return directions_inside(problem, *where, self.strict)
-
-    def _forget_operators(self) -> None:
-        super()._forget_operators()
-        self._both: dict[Operator, HarmonicProduct] = {}
-
-    def __getstate__(self) -> dict[str, Any]:
-        return super().__getstate__() | {"_both": {}}

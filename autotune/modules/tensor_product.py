@@ -1,8 +1,8 @@
 """Tensor product modules that run the best known schedule for this device.
 
 :class:`TensorProduct` is the edge-by-edge product, :class:`TensorProductConv` the convolution (gather by sender,
-product, sum by receiver). An operator is built at the first call with a (device, dtype), and kept: later calls do no
-lookup. Nothing is searched here.
+product, sum by receiver). An operator is built at the first call with a device, dtype and size class of graphs, and
+kept: later calls do no lookup. Nothing is searched here.
 
 Kernels follow e3nn's conventions: real spherical harmonics basis, ``component`` irreps, a path's weights are its
 channels, in instruction order. First and second derivatives work in every input.
@@ -70,7 +70,8 @@ class TensorProduct(PathWeights, E3nnCheckpoints, TunedModule):
     contraction: how shared weights of mode ``uvw`` are multiplied by the pairs of copies. ``edge``: edge by edge in the
         kernel. ``matrix``: by torch's matrix product, with torch's settings for tensor cores and accuracy, see
         ``autotune.modules.matrix_contraction``. ``auto``: ``matrix`` from 2**15 weights on unless a schedule is given.
-    graph_class: which tuned entry to prefer, such as ``plain-e16`` (about 2**16 edges).
+    graph_class: load the schedules of this class, such as ``plain-e16`` (about 2**16 edges), in every call. None takes
+        those of each call's number of edges.
     device, dtype: if either is given, the operator is built now and not at the first call.
 
     Raises ProblemError for irreps or instructions that are not well-defined.
@@ -165,23 +166,31 @@ class TensorProduct(PathWeights, E3nnCheckpoints, TunedModule):
         check_last("x", x, dim_in1)
         check_last("y", y, dim_in2)
         x, y, weight = autocast(x, y, self._weight_for(weight))
-        operator = self._operator_of(x) if self._matrix is None else self._matrix
         batched = (x, y) if self.shared_weights else (x, y, weight)
         if all(tensor.ndim == 2 and tensor.shape[0] == x.shape[0] for tensor in batched):
-            return operator(x, y, weight)
+            return self._run_rows(x, y, weight)
         try:
             batch = torch.broadcast_shapes(*(tensor.shape[:-1] for tensor in batched))
         except RuntimeError as error:
             shapes = ", ".join(str(tuple(tensor.shape)) for tensor in batched)
             raise InputError(f"leading dimensions of the shapes {shapes} do not broadcast") from error
         rows = [tensor.expand(*batch, tensor.shape[-1]).reshape(batch.numel(), tensor.shape[-1]) for tensor in batched]
-        out = operator(rows[0], rows[1], weight if self.shared_weights else rows[2])
+        out = self._run_rows(rows[0], rows[1], weight if self.shared_weights else rows[2])
         return out.reshape(*batch, dim_out)
+
+    def _run_rows(self, x: torch.Tensor, y: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        rows = x.shape[0]
+        operator = self._operator_of(x, rows, rows) if self._matrix is None else self._matrix
+        return operator(x, y, weight)
 
     @property
     def tuning(self) -> dict[str, Tuning]:
         """As in every module; with ``contraction="matrix"``, of the kernels that form the pairs."""
         return super().tuning if self._matrix is None else self._matrix.tuning
+
+    def tuning_for(self, graph_class: GraphClass | str | None) -> dict[str, Tuning]:
+        """As in every module; with ``contraction="matrix"``, of the kernels that form the pairs."""
+        return super().tuning_for(graph_class) if self._matrix is None else self._matrix.tuning_for(graph_class)
 
     def right(self, y: torch.Tensor, weight: Weight = None) -> torch.Tensor:
         """The matrix that maps x to the product: y ``[..., dim_in2]`` -> ``[..., dim_in1, dim_out]``.
@@ -203,8 +212,9 @@ class TensorProductConv(TunedModule):
     filter_irreps_out: keep every path whose output irrep is in it, one output block per path, sorted (as MACE does);
         or irreps_out and instructions ``(in1, in2, out, mode, has_weight[, path_weight])`` as in e3nn.
     shared_weights: one row of weights for all edges instead of one per edge.
-    graph_class: which tuned entry to prefer, such as ``conv-e14-d5`` (about 2**14 edges, 2**5 per node), see
-        ``autotune.GraphClass``; None prefers the entry of the largest graph.
+    graph_class: load the schedules of this class, such as ``conv-e14-d5`` (about 2**14 edges, 2**5 per node, see
+        ``autotune.GraphClass``), in every call. None takes those of each call's graph: by its number of edges and of
+        edges a node, rounded to powers of two.
     check_indices: False checks sender and receiver once, when a graph is first used: an index out of range raises
         InputError on a CPU and fails a device-side assertion on a GPU, without waiting (not for GPU memory imported
         from elsewhere, such as through DLPack). True checks at every call, waits for the device, and stays as
@@ -297,7 +307,7 @@ class TensorProductConv(TunedModule):
         if self.check_indices:
             self._check_indices(sender, receiver, node_feats.shape[0], num_out, edges_sorted)
         node_feats, edge_attrs, weights = autocast(node_feats, edge_attrs, weights)
-        operator = self._operator_of(node_feats)
+        operator = self._operator_of(node_feats, edge_attrs.shape[0] if edge_attrs.dim() else 0, num_out)
         graph = {"num_out": num_out, "order": order, "is_sorted": edges_sorted}
         return self._run(operator, node_feats, edge_attrs, weights, sender, receiver, **graph)
 

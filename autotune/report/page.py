@@ -12,7 +12,6 @@ from autotune.report.html.markup import Markup, folded, join, tag
 from autotune.report.html.sources import Sources, write_sources
 from autotune.report.sections import devices, method, models, replays, roofline, search, suite, tuned_rows
 from autotune.report.sections.first_screen.screen import first_screen, kernel_picker
-from autotune.report.sections.suite_summary import rows_text
 from autotune.report.sections.tuned_rows import entry_schedules
 from autotune.text import TUNED, count
 
@@ -47,7 +46,7 @@ def _sections(data: DeviceData, others: Sequence[DeviceRows], sources: Sources) 
     hint = "Click a column head to sort. Click the line below a row to see its schedule, source and raw samples."
     click = tag("p", hint, class_="hint screen")
     if data.models:
-        yield Section("models", "Models", join((click, models.models(data.models))), rows_text(len(data.models)))
+        yield Section("models", "Models", models.models(data.models))
     picked = kernel_picker(data) if data.models else None  # else it is the first screen
     yield Section("kernels", "Kernels", join((picked, suite.suite(data.suite, sources))))
     yield Section("roofline", "Roofline", roofline.roofline(data) or Markup(""), "kernels against the device's memory")

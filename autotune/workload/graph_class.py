@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from autotune.errors import ConfigError
 from autotune.workload.kinds.registry import CONVOLUTIONS, OPERATIONS
 from kernelgen.plan.defaults import SMALL_GRAPH_EDGES
+from kernelgen.plan.size_class import size_class
 
 
 @dataclass(frozen=True)
@@ -24,10 +25,8 @@ class GraphClass:
         """The class of a graph; ``num_nodes`` counts the destinations."""
         if operation not in OPERATIONS:
             raise ConfigError(f"operation is {operation!r}; expected one of {OPERATIONS}")
-        log2_edges = round(math.log2(max(1, num_edges)))
-        if operation not in CONVOLUTIONS:
-            return cls(operation, log2_edges)
-        return cls(operation, log2_edges, round(math.log2(max(1.0, num_edges / max(1, num_nodes)))))
+        log2_edges, log2_degree = size_class(num_edges, num_nodes)
+        return cls(operation, log2_edges, log2_degree if operation in CONVOLUTIONS else 0)
 
     @property
     def text(self) -> str:

@@ -104,6 +104,10 @@ class HarmonicsOperator(RegisteredOperator):
 
     __call__ = forward
 
+    def for_size(self, rows: int) -> HarmonicsOperator:
+        """The operator for a number of vectors: this one, unless it is a family."""
+        return self
+
     def run_forward(self, v: Tensor, *, poison: bool = False) -> Tensor:
         """Harmonics ``[rows, dim_out]`` of v ``[rows, 3]``, without autograd.
 

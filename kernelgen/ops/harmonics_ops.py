@@ -31,15 +31,15 @@ def no_third_derivative(*_: Any) -> tuple:
 
 
 def _sh_forward(v: Tensor, spec: str) -> Tensor:
-    return resolve(spec).run_forward(v)
+    return resolve(spec).for_size(v.shape[0]).run_forward(v)
 
 
 def _sh_backward(v: Tensor, g: Tensor, spec: str) -> Tensor:
-    return resolve(spec).run_backward(v, g)
+    return resolve(spec).for_size(v.shape[0]).run_backward(v, g)
 
 
 def _sh_double_backward(v: Tensor, g: Tensor, t: Tensor, outputs: str, spec: str) -> tuple[Tensor, Tensor]:
-    found = resolve(spec).run_double_backward(v, g, t, outputs)
+    found = resolve(spec).for_size(v.shape[0]).run_double_backward(v, g, t, outputs)
     return found.get("x", v.new_empty(0)), found.get("g", v.new_empty(0))
 
 

@@ -30,6 +30,7 @@ from kernelgen.runtime.known_graphs import KNOWN_GRAPHS, Edges
 from kernelgen.runtime.runner import Runner, SplitRunner
 from kernelgen.schedule.kernel_spec import Spec
 from kernelgen.schedule.tensor_product import SCHEDULES, Schedule, schedule_from_dict
+from kernelgen.terms.clebsch_gordan import couplings_digest
 from kernelgen.terms.directions import DIRECTIONS, Direction, fixed_order_parts
 from kernelgen.tracing import is_tracing, is_transforming
 
@@ -65,8 +66,14 @@ def build(
 def rebuild(text: str) -> Operator:
     """The operator with this ``Operator.text``."""
     data = json.loads(text)
+    problem = TensorProductProblem.from_key(data["problem"])
+    if data.get("couplings", "") not in ("", couplings_digest(problem)):
+        raise UnsupportedError(
+            f"{problem.irreps_in1} x {problem.irreps_in2} was saved under another version of e3nn, with other "
+            "signs of couplings than the installed one; install that version, or save or export the model again"
+        )
     return build(
-        TensorProductProblem.from_key(data["problem"]),
+        problem,
         {name: schedule_from_dict(knobs) for name, knobs in data["schedules"].items()},
         operation=data["operation"],
         dtype=getattr(torch, data["dtype"]),
@@ -120,6 +127,7 @@ class Operator(DirectCalls, RegisteredOperator):
             "layout": layout,
             "device": device.type,
             "deterministic": deterministic,
+            "couplings": couplings_digest(problem),
             "schedules": {name: schedule.to_dict() for name, schedule in self.schedules.items()},
         }
         self.text = json.dumps(facts | ({"refused": self.refused} if self.refused else {}), sort_keys=True)
@@ -178,7 +186,9 @@ class Operator(DirectCalls, RegisteredOperator):
         if known is not None:
             return sender, receiver, num_out, known[0], True, known[1]
         order = make()
-        return sender, receiver, num_out, order, order is NO_ORDER, None
+        # Not ``order is NO_ORDER``: torch.compile of torch 2.4 compares the elements of tuples instead.
+        unordered = order.spans is None and order.sender_spans is None
+        return sender, receiver, num_out, order, unordered, None
 
     __call__ = forward
 

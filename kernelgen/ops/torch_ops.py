@@ -18,8 +18,9 @@ from kernelgen.errors import UnsupportedError
 from kernelgen.ops.registry import resolve
 from kernelgen.ops.transforms import Rows, add_function, call
 from kernelgen.runtime.calls import DirectCalls
-from kernelgen.runtime.graph import EdgeOrder
+from kernelgen.runtime.graph import EdgeOrder, order_by
 from kernelgen.terms.directions import backward, double_backward, forward
+from kernelgen.torch_versions import register_vmap
 
 _GRAPH = (
     "Tensor? sender, Tensor? receiver, Tensor? spans, Tensor? perm, Tensor? sender_spans, Tensor? sender_perm, "
@@ -32,6 +33,7 @@ SCHEMAS = {
     " -> (Tensor, Tensor, Tensor)",
     "tp_double_backward": f"(Tensor x, Tensor y, Tensor w, Tensor g, {_TANGENTS}, {_GRAPH}, str outputs, str spec)"
     " -> (Tensor, Tensor, Tensor, Tensor)",
+    "tp_order": "(Tensor nodes, SymInt num_out, SymInt count, str end, str spec) -> (Tensor, Tensor)",
 }
 # Number of arguments for the graph: index tensors and the number of destinations.
 GRAPH_ARGUMENTS = 7
@@ -45,6 +47,11 @@ def _operator(text: str) -> DirectCalls:
     return resolve(text)
 
 
+def _of_size(text: str, y: Tensor, num_out: int) -> DirectCalls:
+    """The operator of a text for a graph: a family's operators differ by size."""
+    return resolve(text).for_size(y.shape[0], num_out)
+
+
 def _graph(sender: Maybe, receiver: Maybe, *order_and_size: Any) -> tuple:
     """The arguments of ``Operator.run`` that follow the operands."""
     *order, num_out = order_and_size
@@ -54,13 +61,13 @@ def _graph(sender: Maybe, receiver: Maybe, *order_and_size: Any) -> tuple:
 def _tp_forward(x: Tensor, y: Tensor, w: Tensor, *rest: Any) -> Tensor:
     *graph, spec = rest
     operands = (x, None, y, None, w, None, None, None)
-    return _operator(spec).run(forward(), operands, *_graph(*graph))["g"]
+    return _of_size(spec, y, graph[-1]).run(forward(), operands, *_graph(*graph))["g"]
 
 
 def _tp_backward(x: Tensor, y: Tensor, w: Tensor, g: Tensor, *rest: Any) -> tuple[Tensor, ...]:
     *graph, outputs, spec = rest
     operands = (x, None, y, None, w, None, g, None)
-    found = _operator(spec).run(backward(outputs), operands, *_graph(*graph))
+    found = _of_size(spec, y, graph[-1]).run(backward(outputs), operands, *_graph(*graph))
     return _apart(found, "xyw", x)
 
 
@@ -69,7 +76,7 @@ def _tp_double_backward(
 ) -> tuple[Tensor, ...]:
     *graph, outputs, spec = rest
     operands = (x, tx, y, ty, w, tw, g, None)
-    found = _operator(spec).run(double_backward(present(tx, ty, tw), outputs), operands, *_graph(*graph))
+    found = _of_size(spec, y, graph[-1]).run(double_backward(present(tx, ty, tw), outputs), operands, *_graph(*graph))
     return _apart(found, "xywg", x)
 
 
@@ -206,6 +213,30 @@ def only(found: tuple[Tensor, ...], slots: str, outputs: str) -> tuple[Maybe, ..
     return tuple(grad if slot in outputs else None for slot, grad in zip(slots, found, strict=True))
 
 
+def order_for_size(nodes: Tensor, num_out: int, count: int, end: str, spec: str) -> tuple[Tensor, Tensor]:
+    """Spans and permutation by one end of a traced graph's edges, if a family's member for its size needs them."""
+    spans, perm = torch.ops.equitune.tp_order.default(nodes, num_out, count, end, spec)
+    return spans, perm
+
+
+def _tp_order(nodes: Tensor, num_out: int, count: int, end: str, spec: str) -> tuple[Tensor, Tensor]:
+    operator: Any = resolve(spec).for_size(nodes.shape[0], num_out)
+    if operator.by_receiver if end == "receiver" else operator.by_sender:
+        spans, perm = order_by(end, nodes, count)
+        assert perm is not None
+        return spans, perm
+    return _fake_order(nodes, num_out, count, end, spec)  # which no kernel reads
+
+
+def _fake_order(nodes: Tensor, num_out: int, count: int, end: str, spec: str) -> tuple[Tensor, Tensor]:
+    return nodes.new_empty((count, 3), dtype=torch.int32), nodes.new_empty(nodes.shape, dtype=torch.int32)
+
+
+def _rows_of_orders(info: Any, in_dims: tuple, nodes: Tensor, *rest: Any) -> tuple:
+    orders = [order_for_size(one, *rest) for one in nodes.unbind(in_dims[0])]
+    return tuple(torch.stack(part) for part in zip(*orders, strict=True)), (0, 0)
+
+
 def define(
     name: str, schema: str, run: Callable, fake: Callable, gradient: Callable, setup: Callable | None, **rules: Any
 ) -> None:
@@ -213,12 +244,16 @@ def define(
 
     rules: ``jvp`` and ``rows`` of ``kernelgen.ops.transforms.add_function``.
     """
+    _define(name, schema, run, fake)
+    torch.library.register_autograd(f"equitune::{name}", gradient, setup_context=setup, lib=_library)
+    add_function(_library, name, gradient, setup, **rules)
+
+
+def _define(name: str, schema: str, run: Callable, fake: Callable) -> None:
     _library.define(name + schema, tags=(torch.Tag.pt2_compliant_tag,))
     _library.impl(name, run, "CPU")
     _library.impl(name, run, "CUDA")
     torch.library.register_fake(f"equitune::{name}", fake, lib=_library)
-    torch.library.register_autograd(f"equitune::{name}", gradient, setup_context=setup, lib=_library)
-    add_function(_library, name, gradient, setup, **rules)
 
 
 define(
@@ -238,3 +273,5 @@ define(
     jvp=no_third_derivative,
     rows=_rows("xywgxyw"),
 )
+_define("tp_order", SCHEMAS["tp_order"], _tp_order, _fake_order)
+register_vmap("equitune::tp_order", _rows_of_orders, _library)

@@ -35,6 +35,10 @@ class DirectCalls(ABC):
     def runner(self, direction: Direction, index: torch.dtype, device: torch.device) -> Runner | SplitRunner:
         """The runner of a direction."""
 
+    def for_size(self, num_edges: int, num_out: int) -> DirectCalls:
+        """The operator for a graph: this one, unless it is a family."""
+        return self
+
     @abstractmethod
     def one_row(self, w: Tensor) -> Tensor:
         """Shared weights given as [1, weight_numel] become [weight_numel]."""

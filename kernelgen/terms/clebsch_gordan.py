@@ -12,6 +12,7 @@ value*.
 from __future__ import annotations
 
 import functools
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -60,6 +61,16 @@ class PathTerms:
 def path_terms(problem: TensorProductProblem) -> tuple[PathTerms, ...]:
     """The terms of every path, in instruction order."""
     return tuple(_terms_of(problem, path) for path in problem.paths)
+
+
+@functools.lru_cache(maxsize=256)
+def couplings_digest(problem: TensorProductProblem) -> str:
+    """A text that differs if couplings of the problem do: e3nn 0.4 and 0.6 give some, as (1, 2, 2), opposite signs."""
+    degrees = {(problem.in1[p.in1].l, problem.in2[p.in2].l, problem.out[p.out].l) for p in problem.paths}
+    couplings = [o3.wigner_3j(*each, dtype=torch.float64) for each in sorted(degrees)]
+    # Those that must vanish are rounding errors.
+    signs = [(value > 1e-6) - (value < -1e-6) for coupling in couplings for value in coupling.flatten().tolist()]
+    return hashlib.sha256(repr(signs).encode()).hexdigest()[:16]
 
 
 def _terms_of(problem: TensorProductProblem, path: Path) -> PathTerms:

@@ -33,6 +33,13 @@ FORMS = {
         prefetch="reload", edges_per_warp=2, channels_per_thread=2, stage_edges=16, path_groups=4
     ),
     "atomics": CudaSchedule(accumulate="atomics", edges_per_chunk=8, path_groups=2),
+    "writes-rows": CudaSchedule(path_groups=3, edge_operand="shared", stage_edges=8, writes="rows"),
+    "writes-rows-of-runs": CudaSchedule(
+        accumulate="atomics", edges_per_chunk=8, path_groups=4, channels_per_thread=4, writes="rows"
+    ),
+    "writes-rows-of-split-nodes": CudaSchedule(
+        teams_per_node=4, path_groups=5, edges_per_warp=2, writes="rows", stage_edges=16
+    ),
     "by-sender": CudaSchedule(order="sender", path_groups=3, warps_per_edge=2, stream=True, prefetch="reload"),
     "basis": CudaSchedule(edge_operand="basis", edges_per_warp=4, stage_edges=8, channels_per_thread=4, path_groups=4),
     "split-nodes": CudaSchedule(teams_per_node=8, path_groups=3, edge_operand="shared", block_size=256),

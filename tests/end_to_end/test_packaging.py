@@ -79,7 +79,7 @@ def test_wheel_declares_command_extras_and_licence(wheel: Path) -> None:
     assert "equitune = autotune.cli:main" in archive.read(f"{info}/entry_points.txt").decode()
     metadata = archive.read(f"{info}/METADATA").decode()
     assert "License-Expression: BSD-3-Clause" in metadata
-    for extra in ("test", "gpu", "peers"):
+    for extra in ("tune", "test", "gpu", "peers"):
         assert f"Provides-Extra: {extra}\n" in metadata
     assert f"{info}/licenses/LICENSE" in archive.namelist()
 
@@ -131,7 +131,7 @@ def test_every_document_names_the_version() -> None:
 def test_constraints_allow_what_pyproject_asks_for() -> None:
     """What is tested is inside the bounds; and everything that the tests install has its version pinned."""
     wanted = requirements()
-    for requirement in (*wanted[""], *wanted["gpu"], *wanted["peers"], *wanted["test"]):
+    for requirement in (*wanted[""], *wanted["tune"], *wanted["gpu"], *wanted["peers"], *wanted["test"]):
         assert requirement.specifier.contains(pins()[requirement.name]), requirement
 
 

@@ -21,7 +21,7 @@ ORDERS = {
         *("library", "harmonics_library"),
     ),
     "autotune": (
-        *("errors", "paths", "text"),
+        *("errors", "extras", "paths", "text"),
         *("workload", "database", "modules", "integrations", "measure", "search", "compare"),
         *("models", "tune", "bench", "replay", "report", "cli"),
     ),

@@ -53,7 +53,7 @@ def bars(choice: Choice, memory: str) -> Markup:
         end = CUT / 2 * times[-2]
     held = any(bar.memory for bar in choice.bars)
     head = tag("li", *(tag("span", text) for text in ("", "", "time", "Equitune is", *([memory] if held else []))),
-               class_="barhead", aria_hidden="true")  # fmt: skip
+               class_="barhead")  # fmt: skip
     lines = [_line(bar, bar is choice.bars[0], bar.time_us / ours, end, held) for bar in choice.bars]
     return tag("ol", head, *lines, class_="bars held" if held else "bars")
 
@@ -76,7 +76,9 @@ def _line(bar: Bar, ours: bool, ratio: float, end: float, held: bool) -> Markup:
 def _times(ratio: float) -> Markup:
     if math.isnan(ratio):
         return tag("span", MISSING, class_="times")
-    return tag("span", ratio_text(ratio), tag("small", " as fast"), class_="times slow" if ratio < 1 else "times")
+    # Where the column's head has no room, each line says it.
+    who, end = tag("small", "Equitune ", class_="narrow"), tag("small", " as fast")
+    return tag("span", who, ratio_text(ratio), end, class_="times slow" if ratio < 1 else "times")
 
 
 def shown(choice: Choice, memory: str) -> Markup:

@@ -38,15 +38,15 @@ COLOURS = {
 }
 
 
-def time_axis(axis: Any, low: float, high: float, most: int = 8) -> None:
-    """At most ``most`` ticks on a logarithmic time axis: decades or 1, 2, 5; even steps on a short axis."""
+def time_axis(axis: Any, low: float, high: float) -> None:
+    """At most eight ticks on a logarithmic time axis: decades or 1, 2, 5; even steps on a short axis."""
     decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     ticks: list[float] = []
     for steps in ((1,), (1, 2, 5)):
         ticks = [step * 10.0**decade for decade in decades for step in steps if low <= step * 10.0**decade <= high]
         if len(ticks) >= 3:
             break
-    ticks = ticks[:: max(1, -(-len(ticks) // most))]
+    ticks = ticks[:: max(1, -(-len(ticks) // 8))]
     if len(ticks) < 3:
         ticks = [tick for tick in MaxNLocator(4).tick_values(low, high) if low <= tick <= high]
     axis.set_major_locator(FixedLocator(ticks))

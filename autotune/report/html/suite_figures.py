@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
 from autotune.report.html.figures import WIDTH, dots
@@ -97,7 +98,8 @@ def roofline(
             dots(axes, [point[0] for point in given], [point[1] for point in given], ink, 4.0, 0.7)
             start = 0.17 + 0.27 * (place % 3)
             level = 0.965 - 0.055 * (place // 3)
-            figure.text(start, level, "\N{BLACK CIRCLE}", color=INK[ink], fontsize=7, va="center")
+            key = Rectangle((start, level - 0.015), 0.022, 0.03, color=INK[ink], transform=figure.transFigure)
+            figure.add_artist(key)
             figure.text(start + 0.035, level, name, fontsize=7.5, va="center")
         axes.set(xlim=(min(sizes) / 1.4, max(sizes) * 1.4), ylim=(min(rates) / 1.4, top * 1.9),
                  xlabel="compulsory traffic")  # fmt: skip

@@ -48,7 +48,7 @@ def _devices(found: Sequence[DeviceRows]) -> Markup:
 def _device(rows: DeviceRows) -> list[Cell]:
     normal = [row for row in rows.suite if not row.deterministic]
     ratios = [row.ratio for row in normal if not math.isnan(row.ratio)]
-    rates = [1e6 * row.bytes / row.copy_us for row in normal if row.copy_us > 0]
+    rates = [1e6 * row.bytes / row.floor_us for row in normal if row.bytes / row.floor_us > 0]
     units = rows.device.get("units")
     return [
         Cell(rows.name),

@@ -25,11 +25,12 @@ def roofline(data: DeviceData) -> Markup | None:
         given = [(row.bytes, 1e6 * row.bytes / row.time_us) for row in rows if row.group == name]
         if given:
             points[GROUPS.get(name, name)] = given
-    peak = float(data.rows["copy_bandwidth"].max())
+    # The traffic floor is the time at the rate of a large copy.
+    peak = max((1e6 * row.bytes / row.floor_us for row in rows if row.floor_us > 0), default=math.nan)
     copies = _copies(rows)
     told = "; ".join(f"{name} {len(given)} rows up to {bytes_text(max(rate for _, rate in given))}/s"
                      for name, given in points.items())  # fmt: skip
-    note = f"{told}; a large copy {bytes_text(peak)}/s."
+    note = told + ("." if math.isnan(peak) else f"; a large copy {bytes_text(peak)}/s.")
     caption = tag("figcaption", "Bytes moved a second", tag("small", "One dot per row, both axes logarithmic"))
     drawn = tag("figure", caption, suite_figures.roofline(points, copies, peak, note), class_="wide")
     return join((tag("p", HINT, class_="hint"), drawn, _table(rows)))

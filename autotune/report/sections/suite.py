@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from autotune.report.data.suite_rows import GROUPS, SuiteRow, prices
 from autotune.report.html import suite_figures
-from autotune.report.html.markup import Cell, Column, Group, Markup, grouped_table, join, table, tag
+from autotune.report.html.markup import Cell, Column, Group, Markup, folded, grouped_table, join, table, tag
 from autotune.report.html.sources import Sources
 from autotune.report.sections.suite_details import details
 from autotune.report.sections.suite_summary import passes, rows_text, summary
@@ -98,7 +98,8 @@ def _figure(rows: Sequence[SuiteRow]) -> Markup | None:
     # By group, then by pass, as in the table.
     order = sorted(lanes, key=lambda lane: next((n for n, end in enumerate(ends) if lane.endswith(end)), len(ends)))
     drawn = {name: lanes[name] for name in order}
-    return tag("figure", caption, suite_figures.ratio_dots(drawn, "suite-ratios"), class_="wide")
+    figure = tag("figure", caption, suite_figures.ratio_dots(drawn, "suite-ratios"), class_="wide")
+    return tag("details", tag("summary", f"Each row as a dot: {rows_text(len(normal))}"), folded(figure))
 
 
 def _prices(rows: Sequence[SuiteRow]) -> Markup | None:

@@ -52,15 +52,17 @@ def _order(row: SuiteRow) -> list[str]:
 
 def _contenders(row: SuiteRow) -> Markup:
     columns = [Column("Contender"), Column("Time", True, "quartiles"), Column("Ratio", True, "to the tuned time")]
-    columns += [Column("Extra memory", True), Column("Host time", True), Column("Largest error", True)]
-    columns += [Column("Note")]
-    body = [_contender(row, name) for name in _order(row)]
+    columns += [Column("Extra memory", True), Column("Host time", True)]
+    ordered = any(not math.isnan(row.order_us(name)) for name in row.times)
+    columns += [Column("Ordering", True, "of a new graph")] if ordered else []
+    columns += [Column("Largest error", True), Column("Note")]
+    body = [_contender(row, name, ordered) for name in _order(row)]
     floor = "" if math.isnan(row.floor_us) else f"; traffic floor {time_text(row.floor_us)}"
     copied = "" if math.isnan(row.copy_us) else f"; a copy of as many bytes takes {time_text(row.copy_us)}"
     return table(f"Contenders: {_what(row)}{floor}{copied}", columns, body)
 
 
-def _contender(row: SuiteRow, name: str) -> list[Cell]:
+def _contender(row: SuiteRow, name: str, ordered: bool) -> list[Cell]:
     time_us, memory, found = row.times[name], row.memory(name), row.accuracy(name)
     failed = math.isnan(time_us)
     timing = mapping(mapping(row.record.get("times")).get(name))
@@ -73,6 +75,7 @@ def _contender(row: SuiteRow, name: str) -> list[Cell]:
         Cell(MISSING if math.isnan(ratio) else ratio_text(ratio), None, _interval(row, name)),
         Cell(MISSING if math.isnan(memory) else bytes_text(memory)),
         Cell(time_text(row.host_us.get(name, math.nan))),
+        *([Cell(time_text(row.order_us(name)))] if ordered else []),
         Cell(MISSING) if found is None else Cell(error_text(found.error), None, found.place),
         Cell(row.reason(name) if failed else "", kind="wrap"),
     ]

@@ -10,6 +10,7 @@ from e3nn import o3
 from torch import Tensor
 
 from autotune import accelerate, restore
+from autotune.integrations.acceleration import Acceleration, Place
 from autotune.integrations.stand_ins import AcceleratedProduct
 from kernelgen.errors import InputError
 
@@ -39,7 +40,7 @@ class Calls(torch.nn.Module):
 
 
 def test_the_table_says_why_a_model_has_nothing_to_replace() -> None:
-    nothing = "0 of 0 e3nn tensor products replaced: "
+    nothing = "0 of 0 tensor products replaced: "
     frozen = torch.jit.freeze(torch.jit.script(Calls().eval()))
     why = f"{nothing}TorchScript has compiled {{}}; accelerate the model before torch.jit.script"
     assert str(accelerate(frozen)).startswith(why.format("the model"))
@@ -59,5 +60,39 @@ def test_the_table_says_why_a_model_has_nothing_to_replace() -> None:
 def test_what_is_no_module_is_refused(function: Callable[[object], object]) -> None:
     with pytest.raises(InputError, match=r"model is the path 'm\.pt'; expected .* load the file first"):
         function("m.pt")
-    with pytest.raises(InputError, match=r"model is of type dict; expected a torch\.nn\.Module"):
+    with pytest.raises(InputError, match=r"model is of type dict; expected a torch\.nn\.Module, or an object with one"):
         function({"tp.weight": torch.ones(1)})
+    with pytest.raises(InputError, match=r"model is of type Calculator; expected a torch\.nn\.Module, or"):
+        function(Calculator(models=[Calls(), "file.model"]))
+
+
+class Calculator:
+    """Holds modules, as the calculators of ASE do."""
+
+    def __init__(self, **held: object) -> None:
+        self.__dict__.update(held)
+
+
+@pytest.mark.parametrize("held", ["model", "models", "committee"])
+def test_the_modules_of_a_calculator_are_replaced(held: str) -> None:
+    modules = [Calls(), Calls()][: 2 if held == "committee" else 1]
+    calculator = Calculator(model=modules[0]) if held == "model" else Calculator(models=modules)
+    names = [f"{number}.tp" for number in range(2)] if held == "committee" else ["tp"]
+    assert [place.name for place in accelerate(calculator).places] == names
+    assert all(isinstance(module.tp, AcceleratedProduct) for module in modules)
+    assert restore(calculator) == len(modules)
+    assert not any(isinstance(module.tp, AcceleratedProduct) for module in modules)
+
+
+def test_places_with_one_reason_share_its_line() -> None:
+    reason, other = "schedule default: nothing is tuned", "Mine has a forward of its own"
+    places = (
+        Place("harmonics", "", True, reason, "spherical harmonics"),
+        Place("0.skip", "", True, reason),
+        Place("1.skip", "", False, other),
+        Place("0.conv", "", True, reason, "convolutions"),
+    )
+    assert str(Acceleration(places)) == (
+        "1 of 1 convolutions, 1 of 2 tensor products and 1 of 1 spherical harmonics replaced\n"
+        f"replaced  0.conv, 0.skip, harmonics\n          {reason}\nkept      1.skip\n          {other}"
+    )

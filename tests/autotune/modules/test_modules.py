@@ -135,8 +135,8 @@ def test_internal_weights_follow_the_module_to_another_dtype() -> None:
 def test_operators_are_built_once_per_device_and_dtype(monkeypatch: pytest.MonkeyPatch) -> None:
     conv = small_conv()
     looked_up = []
-    look_up = conv._look_up
-    monkeypatch.setattr(conv, "_look_up", lambda *where: looked_up.append(where[1]) or look_up(*where))
+    look_up = conv._lookup
+    monkeypatch.setattr(conv, "_lookup", lambda *where: looked_up.append(where[1]) or look_up(*where))
     sender, receiver = random_graph(10, 4, 4)
     inputs = conv_inputs(conv, 10, 4)
     for dtype in (torch.float64, torch.float64, torch.float32, torch.float64):
@@ -145,8 +145,8 @@ def test_operators_are_built_once_per_device_and_dtype(monkeypatch: pytest.Monke
 
 
 def test_the_constructor_resolves_at_once_where_the_device_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
-    conv = small_conv(device="cpu", dtype=torch.float64)
-    monkeypatch.setattr(conv, "_look_up", lambda *_: pytest.fail("looked up again at the first call"))
+    conv = small_conv(graph_class="conv-e14-d5", device="cpu", dtype=torch.float64)
+    monkeypatch.setattr(conv, "_lookup", lambda *_: pytest.fail("looked up again at the first call"))
     sender, receiver = random_graph(10, 4, 4)
     assert conv(*conv_inputs(conv, 10, 4), sender, receiver).shape == (4, conv.irreps_out.dim)
 

@@ -160,7 +160,8 @@ def test_views_of_one_tensor_are_one_graph(as_on_a_gpu: None, ordered: list[int]
 @pytest.mark.parametrize("how", VIEWS)
 def test_views_on_a_gpu_are_one_graph_that_nothing_waits_for(ordered: list[int], how: str) -> None:
     conv, edge_index = small_conv(device="cuda", dtype=torch.float64), rows().cuda()
-    inputs = [tensor.cuda() for tensor in conv_inputs(conv, 40, 7)]
+    on_host = conv_inputs(conv, 40, 7)
+    inputs = [tensor.cuda() for tensor in on_host]
     conv(*inputs, *edge_index.clone())  # compiles and loads the kernels
     del ordered[:]
     torch.cuda.set_sync_debug_mode("error")
@@ -173,8 +174,8 @@ def test_views_on_a_gpu_are_one_graph_that_nothing_waits_for(ordered: list[int],
         torch.cuda.set_sync_debug_mode("default")
     assert ordered == [7, 7]
     for values, index in ((found[2], edge_index.flip(1)), (found[3], edge_index)):
-        wanted = e3nn_conv(conv.cuda(), *index, 7)(*inputs)
-        torch.testing.assert_close(values, wanted, rtol=0, atol=1e-10)
+        wanted = e3nn_conv(conv, *index.cpu(), 7)(*on_host)
+        torch.testing.assert_close(values.cpu(), wanted, rtol=0, atol=1e-10)
 
 
 def test_columns_are_copied_once(as_on_a_gpu: None, ordered: list[int]) -> None:

@@ -10,7 +10,7 @@ from autotune.report.data.device_data import PASSES, DeviceData
 from autotune.report.data.suite_rows import SuiteRow, mapping
 from autotune.report.html.bars import Bar, Choice
 from autotune.report.html.figures import COLOURS
-from autotune.report.sections.first_screen.reproduce import kernel_command
+from autotune.report.sections.first_screen.reproduce import Shipped, kernel_command, shipped
 from autotune.text import (
     DEFAULT,
     TUNED,
@@ -58,7 +58,8 @@ def _zero(value: float) -> float:
 
 
 def choices(rows: Sequence[SuiteRow], backend: str) -> list[Choice]:
-    return [_choice(row, backend) for row in rows]
+    known = shipped()
+    return [_choice(row, backend, known) for row in rows]
 
 
 def first_of(rows: Sequence[SuiteRow]) -> int:
@@ -82,7 +83,7 @@ def _form(row: SuiteRow) -> str:
     return ", ".join(filter(None, (kind or "convolution", row.text("dtype"), row.text("layout"))))
 
 
-def _choice(row: SuiteRow, backend: str) -> Choice:
+def _choice(row: SuiteRow, backend: str, known: Shipped) -> Choice:
     peers = [row.peer] if row.peer and row.peer != STOCK else []
     stock = [STOCK] if STOCK in row.times else []
     roles = {TUNED: "tuned", STOCK: "stock", DEFAULT: "untuned default"}
@@ -91,7 +92,7 @@ def _choice(row: SuiteRow, backend: str) -> Choice:
     names = [TUNED, *peers, *stock, *([DEFAULT] if DEFAULT in row.times else [])]
     bars = tuple(_bar(row, name, roles.get(name, "fastest peer")) for name in names)
     keys = (row.text("label"), row.graph, direction_name(row.which), _form(row))
-    return Choice(keys, bars, tuple(_facts(row)), kernel_command(row, backend))
+    return Choice(keys, bars, tuple(_facts(row)), kernel_command(row, backend, known))
 
 
 def _bar(row: SuiteRow, name: str, role: str) -> Bar:
@@ -111,8 +112,8 @@ def _facts(row: SuiteRow) -> list[str]:
         facts.append(
             f"memory alone takes {time_text(row.floor_us)}, {row.floor_us / row.time_us:.0%} of Equitune's time"
         )
-    if not math.isnan(row.order_us):
-        facts.append(f"ordering a new graph takes {time_text(row.order_us)}")
+    if not math.isnan(row.order_us()):
+        facts.append(f"ordering a new graph takes {time_text(row.order_us())}")
     found = row.accuracy()
     if found is not None:
         facts.append(f"largest relative error {error_text(found.error)}")

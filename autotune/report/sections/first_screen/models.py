@@ -25,6 +25,7 @@ from autotune.text import (
     time_text,
 )
 
+PACKAGES = {"mace": "MACE", "nequip": "NequIP", "sevennet": "SevenNet", "allegro": "Allegro"}
 AXES = ("Model", "Structure", "Pass", "Precision")
 RANDOM = "The models have their published hyperparameters and random weights: times do not depend on weights, predictions do."  # noqa: E501
 
@@ -57,7 +58,8 @@ def _choice(row: ModelRow) -> Choice:
 
 def _bar(row: ModelRow, name: str, role: str) -> Bar:
     time_us, memory = row.time_us(name), row.memory(name)
-    shown = "Equitune" if name in (TUNED, DEFAULT) else row.text("package") if name == STOCK else contender_name(name)
+    package = PACKAGES.get(row.text("package"), row.text("package"))
+    shown = "Equitune" if name in (TUNED, DEFAULT) else package if name == STOCK else contender_name(name)
     reason = row.reason(name) if math.isnan(time_us) else ""
     return Bar(role, shown, ink(name), time_us, "" if math.isnan(memory) else binary_text(memory), reason)
 

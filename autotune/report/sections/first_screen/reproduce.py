@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from collections.abc import Collection
+from typing import Any, NamedTuple
 
 from autotune.report.data.suite_rows import SuiteRow, mapping
 from autotune.report.html.markup import Markup, join, tag
@@ -13,10 +14,22 @@ from autotune.workload.passes import DIRECTIONS_OF
 FILE = "row.toml"
 
 
-def kernel_command(row: SuiteRow, backend: str) -> Markup:
-    """A config of this row alone and the command that reads it, or what to do if the row's names are not shipped."""
+class Shipped(NamedTuple):
+    """What configs may name: the keys of problems by name, and the graphs."""
+
+    problems: dict[str, str]
+    graphs: Collection[str]
+
+
+def shipped() -> Shipped:
+    return Shipped({name: problem.key for name, problem in load_all().items()}, load_graphs().keys())
+
+
+def kernel_command(row: SuiteRow, backend: str, known: Shipped) -> Markup:
+    """A config of this row alone and the command that reads it, or what to do if its config has names of its own."""
     problem, graph = row.text("label"), str(mapping(row.record.get("graph")).get("name") or "")
-    own = [repr(name) for name, known in ((problem, load_all()), (graph, load_graphs())) if name not in known]
+    own = [] if known.problems.get(problem) == row.text("problem") else [repr(problem)]
+    own += [] if graph in known.graphs else [repr(graph)]
     if own:
         names = " and ".join(own)
         return tag("p", f"The config that was measured defines {names}: run equitune bench with that file.",

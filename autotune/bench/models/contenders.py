@@ -1,0 +1,111 @@
+"""Who takes part in a row, and how each is built: stock, the package's own fast paths, and Equitune.
+
+A fast path that silently computes as stock would give a figure of stock under another name. So after it is built, the
+model must contain modules of the peer's package; else there is a reason in the place of a figure.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import warnings
+from typing import Any
+
+import torch
+
+from autotune.bench.rows import DEFAULT, OURS
+from autotune.errors import ConfigError, PeerError, unknown_name
+from autotune.models.packages.base import Package
+from autotune.models.whole_model import WholeModel
+
+STOCK, SYMMETRIX = "stock", "symmetrix"
+# The module of each peer, and what to install for it.
+_PEERS = {
+    "cuequivariance": ("cuequivariance_torch", "equitune[peers-gpu]"),
+    "openequivariance": ("openequivariance", "openequivariance"),
+    "flashtp": ("flashTP_e3nn", "flashTP, from its repository"),
+}
+# Peers that choose kernels during their first calls get so many before they are timed; others settle in a few.
+TUNING_CALLS, WARM_UP_CALLS = 60, 3
+
+
+def contenders_of(package: Package) -> tuple[str, ...]:
+    """All contenders of a package's models, Equitune first."""
+    return (OURS, DEFAULT, STOCK, *package.peers, *((SYMMETRIX,) if package.name == "mace" else ()))
+
+
+def chosen(package: Package, wanted: tuple[str, ...]) -> tuple[str, ...]:
+    """The contenders named, in their order; all if none is."""
+    known = contenders_of(package)
+    for name in wanted:
+        if name not in {*known, *_PEERS, SYMMETRIX}:
+            raise ConfigError(unknown_name("contender", name, known))
+    return tuple(name for name in known if name in wanted or not wanted)
+
+
+def warm_up_calls(contender: str, device: str) -> int:
+    """Calls before timing; on a CPU a second call warms nothing more."""
+    if torch.device(device).type == "cpu":
+        return 1
+    return TUNING_CALLS if "cuequivariance" in contender else WARM_UP_CALLS
+
+
+def build(contender: str, model: WholeModel) -> tuple[WholeModel, str]:
+    """The contender made of the stock model, and what is to be said of it. PeerError if it would be another."""
+    if contender == STOCK:
+        return model, ""
+    if contender in (OURS, DEFAULT):
+        from autotune.integrations.accelerate import accelerate
+
+        done = accelerate(model.module)
+        if not done.replaced:
+            raise PeerError(f"nothing of the model was replaced: {str(done).splitlines()[0]}")
+        return model, str(done).splitlines()[0]
+    if contender == SYMMETRIX:
+        raise PeerError(_symmetrix_reason())
+    names = contender.split("+")
+    for name in names:
+        if reason := _unusable(name, model.device):
+            raise PeerError(reason)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        made = model.package.accelerated(model.module, contender, model.device)
+    for name in names:
+        _require_kernels(name, made, caught)
+    return model.with_module(made), ""
+
+
+def _symmetrix_reason() -> str:
+    if importlib.util.find_spec("symmetrix") is None:
+        return "not installed; pip install symmetrix-xl, with the extra of the GPU"
+    return "it takes models whose radial networks it has turned into splines; random weights have no such file"
+
+
+def _unusable(name: str, device: str) -> str | None:
+    """Why a peer cannot run on this device; None if it can, or is none that is known here."""
+    if name not in _PEERS:
+        return None
+    if name == "cuequivariance":
+        from autotune.compare.peers.cuequivariance import no_kernels
+
+        return no_kernels(torch.device(device))
+    if name == "openequivariance":
+        from autotune.compare.peers.openequivariance import no_module
+
+        return no_module(torch.device(device))
+    module, install = _PEERS[name]
+    return None if importlib.util.find_spec(module) else f"not installed; install {install}"
+
+
+def _require_kernels(name: str, model: torch.nn.Module, caught: list[Any]) -> None:
+    """PeerError unless the model contains modules of the peer that run by its own kernels."""
+    if name not in _PEERS:
+        return
+    package = _PEERS[name][0]
+    found = [module for module in model.modules() if type(module).__module__.split(".")[0] == package]
+    if name == "cuequivariance":
+        # What it cannot run by a kernel, and what is asked for so (MACE's linear layers), it computes naively.
+        products = [module for module in found if type(module).__name__ == "SegmentedPolynomial"]
+        found = [module for module in products if "Naive" not in type(getattr(module, "m", module)).__name__]
+    if not found:
+        said = "; ".join(dict.fromkeys(str(warning.message)[:200] for warning in caught)) or "and it says nothing"
+        raise PeerError(f"{name}: its own kernels are nowhere in the model, {said}")

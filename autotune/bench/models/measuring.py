@@ -1,0 +1,108 @@
+"""One figure at a time: wall time of a step, its peak memory, and what the device did."""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+MIB = 1 << 20
+PROFILED_STEPS = 3
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How long to measure a cell: about ``seconds`` of samples, within these numbers; slow steps get fewer.
+
+    warm_up_s: at most so long are warm-up calls, however many were asked for. slow_s: a step that takes longer gets
+    ``slow_samples``.
+    """
+
+    seconds: float = 2.0
+    warm_up_s: float = 4.0
+    most: int = 20
+    least: int = 5
+    slow_s: float = 1.0
+    slow_samples: int = 2
+
+
+def synchronize(device: str) -> None:
+    if torch.device(device).type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def timed(step: Callable[[], object], device: str) -> float:
+    """Seconds of one step, until the device is done."""
+    synchronize(device)
+    begin = time.perf_counter()
+    step()
+    synchronize(device)
+    return time.perf_counter() - begin
+
+
+def warm_up(step: Callable[[], object], device: str, calls: int, limit_s: float) -> None:
+    begin = time.perf_counter()
+    for _ in range(calls):
+        timed(step, device)
+        if time.perf_counter() - begin > limit_s:
+            break
+
+
+def wall_samples_ms(step: Callable[[], object], device: str, effort: Effort) -> list[float]:
+    """Milliseconds of single steps."""
+    gc.collect()
+    samples: list[float] = []
+    begin = time.perf_counter()
+    while len(samples) < effort.most:
+        samples.append(timed(step, device) * 1e3)
+        spent = time.perf_counter() - begin
+        least = effort.slow_samples if statistics.median(samples) > effort.slow_s * 1e3 else effort.least
+        if len(samples) >= least and spent > effort.seconds:
+            break
+    return [round(sample, 4) for sample in samples]
+
+
+def peak_mib(step: Callable[[], object], device: str) -> float | None:
+    """Largest device memory that is allocated during a step, weights and inputs included; None on a CPU."""
+    if torch.device(device).type != "cuda":
+        return None
+    gc.collect()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats(device)
+    step()
+    synchronize(device)
+    return round(torch.cuda.max_memory_allocated(device) / MIB, 1)
+
+
+def profile(step: Callable[[], object], device: str) -> dict[str, Any]:
+    """Milliseconds of kernels and their number in one step, by CUPTI; nothing on a CPU.
+
+    Profiling may slow a process from then on, so it comes after all of its timing.
+    """
+    if torch.device(device).type != "cuda":
+        return {}
+    from torch.profiler import ProfilerActivity
+
+    step()
+    synchronize(device)
+    with torch.profiler.profile(activities=[ProfilerActivity.CUDA]) as profiler:
+        for _ in range(PROFILED_STEPS):
+            step()
+        synchronize(device)
+    kernels = [event for event in profiler.events() if _on_device(event)]
+    total_us = sum(event.time_range.elapsed_us() for event in kernels)
+    return {
+        "device_ms": round(total_us / 1e3 / PROFILED_STEPS, 4),
+        "launches": round(len(kernels) / PROFILED_STEPS),
+    }
+
+
+def _on_device(event: Any) -> bool:
+    from torch.autograd import DeviceType
+
+    return event.device_type == DeviceType.CUDA and not event.name.startswith(("Memcpy", "Memset"))

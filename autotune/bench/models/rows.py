@@ -1,0 +1,86 @@
+"""Rows of whole models: ``results/models/DEVICE.json``, one row per model, structure, pass and dtype.
+
+A contender's cell is a figure or ``{"error": reason}``. A newer row replaces the one with its identity, and the file is
+replaced whole.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from autotune.database.provenance import driver_version, hash_of_text, software_versions
+from autotune.database.store import database_path, device_record, replace_file, tuned_dirs
+from autotune.errors import DatabaseError
+from autotune.models.catalogue import published_models
+from autotune.models.packages.base import Package
+from kernelgen.device import DeviceFacts
+from kernelgen.json_data import parse_json
+from kernelgen.version import GENERATOR_VERSION
+
+FORMAT = 1
+IDENTITY = ("model", "structure", "pass", "dtype")
+Row = dict[str, Any]
+# Distributions besides those of other records: the packages and what their fast paths need.
+_DISTRIBUTIONS = (
+    *("mace-torch", "nequip", "sevenn", "cuequivariance-ops-torch-cu13", "cuequivariance-ops-torch-cu12"),
+    *("flashTP", "symmetrix-xl"),
+)
+
+
+def identity_of(row: Mapping[str, Any]) -> tuple[str, ...]:
+    return tuple(row[name] for name in IDENTITY)
+
+
+def rows_path(folder: Path, slug: str) -> Path:
+    return folder / "models" / f"{slug}.json"
+
+
+def stored_rows(folder: Path, slug: str) -> dict[tuple[str, ...], Row]:
+    """The device's rows by identity. DatabaseError if the file is damaged: its figures would be lost."""
+    path = rows_path(folder, slug)
+    if not path.exists():
+        return {}
+    try:
+        data = parse_json(path.read_bytes())
+        if data["format"] != FORMAT:
+            raise ValueError(f"format {data['format']}")
+        return {identity_of(row): row for row in data["rows"] if row["contenders"] is not None}
+    except (ValueError, KeyError, TypeError) as error:
+        raise DatabaseError(f"{path} is no record of model rows ({error}); expected one, so move it away") from error
+
+
+def store_rows(folder: Path, facts: DeviceFacts, rows: Iterable[Row]) -> Path:
+    """Merge rows into the device's file."""
+    path = rows_path(folder, facts.slug)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    merged = stored_rows(folder, facts.slug) | {identity_of(row): row for row in rows}
+    ordered = [merged[identity] for identity in sorted(merged)]
+    data = {"format": FORMAT, "device": device_record(facts, driver_version(facts)), "rows": ordered}
+    replace_file(path, json.dumps(data, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+    return path
+
+
+def what_a_row_depends_on(model: str, package: Package, facts: DeviceFacts) -> dict[str, Any]:
+    """Fields that must be equal for a stored row to be kept: weights, hyperparameters, software, tuned schedules."""
+    published = published_models().get(model)
+    origin: dict[str, Any] = {"weights": "the model's own"}
+    if published is not None:
+        origin = {"weights": "random", "parameters": published.parameters, "source": published.source}
+    elif Path(model).is_file():
+        origin["sha256"] = hashlib.sha256(Path(model).read_bytes()).hexdigest()
+    return {
+        "package": package.name,
+        **json.loads(json.dumps(origin)),
+        "software": software_versions(facts, _DISTRIBUTIONS),
+        "generator": GENERATOR_VERSION,
+        "database": _database_hash(facts.slug),
+    }
+
+
+def _database_hash(slug: str) -> str:
+    files = [database_path(directory, slug) for directory in tuned_dirs()]
+    return hash_of_text("\n".join(path.read_text(encoding="utf-8") for path in files if path.is_file()))

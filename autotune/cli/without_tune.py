@@ -1,0 +1,37 @@
+"""The command without extra ``tune``: ``doctor`` and ``--version`` work, others name the missing packages."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+from autotune.extras import require_tune
+from kernelgen.errors import ToolMissingError
+from kernelgen.version import __version__
+
+
+def main(words: Sequence[str]) -> NoReturn:
+    """Answer and exit: 0, or 2 with one line on standard error."""
+    if list(words) == ["--version"]:
+        print(f"equitune {__version__}")
+        sys.exit(0)
+    if list(words) in (["doctor"], ["doctor", "--json"]):
+        _doctor(as_json="--json" in words)
+        sys.exit(0)
+    try:
+        require_tune(" ".join(["equitune", *words[:1]]))
+    except ToolMissingError as error:
+        print(f"equitune: error: {error} (equitune doctor works without)", file=sys.stderr)
+    sys.exit(2)
+
+
+def _doctor(as_json: bool) -> None:
+    from autotune.cli.doctor import as_data, as_lines, examine, next_step
+
+    findings = examine()
+    if as_json:
+        print(json.dumps(as_data(findings), indent=1))
+    else:
+        print(*as_lines(findings), f"next: {next_step(findings)}", sep="\n")

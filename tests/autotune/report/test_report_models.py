@@ -1,0 +1,230 @@
+"""The first screen and the models of a page: made-up records enter, the sentence, bars and commands are checked."""
+
+from __future__ import annotations
+
+import html
+import json
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomllib
+from model_samples import all_rows, model_row, write_models
+from places import ROOT
+from report_samples import DEVICE, SLUG, Page, page_of, suite_row, unpacked, write_results, write_suite
+
+from autotune.report import write_reports
+from autotune.report.data.device_data import load_device
+from autotune.report.data.model_rows import ModelRow, model_rows
+from autotune.report.data.suite_rows import SuiteRow
+from autotune.report.html.bars import bars, picker
+from autotune.report.html.sources import Sources
+from autotune.report.sections.first_screen import kernels, models
+from autotune.report.sections.first_screen.reproduce import config_lines, kernel_command, shipped
+from autotune.report.sections.suite_details import details
+from autotune.workload.config import load_config
+
+BENCHES = sorted((ROOT / "results" / "bench").glob("*.json"))
+
+
+def plain(markup: str) -> str:
+    return re.sub(r"\s+", " ", html.unescape(re.sub(r"<[^>]+>", " ", markup))).replace("\N{NO-BREAK SPACE}", " ")
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Page:
+    folder = write_suite(tmp_path_factory.mktemp("results"), [suite_row("mace-mp-large", "water", "forward", 2.7)])
+    return page_of(write_models(folder), tmp_path_factory.mktemp("reports"))
+
+
+def test_models_come_first_and_kernels_keep_a_picker(page: Page) -> None:
+    assert page.loaded == [] and page.unlabelled == 0 and page.counts["caption"] == page.counts["table"]
+    assert len(page.ids) == len(set(page.ids)) and page.targets <= set(page.ids)
+    first, rest = page.text.split("<main>")
+    assert 'data-rows="model-rows"' in first and 'data-rows="kernel-rows"' not in first
+    assert 'data-rows="kernel-rows"' in rest and '<h2 id="models">' in rest and '<h2 id="roofline">' in rest
+    assert models.RANDOM in page.words
+    assert not {"nan", "none", "null", "inf"} & {words.strip().lower() for words in page.words}
+
+
+def test_the_sentence_tells_mean_least_and_memory_of_all_rows(page: Page) -> None:
+    rows = model_rows({"rows": all_rows()})
+    # Seven rows at 1.5 and one at 0.9; memory goes with time in the made-up record.
+    mean = (1.5**7 * 0.9) ** (1 / 8)
+    assert models.sentence(rows, "X") == (
+        f"On this X, Equitune runs 4 models × structures {math.floor(mean * 100) / 100:.2f}× as fast as the fastest other path "  # noqa: E501
+        f"on the mean, least 0.90×, with {1 / mean:.2f}× the memory."
+    )
+    assert models.sentence(rows, DEVICE["name"]) in page.words
+    assert models.sentence(rows[:1], "X").startswith("On this X, Equitune runs 1 model 1.50×")
+    alone = [ModelRow(row.record | {"contenders": {"equitune": {"wall_ms": 3}}}) for row in rows]
+    assert "No model has been timed with Equitune and without it" in models.sentence(alone, "X")
+
+
+def test_the_first_row_is_a_usual_one_near_the_mean() -> None:
+    rows = model_rows({"rows": [
+        model_row("made-up-mace", "made-up-molecule", "energy_forces", 9.0),
+        model_row("made-up-mace", "made-up-liquid", "training", 2.0),
+        model_row("made-up-mace", "made-up-liquid", "energy_forces", 2.1),
+        model_row("made-up-sevennet", "made-up-liquid", "energy_forces", 2.0, dtype="float64"),
+    ]})  # fmt: skip
+    first = rows[models.first_of(rows)]
+    assert (first.text("structure"), first.text("pass"), first.ratio) == ("made-up-liquid", "energy_forces", 2.1)
+    kernel_rows = [SuiteRow(suite_row("a", graph, which, ratio)) for graph, which, ratio in (
+        ("molecule", "force_step", 30.0), ("carbon", "force_step", 3.0), ("carbon", "forward", 3.1),
+        ("water", "force_step", 1.1))]  # fmt: skip
+    assert kernels.first_of(kernel_rows) == 1
+
+
+def test_four_bars_with_times_and_ratios() -> None:
+    row = ModelRow(model_row("made-up-mace", "made-up-molecule", "energy_forces"))
+    (choice,) = models.choices([row])
+    assert [(bar.name, bar.role) for bar in choice.bars] == [
+        *(("Equitune", "tuned"), ("cuEquivariance", "fastest other path")),
+        *(("MACE", "stock"), ("Equitune", "untuned default")),
+    ]
+    text = plain(bars(choice, "peak memory"))
+    for words in (
+        "20.0 ms",
+        "30.0 ms Equitune 1.50× as fast",
+        "240 ms Equitune 12× as fast",
+        "25.0 ms Equitune 1.25× as fast",
+        "401 MiB",
+    ):
+        assert words in text, words
+    for fact in ("21 atoms, 306 edges", "the device works 16.0 ms of it in 594 launches",
+                 "largest relative error 2.0e-6 (gradients) against stock in float64"):  # fmt: skip
+        assert fact in [plain(line) for line in choice.facts]
+
+
+def test_bars_are_to_scale_and_a_far_longer_one_is_cut() -> None:
+    (choice,) = models.choices([ModelRow(model_row("made-up-mace", "made-up-molecule", "energy_forces", 1.5))])
+    drawn = bars(choice, "")
+    ours, other, stock, default = (float(share) for share in re.findall(r"width:([\d.]+)%", drawn))
+    assert stock == 100 and drawn.count('class="cut"') == 1 and "The bar is cut" in drawn
+    assert other / ours == pytest.approx(1.5, rel=0.01) and default / ours == pytest.approx(1.25, rel=0.01)
+    row = model_row("made-up-mace", "made-up-molecule", "energy_forces", 4.0)
+    (near,) = models.choices([ModelRow(row)])
+    assert 'class="cut"' not in bars(near, ""), "12 times is no more than 4 times the 4 times of the next"
+    assert re.findall(r"width:([\d.]+)%", bars(near, ""))[2] == "100.0"
+
+
+def test_a_contender_without_a_figure_says_why() -> None:
+    row = model_row("made-up-mace", "made-up-liquid", "training")
+    row["contenders"]["stock"] = {"error": "out of memory <on this device>"}
+    (choice,) = models.choices([ModelRow(row)])
+    assert "out of memory &lt;on this device&gt;" in bars(choice, "")
+    row["contenders"] = {name: found for name, found in row["contenders"].items() if "equi" not in name[1:]}
+    (alone,) = models.choices([ModelRow(row)])
+    assert [bar.role for bar in alone.bars] == [
+        "tuned",
+        "stock",
+        "untuned default",
+    ] and "no other path ran" in alone.facts
+
+
+def test_every_row_can_be_picked(page: Page) -> None:
+    data = unpacked(page.text, "model-rows")
+    assert data["axes"] == list(models.AXES) and len(data["rows"]) == 8
+    assert len({tuple(row[:-1]) for row in data["rows"]}) == 8
+    shown = data["rows"][data["first"]]
+    assert shown[-1] in page.text and " \N{MIDDLE DOT} ".join(shown[:-1]) in page.words
+    for row in data["rows"]:
+        assert "equitune bench --models" in row[-1] and row[-1].count("<li") >= 8
+
+
+def test_the_table_of_models_opens_to_all_paths(page: Page) -> None:
+    section = page.text.split('<h2 id="models">')[1].split("</section>")[0]
+    assert section.count('<tr class="below">') == 8 and section.count('<tbody class="lost">') == 1
+    text = plain(section)
+    for words in ("5,184 atoms, 460,710 edges", "cuEquivariance and OpenEquivariance", "mace refuses <both> at once",
+                  "forces 3.8e-7", "3.50 s", "out of memory <on this device>", "0.90×"):  # fmt: skip
+        assert words in text, words
+
+
+def test_devices_are_compared_where_several_have_rows(tmp_path: Path) -> None:
+    folder = write_models(write_suite(tmp_path / "results", [suite_row("a", "water", "forward"),
+                                                             suite_row("a", "carbon", "forward")]))  # fmt: skip
+    assert "Devices with measured rows" not in page_of(folder, tmp_path / "reports").text
+    other = json.loads((folder / "bench" / f"{SLUG}.json").read_text())
+    other["device"] |= {"slug": "other", "name": "Other device"}
+    other["rows"] = [suite_row("a", "molecule", "forward")]
+    (folder / "bench" / "other.json").write_text(json.dumps(other))
+    write_models(folder, all_rows()[:2], "other")
+    (path,) = write_reports(folder, tmp_path / "reports", only=SLUG)
+    text = plain(path.read_text())
+    assert "Devices with measured rows" in text and "Models with Equitune on several devices" in text
+    line = text.split("Tuned kernels: time of one edge")[1]
+    # Of each device the largest graph: (edges * 0.01 + 9.5) microseconds, by edge.
+    assert "10.0 ns water, 460,710 41.0 ns molecule, 306" in line
+
+
+def test_the_order_of_a_graph_is_told_where_it_was_measured() -> None:
+    row = suite_row("a", "water", "forward")
+    for given in (0.125, {"equitune": 0.125, "openequivariance": 0.25}):
+        (choice,) = kernels.choices([SuiteRow(row | {"order_ms": given})], "cuda")
+        assert "ordering a new graph takes 125\N{NO-BREAK SPACE}µs" in choice.facts
+        # The first number is Equitune's alone.
+        shown = plain(details(SuiteRow(row | {"order_ms": given}), Sources()))
+        assert "Ordering of a new graph" in shown and ("250 µs" in shown) is isinstance(given, dict)
+    assert "Ordering" not in plain(details(SuiteRow(row), Sources()))
+    (choice,) = kernels.choices([SuiteRow(row)], "cuda")
+    assert not any("ordering" in fact for fact in choice.facts)
+
+
+@pytest.mark.parametrize("path", BENCHES, ids=lambda path: path.stem)
+def test_the_command_of_a_stored_row_measures_that_row(path: Path, tmp_path: Path) -> None:
+    record = json.loads(path.read_text())
+    backend = record["device"]["backend"]
+    known, seen = shipped(), 0
+    for row in map(SuiteRow, record["rows"]):
+        shown = plain(kernel_command(row, backend, known))
+        if row.text("label") not in known.problems or row.graph not in known.graphs:
+            assert "run equitune bench with that file" in shown
+            continue
+        text = "\n".join(config_lines(row))
+        tomllib.loads(text)
+        (tmp_path / "row.toml").write_text(text)
+        config = load_config(tmp_path / "row.toml", backend)
+        (workload,) = config.workloads
+        assert config.passes == (row.which,) and workload.problem.key == row.text("problem")
+        given: dict[str, Any] = {key: row.text(key) for key in ("operation", "dtype", "layout")}
+        assert {key: getattr(workload, key) for key in given} == given
+        assert workload.deterministic is row.deterministic and workload.graph.name == row.graph
+        assert f"equitune bench row.toml --device {'cuda:0' if backend == 'cuda' else 'cpu'} --fresh" in shown
+        seen += 1
+    assert seen > 40
+
+
+def test_a_name_of_another_problem_than_the_shipped_one_gets_no_command() -> None:
+    row = suite_row("mace-mp-large", "water", "forward")
+    shown = plain(kernel_command(SuiteRow(row), "cuda", shipped()))
+    assert "defines 'mace-mp-large': run equitune bench with that file" in shown and "row.toml" not in shown
+
+
+def test_a_newcomers_page_of_one_tuned_workload_answers_too(tmp_path: Path) -> None:
+    folder = write_results(tmp_path / "results", ("mace-made-up",), trials=5)
+    (folder / "bench" / f"{SLUG}.json").unlink()
+    rows = kernels.kernel_rows(load_device(folder, SLUG))
+    assert [row.which for row in rows] == ["forward", "backward", "double_backward"]
+    page = page_of(folder, tmp_path / "reports")
+    first = plain(page.text.split("<main>")[0])
+    assert "Equitune runs 3 kernels 12× as fast as the fastest peer on the mean" in first
+    for words in ("mace-made-up · mof · ", "cuEquivariance (naive) fastest peer", "e3nn stock", "untuned default"):
+        assert words in first, words
+    data = json.loads((folder / f"{SLUG}.json").read_text())
+    for entry in data["entries"]:
+        entry["peers"] = {}
+    (folder / f"{SLUG}.json").write_text(json.dumps(data))
+    first = plain(page_of(folder, tmp_path / "reports").text.split("<main>")[0])
+    assert "tuning makes 3 kernels 1.41× as fast as the untuned default on the mean" in first
+    assert first.count("1.41× as fast") == 2, "in the sentence and beside the bar"
+
+
+def test_a_picker_of_one_row_and_names_that_need_care() -> None:
+    choice = kernels.choices([SuiteRow(suite_row("a <b> & c", "water", "forward"))], "cpu")
+    drawn = picker("some-rows", kernels.AXES, choice, "extra memory")
+    assert "a &lt;b&gt; &amp; c" in drawn and "<b>" not in drawn
+    assert unpacked(drawn, "some-rows")["rows"][0][0] == "a <b> & c", "the script makes text of it, not markup"

@@ -1,0 +1,85 @@
+"""An accelerated NequIP model is the stock one: values, weights, copies, conversions, training."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("nequip", reason="NequIP is not installed")
+
+import model_cases
+from model_cases import DTYPES, imidazole, mof, protein
+from nequip.model import FullNequIPGNNModel, PresetNequIPGNNModel
+from nequip_cases import CASE, NequIPCase
+
+TINY = {"num_layers": 2, "l_max": 1, "num_features": 2, "radial_mlp_width": 4, "parity": False}
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(
+    ("structure", "more"),
+    [
+        (imidazole, {}),
+        (imidazole, {"num_features": [5, 2, 3], "parity": False, "l_max": 2}),
+        (imidazole, {"l_max": 3, "num_layers": 2}),
+        (imidazole, {"type_embed_num_features": 3, "convnet_resnet": True}),
+        (mof, {"num_layers": 2}),
+        (protein, TINY),
+    ],
+    ids=["molecule", "other multiplicities", "l up to 3", "resnet", "mof", "protein"],
+)
+def test_values_and_gradients_are_those_of_stock(structure: Any, more: dict[str, Any], dtype: torch.dtype) -> None:
+    options = {**CASE.options, **more}
+    model_cases.check_values(CASE, structure(), dtype, options["num_layers"], **more)
+
+
+def test_a_preset_and_the_full_builder_agree_too() -> None:
+    class Preset(NequIPCase):
+        options = {
+            "preset": "S",
+            "avg_num_neighbors": 12.0,
+            "num_features": [6, 4],
+            "radial_mlp_width": 8,
+            "type_embed_num_features": 4,
+        }
+        builder = staticmethod(PresetNequIPGNNModel)
+
+    class Full(NequIPCase):
+        options = {
+            "radial_mlp_depth": [1, 1],
+            "radial_mlp_width": [8, 8],
+            "feature_irreps_hidden": ["4x0e+2x1o+3x1e", "5x0e"],
+            "irreps_edge_sh": "0e+1o+2e",
+            "avg_num_neighbors": 12.0,
+            "type_embed_num_features": 3,
+        }
+        builder = staticmethod(FullNequIPGNNModel)
+
+    for case in (Preset(), Full()):
+        model_cases.check_values(case, imidazole(), torch.float64, 2)
+
+
+def test_several_structures_in_a_batch() -> None:
+    stock = CASE.build(imidazole())
+    batch = CASE.batch(stock, imidazole(), imidazole()[:7], imidazole())
+    model = model_cases.accelerated(stock, 3)
+    model_cases.assert_same(CASE.results(model, batch), CASE.results(stock, batch))
+
+
+def test_checkpoints_go_both_ways() -> None:
+    model_cases.check_checkpoints(CASE, 3)
+
+
+def test_copies_keep_equitune(tmp_path: Path) -> None:
+    model_cases.check_copies(CASE, 3, tmp_path)
+
+
+def test_a_fresh_process_loads_a_saved_model(tmp_path: Path) -> None:
+    model_cases.check_a_fresh_process(CASE, "nequip_cases", tmp_path)
+
+
+def test_training_with_an_average_of_weights() -> None:
+    model_cases.check_training(CASE)

@@ -1,0 +1,71 @@
+"""An accelerated SevenNet model is the stock one: values, weights, copies, conversions, training."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("sevenn", reason="SevenNet is not installed")
+
+import model_cases
+import sevenn._keys as KEY
+from model_cases import DTYPES, imidazole, mof, protein
+from sevennet_cases import CASE
+
+TINY = {
+    KEY.NUM_CONVOLUTION: 2,
+    KEY.LMAX: 1,
+    KEY.NODE_FEATURE_MULTIPLICITY: 2,
+    KEY.IRREPS_MANUAL: False,
+    KEY.CONVOLUTION_WEIGHT_NN_HIDDEN_NEURONS: [4],
+}
+BOTH_PARITIES = {KEY.IS_PARITY: True, KEY.IRREPS_MANUAL: False, KEY.NODE_FEATURE_MULTIPLICITY: 4}
+UP_TO_THREE = {KEY.LMAX: 3, KEY.IRREPS_MANUAL: ["4x0e", "4x0e+3x1e+2x2e+2x3e", "4x0e+3x1e+2x2e+2x3e", "4x0e"]}
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(
+    ("structure", "more"),
+    [
+        (imidazole, {}),
+        (imidazole, BOTH_PARITIES),
+        (imidazole, UP_TO_THREE),
+        (imidazole, {KEY.SELF_CONNECTION_TYPE: "linear"}),
+        (mof, {KEY.LMAX: 1, KEY.IRREPS_MANUAL: False, KEY.NODE_FEATURE_MULTIPLICITY: 4}),
+        (protein, TINY),
+    ],
+    ids=["molecule", "both parities", "l up to 3", "linear connection", "mof", "protein"],
+)
+def test_values_and_gradients_are_those_of_stock(structure: Any, more: dict[str, Any], dtype: torch.dtype) -> None:
+    options = {**CASE.options, **more}
+    model_cases.check_values(CASE, structure(), dtype, options[KEY.NUM_CONVOLUTION], **more)
+
+
+def test_several_structures_in_a_batch() -> None:
+    stock = CASE.build(imidazole())
+    batch = CASE.batch(stock, imidazole(), imidazole()[:7], imidazole())
+    model = model_cases.accelerated(stock, 3)
+    model_cases.assert_same(CASE.results(model, batch), CASE.results(stock, batch))
+
+
+def test_checkpoints_go_both_ways() -> None:
+    model_cases.check_checkpoints(CASE, 3)
+
+
+def test_copies_keep_equitune(tmp_path: Path) -> None:
+    model_cases.check_copies(CASE, 3, tmp_path)
+
+
+def test_a_fresh_process_loads_a_saved_model(tmp_path: Path) -> None:
+    model_cases.check_a_fresh_process(CASE, "sevennet_cases", tmp_path)
+
+
+def test_conversions() -> None:
+    model_cases.check_conversions(CASE)
+
+
+def test_training_with_an_average_of_weights() -> None:
+    model_cases.check_training(CASE)
