@@ -11,34 +11,23 @@ from autotune.workload.workload import Workload
 COMPARISON_SHARE = 0.3
 
 
-@dataclass(frozen=True)
-class Least:
-    """The least work on one direction: seconds of its search, and finished trials before it is published.
-
-    The first trials are the default and the schedules known for similar kernels: with fewer, what a model loads already
-    may not be among them.
-    """
-
-    search_s: float
-    trials: int
-
-
 @dataclass
 class TimeBudget:
-    """``comparison_s``, ``setup_s``: durations of the last comparison, and of the last set-up of a worker."""
+    """Durations of the last workload: its comparison, the set-up of its worker, a trial of its slowest direction."""
 
     budget_s: float | None
     workloads: int
     begin: float = field(default_factory=time.monotonic)
     comparison_s: float | None = None
     setup_s: float = 0.0
+    trial_s: float = 0.0
 
-    def is_spent(self, least: Least, workload: Workload) -> bool:
+    def is_spent(self, fewest_trials: int, workload: Workload) -> bool:
         """Whether too little is left for one more workload: to set it up, search it and compare, as the last one."""
         if self.budget_s is None:
             return False
-        needed = self.setup_s + least.search_s * len(workload.directions) + (self.comparison_s or 0.0)
-        return self.begin + self.budget_s - time.monotonic() < needed
+        searches_s = self.trial_s * fewest_trials * len(workload.directions)
+        return self.begin + self.budget_s - time.monotonic() < self.setup_s + searches_s + (self.comparison_s or 0.0)
 
     def end_of_searches(self) -> float | None:
         """When the next workload's searches should end; call once per workload."""

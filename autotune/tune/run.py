@@ -25,7 +25,7 @@ from autotune.database.store import Database, database_path, device_record
 from autotune.search.study import Study
 from autotune.search.trial_steps import CompilersAhead
 from autotune.text import time_text
-from autotune.tune.budget import Least, TimeBudget
+from autotune.tune.budget import TimeBudget
 from autotune.tune.progress import Progress
 from autotune.tune.publish import publish
 from autotune.tune.settings import Settings, resolve
@@ -55,7 +55,7 @@ def tune(
     console: Console | None = None,
     tuners: int | None = None,
     tuner: str = "",
-    least: Least | None = None,
+    fewest_trials: int | None = None,
 ) -> list[Entry]:
     """Tune every workload and direction of a config, problem by problem; returns the published entries.
 
@@ -66,8 +66,8 @@ def tune(
     tuners: number of tuners on this host that share the results folder, this one (named ``tuner``) included; by default
     it works alone. with_peers: compare with the peers too, not only with the default schedule. patience: end a search
     after this many trials in a row without a gain of 1%; by default ``PATIENCE`` of the backend.
-    least: work below which a search is no answer; then the budget may leave workloads and directions to a later run. By
-    default each gets at least one trial and a comparison.
+    fewest_trials: search each direction by at least as many trials, and leave workloads for which the budget is too
+    short then to a later run. By default each workload gets at least one trial a direction and a comparison.
     """
     settings, workloads = resolve(
         config, device, budget, trials, sampler, storage, seed, results_dir, with_peers, patience, tuners
@@ -79,9 +79,10 @@ def tune(
         time_budget = TimeBudget(settings.budget_s, len(workloads))
         problems = list(dict.fromkeys(workload.problem for workload in workloads))
         nearest = {problem: tuple(problems[number : number + 2]) for number, problem in enumerate(problems)}
-        jobs = deque(_Job(each, settings, pairs, nearest[each.problem], progress, least) for each in workloads)
+        jobs = deque(_Job(each, settings, pairs, nearest[each.problem], progress, fewest_trials) for each in workloads)
         while jobs:
-            if least is not None and len(jobs) < len(workloads) and time_budget.is_spent(least, jobs[0].workload):
+            begun = len(jobs) < len(workloads)
+            if begun and fewest_trials and time_budget.is_spent(fewest_trials, jobs[0].workload):
                 progress.note(f"the time is up; {len(jobs)} of {len(workloads)} workloads are left")
                 break
             job = jobs.popleft()
@@ -106,15 +107,15 @@ class _Job:
         pairs: WorkerPairs,
         problems: tuple[Problem, ...],
         progress: Progress,
-        least: Least | None,
+        fewest_trials: int | None,
     ) -> None:
         trials = settings.workload_trials.get(workload, settings.trials)
         self.workload, self.settings = workload, replace(settings, trials=trials)
         self.pairs, self.problems, self.progress = pairs, problems, progress
-        self.least, self.setup_s = least, 0.0
+        self.fewest_trials, self.setup_s, self.trial_s = fewest_trials, 0.0, 0.0
         self.studies: dict[str, Study] = {}
-        # Of each search: why it ended.
-        self.ends: dict[str, str] = {}
+        # Directions whose search has ended, and was not interrupted.
+        self.searched: list[str] = []
         # left: others were expected to publish. looks_again: the second look, which does not search.
         self.left, self.looks_again = False, False
 
@@ -129,7 +130,7 @@ class _Job:
                 progress.note(f"{workload.label}: another tuner is still working on it and will publish it")
                 return [], interrupted
             database = Database.load(path, record)
-            ready = {name: study for name, study in self.studies.items() if self._is_answer(name, study)}
+            ready = {name: s for name, s in self.studies.items() if name in self.searched or not self.fewest_trials}
             known = _still_valid(workload, ready, database)
             if len(known) == len(ready):
                 why = "nothing new to publish" if ready else "too few trials to publish; a later run goes on"
@@ -141,7 +142,8 @@ class _Job:
                 progress.note(f"{workload.label}: comparison interrupted, nothing published")
                 return [], True
             compared = time.monotonic()
-        time_budget.comparison_s, time_budget.setup_s = compared - searched, self.setup_s
+        time_budget.comparison_s = compared - searched
+        time_budget.setup_s, time_budget.trial_s = self.setup_s, self.trial_s
         for entry in entries:
             gain = entry.default["time_us"] / entry.time_us
             progress.note(
@@ -165,11 +167,6 @@ class _Job:
         for study in studies:
             study.refresh()
         return last
-
-    def _is_answer(self, direction: str, study: Study) -> bool:
-        """Whether a search was long enough to be published."""
-        enough = self.least is None or len(study.finished) >= self.least.trials
-        return enough or self.ends.get(direction) in ("trials", "patience", "exhausted")
 
     def _publish(self, database: Database, studies: Mapping[str, Study]) -> list[Entry]:
         pair, settings = self.pairs.of(self.workload.problem), self.settings
@@ -202,7 +199,7 @@ class _Job:
                 study = stack.enter_context(open_study(workload, direction, self.settings, deadline, self.studies))
                 self.studies[direction] = study
                 if self.looks_again or self._is_finished(study):
-                    self.ends[direction] = "trials"
+                    self.searched.append(direction)
                     continue
                 if worker is None:
                     # Its imports and references take about ten seconds. Meanwhile the first kernels compile here.
@@ -210,19 +207,20 @@ class _Job:
                     self.pairs.launch(*self.problems)
                     if cuda:
                         compilers.compile(*first_schedules(workload, direction, self.settings))
-                    if cuda or self.least is not None:
+                    if cuda or self.fewest_trials:
                         worker.settle()
                         self.setup_s = time.monotonic() - begin
                         deadline = _share_until(end, left)  # set-up time counts for no single direction
                 if cuda:
                     for following in workload.directions[index + 1 : index + 2]:
                         compilers.compile(*first_schedules(workload, following, self.settings))
-                if self.least is not None and deadline is not None:
-                    deadline = max(deadline, time.monotonic() + self.least.search_s)
-                ended = search_direction(study, worker, workload, direction, self.settings, deadline, self.progress)
-                if ended == "interrupted":
+                begin, before = time.monotonic(), len(study.finished)
+                how = (self.settings, deadline, self.progress, self.fewest_trials or 1)
+                if search_direction(study, worker, workload, direction, *how) == "interrupted":
                     raise KeyboardInterrupt
-                self.ends[direction] = ended
+                self.searched.append(direction)
+                tried = max(1, len(study.finished) - before)
+                self.trial_s = max(self.trial_s, (time.monotonic() - begin) / tried)
         except KeyboardInterrupt:
             if pair is not None:
                 # It may still run a trial, whose answer nobody needs.

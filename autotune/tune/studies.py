@@ -61,7 +61,9 @@ def search_direction(
     settings: Settings,
     deadline: float | None,
     progress: Progress,
+    fewest: int,
 ) -> str:
+    """Search one direction; returns why it ended. ``deadline``, ``fewest``: as for ``search``."""
     measure = Measurer(worker, direction, SAMPLING_S[settings.facts.backend])
     progress.start(f"{workload.label} {direction}", study, settings.trials, deadline)
     end = search(
@@ -70,6 +72,7 @@ def search_direction(
         measure,
         trials=settings.trials,
         deadline=deadline,
+        fewest=fewest,
         patience=settings.patience,
         overlap=settings.facts.backend == "cuda",
         workers=proposals_ahead(study.sampler, settings.compilers),

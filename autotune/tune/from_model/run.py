@@ -14,7 +14,6 @@ import torch
 
 from autotune.database.misses import keep_misses, read_misses
 from autotune.database.store import database_dirs, writable_results_dir
-from autotune.tune.budget import Least
 from autotune.tune.from_model.before_and_after import ENOUGH_ROUNDS, FEWEST_ROUNDS, Loaded, PassTimes, compare, timed
 from autotune.tune.from_model.needs import Need, Source, needs_of, places_of, sources_of, workloads_for
 from autotune.tune.from_model.passes import Passes, passes_of
@@ -32,8 +31,9 @@ if TYPE_CHECKING:
 DEFAULT_BUDGET_S = 540.0
 # A run ends this much later than planned: the last trials, processes, and the compiler for the new schedules.
 _OVERRUN_S = 20.0
-# A trial takes one to a few seconds on a CPU, a tenth on a GPU. Four trials: the default, and the best known schedules.
-LEAST = {"cpu": Least(15.0, 4), "cuda": Least(5.0, 4)}
+# A direction is tuned after at least as many trials: the default, and the best schedules of similar kernels. Among them
+# is what the model loads already. On an idle CPU they take a dozen seconds.
+FEWEST_TRIALS = 8
 # Share of the budget for timing the model before and after, at most.
 _MOST_TIMING = 0.2
 # What the searches get at least, however slow the model is.
@@ -192,7 +192,7 @@ def _search(
     if device.type == "cuda":
         torch.cuda.empty_cache()  # the searching processes need the memory
     config = TuneConfig(folder / "a model", workloads)
-    tune(config, str(device), seconds, results_dir=folder, console=console, least=LEAST[device.type], **options)
+    tune(config, str(device), seconds, results_dir=folder, console=console, fewest_trials=FEWEST_TRIALS, **options)
 
 
 @contextlib.contextmanager
