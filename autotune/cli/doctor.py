@@ -138,9 +138,30 @@ def _nvrtc() -> Iterator[tuple[str, str, str]]:
     from kernelgen.errors import ToolMissingError
 
     try:
-        yield "NVRTC", nvrtc_version(), "ok"
+        version = nvrtc_version()
     except ToolMissingError as error:
         yield "NVRTC", str(error), "absent"
+        return
+    yield "NVRTC", version, "ok"
+    yield from (("NVRTC", flaw, "problem") for flaw in nvrtc_flaws(version))
+
+
+def nvrtc_flaws(version: str) -> list[str]:
+    """Why kernels of this NVRTC do not run here: the driver is too old for them, or the GPU too new."""
+    import torch
+
+    from kernelgen.compile.nvrtc import misfit, unknown_arch
+    from kernelgen.device import device_facts
+    from kernelgen.errors import ToolMissingError
+    from kernelgen.runtime.cuda_driver import driver_cuda
+
+    try:
+        flaws = [misfit(driver_cuda(), version)]
+    except ToolMissingError:
+        return []  # no driver: a machine that only compiles
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    flaws += [unknown_arch(device_facts(f"cuda:{index}").arch) for index in range(count)]
+    return [flaw for flaw in dict.fromkeys(flaws) if flaw]
 
 
 def _software() -> Iterator[tuple[str, str, str]]:

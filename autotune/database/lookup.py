@@ -219,9 +219,10 @@ def _on_other_device(query: _Query, skipped: list[str]) -> Tuning | None:
 
 
 def _fitted(query: _Query, entry: Entry, origin: str, reason: str, skipped: list[str]) -> Tuning:
-    """A schedule tuned on another graph class, with the knobs adjusted that depend on the edges per node."""
+    """A schedule tuned on another graph class or layout, with the knobs adjusted that depend on these."""
     reason += _why_nearest(query, entry)
-    schedule, there, here = entry.tuned_schedule, entry.parsed_graph_class, query.graph_class
+    schedule = query.once((id(entry), "layout"), lambda: _in_layout(query, entry))
+    there, here = entry.parsed_graph_class, query.graph_class
     if here is not None and here.log2_degree != there.log2_degree:
         factor = here.log2_degree - there.log2_degree
         schedule, fit = query.once((id(entry), factor), lambda: _fit(query, schedule, factor))
@@ -237,6 +238,18 @@ def _fit(query: _Query, schedule: Knobs, log2_factor: int) -> tuple[Knobs, str]:
     before, after = schedule.to_dict(), fitted.to_dict()
     changed = ", ".join(f"{name}={getattr(fitted, name)}" for name, value in after.items() if value != before[name])
     return fitted, f", with {changed} for its degree"
+
+
+def _in_layout(query: _Query, entry: Entry) -> Knobs:
+    """An entry's schedule; that of another layout in the form for this one, if that is legal.
+
+    Only of large graphs, whose kernels the additions in memory limit.
+    """
+    schedule, small = entry.tuned_schedule, entry.parsed_graph_class.is_small
+    if entry.layout == query.spec.layout or query.spec.operation != "conv" or small:
+        return schedule
+    moved = dataclasses.replace(entry, schedule=schedule.for_layout(query.spec.layout).to_dict())
+    return moved.tuned_schedule if _is_legal(query, moved, []) else schedule
 
 
 def _default(query: _Query, skipped: list[str]) -> Tuning:

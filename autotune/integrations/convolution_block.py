@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import importlib
-import sys
 from abc import ABC, abstractmethod
 
 import torch
@@ -30,9 +29,8 @@ class ConvolutionBlock(ABC):
     stand_in: type[AcceleratedConvolution] = AcceleratedConvolution
 
     def matches(self, block: torch.nn.Module) -> bool:
-        """Whether it is such a block with e3nn's product in it; a package that nobody imported has no blocks."""
-        home = sys.modules.get(self.module)
-        return home is not None and type(block) in [getattr(home, name, None) for name in self.names]
+        """Whether it is such a block with e3nn's product in it, known by the name of its class."""
+        return home_of(type(block)) == self.module and type(block).__qualname__ in self.names
 
     @abstractmethod
     def fuse(self, block: torch.nn.Module) -> None:
@@ -47,14 +45,18 @@ class RetypedBlock(ConvolutionBlock):
     """A block whose ``forward`` changes: the instance gets a subclass with the new one, which ``restore`` takes away.
 
     fused: where the subclass is, as ``module:name``. That module imports the package, so it is loaded only here. The
-    class can be imported by name, so models can be pickled.
+    class can be imported by name, so models can be pickled. A block of a torch.package, whose classes are its own, gets
+    a subclass of these; such models cannot be pickled anyway.
     """
 
     fused: str
 
     def fuse(self, block: torch.nn.Module) -> None:
         module, name = self.fused.split(":")
-        block.__class__ = getattr(importlib.import_module(module), name)
+        fused = getattr(importlib.import_module(module), name)
+        if not issubclass(fused, type(block)):
+            fused = type(name, (type(block),), {"__module__": module, "forward": fused.forward})
+        block.__class__ = fused
 
     def unfuse(self, block: torch.nn.Module) -> bool:
         fused = type(block)
@@ -62,6 +64,12 @@ class RetypedBlock(ConvolutionBlock):
             return False
         block.__class__ = fused.__mro__[1]
         return True
+
+
+def home_of(kind: type) -> str:
+    """The module of a class; of one that was loaded from a torch.package, the module that was packaged."""
+    name = kind.__module__
+    return name.partition(">.")[2] if name.startswith("<torch_package_") else name
 
 
 @functools.cache

@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from autotune.integrations.convolution_block import ConvolutionBlock
+from autotune.integrations.convolution_block import ConvolutionBlock, home_of
 from autotune.integrations.stand_ins import AcceleratedConvolution, AcceleratedHarmonics, AcceleratedProduct
 from autotune.modules.e3nn_checkpoints import CODE
 from kernelgen.e3nn_import import o3
@@ -32,7 +32,13 @@ def is_of(module: torch.nn.Module, kind: type[torch.nn.Module]) -> bool:
     """Whether it is of that e3nn class, or TorchScript's form of it (recognised by name)."""
     name = getattr(module, "original_name", "") if isinstance(module, torch.jit.ScriptModule) else ""
     scripted = "TensorProduct" in name if kind is o3.TensorProduct else name == kind.__name__
-    return scripted or isinstance(module, kind)
+    return scripted or e3nn_class(module, kind) is not None
+
+
+def e3nn_class(module: torch.nn.Module, kind: type[torch.nn.Module]) -> type | None:
+    """That class of e3nn among the module's own: the installed e3nn's, or that of a torch.package (NequIP's files)."""
+    name = (kind.__module__, kind.__qualname__)
+    return next((base for base in type(module).__mro__ if (home_of(base), base.__qualname__) == name), None)
 
 
 class Replacing:
@@ -53,20 +59,20 @@ class Replacing:
         """The stand-in for a module, the same at every place; or why it stays."""
         if reason := _why_it_stays(module, parent):
             return reason
-        if block is not None and isinstance(module, o3.TensorProduct):
+        is_product = is_of(module, o3.TensorProduct)
+        if block is not None and is_product:
             found = self._tried(module, block.stand_in)
             if not isinstance(found, str):
                 return found
             self.unfused[module] = found
-        is_product = isinstance(module, o3.TensorProduct)
         return self._tried(module, AcceleratedProduct if is_product else AcceleratedHarmonics)
 
     def _tried(self, module: torch.nn.Module, kind: Callable[..., TunedStandIn]) -> TunedStandIn | str:
         if (module, kind) not in self._made:
-            self._made[module, kind] = self._made_and_compared(module, kind)
+            self._made[module, kind] = self._made_andcompared(module, kind)
         return self._made[module, kind]
 
-    def _made_and_compared(self, module: Any, kind: Callable[..., TunedStandIn]) -> TunedStandIn | str:
+    def _made_andcompared(self, module: Any, kind: Callable[..., TunedStandIn]) -> TunedStandIn | str:
         try:
             made = kind(module, strict=self.strict, deterministic=self.deterministic)
             return (difference(module, made, self.like) if self.like is not None else "") or made
@@ -83,7 +89,7 @@ def _why_it_stays(module: torch.nn.Module, parent: torch.nn.Module | None) -> st
         return f"it is the model itself; wrap it in a module, or build an autotune.{kind.__name__}"
     if type(parent).__name__ == "OptimizedModule":
         return "torch.compile holds it; accelerate the model first"
-    if not isinstance(module, kind):
+    if isinstance(module, torch.jit.ScriptModule):
         return "TorchScript has compiled it; accelerate the model before torch.jit.script"
     return _what_would_be_lost(module, kind)
 
@@ -91,8 +97,9 @@ def _why_it_stays(module: torch.nn.Module, parent: torch.nn.Module | None) -> st
 def _what_would_be_lost(module: torch.nn.Module, kind: type[torch.nn.Module]) -> str:
     """What the module does that a replacement would not, in words; empty if nothing."""
     name = type(module).__name__
+    base = e3nn_class(module, kind)
     for method in ("forward", "right"):
-        if method in module.__dict__ or getattr(type(module), method, None) is not getattr(kind, method, None):
+        if method in module.__dict__ or getattr(type(module), method, None) is not getattr(base, method, None):
             return f"{name} has a {method} of its own"
     own = {"weight", *(code.rstrip(".") for code in CODE)}
     more = (*module._parameters, *module._modules) if kind is o3.TensorProduct else ()
@@ -102,7 +109,7 @@ def _what_would_be_lost(module: torch.nn.Module, kind: type[torch.nn.Module]) ->
     return ""
 
 
-def _normal(like: torch.Tensor, *shapes: tuple[int, ...]) -> list[torch.Tensor]:
+def normal(like: torch.Tensor, *shapes: tuple[int, ...]) -> list[torch.Tensor]:
     """Random inputs, the same at every call."""
     if like.dtype not in TOLERANCE:
         raise UnsupportedError(f"it is {like.dtype}; kernels are generated for float32 and float64")
@@ -114,18 +121,18 @@ def _normal(like: torch.Tensor, *shapes: tuple[int, ...]) -> list[torch.Tensor]:
 def difference(module: Any, made: TunedStandIn, like: torch.Tensor) -> str:
     """How far both results differ on random inputs; empty if they agree. Hooks are not called."""
     if isinstance(made, AcceleratedHarmonics):
-        (x,) = _normal(like, (_CHECKED_ROWS, 3))
-        return _compared(made.forward(x), module.forward(x))
+        (x,) = normal(like, (_CHECKED_ROWS, 3))
+        return compared(made.forward(x), module.forward(x))
     rows, numbers = _CHECKED_ROWS, (module.weight_numel,)
     shapes = ((rows, module.irreps_in1.dim), (rows, module.irreps_in2.dim))
-    given = _normal(module.output_mask, *shapes, numbers if module.shared_weights else (rows, *numbers))
+    given = normal(module.output_mask, *shapes, numbers if module.shared_weights else (rows, *numbers))
     found, wanted = _results(made, module, given)
-    reason = _compared(found, wanted)
+    reason = compared(found, wanted)
     if reason and wanted.dtype == torch.float64 and _was_rounded(module):
         # Converted from float32: e3nn's constants were rounded then, the kernel's are not.
         exact = problem_of(module).reference(compile_right=False).to(wanted)
         closest = _results(made, exact, given)
-        return _compared(*closest) or _compared(found.float(), wanted.float())
+        return compared(*closest) or compared(found.float(), wanted.float())
     return reason
 
 
@@ -136,11 +143,16 @@ def _results(
     if not isinstance(made, AcceleratedConvolution):
         return made.forward(*given), module.forward(*given)
     x, y, weight = given
-    nodes = torch.arange(len(x), device=x.device)
-    sender, receiver = (3 * nodes + 1) % len(x), nodes // 3
+    sender, receiver = check_graph(x.device)
     messages = module.forward(x[sender], y, weight)
     wanted = messages.new_zeros(messages.shape).index_add(0, receiver, messages)
     return made.convolve(x, y, weight, sender, receiver), wanted
+
+
+def check_graph(device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Senders and receivers of as many edges as there are nodes: several at some nodes, none at others."""
+    edges = torch.arange(_CHECKED_ROWS, device=device)
+    return (3 * edges + 1) % len(edges), edges // 3
 
 
 def _was_rounded(module: torch.nn.Module) -> bool:
@@ -149,7 +161,7 @@ def _was_rounded(module: torch.nn.Module) -> bool:
     return bool(constants) and all(torch.equal(constant, constant.float().double()) for constant in constants)
 
 
-def _compared(found: torch.Tensor, wanted: torch.Tensor) -> str:
+def compared(found: torch.Tensor, wanted: torch.Tensor) -> str:
     """The largest difference, relative to the largest element, if it exceeds the tolerance; else empty."""
     error = float((found - wanted).abs().max() / wanted.abs().max().clamp_min(1e-30)) if wanted.numel() else 0.0
     limit = TOLERANCE[wanted.dtype]

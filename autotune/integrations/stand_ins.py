@@ -134,6 +134,7 @@ class AcceleratedHarmonics(StandIn, SphericalHarmonics):
     def __init__(
         self, original: o3.SphericalHarmonics, *, strict: bool | None = None, deterministic: bool = False
     ) -> None:
-        options = (original.normalize, original.normalization, original.irreps_in)
+        # As text: a torch.package has an Irreps class of its own.
+        options = (original.normalize, original.normalization, str(original.irreps_in))
         super().__init__(original._ls_list, *options, strict=strict)
         self._take_place_of(original)

@@ -18,7 +18,11 @@ from kernelgen.schedule.knobs import Knobs
 
 MOST = 8
 # Directions that are (nearly) part of another: without a winner of its own, the other's is the best guess.
-KIN = {"edge_backward": "backward", "joint_backward": "double_backward"}
+KIN = {
+    "edge_backward": "backward",
+    "joint_backward": "double_backward",
+    "double_backward": "joint_backward",
+}
 # Number of schedules taken from the related direction's search of the same run.
 KIN_STARTS = 2
 
@@ -68,8 +72,12 @@ def starting_points(space: Space, graph_class: GraphClass, entries: Iterable[Ent
         (same if shape_of(entry.problem) == shape_of(spec.problem.key) else others).append(entry)
     others.sort(key=lambda entry: (entry.direction != spec.direction.name, *rank(entry)[3:]))
     turns = itertools.chain.from_iterable(itertools.zip_longest(same, others))
-    moved = (space.nearest(entry.tuned_schedule) for entry in turns if entry is not None)
+    moved = (space.nearest(_in_layout(entry, spec.layout)) for entry in turns if entry is not None)
     return list(dict.fromkeys(schedule for schedule in moved if space.broken_limit(schedule) is None))[:MOST]
+
+
+def _in_layout(entry: Entry, layout: str) -> Knobs:
+    return entry.tuned_schedule if entry.layout == layout else entry.tuned_schedule.for_layout(layout)
 
 
 def _is_form(knob: str, value: Any) -> bool:

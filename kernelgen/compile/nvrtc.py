@@ -32,7 +32,10 @@ def cuda_job(arch: str) -> Job:
 @functools.lru_cache(maxsize=1)
 def nvrtc_version() -> str:
     """Version of the NVRTC library found on this machine; ToolMissingError if there is none."""
-    advice = "install it with: pip install 'equitune[gpu]' (no CUDA toolkit or driver is needed to compile)"
+    advice = (
+        "install it with: pip install 'equitune[gpu]', or 'equitune[gpu-cu12]' for drivers before 580 (to compile, no "
+        "CUDA toolkit or driver is needed)"
+    )
     try:
         from cuda.bindings import nvrtc
         from cuda.core import Program, ProgramOptions  # noqa: F401  (fail now if compilation would lack them)
@@ -44,6 +47,30 @@ def nvrtc_version() -> str:
         first_line = (str(error).splitlines() or ["not found"])[0]
         raise ToolMissingError(f"NVRTC cannot be loaded ({first_line}); {advice}") from error
     return f"{major}.{minor}"
+
+
+def misfit(driver: tuple[int, int], version: str) -> str:
+    """Why a driver (the CUDA version that it supports) cannot load what this NVRTC makes; empty if it can.
+
+    Machine code runs on every driver of the same CUDA major version and of later ones.
+    """
+    if int(version.partition(".")[0]) <= driver[0]:
+        return ""
+    return (
+        f"NVRTC {version} makes kernels for drivers of CUDA {version.partition('.')[0]}, and this driver supports CUDA "
+        f"{driver[0]}.{driver[1]}: type pip uninstall nvidia-cuda-nvrtc cuda-bindings, then pip install "
+        f"'equitune[gpu-cu{driver[0]}]', or install a newer driver"
+    )
+
+
+def unknown_arch(arch: str) -> str:
+    """Why NVRTC cannot compile for ``sm_90`` or the like; empty if it can."""
+    from cuda.bindings import nvrtc
+
+    _, known = nvrtc.nvrtcGetSupportedArchs()
+    if int(arch.removeprefix("sm_")) in known:
+        return ""
+    return f"NVRTC {nvrtc_version()} does not know {arch}, its newest is sm_{max(known)}: install a newer NVRTC"
 
 
 def _compile(source: Source, arch: str, lineinfo: bool) -> tuple[bytes, dict[str, Any]]:

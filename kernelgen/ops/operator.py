@@ -186,7 +186,9 @@ class Operator(DirectCalls, RegisteredOperator):
         if known is not None:
             return sender, receiver, num_out, known[0], True, known[1]
         order = make()
-        return sender, receiver, num_out, order, order is NO_ORDER, None
+        # Not ``order is NO_ORDER``: torch.compile of torch 2.4 compares the elements of tuples instead.
+        unordered = order.spans is None and order.sender_spans is None
+        return sender, receiver, num_out, order, unordered, None
 
     __call__ = forward
 

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from kernelgen.compile.cache import Binary
+from kernelgen.compile.nvrtc import misfit, nvrtc_version
 from kernelgen.errors import LaunchError, ToolMissingError
 
 INVALID_CONTEXT = 201
@@ -31,6 +32,15 @@ def _library() -> Any:
         except OSError:
             continue
     raise ToolMissingError(f"the CUDA driver ({names[0]}) cannot be loaded; install the NVIDIA driver")
+
+
+def driver_cuda() -> tuple[int, int]:
+    """The newest CUDA version that the driver supports; ToolMissingError without a driver."""
+    number = ctypes.c_int()
+    status = _library().cuDriverGetVersion(ctypes.byref(number))
+    if status != 0:
+        raise ToolMissingError(f"the CUDA driver does not tell its version (error {status}); install it again")
+    return number.value // 1000, number.value % 1000 // 10
 
 
 class Arguments(threading.local):
@@ -98,10 +108,16 @@ def load_entry(binary: Binary, entry: str) -> Any:
     try:
         from cuda.core import ObjectCode
     except ImportError as error:
-        raise ToolMissingError(f"cuda.core cannot be imported ({error}); pip install 'equitune[gpu]'") from error
+        raise ToolMissingError(
+            f"cuda.core cannot be imported ({error}); pip install 'equitune[gpu]', or 'equitune[gpu-cu12]' for drivers "
+            "before 580"
+        ) from error
     try:
         return ObjectCode.from_cubin(binary.path.read_bytes()).get_kernel(entry)
     except Exception as error:  # cuda.core raises private types
+        reason = misfit(driver_cuda(), nvrtc_version())
+        if reason:
+            raise ToolMissingError(reason) from error
         raise LaunchError(f"{binary.path} cannot be loaded: {error}") from error
 
 

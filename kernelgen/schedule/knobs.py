@@ -54,6 +54,10 @@ class Knobs:
         """The schedule adapted to graphs with ``share`` times as many edges a node."""
         return self
 
+    def for_layout(self, layout: str) -> Self:
+        """The schedule, found with another layout of node features, adapted to ``layout``."""
+        return self
+
 
 Kind = TypeVar("Kind", bound=Knobs)
 

