@@ -8,11 +8,15 @@ from typing import Any
 
 import torch
 
+# Whether torch.compile traces ``vmap`` of an op that has a gradient formula: 2.11 does not. Else vmap runs eagerly.
+COMPILES_VMAP = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 13)
+# Whether a graph break shows why: since torch 2.8.
+SHOWS_REASONS = "reason" in inspect.signature(torch.compiler.disable).parameters
+
 
 def run_eagerly(reason: str) -> Callable[[Callable], Callable]:
-    """``torch.compiler.disable`` with the reason that a graph break shows; before torch 2.8 it takes none."""
-    takes_reason = "reason" in inspect.signature(torch.compiler.disable).parameters
-    options: dict[str, Any] = {"reason": reason} if takes_reason else {}
+    """``torch.compiler.disable`` with the reason that a graph break shows, where it takes one."""
+    options: dict[str, Any] = {"reason": reason} if SHOWS_REASONS else {}
     return lambda function: torch.compiler.disable(function, **options)
 
 

@@ -69,10 +69,10 @@ class Replacing:
 
     def _tried(self, module: torch.nn.Module, kind: Callable[..., TunedStandIn]) -> TunedStandIn | str:
         if (module, kind) not in self._made:
-            self._made[module, kind] = self._made_and_compared(module, kind)
+            self._made[module, kind] = self._made_andcompared(module, kind)
         return self._made[module, kind]
 
-    def _made_and_compared(self, module: Any, kind: Callable[..., TunedStandIn]) -> TunedStandIn | str:
+    def _made_andcompared(self, module: Any, kind: Callable[..., TunedStandIn]) -> TunedStandIn | str:
         try:
             made = kind(module, strict=self.strict, deterministic=self.deterministic)
             return (difference(module, made, self.like) if self.like is not None else "") or made
@@ -109,7 +109,7 @@ def _what_would_be_lost(module: torch.nn.Module, kind: type[torch.nn.Module]) ->
     return ""
 
 
-def _normal(like: torch.Tensor, *shapes: tuple[int, ...]) -> list[torch.Tensor]:
+def normal(like: torch.Tensor, *shapes: tuple[int, ...]) -> list[torch.Tensor]:
     """Random inputs, the same at every call."""
     if like.dtype not in TOLERANCE:
         raise UnsupportedError(f"it is {like.dtype}; kernels are generated for float32 and float64")
@@ -121,18 +121,18 @@ def _normal(like: torch.Tensor, *shapes: tuple[int, ...]) -> list[torch.Tensor]:
 def difference(module: Any, made: TunedStandIn, like: torch.Tensor) -> str:
     """How far both results differ on random inputs; empty if they agree. Hooks are not called."""
     if isinstance(made, AcceleratedHarmonics):
-        (x,) = _normal(like, (_CHECKED_ROWS, 3))
-        return _compared(made.forward(x), module.forward(x))
+        (x,) = normal(like, (_CHECKED_ROWS, 3))
+        return compared(made.forward(x), module.forward(x))
     rows, numbers = _CHECKED_ROWS, (module.weight_numel,)
     shapes = ((rows, module.irreps_in1.dim), (rows, module.irreps_in2.dim))
-    given = _normal(module.output_mask, *shapes, numbers if module.shared_weights else (rows, *numbers))
+    given = normal(module.output_mask, *shapes, numbers if module.shared_weights else (rows, *numbers))
     found, wanted = _results(made, module, given)
-    reason = _compared(found, wanted)
+    reason = compared(found, wanted)
     if reason and wanted.dtype == torch.float64 and _was_rounded(module):
         # Converted from float32: e3nn's constants were rounded then, the kernel's are not.
         exact = problem_of(module).reference(compile_right=False).to(wanted)
         closest = _results(made, exact, given)
-        return _compared(*closest) or _compared(found.float(), wanted.float())
+        return compared(*closest) or compared(found.float(), wanted.float())
     return reason
 
 
@@ -143,11 +143,16 @@ def _results(
     if not isinstance(made, AcceleratedConvolution):
         return made.forward(*given), module.forward(*given)
     x, y, weight = given
-    nodes = torch.arange(len(x), device=x.device)
-    sender, receiver = (3 * nodes + 1) % len(x), nodes // 3
+    sender, receiver = check_graph(x.device)
     messages = module.forward(x[sender], y, weight)
     wanted = messages.new_zeros(messages.shape).index_add(0, receiver, messages)
     return made.convolve(x, y, weight, sender, receiver), wanted
+
+
+def check_graph(device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Senders and receivers of as many edges as there are nodes: several at some nodes, none at others."""
+    edges = torch.arange(_CHECKED_ROWS, device=device)
+    return (3 * edges + 1) % len(edges), edges // 3
 
 
 def _was_rounded(module: torch.nn.Module) -> bool:
@@ -156,7 +161,7 @@ def _was_rounded(module: torch.nn.Module) -> bool:
     return bool(constants) and all(torch.equal(constant, constant.float().double()) for constant in constants)
 
 
-def _compared(found: torch.Tensor, wanted: torch.Tensor) -> str:
+def compared(found: torch.Tensor, wanted: torch.Tensor) -> str:
     """The largest difference, relative to the largest element, if it exceeds the tolerance; else empty."""
     error = float((found - wanted).abs().max() / wanted.abs().max().clamp_min(1e-30)) if wanted.numel() else 0.0
     limit = TOLERANCE[wanted.dtype]

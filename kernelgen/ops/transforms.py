@@ -16,7 +16,7 @@ from torch._C._functorch import TransformType
 from torch.autograd import forward_ad
 
 from kernelgen.errors import UnsupportedError
-from kernelgen.torch_versions import register_vmap, run_eagerly
+from kernelgen.torch_versions import COMPILES_VMAP, register_vmap, run_eagerly
 from kernelgen.tracing import is_transforming
 
 _FUNCTIONS: dict[str, type[torch.autograd.Function]] = {}
@@ -35,9 +35,11 @@ def call(name: str, *arguments: Any) -> Any:
 
 @torch.compiler.assume_constant_result
 def _is_beyond_compile() -> bool:
-    """Whether a transform is active that torch.compile cannot trace through the ops: any but vmap."""
+    """Whether a transform is active that torch.compile cannot trace through the ops: any but vmap, or any at all."""
     stack = torch._C._functorch.get_interpreter_stack() or ()
-    return forward_ad._current_level >= 0 or any(level.key() != TransformType.Vmap for level in stack)
+    return forward_ad._current_level >= 0 or any(
+        not COMPILES_VMAP or level.key() != TransformType.Vmap for level in stack
+    )
 
 
 @run_eagerly(

@@ -163,6 +163,21 @@ def test_every_dependency_is_listed_with_its_licence() -> None:
 
 
 @pytest.mark.parametrize(
+    ("cases", "code"),
+    [
+        ('<testcase name="a"/>', 0),
+        ('<testcase name="a"/><testcase name="b"><skipped message="could not import"/></testcase>', 1),
+        ('<testcase name="a"><skipped message="could not import"/></testcase>', 1),
+        ("", 1),
+    ],
+)
+def test_a_package_that_is_not_installed_fails_ci(cases: str, code: int, tmp_path: Path) -> None:
+    file = tmp_path / "tests.xml"
+    file.write_text(f"<testsuites><testsuite>{cases}</testsuite></testsuites>")
+    assert runpy.run_path(str(ROOT / ".ci" / "none_skipped"))["main"](str(file)) == code
+
+
+@pytest.mark.parametrize(
     ("packages", "code", "said"),
     [
         ([{"name": "a", "version": "1", "vulns": []}], 0, "0 known vulnerabilities in 1 of 1"),

@@ -192,7 +192,7 @@ def test_couplings_of_opposite_sign_have_another_digest(monkeypatch: pytest.Monk
 IMPORTS = ("from autotune import accelerate", "import mace.modules", "from e3nn import o3")
 
 
-@pytest.mark.parametrize("order", [(0, 2), (0, 1), (1, 0)])
+@pytest.mark.parametrize("order", [(0, 2), (0, 1), (1, 0)], ids=["alone", "before-mace", "after-mace"])
 def test_imports_work_in_each_order(order: tuple[int, ...]) -> None:
     lines = [IMPORTS[place] for place in order]
     if 1 in order:

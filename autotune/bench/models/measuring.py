@@ -27,7 +27,7 @@ class Effort:
     warm_up_s: float = 4.0
     most: int = 20
     least: int = 5
-    slow_s: float = 1.0
+    slow_s: float = 0.5
     slow_samples: int = 2
 
 

@@ -6,6 +6,7 @@ means that nothing more can run in that process.
 
 from __future__ import annotations
 
+import gc
 import os
 import statistics
 from collections.abc import Callable
@@ -132,6 +133,7 @@ class ModelSession:
         except Exception as error:
             self.error = text_of(error)
         self.release()
+        gc.freeze()  # later collections need not scan the model
 
     def guarded(self, job: Callable[[], Cell]) -> Cell:
         """The job's answer; a failure is an answer too, and leaves the memory free for others."""

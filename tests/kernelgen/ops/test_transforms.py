@@ -14,6 +14,7 @@ from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, vmap
 
 import autotune
 from kernelgen.errors import InputError, UnsupportedError
+from kernelgen.torch_versions import COMPILES_VMAP, SHOWS_REASONS
 
 ROWS, NODES, EDGES = 3, 4, 6
 PATHS = [(0, 0, 0, "uvu", True), (1, 0, 1, "uvu", True), (1, 1, 0, "uvw", True)]
@@ -241,10 +242,12 @@ def test_compile_takes_vmap_and_leaves_other_transforms_to_eager_mode() -> None:
     ours, _, (v,) = harmonics()
     wanted = ours(v)
     torch.compiler.reset()
-    assert_same(torch.compile(lambda v: vmap(ours)(v), backend="aot_eager", fullgraph=True)(v), wanted)
+    assert_same(torch.compile(lambda v: vmap(ours)(v), backend="aot_eager", fullgraph=COMPILES_VMAP)(v), wanted)
     forward_mode, reverse = (lambda v: jvp(ours, (v,), (v + 1,))), grad(energy(ours))
     for function in (forward_mode, reverse):
-        with pytest.raises(torch._dynamo.exc.Unsupported, match="does not trace Equitune's kernels"):
+        with pytest.raises(
+            torch._dynamo.exc.Unsupported, match="does not trace Equitune's kernels" if SHOWS_REASONS else None
+        ):
             torch.compile(function, backend="aot_eager", fullgraph=True)(v)
         torch.compiler.reset()
         assert_same(torch.compile(function, backend="aot_eager")(v), function(v))
