@@ -20,8 +20,7 @@ class Effort:
     """How long to measure a cell: about ``seconds`` of samples, within these numbers; slow steps get fewer.
 
     warm_up_s: at most so long are warm-up calls, however many were asked for; tuning_s: in a process's first row of a
-    pass. slow_s: a step that takes longer gets
-    ``slow_samples``.
+    pass. slow_s: a step that takes longer gets ``slow_samples``.
     """
 
     seconds: float = 2.0

@@ -179,9 +179,13 @@ def _processes(plan: _Plan) -> tuple[str, ...]:
 
 
 def _in_parallel(jobs: Sequence[Callable[[], None]]) -> None:
-    with ThreadPoolExecutor(max_workers=max(1, len(jobs))) as pool:
+    pool = ThreadPoolExecutor(max_workers=max(1, len(jobs)))
+    try:
         for future in [pool.submit(job) for job in jobs]:
             future.result()
+    finally:
+        # Ctrl-C must not wait for builds: the processes are ended next, and their threads with them.
+        pool.shutdown(wait=False, cancel_futures=True)
 
 
 @dataclass

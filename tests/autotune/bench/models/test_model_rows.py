@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -232,3 +233,21 @@ def test_a_run_that_ended_before_its_profiles_makes_them_up(
         rows[0]["pass"]: 0.5,
         rows[1]["pass"]: 0.25,
     }
+
+
+def test_what_ends_the_builds_does_not_wait_for_them() -> None:
+    from autotune.bench.models.run import _in_parallel
+
+    begun, may_end = threading.Event(), threading.Event()
+
+    def fails() -> None:
+        begun.wait()
+        raise KeyboardInterrupt
+
+    def builds() -> None:
+        begun.set()
+        may_end.wait()  # for ever, if the line below had to wait for this
+
+    with pytest.raises(KeyboardInterrupt):
+        _in_parallel([fails, builds])
+    may_end.set()
