@@ -61,18 +61,23 @@ def build(contender: str, model: WholeModel) -> tuple[WholeModel, str]:
         if not done.replaced:
             raise PeerError(f"nothing of the model was replaced: {str(done).splitlines()[0]}")
         return model, str(done).splitlines()[0]
-    if contender == SYMMETRIX:
-        raise PeerError(_symmetrix_reason())
+    require_usable(contender, model.device)
     names = contender.split("+")
-    for name in names:
-        if reason := _unusable(name, model.device):
-            raise PeerError(reason)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         made = model.package.accelerated(model.module, contender, model.device)
     for name in names:
         _require_kernels(name, made, caught)
     return model.with_module(made), ""
+
+
+def require_usable(contender: str, device: str) -> None:
+    """PeerError if what the contender needs is not installed, or does not run on the device."""
+    if contender == SYMMETRIX:
+        raise PeerError(_symmetrix_reason())
+    for name in contender.split("+"):
+        if reason := _unusable(name, device):
+            raise PeerError(reason)
 
 
 def _symmetrix_reason() -> str:

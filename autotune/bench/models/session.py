@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from autotune.bench.models.contenders import build, warm_up_calls
+from autotune.bench.models.contenders import build, require_usable, warm_up_calls
 from autotune.bench.models.measuring import Effort
 from autotune.bench.rows import DEFAULT
 
@@ -125,6 +125,7 @@ class ModelSession:
         self.names: dict[int, str] = {}
         self.warmed: set[str] = set()
         try:
+            require_usable(setting.contender, self.device)  # before the model is built in vain
             exact = setting.contender == REFERENCE
             stock = open_model(setting.model, device=self.device, dtype="float64" if exact else setting.dtype)
             self.names = {id(weight): name for name, weight in stock.module.named_parameters()}
