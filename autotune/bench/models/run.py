@@ -99,7 +99,7 @@ def bench_models(request: Request, folder: Path, say: Callable[[str], None]) -> 
 
 def default_structures(device: str) -> tuple[str, ...]:
     """A molecule, a crystal, a protein and a liquid; what a CPU can take where there is no GPU."""
-    return ("aspirin", "mof") if device.startswith("cpu") else ("aspirin", "carbon", "protein", "water")
+    return ("aspirin", "mof") if device.startswith("cpu") else ("aspirin", "carbon", "protein", "water-box")
 
 
 def _models(request: Request, say: Callable[[str], None]) -> list[str]:

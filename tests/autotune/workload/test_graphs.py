@@ -14,10 +14,11 @@ from places import ROOT
 
 from autotune.errors import ConfigError
 from autotune.workload import graphs
-from autotune.workload.config_tables import load_graphs
+from autotune.workload.config_tables import graph_from, load_graphs
 from autotune.workload.edge_lists import GivenEdges
 from autotune.workload.graph_class import GraphClass
 from autotune.workload.graphs import GraphSpec, Points, RandomNeighbours, StructureFile, build_graph, neighbours
+from autotune.workload.water import Water
 
 STRUCTURES = ROOT.parent / "shared" / "structures"
 MANIFEST = list(csv.DictReader((STRUCTURES / "manifest.csv").open())) if (STRUCTURES / "manifest.csv").exists() else []
@@ -202,3 +203,25 @@ def test_given_edges_come_back_sorted_and_survive_a_pickle() -> None:
     assert (built.num_nodes, built.vectors.shape) == (40, (700, 3))
     ghosts = GivenEdges.of(torch.tensor([0, 5, 4]), torch.tensor([0, 1, 1]), 3).edges()
     assert [part.tolist() for part in ghosts] == [[0, 1, 2], [0, 1, 1]], "senders beyond the nodes wrap around"
+
+
+def test_a_box_of_water_has_the_liquids_density_and_whole_molecules() -> None:
+    graph = load_graphs()["water-box"]
+    atoms = graph.source.atoms()  # type: ignore[union-attr]
+    assert atoms.get_chemical_symbols() == ["O", "H", "H"] * 12**3 and atoms.pbc.all()
+    grams = atoms.get_masses().sum() / 6.02214076e23
+    assert grams / (atoms.get_volume() * 1e-24) == pytest.approx(0.997, abs=0.003)
+    for oxygen in (0, 3 * 700, 3 * 1727):
+        assert atoms.get_angle(oxygen + 1, oxygen, oxygen + 2) == pytest.approx(104.52)
+        assert atoms.get_distances(oxygen, [oxygen + 1, oxygen + 2]) == pytest.approx([0.9572] * 2)
+    again, other = Water(2, seed=1).atoms().positions, Water(2, seed=2).atoms().positions
+    assert np.array_equal(again, Water(2, seed=1).atoms().positions) and not np.allclose(again, other)
+    # Turned by rotations, not mirrored, and each molecule by another one.
+    assert len({tuple(np.round(again[3 * n + 1] - again[3 * n], 3)) for n in range(8)}) == 8
+
+
+def test_a_box_of_water_needs_a_size() -> None:
+    with pytest.raises(ConfigError, match="side"):
+        graph_from("w", {"cutoff": 6.0, "water": {"seed": 0}}, Path())
+    with pytest.raises(ConfigError, match=r"water.seed is -1; expected an integer that is not negative"):
+        graph_from("w", {"cutoff": 6.0, "water": {"side": 2, "seed": -1}}, Path())
