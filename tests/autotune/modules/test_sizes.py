@@ -181,6 +181,7 @@ def test_orders_of_several_graphs_at_once() -> None:
     found = torch.vmap(lambda index: torch.ops.equitune.tp_order(index, nodes, nodes, "receiver", text))(receivers)
     for one, receiver in zip(zip(*found, strict=True), receivers, strict=True):
         assert all(map(torch.equal, one, edge_order(receiver, nodes)[:2]))
+    torch.library.opcheck(torch.ops.equitune.tp_order, (receivers[0], nodes, nodes, "receiver", text))
 
 
 @pytest.mark.gpu
