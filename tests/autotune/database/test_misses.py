@@ -12,6 +12,7 @@ from pathlib import Path
 
 import filelock
 import pytest
+import torch
 from database_samples import entry, store
 from places import ROOT
 from small_net import EDGES, NODES, SmallNet, batch
@@ -69,13 +70,13 @@ def test_directions_that_a_model_calls_are_kept_once(notes: misses._Notes) -> No
 
 
 def test_a_new_direction_is_noted_later(notes: misses._Notes) -> None:
-    model, given = SmallNet(dtype=None), batch()
-    model.conv.problem  # noqa: B018
-    model.double()(*(part.double() if part.is_floating_point() else part for part in given))
+    model, given = SmallNet(), batch()
+    positions = given[0].detach().double()
+    with torch.no_grad():
+        model.double()(positions, *given[1:])
     notes.write()
     assert [miss.direction for miss in read_misses(FACTS)] == ["forward"]
-    positions = given[0].detach().double().requires_grad_()
-    model(positions, *given[1:]).backward()
+    model(positions.requires_grad_(), *given[1:]).backward()
     notes.write()
     assert sorted(miss.direction for miss in read_misses(FACTS)) == ["backward", "forward"]
 
