@@ -13,10 +13,16 @@ def missing_packages() -> tuple[str, ...]:
     return tuple(name for name in TUNE if importlib.util.find_spec(name) is None)
 
 
-def require_tune(what: str) -> None:
-    """Raise ToolMissingError, with the pip command, if ``what`` (a command or function) lacks a package."""
-    missing = missing_packages()
-    if missing:
-        from kernelgen.errors import ToolMissingError  # slow: it imports torch, which ``equitune --help`` must not
+def lacking(what: str) -> str:
+    """What a command or function lacks, with the pip command; empty if nothing."""
+    missing = ", ".join(missing_packages())
+    return f"{what} needs {missing}; install with: pip install 'equitune[tune]'" if missing else ""
 
-        raise ToolMissingError(f"{what} needs {', '.join(missing)}; install with: pip install 'equitune[tune]'")
+
+def require_tune(what: str) -> None:
+    """Raise ToolMissingError if ``what`` lacks a package."""
+    reason = lacking(what)
+    if reason:
+        from kernelgen.errors import ToolMissingError  # slow: it imports torch, and this file answers at once
+
+        raise ToolMissingError(reason)

@@ -7,23 +7,21 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from autotune.extras import require_tune
-from kernelgen.errors import ToolMissingError
-from kernelgen.version import __version__
+from autotune.extras import lacking
 
 
 def main(words: Sequence[str]) -> NoReturn:
     """Answer and exit: 0, or 2 with one line on standard error."""
     if list(words) == ["--version"]:
+        from kernelgen.version import __version__
+
         print(f"equitune {__version__}")
         sys.exit(0)
     if list(words) in (["doctor"], ["doctor", "--json"]):
         _doctor(as_json="--json" in words)
         sys.exit(0)
-    try:
-        require_tune(" ".join(["equitune", *words[:1]]))
-    except ToolMissingError as error:
-        print(f"equitune: error: {error} (equitune doctor works without)", file=sys.stderr)
+    reason = lacking(" ".join(["equitune", *words[:1]]))
+    print(f"equitune: error: {reason} (equitune doctor works without)", file=sys.stderr)
     sys.exit(2)
 
 

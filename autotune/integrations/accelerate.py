@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 
-from autotune.integrations.acceleration import CONVOLUTIONS, Acceleration, Place
+from autotune.integrations.acceleration import CONVOLUTIONS, PRODUCTS, Acceleration, Place
 from autotune.integrations.convolution_block import ConvolutionBlock, known_blocks
 from autotune.integrations.exchange import ExchangedConvolution, exchange_all
-from autotune.integrations.replacement import KINDS, Replacing, is_of
+from autotune.integrations.replacement import Replacing, kind_of
 from autotune.integrations.stand_ins import AcceleratedConvolution, StandIn
 from kernelgen.errors import InputError
 
@@ -51,7 +51,7 @@ def _replaced(
     replacing: Replacing, parent: torch.nn.Module | None, attribute: str, name: str, module: torch.nn.Module
 ) -> Place:
     """Put a stand-in into the model if there is one."""
-    kind = next(words for words, kind in KINDS.items() if is_of(module, kind))
+    kind = kind_of(module) or PRODUCTS
     block = _block_of(parent, attribute)
     found = replacing.stand_in(module, parent, block)
     if isinstance(found, str) or parent is None:
@@ -130,11 +130,11 @@ def _note(model: torch.nn.Module, before: int, places: list[Place]) -> str:
 
 def _found(model: torch.nn.Module) -> Iterator[tuple[torch.nn.Module | None, str, str, torch.nn.Module]]:
     """Parent, attribute, full name and module of every such e3nn module; a shared one appears several times."""
-    if any(is_of(model, kind) for kind in KINDS.values()):
+    if kind_of(model) is not None:
         yield None, "", "(the model)", model
     for prefix, parent in model.named_modules():
         for attribute, child in _children(parent):
-            if any(is_of(child, kind) for kind in KINDS.values()):
+            if kind_of(child) is not None:
                 yield parent, attribute, f"{prefix}.{attribute}".lstrip("."), child
 
 

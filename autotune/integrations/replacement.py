@@ -7,14 +7,16 @@ from typing import Any, TypeAlias
 
 import torch
 
+from autotune.integrations.acceleration import HARMONICS, PRODUCTS
 from autotune.integrations.convolution_block import ConvolutionBlock, home_of
+from autotune.integrations.package_product import PackageStandIn, product_of
 from autotune.integrations.stand_ins import AcceleratedConvolution, AcceleratedHarmonics, AcceleratedProduct
 from autotune.modules.e3nn_checkpoints import CODE
 from kernelgen.e3nn_import import o3
 from kernelgen.errors import ProblemError, UnsupportedError
 from kernelgen.problem.from_e3nn import problem_of
 
-TunedStandIn: TypeAlias = AcceleratedProduct | AcceleratedConvolution | AcceleratedHarmonics
+TunedStandIn: TypeAlias = AcceleratedProduct | AcceleratedConvolution | AcceleratedHarmonics | PackageStandIn
 
 # Largest allowed relative difference between a replacement's result and e3nn's.
 TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-10}
@@ -23,8 +25,8 @@ _CHECKED_ROWS = 16
 
 # By the words for them in the table.
 KINDS: dict[str, type[torch.nn.Module]] = {
-    "tensor products": o3.TensorProduct,
-    "spherical harmonics": o3.SphericalHarmonics,
+    PRODUCTS: o3.TensorProduct,
+    HARMONICS: o3.SphericalHarmonics,
 }
 
 
@@ -39,6 +41,12 @@ def e3nn_class(module: torch.nn.Module, kind: type[torch.nn.Module]) -> type | N
     """That class of e3nn among the module's own: the installed e3nn's, or that of a torch.package (NequIP's files)."""
     name = (kind.__module__, kind.__qualname__)
     return next((base for base in type(module).__mro__ if (home_of(base), base.__qualname__) == name), None)
+
+
+def kind_of(module: torch.nn.Module) -> str | None:
+    """The words for a module that might be replaced, None for any other."""
+    found = next((words for words, kind in KINDS.items() if is_of(module, kind)), None)
+    return PRODUCTS if found is None and product_of(module) is not None else found
 
 
 class Replacing:
@@ -57,6 +65,8 @@ class Replacing:
         self, module: torch.nn.Module, parent: torch.nn.Module | None, block: ConvolutionBlock | None
     ) -> TunedStandIn | str:
         """The stand-in for a module, the same at every place; or why it stays."""
+        if (product := product_of(module)) is not None:
+            return product.why_it_stays(module) or self._tried(module, product.stand_in)
         if reason := _why_it_stays(module, parent):
             return reason
         is_product = is_of(module, o3.TensorProduct)
@@ -120,6 +130,8 @@ def normal(like: torch.Tensor, *shapes: tuple[int, ...]) -> list[torch.Tensor]:
 @torch.no_grad()
 def difference(module: Any, made: TunedStandIn, like: torch.Tensor) -> str:
     """How far both results differ on random inputs; empty if they agree. Hooks are not called."""
+    if isinstance(made, PackageStandIn):
+        return compared(*made.both_results(normal), "the package's own")
     if isinstance(made, AcceleratedHarmonics):
         (x,) = normal(like, (_CHECKED_ROWS, 3))
         return compared(made.forward(x), module.forward(x))
@@ -161,8 +173,8 @@ def _was_rounded(module: torch.nn.Module) -> bool:
     return bool(constants) and all(torch.equal(constant, constant.float().double()) for constant in constants)
 
 
-def compared(found: torch.Tensor, wanted: torch.Tensor) -> str:
+def compared(found: torch.Tensor, wanted: torch.Tensor, whose: str = "e3nn") -> str:
     """The largest difference, relative to the largest element, if it exceeds the tolerance; else empty."""
     error = float((found - wanted).abs().max() / wanted.abs().max().clamp_min(1e-30)) if wanted.numel() else 0.0
     limit = TOLERANCE[wanted.dtype]
-    return "" if error <= limit else f"differs from e3nn by {error:.1e}, more than {limit:.0e}"
+    return "" if error <= limit else f"differs from {whose} by {error:.1e}, more than {limit:.0e}"

@@ -73,6 +73,11 @@ def unknown_arch(arch: str) -> str:
     return f"NVRTC {nvrtc_version()} does not know {arch}, its newest is sm_{max(known)}: install a newer NVRTC"
 
 
+def has_cache(version: str) -> bool:
+    """Whether this NVRTC has a cache of its own, whose hits have no assembler report: since 12.9."""
+    return tuple(map(int, version.split("."))) >= (12, 9)
+
+
 def _compile(source: Source, arch: str, lineinfo: bool) -> tuple[bytes, dict[str, Any]]:
     from cuda.core import Program, ProgramOptions
 
@@ -83,7 +88,7 @@ def _compile(source: Source, arch: str, lineinfo: bool) -> tuple[bytes, dict[str
         std="c++17",
         lineinfo=True if lineinfo else None,
         ptxas_options=["-v"],
-        no_cache=True,  # a hit in NVRTC's own cache has no assembler report
+        no_cache=True if has_cache(nvrtc_version()) else None,
     )
     try:
         code = bytes(Program(source.text, "c++", options).compile("cubin", logs=log).code)

@@ -42,12 +42,12 @@ def for_openequivariance(model: Any, error: float = 0.0) -> Any:
     return converted
 
 
-def for_cuequivariance(model: Any) -> Any:
+def for_cuequivariance(model: Any, device: str = "cpu") -> Any:
     pytest.importorskip("cuequivariance_torch", reason="cuEquivariance is not installed")
     from mace.cli.convert_e3nn_cueq import run
 
-    with default_dtype(torch.float64):
-        return run(copy.deepcopy(model), device="cpu")
+    with default_dtype(next(model.parameters()).dtype):
+        return run(copy.deepcopy(model), device=device)
 
 
 CONVERSIONS = [for_cuequivariance, for_openequivariance]
@@ -97,3 +97,21 @@ def test_a_convolution_with_other_values_stays() -> None:
     text = str(accelerate(model))
     assert text.startswith("0 of 2 convolutions") and "OpenEquivariance computes it: differs" in text
     assert all(isinstance(block.conv_tp, Theirs) and block.conv_fusion == "atomic" for block in model.interactions)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_on_a_gpu_the_fused_convolution_is_exchanged_too(dtype: torch.dtype) -> None:
+    """There MACE's conversion makes gather, product and sum one call of cuEquivariance."""
+    stock = model_of(numbers_in(imidazole()), dtype=dtype, hidden="32x0e+32x1o").cuda()
+    batch = {name: value.cuda() for name, value in batch_of(stock, imidazole()).items()}
+    wanted = results(stock, batch, training=False)
+    model = for_cuequivariance(stock, device="cuda")
+    assert all(block.conv_fusion is True for block in model.interactions)
+    theirs = results(model, batch)
+    assert str(accelerate(model)).startswith("2 of 2 convolutions")
+    assert_same(results(model, batch, training=False), wanted)
+    assert_same(results(model, batch), theirs)
+    restore(model)
+    assert all(block.conv_fusion is True for block in model.interactions)
+    assert_same(results(model, batch), theirs)

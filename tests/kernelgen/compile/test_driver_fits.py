@@ -31,6 +31,11 @@ def test_an_architecture_that_nvrtc_does_not_know_is_named() -> None:
     assert "does not know sm_990" in nvrtc.unknown_arch("sm_990")
 
 
+@pytest.mark.parametrize(("version", "known"), [("12.1", False), ("12.8", False), ("12.9", True), ("13.5", True)])
+def test_older_compilers_are_given_no_option_that_they_refuse(version: str, known: bool) -> None:
+    assert nvrtc.has_cache(version) is known
+
+
 class Library:
     """A driver that only tells its version."""
 

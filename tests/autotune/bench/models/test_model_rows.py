@@ -172,9 +172,15 @@ def test_a_fast_path_without_its_kernels_is_refused() -> None:
             super().__init__()
             self.m = type(kind, (torch.nn.Module,), {})()
 
-    _require_kernels("cuequivariance", torch.nn.Sequential(SegmentedPolynomial("Uniform1d")), [])
+    class Linear(torch.nn.Sequential):
+        __module__ = "cuequivariance_torch.operations.linear"
+
+    kernel, naive = SegmentedPolynomial("Uniform1d"), SegmentedPolynomial("NaivePolynomial")
+    _require_kernels("cuequivariance", torch.nn.Sequential(kernel, Linear(naive)), [])
+    with pytest.raises(PeerError, match="would not run in 1 of 2 places"):
+        _require_kernels("cuequivariance", torch.nn.Sequential(kernel, naive), [])
     with pytest.raises(PeerError, match="nowhere in the model"):
-        _require_kernels("cuequivariance", torch.nn.Sequential(SegmentedPolynomial("NaivePolynomial")), [])
+        _require_kernels("cuequivariance", Linear(naive), [])
     with pytest.raises(PeerError, match="nowhere in the model"):
         _require_kernels("openequivariance", PairModel(), [])
 
