@@ -133,10 +133,10 @@ def test_the_interface_to_lammps_is_pickled_with_equitune_and_agrees_on_real_ato
     atoms = imidazole()
     found = []
     for fast in (False, True):
-        one = model()
+        made = LAMMPS_MLIAP_MACE(model())
         if fast:
-            assert accelerate(one).replaced == 5
-        torch.save(LAMMPS_MLIAP_MACE(one), tmp_path / "mliap.pt")
+            assert accelerate(made).replaced == 5
+        torch.save(made, tmp_path / "mliap.pt")
         loaded = torch.load(tmp_path / "mliap.pt", weights_only=False)
         assert replaced_in(loaded.model) == (5 if fast else 0)
         data = Exchange(atoms, numbers_in(atoms), np.arange(5))
