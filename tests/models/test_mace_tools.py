@@ -187,7 +187,7 @@ def train(folder: Path, module: str) -> tuple[list[dict[str, Any]], Path]:
 
 def test_the_training_command_gives_stocks_losses_and_saves_a_stock_model(tmp_path: Path) -> None:
     wanted, stock = train(tmp_path / "stock", "mace.cli.run_train")
-    found, saved = train(tmp_path / "fast", "autotune.integrations.mace_run_train")
+    found, saved = train(tmp_path / "fast", "autotune.integrations.training.mace")
     logged = (tmp_path / "fast" / "logs").glob("*.log")
     assert "2 of 2 convolutions, 2 of 2 tensor products" in "".join(path.read_text() for path in logged)
     losses = [[line["loss"] for line in lines if "loss" in line] for lines in (found, wanted)]

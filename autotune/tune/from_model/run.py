@@ -14,6 +14,7 @@ import torch
 
 from autotune.database.misses import keep_misses, read_misses
 from autotune.database.store import database_dirs, writable_results_dir
+from autotune.extras import require_tune
 from autotune.tune.from_model.before_and_after import ENOUGH_ROUNDS, FEWEST_ROUNDS, Loaded, PassTimes, compare, timed
 from autotune.tune.from_model.needs import Need, Source, needs_of, places_of, sources_of, workloads_for
 from autotune.tune.from_model.passes import Passes, passes_of
@@ -93,8 +94,10 @@ def tune_model(
     graph, for the table and the records. trials, sampler, patience, seed, with_peers: as for ``equitune tune``.
 
     The model has the new schedules afterwards, as every model of this device will. Raises InputError if the model runs
-    no kernel of Equitune. Ctrl-C ends the search, and a second call goes on.
+    no kernel of Equitune, ToolMissingError without the packages of extra ``tune``. Ctrl-C ends the search, and a second
+    call goes on.
     """
+    require_tune("tune_model")
     _check_module(model)
     passes = passes_of(model, batch, training)
     search = {"trials": trials, "sampler": sampler, "patience": patience, "seed": seed, "with_peers": with_peers}

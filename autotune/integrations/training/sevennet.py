@@ -1,4 +1,4 @@
-"""SevenNet's training command with Equitune in the model: ``python -m autotune.integrations.sevennet_train ARGUMENTS``.
+"""SevenNet's training command with Equitune inside: ``python -m autotune.integrations.training.sevennet ARGUMENTS``.
 
 The arguments are those of ``sevenn`` (``train input.yaml``). Its checkpoints are stock ones, which need no Equitune:
 SevenNet saves weights by name, and the configuration.

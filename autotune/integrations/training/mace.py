@@ -1,4 +1,4 @@
-"""MACE's training command with Equitune in the model: ``python -m autotune.integrations.mace_run_train ARGUMENTS``.
+"""MACE's training command with Equitune in the model: ``python -m autotune.integrations.training.mace ARGUMENTS``.
 
 The arguments are those of ``mace_run_train``. What it saves are stock models and checkpoints, which need no Equitune.
 """
