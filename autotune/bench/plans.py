@@ -115,6 +115,7 @@ def row_of(plan: Plan, which: str, comparison: ComparisonResult, software: dict[
         "times": {name: result.to_dict() for name, result in results.items()},
         "memory": _known(results, lambda result: result.memory_bytes),
         "host_us": _known(results, lambda result: result.host_us),
+        **({"order_ms": comparison.order_ms} if comparison.order_ms else {}),
         "schedules": plan.schedules_in(which),
         "sources": sources_of(plan, which, facts),
         "origins": {kernel: plan.origins[kernel] for kernel in kernels},

@@ -110,7 +110,7 @@ def retune(
     known = {entry.identity for entry in stale}
     stale += [entry for key, entry in table.by_identity.items() if entry.failed_check and key not in known]
     workloads = []
-    for same, workload in workloads_of(stale):
+    for same, workload in workloads_of(stale, by_size=True):
         if isinstance(workload, EquituneError):
             print(f"{_name(same[0])}: skipped, {workload}")
         else:

@@ -80,7 +80,8 @@ def tune_from_model(
     from autotune.tune.from_model.run import DEFAULT_BUDGET_S, tune_passes
 
     opened = open_named(run.model, run.structure, device, run.dtype, run.training)
-    print(opened.replaced, flush=True)
+    if opened.replaced:
+        print(opened.replaced, flush=True)
     left = (seconds or DEFAULT_BUDGET_S) - (time.monotonic() - begin)
     with Interrupts() as interrupts:
         found = tune_passes(

@@ -20,6 +20,7 @@ from autotune.compare.comparison_worker import (
     CopyBandwidth,
     CopyTime,
     HostRow,
+    OrderTime,
     PeerNames,
     PrepareOurs,
     PreparePeer,
@@ -75,7 +76,8 @@ class Result:
 class ComparisonResult:
     """results: contender -> pass -> result. errors, resources and certificates (ours only): by contender, direction.
 
-    copies: time of a copy that moves the compulsory bytes of a pass, in microseconds, if requested.
+    copies: time of a copy that moves the compulsory bytes of a pass, in microseconds, if requested. order_ms: of
+    ordering a new graph, by contender, if requested.
     """
 
     results: dict[str, dict[str, Result]]
@@ -84,6 +86,7 @@ class ComparisonResult:
     certificates: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)
     copy_bandwidth: float = 0.0
     copies: dict[str, float] = field(default_factory=dict)
+    order_ms: dict[str, float] = field(default_factory=dict)
 
 
 def run_comparison(
@@ -101,7 +104,7 @@ def run_comparison(
 
     seconds_each: approximate sampling time of a contender in a pass. worker: a process to reuse, so that consecutive
     comparisons share what was built; by default a new one. known_failures: contenders to skip, with the reason. copies:
-    whether to time copies of as many bytes.
+    whether to time copies of as many bytes, and the ordering of a new graph.
     """
     if worker is None:
         options: dict[str, Any] = {"seconds_each": seconds_each, "on_step": on_step, "copies": copies}
@@ -164,7 +167,12 @@ class _Comparison:
             {name: prepared[name].certificates for name in self.ours if not prepared[name].error},
             self.worker.call(CopyBandwidth(), SAMPLE_LIMIT_S),
             self.copies,
+            self._time_orders([name for name in prepared if not prepared[name].error]) if self.times_copies else {},
         )
+
+    def _time_orders(self, names: Iterable[str]) -> dict[str, float]:
+        found = {name: self.worker.call(OrderTime(name), SAMPLE_LIMIT_S) for name in names}
+        return {name: time_ms for name, time_ms in found.items() if time_ms is not None}
 
     def _time_copy(self, which: str) -> None:
         copied = self.worker.call(CopyTime(moved_bytes(self.setting.workload, which)), SAMPLE_LIMIT_S)

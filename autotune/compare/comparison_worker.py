@@ -5,14 +5,15 @@ A job is picklable and concerns one contender, so that every failure can be attr
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from autotune.measure.equivariance import equivariance_error
-from autotune.measure.runs.base import order_of
+from autotune.measure.runs.base import new_graph, order_of, unordered
 from autotune.measure.runs.registry import runs_of
-from autotune.measure.trial import device_is_lost, free_memory, worst_error
+from autotune.measure.trial import device_is_lost, free_memory, is_out_of_memory, worst_error
 from kernelgen.plan.defaults import SMALL_GRAPH_EDGES
 from kernelgen.schedule.knobs import Knobs
 
@@ -26,6 +27,7 @@ WARM_UP_CALLS = 10
 WARM_UP_S, OUR_WARM_UP_S = 0.1, 0.02
 # Warm-up ends after this time, however few calls were made.
 WARM_UP_LIMIT_S = 1.5
+ORDER_SAMPLES = 10
 
 
 @dataclass(frozen=True)
@@ -114,6 +116,20 @@ class HostRow:
 
 
 @dataclass(frozen=True)
+class OrderTime:
+    """Time what a contender does once for a new graph, in milliseconds; None for what has no edges to order."""
+
+    name: str
+
+    def __call__(self, session: ComparisonSession) -> float | None:
+        sender, receiver = session.tensors.sender, session.tensors.receiver
+        if sender is None or receiver is None or self.name not in session.contenders:
+            return None
+        order = session.contenders[self.name].order
+        return 0.0 if order is None else _unless_out_of_memory(lambda: _median_ms(session, sender, receiver, order))
+
+
+@dataclass(frozen=True)
 class PeerNames:
     """Names of the peers that take part."""
 
@@ -139,14 +155,8 @@ class CopyTime:
 
     def __call__(self, session: ComparisonSession) -> float | None:
         from autotune.measure.timing import copy_us
-        from autotune.measure.trial import is_out_of_memory
 
-        try:
-            return copy_us(session.device, self.moved)
-        except Exception as error:
-            if is_out_of_memory(error):
-                return None
-            raise
+        return _unless_out_of_memory(lambda: copy_us(session.device, self.moved))
 
 
 @dataclass(frozen=True)
@@ -155,6 +165,24 @@ class CopyBandwidth:
         from autotune.measure.timing import copy_bandwidth
 
         return copy_bandwidth(session.device)
+
+
+def _unless_out_of_memory(measure: Callable[[], float]) -> float | None:
+    try:
+        return measure()
+    except Exception as error:
+        if is_out_of_memory(error):
+            return None
+        raise
+
+
+def _median_ms(session: ComparisonSession, sender: Any, receiver: Any, order: Callable[..., Any]) -> float:
+    from autotune.measure.timing import Sampler
+
+    shuffled = unordered(sender, receiver)
+    sampler = Sampler(lambda: order(*shuffled), session.device)
+    sampler.warm_up()
+    return statistics.median(sampler.take(ORDER_SAMPLES)) / 1e3
 
 
 class ComparisonSession:
@@ -203,7 +231,7 @@ class ComparisonSession:
             answer.resources[direction] = operator.resources(direction)
         task = Task(self.workload, self.reference.device, self.tensors, self.reference)
         call = self.runs.call(self.workload, operator, self.tensors, self.order)
-        product = Product(call, self.workload.layout)
+        product = Product(call, self.workload.layout, order=new_graph(operator, self.tensors))
         self.contenders[name] = CheckedPasses(name, product, task, TOLERANCE[self.workload.dtype])
         return answer
 

@@ -14,9 +14,10 @@ from typing import Any
 
 import torch
 
-from autotune.integrations.acceleration import CONVOLUTIONS, Acceleration, Place
+from autotune.integrations.acceleration import CONVOLUTIONS, PRODUCTS, Acceleration, Place
 from autotune.integrations.convolution_block import ConvolutionBlock, known_blocks
-from autotune.integrations.replacement import KINDS, Replacing, is_of
+from autotune.integrations.exchange import ExchangedConvolution, exchange_all
+from autotune.integrations.replacement import Replacing, kind_of
 from autotune.integrations.stand_ins import AcceleratedConvolution, StandIn
 from kernelgen.errors import InputError
 
@@ -27,7 +28,8 @@ def accelerate(
     """Replace e3nn's tensor products and spherical harmonics in ``model``, in place, where a kernel computes the same.
 
     model: a module; or an object that holds one as ``model`` or several as ``models``, such as an ASE calculator.
-    Blocks of MACE, NequIP and SevenNet get the whole convolution: no edge-wise product is kept in memory.
+    Blocks of MACE, NequIP and SevenNet get the whole convolution: no edge-wise product is kept in memory. In a MACE
+    model that was converted for cuEquivariance or OpenEquivariance it takes the place of theirs; other parts stay.
 
     strict, deterministic: as in :class:`autotune.TensorProduct`; harmonics are always deterministic.
     check: compare each replacement with e3nn on random inputs, on the module's device and in its dtype (for harmonics,
@@ -41,6 +43,7 @@ def accelerate(
     replacing = Replacing(strict, deterministic, _sample_of(model) if check else None)
     before = sum(isinstance(module, StandIn) for module in model.modules())
     places = [_replaced(replacing, *found) for found in list(_found(model))]
+    places += exchange_all(model, replacing)
     return Acceleration(tuple(places), _note(model, before, places))
 
 
@@ -48,11 +51,11 @@ def _replaced(
     replacing: Replacing, parent: torch.nn.Module | None, attribute: str, name: str, module: torch.nn.Module
 ) -> Place:
     """Put a stand-in into the model if there is one."""
-    kind = next(words for words, kind in KINDS.items() if is_of(module, kind))
+    kind = kind_of(module) or PRODUCTS
     block = _block_of(parent, attribute)
     found = replacing.stand_in(module, parent, block)
     if isinstance(found, str) or parent is None:
-        return Place(name, repr(module), False, str(found), kind)
+        return Place(name, repr(module), False, str(found), kind if block is None else CONVOLUTIONS)
     setattr(parent, attribute, found)
     tuning = found.tuning_for(None)["forward"]
     detail = f"schedule {tuning.origin}: {tuning.reason}"
@@ -79,7 +82,7 @@ def restore(model: Any) -> int:
     found = [(parent, name, child) for parent in model.modules() for name, child in _children(parent)]
     replaced = [(parent, name, child) for parent, name, child in found if isinstance(child, StandIn)]
     for parent, name, child in replaced:
-        if isinstance(child, AcceleratedConvolution):
+        if isinstance(child, AcceleratedConvolution | ExchangedConvolution):
             any(block.unfuse(parent) for block in known_blocks())
         setattr(parent, name, child.put_back())
     return len(replaced)
@@ -127,11 +130,11 @@ def _note(model: torch.nn.Module, before: int, places: list[Place]) -> str:
 
 def _found(model: torch.nn.Module) -> Iterator[tuple[torch.nn.Module | None, str, str, torch.nn.Module]]:
     """Parent, attribute, full name and module of every such e3nn module; a shared one appears several times."""
-    if any(is_of(model, kind) for kind in KINDS.values()):
+    if kind_of(model) is not None:
         yield None, "", "(the model)", model
     for prefix, parent in model.named_modules():
         for attribute, child in _children(parent):
-            if any(is_of(child, kind) for kind in KINDS.values()):
+            if kind_of(child) is not None:
                 yield parent, attribute, f"{prefix}.{attribute}".lstrip("."), child
 
 

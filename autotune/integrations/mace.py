@@ -18,9 +18,9 @@ from autotune.integrations.acceleration import CONVOLUTIONS
 class MACECalculator(Stock):
     """Takes the arguments of MACE's class, and accelerates each model as the last step.
 
-    So it follows what these arguments do to the models: ``default_dtype`` converts them, and ``compile_mode`` compiles
-    them at their first call. It warns if no convolution is Equitune's: ``enable_oeq`` exchanges the convolutions alone,
-    so it is of no use here.
+    So it follows what these arguments do to the models: ``default_dtype`` converts them, ``compile_mode`` compiles them
+    at their first call, and with ``enable_cueq`` cuEquivariance computes what Equitune does not, such as the symmetric
+    contraction. ``enable_oeq`` brings nothing: it exchanges convolutions alone. Warns if no convolution is Equitune's.
 
     acceleration: the table of what was replaced.
     """
@@ -28,5 +28,7 @@ class MACECalculator(Stock):
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self.acceleration = accelerate(self)
-        if not any(place.replaced and place.kind == CONVOLUTIONS for place in self.acceleration.places):
-            warnings.warn(f"no convolution of the model is Equitune's: {self.acceleration}", stacklevel=2)
+        places = [place for place in self.acceleration.places if place.kind == CONVOLUTIONS]
+        if not any(place.replaced for place in places):
+            reasons = "; ".join(dict.fromkeys(place.detail for place in places)) or "accelerate found none"
+            warnings.warn(f"no convolution of the model is Equitune's: {reasons}", stacklevel=2)

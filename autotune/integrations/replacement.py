@@ -7,14 +7,16 @@ from typing import Any, TypeAlias
 
 import torch
 
+from autotune.integrations.acceleration import HARMONICS, PRODUCTS
 from autotune.integrations.convolution_block import ConvolutionBlock, home_of
+from autotune.integrations.package_product import PackageStandIn, product_of
 from autotune.integrations.stand_ins import AcceleratedConvolution, AcceleratedHarmonics, AcceleratedProduct
 from autotune.modules.e3nn_checkpoints import CODE
 from kernelgen.e3nn_import import o3
 from kernelgen.errors import ProblemError, UnsupportedError
 from kernelgen.problem.from_e3nn import problem_of
 
-TunedStandIn: TypeAlias = AcceleratedProduct | AcceleratedConvolution | AcceleratedHarmonics
+TunedStandIn: TypeAlias = AcceleratedProduct | AcceleratedConvolution | AcceleratedHarmonics | PackageStandIn
 
 # Largest allowed relative difference between a replacement's result and e3nn's.
 TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-10}
@@ -23,8 +25,8 @@ _CHECKED_ROWS = 16
 
 # By the words for them in the table.
 KINDS: dict[str, type[torch.nn.Module]] = {
-    "tensor products": o3.TensorProduct,
-    "spherical harmonics": o3.SphericalHarmonics,
+    PRODUCTS: o3.TensorProduct,
+    HARMONICS: o3.SphericalHarmonics,
 }
 
 
@@ -39,6 +41,12 @@ def e3nn_class(module: torch.nn.Module, kind: type[torch.nn.Module]) -> type | N
     """That class of e3nn among the module's own: the installed e3nn's, or that of a torch.package (NequIP's files)."""
     name = (kind.__module__, kind.__qualname__)
     return next((base for base in type(module).__mro__ if (home_of(base), base.__qualname__) == name), None)
+
+
+def kind_of(module: torch.nn.Module) -> str | None:
+    """The words for a module that might be replaced, None for any other."""
+    found = next((words for words, kind in KINDS.items() if is_of(module, kind)), None)
+    return PRODUCTS if found is None and product_of(module) is not None else found
 
 
 class Replacing:
@@ -57,6 +65,8 @@ class Replacing:
         self, module: torch.nn.Module, parent: torch.nn.Module | None, block: ConvolutionBlock | None
     ) -> TunedStandIn | str:
         """The stand-in for a module, the same at every place; or why it stays."""
+        if (product := product_of(module)) is not None:
+            return product.why_it_stays(module) or self._tried(module, product.stand_in)
         if reason := _why_it_stays(module, parent):
             return reason
         is_product = is_of(module, o3.TensorProduct)
@@ -69,10 +79,10 @@ class Replacing:
 
     def _tried(self, module: torch.nn.Module, kind: Callable[..., TunedStandIn]) -> TunedStandIn | str:
         if (module, kind) not in self._made:
-            self._made[module, kind] = self._made_and_compared(module, kind)
+            self._made[module, kind] = self._made_andcompared(module, kind)
         return self._made[module, kind]
 
-    def _made_and_compared(self, module: Any, kind: Callable[..., TunedStandIn]) -> TunedStandIn | str:
+    def _made_andcompared(self, module: Any, kind: Callable[..., TunedStandIn]) -> TunedStandIn | str:
         try:
             made = kind(module, strict=self.strict, deterministic=self.deterministic)
             return (difference(module, made, self.like) if self.like is not None else "") or made
@@ -109,7 +119,7 @@ def _what_would_be_lost(module: torch.nn.Module, kind: type[torch.nn.Module]) ->
     return ""
 
 
-def _normal(like: torch.Tensor, *shapes: tuple[int, ...]) -> list[torch.Tensor]:
+def normal(like: torch.Tensor, *shapes: tuple[int, ...]) -> list[torch.Tensor]:
     """Random inputs, the same at every call."""
     if like.dtype not in TOLERANCE:
         raise UnsupportedError(f"it is {like.dtype}; kernels are generated for float32 and float64")
@@ -120,19 +130,21 @@ def _normal(like: torch.Tensor, *shapes: tuple[int, ...]) -> list[torch.Tensor]:
 @torch.no_grad()
 def difference(module: Any, made: TunedStandIn, like: torch.Tensor) -> str:
     """How far both results differ on random inputs; empty if they agree. Hooks are not called."""
+    if isinstance(made, PackageStandIn):
+        return compared(*made.both_results(normal), "the package's own")
     if isinstance(made, AcceleratedHarmonics):
-        (x,) = _normal(like, (_CHECKED_ROWS, 3))
-        return _compared(made.forward(x), module.forward(x))
+        (x,) = normal(like, (_CHECKED_ROWS, 3))
+        return compared(made.forward(x), module.forward(x))
     rows, numbers = _CHECKED_ROWS, (module.weight_numel,)
     shapes = ((rows, module.irreps_in1.dim), (rows, module.irreps_in2.dim))
-    given = _normal(module.output_mask, *shapes, numbers if module.shared_weights else (rows, *numbers))
+    given = normal(module.output_mask, *shapes, numbers if module.shared_weights else (rows, *numbers))
     found, wanted = _results(made, module, given)
-    reason = _compared(found, wanted)
+    reason = compared(found, wanted)
     if reason and wanted.dtype == torch.float64 and _was_rounded(module):
         # Converted from float32: e3nn's constants were rounded then, the kernel's are not.
         exact = problem_of(module).reference(compile_right=False).to(wanted)
         closest = _results(made, exact, given)
-        return _compared(*closest) or _compared(found.float(), wanted.float())
+        return compared(*closest) or compared(found.float(), wanted.float())
     return reason
 
 
@@ -143,11 +155,16 @@ def _results(
     if not isinstance(made, AcceleratedConvolution):
         return made.forward(*given), module.forward(*given)
     x, y, weight = given
-    nodes = torch.arange(len(x), device=x.device)
-    sender, receiver = (3 * nodes + 1) % len(x), nodes // 3
+    sender, receiver = check_graph(x.device)
     messages = module.forward(x[sender], y, weight)
     wanted = messages.new_zeros(messages.shape).index_add(0, receiver, messages)
     return made.convolve(x, y, weight, sender, receiver), wanted
+
+
+def check_graph(device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Senders and receivers of as many edges as there are nodes: several at some nodes, none at others."""
+    edges = torch.arange(_CHECKED_ROWS, device=device)
+    return (3 * edges + 1) % len(edges), edges // 3
 
 
 def _was_rounded(module: torch.nn.Module) -> bool:
@@ -156,8 +173,8 @@ def _was_rounded(module: torch.nn.Module) -> bool:
     return bool(constants) and all(torch.equal(constant, constant.float().double()) for constant in constants)
 
 
-def _compared(found: torch.Tensor, wanted: torch.Tensor) -> str:
+def compared(found: torch.Tensor, wanted: torch.Tensor, whose: str = "e3nn") -> str:
     """The largest difference, relative to the largest element, if it exceeds the tolerance; else empty."""
     error = float((found - wanted).abs().max() / wanted.abs().max().clamp_min(1e-30)) if wanted.numel() else 0.0
     limit = TOLERANCE[wanted.dtype]
-    return "" if error <= limit else f"differs from e3nn by {error:.1e}, more than {limit:.0e}"
+    return "" if error <= limit else f"differs from {whose} by {error:.1e}, more than {limit:.0e}"

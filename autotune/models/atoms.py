@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING
 from autotune.errors import ConfigError, unknown_name
 from autotune.workload.config_tables import load_graphs
 from autotune.workload.graphs import Bulk, Crystal, Molecule, StructureFile
+from autotune.workload.water import Water
 
 if TYPE_CHECKING:
     from ase import Atoms
 
 # Random points and edges alone have no elements.
-SOURCES = (Crystal, Bulk, Molecule, StructureFile)
+SOURCES = (Crystal, Bulk, Molecule, StructureFile, Water)
 # Standard deviation in angstrom. In a perfect crystal forces are zero, so there would be no errors to measure.
 RATTLED = 0.05
 

@@ -49,9 +49,14 @@ class NoTorchScript(torch.nn.Module):
         raise UnsupportedError(_NO_TORCHSCRIPT)
 
 
+# Rounded logarithms of a graph's edges and edges a node; None for a module that was told its graph class.
+Size = tuple[int, int] | None
+
+
 class Built(NamedTuple):
     """What was built for a device, dtype and size class. run: what calls use, the operator or what is made of it."""
 
+    size: Size
     operator: Operator
     tuning: dict[str, Tuning]
     run: Any
@@ -121,7 +126,7 @@ class TunedModule(NoTorchScript):
         Before the first call: what would be loaded on torch's default device and dtype, without a graph's size for the
         largest graph.
         """
-        return dict(self._met[-1].tuning) if self._met else self.tuning_for(self.graph_class)
+        return dict(self._met[4].tuning) if self._met else self.tuning_for(self.graph_class)
 
     def tuning_for(self, graph_class: GraphClass | str | None) -> dict[str, Tuning]:
         """The same for graphs of a class such as ``conv-e14-d5``, on the device and dtype used last."""
@@ -135,11 +140,11 @@ class TunedModule(NoTorchScript):
         return parsed
 
     def _forget_operators(self) -> None:
-        self._operators: dict[tuple[torch.device, torch.dtype, tuple[int, int] | None], Built] = {}
+        self._operators: dict[tuple[torch.device, torch.dtype], dict[Size, Built]] = {}
         self._families: dict[tuple[torch.device, torch.dtype], str] = {}
-        # Device, dtype, edges and nodes of the last call, and what it used: one attribute, so that threads never see
-        # one of another call's.
-        self._met: tuple[torch.device, torch.dtype, int, int, Built] | None = None
+        # Device, dtype, edges and nodes of a call, what it used, and what other sizes use: one attribute, so that
+        # threads never see one of another call's.
+        self._met: tuple[torch.device, torch.dtype, int, int, Built, dict[Size, Built]] | None = None
         given = dict.fromkeys(DIRECTIONS) if isinstance(self.schedule, Knobs) else self.schedule or {}
         self._has_one_size = self.graph_class is not None or set(given) == set(DIRECTIONS)
 
@@ -191,29 +196,28 @@ class TunedModule(NoTorchScript):
         return self._families[device, dtype]
 
     def _use(
-        self,
-        device: torch.device,
-        dtype: torch.dtype,
-        size: tuple[int, int] | None,
-        num_edges: int = -1,
-        num_nodes: int = -1,
+        self, device: torch.device, dtype: torch.dtype, size: Size, num_edges: int = -1, num_nodes: int = -1
     ) -> Built:
         """What a size class uses, built if needed; the next call on as many edges and nodes finds it at once.
 
         size: None for the module's own graph class, or the largest graph.
         """
-        built = self._operators.get((device, dtype, size))
+        by_size = self._operators.setdefault((device, dtype), {})
+        built = by_size.get(size)
         if built is None:
             check_dtype("inputs are", dtype)
             graph_class = self.graph_class if size is None else GraphClass(self.operation, *size)
             with outside_of_traces():
                 found = self._lookup(device, dtype).find(graph_class)
                 operator = self._build(device, dtype, found)
-                built = Built(operator, found.tuning, self._run_by(operator, graph_class, device))
-            self._operators[device, dtype, size] = built
-        # Without the search for parameters and modules that torch does for each attribute that is set.
-        self.__dict__["_met"] = (device, dtype, num_edges, num_nodes, built)
+                built = Built(size, operator, found.tuning, self._run_by(operator, graph_class, device))
+            by_size[size] = built
+        self._meet(device, dtype, num_edges, num_nodes, built, by_size)
         return built
+
+    def _meet(self, *met: Any) -> None:
+        # Without the search for parameters and modules that torch does for each attribute that is set.
+        self.__dict__["_met"] = met
 
     @property
     def _operator(self) -> Operator | None:
@@ -227,15 +231,19 @@ class TunedModule(NoTorchScript):
         """What runs a call on a graph of this size."""
         if torch.compiler.is_compiling() or type(num_edges) is not int:
             return OPERATORS[self._operator_text(self._key, x.device, x.dtype)]
-        met = self._met
-        if (
-            met is not None
-            and met[1] is x.dtype
-            and met[0] == x.device
-            and ((met[2] == num_edges and met[3] == num_nodes) or self._has_one_size)
-        ):
-            return met[4].run
-        size = None if self._has_one_size else size_class(num_edges, num_nodes)
+        met, size = self._met, None
+        if met is not None and met[1] is x.dtype and met[0] == x.device:
+            if (met[2] == num_edges and met[3] == num_nodes) or self._has_one_size:
+                return met[4].run
+            size = size_class(num_edges, num_nodes)
+            if size == met[4].size:
+                return met[4].run
+            built = met[5].get(size)
+            if built is not None:
+                self._meet(met[0], met[1], num_edges, num_nodes, built, met[5])
+                return built.run
+        elif not self._has_one_size:
+            size = size_class(num_edges, num_nodes)
         return self._use(x.device, x.dtype, size, num_edges, num_nodes).run
 
     def extra_repr(self) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
@@ -33,7 +33,18 @@ Degrees: TypeAlias = "int | Iterable[int] | str | o3.Irreps"
 _VECTORS = (o3.Irreps("1x1o"), o3.Irreps("1x1e"))
 # Everything that determines a module's operators: the problem's key, the graph class ("" for any), strict.
 _Key: TypeAlias = tuple[str, str, bool | None]
-_Tunings: TypeAlias = dict[str, Tuning]
+
+
+class _Built(NamedTuple):
+    """What was built for a device, dtype and rounded logarithm of the number of vectors (None: the module's own)."""
+
+    size: int | None
+    operator: HarmonicsOperator
+    tuning: dict[str, Tuning]
+
+
+def _size(num_vectors: int) -> int:
+    return size_class(num_vectors, num_vectors)[0]
 
 
 def _vector(irreps_out: Degrees, irreps_in: Any) -> o3.Irreps:
@@ -126,14 +137,18 @@ class SphericalHarmonics(NoTorchScript):
         Under ``torch.autocast`` a half precision x is converted to float32, and the result is float32.
         """
         (x,) = autocast(x)
-        if torch.compiler.is_compiling():
+        numbers, met, size = x.numel(), self._met, None
+        if torch.compiler.is_compiling() or type(numbers) is not int:
             return OPERATORS[_operator_text(self._key, x.device, x.dtype)](x)
-        met, numbers = self._met, x.numel()
-        if met is not None and met[1] is x.dtype and met[0] == x.device and (met[2] == numbers or self._has_one_size):
-            return met[3](x)
-        if type(numbers) is not int:  # traced with sizes as symbols
-            return OPERATORS[_operator_text(self._key, x.device, x.dtype)](x)
-        return self.operator_for(x.device, x.dtype, numbers // 3)(x)
+        if met is not None and met[1] is x.dtype and met[0] == x.device:
+            if met[2] == numbers or self._has_one_size:
+                return met[3].operator(x)
+            size = _size(numbers // 3)
+            if size == met[3].size:
+                return met[3].operator(x)
+        elif not self._has_one_size:
+            size = _size(numbers // 3)
+        return self._use(x.device, x.dtype, size, numbers).operator(x)
 
     @property
     def tuning(self) -> dict[str, Tuning]:
@@ -142,7 +157,7 @@ class SphericalHarmonics(NoTorchScript):
         Before the first call: what would be loaded on torch's default device and dtype, for many vectors unless their
         number was given.
         """
-        return dict(self._met[-1]) if self._met else self.tuning_for(self._key[1] or None)
+        return dict(self._met[3].tuning) if self._met else self.tuning_for(self._key[1] or None)
 
     def tuning_for(self, graph_class: GraphClass | str | None) -> dict[str, Tuning]:
         """The same for as many vectors as in a class such as ``harmonics-e14``, on the device and dtype used last."""
@@ -153,25 +168,32 @@ class SphericalHarmonics(NoTorchScript):
 
     def operator_for(self, device: torch.device, dtype: torch.dtype, num_vectors: int | None) -> HarmonicsOperator:
         """The operator for about this number of vectors, None for many; built if needed."""
-        size = None if self._has_one_size or num_vectors is None else size_class(num_vectors, num_vectors)[0]
+        size = None if self._has_one_size or num_vectors is None else _size(num_vectors)
+        return self._use(device, dtype, size).operator
+
+    def _use(self, device: torch.device, dtype: torch.dtype, size: int | None, numbers: int = -1) -> _Built:
+        """What a size class uses, built if needed; the next call on as many numbers finds it at once.
+
+        size: None for the number of vectors that the module was told, or many.
+        """
         built = self._operators.get((device, dtype, size))
         if built is None:
             graph_class = GraphClass.parse(self._key[1]) if self._key[1] else None
             with outside_of_traces():
                 found = _found(self._key, device, dtype, graph_class if size is None else GraphClass("harmonics", size))
-                built = _build(self._key, device, dtype, found), found.tuning
+                built = _Built(size, _build(self._key, device, dtype, found), found.tuning)
             self._operators[device, dtype, size] = built
-        self.__dict__["_met"] = (device, dtype, -1 if num_vectors is None else 3 * num_vectors, *built)
-        return built[0]
+        self.__dict__["_met"] = (device, dtype, numbers, built)
+        return built
 
     @property
     def _operator(self) -> HarmonicsOperator | None:
-        return self._met[3] if self._met else None
+        return self._met[3].operator if self._met else None
 
     def _forget_operators(self) -> None:
-        self._operators: dict[tuple[torch.device, torch.dtype, int | None], tuple[HarmonicsOperator, _Tunings]] = {}
-        # Device, dtype, numbers in the input, operator and schedules of the last call.
-        self._met: tuple[torch.device, torch.dtype, int, HarmonicsOperator, _Tunings] | None = None
+        self._operators: dict[tuple[torch.device, torch.dtype, int | None], _Built] = {}
+        # Device, dtype and numbers in the input of a call, and what it used.
+        self._met: tuple[torch.device, torch.dtype, int, _Built] | None = None
         self._has_one_size = self._key[1] != ""
 
     def __getstate__(self) -> dict[str, Any]:

@@ -295,7 +295,8 @@ class TensorProductConv(TunedModule):
         order: from ``kernelgen.runtime.graph.edge_order``, if you keep the graph's order yourself. Otherwise a graph is
         ordered once. On a CPU it is recognised by its contents; on a GPU by its memory, also through new views such as
         ``edge_index[1]``, and by torch's counter of in-place writes. That counter misses writes through ``.data``,
-        ``untyped_storage()``, ``set_`` or a DLPack export: after those pass new tensors or your own order.
+        ``untyped_storage()``, ``set_`` or a DLPack export, of replayed CUDA graphs and of other libraries' kernels:
+        after those pass new tensors or your own order.
 
         Under ``torch.autocast`` half precision tensors are converted to float32, and the result is float32.
 

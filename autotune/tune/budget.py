@@ -5,25 +5,29 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 
+from autotune.workload.workload import Workload
+
 # Share of a workload's time reserved for the comparison, until the first comparison shows how long it takes.
 COMPARISON_SHARE = 0.3
 
 
 @dataclass
 class TimeBudget:
-    """``comparison_s``: duration of the last comparison."""
+    """Durations of the last workload: its comparison, the set-up of its worker, a trial of its slowest direction."""
 
     budget_s: float | None
     workloads: int
     begin: float = field(default_factory=time.monotonic)
     comparison_s: float | None = None
+    setup_s: float = 0.0
+    trial_s: float = 0.0
 
-    @property
-    def is_spent(self) -> bool:
-        """Whether the time left is not enough for one more workload: less than the last comparison took."""
+    def is_spent(self, fewest_trials: int, workload: Workload) -> bool:
+        """Whether too little is left for one more workload: to set it up, search it and compare, as the last one."""
         if self.budget_s is None:
             return False
-        return self.begin + self.budget_s - time.monotonic() <= (self.comparison_s or 0.0)
+        searches_s = self.trial_s * fewest_trials * len(workload.directions)
+        return self.begin + self.budget_s - time.monotonic() < self.setup_s + searches_s + (self.comparison_s or 0.0)
 
     def end_of_searches(self) -> float | None:
         """When the next workload's searches should end; call once per workload."""

@@ -18,7 +18,7 @@ from autotune.errors import ConfigError, WorkerError
 from autotune.measure.trial import Outcome, TrialJob, TrialSetting, run_trial
 from autotune.measure.worker import Worker
 from autotune.workload.config_tables import find_problem, load_graphs
-from autotune.workload.graphs import GraphSpec, build_graph
+from autotune.workload.graphs import EdgesAlone, GraphSpec, RandomNeighbours, build_graph
 from autotune.workload.workload import Workload
 from kernelgen.errors import EquituneError
 
@@ -49,23 +49,40 @@ class Verdict:
         return dataclasses.replace(self.entry, checked={name: value for name, value in found.items() if value})
 
 
-def workload_of(entry: Entry, directions: tuple[str, ...], graphs: Mapping[str, GraphSpec]) -> Workload:
-    """The workload of an entry; ConfigError if its graph is unknown or has changed."""
+def workload_of(
+    entry: Entry, directions: tuple[str, ...], graphs: Mapping[str, GraphSpec], by_size: bool = False
+) -> Workload:
+    """The workload of an entry; ConfigError if its graph is unknown or has changed.
+
+    by_size: an unknown graph, such as that of a user's model, is replaced by a random one of its size.
+    """
     name = entry.graph["name"]
-    if name not in graphs:
+    if name not in graphs and not by_size:
         raise ConfigError(f"graph {name!r} is not known here; expected it in configs/graphs.toml")
-    problem, graph = find_problem(entry.problem), graphs[name]
+    problem = find_problem(entry.problem)
+    graph = graphs[name] if name in graphs else _of_size(entry)
     workload = Workload(
         *(entry.label, problem, entry.operation, graph, entry.dtype, entry.layout, directions), entry.deterministic
     )
     built = build_graph(graph)
-    if (built.num_edges, built.num_nodes) != (entry.graph["edges"], entry.graph["nodes"]):
+    if name in graphs and (built.num_edges, built.num_nodes) != (entry.graph["edges"], entry.graph["nodes"]):
         raise ConfigError(f"graph {name!r} has {built.num_edges} edges here and had {entry.graph['edges']}")
     return workload
 
 
-def workloads_of(entries: Iterable[Entry]) -> Iterator[tuple[list[Entry], Workload | EquituneError]]:
-    """Groups of entries that differ in direction only, with their workload or the reason why there is none."""
+def _of_size(entry: Entry) -> GraphSpec:
+    """A graph with the name and the size of an entry's."""
+    name, edges, nodes = (entry.graph[key] for key in ("name", "edges", "nodes"))
+    return GraphSpec(name, RandomNeighbours(nodes, edges) if nodes else EdgesAlone(edges))
+
+
+def workloads_of(
+    entries: Iterable[Entry], by_size: bool = False
+) -> Iterator[tuple[list[Entry], Workload | EquituneError]]:
+    """Groups of entries that differ in direction only, with their workload or the reason why there is none.
+
+    by_size: as for :func:`workload_of`.
+    """
     graphs = load_graphs()
 
     def kind(entry: Entry) -> tuple:
@@ -74,7 +91,7 @@ def workloads_of(entries: Iterable[Entry]) -> Iterator[tuple[list[Entry], Worklo
     for _, group in itertools.groupby(sorted(entries, key=kind), key=kind):
         same = list(group)
         try:
-            yield same, workload_of(same[0], tuple(entry.direction for entry in same), graphs)
+            yield same, workload_of(same[0], tuple(entry.direction for entry in same), graphs, by_size)
         except EquituneError as error:
             yield same, error
 

@@ -17,32 +17,23 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from autotune.database import trial_records
 from autotune.database.entry import Entry
 from autotune.database.provenance import driver_version
-from autotune.database.quarantine import quarantine_path
 from autotune.database.store import Database, database_path, device_record
-from autotune.measure.worker import Worker
-from autotune.search.loop import search
-from autotune.search.samplers import choose_sampler, proposals_ahead
-from autotune.search.space import Space
-from autotune.search.spaces.registry import space_of
-from autotune.search.starting_points import KIN, KIN_STARTS, known_entries, starting_points
-from autotune.search.study import Study, study_name
-from autotune.search.trial_steps import SAMPLING_S, CompilersAhead, Measurer, compile_ahead
+from autotune.search.study import Study
+from autotune.search.trial_steps import CompilersAhead
 from autotune.text import time_text
 from autotune.tune.budget import TimeBudget
 from autotune.tune.progress import Progress
 from autotune.tune.publish import publish
 from autotune.tune.settings import Settings, resolve
+from autotune.tune.studies import first_schedules, open_study, search_direction
 from autotune.tune.worker_pairs import WorkerPairs
 from autotune.workload.config import TuneConfig
 from autotune.workload.kinds.base import Problem
 from autotune.workload.workload import Workload
-from kernelgen.schedule.knobs import Knobs
 from kernelgen.version import GENERATOR_VERSION
 
 if TYPE_CHECKING:
@@ -64,7 +55,7 @@ def tune(
     console: Console | None = None,
     tuners: int | None = None,
     tuner: str = "",
-    stops_when_spent: bool = False,
+    fewest_trials: int | None = None,
 ) -> list[Entry]:
     """Tune every workload and direction of a config, problem by problem; returns the published entries.
 
@@ -75,7 +66,8 @@ def tune(
     tuners: number of tuners on this host that share the results folder, this one (named ``tuner``) included; by default
     it works alone. with_peers: compare with the peers too, not only with the default schedule. patience: end a search
     after this many trials in a row without a gain of 1%; by default ``PATIENCE`` of the backend.
-    stops_when_spent: begin no workload for which too little time is left; by default each gets a comparison.
+    fewest_trials: search each direction by at least as many trials, and leave workloads for which the budget is too
+    short then to a later run. By default each workload gets at least one trial a direction and a comparison.
     """
     settings, workloads = resolve(
         config, device, budget, trials, sampler, storage, seed, results_dir, with_peers, patience, tuners
@@ -87,9 +79,10 @@ def tune(
         time_budget = TimeBudget(settings.budget_s, len(workloads))
         problems = list(dict.fromkeys(workload.problem for workload in workloads))
         nearest = {problem: tuple(problems[number : number + 2]) for number, problem in enumerate(problems)}
-        jobs = deque(_Job(each, settings, pairs, nearest[each.problem], progress) for each in workloads)
+        jobs = deque(_Job(each, settings, pairs, nearest[each.problem], progress, fewest_trials) for each in workloads)
         while jobs:
-            if stops_when_spent and time_budget.is_spent:
+            begun = len(jobs) < len(workloads)
+            if begun and fewest_trials and time_budget.is_spent(fewest_trials, jobs[0].workload):
                 progress.note(f"the time is up; {len(jobs)} of {len(workloads)} workloads are left")
                 break
             job = jobs.popleft()
@@ -114,11 +107,15 @@ class _Job:
         pairs: WorkerPairs,
         problems: tuple[Problem, ...],
         progress: Progress,
+        fewest_trials: int | None,
     ) -> None:
         trials = settings.workload_trials.get(workload, settings.trials)
         self.workload, self.settings = workload, replace(settings, trials=trials)
         self.pairs, self.problems, self.progress = pairs, problems, progress
+        self.fewest_trials, self.setup_s, self.trial_s = fewest_trials, 0.0, 0.0
         self.studies: dict[str, Study] = {}
+        # Directions whose search has ended, and was not interrupted.
+        self.searched: list[str] = []
         # left: others were expected to publish. looks_again: the second look, which does not search.
         self.left, self.looks_again = False, False
 
@@ -133,17 +130,20 @@ class _Job:
                 progress.note(f"{workload.label}: another tuner is still working on it and will publish it")
                 return [], interrupted
             database = Database.load(path, record)
-            known = _still_valid(workload, self.studies, database)
-            if len(known) == len(workload.directions):
-                progress.note(f"{workload.label}: nothing new to publish")
+            ready = {name: s for name, s in self.studies.items() if name in self.searched or not self.fewest_trials}
+            known = _still_valid(workload, ready, database)
+            if len(known) == len(ready):
+                why = "nothing new to publish" if ready else "too few trials to publish; a later run goes on"
+                progress.note(f"{workload.label}: {why}")
                 return known, interrupted
             try:
-                entries = self._publish(database)
+                entries = self._publish(database, ready)
             except KeyboardInterrupt:
                 progress.note(f"{workload.label}: comparison interrupted, nothing published")
                 return [], True
             compared = time.monotonic()
         time_budget.comparison_s = compared - searched
+        time_budget.setup_s, time_budget.trial_s = self.setup_s, self.trial_s
         for entry in entries:
             gain = entry.default["time_us"] / entry.time_us
             progress.note(
@@ -168,13 +168,13 @@ class _Job:
             study.refresh()
         return last
 
-    def _publish(self, database: Database) -> list[Entry]:
+    def _publish(self, database: Database, studies: Mapping[str, Study]) -> list[Entry]:
         pair, settings = self.pairs.of(self.workload.problem), self.settings
         # The searching process releases its memory and leaves the device idle during the comparison.
         pair.rest()
         entries = publish(
             self.workload,
-            self.studies,
+            studies,
             settings.device,
             database,
             settings.results_dir,
@@ -199,20 +199,28 @@ class _Job:
                 study = stack.enter_context(open_study(workload, direction, self.settings, deadline, self.studies))
                 self.studies[direction] = study
                 if self.looks_again or self._is_finished(study):
+                    self.searched.append(direction)
                     continue
                 if worker is None:
                     # Its imports and references take about ten seconds. Meanwhile the first kernels compile here.
-                    worker = pair.search(workload)
+                    begin, worker = time.monotonic(), pair.search(workload)
                     self.pairs.launch(*self.problems)
                     if cuda:
-                        compilers.compile(*_first_schedules(workload, direction, self.settings))
+                        compilers.compile(*first_schedules(workload, direction, self.settings))
+                    if cuda or self.fewest_trials:
                         worker.settle()
+                        self.setup_s = time.monotonic() - begin
                         deadline = _share_until(end, left)  # set-up time counts for no single direction
                 if cuda:
                     for following in workload.directions[index + 1 : index + 2]:
-                        compilers.compile(*_first_schedules(workload, following, self.settings))
-                if _search(study, worker, workload, direction, self.settings, deadline, self.progress) == "interrupted":
+                        compilers.compile(*first_schedules(workload, following, self.settings))
+                begin, before = time.monotonic(), len(study.finished)
+                how = (self.settings, deadline, self.progress, self.fewest_trials or 1)
+                if search_direction(study, worker, workload, direction, *how) == "interrupted":
                     raise KeyboardInterrupt
+                self.searched.append(direction)
+                tried = max(1, len(study.finished) - before)
+                self.trial_s = max(self.trial_s, (time.monotonic() - begin) / tried)
         except KeyboardInterrupt:
             if pair is not None:
                 # It may still run a trial, whose answer nobody needs.
@@ -232,63 +240,7 @@ def _share_until(end: float | None, left: int) -> float | None:
     return None if end is None else now + max(0.0, end - now) / left
 
 
-def _first_schedules(workload: Workload, direction: str, settings: Settings) -> tuple[Space, list[Knobs]]:
-    """The first schedules of a search that are known before this run's other directions have been searched."""
-    space = space_of(workload, direction, settings.facts)
-    starts = starting_points(space, workload.graph_class(), known_entries(settings.facts, settings.results_dir))
-    return space, list(dict.fromkeys((space.default, *starts)))
-
-
-def open_study(
-    workload: Workload,
-    direction: str,
-    settings: Settings,
-    deadline: float | None,
-    siblings: Mapping[str, Study] = MappingProxyType({}),
-) -> Study:
-    """The study of one direction, started from earlier runs, the databases and this run's other directions."""
-    space = space_of(workload, direction, settings.facts)
-    sampler = settings.sampler
-    if sampler == "auto":
-        seconds = None if deadline is None else deadline - time.monotonic()
-        sampler = choose_sampler(space, settings.trials, seconds)
-    name = study_name(workload, direction)
-    kin = siblings.get(KIN.get(direction, ""))
-    starts = [kin.schedule_of(line) for line in kin.ranking[:KIN_STARTS]] if kin else []
-    starts += starting_points(space, workload.graph_class(), known_entries(settings.facts, settings.results_dir))
-    path = trial_records.study_path(settings.results_dir, settings.facts.slug, name)
-    faults = quarantine_path(settings.results_dir, settings.facts.slug)
-    options: dict[str, Any] = {"sampler": sampler, "seed": settings.seed, "sharing": settings.sharing}
-    return Study(space, name, path, settings.storage, starts=starts, quarantine=faults, **options)
-
-
-def _search(
-    study: Study,
-    worker: Worker,
-    workload: Workload,
-    direction: str,
-    settings: Settings,
-    deadline: float | None,
-    progress: Progress,
-) -> str:
-    measure = Measurer(worker, direction, SAMPLING_S[settings.facts.backend])
-    progress.start(f"{workload.label} {direction}", study, settings.trials, deadline)
-    end = search(
-        study,
-        lambda schedule: compile_ahead(study.space, schedule),
-        measure,
-        trials=settings.trials,
-        deadline=deadline,
-        patience=settings.patience,
-        overlap=settings.facts.backend == "cuda",
-        workers=proposals_ahead(study.sampler, settings.compilers),
-        on_trial=lambda line: progress.update(),
-    )
-    progress.stop()
-    return end
-
-
-def _still_valid(workload: Workload, studies: dict[str, Study], database: Database) -> list[Entry]:
+def _still_valid(workload: Workload, studies: Mapping[str, Study], database: Database) -> list[Entry]:
     """Entries of this generator that are based on exactly the present trials."""
     found = (database.get(workload.identity(direction)) for direction in studies)
     return [

@@ -17,9 +17,10 @@ from autotune.workload.kinds.base import Problem
 from autotune.workload.kinds.registry import KINDS, problem_from_key
 from autotune.workload.kinds.tensor_product import ProductKind
 from autotune.workload.toml_tables import check_table, count_of, number_of, read_toml, tables_of
+from autotune.workload.water import Water
 from kernelgen.problem.tensor_product import TensorProductProblem
 
-SOURCES = ("crystal", "bulk", "molecule", "points", "structure", "edges")
+SOURCES = ("crystal", "bulk", "molecule", "points", "structure", "water", "edges")
 PROBLEM_TABLES = tuple(kind.table for kind in KINDS)
 
 
@@ -93,6 +94,12 @@ def _source(what: str, kind: str, value: Any, folder: Path) -> AtomSource:
         if number is None or isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
             raise ConfigError(f"{what}.seed is {seed!r}; expected an integer that is not negative")
         return Points(number, number_of(what + ".density", value["density"]), seed)
+    if kind == "water":
+        check_table(value, what, ("side", "seed"), required=("side",))
+        side, seed = count_of(what + ".side", value["side"]), value.get("seed", 0)
+        if side is None or isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
+            raise ConfigError(f"{what}.seed is {seed!r}; expected an integer that is not negative")
+        return Water(side, seed)
     if kind == "bulk":
         check_table(value, what, ("name", "crystalstructure", "a", "cubic"), required=("name", "crystalstructure", "a"))
         return Bulk(

@@ -82,7 +82,8 @@ def _cuda_sketch(spec: Spec, fewest_channels: int, num_edges: int | None) -> Cud
     if spec.operation == "plain":
         return dataclasses.replace(long, stage_edges=min(32, lanes), prefetch="copy", ahead="none")
     if num_edges is None or num_edges > SMALL_GRAPH_EDGES:
-        return long
+        # Lanes that add their own channels of mul_ir to rows of x touch up to 2l+1 times the sectors.
+        return long.for_layout(spec.layout) if "x" in live and not spec.direction.tangents else long
     small = dataclasses.replace(long, ahead="all")
     if spec.deterministic or live == "g":
         return dataclasses.replace(small, teams_per_node=8, block_size=256)

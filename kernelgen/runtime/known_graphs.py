@@ -2,11 +2,11 @@
 
 On the CPU a graph is recognised by its contents, so every write is noticed. On a GPU a comparison would synchronise.
 There a graph is recognised by the memory of its tensors and torch's counters of in-place writes, which a tensor shares
-with its views: ``edge_index[1]`` is the same receiver each time it is written. Memory that torch does not own (of
-NumPy, or imported through DLPack) can change without being counted, so it is never recognised. Torch also does not
-count writes to its own memory through ``.data``, ``untyped_storage()``, a DLPack export, or another tensor that got the
-memory by ``set_`` or an assignment to ``.data``. After such writes on a GPU, pass new tensors (``receiver.clone()``) or
-your own ``order``.
+with its views: every new ``edge_index[1]`` is the same receiver. Memory that torch does not own (of NumPy, or imported
+through DLPack) can change without being counted, so it is never recognised. Torch also does not count writes to its own
+memory through ``.data``, ``untyped_storage()``, a DLPack export, or a tensor that got the memory by ``set_`` or by
+an assignment to ``.data``; nor those of replayed CUDA graphs, and of other libraries' kernels that take pointers
+(Triton, Warp, CuPy). After such writes on a GPU, pass new tensors (``receiver.clone()``) or your own ``order``.
 """
 
 from __future__ import annotations

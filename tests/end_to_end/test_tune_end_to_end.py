@@ -31,8 +31,9 @@ from autotune.measure.worker import Worker
 from autotune.search.spaces.tensor_product import search_space
 from autotune.search.starting_points import starting_points
 from autotune.tune.budget import TimeBudget
-from autotune.tune.run import open_study, tune
+from autotune.tune.run import tune
 from autotune.tune.settings import PATIENCE, resolve
+from autotune.tune.studies import open_study
 from autotune.workload.config import load_config
 from autotune.workload.config_tables import load_graphs
 from autotune.workload.workload import Workload

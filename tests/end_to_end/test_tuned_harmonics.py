@@ -245,7 +245,7 @@ def test_modules_load_what_was_tuned(shipped: Path, monkeypatch: pytest.MonkeyPa
     wanted = default(x)
     assert {tuning.origin for tuning in default.tuning.values()} == {"default"}
     store(shipped, device_facts("cpu"), *(tuned(64, name, 300) for name in names), tuned(128, "forward", 100_000))
-    for given, block_size, origin in ((300, 64, "exact"), (None, 128, "nearest"), (900, 64, "nearest")):
+    for given, block_size, origin in ((300, 64, "exact"), (100_000, 128, "exact"), (900, 64, "nearest")):
         module = SphericalHarmonics([0, 1, 2], True, "component", num_vectors=given, strict=True)
         before = module.tuning
         assert torch.equal(module(x), wanted) and module.tuning == before
@@ -253,6 +253,11 @@ def test_modules_load_what_was_tuned(shipped: Path, monkeypatch: pytest.MonkeyPa
         assert (forward.schedule.block_size, forward.origin) == (block_size, origin)  # type: ignore[attr-defined]
         assert forward.entry is not None and "tuned on this device" in forward.reason
         assert module._operator is not None and module._operator.schedules["forward"] == forward.schedule
+    module = SphericalHarmonics([0, 1, 2], True, "component", strict=True)
+    assert module.tuning["forward"].schedule.block_size == 128, "before the first call: of many vectors"  # type: ignore[attr-defined]
+    for count, block_size in ((5, 64), (100_000, 128), (5, 64)):
+        module(torch.randn(count, 3))
+        assert module.tuning["forward"].schedule.block_size == block_size  # type: ignore[attr-defined]
     monkeypatch.setenv("EQUITUNE_STRICT", "1")
     assert torch.equal(spherical_harmonics([0, 1, 2], x, True, "component"), wanted)
     with pytest.raises(TuningMissError, match="no tuned harmonics forward float32 for sh.0,1,2.norm.normalize"):

@@ -71,6 +71,35 @@ def test_a_committee_and_an_existing_calculator_are_accelerated() -> None:
     assert restore(plain) == 10
 
 
+def test_the_calculator_keeps_cuequivariances_other_parts() -> None:
+    pytest.importorskip("cuequivariance_torch", reason="cuEquivariance is not installed")
+    wanted = predictions(StockCalculator(models=model()))
+    fast = MACECalculator(models=model(), enable_cueq=True)
+    assert str(fast.acceleration).startswith("2 of 2 convolutions")
+    assert type(fast.models[0].products[0].symmetric_contractions).__module__.startswith("cuequivariance_torch")
+    assert_equal(predictions(fast), wanted)
+
+
+def test_the_calculator_warns_if_no_convolution_is_equitunes() -> None:
+    stock = model(num_interactions=1)
+    stock.interactions[0].conv_tp.right = None  # it has a method of its own
+    with pytest.warns(UserWarning, match="no convolution of the model is Equitune's: TensorProduct has a right"):
+        calculator = MACECalculator(models=stock)
+    assert str(calculator.acceleration).startswith("0 of 1 convolutions, 1 of 1 tensor products")
+
+
+@pytest.mark.slow
+def test_a_compiled_model_agrees_with_stock() -> None:
+    """MACE's own way: it rebuilds the model without TorchScript and compiles energies and forces at the first call."""
+    small: dict[str, Any] = {"num_interactions": 1, "max_ell": 1, "correlation": 1, "hidden": "2x0e+2x1o"}
+    wanted = predictions(StockCalculator(models=model(**small)))[:2]
+    fast = MACECalculator(models=model(**small), compile_mode="default")
+    assert replaced_in(fast.models[0]) == fast.acceleration.replaced == 3
+    atoms = imidazole()
+    atoms.calc = fast
+    assert_equal([np.asarray(atoms.get_potential_energy()), atoms.get_forces()], wanted)
+
+
 class Exchange:
     """As LAMMPS gives them to ML-IAP: the first atoms are real, the others are images of real ones."""
 
@@ -104,10 +133,10 @@ def test_the_interface_to_lammps_is_pickled_with_equitune_and_agrees_on_real_ato
     atoms = imidazole()
     found = []
     for fast in (False, True):
-        one = model()
+        made = LAMMPS_MLIAP_MACE(model())
         if fast:
-            assert accelerate(one).replaced == 5
-        torch.save(LAMMPS_MLIAP_MACE(one), tmp_path / "mliap.pt")
+            assert accelerate(made).replaced == 5
+        torch.save(made, tmp_path / "mliap.pt")
         loaded = torch.load(tmp_path / "mliap.pt", weights_only=False)
         assert replaced_in(loaded.model) == (5 if fast else 0)
         data = Exchange(atoms, numbers_in(atoms), np.arange(5))

@@ -24,6 +24,7 @@ _PEERS = {
     "openequivariance": ("openequivariance", "openequivariance"),
     "flashtp": ("flashTP_e3nn", "flashTP, from its repository"),
 }
+_WITHOUT_KERNEL = ("Linear", "FullyConnectedTensorProduct")
 # Peers that choose kernels during their first calls get so many before they are timed; others settle in a few.
 TUNING_CALLS, WARM_UP_CALLS = 60, 3
 
@@ -60,12 +61,8 @@ def build(contender: str, model: WholeModel) -> tuple[WholeModel, str]:
         if not done.replaced:
             raise PeerError(f"nothing of the model was replaced: {str(done).splitlines()[0]}")
         return model, str(done).splitlines()[0]
-    if contender == SYMMETRIX:
-        raise PeerError(_symmetrix_reason())
+    require_usable(contender, model.device)
     names = contender.split("+")
-    for name in names:
-        if reason := _unusable(name, model.device):
-            raise PeerError(reason)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         made = model.package.accelerated(model.module, contender, model.device)
@@ -74,10 +71,19 @@ def build(contender: str, model: WholeModel) -> tuple[WholeModel, str]:
     return model.with_module(made), ""
 
 
+def require_usable(contender: str, device: str) -> None:
+    """PeerError if what the contender needs is not installed, or does not run on the device."""
+    if contender == SYMMETRIX:
+        raise PeerError(_symmetrix_reason())
+    for name in contender.split("+"):
+        if reason := _unusable(name, device):
+            raise PeerError(reason)
+
+
 def _symmetrix_reason() -> str:
     if importlib.util.find_spec("symmetrix") is None:
         return "not installed; pip install symmetrix-xl, with the extra of the GPU"
-    return "it takes models whose radial networks it has turned into splines; random weights have no such file"
+    return "it is installed, but models are not converted to its files here"
 
 
 def _unusable(name: str, device: str) -> str | None:
@@ -103,9 +109,24 @@ def _require_kernels(name: str, model: torch.nn.Module, caught: list[Any]) -> No
     package = _PEERS[name][0]
     found = [module for module in model.modules() if type(module).__module__.split(".")[0] == package]
     if name == "cuequivariance":
-        # What it cannot run by a kernel, and what is asked for so (MACE's linear layers), it computes naively.
-        products = [module for module in found if type(module).__name__ == "SegmentedPolynomial"]
-        found = [module for module in products if "Naive" not in type(getattr(module, "m", module)).__name__]
-    if not found:
+        found = _polynomials(model)
+    naive = [module for module in found if "Naive" in type(getattr(module, "m", module)).__name__]
+    if not found or naive:
         said = "; ".join(dict.fromkeys(str(warning.message)[:200] for warning in caught)) or "and it says nothing"
-        raise PeerError(f"{name}: its own kernels are nowhere in the model, {said}")
+        where = f"would not run in {len(naive)} of {len(found)} places" if naive else "are nowhere in the model"
+        raise PeerError(f"{name}: its own kernels {where}, {said}")
+
+
+def _polynomials(model: torch.nn.Module) -> list[torch.nn.Module]:
+    """cuEquivariance's products, but for those that MACE asks it to compute by matrix products, without a kernel."""
+    asked = {
+        id(inner)
+        for module in model.modules()
+        if type(module).__module__.startswith("cuequivariance_torch") and type(module).__name__ in _WITHOUT_KERNEL
+        for inner in module.modules()
+    }
+    return [
+        module
+        for module in model.modules()
+        if type(module).__name__ == "SegmentedPolynomial" and id(module) not in asked
+    ]

@@ -61,26 +61,35 @@ class Request:
     together: int = 1
 
 
+# A structure and a pass.
+Place = tuple[str, str]
+
+
 @dataclass
 class _Plan:
-    """One model: its package, what its rows depend on, and the contenders to measure in each row."""
+    """One model: its package, what its rows depend on, and the contenders to measure and to profile in each row.
+
+    kept: rows that stay, in which other contenders may be missing.
+    """
 
     model: str
     package: Package
     depends: dict[str, Any]
-    todo: dict[tuple[str, str], tuple[str, ...]]
-    kept: dict[tuple[str, str], Row]
+    todo: dict[Place, tuple[str, ...]] = field(default_factory=dict)
+    profiles: dict[Place, tuple[str, ...]] = field(default_factory=dict)
+    kept: dict[Place, Row] = field(default_factory=dict)
 
     @property
     def contenders(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(name for names in self.todo.values() for name in names))
+        groups = (*self.todo.values(), *self.profiles.values())
+        return tuple(dict.fromkeys(name for names in groups for name in names))
 
 
 def bench_models(request: Request, folder: Path, say: Callable[[str], None]) -> list[Row]:
     """Measure what is missing; returns all rows of the request, kept ones included."""
     structures = sorted(request.structures or default_structures(request.device), key=lambda one: len(find_atoms(one)))
     plans = [_plan(name, structures, request, folder, say) for name in _models(request, say)]
-    todo = [plan for plan in plans if plan.todo]
+    todo = [plan for plan in plans if plan.contenders]
     for start in range(0, len(todo), request.together):
         _measure_together(todo[start : start + request.together], request, folder, say)
     stored = stored_rows(folder, device_facts(request.device).slug)
@@ -90,7 +99,7 @@ def bench_models(request: Request, folder: Path, say: Callable[[str], None]) -> 
 
 def default_structures(device: str) -> tuple[str, ...]:
     """A molecule, a crystal, a protein and a liquid; what a CPU can take where there is no GPU."""
-    return ("aspirin", "mof") if device.startswith("cpu") else ("aspirin", "carbon", "protein", "water")
+    return ("aspirin", "mof") if device.startswith("cpu") else ("aspirin", "carbon", "protein", "water-box")
 
 
 def _models(request: Request, say: Callable[[str], None]) -> list[str]:
@@ -122,7 +131,7 @@ def _plan(model: str, structures: Sequence[str], request: Request, folder: Path,
     depends = what_a_row_depends_on(model, package, facts)
     wanted = chosen(package, request.contenders)
     stored = {} if request.fresh else stored_rows(folder, facts.slug)
-    plan = _Plan(model, package, depends, {}, {})
+    plan = _Plan(model, package, depends)
     for structure in structures:
         for which in request.passes:
             row = stored.get((model, structure, which, request.dtype))
@@ -135,7 +144,16 @@ def _plan(model: str, structures: Sequence[str], request: Request, folder: Path,
                 plan.todo[structure, which] = missing
             else:
                 say(f"{model} on {structure}, {which}: kept")
+            cells = plan.kept.get((structure, which), {"contenders": {}})["contenders"]
+            unknown = tuple(name for name in wanted if _lacks_profile(cells.get(name, {})))
+            if request.device.startswith("cuda") and unknown:
+                plan.profiles[structure, which] = unknown
     return plan
+
+
+def _lacks_profile(cell: Cell) -> bool:
+    """Profiles come last, so an interrupted run leaves cells without one."""
+    return "error" not in cell and "device_ms" not in cell
 
 
 def _measure_together(plans: Sequence[_Plan], request: Request, folder: Path, say: Callable[[str], None]) -> None:
@@ -161,9 +179,13 @@ def _processes(plan: _Plan) -> tuple[str, ...]:
 
 
 def _in_parallel(jobs: Sequence[Callable[[], None]]) -> None:
-    with ThreadPoolExecutor(max_workers=max(1, len(jobs))) as pool:
+    pool = ThreadPoolExecutor(max_workers=max(1, len(jobs)))
+    try:
         for future in [pool.submit(job) for job in jobs]:
             future.result()
+    finally:
+        # Ctrl-C must not wait for builds: the processes are ended next, and their threads with them.
+        pool.shutdown(wait=False, cancel_futures=True)
 
 
 @dataclass
@@ -176,7 +198,7 @@ class _Group:
     folder: Path
     exact: Path
     say: Callable[[str], None]
-    rows: dict[tuple[str, str], Row] = field(default_factory=dict)
+    rows: dict[Place, Row] = field(default_factory=dict)
 
     def ask(self, contender: str, job: Any) -> Cell:
         """A contender's answer; a lost process gives a reason, and the next job a new process."""
@@ -216,12 +238,11 @@ class _Group:
                 self.say(line)
 
     def profile_rows(self) -> None:
-        """Add device time and launches where there is a device."""
-        if not self.request.device.startswith("cuda"):
-            return
-        for (structure, which), row in self.rows.items():
-            for contender in self.plan.todo[structure, which]:
-                if "error" not in row["contenders"][contender]:
+        """Add device time and launches to the rows of this run, and to kept ones without."""
+        for (structure, which), contenders in self.plan.profiles.items():
+            row = self.rows.get((structure, which)) or self.plan.kept[structure, which]
+            for contender in contenders:
+                if _lacks_profile(row["contenders"][contender]):
                     found = self.ask(contender, Profile(structure, which))
                     row["contenders"][contender] |= {key: value for key, value in found.items() if key != "error"}
             self._store(structure, which, row)

@@ -6,6 +6,7 @@ means that nothing more can run in that process.
 
 from __future__ import annotations
 
+import gc
 import os
 import statistics
 from collections.abc import Callable
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from autotune.bench.models.contenders import build, warm_up_calls
+from autotune.bench.models.contenders import build, require_usable, warm_up_calls
 from autotune.bench.models.measuring import Effort
 from autotune.bench.rows import DEFAULT
 
@@ -122,7 +123,9 @@ class ModelSession:
         self.first_calls: dict[tuple[str, str], float] = {}
         self._inputs: dict[str, tuple[Atoms, dict[str, Any]]] = {}
         self.names: dict[int, str] = {}
+        self.warmed: set[str] = set()
         try:
+            require_usable(setting.contender, self.device)  # before the model is built in vain
             exact = setting.contender == REFERENCE
             stock = open_model(setting.model, device=self.device, dtype="float64" if exact else setting.dtype)
             self.names = {id(weight): name for name, weight in stock.module.named_parameters()}
@@ -132,6 +135,7 @@ class ModelSession:
         except Exception as error:
             self.error = text_of(error)
         self.release()
+        gc.freeze()  # later collections need not scan the model
 
     def guarded(self, job: Callable[[], Cell]) -> Cell:
         """The job's answer; a failure is an answer too, and leaves the memory free for others."""
@@ -209,7 +213,10 @@ class ModelSession:
             return cell
         step = self.step(job.structure, job.which)
         calls = warm_up_calls(self.setting.contender, self.device)
-        measuring.warm_up(step, self.device, calls, job.effort.warm_up_s)
+        # Who tunes itself does so on the first, smallest structure, whatever time it takes.
+        limit_s = job.effort.warm_up_s if job.which in self.warmed else job.effort.tuning_s
+        measuring.warm_up(step, self.device, calls, limit_s)
+        self.warmed.add(job.which)
         peak = measuring.peak_mib(step, self.device)
         measuring.warm_up(step, self.device, 1, 0.0)  # the allocator starts anew after the line above
         samples = measuring.wall_samples_ms(step, self.device, job.effort)

@@ -55,7 +55,15 @@ def build(task: Task, deterministic: bool) -> Product:
     def call(x: torch.Tensor, y: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         return made(x, y, w, receiver, sender, transposed)
 
-    return Product(call, layout, **_weight_orders(made))
+    return Product(call, layout, **_weight_orders(made), order=_order if deterministic else None)
+
+
+def _order(sender: torch.Tensor, receiver: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Edges by receiver, then sender, and the permutation that sorts these by sender, then receiver."""
+    by_sender = torch.argsort(sender, stable=True)
+    both = by_sender[torch.argsort(receiver[by_sender], stable=True)]
+    sender = sender[both]
+    return sender, receiver[both], torch.argsort(sender, stable=True)
 
 
 def _weight_orders(product: torch.nn.Module) -> dict[str, Any]:

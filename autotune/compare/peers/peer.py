@@ -41,7 +41,8 @@ class Product:
     """A differentiable ``call(x, y, w)`` in ``layout``. For harmonics: ``call(x)``, in e3nn's layout.
 
     into, back: untimed conversions by slot, from e3nn's order or convention to the peer's and back. no_second: why it
-    has no second derivatives, if it has none.
+    has no second derivatives, if it has none. order: what it does once for a new graph, given sender and receiver with
+    edges in any order; None if it needs nothing. That edges' rows then have to be in that order is not counted.
     """
 
     call: Call
@@ -49,6 +50,7 @@ class Product:
     into: Mapping[str, Conversion] = field(default_factory=dict)
     back: Mapping[str, Conversion] = field(default_factory=dict)
     no_second: str = ""
+    order: Callable[[torch.Tensor, torch.Tensor], Any] | None = None
 
 
 @dataclass(eq=False)
@@ -198,6 +200,11 @@ class CheckedPasses(AutogradPasses):
     def force_step(self) -> tuple[torch.Tensor, ...]:
         self._check_first("force_step")
         return super().force_step()
+
+    @property
+    def order(self) -> Callable[[torch.Tensor, torch.Tensor], Any] | None:
+        """What the product does once for a new graph."""
+        return self._product.order
 
     def release(self) -> None:
         super().release()

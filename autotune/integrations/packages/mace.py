@@ -5,10 +5,13 @@ Read in mace-torch 0.3.16, ``mace/modules/blocks.py``. Without the attribute a b
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from autotune.integrations.convolution_block import ConvolutionBlock
+from autotune.integrations.exchange import Exchange, ExchangedConvolution
 from autotune.integrations.stand_ins import AcceleratedConvolution
 
 # The value of ``conv_fusion`` that says whose convolution it is.
@@ -20,6 +23,13 @@ class MaceConvolution(AcceleratedConvolution):
 
     def forward(self, node_feats: Tensor, edge_attrs: Tensor, tp_weights: Tensor, edge_index: Tensor) -> Tensor:  # type: ignore[override]
         """``edge_index`` [2, edges]: senders, then receivers."""
+        return super().forward(node_feats, edge_attrs, tp_weights, edge_index[0], edge_index[1])
+
+
+class ConvertedConvolution(ExchangedConvolution):
+    """The same, in the place of a library's that a conversion of MACE's put there."""
+
+    def forward(self, node_feats: Tensor, edge_attrs: Tensor, tp_weights: Tensor, edge_index: Tensor) -> Tensor:  # type: ignore[override]
         return super().forward(node_feats, edge_attrs, tp_weights, edge_index[0], edge_index[1])
 
 
@@ -51,4 +61,42 @@ class InteractionBlock(ConvolutionBlock):
         return True
 
 
-BLOCKS = (InteractionBlock(),)
+class ConvertedBlock(Exchange):
+    """An interaction block after ``convert_e3nn_cueq``, ``convert_e3nn_oeq`` or both: no weights are in its product."""
+
+    product = InteractionBlock.product
+    _LIBRARIES = {"cuequivariance_torch": "cuEquivariance", "openequivariance": "OpenEquivariance"}
+
+    def library(self, block: torch.nn.Module) -> str:
+        if not ConvolutionBlock.matches(_INTERACTION, block):
+            return ""
+        return self._LIBRARIES.get(type(getattr(block, self.product)).__module__.split(".")[0], "")
+
+    def stand_in(self, block: Any, **options: Any) -> ExchangedConvolution:
+        from mace.modules.irreps_tools import tp_out_irreps_with_instructions
+        from mace.modules.wrapper_ops import get_layout
+
+        irreps = (block.edge_irreps, block.edge_attrs_irreps)
+        out, instructions = tp_out_irreps_with_instructions(*irreps, block.target_irreps)
+        options["layout"] = get_layout(block.cueq_config)
+        return ConvertedConvolution(
+            getattr(block, self.product),
+            **{"irreps_in1": irreps[0], "irreps_in2": irreps[1], "irreps_out": out, "instructions": instructions},
+            **options,
+        )
+
+    def convolved(self, block: Any, x: Tensor, y: Tensor, weights: Tensor, edges: Tensor) -> Tensor:
+        product = getattr(block, self.product)
+        if hasattr(block, "conv_fusion"):
+            return product(x, y, weights, edges)
+        messages = product(x[edges[0]], y, weights)
+        return messages.new_zeros(len(x), messages.shape[1]).index_add(0, edges[1], messages)
+
+    def fuse(self, block: torch.nn.Module) -> None:
+        if not hasattr(block, "conv_fusion"):  # the conversion's own value stays
+            _INTERACTION.fuse(block)
+
+
+_INTERACTION = InteractionBlock()
+BLOCKS = (_INTERACTION,)
+EXCHANGES = (ConvertedBlock(),)

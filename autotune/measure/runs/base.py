@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar
@@ -18,6 +19,7 @@ from autotune.measure.reference.tensor_product import Reference
 from autotune.workload.tensors import Tensors
 from autotune.workload.workload import Workload
 from kernelgen.runtime.graph import EdgeOrder, edge_order
+from kernelgen.runtime.known_graphs import KnownGraphs
 from kernelgen.schedule.knobs import Knobs
 
 Run = Callable[[], dict[str, Tensor]]
@@ -72,6 +74,25 @@ def guarded(tensors: Tensors) -> Tensors:
         name: guard(getattr(tensors, name)) for name in ("x", "y", "w", "g", "tx", "ty", "tw", "tg")
     }
     return dataclasses.replace(tensors, **guards)
+
+
+def unordered(sender: Tensor, receiver: Tensor) -> tuple[Tensor, Tensor]:
+    """The same edges in a random order, the same each time, as a program may give them."""
+    shuffled = torch.randperm(len(sender), generator=torch.Generator().manual_seed(0)).to(sender.device)
+    return sender[shuffled], receiver[shuffled]
+
+
+def new_graph(operator: Any, tensors: Tensors) -> Callable[[Tensor, Tensor], Any] | None:
+    """What an operator does for a graph that it meets for the first time: order the edges, and check the indices."""
+    product, nodes = getattr(operator, "product", operator), tensors.num_nodes
+    if tensors.receiver is None:
+        return None
+
+    def order(sender: Tensor, receiver: Tensor) -> Any:
+        make = functools.partial(product.order, sender, receiver, nodes, nodes)
+        return KnownGraphs().order(sender, receiver, (nodes, nodes, None), make)
+
+    return order
 
 
 def order_of(tensors: Tensors) -> EdgeOrder | None:

@@ -13,7 +13,7 @@ from typing import Any
 
 from autotune.report.html.markup import Markup, join, tag
 from autotune.report.html.packed import block
-from autotune.text import MISSING, ratio_text, time_text
+from autotune.text import MISSING, floored_ratio, time_text
 
 # A bar this many times as long as the next is cut, so that the others can still be told apart.
 CUT = 4.0
@@ -78,7 +78,7 @@ def _times(ratio: float) -> Markup:
         return tag("span", MISSING, class_="times")
     # Where the column's head has no room, each line says it.
     who, end = tag("small", "Equitune ", class_="narrow"), tag("small", " as fast")
-    return tag("span", who, ratio_text(ratio), end, class_="times slow" if ratio < 1 else "times")
+    return tag("span", who, floored_ratio(ratio), end, class_="times slow" if ratio < 1 else "times")
 
 
 def shown(choice: Choice, memory: str) -> Markup:

@@ -16,7 +16,7 @@ from autotune.modules.spherical_harmonics import SphericalHarmonics
 from autotune.tune.from_model.needs import every_module
 
 # Rounds of one call before and one after, at least and at most; between them the time decides.
-FEWEST_ROUNDS, MOST_ROUNDS = 3, 50
+FEWEST_ROUNDS, MOST_ROUNDS = 2, 50
 # So many give an interval; a model of which this many take no more than SECONDS gets more.
 ENOUGH_ROUNDS = 6
 SECONDS = 5.0
@@ -66,8 +66,8 @@ def compare(
 ) -> list[PassTimes]:
     """Time each pass in turn with the operators of ``before`` and with those that the model loads now, which it keeps.
 
-    Only the schedules differ: both sides are one model, in one process, on the same inputs. seconds: for each pass, if
-    ENOUGH_ROUNDS take longer than SECONDS.
+    Only the schedules differ: both sides are one model, in one process, on the same inputs. The passes have run with
+    ``before``. seconds: for each pass, if ENOUGH_ROUNDS take longer than SECONDS.
     """
     before.forget()
     for call in passes.values():
@@ -80,8 +80,6 @@ def compare(
         while _goes_on(len(samples["after"]), time.monotonic() - begin, seconds):
             for side, loaded in (("before", before), ("after", after)):
                 loaded.put_back()
-                if not samples[side]:
-                    call()
                 samples[side].append(timed(call, device))
         low, high = ratio_interval(samples["after"], samples["before"], paired=True)
         old, new = (1e3 * statistics.median(samples[side]) for side in ("before", "after"))

@@ -15,7 +15,7 @@ import torch
 from autotune.database.misses import keep_misses, read_misses
 from autotune.database.store import database_dirs, writable_results_dir
 from autotune.extras import require_tune
-from autotune.tune.from_model.before_and_after import ENOUGH_ROUNDS, Loaded, PassTimes, compare, timed
+from autotune.tune.from_model.before_and_after import ENOUGH_ROUNDS, FEWEST_ROUNDS, Loaded, PassTimes, compare, timed
 from autotune.tune.from_model.needs import Need, Source, needs_of, places_of, sources_of, workloads_for
 from autotune.tune.from_model.passes import Passes, passes_of
 from autotune.tune.from_model.recorder import recorded
@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 DEFAULT_BUDGET_S = 540.0
 # A run ends this much later than planned: the last trials, processes, and the compiler for the new schedules.
 _OVERRUN_S = 20.0
+# A direction is tuned after at least as many trials: the default, and the best schedules of similar kernels. Among them
+# is what the model loads already. On an idle CPU they take a dozen seconds.
+FEWEST_TRIALS = 8
 # Share of the budget for timing the model before and after, at most.
 _MOST_TIMING = 0.2
 # What the searches get at least, however slow the model is.
@@ -137,8 +140,9 @@ def tune_passes(
             return found
         of_passes = sum(timed(call, device) for call in passes.values())
         loaded = Loaded(model)
-        # Before and after, and their first calls.
-        kept = min(2 * (ENOUGH_ROUNDS + 2) * of_passes, _MOST_TIMING * seconds)
+        # Rounds, and the first call with the new schedules.
+        wanted, fewest = ((2 * rounds + 1) * of_passes for rounds in (ENOUGH_ROUNDS, FEWEST_ROUNDS))
+        kept = max(fewest, min(wanted, _MOST_TIMING * seconds))
         left = max(_FEWEST_S, seconds - (time.monotonic() - begin) - kept - _OVERRUN_S)
         _search(workloads, device, left, results, console, search)
         keep_misses(facts, lock_s=1.0)
@@ -188,8 +192,10 @@ def _search(
     options: Mapping[str, Any],
 ) -> None:
     folder = writable_results_dir() if results is None else Path(results)
+    if device.type == "cuda":
+        torch.cuda.empty_cache()  # the searching processes need the memory
     config = TuneConfig(folder / "a model", workloads)
-    tune(config, str(device), seconds, results_dir=folder, console=console, stops_when_spent=True, **options)
+    tune(config, str(device), seconds, results_dir=folder, console=console, fewest_trials=FEWEST_TRIALS, **options)
 
 
 @contextlib.contextmanager

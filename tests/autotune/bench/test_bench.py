@@ -127,6 +127,8 @@ def check_rows(rows: list[dict[str, Any]], workload: Workload) -> None:
         size = (row["graph"]["edges"], row["graph"]["nodes"])
         assert row["bytes"] == sum(workload.compulsory_bytes(direction, *size) for direction in directions)
         assert row["copy_us"] > 0
+        assert set(row["order_ms"]) == set(row["times"])
+        assert row["order_ms"]["e3nn"] == 0 < min(row["order_ms"][name] for name in row["schedules"]) < 1e3
         for errors in row["errors"].values():
             assert {name: "".join(slots) for name, slots in errors.items()} == {
                 name: DIRECTIONS[name].outputs for name in (directions if row["pass"] != "backward" else ["backward"])
@@ -271,6 +273,18 @@ def test_summary_says_where_we_stand() -> None:
     assert "on carbon and water (float32), forward: 2.00" in text
     assert "more memory than their fastest peer: 1 of 2" in text and "3.0 MiB, fast 1.0 MiB" in text
     assert "default / tuned: 1.50" in text and "default is faster" not in text
+
+
+def test_a_new_graph_in_every_call_is_a_line_where_it_was_measured() -> None:
+    orders = {"equitune": 0.05, "slow": 0.0, "fast": 0.0}
+    rows = [row(peer=300.0, order_ms=orders), row(peer=300.0, order_ms=orders | {"fast": 0.9}), row()]
+    text = "\n".join(summary_lines(rows))
+    # 300 / (100 + 50), and 900 / 150: there the slow one is the fastest that has ordered the graph.
+    wanted = (
+        f"with ordering of a new graph in every call: {(2.0 * 6.0) ** 0.5:.2f} (2.00), 2 rows; the ordering takes 0.50"
+    )
+    assert wanted in text
+    assert "ordering" not in "\n".join(summary_lines([row()])), "older records"
 
 
 def test_markdown_has_a_line_a_row_and_the_summary() -> None:

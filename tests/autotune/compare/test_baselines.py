@@ -273,3 +273,14 @@ def test_every_adapter_belongs_somewhere() -> None:
     names = [(adapter.name, operation) for adapter in baselines.ADAPTERS for operation in adapter.operations]
     assert len(set(names)) == len(names)
     assert all(set(adapter.backends) <= {"cpu", "cuda"} and adapter.backends for adapter in baselines.ADAPTERS)
+
+
+def test_openequivariances_order_has_edges_by_receiver_then_sender_and_back() -> None:
+    from autotune.compare.peers.openequivariance import _order
+
+    given = torch.randint(0, 9, (2, 200), generator=torch.Generator().manual_seed(0))
+    sender, receiver, transposed = _order(*given)
+    pairs = list(zip(receiver.tolist(), sender.tolist(), strict=True))
+    assert pairs == sorted(zip(given[1].tolist(), given[0].tolist(), strict=True))
+    back = list(zip(sender[transposed].tolist(), receiver[transposed].tolist(), strict=True))
+    assert back == sorted(zip(given[0].tolist(), given[1].tolist(), strict=True))

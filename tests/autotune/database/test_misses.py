@@ -12,13 +12,19 @@ from pathlib import Path
 
 import filelock
 import pytest
+import torch
 from database_samples import entry, store
 from places import ROOT
 from small_net import EDGES, NODES, SmallNet, batch
+from typer.testing import CliRunner
 
+from autotune.cli.commands import app
 from autotune.database import misses
 from autotune.database.misses import MOST_KEPT, keep_misses, misses_path, read_misses
 from autotune.database.requests import Request
+from autotune.tune.from_model import run
+from autotune.workload.config import TuneConfig
+from autotune.workload.graphs import build_graph
 from kernelgen.device import device_facts
 from kernelgen.watchers import WATCHERS
 
@@ -64,13 +70,13 @@ def test_directions_that_a_model_calls_are_kept_once(notes: misses._Notes) -> No
 
 
 def test_a_new_direction_is_noted_later(notes: misses._Notes) -> None:
-    model, given = SmallNet(dtype=None), batch()
-    model.conv.problem  # noqa: B018
-    model.double()(*(part.double() if part.is_floating_point() else part for part in given))
+    model, given = SmallNet(), batch()
+    positions = given[0].detach().double()
+    with torch.no_grad():
+        model.double()(positions, *given[1:])
     notes.write()
     assert [miss.direction for miss in read_misses(FACTS)] == ["forward"]
-    positions = given[0].detach().double().requires_grad_()
-    model(positions, *given[1:]).backward()
+    model(positions.requires_grad_(), *given[1:]).backward()
     notes.write()
     assert sorted(miss.direction for miss in read_misses(FACTS)) == ["backward", "forward"]
 
@@ -187,3 +193,29 @@ def test_a_forked_process_starts_afresh(notes: misses._Notes) -> None:
     if child == 0:
         os._exit(0 if not notes.runs and notes.timer is None and notes.lock.acquire(timeout=1) else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_they_are_listed_and_worked_off(notes: misses._Notes, shipped: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def listed() -> str:
+        done = CliRunner().invoke(app, ["show", "--misses", "--device", "cpu"])
+        assert done.exit_code == 0
+        return done.output
+
+    assert listed().startswith("no model missed a tuned kernel on ")
+    keep_misses(FACTS, [request(), request(direction="backward")])
+    text = listed()
+    assert "2 kernels: 0 tuned before, 0 tuned now, 2 not tuned" in text and "conv-e14-d5" in text
+    assert text.endswith("next: equitune tune --misses\n")
+
+    def publish(config: TuneConfig, device: str, *_: object, **__: object) -> None:
+        (workload,) = config.workloads
+        graph = build_graph(workload.graph)
+        assert (graph.num_edges, graph.num_nodes, device) == (11872, 424, "cpu")
+        assert workload.directions == ("forward", "backward")
+        store(shipped, FACTS, *(entry(direction=name) for name in workload.directions))
+
+    monkeypatch.setattr(run, "tune", publish)
+    found = run.tune_misses("cpu", 60.0, {})
+    assert found.left == 0 and "2 kernels: 0 tuned before, 2 tuned now, 0 not tuned" in str(found)
+    assert json.loads(misses_path(FACTS.slug).read_text())["misses"] == []
+    assert listed().startswith("no model missed")

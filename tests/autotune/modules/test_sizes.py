@@ -20,6 +20,7 @@ from kernelgen.errors import ProblemError
 from kernelgen.ops.registry import OPERATORS
 from kernelgen.problem.edge_vectors import VectorProblem
 from kernelgen.problem.spherical_harmonics import HarmonicsProblem
+from kernelgen.runtime.graph import edge_order
 from kernelgen.schedule.edge_vectors import VectorHostSchedule
 from kernelgen.schedule.spherical_harmonics import HarmonicsHostSchedule
 from kernelgen.schedule.tensor_product import HostSchedule
@@ -118,7 +119,8 @@ def test_the_order_of_calls_changes_nothing() -> None:
         conv = small_conv()
         for size in order:
             conv(*conv_inputs(conv, *size), *graph(size))
-        found.append({size: conv._operators[key].operator.text for key in conv._operators for size in [key[2]]})
+        (by_size,) = conv._operators.values()
+        found.append({size: built.operator.text for size, built in by_size.items()})
     assert found[0] == found[1] and len(found[0]) == 4
 
 
@@ -127,7 +129,7 @@ def test_a_given_class_and_given_schedules_win(ran: list[tuple]) -> None:
     for conv in both:
         for size in (SMALL, LARGE):
             conv(*conv_inputs(conv, *size), *graph(size))
-        assert len(conv._operators) == 1
+        assert [len(by_size) for by_size in conv._operators.values()] == [1]
     assert {schedule for *_, schedule in ran} == {SCHEDULES[LARGE]}
     with pytest.raises(ProblemError, match="expected one of a conv product"):
         both[0].tuning_for("plain-e4")
@@ -137,7 +139,8 @@ def test_classes_with_the_same_schedules_share_an_operator() -> None:
     conv = TensorProductConv("4x0e+4x1o", "0e+1o", filter_irreps_out="0e+1o")  # nothing is tuned for it
     for size in (SMALL, LARGE):
         conv(*(tensor.float() for tensor in conv_inputs(conv, *size)), *graph(size))
-    first, second = conv._operators.values()
+    (by_size,) = conv._operators.values()
+    first, second = by_size.values()
     assert first.operator is second.operator
     compiled = torch.compile(conv, fullgraph=True, backend="eager")
     compiled(*(tensor.float() for tensor in conv_inputs(conv, *size)), *graph(size))
@@ -168,6 +171,43 @@ def test_a_compiled_module_chooses_at_run_time(ran: list[tuple], edges_sorted: b
         assert {name for name, *_ in ran} == {"forward", "backward"}
         assert {schedule for *_, schedule in ran} == {SCHEDULES[size]}
     assert len(graphs) == 1
+
+
+def test_orders_of_several_graphs_at_once() -> None:
+    conv = small_conv()
+    text = conv._operator_text(conv._key, torch.device("cpu"), torch.float64)
+    receivers = torch.stack((graph(LARGE)[1], graph(LARGE)[1].flip(0)))
+    nodes = LARGE[1]
+    found = torch.vmap(lambda index: torch.ops.equitune.tp_order(index, nodes, nodes, "receiver", text))(receivers)
+    for one, receiver in zip(zip(*found, strict=True), receivers, strict=True):
+        assert all(map(torch.equal, one, edge_order(receiver, nodes)[:2]))
+    torch.library.opcheck(torch.ops.equitune.tp_order, (receivers[0], nodes, nodes, "receiver", text))
+
+
+@pytest.mark.gpu
+def test_compiled_and_captured_on_a_gpu(ran: list[tuple]) -> None:
+    """Small and large graphs have different defaults there; a captured graph has the schedules of its own size."""
+    conv = TensorProductConv("32x0e+32x1o", "0e+1o", filter_irreps_out="0e+1o").cuda()
+    compiled = torch.compile(conv, fullgraph=True, dynamic=True)
+    sizes = ((300, 40), (20_000, 400), (300, 40))
+    chosen = []
+    for size in sizes:
+        edges = [index.cuda() for index in graph(size)]
+        inputs = [tensor.float().cuda() for tensor in conv_inputs(conv, *size)]
+        wanted = e3nn_conv(conv, *(index.cpu() for index in edges), size[1])(*(t.double().cpu() for t in inputs))
+        for call in (conv, compiled):
+            del ran[:]
+            torch.testing.assert_close(call(*inputs, *edges).cpu().double(), wanted, rtol=1e-4, atol=1e-4)
+            chosen.append({schedule for *_, schedule in ran})
+        captured = torch.cuda.CUDAGraph()
+        del ran[:]
+        with torch.cuda.graph(captured):
+            out = conv(*inputs, *edges)
+        captured.replay()
+        torch.testing.assert_close(out.cpu().double(), wanted, rtol=1e-4, atol=1e-4)
+        chosen.append({schedule for *_, schedule in ran})
+    small, large = chosen[0], chosen[3]
+    assert chosen == [small] * 3 + [large] * 3 + [small] * 3 and small != large
 
 
 def test_forces_inside_a_compiled_module(ran: list[tuple]) -> None:
@@ -222,7 +262,7 @@ def test_an_exported_program_chooses_in_a_process_without_autotune(tmp_path: Pat
 def test_a_family_chooses_as_its_module_does() -> None:
     conv = small_conv()
     family = OPERATORS[conv._operator_text(conv._key, torch.device("cpu"), torch.float64)]
-    assert len(family.members) > 1
+    assert len(family.members) > 1 and family.by_size == (True, False), "only one of both needs edges in order"
     for log2_edges in range(0, 32, 3):
         for log2_degree in range(0, log2_edges + 1, 2):
             num_edges, num_nodes = 2**log2_edges, 2 ** (log2_edges - log2_degree)
@@ -289,4 +329,4 @@ def test_harmonics_go_inside_by_the_graph(tmp_path: Path) -> None:
     for size, inside in ((SMALL, True), (LARGE, False), (SMALL, True)):
         x, _, w = (tensor.float() for tensor in conv_inputs(conv, *size))
         conv(x, torch.randn(size[0], 3), w, *graph(size))
-        assert ("forward" in conv._met[-1].run.inside) is inside
+        assert ("forward" in conv._met[4].run.inside) is inside

@@ -99,6 +99,13 @@ def test_four_bars_with_times_and_ratios() -> None:
         assert fact in [plain(line) for line in choice.facts]
 
 
+def test_a_ratio_beside_a_bar_never_reads_better_than_it_is() -> None:
+    row = model_row("made-up-mace", "made-up-molecule", "energy_forces", 1.0)
+    row["contenders"]["cuequivariance"]["wall_ms"] = 0.9999 * row["contenders"]["equitune"]["wall_ms"]
+    (choice,) = models.choices([ModelRow(row)])
+    assert "0.99× as fast" in plain(bars(choice, "")) and 'class="times slow"' in bars(choice, "")
+
+
 def test_bars_are_to_scale_and_a_far_longer_one_is_cut() -> None:
     (choice,) = models.choices([ModelRow(model_row("made-up-mace", "made-up-molecule", "energy_forces", 1.5))])
     drawn = bars(choice, "")
@@ -211,7 +218,7 @@ def test_a_newcomers_page_of_one_tuned_workload_answers_too(tmp_path: Path) -> N
     assert [row.which for row in rows] == ["forward", "backward", "double_backward"]
     page = page_of(folder, tmp_path / "reports")
     first = plain(page.text.split("<main>")[0])
-    assert "Equitune runs 3 kernels 12× as fast as the fastest peer on the mean" in first
+    assert "Equitune's kernels are 12× as fast as the fastest peer on the mean of 3 rows" in first
     for words in ("mace-made-up · mof · ", "cuEquivariance (naive) fastest peer", "e3nn stock", "untuned default"):
         assert words in first, words
     data = json.loads((folder / f"{SLUG}.json").read_text())
@@ -219,7 +226,7 @@ def test_a_newcomers_page_of_one_tuned_workload_answers_too(tmp_path: Path) -> N
         entry["peers"] = {}
     (folder / f"{SLUG}.json").write_text(json.dumps(data))
     first = plain(page_of(folder, tmp_path / "reports").text.split("<main>")[0])
-    assert "tuning makes 3 kernels 1.41× as fast as the untuned default on the mean" in first
+    assert "tuned kernels are 1.41× as fast as the untuned default on the mean of 3 rows" in first
     assert first.count("1.41× as fast") == 2, "in the sentence and beside the bar"
 
 

@@ -125,6 +125,15 @@ def test_deadline_still_measures_the_default(space: Space, path: Path) -> None:
     assert [line["schedule"] for line in trial_records.read(path)] == [space.default.to_dict()]
 
 
+def test_the_fewest_trials_do_not_wait_for_the_deadline(space: Space, path: Path) -> None:
+    with make_study(space, path) as study:
+        assert run(study, deadline=0.0, fewest=5) == "time"
+        assert len(study.finished) == 5
+    with make_study(space, path) as again:
+        assert run(again, deadline=0.0, fewest=5) == "time"
+        assert len(again.finished) == 5, "trials of earlier runs count"
+
+
 def test_choice_of_sampler(space: Space, cuda_space: Space) -> None:
     narrow = Space(space.spec, {knob: space.knobs[knob] for knob in ("accumulate", "edges_per_chunk", "channel_block")})
     legal = narrow.count_legal(10_000)

@@ -15,12 +15,13 @@ from autotune.database import store as database
 from autotune.database.entry import Entry
 from autotune.database.lookup import find_schedule
 from autotune.database.store import read_table
-from autotune.errors import DatabaseError
+from autotune.errors import ConfigError, DatabaseError
 from autotune.measure.trial import Outcome
 from autotune.tune import recheck
 from autotune.tune.recheck import DRIFT, Verdict
 from autotune.workload.config_tables import load_graphs
 from autotune.workload.graphs import build_graph
+from autotune.workload.workload import Workload
 from kernelgen.device import device_facts
 from kernelgen.version import GENERATOR_VERSION
 
@@ -118,3 +119,16 @@ def test_on_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     (workload,) = tuned
     assert workload.directions == ("backward",) and workload.graph.name == "molecule"
     assert "tuning 1 entries of 1 workloads again" in said
+
+
+def test_entries_on_a_models_own_graph_are_retuned_on_one_of_its_size() -> None:
+    of_model = entry(graph={"name": "my box", "edges": 700, "nodes": 40}, graph_class="conv-e9-d4")
+    rows = entry(graph={"name": "my box", "edges": 500, "nodes": 0}, operation="plain", graph_class="plain-e9")
+    for item in (of_model, rows):
+        ((_, refused),) = recheck.workloads_of([item])
+        assert isinstance(refused, ConfigError)
+        ((_, workload),) = recheck.workloads_of([item], by_size=True)
+        assert isinstance(workload, Workload)
+        built = build_graph(workload.graph)
+        assert {"name": built.name, "edges": built.num_edges, "nodes": built.num_nodes} == dict(item.graph)
+        assert workload.identity("forward") == item.identity

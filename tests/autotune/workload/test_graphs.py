@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import itertools
+import pickle
 from pathlib import Path
 
 import numpy as np
@@ -13,9 +14,11 @@ from places import ROOT
 
 from autotune.errors import ConfigError
 from autotune.workload import graphs
-from autotune.workload.config_tables import load_graphs
+from autotune.workload.config_tables import graph_from, load_graphs
+from autotune.workload.edge_lists import GivenEdges
 from autotune.workload.graph_class import GraphClass
-from autotune.workload.graphs import GraphSpec, Points, StructureFile, build_graph, neighbours
+from autotune.workload.graphs import GraphSpec, Points, RandomNeighbours, StructureFile, build_graph, neighbours
+from autotune.workload.water import Water
 
 STRUCTURES = ROOT.parent / "shared" / "structures"
 MANIFEST = list(csv.DictReader((STRUCTURES / "manifest.csv").open())) if (STRUCTURES / "manifest.csv").exists() else []
@@ -169,3 +172,56 @@ def test_a_limit_lets_through_what_fits() -> None:
 def test_a_periodic_cell_without_volume_is_refused() -> None:
     with pytest.raises(ConfigError, match="no volume"):
         neighbours(np.zeros((1, 3)), np.zeros((3, 3)), np.array([True] * 3), 2.5)
+
+
+@pytest.mark.parametrize(("nodes", "edges"), [(424, 11872), (40, 701), (3, 60), (1, 8), (500, 3)])
+def test_random_neighbours_have_exactly_their_size(nodes: int, edges: int) -> None:
+    graph = build_graph(GraphSpec("random", RandomNeighbours(nodes, edges)))
+    assert (graph.num_nodes, graph.num_edges, len(graph.vectors)) == (nodes, edges, edges)
+    assert int(graph.receiver.max()) < nodes and int(graph.sender.max()) < nodes
+    assert bool((graph.receiver.diff() >= 0).all())
+    again = RandomNeighbours(nodes, edges).edges()
+    assert np.array_equal(np.sort(again[0]), graph.receiver.numpy()), "the same at every call"
+
+
+def test_random_neighbours_are_the_nearest() -> None:
+    source = RandomNeighbours(200, 4000)
+    lengths = np.linalg.norm(source.edges()[2], axis=1)
+    more = np.linalg.norm(RandomNeighbours(200, 5000).edges()[2], axis=1)
+    assert np.allclose(np.sort(more)[:4000], np.sort(lengths))
+
+
+def test_given_edges_come_back_sorted_and_survive_a_pickle() -> None:
+    graph = build_graph(GraphSpec("random", RandomNeighbours(40, 700)))
+    order = torch.randperm(700, generator=torch.Generator().manual_seed(0))
+    source = GivenEdges.of(graph.sender[order].int(), graph.receiver[order], 40)
+    assert source == GivenEdges.of(graph.sender, graph.receiver, 40) == pickle.loads(pickle.dumps(source))
+    assert source != GivenEdges.of(graph.sender[1:], graph.receiver[1:], 40)
+    assert source != GivenEdges.of(graph.sender, graph.receiver, 41)
+    built = build_graph(GraphSpec("given", pickle.loads(pickle.dumps(source))))
+    assert torch.equal(built.sender, graph.sender) and torch.equal(built.receiver, graph.receiver)
+    assert (built.num_nodes, built.vectors.shape) == (40, (700, 3))
+    ghosts = GivenEdges.of(torch.tensor([0, 5, 4]), torch.tensor([0, 1, 1]), 3).edges()
+    assert [part.tolist() for part in ghosts] == [[0, 1, 2], [0, 1, 1]], "senders beyond the nodes wrap around"
+
+
+def test_a_box_of_water_has_the_liquids_density_and_whole_molecules() -> None:
+    graph = load_graphs()["water-box"]
+    atoms = graph.source.atoms()  # type: ignore[union-attr]
+    assert atoms.get_chemical_symbols() == ["O", "H", "H"] * 12**3 and atoms.pbc.all()
+    grams = atoms.get_masses().sum() / 6.02214076e23
+    assert grams / (atoms.get_volume() * 1e-24) == pytest.approx(0.997, abs=0.003)
+    for oxygen in (0, 3 * 700, 3 * 1727):
+        assert atoms.get_angle(oxygen + 1, oxygen, oxygen + 2) == pytest.approx(104.52)
+        assert atoms.get_distances(oxygen, [oxygen + 1, oxygen + 2]) == pytest.approx([0.9572] * 2)
+    again, other = Water(2, seed=1).atoms().positions, Water(2, seed=2).atoms().positions
+    assert np.array_equal(again, Water(2, seed=1).atoms().positions) and not np.allclose(again, other)
+    # Turned by rotations, not mirrored, and each molecule by another one.
+    assert len({tuple(np.round(again[3 * n + 1] - again[3 * n], 3)) for n in range(8)}) == 8
+
+
+def test_a_box_of_water_needs_a_size() -> None:
+    with pytest.raises(ConfigError, match="side"):
+        graph_from("w", {"cutoff": 6.0, "water": {"seed": 0}}, Path())
+    with pytest.raises(ConfigError, match=r"water.seed is -1; expected an integer that is not negative"):
+        graph_from("w", {"cutoff": 6.0, "water": {"side": 2, "seed": -1}}, Path())

@@ -11,6 +11,7 @@ from autotune.report.data.suite_rows import SuiteRow, mapping
 from autotune.report.html.bars import Bar, Choice
 from autotune.report.html.figures import COLOURS
 from autotune.report.sections.first_screen.reproduce import Shipped, kernel_command, shipped
+from autotune.report.sections.suite_summary import rows_text
 from autotune.text import (
     DEFAULT,
     TUNED,
@@ -126,15 +127,11 @@ def sentence(rows: Sequence[SuiteRow], device: str) -> str:
     judged = [row for row in normal if not math.isnan(row.ratio)]
     if judged:
         mean, least = geometric_mean(row.ratio for row in judged), min(row.ratio for row in judged)
-        text = f"On this {device}, Equitune runs {_kernels(len(judged))} {floored_ratio(mean)} as fast as the fastest peer on the mean, least {floored_ratio(least)}"  # noqa: E501
+        text = f"On this {device}, Equitune's kernels are {floored_ratio(mean)} as fast as the fastest peer on the mean of {rows_text(len(judged))}, least {floored_ratio(least)}"  # noqa: E501
         memory = geometric_mean(row.memory(TUNED) / row.memory(row.peer) for row in judged if row.memory(row.peer) > 0)
         return text + ("." if math.isnan(memory) else f", with {ratio_text(memory)} the extra memory.")
     timed = [row for row in normal if not math.isnan(row.default_ratio)]
     if not timed:
         return "No tuned time has been published for this device yet."
     mean, least = geometric_mean(row.default_ratio for row in timed), min(row.default_ratio for row in timed)
-    return f"On this {device}, tuning makes {_kernels(len(timed))} {floored_ratio(mean)} as fast as the untuned default on the mean, least {floored_ratio(least)}; no peer was timed."  # noqa: E501
-
-
-def _kernels(number: int) -> str:
-    return "1 kernel" if number == 1 else f"{number} kernels"
+    return f"On this {device}, tuned kernels are {floored_ratio(mean)} as fast as the untuned default on the mean of {rows_text(len(timed))}, least {floored_ratio(least)}; no peer was timed."  # noqa: E501

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -172,9 +173,15 @@ def test_a_fast_path_without_its_kernels_is_refused() -> None:
             super().__init__()
             self.m = type(kind, (torch.nn.Module,), {})()
 
-    _require_kernels("cuequivariance", torch.nn.Sequential(SegmentedPolynomial("Uniform1d")), [])
+    class Linear(torch.nn.Sequential):
+        __module__ = "cuequivariance_torch.operations.linear"
+
+    kernel, naive = SegmentedPolynomial("Uniform1d"), SegmentedPolynomial("NaivePolynomial")
+    _require_kernels("cuequivariance", torch.nn.Sequential(kernel, Linear(naive)), [])
+    with pytest.raises(PeerError, match="would not run in 1 of 2 places"):
+        _require_kernels("cuequivariance", torch.nn.Sequential(kernel, naive), [])
     with pytest.raises(PeerError, match="nowhere in the model"):
-        _require_kernels("cuequivariance", torch.nn.Sequential(SegmentedPolynomial("NaivePolynomial")), [])
+        _require_kernels("cuequivariance", Linear(naive), [])
     with pytest.raises(PeerError, match="nowhere in the model"):
         _require_kernels("openequivariance", PairModel(), [])
 
@@ -204,3 +211,43 @@ def test_untuned_modules_take_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
 
     conv = TensorProductConv("128x0e+128x1o", "0e+1o+2e+3o", filter_irreps_out="0e+1o+2e+3o")
     assert tuned_dirs() == () and {tuning.origin for tuning in conv.tuning.values()} == {"default"}
+
+
+def test_a_run_that_ended_before_its_profiles_makes_them_up(
+    measured: dict[str, dict[str, Any]], structure: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from autotune.bench.models import run
+
+    rows = json.loads(json.dumps(list(measured.values())))
+    rows[0]["contenders"]["stock"]["device_ms"] = 0.5
+    asked = request(structure, device="cuda")
+    monkeypatch.setattr(run, "device_facts", lambda device: device_facts("cpu"))
+    store_rows(tmp_path, device_facts("cpu"), rows)
+    plan = run._plan(TINY, [structure], asked, tmp_path, lambda text: None)
+    assert plan.todo == {} and plan.profiles == {(structure, rows[1]["pass"]): ("stock",)}
+    group = run._Group(plan, {}, asked, tmp_path, tmp_path, lambda text: None)
+    monkeypatch.setattr(group, "ask", lambda contender, job: {"device_ms": 0.25, "launches": 7})
+    group.profile_rows()
+    found = stored_rows(tmp_path, device_facts("cpu").slug).values()
+    assert {row["pass"]: row["contenders"]["stock"]["device_ms"] for row in found} == {
+        rows[0]["pass"]: 0.5,
+        rows[1]["pass"]: 0.25,
+    }
+
+
+def test_what_ends_the_builds_does_not_wait_for_them() -> None:
+    from autotune.bench.models.run import _in_parallel
+
+    begun, may_end = threading.Event(), threading.Event()
+
+    def fails() -> None:
+        begun.wait()
+        raise KeyboardInterrupt
+
+    def builds() -> None:
+        begun.set()
+        may_end.wait()  # for ever, if the line below had to wait for this
+
+    with pytest.raises(KeyboardInterrupt):
+        _in_parallel([fails, builds])
+    may_end.set()

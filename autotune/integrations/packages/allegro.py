@@ -1,0 +1,93 @@
+"""Allegro's ``Contracter``: a product of channels with the same number, with shared weights by path.
+
+Read in nequip-allegro 0.8.3, ``allegro/nn/_strided/_contract.py`` and ``allegro/nn/_allegro.py``. Its tensors are
+*strided*, ``[rows, channels, components of all irreps]``: the transpose of layout ``ir_mul``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from autotune.integrations.convolution_block import home_of
+from autotune.integrations.package_product import PackageProduct, PackageStandIn
+from autotune.modules.tensor_product import TensorProduct
+
+_HOME = "allegro.nn._strided._contract"
+_OTHER_FORMS = {"TritonContracter": "Triton", "CuEquivarianceContracter": "cuEquivariance"}
+
+
+class AcceleratedContracter(PackageStandIn):
+    """Replaces one ``Contracter``."""
+
+    original: Any
+
+    def __init__(self, original: Any, *, strict: bool | None = None, deterministic: bool = False) -> None:
+        super().__init__()
+        irreps = (original.irreps_in1, original.irreps_in2, original.irreps_out)
+        irreps_in1, irreps_in2, irreps_out = ("+".join(f"{original.mul}x{ir}" for _, ir in found) for found in irreps)
+        product = TensorProduct(
+            irreps_in1,
+            irreps_in2,
+            irreps_out,
+            [(*path, "uuu", True) for path in _paths_of(original)],
+            irrep_normalization="none" if original.irrep_normalization is None else original.irrep_normalization,
+            path_normalization="none",
+            internal_weights=False,
+            shared_weights=True,
+            layout="ir_mul",
+            strict=strict,
+            deterministic=deterministic,
+        )
+        self._compute_by(product)
+        self._take_place_of(original)
+
+    def forward(self, x1: Tensor, x2: Tensor, idxs: Tensor) -> Tensor:
+        """x1 of edges, x2 of nodes, ``idxs``: the node of each edge. The result is a transposed view."""
+        x1 = x1.reshape(-1, self.mul, self.base_dim1).transpose(1, 2).flatten(1)
+        # A product's second input is in layout mul_ir whatever the layout of the first is: irrep, channel, component.
+        parts = x2.reshape(-1, self.mul, self.base_dim2).split([ir.dim for _, ir in self.irreps_in2], dim=2)
+        x2 = torch.cat([part.flatten(1) for part in parts], dim=1)
+        out = self.product(x1, torch.index_select(x2, 0, idxs), self._weights_by_path())
+        return out.view(-1, self.base_dim_out, self.mul).transpose(1, 2)
+
+    def _weights_by_path(self) -> Tensor:
+        """Allegro's weights, by channel and path or by path alone, as a row of channels for each path."""
+        weights = self.weights.reshape(-1, self.num_paths)
+        return weights.expand(self.mul, self.num_paths).t().flatten()
+
+    def both_results(self, normal: Callable[..., list[Tensor]]) -> tuple[Tensor, Tensor]:
+        rows, nodes = 16, 4
+        x1, x2 = normal(self.w3j, (rows, self.mul, self.base_dim1), (nodes, self.mul, self.base_dim2))
+        given = (x1, x2, torch.arange(rows, device=x1.device) % nodes)
+        return self.forward(*given), self.original.forward(*given)
+
+
+def _why_it_stays(module: torch.nn.Module) -> str | None:
+    for kind in type(module).__mro__:
+        if (home_of(kind), kind.__qualname__) == (_HOME, "Contracter"):
+            name = type(module).__name__
+            if kind is type(module):
+                return ""
+            form = _OTHER_FORMS.get(name)
+            return f"it is Allegro's {form} form, put there by its modifier" if form else f"it is a {name}"
+    return None
+
+
+def _paths_of(original: Any) -> list[tuple[int, int, int]]:
+    """Its paths in their order: first input, second input, output."""
+    if original.instructions is not None:
+        return [tuple(path) for path in original.instructions]
+    return [
+        (first, second, out)
+        for out, (_, ir_out) in enumerate(original.irreps_out)
+        for first, (_, ir1) in enumerate(original.irreps_in1)
+        for second, (_, ir2) in enumerate(original.irreps_in2)
+        if ir_out in ir1 * ir2
+    ]
+
+
+PRODUCT = PackageProduct(_why_it_stays, AcceleratedContracter)

@@ -1,0 +1,111 @@
+"""An accelerated Allegro model is the stock one: its strided products are kernels, weights and copies go on."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("allegro", reason="Allegro is not installed")
+
+import model_cases
+from allegro.nn._strided import Contracter
+from allegro_cases import CASE
+from e3nn import o3
+from model_cases import DTYPES, imidazole, mof, protein
+
+from autotune import accelerate, restore
+from autotune.integrations.packages.allegro import AcceleratedContracter
+from kernelgen.errors import UnsupportedError
+
+TINY = {"l_max": 1, "num_tensor_features": 2, "num_scalar_features": 4, "parity": False}
+
+
+def contracters(model: torch.nn.Module, kind: type[torch.nn.Module]) -> int:
+    return sum(isinstance(module, kind) for module in model.modules())
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(
+    ("structure", "more"),
+    [
+        (imidazole, {}),
+        (imidazole, {"num_layers": 3, "parity": False, "tp_path_channel_coupling": False}),
+        (imidazole, {"num_layers": 1, "l_max": 1}),
+        (mof, TINY),
+        (protein, TINY),
+    ],
+    ids=["molecule", "no coupling", "one layer", "mof", "protein"],
+)
+def test_values_and_gradients_are_those_of_stock(structure: Any, more: dict[str, Any], dtype: torch.dtype) -> None:
+    model_cases.check_values(CASE, structure(), dtype, 0, **more)
+
+
+def test_every_product_is_replaced_and_put_back() -> None:
+    model = CASE.build(imidazole())
+    table = accelerate(model)
+    assert contracters(model, AcceleratedContracter) == 2
+    assert contracters(model, Contracter) == 0
+    assert "2 of 2 tensor products" in str(table), str(table)
+    restore(model)
+    assert contracters(model, Contracter) == 2
+
+
+@pytest.mark.parametrize(
+    ("paths", "normalization"),
+    [(None, "component"), ([(0, 0, 0)], "component"), ([(1, 1, 0), (0, 1, 1), (1, 1, 2)], None)],
+    ids=["all paths", "one path", "some paths, no normalisation"],
+)
+def test_each_form_of_the_product(paths: Any, normalization: str | None) -> None:
+    """A single path has weights with one index less. Values, first and second derivatives."""
+    irreps = o3.Irreps("0e+1o"), o3.Irreps("0e+1o"), o3.Irreps("0e+1o+1e")
+    node = torch.tensor([0, 2, 1, 1, 0, 2, 2])
+    with model_cases.default_dtype(torch.float64):
+        torch.manual_seed(0)
+        stock = torch.nn.Module()
+        stock.tp = Contracter(*irreps, 3, instructions=paths, irrep_normalization=normalization)
+        x, y = torch.randn(7, 3 * 4, requires_grad=True), torch.randn(3, 3 * 4, requires_grad=True)
+    fast = copy.deepcopy(stock)
+    assert accelerate(fast).replaced == 1
+    results = []
+    for product in (stock.tp, fast.tp):
+        given = (x, y, product.weights)
+        out = product(x, y, node)
+        first = torch.autograd.grad(out.square().sum(), given, create_graph=True)
+        second = torch.autograd.grad(sum(part.square().sum() for part in first), given)
+        results.append((out, *first, *second))
+    for wanted, found in zip(*results, strict=True):
+        assert torch.allclose(found, wanted, rtol=1e-10, atol=1e-10 * float(wanted.detach().abs().max()))
+
+
+def test_another_form_of_the_product_stays() -> None:
+    class Other(Contracter):
+        pass
+
+    holder = torch.nn.Module()
+    holder.tp = Other(*[o3.Irreps("0e")] * 3, 2)
+    table = accelerate(holder)
+    assert table.replaced == 0
+    assert "it is a Other" in str(table)
+
+
+def test_checkpoints_go_both_ways() -> None:
+    model_cases.check_checkpoints(CASE, 0)
+
+
+def test_copies_keep_equitune(tmp_path: Path) -> None:
+    model_cases.check_copies(CASE, 0, tmp_path)
+
+
+def test_training_with_an_average_of_weights() -> None:
+    model_cases.check_training(CASE)
+
+
+def test_torchscript_is_refused() -> None:
+    model = CASE.build(imidazole())
+    accelerate(model)
+    with pytest.raises(UnsupportedError, match="TorchScript"):
+        torch.jit.script(model)
