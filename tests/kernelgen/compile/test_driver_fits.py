@@ -66,6 +66,14 @@ def test_the_doctor_says_which_pair_does_not_fit(monkeypatch: pytest.MonkeyPatch
 def test_a_kernel_that_cannot_be_loaded_says_why(
     driver: tuple[int, int], error: type[Exception], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    class Refusing:
+        """cuda.core without a driver keeps a lock when it fails, and a second call would wait for ever."""
+
+        @staticmethod
+        def from_cubin(code: bytes) -> object:
+            raise RuntimeError(f"{len(code)} bytes are no kernel")
+
+    monkeypatch.setattr("cuda.core.ObjectCode", Refusing)
     monkeypatch.setattr(cuda_driver, "driver_cuda", lambda: driver)
     monkeypatch.setattr(cuda_driver, "nvrtc_version", lambda: "13.5")
     path = tmp_path / "kernel.cubin"
