@@ -19,7 +19,9 @@ pytest.importorskip("mace", reason="MACE is not installed")
 import ase.io
 from mace.calculators import MACECalculator as StockCalculator
 from mace.calculators.lammps_mliap_mace import LAMMPS_MLIAP_MACE
-from mace_cases import batch_of, imidazole, model_of, numbers_in
+from mace.tools.compile import prepare
+from mace.tools.scripts_utils import extract_model
+from mace_cases import assert_same, batch_of, default_dtype, gradients, imidazole, model_of, numbers_in
 from places import ROOT
 
 from autotune import accelerate, restore
@@ -88,16 +90,38 @@ def test_the_calculator_warns_if_no_convolution_is_equitunes() -> None:
     assert str(calculator.acceleration).startswith("0 of 1 convolutions, 1 of 1 tensor products")
 
 
+SMALL: dict[str, Any] = {"num_interactions": 1, "max_ell": 1, "correlation": 1, "hidden": "2x0e+2x1o"}
+
+
 @pytest.mark.slow
 def test_a_compiled_model_agrees_with_stock() -> None:
     """MACE's own way: it rebuilds the model without TorchScript and compiles energies and forces at the first call."""
-    small: dict[str, Any] = {"num_interactions": 1, "max_ell": 1, "correlation": 1, "hidden": "2x0e+2x1o"}
-    wanted = predictions(StockCalculator(models=model(**small)))[:2]
-    fast = MACECalculator(models=model(**small), compile_mode="default")
+    wanted = predictions(StockCalculator(models=model(**SMALL)))[:2]
+    fast = MACECalculator(models=model(**SMALL), compile_mode="default")
     assert replaced_in(fast.models[0]) == fast.acceleration.replaced == 3
     atoms = imidazole()
     atoms.calc = fast
     assert_equal([np.asarray(atoms.get_potential_energy()), atoms.get_forces()], wanted)
+
+
+def test_a_compiled_training_step_gives_stocks_gradients() -> None:
+    """By MACE's ``prepare``; the stock model that was not prepared fails under dynamo too."""
+    stock = model(**SMALL)
+    batch = batch_of(stock, imidazole())
+    for name in ("positions", "node_attrs"):
+        batch[name] = batch[name].detach().requires_grad_()
+    wanted = step(stock, batch)
+    with default_dtype(torch.float64):
+        fast = prepare(extract_model)(model=stock, map_location="cpu")
+    assert accelerate(fast).replaced == 3
+    found = step(torch.compile(fast, backend="aot_eager", fullgraph=True), batch)
+    assert_same({name.removeprefix("_orig_mod."): value for name, value in found.items()}, wanted)
+
+
+def step(one: Any, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    out = one(dict(batch), training=True, compute_force=True)
+    loss = out["energy"].square().sum() + out["forces"].square().sum()
+    return {"forces": out["forces"].detach(), **gradients(loss, one)}
 
 
 class Exchange:
