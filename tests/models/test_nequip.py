@@ -15,6 +15,8 @@ from model_cases import DTYPES, imidazole, mof, protein
 from nequip.model import FullNequIPGNNModel, PresetNequIPGNNModel
 from nequip_cases import CASE, NequIPCase
 
+from autotune import accelerate
+
 TINY = {"num_layers": 2, "l_max": 1, "num_features": 2, "radial_mlp_width": 4, "parity": False}
 
 
@@ -83,3 +85,15 @@ def test_a_fresh_process_loads_a_saved_model(tmp_path: Path) -> None:
 
 def test_training_with_an_average_of_weights() -> None:
     model_cases.check_training(CASE)
+
+
+def test_nequips_own_tracing_for_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``compile_mode: compile`` traces forces too, with weights as inputs. What it traced runs here uncompiled."""
+    monkeypatch.setattr(torch, "compile", lambda traced, **_: traced)
+    small = {"num_layers": 2, "l_max": 1}
+    stock = CASE.build(imidazole(), **small)
+    model = CASE.build(imidazole(), compile_mode="compile", **small)
+    accelerate(model)
+    batch = CASE.batch(stock, imidazole(), imidazole()[:7])
+    model_cases.assert_same(CASE.results(model, batch), CASE.results(stock, batch))
+    assert len(model._compiled_cache[0]) == 1
