@@ -96,3 +96,13 @@ def test_places_with_one_reason_share_its_line() -> None:
         "1 of 1 convolutions, 1 of 2 tensor products and 1 of 1 spherical harmonics replaced\n"
         f"replaced  0.conv, 0.skip, harmonics\n          {reason}\nkept      1.skip\n          {other}"
     )
+
+
+@pytest.mark.parametrize(("attributes", "stays"), [("12x0e", True), ("12x0e+1x1o", False), ("2x0e", False)])
+def test_self_connections_stay_where_e3nn_is_faster(attributes: str, stays: bool) -> None:
+    model = torch.nn.Module()
+    model.sc = o3.FullyConnectedTensorProduct("64x0e", attributes, "64x0e")
+    (place,) = accelerate(model).places
+    assert place.replaced != stays
+    assert ("e3nn's own code is faster here" in place.detail) == stays
+    assert type(model.sc) is (o3.FullyConnectedTensorProduct if stays else AcceleratedProduct)
