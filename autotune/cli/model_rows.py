@@ -39,7 +39,7 @@ def bench_whole_models(
         raise ConfigError(unknown_name("dtype", dtype, DTYPES))
     if together < 1:
         raise ConfigError(f"--together is {together}; expected a positive number of models")
-    effort = Effort() if seconds is None else Effort(seconds=seconds, warm_up_s=2 * seconds)
+    effort = Effort() if seconds is None else Effort(seconds=seconds / 2, warm_up_s=2 * seconds)
     console = Console()
 
     def say(text: str) -> None:

@@ -17,19 +17,19 @@ PROFILED_STEPS = 3
 
 @dataclass(frozen=True)
 class Effort:
-    """How long to measure a cell: about ``seconds`` of samples, within these numbers; slow steps get fewer.
+    """How long to measure half a cell: about ``seconds`` of samples, within these numbers; slow steps get fewer.
 
     warm_up_s: at most so long are warm-up calls, however many were asked for; tuning_s: in a process's first row of a
     pass. slow_s: a step that takes longer gets ``slow_samples``.
     """
 
-    seconds: float = 2.0
+    seconds: float = 1.0
     warm_up_s: float = 4.0
     tuning_s: float = 10.0
-    most: int = 20
-    least: int = 5
+    most: int = 10
+    least: int = 3
     slow_s: float = 0.5
-    slow_samples: int = 2
+    slow_samples: int = 1
 
 
 def synchronize(device: str) -> None:

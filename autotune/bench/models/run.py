@@ -21,6 +21,7 @@ from autotune.bench.models.rows import Row, store_rows, stored_rows, what_a_row_
 from autotune.bench.models.session import (
     PASSES,
     REFERENCE,
+    Again,
     Cell,
     Compile,
     Exact,
@@ -29,6 +30,7 @@ from autotune.bench.models.session import (
     ModelSetting,
     Profile,
     Sizes,
+    wall_figures,
 )
 from autotune.bench.models.text import row_lines
 from autotune.bench.rows import DEFAULT, OURS
@@ -234,8 +236,18 @@ class _Group:
                 job = Measure(structure, which, exact, self.request.effort)
                 row["contenders"][contender] = self.ask(contender, job)
             self._store(structure, which, row)
+            # The second half of the samples, in reverse order.
+            for contender in reversed(contenders):
+                if "error" not in row["contenders"][contender]:
+                    self._measure_again(contender, structure, which, row)
+            self._store(structure, which, row)
             for line in row_lines(row):
                 self.say(line)
+
+    def _measure_again(self, contender: str, structure: str, which: str, row: Row) -> None:
+        more = self.ask(contender, Again(structure, which, self.request.effort)).get("wall_samples_ms", [])
+        cell = row["contenders"][contender]
+        row["contenders"][contender] = cell | wall_figures([*cell["wall_samples_ms"], *more], row["atoms"])
 
     def profile_rows(self) -> None:
         """Add device time and launches to the rows of this run, and to kept ones without."""

@@ -102,6 +102,18 @@ class Measure:
 
 
 @dataclass(frozen=True)
+class Again:
+    """More samples of a pass that was measured: contenders take turns, since a host's speed changes with time."""
+
+    structure: str
+    which: str
+    effort: Effort
+
+    def __call__(self, session: ModelSession) -> Cell:
+        return session.guarded(lambda: session.measure_again(self))
+
+
+@dataclass(frozen=True)
 class Profile:
     """Kernel time and launches of one pass."""
 
@@ -222,6 +234,13 @@ class ModelSession:
         samples = measuring.wall_samples_ms(step, self.device, job.effort)
         return cell | self._figures(job, samples, peak)
 
+    def measure_again(self, job: Again) -> Cell:
+        from autotune.bench.models import measuring
+
+        step = self.step(job.structure, job.which)
+        measuring.warm_up(step, self.device, 3, job.effort.warm_up_s)
+        return {"wall_samples_ms": measuring.wall_samples_ms(step, self.device, job.effort)}
+
     def _errors(self, job: Measure) -> Cell:
         from autotune.bench.models.values import errors_of, load, wrong_values
 
@@ -231,13 +250,8 @@ class ModelSession:
         return {"errors": errors} | ({"gradients_of": compared} if compared else {})
 
     def _figures(self, job: Measure, samples: list[float], peak: float | None) -> Cell:
-        wall = statistics.median(samples)
-        figures = {
-            "wall_ms": round(wall, 4),
-            "wall_samples_ms": samples,
-            "us_per_atom": round(wall * 1e3 / len(self._given(job.structure)[0]), 4),
-            "first_call_s": self.first_calls[job.structure, job.which],
-        }
+        figures = wall_figures(samples, len(self._given(job.structure)[0]))
+        figures["first_call_s"] = self.first_calls[job.structure, job.which]
         if peak is not None:
             figures["peak_mib"] = peak
         return figures | ({"note": self.note} if self.note else {})
@@ -246,6 +260,16 @@ class ModelSession:
         from autotune.bench.models.measuring import profile
 
         return profile(self.step(structure, which), self.device)
+
+
+def wall_figures(samples: list[float], atoms: int) -> Cell:
+    """Of wall times of single steps in milliseconds."""
+    wall = statistics.median(samples)
+    return {
+        "wall_ms": round(wall, 4),
+        "wall_samples_ms": samples,
+        "us_per_atom": round(wall * 1e3 / atoms, 4),
+    }
 
 
 def text_of(error: Exception) -> str:
