@@ -107,9 +107,12 @@ class TunedModule(NoTorchScript):
             raise ProblemError(f"schedule has the directions {unknown}; expected some of {tuple(DIRECTIONS)}")
         self._key = self._text_of(schedule)
         self._forget_operators()
+        self._build_for(device, dtype)
+
+    def _build_for(self, device: torch.device | str | None, dtype: torch.dtype | None) -> None:
+        """Build the operator now if the caller named a device or a dtype."""
         if device is not None or dtype is not None:
-            device, dtype = or_default(device, dtype)
-            self._use(device, dtype, None)
+            self._use(*or_default(device, dtype), None)
 
     def _text_of(self, given: Schedules | None) -> str:
         """Everything that determines this module's operators."""

@@ -37,9 +37,12 @@ class SphericalHarmonicsConv(TensorProductConv):
     def __init__(
         self, irreps_in1: Irreps, harmonics: SphericalHarmonics, *args: Any, fuse: bool | None = None, **options: Any
     ) -> None:
+        # Built once the harmonics are there.
+        place = options.pop("device", None), options.pop("dtype", None)
         super().__init__(irreps_in1, harmonics.irreps_out, *args, **options)
         self.harmonics = harmonics
         self.fuse = fuse
+        self._build_for(*place)
 
     def forward(  # type: ignore[override]
         self,

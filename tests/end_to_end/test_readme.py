@@ -22,7 +22,7 @@ from import_graph import ORDERS
 from places import ROOT
 from typer.testing import CliRunner
 
-from autotune.bench.rows import OURS
+from autotune.bench.rows import DEFAULT, OURS
 from autotune.bench.text import fastest_peer, geometric_mean, ratio, row_name
 from autotune.cli.commands import app
 from autotune.database import store as database
@@ -158,24 +158,66 @@ def kind_of(row: dict[str, Any]) -> str:
 COLUMNS = (("forward",), ("backward", "edge_backward"), ("force_step", "double_backward"))
 
 
+def untuned_ratio(row: dict[str, Any]) -> float | None:
+    """:func:`ratio` of the untuned default."""
+    default, tuned, value = row["times"].get(DEFAULT, {}), row["times"][OURS], ratio(row)
+    if value is None or "time_us" not in default:
+        return None
+    return value * tuned["time_us"] / default["time_us"]
+
+
 def test_the_figures_are_those_of_the_record() -> None:
     """Of each kind of row: how many, and by pass the geometric mean and the least of fastest peer over ours."""
     rows = json.loads((ROOT / "results" / "bench" / "nvidia-h200.json").read_text())["rows"]
     kinds: dict[str, list[dict[str, Any]]] = {}
     for row in rows:
         kinds.setdefault(kind_of(row), []).append(row)
-    table = README[README.index("| | rows |") : README.index("No row is slower")]
+    table = README[README.index("| | rows |") : README.index("No tuned row is slower")]
     shown = {}
     for line in re.findall(r"^\| ([a-z].*) \|$", table, re.MULTILINE):
         kind, count, *passes = line.split(" | ")
         shown[kind] = (int(count), *passes)
     expected = {}
     for kind, group in kinds.items():
-        ratios = [[ratio(row) for row in group if row["pass"] in column] for column in COLUMNS]
-        figures = [[value for value in values if value is not None] for values in ratios]
+        figures = []
+        for which in (ratio, untuned_ratio):
+            ratios = [[which(row) for row in group if row["pass"] in column] for column in COLUMNS]
+            figures += [[value for value in values if value is not None] for values in ratios]
         expected[kind] = (
             len(group), *(f"{two_digits(geometric_mean(v))} ({two_digits(min(v))})" if v else "-" for v in figures)
         )  # fmt: skip
     assert shown == expected
     assert not [row_name(row) for row in rows if (value := ratio(row)) is not None and value < 1]
     assert not [row_name(row) for row in rows if row["memory"][OURS] > row["memory"].get(fastest_peer(row), math.inf)]
+
+
+# The README's names of the models, structures and passes in its table.
+MODELS = {"SevenNet-l3i5": "sevennet-l3i5", "NequIP-OAM-L": "nequip-oam-l", "MACE-MP-0 medium": "mace-mp-0-medium"}
+STRUCTURES = {"water": "water-box", "diamond": "carbon", "protein": "protein", "aspirin": "aspirin"}
+MODEL_PASSES = {"energies and forces": "energy_forces", "training": "training"}
+
+
+def test_the_figures_of_models_are_those_of_the_record() -> None:
+    """Milliseconds of Equitune, the untuned default, the fastest other path and stock."""
+    rows = json.loads((ROOT / "results" / "models" / "nvidia-h200.json").read_text())["rows"]
+    recorded = {(row["model"], row["structure"], row["pass"]): row for row in rows}
+    table = README[README.index("| model | structure, atoms |") : README.index("These rows show")]
+    model, place, seen = "", "", 0
+    for line in table.splitlines()[2:]:
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if len(cells) != 7:
+            continue
+        model, place = cells[0] or model, cells[1] or place
+        structure, atoms = place.split(", ", 1)
+        row = recorded[MODELS[model], STRUCTURES[structure], MODEL_PASSES[cells[2]]]
+        assert row["atoms"] == int(atoms.replace(",", ""))
+        times = {name: cell.get("wall_ms") for name, cell in row["contenders"].items()}
+        others = [time for name, time in times.items() if time and name not in (OURS, DEFAULT, "stock")]
+        expected = [times[OURS], times[DEFAULT], min(others), times["stock"]]
+        assert cells[3:] == [three_digits(time) if time else "out of memory" for time in expected], line
+        seen += 1
+    assert seen == 9
+
+
+def three_digits(milliseconds: float) -> str:
+    return f"{milliseconds:.1f}" if milliseconds < 100 else f"{milliseconds:.0f}"

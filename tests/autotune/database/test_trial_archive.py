@@ -167,8 +167,13 @@ def test_every_study_that_a_shipped_entry_names_is_packed(database: Path) -> Non
         packed = trial_records.readable(file)
     studies = {trial_records.study_path(Path(), database.stem, record["study"]).as_posix() for record in packed}
     entries = read_table(database).by_identity.values()
-    assert entries and {found.trials["file"] for found in entries} <= studies
-    for found in entries:
+    cited = [found for found in entries if "file" in found.trials]
+    assert cited and {found.trials["file"] for found in cited} <= studies
+    # The trials of the models' layers in mul_ir were lost; results/NOTES.md says so.
+    lost = [found for found in entries if "file" not in found.trials]
+    assert len(lost) == (48 if database.stem == "nvidia-h200" else 0)
+    assert all(found.layout == "mul_ir" and found.date < "2026-11-23T04" for found in lost)
+    for found in cited:
         lines = archived[Path(found.trials["file"]).stem]
         assert len(lines) >= found.trials["count"], found.trials
         assert any(record["samples_us"] for record in lines if record["schedule"] == dict(found.schedule))

@@ -39,7 +39,7 @@ def test_a_model_takes_what_it_does_not_say_from_the_one_it_is_like(tmp_path: Pa
 
 def test_shipped_structures_are_read_without_an_environment_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("EQUITUNE_STRUCTURES", raising=False)
-    sizes = {"imidazole": 9, "aspirin": 21, "mof": 424, "carbon": 1000, "protein": 1502, "water": 5184}
+    sizes = {"imidazole": 9, "aspirin": 21, "mof": 424, "carbon": 1000, "protein": 1502, "water-box": 5184}
     assert set(sizes) <= set(structure_names())
     assert {name: len(find_atoms(name)) for name in sizes} == sizes
     shipped = {path.name.removesuffix(".xyz.gz") for path in paths.structures_dir().glob("*.xyz.gz")}
