@@ -144,6 +144,7 @@ class StrangePeers(ComparisonSetting):
 class StrangePeer:
     name: str
     warm_up_calls: int = 2
+    order: None = None
 
     def prepare(self) -> StrangePeer:
         if self.name == "absent":

@@ -323,4 +323,4 @@ def test_tuned_benched_and_reported(tmp_path: Path, shipped: Path) -> None:
     assert "sh-small on few" in summary_table(results)
     (page,) = write_reports(results, tmp_path / "reports")
     text = page.read_text()
-    assert "Harmonics, forward" in text and "Spherical harmonics" in text and "sh-small" in text
+    assert "sh-small · few · forward · harmonics, float32, mul_ir" in text and "300 vectors" in text

@@ -124,8 +124,8 @@ def test_what_is_wrong_is_said() -> None:
 
 def test_accelerate_takes_it_even_where_pairs_are_many() -> None:
     torch.manual_seed(0)
-    model = torch.nn.ModuleList([o3.FullyConnectedTensorProduct("64x0e+64x1o", "89x0e", "8x0e+8x1o")])
-    x, y = torch.randn(6, 256), torch.randn(6, 89)
+    model = torch.nn.ModuleList([o3.FullyConnectedTensorProduct("64x0e+64x1o", "60x0e+10x1o", "8x0e+8x1o")])
+    x, y = torch.randn(6, 256), torch.randn(6, 90)
     wanted = model[0](x, y)
     assert accelerate(model).replaced == 1
     assert model[0]._matrix is not None
