@@ -1,7 +1,8 @@
 """The statements of a symmetric contraction for one node and one channel, in C++, for each of its derivatives.
 
 The value is ``y[o] = sum over r of w[r] P_r[m](x)``, with basis polynomials P_r of ``equivariant_polynomials`` and o
-the output component of P_r's component m. With cotangents g of y, and tangents tx, tw (the cotangents of first gradients):
+the output component of P_r's component m. With cotangents g of y, and tangents tx, tw (the cotangents of first
+gradients):
 
     forward           y
     backward          dF/dx, dF/dw of F = sum over o of g[o] y[o]

@@ -1,4 +1,4 @@
-"""Symmetric contractions as a torch function: problem, schedules and device in, a differentiable operator out.
+"""Symmetric contractions as a torch function. In: problem, schedules, dtype and device. Out: a differentiable operator.
 
-Reading order: operator, torch_ops.
+Read operator.py, then torch_ops.py.
 """

@@ -1,8 +1,8 @@
 """The operator of symmetric contractions, a differentiable torch function.
 
 ``build_contraction`` makes a :class:`ContractionOperator`. Its ``forward`` uses autograd directly, or the torch ops of
-``kernelgen.ops.contraction.torch_ops`` if torch traces or transforms. Kernels compile at first use, one for each direction,
-tangents and set of wanted gradients.
+``kernelgen.ops.contraction.torch_ops`` if torch traces or transforms. Kernels compile at first use, one for each
+direction, tangents and set of wanted gradients.
 """
 
 from __future__ import annotations
