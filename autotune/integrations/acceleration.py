@@ -5,7 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 # In the order in which the table names them.
-CONVOLUTIONS, PRODUCTS, HARMONICS = KIND_NAMES = ("convolutions", "tensor products", "spherical harmonics")
+CONVOLUTIONS, CONTRACTIONS, PRODUCTS, HARMONICS = KIND_NAMES = (
+    "convolutions",
+    "symmetric contractions",
+    "tensor products",
+    "spherical harmonics",
+)
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from autotune.integrations.convolution_block import ConvolutionBlock
+from autotune.integrations.acceleration import CONTRACTIONS
+from autotune.integrations.contraction import AcceleratedContraction
+from autotune.integrations.convolution_block import ConvolutionBlock, home_of
 from autotune.integrations.exchange import Exchange, ExchangedConvolution
+from autotune.integrations.package_product import PackageProduct
 from autotune.integrations.stand_ins import AcceleratedConvolution
 
 # The value of ``conv_fusion`` that says whose convolution it is.
@@ -100,3 +103,13 @@ class ConvertedBlock(Exchange):
 _INTERACTION = InteractionBlock()
 BLOCKS = (_INTERACTION,)
 EXCHANGES = (ConvertedBlock(),)
+
+
+def _why_it_stays(module: torch.nn.Module) -> str | None:
+    kind = type(module)
+    if (home_of(kind), kind.__qualname__) != ("mace.modules.symmetric_contraction", "SymmetricContraction"):
+        return None
+    return "" if "forward" not in module.__dict__ else "it has a forward of its own"
+
+
+PRODUCT = PackageProduct(_why_it_stays, AcceleratedContraction, CONTRACTIONS)
