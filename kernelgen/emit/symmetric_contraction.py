@@ -9,15 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kernelgen.emit.signature import gpu_entry, host_entry
-from kernelgen.emit.source import Emitter, Source, included
+from kernelgen.emit.contraction.gpu import gpu_kernel
+from kernelgen.emit.contraction.host import host_kernel
+from kernelgen.emit.source import Emitter, Source
 from kernelgen.plan.symmetric_contraction import ContractionPlan
-from kernelgen.schedule.symmetric_contraction import ContractionCudaSchedule, ContractionHostSchedule
-from kernelgen.terms.contraction_statements import Part
+from kernelgen.schedule.symmetric_contraction import ContractionCudaSchedule
 
-INDENT = "    "
-# Sums of the statements, with the buffers that they belong to.
-_SUMS = {"y": "out_g", "og": "out_g", "ox": "out_x"}
 C_TYPES = {"float32": "float", "float64": "double"}
 INDICES = {"int32": "int", "int64": "long long"}
 
@@ -25,7 +22,7 @@ INDICES = {"int32": "int", "int64": "long long"}
 def emit_contraction(plan: ContractionPlan) -> Source:
     """The kernel of a plan; equal plans give equal text."""
     on_gpu = isinstance(plan.schedule, ContractionCudaSchedule)
-    lines = [*_preamble(plan), *(_gpu(plan) if on_gpu else _host(plan))]
+    lines = [*_preamble(plan), *(gpu_kernel(plan) if on_gpu else host_kernel(plan))]
     return Source("\n".join(lines) + "\n", "cuda" if on_gpu else "c++")
 
 
@@ -46,209 +43,6 @@ def _preamble(plan: ContractionPlan) -> Iterator[str]:
     yield f"using index_t = {INDICES[spec.index]};"
     yield f"constexpr int DIM_IN = {problem.dim_in}, DIM_OUT = {problem.dim_out}, CHANNELS = {problem.channels};"
     yield f"constexpr int WEIGHTS = {plan.weights}, NODES = {spec.schedule.nodes_per_task};"
-
-
-def _names(plan: ContractionPlan, stem: str) -> list[int]:
-    """Numbers of a stem's names in all parts."""
-    return sorted({number for part in plan.parts for number in part.uses(stem)})
-
-
-def _sums(plan: ContractionPlan) -> Iterator[tuple[str, str, int]]:
-    """Stem, buffer and number of every sum but those of weights; zero if no statement adds to it."""
-    outputs, problem = plan.spec.direction.outputs, plan.spec.problem
-    forward = plan.spec.direction.name == "forward"
-    if "g" in outputs:
-        yield from (("y" if forward else "og", "out_g", o) for o in range(problem.dim_out))
-    if "x" in outputs:
-        yield from (("ox", "out_x", i) for i in range(problem.dim_in))
-
-
-def _part(plan: ContractionPlan, part: Part, weight: str) -> Iterator[str]:
-    """A part in its scope. weight: the place of weight {r} in the buffer {buffer}."""
-    yield f"{{  // {part.title}"
-    for stem in ("w", "tw"):
-        yield from (
-            f"{INDENT}const V {stem}{r} = {weight.format(buffer=stem, r=r)};" for r in part.uses(rf"(?<![a-z]){stem}")
-        )
-    yield from (f"{INDENT}{statement}" for statement in part.statements)
-    yield "}"
-
-
-# ---- GPU
-
-
-def _gpu_place(plan: ContractionPlan, buffer: str, number: int) -> str:
-    """The element of a node's features (``x``, ``tx``, ``out_x``) or output (``g``, ``out_g``)."""
-    problem, by_component = plan.spec.problem, plan.spec.layout == "ir_mul"
-    if buffer.endswith("x"):
-        at = f"{number} * CHANNELS + u" if by_component else f"u * DIM_IN + {number}"
-        return f"{buffer}[node * (DIM_IN * CHANNELS) + {at}]"
-    block = next(one for one in problem.out if number < one.offset + one.dim)
-    at = f"{number} * CHANNELS + u"
-    if not by_component:
-        at = f"{block.offset} * CHANNELS + u * {block.dim} + {number - block.offset}"
-    return f"{buffer}[node * (DIM_OUT * CHANNELS) + {at}]"
-
-
-def _gpu(plan: ContractionPlan) -> Iterator[str]:
-    schedule = plan.schedule
-    assert isinstance(schedule, ContractionCudaSchedule)
-    yield "using V = Real;"
-    yield from gpu_entry(schedule.block_size, schedule.min_blocks)
-    yield f"{INDENT}const long long thread = blockIdx.x * (long long){schedule.block_size} + threadIdx.x;"
-    yield f"{INDENT}const long long task = thread / CHANNELS;"
-    yield f"{INDENT}const int u = int(thread - task * CHANNELS);"
-    yield f"{INDENT}const long long begin = task * NODES, end = min(begin + NODES, num_edges);"
-    sums = range(plan.weights) if plan.sums_weights else []
-    if sums:
-        yield f"{INDENT}long long current = -1;"
-        yield f"{INDENT}V {', '.join(f'ow{r} = 0' for r in sums)};"
-    yield f"{INDENT}for (long long i = begin; i < end; ++i) {{"
-    yield from (f"{INDENT * 2}{line}" for line in _gpu_node(plan))
-    yield f"{INDENT}}}"
-    if sums:
-        yield f"{INDENT}if (current >= 0) {{"
-        yield from (f"{INDENT * 2}{line}" for line in _gpu_row(plan))
-        yield f"{INDENT}}}"
-    yield "}"
-
-
-def _gpu_row(plan: ContractionPlan) -> Iterator[str]:
-    """Write the sums of a task and an element to their row."""
-    yield "Real* const row = out_w + (task + current) * (WEIGHTS * CHANNELS) + u;"
-    yield from (f"row[{r} * CHANNELS] = ow{r};" for r in range(plan.weights))
-
-
-def _gpu_node(plan: ContractionPlan) -> Iterator[str]:
-    yield f"const long long node = {'perm[i]' if plan.schedule.order == 'element' else 'i'};"
-    yield "const long long element = sender[node];"
-    if plan.sums_weights:
-        yield "if (element != current) {"
-        yield f"{INDENT}if (current >= 0) {{"
-        yield from (f"{INDENT * 2}{line}" for line in _gpu_row(plan))
-        yield f"{INDENT}}}"
-        yield f"{INDENT}current = element;"
-        yield f"{INDENT}{' = '.join(f'ow{r}' for r in range(plan.weights))} = 0;"
-        yield "}"
-    for stem in ("x", "tx", "g"):
-        yield from (f"const V {stem}{i} = {_gpu_place(plan, stem, i)};" for i in _names(plan, rf"(?<![a-z]){stem}"))
-    totals = list(_sums(plan))
-    if totals:
-        yield f"V {', '.join(f'{stem}{i} = 0' for stem, _, i in totals)};"
-    for part in plan.parts:
-        yield from _part(plan, part, "{buffer}[(element * WEIGHTS + {r}) * CHANNELS + u]")
-    yield from (f"{_gpu_place(plan, buffer, i)} = {stem}{i};" for stem, buffer, i in totals)
-
-
-# ---- Host
-
-
-def _host(plan: ContractionPlan) -> Iterator[str]:
-    schedule = plan.schedule
-    assert isinstance(schedule, ContractionHostSchedule)
-    operands = [name for name in plan.spec.direction.operands if name not in ("w", "tw")]
-    outs = list(dict.fromkeys(buffer for _, buffer, _ in _sums(plan)))
-    yield from map(included, ("host_vectors.hpp", "contraction_host.hpp"))
-    yield "namespace {"
-    yield "using equitune::add, equitune::lanes, equitune::load, equitune::store;"
-    yield "struct Rows {"
-    yield f"{INDENT}const Real *x, *tx, *g, *w, *tw;"
-    yield f"{INDENT}Real *out_x, *out_g, *out_w;"
-    yield "};"
-    yield "template <class V>"
-    yield "EQUITUNE_NOINLINE void channels(const Rows& rows, int u) {"
-    for stem in ("x", "tx", "g"):
-        for i in _names(plan, rf"(?<![a-z]){stem}"):
-            yield f"{INDENT}const V {stem}{i} = load<V>(rows.{stem} + {i} * CHANNELS + u);"
-    yield from (f"{INDENT}V {stem}{i}{{}};" for stem, _, i in _sums(plan))
-    for part in plan.parts:
-        yield from (f"{INDENT}{line}" for line in _host_part(plan, part))
-    for stem, buffer, i in _sums(plan):
-        yield f"{INDENT}store(rows.{buffer} + {i} * CHANNELS + u, {stem}{i});"
-    yield "}"
-    yield "inline void node(const Rows& rows) {"
-    yield f"{INDENT}int u = 0;"
-    width = schedule.channel_block
-    while width:
-        if width >= 4 or width == 1:
-            kind = "Real" if width == 1 else f"equitune::Vec<Real, {width}>"
-            yield f"{INDENT}for (; u + {width} <= CHANNELS; u += {width}) channels<{kind}>(rows, u);"
-        width //= 2
-    yield "}"
-    yield "}  // namespace"
-    yield from _host_walk(plan, operands, outs)
-
-
-def _host_part(plan: ContractionPlan, part: Part) -> Iterator[str]:
-    *lines, end = _part(plan, part, "load<V>(rows.{buffer} + {r} * CHANNELS + u)")
-    yield from lines[:1]
-    if plan.sums_weights:
-        yield from (f"{INDENT}V ow{r}{{}};" for r in part.uses("ow"))
-    yield from lines[1:]
-    if plan.sums_weights:
-        yield from (f"{INDENT}add(rows.out_w + {r} * CHANNELS + u, ow{r});" for r in part.uses("ow"))
-    yield end
-
-
-def _host_walk(plan: ContractionPlan, operands: list[str], outs: list[str]) -> Iterator[str]:
-    """The loop over tasks and nodes; rows in mul_ir pass through ``turned``."""
-    turns = plan.spec.layout == "mul_ir"
-    yield from host_entry()
-    yield f"{INDENT}const long long tasks = (num_edges + NODES - 1) / NODES;"
-    yield "#pragma omp parallel num_threads(threads > 0 ? threads : omp_get_max_threads())"
-    yield f"{INDENT}{{"
-    if turns:
-        yield from (
-            f"{INDENT * 2}alignas(64) static thread_local Real turned_{name}[{_row(name)}];"
-            for name in (*operands, *outs)
-        )
-    yield "#pragma omp for schedule(dynamic, 1)"
-    yield f"{INDENT * 2}for (long long task = 0; task < tasks; ++task) {{"
-    yield f"{INDENT * 3}const long long stop = (task + 1) * NODES, end = stop < num_edges ? stop : num_edges;"
-    yield f"{INDENT * 3}for (long long i = task * NODES; i < end; ++i) {{"
-    yield from (f"{INDENT * 4}{line}" for line in _host_node(plan, operands, outs, turns))
-    yield f"{INDENT * 3}}}"
-    yield f"{INDENT * 2}}}"
-    yield f"{INDENT}}}"
-    yield "}"
-
-
-def _row(name: str) -> str:
-    return ("DIM_IN" if name.endswith("x") else "DIM_OUT") + " * CHANNELS"
-
-
-def _host_node(plan: ContractionPlan, operands: list[str], outs: list[str], turns: bool) -> Iterator[str]:
-    by_element = plan.schedule.order == "element"
-    yield f"const long long node_number = {'static_cast<const int*>(perm)[i]' if by_element else 'i'};"
-    yield "const long long element = static_cast<const index_t*>(sender)[node_number];"
-    yield "Rows rows{};"
-    for name in ("w", "tw"):
-        if name in plan.spec.direction.operands:
-            yield f"rows.{name} = static_cast<const Real*>({name}) + element * (WEIGHTS * CHANNELS);"
-    for name in operands:
-        place = f"static_cast<const Real*>({name}) + node_number * ({_row(name)})"
-        if turns:
-            yield from (f"{call};" for call in _turn(plan, name, place, f"turned_{name}"))
-        yield f"rows.{name} = {f'turned_{name}' if turns else place};"
-    for name in outs:
-        place = f"static_cast<Real*>({name}) + node_number * ({_row(name)})"
-        yield f"rows.{name} = {f'turned_{name}' if turns else place};"
-    if plan.sums_weights:
-        yield "rows.out_w = static_cast<Real*>(out_w) + (task + element) * (WEIGHTS * CHANNELS);"
-    yield "node(rows);"
-    if turns:
-        for name in outs:
-            place = f"static_cast<Real*>({name}) + node_number * ({_row(name)})"
-            yield from (f"{call};" for call in _turn(plan, name, f"turned_{name}", place))
-
-
-def _turn(plan: ContractionPlan, name: str, source: str, target: str) -> Iterator[str]:
-    way = "by_channel" if name.startswith("out_") else "by_component"
-    if name.endswith("x"):
-        yield f"{way}({source}, {target})"
-        return
-    for block in plan.spec.problem.out:
-        yield f"block_{way}<{block.offset}, {block.dim}>({source}, {target})"
 
 
 EMITTERS = {ContractionPlan: Emitter(emit_contraction, contraction_geometry)}

@@ -29,6 +29,9 @@ from kernelgen.schedule.symmetric_contraction import (
 from kernelgen.terms.contraction_statements import ContractionDirection, Part, contraction_parts
 from kernelgen.terms.equivariant_polynomials import polynomials
 
+# More sums of weights' gradients than this a thread spill with those of the statements (MACE's medium has 116).
+MOST_SUMS_BYTES = 128
+
 
 @dataclass(frozen=True)
 class ContractionPlan:
@@ -78,7 +81,9 @@ def default_contraction_schedule(
     if facts.backend == "cpu":
         lanes = facts.vector_bytes // BYTES[dtype]
         return ContractionHostSchedule(nodes, order, min(lanes, power_of_two_at_most(problem.channels)))
-    return ContractionCudaSchedule(nodes, order)
+    # A double takes two registers.
+    many = sums and len(polynomials(problem)) * BYTES[dtype] > MOST_SUMS_BYTES
+    return ContractionCudaSchedule(nodes, order, sums="memory" if many else "registers")
 
 
 PLANNERS = {ContractionSpec: contraction_plan}

@@ -19,7 +19,7 @@ class ContractionSchedule(Knobs):
     """Base of the schedules of both backends.
 
     nodes_per_task: consecutive nodes that a worker takes, one after the other. Gradients of the weights are summed over
-    them in registers or in a row of its own.
+    them.
     order: nodes as they are ``given``, or by ``element``, so that neighbours share weights. Gradients of the weights
     need the latter.
     """
@@ -33,11 +33,15 @@ class ContractionCudaSchedule(ContractionSchedule):
     """Knobs of a CUDA kernel: a thread has one channel of a task's nodes.
 
     block_size: threads of a block. min_blocks: registers are limited so that this many blocks fit on a multiprocessor
-    (0: no limit).
+    (0: no limit). pace: warps of a block run ``free``, or wait for each other after each of the ``parts`` of the
+    statements: these are thousands in a row, and so one fetch of instructions serves all warps. sums: where gradients
+    of the weights are summed over a task's nodes: in ``registers`` or in ``memory``.
     """
 
     block_size: int = 128
     min_blocks: int = 0
+    pace: str = "free"
+    sums: str = "registers"
 
     backend: ClassVar[str] = "cuda"
     choices: ClassVar[dict[str, tuple]] = {
@@ -45,6 +49,8 @@ class ContractionCudaSchedule(ContractionSchedule):
         "order": ("given", "element"),
         "block_size": (32, 64, 128, 256, 512),
         "min_blocks": (0, 1, 2, 3, 4, 5, 6, 8, 12, 16),
+        "pace": ("free", "parts"),
+        "sums": ("registers", "memory"),
     }
 
 
