@@ -247,6 +247,10 @@ def _summed(rows: Tensor, spans: Tensor, nodes_per_task: int) -> Tensor:
     begins = spans[:, 1].sort().values.long()
     count = begins.shape[0]
     firsts = begins // nodes_per_task + torch.arange(count, device=rows.device)
+    if rows.is_cpu:
+        # Adds row after row, four times as fast as segment_reduce; on a GPU it would add in any order.
+        elements = torch.searchsorted(firsts, torch.arange(rows.shape[0]), right=True) - 1
+        return rows.new_zeros((count, rows.shape[1])).index_add_(0, elements, rows)
     offsets = torch.cat((firsts, firsts.new_full((1,), rows.shape[0])))
     return torch.segment_reduce(rows, "sum", offsets=offsets, axis=0, unsafe=True)
 
