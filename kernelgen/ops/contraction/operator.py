@@ -131,6 +131,10 @@ class ContractionOperator(RegisteredOperator):
 
     __call__ = forward
 
+    def for_size(self, rows: int) -> ContractionOperator:
+        """The operator for a number of nodes: this one, unless it is a family."""
+        return self
+
     def run(
         self, direction: ContractionDirection, given: Mapping[str, Maybe], elements: Tensor, *, poison: bool = False
     ) -> dict[str, Tensor]:
