@@ -33,7 +33,6 @@ from autotune.bench.models.session import (
     wall_figures,
 )
 from autotune.bench.models.text import row_lines
-from autotune.bench.rows import DEFAULT, OURS
 from autotune.database.provenance import now_text
 from autotune.errors import ConfigError, WorkerError
 from autotune.measure.worker import Worker
@@ -42,6 +41,7 @@ from autotune.models.catalogue import published_models
 from autotune.models.packages.base import Package
 from autotune.models.packages.registry import PACKAGES, package_named
 from autotune.models.whole_model import open_model
+from autotune.text import is_ours
 from kernelgen.device import device_facts
 
 JOB_LIMIT_S = 900.0
@@ -224,7 +224,7 @@ class _Group:
         for index, structure in enumerate(structures):
             self.ask(contender, Sizes(structure))
             # Ours compile for each size of graph, and what stock and others keep of a large graph leaves no memory.
-            if contender in (OURS, DEFAULT) or (index == 0 and contender != REFERENCE):
+            if is_ours(contender) or (index == 0 and contender != REFERENCE):
                 for which in self.request.passes:
                     self.ask(contender, Compile(structure, which))
 

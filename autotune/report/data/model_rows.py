@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import Any
 
 from autotune.report.data.suite_rows import mapping, number
-from autotune.text import DEFAULT, STOCK, TUNED, geometric_mean
+from autotune.text import DEFAULT, JOINT, STOCK, TUNED, geometric_mean, is_ours
 
 MIB = 2.0**20
 PASS_NAMES = {"energy_forces": "energies and forces", "training": "training step"}
@@ -55,9 +55,9 @@ class ModelRow:
 
     @cached_property
     def contenders(self) -> dict[str, dict[str, Any]]:
-        """Equitune, the other paths by time, stock, the untuned default, then those without a figure."""
+        """Equitune, with cuEquivariance too, the other paths by time, stock, the untuned default, then the failed."""
         given = {name: mapping(found) for name, found in mapping(self.record.get("contenders")).items()}
-        last = {TUNED: -1.0, STOCK: math.inf, DEFAULT: math.inf}
+        last = {TUNED: -2.0, JOINT: -1.0, STOCK: math.inf, DEFAULT: math.inf}
 
         def place(name: str) -> tuple[bool, float, str]:
             time = _positive(given[name].get("wall_ms"))
@@ -100,15 +100,15 @@ class ModelRow:
     @property
     def best_other(self) -> str | None:
         """The fastest of the others' paths, stock not among them."""
-        return self._fastest(name for name in self.contenders if name not in (TUNED, DEFAULT, STOCK))
+        return self._fastest(name for name in self.contenders if name != STOCK)
 
     @property
     def fastest(self) -> str | None:
-        """The fastest of all that is not Equitune."""
-        return self._fastest(name for name in self.contenders if name not in (TUNED, DEFAULT))
+        """The fastest of all without Equitune."""
+        return self._fastest(self.contenders)
 
     def _fastest(self, names: Iterable[str]) -> str | None:
-        timed = [name for name in names if self.time_us(name) > 0]
+        timed = [name for name in names if not is_ours(name) and self.time_us(name) > 0]
         return min(timed, key=self.time_us, default=None)
 
     def over(self, contender: str | None) -> float:

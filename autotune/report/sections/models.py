@@ -21,6 +21,7 @@ from autotune.report.html.markup import (
 from autotune.report.sections.first_screen.reproduce import commands
 from autotune.text import (
     DEFAULT,
+    JOINT,
     MISSING,
     STOCK,
     TUNED,
@@ -44,11 +45,14 @@ def models(rows: Sequence[ModelRow]) -> Markup:
     columns += [Column("Fastest other path", True), Column("Speed-up", True, "over that path")]
     columns += [Column("Stock", True, "stock / Equitune"), Column("Default", True, "default / Equitune")]
     columns += [Column("Peak memory", True, "fastest other path's"), Column("Time an atom", True)]
-    groups = [Group(_cells(row), _details(row), "lost" if row.ratio < 1 else "") for row in rows]
+    if joint := any(JOINT in row.contenders for row in rows):
+        columns.insert(7, Column("With cuEquivariance", True, "Equitune's convolution in it"))
+    groups = [Group(_cells(row, joint), _details(row), "lost" if row.ratio < 1 else "") for row in rows]
     return join((tag("p", HINT, class_="hint"), grouped_table("Every row of the models", columns, groups)))
 
 
-def _cells(row: ModelRow) -> list[Cell]:
+def _cells(row: ModelRow, joint: bool) -> list[Cell]:
+    """``joint``: with a cell for Equitune inside cuEquivariance's conversion."""
     note = f"{count(row.atoms)} atoms, {count(row.edges)} edges"
     return [
         Cell(row.text("model"), row.text("model"), row.text("package")),
@@ -58,6 +62,7 @@ def _cells(row: ModelRow) -> list[Cell]:
         _time(row, TUNED, _known(row.device_us(TUNED), time_text(row.device_us(TUNED))), "best"),
         _time(row, row.fastest, contender_name(row.fastest)) if row.fastest else Cell(MISSING, None, "no other ran"),
         _ratio(row),
+        *([_time(row, JOINT, _known(row.over(JOINT), ratio_text(row.over(JOINT))))] if joint else []),
         _time(row, STOCK, _known(row.over(STOCK), ratio_text(row.over(STOCK)))),
         _time(row, DEFAULT, _known(row.over(DEFAULT), ratio_text(row.over(DEFAULT)))),
         _memory(row),

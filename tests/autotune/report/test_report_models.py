@@ -23,6 +23,7 @@ from autotune.report.html.bars import bars, picker
 from autotune.report.html.sources import Sources
 from autotune.report.sections.first_screen import kernels, models
 from autotune.report.sections.first_screen.reproduce import config_lines, kernel_command, shipped
+from autotune.report.sections.models import models as models_section
 from autotune.report.sections.suite_details import details
 from autotune.workload.config import load_config
 
@@ -55,7 +56,9 @@ def test_the_sentence_tells_mean_least_and_memory_of_all_rows(page: Page) -> Non
     mean = (1.5**7 * 0.9) ** (1 / 8)
     assert models.sentence(rows, "X") == (
         f"On this X, Equitune runs 4 models × structures {math.floor(mean * 100) / 100:.2f}× as fast as the fastest other path "  # noqa: E501
-        f"on the mean, least 0.90×, with {1 / mean:.2f}× the memory."
+        f"on the mean, least 0.90×, with {1 / mean:.2f}× the memory. "
+        "Equitune's convolution and cuEquivariance's other parts together run 1 model 3.00× as fast as the fastest "
+        "path without Equitune, least 3.00×."
     )
     assert models.sentence(rows, DEVICE["name"]) in page.words
     assert models.sentence(rows[:1], "X").startswith("On this X, Equitune runs 1 model 1.50×")
@@ -97,6 +100,23 @@ def test_four_bars_with_times_and_ratios() -> None:
     for fact in ("21 atoms, 306 edges", "the device works 16.0 ms of it in 594 launches",
                  "largest relative error 2.0e-6 (gradients) against stock in float64"):  # fmt: skip
         assert fact in [plain(line) for line in choice.facts]
+
+
+def test_equitune_with_cuequivariance_is_no_other_path() -> None:
+    row = model_row("made-up-mace", "made-up-molecule", "energy_forces")
+    row["contenders"]["equitune+cuequivariance"] = row["contenders"]["equitune"] | {"wall_ms": 8.0}
+    (made,) = model_rows({"rows": [row]})
+    assert (made.best_other, made.fastest) == ("cuequivariance", "cuequivariance")
+    (choice,) = models.choices([made])
+    assert [(bar.name, bar.role) for bar in choice.bars][:3] == [
+        ("Equitune", "tuned"),
+        ("Equitune with cuEquivariance", models.JOINT_ROLE),
+        ("cuEquivariance", "fastest other path"),
+    ]
+    section = plain(models_section((made,)))
+    assert "With cuEquivariance" in section and "8.00 ms 0.40×" in section
+    row["contenders"].pop("equitune+cuequivariance")
+    assert "With cuEquivariance" not in plain(models_section((ModelRow(row),)))
 
 
 def test_a_ratio_beside_a_bar_never_reads_better_than_it_is() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from ase import Atoms
-from tiny_model import PairModel
+from tiny_model import EXCHANGE, PairModel
 
 from autotune.bench.models import rows as model_rows
 from autotune.bench.models.contenders import _require_kernels, build, chosen, contenders_of
@@ -21,6 +21,7 @@ from autotune.bench.models.session import REFERENCE, Exact, Facts, Measure, Mode
 from autotune.bench.models.text import best_other, row_lines, table_lines
 from autotune.bench.models.values import errors_of, wrong_values
 from autotune.errors import ConfigError, DatabaseError, PeerError
+from autotune.integrations import exchange
 from autotune.models.packages.registry import package_named
 from autotune.models.whole_model import open_model
 from kernelgen.device import device_facts
@@ -93,6 +94,20 @@ def test_what_fails_is_the_answer(
     assert session(Facts()).get("error", "") == (answer["error"] if contender in ("refuses", "equitune") else "")
 
 
+def test_equitune_joins_another_librarys_model(structure: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EQUITUNE_MISSES", "0")
+    exact = str(tmp_path / "exact.pt")
+    ModelSetting(TINY, REFERENCE, "cpu", "float32").open()(Exact(structure, "training", exact))
+    job = Measure(structure, "training", exact, QUICK)
+    alone = ModelSetting(TINY, "equitune+same", "cpu", "float32").open()(job)
+    assert "nothing of the model was replaced" in alone["error"]
+    monkeypatch.setattr(exchange, "_known", lambda: (EXCHANGE,))
+    session = ModelSetting(TINY, "equitune+same", "cpu", "float32").open()
+    cell = session(job)
+    assert cell["note"].startswith("1 of 1 convolutions") and cell["wall_ms"] > 0
+    assert cell["gradients_of"] == "1 of 1 parameters" and cell["errors"]["gradients"] < 1e-5
+
+
 def test_kept_rows_start_no_process(
     measured: dict[str, dict[str, Any]], structure: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -131,6 +146,12 @@ def test_the_table_names_the_fastest_other_path(measured: dict[str, dict[str, An
     assert "2.00x same" in line and "4.00x" in line and "0.50x" in line and "1.00 GiB" in line and "2.00 GiB" in line
     assert heads.index("fastest other") == line.index("2.00x same")
     assert row_lines(row)[-1].endswith("- wrong values")
+    row["contenders"]["equitune+cuequivariance"] = {"wall_ms": 0.5, "us_per_atom": 125.0}
+    assert best_other(row) == ("same", 4.0), "Equitune takes part in it"
+    (heads, line, without) = table_lines([row, measured["training"]])
+    place = heads.index("with cuEquivariance")
+    assert line[place:].startswith("0.25x") and without[place:].startswith("-")
+    assert line[heads.index("stock") :].startswith("4.00x")
 
 
 def test_a_damaged_record_is_not_overwritten(folder: Path, measured: dict[str, dict[str, Any]]) -> None:
@@ -196,10 +217,12 @@ def test_peers_that_need_a_gpu_say_so_on_a_cpu() -> None:
 
 def test_contenders_are_chosen_by_name() -> None:
     mace = package_named("mace")
-    assert contenders_of(mace)[:3] == ("equitune", "equitune-default", "stock")
+    assert contenders_of(mace)[:4] == ("equitune", "equitune+cuequivariance", "equitune-default", "stock")
     assert chosen(mace, ("stock", "equitune")) == ("equitune", "stock")
     with pytest.raises(ConfigError, match="did you mean 'stock'"):
         chosen(mace, ("stok",))
+    sevennet = package_named("sevennet")  # it has no such path, and others of the same run have
+    assert chosen(sevennet, ("equitune", "equitune+cuequivariance")) == ("equitune",)
 
 
 def test_untuned_modules_take_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
