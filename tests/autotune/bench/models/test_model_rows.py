@@ -13,11 +13,22 @@ from ase import Atoms
 from tiny_model import EXCHANGE, PairModel
 
 from autotune.bench.models import rows as model_rows
+from autotune.bench.models import run
 from autotune.bench.models.contenders import _require_kernels, build, chosen, contenders_of
-from autotune.bench.models.measuring import Effort, wall_samples_ms
+from autotune.bench.models.measuring import Effort, profile, wall_samples_ms
 from autotune.bench.models.rows import rows_path, store_rows, stored_rows
 from autotune.bench.models.run import Request, bench_models
-from autotune.bench.models.session import REFERENCE, Exact, Facts, Measure, ModelSetting
+from autotune.bench.models.session import (
+    REFERENCE,
+    Again,
+    Exact,
+    Facts,
+    Measure,
+    ModelSetting,
+    Profile,
+    Sizes,
+    wall_figures,
+)
 from autotune.bench.models.text import best_other, row_lines, table_lines
 from autotune.bench.models.values import errors_of, wrong_values
 from autotune.errors import ConfigError, DatabaseError, PeerError
@@ -236,11 +247,51 @@ def test_untuned_modules_take_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
     assert tuned_dirs() == () and {tuning.origin for tuning in conv.tuning.values()} == {"default"}
 
 
+def test_a_profile_directly_follows_its_timing_and_outlives_an_interruption(
+    structure: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = run._Plan(TINY, open_model(TINY).package, {"package": "tiny", "weights": "random"})
+    plan.todo[structure, "training"] = ("stock", "same")
+    group = run._Group(plan, {}, request(structure), tmp_path, tmp_path, lambda text: None)
+    asked = []
+
+    def answer(contender: str, job: Any) -> dict[str, Any]:
+        asked.append((contender, type(job)))
+        if asked[-1] == ("stock", Again):
+            raise KeyboardInterrupt
+        figures = wall_figures([2.0, 3.0], 4) if isinstance(job, Measure) else {"wall_samples_ms": [4.0]}
+        return {Profile: {"device_ms": 0.25, "launches": 7}, Sizes: {"atoms": 4, "edges": 12}}.get(type(job), figures)
+
+    monkeypatch.setattr(group, "ask", answer)
+    with pytest.raises(KeyboardInterrupt):
+        group.time_rows()
+    assert asked[-5:] == [
+        *(("stock", Measure), ("same", Measure)),
+        *(("same", Again), ("same", Profile), ("stock", Again)),
+    ]
+    (row,) = stored_rows(tmp_path, device_facts("cpu").slug).values()
+    same = row["contenders"]["same"]
+    assert (same["wall_ms"], same["device_ms"], same["launches"]) == (3.0, 0.25, 7)
+    assert "device_ms" not in row["contenders"]["stock"] and row["contenders"]["stock"]["wall_ms"] == 2.5
+
+
+def test_a_profile_of_the_cpu_runs_nothing() -> None:
+    assert profile(lambda: pytest.fail("it ran"), "cpu") == {}
+
+
+@pytest.mark.gpu
+def test_a_profile_counts_the_kernels_of_one_step_and_detaches() -> None:
+    left, right = torch.rand(2, 256, 256, device="cuda")
+    steps: list[torch.Tensor] = []
+    for _ in range(3):  # a second profile must work after the first has detached
+        found = profile(lambda: steps.append(left + right), "cuda")
+        assert found["launches"] == 1 and 0 < found["device_ms"] < 10
+    assert len(steps) == 3
+
+
 def test_a_run_that_ended_before_its_profiles_makes_them_up(
     measured: dict[str, dict[str, Any]], structure: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from autotune.bench.models import run
-
     rows = json.loads(json.dumps(list(measured.values())))
     rows[0]["contenders"]["stock"]["device_ms"] = 0.5
     asked = request(structure, device="cuda")
