@@ -12,10 +12,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from autotune.database.provenance import hash_of_text
 from autotune.report.data.suite_rows import mapping, number
 from autotune.text import DEFAULT, JOINT, STOCK, TUNED, geometric_mean, is_ours
 
 MIB = 2.0**20
+# The hash in rows of devices without a tuned entry.
+NOTHING_TUNED = hash_of_text("")
 PASS_NAMES = {"energy_forces": "energies and forces", "training": "training step"}
 
 
@@ -37,6 +40,11 @@ class ModelRow:
     def random(self) -> bool:
         """Whether the weights are random; a model of a file names the file instead."""
         return self.record.get("weights", "random") == "random"
+
+    @property
+    def tuned(self) -> bool:
+        """Whether anything was tuned on the device before the row was measured there."""
+        return self.text("database") != NOTHING_TUNED
 
     @property
     def atoms(self) -> float:
@@ -130,6 +138,11 @@ def model_rows(record: dict[str, Any]) -> tuple[ModelRow, ...]:
     """The rows of a record in the order in which pages show them."""
     rows = [ModelRow(row) for row in record.get("rows") or () if isinstance(row, dict)]
     return tuple(sorted(rows, key=lambda row: row.order))
+
+
+def compared_with(rows: Iterable[ModelRow]) -> str:
+    """What the speed-up of rows is over: stock, where nothing else ran."""
+    return "the fastest other path" if any(row.best_other for row in rows) else "stock"
 
 
 def mean_ratio(rows: Iterable[ModelRow]) -> float:
