@@ -11,6 +11,7 @@ from database_samples import GPU, HOST, PROBLEM, entry, store
 
 from autotune.database import lookup
 from autotune.database import store as database
+from autotune.database.candidates import query
 from autotune.database.lookup import Tuning, find_schedule
 from autotune.database.store import Database, DatabaseWarning, database_path, device_record, load_table
 from autotune.errors import TuningMissError
@@ -104,7 +105,7 @@ def test_a_record_of_another_size_is_better_than_an_error(shipped: Path, monkeyp
     with pytest.raises(TuningMissError):
         find_schedule(*kernel, tolerance=1e-8)
     faults = {find_schedule(*kernel).schedule.key: "wrong"}
-    monkeypatch.setattr(lookup, "quarantined", lambda lists, spec: faults)
+    monkeypatch.setattr(query, "quarantined", lambda lists, spec: faults)
     assert find_schedule(*kernel).entry == large, "its default failed here"
 
 
@@ -287,8 +288,8 @@ def test_a_warm_lookup_among_many_entries_neither_parses_nor_walks_them(
     monkeypatch.setattr(database, "read_table", forbidden)
     monkeypatch.setattr(database.Table, "of", forbidden)
     ranked = []
-    by_nearness = lookup._by_nearness
-    monkeypatch.setattr(lookup, "_by_nearness", lambda q, e: ranked.append(len(e)) or by_nearness(q, e))
+    by_nearness = lookup.by_nearness
+    monkeypatch.setattr(lookup, "by_nearness", lambda q, e: ranked.append(len(e)) or by_nearness(q, e))
     assert find().origin == "exact"
     assert find("conv-e3-d1").origin == "nearest"
     assert find(direction="backward").origin == "default"
@@ -356,10 +357,10 @@ def test_a_warm_lookup_reads_and_parses_nothing(shipped: Path, monkeypatch: pyte
     first = find("conv-e13-d5")
     assert first.origin == "exact"
     met: list[object] = []
-    legal = lookup._is_legal
+    legal = lookup.is_legal
     monkeypatch.setattr(json, "loads", lambda *_, **__: pytest.fail("read a file again"))
     monkeypatch.setattr(
-        lookup, "_is_legal", lambda query, found, skipped: met.append(found) or legal(query, found, skipped)
+        lookup, "is_legal", lambda query, found, skipped: met.append(found) or legal(query, found, skipped)
     )
     assert find("conv-e13-d5") == first
     assert find("conv-e17-d5").origin == "nearest"
