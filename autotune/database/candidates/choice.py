@@ -40,7 +40,7 @@ def is_legal(query: Query, entry: Entry, skipped: list[str]) -> bool:
     if query.faults and (fault := query.faults.get(entry.tuned_schedule.key)):
         skipped.append(f"{entry.graph_class} {entry.layout}: its schedule is in quarantine here, {fault}")
         return False
-    if reason := query.once(id(entry), lambda: _why_illegal(query, entry)):
+    if reason := query.once(("legal", entry.tuned_schedule), lambda: _why_illegal(query, entry)):
         skipped.append(f"{entry.graph_class} {entry.layout}: {reason}")
         return False
     return True

@@ -12,6 +12,7 @@ from database_samples import GPU, HOST, PROBLEM, entry, store
 from autotune.database import lookup
 from autotune.database import store as database
 from autotune.database.candidates import query
+from autotune.database.candidates.choice import is_legal
 from autotune.database.lookup import Tuning, find_schedule
 from autotune.database.store import Database, DatabaseWarning, database_path, device_record, load_table
 from autotune.errors import TuningMissError
@@ -19,6 +20,7 @@ from autotune.search.spaces.tensor_product import search_space
 from autotune.search.starting_points import known_entries, starting_points
 from autotune.workload.graph_class import GraphClass
 from autotune.workload.kinds import tensor_product as product_kind
+from autotune.workload.kinds.registry import kernel_kind
 from kernelgen.device import DeviceFacts, cuda_facts
 from kernelgen.errors import ProblemError
 from kernelgen.plan.defaults import default_schedule
@@ -365,3 +367,12 @@ def test_a_warm_lookup_reads_and_parses_nothing(shipped: Path, monkeypatch: pyte
     assert find("conv-e13-d5") == first
     assert find("conv-e17-d5").origin == "nearest"
     assert len(met) == 2, "one entry looked at in each"
+
+
+def test_legality_is_known_again_by_the_schedule_and_not_by_an_entry_that_is_gone() -> None:
+    spec = kernel_kind("conv").spec(PROBLEM, "conv", "forward", "float32", "mul_ir", HOST)
+    asked, good, bad = query.Query(spec, find_schedule), entry(SCHEDULES[0]), entry(HostSchedule(threads=64))
+    for number in range(20):
+        # A copy that is dropped at once, as one is for another layout: the next often has its place in memory.
+        kept = good if number % 2 else bad
+        assert is_legal(asked, dataclasses.replace(kept), []) is (kept is good)
