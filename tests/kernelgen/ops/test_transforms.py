@@ -251,6 +251,25 @@ def test_what_does_not_fit_is_told_under_vmap() -> None:
         vmap(ours, (0, None, None))(x[None, :, 1:], y, w)
 
 
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("nested", [False, True], ids=["one level", "nested"])
+def test_compiled_vmap_of_graphs(nested: bool, backend: str) -> None:
+    """Items take a call each; a compiled graph reaches the rule of the op itself, not that of its function."""
+    with float64():
+        conv = autotune.TensorProductConv("2x0e+2x1o", "0e+1o", filter_irreps_out="0e+1o")
+    given = [normal(2, NODES, 8), normal(2, EDGES, 4), normal(2, EDGES, conv.weight_numel)]
+    sender = torch.tensor([[0, 1, 2, 3, 0, 1], [3, 3, 2, 1, 0, 0]])
+    graph = (sender, sender.flip(0, 1))
+    function = vmap(vmap(conv, (0, None, None, 0, 0)), (None, 0, 0, None, None)) if nested else vmap(conv)
+    torch.compiler.reset()
+    results = []
+    for one in (torch.compile(function, backend=backend), function):
+        leaves = [tensor.clone().requires_grad_() for tensor in given]
+        out = one(*leaves, *graph)
+        results.append((out, *torch.autograd.grad(out.square().sum(), leaves)))
+    assert_same(*results)
+
+
 def test_compile_takes_vmap_and_leaves_other_transforms_to_eager_mode() -> None:
     ours, _, (v,) = harmonics()
     wanted = ours(v)
