@@ -127,7 +127,7 @@ def contraction_parts(
     shared: dict[Monomial, list[int]] = {}
     basis = polynomials(problem)
     for number, one in enumerate(basis):
-        shared.setdefault(tuple(blocks[i] for i in one.pivot[1]), []).append(number)
+        shared.setdefault(tuple(blocks[i] for i in one.monomial), []).append(number)
     irreps = problem.irreps_in.split("+")
     found = []
     for kind, numbers in sorted(shared.items()):
