@@ -28,7 +28,7 @@ from kernelgen.problem.symmetric_contraction import ContractionProblem
 
 ZERO = 1e-9
 # Squares of coefficients are fractions with denominators of at most this.
-_DENOMINATOR = 10**6
+_DENOMINATOR = 10**4
 # Combinations of monomials tried in the search for sparse polynomials.
 _MOST_CANDIDATES = 20_000
 
@@ -178,7 +178,7 @@ def _sparsest(rows: np.ndarray) -> np.ndarray:
     columns = rows.T[np.abs(rows).max(axis=0) > ZERO]
     columns = columns / np.linalg.norm(columns, axis=1)[:, None]
     columns *= np.sign(columns[np.arange(len(columns)), (np.abs(columns) > ZERO).argmax(axis=1)])[:, None]
-    columns = np.unique(columns.round(9), axis=0)
+    columns = columns[np.unique(columns.round(9), axis=0, return_index=True)[1]]
     if math.comb(len(columns), size - 1) > _MOST_CANDIDATES:
         return rows
     candidates = {}
@@ -215,7 +215,7 @@ def _exact(value: float) -> float:
     """The root of a fraction that this is, so that texts do not depend on rounding; else 13 digits of it."""
     square = Fraction(value * value).limit_denominator(_DENOMINATOR)
     root = math.copysign(math.sqrt(square), value)
-    return root if abs(root - value) < ZERO else float(f"{value:.13g}")
+    return root if abs(root - value) < 1e-11 else float(f"{value:.13g}")
 
 
 def _symmetric_part(tensor: np.ndarray, count: int, degree: int) -> np.ndarray:
