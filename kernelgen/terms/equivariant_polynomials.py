@@ -70,9 +70,9 @@ def coordinates(problem: ContractionProblem, block: int, degree: int, tensor: Te
     tensor: ``U`` [2l+1, components ** degree, paths], of which the symmetric part counts. Raises UnsupportedError if
     it is not in the space, which other couplings than O(3)'s would be; ProblemError for another shape.
     """
-    rows, columns = problem.out[block].dim, problem.dim_in**degree
-    if tensor.dim() < 3 or tensor.shape[0] != rows or math.prod(tensor.shape[1:-1]) != columns:
-        raise ProblemError(f"polynomials have shape {tuple(tensor.shape)}; expected ({rows}, {columns}, paths)")
+    dim, powers = problem.out[block].dim, problem.dim_in**degree
+    if tensor.dim() < 3 or tensor.shape[0] != dim or math.prod(tensor.shape[1:-1]) != powers:
+        raise ProblemError(f"polynomials have shape {tuple(tensor.shape)}; expected ({dim}, {powers}, paths)")
     basis = [one for one in polynomials(problem) if (one.block, one.degree) == (block, degree)]
     given = _symmetric_part(tensor.double().cpu().numpy(), problem.dim_in, degree)
     monomials = _monomials(problem.dim_in, degree)

@@ -7,11 +7,17 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from kernelgen.ops.contraction.operator import ContractionOperator, build_contraction
 from kernelgen.problem.symmetric_contraction import ContractionProblem
 from kernelgen.terms.equivariant_polynomials import polynomials
 
 SMALL = ContractionProblem("0e+1o", "0e+1o", 2, 3)
 Function = Callable[[Tensor, Tensor], Tensor]
+
+
+def build_small(**options: object) -> ContractionOperator:
+    """The operator of ``SMALL``, in float64 unless told otherwise."""
+    return build_contraction(SMALL, **{"dtype": torch.float64, **options})
 
 
 def by_component(problem: ContractionProblem, x: Tensor, layout: str) -> Tensor:
@@ -81,5 +87,5 @@ def assert_same(found: dict[str, Tensor], wanted: dict[str, Tensor], tolerance: 
     for name, value in wanted.items():
         assert found[name].shape == value.shape, name
         size = float(value.abs().max()) if value.numel() else 0.0
-        error = float((found[name].to(value) - value).abs().max()) if value.numel() else 0.0
+        error = float((found[name].detach().to(value) - value).abs().max()) if value.numel() else 0.0
         assert error <= tolerance * (size or 1.0), f"{name} differs by {error:.1e} of {size:.1e}"
