@@ -112,6 +112,8 @@ class ContractionSpec:
         for name, allowed in (("dtype", tuple(BYTES)), ("layout", LAYOUTS), ("index", ("int32", "int64"))):
             if getattr(self, name) not in allowed:
                 raise ScheduleError(f"{name} is {getattr(self, name)!r}; expected one of {allowed}")
+        if not isinstance(self.schedule, ContractionSchedule):
+            raise ScheduleError(f"the schedule is a {type(self.schedule).__name__}; expected a ContractionSchedule")
         if self.schedule.backend != self.facts.backend:
             raise ScheduleError(f"a {self.schedule.backend or 'plain'} schedule cannot run on {self.facts.name}")
 

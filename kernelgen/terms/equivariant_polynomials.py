@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from kernelgen.e3nn_import import o3
-from kernelgen.errors import UnsupportedError
+from kernelgen.errors import ProblemError, UnsupportedError
 from kernelgen.problem.irreps import blocks_of
 from kernelgen.problem.symmetric_contraction import ContractionProblem
 
@@ -66,8 +66,11 @@ def coordinates(problem: ContractionProblem, block: int, degree: int, tensor: Te
     """The coefficients [polynomials, paths] of MACE's polynomials in the basis of an output block and degree.
 
     tensor: ``U`` [2l+1, components ** degree, paths], of which the symmetric part counts. Raises UnsupportedError if
-    it is not in the space, which other couplings than O(3)'s would be.
+    it is not in the space, which other couplings than O(3)'s would be; ProblemError for another shape.
     """
+    dim, powers = problem.out[block].dim, problem.dim_in**degree
+    if tensor.dim() < 3 or tensor.shape[0] != dim or math.prod(tensor.shape[1:-1]) != powers:
+        raise ProblemError(f"polynomials have shape {tuple(tensor.shape)}; expected ({dim}, {powers}, paths)")
     basis = [one for one in polynomials(problem) if (one.block, one.degree) == (block, degree)]
     given = _symmetric_part(tensor.double().cpu().numpy(), problem.dim_in, degree)
     monomials = _monomials(problem.dim_in, degree)
