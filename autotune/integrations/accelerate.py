@@ -17,6 +17,7 @@ import torch
 from autotune.integrations.acceleration import CONVOLUTIONS, PRODUCTS, Acceleration, Place
 from autotune.integrations.convolution_block import ConvolutionBlock, known_blocks
 from autotune.integrations.exchange import ExchangedConvolution, exchange_all
+from autotune.integrations.ir_mul.model import change_layouts, undo_layouts
 from autotune.integrations.replacement import Replacing, kind_of
 from autotune.integrations.stand_ins import AcceleratedConvolution, StandIn
 from kernelgen.errors import InputError
@@ -42,9 +43,11 @@ def accelerate(
     model = _module_of(model)
     replacing = Replacing(strict, deterministic, _sample_of(model) if check else None)
     before = sum(isinstance(module, StandIn) for module in model.modules())
-    places = [_replaced(replacing, *found) for found in list(_found(model))]
+    places, reason = change_layouts(model, replacing)
+    places += [_replaced(replacing, *found) for found in list(_found(model))]
     places += exchange_all(model, replacing)
-    return Acceleration(tuple(places), _note(model, before, places))
+    kept = f"node features stay in layout mul_ir: {reason}" if reason else ""
+    return Acceleration(tuple(places), _note(model, before, places) or kept)
 
 
 def _replaced(
@@ -79,6 +82,7 @@ def restore(model: Any) -> int:
     Changes to the replacements carry over: another weight, hooks, parametrizations, pruning, the mode.
     """
     model = _module_of(model)
+    undo_layouts(model)
     found = [(parent, name, child) for parent in model.modules() for name, child in _children(parent)]
     replaced = [(parent, name, child) for parent, name, child in found if isinstance(child, StandIn)]
     for parent, name, child in replaced:

@@ -98,5 +98,12 @@ class ConvertedBlock(Exchange):
 
 
 _INTERACTION = InteractionBlock()
+
+
+def block_of(block: torch.nn.Module) -> InteractionBlock | None:
+    """The kind of an interaction block with e3nn's product in it."""
+    return _INTERACTION if _INTERACTION.matches(block) else None
+
+
 BLOCKS = (_INTERACTION,)
 EXCHANGES = (ConvertedBlock(),)
