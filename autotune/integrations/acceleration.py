@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 # In the order in which the table names them.
-CONVOLUTIONS, PRODUCTS, CONTRACTIONS, LINEARS, ARRANGEMENTS, HARMONICS = KIND_NAMES = (
-    *("convolutions", "tensor products", "symmetric contractions", "linear layers", "reshapes and gates"),
-    "spherical harmonics",
+CONVOLUTIONS, PRODUCTS, CONTRACTIONS, LINEARS, RADIALS, ARRANGEMENTS, HARMONICS = KIND_NAMES = (
+    *("convolutions", "tensor products", "symmetric contractions", "linear layers", "radial networks"),
+    *("reshapes and gates", "spherical harmonics"),
 )
 
 

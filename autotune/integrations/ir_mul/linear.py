@@ -72,9 +72,13 @@ class BlockMatrices(Trilinear):
         found = x.new_empty(self.weight_numel)
         for path in self.merged:
             target = found.narrow(0, path.w, path.numel).view(path.rows, path.columns)
-            by_component = torch.bmm(_block(x, path, "x").mT, _block(y, path, "y"))
-            torch.sum(by_component, 0, out=target)
-            target.mul_(path.coefficient)
+            pairs = _block(x, path, "x").mT, _block(y, path, "y")
+            if x.is_cuda:  # few launches; on a CPU the components' sums would cost as much as the products
+                torch.sum(torch.bmm(*pairs), 0, out=target)
+                target.mul_(path.coefficient)
+                continue
+            for component, (rows, columns) in enumerate(zip(*pairs, strict=True)):
+                torch.addmm(target, rows, columns, beta=float(component > 0), alpha=path.coefficient, out=target)
         return found
 
     def traceable(self, wanted: str, first: Tensor, second: Tensor) -> Tensor:

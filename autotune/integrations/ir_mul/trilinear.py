@@ -70,7 +70,11 @@ def with_rows(features: Tensor) -> Tensor:
 def joined(found: dict[int, Tensor], dim: int, like: Tensor) -> Tensor:
     """Blocks by their offsets as one row a node, zeros between them."""
     parts, end = [], 0
-    for offset, values in sorted(found.items()):
-        parts += [like.new_zeros(like.shape[0], offset - end), values]
-        end = offset + values.shape[1]
-    return torch.cat([*parts, like.new_zeros(like.shape[0], dim - end)], 1)
+    for offset in sorted(found):
+        if offset > end:
+            parts.append(like.new_zeros(like.shape[0], offset - end))
+        parts.append(found[offset])
+        end = offset + found[offset].shape[1]
+    if dim > end or not parts:
+        parts.append(like.new_zeros(like.shape[0], dim - end))
+    return torch.cat(parts, 1)

@@ -12,12 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from autotune.integrations.acceleration import ARRANGEMENTS, CONTRACTIONS, CONVOLUTIONS, LINEARS, PRODUCTS
+from autotune.integrations.acceleration import ARRANGEMENTS, CONTRACTIONS, CONVOLUTIONS, LINEARS, PRODUCTS, RADIALS
 from autotune.integrations.convolution_block import home_of
 from autotune.integrations.ir_mul.contraction import TransposedContraction
 from autotune.integrations.ir_mul.features import FlatFeatures, IrMulGate
 from autotune.integrations.ir_mul.linear import AcceleratedLinear
 from autotune.integrations.ir_mul.model import ModelLayout, Part
+from autotune.integrations.ir_mul.radial import AcceleratedRadial
 from autotune.integrations.ir_mul.species_product import SpeciesProduct
 from autotune.integrations.packages.mace import MaceConvolution, block_of
 from autotune.integrations.replacement import e3nn_class, what_would_be_lost
@@ -33,7 +34,7 @@ _READOUTS = (
     *("LinearDipolePolarReadoutBlock", "NonLinearDipolePolarReadoutBlock"),
 )
 # Modules of e3nn and MACE in these blocks that act on scalars alone, or hold no features.
-_INDIFFERENT = ("Activation", "normalize2mom", "FullyConnectedNet", "RadialMLP")
+_INDIFFERENT = ("Activation", "RadialMLP")
 
 
 class MaceLayout(ModelLayout):
@@ -124,6 +125,8 @@ def _other_parts(block: torch.nn.Module, prefix: str, done: tuple[str, ...] = ()
             yield Part(block, attribute, name, PRODUCTS, SpeciesProduct)
         elif type(child).__name__ == "GatedEquivariantBlock" and hasattr(child, "_layout_is_ir_mul"):
             yield Part(block, attribute, name, ARRANGEMENTS, IrMulGate)
+        elif home_of(type(child)) == "e3nn.nn._fc" and type(child).__name__ == "FullyConnectedNet":
+            yield Part(block, attribute, name, RADIALS, AcceleratedRadial)
         elif type(child).__name__ not in _INDIFFERENT:
             raise UnsupportedError(f"{name} is a {type(child).__name__}, which takes e3nn's layout")
 
