@@ -24,6 +24,7 @@ from kernelgen.errors import (
     ToolMissingError,
     UnsupportedError,
 )
+from kernelgen.ops.contraction.operator import ContractionOperator, build_contraction
 from kernelgen.ops.edge_vectors import HarmonicProduct
 from kernelgen.ops.family import build_family
 from kernelgen.ops.harmonics_operator import HarmonicsOperator, build_harmonics
@@ -32,6 +33,7 @@ from kernelgen.plan.defaults import default_schedule
 from kernelgen.plan.planner import make_plan
 from kernelgen.problem.connection_modes import Instruction
 from kernelgen.problem.spherical_harmonics import HarmonicsProblem
+from kernelgen.problem.symmetric_contraction import ContractionProblem
 from kernelgen.problem.tensor_product import TensorProductProblem
 from kernelgen.runtime.graph import EdgeOrder, check_indices, edge_order
 from kernelgen.schedule.kernel_spec import Spec
@@ -42,6 +44,8 @@ from kernelgen.version import GENERATOR_VERSION, __version__
 __all__ = [
     "CacheError",
     "CompileError",
+    "ContractionOperator",
+    "ContractionProblem",
     "CudaSchedule",
     "DIRECTIONS",
     "DeviceFacts",
@@ -66,6 +70,7 @@ __all__ = [
     "UnsupportedError",
     "__version__",
     "build",
+    "build_contraction",
     "build_family",
     "build_harmonics",
     "check_indices",

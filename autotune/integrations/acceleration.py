@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 # In the order in which the table names them.
-CONVOLUTIONS, PRODUCTS, CONTRACTIONS, LINEARS, RADIALS, ARRANGEMENTS, HARMONICS = KIND_NAMES = (
-    *("convolutions", "tensor products", "symmetric contractions", "linear layers", "radial networks"),
+CONVOLUTIONS, CONTRACTIONS, PRODUCTS, LINEARS, RADIALS, ARRANGEMENTS, HARMONICS = KIND_NAMES = (
+    *("convolutions", "symmetric contractions", "tensor products", "linear layers", "radial networks"),
     *("reshapes and gates", "spherical harmonics"),
 )
 

@@ -11,29 +11,21 @@ from typing import Any
 import torch
 
 from autotune.database.lookup import Tuning
+from autotune.integrations.acceleration import PRODUCTS
 from autotune.integrations.stand_ins import StandIn
 from autotune.modules.base import NoTorchScript
-from autotune.modules.tensor_product import TensorProduct
 from kernelgen.folder import collected
 
 
 class PackageStandIn(StandIn, NoTorchScript):
     """Replaces one product of a package. Made with the arguments ``original``, ``strict`` and ``deterministic``.
 
-    product: computes it; not registered, so that parameters and names in checkpoints stay the package's.
+    Parameters and names in checkpoints stay the package's.
     """
 
-    product: TensorProduct
-
-    def _compute_by(self, product: TensorProduct) -> None:
-        self.__dict__["product"] = product
-
+    @abstractmethod
     def tuning_for(self, *arguments: Any) -> Mapping[str, Tuning]:
-        return self.product.tuning_for(*arguments)
-
-    @property
-    def tuning(self) -> Mapping[str, Tuning]:
-        return self.product.tuning
+        """As of :class:`autotune.TensorProduct`."""
 
     @abstractmethod
     def both_results(self, normal: Callable[..., list[torch.Tensor]]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -44,11 +36,13 @@ class PackageStandIn(StandIn, NoTorchScript):
 class PackageProduct:
     """The value ``PRODUCT`` of a package's file.
 
-    why_it_stays: of a module, the reason; empty if it can be replaced; None if it is no such product.
+    why_it_stays: of a module, the reason; empty if it can be replaced; None if it is no such product. kind: the words
+    for it in the table of ``accelerate``.
     """
 
     why_it_stays: Callable[[torch.nn.Module], str | None]
     stand_in: type[PackageStandIn]
+    kind: str = PRODUCTS
 
 
 @functools.cache

@@ -51,7 +51,8 @@ def e3nn_class(module: torch.nn.Module, kind: type[torch.nn.Module]) -> type | N
 def kind_of(module: torch.nn.Module) -> str | None:
     """The words for a module that might be replaced, None for any other."""
     found = next((words for words, kind in KINDS.items() if is_of(module, kind)), None)
-    return PRODUCTS if found is None and product_of(module) is not None else found
+    product = product_of(module) if found is None else None
+    return found if product is None else product.kind
 
 
 class Replacing:

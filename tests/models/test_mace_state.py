@@ -146,7 +146,8 @@ def test_a_float32_model_converted_to_float64_is_accelerated() -> None:
         name: value for name, value in model.named_buffers() if "conv_tp" not in name and "skip_tp" not in name
     }
     exact.load_state_dict(weights, strict=False)
-    assert_same(found, results(exact, batch))
+    # Rounded constants of MACE's contraction are not quite equivariant; the kernel leaves out what is not.
+    assert_same(found, results(exact, batch), 1e-9)
 
 
 IN_A_FRESH_PROCESS = """

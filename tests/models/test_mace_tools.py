@@ -88,7 +88,7 @@ def test_the_calculator_warns_if_no_convolution_is_equitunes() -> None:
     stock.interactions[0].conv_tp.right = None  # it has a method of its own
     with pytest.warns(UserWarning, match="no convolution of the model is Equitune's: TensorProduct has a right"):
         calculator = MACECalculator(models=stock)
-    assert str(calculator.acceleration).startswith("0 of 1 convolutions, 1 of 1 tensor products")
+    assert str(calculator.acceleration).startswith("0 of 1 convolutions, 1 of 1 symmetric contractions")
 
 
 SMALL: dict[str, Any] = {"num_interactions": 1, "max_ell": 1, "correlation": 1, "hidden": "2x0e+2x1o"}
@@ -215,7 +215,9 @@ def test_the_training_command_gives_stocks_losses_and_saves_a_stock_model(tmp_pa
     wanted, stock = train(tmp_path / "stock", "mace.cli.run_train")
     found, saved = train(tmp_path / "fast", "autotune.integrations.training.mace")
     logged = (tmp_path / "fast" / "logs").glob("*.log")
-    assert "2 of 2 convolutions, 2 of 2 tensor products" in "".join(path.read_text() for path in logged)
+    assert "2 of 2 convolutions, 2 of 2 symmetric contractions, 2 of 2 tensor products" in "".join(
+        path.read_text() for path in logged
+    )
     losses = [[line["loss"] for line in lines if "loss" in line] for lines in (found, wanted)]
     assert len(losses[0]) >= 6
     assert_equal([np.array(losses[0])], [np.array(losses[1])], 1e-8)

@@ -16,7 +16,7 @@ from autotune.integrations.acceleration import Place
 from autotune.integrations.convolution_block import ConvolutionBlock
 from autotune.integrations.ir_mul.stand_in import NodeStandIn
 from autotune.integrations.replacement import Replacing
-from autotune.integrations.stand_ins import AcceleratedConvolution, StandIn
+from autotune.integrations.stand_ins import StandIn
 from kernelgen.errors import UnsupportedError
 from kernelgen.folder import collected
 
@@ -98,7 +98,7 @@ def _changed(model: torch.nn.Module, layout: ModelLayout, replacing: Replacing, 
     return places
 
 
-def _detail(found: NodeStandIn | AcceleratedConvolution) -> str:
+def _detail(found: Any) -> str:
     if isinstance(found, NodeStandIn):
         return found.detail
     tuning = found.tuning_for(None)["forward"]

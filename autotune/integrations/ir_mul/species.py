@@ -78,6 +78,15 @@ def species_of(node_attrs: Tensor) -> Species | None:
     return known.facts[stream]
 
 
+def elements_of(node_attrs: Tensor) -> Tensor | None:
+    """The number of each node's element, int64; also in traced code, which asserts that rows are one-hot."""
+    if torch.compiler.is_compiling() and not node_attrs.requires_grad:
+        torch._assert_async(_all_one_hot(node_attrs), "node_attrs has rows that are not one-hot")
+        return node_attrs.argmax(1)
+    species = species_of(node_attrs)
+    return None if species is None else species.elements
+
+
 @torch.no_grad()
 def _found(node_attrs: Tensor) -> Species | None:
     if not _is_one_hot(node_attrs):
@@ -89,7 +98,7 @@ def _found(node_attrs: Tensor) -> Species | None:
 def _is_one_hot(rows: Tensor) -> bool:
     if 0 in rows.shape:
         return False
-    found = ((rows == 0) | (rows == 1)).all() & (rows.sum(1) == 1).all()
+    found = _all_one_hot(rows)
     key = (rows.device, rows.shape[1])
     if rows.is_cuda and (key in _MET or torch.cuda.is_current_stream_capturing()):
         torch._assert_async(found, "node_attrs has rows that are not one-hot, after one-hot ones on this device")
@@ -98,3 +107,7 @@ def _is_one_hot(rows: Tensor) -> bool:
         _MET.add(key)
         return True
     return False
+
+
+def _all_one_hot(rows: Tensor) -> Tensor:
+    return ((rows == 0) | (rows == 1)).all() & (rows.sum(1) == 1).all()

@@ -6,12 +6,13 @@ Read in nequip-allegro 0.8.3, ``allegro/nn/_strided/_contract.py`` and ``allegro
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from autotune.database.lookup import Tuning
 from autotune.integrations.convolution_block import home_of
 from autotune.integrations.package_product import PackageProduct, PackageStandIn
 from autotune.modules.tensor_product import TensorProduct
@@ -24,6 +25,7 @@ class AcceleratedContracter(PackageStandIn):
     """Replaces one ``Contracter``."""
 
     original: Any
+    product: TensorProduct
 
     def __init__(self, original: Any, *, strict: bool | None = None, deterministic: bool = False) -> None:
         super().__init__()
@@ -42,7 +44,8 @@ class AcceleratedContracter(PackageStandIn):
             strict=strict,
             deterministic=deterministic,
         )
-        self._compute_by(product)
+        # Not registered: parameters and names in checkpoints stay Allegro's.
+        self.__dict__["product"] = product
         self._take_place_of(original)
 
     def forward(self, x1: Tensor, x2: Tensor, idxs: Tensor) -> Tensor:
@@ -58,6 +61,13 @@ class AcceleratedContracter(PackageStandIn):
         """Allegro's weights, by channel and path or by path alone, as a row of channels for each path."""
         weights = self.weights.reshape(-1, self.num_paths)
         return weights.expand(self.mul, self.num_paths).t().flatten()
+
+    def tuning_for(self, *arguments: Any) -> Mapping[str, Tuning]:
+        return self.product.tuning_for(*arguments)
+
+    @property
+    def tuning(self) -> Mapping[str, Tuning]:
+        return self.product.tuning
 
     def both_results(self, normal: Callable[..., list[Tensor]]) -> tuple[Tensor, Tensor]:
         rows, nodes = 16, 4

@@ -10,8 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from autotune.integrations.convolution_block import ConvolutionBlock
+from autotune.integrations.acceleration import CONTRACTIONS
+from autotune.integrations.contraction import AcceleratedContraction
+from autotune.integrations.convolution_block import ConvolutionBlock, home_of
 from autotune.integrations.exchange import Exchange, ExchangedConvolution
+from autotune.integrations.package_product import PackageProduct
 from autotune.integrations.stand_ins import AcceleratedConvolution
 
 # The value of ``conv_fusion`` that says whose convolution it is.
@@ -105,5 +108,14 @@ def block_of(block: torch.nn.Module) -> InteractionBlock | None:
     return _INTERACTION if _INTERACTION.matches(block) else None
 
 
+def contraction_of_mace(module: torch.nn.Module) -> str | None:
+    """Empty for MACE's symmetric contraction, the reason for one that must stay; None for any other module."""
+    kind = type(module)
+    if (home_of(kind), kind.__qualname__) != ("mace.modules.symmetric_contraction", "SymmetricContraction"):
+        return None
+    return "" if "forward" not in module.__dict__ else "it has a forward of its own"
+
+
 BLOCKS = (_INTERACTION,)
 EXCHANGES = (ConvertedBlock(),)
+PRODUCT = PackageProduct(contraction_of_mace, AcceleratedContraction, CONTRACTIONS)

@@ -13,14 +13,15 @@ import torch
 from torch import Tensor
 
 from autotune.integrations.acceleration import ARRANGEMENTS, CONTRACTIONS, CONVOLUTIONS, LINEARS, PRODUCTS, RADIALS
+from autotune.integrations.contraction import AcceleratedContraction
 from autotune.integrations.convolution_block import home_of
-from autotune.integrations.ir_mul.contraction import TransposedContraction
 from autotune.integrations.ir_mul.features import FlatFeatures, IrMulGate
 from autotune.integrations.ir_mul.linear import AcceleratedLinear
 from autotune.integrations.ir_mul.model import ModelLayout, Part
 from autotune.integrations.ir_mul.radial import AcceleratedRadial
 from autotune.integrations.ir_mul.species_product import SpeciesProduct
-from autotune.integrations.packages.mace import MaceConvolution, block_of
+from autotune.integrations.ir_mul.transposed import TransposedContraction
+from autotune.integrations.packages.mace import MaceConvolution, block_of, contraction_of_mace
 from autotune.integrations.replacement import e3nn_class, what_would_be_lost
 from autotune.workload.tensors import to_mul_ir
 from kernelgen.e3nn_import import o3
@@ -106,10 +107,22 @@ def _parts_of_interaction(block: Any, prefix: str) -> Iterator[Part]:
 def _parts_of_product(block: Any, irreps_in: Any, prefix: str) -> Iterator[Part]:
     _check_class(block, ("EquivariantProductBasisBlock",))
     irreps = {"irreps_in": str(irreps_in), "irreps_out": str(block.linear.irreps_in)}
-    contraction = functools.partial(TransposedContraction, **irreps)
+    contraction = functools.partial(_contraction, **irreps)
     name = "symmetric_contractions"
     yield Part(block, name, prefix + name, CONTRACTIONS, contraction)
     yield from _other_parts(block, prefix, (name,))
+
+
+def _contraction(
+    original: Any, irreps_in: str, irreps_out: str, **options: Any
+) -> AcceleratedContraction | TransposedContraction:
+    """The generated kernel; MACE's own where there is none, and where MACE has prepared the model for torch.compile."""
+    if contraction_of_mace(original) == "":
+        try:
+            return AcceleratedContraction(original, layout="ir_mul", **options)
+        except UnsupportedError:
+            pass
+    return TransposedContraction(original, irreps_in, irreps_out)
 
 
 def _other_parts(block: torch.nn.Module, prefix: str, done: tuple[str, ...] = ()) -> Iterator[Part]:

@@ -1,4 +1,4 @@
-"""The symmetric contraction of a model in ``ir_mul``: for now the package's own, between two transpositions."""
+"""A package's own symmetric contraction in a model in ``ir_mul``, where no kernel takes its place."""
 
 from __future__ import annotations
 

@@ -1,0 +1,161 @@
+"""MACE's symmetric contraction by a generated kernel, in place of the package's einsums.
+
+Read in mace-torch 0.3.16, ``mace/modules/symmetric_contraction.py``. MACE's weights belong to linearly dependent
+polynomials, the kernel's to a basis of them: each call multiplies the weights by a small matrix first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from autotune.database.lookup import Tuning
+from autotune.integrations.ir_mul.species import elements_of
+from autotune.integrations.package_product import PackageStandIn
+from autotune.modules.base import check_dtype
+from kernelgen.e3nn_import import o3
+from kernelgen.errors import UnsupportedError
+from kernelgen.ops.contraction.operator import ContractionOperator, build_contraction
+from kernelgen.problem.symmetric_contraction import ContractionProblem
+from kernelgen.terms.equivariant_polynomials import coordinates, polynomials
+
+
+class AcceleratedContraction(PackageStandIn):
+    """Replaces one ``SymmetricContraction`` of MACE.
+
+    layout: ``mul_ir``, MACE's own, x [nodes, channels, components]; or ``ir_mul``, x [nodes, components * channels] and
+    the result with components before channels too.
+    """
+
+    original: Any
+
+    def __init__(
+        self, original: Any, *, strict: bool | None = None, deterministic: bool = False, layout: str = "mul_ir"
+    ) -> None:
+        super().__init__()
+        self.problem, self.layout = _problem_of(original), layout
+        self._operators: dict[tuple[torch.device, torch.dtype], ContractionOperator] = {}
+        self._matrices: dict[tuple[torch.device, torch.dtype], Tensor] = {}
+        self._kept: tuple[Any, Tensor] | None = None
+        self._to_basis = _to_basis(original, self.problem)
+        self._take_place_of(original)
+        self.__dict__["_modules"] = original.__dict__["_modules"]
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        """y: one-hot rows [nodes, elements], as MACE's node attributes are, or the number of each node's element."""
+        elements = y if y.dim() == 1 else elements_of(y)
+        if elements is None:
+            return self._of_original(x, y)
+        return self._operator(x)(x.reshape(x.shape[0], -1), self._weights(x), elements)
+
+    def _of_original(self, x: Tensor, y: Tensor) -> Tensor:
+        """What MACE's own module gives, for node attributes of which it weighs several elements."""
+        if self.layout == "mul_ir":
+            return self.original.forward(x, y)
+        components = x.view(x.shape[0], self.problem.dim_in, self.problem.channels)
+        out = self.original.forward(components.transpose(1, 2).contiguous(), y)
+        blocks = out.split([block.dim * self.problem.channels for block in self.problem.out], dim=1)
+        return torch.cat(
+            [
+                part.view(-1, self.problem.channels, block.dim).transpose(1, 2).flatten(1)
+                for part, block in zip(blocks, self.problem.out, strict=True)
+            ],
+            dim=1,
+        )
+
+    def _operator(self, x: Tensor) -> ContractionOperator:
+        found = self._operators.get((x.device, x.dtype))
+        if found is None:
+            check_dtype("features are", x.dtype)
+            found = build_contraction(self.problem, dtype=x.dtype, device=x.device, layout=self.layout)
+            self._operators[x.device, x.dtype] = found
+        return found
+
+    def _weights(self, x: Tensor) -> Tensor:
+        """Weights of the basis [elements, polynomials, channels], kept while MACE's do not change or need gradients."""
+        given = [weight for weight, _, _ in _parts(self.original)]
+        keeps = not torch.compiler.is_compiling() and not (
+            torch.is_grad_enabled() and any(weight.requires_grad for weight in given)
+        )
+        keeps = keeps and not any(weight.is_inference() for weight in given)
+        state = [(weight.data_ptr(), weight._version, weight.dtype) for weight in given] if keeps else None
+        if keeps and self._kept is not None and self._kept[0] == state:
+            return self._kept[1]
+        found = torch.matmul(self._matrix(x), torch.cat(given, dim=1))
+        self._kept = (state, found) if keeps else None
+        return found
+
+    def _matrix(self, x: Tensor) -> Tensor:
+        """[polynomials of the basis, MACE's]."""
+        key = (x.device, x.dtype)
+        if key not in self._matrices:
+            self._matrices[key] = self._to_basis.to(x)
+        return self._matrices[key]
+
+    def tuning_for(self, *arguments: Any) -> Mapping[str, Tuning]:
+        return self.tuning
+
+    @property
+    def tuning(self) -> Mapping[str, Tuning]:
+        like = next(self.original.parameters())
+        reason = "nothing is tuned for contractions yet; using the default schedule"
+        schedules = self._operator(like).schedules
+        return {name: Tuning(schedule, "default", None, reason) for name, schedule in schedules.items()}
+
+    def both_results(self, normal: Callable[..., list[Tensor]]) -> tuple[Tensor, Tensor]:
+        nodes, like = 8, next(_parts(self.original))[0]
+        (x,) = normal(like, (nodes, self.problem.channels, self.problem.dim_in))
+        elements = torch.arange(nodes, device=like.device) * 3 % like.shape[0]
+        attributes = torch.nn.functional.one_hot(elements, like.shape[0]).to(like)
+        wanted = self.original.forward(x, attributes)
+        if self.layout == "ir_mul":
+            wanted = self._of_original(x := x.transpose(1, 2).flatten(1), attributes)
+        found = self.forward(x, elements)
+        # Converted from float32: MACE's constants were rounded then, the kernel's are not.
+        return (found.float(), wanted.float()) if _was_rounded(self.original) else (found, wanted)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Operators, and what is kept of weights, belong to this process.
+        return {**self.__dict__, "_operators": {}, "_matrices": {}, "_kept": None}
+
+
+def _problem_of(original: Any) -> ContractionProblem:
+    """The problem that MACE's module solves; UnsupportedError for other multiplicities than one for all irreps."""
+    irreps_in, irreps_out = o3.Irreps(str(original.irreps_in)), o3.Irreps(str(original.irreps_out))
+    channels = {mul for mul, _ in (*irreps_in, *irreps_out)}
+    if len(channels) != 1:
+        raise UnsupportedError(f"its irreps have different multiplicities: {irreps_in} and {irreps_out}")
+    correlation = max(contraction.correlation for contraction in original.contractions)
+    one_in, one_out = ("+".join(str(ir) for _, ir in irreps) for irreps in (irreps_in, irreps_out))
+    return ContractionProblem(one_in, one_out, correlation, channels.pop())
+
+
+def _parts(original: Any) -> Iterator[tuple[Tensor, int, int]]:
+    """MACE's weights [elements, polynomials, channels], each with the output block and degree that it belongs to."""
+    for block, contraction in enumerate(original.contractions):
+        for place, weight in enumerate((contraction.weights_max, *contraction.weights)):
+            yield weight, block, contraction.correlation - place
+
+
+def _to_basis(original: Any, problem: ContractionProblem) -> Tensor:
+    """The matrix [polynomials of the basis, MACE's] that turns MACE's weights into the basis's."""
+    basis = polynomials(problem)
+    columns = []
+    for _, block, degree in _parts(original):
+        tensor = original.contractions[block].U_tensors(degree)
+        dim = problem.out[block].dim
+        tensor = tensor.reshape(dim, *(problem.dim_in,) * degree, tensor.shape[-1])
+        column = torch.zeros(len(basis), tensor.shape[-1], dtype=torch.float64)
+        rows = [r for r, one in enumerate(basis) if (one.block, one.degree) == (block, degree)]
+        column[rows] = coordinates(problem, block, degree, tensor)
+        columns.append(column)
+    return torch.cat(columns, dim=1)
+
+
+def _was_rounded(original: Any) -> bool:
+    """Whether all of MACE's constants are float32's, though they are stored as float64."""
+    constants = [tensor for name, tensor in original.named_buffers() if "U_matrix" in name]
+    return all(tensor.dtype is torch.float64 and torch.equal(tensor, tensor.float().double()) for tensor in constants)

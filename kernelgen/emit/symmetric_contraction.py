@@ -1,0 +1,48 @@
+"""A kernel of a symmetric contraction as C++ text, for GPU and host.
+
+Both use the statements of ``kernelgen.terms.contraction_statements``. A thread of a GPU has one channel of a task's
+nodes; with ir_mul neighbouring threads access neighbouring elements. A host thread takes whole nodes, and vectors of
+channels; in mul_ir it turns rows first (``include/contraction_host.hpp``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from kernelgen.emit.contraction.gpu import gpu_kernel
+from kernelgen.emit.contraction.host import host_kernel
+from kernelgen.emit.source import Emitter, Source
+from kernelgen.plan.symmetric_contraction import ContractionPlan
+from kernelgen.schedule.symmetric_contraction import ContractionCudaSchedule
+
+C_TYPES = {"float32": "float", "float64": "double"}
+INDICES = {"int32": "int", "int64": "long long"}
+
+
+def emit_contraction(plan: ContractionPlan) -> Source:
+    """The kernel of a plan; equal plans give equal text."""
+    on_gpu = isinstance(plan.schedule, ContractionCudaSchedule)
+    lines = [*_preamble(plan), *(gpu_kernel(plan) if on_gpu else host_kernel(plan))]
+    return Source("\n".join(lines) + "\n", "cuda" if on_gpu else "c++")
+
+
+def contraction_geometry(plan: ContractionPlan, num_nodes: int, num_in: int, num_out: int) -> tuple[int, int, int]:
+    """Blocks, threads a block, and dynamic shared memory in bytes."""
+    schedule = plan.schedule
+    assert isinstance(schedule, ContractionCudaSchedule)
+    tasks = -(-num_nodes // schedule.nodes_per_task)
+    return -(-tasks * plan.spec.problem.channels // schedule.block_size), schedule.block_size, 0
+
+
+def _preamble(plan: ContractionPlan) -> Iterator[str]:
+    spec, problem = plan.spec, plan.spec.problem
+    yield f"// problem    {problem.key}"
+    yield f"// direction  {spec.direction.text}, {spec.dtype}, {spec.layout}, {spec.index} elements"
+    yield f"// schedule   {spec.schedule.key}"
+    yield f"using Real = {C_TYPES[spec.dtype]};"
+    yield f"using index_t = {INDICES[spec.index]};"
+    yield f"constexpr int DIM_IN = {problem.dim_in}, DIM_OUT = {problem.dim_out}, CHANNELS = {problem.channels};"
+    yield f"constexpr int WEIGHTS = {plan.weights}, NODES = {spec.schedule.nodes_per_task};"
+
+
+EMITTERS = {ContractionPlan: Emitter(emit_contraction, contraction_geometry)}

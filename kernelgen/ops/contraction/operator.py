@@ -1,0 +1,308 @@
+"""The operator of symmetric contractions, a differentiable torch function.
+
+``build_contraction`` makes a :class:`ContractionOperator`. Its ``forward`` uses autograd directly, or the torch ops of
+``kernelgen.ops.contraction.torch_ops`` if torch traces or transforms. Kernels compile at first use, one for each
+direction, tangents and set of wanted gradients.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernelgen.device import device_facts
+from kernelgen.errors import InputError
+from kernelgen.ops.autograd import will_run
+from kernelgen.ops.base import DTYPES, RegisteredOperator
+from kernelgen.ops.contraction.torch_ops import Maybe
+from kernelgen.ops.registry import rebuilds, register
+from kernelgen.ops.torch_ops import only
+from kernelgen.ops.transforms import call
+from kernelgen.plan.symmetric_contraction import default_contraction_schedule
+from kernelgen.problem.symmetric_contraction import ContractionProblem
+from kernelgen.runtime.allocation import empty, zeros
+from kernelgen.runtime.arguments import ALIGNMENT
+from kernelgen.runtime.graph import EdgeOrder, order_by
+from kernelgen.runtime.kernel import Kernel, load_kernel
+from kernelgen.runtime.known_graphs import KNOWN_GRAPHS
+from kernelgen.schedule.kernel_spec import BUFFERS
+from kernelgen.schedule.symmetric_contraction import (
+    ContractionSchedule,
+    ContractionSpec,
+    contraction_schedule_from_dict,
+)
+from kernelgen.terms.contraction_statements import (
+    CONTRACTION_DIRECTIONS,
+    FORWARD,
+    ContractionDirection,
+    contraction_backward,
+)
+from kernelgen.terms.equivariant_polynomials import polynomials
+from kernelgen.tracing import is_eager, is_transforming
+from kernelgen.watchers import WATCHERS, tell, tell_of_preparing
+
+Schedules = ContractionSchedule | Mapping[str, ContractionSchedule] | None
+_INDICES = {torch.int32: "int32", torch.int64: "int64"}
+
+
+def build_contraction(
+    problem: ContractionProblem,
+    schedule: Schedules = None,
+    *,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
+    layout: str = "ir_mul",
+) -> ContractionOperator:
+    """The operator of a symmetric contraction.
+
+        >>> operator = build_contraction(ContractionProblem("0e+1o+2e+3o", "0e+1o", 3, 128))
+        >>> out = operator(x, w, elements)     # [nodes, (1 + 3) * 128], differentiable twice in x and w
+
+    schedule: one for every direction, or by direction name (``CONTRACTION_DIRECTIONS``); directions without one get
+    the default schedule. layout: of features and outputs, see ``ContractionSpec``. Raises ScheduleError for an illegal
+    schedule or layout, InputError for a dtype other than float32 and float64.
+    """
+    return register(ContractionOperator(problem, schedule, dtype, torch.device(device), layout))
+
+
+def rebuild_contraction(text: str) -> ContractionOperator:
+    """The operator with this ``ContractionOperator.text``."""
+    data = json.loads(text)
+    return build_contraction(
+        ContractionProblem.from_key(data["problem"]),
+        {name: contraction_schedule_from_dict(knobs) for name, knobs in data["schedules"].items()},
+        dtype=getattr(torch, data["dtype"]),
+        device=data["device"],
+        layout=data["layout"],
+    )
+
+
+class ContractionOperator(RegisteredOperator):
+    """A symmetric contraction with its schedules. Call it like a function; it is differentiable twice.
+
+    num_weights: weights of an element and a channel, in the order of ``equivariant_polynomials.polynomials``.
+    """
+
+    directions = CONTRACTION_DIRECTIONS
+
+    def __init__(
+        self,
+        problem: ContractionProblem,
+        schedule: Schedules,
+        dtype: torch.dtype,
+        device: torch.device,
+        layout: str,
+    ) -> None:
+        if dtype not in DTYPES:
+            raise InputError(f"dtype is {dtype}; expected torch.float32 or torch.float64")
+        self.problem, self.dtype, self.device, self.layout = problem, dtype, device, layout
+        self.num_weights = len(polynomials(problem))
+        self.widths = {"x": problem.dim_in * problem.channels, "g": problem.dim_out * problem.channels}
+        self.schedules = self._complete(schedule)
+        self.text = json.dumps(
+            {
+                "kind": "contraction",
+                "problem": problem.key,
+                "dtype": DTYPES[dtype],
+                "device": device.type,
+                "layout": layout,
+                "schedules": {name: schedule.to_dict() for name, schedule in self.schedules.items()},
+            },
+            sort_keys=True,
+        )
+        self._kernels: dict[tuple[ContractionDirection, str, int], Kernel] = {}
+
+    def forward(self, x: Tensor, w: Tensor, elements: Tensor) -> Tensor:
+        """The contraction [nodes, dim_out * channels], differentiable twice with respect to x and w.
+
+        x [nodes, dim_in * channels]; w [elements, num_weights, channels]; elements [nodes], int32 or int64: the row of
+        w of each node. Raises InputError for other shapes, dtypes and devices, and for indices out of range (on a GPU
+        a device-side assertion).
+        """
+        if not is_eager(x, w, elements):
+            return call("sc_forward", x, w, elements, self.text)
+        if torch.is_grad_enabled() and (x.requires_grad or w.requires_grad):
+            return _Forward.apply(x, w, elements, self)
+        return self.run(FORWARD, {"x": x, "w": w}, elements)["g"]
+
+    __call__ = forward
+
+    def run(
+        self, direction: ContractionDirection, given: Mapping[str, Maybe], elements: Tensor, *, poison: bool = False
+    ) -> dict[str, Tensor]:
+        """Outputs of a direction by slot (forward: ``g``), without autograd.
+
+        given: tensors by the names of ``direction.operands``; x and w are always needed, for their sizes. poison: fill
+        outputs with NaN before the kernel runs.
+        """
+        x, w = given["x"], given["w"]
+        assert x is not None and w is not None
+        self._check(x, w, elements)
+        nodes, rows = x.shape[0], w.shape[0]
+        pointers, kept = [0] * len(BUFFERS), [elements.contiguous()]
+        for name in direction.operands:
+            shape = w.shape if name.endswith("w") else (nodes, self.widths[name[-1]])
+            kept.append(self._ready(name, given[name], shape, x))
+            pointers[BUFFERS.index(name)] = kept[-1].data_ptr()
+        pointers[BUFFERS.index("sender")] = kept[0].data_ptr()
+        schedule = self.schedules[direction.name]
+        spans = None
+        if schedule.order == "element":
+            spans, perm = self._order(elements, rows)
+            pointers[BUFFERS.index("perm")] = perm.data_ptr()
+        elif nodes:
+            KNOWN_GRAPHS.check(elements, elements, rows, rows)
+        found: dict[str, Tensor] = {}
+        for slot in direction.outputs:
+            if slot == "w" and direction.name != "forward":
+                tasks = -(-nodes // schedule.nodes_per_task)
+                found[slot] = zeros((tasks + rows, self.num_weights * self.problem.channels), x)
+            else:
+                found[slot] = empty((nodes, self.widths[slot]), x)
+                if poison:
+                    found[slot].fill_(torch.nan)
+            pointers[BUFFERS.index(f"out_{slot}")] = found[slot].data_ptr()
+        if nodes:
+            self._kernel(direction, elements).run(pointers, nodes, rows, nodes, x.get_device())
+            if WATCHERS:
+                tell(self, direction, nodes, nodes, None, None)
+        if "w" in found:
+            summed = found["w"].new_zeros(w.shape)
+            if nodes:
+                assert spans is not None
+                summed = _summed(found["w"], spans, schedule.nodes_per_task).view(w.shape)
+            found["w"] = summed
+        return found
+
+    def spec(self, direction: ContractionDirection, index: str = "int64") -> ContractionSpec:
+        """Spec of the kernel of a direction."""
+        return self._kernel_spec(direction, self.schedules[direction.name], index)
+
+    def specs(self, direction_name: str) -> list[ContractionSpec]:
+        """Spec of the kernel of a direction with its usual tangents and all its outputs."""
+        return [self.spec(self._direction(direction_name))]
+
+    def __repr__(self) -> str:
+        return f"ContractionOperator({self.problem.key!r}, {self.dtype}, {self.device}, {self.layout})"
+
+    def _kernel_spec(
+        self, direction: ContractionDirection, schedule: ContractionSchedule, index: str = "int64"
+    ) -> ContractionSpec:
+        facts = device_facts(self.device)
+        return ContractionSpec(self.problem, direction, schedule, DTYPES[self.dtype], self.layout, index, facts)
+
+    def _default_schedule(self, direction: ContractionDirection) -> ContractionSchedule:
+        return default_contraction_schedule(self.problem, direction, DTYPES[self.dtype], device_facts(self.device))
+
+    def _kernel(self, direction: ContractionDirection, elements: Tensor) -> Kernel:
+        key = (direction, _INDICES[elements.dtype], elements.get_device())
+        kernel = self._kernels.get(key)
+        if kernel is None:
+            tell_of_preparing()
+            kernel = self._kernels[key] = load_kernel(self.spec(direction, key[1]))
+        return kernel
+
+    def _order(self, elements: Tensor, rows: int) -> tuple[Tensor, Tensor]:
+        """Nodes ordered by element, kept for the graphs that come again."""
+
+        def make() -> EdgeOrder:
+            return EdgeOrder(*order_by("elements", elements, rows))
+
+        known = KNOWN_GRAPHS.order(elements, elements, (rows, rows, "elements"), make)
+        order = make() if known is None else known[0]
+        assert order.spans is not None and order.perm is not None
+        return order.spans, order.perm
+
+    def _check(self, x: Tensor, w: Tensor, elements: Tensor) -> None:
+        if w.dim() != 3 or tuple(w.shape[1:]) != (self.num_weights, self.problem.channels):
+            raise self._mismatch("w", w, f"(elements, {self.num_weights}, {self.problem.channels})")
+        if elements.dtype not in _INDICES or elements.dim() != 1 or elements.shape[0] != x.shape[0]:
+            raise InputError(
+                f"elements is {elements.dtype} {tuple(elements.shape)}; expected int32 or int64 ({x.shape[0]},), one "
+                "for each row of x"
+            )
+        if elements.device != x.device:
+            raise InputError(f"elements is on {elements.device}, x on {x.device}; move one of them")
+
+    def _ready(self, name: str, tensor: Maybe, shape: Any, x: Tensor) -> Tensor:
+        """The tensor, copied if it is not contiguous and aligned; InputError if it does not fit."""
+        fits = tensor is not None and tensor.device == x.device and tensor.device.type == self.device.type
+        if tensor is None or not fits or tensor.shape != shape or tensor.dtype is not self.dtype:
+            raise self._mismatch(name, tensor, str(tuple(shape)))
+        if tensor.is_contiguous() and tensor.data_ptr() % ALIGNMENT == 0:
+            return tensor
+        return tensor.clone(memory_format=torch.contiguous_format)
+
+    def _mismatch(self, name: str, tensor: Maybe, shape: str) -> InputError:
+        given = "None" if tensor is None else f"{tensor.dtype} {tuple(tensor.shape)} on {tensor.device}"
+        return InputError(f"{name} is {given}; expected {self.dtype} {shape} on {self.device.type}")
+
+
+def _summed(rows: Tensor, spans: Tensor, nodes_per_task: int) -> Tensor:
+    """Sums over the rows of each element, see ``kernelgen.plan.symmetric_contraction``; always in the same order."""
+    begins = spans[:, 1].sort().values.long()
+    count = begins.shape[0]
+    firsts = begins // nodes_per_task + torch.arange(count, device=rows.device)
+    offsets = torch.cat((firsts, firsts.new_full((1,), rows.shape[0])))
+    return torch.segment_reduce(rows, "sum", offsets=offsets, axis=0, unsafe=True)
+
+
+class _Forward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, w: Tensor, elements: Tensor, operator: ContractionOperator) -> Tensor:
+        ctx.save_for_backward(x, w, elements)
+        ctx.operator = operator
+        return operator.run(FORWARD, {"x": x, "w": w}, elements)["g"]
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple:
+        outputs = _wanted(ctx, "xw")
+        if not outputs:
+            return None, None, None, None
+        x, w, elements = ctx.saved_tensors
+        if is_transforming(g):
+            found = only(call("sc_backward", x, w, g, elements, outputs, ctx.operator.text), "xw", outputs)
+        elif torch.is_grad_enabled():
+            found = _Backward.apply(x, w, g, elements, outputs, ctx.operator)
+        else:
+            found = _gradients(x, w, g, elements, outputs, ctx.operator)
+        return (*found, None, None)
+
+
+class _Backward(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, w: Tensor, g: Tensor, elements: Tensor, outputs: str, operator: ContractionOperator
+    ) -> tuple:
+        # A gradient that is not differentiated must arrive as None, so that the kernel omits its tangent.
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(x, w, g, elements)
+        ctx.operator = operator
+        return _gradients(x, w, g, elements, outputs, operator)
+
+    @staticmethod
+    def backward(ctx: Any, tx: Maybe, tw: Maybe) -> tuple:
+        outputs = _wanted(ctx, "xwg")
+        if not outputs or (tx is None and tw is None):
+            return (None,) * 6
+        x, w, g, elements = ctx.saved_tensors
+        found = call("sc_double_backward", x, w, g, tx, tw, elements, outputs, ctx.operator.text)
+        return (*only(found, "xwg", outputs), None, None, None)
+
+
+def _wanted(ctx: Any, slots: str) -> str:
+    """The slots (first inputs of a function) whose gradients this pass of autograd uses."""
+    nodes = zip(slots, ctx.needs_input_grad, ctx.next_functions, strict=False)
+    return "".join(slot for slot, needed, node in nodes if needed and will_run(node[0]))
+
+
+def _gradients(x: Tensor, w: Tensor, g: Tensor, elements: Tensor, outputs: str, operator: ContractionOperator) -> tuple:
+    found = operator.run(contraction_backward(outputs), {"x": x, "w": w, "g": g}, elements)
+    return found.get("x"), found.get("w")
+
+
+rebuilds("contraction", rebuild_contraction)

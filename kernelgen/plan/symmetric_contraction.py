@@ -1,0 +1,89 @@
+"""The plan of a kernel of a symmetric contraction, and its default schedule.
+
+The kernel takes the arguments of all kernels (``kernelgen.schedule.kernel_spec.BUFFERS``): features are ``x``, weights
+``w`` [elements, weights, channels], cotangents of the output ``g``; ``tx``, ``tw`` are tangents, and gradients are
+``out_x``, ``out_w``, ``out_g`` (the output itself too). ``sender`` has the element of each node, ``perm`` the nodes in
+the order of their elements.
+
+Tasks of consecutive nodes add gradients of the weights to rows of their own, [tasks + elements, weights, channels]:
+task t adds those of element e to row t + e. No two pairs (t, e) share a row, because neither decreases along the nodes
+in the order of their elements. Sums over rows are left to torch, so no sum depends on the order of work.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+from kernelgen.device import DeviceFacts
+from kernelgen.errors import ScheduleError
+from kernelgen.problem.symmetric_contraction import ContractionProblem
+from kernelgen.schedule.kernel_spec import BYTES
+from kernelgen.schedule.knobs import power_of_two_at_most
+from kernelgen.schedule.symmetric_contraction import (
+    ContractionCudaSchedule,
+    ContractionHostSchedule,
+    ContractionSchedule,
+    ContractionSpec,
+)
+from kernelgen.terms.contraction_statements import ContractionDirection, Part, contraction_parts
+from kernelgen.terms.equivariant_polynomials import polynomials
+
+# More sums of weights' gradients than this a thread spill with those of the statements (MACE's medium has 116).
+MOST_SUMS_BYTES = 128
+
+
+@dataclass(frozen=True)
+class ContractionPlan:
+    """The statements for one node and channel, and the number of weights of an element and channel."""
+
+    spec: ContractionSpec
+    parts: tuple[Part, ...]
+    weights: int
+    # Fields of a product's plan.
+    zeroed: frozenset[str] = frozenset()
+    owner: str = ""
+    partial_y: int = 0
+    shared_bytes: int = 0
+
+    @property
+    def schedule(self) -> ContractionSchedule:
+        return self.spec.schedule
+
+    @property
+    def sums_weights(self) -> bool:
+        """Whether gradients of the weights are summed over nodes."""
+        return self.spec.direction.name != "forward" and "w" in self.spec.direction.outputs
+
+
+def contraction_plan(spec: ContractionSpec) -> ContractionPlan:
+    """The plan of a spec; ScheduleError with the broken limit."""
+    schedule, facts = spec.schedule, spec.facts
+    plan = ContractionPlan(spec, contraction_parts(spec.problem, spec.direction), len(polynomials(spec.problem)))
+    if plan.sums_weights and schedule.order != "element":
+        raise ScheduleError("order='given' is not for gradients of the weights; take order='element'")
+    if isinstance(schedule, ContractionHostSchedule):
+        facts.check_cores(schedule.threads)
+    else:
+        assert isinstance(schedule, ContractionCudaSchedule)
+        facts.check_threads(schedule.block_size, schedule.min_blocks)
+    if plan.sums_weights:
+        return dataclasses.replace(plan, zeroed=frozenset({"w"}))
+    return plan
+
+
+def default_contraction_schedule(
+    problem: ContractionProblem, direction: ContractionDirection, dtype: str, facts: DeviceFacts
+) -> ContractionSchedule:
+    """A legal schedule by simple rules, without a search."""
+    sums = direction.name != "forward" and "w" in direction.outputs
+    nodes, order = (8, "element") if sums else (1, "given")
+    if facts.backend == "cpu":
+        lanes = facts.vector_bytes // BYTES[dtype]
+        return ContractionHostSchedule(nodes, order, min(lanes, power_of_two_at_most(problem.channels)))
+    # A double takes two registers.
+    many = sums and len(polynomials(problem)) * BYTES[dtype] > MOST_SUMS_BYTES
+    return ContractionCudaSchedule(nodes, order, sums="memory" if many else "registers")
+
+
+PLANNERS = {ContractionSpec: contraction_plan}
