@@ -72,7 +72,7 @@ class BlockMatrices(Trilinear):
         found = x.new_empty(self.weight_numel)
         for path in self.merged:
             target = found.narrow(0, path.w, path.numel).view(path.rows, path.columns)
-            pairs = _block(x, path, "x").mT, _block(y, path, "y")
+            pairs = _block(x, path, "x").transpose(1, 2), _block(y, path, "y")
             if x.is_cuda:  # few launches; on a CPU the components' sums would cost as much as the products
                 torch.sum(torch.bmm(*pairs), 0, out=target)
                 target.mul_(path.coefficient)
@@ -84,7 +84,10 @@ class BlockMatrices(Trilinear):
     def traceable(self, wanted: str, first: Tensor, second: Tensor) -> Tensor:
         if wanted == "w":
             parts = [
-                path.coefficient * torch.matmul(_block(first, path, "x").mT, _block(second, path, "y")).sum(0).flatten()
+                path.coefficient
+                * torch.matmul(_block(first, path, "x").transpose(1, 2), _block(second, path, "y"))
+                .sum(0)
+                .reshape(path.numel)
                 for path in sorted(self.paths, key=lambda path: path.w)
             ]
             return torch.cat(parts)
@@ -93,7 +96,8 @@ class BlockMatrices(Trilinear):
         for path in self.paths:
             matrix = path.coefficient * weights.narrow(0, path.w, path.numel).view(path.rows, path.columns)
             source = _block(features, path, "x" if wanted == "y" else "y")
-            values = torch.matmul(source, matrix if wanted == "y" else matrix.t()).transpose(0, 1).flatten(1)
+            values = torch.matmul(source, matrix if wanted == "y" else matrix.t()).transpose(0, 1)
+            values = values.reshape(features.shape[0], path.dim * _mul(path, wanted))
             at = getattr(path, wanted)
             found[at] = found[at] + values if at in found else values
         return joined(found, self.dims[wanted], features)

@@ -17,7 +17,7 @@ from autotune.integrations.convolution_block import ConvolutionBlock
 from autotune.integrations.ir_mul.stand_in import NodeStandIn
 from autotune.integrations.replacement import Replacing
 from autotune.integrations.stand_ins import StandIn
-from kernelgen.errors import UnsupportedError
+from kernelgen.errors import InputError, UnsupportedError
 from kernelgen.folder import collected
 
 
@@ -106,8 +106,13 @@ def _detail(found: Any) -> str:
 
 
 def undo_layouts(model: torch.nn.Module) -> None:
-    """Take back what :func:`change_layouts` did besides stand-ins."""
-    for found in model.modules():
-        for layout in _known():
-            if layout.matches(found):
-                layout.undo(found)
+    """Take back what :func:`change_layouts` did besides stand-ins; InputError for a part of a model in ``ir_mul``."""
+    whole = [(layout, found) for found in model.modules() for layout in _known() if layout.matches(found)]
+    held = {part for _, found in whole for part in found.modules()}
+    for name, part in model.named_modules():
+        if isinstance(part, NodeStandIn) and part not in held:
+            raise InputError(
+                f"{name or 'the model'} belongs to a model whose features are in layout ir_mul; restore the whole model"
+            )
+    for layout, found in whole:
+        layout.undo(found)

@@ -9,8 +9,8 @@ from torch import Tensor
 from torch.nn.functional import silu
 
 from autotune.integrations.ir_mul.stand_in import Draw, NodeStandIn
+from autotune.integrations.ir_mul.trilinear import runs_eagerly
 from autotune.modules.base import autocast
-from kernelgen.tracing import is_eager
 
 
 class AcceleratedRadial(NodeStandIn):
@@ -43,7 +43,7 @@ class AcceleratedRadial(NodeStandIn):
 
 
 def _silu(x: Tensor) -> Tensor:
-    return _Silu.apply(x) if x.requires_grad and is_eager(x) else silu(x)
+    return _Silu.apply(x) if x.requires_grad and runs_eagerly(x) else silu(x)
 
 
 class _Silu(torch.autograd.Function):
@@ -57,7 +57,7 @@ class _Silu(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Tensor:
         (x,) = ctx.saved_tensors
-        if is_eager(x, gradients[0]):
+        if runs_eagerly(x, gradients[0]):
             return _SiluGradient.apply(gradients[0], x)
         return gradients[0] * _slope(x)
 
@@ -72,7 +72,7 @@ class _SiluGradient(torch.autograd.Function):
     def backward(ctx: Any, *tangents: Tensor) -> tuple[Tensor | None, ...]:
         gradient, x = ctx.saved_tensors
         by_gradient, by_x = ctx.needs_input_grad
-        is_plain = is_eager(x, tangents[0])
+        is_plain = runs_eagerly(x, tangents[0])
         first = _SiluGradient.apply(tangents[0], x) if is_plain else tangents[0] * _slope(x)
         return first if by_gradient else None, tangents[0] * gradient * _curvature(x) if by_x else None
 

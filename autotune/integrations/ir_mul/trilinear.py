@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernelgen.tracing import is_eager
+from kernelgen.tracing import is_eager, is_transforming
 
 # Of what each derivative of T is made.
 FACTORS = {"y": ("x", "w"), "x": ("w", "y"), "w": ("x", "y")}
@@ -34,9 +34,14 @@ class Trilinear(ABC):
 
 
 def _derivative(form: Trilinear, wanted: str, first: Tensor, second: Tensor) -> Tensor:
-    if is_eager(first, second):
+    if runs_eagerly(first, second):
         return _Derivative.apply(form, wanted, first, second)
     return form.traceable(wanted, first, second)
+
+
+def runs_eagerly(*tensors: Tensor) -> bool:
+    """Whether torch neither traces nor transforms a call with these tensors, so that it may write in place."""
+    return is_eager(*tensors) and not is_transforming(*tensors)
 
 
 class _Derivative(torch.autograd.Function):
@@ -58,8 +63,8 @@ class _Derivative(torch.autograd.Function):
 
 
 def components(features: Tensor, offset: int, dim: int, mul: int) -> Tensor:
-    """A block of features as ``[dim, nodes, mul]``, a view."""
-    return features.narrow(1, offset, dim * mul).unflatten(1, (dim, mul)).transpose(0, 1)
+    """A block of features as ``[dim, nodes, mul]``; a view if channels are next to each other in memory."""
+    return features.narrow(1, offset, dim * mul).reshape(features.shape[0], dim, mul).transpose(0, 1)
 
 
 def with_rows(features: Tensor) -> Tensor:

@@ -79,6 +79,8 @@ def _check_class(block: torch.nn.Module, names: tuple[str, ...]) -> None:
     kind = type(block)
     if home_of(kind) != f"{_HOME}.blocks" or kind.__qualname__ not in names or "forward" in block.__dict__:
         raise UnsupportedError(f"{kind.__module__}.{kind.__qualname__} is no block of MACE that Equitune knows")
+    if any(part._forward_hooks or part._forward_pre_hooks for part in block.modules()):
+        raise UnsupportedError(f"a {kind.__qualname__} has hooks, which would see the other layout")
     config = getattr(block, "cueq_config", None)
     if config is not None and config.enabled:
         raise UnsupportedError("MACE converted the model for cuEquivariance")
