@@ -28,9 +28,12 @@ class Path(NamedTuple):
     elements: int
     coefficient: float
 
+    @property
+    def numel(self) -> int:
+        return self.x.mul * self.elements * self.y.mul
+
     def weights(self, row: Tensor) -> Tensor:
-        shape = (self.x.mul, self.elements, self.y.mul)
-        return row.narrow(0, self.w, shape[0] * shape[1] * shape[2]).view(shape)
+        return row.narrow(0, self.w, self.numel).view(self.x.mul, self.elements, self.y.mul)
 
 
 class Grouping(ABC):
@@ -119,6 +122,7 @@ class MatricesByElement(Trilinear):
 
     def __init__(self, paths: Sequence[Path], dims: dict[str, int], node_attrs: Tensor, grouping: Grouping) -> None:
         self.paths, self.dims, self.node_attrs, self.grouping = paths, dims, node_attrs, grouping
+        self.weight_numel = sum(path.numel for path in paths)
 
     def derivative(self, wanted: str, first: Tensor, second: Tensor) -> Tensor:
         grouping = self.grouping
@@ -139,7 +143,7 @@ class MatricesByElement(Trilinear):
         return grouping.ungrouped(found)
 
     def _of_weights(self, x: Tensor, y: Tensor) -> Tensor:
-        found = x.new_empty(_numel(self.paths))
+        found = x.new_empty(self.weight_numel)
         for path in self.paths:
             pairs = zip(self.grouping.views(x, path.x), self.grouping.views(y, path.y), strict=True)
             weights = path.weights(found)
@@ -157,27 +161,30 @@ def dense(
     """A derivative of the product with any rows of scalars, in operations that torch traces and differentiates."""
     attrs = node_attrs.to(first.dtype)
     if wanted == "w":
-        equation = "dnu,nv,dnw->uvw"
-        pairs = ((_of(first, path.x), attrs, _of(second, path.y)) for path in paths)
-        gradients = [torch.einsum(equation, *factors).flatten() for factors in pairs]
-        return torch.cat([path.coefficient * one for path, one in zip(paths, gradients, strict=True)])
+        gradients = []
+        for path in paths:
+            by_node = torch.matmul(_of(first, path.x).transpose(1, 2), _of(second, path.y))
+            by_element = torch.matmul(attrs.t(), by_node.reshape(first.shape[0], path.x.mul * path.y.mul))
+            by_element = by_element.reshape(path.elements, path.x.mul, path.y.mul).transpose(0, 1)
+            gradients.append(path.coefficient * by_element.reshape(path.numel))
+        return torch.cat(gradients)
     features, weights = (first, second) if wanted == "y" else (second, first)
-    equation = "dnu,nv,uvw->ndw" if wanted == "y" else "dnw,nv,uvw->ndu"
     found: dict[int, Tensor] = {}
     for path in paths:
         source, target = (path.x, path.y) if wanted == "y" else (path.y, path.x)
-        values = torch.einsum(equation, _of(features, source), attrs, path.weights(weights) * path.coefficient)
-        values = values.flatten(1)
+        by_element = path.coefficient * path.weights(weights).transpose(0, 1).reshape(
+            path.elements, path.x.mul * path.y.mul
+        )
+        matrices = torch.matmul(attrs, by_element).reshape(features.shape[0], path.x.mul, path.y.mul)
+        values = torch.matmul(_of(features, source), matrices if wanted == "y" else matrices.transpose(1, 2))
+        values = values.reshape(features.shape[0], target.dim * target.mul)
         found[target.offset] = found[target.offset] + values if target.offset in found else values
     return joined(found, dims[wanted], features)
 
 
 def _of(features: Tensor, block: Block) -> Tensor:
-    return components(features, block.offset, block.dim, block.mul)
-
-
-def _numel(paths: Sequence[Path]) -> int:
-    return sum(path.x.mul * path.elements * path.y.mul for path in paths)
+    """A block as ``[nodes, dim, mul]``."""
+    return components(features, block.offset, block.dim, block.mul).transpose(0, 1)
 
 
 def _clear_rest(found: Tensor, written: set[Block]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -78,16 +78,6 @@ def assert_traceable_is_the_same(form: Any, x: Tensor, w: Tensor) -> None:
     assert_close(by_each, torch.stack([form(x * row, w) for row in range(3)]))
 
 
-def test_gradients_of_many_cotangents_at_once_are_those_of_each() -> None:
-    form = AcceleratedLinear(linear_of("several blocks to one")).form
-    x, w = (one.requires_grad_() for one in draw((2, form.dims["x"]), (form.weight_numel,)))
-    out, cotangents = form(x, w), torch.randn(4, 2, form.dims["y"])
-    batched = torch.autograd.grad(out, (x, w), cotangents, is_grads_batched=True, retain_graph=True)
-    for number, cotangent in enumerate(cotangents):
-        for found, wanted in zip(batched, torch.autograd.grad(out, (x, w), cotangent, retain_graph=True), strict=True):
-            assert_close(found[number], wanted)
-
-
 def test_features_whose_rows_or_columns_are_strided_are_taken() -> None:
     linear = AcceleratedLinear(linear_of("several blocks to one"))
     (x,) = draw((6, linear.irreps_in.dim))
@@ -132,6 +122,28 @@ def test_products_by_element_are_those_with_all_and_differentiable_twice(element
     assert_traceable_is_the_same(form, x, w)
     x, w = x.requires_grad_(), w.requires_grad_()
     assert torch.autograd.gradgradcheck(form, (x, w))
+
+
+def by_element() -> MatricesByElement:
+    given = product()
+    return MatricesByElement(given.paths, given.dims, one_hot(ELEMENTS), grouping_of(sorted_species(ELEMENTS)))
+
+
+FORMS = {
+    "linear": lambda: AcceleratedLinear(linear_of("several blocks to one")).form,
+    "species": by_element,
+}
+
+
+@pytest.mark.parametrize("make", FORMS.values(), ids=FORMS)
+def test_gradients_of_many_cotangents_at_once_are_those_of_each(make: Callable[[], Any]) -> None:
+    form = make()
+    x, w = (one.requires_grad_() for one in draw((len(ELEMENTS), form.dims["x"]), (form.weight_numel,)))
+    out, cotangents = form(x, w), torch.randn(4, len(ELEMENTS), form.dims["y"])
+    batched = torch.autograd.grad(out, (x, w), cotangents, is_grads_batched=True, retain_graph=True)
+    for number, cotangent in enumerate(cotangents):
+        for found, wanted in zip(batched, torch.autograd.grad(out, (x, w), cotangent, retain_graph=True), strict=True):
+            assert_close(found[number], wanted)
 
 
 def test_every_chunk_holds_nodes_of_one_element() -> None:
