@@ -153,3 +153,14 @@ def test_a_part_of_a_changed_model_is_not_restored_alone() -> None:
     with pytest.raises(InputError, match="restore the whole model"):
         restore(model.interactions)
     assert restore(model) == REPLACED
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+def test_on_a_gpu_results_are_stocks(dtype: torch.dtype) -> None:
+    model = model_of(NUMBERS, hidden="32x0e+32x1o", max_ell=3, correlation=3, dtype=dtype).cuda()
+    batch = {name: value.cuda() for name, value in batch_of(model, imidazole()).items()}
+    wanted = results(model, batch)
+    assert accelerate(model).note == ""
+    assert_same(results(model, batch), wanted)
+    assert_same(results(model, batch), wanted)

@@ -13,6 +13,7 @@ from torch import Tensor
 from autotune.integrations.ir_mul.stand_in import Draw, NodeStandIn
 from autotune.integrations.ir_mul.trilinear import Trilinear, components, joined, with_rows
 from autotune.modules.base import autocast
+from autotune.modules.path_weights import check_last
 from autotune.workload.tensors import relayout
 from kernelgen.errors import UnsupportedError
 from kernelgen.problem.irreps import blocks_of
@@ -152,8 +153,12 @@ class AcceleratedLinear(NodeStandIn):
     def forward(self, features: Tensor) -> Tensor:
         """``[..., irreps_in.dim]`` -> ``[..., irreps_out.dim]``."""
         rows, weight = autocast(features if features.dim() == 2 else features.flatten(0, -2), self.weight)
-        # Without paths e3nn looks at no features, and MACE gives it too few.
-        found = self.form(rows, weight) if self.form.paths else rows.new_zeros(len(rows), self.form.dims["y"])
+        form: BlockMatrices = self.form
+        if form.paths:
+            check_last("features", rows, form.dims["x"])
+            found = form(rows, weight)
+        else:  # e3nn looks at no features then, and MACE gives it too few
+            found = rows.new_zeros(len(rows), form.dims["y"])
         if self.biased:
             biases = self.bias.split([mul for _, mul in self.biased])
             found = found + _joined_row(dict(zip(self.biased, biases, strict=True)), found)

@@ -18,7 +18,7 @@ from autotune.integrations.ir_mul.radial import AcceleratedRadial
 from autotune.integrations.ir_mul.species import CHUNK, chunked_species, elements_of, sorted_species, species_of
 from autotune.integrations.ir_mul.species_product import MatricesByElement, SpeciesProduct, dense, grouping_of
 from autotune.integrations.replacement import normal
-from kernelgen.errors import UnsupportedError
+from kernelgen.errors import InputError, UnsupportedError
 
 draw = functools.partial(normal, torch.empty(0, dtype=torch.float64))
 
@@ -86,6 +86,8 @@ def test_features_whose_rows_or_columns_are_strided_are_taken() -> None:
     assert_close(linear(x.t().contiguous().t()), wanted)
     assert_close(linear(x.view(2, 3, -1)), wanted.view(2, 3, -1))
     assert linear(x[:0]).shape == (0, linear.irreps_out.dim)
+    with pytest.raises(InputError, match="expected a last dimension of 39"):
+        linear(x[:, 1:])
 
 
 def test_a_linear_layer_with_given_weights_is_refused() -> None:
@@ -216,3 +218,59 @@ def test_the_third_derivative_of_a_radial_network_is_right_too() -> None:
         return torch.autograd.grad(fast(x).sum(), x, create_graph=True)[0]
 
     assert torch.autograd.gradgradcheck(slope, x)
+
+
+def cases() -> dict[str, tuple[Any, list[Tensor]]]:
+    """Each stand-in with inputs of many nodes."""
+    elements = torch.arange(500) * 7 % 5
+    linear = AcceleratedLinear(linear_of("several blocks to one"))
+    x, features, edges = draw((500, product().dims["x"]), (500, linear.irreps_in.dim), (40, 4))
+    net = nn.FullyConnectedNet([4, 6, 3], torch.nn.functional.silu)
+    return {
+        "linear": (linear, [features]),
+        "species": (product(), [x, one_hot(elements)]),
+        "radial": (AcceleratedRadial(net), [edges]),
+    }
+
+
+def first_and_second(model: torch.nn.Module, x: Tensor, *others: Tensor) -> list[Tensor]:
+    x = x.detach().requires_grad_()
+    out = model(x, *others)
+    (by_x,) = torch.autograd.grad(out.square().sum(), x, create_graph=True)
+    return [out, by_x, *torch.autograd.grad(by_x.square().sum(), [x, *model.parameters()])]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["linear", "species", "radial"])
+def test_on_a_gpu_results_are_those_of_the_cpu_without_waiting(name: str) -> None:
+    model, given = cases()[name]
+    wanted = first_and_second(model, *given)
+    model.cuda()
+    given = [one.cuda() for one in given]
+    for a, b in zip(first_and_second(model, *given), wanted, strict=True):
+        assert_close(a.cpu(), b)
+    given = [one.clone() for one in given]
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        found = first_and_second(model, *given)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    for a, b in zip(found, wanted, strict=True):
+        assert_close(a.cpu(), b)
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_the_first_rows_may_be_any_and_a_graph_is_captured() -> None:
+    model, (x, attrs) = cases()["species"]
+    wanted = model(x, attrs / 2)
+    model.cuda()
+    x, attrs = x.cuda(), torch.nn.functional.pad(attrs, (0, 1)).cuda()[:, :-1]  # of a number of elements of its own
+    assert_close(model(x, attrs / 2).cpu(), wanted)
+    attrs = attrs.contiguous()
+    wanted = model(x, attrs)
+    graph, given = torch.cuda.CUDAGraph(), x.clone()
+    with torch.no_grad(), torch.cuda.graph(graph):
+        out = model(given, attrs)
+    given.copy_(2 * x)
+    graph.replay()
+    assert_close(out, 2 * wanted)
