@@ -2,8 +2,9 @@
 
 :func:`accelerate` replaces every ``e3nn.o3.TensorProduct`` and ``e3nn.o3.SphericalHarmonics`` in a module tree that the
 generator covers. In a block of MACE, NequIP or SevenNet that gathers, multiplies and sums, all three become one
-convolution. The others stay, and the returned table says why. Parameters stay the same objects, so optimizers keep
-working; checkpoints keep their names. :func:`restore` puts everything back.
+convolution; in a MACE model also what lies between two of them changes. The others stay, and the returned table says
+why. Parameters stay the same objects, so optimizers keep working; checkpoints keep their names. :func:`restore` puts
+everything back.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import torch
 from autotune.integrations.acceleration import CONVOLUTIONS, PRODUCTS, Acceleration, Place
 from autotune.integrations.convolution_block import ConvolutionBlock, known_blocks
 from autotune.integrations.exchange import ExchangedConvolution, exchange_all
+from autotune.integrations.ir_mul.model import change_layouts, undo_layouts
 from autotune.integrations.replacement import Replacing, kind_of
 from autotune.integrations.stand_ins import AcceleratedConvolution, StandIn
 from kernelgen.errors import InputError
@@ -31,6 +33,10 @@ def accelerate(
     Blocks of MACE, NequIP and SevenNet get the whole convolution: no edge-wise product is kept in memory. In a MACE
     model that was converted for cuEquivariance or OpenEquivariance it takes the place of theirs; other parts stay.
 
+    A stock MACE model changes to layout ``ir_mul`` inside, as a whole: all linear layers, products with species,
+    contractions and radial networks too. What it takes and gives, parameters and checkpoints stay in e3nn's layout.
+    If one part cannot change, none does, and the result's note says why.
+
     strict, deterministic: as in :class:`autotune.TensorProduct`; harmonics are always deterministic.
     check: compare each replacement with e3nn on random inputs, on the module's device and in its dtype (for harmonics,
     which have neither, the model's). A replacement that differs by more than ``TOLERANCE`` is not used.
@@ -42,9 +48,11 @@ def accelerate(
     model = _module_of(model)
     replacing = Replacing(strict, deterministic, _sample_of(model) if check else None)
     before = sum(isinstance(module, StandIn) for module in model.modules())
-    places = [_replaced(replacing, *found) for found in list(_found(model))]
+    places, reason = change_layouts(model, replacing)
+    places += [_replaced(replacing, *found) for found in list(_found(model))]
     places += exchange_all(model, replacing)
-    return Acceleration(tuple(places), _note(model, before, places))
+    kept = f"node features stay in layout mul_ir: {reason}" if reason else ""
+    return Acceleration(tuple(places), _note(model, before, places) or kept)
 
 
 def _replaced(
@@ -76,9 +84,11 @@ def _block_of(parent: torch.nn.Module | None, attribute: str) -> ConvolutionBloc
 def restore(model: Any) -> int:
     """Put e3nn's modules back where :func:`accelerate` replaced them; returns the number of places.
 
-    Changes to the replacements carry over: another weight, hooks, parametrizations, pruning, the mode.
+    Changes to the replacements carry over: another weight, hooks, parametrizations, pruning, the mode. InputError for a
+    part of a model whose layout was changed as a whole.
     """
     model = _module_of(model)
+    undo_layouts(model)
     found = [(parent, name, child) for parent in model.modules() for name, child in _children(parent)]
     replaced = [(parent, name, child) for parent, name, child in found if isinstance(child, StandIn)]
     for parent, name, child in replaced:

@@ -5,17 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 # In the order in which the table names them.
-CONVOLUTIONS, CONTRACTIONS, PRODUCTS, HARMONICS = KIND_NAMES = (
-    "convolutions",
-    "symmetric contractions",
-    "tensor products",
-    "spherical harmonics",
+CONVOLUTIONS, CONTRACTIONS, PRODUCTS, LINEARS, RADIALS, ARRANGEMENTS, HARMONICS = KIND_NAMES = (
+    *("convolutions", "symmetric contractions", "tensor products", "linear layers", "radial networks"),
+    *("reshapes and gates", "spherical harmonics"),
 )
 
 
 @dataclass(frozen=True)
 class Place:
-    """One e3nn module: its name in the model, whether it was replaced, and with what or why not.
+    """One module of e3nn or a package: its name in the model, whether it was replaced, and with what or why not.
 
     kind: one of ``KIND_NAMES``.
     """
@@ -29,7 +27,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Acceleration:
-    """Every e3nn tensor product and spherical harmonics module of a model; prints as a table.
+    """Every tensor product and spherical harmonics module of a model, and what else changed; prints as a table.
 
     note: a remark on the model, such as why no module was found.
     """

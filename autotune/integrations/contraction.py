@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from autotune.database.lookup import Tuning
+from autotune.integrations.ir_mul.species import elements_of
 from autotune.integrations.package_product import PackageStandIn
 from autotune.modules.symmetric_contraction import TunedContraction
 from kernelgen.e3nn_import import o3
@@ -47,7 +48,7 @@ class AcceleratedContraction(PackageStandIn):
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         """y: one-hot rows [nodes, elements], as MACE's node attributes are, or the number of each node's element."""
-        elements = y if y.dim() == 1 else _elements(y)
+        elements = y if y.dim() == 1 else elements_of(y)
         if elements is None:
             return self._of_original(x, y)
         return self.contraction.contract(x, self._weights(x), elements)
@@ -110,18 +111,6 @@ class AcceleratedContraction(PackageStandIn):
     def __getstate__(self) -> dict[str, Any]:
         # What is kept of weights can be made again.
         return {**self.__dict__, "_matrices": {}, "_kept": None}
-
-
-def _elements(y: Tensor) -> Tensor | None:
-    """The number of each node's element if rows are one-hot; on a GPU others are a device-side assertion."""
-    if y.requires_grad:
-        return None
-    largest, elements = y.max(dim=1) if y.shape[1] else (y.new_zeros(y.shape[0]), y.new_zeros(y.shape[0]).long())
-    is_one_hot = ((largest == 1) & (y.count_nonzero(dim=1) == 1)).all()
-    if y.is_cuda or torch.compiler.is_compiling():
-        torch._assert_async(is_one_hot, "node attributes are not one-hot; restore the model (autotune.restore)")
-        return elements
-    return elements if bool(is_one_hot) else None
 
 
 def _problem_of(original: Any) -> ContractionProblem:

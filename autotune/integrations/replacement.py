@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
@@ -9,15 +10,18 @@ import torch
 
 from autotune.integrations.acceleration import HARMONICS, PRODUCTS
 from autotune.integrations.convolution_block import ConvolutionBlock, home_of
+from autotune.integrations.ir_mul.stand_in import NodeStandIn
 from autotune.integrations.package_product import PackageStandIn, product_of
 from autotune.integrations.stand_ins import AcceleratedConvolution, AcceleratedHarmonics, AcceleratedProduct
 from autotune.modules.e3nn_checkpoints import CODE
 from autotune.modules.matrix_contraction import MATRIX_WEIGHTS
+from autotune.workload.tensors import relayout
 from kernelgen.e3nn_import import o3
 from kernelgen.errors import ProblemError, UnsupportedError
 from kernelgen.problem.from_e3nn import problem_of
 
 TunedStandIn: TypeAlias = AcceleratedProduct | AcceleratedConvolution | AcceleratedHarmonics | PackageStandIn
+AnyStandIn: TypeAlias = TunedStandIn | NodeStandIn
 
 # Largest allowed relative difference between a replacement's result and e3nn's.
 TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-10}
@@ -61,7 +65,7 @@ class Replacing:
     def __init__(self, strict: bool | None, deterministic: bool, like: torch.Tensor | None) -> None:
         self.strict, self.deterministic, self.like = strict, deterministic, like
         self.unfused: dict[torch.nn.Module, str] = {}
-        self._made: dict[tuple[torch.nn.Module, object], TunedStandIn | str] = {}
+        self._made: dict[tuple[torch.nn.Module, object], Any] = {}
 
     def stand_in(
         self, module: torch.nn.Module, parent: torch.nn.Module | None, block: ConvolutionBlock | None
@@ -69,7 +73,7 @@ class Replacing:
         """The stand-in for a module, the same at every place; or why it stays."""
         if (product := product_of(module)) is not None:
             return product.why_it_stays(module) or self._tried(module, product.stand_in)
-        if reason := _why_it_stays(module, parent):
+        if reason := why_it_stays(module, parent):
             return reason
         is_product = is_of(module, o3.TensorProduct)
         if block is not None and is_product:
@@ -83,10 +87,11 @@ class Replacing:
 
     def _tried(self, module: torch.nn.Module, kind: Callable[..., TunedStandIn]) -> TunedStandIn | str:
         if (module, kind) not in self._made:
-            self._made[module, kind] = self._made_and_compared(module, kind)
+            self._made[module, kind] = self.made_and_compared(module, kind)
         return self._made[module, kind]
 
-    def _made_and_compared(self, module: Any, kind: Callable[..., TunedStandIn]) -> TunedStandIn | str:
+    def made_and_compared(self, module: Any, kind: Callable[..., AnyStandIn]) -> AnyStandIn | str:
+        """A stand-in of this kind, or why there is none."""
         try:
             made = kind(module, strict=self.strict, deterministic=self.deterministic)
             return (difference(module, made, self.like) if self.like is not None else "") or made
@@ -96,7 +101,7 @@ class Replacing:
             return f"{type(reason).__name__}: {reason}"
 
 
-def _why_it_stays(module: torch.nn.Module, parent: torch.nn.Module | None) -> str:
+def why_it_stays(module: torch.nn.Module, parent: torch.nn.Module | None) -> str:
     """Why a module cannot be replaced whatever it computes; empty if it can."""
     kind = next(kind for kind in KINDS.values() if is_of(module, kind))
     if parent is None:
@@ -105,7 +110,7 @@ def _why_it_stays(module: torch.nn.Module, parent: torch.nn.Module | None) -> st
         return "torch.compile holds it; accelerate the model first"
     if isinstance(module, torch.jit.ScriptModule):
         return "TorchScript has compiled it; accelerate the model before torch.jit.script"
-    return _what_would_be_lost(module, kind)
+    return what_would_be_lost(module, kind)
 
 
 _FASTER_IN_E3NN = "e3nn's own code is faster here: it contracts the weights with the scalars of the second input first"
@@ -123,7 +128,7 @@ def _weighs_scalars(module: Any) -> bool:
     return is_weighted and is_scalar and module.shared_weights and module.weight_numel >= MATRIX_WEIGHTS
 
 
-def _what_would_be_lost(module: torch.nn.Module, kind: type[torch.nn.Module]) -> str:
+def what_would_be_lost(module: torch.nn.Module, kind: type[torch.nn.Module]) -> str:
     """What the module does that a replacement would not, in words; empty if nothing."""
     name = type(module).__name__
     base = e3nn_class(module, kind)
@@ -147,8 +152,10 @@ def normal(like: torch.Tensor, *shapes: tuple[int, ...]) -> list[torch.Tensor]:
 
 
 @torch.no_grad()
-def difference(module: Any, made: TunedStandIn, like: torch.Tensor) -> str:
+def difference(module: Any, made: AnyStandIn, like: torch.Tensor) -> str:
     """How far both results differ on random inputs; empty if they agree. Hooks are not called."""
+    if isinstance(made, NodeStandIn):
+        return compared(*made.both_results(functools.partial(normal, like)))
     if isinstance(made, PackageStandIn):
         return compared(*made.both_results(normal), "the package's own")
     if isinstance(made, AcceleratedHarmonics):
@@ -177,7 +184,9 @@ def _results(
     sender, receiver = check_graph(x.device)
     messages = module.forward(x[sender], y, weight)
     wanted = messages.new_zeros(messages.shape).index_add(0, receiver, messages)
-    return made.convolve(x, y, weight, sender, receiver), wanted
+    irreps = (str(module.irreps_in1), str(module.irreps_out))
+    found = made.convolve(relayout(x, irreps[0], "mul_ir", made.layout), y, weight, sender, receiver)
+    return relayout(found, irreps[1], made.layout, "mul_ir"), wanted
 
 
 def check_graph(device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:

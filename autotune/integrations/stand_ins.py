@@ -73,7 +73,7 @@ class StandIn(torch.nn.Module):
             return getattr(self.__dict__["original"], name)
 
 
-class _OfProduct(StandIn, E3nnCheckpoints):
+class ProductStandIn(StandIn, E3nnCheckpoints):
     """The stand-in of an ``e3nn.o3.TensorProduct``, with its parameter, checkpoint names and other attributes."""
 
     original: o3.TensorProduct
@@ -103,7 +103,7 @@ def _arguments(original: o3.TensorProduct) -> dict[str, Any]:
     }
 
 
-class AcceleratedProduct(_OfProduct, TensorProduct):
+class AcceleratedProduct(ProductStandIn, TensorProduct):
     """Replaces one ``e3nn.o3.TensorProduct``."""
 
     def __init__(self, original: o3.TensorProduct, *, strict: bool | None = None, deterministic: bool = False) -> None:
@@ -112,13 +112,20 @@ class AcceleratedProduct(_OfProduct, TensorProduct):
         self._take_place_of(original)
 
 
-class AcceleratedConvolution(_OfProduct, TensorProductConv):
+class AcceleratedConvolution(ProductStandIn, TensorProductConv):
     """Replaces one ``e3nn.o3.TensorProduct`` together with the gather before it and the sum after it."""
 
-    def __init__(self, original: o3.TensorProduct, *, strict: bool | None = None, deterministic: bool = False) -> None:
+    def __init__(
+        self,
+        original: o3.TensorProduct,
+        *,
+        strict: bool | None = None,
+        deterministic: bool = False,
+        layout: str = "mul_ir",
+    ) -> None:
         if original.internal_weights:
             raise UnsupportedError("its weights are internal; a convolution takes the weights as an argument")
-        super().__init__(**_arguments(original), strict=strict, deterministic=deterministic)
+        super().__init__(**_arguments(original), layout=layout, strict=strict, deterministic=deterministic)
         self._take_place_of(original)
 
     def convolve(self, x: Tensor, y: Tensor, weights: Tensor, sender: Tensor, receiver: Tensor) -> Tensor:

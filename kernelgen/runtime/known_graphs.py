@@ -47,6 +47,8 @@ class KnownGraph(ABC):
     def __init__(self) -> None:
         self.orders: dict[Hashable, EdgeOrder] = {}
         self.in_range: set[tuple[int, int]] = set()
+        # What others found out about the tensors.
+        self.facts: dict[Hashable, Any] = {}
         self._contiguous: dict[int, tuple[Tensor, Tensor]] = {}
 
     @abstractmethod

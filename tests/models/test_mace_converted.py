@@ -68,7 +68,7 @@ def test_a_converted_model_gets_the_convolution_and_keeps_the_rest(conversion: C
     assert str(table).startswith("2 of 2 convolutions")
     assert all(isinstance(block.conv_tp, ConvertedConvolution) for block in model.interactions)
     changed = [name for name, module in model.named_modules() if modules[name] is not module]
-    assert "products.0.symmetric_contractions" not in changed and "interactions.0.conv_tp" in changed
+    assert "interactions.0.linear_up" not in changed and "interactions.0.conv_tp" in changed
     assert_same(results(model, batch), wanted)
     plain = results(stock, batch, training=False)
     assert_same(results(model, batch, training=False), plain)

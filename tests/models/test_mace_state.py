@@ -18,7 +18,17 @@ pytest.importorskip("mace", reason="MACE is not installed")
 
 from e3nn.util import jit
 from mace.calculators import LAMMPS_MACE
-from mace_cases import TOLERANCE, assert_same, batch_of, default_dtype, imidazole, model_of, numbers_in, results
+from mace_cases import (
+    REPLACED,
+    TOLERANCE,
+    assert_same,
+    batch_of,
+    default_dtype,
+    imidazole,
+    model_of,
+    numbers_in,
+    results,
+)
 from places import ROOT
 from torch_ema import ExponentialMovingAverage
 
@@ -62,12 +72,12 @@ def test_accelerating_twice_and_restoring_are_harmless() -> None:
     model = stock()
     before = dict(model.named_modules())
     parameters = dict(model.named_parameters())
-    assert accelerate(model).replaced == 5
+    assert accelerate(model).replaced == REPLACED
     fast = dict(model.named_modules())
     again = accelerate(model)
-    assert (again.places, again.note) == ((), "5 modules were replaced before")
+    assert (again.places, again.note) == ((), f"{REPLACED} modules were replaced before")
     assert dict(model.named_modules()) == fast
-    assert restore(model) == 5 and restore(model) == 0
+    assert restore(model) == REPLACED and restore(model) == 0
     assert dict(model.named_modules()) == before
     assert all(parameter is parameters[name] for name, parameter in model.named_parameters())
 
@@ -112,12 +122,12 @@ def test_conversions_and_copies_keep_equitune(conversion: Callable[[Any], Any]) 
     plain, fast = stock(), stock()
     accelerate(fast)
     plain, fast = conversion(plain), conversion(fast)
-    assert replaced_in(fast) == 5
+    assert replaced_in(fast) == REPLACED
     batch = batch_of(plain, imidazole())
     wanted = results(plain, batch)
     # e3nn's constants are rounded with the weights; Equitune's are not.
     assert_same(results(fast, batch), wanted, TOLERANCE[torch.float32])
-    assert restore(fast) == 5
+    assert restore(fast) == REPLACED
     assert_same(results(fast, batch), wanted)
 
 
@@ -136,7 +146,8 @@ def test_a_float32_model_converted_to_float64_is_accelerated() -> None:
         name: value for name, value in model.named_buffers() if "conv_tp" not in name and "skip_tp" not in name
     }
     exact.load_state_dict(weights, strict=False)
-    assert_same(found, results(exact, batch))
+    # Rounded constants of MACE's contraction are not quite equivariant; the kernel leaves out what is not.
+    assert_same(found, results(exact, batch), 1e-6)
 
 
 IN_A_FRESH_PROCESS = """
@@ -144,7 +155,7 @@ import sys, torch
 model = torch.load(sys.argv[1], weights_only=False)
 given, wanted = torch.load(sys.argv[2], weights_only=False)
 from autotune.integrations.stand_ins import StandIn
-assert sum(isinstance(module, StandIn) for module in model.modules()) == 5
+assert sum(isinstance(module, StandIn) for module in model.modules()) == 21
 forces = model(given, compute_force=True)["forces"]
 torch.testing.assert_close(forces, wanted, rtol=1e-10, atol=1e-12)
 print("the same")

@@ -21,7 +21,7 @@ from mace.calculators import MACECalculator as StockCalculator
 from mace.calculators.lammps_mliap_mace import LAMMPS_MLIAP_MACE
 from mace.tools.compile import prepare
 from mace.tools.scripts_utils import extract_model
-from mace_cases import assert_same, batch_of, default_dtype, gradients, imidazole, model_of, numbers_in
+from mace_cases import REPLACED, assert_same, batch_of, default_dtype, gradients, imidazole, model_of, numbers_in
 from places import ROOT
 from reference import float64
 
@@ -55,7 +55,7 @@ def test_the_calculator_takes_a_file_and_any_dtype(tmp_path: Path, dtypes: tuple
     torch.save(model(getattr(torch, stored)), tmp_path / "a.model")
     wanted = predictions(StockCalculator(model_paths=str(tmp_path / "a.model"), default_dtype=asked))
     fast = MACECalculator(model_paths=str(tmp_path / "a.model"), default_dtype=asked)
-    assert replaced_in(fast.models[0]) == fast.acceleration.replaced == 5
+    assert replaced_in(fast.models[0]) == fast.acceleration.replaced == REPLACED
     assert_equal(predictions(fast), wanted, 1e-10 if (stored, asked) == ("float64", "") else 1e-5)
 
 
@@ -68,10 +68,10 @@ def test_a_committee_and_an_existing_calculator_are_accelerated() -> None:
     wanted = [*predictions(plain), plain.results["energies"], plain.results["forces_comm"]]
     fast = MACECalculator(models=[one, two])
     assert_equal([*predictions(fast), fast.results["energies"], fast.results["forces_comm"]], wanted)
-    assert accelerate(plain).replaced == 10
+    assert accelerate(plain).replaced == 2 * REPLACED
     plain.reset()
     assert_equal([*predictions(plain), plain.results["energies"], plain.results["forces_comm"]], wanted)
-    assert restore(plain) == 10
+    assert restore(plain) == 2 * REPLACED
 
 
 def test_the_calculator_keeps_cuequivariances_other_parts() -> None:
@@ -88,7 +88,7 @@ def test_the_calculator_warns_if_no_convolution_is_equitunes() -> None:
     stock.interactions[0].conv_tp.right = None  # it has a method of its own
     with pytest.warns(UserWarning, match="no convolution of the model is Equitune's: TensorProduct has a right"):
         calculator = MACECalculator(models=stock)
-    assert str(calculator.acceleration).startswith("0 of 1 convolutions, 1 of 1 tensor products")
+    assert str(calculator.acceleration).startswith("0 of 1 convolutions, 1 of 1 symmetric contractions")
 
 
 SMALL: dict[str, Any] = {"num_interactions": 1, "max_ell": 1, "correlation": 1, "hidden": "2x0e+2x1o"}
@@ -100,7 +100,7 @@ def test_a_compiled_model_agrees_with_stock() -> None:
     with float64():  # MACE rebuilds the model in torch's default dtype
         wanted = predictions(StockCalculator(models=model(**SMALL)))[:2]
         fast = MACECalculator(models=model(**SMALL), compile_mode="default")
-        assert replaced_in(fast.models[0]) == fast.acceleration.replaced == 3
+        assert replaced_in(fast.models[0]) == fast.acceleration.replaced == 11
         atoms = imidazole()
         atoms.calc = fast
         assert_equal([np.asarray(atoms.get_potential_energy()), atoms.get_forces()], wanted)
@@ -115,7 +115,7 @@ def test_a_compiled_training_step_gives_stocks_gradients() -> None:
     wanted = step(stock, batch)
     with default_dtype(torch.float64):
         fast = prepare(extract_model)(model=stock, map_location="cpu")
-    assert accelerate(fast).replaced == 3
+    assert accelerate(fast).replaced == 11
     found = step(torch.compile(fast, backend="aot_eager", fullgraph=True), batch)
     assert_same({name.removeprefix("_orig_mod."): value for name, value in found.items()}, wanted)
 
@@ -161,10 +161,10 @@ def test_the_interface_to_lammps_is_pickled_with_equitune_and_agrees_on_real_ato
     for fast in (False, True):
         made = LAMMPS_MLIAP_MACE(model())
         if fast:
-            assert accelerate(made).replaced == 5
+            assert accelerate(made).replaced == REPLACED
         torch.save(made, tmp_path / "mliap.pt")
         loaded = torch.load(tmp_path / "mliap.pt", weights_only=False)
-        assert replaced_in(loaded.model) == (5 if fast else 0)
+        assert replaced_in(loaded.model) == (REPLACED if fast else 0)
         data = Exchange(atoms, numbers_in(atoms), np.arange(5))
         loaded.compute_forces(data)
         found.append([np.asarray(data.energy), data.eatoms, data.forces.numpy()])
@@ -215,7 +215,9 @@ def test_the_training_command_gives_stocks_losses_and_saves_a_stock_model(tmp_pa
     wanted, stock = train(tmp_path / "stock", "mace.cli.run_train")
     found, saved = train(tmp_path / "fast", "autotune.integrations.training.mace")
     logged = (tmp_path / "fast" / "logs").glob("*.log")
-    assert "2 of 2 convolutions, 2 of 2 tensor products" in "".join(path.read_text() for path in logged)
+    assert "2 of 2 convolutions, 2 of 2 symmetric contractions, 2 of 2 tensor products" in "".join(
+        path.read_text() for path in logged
+    )
     losses = [[line["loss"] for line in lines if "loss" in line] for lines in (found, wanted)]
     assert len(losses[0]) >= 6
     assert_equal([np.array(losses[0])], [np.array(losses[1])], 1e-8)

@@ -39,13 +39,13 @@ def recording_of(folder: Path, dtype: str | None = None) -> tuple[Recording, set
     return recording, modules
 
 
-def test_every_convolution_is_recorded_in_the_models_layout_and_dtype(folder: Path) -> None:
+def test_every_convolution_is_recorded_in_its_layout_and_dtype(folder: Path) -> None:
     recording, modules = recording_of(folder)
     assert {"interactions.0.conv_tp", "interactions.1.conv_tp", "spherical_harmonics"} <= modules
     convolutions = [request for request in recording.requests if request.operation == "conv"]
     assert len({request.problem for request in convolutions}) == 2
     assert {request.dtype for request in recording.requests} == {"float32"}
-    assert {request.layout for request in convolutions} == {"mul_ir"}
+    assert {request.layout for request in convolutions} == {"ir_mul"}
     assert {request.num_nodes for request in convolutions} == {len(imidazole())}
     assert {"forward", "backward"} <= {request.direction for request in convolutions}
     assert any("double" in request.direction or "joint" in request.direction for request in convolutions)

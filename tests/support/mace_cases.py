@@ -44,6 +44,8 @@ __all__ = [
     "results",
 ]
 
+# Number of modules that accelerate replaces in a model of two layers.
+REPLACED = 21
 # Models of dipoles alone.
 WITHOUT_FORCES = ("AtomicDipolesMACE", "AtomicDielectricMACE")
 

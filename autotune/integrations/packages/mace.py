@@ -101,15 +101,21 @@ class ConvertedBlock(Exchange):
 
 
 _INTERACTION = InteractionBlock()
-BLOCKS = (_INTERACTION,)
-EXCHANGES = (ConvertedBlock(),)
 
 
-def _why_it_stays(module: torch.nn.Module) -> str | None:
+def block_of(block: torch.nn.Module) -> InteractionBlock | None:
+    """The kind of an interaction block with e3nn's product in it."""
+    return _INTERACTION if _INTERACTION.matches(block) else None
+
+
+def contraction_of_mace(module: torch.nn.Module) -> str | None:
+    """Empty for MACE's symmetric contraction, the reason for one that must stay; None for any other module."""
     kind = type(module)
     if (home_of(kind), kind.__qualname__) != ("mace.modules.symmetric_contraction", "SymmetricContraction"):
         return None
     return "" if "forward" not in module.__dict__ else "it has a forward of its own"
 
 
-PRODUCT = PackageProduct(_why_it_stays, AcceleratedContraction, CONTRACTIONS)
+BLOCKS = (_INTERACTION,)
+EXCHANGES = (ConvertedBlock(),)
+PRODUCT = PackageProduct(contraction_of_mace, AcceleratedContraction, CONTRACTIONS)

@@ -1,0 +1,195 @@
+"""``e3nn.o3.Linear`` in layout ``ir_mul``: one matrix product for each pair of blocks and component, without copies."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from autotune.integrations.ir_mul.stand_in import Draw, NodeStandIn
+from autotune.integrations.ir_mul.trilinear import Trilinear, components, joined, with_rows
+from autotune.modules.base import autocast
+from autotune.modules.path_weights import check_last
+from autotune.workload.tensors import relayout
+from kernelgen.errors import UnsupportedError
+from kernelgen.problem.irreps import blocks_of
+
+
+@dataclass(frozen=True)
+class Path:
+    """A block of x times a matrix, added to a block of y. x, y, w: offsets; rows and columns: channels of x and y."""
+
+    x: int
+    y: int
+    w: int
+    rows: int
+    columns: int
+    dim: int
+    coefficient: float
+
+    @property
+    def numel(self) -> int:
+        return self.rows * self.columns
+
+
+class BlockMatrices(Trilinear):
+    """Products of blocks of features with matrices, ``y = sum of c x w``.
+
+    dims: widths of x and y. In y, and in the gradient by x, every block is written where it belongs.
+    """
+
+    def __init__(self, paths: Sequence[Path], dims: tuple[int, int]) -> None:
+        self.paths, self.dims = tuple(paths), {"x": dims[0], "y": dims[1]}
+        self.weight_numel = sum(path.numel for path in paths)
+        self.merged = _merged(self.paths)
+
+    def derivative(self, wanted: str, first: Tensor, second: Tensor) -> Tensor:
+        if wanted == "w":
+            return self._of_weights(with_rows(first), with_rows(second))
+        features, weights = (first, second) if wanted == "y" else (second, first)
+        features = with_rows(features)
+        other = "x" if wanted == "y" else "y"
+        found, written = self._empty(wanted, features), set()
+        for path in self.merged:
+            matrix = weights.narrow(0, path.w, path.numel).view(path.rows, path.columns)
+            matrix = (matrix if wanted == "y" else matrix.t()).expand(path.dim, -1, -1)
+            source = _block(features, path, other)
+            target, at = _block(found, path, wanted), getattr(path, wanted)
+            torch.baddbmm(target, source, matrix, beta=float(at in written), alpha=path.coefficient, out=target)
+            written.add(at)
+        return found
+
+    def _empty(self, side: str, like: Tensor) -> Tensor:
+        """Room for the result; zeros if no path writes some block of it."""
+        reached = {getattr(path, side): path.dim * _mul(path, side) for path in self.merged}
+        shape = (like.shape[0], self.dims[side])
+        return like.new_empty(shape) if sum(reached.values()) == self.dims[side] else like.new_zeros(shape)
+
+    def _of_weights(self, x: Tensor, y: Tensor) -> Tensor:
+        found = x.new_empty(self.weight_numel)
+        for path in self.merged:
+            target = found.narrow(0, path.w, path.numel).view(path.rows, path.columns)
+            pairs = _block(x, path, "x").transpose(1, 2), _block(y, path, "y")
+            if x.is_cuda:  # few launches; on a CPU the components' sums would cost as much as the products
+                torch.sum(torch.bmm(*pairs), 0, out=target)
+                target.mul_(path.coefficient)
+                continue
+            for component, (rows, columns) in enumerate(zip(*pairs, strict=True)):
+                torch.addmm(target, rows, columns, beta=float(component > 0), alpha=path.coefficient, out=target)
+        return found
+
+    def traceable(self, wanted: str, first: Tensor, second: Tensor) -> Tensor:
+        if wanted == "w":
+            parts = [
+                path.coefficient
+                * torch.matmul(_block(first, path, "x").transpose(1, 2), _block(second, path, "y"))
+                .sum(0)
+                .reshape(path.numel)
+                for path in sorted(self.paths, key=lambda path: path.w)
+            ]
+            return torch.cat(parts)
+        features, weights = (first, second) if wanted == "y" else (second, first)
+        found: dict[int, Tensor] = {}
+        for path in self.paths:
+            matrix = path.coefficient * weights.narrow(0, path.w, path.numel).view(path.rows, path.columns)
+            source = _block(features, path, "x" if wanted == "y" else "y")
+            values = torch.matmul(source, matrix if wanted == "y" else matrix.t()).transpose(0, 1)
+            values = values.reshape(features.shape[0], path.dim * _mul(path, wanted))
+            at = getattr(path, wanted)
+            found[at] = found[at] + values if at in found else values
+        return joined(found, self.dims[wanted], features)
+
+
+def _mul(path: Path, side: str) -> int:
+    return path.rows if side == "x" else path.columns
+
+
+def _block(features: Tensor, path: Path, side: str) -> Tensor:
+    return components(features, getattr(path, side), path.dim, _mul(path, side))
+
+
+def _merged(paths: Sequence[Path]) -> tuple[Path, ...]:
+    """Neighbouring blocks of scalars that go to one block, and there alone, become one product."""
+    uses = Counter(path.x for path in paths)
+    found: list[Path] = []
+    for path in sorted(paths, key=lambda path: path.w):
+        last = found[-1] if found else None
+        if (
+            last is not None
+            and path.dim == last.dim == 1
+            and uses[path.x] == uses[last.x] == 1
+            and (path.y, path.columns, path.coefficient) == (last.y, last.columns, last.coefficient)
+            and path.x == last.x + last.rows
+            and path.w == last.w + last.numel
+        ):
+            found[-1] = Path(last.x, last.y, last.w, last.rows + path.rows, *_rest(last))
+        else:
+            found.append(path)
+    return tuple(found)
+
+
+def _rest(path: Path) -> tuple[int, int, float]:
+    return path.columns, path.dim, path.coefficient
+
+
+class AcceleratedLinear(NodeStandIn):
+    """Replaces one ``e3nn.o3.Linear`` with weights of its own."""
+
+    original: Any
+    detail = "matrix products in layout ir_mul"
+
+    def __init__(self, original: Any, **_: Any) -> None:
+        super().__init__()
+        if not (original.internal_weights and original.shared_weights) or original.weight.dim() > 1:
+            raise UnsupportedError("its weights are not one row of its own")
+        self.__dict__["form"] = BlockMatrices(_paths_of(original), (original.irreps_in.dim, original.irreps_out.dim))
+        self.__dict__["biased"] = _biased(original)
+        self._take_place_of(original)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """``[..., irreps_in.dim]`` -> ``[..., irreps_out.dim]``."""
+        rows, weight = autocast(features if features.dim() == 2 else features.flatten(0, -2), self.weight)
+        form: BlockMatrices = self.form
+        if form.paths:
+            check_last("features", rows, form.dims["x"])
+            found = form(rows, weight)
+        else:  # e3nn looks at no features then, and MACE gives it too few
+            found = rows.new_zeros(len(rows), form.dims["y"])
+        if self.biased:
+            biases = self.bias.split([mul for _, mul in self.biased])
+            found = found + _joined_row(dict(zip(self.biased, biases, strict=True)), found)
+        return found.reshape(*features.shape[:-1], found.shape[1])
+
+    def both_results(self, draw: Draw) -> tuple[Tensor, Tensor]:
+        irreps = (str(self.irreps_in), str(self.irreps_out))
+        (x,) = draw((16, self.irreps_in.dim))
+        found = relayout(self.forward(relayout(x, irreps[0], "mul_ir", "ir_mul")), irreps[1], "ir_mul", "mul_ir")
+        return found, self.original.forward(x)
+
+
+def _joined_row(found: dict[tuple[int, int], Tensor], like: Tensor) -> Tensor:
+    """Biases by offset and length as one row, zeros elsewhere."""
+    return joined({offset: bias[None] for (offset, _), bias in found.items()}, like.shape[1], like[:1])[0]
+
+
+def _paths_of(linear: Any) -> list[Path]:
+    inputs, outputs = blocks_of(str(linear.irreps_in)), blocks_of(str(linear.irreps_out))
+    found, at = [], 0
+    for step in linear.instructions:
+        if step.i_in < 0 or 0 in step.path_shape:  # biases have no input block
+            continue
+        first, last = inputs[step.i_in], outputs[step.i_out]
+        found.append(Path(first.offset, last.offset, at, first.mul, last.mul, last.dim, float(step.path_weight)))
+        at += found[-1].numel
+    return found
+
+
+def _biased(linear: Any) -> tuple[tuple[int, int], ...]:
+    """Offset and length of the blocks with a bias, in the order of the biases."""
+    outputs = blocks_of(str(linear.irreps_out))
+    blocks = [outputs[step.i_out] for step in linear.instructions if step.i_in < 0]
+    return tuple((block.offset, block.mul) for block in blocks)

@@ -1,0 +1,87 @@
+"""e3nn's ``FullyConnectedNet`` with all its constants in the weights, so that no pass over the edges scales them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import silu
+
+from autotune.integrations.ir_mul.stand_in import Draw, NodeStandIn
+from autotune.integrations.ir_mul.trilinear import runs_eagerly
+from autotune.modules.base import autocast
+
+
+class AcceleratedRadial(NodeStandIn):
+    """Replaces one ``e3nn.nn.FullyConnectedNet``; its layers keep the weights."""
+
+    original: Any
+    detail = "constants multiply the weights, not the edges"
+
+    def __init__(self, original: Any, **_: Any) -> None:
+        super().__init__()
+        self._take_place_of(original)
+        self._keep_children_of(original)
+
+    def forward(self, x: Tensor) -> Tensor:
+        layers: list[Any] = list(self._modules.values())
+        scale = 1.0
+        for layer in layers:
+            x, weight = autocast(x, layer.weight)
+            scale /= (layer.h_in * layer.var_in) ** 0.5
+            x = torch.mm(x, weight * (scale if layer.act is not None else scale * layer.var_out**0.5))
+            scale = 1.0
+            if layer.act is not None:
+                x = _silu(x) if layer.act.f is silu else layer.act.f(x)
+                scale = layer.var_out**0.5 * (1.0 if layer.act._is_id else layer.act.cst)
+        return x if scale == 1.0 else x * scale
+
+    def both_results(self, draw: Draw) -> tuple[Tensor, Tensor]:
+        (x,) = draw((16, self.original.hs[0]))
+        return self.forward(x), self.original.forward(x)
+
+
+def _silu(x: Tensor) -> Tensor:
+    return _Silu.apply(x) if x.requires_grad and runs_eagerly(x) else silu(x)
+
+
+class _Silu(torch.autograd.Function):
+    """Its gradient is one pass also where that is differentiated; torch then takes six, and twelve for the second."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return silu(x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        if runs_eagerly(x, gradients[0]):
+            return _SiluGradient.apply(gradients[0], x)
+        return gradients[0] * _slope(x)
+
+
+class _SiluGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, gradient: Tensor, x: Tensor) -> Tensor:
+        ctx.save_for_backward(gradient, x)
+        return torch.ops.aten.silu_backward(gradient, x)
+
+    @staticmethod
+    def backward(ctx: Any, *tangents: Tensor) -> tuple[Tensor | None, ...]:
+        gradient, x = ctx.saved_tensors
+        by_gradient, by_x = ctx.needs_input_grad
+        is_plain = runs_eagerly(x, tangents[0])
+        first = _SiluGradient.apply(tangents[0], x) if is_plain else tangents[0] * _slope(x)
+        return first if by_gradient else None, tangents[0] * gradient * _curvature(x) if by_x else None
+
+
+def _slope(x: Tensor) -> Tensor:
+    return x.sigmoid() * (1 + x - silu(x))
+
+
+def _curvature(x: Tensor) -> Tensor:
+    """The second derivative: with s the sigmoid, s (1 - s) (2 + x - 2 x s)."""
+    s = x.sigmoid()
+    return torch.ops.aten.sigmoid_backward(torch.add(x + 2, silu(x), alpha=-2), s)

@@ -1,0 +1,113 @@
+"""Nodes by element: which rows of one-hot ``node_attrs`` belong together, found once a tensor for all layers.
+
+On a CPU nodes are sorted by element. On a GPU, where the counts are not known without waiting for it, every element's
+nodes fill chunks of ``CHUNK`` rows, the last one padded; elements and nodes bound the number of chunks.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from kernelgen.runtime.known_graphs import KnownGraphs
+from kernelgen.tracing import is_eager
+
+# Rows of a chunk: most elements of a small structure fill one, and padding at most doubles a large structure's rows.
+CHUNK = 32
+
+
+class Species(NamedTuple):
+    """elements: int64 [nodes]. On a CPU ``order`` is the sorted nodes (None if they are sorted), ``place`` where each
+    went, and ``spans`` are (element, begin, end). On a GPU ``place`` is each node's row in the chunks, and ``chunks``
+    their elements.
+    """
+
+    elements: Tensor
+    place: Tensor | None
+    order: Tensor | None = None
+    spans: tuple[tuple[int, int, int], ...] = ()
+    chunks: Tensor | None = None
+
+
+def sorted_species(elements: Tensor) -> Species:
+    """By sorting; waits for the device."""
+    ordered, order = torch.sort(elements, stable=True)
+    found, counts = torch.unique_consecutive(ordered, return_counts=True)
+    ends = counts.cumsum(0).tolist()
+    spans = tuple(zip(found.tolist(), [0, *ends[:-1]], ends, strict=True))
+    if torch.equal(ordered, elements):
+        return Species(elements, None, None, spans)
+    return Species(elements, torch.argsort(order), order, spans)
+
+
+def chunked_species(elements: Tensor, count: int) -> Species:
+    """By chunks, for ``count`` elements; does not wait for the device."""
+    nodes, device = len(elements), elements.device
+    ordered, order = torch.sort(elements, stable=True)
+    starts = torch.searchsorted(ordered, torch.arange(count + 1, device=device))
+    ends = ((starts.diff() + CHUNK - 1) // CHUNK).cumsum(0)
+    begins = torch.cat((ends.new_zeros(1), ends[:-1])) * CHUNK
+    rows = torch.arange(nodes, device=device) - starts[ordered] + begins[ordered]
+    most = min(nodes, count) + nodes // CHUNK
+    chunks = torch.searchsorted(ends, torch.arange(most, device=device), right=True).clamp_(max=count - 1)
+    return Species(elements, torch.empty_like(rows).index_copy_(0, order, rows), chunks=chunks)
+
+
+_KNOWN = KnownGraphs()
+# Devices and numbers of elements for which rows were one-hot: later tensors are checked without waiting.
+_MET: set[tuple[torch.device, int]] = set()
+
+
+def species_of(node_attrs: Tensor) -> Species | None:
+    """The nodes by element; None if rows are not one-hot, need gradients, or are traced or transformed.
+
+    On a GPU the first tensor of a device is checked with a wait. Should a later one not be one-hot, a device-side
+    assertion fails.
+    """
+    if node_attrs.requires_grad or not is_eager(node_attrs):
+        return None
+    known = _KNOWN.find(node_attrs, node_attrs)
+    if known is None:
+        return _found(node_attrs)
+    stream = torch.cuda.current_stream(node_attrs.device).cuda_stream if node_attrs.is_cuda else 0
+    if stream not in known.facts:
+        with torch.inference_mode(False):
+            known.facts[stream] = _found(node_attrs)
+    return known.facts[stream]
+
+
+def elements_of(node_attrs: Tensor) -> Tensor | None:
+    """The number of each node's element, int64; also in traced code, which asserts that rows are one-hot."""
+    if torch.compiler.is_compiling() and not node_attrs.requires_grad:
+        torch._assert_async(_all_one_hot(node_attrs), "node_attrs has rows that are not one-hot")
+        return node_attrs.argmax(1)
+    species = species_of(node_attrs)
+    return None if species is None else species.elements
+
+
+@torch.no_grad()
+def _found(node_attrs: Tensor) -> Species | None:
+    if not _is_one_hot(node_attrs):
+        return None
+    elements = node_attrs.argmax(1)
+    return chunked_species(elements, node_attrs.shape[1]) if node_attrs.is_cuda else sorted_species(elements)
+
+
+def _is_one_hot(rows: Tensor) -> bool:
+    if 0 in rows.shape:
+        return False
+    found = _all_one_hot(rows)
+    key = (rows.device, rows.shape[1])
+    if rows.is_cuda and (key in _MET or torch.cuda.is_current_stream_capturing()):
+        torch._assert_async(found, "node_attrs has rows that are not one-hot, after one-hot ones on this device")
+        return True
+    if bool(found):
+        _MET.add(key)
+        return True
+    return False
+
+
+def _all_one_hot(rows: Tensor) -> Tensor:
+    return ((rows == 0) | (rows == 1)).all() & (rows.sum(1) == 1).all()

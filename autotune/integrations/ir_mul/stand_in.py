@@ -1,0 +1,29 @@
+"""What all stand-ins for node features in ``ir_mul`` have in common."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+from torch import Tensor
+
+from autotune.integrations.stand_ins import StandIn
+from autotune.modules.base import NoTorchScript
+
+# Random tensors of given shapes, of a model's device and dtype.
+Draw: TypeAlias = "Callable[..., list[Tensor]]"
+
+
+class NodeStandIn(StandIn, NoTorchScript):
+    """Made with the arguments ``original``, ``strict`` and ``deterministic``. detail: what computes it, in words."""
+
+    detail: str
+
+    @abstractmethod
+    def both_results(self, draw: Draw) -> tuple[Tensor, Tensor]:
+        """Its result and the original's, in the original's layout, on random inputs."""
+
+    def _keep_children_of(self, original: Any) -> None:
+        """For an original whose children hold its parameters: their names in checkpoints stay."""
+        self.__dict__["_modules"] = original.__dict__["_modules"]

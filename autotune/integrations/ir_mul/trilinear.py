@@ -1,0 +1,85 @@
+"""Sums over blocks of features, linear in features, weights and results, differentiable any number of times.
+
+With T(x, w, y) = sum of c x w y over all paths, the result of (x, w) is dT/dy. Its gradients are dT/dx of (w, y) and
+dT/dw of (x, y), with the result's gradient for y. So these three are each other's derivatives.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernelgen.tracing import is_eager, is_transforming
+
+# Of what each derivative of T is made.
+FACTORS = {"y": ("x", "w"), "x": ("w", "y"), "w": ("x", "y")}
+
+
+class Trilinear(ABC):
+    """One such T. Features x and y are ``[nodes, dim]`` in layout ``ir_mul``, w is a row of weights."""
+
+    @abstractmethod
+    def derivative(self, wanted: str, first: Tensor, second: Tensor) -> Tensor:
+        """dT/d``wanted`` of its two factors, written in place block by block; not recorded by autograd."""
+
+    @abstractmethod
+    def traceable(self, wanted: str, first: Tensor, second: Tensor) -> Tensor:
+        """The same in operations that torch can trace, transform and differentiate."""
+
+    def __call__(self, x: Tensor, w: Tensor) -> Tensor:
+        return _derivative(self, "y", x, w)
+
+
+def _derivative(form: Trilinear, wanted: str, first: Tensor, second: Tensor) -> Tensor:
+    if runs_eagerly(first, second):
+        return _Derivative.apply(form, wanted, first, second)
+    return form.traceable(wanted, first, second)
+
+
+def runs_eagerly(*tensors: Tensor) -> bool:
+    """Whether torch neither traces nor transforms a call with these tensors, so that it may write in place."""
+    return is_eager(*tensors) and not is_transforming(*tensors)
+
+
+class _Derivative(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, form: Trilinear, wanted: str, first: Tensor, second: Tensor) -> Tensor:
+        ctx.form, ctx.wanted = form, wanted
+        ctx.save_for_backward(first, second)
+        return form.derivative(wanted, first, second)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        names = (*FACTORS[ctx.wanted], ctx.wanted)
+        given = dict(zip(names, (*ctx.saved_tensors, *gradients), strict=True))
+        found = [
+            _derivative(ctx.form, name, *(given[factor] for factor in FACTORS[name])) if needed else None
+            for name, needed in zip(names[:2], ctx.needs_input_grad[2:], strict=True)
+        ]
+        return (None, None, *found)
+
+
+def components(features: Tensor, offset: int, dim: int, mul: int) -> Tensor:
+    """A block of features as ``[dim, nodes, mul]``; a view if channels are next to each other in memory."""
+    return features.narrow(1, offset, dim * mul).reshape(features.shape[0], dim, mul).transpose(0, 1)
+
+
+def with_rows(features: Tensor) -> Tensor:
+    """The same with channels next to each other in memory, as BLAS needs them."""
+    return features if features.stride(1) == 1 or features.shape[1] == 1 else features.contiguous()
+
+
+def joined(found: dict[int, Tensor], dim: int, like: Tensor) -> Tensor:
+    """Blocks by their offsets as one row a node, zeros between them."""
+    parts, end = [], 0
+    for offset in sorted(found):
+        if offset > end:
+            parts.append(like.new_zeros(like.shape[0], offset - end))
+        parts.append(found[offset])
+        end = offset + found[offset].shape[1]
+    if dim > end or not parts:
+        parts.append(like.new_zeros(like.shape[0], dim - end))
+    return torch.cat(parts, 1)
