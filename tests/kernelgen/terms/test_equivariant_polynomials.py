@@ -214,6 +214,7 @@ def test_coordinates_where_there_is_no_polynomial() -> None:
     # The cross product of a vector with itself: antisymmetric, so zero.
     cross = o3.wigner_3j(1, 1, 1, dtype=torch.float64).reshape(3, 9, 1)
     assert coordinates(problem, 0, 2, cross).shape == (0, 1)
+    assert coordinates(ContractionProblem("1o", "1o", 1, 1), 0, 1, torch.zeros(3, 3, 0)).shape == (1, 0)
 
 
 @pytest.mark.parametrize("size", [1e-4, 1e-2])
