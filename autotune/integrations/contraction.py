@@ -21,6 +21,7 @@ from kernelgen.e3nn_import import o3
 from kernelgen.errors import UnsupportedError
 from kernelgen.problem.symmetric_contraction import ContractionProblem
 from kernelgen.terms.equivariant_polynomials import coordinates, polynomials
+from kernelgen.tracing import is_tracing, is_transforming, modes_at_work
 
 
 class AcceleratedContraction(PackageStandIn):
@@ -72,7 +73,7 @@ class AcceleratedContraction(PackageStandIn):
     def _weights(self, x: Tensor) -> Tensor:
         """Weights of the basis [elements, polynomials, channels], kept while MACE's do not change or need gradients."""
         given = [weight for weight, _, _ in _parts(self.original)]
-        keeps = not torch.compiler.is_compiling() and not (
+        keeps = not (is_tracing() or is_transforming(*given)) and not (
             torch.is_grad_enabled() and any(weight.requires_grad for weight in given)
         )
         keeps = keeps and not any(weight.is_inference() for weight in given)
@@ -90,6 +91,8 @@ class AcceleratedContraction(PackageStandIn):
     def _matrix(self, x: Tensor) -> Tensor:
         """[polynomials of the basis, MACE's]."""
         key = (x.device, x.dtype)
+        if modes_at_work():  # what they make may not outlive them
+            return self._to_basis.to(x)
         if key not in self._matrices:
             with contextlib.nullcontext() if torch.compiler.is_compiling() else _for_later():
                 self._matrices[key] = self._to_basis.to(x)
