@@ -12,7 +12,9 @@ pytest.importorskip("mace", reason="MACE is not installed")
 from mace.modules.symmetric_contraction import SymmetricContraction
 from mace.tools.cg import U_matrix_real
 from mace_cases import default_dtype
+from torch._subclasses import FakeTensor, FakeTensorMode
 
+from autotune.integrations.contraction import AcceleratedContraction
 from kernelgen.e3nn_import import o3
 from kernelgen.errors import UnsupportedError
 from kernelgen.ops.contraction.operator import build_contraction
@@ -104,3 +106,42 @@ def test_other_couplings_are_refused() -> None:
     tensor[0, 1] += 0.01
     with pytest.raises(UnsupportedError, match="keep the package's module"):
         coordinates(problem, 0, 2, tensor.reshape(1, 16, -1))
+
+
+@pytest.mark.parametrize("trains", [False, True], ids=["frozen", "trained"])
+def test_a_call_in_inference_mode_leaves_nothing_that_later_calls_cannot_use(trains: bool) -> None:
+    """Weights in the basis are kept; tensors made in inference mode cannot be saved for gradients."""
+    problem = ContractionProblem("0e+1o", "0e+1o", 2, CHANNELS)
+    module = stock(problem).requires_grad_(trains)
+    elements, x = torch.tensor([2, 0, 2, 1]), torch.randn(4, CHANNELS, 4, dtype=torch.float64)
+    one_hot = torch.nn.functional.one_hot(elements, ELEMENTS).double()
+    place = AcceleratedContraction(module)
+    with torch.inference_mode():
+        value = place(x, one_hot)
+    leaves = [x.requires_grad_(), *(weight for weight in module.parameters() if weight.requires_grad)]
+    found, wanted = (torch.autograd.grad(one(x, one_hot).square().sum(), leaves) for one in (place, module))
+    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-10)
+    torch.testing.assert_close(value, module(x, one_hot).detach(), rtol=0, atol=1e-10)
+
+
+def test_vmap_over_the_weights_of_several_models() -> None:
+    problem = ContractionProblem("0e+1o", "0e+1o", 2, CHANNELS)
+    module = stock(problem).requires_grad_(False)
+    elements, x = torch.tensor([2, 0, 2, 1]), torch.randn(4, CHANNELS, 4, dtype=torch.float64)
+    place = AcceleratedContraction(module)
+    weights = {name: torch.stack([weight, 2 * weight]) for name, weight in module.named_parameters()}
+    found = torch.func.vmap(lambda one: torch.func.functional_call(place, one, (x, elements)))(weights)
+    once = place(x, elements)
+    torch.testing.assert_close(found, torch.stack([once, 2 * once]), rtol=0, atol=1e-10)
+
+
+def test_nothing_is_kept_of_a_call_on_fake_tensors() -> None:
+    module = stock(ContractionProblem("0e+1o", "0e+1o", 2, CHANNELS)).requires_grad_(False)
+    elements, x = torch.tensor([2, 0, 2, 1]), torch.randn(4, CHANNELS, 4, dtype=torch.float64)
+    place = AcceleratedContraction(module)
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        assert type(place(mode.from_tensor(x), mode.from_tensor(elements))) is FakeTensor
+    found = place(x, elements)
+    assert type(found) is torch.Tensor
+    wanted = module(x, torch.nn.functional.one_hot(elements, ELEMENTS).double())
+    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-10)
