@@ -34,10 +34,10 @@ def buffers_line(*more: str) -> str:
     return f"{INDENT}const Buffers b = {{{', '.join((*BUFFERS, *more))}}};"
 
 
-def gpu_entry(block_size: int, min_blocks: int, *more: str) -> Iterator[str]:
-    """The head of a kernel, up to its opening brace. more: declarations of extra arguments."""
+def gpu_entry(block_size: int, min_blocks: int, *more: str, entry: str = ENTRY) -> Iterator[str]:
+    """The head of a kernel, up to its opening brace. more: declarations of extra arguments. entry: its name."""
     bounds = f"{block_size}, {min_blocks}" if min_blocks else f"{block_size}"
-    yield f'extern "C" __global__ void __launch_bounds__({bounds}) {ENTRY}('
+    yield f'extern "C" __global__ void __launch_bounds__({bounds}) {entry}('
     yield ",\n".join(f"{INDENT}{field}" for field in buffers()) + ","
     yield f"{INDENT}{', '.join(('long long num_edges, long long num_in, long long num_out', *more))})"
     yield "{"

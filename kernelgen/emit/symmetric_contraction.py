@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kernelgen.emit.contraction.gpu import gpu_kernel
+from kernelgen.emit.contraction.gpu import GPU_ENTRY, gpu_kernel
 from kernelgen.emit.contraction.host import host_kernel
 from kernelgen.emit.source import Emitter, Source
 from kernelgen.plan.symmetric_contraction import ContractionPlan
@@ -23,7 +23,8 @@ def emit_contraction(plan: ContractionPlan) -> Source:
     """The kernel of a plan; equal plans give equal text."""
     on_gpu = isinstance(plan.schedule, ContractionCudaSchedule)
     lines = [*_preamble(plan), *(gpu_kernel(plan) if on_gpu else host_kernel(plan))]
-    return Source("\n".join(lines) + "\n", "cuda" if on_gpu else "c++")
+    text = "\n".join(lines) + "\n"
+    return Source(text, "cuda", GPU_ENTRY) if on_gpu else Source(text, "c++")
 
 
 def contraction_geometry(plan: ContractionPlan, num_nodes: int, num_in: int, num_out: int) -> tuple[int, int, int]:

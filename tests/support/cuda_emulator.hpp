@@ -93,6 +93,7 @@ static T atomicAdd(T* p, T value) {
     return old;
 }
 
+#define equitune_contraction equitune_kernel  // contractions have a name of their own
 #include KERNEL_TEXT
 #ifdef ZEROS_INSIDE
 static unsigned long long words[LINE * (1 + COPIES)];

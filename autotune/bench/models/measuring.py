@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from autotune.bench.models.kernel_groups import milliseconds_by_group
+
 MIB = 1 << 20
 
 
@@ -81,7 +83,8 @@ def peak_mib(step: Callable[[], object], device: str) -> float | None:
 
 
 def profile(step: Callable[[], object], device: str) -> dict[str, Any]:
-    """Milliseconds of kernels and their number in one step, warmed up before, by CUPTI; nothing on a CPU.
+    """Milliseconds of kernels, in all and by group, and their number in one step, warmed up before, by CUPTI; nothing
+    on a CPU.
 
     A profiler that is left attached slows every later launch of the process, and other rows are still to be timed, so
     it is asked to detach.
@@ -97,8 +100,12 @@ def profile(step: Callable[[], object], device: str) -> dict[str, Any]:
         synchronize(device)
     synchronize(device)  # it detaches during a later call of the driver
     kernels = [event for event in profiler.events() if _on_device(event)]
-    total_us = sum(event.time_range.elapsed_us() for event in kernels)
-    return {"device_ms": round(total_us / 1e3, 4), "launches": len(kernels)}
+    times = [(event.name, event.time_range.elapsed_us()) for event in kernels]
+    return {
+        "device_ms": round(sum(time_us for _, time_us in times) / 1e3, 4),
+        "launches": len(kernels),
+        "device_parts_ms": milliseconds_by_group(times),
+    }
 
 
 def _on_device(event: Any) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from autotune.bench.models.contenders import STOCK
+from autotune.bench.models.kernel_groups import shares_text
 from autotune.bench.models.rows import Row
 from autotune.bench.rows import DEFAULT, OURS
 from autotune.text import JOINT, is_ours, time_text
@@ -20,6 +21,8 @@ def row_lines(row: Row) -> list[str]:
     width = max(len(name) for name in cells)
     for name, cell in cells.items():
         lines.append(f"  {name:{width}}  {_cell_text(cell, cells.get(OURS, {}))}")
+        if name == OURS and cell.get("device_parts_ms"):
+            lines.append(f"  {'':{width}}  device {cell['device_ms']:.3g} ms: {shares_text(cell['device_parts_ms'])}")
     return lines
 
 

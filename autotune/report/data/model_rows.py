@@ -90,6 +90,11 @@ class ModelRow:
     def launches(self, contender: str | None) -> float:
         return self._figure(contender, "launches")
 
+    def device_parts(self, contender: str | None) -> dict[str, float]:
+        """Milliseconds of kernels by what they are for, largest first."""
+        found = mapping(self.contenders.get(contender or "", {}).get("device_parts_ms"))
+        return {str(group): number(time_ms) for group, time_ms in found.items() if number(time_ms) > 0}
+
     def first_call_s(self, contender: str | None) -> float:
         return self._figure(contender, "first_call_s")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from autotune.bench.models.kernel_groups import shares_text
 from autotune.report.data.model_rows import ModelRow, compared_with
 from autotune.report.html.markup import (
     Cell,
@@ -122,7 +123,8 @@ def _details(row: ModelRow) -> Markup:
     """A closed ``details``: all paths, the software, the command."""
     what = f"{row.text('model')} on {row.text('structure')}, {row.which}"
     columns = [Column("Path"), Column("Wall time", True), Column("Ratio", True, "to Equitune's")]
-    columns += [Column("Device time", True), Column("Launches", True), Column("Time an atom", True)]
+    columns += [Column("Device time", True), Column("Launches", True), Column("Of the device's time")]
+    columns += [Column("Time an atom", True)]
     columns += [Column("Peak memory", True), Column("First call", True), Column("Relative errors"), Column("Note")]
     body = [_contender(row, name) for name in row.contenders]
     software = row.record.get("software")
@@ -146,6 +148,7 @@ def _contender(row: ModelRow, name: str) -> list[Cell]:
         Cell(MISSING if math.isnan(ratio) else ratio_text(ratio)),
         Cell(time_text(row.device_us(name))),
         Cell(count(row.launches(name))),
+        Cell(shares_text(row.device_parts(name)) or MISSING, kind="wrap"),
         Cell(_per_atom(row, name)),
         Cell(binary_text(row.memory(name))),
         Cell(MISSING if math.isnan(first) else f"{significant(first)}\N{NO-BREAK SPACE}s"),

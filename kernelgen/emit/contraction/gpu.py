@@ -11,6 +11,8 @@ from kernelgen.schedule.kernel_spec import BYTES
 from kernelgen.schedule.symmetric_contraction import ContractionCudaSchedule
 from kernelgen.terms.contraction_statements import Part
 
+# Profilers tell contractions from products by it.
+GPU_ENTRY = "equitune_contraction"
 _PIECE_BYTES = 16
 
 
@@ -33,7 +35,7 @@ def gpu_kernel(plan: ContractionPlan) -> Iterator[str]:
     yield "using V = Real;"
     if _is_packed(plan):
         yield f"struct alignas(16) Piece {{ Real part[{_PIECE_BYTES // BYTES[plan.spec.dtype]}]; }};"
-    yield from gpu_entry(schedule.block_size, schedule.min_blocks)
+    yield from gpu_entry(schedule.block_size, schedule.min_blocks, entry=GPU_ENTRY)
     yield f"{INDENT}const long long thread = blockIdx.x * (long long){schedule.block_size} + threadIdx.x;"
     yield f"{INDENT}const long long task = thread / CHANNELS;"
     yield f"{INDENT}const int u = int(thread - task * CHANNELS);"
