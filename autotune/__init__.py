@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from autotune.modules.e3nn_products import ElementwiseTensorProduct, FullTensorProduct, FullyConnectedTensorProduct
     from autotune.modules.spherical_harmonics import SphericalHarmonics, spherical_harmonics
     from autotune.modules.spherical_harmonics_conv import SphericalHarmonicsConv
+    from autotune.modules.symmetric_contraction import SymmetricContraction
     from autotune.modules.tensor_product import TensorProduct, TensorProductConv
     from autotune.tune.from_model.run import ModelTuning, tune_model
     from autotune.workload.graph_class import GraphClass
@@ -33,6 +34,7 @@ __all__ = [
     "ModelTuning",
     "SphericalHarmonics",
     "SphericalHarmonicsConv",
+    "SymmetricContraction",
     "TensorProduct",
     "TensorProductConv",
     "Tuning",
@@ -54,6 +56,7 @@ _HOMES = {
     "ModelTuning": "autotune.tune.from_model.run",
     "SphericalHarmonics": "autotune.modules.spherical_harmonics",
     "SphericalHarmonicsConv": "autotune.modules.spherical_harmonics_conv",
+    "SymmetricContraction": "autotune.modules.symmetric_contraction",
     "TensorProduct": "autotune.modules.tensor_product",
     "TensorProductConv": "autotune.modules.tensor_product",
     "Tuning": "autotune.database.lookup",

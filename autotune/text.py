@@ -13,6 +13,8 @@ from typing import Any
 TUNED, DEFAULT = "equitune", "equitune-default"
 # Of whole models: the package's own path without any accelerator.
 STOCK = "stock"
+# Also of whole models: the package's conversion to cuEquivariance, in which Equitune's convolution replaces its own.
+JOINT = "equitune+cuequivariance"
 NAMES = {
     TUNED: "tuned",
     DEFAULT: "untuned default",
@@ -23,6 +25,7 @@ NAMES = {
     "openequivariance": "OpenEquivariance",
     "openequivariance-deterministic": "OEQ deterministic",
     "cuequivariance+openequivariance": "cuEquivariance and OpenEquivariance",
+    JOINT: "Equitune with cuEquivariance",
     "symmetrix": "Symmetrix-XL",
 }
 MISSING = "\N{EN DASH}"
@@ -31,6 +34,11 @@ MISSING = "\N{EN DASH}"
 def contender_name(key: str) -> str:
     """A contender's name in a sentence."""
     return NAMES.get(key, key)
+
+
+def is_ours(key: str) -> bool:
+    """Whether Equitune takes part in a contender, alone or inside another library's model."""
+    return key.partition("+")[0] in (TUNED, DEFAULT)
 
 
 def kind_text(operation: object, deterministic: object) -> str:

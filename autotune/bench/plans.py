@@ -15,7 +15,7 @@ from autotune.database.store import Database, database_path
 from autotune.search.spaces.registry import space_of
 from autotune.workload.config import TuneConfig, by_problem
 from autotune.workload.graphs import build_graph
-from autotune.workload.passes import DIRECTIONS_OF, moved_bytes
+from autotune.workload.passes import moved_bytes
 from autotune.workload.workload import Workload
 from kernelgen.device import DeviceFacts
 from kernelgen.schedule.knobs import Knobs
@@ -37,7 +37,7 @@ class Plan:
 
     def kernels_in(self, which: str) -> tuple[str, ...]:
         """Directions whose schedules a pass uses; a deterministic convolution computes gradients of x separately."""
-        names = DIRECTIONS_OF[which]
+        names = self.workload.kind.passes[which]
         if self.workload.deterministic and self.workload.operation == "conv":
             names = tuple(part.name for name in names for part in fixed_order_parts(DIRECTIONS[name]))
         return tuple(name for name in dict.fromkeys(names) if name in self.origins)
@@ -71,8 +71,9 @@ def plans_of(loaded: TuneConfig, facts: DeviceFacts, folder: Path) -> list[Plan]
 def plan_of(workload: Workload, passes: tuple[str, ...] | None, facts: DeviceFacts, database: Database) -> Plan:
     """The plan with the default and the schedules that the runtime would load (exact entries of ``database`` first)."""
     if passes is None:
-        allowed = set(workload.directions)
-        passes = tuple(which for which in MODEL_PASSES if set(DIRECTIONS_OF[which]) <= allowed) or workload.directions
+        allowed, known = set(workload.directions), workload.kind.passes
+        possible = (which for which in MODEL_PASSES if which in known and allowed.issuperset(known[which]))
+        passes = tuple(possible) or workload.directions
     graph_class = workload.graph_class()
     default = {direction: space_of(workload, direction, facts).default for direction in workload.directions}
     tuned, origins = {}, {}

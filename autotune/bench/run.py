@@ -34,7 +34,6 @@ from autotune.measure.runs.registry import runs_of
 from autotune.measure.worker import Worker
 from autotune.workload.config import TuneConfig, load_config
 from autotune.workload.graphs import build_graph
-from autotune.workload.passes import DIRECTIONS_OF
 from autotune.workload.workload import Workload
 from kernelgen.device import DeviceFacts, device_facts
 from kernelgen.version import GENERATOR_VERSION
@@ -229,7 +228,9 @@ class _Run:
         """Reasons of the e3nn products that torch.compile cannot compile; ``failures``: those already known."""
         specs = []
         for plan in todo:
-            directions = dict.fromkeys(itertools.chain.from_iterable(DIRECTIONS_OF[which] for which in plan.passes))
+            directions = dict.fromkeys(
+                itertools.chain.from_iterable(plan.workload.kind.passes[which] for which in plan.passes)
+            )
             runs = runs_of(plan.workload.operation)
             for schedules in plan.schedules.values():
                 specs += runs.specs(runs.build(plan.workload, schedules, self.device), directions)

@@ -133,7 +133,8 @@ def _knobs(schedule: Knobs) -> str:
 
 def _figures(entry: Entry) -> Iterator[str]:
     graph = entry.graph
-    yield _row("  graph", f"{graph['name']}, {graph['edges']:,} edges, {graph['nodes']:,} nodes")
+    size = kernel_kind(entry.operation).size_text(graph["edges"], graph["nodes"])
+    yield _row("  graph", f"{graph['name']}, {size}")
     quartiles = f"quartiles {_time(entry.q1_us)} to {_time(entry.q3_us)}"
     yield _row("  time", f"{_time(entry.time_us)} ({quartiles})")
     yield _row("  default", f"{_time(entry.default['time_us'])}, {_ratio(entry.default, entry)}")

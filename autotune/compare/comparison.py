@@ -30,7 +30,7 @@ from autotune.compare.comparison_worker import (
     WarmUp,
 )
 from autotune.measure.worker import Worker, WorkerLost
-from autotune.workload.passes import DIRECTIONS_OF, moved_bytes
+from autotune.workload.passes import moved_bytes
 
 if TYPE_CHECKING:
     from autotune.measure.timing import Timing
@@ -185,7 +185,7 @@ class _Comparison:
             known |= {slot: max(error, known.get(slot, 0.0)) for slot, error in errors.items()}
 
     def _takes_part(self, name: str, which: str) -> bool:
-        return name not in self.ours or set(DIRECTIONS_OF[which]) <= set(self.ours[name])
+        return name not in self.ours or set(self.setting.workload.kind.passes[which]) <= set(self.ours[name])
 
     def _compare(self, which: str, entered: Mapping[str, Answer]) -> dict[str, Result]:
         from autotune.measure.timing import timing_of

@@ -11,14 +11,15 @@ from autotune.workload.kinds.registry import problem_from_key
 from autotune.workload.workload import Identity
 from kernelgen.device import DeviceFacts
 from kernelgen.ops.base import DTYPES
+from kernelgen.ops.contraction.operator import ContractionOperator
 from kernelgen.ops.harmonics_operator import HarmonicsOperator
 from kernelgen.terms.directions import fixed_order_parts
 
 
 @dataclass(frozen=True, order=True)
 class Request:
-    """problem: its key. num_edges, num_nodes: of the graph; rows of a product edge by edge and of harmonics are edges,
-    and have no nodes."""
+    """problem: its key. num_edges, num_nodes: of the graph; rows of a product edge by edge, of harmonics and of
+    contractions are edges, and have no nodes."""
 
     problem: str
     operation: str
@@ -53,6 +54,9 @@ def requests_of(operator: Any, direction: Any, num_edges: int, num_nodes: int) -
     dtype = DTYPES[operator.dtype]
     if isinstance(operator, HarmonicsOperator):
         return (Request(operator.problem.key, "harmonics", direction.name, dtype, "mul_ir", False, num_edges, 0),)
+    if isinstance(operator, ContractionOperator):
+        kind = (dtype, operator.layout, False, num_edges, 0)
+        return (Request(operator.problem.key, "contraction", direction.name, *kind),)
     fixed = operator.deterministic and operator.is_conv
     names = dict.fromkeys(part.name for part in (fixed_order_parts(direction) if fixed else (direction,)))
     kind = (dtype, operator.layout, operator.deterministic, num_edges, num_nodes if operator.is_conv else 0)

@@ -15,10 +15,9 @@ from torch import Tensor
 from autotune.database.lookup import Tuning
 from autotune.integrations.ir_mul.species import elements_of
 from autotune.integrations.package_product import PackageStandIn
-from autotune.modules.base import check_dtype
+from autotune.modules.symmetric_contraction import TunedContraction
 from kernelgen.e3nn_import import o3
 from kernelgen.errors import UnsupportedError
-from kernelgen.ops.contraction.operator import ContractionOperator, build_contraction
 from kernelgen.problem.symmetric_contraction import ContractionProblem
 from kernelgen.terms.equivariant_polynomials import coordinates, polynomials
 
@@ -31,17 +30,20 @@ class AcceleratedContraction(PackageStandIn):
     """
 
     original: Any
+    contraction: TunedContraction
 
     def __init__(
         self, original: Any, *, strict: bool | None = None, deterministic: bool = False, layout: str = "mul_ir"
     ) -> None:
         super().__init__()
         self.problem, self.layout = _problem_of(original), layout
-        self._operators: dict[tuple[torch.device, torch.dtype], ContractionOperator] = {}
+        contraction = TunedContraction(self.problem, layout=layout, strict=strict)
         self._matrices: dict[tuple[torch.device, torch.dtype], Tensor] = {}
         self._kept: tuple[Any, Tensor] | None = None
         self._to_basis = _to_basis(original, self.problem)
         self._take_place_of(original)
+        # Not registered: parameters and names in checkpoints stay MACE's.
+        self.__dict__["contraction"] = contraction
         self.__dict__["_modules"] = original.__dict__["_modules"]
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
@@ -49,7 +51,7 @@ class AcceleratedContraction(PackageStandIn):
         elements = y if y.dim() == 1 else elements_of(y)
         if elements is None:
             return self._of_original(x, y)
-        return self._operator(x)(x.reshape(x.shape[0], -1), self._weights(x), elements)
+        return self.contraction.contract(x, self._weights(x), elements)
 
     def _of_original(self, x: Tensor, y: Tensor) -> Tensor:
         """What MACE's own module gives, for node attributes of which it weighs several elements."""
@@ -65,14 +67,6 @@ class AcceleratedContraction(PackageStandIn):
             ],
             dim=1,
         )
-
-    def _operator(self, x: Tensor) -> ContractionOperator:
-        found = self._operators.get((x.device, x.dtype))
-        if found is None:
-            check_dtype("features are", x.dtype)
-            found = build_contraction(self.problem, dtype=x.dtype, device=x.device, layout=self.layout)
-            self._operators[x.device, x.dtype] = found
-        return found
 
     def _weights(self, x: Tensor) -> Tensor:
         """Weights of the basis [elements, polynomials, channels], kept while MACE's do not change or need gradients."""
@@ -96,14 +90,11 @@ class AcceleratedContraction(PackageStandIn):
         return self._matrices[key]
 
     def tuning_for(self, *arguments: Any) -> Mapping[str, Tuning]:
-        return self.tuning
+        return self.contraction.tuning_for(*arguments)
 
     @property
     def tuning(self) -> Mapping[str, Tuning]:
-        like = next(self.original.parameters())
-        reason = "nothing is tuned for contractions yet; using the default schedule"
-        schedules = self._operator(like).schedules
-        return {name: Tuning(schedule, "default", None, reason) for name, schedule in schedules.items()}
+        return self.contraction.tuning
 
     def both_results(self, normal: Callable[..., list[Tensor]]) -> tuple[Tensor, Tensor]:
         nodes, like = 8, next(_parts(self.original))[0]
@@ -118,8 +109,8 @@ class AcceleratedContraction(PackageStandIn):
         return (found.float(), wanted.float()) if _was_rounded(self.original) else (found, wanted)
 
     def __getstate__(self) -> dict[str, Any]:
-        # Operators, and what is kept of weights, belong to this process.
-        return {**self.__dict__, "_operators": {}, "_matrices": {}, "_kept": None}
+        # What is kept of weights can be made again.
+        return {**self.__dict__, "_matrices": {}, "_kept": None}
 
 
 def _problem_of(original: Any) -> ContractionProblem:

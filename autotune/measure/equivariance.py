@@ -65,7 +65,7 @@ def equivariance_error(
 
     run: outputs (``x``, ``y``, ``w``, ``g``) for given tensors, of one direction.
     """
-    irreps, rotation = workload.kind.irreps(workload.problem), random_rotation(seed)
+    irreps, rotation = workload.kind.irreps(workload.problem, workload.layout), random_rotation(seed)
     layouts = {"x": workload.layout, "y": "mul_ir", "g": workload.layout}
 
     def turn(slot: str, rows: torch.Tensor) -> torch.Tensor:

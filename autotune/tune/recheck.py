@@ -18,7 +18,8 @@ from autotune.errors import ConfigError, WorkerError
 from autotune.measure.trial import Outcome, TrialJob, TrialSetting, run_trial
 from autotune.measure.worker import Worker
 from autotune.workload.config_tables import find_problem, load_graphs
-from autotune.workload.graphs import EdgesAlone, GraphSpec, RandomNeighbours, build_graph
+from autotune.workload.graphs import GraphSpec, build_graph
+from autotune.workload.kinds.registry import kernel_kind
 from autotune.workload.workload import Workload
 from kernelgen.errors import EquituneError
 
@@ -73,7 +74,7 @@ def workload_of(
 def _of_size(entry: Entry) -> GraphSpec:
     """A graph with the name and the size of an entry's."""
     name, edges, nodes = (entry.graph[key] for key in ("name", "edges", "nodes"))
-    return GraphSpec(name, RandomNeighbours(nodes, edges) if nodes else EdgesAlone(edges))
+    return GraphSpec(name, kernel_kind(entry.operation).graph_of_size(edges, nodes))
 
 
 def workloads_of(

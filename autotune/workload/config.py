@@ -4,7 +4,8 @@ A config gives, at the top or in ``[[workload]]`` tables that override the top:
 
     problem = "mace-mp-medium"          # a name or a list, from problems.toml or this file's [problems.NAME] tables,
                                         # or of spherical harmonics: [harmonics.NAME] tables of either, or of
-                                        # a product with harmonics of edge vectors: [vectors.NAME] tables
+                                        # a product with harmonics of edge vectors: [vectors.NAME] tables, or of
+                                        # symmetric contractions: [contractions.NAME] tables
     graph = { cpu = "mof", cuda = "carbon" }   # a name, a list, or one of these by backend; likewise [graphs.NAME]
     operation, directions, dtype, layout, deterministic
     trials                               # the search of one direction ends at this number of finished trials
@@ -32,7 +33,7 @@ from autotune.workload.config_tables import PROBLEM_TABLES, graph_from, load_all
 from autotune.workload.graphs import GraphSpec
 from autotune.workload.kinds.base import Problem
 from autotune.workload.kinds.registry import operations_of
-from autotune.workload.passes import DIRECTIONS_OF
+from autotune.workload.passes import PASSES
 from autotune.workload.restriction import Restriction, restrictions_from
 from autotune.workload.toml_tables import check_table, count_of, read_toml, tables_of
 from autotune.workload.workload import Workload
@@ -160,10 +161,11 @@ def _passes(value: Any, workloads: Sequence[Workload]) -> tuple[str, ...]:
     """The passes, if every workload has the directions for them; else ConfigError."""
     passes = tuple(dict.fromkeys(_names("passes", value)))
     for name in passes:
-        if name not in DIRECTIONS_OF:
-            raise ConfigError(unknown_name("pass", name, DIRECTIONS_OF))
+        if name not in PASSES:
+            raise ConfigError(unknown_name("pass", name, PASSES))
         for workload in workloads:
-            missing = [direction for direction in DIRECTIONS_OF[name] if direction not in workload.directions]
+            needed = workload.kind.passes.get(name) or workload.kind.combined.get(name, (name,))
+            missing = [direction for direction in needed if direction not in workload.directions]
             if missing:
                 raise ConfigError(f"pass {name!r} needs the directions {missing}; expected them in directions")
     return passes

@@ -1,7 +1,8 @@
 """Convert TOML tables to problems and graphs as frozen values, or raise ConfigError.
 
 All tables of ``configs/graphs.toml`` count; in other configs those under ``graphs``. Problems are in the tables of
-their kinds: ``problems``, ``harmonics``, ``vectors``; in ``configs/problems.toml`` all other tables are products.
+their kinds: ``problems``, ``harmonics``, ``vectors``, ``contractions``; in ``configs/problems.toml`` all
+other tables are products.
 """
 
 from __future__ import annotations
@@ -12,7 +13,17 @@ from typing import Any
 
 from autotune import paths
 from autotune.errors import ConfigError, unknown_name
-from autotune.workload.graphs import AtomSource, Bulk, Crystal, EdgesAlone, GraphSpec, Molecule, Points, StructureFile
+from autotune.workload.graphs import (
+    AtomSource,
+    Bulk,
+    Crystal,
+    EdgesAlone,
+    GraphSpec,
+    Molecule,
+    NodesAlone,
+    Points,
+    StructureFile,
+)
 from autotune.workload.kinds.base import Problem
 from autotune.workload.kinds.registry import KINDS, problem_from_key
 from autotune.workload.kinds.tensor_product import ProductKind
@@ -20,7 +31,7 @@ from autotune.workload.toml_tables import check_table, count_of, number_of, read
 from autotune.workload.water import Water
 from kernelgen.problem.tensor_product import TensorProductProblem
 
-SOURCES = ("crystal", "bulk", "molecule", "points", "structure", "water", "edges")
+SOURCES = ("crystal", "bulk", "molecule", "points", "structure", "water", "edges", "nodes")
 PROBLEM_TABLES = tuple(kind.table for kind in KINDS)
 
 
@@ -65,13 +76,16 @@ def load_graphs(path: Path | None = None) -> dict[str, GraphSpec]:
 def graph_from(name: str, table: Any, folder: Path) -> GraphSpec:
     """A graph from a table: cutoff, one source of atoms, and optionally repeat; ``folder`` contains the file.
 
-    Alternatively only the number of ``edges``.
+    Alternatively only the number of ``edges``, or of ``nodes`` and, optionally, of the ``elements`` that there are
+    weights of, and of those ``occurring``.
     """
     if isinstance(table, Mapping) and "edges" in table:
         check_table(table, f"graph {name!r}", ("edges",))
         number = count_of(f"graph {name!r}: edges", table["edges"])
         assert number is not None
         return GraphSpec(name, EdgesAlone(number))
+    if isinstance(table, Mapping) and "nodes" in table:
+        return GraphSpec(name, _nodes_alone(f"graph {name!r}", table))
     check_table(table, f"graph {name!r}", ("cutoff", "repeat", *SOURCES), required=("cutoff",))
     given = [source for source in SOURCES if source in table]
     if len(given) != 1:
@@ -81,6 +95,15 @@ def graph_from(name: str, table: Any, folder: Path) -> GraphSpec:
         raise ConfigError(f"graph {name!r}: repeat is {repeat}; expected three positive integers")
     source = _source(f"graph {name!r}: {given[0]}", given[0], table[given[0]], folder)
     return GraphSpec(name, source, number_of(f"graph {name!r}: cutoff", table["cutoff"]), repeat)
+
+
+def _nodes_alone(what: str, table: Mapping[str, Any]) -> NodesAlone:
+    check_table(table, what, ("nodes", "elements", "occurring"))
+    counts = {key: count_of(f"{what}: {key}", value) or 1 for key, value in table.items()}
+    found = NodesAlone(counts.pop("nodes"), **counts)
+    if found.occurring > found.elements:
+        raise ConfigError(f"{what}: {found.occurring} elements occur; expected at most its {found.elements} elements")
+    return found
 
 
 def _source(what: str, kind: str, value: Any, folder: Path) -> AtomSource:

@@ -155,27 +155,47 @@ class EdgesAlone:
 
 
 @dataclass(frozen=True)
+class NodesAlone:
+    """A number of nodes without edges, for operations that work node by node.
+
+    elements: rows of the table of weights. occurring: how many of them the nodes have, about equally often and in
+    random order, as far as there are nodes.
+    """
+
+    number: int
+    elements: int = 89
+    occurring: int = 3
+
+    def rows(self) -> torch.Tensor:
+        """The row of each node, [number] int64; always the same."""
+        generator = torch.Generator().manual_seed(0)
+        occurring = torch.randperm(self.elements, generator=generator)[: self.occurring]
+        return occurring[torch.randperm(self.number, generator=generator) % len(occurring)]
+
+
+@dataclass(frozen=True)
 class GraphSpec:
     """Description of a graph: atoms, repeated along the cell's vectors, connected within ``cutoff`` (angstrom).
 
-    Edges alone, and sources of edges, have neither cutoff nor repeat.
+    Edges or nodes alone, and sources of edges, have neither cutoff nor repeat.
     """
 
     name: str
-    source: AtomSource | GivenEdges | RandomNeighbours | EdgesAlone
+    source: AtomSource | GivenEdges | RandomNeighbours | EdgesAlone | NodesAlone
     cutoff: float = 0.0
     repeat: tuple[int, int, int] = (1, 1, 1)
 
     @property
     def has_nodes(self) -> bool:
-        return not isinstance(self.source, EdgesAlone)
+        return not isinstance(self.source, EdgesAlone | NodesAlone)
 
 
 @dataclass(frozen=True, eq=False)
 class Graph:
     """Directed edges, in both directions, sorted by receiver, then sender (int64, CPU).
 
-    ``vectors`` [edges, 3] point from the sender (its nearby periodic image) to the receiver, in angstrom.
+    ``vectors`` [edges, 3] point from the sender (its nearby periodic image) to the receiver, in angstrom. Of nodes
+    alone each is an "edge": ``sender`` is its row in the table of weights, ``num_nodes`` counts the rows that occur.
     """
 
     name: str
@@ -195,6 +215,9 @@ def build_graph(spec: GraphSpec) -> Graph:
     if isinstance(spec.source, EdgesAlone):
         nowhere = torch.zeros(1, dtype=torch.long).expand(spec.source.number)
         return Graph(spec.name, nowhere, nowhere, torch.zeros(1, 3).expand(spec.source.number, 3), 0)
+    if isinstance(spec.source, NodesAlone):
+        rows = spec.source.rows()
+        return Graph(spec.name, rows, rows, torch.zeros(1, 3).expand(len(rows), 3), len(rows.unique()))
     if isinstance(spec.source, GivenEdges):
         given = spec.source
         # No vectors are known of edges alone, and no kernel's time depends on them.

@@ -2,7 +2,7 @@
 
 Both use the statements of ``kernelgen.terms.contraction_statements``. A thread of a GPU has one channel of a task's
 nodes; with ir_mul neighbouring threads access neighbouring elements. A host thread takes whole nodes, and vectors of
-channels; in mul_ir it turns rows first (``include/contraction_host.hpp``).
+channels; in mul_ir it changes the layout of these channels first.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Families of operators: the same product or harmonics with different schedules, one for each size class of graphs.
+"""Families of operators: the same kernels with different schedules, one for each size class of graphs.
 
 In eager mode a module picks the operator itself. What torch traces, compiles or exports holds an operator's text as a
 constant while the number of edges may vary, so there the text is a family's: each op picks the member at run time, by
@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kernelgen.ops.contraction.operator import ContractionOperator
 from kernelgen.ops.harmonics_operator import HarmonicsOperator
 from kernelgen.ops.operator import Operator
 from kernelgen.ops.registry import rebuilds, register, resolve
@@ -36,8 +37,12 @@ def build_family(members: Sequence[Any], classes: Classes) -> Any:
     """
     if len(members) == 1:
         return members[0]
-    kind = HarmonicsFamily if isinstance(members[0], HarmonicsOperator) else OperatorFamily
-    return register(kind(members, classes))
+    first = members[0]
+    if isinstance(first, HarmonicsOperator):
+        return register(HarmonicsFamily(members, classes))
+    if isinstance(first, ContractionOperator):
+        return register(ContractionFamily(members, classes))
+    return register(OperatorFamily(members, classes))
 
 
 def _text(members: Sequence[Any], classes: Classes) -> str:
@@ -103,6 +108,19 @@ class HarmonicsFamily(HarmonicsOperator):
 
     def for_size(self, rows: int) -> HarmonicsOperator:
         """The member for a number of vectors."""
+        return _member(self.members, self.classes, rows, rows)
+
+
+class ContractionFamily(ContractionOperator):
+    """A contraction of which each call takes the member for its number of nodes."""
+
+    def __init__(self, members: Sequence[ContractionOperator], classes: Classes) -> None:
+        first = members[0]
+        super().__init__(first.problem, first.schedules, first.dtype, first.device, first.layout)
+        self.members, self.classes, self.text = tuple(members), classes, _text(members, classes)
+
+    def for_size(self, rows: int) -> ContractionOperator:
+        """The member for a number of nodes."""
         return _member(self.members, self.classes, rows, rows)
 
 

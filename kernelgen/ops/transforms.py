@@ -7,6 +7,7 @@ formula. :func:`call` uses the op, or its function if torch transforms the call.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -69,27 +70,33 @@ def add_function(
             setup(ctx, inputs, output)
             ctx.save_for_forward(*ctx.to_save)
 
-    def vmap(info: Any, in_dims: tuple, *arguments: Any) -> tuple:
-        mapped = tuple(a if dim is None else a.movedim(dim, 0) for a, dim in zip(arguments, in_dims, strict=True))
-        is_mapped = tuple(dim is not None for dim in in_dims)
-        places = rows(arguments, in_dims)
-        if places is None:
-            return _one_by_one(name, info.batch_size, is_mapped, mapped)
-        return _by_rows(name, places, info.batch_size, is_mapped, mapped)
+    def vmap_of(run: Callable) -> Callable:
+        def vmap(info: Any, in_dims: tuple, *arguments: Any) -> tuple:
+            mapped = tuple(a if dim is None else a.movedim(dim, 0) for a, dim in zip(arguments, in_dims, strict=True))
+            is_mapped = tuple(dim is not None for dim in in_dims)
+            places = rows(arguments, in_dims)
+            if places is None:
+                return _one_by_one(run, info.batch_size, is_mapped, mapped)
+            return _by_rows(run, places, info.batch_size, is_mapped, mapped)
 
+        return vmap
+
+    op = getattr(torch.ops.equitune, name).default
     methods = {
-        "forward": getattr(torch.ops.equitune, name).default,
+        "forward": op,
         "setup_context": setup_context,
         "backward": gradient,
         "jvp": jvp,
-        "vmap": vmap,
+        "vmap": vmap_of(functools.partial(call, name)),
     }
     members = {method: staticmethod(function) for method, function in methods.items()}
     _FUNCTIONS[name] = type(name, (torch.autograd.Function,), members)
-    register_vmap(f"equitune::{name}", vmap, library)
+    # The op's own rule, which compiled code uses, runs while the level that it resolves is still on torch's stack:
+    # ``call`` would take the function, and torch finds no rule for that there.
+    register_vmap(f"equitune::{name}", vmap_of(op), library)
 
 
-def _by_rows(name: str, places: tuple[int, ...], size: int, is_mapped: tuple[bool, ...], arguments: tuple) -> tuple:
+def _by_rows(run: Callable, places: tuple[int, ...], size: int, is_mapped: tuple[bool, ...], arguments: tuple) -> tuple:
     """One call on the rows of all ``size`` items; the first dimension of mapped arguments is the item."""
     whole = list(arguments)
     for place in places:
@@ -97,19 +104,19 @@ def _by_rows(name: str, places: tuple[int, ...], size: int, is_mapped: tuple[boo
         if tensor is not None:
             whole[place] = (tensor if is_mapped[place] else tensor.expand(size, *tensor.shape)).flatten(0, 1)
     rows = arguments[places[0]].shape[-2]
-    found = call(name, *whole)
+    found = run(*whole)
     # Results that the caller does not want are empty, with one dimension.
     apart = [t.unflatten(0, (size, rows)) if t.dim() == 2 else t for t in _several(found)]
     dims = [0 if t.dim() == 3 else None for t in apart]
     return (apart[0], dims[0]) if isinstance(found, Tensor) else (tuple(apart), tuple(dims))
 
 
-def _one_by_one(name: str, size: int, is_mapped: tuple[bool, ...], arguments: tuple) -> tuple:
+def _one_by_one(run: Callable, size: int, is_mapped: tuple[bool, ...], arguments: tuple) -> tuple:
     """One call an item."""
     if size == 0:
         raise UnsupportedError("vmap was given no items; this product takes at least one")
     pairs = list(zip(arguments, is_mapped, strict=True))
-    items = [call(name, *(a[i] if mapped else a for a, mapped in pairs)) for i in range(size)]
+    items = [run(*(a[i] if mapped else a for a, mapped in pairs)) for i in range(size)]
     stacked = tuple(torch.stack(parts) for parts in zip(*map(_several, items), strict=True))
     return (stacked[0], 0) if isinstance(items[0], Tensor) else (stacked, (0,) * len(stacked))
 

@@ -59,7 +59,8 @@ class ContractionPlan:
 def contraction_plan(spec: ContractionSpec) -> ContractionPlan:
     """The plan of a spec; ScheduleError with the broken limit."""
     schedule, facts = spec.schedule, spec.facts
-    plan = ContractionPlan(spec, contraction_parts(spec.problem, spec.direction), len(polynomials(spec.problem)))
+    parts = contraction_parts(spec.problem, spec.direction, schedule.gradients == "apart")
+    plan = ContractionPlan(spec, parts, len(polynomials(spec.problem)))
     if plan.sums_weights and schedule.order != "element":
         raise ScheduleError("order='given' is not for gradients of the weights; take order='element'")
     if isinstance(schedule, ContractionHostSchedule):
@@ -80,10 +81,12 @@ def default_contraction_schedule(
     nodes, order = (8, "element") if sums else (1, "given")
     if facts.backend == "cpu":
         lanes = facts.vector_bytes // BYTES[dtype]
-        return ContractionHostSchedule(nodes, order, min(lanes, power_of_two_at_most(problem.channels)))
+        block = min(lanes, power_of_two_at_most(problem.channels))
+        return ContractionHostSchedule(nodes, order, channel_block=block)
     # A double takes two registers.
     many = sums and len(polynomials(problem)) * BYTES[dtype] > MOST_SUMS_BYTES
-    return ContractionCudaSchedule(nodes, order, sums="memory" if many else "registers")
+    places = "memory" if many else "registers"
+    return ContractionCudaSchedule(nodes, order, "apart" if dtype == "float64" else "together", sums=places)
 
 
 PLANNERS = {ContractionSpec: contraction_plan}

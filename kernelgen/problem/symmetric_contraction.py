@@ -35,7 +35,7 @@ class ContractionProblem:
         for name in ("irreps_in", "irreps_out"):
             irreps = parse_irreps(getattr(self, name), name)
             if not irreps or any(mul != 1 for mul, _ in irreps):
-                raise ProblemError(f"{name} is {irreps}; expected irreps of one channel, for example '0e+1o+2e'")
+                raise ProblemError(f"{name} is {str(irreps)!r}; expected irreps of one channel, for example '0e+1o+2e'")
             object.__setattr__(self, name, "+".join(str(ir) for _, ir in irreps))
         if type(self.correlation) is not int or not 1 <= self.correlation <= MOST_CORRELATION:
             raise ProblemError(f"correlation is {self.correlation!r}; expected an integer of 1..{MOST_CORRELATION}")

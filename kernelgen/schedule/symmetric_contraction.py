@@ -22,10 +22,13 @@ class ContractionSchedule(Knobs):
     them.
     order: nodes as they are ``given``, or by ``element``, so that neighbours share weights. Gradients of the weights
     need the latter.
+    gradients: of the features and of all else by one walk over the monomials (``together``) or by two (``apart``),
+    which keep fewer values at a time.
     """
 
     nodes_per_task: int = 1
     order: str = "given"
+    gradients: str = "together"
 
 
 @dataclass(frozen=True)
@@ -47,6 +50,7 @@ class ContractionCudaSchedule(ContractionSchedule):
     choices: ClassVar[dict[str, tuple]] = {
         "nodes_per_task": (1, 2, 4, 8, 16, 32, 64),
         "order": ("given", "element"),
+        "gradients": ("together", "apart"),
         "block_size": (32, 64, 128, 256, 512),
         "min_blocks": (0, 1, 2, 3, 4, 5, 6, 8, 12, 16),
         "pace": ("free", "parts"),
@@ -69,6 +73,7 @@ class ContractionHostSchedule(ContractionSchedule):
     choices: ClassVar[dict[str, tuple]] = {
         "nodes_per_task": (1, 2, 4, 8, 16, 32, 64),
         "order": ("given", "element"),
+        "gradients": ("together", "apart"),
         "channel_block": (1, 2, 4, 8, 16, 32, 64),
         "threads": tuple(range(0, 257)),
     }
@@ -107,6 +112,8 @@ class ContractionSpec:
         for name, allowed in (("dtype", tuple(BYTES)), ("layout", LAYOUTS), ("index", ("int32", "int64"))):
             if getattr(self, name) not in allowed:
                 raise ScheduleError(f"{name} is {getattr(self, name)!r}; expected one of {allowed}")
+        if not isinstance(self.schedule, ContractionSchedule):
+            raise ScheduleError(f"the schedule is a {type(self.schedule).__name__}; expected a ContractionSchedule")
         if self.schedule.backend != self.facts.backend:
             raise ScheduleError(f"a {self.schedule.backend or 'plain'} schedule cannot run on {self.facts.name}")
 

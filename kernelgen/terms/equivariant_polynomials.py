@@ -1,11 +1,11 @@
 """A basis of the equivariant polynomials of one channel's components, from Clebsch-Gordan coefficients.
 
 Polynomials of degree n + 1 that transform as an irrep are spanned by products of those of degree n with the components
-of one input irrep (by Euler's formula, n P = sum_i x_i dP/dx_i). Of these, :func:`polynomials` keeps a basis in
-reduced row echelon form over the monomials. Such a basis depends on the space alone, not on signs of couplings, which
-differ between versions of e3nn. It is sparse: a basis polynomial has one degree in each input irrep. MACE's own
-polynomials (its ``U`` tensors) are linear combinations, which :func:`coordinates` finds; there are up to four times
-as many, because those of different couplings are linearly dependent once they are symmetric.
+of one input irrep (by Euler's formula, n P = sum_i x_i dP/dx_i). Of these, :func:`polynomials` keeps a basis with as
+few terms as possible, each polynomial with one degree in each input irrep. It depends on the space alone, not on signs
+of couplings, which differ between versions of e3nn. MACE's own polynomials (its ``U`` tensors) are linear combinations,
+which :func:`coordinates` finds; there are up to four times as many, because those of different couplings are linearly
+dependent once they are symmetric.
 """
 
 from __future__ import annotations
@@ -22,13 +22,15 @@ import torch
 from torch import Tensor
 
 from kernelgen.e3nn_import import o3
-from kernelgen.errors import UnsupportedError
+from kernelgen.errors import ProblemError, UnsupportedError
 from kernelgen.problem.irreps import blocks_of
 from kernelgen.problem.symmetric_contraction import ContractionProblem
 
 ZERO = 1e-9
 # Squares of coefficients are fractions with denominators of at most this.
-_DENOMINATOR = 10**6
+_DENOMINATOR = 10**4
+# Combinations of monomials tried in the search for sparse polynomials.
+_MOST_CANDIDATES = 20_000
 
 # Indices of components, ascending: (0, 3, 3) is x_0 x_3^2.
 Monomial = tuple[int, ...]
@@ -37,29 +39,25 @@ Space = Any  # numpy array [polynomials, components, monomials]
 
 @dataclass(frozen=True)
 class Polynomial:
-    """A basis polynomial: values in output ``block``, and for each component its monomials with coefficients.
-
-    pivot: component and monomial that no other basis polynomial of its block and degree has, and coefficient there.
-    """
+    """A basis polynomial: values in output ``block``, and for each component its monomials with coefficients."""
 
     block: int
     degree: int
     components: tuple[tuple[tuple[Monomial, float], ...], ...]
-    pivot: tuple[int, Monomial, float]
 
     @property
-    def degrees(self) -> Monomial:
-        """Some monomial of it."""
-        return self.pivot[1]
+    def monomial(self) -> Monomial:
+        """Some monomial of it; all have as many factors of each input irrep."""
+        return next(terms[0][0] for terms in self.components if terms)
 
 
 @functools.lru_cache(maxsize=64)
 def polynomials(problem: ContractionProblem) -> tuple[Polynomial, ...]:
-    """The basis, by output block, degree and pivot: the order of the weights."""
+    """The basis, by output block and degree: the order of the weights."""
     found = []
     for number, (_, ir) in enumerate(o3.Irreps(problem.irreps_out)):
         for degree in range(1, problem.correlation + 1):
-            space = _space(problem.irreps_in, ir.l, ir.p, degree)
+            space = _sparse(_space(problem.irreps_in, ir.l, ir.p, degree))
             found += [_polynomial(number, degree, problem.dim_in, one) for one in space]
     return tuple(found)
 
@@ -68,19 +66,23 @@ def coordinates(problem: ContractionProblem, block: int, degree: int, tensor: Te
     """The coefficients [polynomials, paths] of MACE's polynomials in the basis of an output block and degree.
 
     tensor: ``U`` [2l+1, components ** degree, paths], of which the symmetric part counts. Raises UnsupportedError if
-    it is not in the space, which other couplings than O(3)'s would be.
+    it is not in the space, which other couplings than O(3)'s would be; ProblemError for another shape.
     """
+    dim, powers = problem.out[block].dim, problem.dim_in**degree
+    if tensor.dim() < 3 or tensor.shape[0] != dim or math.prod(tensor.shape[1:-1]) != powers:
+        raise ProblemError(f"polynomials have shape {tuple(tensor.shape)}; expected ({dim}, {powers}, paths)")
     basis = [one for one in polynomials(problem) if (one.block, one.degree) == (block, degree)]
     given = _symmetric_part(tensor.double().cpu().numpy(), problem.dim_in, degree)
     monomials = _monomials(problem.dim_in, degree)
     place = {monomial: number for number, monomial in enumerate(monomials)}
-    rows = [given[one.pivot[0], place[one.pivot[1]]] / one.pivot[2] for one in basis]
-    found = np.stack(rows) if rows else np.zeros((0, given.shape[-1]))
-    rest = given.copy()
-    for one, row in zip(basis, found, strict=True):
+    values = np.zeros((len(basis), *given.shape[:2]))
+    for number, one in enumerate(basis):
         for m, terms in enumerate(one.components):
             for monomial, coefficient in terms:
-                rest[m, place[monomial]] -= coefficient * row
+                values[number, m, place[monomial]] = coefficient
+    columns = values.reshape(len(basis), given[..., 0].size).T
+    found = np.linalg.lstsq(columns, given.reshape(len(columns), -1), rcond=None)[0]
+    rest = given - (columns @ found).reshape(given.shape)
     size = max(1.0, float(np.abs(given).max(initial=0.0)))
     # Files in float32 hold couplings rounded to it.
     if np.abs(rest).max(initial=0.0) > 1e-5 * size:
@@ -152,25 +154,71 @@ def _echelon(space: Space) -> Space:
     return rows.reshape(rank, *space.shape[1:])
 
 
+def _sparse(space: Space) -> Space:
+    """A basis of the same space with the fewest terms.
+
+    Rows in echelon form have one degree in each input irrep; those that share monomials span a space of few dimensions.
+    Its sparsest basis is among the polynomials that have as few monomials as any with some of theirs (those that vanish
+    at dimensions - 1 others), of which the sparsest independent ones are taken.
+    """
+    rows = space.reshape(len(space), math.prod(space.shape[1:]))
+    found, left = [], list(range(len(rows)))
+    while left:
+        group = [left.pop(0)]
+        while joining := [row for row in left if np.any(rows[group].any(axis=0) & (rows[row] != 0))]:
+            group += joining
+            left = [row for row in left if row not in joining]
+        found.append(_sparsest(rows[sorted(group)]))
+    return np.concatenate(found or [rows]).reshape(space.shape)
+
+
+def _sparsest(rows: np.ndarray) -> np.ndarray:
+    """The sparsest basis of the span of a few rows; the rows themselves if there are too many to search."""
+    size = len(rows)
+    if size == 1:
+        return rows
+    # Columns up to a factor.
+    columns = rows.T[np.abs(rows).max(axis=0) > ZERO]
+    columns = columns / np.linalg.norm(columns, axis=1)[:, None]
+    columns *= np.sign(columns[np.arange(len(columns)), (np.abs(columns) > ZERO).argmax(axis=1)])[:, None]
+    columns = columns[np.unique(columns.round(9), axis=0, return_index=True)[1]]
+    if math.comb(len(columns), size - 1) > _MOST_CANDIDATES:
+        return rows
+    candidates = {}
+    for chosen in itertools.combinations(range(len(columns)), size - 1):
+        _, sizes, kernel = np.linalg.svd(columns[list(chosen)])
+        if sizes[-1] > ZERO:
+            one = kernel[-1] @ rows
+            one[np.abs(one) < ZERO] = 0
+            places = np.flatnonzero(one)
+            candidates[len(places), tuple(places.tolist())] = one / one[places[0]]
+    kept: list[np.ndarray] = []
+    for key in sorted(candidates):
+        if np.linalg.matrix_rank(np.stack([*kept, candidates[key]]), tol=1e-6) > len(kept):
+            kept.append(candidates[key])
+            if len(kept) == size:
+                return np.stack(kept)
+    return rows
+
+
 def _polynomial(block: int, degree: int, count: int, values: np.ndarray) -> Polynomial:
     """A row of a basis, scaled so that its most frequent coefficient is 1 or -1."""
     monomials = _monomials(count, degree)
     exact = {(m, i): _exact(values[m, i]) for m, i in np.argwhere(values).tolist()}
     sizes = [abs(value) for value in exact.values()]
     scale = max(dict.fromkeys(sizes), key=sizes.count)
-    pivot = min(exact)
     components = tuple(
         tuple((monomials[i], _exact(exact[m, i] / scale)) for i in range(len(monomials)) if (m, i) in exact)
         for m in range(len(values))
     )
-    return Polynomial(block, degree, components, (pivot[0], monomials[pivot[1]], 1.0 / scale))
+    return Polynomial(block, degree, components)
 
 
 def _exact(value: float) -> float:
     """The root of a fraction that this is, so that texts do not depend on rounding; else 13 digits of it."""
     square = Fraction(value * value).limit_denominator(_DENOMINATOR)
     root = math.copysign(math.sqrt(square), value)
-    return root if abs(root - value) < ZERO else float(f"{value:.13g}")
+    return root if abs(root - value) < 1e-11 else float(f"{value:.13g}")
 
 
 def _symmetric_part(tensor: np.ndarray, count: int, degree: int) -> np.ndarray:

@@ -1,70 +1,54 @@
-"""Small MACE models, structures and their results, for the tests of Equitune inside MACE."""
+"""Small MACE models and their results, for the tests of Equitune inside MACE, and what all packages' tests share."""
 
 from __future__ import annotations
 
-import gzip
+import functools
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
-import ase.io
+import model_cases
 import numpy as np
 import torch
 from ase import Atoms
 from e3nn import o3
 from mace import data, modules, tools
 from mace.tools import torch_geometric
-from places import ROOT
+from model_cases import (
+    CUTOFF,
+    PROTEIN,
+    TOLERANCE,
+    Results,
+    default_dtype,
+    gradients,
+    imidazole,
+    loss_of,
+    mof,
+    protein,
+)
 
 warnings.filterwarnings("ignore", "The TorchScript type system doesn't support instance-level annotations")
 
-CUTOFF = 4.0
-# The largest relative difference that the tests allow.
-TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}
+# What tests of MACE take from here.
+__all__ = [
+    "PROTEIN",
+    "REPLACED",
+    "TOLERANCE",
+    "assert_same",
+    "batch_of",
+    "default_dtype",
+    "gradients",
+    "imidazole",
+    "model_of",
+    "mof",
+    "numbers_in",
+    "protein",
+    "results",
+]
+
 # Number of modules that accelerate replaces in a model of two layers.
 REPLACED = 21
 # Models of dipoles alone.
 WITHOUT_FORCES = ("AtomicDipolesMACE", "AtomicDielectricMACE")
-PROTEIN = ROOT / "autotune" / "models" / "structures" / "dhfr_1u72_1502.xyz.gz"
-
-Results = dict[str, torch.Tensor]
-
-
-@contextmanager
-def default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    """MACE builds its models and batches in torch's default dtype."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
-
-
-def imidazole() -> Atoms:
-    """Nine atoms in a box that is larger than they need, so that the stress is defined."""
-    positions = [
-        *((-0.4792, -1.1308, 0.0004), (1.2288, 0.1708, -0.0003), (0.1325, 0.9984, 0.0001), (-0.9578, 0.1517, 0.0011)),
-        *((0.8389, -1.1519, 0.0), (-1.9303, 0.4319, -0.0003), (-1.132, -1.9944, -0.0001), (2.274, 0.4509, -0.0006)),
-        (0.0251, 2.0735, -0.0006),
-    ]
-    return Atoms("C3N2H4", positions, cell=[12.0] * 3, pbc=True)
-
-
-def mof() -> Atoms:
-    """The metal-organic framework of ``configs/graphs.toml``, displaced, because its forces would be zero."""
-    from autotune.workload.config_tables import load_graphs
-
-    atoms = load_graphs()["mof"].source.atoms()
-    atoms.rattle(0.05, seed=0)
-    return atoms
-
-
-def protein() -> Atoms:
-    """1,502 atoms, without a cell."""
-    with gzip.open(PROTEIN, "rt") as file:
-        return ase.io.read(file, format="extxyz")
 
 
 def model_of(
@@ -133,24 +117,9 @@ def results(model: Any, batch: dict[str, torch.Tensor], *, training: bool = True
     names = ("energy", "forces", "stress", "dipole", "polarizability")
     found = {name: out[name] for name in names if out.get(name) is not None}
     if training:
-        # Parts of one size, so that an error in one is no smaller part of the gradients than in another.
-        loss = sum((value / value.detach().abs().max()).square().sum() for value in found.values())
-        found |= gradients(loss, model)
+        found |= gradients(loss_of(found), model)
     return {name: value.detach() for name, value in found.items()}
 
 
-def gradients(loss: Any, model: torch.nn.Module) -> Results:
-    """By parameter's name; those that the loss does not depend on are left out."""
-    trained = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
-    names, parameters = zip(*trained, strict=True)
-    found = torch.autograd.grad(loss, parameters, allow_unused=True)
-    return {name: gradient for name, gradient in zip(names, found, strict=True) if gradient is not None}
-
-
-def assert_same(found: Results, wanted: Results, tolerance: float | None = None) -> None:
-    """Every result within the tolerance, relative to its largest element; zeros, to the largest of all results."""
-    assert list(found) == list(wanted)
-    largest = max(float(value.abs().max()) for value in wanted.values())
-    for name, value in wanted.items():
-        error = float((found[name] - value).abs().max()) / (float(value.abs().max()) or largest)
-        assert error <= (tolerance or TOLERANCE[value.dtype]), f"{name} differs by {error:.1e}"
+# A gradient of these models may be zero.
+assert_same = functools.partial(model_cases.assert_same, zeros=True)

@@ -10,8 +10,6 @@ import pickle
 import subprocess
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,24 +22,16 @@ from torch.optim import swa_utils
 
 from autotune import accelerate, restore
 from autotune.integrations.stand_ins import AcceleratedConvolution, StandIn
+from autotune.models.atoms import find_atoms
+from autotune.models.packages.base import default_dtype
 
 # The largest relative difference that the tests allow.
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}
 CUTOFF = 4.0
 DTYPES = (torch.float64, torch.float32)
+PROTEIN = ROOT / "autotune" / "models" / "structures" / "dhfr_1u72_1502.xyz.gz"
 
 Results = dict[str, torch.Tensor]
-
-
-@contextmanager
-def default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    """Packages build their models in torch's default dtype."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
 
 
 def imidazole() -> Atoms:
@@ -56,19 +46,14 @@ def imidazole() -> Atoms:
 
 def mof() -> Atoms:
     """The metal-organic framework of ``configs/graphs.toml``, displaced, because its forces would be zero."""
-    from autotune.workload.config_tables import load_graphs
-
-    atoms = load_graphs()["mof"].source.atoms()
-    atoms.rattle(0.05, seed=0)
-    return atoms
+    return find_atoms("mof")
 
 
 def protein() -> Atoms:
     """A protein without its water, in a box, so that the stress is defined."""
-    path = ROOT / "autotune" / "models" / "structures" / "dhfr_1u72_1502.xyz.gz"
-    if not path.is_file():
-        pytest.skip(f"{path.name} is not there")
-    atoms = ase.io.read(path)
+    if not PROTEIN.is_file():
+        pytest.skip(f"{PROTEIN.name} is not there")
+    atoms = ase.io.read(PROTEIN)
     assert isinstance(atoms, Atoms)
     atoms.center(vacuum=CUTOFF)
     atoms.pbc = True
@@ -113,13 +98,15 @@ def gradients(loss: torch.Tensor, model: torch.nn.Module) -> Results:
     return {name: gradient for name, gradient in zip(given, found, strict=True) if gradient is not None}
 
 
-def assert_same(found: Results, wanted: Results) -> None:
-    """Every result within the tolerance, relative to its largest element."""
+def assert_same(found: Results, wanted: Results, tolerance: float | None = None, zeros: bool = False) -> None:
+    """Every result within the tolerance, relative to its largest element; ``zeros``, where allowed, to that of all."""
     assert list(found) == list(wanted)
+    largest = max(float(value.abs().max()) for value in wanted.values())
     for name, value in wanted.items():
-        assert value.abs().max() > 0, f"{name} is zero, which shows nothing"
-        error = float((found[name] - value).abs().max() / value.abs().max())
-        assert error <= TOLERANCE[value.dtype], f"{name} differs by {error:.1e}"
+        size = float(value.abs().max())
+        assert size > 0 or zeros, f"{name} is zero, which shows nothing"
+        error = float((found[name] - value).abs().max()) / (size or largest)
+        assert error <= (tolerance or TOLERANCE[value.dtype]), f"{name} differs by {error:.1e}"
 
 
 def accelerated(stock: torch.nn.Module, convolutions: int) -> torch.nn.Module:

@@ -11,6 +11,7 @@ from ase import Atoms
 from ase.neighborlist import neighbor_list
 
 from autotune.errors import PeerError
+from autotune.integrations.exchange import Exchange, ExchangedConvolution
 from autotune.models.packages.base import Outputs, Package, converted, dtype_of
 from autotune.models.whole_model import WholeModel
 
@@ -29,12 +30,16 @@ class PairModel(torch.nn.Module):
 
 
 class TinyPackage(Package):
-    """Peers: ``same``, ``wrong`` (other values), ``refuses`` (says why), ``breaks`` and ``dies`` when they run."""
+    """Peers: ``same``, ``wrong`` (other values), ``refuses`` (says why), ``breaks`` and ``dies`` when they run.
+
+    ``same`` has a convolution that Equitune's can replace, by ``EXCHANGE``.
+    """
 
     name = "tiny"
     modules = ("torch",)
     install = "torch"
     peers = ("same", "wrong", "refuses", "breaks", "dies")
+    joined = ("same",)
 
     def build(self, parameters: Any, seed: int) -> torch.nn.Module:
         return PairModel()
@@ -71,9 +76,55 @@ class TinyPackage(Package):
     def accelerated(self, model: torch.nn.Module, peer: str, device: str) -> torch.nn.Module:
         if peer == "refuses":
             raise PeerError("refuses: it does not want to")
-        made = {"same": PairModel, "wrong": lambda: PairModel(1.5), "breaks": Breaking, "dies": Dying}[peer]()
+        made = {"same": Converted, "wrong": lambda: PairModel(1.5), "breaks": Breaking, "dies": Dying}[peer]()
         made.load_state_dict(model.state_dict())
         return made.to(device, dtype_of(model))
+
+
+class TheirConvolution(torch.nn.Module):
+    def forward(self, x: torch.Tensor, y: torch.Tensor, weights: torch.Tensor, edges: torch.Tensor) -> torch.Tensor:
+        return torch.zeros_like(x).index_add(0, edges[1], x[edges[0]] * y * weights)
+
+
+class Converted(PairModel):
+    """Sums over pairs by a convolution with one node."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolution: torch.nn.Module = TheirConvolution()
+
+    def forward(self, lengths: torch.Tensor) -> torch.Tensor:
+        edges = torch.zeros(2, len(lengths), dtype=torch.long)
+        node, ones = lengths.new_ones(1, 1), lengths.new_ones(len(lengths), 1)
+        powers = [torch.exp(-power * lengths)[:, None] for power in (1, 2)]
+        sums = [self.convolution(node, values, ones, edges)[0, 0] for values in powers]
+        return self.strength @ torch.stack(sums)
+
+
+class OurConvolution(ExchangedConvolution):
+    def forward(self, x: Any, y: Any, weights: Any, edges: Any) -> torch.Tensor:  # type: ignore[override]
+        return super().forward(x, y, weights, edges[0], edges[1])
+
+
+class TinyExchange(Exchange):
+    product = "convolution"
+
+    def library(self, block: torch.nn.Module) -> str:
+        theirs = isinstance(block, Converted) and isinstance(block.convolution, TheirConvolution)
+        return "same" if theirs else ""
+
+    def stand_in(self, block: Any, **options: Any) -> ExchangedConvolution:
+        arguments = {"irreps_in1": "1x0e", "irreps_in2": "1x0e", "filter_irreps_out": "1x0e"}
+        return OurConvolution(block.convolution, **arguments, **options)
+
+    def convolved(self, block: Any, x: Any, y: Any, weights: Any, edges: Any) -> torch.Tensor:
+        return block.convolution(x, y, weights, edges)
+
+    def fuse(self, block: torch.nn.Module) -> None:
+        pass
+
+
+EXCHANGE = TinyExchange()
 
 
 class Breaking(PairModel):

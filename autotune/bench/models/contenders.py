@@ -1,4 +1,4 @@
-"""Who takes part in a row, and how each is built: stock, the package's own fast paths, and Equitune.
+"""Who takes part in a row, and how each is built: stock, the package's own fast paths, Equitune, and both together.
 
 A fast path that silently computes as stock would give a figure of stock under another name. So after it is built, the
 model must contain modules of the peer's package; else there is a reason in the place of a figure.
@@ -14,7 +14,9 @@ import torch
 
 from autotune.bench.rows import DEFAULT, OURS
 from autotune.errors import ConfigError, PeerError, unknown_name
+from autotune.integrations.acceleration import CONVOLUTIONS, KIND_NAMES
 from autotune.models.packages.base import Package
+from autotune.models.packages.registry import PACKAGES
 from autotune.models.whole_model import WholeModel
 
 STOCK, SYMMETRIX = "stock", "symmetrix"
@@ -24,21 +26,24 @@ _PEERS = {
     "openequivariance": ("openequivariance", "openequivariance"),
     "flashtp": ("flashTP_e3nn", "flashTP, from its repository"),
 }
+_JOINT = f"{OURS}+"
 _WITHOUT_KERNEL = ("Linear", "FullyConnectedTensorProduct")
 # Peers that choose kernels during their first calls get so many before they are timed; others settle in a few.
 TUNING_CALLS, WARM_UP_CALLS = 60, 3
 
 
 def contenders_of(package: Package) -> tuple[str, ...]:
-    """All contenders of a package's models, Equitune first."""
-    return (OURS, DEFAULT, STOCK, *package.peers, *((SYMMETRIX,) if package.name == "mace" else ()))
+    """All contenders of a package's models, Equitune first, then Equitune inside another library's conversion."""
+    together = (_JOINT + peer for peer in package.joined)
+    return (OURS, *together, DEFAULT, STOCK, *package.peers, *((SYMMETRIX,) if package.name == "mace" else ()))
 
 
 def chosen(package: Package, wanted: tuple[str, ...]) -> tuple[str, ...]:
-    """The contenders named, in their order; all if none is."""
+    """The contenders named, in their order, but for those of other packages; all if none is named."""
     known = contenders_of(package)
+    anywhere = {name for one in (package, *PACKAGES) for name in contenders_of(one)}
     for name in wanted:
-        if name not in {*known, *_PEERS, SYMMETRIX}:
+        if name not in anywhere:
             raise ConfigError(unknown_name("contender", name, known))
     return tuple(name for name in known if name in wanted or not wanted)
 
@@ -55,12 +60,10 @@ def build(contender: str, model: WholeModel) -> tuple[WholeModel, str]:
     if contender == STOCK:
         return model, ""
     if contender in (OURS, DEFAULT):
-        from autotune.integrations.accelerate import accelerate
-
-        done = accelerate(model.module)
-        if not done.replaced:
-            raise PeerError(f"nothing of the model was replaced: {str(done).splitlines()[0]}")
-        return model, str(done).splitlines()[0]
+        return model, _accelerated(model.module, KIND_NAMES)
+    if contender.startswith(_JOINT):
+        converted, _ = build(contender.removeprefix(_JOINT), model)
+        return converted, _accelerated(converted.module, (CONVOLUTIONS,))
     require_usable(contender, model.device)
     names = contender.split("+")
     with warnings.catch_warnings(record=True) as caught:
@@ -71,11 +74,21 @@ def build(contender: str, model: WholeModel) -> tuple[WholeModel, str]:
     return model.with_module(made), ""
 
 
+def _accelerated(model: torch.nn.Module, kinds: tuple[str, ...]) -> str:
+    """What was replaced, in a line; PeerError if nothing of these kinds was."""
+    from autotune.integrations.accelerate import accelerate
+
+    done = accelerate(model)
+    if not any(place.replaced and place.kind in kinds for place in done.places):
+        raise PeerError(f"nothing of the model was replaced: {str(done).splitlines()[0]}")
+    return str(done).splitlines()[0]
+
+
 def require_usable(contender: str, device: str) -> None:
     """PeerError if what the contender needs is not installed, or does not run on the device."""
     if contender == SYMMETRIX:
         raise PeerError(_symmetrix_reason())
-    for name in contender.split("+"):
+    for name in contender.removeprefix(_JOINT).split("+"):
         if reason := _unusable(name, device):
             raise PeerError(reason)
 

@@ -1,7 +1,7 @@
 """The main loop of ``equitune bench --models``: build every contender of a model, then time one process at a time.
 
 All processes of a model (or of a few) start at once: imports, builds and compilations run in parallel. Then each waits
-idle while one of them is warmed up and timed. Profiles come last. Rows are written as soon as they are measured, and
+idle while one of them is warmed up, timed and, on a GPU, profiled. Rows are written as soon as they are measured, and
 kept ones are not measured again, so the same command continues an interrupted run.
 """
 
@@ -33,7 +33,6 @@ from autotune.bench.models.session import (
     wall_figures,
 )
 from autotune.bench.models.text import row_lines
-from autotune.bench.rows import DEFAULT, OURS
 from autotune.database.provenance import now_text
 from autotune.errors import ConfigError, WorkerError
 from autotune.measure.worker import Worker
@@ -42,6 +41,7 @@ from autotune.models.catalogue import published_models
 from autotune.models.packages.base import Package
 from autotune.models.packages.registry import PACKAGES, package_named
 from autotune.models.whole_model import open_model
+from autotune.text import is_ours
 from kernelgen.device import device_facts
 
 JOB_LIMIT_S = 900.0
@@ -69,9 +69,10 @@ Place = tuple[str, str]
 
 @dataclass
 class _Plan:
-    """One model: its package, what its rows depend on, and the contenders to measure and to profile in each row.
+    """One model: its package, what its rows depend on, and the contenders to measure in each row.
 
-    kept: rows that stay, in which other contenders may be missing.
+    profiles: contenders that were timed earlier, but not profiled. kept: rows that stay, in which contenders may be
+    missing.
     """
 
     model: str
@@ -147,14 +148,14 @@ def _plan(model: str, structures: Sequence[str], request: Request, folder: Path,
             else:
                 say(f"{model} on {structure}, {which}: kept")
             cells = plan.kept.get((structure, which), {"contenders": {}})["contenders"]
-            unknown = tuple(name for name in wanted if _lacks_profile(cells.get(name, {})))
+            unknown = tuple(name for name in wanted if name in cells and _lacks_profile(cells[name]))
             if request.device.startswith("cuda") and unknown:
                 plan.profiles[structure, which] = unknown
     return plan
 
 
 def _lacks_profile(cell: Cell) -> bool:
-    """Profiles come last, so an interrupted run leaves cells without one."""
+    """Whether a run ended between the timing and the profile, or the profile failed."""
     return "error" not in cell and "device_ms" not in cell
 
 
@@ -224,7 +225,7 @@ class _Group:
         for index, structure in enumerate(structures):
             self.ask(contender, Sizes(structure))
             # Ours compile for each size of graph, and what stock and others keep of a large graph leaves no memory.
-            if contender in (OURS, DEFAULT) or (index == 0 and contender != REFERENCE):
+            if is_ours(contender) or (index == 0 and contender != REFERENCE):
                 for which in self.request.passes:
                     self.ask(contender, Compile(structure, which))
 
@@ -236,11 +237,12 @@ class _Group:
                 job = Measure(structure, which, exact, self.request.effort)
                 row["contenders"][contender] = self.ask(contender, job)
             self._store(structure, which, row)
-            # The second half of the samples, in reverse order.
+            # The second half of the samples, in reverse order, each with its profile.
             for contender in reversed(contenders):
                 if "error" not in row["contenders"][contender]:
                     self._measure_again(contender, structure, which, row)
-            self._store(structure, which, row)
+                    self._profile(contender, structure, which, row)
+                    self._store(structure, which, row)
             for line in row_lines(row):
                 self.say(line)
 
@@ -250,14 +252,17 @@ class _Group:
         row["contenders"][contender] = cell | wall_figures([*cell["wall_samples_ms"], *more], row["atoms"])
 
     def profile_rows(self) -> None:
-        """Add device time and launches to the rows of this run, and to kept ones without."""
+        """Profile what an earlier run left without."""
         for (structure, which), contenders in self.plan.profiles.items():
             row = self.rows.get((structure, which)) or self.plan.kept[structure, which]
             for contender in contenders:
-                if _lacks_profile(row["contenders"][contender]):
-                    found = self.ask(contender, Profile(structure, which))
-                    row["contenders"][contender] |= {key: value for key, value in found.items() if key != "error"}
+                self._profile(contender, structure, which, row)
             self._store(structure, which, row)
+
+    def _profile(self, contender: str, structure: str, which: str, row: Row) -> None:
+        """Add device time and launches."""
+        found = self.ask(contender, Profile(structure, which))
+        row["contenders"][contender] |= {key: value for key, value in found.items() if key != "error"}
 
     def _row(self, structure: str, which: str) -> Row:
         kept = self.plan.kept.get((structure, which), {"contenders": {}})

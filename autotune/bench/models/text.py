@@ -8,7 +8,7 @@ from typing import Any
 from autotune.bench.models.contenders import STOCK
 from autotune.bench.models.rows import Row
 from autotune.bench.rows import DEFAULT, OURS
-from autotune.text import time_text
+from autotune.text import JOINT, is_ours, time_text
 
 
 def row_lines(row: Row) -> list[str]:
@@ -38,20 +38,24 @@ def _cell_text(cell: Mapping[str, Any], ours: Mapping[str, Any]) -> str:
 
 
 def best_other(row: Row) -> tuple[str, float] | None:
-    """The fastest contender that is not Equitune, and its milliseconds."""
+    """The fastest contender without Equitune, and its milliseconds."""
     times = {
-        name: cell["wall_ms"]
-        for name, cell in row["contenders"].items()
-        if name not in (OURS, DEFAULT) and "wall_ms" in cell
+        name: cell["wall_ms"] for name, cell in row["contenders"].items() if not is_ours(name) and "wall_ms" in cell
     }
     return min(times.items(), key=lambda item: (item[1], item[0])) if times else None
 
 
 def table_lines(rows: Sequence[Row]) -> list[str]:
-    """One line per row: Equitune's step, and how many times as long the fastest other path, stock and untuned take."""
+    """One line per row: Equitune's step, and how many times as long the fastest other path, stock and untuned take.
+
+    Equitune inside cuEquivariance's conversion has a column where a row has it.
+    """
     heads = ("model", "structure", "pass", "Equitune", "fastest other", "stock", "untuned", "memory", "stock's")
     body = [heads, *(_line(row) for row in rows)]
-    widths = [max(len(cells[column]) for cells in body) for column in range(len(heads))]
+    if any(JOINT in row["contenders"] for row in rows):
+        beside = ["with cuEquivariance", *(_joint(row["contenders"]) for row in rows)]
+        body = [(*cells[:4], one, *cells[4:]) for cells, one in zip(body, beside, strict=True)]
+    widths = [max(len(cells[column]) for cells in body) for column in range(len(body[0]))]
     return ["  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip() for cells in body]
 
 
@@ -61,9 +65,17 @@ def _line(row: Row) -> tuple[str, ...]:
     other = best_other(row)
     shown = "-" if "wall_ms" not in ours else time_text(ours["wall_ms"] * 1e3)
     beside = "-" if other is None else f"{_ratio(other[1], ours)} {other[0]}"
-    ratios = [_ratio(cell["wall_ms"], ours) if "wall_ms" in cell else "-" for cell in (stock, default)]
+    ratios = [_ratio_of(cell, ours) for cell in (stock, default)]
     memory = [f"{cell['peak_mib'] / 1024:.2f} GiB" if "peak_mib" in cell else "-" for cell in (ours, stock)]
     return (row["model"], row["structure"], row["pass"], shown, beside, *ratios, *memory)
+
+
+def _joint(cells: Mapping[str, Any]) -> str:
+    return _ratio_of(cells.get(JOINT, {}), cells.get(OURS, {}))
+
+
+def _ratio_of(cell: Mapping[str, Any], ours: Mapping[str, Any]) -> str:
+    return _ratio(cell["wall_ms"], ours) if "wall_ms" in cell else "-"
 
 
 def _ratio(wall_ms: float, ours: Mapping[str, Any]) -> str:

@@ -33,12 +33,14 @@ class Package(ABC):
     """One model package. Models stay the package's own objects, and are run as its users run them.
 
     modules: what must be importable. install: what to type if it is not. peers: names of its own fast paths.
+    joined: those in which Equitune's convolution may take the place of theirs.
     """
 
     name: ClassVar[str]
     modules: ClassVar[tuple[str, ...]]
     install: ClassVar[str]
     peers: ClassVar[tuple[str, ...]] = ()
+    joined: ClassVar[tuple[str, ...]] = ()
 
     def require(self) -> None:
         """ConfigError with what to install, unless the package can be imported."""

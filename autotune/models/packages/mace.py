@@ -19,6 +19,7 @@ class Mace(Package):
     modules = ("mace",)
     install = "mace-torch==0.3.16"
     peers = ("cuequivariance", "openequivariance", "cuequivariance+openequivariance")
+    joined = ("cuequivariance",)
 
     def build(self, parameters: Parameters, seed: int) -> torch.nn.Module:
         import numpy as np

@@ -12,10 +12,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from autotune.database.provenance import hash_of_text
 from autotune.report.data.suite_rows import mapping, number
-from autotune.text import DEFAULT, STOCK, TUNED, geometric_mean
+from autotune.text import DEFAULT, JOINT, STOCK, TUNED, geometric_mean, is_ours
 
 MIB = 2.0**20
+# The hash in rows of devices without a tuned entry.
+NOTHING_TUNED = hash_of_text("")
 PASS_NAMES = {"energy_forces": "energies and forces", "training": "training step"}
 
 
@@ -39,6 +42,11 @@ class ModelRow:
         return self.record.get("weights", "random") == "random"
 
     @property
+    def tuned(self) -> bool:
+        """Whether anything was tuned on the device before the row was measured there."""
+        return self.text("database") != NOTHING_TUNED
+
+    @property
     def atoms(self) -> float:
         return number(self.record.get("atoms"))
 
@@ -55,9 +63,9 @@ class ModelRow:
 
     @cached_property
     def contenders(self) -> dict[str, dict[str, Any]]:
-        """Equitune, the other paths by time, stock, the untuned default, then those without a figure."""
+        """Equitune, with cuEquivariance too, the other paths by time, stock, the untuned default, then the failed."""
         given = {name: mapping(found) for name, found in mapping(self.record.get("contenders")).items()}
-        last = {TUNED: -1.0, STOCK: math.inf, DEFAULT: math.inf}
+        last = {TUNED: -2.0, JOINT: -1.0, STOCK: math.inf, DEFAULT: math.inf}
 
         def place(name: str) -> tuple[bool, float, str]:
             time = _positive(given[name].get("wall_ms"))
@@ -100,15 +108,15 @@ class ModelRow:
     @property
     def best_other(self) -> str | None:
         """The fastest of the others' paths, stock not among them."""
-        return self._fastest(name for name in self.contenders if name not in (TUNED, DEFAULT, STOCK))
+        return self._fastest(name for name in self.contenders if name != STOCK)
 
     @property
     def fastest(self) -> str | None:
-        """The fastest of all that is not Equitune."""
-        return self._fastest(name for name in self.contenders if name not in (TUNED, DEFAULT))
+        """The fastest of all without Equitune."""
+        return self._fastest(self.contenders)
 
     def _fastest(self, names: Iterable[str]) -> str | None:
-        timed = [name for name in names if self.time_us(name) > 0]
+        timed = [name for name in names if not is_ours(name) and self.time_us(name) > 0]
         return min(timed, key=self.time_us, default=None)
 
     def over(self, contender: str | None) -> float:
@@ -130,6 +138,11 @@ def model_rows(record: dict[str, Any]) -> tuple[ModelRow, ...]:
     """The rows of a record in the order in which pages show them."""
     rows = [ModelRow(row) for row in record.get("rows") or () if isinstance(row, dict)]
     return tuple(sorted(rows, key=lambda row: row.order))
+
+
+def compared_with(rows: Iterable[ModelRow]) -> str:
+    """What the speed-up of rows is over: stock, where nothing else ran."""
+    return "the fastest other path" if any(row.best_other for row in rows) else "stock"
 
 
 def mean_ratio(rows: Iterable[ModelRow]) -> float:

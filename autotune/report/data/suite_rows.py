@@ -12,6 +12,7 @@ from functools import cached_property
 from typing import Any
 
 from autotune.text import DEFAULT, TUNED
+from autotune.workload.kinds.base import KernelKind
 from autotune.workload.kinds.registry import KINDS, OPERATIONS, kernel_kind
 
 # Names of groups, with short ones; a mean is over the rows of one group.
@@ -74,10 +75,18 @@ class SuiteRow:
         return self.record.get("deterministic") is True
 
     @property
-    def group(self) -> str:
+    def kind(self) -> KernelKind:
         operation = self.text("operation")
-        kind = kernel_kind(operation) if operation in OPERATIONS else KINDS[0]
-        return kind.group(self.text("problem"), operation, self.text("dtype"))
+        return kernel_kind(operation) if operation in OPERATIONS else KINDS[0]
+
+    @property
+    def size(self) -> str:
+        """What its graph has, such as ``460,710 edges, 5,184 nodes``; empty if unknown."""
+        return self.kind.size_text(self.edges, self.nodes)
+
+    @property
+    def group(self) -> str:
+        return self.kind.group(self.text("problem"), self.text("operation"), self.text("dtype"))
 
     @property
     def kernel(self) -> tuple[str, ...]:

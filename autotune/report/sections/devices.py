@@ -8,11 +8,12 @@ from typing import TypeVar
 
 from autotune.report.data.device_data import PASSES
 from autotune.report.data.devices import DeviceRows
-from autotune.report.data.model_rows import ModelRow, mean_ratio
+from autotune.report.data.model_rows import ModelRow, compared_with, mean_ratio
 from autotune.report.data.suite_rows import SuiteRow
 from autotune.report.html.markup import Cell, Column, Markup, join, table, tag
 from autotune.text import (
     MISSING,
+    STOCK,
     TUNED,
     bytes_text,
     count,
@@ -59,12 +60,18 @@ def _device(rows: DeviceRows) -> list[Cell]:
         _mean(geometric_mean(ratios), floored_ratio),
         _mean(min(ratios, default=math.nan), floored_ratio),
         Cell(str(len(rows.models) or MISSING)),
-        _mean(mean_ratio(rows.models), floored_ratio),
+        _mean(mean_ratio(rows.models), floored_ratio, _other_than_named(rows.models)),
     ]
 
 
-def _mean(value: float, text: Callable[[float], str]) -> Cell:
-    return Cell(MISSING) if math.isnan(value) else Cell(text(value), value)
+def _mean(value: float, text: Callable[[float], str], note: str | None = None) -> Cell:
+    return Cell(MISSING) if math.isnan(value) else Cell(text(value), value, note)
+
+
+def _other_than_named(rows: Sequence[ModelRow]) -> str | None:
+    """A note where a speed-up is not over what the column's head says."""
+    found = compared_with(rows)
+    return f"over {found}" if found == STOCK else None
 
 
 def _by_key(rows: Iterable[Row], key: Callable[[Row], Hashable], size: Callable[[Row], float]) -> dict[Hashable, Row]:
@@ -130,9 +137,15 @@ def _models(found: Sequence[DeviceRows]) -> Markup | None:
         rows = [given.get(name) for given in by_device]
         which = next(row.which for row in rows if row is not None)
         times = [Cell(MISSING) if row is None else Cell(time_text(row.time_us(TUNED)), row.time_us(TUNED),
-                 None if math.isnan(row.ratio) else ratio_text(row.ratio)) for row in rows]  # fmt: skip
+                 _gain(row)) for row in rows]  # fmt: skip
         body.append([Cell(name[0]), Cell(name[1]), Cell(which), Cell(name[3]), *times])
     return table("Models with Equitune on several devices", columns, body, sortable=True)
+
+
+def _gain(row: ModelRow) -> str | None:
+    if math.isnan(row.ratio):
+        return None
+    return " ".join(filter(None, (ratio_text(row.ratio), _other_than_named([row]))))
 
 
 def _shared(by_device: Sequence[dict]) -> list:

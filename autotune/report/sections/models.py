@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from autotune.report.data.model_rows import ModelRow
+from autotune.report.data.model_rows import ModelRow, compared_with
 from autotune.report.html.markup import (
     Cell,
     Column,
@@ -21,6 +21,7 @@ from autotune.report.html.markup import (
 from autotune.report.sections.first_screen.reproduce import commands
 from autotune.text import (
     DEFAULT,
+    JOINT,
     MISSING,
     STOCK,
     TUNED,
@@ -34,21 +35,32 @@ from autotune.text import (
     time_text,
 )
 
-HINT = "Wall time of a whole call, with the work of the host; the time of the device is below. Each path ran in a process of its own, with nothing beside it. Speed-up: the fastest other path's time over Equitune's, rounded down."  # noqa: E501
+HINT = "Wall time of a whole call, with the work of the host; the time of the device is below. Each path ran in a process of its own, with nothing beside it. Speed-up: {}'s time over Equitune's, rounded down."  # noqa: E501
 
 
 def models(rows: Sequence[ModelRow]) -> Markup:
-    """The whole section."""
+    """The whole section. Where nothing but stock ran, there is no column for the fastest other path."""
+    others = any(row.best_other for row in rows)
     columns = [Column("Model", note="package"), Column("Structure", note="atoms, edges", choice=True)]
     columns += [Column("Pass", choice=True), Column("dtype", choice=True), Column("Equitune", True, "device time")]
-    columns += [Column("Fastest other path", True), Column("Speed-up", True, "over that path")]
+    columns += [Column("Fastest other path", True)] if others else []
+    columns += [Column("Speed-up", True, "over that path" if others else "over stock")]
+    if joint := any(JOINT in row.contenders for row in rows):
+        columns.append(Column("With cuEquivariance", True, "Equitune's convolution in it"))
     columns += [Column("Stock", True, "stock / Equitune"), Column("Default", True, "default / Equitune")]
-    columns += [Column("Peak memory", True, "fastest other path's"), Column("Time an atom", True)]
-    groups = [Group(_cells(row), _details(row), "lost" if row.ratio < 1 else "") for row in rows]
-    return join((tag("p", HINT, class_="hint"), grouped_table("Every row of the models", columns, groups)))
+    columns += [Column("Peak memory", True, "fastest other path's" if others else "stock's")]
+    columns += [Column("Time an atom", True)]
+    groups = [Group(_cells(row, others, joint), _details(row), "lost" if row.ratio < 1 else "") for row in rows]
+    return join(
+        (
+            tag("p", HINT.format(compared_with(rows)), class_="hint"),
+            grouped_table("Every row of the models", columns, groups),
+        )
+    )
 
 
-def _cells(row: ModelRow) -> list[Cell]:
+def _cells(row: ModelRow, others: bool, joint: bool) -> list[Cell]:
+    """With cells for the fastest other path, and for Equitune inside cuEquivariance's conversion."""
     note = f"{count(row.atoms)} atoms, {count(row.edges)} edges"
     return [
         Cell(row.text("model"), row.text("model"), row.text("package")),
@@ -56,13 +68,20 @@ def _cells(row: ModelRow) -> list[Cell]:
         Cell(row.which),
         Cell(row.text("dtype")),
         _time(row, TUNED, _known(row.device_us(TUNED), time_text(row.device_us(TUNED))), "best"),
-        _time(row, row.fastest, contender_name(row.fastest)) if row.fastest else Cell(MISSING, None, "no other ran"),
+        *([_fastest(row)] if others else []),
         _ratio(row),
+        *([_time(row, JOINT, _known(row.over(JOINT), ratio_text(row.over(JOINT))))] if joint else []),
         _time(row, STOCK, _known(row.over(STOCK), ratio_text(row.over(STOCK)))),
         _time(row, DEFAULT, _known(row.over(DEFAULT), ratio_text(row.over(DEFAULT)))),
         _memory(row),
         Cell(_per_atom(row, TUNED), _sort(row.per_atom_us(TUNED))),
     ]
+
+
+def _fastest(row: ModelRow) -> Cell:
+    if row.fastest is None:
+        return Cell(MISSING, None, "no other ran")
+    return _time(row, row.fastest, contender_name(row.fastest))
 
 
 def _known(value: float, text: str) -> str | None:
@@ -122,7 +141,7 @@ def _contender(row: ModelRow, name: str) -> list[Cell]:
     errors = ", ".join(f"{key} {error_text(value)}" for key, value in row.errors(name).items())
     shown = {TUNED: "Equitune", DEFAULT: "Equitune, untuned default", STOCK: "stock"}.get(name, contender_name(name))
     return [
-        Cell(shown, None, "fastest other path" if name == row.fastest else None),
+        Cell(shown, None, "fastest other path" if row.best_other and name == row.fastest else None),
         _time(row, name),
         Cell(MISSING if math.isnan(ratio) else ratio_text(ratio)),
         Cell(time_text(row.device_us(name))),

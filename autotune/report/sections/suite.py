@@ -18,7 +18,6 @@ from autotune.text import (
     TUNED,
     bytes_text,
     contender_name,
-    count,
     direction_name,
     error_text,
     floored_ratio,
@@ -123,11 +122,10 @@ def _prices(rows: Sequence[SuiteRow]) -> Markup | None:
 
 
 def _identity(row: SuiteRow) -> list[Cell]:
-    graph_note = f"{count(row.edges)} edges, {count(row.nodes)} nodes"
     kind = f"{row.text('dtype')} {row.text('layout')}"
     return [
         Cell(row.text("label"), row.text("label")),
-        Cell(row.graph or MISSING, None if math.isnan(row.edges) else f"{row.edges:09.0f} {row.graph}", graph_note),
+        Cell(row.graph or MISSING, None if math.isnan(row.edges) else f"{row.edges:09.0f} {row.graph}", row.size),
         Cell(row.text("dtype"), kind, row.text("layout")),
     ]
 

@@ -12,7 +12,7 @@ import torch
 
 from autotune.measure.intervals import ratio_interval
 from autotune.modules.base import TunedModule
-from autotune.modules.spherical_harmonics import SphericalHarmonics
+from autotune.modules.tuned_rows import TunedRows
 from autotune.tune.from_model.needs import every_module
 
 # Rounds of one call before and one after, at least and at most; between them the time decides.
@@ -43,7 +43,7 @@ class Loaded:
 
     def __init__(self, model: torch.nn.Module) -> None:
         modules = (module for _, module in every_module(model))
-        self._modules = [module for module in modules if isinstance(module, TunedModule | SphericalHarmonics)]
+        self._modules = [module for module in modules if isinstance(module, TunedModule | TunedRows)]
         self._states = [dict(vars(module)) for module in self._modules]
 
     def forget(self) -> None:

@@ -13,13 +13,13 @@ from autotune.database.lookup import Tuning
 from autotune.database.requests import Request
 from autotune.workload.config_tables import load_all
 from autotune.workload.edge_lists import GivenEdges
-from autotune.workload.graphs import EdgesAlone, GraphSpec, RandomNeighbours
-from autotune.workload.kinds.base import Problem
-from autotune.workload.kinds.registry import CONVOLUTIONS, problem_from_key
+from autotune.workload.graphs import GraphSpec
+from autotune.workload.kinds.base import Problem, SourceOfSize
+from autotune.workload.kinds.registry import CONVOLUTIONS, kernel_kind, problem_from_key
 from autotune.workload.workload import Workload
 from kernelgen.device import DeviceFacts
 
-Source = GivenEdges | EdgesAlone | RandomNeighbours
+Source = GivenEdges | SourceOfSize
 TUNED = "exact"
 
 
@@ -49,12 +49,11 @@ def needs_of(requests: Mapping[Request, Source], facts: DeviceFacts) -> tuple[Ne
 
 def sources_of(requests: Iterable[Request]) -> dict[Request, Source]:
     """Graphs for requests of which only the size is known."""
-    return {
-        request: RandomNeighbours(max(1, request.num_nodes), request.num_edges)
-        if request.operation in CONVOLUTIONS
-        else EdgesAlone(request.num_edges)
-        for request in requests
-    }
+    found: dict[Request, Source] = {}
+    for request in requests:
+        nodes = max(1, request.num_nodes) if request.operation in CONVOLUTIONS else 0
+        found[request] = kernel_kind(request.operation).graph_of_size(request.num_edges, nodes)
+    return found
 
 
 def workloads_for(needs: Iterable[Need], graph: str) -> tuple[Workload, ...]:

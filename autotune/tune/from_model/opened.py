@@ -13,7 +13,7 @@ from autotune.integrations.accelerate import accelerate
 from autotune.models.atoms import find_atoms
 from autotune.models.whole_model import WholeModel, open_made, open_model, returned_by
 from autotune.modules.base import TunedModule
-from autotune.modules.spherical_harmonics import SphericalHarmonics
+from autotune.modules.tuned_rows import TunedRows
 from autotune.tune.from_model.needs import every_module
 from autotune.tune.from_model.passes import ENERGIES, TRAINING, Passes, passes_of
 
@@ -71,5 +71,5 @@ def _with_inputs(text: str, made: tuple[Any, ...], structure: str | None, traini
 def _accelerated(model: torch.nn.Module) -> str:
     """Replace what can be replaced, and say what was; empty for a model of Equitune's own modules."""
     found = accelerate(model)
-    own = any(isinstance(module, TunedModule | SphericalHarmonics) for _, module in every_module(model))
+    own = any(isinstance(module, TunedModule | TunedRows) for _, module in every_module(model))
     return "" if own and not found.places else str(found).splitlines()[0]

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from autotune.database.requests import Request, requests_of
 from autotune.workload.edge_lists import GivenEdges
-from autotune.workload.graphs import EdgesAlone
+from autotune.workload.kinds.base import SourceOfSize
+from autotune.workload.kinds.registry import kernel_kind
 from kernelgen.watchers import WATCHERS
 
 
@@ -20,7 +21,7 @@ from kernelgen.watchers import WATCHERS
 class Recording:
     """requests: what ran, in the order of its first run, each with the graph of that run. device: where it ran."""
 
-    requests: dict[Request, GivenEdges | EdgesAlone] = field(default_factory=dict)
+    requests: dict[Request, GivenEdges | SourceOfSize] = field(default_factory=dict)
     device: torch.device | None = None
     # By number of edges and nodes: graphs that agree in both are of one class, and the first stands for all.
     _graphs: dict[tuple[int, int], GivenEdges] = field(default_factory=dict)
@@ -42,9 +43,9 @@ class Recording:
             if request not in self.requests:
                 self.requests[request] = self._graph(request, sender, receiver)
 
-    def _graph(self, request: Request, sender: Tensor | None, receiver: Tensor | None) -> GivenEdges | EdgesAlone:
+    def _graph(self, request: Request, sender: Tensor | None, receiver: Tensor | None) -> GivenEdges | SourceOfSize:
         if sender is None or receiver is None:
-            return EdgesAlone(request.num_edges)
+            return kernel_kind(request.operation).graph_of_size(request.num_edges, 0)
         size = (request.num_edges, request.num_nodes)
         if size not in self._graphs:
             self._graphs[size] = GivenEdges.of(sender, receiver, request.num_nodes)

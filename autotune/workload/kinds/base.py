@@ -1,7 +1,8 @@
-"""Interface of a kind of kernel (products, harmonics, or both in one), to choose and store schedules.
+"""Interface of a kind of kernel (products, harmonics, both in one, contractions), to choose and store schedules.
 
-Each operation (``conv``, ``plain``, ``harmonics``, ``vectors``) has one :class:`KernelKind`. How kernels run is in
-:mod:`autotune.measure.runs`, how they are searched in :mod:`autotune.search.spaces`: a model loads neither.
+Each operation (``conv``, ``plain``, ``harmonics``, ``vectors``, ``contraction``) has one :class:`KernelKind`. How
+kernels run is in :mod:`autotune.measure.runs`, how they are searched in :mod:`autotune.search.spaces`: a model loads
+neither.
 """
 
 from __future__ import annotations
@@ -9,9 +10,11 @@ from __future__ import annotations
 import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-from autotune.workload.graphs import GraphSpec
+from autotune.text import count
+from autotune.workload.graphs import EdgesAlone, GraphSpec, NodesAlone, RandomNeighbours
 from kernelgen.device import DeviceFacts
 from kernelgen.schedule.knobs import Knobs
 
@@ -31,15 +34,19 @@ class Problem(Protocol):
 
 # ``autotune.database.lookup.find_schedule``, passed as an argument for plans that depend on other kernels' schedules.
 FindSchedule = Callable[..., Any]
+# Graphs of which only the size is known.
+SourceOfSize = EdgesAlone | NodesAlone | RandomNeighbours
 
 
 class KernelKind(ABC):
     """One kind of kernel. A *spec* determines one kernel (``kernelgen``'s, with operation, layout and deterministic).
 
     problem_type: type of its problems. operations: its operations, the usual one first. convolutions: those of them
-    that gather from nodes and sum at nodes. directions: by name, each with its ``outputs``. inputs: slots that get
-    gradients. table: a config defines its problems in tables [table.NAME]. groups: of its rows in a report, with short
-    names. rank: its place among the kinds; a kind whose problems contain problems of others comes after those.
+    that gather from nodes and sum at nodes. directions: by name, each with its ``outputs``. combined: passes of a model
+    that consist of several directions. inputs: slots that get gradients. forces: the one from whose gradient forces are
+    computed. tangents: those whose gradients ``double_backward`` differentiates. table: a config defines its problems
+    in tables [table.NAME]. groups: of its rows in a report, with short names. rows: what a graph's edges are here, and
+    its nodes. rank: its place among the kinds; a kind whose problems contain problems of others comes after those.
     """
 
     rank: ClassVar[int]
@@ -50,6 +57,31 @@ class KernelKind(ABC):
     groups: ClassVar[Mapping[str, str]]
     directions: ClassVar[Mapping[str, Any]]
     inputs: ClassVar[str]
+    forces: ClassVar[str] = "y"
+    tangents: ClassVar[str]
+    combined: ClassVar[Mapping[str, tuple[str, ...]]] = MappingProxyType(
+        {
+            "forward+backward": ("forward", "backward"),
+            "force_step": ("forward", "edge_backward", "joint_backward"),
+        }
+    )
+    rows: ClassVar[tuple[str, str]] = ("edges", "nodes")
+
+    @property
+    def passes(self) -> dict[str, tuple[str, ...]]:
+        """The passes that can be timed, each with its directions."""
+        known = set(self.directions)
+        combined = {name: parts for name, parts in self.combined.items() if known.issuperset(parts)}
+        return {name: (name,) for name in self.directions} | combined
+
+    def size_text(self, num_edges: float, num_nodes: float) -> str:
+        """What a graph has, such as ``460,710 edges, 5,184 nodes``; what is 0 or unknown (nan) is left out."""
+        counts = zip((num_edges, num_nodes), self.rows, strict=True)
+        return ", ".join(f"{count(number)} {name}" for number, name in counts if number > 0)
+
+    def graph_of_size(self, num_edges: int, num_nodes: int) -> SourceOfSize:
+        """A graph to tune on of which only the size is known; ``num_nodes`` is 0 if there are no nodes."""
+        return RandomNeighbours(num_nodes, num_edges) if num_nodes else EdgesAlone(num_edges)
 
     @abstractmethod
     def problem_from(self, name: str, table: Any, others: Mapping[str, Problem]) -> Problem:
@@ -103,8 +135,8 @@ class KernelKind(ABC):
         return next(iter(self.groups))
 
     @abstractmethod
-    def irreps(self, problem: Any) -> dict[str, str]:
-        """Irreps by slot, of the operands and outputs that rotate with the coordinates."""
+    def irreps(self, problem: Any, layout: str) -> dict[str, str]:
+        """Irreps by slot, of the operands and outputs that rotate with the coordinates, as they are in a row."""
 
     @abstractmethod
     def compulsory_bytes(
@@ -113,5 +145,6 @@ class KernelKind(ABC):
         """Bytes that any kernel must move: each operand of the direction read once, each output written once.
 
         Convolutions also count sender and receiver, 4 bytes each per edge. Node rows count once, however many edges
-        read them, because repeated reads depend on the schedule. Other operations ignore ``num_nodes``.
+        read them, because repeated reads depend on the schedule. Nodes alone are ``num_edges``, and ``num_nodes`` the
+        rows of weights that occur. Other operations ignore ``num_nodes``.
         """

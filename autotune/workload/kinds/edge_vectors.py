@@ -120,8 +120,8 @@ class VectorsKind(ProductKind):
     def group(self, key: str, operation: str, dtype: str) -> str:
         return next(iter(self.groups))
 
-    def irreps(self, problem: Any) -> dict[str, str]:
-        return super().irreps(problem.product) | {"y": "1o"}
+    def irreps(self, problem: Any, layout: str) -> dict[str, str]:
+        return super().irreps(problem.product, layout) | {"y": "1o"}
 
     def compulsory_bytes(
         self, problem: Any, operation: str, direction: str, dtype: str, num_edges: int, num_nodes: int

@@ -45,7 +45,8 @@ class HarmonicsKind(KernelKind):
     problem_type = HarmonicsProblem
     operations = (OPERATION,)
     directions = HARMONICS_DIRECTIONS
-    inputs = "x"
+    inputs = tangents = "x"
+    rows = ("vectors", "nodes")
     table = "harmonics"
     groups = MappingProxyType({"spherical harmonics": "harmonics"})
 
@@ -102,7 +103,7 @@ class HarmonicsKind(KernelKind):
             f"{vectors} vectors, normalization {problem.normalization}, {problem.dim_out} outputs",
         )
 
-    def irreps(self, problem: HarmonicsProblem) -> dict[str, str]:
+    def irreps(self, problem: HarmonicsProblem, layout: str) -> dict[str, str]:
         parity = "eo"
         return {"x": "1o", "g": "+".join(f"{degree}{parity[degree % 2]}" for degree in problem.degrees)}
 

@@ -42,7 +42,7 @@ class ProductKind(KernelKind):
         }
     )
     directions: ClassVar[Mapping[str, Any]] = DIRECTIONS
-    inputs = "xyw"
+    inputs = tangents = "xyw"
 
     def problem_from(self, name: str, table: Any, others: Mapping[str, Problem]) -> Problem:
         """A problem from a table: in1, in2 and filter (channelwise), out (fully connected), or out and instructions."""
@@ -118,7 +118,7 @@ class ProductKind(KernelKind):
             return "fully connected products"
         return "plain products" if operation == "plain" else f"{dtype} convolutions"
 
-    def irreps(self, problem: Any) -> dict[str, str]:
+    def irreps(self, problem: Any, layout: str) -> dict[str, str]:
         return {"x": problem.irreps_in1, "y": problem.irreps_in2, "g": problem.irreps_out}
 
     def compulsory_bytes(

@@ -120,7 +120,7 @@ def _is_packed(plan: ContractionPlan) -> bool:
 
 def _loads(plan: ContractionPlan, stem: str, guarded: bool) -> Iterator[str]:
     """A node's values of an operand. guarded: cotangents are 0 for threads without a node, whose sums must not grow."""
-    numbers = names(plan, rf"(?<![a-z]){stem}")
+    numbers = names(plan, stem)
     if not numbers:
         return
     if stem == "g" or not _is_packed(plan):

@@ -29,8 +29,6 @@ def part_text(plan: ContractionPlan, part: Part, weight: str) -> Iterator[str]:
     """A part in its scope. weight: the place of weight {r} in the buffer {buffer}."""
     yield f"{{  // {part.title}"
     for stem in ("w", "tw"):
-        yield from (
-            f"{INDENT}const V {stem}{r} = {weight.format(buffer=stem, r=r)};" for r in part.uses(rf"(?<![a-z]){stem}")
-        )
+        yield from (f"{INDENT}const V {stem}{r} = {weight.format(buffer=stem, r=r)};" for r in part.uses(stem))
     yield from (f"{INDENT}{statement}" for statement in part.statements)
     yield "}"

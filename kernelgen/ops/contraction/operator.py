@@ -18,6 +18,7 @@ from kernelgen.device import device_facts
 from kernelgen.errors import InputError
 from kernelgen.ops.autograd import will_run
 from kernelgen.ops.base import DTYPES, RegisteredOperator
+from kernelgen.ops.contraction.elements import check_range, node_order, sums_by_element
 from kernelgen.ops.contraction.torch_ops import Maybe
 from kernelgen.ops.registry import rebuilds, register
 from kernelgen.ops.torch_ops import only
@@ -26,9 +27,7 @@ from kernelgen.plan.symmetric_contraction import default_contraction_schedule
 from kernelgen.problem.symmetric_contraction import ContractionProblem
 from kernelgen.runtime.allocation import empty, zeros
 from kernelgen.runtime.arguments import ALIGNMENT
-from kernelgen.runtime.graph import EdgeOrder, order_by
 from kernelgen.runtime.kernel import Kernel, load_kernel
-from kernelgen.runtime.known_graphs import KNOWN_GRAPHS
 from kernelgen.schedule.kernel_spec import BUFFERS
 from kernelgen.schedule.symmetric_contraction import (
     ContractionSchedule,
@@ -123,6 +122,11 @@ class ContractionOperator(RegisteredOperator):
         w of each node. Raises InputError for other shapes, dtypes and devices, and for indices out of range (on a GPU
         a device-side assertion).
         """
+        if not isinstance(elements, Tensor):
+            raise InputError(
+                f"elements is of type {type(elements).__name__}; expected a tensor of int32 or int64 (nodes,): make "
+                "one with torch.as_tensor(elements, device=...)"
+            )
         if not is_eager(x, w, elements):
             return call("sc_forward", x, w, elements, self.text)
         if torch.is_grad_enabled() and (x.requires_grad or w.requires_grad):
@@ -130,6 +134,10 @@ class ContractionOperator(RegisteredOperator):
         return self.run(FORWARD, {"x": x, "w": w}, elements)["g"]
 
     __call__ = forward
+
+    def for_size(self, rows: int) -> ContractionOperator:
+        """The operator for a number of nodes: this one, unless it is a family."""
+        return self
 
     def run(
         self, direction: ContractionDirection, given: Mapping[str, Maybe], elements: Tensor, *, poison: bool = False
@@ -152,10 +160,10 @@ class ContractionOperator(RegisteredOperator):
         schedule = self.schedules[direction.name]
         spans = None
         if schedule.order == "element":
-            spans, perm = self._order(elements, rows)
+            spans, perm = node_order(elements, rows)
             pointers[BUFFERS.index("perm")] = perm.data_ptr()
-        elif nodes:
-            KNOWN_GRAPHS.check(elements, elements, rows, rows)
+        else:
+            check_range(elements, rows)
         found: dict[str, Tensor] = {}
         for slot in direction.outputs:
             if slot == "w" and direction.name != "forward":
@@ -174,7 +182,7 @@ class ContractionOperator(RegisteredOperator):
             summed = found["w"].new_zeros(w.shape)
             if nodes:
                 assert spans is not None
-                summed = _summed(found["w"], spans, schedule.nodes_per_task).view(w.shape)
+                summed = sums_by_element(found["w"], spans, schedule.nodes_per_task).view(w.shape)
             found["w"] = summed
         return found
 
@@ -206,18 +214,9 @@ class ContractionOperator(RegisteredOperator):
             kernel = self._kernels[key] = load_kernel(self.spec(direction, key[1]))
         return kernel
 
-    def _order(self, elements: Tensor, rows: int) -> tuple[Tensor, Tensor]:
-        """Nodes ordered by element, kept for the graphs that come again."""
-
-        def make() -> EdgeOrder:
-            return EdgeOrder(*order_by("elements", elements, rows))
-
-        known = KNOWN_GRAPHS.order(elements, elements, (rows, rows, "elements"), make)
-        order = make() if known is None else known[0]
-        assert order.spans is not None and order.perm is not None
-        return order.spans, order.perm
-
     def _check(self, x: Tensor, w: Tensor, elements: Tensor) -> None:
+        if x.dim() != 2:
+            raise self._mismatch("x", x, f"(nodes, {self.widths['x']})")
         if w.dim() != 3 or tuple(w.shape[1:]) != (self.num_weights, self.problem.channels):
             raise self._mismatch("w", w, f"(elements, {self.num_weights}, {self.problem.channels})")
         if elements.dtype not in _INDICES or elements.dim() != 1 or elements.shape[0] != x.shape[0]:
@@ -240,15 +239,6 @@ class ContractionOperator(RegisteredOperator):
     def _mismatch(self, name: str, tensor: Maybe, shape: str) -> InputError:
         given = "None" if tensor is None else f"{tensor.dtype} {tuple(tensor.shape)} on {tensor.device}"
         return InputError(f"{name} is {given}; expected {self.dtype} {shape} on {self.device.type}")
-
-
-def _summed(rows: Tensor, spans: Tensor, nodes_per_task: int) -> Tensor:
-    """Sums over the rows of each element, see ``kernelgen.plan.symmetric_contraction``; always in the same order."""
-    begins = spans[:, 1].sort().values.long()
-    count = begins.shape[0]
-    firsts = begins // nodes_per_task + torch.arange(count, device=rows.device)
-    offsets = torch.cat((firsts, firsts.new_full((1,), rows.shape[0])))
-    return torch.segment_reduce(rows, "sum", offsets=offsets, axis=0, unsafe=True)
 
 
 class _Forward(torch.autograd.Function):

@@ -20,11 +20,11 @@ Maybe = Tensor | None
 
 
 def _sc_forward(x: Tensor, w: Tensor, elements: Tensor, spec: str) -> Tensor:
-    return resolve(spec).run(FORWARD, {"x": x, "w": w}, elements)["g"]
+    return resolve(spec).for_size(x.shape[0]).run(FORWARD, {"x": x, "w": w}, elements)["g"]
 
 
 def _sc_backward(x: Tensor, w: Tensor, g: Tensor, elements: Tensor, outputs: str, spec: str) -> tuple[Tensor, ...]:
-    found = resolve(spec).run(contraction_backward(outputs), {"x": x, "w": w, "g": g}, elements)
+    found = resolve(spec).for_size(x.shape[0]).run(contraction_backward(outputs), {"x": x, "w": w, "g": g}, elements)
     return tuple(found.get(slot, x.new_empty(0)) for slot in "xw")
 
 
@@ -32,7 +32,7 @@ def _sc_double_backward(
     x: Tensor, w: Tensor, g: Tensor, tx: Maybe, tw: Maybe, elements: Tensor, outputs: str, spec: str
 ) -> tuple[Tensor, ...]:
     direction = contraction_double_backward("x" * (tx is not None) + "w" * (tw is not None), outputs)
-    found = resolve(spec).run(direction, {"x": x, "w": w, "g": g, "tx": tx, "tw": tw}, elements)
+    found = resolve(spec).for_size(x.shape[0]).run(direction, {"x": x, "w": w, "g": g, "tx": tx, "tw": tw}, elements)
     return tuple(found.get(slot, x.new_empty(0)) for slot in "xwg")
 
 

@@ -37,7 +37,8 @@ from autotune.compare.precompile import kind_of, known_failures
 from autotune.errors import ConfigError, WorkerError
 from autotune.measure.runs.registry import runs_of
 from autotune.workload.config import load_config
-from autotune.workload.passes import DIRECTIONS_OF, PASSES
+from autotune.workload.kinds.registry import KINDS, kernel_kind
+from autotune.workload.passes import PASSES
 from autotune.workload.workload import Workload
 from kernelgen.compile.compiler import compile_source
 from kernelgen.device import device_facts
@@ -46,6 +47,7 @@ from kernelgen.ops.operator import build
 from kernelgen.plan.planner import make_plan
 from kernelgen.terms.directions import DIRECTIONS
 
+DIRECTIONS_OF = kernel_kind("conv").passes
 CONFIG = """
 problem = "tiny"
 graph = "molecule"
@@ -184,7 +186,9 @@ def test_passes_are_a_models_unless_the_config_says(tmp_path: Path) -> None:
 def test_every_pass_names_its_directions() -> None:
     assert set(DIRECTIONS) < set(PASSES)
     assert DIRECTIONS_OF["force_step"] == ("forward", "edge_backward", "joint_backward")
-    assert all(set(directions) <= set(DIRECTIONS) for directions in DIRECTIONS_OF.values())
+    for kind in KINDS:
+        assert set(kind.passes) <= set(PASSES) and set(kind.directions) < set(kind.passes)
+        assert all(set(directions) <= set(kind.directions) for directions in kind.passes.values())
 
 
 def test_a_deterministic_row_names_the_kernel_that_owns_senders(tmp_path: Path) -> None:

@@ -17,8 +17,8 @@ from autotune.compare.peers import openequivariance as openequivariance_peer
 from autotune.compare.peers import peers_for, usable_peers
 from autotune.compare.peers.peer import Adapter, CheckedPasses, Peer, Product, Task
 from autotune.errors import PeerError
-from autotune.workload import passes
 from autotune.workload.config_tables import load_graphs
+from autotune.workload.kinds.registry import kernel_kind
 from autotune.workload.tensors import make_tensors
 from autotune.workload.workload import Workload
 from kernelgen.problem.tensor_product import TensorProductProblem
@@ -27,7 +27,8 @@ from kernelgen.runtime.calls import DirectCalls
 from kernelgen.schedule.tensor_product import HostSchedule
 from kernelgen.terms.directions import DIRECTIONS, Direction
 
-PASSES = tuple(name.replace("+", "_") for name in passes.PASSES)
+DIRECTIONS_OF = kernel_kind("conv").passes
+PASSES = tuple(name.replace("+", "_") for name in DIRECTIONS_OF)
 PROBLEMS = {
     "equal": TensorProductProblem.channelwise("4x0e+4x0o+4x1o+4x1e", "0e+1o", "0o+0e+1o+1e"),
     "unequal": TensorProductProblem.channelwise("8x0e+4x1o+12x2e", "0e+1o+2e", "0e+1o+2e"),
@@ -65,11 +66,11 @@ def test_peer_agrees_in_every_pass(name: str, problem: str, operation: str) -> N
         passes.release()
 
 
-@pytest.mark.parametrize("which", [name for name in passes.PASSES if name != "double_backward"])
+@pytest.mark.parametrize("which", [name for name in DIRECTIONS_OF if name != "double_backward"])
 def test_a_pass_of_ours_runs_the_kernels_of_its_directions(which: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a small graph too, where gradients of leaves come in one launch, asked for or not."""
     session = ComparisonSession(ComparisonSetting(workload("equal"), "cpu", peers=()))
-    session.prepare_ours("ours", {direction: HostSchedule() for direction in passes.DIRECTIONS_OF[which]})
+    session.prepare_ours("ours", {direction: HostSchedule() for direction in DIRECTIONS_OF[which]})
     call = getattr(session.contenders["ours"], which.replace("+", "_"))
     call()  # its checks may run other directions
     ran, run_on = [], DirectCalls.run_on
@@ -80,7 +81,7 @@ def test_a_pass_of_ours_runs_the_kernels_of_its_directions(which: str, monkeypat
 
     monkeypatch.setattr(DirectCalls, "run_on", watched)
     call()
-    assert ran == [DIRECTIONS[name] for name in passes.DIRECTIONS_OF[which]]
+    assert ran == [DIRECTIONS[name] for name in DIRECTIONS_OF[which]]
 
 
 def test_peers_of_the_cpu_are_labelled() -> None:

@@ -11,6 +11,8 @@ from database_samples import GPU, HOST, PROBLEM, entry, store
 
 from autotune.database import lookup
 from autotune.database import store as database
+from autotune.database.candidates import query
+from autotune.database.candidates.choice import is_legal
 from autotune.database.lookup import Tuning, find_schedule
 from autotune.database.store import Database, DatabaseWarning, database_path, device_record, load_table
 from autotune.errors import TuningMissError
@@ -18,6 +20,7 @@ from autotune.search.spaces.tensor_product import search_space
 from autotune.search.starting_points import known_entries, starting_points
 from autotune.workload.graph_class import GraphClass
 from autotune.workload.kinds import tensor_product as product_kind
+from autotune.workload.kinds.registry import kernel_kind
 from kernelgen.device import DeviceFacts, cuda_facts
 from kernelgen.errors import ProblemError
 from kernelgen.plan.defaults import default_schedule
@@ -104,7 +107,7 @@ def test_a_record_of_another_size_is_better_than_an_error(shipped: Path, monkeyp
     with pytest.raises(TuningMissError):
         find_schedule(*kernel, tolerance=1e-8)
     faults = {find_schedule(*kernel).schedule.key: "wrong"}
-    monkeypatch.setattr(lookup, "quarantined", lambda lists, spec: faults)
+    monkeypatch.setattr(query, "quarantined", lambda lists, spec: faults)
     assert find_schedule(*kernel).entry == large, "its default failed here"
 
 
@@ -287,8 +290,8 @@ def test_a_warm_lookup_among_many_entries_neither_parses_nor_walks_them(
     monkeypatch.setattr(database, "read_table", forbidden)
     monkeypatch.setattr(database.Table, "of", forbidden)
     ranked = []
-    by_nearness = lookup._by_nearness
-    monkeypatch.setattr(lookup, "_by_nearness", lambda q, e: ranked.append(len(e)) or by_nearness(q, e))
+    by_nearness = lookup.by_nearness
+    monkeypatch.setattr(lookup, "by_nearness", lambda q, e: ranked.append(len(e)) or by_nearness(q, e))
     assert find().origin == "exact"
     assert find("conv-e3-d1").origin == "nearest"
     assert find(direction="backward").origin == "default"
@@ -356,11 +359,20 @@ def test_a_warm_lookup_reads_and_parses_nothing(shipped: Path, monkeypatch: pyte
     first = find("conv-e13-d5")
     assert first.origin == "exact"
     met: list[object] = []
-    legal = lookup._is_legal
+    legal = lookup.is_legal
     monkeypatch.setattr(json, "loads", lambda *_, **__: pytest.fail("read a file again"))
     monkeypatch.setattr(
-        lookup, "_is_legal", lambda query, found, skipped: met.append(found) or legal(query, found, skipped)
+        lookup, "is_legal", lambda query, found, skipped: met.append(found) or legal(query, found, skipped)
     )
     assert find("conv-e13-d5") == first
     assert find("conv-e17-d5").origin == "nearest"
     assert len(met) == 2, "one entry looked at in each"
+
+
+def test_legality_is_known_again_by_the_schedule_and_not_by_an_entry_that_is_gone() -> None:
+    spec = kernel_kind("conv").spec(PROBLEM, "conv", "forward", "float32", "mul_ir", HOST)
+    asked, good, bad = query.Query(spec, find_schedule), entry(SCHEDULES[0]), entry(HostSchedule(threads=64))
+    for number in range(20):
+        # A copy that is dropped at once, as one is for another layout: the next often has its place in memory.
+        kept = good if number % 2 else bad
+        assert is_legal(asked, dataclasses.replace(kept), []) is (kept is good)

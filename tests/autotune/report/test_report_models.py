@@ -17,12 +17,15 @@ from report_samples import DEVICE, SLUG, Page, page_of, suite_row, unpacked, wri
 
 from autotune.report import write_reports
 from autotune.report.data.device_data import load_device
-from autotune.report.data.model_rows import ModelRow, model_rows
+from autotune.report.data.devices import DeviceRows
+from autotune.report.data.model_rows import NOTHING_TUNED, ModelRow, model_rows
 from autotune.report.data.suite_rows import SuiteRow
 from autotune.report.html.bars import bars, picker
 from autotune.report.html.sources import Sources
+from autotune.report.sections import devices
 from autotune.report.sections.first_screen import kernels, models
 from autotune.report.sections.first_screen.reproduce import config_lines, kernel_command, shipped
+from autotune.report.sections.models import models as models_section
 from autotune.report.sections.suite_details import details
 from autotune.workload.config import load_config
 
@@ -55,7 +58,9 @@ def test_the_sentence_tells_mean_least_and_memory_of_all_rows(page: Page) -> Non
     mean = (1.5**7 * 0.9) ** (1 / 8)
     assert models.sentence(rows, "X") == (
         f"On this X, Equitune runs 4 models × structures {math.floor(mean * 100) / 100:.2f}× as fast as the fastest other path "  # noqa: E501
-        f"on the mean, least 0.90×, with {1 / mean:.2f}× the memory."
+        f"on the mean, least 0.90×, with {1 / mean:.2f}× the memory. "
+        "Equitune's convolution and cuEquivariance's other parts together run 1 model 3.00× as fast as the fastest "
+        "path without Equitune, least 3.00×."
     )
     assert models.sentence(rows, DEVICE["name"]) in page.words
     assert models.sentence(rows[:1], "X").startswith("On this X, Equitune runs 1 model 1.50×")
@@ -99,6 +104,44 @@ def test_four_bars_with_times_and_ratios() -> None:
         assert fact in [plain(line) for line in choice.facts]
 
 
+def test_a_device_without_tuned_entries_and_with_stock_alone_is_told_as_such() -> None:
+    rows = []
+    for record in all_rows()[:2]:
+        cells = {name: record["contenders"][name] for name in ("equitune", "stock")}
+        rows.append(ModelRow(record | {"contenders": cells, "database": NOTHING_TUNED}))
+    said = models.sentence(rows, "X")
+    assert said.startswith("On this X, Equitune runs 1 model 12× as fast as stock on the mean, least 12×")
+    assert said.endswith("Nothing was tuned on it.")
+    (choice, _) = models.choices(rows)
+    assert [(bar.name, bar.role) for bar in choice.bars] == [
+        ("Equitune", "not tuned on this device"),
+        ("MACE", "stock"),
+    ]
+    assert "no path but stock was timed beside it" in choice.facts
+    section = plain(models_section(rows))
+    assert "stock's time over Equitune's" in section and "Speed-up over stock" in section
+    assert "other path" not in section
+    (device,) = [DeviceRows("x", {"name": "X"}, (), tuple(rows))]
+    assert "12× over stock" in plain(str(devices.devices((device, device), "x")))
+
+
+def test_equitune_with_cuequivariance_is_no_other_path() -> None:
+    row = model_row("made-up-mace", "made-up-molecule", "energy_forces")
+    row["contenders"]["equitune+cuequivariance"] = row["contenders"]["equitune"] | {"wall_ms": 8.0}
+    (made,) = model_rows({"rows": [row]})
+    assert (made.best_other, made.fastest) == ("cuequivariance", "cuequivariance")
+    (choice,) = models.choices([made])
+    assert [(bar.name, bar.role) for bar in choice.bars][:3] == [
+        ("Equitune", "tuned"),
+        ("Equitune with cuEquivariance", models.JOINT_ROLE),
+        ("cuEquivariance", "fastest other path"),
+    ]
+    section = plain(models_section((made,)))
+    assert "With cuEquivariance" in section and "8.00 ms 0.40×" in section
+    row["contenders"].pop("equitune+cuequivariance")
+    assert "With cuEquivariance" not in plain(models_section((ModelRow(row),)))
+
+
 def test_a_ratio_beside_a_bar_never_reads_better_than_it_is() -> None:
     row = model_row("made-up-mace", "made-up-molecule", "energy_forces", 1.0)
     row["contenders"]["cuequivariance"]["wall_ms"] = 0.9999 * row["contenders"]["equitune"]["wall_ms"]
@@ -129,7 +172,7 @@ def test_a_contender_without_a_figure_says_why() -> None:
         "tuned",
         "stock",
         "untuned default",
-    ] and "no other path ran" in alone.facts
+    ] and "no other path was timed" in alone.facts
 
 
 def test_every_row_can_be_picked(page: Page) -> None:

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from autotune.workload.config_tables import load_problems
-from autotune.workload.passes import DIRECTIONS_OF
+from autotune.workload.kinds.registry import kernel_kind
 from kernelgen.compile.compiler import compile_source
 from kernelgen.device import cuda_facts
 from kernelgen.emit.kernel_source import emit
@@ -18,6 +18,7 @@ from kernelgen.schedule.tensor_product import CudaSchedule
 from kernelgen.terms.directions import DIRECTIONS
 
 SUITE = load_problems()
+DIRECTIONS_OF = kernel_kind("conv").passes
 
 # For these, only the kernels of a training step on forces: all kernels would take minutes to compile.
 BIG = {"nequip-benzene", "sevennet-l3i5", "batmobile-l3", "nequip-oam-l"}

@@ -17,7 +17,6 @@ from autotune.text import (
     TUNED,
     binary_text,
     contender_name,
-    count,
     direction_name,
     error_text,
     floored_ratio,
@@ -106,9 +105,8 @@ def _bar(row: SuiteRow, name: str, role: str) -> Bar:
 
 def _facts(row: SuiteRow) -> list[str]:
     facts = []
-    if not math.isnan(row.edges):
-        nodes = "" if not row.nodes > 0 else f", {count(row.nodes)} nodes"
-        facts.append(f"{count(row.edges)} {'vectors' if row.text('operation') == 'harmonics' else 'edges'}{nodes}")
+    if row.size:
+        facts.append(row.size)
     if row.floor_us / row.time_us > 0:
         facts.append(
             f"memory alone takes {time_text(row.floor_us)}, {row.floor_us / row.time_us:.0%} of Equitune's time"

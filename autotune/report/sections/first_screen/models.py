@@ -6,12 +6,13 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from autotune.report.data.model_rows import ModelRow, mean_ratio
+from autotune.report.data.model_rows import ModelRow, compared_with, mean_ratio
 from autotune.report.html.bars import Bar, Choice
 from autotune.report.html.figures import COLOURS
 from autotune.report.sections.first_screen.reproduce import commands
 from autotune.text import (
     DEFAULT,
+    JOINT,
     STOCK,
     TUNED,
     binary_text,
@@ -27,6 +28,8 @@ from autotune.text import (
 
 PACKAGES = {"mace": "MACE", "nequip": "NequIP", "sevennet": "SevenNet", "allegro": "Allegro"}
 AXES = ("Model", "Structure", "Pass", "Precision")
+# Neither Equitune alone nor a competitor.
+JOINT_ROLE = "Equitune's convolution, cuEquivariance's other parts"
 RANDOM = "The models have their published hyperparameters and random weights: times do not depend on weights, predictions do."  # noqa: E501
 
 
@@ -48,12 +51,13 @@ def first_of(rows: Sequence[ModelRow]) -> int:
 
 def _choice(row: ModelRow) -> Choice:
     other = row.best_other
-    roles = {TUNED: "tuned", STOCK: "stock", DEFAULT: "untuned default"}
-    names = [name for name in (TUNED, other, STOCK, DEFAULT) if name and name in row.contenders]
+    ours = "tuned" if row.tuned else "not tuned on this device"
+    roles = {TUNED: ours, JOINT: JOINT_ROLE, STOCK: "stock", DEFAULT: "untuned default"}
+    names = [name for name in (TUNED, JOINT, other, STOCK, DEFAULT) if name and name in row.contenders]
     bars = tuple(_bar(row, name, roles.get(name, "fastest other path")) for name in names)
     command = row.text("command")
     keys = (row.text("model"), row.text("structure"), row.which, row.text("dtype"))
-    return Choice(keys, bars, tuple(_facts(row, bool(other))), commands(command) if command else None)
+    return Choice(keys, bars, tuple(_facts(row)), commands(command) if command else None)
 
 
 def _bar(row: ModelRow, name: str, role: str) -> Bar:
@@ -69,7 +73,7 @@ def ink(name: str) -> str:
     return "e3nn" if name == STOCK else COLOURS.get(name.partition("+")[0], "other")
 
 
-def _facts(row: ModelRow, other: bool) -> list[str]:
+def _facts(row: ModelRow) -> list[str]:
     facts = [f"{count(row.atoms)} atoms, {count(row.edges)} edges"]
     if row.per_atom_us(TUNED) > 0:
         facts.append(f"{significant(row.per_atom_us(TUNED))}\N{NO-BREAK SPACE}µs an atom")
@@ -80,8 +84,10 @@ def _facts(row: ModelRow, other: bool) -> list[str]:
     if found:
         name = max(found, key=lambda key: math.inf if math.isnan(found[key]) else found[key])
         facts.append(f"largest relative error {error_text(found[name])} ({name}) against stock in float64")
-    if not other:
-        facts.append("no other path ran")
+    if row.fastest == STOCK and row.best_other is None:
+        facts.append("no path but stock was timed beside it")
+    elif row.fastest is None:
+        facts.append("no other path was timed")
     return facts
 
 
@@ -93,9 +99,24 @@ def sentence(rows: Sequence[ModelRow], device: str) -> str:
     mean, least = mean_ratio(judged), min(row.ratio for row in judged)
     memory = geometric_mean(row.memory_ratio for row in judged)
     held = "" if math.isnan(memory) else f", with {ratio_text(memory)} the memory"
-    cases = len({(row.text("model"), row.text("structure")) for row in judged})
-    many = f"{cases} model{'s' if cases > 1 else ''}" if _structures(judged) == 1 else f"{cases} models × structures"
-    return f"On this {device}, Equitune runs {many} {floored_ratio(mean)} as fast as the fastest other path on the mean, least {floored_ratio(least)}{held}."  # noqa: E501
+    told = f"On this {device}, Equitune runs {_many(judged)} {floored_ratio(mean)} as fast as {compared_with(judged)} on the mean, least {floored_ratio(least)}{held}."  # noqa: E501
+    untuned = "" if any(row.tuned for row in judged) else "Nothing was tuned on it."
+    return " ".join(filter(None, (told, untuned, _joint_sentence(judged))))
+
+
+def _joint_sentence(rows: Sequence[ModelRow]) -> str:
+    """Of the rows that ran by Equitune and cuEquivariance together; empty without any."""
+    joint = [row for row in rows if row.time_us(JOINT) > 0]
+    if not joint:
+        return ""
+    ratios = [row.time_us(row.fastest) / row.time_us(JOINT) for row in joint]
+    mean, least = geometric_mean(ratios), min(ratios)
+    return f"Equitune's convolution and cuEquivariance's other parts together run {_many(joint)} {floored_ratio(mean)} as fast as the fastest path without Equitune, least {floored_ratio(least)}."  # noqa: E501
+
+
+def _many(rows: Sequence[ModelRow]) -> str:
+    cases = len({(row.text("model"), row.text("structure")) for row in rows})
+    return f"{cases} model{'s' if cases > 1 else ''}" if _structures(rows) == 1 else f"{cases} models × structures"
 
 
 def _structures(rows: Sequence[ModelRow]) -> int:

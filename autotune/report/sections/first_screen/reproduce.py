@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 from autotune.report.data.suite_rows import SuiteRow, mapping
 from autotune.report.html.markup import Markup, join, tag
 from autotune.workload.config_tables import load_all, load_graphs
-from autotune.workload.passes import DIRECTIONS_OF
 
 FILE = "row.toml"
 
@@ -46,7 +45,7 @@ def config_lines(row: SuiteRow) -> list[str]:
         "problem": row.text("label"),
         "graph": str(mapping(row.record.get("graph")).get("name")),
         **{key: row.text(key) for key in ("operation", "dtype", "layout")},
-        "directions": list(DIRECTIONS_OF.get(row.which, (row.which,))),
+        "directions": list(row.kind.passes.get(row.which, (row.which,))),
         "passes": [row.which],
     }
     if row.deterministic:

@@ -10,17 +10,29 @@ from typing import Any
 import pytest
 import torch
 from ase import Atoms
-from tiny_model import PairModel
+from tiny_model import EXCHANGE, PairModel
 
 from autotune.bench.models import rows as model_rows
+from autotune.bench.models import run
 from autotune.bench.models.contenders import _require_kernels, build, chosen, contenders_of
-from autotune.bench.models.measuring import Effort, wall_samples_ms
+from autotune.bench.models.measuring import Effort, profile, wall_samples_ms
 from autotune.bench.models.rows import rows_path, store_rows, stored_rows
 from autotune.bench.models.run import Request, bench_models
-from autotune.bench.models.session import REFERENCE, Exact, Facts, Measure, ModelSetting
+from autotune.bench.models.session import (
+    REFERENCE,
+    Again,
+    Exact,
+    Facts,
+    Measure,
+    ModelSetting,
+    Profile,
+    Sizes,
+    wall_figures,
+)
 from autotune.bench.models.text import best_other, row_lines, table_lines
 from autotune.bench.models.values import errors_of, wrong_values
 from autotune.errors import ConfigError, DatabaseError, PeerError
+from autotune.integrations import exchange
 from autotune.models.packages.registry import package_named
 from autotune.models.whole_model import open_model
 from kernelgen.device import device_facts
@@ -93,6 +105,20 @@ def test_what_fails_is_the_answer(
     assert session(Facts()).get("error", "") == (answer["error"] if contender in ("refuses", "equitune") else "")
 
 
+def test_equitune_joins_another_librarys_model(structure: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EQUITUNE_MISSES", "0")
+    exact = str(tmp_path / "exact.pt")
+    ModelSetting(TINY, REFERENCE, "cpu", "float32").open()(Exact(structure, "training", exact))
+    job = Measure(structure, "training", exact, QUICK)
+    alone = ModelSetting(TINY, "equitune+same", "cpu", "float32").open()(job)
+    assert "nothing of the model was replaced" in alone["error"]
+    monkeypatch.setattr(exchange, "_known", lambda: (EXCHANGE,))
+    session = ModelSetting(TINY, "equitune+same", "cpu", "float32").open()
+    cell = session(job)
+    assert cell["note"].startswith("1 of 1 convolutions") and cell["wall_ms"] > 0
+    assert cell["gradients_of"] == "1 of 1 parameters" and cell["errors"]["gradients"] < 1e-5
+
+
 def test_kept_rows_start_no_process(
     measured: dict[str, dict[str, Any]], structure: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -131,6 +157,12 @@ def test_the_table_names_the_fastest_other_path(measured: dict[str, dict[str, An
     assert "2.00x same" in line and "4.00x" in line and "0.50x" in line and "1.00 GiB" in line and "2.00 GiB" in line
     assert heads.index("fastest other") == line.index("2.00x same")
     assert row_lines(row)[-1].endswith("- wrong values")
+    row["contenders"]["equitune+cuequivariance"] = {"wall_ms": 0.5, "us_per_atom": 125.0}
+    assert best_other(row) == ("same", 4.0), "Equitune takes part in it"
+    (heads, line, without) = table_lines([row, measured["training"]])
+    place = heads.index("with cuEquivariance")
+    assert line[place:].startswith("0.25x") and without[place:].startswith("-")
+    assert line[heads.index("stock") :].startswith("4.00x")
 
 
 def test_a_damaged_record_is_not_overwritten(folder: Path, measured: dict[str, dict[str, Any]]) -> None:
@@ -196,10 +228,12 @@ def test_peers_that_need_a_gpu_say_so_on_a_cpu() -> None:
 
 def test_contenders_are_chosen_by_name() -> None:
     mace = package_named("mace")
-    assert contenders_of(mace)[:3] == ("equitune", "equitune-default", "stock")
+    assert contenders_of(mace)[:4] == ("equitune", "equitune+cuequivariance", "equitune-default", "stock")
     assert chosen(mace, ("stock", "equitune")) == ("equitune", "stock")
     with pytest.raises(ConfigError, match="did you mean 'stock'"):
         chosen(mace, ("stok",))
+    sevennet = package_named("sevennet")  # it has no such path, and others of the same run have
+    assert chosen(sevennet, ("equitune", "equitune+cuequivariance")) == ("equitune",)
 
 
 def test_untuned_modules_take_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -213,11 +247,51 @@ def test_untuned_modules_take_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
     assert tuned_dirs() == () and {tuning.origin for tuning in conv.tuning.values()} == {"default"}
 
 
+def test_a_profile_directly_follows_its_timing_and_outlives_an_interruption(
+    structure: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = run._Plan(TINY, open_model(TINY).package, {"package": "tiny", "weights": "random"})
+    plan.todo[structure, "training"] = ("stock", "same")
+    group = run._Group(plan, {}, request(structure), tmp_path, tmp_path, lambda text: None)
+    asked = []
+
+    def answer(contender: str, job: Any) -> dict[str, Any]:
+        asked.append((contender, type(job)))
+        if asked[-1] == ("stock", Again):
+            raise KeyboardInterrupt
+        figures = wall_figures([2.0, 3.0], 4) if isinstance(job, Measure) else {"wall_samples_ms": [4.0]}
+        return {Profile: {"device_ms": 0.25, "launches": 7}, Sizes: {"atoms": 4, "edges": 12}}.get(type(job), figures)
+
+    monkeypatch.setattr(group, "ask", answer)
+    with pytest.raises(KeyboardInterrupt):
+        group.time_rows()
+    assert asked[-5:] == [
+        *(("stock", Measure), ("same", Measure)),
+        *(("same", Again), ("same", Profile), ("stock", Again)),
+    ]
+    (row,) = stored_rows(tmp_path, device_facts("cpu").slug).values()
+    same = row["contenders"]["same"]
+    assert (same["wall_ms"], same["device_ms"], same["launches"]) == (3.0, 0.25, 7)
+    assert "device_ms" not in row["contenders"]["stock"] and row["contenders"]["stock"]["wall_ms"] == 2.5
+
+
+def test_a_profile_of_the_cpu_runs_nothing() -> None:
+    assert profile(lambda: pytest.fail("it ran"), "cpu") == {}
+
+
+@pytest.mark.gpu
+def test_a_profile_counts_the_kernels_of_one_step_and_detaches() -> None:
+    left, right = torch.rand(2, 256, 256, device="cuda")
+    steps: list[torch.Tensor] = []
+    for _ in range(3):  # a second profile must work after the first has detached
+        found = profile(lambda: steps.append(left + right), "cuda")
+        assert found["launches"] == 1 and 0 < found["device_ms"] < 10
+    assert len(steps) == 3
+
+
 def test_a_run_that_ended_before_its_profiles_makes_them_up(
     measured: dict[str, dict[str, Any]], structure: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from autotune.bench.models import run
-
     rows = json.loads(json.dumps(list(measured.values())))
     rows[0]["contenders"]["stock"]["device_ms"] = 0.5
     asked = request(structure, device="cuda")

@@ -23,7 +23,7 @@ class DoublingKind(KernelKind):
     problem_type = Doubling
     operations = ("doubling",)
     directions = MappingProxyType({"forward": DIRECTIONS["forward"]})
-    inputs = "x"
+    inputs = tangents = "x"
     table = "doublings"
     groups = MappingProxyType({"doubled rows": "doubled"})
 
@@ -63,7 +63,7 @@ class DoublingKind(KernelKind):
     def describe(self, problem: Any) -> tuple[str, ...]:
         return (f"rows of {problem.size} elements, doubled",)
 
-    def irreps(self, problem: Any) -> dict[str, str]:
+    def irreps(self, problem: Any, layout: str) -> dict[str, str]:
         return {"x": f"{problem.size}x0e", "g": f"{problem.size}x0e"}
 
     def compulsory_bytes(

@@ -1,0 +1,138 @@
+"""The kind of symmetric contractions.
+
+Features of nodes are operand ``x``, weights ``w`` [elements, weights, channels], values (and their cotangents) ``g``.
+Rows of a graph are nodes: see :class:`autotune.workload.graphs.NodesAlone`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, ClassVar
+
+from autotune.errors import ConfigError
+from autotune.workload.graphs import GraphSpec, NodesAlone
+from autotune.workload.kinds.base import FindSchedule, KernelKind, Problem, SourceOfSize
+from autotune.workload.toml_tables import check_table
+from kernelgen.device import DeviceFacts
+from kernelgen.plan.symmetric_contraction import ContractionPlan, contraction_plan, default_contraction_schedule
+from kernelgen.problem.symmetric_contraction import ContractionProblem
+from kernelgen.schedule.kernel_spec import BYTES
+from kernelgen.schedule.symmetric_contraction import (
+    ContractionSchedule,
+    ContractionSpec,
+    contraction_schedule_from_dict,
+)
+from kernelgen.terms.contraction_statements import CONTRACTION_DIRECTIONS
+from kernelgen.terms.equivariant_polynomials import polynomials
+
+OPERATION = "contraction"
+# A node's element, in 32 bits.
+INDEX_BYTES = 4
+
+
+@dataclass(frozen=True)
+class ContractionKernel(ContractionSpec):
+    """A spec with the other values by which every kernel is stored and looked up."""
+
+    operation: ClassVar[str] = OPERATION
+    deterministic: ClassVar[bool] = False
+
+
+class ContractionKind(KernelKind):
+    """From features [nodes, dim_in * channels] to values [nodes, dim_out * channels]."""
+
+    rank = 3
+    problem_type = ContractionProblem
+    operations = (OPERATION,)
+    directions = CONTRACTION_DIRECTIONS
+    inputs = "xw"
+    forces = tangents = "x"
+    # A loss on values and on forces: their gradients are one kernel each.
+    combined = MappingProxyType(
+        {
+            "forward+backward": ("forward", "backward"),
+            "force_step": ("forward", "feature_backward", "double_backward", "backward"),
+        }
+    )
+    table = "contractions"
+    groups = MappingProxyType({"symmetric contractions": "contractions"})
+    rows = ("nodes", "elements")
+
+    def problem_from(self, name: str, table: Any, others: Mapping[str, Problem]) -> ContractionProblem:
+        """From a table with irreps_in and irreps_out (of one channel), correlation and channels."""
+        keys = ("irreps_in", "irreps_out", "correlation", "channels")
+        check_table(table, f"contraction {name!r}", keys, required=keys)
+        return ContractionProblem(*(table[key] for key in keys))
+
+    def owns_key(self, key: str) -> bool:
+        return key.startswith("sc|")
+
+    def check(
+        self, label: str, problem: Any, operation: str, layout: str, graph: GraphSpec, deterministic: bool
+    ) -> None:
+        if deterministic:
+            raise ConfigError(
+                f"contraction {label!r} has deterministic = true; leave it out: contractions are always deterministic"
+            )
+        if not isinstance(graph.source, NodesAlone):
+            raise ConfigError(
+                f"graph {graph.name!r} has edges, and contraction {label!r} needs nodes alone; expected a graph with "
+                "nodes = a number, such as 'thousand-nodes'"
+            )
+
+    def graph_of_size(self, num_edges: int, num_nodes: int) -> SourceOfSize:
+        return NodesAlone(num_edges, occurring=num_nodes) if num_nodes else NodesAlone(num_edges)
+
+    def read(self, data: Mapping[str, Any]) -> ContractionSchedule:
+        return contraction_schedule_from_dict(data)
+
+    def spec(
+        self,
+        problem: ContractionProblem,
+        operation: str,
+        direction: Any,
+        dtype: str,
+        layout: str,
+        facts: DeviceFacts,
+        deterministic: bool = False,
+    ) -> ContractionKernel:
+        asked = CONTRACTION_DIRECTIONS[direction] if isinstance(direction, str) else direction
+        blank = default_contraction_schedule(problem, asked, dtype, facts)
+        return ContractionKernel(problem, asked, blank, dtype, layout, "int64", facts)
+
+    def default(self, spec: ContractionSpec, num_edges: int | None) -> ContractionSchedule:
+        return default_contraction_schedule(spec.problem, spec.direction, spec.dtype, spec.facts)
+
+    def plan(self, spec: ContractionSpec, find_schedule: FindSchedule) -> ContractionPlan:
+        return contraction_plan(spec)
+
+    def describe(self, problem: ContractionProblem) -> tuple[str, ...]:
+        weights = len(polynomials(problem))
+        return (
+            f"symmetric contraction of {problem.irreps_in} to {problem.irreps_out}, correlation {problem.correlation}",
+            f"{problem.channels} channels, {weights} weights a channel, {problem.channels * problem.dim_out:,} outputs",
+        )
+
+    def irreps(self, problem: ContractionProblem, layout: str) -> dict[str, str]:
+        inside, out = problem.irreps_in.split("+"), problem.irreps_out.split("+")
+        channels = [f"{problem.channels}x{irrep}" for irrep in inside]
+        # In mul_ir the features of a channel are together, and the values of an irrep.
+        given = inside * problem.channels if layout == "mul_ir" else channels
+        return {"x": "+".join(given), "g": "+".join(f"{problem.channels}x{irrep}" for irrep in out)}
+
+    def compulsory_bytes(
+        self, problem: ContractionProblem, operation: str, direction: str, dtype: str, num_edges: int, num_nodes: int
+    ) -> int:
+        asked = CONTRACTION_DIRECTIONS[direction]
+        numbers = {
+            "x": num_edges * problem.dim_in,
+            "w": num_nodes * len(polynomials(problem)),
+            "g": num_edges * problem.dim_out,
+        }
+        moved = sum(numbers[name[-1]] for name in (*asked.operands, *asked.outputs))
+        return moved * problem.channels * BYTES[dtype] + INDEX_BYTES * num_edges
+
+
+KIND = ContractionKind()
