@@ -6,6 +6,7 @@ polynomials, the kernel's to a basis of them: each call multiplies the weights b
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -20,6 +21,7 @@ from kernelgen.e3nn_import import o3
 from kernelgen.errors import UnsupportedError
 from kernelgen.problem.symmetric_contraction import ContractionProblem
 from kernelgen.terms.equivariant_polynomials import coordinates, polynomials
+from kernelgen.tracing import is_tracing, is_transforming, modes_at_work
 
 
 class AcceleratedContraction(PackageStandIn):
@@ -71,22 +73,29 @@ class AcceleratedContraction(PackageStandIn):
     def _weights(self, x: Tensor) -> Tensor:
         """Weights of the basis [elements, polynomials, channels], kept while MACE's do not change or need gradients."""
         given = [weight for weight, _, _ in _parts(self.original)]
-        keeps = not torch.compiler.is_compiling() and not (
+        keeps = not (is_tracing() or is_transforming(*given)) and not (
             torch.is_grad_enabled() and any(weight.requires_grad for weight in given)
         )
         keeps = keeps and not any(weight.is_inference() for weight in given)
         state = [(weight.data_ptr(), weight._version, weight.dtype) for weight in given] if keeps else None
         if keeps and self._kept is not None and self._kept[0] == state:
             return self._kept[1]
-        found = torch.matmul(self._matrix(x), torch.cat(given, dim=1))
-        self._kept = (state, found) if keeps else None
+        if not keeps:
+            self._kept = None
+            return torch.matmul(self._matrix(x), torch.cat(given, dim=1))
+        with _for_later():
+            found = torch.matmul(self._matrix(x), torch.cat(given, dim=1))
+        self._kept = (state, found)
         return found
 
     def _matrix(self, x: Tensor) -> Tensor:
         """[polynomials of the basis, MACE's]."""
         key = (x.device, x.dtype)
+        if modes_at_work():  # what they make may not outlive them
+            return self._to_basis.to(x)
         if key not in self._matrices:
-            self._matrices[key] = self._to_basis.to(x)
+            with contextlib.nullcontext() if torch.compiler.is_compiling() else _for_later():
+                self._matrices[key] = self._to_basis.to(x)
         return self._matrices[key]
 
     def tuning_for(self, *arguments: Any) -> Mapping[str, Tuning]:
@@ -111,6 +120,13 @@ class AcceleratedContraction(PackageStandIn):
     def __getstate__(self) -> dict[str, Any]:
         # What is kept of weights can be made again.
         return {**self.__dict__, "_matrices": {}, "_kept": None}
+
+
+@contextlib.contextmanager
+def _for_later() -> Iterator[None]:
+    """What is made in here serves calls with gradients too, though this one may be in inference mode."""
+    with torch.inference_mode(False), torch.no_grad():
+        yield
 
 
 def _problem_of(original: Any) -> ContractionProblem:

@@ -80,8 +80,8 @@ def coordinates(problem: ContractionProblem, block: int, degree: int, tensor: Te
         for m, terms in enumerate(one.components):
             for monomial, coefficient in terms:
                 values[number, m, place[monomial]] = coefficient
-    columns = values.reshape(len(basis), given[..., 0].size).T
-    found = np.linalg.lstsq(columns, given.reshape(len(columns), -1), rcond=None)[0]
+    columns = values.reshape(len(basis), math.prod(given.shape[:2])).T
+    found = np.linalg.lstsq(columns, given.reshape(len(columns), given.shape[2]), rcond=None)[0]
     rest = given - (columns @ found).reshape(given.shape)
     size = max(1.0, float(np.abs(given).max(initial=0.0)))
     # Files in float32 hold couplings rounded to it.

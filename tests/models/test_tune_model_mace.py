@@ -12,6 +12,7 @@ pytest.importorskip("mace", reason="MACE is not installed")
 import ase.build
 from mace_cases import imidazole, model_of, numbers_in
 
+from autotune import accelerate
 from autotune.errors import ConfigError
 from autotune.tune.from_model.before_and_after import Loaded
 from autotune.tune.from_model.needs import places_of
@@ -79,3 +80,13 @@ def test_a_structure_that_ase_cannot_read_is_an_error(folder: Path) -> None:
 def test_the_structure_is_needed(folder: Path) -> None:
     with pytest.raises(ConfigError, match="--structure is missing"):
         open_named(str(folder / "my.model"), None, "cpu", None, training=False)
+
+
+def test_contractions_are_looked_up_like_convolutions(folder: Path) -> None:
+    """By their number of nodes, also where only a tuned schedule will do."""
+    recording, _ = recording_of(folder)
+    contractions = [request for request in recording.requests if request.operation == "contraction"]
+    assert {request.num_edges for request in contractions} == {len(imidazole())}
+    table = accelerate(model_of(numbers_in(imidazole())), strict=True)
+    reasons = [place.detail for place in table.places if place.kind == "symmetric contractions"]
+    assert len(reasons) == 2 and all("no tuned contraction forward" in reason for reason in reasons)

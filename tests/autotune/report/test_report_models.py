@@ -58,11 +58,14 @@ def test_the_sentence_tells_mean_least_and_memory_of_all_rows(page: Page) -> Non
     mean = (1.5**7 * 0.9) ** (1 / 8)
     assert models.sentence(rows, "X") == (
         f"On this X, Equitune runs 4 models × structures {math.floor(mean * 100) / 100:.2f}× as fast as the fastest other path "  # noqa: E501
-        f"on the mean, least 0.90×, with {1 / mean:.2f}× the memory. "
+        f"on the mean, least 0.90×, with {1 / mean:.2f}× the memory."
+    )
+    assert models.joint_sentence(rows) == (
         "Equitune's convolution and cuEquivariance's other parts together run 1 model 3.00× as fast as the fastest "
         "path without Equitune, least 3.00×."
     )
-    assert models.sentence(rows, DEVICE["name"]) in page.words
+    assert {models.sentence(rows, DEVICE["name"]), models.joint_sentence(rows)} <= {*page.words}
+    assert models.joint_sentence(rows[:1]) == ""
     assert models.sentence(rows[:1], "X").startswith("On this X, Equitune runs 1 model 1.50×")
     alone = [ModelRow(row.record | {"contenders": {"equitune": {"wall_ms": 3}}}) for row in rows]
     assert "No model has been timed with Equitune and without it" in models.sentence(alone, "X")

@@ -51,7 +51,7 @@ SUMS = {"x": "ox", "w": "ow", "g": "og"}
 
 
 def executed(
-    problem: ContractionProblem, direction: ContractionDirection, given: dict[str, torch.Tensor]
+    problem: ContractionProblem, direction: ContractionDirection, given: dict[str, torch.Tensor], apart: bool
 ) -> dict[str, torch.Tensor]:
     """The outputs of a direction by slot. A name that is not an operand of the direction is not defined."""
     declared = {
@@ -61,7 +61,7 @@ def executed(
     }
     stems = {slot: "y" if direction is FORWARD else SUMS[slot] for slot in direction.outputs}
     sums = {f"{stem}{i}": 0.0 for slot, stem in stems.items() for i in range(given[slot].numel())}
-    for part in contraction_parts(problem, direction):
+    for part in contraction_parts(problem, direction, apart):
         names = {**declared, **sums}  # each part has a scope of its own
         for statement in part.statements:
             text = re.sub(r"^(const )?V ", "", statement.rstrip(";")).replace("Real(", "float(")
@@ -81,12 +81,15 @@ def wanted_outputs(problem: ContractionProblem, direction: ContractionDirection,
 
 
 def assert_is_autograds(problem: ContractionProblem, direction: ContractionDirection) -> None:
+    """Gradients of x and all else by one walk over the monomials, and by two."""
     given = operands(problem, 1, 1)
-    found, wanted = executed(problem, direction, given), wanted_outputs(problem, direction, given)
-    assert set(found) == set(direction.outputs)
-    for slot, value in wanted.items():
-        scale = max(1.0, float(value.abs().max())) if value.numel() else 1.0
-        torch.testing.assert_close(found[slot], value.flatten(), rtol=0, atol=1e-12 * scale)
+    wanted = wanted_outputs(problem, direction, given)
+    for apart in (False, True):
+        found = executed(problem, direction, given, apart)
+        assert set(found) == set(direction.outputs)
+        for slot, value in wanted.items():
+            scale = max(1.0, float(value.abs().max())) if value.numel() else 1.0
+            torch.testing.assert_close(found[slot], value.flatten(), rtol=0, atol=1e-12 * scale)
 
 
 @pytest.mark.parametrize("problem", PROBLEMS, ids=lambda problem: problem.key)

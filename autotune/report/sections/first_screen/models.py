@@ -28,8 +28,8 @@ from autotune.text import (
 
 PACKAGES = {"mace": "MACE", "nequip": "NequIP", "sevennet": "SevenNet", "allegro": "Allegro"}
 AXES = ("Model", "Structure", "Pass", "Precision")
-# Neither Equitune alone nor a competitor.
-JOINT_ROLE = "Equitune's convolution, cuEquivariance's other parts"
+# Neither Equitune alone nor a competitor; the sentence below the bars says which parts are whose.
+JOINT_ROLE = "both together"
 RANDOM = "The models have their published hyperparameters and random weights: times do not depend on weights, predictions do."  # noqa: E501
 
 
@@ -101,12 +101,12 @@ def sentence(rows: Sequence[ModelRow], device: str) -> str:
     held = "" if math.isnan(memory) else f", with {ratio_text(memory)} the memory"
     told = f"On this {device}, Equitune runs {_many(judged)} {floored_ratio(mean)} as fast as {compared_with(judged)} on the mean, least {floored_ratio(least)}{held}."  # noqa: E501
     untuned = "" if any(row.tuned for row in judged) else "Nothing was tuned on it."
-    return " ".join(filter(None, (told, untuned, _joint_sentence(judged))))
+    return " ".join(filter(None, (told, untuned)))
 
 
-def _joint_sentence(rows: Sequence[ModelRow]) -> str:
+def joint_sentence(rows: Sequence[ModelRow]) -> str:
     """Of the rows that ran by Equitune and cuEquivariance together; empty without any."""
-    joint = [row for row in rows if row.time_us(JOINT) > 0]
+    joint = [row for row in rows if row.time_us(JOINT) > 0 and row.fastest]
     if not joint:
         return ""
     ratios = [row.time_us(row.fastest) / row.time_us(JOINT) for row in joint]

@@ -17,7 +17,9 @@ def first_screen(data: DeviceData) -> Markup:
         return join((_lead(kernels.sentence(kernels.kernel_rows(data), device)), kernel_picker(data)))
     drawn = picker(MODEL_ROWS, models.AXES, models.choices(data.models), "peak memory", models.first_of(data.models))
     note = tag("p", models.RANDOM, class_="hint") if any(row.random for row in data.models) else None
-    return join((_lead(models.sentence(data.models, device)), drawn, note))
+    joint = models.joint_sentence(data.models)
+    return join((_lead(models.sentence(data.models, device)), drawn, tag("p", joint, class_="hint") if joint else None,
+                 note))  # fmt: skip
 
 
 def kernel_picker(data: DeviceData) -> Markup | None:

@@ -1,0 +1,165 @@
+"""Schedules of symmetric contractions: which are legal for a problem and a device, and the default."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+
+import pytest
+
+from kernelgen.device import DeviceFacts, cuda_facts, device_facts
+from kernelgen.errors import ScheduleError
+from kernelgen.plan.planner import make_plan
+from kernelgen.plan.symmetric_contraction import contraction_plan, default_contraction_schedule
+from kernelgen.problem.symmetric_contraction import ContractionProblem
+from kernelgen.schedule.symmetric_contraction import (
+    ContractionCudaSchedule,
+    ContractionHostSchedule,
+    ContractionSchedule,
+    ContractionSpec,
+    contraction_schedule_from_dict,
+)
+from kernelgen.schedule.tensor_product import HostSchedule
+from kernelgen.terms.contraction_statements import (
+    CONTRACTION_DIRECTIONS,
+    FORWARD,
+    ContractionDirection,
+    contraction_backward,
+    contraction_double_backward,
+    contraction_parts,
+)
+
+SMALL = ContractionProblem("0e+1o", "0e+1o", 2, 6)
+MACE = ContractionProblem("0e+1o+2e+3o", "0e+1o+2e", 3, 128)
+FACTS, HOST = cuda_facts("sm_90"), dataclasses.replace(device_facts("cpu"), units=4)
+
+
+def spec(
+    schedule: ContractionSchedule, direction: ContractionDirection = FORWARD, facts: DeviceFacts | None = None
+) -> ContractionSpec:
+    facts = facts or (FACTS if schedule.backend == "cuda" else HOST)
+    return ContractionSpec(SMALL, direction, schedule, "float32", "ir_mul", "int64", facts)
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        ContractionHostSchedule(8, "element", "apart", channel_block=32, threads=2),
+        ContractionCudaSchedule(16, "element", "apart", 256, 2, "parts", "memory"),
+    ],
+    ids=lambda schedule: schedule.backend,
+)
+def test_schedules_come_back(schedule: ContractionSchedule) -> None:
+    assert contraction_schedule_from_dict(schedule.to_dict()) == schedule
+    assert contraction_schedule_from_dict({"backend": schedule.backend}) == type(schedule)()
+
+
+@pytest.mark.parametrize(
+    "data, message",
+    [
+        ({"backend": "cuda", "block_size": 48}, r"ContractionCudaSchedule.block_size is 48; expected one of \(32, 64"),
+        ({"backend": "cuda", "sums": True}, r"sums is True; expected one of \('registers', 'memory'\)"),
+        ({"backend": "cpu", "nodes_per_task": 3}, "nodes_per_task is 3; expected one of"),
+        ({"backend": "cpu", "order": "receiver"}, r"order is 'receiver'; expected one of \('given', 'element'\)"),
+        (
+            {"backend": "cpu", "channel_blocks": 8},
+            "unknown knob 'channel_blocks' for cpu; did you mean 'channel_block'",
+        ),
+        ({"backend": "rocm"}, r"schedule backend is 'rocm'; expected one of \('cuda', 'cpu'\)"),
+    ],
+)
+def test_schedules_that_do_not_exist(data: dict, message: str) -> None:
+    with pytest.raises(ScheduleError, match=message):
+        contraction_schedule_from_dict(data)
+
+
+@pytest.mark.parametrize(
+    "direction",
+    [contraction_backward(), contraction_backward("w"), contraction_double_backward()],
+    ids=lambda d: d.text,
+)
+@pytest.mark.parametrize("schedule", [ContractionHostSchedule(), ContractionCudaSchedule()], ids=lambda s: s.backend)
+def test_gradients_of_weights_need_nodes_by_element(
+    schedule: ContractionSchedule, direction: ContractionDirection
+) -> None:
+    with pytest.raises(ScheduleError, match="order='given' is not for gradients of the weights; take order='element'"):
+        contraction_plan(spec(schedule, direction))
+    plan = contraction_plan(spec(dataclasses.replace(schedule, order="element"), direction))
+    assert plan.sums_weights and plan.zeroed == {"w"}
+
+
+@pytest.mark.parametrize("schedule", [ContractionHostSchedule(), ContractionCudaSchedule()], ids=lambda s: s.backend)
+def test_other_directions_take_both_orders(schedule: ContractionSchedule) -> None:
+    for direction in (FORWARD, contraction_backward("x"), contraction_double_backward("xw", "xg")):
+        for order in ("given", "element"):
+            plan = contraction_plan(spec(dataclasses.replace(schedule, order=order), direction))
+            assert not plan.sums_weights and not plan.zeroed
+
+
+def test_limits_are_said() -> None:
+    with pytest.raises(ScheduleError, match="threads=5 exceeds the 4 cores of"):
+        contraction_plan(spec(ContractionHostSchedule(threads=5)))
+    with pytest.raises(ScheduleError, match="block_size x min_blocks = 8192 threads exceeds the multiprocessor's 2048"):
+        contraction_plan(spec(ContractionCudaSchedule(block_size=512, min_blocks=16)))
+    with pytest.raises(ScheduleError, match="threads exceeds the multiprocessor's 1536"):
+        contraction_plan(spec(ContractionCudaSchedule(block_size=512, min_blocks=4), facts=cuda_facts("sm_89")))
+    with pytest.raises(ScheduleError, match="a cuda schedule cannot run on"):
+        spec(ContractionCudaSchedule(), facts=HOST)
+    with pytest.raises(ScheduleError, match="a plain schedule cannot run on"):
+        spec(ContractionSchedule())
+    with pytest.raises(ScheduleError, match="the schedule is a HostSchedule; expected a ContractionSchedule"):
+        spec(HostSchedule())
+
+
+@pytest.mark.parametrize(
+    "changed, message",
+    [
+        ({"dtype": "float16"}, r"dtype is 'float16'; expected one of \('float32', 'float64'\)"),
+        ({"layout": "uvw"}, r"layout is 'uvw'; expected one of \('mul_ir', 'ir_mul'\)"),
+        ({"index": "int16"}, r"index is 'int16'; expected one of \('int32', 'int64'\)"),
+    ],
+)
+def test_what_is_no_spec(changed: dict, message: str) -> None:
+    with pytest.raises(ScheduleError, match=message):
+        dataclasses.replace(spec(ContractionHostSchedule()), **changed)
+
+
+@pytest.mark.parametrize("facts", [FACTS, cuda_facts("sm_80"), HOST], ids=lambda facts: facts.arch)
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_defaults_are_legal(dtype: str, facts: DeviceFacts) -> None:
+    for problem, direction in itertools.product((SMALL, MACE), CONTRACTION_DIRECTIONS.values()):
+        schedule = default_contraction_schedule(problem, direction, dtype, facts)
+        plan = make_plan(ContractionSpec(problem, direction, schedule, dtype, "ir_mul", "int64", facts))
+        assert plan.schedule == schedule and plan.weights in (5, 49)
+
+
+@pytest.mark.parametrize(
+    "channels, dtype, vector_bytes, block",
+    [
+        (128, "float32", 64, 16),
+        (128, "float64", 64, 8),
+        (6, "float32", 64, 4),
+        (1, "float32", 64, 1),
+        (128, "float64", 16, 2),
+    ],
+)
+def test_the_default_of_a_host_fills_one_register(channels: int, dtype: str, vector_bytes: int, block: int) -> None:
+    facts, problem = dataclasses.replace(HOST, vector_bytes=vector_bytes), dataclasses.replace(SMALL, channels=channels)
+    schedule = default_contraction_schedule(problem, FORWARD, dtype, facts)
+    assert isinstance(schedule, ContractionHostSchedule) and schedule.channel_block == block
+
+
+def test_gradients_apart_are_other_statements() -> None:
+    schedule = ContractionHostSchedule(order="element", gradients="apart")
+    apart = contraction_plan(spec(schedule, contraction_backward())).parts
+    together = contraction_plan(spec(dataclasses.replace(schedule, gradients="together"), contraction_backward())).parts
+    assert apart == contraction_parts(SMALL, contraction_backward(), True) and len(apart) == 2 * len(together)
+    # Without gradients of x, or with nothing else, there is one walk.
+    for direction in (FORWARD, contraction_backward("x"), contraction_backward("w")):
+        assert contraction_parts(SMALL, direction, True) == contraction_parts(SMALL, direction)
+
+
+def test_the_work_of_a_node_grows_with_channels_and_components() -> None:
+    one = spec(ContractionHostSchedule())
+    assert one.row_work == 8 * 6 * (4 + 4)
+    assert dataclasses.replace(one, problem=MACE).row_work == 8 * 128 * (16 + 9)
