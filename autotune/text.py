@@ -27,6 +27,7 @@ NAMES = {
     "cuequivariance+openequivariance": "cuEquivariance and OpenEquivariance",
     JOINT: "Equitune with cuEquivariance",
     "symmetrix": "Symmetrix-XL",
+    "mace": "MACE",
 }
 MISSING = "\N{EN DASH}"
 

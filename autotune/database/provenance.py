@@ -24,7 +24,10 @@ from kernelgen.emit.kernel_source import emit
 from kernelgen.errors import EquituneError
 from kernelgen.schedule.knobs import Knobs
 
-SOFTWARE = ("torch", "e3nn", "optuna", "cuequivariance", "cuequivariance-torch", "openequivariance", "cuda-core")
+SOFTWARE = (
+    *("torch", "e3nn", "optuna", "cuequivariance", "cuequivariance-torch", "openequivariance", "mace-torch"),
+    "cuda-core",
+)
 LENGTH = 16
 # More multiprocessors, and wider vectors, than any device has.
 MOST = 1 << 20

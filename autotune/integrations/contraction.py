@@ -54,7 +54,7 @@ class AcceleratedContraction(PackageStandIn):
         elements = y if y.dim() == 1 else elements_of(y)
         if elements is None:
             return self._of_original(x, y)
-        return self.contraction.contract(x, self._weights(x), elements)
+        return self.contraction.contract(x, self._weights(), elements)
 
     def _of_original(self, x: Tensor, y: Tensor) -> Tensor:
         """What MACE's own module gives, for node attributes of which it weighs several elements."""
@@ -64,7 +64,7 @@ class AcceleratedContraction(PackageStandIn):
         out = self.original.forward(components.transpose(1, 2).contiguous(), y)
         return relayout(out, str(self.original.irreps_out), "mul_ir", "ir_mul")
 
-    def _weights(self, x: Tensor) -> Tensor:
+    def _weights(self) -> Tensor:
         """Weights of the basis [elements, polynomials, channels], kept while MACE's do not change or need gradients."""
         given = [weight for weight, _, _ in _parts(self.original)]
         keeps = not (is_tracing() or is_transforming(*given)) and not (
@@ -76,20 +76,28 @@ class AcceleratedContraction(PackageStandIn):
             return self._kept[1]
         if not keeps:
             self._kept = None
-            return torch.matmul(self._matrix(x), torch.cat(given, dim=1))
+            return self._in_basis(given)
         with _for_later():
-            found = torch.matmul(self._matrix(x), torch.cat(given, dim=1))
+            found = self._in_basis(given)
         self._kept = (state, found)
         return found
 
-    def _matrix(self, x: Tensor) -> Tensor:
+    def _in_basis(self, given: list[Tensor]) -> Tensor:
+        """MACE's weights, of all blocks and degrees, as weights of the basis."""
+        weights = torch.cat(given, dim=1)
+        if not torch._C._is_any_autocast_enabled():
+            return torch.matmul(self._matrix(weights), weights)
+        with torch.autocast(weights.device.type, enabled=False):
+            return torch.matmul(self._matrix(weights), weights)
+
+    def _matrix(self, like: Tensor) -> Tensor:
         """[polynomials of the basis, MACE's]."""
-        key = (x.device, x.dtype)
+        key = (like.device, like.dtype)
         if modes_at_work():  # what they make may not outlive them
-            return self._to_basis.to(x)
+            return self._to_basis.to(like)
         if key not in self._matrices:
             with contextlib.nullcontext() if torch.compiler.is_compiling() else _for_later():
-                self._matrices[key] = self._to_basis.to(x)
+                self._matrices[key] = self._to_basis.to(like)
         return self._matrices[key]
 
     def tuning_for(self, *arguments: Any) -> Mapping[str, Tuning]:

@@ -14,13 +14,16 @@ Call = Callable[..., torch.Tensor]
 class AutogradPasses:
     """Passes of ``call(x, y, w)`` on given tensors, or of fewer inputs: ``slots`` names them in order.
 
-    Autograd graphs are kept between calls, so that a derivative is timed alone.
+    tangents: slots whose gradients ``double_backward`` differentiates, None for all. forces: the one from whose
+    gradient forces are computed. Autograd graphs are kept between calls, so that a derivative is timed alone.
     """
 
-    def __init__(self, call: Call, tensors: Tensors, slots: str = "xyw") -> None:
+    def __init__(
+        self, call: Call, tensors: Tensors, slots: str = "xyw", tangents: str | None = None, forces: str = "y"
+    ) -> None:
         self._call = call
         self._tensors = tensors
-        self._slots = slots
+        self._slots, self._differentiated, self._forces = slots, tangents or slots, slots.find(forces)
         # Detached tensors share storage, because weights with a row per edge can fill a tenth of a device.
         self._plain = tuple(getattr(tensors, slot) for slot in slots)
         self._inputs = [tensor.detach().requires_grad_() for tensor in self._plain]
@@ -48,6 +51,10 @@ class AutogradPasses:
         """The gradient with respect to x alone."""
         return self._gradient_alone(0)
 
+    def feature_backward(self) -> torch.Tensor:
+        """The same, where forces come from it."""
+        return self._gradient_alone(0)
+
     def edge_backward(self) -> torch.Tensor:
         """The gradient with respect to y alone, from which models compute forces."""
         return self._gradient_alone(1)
@@ -56,23 +63,24 @@ class AutogradPasses:
         """Gradients of the first gradients, contracted with the tangents, with respect to all inputs and g."""
         if self._first is None:
             out = self._call(*self._inputs)
-            self._first = torch.autograd.grad(out, self._inputs, self._g, create_graph=True)
-        tangents = self._tangents(self._slots)
+            inputs = [self._inputs[self._slots.index(slot)] for slot in self._differentiated]
+            self._first = torch.autograd.grad(out, inputs, self._g, create_graph=True)
+        tangents = self._tangents(self._differentiated)
         return torch.autograd.grad(self._first, [*self._inputs, self._g], tangents, retain_graph=True)
 
     def joint_backward(self) -> tuple[torch.Tensor, ...]:
-        """Gradients with respect to x, y and w of a loss on the value and on the gradient of y: force_step's end."""
+        """Gradients with respect to all inputs of a loss on the value and on one gradient: force_step's end."""
         if self._joint is None:
-            self._joint = self._value_and_edge_gradient()
-        return torch.autograd.grad(self._joint, self._inputs, self._tangents("gy"), retain_graph=True)
+            self._joint = self._value_and_force_gradient()
+        return torch.autograd.grad(self._joint, self._inputs, self._loss_tangents(), retain_graph=True)
 
     def forward_backward(self) -> tuple[torch.Tensor, ...]:
         """One forward pass and the gradients with respect to all inputs."""
         return torch.autograd.grad(self._call(*self._inputs), self._inputs, self._tensors.g)
 
     def force_step(self) -> tuple[torch.Tensor, ...]:
-        """A training step on forces: value, gradient with respect to y, gradients of a loss on both."""
-        return torch.autograd.grad(self._value_and_edge_gradient(), self._inputs, self._tangents("gy"))
+        """A training step on forces: value, gradient with respect to one input, gradients of a loss on both."""
+        return torch.autograd.grad(self._value_and_force_gradient(), self._inputs, self._loss_tangents())
 
     def _kept_value(self) -> torch.Tensor:
         if self._out is None:
@@ -87,9 +95,12 @@ class AutogradPasses:
             self._alone[index] = self._call(*inputs)
         return torch.autograd.grad(self._alone[index], self._inputs[index], self._tensors.g, retain_graph=True)[0]
 
-    def _value_and_edge_gradient(self) -> tuple[torch.Tensor, torch.Tensor]:
+    def _value_and_force_gradient(self) -> tuple[torch.Tensor, torch.Tensor]:
         out = self._call(*self._inputs)
-        return out, torch.autograd.grad(out, self._inputs[1], self._tensors.g, create_graph=True)[0]
+        return out, torch.autograd.grad(out, self._inputs[self._forces], self._tensors.g, create_graph=True)[0]
+
+    def _loss_tangents(self) -> list[torch.Tensor]:
+        return self._tangents("g" + self._slots[self._forces])
 
     def _tangents(self, slots: str) -> list[torch.Tensor]:
         return [getattr(self._tensors, "t" + slot) for slot in slots]

@@ -20,6 +20,7 @@ MOST = 8
 # Directions that are (nearly) part of another: without a winner of its own, the other's is the best guess.
 KIN = {
     "edge_backward": "backward",
+    "feature_backward": "forward",
     "joint_backward": "double_backward",
     "double_backward": "joint_backward",
 }

@@ -20,7 +20,8 @@ class Tensors:
 
     Rows of x, tx, g and tg are nodes for ``conv`` (``num_nodes``), else edges; then sender and receiver are None.
     y and ty have a row per edge, and so have w and tw unless the weights are shared (then they are one row, 1-d).
-    Harmonics have vectors x, their tangents tx, and g; the others are empty.
+    Harmonics have vectors x, their tangents tx, and g; the others are empty. Contractions have no y: rows of x and g
+    are nodes, w is [elements, weights, channels], and sender has the element of each node.
     """
 
     x: torch.Tensor

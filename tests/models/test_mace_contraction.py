@@ -145,3 +145,15 @@ def test_nothing_is_kept_of_a_call_on_fake_tensors() -> None:
     assert type(found) is torch.Tensor
     wanted = module(x, torch.nn.functional.one_hot(elements, ELEMENTS).double())
     torch.testing.assert_close(found, wanted, rtol=0, atol=1e-10)
+
+
+def test_autocast_computes_in_float32() -> None:
+    problem = ContractionProblem("0e+1o+2e", "0e+1o", 2, CHANNELS)
+    made = AcceleratedContraction(stock(problem).float())
+    x = torch.randn(5, CHANNELS, problem.dim_in).bfloat16()
+    elements = torch.tensor([2, 0, 2, 1, 0])
+    wanted = made(x.float(), elements)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = made(x, elements)
+    assert found.dtype is torch.float32
+    torch.testing.assert_close(found, wanted, rtol=1e-6, atol=1e-6)

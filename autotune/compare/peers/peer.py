@@ -22,23 +22,18 @@ from autotune.workload.kinds.tensor_product import ProductKind
 from autotune.workload.tensors import Tensors, relayout
 from autotune.workload.workload import Workload
 from kernelgen.problem.edge_vectors import VectorProblem
-from kernelgen.terms.directions import DIRECTIONS
 
 # Largest relative error against float64 e3nn of a correct product; a wrong path gives an error of about one.
 PEER_TOLERANCE = {"float32": 1e-3, "float64": 1e-6}
-# The directions that a pass consists of. A peer's are all checked against the float64 reference.
-CHECKED: dict[str, tuple[str, ...]] = {name: (name,) for name in DIRECTIONS} | {
-    "forward_backward": ("backward",),
-    "force_step": ("edge_backward", "joint_backward"),
-}
-
-
+# Directions that differentiate gradients.
+SECOND = ("double_backward", "joint_backward")
 Conversion = Callable[[torch.Tensor], torch.Tensor]
 
 
 @dataclass(frozen=True)
 class Product:
-    """A differentiable ``call(x, y, w)`` in ``layout``. For harmonics: ``call(x)``, in e3nn's layout.
+    """A differentiable ``call(x, y, w)`` in ``layout``. For harmonics: ``call(x)``, in e3nn's layout; for contractions:
+    ``call(x, w)``, in the workload's.
 
     into, back: untimed conversions by slot, from e3nn's order or convention to the peer's and back. no_second: why it
     has no second derivatives, if it has none. order: what it does once for a new graph, given sender and receiver with
@@ -143,9 +138,10 @@ class CheckedPasses(AutogradPasses):
     """
 
     def __init__(self, name: str, product: Product, task: Task, limit: float | None = None) -> None:
-        inputs = task.workload.kind.inputs
-        own: dict[str, Any] = {slot: _own_form(slot, product, task) for slot in inputs + "g"}
-        super().__init__(product.call, dataclasses.replace(task.tensors, **own), inputs)
+        kind = task.workload.kind
+        own: dict[str, Any] = {slot: _own_form(slot, product, task) for slot in kind.inputs + "g"}
+        tensors = dataclasses.replace(task.tensors, **own)
+        super().__init__(product.call, tensors, kind.inputs, kind.tangents, kind.forces)
         self._own_tangents: dict[str, torch.Tensor] = {}
         self.name, self._product, self._task = name, product, task
         self._limit = PEER_TOLERANCE[task.workload.dtype] if limit is None else limit
@@ -181,6 +177,10 @@ class CheckedPasses(AutogradPasses):
         self._check_first("source_backward")
         return super().source_backward()
 
+    def feature_backward(self) -> torch.Tensor:
+        self._check_first("feature_backward")
+        return super().feature_backward()
+
     def edge_backward(self) -> torch.Tensor:
         self._check_first("edge_backward")
         return super().edge_backward()
@@ -211,9 +211,12 @@ class CheckedPasses(AutogradPasses):
         self._own_tangents.clear()
 
     def _check_first(self, which: str) -> None:
-        if self._product.no_second and any(DIRECTIONS[direction].tangents for direction in CHECKED[which]):
+        # A peer's directions are all checked against the float64 reference; values were checked before.
+        passes = {name.replace("+", "_"): parts for name, parts in self._task.workload.kind.passes.items()}
+        directions = [name for name in passes[which] if name != "forward" or which == "forward"]
+        if self._product.no_second and not set(SECOND).isdisjoint(directions):
             raise PeerError(f"{self.name}: {self._product.no_second}")
-        for direction in CHECKED[which]:
+        for direction in directions:
             if direction not in self.errors:
                 self.check(direction)
                 if direction != which:

@@ -22,7 +22,7 @@ from kernelgen.errors import cause_of
 from kernelgen.json_data import parse_json
 
 PASSES = (
-    *("forward", "backward", "edge_backward", "double_backward", "joint_backward"),
+    *("forward", "backward", "edge_backward", "feature_backward", "double_backward", "joint_backward"),
     *("forward+backward", "force_step"),
 )
 # Most panels of one kind on a page: a suite has hundreds of rows and studies, which tables show completely.
