@@ -17,6 +17,7 @@ from autotune.database.lookup import Tuning
 from autotune.integrations.ir_mul.species import elements_of
 from autotune.integrations.package_product import PackageStandIn
 from autotune.modules.symmetric_contraction import TunedContraction
+from autotune.workload.tensors import relayout
 from kernelgen.e3nn_import import o3
 from kernelgen.errors import UnsupportedError
 from kernelgen.problem.symmetric_contraction import ContractionProblem
@@ -61,14 +62,7 @@ class AcceleratedContraction(PackageStandIn):
             return self.original.forward(x, y)
         components = x.view(x.shape[0], self.problem.dim_in, self.problem.channels)
         out = self.original.forward(components.transpose(1, 2).contiguous(), y)
-        blocks = out.split([block.dim * self.problem.channels for block in self.problem.out], dim=1)
-        return torch.cat(
-            [
-                part.view(-1, self.problem.channels, block.dim).transpose(1, 2).flatten(1)
-                for part, block in zip(blocks, self.problem.out, strict=True)
-            ],
-            dim=1,
-        )
+        return relayout(out, str(self.original.irreps_out), "mul_ir", "ir_mul")
 
     def _weights(self) -> Tensor:
         """Weights of the basis [elements, polynomials, channels], kept while MACE's do not change or need gradients."""

@@ -31,6 +31,7 @@ warnings.filterwarnings("ignore", "The TorchScript type system doesn't support i
 # What tests of MACE take from here.
 __all__ = [
     "PROTEIN",
+    "REPLACED",
     "TOLERANCE",
     "assert_same",
     "batch_of",

@@ -59,7 +59,7 @@ class BlockMatrices(Trilinear):
             matrix = (matrix if wanted == "y" else matrix.t()).expand(path.dim, -1, -1)
             source = _block(features, path, other)
             target, at = _block(found, path, wanted), getattr(path, wanted)
-            torch.baddbmm(target, source, matrix, beta=float(at in written), alpha=path.coefficient, out=target)
+            target.baddbmm_(source, matrix, beta=float(at in written), alpha=path.coefficient)
             written.add(at)
         return found
 
@@ -79,7 +79,7 @@ class BlockMatrices(Trilinear):
                 target.mul_(path.coefficient)
                 continue
             for component, (rows, columns) in enumerate(zip(*pairs, strict=True)):
-                torch.addmm(target, rows, columns, beta=float(component > 0), alpha=path.coefficient, out=target)
+                target.addmm_(rows, columns, beta=float(component > 0), alpha=path.coefficient)
         return found
 
     def traceable(self, wanted: str, first: Tensor, second: Tensor) -> Tensor:

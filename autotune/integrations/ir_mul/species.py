@@ -81,33 +81,28 @@ def species_of(node_attrs: Tensor) -> Species | None:
 def elements_of(node_attrs: Tensor) -> Tensor | None:
     """The number of each node's element, int64; also in traced code, which asserts that rows are one-hot."""
     if torch.compiler.is_compiling() and not node_attrs.requires_grad:
-        torch._assert_async(_all_one_hot(node_attrs), "node_attrs has rows that are not one-hot")
-        return node_attrs.argmax(1)
+        elements, are_one_hot = _largest(node_attrs)
+        torch._assert_async(are_one_hot, "node_attrs has rows that are not one-hot")
+        return elements
     species = species_of(node_attrs)
     return None if species is None else species.elements
 
 
 @torch.no_grad()
 def _found(node_attrs: Tensor) -> Species | None:
-    if not _is_one_hot(node_attrs):
+    if 0 in node_attrs.shape:
         return None
-    elements = node_attrs.argmax(1)
+    elements, are_one_hot = _largest(node_attrs)
+    key = (node_attrs.device, node_attrs.shape[1])
+    if node_attrs.is_cuda and (key in _MET or torch.cuda.is_current_stream_capturing()):
+        torch._assert_async(are_one_hot, "node_attrs has rows that are not one-hot, after one-hot ones on this device")
+    elif not are_one_hot:
+        return None
+    _MET.add(key)
     return chunked_species(elements, node_attrs.shape[1]) if node_attrs.is_cuda else sorted_species(elements)
 
 
-def _is_one_hot(rows: Tensor) -> bool:
-    if 0 in rows.shape:
-        return False
-    found = _all_one_hot(rows)
-    key = (rows.device, rows.shape[1])
-    if rows.is_cuda and (key in _MET or torch.cuda.is_current_stream_capturing()):
-        torch._assert_async(found, "node_attrs has rows that are not one-hot, after one-hot ones on this device")
-        return True
-    if bool(found):
-        _MET.add(key)
-        return True
-    return False
-
-
-def _all_one_hot(rows: Tensor) -> Tensor:
-    return ((rows == 0) | (rows == 1)).all() & (rows.sum(1) == 1).all()
+def _largest(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """The place of each row's largest number, and whether all rows are one-hot."""
+    largest, places = rows.max(1)
+    return places, ((largest == 1) & (rows.count_nonzero(1) == 1)).all()

@@ -136,7 +136,7 @@ class MatricesByElement(Trilinear):
             matrices = grouping.matrices(path.weights(weights), target.dim)
             for x, y, w in zip(grouping.views(given, source), grouping.views(found, target), matrices, strict=True):
                 w = w if wanted == "y" else w.mT
-                torch.baddbmm(y, x, w, beta=float(target in written), alpha=path.coefficient, out=y)
+                y.baddbmm_(x, w, beta=float(target in written), alpha=path.coefficient)
             written.add(target)
         if sum(block.dim * block.mul for block in written) < self.dims[wanted]:
             _clear_rest(found, written)
