@@ -1,4 +1,4 @@
-"""Some 450 generated kernels whose texts are pinned: every kind, direction, backend and knob value, without a device.
+"""Some 600 generated kernels whose texts are pinned: every kind, direction, backend and knob value, without a device.
 
 ``tests/golden/kernel_texts.json`` holds the hash of each text, computed as in the tuned databases, and the
 ``GENERATOR_VERSION`` that wrote them. Schedules are explicit here, so that a better default changes nothing.
@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pair_problems
+from contraction_texts import contractions
 from places import ROOT
 
 from autotune.database.provenance import hash_of_text
@@ -105,6 +106,7 @@ SAMPLES = {"path_groups": (1, 2, 3, 4, 5, 7), "threads": (0, 1, 8)}
 def cases() -> dict[str, AnySpec]:
     """The specs by name; all are legal."""
     every = [*_knobs(), *_channelwise(), *_permuted(), *_fixed_order(), *_pairs(), *_edge_vectors(), *_harmonics()]
+    every += contractions(FACTS, _named, values_of)
     found = dict(every)
     assert len(found) == len(every), "two cases have one name"
     return found

@@ -26,21 +26,28 @@ from kernelgen.compile.compiler import compile_source
 from kernelgen.device import DeviceFacts, device_facts
 from kernelgen.emit.kernel_source import emit
 from kernelgen.errors import ScheduleError, UnsupportedError
+from kernelgen.ops.contraction.operator import build_contraction
 from kernelgen.plan.defaults import default_schedule
 from kernelgen.plan.planner import make_plan
 from kernelgen.problem.spherical_harmonics import HarmonicsProblem
+from kernelgen.problem.symmetric_contraction import ContractionProblem
 from kernelgen.runtime.graph import order_by
 from kernelgen.runtime.kernel import load_kernel
 from kernelgen.schedule.kernel_spec import AnySpec, HarmonicsSpec, Spec
 from kernelgen.schedule.spherical_harmonics import HarmonicsCudaSchedule
+from kernelgen.schedule.symmetric_contraction import ContractionCudaSchedule, ContractionSpec
 from kernelgen.schedule.tensor_product import CudaSchedule
+from kernelgen.terms.contraction_statements import CONTRACTION_DIRECTIONS
 from kernelgen.terms.directions import DIRECTIONS, fixed_order_parts
 
 test_gpu = load_tests("end_to_end/test_gpu.py")
 test_zeros = load_tests("kernelgen/runtime/test_zeros.py")
 test_harmonics_kernel = load_tests("kernelgen/emit/test_harmonics_kernel.py")
 EDGES, NODES_IN, NODES_OUT = 150, 12, 9
+ELEMENTS = 5
 UNIT = HarmonicsProblem((0, 1, 2, 3), "component", True)
+# Channels that fill no block of threads.
+CONTRACTION = ContractionProblem("0e+1o+2e", "0e+1o", 3, 20)
 # dtype, layout and index type.
 KINDS = (("float32", "ir_mul", "int64"), ("float64", "mul_ir", "int32"))
 TOOLS = {
@@ -105,6 +112,18 @@ def harmonics(facts: DeviceFacts) -> Iterator[tuple[str, HarmonicsSpec]]:
             yield name, HarmonicsSpec(UNIT, direction, schedule, "float32", facts)
 
 
+def contractions(facts: DeviceFacts) -> Iterator[tuple[str, ContractionSpec]]:
+    """Every value of the knobs that are forms, with several nodes a task, the last of which has fewer."""
+    for knob in ("order", "gradients", "pace", "sums"):
+        for value in ContractionCudaSchedule.choices[knob]:
+            for direction in CONTRACTION_DIRECTIONS.values():
+                schedule = ContractionCudaSchedule(nodes_per_task=4, order="element", block_size=64)
+                schedule = dataclasses.replace(schedule, **{knob: value})
+                for kind in KINDS:
+                    spec = ContractionSpec(CONTRACTION, direction, schedule, *kind, facts)
+                    yield f"contraction {knob}={value}, {direction.name}, {kind[0]}", spec
+
+
 @contextmanager
 def any_registers() -> Iterator[None]:
     """Allow kernels with more estimated registers than there are: they spill, which does not matter here."""
@@ -127,7 +146,7 @@ def plan_of(spec: AnySpec) -> Any:
 def cases(facts: DeviceFacts) -> dict[str, AnySpec]:
     """The legal specs by name, each kernel once."""
     every: dict[str, AnySpec] = {}
-    for kind in (channelwise, special, pairs, harmonics):
+    for kind in (channelwise, special, pairs, harmonics, contractions):
         every |= dict(kind(facts))
     plans = {name: plan_of(spec) for name, spec in every.items()}
     found = {name: every[name] for name, plan in plans.items() if plan and plan.spec.schedule == every[name].schedule}
@@ -139,6 +158,8 @@ def cases(facts: DeviceFacts) -> dict[str, AnySpec]:
 @any_registers()
 def launch(spec: AnySpec) -> None:
     """Launch a kernel once, on random operands."""
+    if isinstance(spec, ContractionSpec):
+        return _launch_contraction(spec)
     kernel = load_kernel(spec)
     if isinstance(spec, HarmonicsSpec):
         widths = {name: 3 if name[-1] == "x" else spec.problem.dim_out for name in ("x", "tx", "g", "out_x", "out_g")}
@@ -162,6 +183,17 @@ def launch(spec: AnySpec) -> None:
     for name in sorted(plan.zeroed):
         buffers[name].zero_()
     kernel.launch(buffers, EDGES, num_in, num_out)
+
+
+def _launch_contraction(spec: ContractionSpec) -> None:
+    """By the operator, which orders nodes by element; the last element has none."""
+    options: dict[str, Any] = {"dtype": getattr(torch, spec.dtype), "device": "cuda", "layout": spec.layout}
+    operator = build_contraction(spec.problem, {spec.direction.name: spec.schedule}, **options)
+    shapes: dict[str, tuple[int, ...]] = {slot: (EDGES, operator.widths[slot]) for slot in "xg"}
+    shapes["w"] = (ELEMENTS, operator.num_weights, spec.problem.channels)
+    given = {name: _random(spec, *shapes[name[-1]]) for name in (*spec.direction.operands, "w")}
+    elements = torch.randint(ELEMENTS - 1, (EDGES,), dtype=getattr(torch, spec.index), device="cuda")
+    operator.run(spec.direction, given, elements)
 
 
 def _random(spec: AnySpec, *shape: int) -> torch.Tensor:

@@ -10,6 +10,7 @@ from autotune.database.provenance import facts_of_record, hash_of_entry
 from autotune.database.store import read_table
 from kernelgen import GENERATOR_VERSION
 from kernelgen.schedule.spherical_harmonics import HARMONICS_SCHEDULES
+from kernelgen.schedule.symmetric_contraction import CONTRACTION_SCHEDULES
 from kernelgen.schedule.tensor_product import SCHEDULES
 
 HINT = (
@@ -28,7 +29,10 @@ def test_the_generators_version_is_that_of_the_pinned_texts() -> None:
     assert golden_texts.read_golden()["generator"] == GENERATOR_VERSION
 
 
-@pytest.mark.parametrize("kind", [*SCHEDULES.values(), *HARMONICS_SCHEDULES.values()], ids=lambda kind: kind.__name__)
+KINDS = [*SCHEDULES.values(), *HARMONICS_SCHEDULES.values(), *CONTRACTION_SCHEDULES.values()]
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 def test_every_value_of_every_knob_has_a_text(kind: type) -> None:
     schedules = [spec.schedule for spec in golden_texts.cases().values() if type(spec.schedule) is kind]
     for knob in kind.choices:
