@@ -192,8 +192,8 @@ class _Run:
 
     def _takes_compiled(self, workload: Workload) -> bool:
         """Whether its e3nn product is worth compiling in advance; harmonics compile quickly."""
-        on_gpu = self.facts.backend == "cuda" and COMPILED_PEER in self.peers
-        return on_gpu and workload.operation != "harmonics"
+        compiled = self.facts.backend == "cuda" and COMPILED_PEER in self._peers_of(workload)
+        return compiled and workload.operation != "harmonics"
 
     def _rows(self, plan: Plan, worker: Worker, failures: dict[Kind, str], software: dict[str, str]) -> list[Row]:
         """Measure and store the rows of one workload; none if the comparison itself cannot run."""

@@ -17,7 +17,7 @@ from autotune.workload.workload import Workload
 from kernelgen.ops.contraction.operator import build_contraction
 from kernelgen.runtime.graph import EdgeOrder
 from kernelgen.schedule.knobs import Knobs
-from kernelgen.terms.contraction_statements import CONTRACTION_DIRECTIONS
+from kernelgen.terms.contraction_statements import CONTRACTION_DIRECTIONS, contraction_double_backward
 
 
 class ContractionRuns(Runs):
@@ -37,7 +37,11 @@ class ContractionRuns(Runs):
         return build_contraction(contraction_of(workload), given, device=device, **options)
 
     def specs(self, operator: Any, directions: Iterable[str]) -> list[Any]:
-        return [operator.spec(CONTRACTION_DIRECTIONS[name]) for name in directions]
+        names = tuple(directions)
+        found = [operator.spec(CONTRACTION_DIRECTIONS[name]) for name in names]
+        if "double_backward" in names:
+            found.append(operator.spec(contraction_double_backward("x", "xw")))  # as a training step needs it
+        return found
 
     def call(self, workload: Workload, operator: Any, tensors: Tensors, order: EdgeOrder | None) -> Call:
         elements = tensors.sender

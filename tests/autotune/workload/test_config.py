@@ -230,6 +230,16 @@ MISTAKES = {
     'problem = "tiny"\n[graphs.a]\ncutoff = 3.0': "exactly one of",
     'problem = "tiny"\n[graphs.a]\ncutoff = -3.0\nmolecule = "H2O"': "expected a positive number",
     'problem = "tiny"\n[graphs.a]\ncutoff = 3.0\nrepeat = [1, 0, 1]\nmolecule = "H2O"': "three positive integers",
+    'problem = "tiny"\n[graphs.a]\nnodes = 0': "graph 'a': nodes is 0; expected a positive integer",
+    'problem = "tiny"\n[graphs.a]\nnodes = 5\nedges = 5': "unknown key 'nodes'",
+    'problem = "tiny"\n[graphs.a]\nnodes = 5\nelements = 2': "3 elements occur; expected at most its 2 elements",
+    'problem = "tiny"\n[graphs.a]\nnodes = 5': "needs nodes",
+    'problem = "mace-mp-contraction-0e"\ngraph = "carbon"': "graph 'carbon' has edges",
+    'problem = "mace-mp-contraction-0e"\ngraph = "21-nodes"\ndeterministic = true': "always deterministic",
+    'graph = "21-nodes"\n[contractions.a]\nirreps_in = "0e"': "missing irreps_out, correlation, channels",
+    'graph = "21-nodes"\n[contractions.a]\nirreps_in = "2x0e"\nirreps_out = "0e"\ncorrelation = 2\nchannels = 4': (
+        "expected irreps of one channel"
+    ),
     "problem = ": "is not valid TOML",
 }
 
