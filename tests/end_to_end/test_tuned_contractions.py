@@ -24,6 +24,7 @@ from autotune.measure.runs.registry import runs_of
 from autotune.measure.trial import TrialJob, TrialSetting
 from autotune.report import write_reports
 from autotune.search.spaces.registry import space_of
+from autotune.search.trial_steps import compile_ahead
 from autotune.tune.recheck import workload_of
 from autotune.tune.run import tune
 from autotune.workload.config import load_config
@@ -183,6 +184,21 @@ def test_the_reference_refuses_a_wrong_basis(fault: str, monkeypatch: pytest.Mon
     with pytest.raises(WorkerError, match=message):
         contraction_reference.meanings(problem)
     contraction_reference.meanings.cache_clear()
+
+
+@pytest.mark.parametrize("direction", CONTRACTION_DIRECTIONS)
+def test_cuda_kernels_compile(direction: str) -> None:
+    space = space_of(workload(dtype="float32"), direction, FACTS["cuda"])
+    for schedule in (space.default, space.schedule({"pace": "parts", "min_blocks": 2})):
+        assert compile_ahead(space, schedule).resources["registers"] > 0
+
+
+def test_kernels_of_a_training_step_are_compiled_ahead() -> None:
+    runs, work = runs_of("contraction"), workload()
+    specs = runs.specs(runs.build(work, {}, "cpu"), iter(("forward", "double_backward")))
+    assert [spec.direction.text for spec in specs] == [
+        *("contraction forward:->g", "contraction double_backward:x->xwg", "contraction double_backward:x->xw")
+    ]
 
 
 def test_a_trial_is_checked_and_timed() -> None:

@@ -16,6 +16,7 @@ from autotune.workload.edge_lists import GivenEdges
 from autotune.workload.graphs import GraphSpec
 from autotune.workload.kinds.base import Problem, SourceOfSize
 from autotune.workload.kinds.registry import CONVOLUTIONS, kernel_kind, problem_from_key
+from autotune.workload.kinds.symmetric_contraction import OPERATION as CONTRACTION
 from autotune.workload.workload import Workload
 from kernelgen.device import DeviceFacts
 
@@ -59,7 +60,8 @@ def sources_of(requests: Iterable[Request]) -> dict[Request, Source]:
 def workloads_for(needs: Iterable[Need], graph: str) -> tuple[Workload, ...]:
     """Workloads of what is not tuned: those that differ in direction only are one. ``graph``: a name for the graphs.
 
-    Convolutions come first: they take most of a model's time, and a run may end before the last workload.
+    Convolutions and contractions come first: they take most of a model's time, and a run may end before the last
+    workload.
     """
     grouped: dict[tuple, list[Need]] = {}
     for need in needs:
@@ -78,7 +80,7 @@ def workloads_for(needs: Iterable[Need], graph: str) -> tuple[Workload, ...]:
         # In the order of a whole search, where earlier directions give later ones their first schedules.
         ordered = tuple(name for name in workload.directions if name in directions)
         found.append(Workload(*kernel, directions=ordered, deterministic=asked.deterministic))
-    return tuple(sorted(found, key=lambda workload: not workload.is_conv))
+    return tuple(sorted(found, key=lambda workload: workload.operation not in (*CONVOLUTIONS, CONTRACTION)))
 
 
 def label_of(problem: Problem, operation: str, names: Mapping[Problem, str]) -> str:

@@ -24,7 +24,7 @@ from autotune.tune.from_model.passes import CALL, ENERGIES, TRAINING, passes_of
 from autotune.tune.from_model.recorder import Recording, recorded
 from autotune.workload.config_tables import load_all
 from autotune.workload.edge_lists import GivenEdges
-from autotune.workload.graphs import EdgesAlone, RandomNeighbours, build_graph
+from autotune.workload.graphs import EdgesAlone, NodesAlone, RandomNeighbours, build_graph
 from autotune.workload.workload import Workload
 from kernelgen.device import device_facts
 from kernelgen.errors import InputError
@@ -143,10 +143,11 @@ def test_convolutions_come_first_and_names_do_not_depend_on_the_model() -> None:
     kind = ("float32", "mul_ir", False)
     plain = Request(known.key, "plain", "forward", *kind, 500, 0)
     conv = Request(known.key, "conv", "forward", *kind, 500, 20)
-    sources = sources_of([plain, conv])
-    assert sources == {plain: EdgesAlone(500), conv: RandomNeighbours(20, 500)}
+    contraction = Request("sc|0e+1o|0e|2|8", "contraction", "forward", *kind, 50, 0)
+    sources = sources_of([plain, conv, contraction])
+    assert sources == {plain: EdgesAlone(500), conv: RandomNeighbours(20, 500), contraction: NodesAlone(50)}
     found = workloads_for(needs_of(sources, FACTS), "random")
-    assert [workload.operation for workload in found] == ["conv", "plain"]
+    assert [workload.operation for workload in found] == ["conv", "contraction", "plain"]
 
 
 def test_requests_of_one_graph_class_count_once(shipped: Path) -> None:
