@@ -45,9 +45,9 @@ class AcceleratedContraction(PackageStandIn):
         self._kept: tuple[Any, Tensor] | None = None
         self._to_basis = _to_basis(original, self.problem)
         self._take_place_of(original)
+        self._keep_children_of(original)
         # Not registered: parameters and names in checkpoints stay MACE's.
         self.__dict__["contraction"] = contraction
-        self.__dict__["_modules"] = original.__dict__["_modules"]
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         """y: one-hot rows [nodes, elements], as MACE's node attributes are, or the number of each node's element."""

@@ -27,7 +27,7 @@ class ExchangedConvolution(StandIn, TensorProductConv):
     def __init__(self, original: torch.nn.Module, **arguments: Any) -> None:
         super().__init__(**arguments)
         self._take_place_of(original)
-        self.__dict__["_modules"] = original.__dict__["_modules"]
+        self._keep_children_of(original)
 
 
 class Exchange(ABC):

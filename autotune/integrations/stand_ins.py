@@ -36,6 +36,10 @@ class StandIn(torch.nn.Module):
             self.__dict__[name] = original.__dict__[name]
         self.train(original.training)
 
+    def _keep_children_of(self, original: torch.nn.Module) -> None:
+        """For an original whose children hold its parameters: their names in checkpoints stay."""
+        self.__dict__["_modules"] = original.__dict__["_modules"]
+
     def put_back(self) -> torch.nn.Module:
         """The original, with all later changes of this module."""
         original = self.original

@@ -25,7 +25,7 @@ from kernelgen.ops.transforms import call
 from kernelgen.plan.defaults import default_harmonics_schedule
 from kernelgen.problem.spherical_harmonics import HarmonicsProblem
 from kernelgen.runtime.allocation import empty
-from kernelgen.runtime.arguments import ALIGNMENT
+from kernelgen.runtime.arguments import aligned
 from kernelgen.runtime.kernel import Kernel, load_kernel
 from kernelgen.schedule.kernel_spec import BUFFERS, HarmonicsSpec
 from kernelgen.schedule.spherical_harmonics import HarmonicsSchedule, harmonics_schedule_from_dict
@@ -178,9 +178,7 @@ class HarmonicsOperator(RegisteredOperator):
         if tensor.shape != shape or tensor.dtype is not self.dtype or elsewhere:
             name = {"x": "v", "tx": "the tangent t", "g": "the cotangent g"}[buffer]
             raise self._mismatch(name, tensor, str(shape), v.device)
-        if tensor.is_contiguous() and tensor.data_ptr() % ALIGNMENT == 0:
-            return tensor
-        return tensor.clone(memory_format=torch.contiguous_format)
+        return aligned(tensor)
 
     def _mismatch(self, name: str, tensor: Tensor, shape: str, device: torch.device | None = None) -> InputError:
         where = self.device.type if device is None or device.type != self.device.type else device

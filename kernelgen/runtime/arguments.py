@@ -205,3 +205,10 @@ class Checks:
             f"{shape} on {device} ({rows}) for {self.problem.irreps_in1} x "
             f"{self.problem.irreps_in2} -> {self.problem.irreps_out}"
         )
+
+
+def aligned(tensor: Tensor) -> Tensor:
+    """The tensor, copied if it is not contiguous and aligned."""
+    if tensor.is_contiguous() and tensor.data_ptr() % ALIGNMENT == 0:
+        return tensor
+    return tensor.clone(memory_format=torch.contiguous_format)

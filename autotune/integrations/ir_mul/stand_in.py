@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from torch import Tensor
 
@@ -23,7 +23,3 @@ class NodeStandIn(StandIn, NoTorchScript):
     @abstractmethod
     def both_results(self, draw: Draw) -> tuple[Tensor, Tensor]:
         """Its result and the original's, in the original's layout, on random inputs."""
-
-    def _keep_children_of(self, original: Any) -> None:
-        """For an original whose children hold its parameters: their names in checkpoints stay."""
-        self.__dict__["_modules"] = original.__dict__["_modules"]

@@ -26,7 +26,7 @@ from kernelgen.ops.transforms import call
 from kernelgen.plan.symmetric_contraction import default_contraction_schedule
 from kernelgen.problem.symmetric_contraction import ContractionProblem
 from kernelgen.runtime.allocation import empty, zeros
-from kernelgen.runtime.arguments import ALIGNMENT
+from kernelgen.runtime.arguments import aligned
 from kernelgen.runtime.kernel import Kernel, load_kernel
 from kernelgen.schedule.kernel_spec import BUFFERS
 from kernelgen.schedule.symmetric_contraction import (
@@ -45,6 +45,7 @@ from kernelgen.tracing import is_eager, is_transforming
 from kernelgen.watchers import WATCHERS, tell, tell_of_preparing
 
 Schedules = ContractionSchedule | Mapping[str, ContractionSchedule] | None
+_PLACE = {name: place for place, name in enumerate(BUFFERS)}
 _INDICES = {torch.int32: "int32", torch.int64: "int64"}
 
 
@@ -155,13 +156,13 @@ class ContractionOperator(RegisteredOperator):
         for name in direction.operands:
             shape = w.shape if name.endswith("w") else (nodes, self.widths[name[-1]])
             kept.append(self._ready(name, given[name], shape, x))
-            pointers[BUFFERS.index(name)] = kept[-1].data_ptr()
-        pointers[BUFFERS.index("sender")] = kept[0].data_ptr()
+            pointers[_PLACE[name]] = kept[-1].data_ptr()
+        pointers[_PLACE["sender"]] = kept[0].data_ptr()
         schedule = self.schedules[direction.name]
         spans = None
         if schedule.order == "element":
             spans, perm = node_order(elements, rows)
-            pointers[BUFFERS.index("perm")] = perm.data_ptr()
+            pointers[_PLACE["perm"]] = perm.data_ptr()
         else:
             check_range(elements, rows)
         found: dict[str, Tensor] = {}
@@ -173,7 +174,7 @@ class ContractionOperator(RegisteredOperator):
                 found[slot] = empty((nodes, self.widths[slot]), x)
                 if poison:
                     found[slot].fill_(torch.nan)
-            pointers[BUFFERS.index(f"out_{slot}")] = found[slot].data_ptr()
+            pointers[_PLACE[f"out_{slot}"]] = found[slot].data_ptr()
         if nodes:
             self._kernel(direction, elements).run(pointers, nodes, rows, nodes, x.get_device())
             if WATCHERS:
@@ -232,9 +233,7 @@ class ContractionOperator(RegisteredOperator):
         fits = tensor is not None and tensor.device == x.device and tensor.device.type == self.device.type
         if tensor is None or not fits or tensor.shape != shape or tensor.dtype is not self.dtype:
             raise self._mismatch(name, tensor, str(tuple(shape)))
-        if tensor.is_contiguous() and tensor.data_ptr() % ALIGNMENT == 0:
-            return tensor
-        return tensor.clone(memory_format=torch.contiguous_format)
+        return aligned(tensor)
 
     def _mismatch(self, name: str, tensor: Maybe, shape: str) -> InputError:
         given = "None" if tensor is None else f"{tensor.dtype} {tuple(tensor.shape)} on {tensor.device}"
