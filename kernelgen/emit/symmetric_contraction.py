@@ -7,6 +7,7 @@ channels; in mul_ir it changes the layout of these channels first.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 
 from kernelgen.emit.contraction.gpu import GPU_ENTRY, gpu_kernel
@@ -27,11 +28,11 @@ def emit_contraction(plan: ContractionPlan) -> Source:
     return Source(text, "cuda", GPU_ENTRY) if on_gpu else Source(text, "c++")
 
 
-def contraction_geometry(plan: ContractionPlan, num_nodes: int, num_in: int, num_out: int) -> tuple[int, int, int]:
+def contraction_geometry(plan: ContractionPlan, num_nodes: int, task_nodes: int, _: int) -> tuple[int, int, int]:
     """Blocks, threads a block, and dynamic shared memory in bytes."""
     schedule = plan.schedule
     assert isinstance(schedule, ContractionCudaSchedule)
-    tasks = -(-num_nodes // schedule.nodes_per_task)
+    tasks = -(-num_nodes // task_nodes)
     return -(-tasks * plan.spec.problem.channels // schedule.block_size), schedule.block_size, 0
 
 
@@ -39,11 +40,14 @@ def _preamble(plan: ContractionPlan) -> Iterator[str]:
     spec, problem = plan.spec, plan.spec.problem
     yield f"// problem    {problem.key}"
     yield f"// direction  {spec.direction.text}, {spec.dtype}, {spec.layout}, {spec.index} elements"
-    yield f"// schedule   {spec.schedule.key}"
+    # One text serves all numbers of nodes a task.
+    on_gpu = isinstance(spec.schedule, ContractionCudaSchedule)
+    schedule = dataclasses.replace(spec.schedule, nodes_per_task=1) if on_gpu else spec.schedule
+    yield f"// schedule   {schedule.key}"
     yield f"using Real = {C_TYPES[spec.dtype]};"
     yield f"using index_t = {INDICES[spec.index]};"
     yield f"constexpr int DIM_IN = {problem.dim_in}, DIM_OUT = {problem.dim_out}, CHANNELS = {problem.channels};"
-    yield f"constexpr int WEIGHTS = {plan.weights}, NODES = {spec.schedule.nodes_per_task};"
+    yield f"constexpr int WEIGHTS = {plan.weights};"
 
 
 EMITTERS = {ContractionPlan: Emitter(emit_contraction, contraction_geometry)}

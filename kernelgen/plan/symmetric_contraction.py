@@ -3,11 +3,12 @@
 The kernel takes the arguments of all kernels (``kernelgen.schedule.kernel_spec.BUFFERS``): features are ``x``, weights
 ``w`` [elements, weights, channels], cotangents of the output ``g``; ``tx``, ``tw`` are tangents, and gradients are
 ``out_x``, ``out_w``, ``out_g`` (the output itself too). ``sender`` has the element of each node, ``perm`` the nodes in
-the order of their elements.
+the order of their elements. ``num_edges`` is the number of nodes, and ``num_in`` that of a task (`task_nodes`).
 
-Tasks of consecutive nodes add gradients of the weights to rows of their own, [tasks + elements, weights, channels]:
-task t adds those of element e to row t + e. No two pairs (t, e) share a row, because neither decreases along the nodes
-in the order of their elements. Sums over rows are left to torch, so no sum depends on the order of work.
+Tasks of consecutive nodes sum gradients of the weights in rows of their own, [tasks + elements, weights, channels]:
+task t has those of element e in row t + e. No two pairs (t, e) share a row, because neither decreases along the nodes
+in the order of their elements. Other rows are not written by a GPU. Rows are summed by element afterwards, in a fixed
+order, so no sum depends on the order of work.
 """
 
 from __future__ import annotations
@@ -68,9 +69,26 @@ def contraction_plan(spec: ContractionSpec) -> ContractionPlan:
     else:
         assert isinstance(schedule, ContractionCudaSchedule)
         facts.check_threads(schedule.block_size, schedule.min_blocks)
-    if plan.sums_weights:
+    if plan.sums_weights and facts.backend == "cpu":
         return dataclasses.replace(plan, zeroed=frozenset({"w"}))
     return plan
+
+
+def task_nodes(plan: ContractionPlan, nodes: int, registers: int) -> int:
+    """Nodes of a task. registers: of a thread of the compiled kernel, 0 if unknown.
+
+    Without a number in the schedule: as few as let all tasks run at the same time, for each task of a GPU has a row of
+    sums, and the last of several waves of blocks leaves multiprocessors idle.
+    """
+    schedule, facts = plan.schedule, plan.spec.facts
+    if schedule.nodes_per_task:
+        return schedule.nodes_per_task
+    assert isinstance(schedule, ContractionCudaSchedule)
+    # Registers are allocated to threads by eights.
+    fit = min(facts.max_threads_per_unit, facts.registers_per_unit // (8 * -(-max(1, registers) // 8)))
+    threads = facts.units * (fit // schedule.block_size * schedule.block_size)
+    tasks = max(1, threads // plan.spec.problem.channels)
+    return max(1, -(-nodes // tasks))
 
 
 def default_contraction_schedule(
@@ -86,6 +104,7 @@ def default_contraction_schedule(
     # A double takes two registers.
     many = sums and len(polynomials(problem)) * BYTES[dtype] > MOST_SUMS_BYTES
     places = "memory" if many else "registers"
+    nodes = 0 if sums else 1
     return ContractionCudaSchedule(nodes, order, "apart" if dtype == "float64" else "together", sums=places)
 
 

@@ -19,7 +19,7 @@ class ContractionSchedule(Knobs):
     """Base of the schedules of both backends.
 
     nodes_per_task: consecutive nodes that a worker takes, one after the other. Gradients of the weights are summed over
-    them.
+    them. 0, on a GPU: as few as let all tasks run at the same time.
     order: nodes as they are ``given``, or by ``element``, so that neighbours share weights. Gradients of the weights
     need the latter.
     gradients: of the features and of all else by one walk over the monomials (``together``) or by two (``apart``),
@@ -48,7 +48,7 @@ class ContractionCudaSchedule(ContractionSchedule):
 
     backend: ClassVar[str] = "cuda"
     choices: ClassVar[dict[str, tuple]] = {
-        "nodes_per_task": (1, 2, 4, 8, 16, 32, 64),
+        "nodes_per_task": (0, 1, 2, 4, 8, 16, 32, 64),
         "order": ("given", "element"),
         "gradients": ("together", "apart"),
         "block_size": (32, 64, 128, 256, 512),

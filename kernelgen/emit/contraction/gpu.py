@@ -40,16 +40,17 @@ def gpu_kernel(plan: ContractionPlan) -> Iterator[str]:
     yield f"{INDENT}const long long task = thread / CHANNELS;"
     yield f"{INDENT}const int u = int(thread - task * CHANNELS);"
     keeps = plan.sums_weights and schedule.sums == "registers"
-    if keeps:
+    if plan.sums_weights:
         yield f"{INDENT}long long current = -1;"
+    if keeps:
         yield f"{INDENT}V {', '.join(f'ow{r} = 0' for r in range(plan.weights))};"
     if schedule.pace == "parts":
         # Every thread runs to the end, so that all meet; those without a node compute the last one's and store nothing.
-        yield f"{INDENT}for (int k = 0; k < NODES; ++k) {{"
-        yield f"{INDENT * 2}const bool has_node = task * NODES + k < num_edges;"
-        yield f"{INDENT * 2}const long long i = has_node ? task * NODES + k : num_edges - 1;"
+        yield f"{INDENT}for (long long k = 0; k < num_in; ++k) {{"
+        yield f"{INDENT * 2}const bool has_node = task * num_in + k < num_edges;"
+        yield f"{INDENT * 2}const long long i = has_node ? task * num_in + k : num_edges - 1;"
     else:
-        yield f"{INDENT}const long long begin = task * NODES, end = min(begin + NODES, num_edges);"
+        yield f"{INDENT}const long long begin = task * num_in, end = min(begin + num_in, num_edges);"
         yield f"{INDENT}for (long long i = begin; i < end; ++i) {{"
     yield from (f"{INDENT * 2}{line}" for line in _node(plan))
     yield f"{INDENT}}}"
@@ -74,6 +75,11 @@ def _node(plan: ContractionPlan) -> Iterator[str]:
     yield "const long long element = sender[node];"
     if plan.sums_weights and schedule.sums == "memory":
         yield "Real* const row = out_w + (task + element) * (WEIGHTS * CHANNELS) + u;"
+        yield "const bool is_new = element != current;"
+        yield "current = element;"
+        unused = set(range(plan.weights)) - set(names(plan, "ow"))
+        guard = "has_node && " if paced else ""
+        yield from (f"if ({guard}is_new) row[{r} * CHANNELS] = 0;" for r in sorted(unused))
     elif plan.sums_weights:
         yield f"if ({'has_node && ' if paced else ''}element != current) {{"
         yield f"{INDENT}if (current >= 0) {{"
@@ -110,7 +116,9 @@ def _part(plan: ContractionPlan, part: Part, paced: bool) -> Iterator[str]:
     yield from lines
     if added:
         guard = "if (has_node) " if paced else ""
-        yield from (f"{INDENT}{guard}row[{r} * CHANNELS] += ow{r};" for r in added)
+        # A weight is in one part alone.
+        place = "row[{} * CHANNELS]".format
+        yield from (f"{INDENT}{guard}{place(r)} = ow{r} + (is_new ? Real(0) : {place(r)});" for r in added)
     yield end
 
 

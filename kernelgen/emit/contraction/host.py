@@ -87,11 +87,11 @@ def _part(plan: ContractionPlan, part: Part) -> Iterator[str]:
 def _walk(plan: ContractionPlan) -> Iterator[str]:
     """The loop over tasks and nodes."""
     yield from host_entry()
-    yield f"{INDENT}const long long tasks = (num_edges + NODES - 1) / NODES;"
+    yield f"{INDENT}const long long tasks = (num_edges + num_in - 1) / num_in;"
     yield "#pragma omp parallel for schedule(dynamic, 1) num_threads(threads > 0 ? threads : omp_get_max_threads())"
     yield f"{INDENT}for (long long task = 0; task < tasks; ++task) {{"
-    yield f"{INDENT * 2}const long long stop = (task + 1) * NODES, end = stop < num_edges ? stop : num_edges;"
-    yield f"{INDENT * 2}for (long long i = task * NODES; i < end; ++i) {{"
+    yield f"{INDENT * 2}const long long stop = (task + 1) * num_in, end = stop < num_edges ? stop : num_edges;"
+    yield f"{INDENT * 2}for (long long i = task * num_in; i < end; ++i) {{"
     yield from (f"{INDENT * 3}{line}" for line in _node(plan))
     yield f"{INDENT * 2}}}"
     yield f"{INDENT}}}"

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
+from kernelgen.emit.source import Source, included
 from kernelgen.errors import InputError
+from kernelgen.runtime.allocation import empty
 from kernelgen.runtime.graph import EdgeOrder, order_by
+from kernelgen.runtime.kernel import FixedKernel
 from kernelgen.runtime.known_graphs import KNOWN_GRAPHS
+
+_TYPES = {torch.float32: "float", torch.float64: "double"}
+_THREADS, _COLUMNS = 512, 128
 
 
 def node_order(elements: Tensor, rows: int) -> tuple[Tensor, Tensor]:
@@ -44,14 +51,31 @@ def _naming(elements: Tensor, rows: int) -> Iterator[None]:
         raise InputError(f"elements are {least}..{most}; w has {rows} rows: expected 0..{rows - 1}") from error
 
 
-def sums_by_element(rows: Tensor, spans: Tensor, nodes_per_task: int) -> Tensor:
-    """Sums over the rows of each element, see ``kernelgen.plan.symmetric_contraction``; always in the same order."""
-    begins = spans[:, 1].sort().values.long()
-    count = begins.shape[0]
-    firsts = begins // nodes_per_task + torch.arange(count, device=rows.device)
+def sums_by_element(rows: Tensor, spans: Tensor, of_task: int) -> Tensor:
+    """Sums over the rows of each element [elements, columns], always in the same order.
+
+    rows: those of ``kernelgen.plan.symmetric_contraction``, of tasks of ``of_task`` nodes. spans: of ``node_order``.
+    """
+    count, width = spans.shape[0], rows.shape[1]
     if rows.is_cpu:
-        # Adds row after row, four times as fast as segment_reduce; on a GPU it would add in any order.
+        begins = spans[:, 1].sort().values.long()
+        firsts = begins // of_task + torch.arange(count)
+        # Adds row after row, four times as fast as segment_reduce.
         elements = torch.searchsorted(firsts, torch.arange(rows.shape[0]), right=True) - 1
-        return rows.new_zeros((count, rows.shape[1])).index_add_(0, elements, rows)
-    offsets = torch.cat((firsts, firsts.new_full((1,), rows.shape[0])))
-    return torch.segment_reduce(rows, "sum", offsets=offsets, axis=0, unsafe=True)
+        return rows.new_zeros((count, width)).index_add_(0, elements, rows)
+    out, parts = empty((count, width), rows), -(-width // _COLUMNS)
+    if count:
+        values = (rows.data_ptr(), spans.data_ptr(), out.data_ptr(), width, of_task, parts)
+        _sums(rows.dtype).launch(rows.get_device(), count * parts, *values)
+    return out
+
+
+@functools.cache
+def _sums(dtype: torch.dtype) -> FixedKernel:
+    return FixedKernel(sums_source(dtype), 6, _THREADS)
+
+
+def sums_source(dtype: torch.dtype) -> Source:
+    """The source of the kernel that sums rows of a dtype."""
+    text = f"#define REAL {_TYPES[dtype]}\n" + included("sums_by_element.cuh")
+    return Source(text, "cuda", "equitune_contraction_sums")

@@ -8,6 +8,7 @@ direction, tangents and set of wanted gradients.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -23,7 +24,7 @@ from kernelgen.ops.contraction.torch_ops import Maybe
 from kernelgen.ops.registry import rebuilds, register
 from kernelgen.ops.torch_ops import only
 from kernelgen.ops.transforms import call
-from kernelgen.plan.symmetric_contraction import default_contraction_schedule
+from kernelgen.plan.symmetric_contraction import default_contraction_schedule, task_nodes
 from kernelgen.problem.symmetric_contraction import ContractionProblem
 from kernelgen.runtime.allocation import empty, zeros
 from kernelgen.runtime.arguments import aligned
@@ -165,26 +166,23 @@ class ContractionOperator(RegisteredOperator):
             pointers[_PLACE["perm"]] = perm.data_ptr()
         else:
             check_range(elements, rows)
+        kernel = self._kernel(direction, elements)
+        of_task = task_nodes(kernel.plan, nodes, kernel.resources.get("registers", 0))
         found: dict[str, Tensor] = {}
         for slot in direction.outputs:
-            if slot == "w" and direction.name != "forward":
-                tasks = -(-nodes // schedule.nodes_per_task)
-                found[slot] = zeros((tasks + rows, self.num_weights * self.problem.channels), x)
-            else:
-                found[slot] = empty((nodes, self.widths[slot]), x)
-                if poison:
-                    found[slot].fill_(torch.nan)
+            shape = (nodes, self.widths[slot]) if slot != "w" else (-(-nodes // of_task) + rows, math.prod(w.shape[1:]))
+            is_zeroed = slot in kernel.plan.zeroed
+            found[slot] = (zeros if is_zeroed else empty)(shape, x)
+            if poison and not is_zeroed:
+                found[slot].fill_(torch.nan)
             pointers[_PLACE[f"out_{slot}"]] = found[slot].data_ptr()
         if nodes:
-            self._kernel(direction, elements).run(pointers, nodes, rows, nodes, x.get_device())
+            kernel.run(pointers, nodes, of_task, nodes, x.get_device())
             if WATCHERS:
                 tell(self, direction, nodes, nodes, None, None)
         if "w" in found:
-            summed = found["w"].new_zeros(w.shape)
-            if nodes:
-                assert spans is not None
-                summed = sums_by_element(found["w"], spans, schedule.nodes_per_task).view(w.shape)
-            found["w"] = summed
+            assert spans is not None
+            found["w"] = sums_by_element(found["w"], spans, of_task).view(w.shape)
         return found
 
     def spec(self, direction: ContractionDirection, index: str = "int64") -> ContractionSpec:

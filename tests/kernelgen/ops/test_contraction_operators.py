@@ -185,10 +185,16 @@ def test_sums_by_element(dtype: torch.dtype, nodes_per_task: int) -> None:
 
 @pytest.mark.gpu
 def test_sums_by_element_on_a_gpu_are_the_hosts() -> None:
-    elements = some_elements(1000, 89)
-    spans, _ = order_by("elements", elements, 89)
-    rows = torch.randn(-(-1000 // 8) + 89, 640, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    wanted = sums_by_element(rows, spans, 8)
-    found = [sums_by_element(rows.cuda(), spans.flip(0).cuda(), 8) for _ in range(2)]
-    assert torch.equal(*found)
-    torch.testing.assert_close(found[0].cpu(), wanted, rtol=0, atol=1e-12)
+    """Rows that no task writes are not read."""
+    for dtype, tolerance in ((torch.float64, 1e-12), (torch.float32, 1e-4)):
+        for nodes, count, of_task, columns in ((1000, 89, 8, 640), (1000, 1, 3, 70), (21, 89, 1, 129)):
+            elements = some_elements(nodes, count)
+            spans, perm = order_by("elements", elements, count)
+            rows = torch.randn(-(-nodes // of_task) + count, columns, dtype=dtype)
+            is_written = torch.zeros(len(rows), dtype=torch.bool)
+            is_written[torch.arange(nodes) // of_task + elements[perm.long()]] = True
+            wanted = sums_by_element(torch.where(is_written[:, None], rows, 0.0), spans, of_task)
+            on_device = torch.where(is_written[:, None], rows, torch.nan).cuda()
+            found = [sums_by_element(on_device, spans.flip(0).cuda(), of_task) for _ in range(2)]
+            assert torch.equal(*found)
+            torch.testing.assert_close(found[0].cpu(), wanted, rtol=0, atol=tolerance)

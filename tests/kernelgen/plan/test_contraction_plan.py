@@ -10,7 +10,7 @@ import pytest
 from kernelgen.device import DeviceFacts, cuda_facts, device_facts
 from kernelgen.errors import ScheduleError
 from kernelgen.plan.planner import make_plan
-from kernelgen.plan.symmetric_contraction import contraction_plan, default_contraction_schedule
+from kernelgen.plan.symmetric_contraction import contraction_plan, default_contraction_schedule, task_nodes
 from kernelgen.problem.symmetric_contraction import ContractionProblem
 from kernelgen.schedule.symmetric_contraction import (
     ContractionCudaSchedule,
@@ -85,7 +85,8 @@ def test_gradients_of_weights_need_nodes_by_element(
     with pytest.raises(ScheduleError, match="order='given' is not for gradients of the weights; take order='element'"):
         contraction_plan(spec(schedule, direction))
     plan = contraction_plan(spec(dataclasses.replace(schedule, order="element"), direction))
-    assert plan.sums_weights and plan.zeroed == {"w"}
+    # A GPU writes the rows that are summed, a host adds to them.
+    assert plan.sums_weights and plan.zeroed == ({"w"} if schedule.backend == "cpu" else set())
 
 
 @pytest.mark.parametrize("schedule", [ContractionHostSchedule(), ContractionCudaSchedule()], ids=lambda s: s.backend)
@@ -131,6 +132,27 @@ def test_defaults_are_legal(dtype: str, facts: DeviceFacts) -> None:
         schedule = default_contraction_schedule(problem, direction, dtype, facts)
         plan = make_plan(ContractionSpec(problem, direction, schedule, dtype, "ir_mul", "int64", facts))
         assert plan.schedule == schedule and plan.weights in (5, 49)
+
+
+def test_nodes_of_a_task() -> None:
+    """Without a number, all tasks run at once: 132 multiprocessors with 65536 registers, and 2048 threads at most."""
+
+    def found(nodes: int, registers: int, given: int = 0, block_size: int = 128) -> int:
+        schedule = ContractionCudaSchedule(given, "element", block_size=block_size)
+        one = dataclasses.replace(spec(schedule, contraction_backward()), problem=MACE)
+        return task_nodes(contraction_plan(one), nodes, registers)
+
+    assert found(5184, 128) == 10, "4 blocks of a multiprocessor, 528 tasks"
+    assert found(5184, 121) == 10, "registers come by eights"
+    assert found(5184, 168) == 14, "3 blocks"
+    assert found(5184, 16) == found(5184, 0) == 3, "16 blocks"
+    assert found(5184, 128, block_size=512) == 10 and found(5184, 96, block_size=512) == 10
+    assert found(528, 128) == 1 and found(529, 128) == 2 and found(21, 128) == found(0, 128) == 1
+    assert found(5184, 128, given=8) == found(21, 0, given=8) == 8
+    assert (
+        "nodes_per_task" in ContractionHostSchedule.choices
+        and 0 not in ContractionHostSchedule.choices["nodes_per_task"]
+    ), "a host's results do not depend on the number of threads"
 
 
 @pytest.mark.parametrize(
