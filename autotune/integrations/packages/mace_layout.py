@@ -6,6 +6,7 @@ Read in mace-torch 0.3.16, ``mace/modules/models.py``, ``blocks.py`` and ``gate.
 from __future__ import annotations
 
 import functools
+import importlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -28,6 +29,7 @@ from kernelgen.e3nn_import import o3
 from kernelgen.errors import UnsupportedError
 
 _HOME = "mace.modules"
+_STRAINED = "autotune.integrations.blocks.mace"
 _MODELS = ("MACE", "ScaleShiftMACE", "AtomicDipolesMACE", "AtomicDielectricMACE", "EnergyDipolesMACE")
 _READOUTS = (
     *("LinearReadoutBlock", "NonLinearReadoutBlock", "NonLinearBiasReadoutBlock", "GeneralNonLinearBiasReadoutBlock"),
@@ -42,7 +44,8 @@ class MaceLayout(ModelLayout):
     """All of MACE's own models."""
 
     def matches(self, model: torch.nn.Module) -> bool:
-        return home_of(type(model)) == f"{_HOME}.models" and type(model).__qualname__ in _MODELS
+        homes = (f"{_HOME}.models", _STRAINED)
+        return home_of(type(model)) in homes and type(model).__qualname__ in _MODELS
 
     def parts(self, model: Any) -> Iterator[Part]:
         embedding = model.node_embedding.linear
@@ -60,8 +63,15 @@ class MaceLayout(ModelLayout):
     def finish(self, model: Any) -> None:
         if any(ir.l > 0 for product in model.products for _, ir in product.linear.irreps_out):
             model.register_forward_hook(descriptors_for_users)
+        kind = type(model)
+        strained = getattr(importlib.import_module(_STRAINED), kind.__qualname__, None)
+        # A model of a torch.package has classes of its own, and one with a forward of its own keeps it.
+        if strained is not None and strained.__mro__[1] is kind and "forward" not in model.__dict__:
+            model.__class__ = strained
 
     def undo(self, model: torch.nn.Module) -> None:
+        if home_of(type(model)) == _STRAINED:
+            model.__class__ = type(model).__mro__[1]
         for key, hook in list(model._forward_hooks.items()):
             if hook is descriptors_for_users:
                 del model._forward_hooks[key]

@@ -167,11 +167,12 @@ class ContractionOperator(RegisteredOperator):
         else:
             check_range(elements, rows)
         kernel = self._kernel(direction, elements)
-        of_task = task_nodes(kernel.plan, nodes, kernel.resources.get("registers", 0))
+        plan: Any = kernel.plan
+        of_task = task_nodes(plan, nodes, kernel.resources.get("registers", 0))
         found: dict[str, Tensor] = {}
         for slot in direction.outputs:
             shape = (nodes, self.widths[slot]) if slot != "w" else (-(-nodes // of_task) + rows, math.prod(w.shape[1:]))
-            is_zeroed = slot in kernel.plan.zeroed
+            is_zeroed = slot in plan.zeroed
             found[slot] = (zeros if is_zeroed else empty)(shape, x)
             if poison and not is_zeroed:
                 found[slot].fill_(torch.nan)
