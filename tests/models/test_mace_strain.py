@@ -1,4 +1,4 @@
-"""MACE's strain in accelerated models: the same energies, stress and derivatives, and no sum of all edges one by one."""
+"""MACE's strain in accelerated models: the same energies, stress and derivatives; no sum of all edges one by one."""
 
 from __future__ import annotations
 

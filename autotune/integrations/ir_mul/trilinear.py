@@ -48,7 +48,9 @@ class _Derivative(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, form: Trilinear, wanted: str, first: Tensor, second: Tensor) -> Tensor:
         ctx.form, ctx.wanted = form, wanted
-        ctx.save_for_backward(first, second)
+        # The gradient by one needs the other: where weights have none, features need not be kept.
+        by_first, by_second = ctx.needs_input_grad[2:]
+        ctx.save_for_backward(first if by_second else None, second if by_first else None)
         return form.derivative(wanted, first, second)
 
     @staticmethod

@@ -274,3 +274,23 @@ def test_on_a_gpu_the_first_rows_may_be_any_and_a_graph_is_captured(monkeypatch:
     given.copy_(2 * x)
     graph.replay()
     assert_close(out, 2 * wanted)
+
+
+@pytest.mark.parametrize("weights, features", [(False, True), (True, False), (True, True)])
+def test_what_is_kept_for_the_backward_pass(weights: bool, features: bool) -> None:
+    """The gradient by features needs the weights and the other way round: frozen weights let go of features."""
+    linear = linear_of("several blocks to one").requires_grad_(weights)
+    stand_in = AcceleratedLinear(linear)
+    kept: list[tuple[int, ...]] = []
+
+    def keep(tensor: Tensor) -> Tensor:
+        kept.append(tuple(tensor.shape))
+        return tensor
+
+    (x,) = draw((6, linear.irreps_in.dim))
+    x.requires_grad_(features)
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        found = stand_in(x)
+    assert (x.shape in kept, linear.weight.shape in kept) == (weights, features)
+    inputs = [one for one in (x, stand_in.weight) if one.requires_grad]
+    assert all(gradient.any() for gradient in torch.autograd.grad(found.square().sum(), inputs))

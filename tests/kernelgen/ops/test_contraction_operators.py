@@ -71,7 +71,7 @@ def test_schedules_of_the_host(gradients: str, nodes_per_task: int) -> None:
 def test_on_a_gpu(dtype: torch.dtype, layout: str) -> None:
     for problem in (MEDIUM, ContractionProblem("0e+1o+2e+3o", "0e+1o", 3, 128)):
         operator = build_contraction(problem, dtype=dtype, layout=layout, device="cuda")
-        assert_is_plain(operator, 300, 89)
+        assert_is_plain(operator, 90, 89)
         assert_is_plain(operator, 21, 1, torch.int32)
 
 
