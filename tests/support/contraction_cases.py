@@ -45,7 +45,10 @@ def plain(problem: ContractionProblem, x: Tensor, w: Tensor, elements: Tensor, l
         for m, terms in enumerate(one.components):
             at = problem.out[one.block].offset + m
             for monomial, coefficient in terms:
-                out[at] = out[at] + coefficient * weights[:, r] * features[:, list(monomial)].prod(1)
+                term = coefficient * weights[:, r]
+                for number in monomial:  # second derivatives of torch's prod divide by factors, which may be small
+                    term = term * features[:, number]
+                out[at] = out[at] + term
     return from_components(problem, torch.stack(out, 1), layout)
 
 
