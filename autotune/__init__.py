@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from autotune.integrations.accelerate import accelerate, restore
     from autotune.integrations.acceleration import Acceleration
     from autotune.modules.e3nn_products import ElementwiseTensorProduct, FullTensorProduct, FullyConnectedTensorProduct
+    from autotune.modules.radial.convolution import RadialTensorProductConv
     from autotune.modules.spherical_harmonics import SphericalHarmonics, spherical_harmonics
     from autotune.modules.spherical_harmonics_conv import SphericalHarmonicsConv
     from autotune.modules.symmetric_contraction import SymmetricContraction
@@ -32,6 +33,7 @@ __all__ = [
     "FullyConnectedTensorProduct",
     "GraphClass",
     "ModelTuning",
+    "RadialTensorProductConv",
     "SphericalHarmonics",
     "SphericalHarmonicsConv",
     "SymmetricContraction",
@@ -54,6 +56,7 @@ _HOMES = {
     "FullyConnectedTensorProduct": "autotune.modules.e3nn_products",
     "GraphClass": "autotune.workload.graph_class",
     "ModelTuning": "autotune.tune.from_model.run",
+    "RadialTensorProductConv": "autotune.modules.radial.convolution",
     "SphericalHarmonics": "autotune.modules.spherical_harmonics",
     "SphericalHarmonicsConv": "autotune.modules.spherical_harmonics_conv",
     "SymmetricContraction": "autotune.modules.symmetric_contraction",

@@ -18,14 +18,19 @@ import torch
 from autotune.integrations.acceleration import CONVOLUTIONS, PRODUCTS, Acceleration, Place
 from autotune.integrations.convolution_block import ConvolutionBlock, known_blocks
 from autotune.integrations.exchange import ExchangedConvolution, exchange_all
-from autotune.integrations.ir_mul.model import change_layouts, undo_layouts
+from autotune.integrations.ir_mul.model import change_layouts, stream_weights, undo_layouts
 from autotune.integrations.replacement import Replacing, kind_of
 from autotune.integrations.stand_ins import AcceleratedConvolution, StandIn
 from kernelgen.errors import InputError
 
 
 def accelerate(
-    model: Any, *, strict: bool | None = None, deterministic: bool = False, check: bool = True
+    model: Any,
+    *,
+    strict: bool | None = None,
+    deterministic: bool = False,
+    check: bool = True,
+    edge_weights: str = "whole",
 ) -> Acceleration:
     """Replace e3nn's tensor products and spherical harmonics in ``model``, in place, where a kernel computes the same.
 
@@ -41,10 +46,16 @@ def accelerate(
     check: compare each replacement with e3nn on random inputs, on the module's device and in its dtype (for harmonics,
     which have neither, the model's). A replacement that differs by more than ``TOLERANCE`` is not used.
 
+    edge_weights: ``streamed`` forms the weights of a MACE model's edges for some edges at a time, inside the
+    convolutions (see :class:`autotune.RadialTensorProductConv`). That takes less memory and one more matrix product:
+    the backward pass forms them again. ``whole``: for all edges at once, as MACE does.
+
     Some modules stay, with the reason in the result: those compiled by TorchScript or torch.compile, those with a
     ``forward``, parameters or modules of their own, and those that fail when tried. Hooks, parametrizations and pruning
     of a replacement pass to e3nn's module when it is put back. Raises InputError if there is no module.
     """
+    if edge_weights not in ("whole", "streamed"):
+        raise InputError(f"edge_weights is {edge_weights!r}; expected 'whole' or 'streamed'")
     model = _module_of(model)
     replacing = Replacing(strict, deterministic, _sample_of(model) if check else None)
     before = sum(isinstance(module, StandIn) for module in model.modules())
@@ -52,6 +63,8 @@ def accelerate(
     places += [_replaced(replacing, *found) for found in list(_found(model))]
     places += exchange_all(model, replacing)
     kept = f"node features stay in layout mul_ir: {reason}" if reason else ""
+    if edge_weights == "streamed" and not stream_weights(model):
+        kept = kept or "edge weights are whole: streaming is for MACE models in layout ir_mul"
     return Acceleration(tuple(places), _note(model, before, places) or kept)
 
 

@@ -140,17 +140,23 @@ class _Second(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, y: Tensor, w: Tensor, g: Tensor, *rest: Any) -> tuple[Maybe, ...]:
-        tx, ty, tw, outputs, graph, operator = rest
-        direction, operands = double_backward(present(tx, ty, tw), outputs), (x, tx, y, ty, w, tw, g, None)
-        if direction.tangents == "y" and "g" not in outputs or outputs == "g":
-            found = _first_of(direction.tangents, operands, outputs, graph, operator)
-        else:
-            found = operator.run_on(graph, direction, operands)
+        found = second_gradients((x, y, w, g), rest[:3], *rest[3:])
         return tuple(found.get(slot) for slot in "xywg")
 
     @staticmethod
     def backward(ctx: Any, *_: Maybe) -> tuple:
         return no_third_derivative()
+
+
+def second_gradients(
+    primal: tuple[Tensor, ...], tangents: tuple[Maybe, ...], outputs: str, graph: Graph, operator: DirectCalls
+) -> dict[str, Tensor]:
+    """Second derivatives with respect to ``outputs``, keyed by slot. primal: x, y, w, g; tangents: of x, y and w."""
+    (x, y, w, g), (tx, ty, tw) = primal, tangents
+    direction, operands = double_backward(present(tx, ty, tw), outputs), (x, tx, y, ty, w, tw, g, None)
+    if direction.tangents == "y" and "g" not in outputs or outputs == "g":
+        return _first_of(direction.tangents, operands, outputs, graph, operator)
+    return operator.run_on(graph, direction, operands)
 
 
 def _first_of(tangents: str, operands: tuple, outputs: str, graph: Graph, operator: DirectCalls) -> dict[str, Tensor]:
@@ -219,6 +225,12 @@ def sole_leaves(x: Tensor, y: Tensor, w: Tensor, graph: Graph, operator: DirectC
         return ""
     slots = [(slot, t) for slot, t in (("x", x), ("y", y), ("w", w)) if t.requires_grad]
     return "".join(slot for slot, _ in slots) if all(t.is_leaf for _, t in slots) else ""
+
+
+def used_slots(ctx: Any, slots: str) -> str:
+    """The slots (first inputs of a function) whose gradients this pass of autograd uses."""
+    nodes = zip(slots, ctx.needs_input_grad, ctx.next_functions, strict=False)
+    return "".join(slot for slot, needed, node in nodes if needed and will_run(node[0]))
 
 
 def will_run(node: Any) -> bool:

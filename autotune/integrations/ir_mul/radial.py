@@ -25,7 +25,10 @@ class AcceleratedRadial(NodeStandIn):
         self._keep_children_of(original)
 
     def forward(self, x: Tensor) -> Tensor:
+        """The network's output; if the convolution multiplies by the last layer's :meth:`matrix`, what goes into it."""
         layers: list[Any] = list(self._modules.values())
+        if self.__dict__.get("stops_early"):
+            layers.pop()
         scale = 1.0
         for layer in layers:
             x, weight = autocast(x, layer.weight)
@@ -35,7 +38,23 @@ class AcceleratedRadial(NodeStandIn):
             if layer.act is not None:
                 x = _silu(x) if layer.act.f is silu else layer.act.f(x)
                 scale = layer.var_out**0.5 * (1.0 if layer.act._is_id else layer.act.cst)
-        return x if scale == 1.0 else x * scale
+        return x if scale == 1.0 or self.__dict__.get("stops_early") else x * scale
+
+    def matrix(self) -> Tensor:
+        """The last layer's weights [hidden, weights] with all constants after the last activation."""
+        layers: list[Any] = list(self._modules.values())
+        *before, last = layers
+        scale = (last.var_out / (last.h_in * last.var_in)) ** 0.5
+        if before and before[-1].act is not None:
+            act = before[-1].act
+            scale *= before[-1].var_out ** 0.5 * (1.0 if act._is_id else act.cst)
+        return last.weight * scale
+
+    @property
+    def can_stop_early(self) -> bool:
+        """Whether the last layer is a matrix product alone, after at least one other."""
+        layers: list[Any] = list(self._modules.values())
+        return len(layers) > 1 and layers[-1].act is None
 
     def both_results(self, draw: Draw) -> tuple[Tensor, Tensor]:
         (x,) = draw((16, self.original.hs[0]))

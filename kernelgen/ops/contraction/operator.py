@@ -17,7 +17,7 @@ from torch import Tensor
 
 from kernelgen.device import device_facts
 from kernelgen.errors import InputError
-from kernelgen.ops.autograd import will_run
+from kernelgen.ops.autograd import used_slots
 from kernelgen.ops.base import DTYPES, RegisteredOperator
 from kernelgen.ops.contraction.elements import check_range, node_order, sums_by_element
 from kernelgen.ops.contraction.torch_ops import Maybe
@@ -248,7 +248,7 @@ class _Forward(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple:
-        outputs = _wanted(ctx, "xw")
+        outputs = used_slots(ctx, "xw")
         if not outputs:
             return None, None, None, None
         x, w, elements = ctx.saved_tensors
@@ -274,18 +274,12 @@ class _Backward(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, tx: Maybe, tw: Maybe) -> tuple:
-        outputs = _wanted(ctx, "xwg")
+        outputs = used_slots(ctx, "xwg")
         if not outputs or (tx is None and tw is None):
             return (None,) * 6
         x, w, g, elements = ctx.saved_tensors
         found = call("sc_double_backward", x, w, g, tx, tw, elements, outputs, ctx.operator.text)
         return (*only(found, "xwg", outputs), None, None, None)
-
-
-def _wanted(ctx: Any, slots: str) -> str:
-    """The slots (first inputs of a function) whose gradients this pass of autograd uses."""
-    nodes = zip(slots, ctx.needs_input_grad, ctx.next_functions, strict=False)
-    return "".join(slot for slot, needed, node in nodes if needed and will_run(node[0]))
 
 
 def _gradients(x: Tensor, w: Tensor, g: Tensor, elements: Tensor, outputs: str, operator: ContractionOperator) -> tuple:

@@ -1,0 +1,92 @@
+"""The convolution with the last layer of its radial network inside."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from autotune.modules.base import autocast
+from autotune.modules.tensor_product import Irreps, TensorProductConv
+from kernelgen.errors import InputError, ProblemError
+from kernelgen.ops.radial.convolution import radial_product
+from kernelgen.runtime.graph import row_count
+
+# Bytes of the weights that exist at a time: on a CPU they stay in its caches, on a GPU its kernels need many edges.
+PART_BYTES = {"cpu": 8 << 20, "cuda": 256 << 20}
+
+
+class RadialTensorProductConv(TensorProductConv):
+    """``TensorProductConv`` of weights ``hidden @ matrix``, which never exist for all edges at once.
+
+    Radial networks end with such a product. A row of weights is some 5 kB, one of ``hidden`` 256 bytes, and the
+    backward pass keeps the latter: it forms the weights again, at the cost of one more product. The convolution and
+    its derivatives are those of ``TensorProductConv(...)(node_feats, edge_attrs, hidden @ matrix, ...)`` to rounding.
+
+    edges_at_a_time: weights exist for so many edges (for more if one receiver has more). None: for some 8 MB of weights
+    on a CPU, 256 MB on a GPU. The other arguments are those of :class:`autotune.TensorProductConv`. All edges are taken
+    at once under torch.compile, torch.export and torch.func. A new graph on a GPU waits for the device once.
+    Raises ProblemError for weights that all edges share.
+    """
+
+    def __init__(
+        self, irreps_in1: Irreps, irreps_in2: Irreps, *args: Any, edges_at_a_time: int | None = None, **options: Any
+    ) -> None:
+        super().__init__(irreps_in1, irreps_in2, *args, **options)
+        if self.shared_weights:
+            raise ProblemError("shared_weights=True: a radial network gives each edge weights of its own")
+        if edges_at_a_time is not None and edges_at_a_time < 1:
+            raise ProblemError(f"edges_at_a_time is {edges_at_a_time}; expected at least 1, or None")
+        self.edges_at_a_time = edges_at_a_time
+
+    def forward(  # type: ignore[override]
+        self,
+        node_feats: Tensor,
+        edge_attrs: Tensor,
+        hidden: Tensor,
+        matrix: Tensor,
+        sender: Tensor,
+        receiver: Tensor,
+        *,
+        scale: Tensor | None = None,
+        num_nodes: int | None = None,
+    ) -> Tensor:
+        """Messages summed at their receivers, ``[num_nodes, irreps_out.dim]``.
+
+        hidden ``[edges, width]``, matrix ``[width, weight_numel]``, scale ``[edges]`` or ``[edges, 1]``: a factor of
+        each edge's weights, such as a cutoff. The rest as in :class:`autotune.TensorProductConv`. Differentiable twice
+        in all of them but the indices. Raises InputError if shapes, dtypes or devices disagree.
+        """
+        if scale is not None:
+            if scale.shape not in ((hidden.shape[0],), (hidden.shape[0], 1)):
+                raise InputError(f"scale is {tuple(scale.shape)}; expected ({hidden.shape[0]},), one for each edge")
+            hidden = hidden * scale.view(-1, 1)
+        given = (node_feats, edge_attrs, hidden, matrix, sender, receiver)
+        return convolve_radial(self, *given, num_nodes=num_nodes, edges_at_a_time=self.edges_at_a_time)
+
+
+def convolve_radial(
+    module: TensorProductConv,
+    node_feats: Tensor,
+    edge_attrs: Tensor,
+    hidden: Tensor,
+    matrix: Tensor,
+    sender: Tensor,
+    receiver: Tensor,
+    *,
+    num_nodes: int | None = None,
+    edges_at_a_time: int | None = None,
+) -> Tensor:
+    """The convolution of a module with weights ``hidden @ matrix``, by parts of the edges."""
+    x, y, hidden, matrix = autocast(node_feats, edge_attrs, hidden, matrix)
+    num_out = x.shape[0] if num_nodes is None else row_count("num_nodes", num_nodes)
+    edges = y.shape[0]
+    if edges_at_a_time is None:
+        edges_at_a_time = max(1, PART_BYTES.get(x.device.type, 8 << 20) // (module.weight_numel * x.element_size()))
+    # Kernels run on parts, so schedules are those for graphs of their size.
+    if type(edges) is int and edges > edges_at_a_time:
+        operator = module._operator_of(x, edges_at_a_time, max(1, num_out * edges_at_a_time // edges))
+    else:
+        operator = module._operator_of(x, edges, num_out)
+    found = operator.edges(x, sender, receiver, num_out, None)
+    return radial_product(x, y, hidden, matrix, found, operator, edges_at_a_time)

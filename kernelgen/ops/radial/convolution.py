@@ -1,0 +1,170 @@
+"""A convolution with weights ``w = h @ matrix`` that never exist for all edges at once, differentiable twice.
+
+Radial networks end with such a product: h [edges, hidden] depends on an edge's length, the matrix [hidden, weights] is
+shared. A row of w is 5 to 9 kB, one of h 256 bytes. Parts of the edges (:mod:`kernelgen.ops.radial.parts`) are taken
+one after the other: their w is formed, used and dropped. Derivatives form it again. With F(x, y, w, g) of
+``kernelgen.terms.directions``, and gw = dF/dw:
+
+    first     dF/dh = gw matrix^T,  dF/dmatrix = h^T gw,  dF/dx and dF/dy as they are
+    second    S = <tx, dF/dx> + <ty, dF/dy> + <tw, gw>  with  tw = th matrix + h tmatrix, so that
+              dS/dh = (dS/dw) matrix^T + gw tmatrix^T,  dS/dmatrix = h^T (dS/dw) + th^T gw
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernelgen.errors import InputError
+from kernelgen.ops.autograd import second_gradients, used_slots
+from kernelgen.ops.operator import Operator
+from kernelgen.ops.radial.parts import Part, parts_of
+from kernelgen.ops.torch_ops import no_third_derivative, present
+from kernelgen.runtime.allocation import empty, zeros
+from kernelgen.runtime.arguments import Graph
+from kernelgen.runtime.known_graphs import Edges
+from kernelgen.terms.directions import backward, double_backward, forward
+from kernelgen.tracing import is_eager, is_transforming
+
+Maybe = Tensor | None
+# Slots of this form: x, y, h, the matrix m, and the cotangent g.
+_SLOTS = "xyhm"
+
+
+def radial_product(
+    x: Tensor, y: Tensor, h: Tensor, matrix: Tensor, edges: Edges, operator: Operator, most_edges: int
+) -> Tensor:
+    """The convolution with weights ``h @ matrix``, by parts of at most ``most_edges`` edges.
+
+    x, y and edges: as the operator's. h [edges, hidden], matrix [hidden, weight_numel]. What torch traces or transforms
+    is computed for all edges at once. Raises InputError for other shapes, and for shared weights.
+    """
+    if operator.shared_weights or h.dim() != 2 or matrix.shape != (h.shape[1], operator.problem.weight_numel):
+        raise InputError(
+            f"h is {tuple(h.shape)} and the matrix {tuple(matrix.shape)}; expected (edges, hidden) and "
+            f"(hidden, {operator.problem.weight_numel}), for a convolution with weights of each edge"
+        )
+    sender, receiver, num_out, order, *_ = edges
+    if not is_eager(x, y, h, matrix) or is_transforming(x, y, h, matrix) or y.shape[0] <= most_edges:
+        return operator(x, y, h @ matrix, sender, receiver, num_out=num_out, order=order)
+    if h.shape[0] != y.shape[0]:
+        raise InputError(f"h has {h.shape[0]} rows; expected {y.shape[0]}, one for each row of y")
+    whole = operator.graph(x, y, *edges)
+    return _Forward.apply(x, y, h, matrix, whole, operator, parts_of(operator, whole, most_edges))
+
+
+class _Forward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, *given: Any) -> Tensor:
+        x, y, h, matrix, whole, operator, parts = given
+        # The indices too: autograd notices writes to them.
+        ctx.save_for_backward(x, y, h, matrix, *whole.saved)
+        ctx.rest = whole, operator, parts
+        out = empty(whole.shapes["g"], x)
+        for part in parts:
+            w = torch.mm(part.rows(h), matrix)
+            operands = (x, None, part.rows(y), None, w, None, None, None)
+            out[part.begin : part.end] = operator.run_on(part.graph, forward(), operands)["g"]
+            del w, operands
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Maybe, ...]:
+        wanted = used_slots(ctx, _SLOTS)
+        if not wanted:
+            return (None,) * 7
+        x, y, h, matrix, *_ = ctx.saved_tensors
+        if is_transforming(gradients[0]):
+            raise InputError(
+                "gradients of a convolution by parts cannot be batched (is_grads_batched, vmap); take all edges at "
+                "once: edge_weights='whole'"
+            )
+        found = _First.apply(x, y, h, matrix, gradients[0], wanted, *ctx.rest)
+        return (*found, None, None, None)
+
+
+class _First(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, *given: Any) -> tuple[Maybe, ...]:
+        x, y, h, matrix, g, wanted, whole, operator, parts = given
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(x, y, h, matrix, g, *whole.saved)
+        ctx.rest = whole, operator, parts
+        slots = "".join(slot for slot in "xy" if slot in wanted) + "w" * ("h" in wanted or "m" in wanted)
+        sums = Sums(wanted, whole, x=x, h=h, m=matrix)
+        for part in parts:
+            of_h = part.rows(h)
+            w = torch.mm(of_h, matrix) if "w" in backward(slots).operands else None
+            operands = (x, None, part.rows(y), None, w, None, g[part.begin : part.end], None)
+            found = operator.run_on(part.graph, backward(slots), operands)
+            sums.add(part, found, ((found.get("w"), matrix, of_h),))
+            del w, operands, found  # before those of the next part exist
+        return tuple(sums.found.get(slot) for slot in _SLOTS)
+
+    @staticmethod
+    def backward(ctx: Any, *tangents: Maybe) -> tuple[Maybe, ...]:
+        wanted = used_slots(ctx, _SLOTS + "g")
+        if not wanted or not any(tangent is not None for tangent in tangents):
+            return (None,) * 9
+        x, y, h, matrix, g, *_ = ctx.saved_tensors
+        return (*_Second.apply(x, y, h, matrix, g, *tangents, wanted, *ctx.rest), *(None,) * 4)
+
+
+class _Second(torch.autograd.Function):
+    """Second derivatives, which cannot be differentiated again."""
+
+    @staticmethod
+    def forward(ctx: Any, *given: Any) -> tuple[Maybe, ...]:
+        x, y, h, matrix, g, tx, ty, th, tm, wanted, whole, operator, parts = given
+        slots = "".join(slot for slot in "xy" if slot in wanted) + "w" * ("h" in wanted or "m" in wanted)
+        slots += "g" * ("g" in wanted)
+        sums = Sums(wanted, whole, x=x, h=h, m=matrix)
+        for part in parts:
+            of_h, of_y, of_g = part.rows(h), part.rows(y), g[part.begin : part.end]
+            of_ty, of_th = (None if tangent is None else part.rows(tangent) for tangent in (ty, th))
+            w, tw = torch.mm(of_h, matrix), None
+            if of_th is not None:
+                tw = torch.mm(of_th, matrix)
+            if tm is not None:
+                tw = torch.mm(of_h, tm) if tw is None else tw.addmm_(of_h, tm)
+            outputs = double_backward(present(tx, of_ty, tw), slots).live_outputs
+            primal = (x, of_y, w, of_g)
+            found = second_gradients(primal, (tx, of_ty, tw), outputs, part.graph, operator) if outputs else {}
+            terms = [(found.get("w"), matrix, of_h)]
+            if ("h" in wanted and tm is not None) or ("m" in wanted and of_th is not None):
+                operands = (x, None, of_y, None, w, None, of_g, None)
+                terms.append((operator.run_on(part.graph, backward("w"), operands)["w"], tm, of_th))
+            sums.add(part, found, terms)
+            del w, tw, primal, found, terms
+        return tuple(sums.found.get(slot) for slot in _SLOTS + "g")
+
+    @staticmethod
+    def backward(ctx: Any, *_: Maybe) -> tuple:
+        return no_third_derivative()
+
+
+class Sums:
+    """The gradients of all edges, gathered part by part; zero where no part adds."""
+
+    def __init__(self, wanted: str, whole: Graph, *, x: Tensor, h: Tensor, m: Tensor) -> None:
+        shapes = {slot: whole.shapes[slot] for slot in "xyg"} | {"h": tuple(h.shape), "m": tuple(m.shape)}
+        self.found = {slot: zeros(shapes[slot], x) for slot in _SLOTS + "g" if slot in wanted}
+
+    def add(self, part: Part, found: dict[str, Tensor], terms: Any) -> None:
+        """Gradients of a part; terms: (gradient of w, what multiplies it for h, and for the matrix), None for none."""
+        if "x" in self.found and "x" in found:
+            self.found["x"] += found["x"]
+        if "y" in self.found and "y" in found:
+            part.write(self.found["y"], found["y"])
+        if "g" in self.found and "g" in found:
+            self.found["g"][part.begin : part.end] = found["g"]
+        of_h = None
+        for gw, by_h, by_m in terms:
+            if "h" in self.found and gw is not None and by_h is not None:
+                of_h = torch.mm(gw, by_h.t()) if of_h is None else of_h.addmm_(gw, by_h.t())
+            if "m" in self.found and gw is not None and by_m is not None:
+                self.found["m"].addmm_(by_m.t(), gw)
+        if of_h is not None:
+            part.write(self.found["h"], of_h)
