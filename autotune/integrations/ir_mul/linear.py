@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from autotune.integrations.ir_mul.stand_in import Draw, NodeStandIn
-from autotune.integrations.ir_mul.trilinear import Trilinear, components, joined, with_rows
+from autotune.integrations.ir_mul.trilinear import Trilinear, component_rows, components, joined, with_rows
 from autotune.modules.base import autocast
 from autotune.modules.path_weights import check_last
 from autotune.workload.tensors import relayout
@@ -54,11 +54,14 @@ class BlockMatrices(Trilinear):
         features = with_rows(features)
         other = "x" if wanted == "y" else "y"
         found, written = self._empty(wanted, features), set()
+        weights = weights.contiguous()
         for path in self.merged:
-            matrix = weights.narrow(0, path.w, path.numel).view(path.rows, path.columns)
-            matrix = (matrix if wanted == "y" else matrix.t()).expand(path.dim, -1, -1)
-            source = _block(features, path, other)
-            target, at = _block(found, path, wanted), getattr(path, wanted)
+            shape, strides = (path.dim, path.rows, path.columns), (0, path.columns, 1)
+            if wanted == "x":
+                shape, strides = (path.dim, path.columns, path.rows), (0, 1, path.columns)
+            matrix = weights.as_strided(shape, strides, weights.storage_offset() + path.w)
+            source = _rows(features, path, other)
+            target, at = _rows(found, path, wanted), getattr(path, wanted)
             target.baddbmm_(source, matrix, beta=float(at in written), alpha=path.coefficient)
             written.add(at)
         return found
@@ -73,7 +76,7 @@ class BlockMatrices(Trilinear):
         found = x.new_empty(self.weight_numel)
         for path in self.merged:
             target = found.narrow(0, path.w, path.numel).view(path.rows, path.columns)
-            pairs = _block(x, path, "x").transpose(1, 2), _block(y, path, "y")
+            pairs = _rows(x, path, "x").mT, _rows(y, path, "y")
             if x.is_cuda:  # few launches; on a CPU the components' sums would cost as much as the products
                 torch.sum(torch.bmm(*pairs), 0, out=target)
                 target.mul_(path.coefficient)
@@ -110,6 +113,10 @@ def _mul(path: Path, side: str) -> int:
 
 def _block(features: Tensor, path: Path, side: str) -> Tensor:
     return components(features, getattr(path, side), path.dim, _mul(path, side))
+
+
+def _rows(features: Tensor, path: Path, side: str) -> Tensor:
+    return component_rows(features, getattr(path, side), path.dim, _mul(path, side))
 
 
 def _merged(paths: Sequence[Path]) -> tuple[Path, ...]:

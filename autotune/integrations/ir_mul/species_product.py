@@ -11,7 +11,7 @@ from torch import Tensor
 
 from autotune.integrations.ir_mul.species import CHUNK, Species, species_of
 from autotune.integrations.ir_mul.stand_in import Draw, NodeStandIn
-from autotune.integrations.ir_mul.trilinear import Trilinear, components, joined, with_rows
+from autotune.integrations.ir_mul.trilinear import Trilinear, component_rows, components, joined, with_rows
 from autotune.integrations.stand_ins import ProductStandIn
 from autotune.modules.base import autocast
 from autotune.workload.tensors import relayout
@@ -74,7 +74,7 @@ class Spans(Grouping):
 
     def views(self, grouped: Tensor, block: Block) -> list[Tensor]:
         spans = self.species.spans
-        return [components(grouped[begin:end], block.offset, block.dim, block.mul) for _, begin, end in spans]
+        return [component_rows(grouped[begin:end], block.offset, block.dim, block.mul) for _, begin, end in spans]
 
     def matrices(self, weights: Tensor, dim: int) -> list[Tensor]:
         return [weights[:, element].expand(dim, -1, -1) for element, _, _ in self.species.spans]
