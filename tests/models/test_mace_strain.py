@@ -14,6 +14,7 @@ pytest.importorskip("mace", reason="MACE is not installed")
 from ase import Atoms
 from mace.modules import models
 from mace.modules.utils import get_symmetric_displacement
+from mace.tools.scripts_utils import extract_model
 from mace_cases import assert_same, batch_of, imidazole, model_of, results
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -116,5 +117,6 @@ def test_the_class_is_a_subclass_of_maces_by_its_name_and_goes_again() -> None:
         restore(other)
         assert type(other) is models.ScaleShiftMACE
     assert type(model) is strained_models.ScaleShiftMACE
+    assert type(extract_model(model, map_location="cpu")) is models.ScaleShiftMACE, "as MACE rebuilds it"
     restore(model)
     assert type(model) is models.ScaleShiftMACE

@@ -71,7 +71,13 @@ if hasattr(utils, "prepare_graph"):
 
 def _strained_class(stock: type[torch.nn.Module]) -> type[torch.nn.Module]:
     """The subclass of a model's class that strains its graphs as above; by the same name, which MACE looks at."""
-    return type(stock.__name__, (stock,), {"forward": _with_names(stock.forward, **_NAMES), "__module__": __name__})
+
+    def new(cls: Any, *arguments: Any, **options: Any) -> torch.nn.Module:
+        # MACE rebuilds models by their class, and the result is stock. Copies and pickles come without arguments.
+        return stock(*arguments, **options) if arguments or options else stock.__new__(cls)
+
+    forward = _with_names(stock.forward, **_NAMES)
+    return type(stock.__name__, (stock,), {"__new__": new, "forward": forward, "__module__": __name__})
 
 
 # Models are pickled by the names of their classes.
