@@ -63,13 +63,13 @@ class KnownGraph(ABC):
         """The graph's tensors with contiguous entries, copied at most once a stream."""
         if sender.is_contiguous() and receiver.is_contiguous():
             return sender, receiver
-        stream = _stream(receiver)
+        stream = stream_of(receiver)
         copies = self._contiguous.get(stream)
         if copies is None:
             # As for orders: autograd may save the copies later.
             with torch.inference_mode(False):
                 copies = sender.clone(memory_format=_ROWS), receiver.clone(memory_format=_ROWS)
-            _keep(self._contiguous)
+            make_room(self._contiguous)
             self._contiguous[stream] = copies
         return copies
 
@@ -192,14 +192,14 @@ class KnownGraphs:
         if known is None:
             return None
         # An order made on one stream may not be read from another without waiting for it.
-        stream = _stream(receiver)
+        stream = stream_of(receiver)
         order = known.orders.get((needs, stream))
         if order is None:
             # Even an order made under inference mode must work with autograd later.
             with torch.inference_mode(False):
                 order = make()
             self.check(sender, receiver, *needs[:2])
-            _keep(known.orders)
+            make_room(known.orders)
             known.orders[needs, stream] = order
         return order, known
 
@@ -218,16 +218,17 @@ class KnownGraphs:
             check_on_device("sender", sender, num_in)
             check_on_device("receiver", receiver, num_out)
         if known is not None:
-            _keep(known.in_range)
+            make_room(known.in_range)
             known.in_range.add((num_in, num_out))
         return known
 
 
-def _stream(index: Tensor) -> int:
+def stream_of(index: Tensor) -> int:
+    """The current stream of a GPU's tensor; 0 on a CPU."""
     return torch._C._cuda_getCurrentRawStream(index.get_device()) if index.is_cuda else 0
 
 
-def _keep(facts: Any) -> None:
+def make_room(facts: Any) -> None:
     """Make room for one more fact."""
     if len(facts) >= _KEPT_FACTS:
         facts.clear()

@@ -88,5 +88,4 @@ def convolve_radial(
         operator = module._operator_of(x, edges_at_a_time, max(1, num_out * edges_at_a_time // edges))
     else:
         operator = module._operator_of(x, edges, num_out)
-    found = operator.edges(x, sender, receiver, num_out, None)
-    return radial_product(x, y, hidden, matrix, found, operator, edges_at_a_time)
+    return radial_product(x, y, hidden, matrix, sender, receiver, num_out, operator, edges_at_a_time)

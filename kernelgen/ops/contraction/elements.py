@@ -10,13 +10,14 @@ import torch
 from torch import Tensor
 
 from kernelgen.emit.source import Source, included
+from kernelgen.emit.symmetric_contraction import C_TYPES
 from kernelgen.errors import InputError
+from kernelgen.ops.base import DTYPES
 from kernelgen.runtime.allocation import empty
 from kernelgen.runtime.graph import EdgeOrder, order_by
 from kernelgen.runtime.kernel import FixedKernel
 from kernelgen.runtime.known_graphs import KNOWN_GRAPHS
 
-_TYPES = {torch.float32: "float", torch.float64: "double"}
 _THREADS, _COLUMNS = 512, 128
 
 
@@ -77,5 +78,5 @@ def _sums(dtype: torch.dtype) -> FixedKernel:
 
 def sums_source(dtype: torch.dtype) -> Source:
     """The source of the kernel that sums rows of a dtype."""
-    text = f"#define REAL {_TYPES[dtype]}\n" + included("sums_by_element.cuh")
+    text = f"#define REAL {C_TYPES[DTYPES[dtype]]}\n" + included("sums_by_element.cuh")
     return Source(text, "cuda", "equitune_contraction_sums")

@@ -24,7 +24,6 @@ from kernelgen.ops.radial.parts import Part, parts_of
 from kernelgen.ops.torch_ops import no_third_derivative, present
 from kernelgen.runtime.allocation import empty, zeros
 from kernelgen.runtime.arguments import Graph
-from kernelgen.runtime.known_graphs import Edges
 from kernelgen.terms.directions import backward, double_backward, forward
 from kernelgen.tracing import is_eager, is_transforming
 
@@ -34,24 +33,31 @@ _SLOTS = "xyhm"
 
 
 def radial_product(
-    x: Tensor, y: Tensor, h: Tensor, matrix: Tensor, edges: Edges, operator: Operator, most_edges: int
+    x: Tensor,
+    y: Tensor,
+    h: Tensor,
+    matrix: Tensor,
+    sender: Tensor,
+    receiver: Tensor,
+    num_out: int,
+    operator: Operator,
+    most_edges: int,
 ) -> Tensor:
     """The convolution with weights ``h @ matrix``, by parts of at most ``most_edges`` edges.
 
-    x, y and edges: as the operator's. h [edges, hidden], matrix [hidden, weight_numel]. What torch traces or transforms
-    is computed for all edges at once. Raises InputError for other shapes, and for shared weights.
+    x, y, sender, receiver and num_out: as the operator's. h [edges, hidden], matrix [hidden, weight_numel]. What torch
+    traces or transforms is computed for all edges at once. Raises InputError for other shapes, and for shared weights.
     """
     if operator.shared_weights or h.dim() != 2 or matrix.shape != (h.shape[1], operator.problem.weight_numel):
         raise InputError(
             f"h is {tuple(h.shape)} and the matrix {tuple(matrix.shape)}; expected (edges, hidden) and "
             f"(hidden, {operator.problem.weight_numel}), for a convolution with weights of each edge"
         )
-    sender, receiver, num_out, order, *_ = edges
     if not is_eager(x, y, h, matrix) or is_transforming(x, y, h, matrix) or y.shape[0] <= most_edges:
-        return operator(x, y, h @ matrix, sender, receiver, num_out=num_out, order=order)
+        return operator(x, y, h @ matrix, sender, receiver, num_out=num_out)
     if h.shape[0] != y.shape[0]:
         raise InputError(f"h has {h.shape[0]} rows; expected {y.shape[0]}, one for each row of y")
-    whole = operator.graph(x, y, *edges)
+    whole = operator.graph(x, y, sender, receiver, num_out, None)  # parts have orders of their own
     return _Forward.apply(x, y, h, matrix, whole, operator, parts_of(operator, whole, most_edges))
 
 
@@ -92,7 +98,7 @@ class _First(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(x, y, h, matrix, g, *whole.saved)
         ctx.rest = whole, operator, parts
-        slots = "".join(slot for slot in "xy" if slot in wanted) + "w" * ("h" in wanted or "m" in wanted)
+        slots = _of_kernel(wanted)
         sums = Sums(wanted, whole, x=x, h=h, m=matrix)
         for part in parts:
             of_h = part.rows(h)
@@ -118,8 +124,7 @@ class _Second(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *given: Any) -> tuple[Maybe, ...]:
         x, y, h, matrix, g, tx, ty, th, tm, wanted, whole, operator, parts = given
-        slots = "".join(slot for slot in "xy" if slot in wanted) + "w" * ("h" in wanted or "m" in wanted)
-        slots += "g" * ("g" in wanted)
+        slots = _of_kernel(wanted)
         sums = Sums(wanted, whole, x=x, h=h, m=matrix)
         for part in parts:
             of_h, of_y, of_g = part.rows(h), part.rows(y), g[part.begin : part.end]
@@ -143,6 +148,11 @@ class _Second(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *_: Maybe) -> tuple:
         return no_third_derivative()
+
+
+def _of_kernel(wanted: str) -> str:
+    """The slots of the kernel's gradients that these need."""
+    return "".join(slot for slot, by in (("x", "x"), ("y", "y"), ("w", "hm"), ("g", "g")) if set(by) & set(wanted))
 
 
 class Sums:

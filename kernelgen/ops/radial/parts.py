@@ -9,11 +9,7 @@ from torch import Tensor
 
 from kernelgen.ops.operator import Operator
 from kernelgen.runtime.arguments import Graph
-from kernelgen.runtime.graph import NO_ORDER
-from kernelgen.runtime.known_graphs import KnownGraph
-
-# Parts of so many graphs, sizes and operators are kept with a graph.
-_KEPT = 16
+from kernelgen.runtime.known_graphs import make_room, stream_of
 
 
 class Part(NamedTuple):
@@ -39,15 +35,15 @@ def parts_of(operator: Operator, whole: Graph, most_edges: int) -> tuple[Part, .
     Kept with a graph that is recognised again. A new graph on a GPU waits for the device once, for the receivers at
     which parts end.
     """
-    key = ("radial parts", operator.text, whole.num_in, whole.num_out, most_edges, _stream(whole))
-    known: KnownGraph | None = whole.known
+    known, receiver = whole.known, whole.receiver
+    assert receiver is not None
+    key = ("radial parts", operator.text, whole.num_in, whole.num_out, most_edges, stream_of(receiver))
     if known is not None and key in known.facts:
         return known.facts[key]
     with torch.inference_mode(False):
         parts = tuple(_parts(operator, whole, most_edges))
     if known is not None:
-        if len(known.facts) >= _KEPT:
-            known.facts.clear()
+        make_room(known.facts)
         known.facts[key] = parts
     return parts
 
@@ -64,7 +60,7 @@ def _parts(operator: Operator, whole: Graph, most_edges: int) -> list[Part]:
     for begin, end, first, last in _ranges([0, *counts.cumsum(0).tolist()], most_edges):
         # Copies: a kernel takes aligned and contiguous tensors.
         of_part = sender[first:last].clone(), receiver[first:last] - begin
-        in_order = operator.order(*of_part, whole.num_in, end - begin, is_sorted=True) or NO_ORDER
+        in_order = operator.order(*of_part, whole.num_in, end - begin, is_sorted=True)
         shapes = whole.shapes | {slot: (last - first, *whole.shapes[slot][1:]) for slot in "yw"}
         shapes["g"] = (end - begin, *whole.shapes["g"][1:])
         graph = Graph(*of_part, in_order, last - first, whole.num_in, end - begin, shapes)
@@ -80,10 +76,3 @@ def _ranges(ends: list[int], most_edges: int) -> list[tuple[int, int, int, int]]
             found.append((begin, node, ends[begin], ends[node]))
             begin = node
     return found
-
-
-def _stream(whole: Graph) -> int:
-    receiver = whole.receiver
-    if receiver is None or not receiver.is_cuda:
-        return 0
-    return torch.cuda.current_stream(receiver.device).cuda_stream

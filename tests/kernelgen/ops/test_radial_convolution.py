@@ -67,7 +67,7 @@ def assert_is_whole(most: int, is_sorted: bool, wanted: str = "xyhm", tangents: 
         return operator(x, y, h @ m, sender, receiver)
 
     def by_parts(x: Tensor, y: Tensor, h: Tensor, m: Tensor) -> Tensor:
-        return radial_product(x, y, h, m, operator.edges(x, sender, receiver, None, None), operator, most)
+        return radial_product(x, y, h, m, sender, receiver, NODES, operator, most)
 
     found = derivatives(by_parts, given, wanted, tangents)
     for one, other in zip(found, derivatives(whole, given, wanted, tangents), strict=True):
@@ -100,7 +100,7 @@ def test_by_finite_differences() -> None:
     inputs = [one.requires_grad_() for name, one in tensors(11).items() if name in "xyhm"]
 
     def function(x: Tensor, y: Tensor, h: Tensor, m: Tensor) -> Tensor:
-        return radial_product(x, y, h, m, operator.edges(x, sender, receiver, None, None), operator, 4)
+        return radial_product(x, y, h, m, sender, receiver, NODES, operator, 4)
 
     assert torch.autograd.gradcheck(function, inputs)
     assert torch.autograd.gradgradcheck(function, inputs)
@@ -111,7 +111,7 @@ def test_few_edges_are_one_part(edges: int) -> None:
     sender, receiver = graph(False, edges)
     operator, given = build(PROBLEM, operation="conv", dtype=torch.float64), tensors(edges)
     x, y, h, m = (given[name] for name in "xyhm")
-    found = radial_product(x, y, h, m, operator.edges(x, sender, receiver, None, None), operator, 30)
+    found = radial_product(x, y, h, m, sender, receiver, NODES, operator, 30)
     assert torch.equal(found, operator(x, y, h @ m, sender, receiver))
 
 
@@ -133,7 +133,7 @@ def test_what_exists_at_a_time_and_what_is_kept(monkeypatch: pytest.MonkeyPatch)
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        out = radial_product(x, y, h, m, operator.edges(x, sender, receiver, None, None), operator, 30)
+        out = radial_product(x, y, h, m, sender, receiver, NODES, operator, 30)
     torch.autograd.grad(out.square().sum(), (x, y, h, m))
     largest = int(torch.bincount(receiver).max())
     assert largest > 40 and sum(rows) == 3 * 150 and max(rows) == largest
@@ -145,7 +145,7 @@ def test_indices_written_in_between_are_noticed() -> None:
     sender, receiver = graph(True)
     operator, given = build(PROBLEM, operation="conv", dtype=torch.float64), tensors(150)
     x, y, h, m = (given[name].requires_grad_() for name in "xyhm")
-    out = radial_product(x, y, h, m, operator.edges(x, sender, receiver, None, None), operator, 30)
+    out = radial_product(x, y, h, m, sender, receiver, NODES, operator, 30)
     sender[0] += 0
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         out.sum().backward()
@@ -155,13 +155,13 @@ def test_what_does_not_fit() -> None:
     sender, receiver = graph(True)
     operator, given = build(PROBLEM, operation="conv", dtype=torch.float64), tensors(150)
     x, y, h, m = (given[name] for name in "xyhm")
-    edges = operator.edges(x, sender, receiver, None, None)
+    edges = sender, receiver, NODES
     with pytest.raises(InputError, match=r"the matrix \(6, 3\); expected \(edges, hidden\) and \(hidden, "):
-        radial_product(x, y, h, m[:, :3], edges, operator, 30)
+        radial_product(x, y, h, m[:, :3], *edges, operator, 30)
     with pytest.raises(InputError, match="h has 149 rows; expected 150"):
-        radial_product(x, y, h[:149], m, edges, operator, 30)
+        radial_product(x, y, h[:149], m, *edges, operator, 30)
     (first,) = torch.autograd.grad(
-        radial_product(x, y.requires_grad_(), h, m, edges, operator, 30).square().sum(), y, create_graph=True
+        radial_product(x, y.requires_grad_(), h, m, *edges, operator, 30).square().sum(), y, create_graph=True
     )
     (second,) = torch.autograd.grad(first.square().sum(), y, create_graph=True)
     with pytest.raises(Exception, match="third derivatives"):
