@@ -18,10 +18,13 @@ import torch
 from autotune.integrations.acceleration import CONVOLUTIONS, PRODUCTS, Acceleration, Place
 from autotune.integrations.convolution_block import ConvolutionBlock, known_blocks
 from autotune.integrations.exchange import ExchangedConvolution, exchange_all
-from autotune.integrations.ir_mul.model import change_layouts, stream_weights, undo_layouts
+from autotune.integrations.ir_mul.model import change_layouts, undo_layouts
+from autotune.integrations.radial.take_over import form_weights_inside, undo_weights_inside
 from autotune.integrations.replacement import Replacing, kind_of
 from autotune.integrations.stand_ins import AcceleratedConvolution, StandIn
 from kernelgen.errors import InputError
+
+EDGE_WEIGHTS = ("auto", "streamed", "whole")
 
 
 def accelerate(
@@ -30,7 +33,7 @@ def accelerate(
     strict: bool | None = None,
     deterministic: bool = False,
     check: bool = True,
-    edge_weights: str = "whole",
+    edge_weights: str = "auto",
 ) -> Acceleration:
     """Replace e3nn's tensor products and spherical harmonics in ``model``, in place, where a kernel computes the same.
 
@@ -46,16 +49,17 @@ def accelerate(
     check: compare each replacement with e3nn on random inputs, on the module's device and in its dtype (for harmonics,
     which have neither, the model's). A replacement that differs by more than ``TOLERANCE`` is not used.
 
-    edge_weights: ``streamed`` forms the weights of a MACE model's edges for some edges at a time, inside the
-    convolutions (see :class:`autotune.RadialTensorProductConv`). That takes less memory and one more matrix product:
-    the backward pass forms them again. ``whole``: for all edges at once, as MACE does.
+    edge_weights: where the weights of a convolution's edges are formed, the last product of a radial network.
+    ``streamed``: inside the convolution, for some edges at a time (see :class:`autotune.RadialTensorProductConv`).
+    That takes less memory; the backward pass forms them again. ``whole``: for all edges at once, as the packages do.
+    ``auto``: streamed on a CPU, where that is faster, and whole on a GPU.
 
     Some modules stay, with the reason in the result: those compiled by TorchScript or torch.compile, those with a
     ``forward``, parameters or modules of their own, and those that fail when tried. Hooks, parametrizations and pruning
     of a replacement pass to e3nn's module when it is put back. Raises InputError if there is no module.
     """
-    if edge_weights not in ("whole", "streamed"):
-        raise InputError(f"edge_weights is {edge_weights!r}; expected 'whole' or 'streamed'")
+    if edge_weights not in EDGE_WEIGHTS:
+        raise InputError(f"edge_weights is {edge_weights!r}; expected one of {', '.join(EDGE_WEIGHTS)}")
     model = _module_of(model)
     replacing = Replacing(strict, deterministic, _sample_of(model) if check else None)
     before = sum(isinstance(module, StandIn) for module in model.modules())
@@ -63,8 +67,9 @@ def accelerate(
     places += [_replaced(replacing, *found) for found in list(_found(model))]
     places += exchange_all(model, replacing)
     kept = f"node features stay in layout mul_ir: {reason}" if reason else ""
-    if edge_weights == "streamed" and not stream_weights(model):
-        kept = kept or "edge weights are whole: streaming is for MACE models in layout ir_mul"
+    streamed = edge_weights == "streamed"
+    if edge_weights != "whole" and not form_weights_inside(model, always_streamed=streamed) and streamed:
+        kept = kept or "edge weights are whole: no radial network of MACE, NequIP or SevenNet gives them"
     return Acceleration(tuple(places), _note(model, before, places) or kept)
 
 
@@ -102,6 +107,7 @@ def restore(model: Any) -> int:
     """
     model = _module_of(model)
     undo_layouts(model)
+    undo_weights_inside(model)
     found = [(parent, name, child) for parent in model.modules() for name, child in _children(parent)]
     replaced = [(parent, name, child) for parent, name, child in found if isinstance(child, StandIn)]
     for parent, name, child in replaced:

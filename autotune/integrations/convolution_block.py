@@ -45,25 +45,39 @@ class RetypedBlock(ConvolutionBlock):
     """A block whose ``forward`` changes: the instance gets a subclass with the new one, which ``restore`` takes away.
 
     fused: where the subclass is, as ``module:name``. That module imports the package, so it is loaded only here. The
-    class can be imported by name, so models can be pickled. A block of a torch.package, whose classes are its own, gets
-    a subclass of these; such models cannot be pickled anyway.
+    class can be imported by name, so models can be pickled.
     """
 
     fused: str
 
     def fuse(self, block: torch.nn.Module) -> None:
-        module, name = self.fused.split(":")
-        fused = getattr(importlib.import_module(module), name)
-        if not issubclass(fused, type(block)):
-            fused = type(name, (type(block),), {"__module__": module, "forward": fused.forward})
-        block.__class__ = fused
+        retype(block, self.fused)
 
     def unfuse(self, block: torch.nn.Module) -> bool:
-        fused = type(block)
-        if f"{fused.__module__}:{fused.__qualname__}" != self.fused:
-            return False
-        block.__class__ = fused.__mro__[1]
-        return True
+        return take_type_back(block, self.fused)
+
+
+def retype(module: torch.nn.Module, place: str) -> None:
+    """Change an instance's class to the subclass at ``place``, written ``module:name``.
+
+    A module of a torch.package, whose classes are its own, gets a subclass of these; such models cannot be pickled
+    anyway.
+    """
+    home, name = place.split(":")
+    changed = getattr(importlib.import_module(home), name)
+    if not issubclass(changed, type(module)):
+        methods = {key: value for key, value in vars(changed).items() if not key.startswith("__")}
+        changed = type(name, (type(module),), {**methods, "__module__": home})
+    module.__class__ = changed
+
+
+def take_type_back(module: torch.nn.Module, place: str) -> bool:
+    """Undo :func:`retype`; whether there was something to undo."""
+    changed = type(module)
+    if f"{changed.__module__}:{changed.__qualname__}" != place:
+        return False
+    module.__class__ = changed.__mro__[1]
+    return True
 
 
 def home_of(kind: type) -> str:

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn.utils import parametrize
 
 from autotune.modules.e3nn_checkpoints import E3nnCheckpoints
+from autotune.modules.radial.convolution import convolve_radial
 from autotune.modules.spherical_harmonics import SphericalHarmonics
 from autotune.modules.tensor_product import TensorProduct, TensorProductConv
 from kernelgen.e3nn_import import o3
@@ -132,9 +133,24 @@ class AcceleratedConvolution(ProductStandIn, TensorProductConv):
         super().__init__(**_arguments(original), layout=layout, strict=strict, deterministic=deterministic)
         self._take_place_of(original)
 
+    def form_weights_of(self, network: torch.nn.Module, always_streamed: bool) -> None:
+        """Multiply by the last layer of a radial network here: the network gives what goes into it, as ``weights``.
+
+        always_streamed: as in :func:`autotune.modules.radial.convolution.convolve_radial`.
+        """
+        self.__dict__["radial"], self.__dict__["always_streamed"] = network, always_streamed
+
+    def forward(self, x: Tensor, y: Tensor, weights: Tensor, sender: Tensor, receiver: Tensor) -> Tensor:  # type: ignore[override]
+        """As :class:`autotune.TensorProductConv`'s; ``weights``: see :meth:`form_weights_of`."""
+        radial: Any = self.__dict__.get("radial")
+        if radial is None:
+            return super().forward(x, y, weights, sender, receiver)
+        given = (x, y, weights, radial.matrix(), sender, receiver)
+        return convolve_radial(self, *given, always_streamed=self.__dict__["always_streamed"])
+
     def convolve(self, x: Tensor, y: Tensor, weights: Tensor, sender: Tensor, receiver: Tensor) -> Tensor:
-        """:class:`autotune.TensorProductConv`'s call, whatever the arguments of this class's ``forward``."""
-        return TensorProductConv.forward(self, x, y, weights, sender, receiver)
+        """This class's ``forward``, whatever the arguments of a subclass's."""
+        return AcceleratedConvolution.forward(self, x, y, weights, sender, receiver)
 
 
 class AcceleratedHarmonics(StandIn, SphericalHarmonics):

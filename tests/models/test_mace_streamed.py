@@ -32,6 +32,7 @@ def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
         "RealAgnosticResidualInteractionBlock",
         "RealAgnosticDensityInteractionBlock",
         "RealAgnosticAttResidualInteractionBlock",
+        "RealAgnosticResidualNonLinearInteractionBlock",
     ],
 )
 def test_results_and_training_gradients_are_stocks(block: str, dtype: torch.dtype) -> None:
@@ -44,7 +45,7 @@ def test_results_and_training_gradients_are_stocks(block: str, dtype: torch.dtyp
     assert list(model.state_dict()) == names
     restore(model)
     assert_same(results(model, batch), wanted)
-    accelerate(model)
+    accelerate(model, edge_weights="whole")
     assert not any("radial" in interaction.conv_tp.__dict__ for interaction in model.interactions)
     assert_same(results(model, batch), wanted)
 
@@ -59,7 +60,7 @@ def test_the_weights_are_never_whole() -> None:
         return tensor
 
     sizes = [interaction.conv_tp.weight_numel for interaction in model.interactions]
-    for option in ("whole", "streamed"):
+    for option in ("whole", "streamed", "auto"):
         accelerate(model, edge_weights=option)
         kept.clear()
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
@@ -90,5 +91,5 @@ def test_copies_and_files_stream_too() -> None:
 def test_what_cannot_stream_says_so() -> None:
     note = accelerate(torch.nn.Sequential(torch.nn.Linear(2, 2)), edge_weights="streamed").note
     assert "no module of e3nn" in note
-    with pytest.raises(InputError, match="edge_weights is 'none'; expected 'whole' or 'streamed'"):
+    with pytest.raises(InputError, match="edge_weights is 'none'; expected one of auto, streamed, whole"):
         accelerate(model_of(NUMBERS), edge_weights="none")

@@ -83,6 +83,10 @@ def test_a_fresh_process_loads_a_saved_model(tmp_path: Path) -> None:
     model_cases.check_a_fresh_process(CASE, "nequip_cases", tmp_path)
 
 
+def test_weights_of_edges_are_formed_inside_convolutions(monkeypatch: pytest.MonkeyPatch) -> None:
+    model_cases.check_streamed(CASE, 3, monkeypatch)
+
+
 def test_training_with_an_average_of_weights() -> None:
     model_cases.check_training(CASE)
 

@@ -63,6 +63,10 @@ def test_a_fresh_process_loads_a_saved_model(tmp_path: Path) -> None:
     model_cases.check_a_fresh_process(CASE, "sevennet_cases", tmp_path)
 
 
+def test_weights_of_edges_are_formed_inside_convolutions(monkeypatch: pytest.MonkeyPatch) -> None:
+    model_cases.check_streamed(CASE, 3, monkeypatch)
+
+
 def test_conversions() -> None:
     model_cases.check_conversions(CASE)
 

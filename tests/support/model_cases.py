@@ -24,6 +24,7 @@ from autotune import accelerate, restore
 from autotune.integrations.stand_ins import AcceleratedConvolution, StandIn
 from autotune.models.atoms import find_atoms
 from autotune.models.packages.base import default_dtype
+from autotune.modules.radial import convolution
 
 # The largest relative difference that the tests allow.
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}
@@ -205,6 +206,27 @@ def check_a_fresh_process(case: Case, module: str, folder: Path) -> None:
     done = subprocess.run([sys.executable, "-c", paths + program], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout.split()[-1]) == fused(model) > 0
+
+
+def check_streamed(case: Case, convolutions: int, monkeypatch: pytest.MonkeyPatch, **more: Any) -> None:
+    """Every convolution forms its edges' weights part by part, of a few edges; copies and files do too."""
+    monkeypatch.setattr(convolution, "PART_BYTES", {"cpu": 4096})
+    atoms = imidazole().repeat((2, 1, 1))
+    stock = case.build(atoms, **more)
+    batch, model = case.batch(stock, atoms), copy.deepcopy(stock)
+    wanted = case.results(stock, batch)
+    for option in ("streamed", "auto"):
+        assert accelerate(model, edge_weights=option).note == ""
+        for found in (model, copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+            streaming = [part for part in found.modules() if "radial" in part.__dict__]
+            assert len(streaming) == convolutions
+            assert all(part.__dict__["radial"] in list(found.modules()) for part in streaming)
+            assert_same(case.results(found, batch), wanted)
+        assert list(model.state_dict()) == list(stock.state_dict())
+        restore(model)
+        assert repr(model) == repr(stock)
+        assert not any(type(part).__module__.startswith("autotune") for part in model.modules())
+        assert_same(case.results(model, batch), wanted)
 
 
 def check_conversions(case: Case) -> None:

@@ -52,10 +52,6 @@ class ModelLayout(ABC):
         """Convert what users see of the features back to e3nn's layout."""
 
     @abstractmethod
-    def stream(self, model: Any) -> int:
-        """Have the convolutions form their edges' weights part by part; the number of those that do."""
-
-    @abstractmethod
     def undo(self, model: torch.nn.Module) -> None:
         """Undo :meth:`finish`."""
 
@@ -107,12 +103,6 @@ def _detail(found: Any) -> str:
         return found.detail
     tuning = found.tuning_for(None)["forward"]
     return f"in layout ir_mul; schedule {tuning.origin}: {tuning.reason}"
-
-
-def stream_weights(model: torch.nn.Module) -> int:
-    """The number of convolutions in a module tree that now form their edges' weights part by part."""
-    found = [(layout, part) for part in model.modules() for layout in _known() if layout.matches(part)]
-    return sum(layout.stream(part) for layout, part in found)
 
 
 def undo_layouts(model: torch.nn.Module) -> None:

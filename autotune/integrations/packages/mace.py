@@ -14,10 +14,9 @@ from autotune.integrations.acceleration import CONTRACTIONS
 from autotune.integrations.contraction import AcceleratedContraction
 from autotune.integrations.convolution_block import ConvolutionBlock, home_of
 from autotune.integrations.exchange import Exchange, ExchangedConvolution
-from autotune.integrations.ir_mul.radial import AcceleratedRadial
 from autotune.integrations.package_product import PackageProduct
+from autotune.integrations.radial.take_over import RadialBlock
 from autotune.integrations.stand_ins import AcceleratedConvolution
-from autotune.modules.radial.convolution import convolve_radial
 
 # The value of ``conv_fusion`` that says whose convolution it is.
 _OURS = "equitune"
@@ -27,19 +26,8 @@ class MaceConvolution(AcceleratedConvolution):
     """The convolution as MACE calls it."""
 
     def forward(self, node_feats: Tensor, edge_attrs: Tensor, tp_weights: Tensor, edge_index: Tensor) -> Tensor:  # type: ignore[override]
-        """``edge_index`` [2, edges]: senders, then receivers. ``tp_weights``: see :meth:`form_weights_of`."""
-        radial = self.__dict__.get("radial")
-        if radial is not None:
-            return convolve_radial(self, node_feats, edge_attrs, tp_weights, radial.matrix(), *edge_index)
+        """``edge_index`` [2, edges]: senders, then receivers."""
         return super().forward(node_feats, edge_attrs, tp_weights, edge_index[0], edge_index[1])
-
-    def form_weights_of(self, radial: AcceleratedRadial) -> None:
-        """Multiply by the last layer of the block's radial network here, for some edges at a time.
-
-        The network then gives what goes into that layer, and MACE passes it, times the cutoff, as ``tp_weights``.
-        """
-        radial.__dict__["stops_early"] = True
-        self.__dict__["radial"] = radial
 
 
 class ConvertedConvolution(ExchangedConvolution):
@@ -130,5 +118,7 @@ def contraction_of_mace(module: torch.nn.Module) -> str | None:
 
 
 BLOCKS = (_INTERACTION,)
+# MACE multiplies what the network gives by a cutoff, which may as well multiply what goes into its last layer.
+RADIAL_BLOCKS = (RadialBlock(InteractionBlock.module, InteractionBlock.names, "conv_tp_weights", "conv_tp"),)
 EXCHANGES = (ConvertedBlock(),)
 PRODUCT = PackageProduct(contraction_of_mace, AcceleratedContraction, CONTRACTIONS)

@@ -69,16 +69,6 @@ class MaceLayout(ModelLayout):
         if strained is not None and strained.__mro__[1] is kind and "forward" not in model.__dict__:
             model.__class__ = strained
 
-    def stream(self, model: Any) -> int:
-        count = 0
-        for block in model.interactions:
-            convolution, radial = block.conv_tp, block.conv_tp_weights
-            is_ours = isinstance(convolution, MaceConvolution) and isinstance(radial, AcceleratedRadial)
-            if is_ours and radial.can_stop_early:
-                convolution.form_weights_of(radial)
-                count += 1
-        return count
-
     def undo(self, model: torch.nn.Module) -> None:
         if home_of(type(model)) == _STRAINED:
             model.__class__ = type(model).__mro__[1]

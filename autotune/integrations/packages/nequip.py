@@ -1,8 +1,12 @@
-"""NequIP's ``TensorProductScatter``. Read in nequip 0.19.1, ``nequip/nn/_tp_scatter_base.py``."""
+"""NequIP's ``TensorProductScatter``, and the block around it with the radial network.
+
+Read in nequip 0.19.1, ``nequip/nn/_tp_scatter_base.py`` and ``nequip/nn/interaction_block.py``.
+"""
 
 from __future__ import annotations
 
 from autotune.integrations.convolution_block import RetypedBlock
+from autotune.integrations.radial.take_over import RadialBlock
 
 
 class TensorProductScatter(RetypedBlock):
@@ -15,3 +19,4 @@ class TensorProductScatter(RetypedBlock):
 
 
 BLOCKS = (TensorProductScatter(),)
+RADIAL_BLOCKS = (RadialBlock("nequip.nn.interaction_block", ("InteractionBlock",), "edge_mlp", "tp_scatter.tp"),)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from autotune.integrations.convolution_block import RetypedBlock
+from autotune.integrations.radial.take_over import RadialBlock
 
 
 class IrrepsConvolution(RetypedBlock):
@@ -15,3 +16,4 @@ class IrrepsConvolution(RetypedBlock):
 
 
 BLOCKS = (IrrepsConvolution(),)
+RADIAL_BLOCKS = (RadialBlock(IrrepsConvolution.module, IrrepsConvolution.names, "weight_nn", IrrepsConvolution.product),)

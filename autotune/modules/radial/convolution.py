@@ -13,7 +13,7 @@ from kernelgen.ops.radial.convolution import radial_product
 from kernelgen.runtime.graph import row_count
 
 # Bytes of the weights that exist at a time: on a CPU they stay in its caches, on a GPU its kernels need many edges.
-PART_BYTES = {"cpu": 8 << 20, "cuda": 256 << 20}
+PART_BYTES = {"cpu": 4 << 20, "cuda": 256 << 20}
 
 
 class RadialTensorProductConv(TensorProductConv):
@@ -23,7 +23,7 @@ class RadialTensorProductConv(TensorProductConv):
     backward pass keeps the latter: it forms the weights again, at the cost of one more product. The convolution and
     its derivatives are those of ``TensorProductConv(...)(node_feats, edge_attrs, hidden @ matrix, ...)`` to rounding.
 
-    edges_at_a_time: weights exist for so many edges (for more if one receiver has more). None: for some 8 MB of weights
+    edges_at_a_time: weights exist for so many edges (for more if one receiver has more). None: for some 4 MB of weights
     on a CPU, 256 MB on a GPU. The other arguments are those of :class:`autotune.TensorProductConv`. All edges are taken
     at once under torch.compile, torch.export and torch.func. A new graph on a GPU waits for the device once.
     Raises ProblemError for weights that all edges share.
@@ -76,13 +76,19 @@ def convolve_radial(
     *,
     num_nodes: int | None = None,
     edges_at_a_time: int | None = None,
+    always_streamed: bool = True,
 ) -> Tensor:
-    """The convolution of a module with weights ``hidden @ matrix``, by parts of the edges."""
+    """The convolution of a module with weights ``hidden @ matrix``, by parts of the edges.
+
+    always_streamed: if False, a GPU takes all edges at once: its product and kernels are faster so.
+    """
     x, y, hidden, matrix = autocast(node_feats, edge_attrs, hidden, matrix)
     num_out = x.shape[0] if num_nodes is None else row_count("num_nodes", num_nodes)
     edges = y.shape[0]
+    if not always_streamed and x.device.type == "cuda":
+        edges_at_a_time = edges
     if edges_at_a_time is None:
-        edges_at_a_time = max(1, PART_BYTES.get(x.device.type, 8 << 20) // (module.weight_numel * x.element_size()))
+        edges_at_a_time = max(1, PART_BYTES.get(x.device.type, 4 << 20) // (module.weight_numel * x.element_size()))
     # Kernels run on parts, so schedules are those for graphs of their size.
     if type(edges) is int and edges > edges_at_a_time:
         operator = module._operator_of(x, edges_at_a_time, max(1, num_out * edges_at_a_time // edges))

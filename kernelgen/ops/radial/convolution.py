@@ -21,6 +21,7 @@ from kernelgen.errors import InputError
 from kernelgen.ops.autograd import second_gradients, used_slots
 from kernelgen.ops.operator import Operator
 from kernelgen.ops.radial.parts import Part, parts_of
+from kernelgen.ops.radial.transformed import first_transformed, second_transformed
 from kernelgen.ops.torch_ops import no_third_derivative, present
 from kernelgen.runtime.allocation import empty, zeros
 from kernelgen.runtime.arguments import Graph
@@ -83,10 +84,8 @@ class _Forward(torch.autograd.Function):
             return (None,) * 7
         x, y, h, matrix, *_ = ctx.saved_tensors
         if is_transforming(gradients[0]):
-            raise InputError(
-                "gradients of a convolution by parts cannot be batched (is_grads_batched, vmap); take all edges at "
-                "once: edge_weights='whole'"
-            )
+            found = first_transformed((x, y, h, matrix), gradients[0], _of_kernel(wanted), *ctx.rest[:2])
+            return (*found, None, None, None)
         found = _First.apply(x, y, h, matrix, gradients[0], wanted, *ctx.rest)
         return (*found, None, None, None)
 
@@ -115,6 +114,9 @@ class _First(torch.autograd.Function):
         if not wanted or not any(tangent is not None for tangent in tangents):
             return (None,) * 9
         x, y, h, matrix, g, *_ = ctx.saved_tensors
+        if is_transforming(*tangents):
+            given = (x, y, h, matrix), g, tangents, _of_kernel(wanted)
+            return (*second_transformed(*given, *ctx.rest[:2]), *(None,) * 4)
         return (*_Second.apply(x, y, h, matrix, g, *tangents, wanted, *ctx.rest), *(None,) * 4)
 
 

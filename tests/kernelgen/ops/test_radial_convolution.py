@@ -166,3 +166,28 @@ def test_what_does_not_fit() -> None:
     (second,) = torch.autograd.grad(first.square().sum(), y, create_graph=True)
     with pytest.raises(Exception, match="third derivatives"):
         second.sum().backward()
+
+
+@pytest.mark.parametrize("wanted", ["xyhm", "yh", "x"])
+def test_batched_gradients(wanted: str) -> None:
+    """Several cotangents at a time, as Hessians take them, for first and second derivatives."""
+    sender, receiver = graph(False)
+    operator, given = build(PROBLEM, operation="conv", dtype=torch.float64), tensors(150)
+    cotangents = torch.randn(3, NODES, PROBLEM.dim_out, dtype=torch.float64, generator=torch.Generator().manual_seed(7))
+
+    def found(function: Callable[..., Tensor]) -> list[Tensor]:
+        inputs = {name: given[name].clone().requires_grad_(name in wanted) for name in "xyhm"}
+        of, g = [inputs[name] for name in wanted], given["g"].clone().requires_grad_()
+        out = function(*inputs.values())
+        first = torch.autograd.grad(out, of, g, create_graph=True)
+        tangents = [torch.stack([given[f"t{name}"] * factor for factor in (1, -2)]) for name in wanted]
+        second = torch.autograd.grad(
+            first, [*of, g], tangents, is_grads_batched=True, allow_unused=True, retain_graph=True
+        )
+        batched = torch.autograd.grad(out, of, cotangents, is_grads_batched=True)
+        return [*batched, *(torch.zeros(()) if one is None else one for one in second)]
+
+    by_parts = found(lambda *xyhm: radial_product(*xyhm, sender, receiver, NODES, operator, 30))
+    whole = found(lambda x, y, h, m: operator(x, y, h @ m, sender, receiver))
+    for one, other in zip(by_parts, whole, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-11, atol=1e-11)

@@ -1,0 +1,47 @@
+"""Radial networks that end with a matrix product, and can leave that product to a convolution.
+
+Such a network changes its class to a subclass whose ``forward`` stops before the last layer, and whose ``matrix()`` is
+that layer's [hidden, weights] with all constants. Parameters and names in checkpoints stay.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import torch
+
+from autotune.integrations.convolution_block import home_of, retype, take_type_back
+from autotune.integrations.ir_mul.radial import AcceleratedRadial
+
+# By module and name of a network's class: its subclass, in a module that imports the package.
+_SHORTENED = {
+    ("e3nn.nn._fc", "FullyConnectedNet"): "autotune.integrations.blocks.e3nn:ShortenedFullyConnectedNet",
+    ("mace.modules.radial", "RadialMLP"): "autotune.integrations.blocks.mace_radial:ShortenedRadialMLP",
+    ("nequip.nn.mlp", "ScalarMLPFunction"): "autotune.integrations.blocks.nequip:ShortenedScalarMLP",
+}
+
+
+def shorten(network: Any) -> bool:
+    """Have a network stop before its last layer; whether it can."""
+    if network._forward_hooks or network._forward_pre_hooks:
+        return False  # hooks expect the weights
+    if isinstance(network, AcceleratedRadial):
+        if network.can_stop_early:
+            network.__dict__["stops_early"] = True
+        return network.can_stop_early
+    kind = type(network)
+    name = _SHORTENED.get((home_of(kind), kind.__qualname__))
+    if name is None or "forward" in network.__dict__ or isinstance(network, torch.jit.ScriptModule):
+        return False
+    module, _, subclass = name.partition(":")
+    if not getattr(importlib.import_module(module), subclass).can_shorten(network):
+        return False
+    retype(network, name)
+    return True
+
+
+def lengthen(network: torch.nn.Module) -> None:
+    """Undo :func:`shorten`."""
+    for name in _SHORTENED.values():
+        take_type_back(network, name)

@@ -1,0 +1,50 @@
+"""Derivatives that torch transforms (``is_grads_batched``, vmap): for all edges at once, through the torch ops."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from kernelgen.ops.operator import Operator
+from kernelgen.ops.torch_ops import only, present
+from kernelgen.ops.transforms import call
+from kernelgen.runtime.arguments import Graph
+from kernelgen.terms.directions import double_backward
+
+Maybe = Tensor | None
+# x, y, the hidden features h and the matrix m: the weights are w = h m.
+Inputs = tuple[Tensor, Tensor, Tensor, Tensor]
+
+
+def first_transformed(inputs: Inputs, g: Tensor, slots: str, whole: Graph, operator: Operator) -> tuple[Maybe, ...]:
+    """Gradients of x, y, h and m. slots: of the operands x, y and w, whose gradients these need."""
+    x, y, h, m = inputs
+    dx, dy, dw = _gradients((x, y, h @ m), g, slots, whole, operator)
+    return dx, dy, None if dw is None else dw @ m.t(), None if dw is None else h.t() @ dw
+
+
+def second_transformed(
+    inputs: Inputs, g: Tensor, tangents: tuple[Maybe, ...], slots: str, whole: Graph, operator: Operator
+) -> tuple[Maybe, ...]:
+    """Gradients of <tangents, first gradients> by x, y, h, m and g; see ``kernelgen.ops.radial.convolution``."""
+    (x, y, h, m), (tx, ty, th, tm) = inputs, tangents
+    terms = [a @ b for a, b in ((th, m), (h, tm)) if a is not None and b is not None]
+    w, tw = h @ m, sum(terms[1:], terms[0]) if terms else None
+    given = present(tx, ty, tw)
+    outputs = double_backward(given, slots).live_outputs if given else ""
+    dx = dy = dw = dg = gw = None
+    if outputs:
+        arguments = (x, y, w, g, tx, ty, tw, *_edges(whole), outputs, operator.text)
+        dx, dy, dw, dg = only(call("tp_double_backward", *arguments), "xywg", outputs)
+    if "w" in slots and terms:
+        gw = _gradients((x, y, w), g, "w", whole, operator)[2]
+    of_h = [a @ b.t() for a, b in ((dw, m), (gw, tm)) if a is not None and b is not None]
+    of_m = [a.t() @ b for a, b in ((h, dw), (th, gw)) if a is not None and b is not None]
+    return dx, dy, sum(of_h[1:], of_h[0]) if of_h else None, sum(of_m[1:], of_m[0]) if of_m else None, dg
+
+
+def _gradients(xyw: tuple[Tensor, ...], g: Tensor, slots: str, whole: Graph, operator: Operator) -> tuple[Maybe, ...]:
+    return only(call("tp_backward", *xyw, g, *_edges(whole), slots, operator.text), "xyw", slots)
+
+
+def _edges(graph: Graph) -> tuple:
+    return graph.sender, graph.receiver, *graph.order, graph.num_out
