@@ -1,4 +1,4 @@
-"""Imports e3nn, of any supported version. All files of this project take ``o3`` from here.
+"""Imports e3nn, of any supported version. All files of this project take what they need of it from here.
 
 e3nn 0.4 reads a file of constants with ``torch.load`` when it is imported. Since torch 2.6 that function refuses the
 ``slice`` objects in this file, unless they are declared safe. ``mace`` turns the check off for the whole process. Here
@@ -15,5 +15,6 @@ import torch
 _allowing = getattr(torch.serialization, "safe_globals", lambda _: contextlib.nullcontext())
 with _allowing([slice]):
     from e3nn import o3
+    from e3nn.nn import FullyConnectedNet
 
-__all__ = ["o3"]
+__all__ = ["FullyConnectedNet", "o3"]

@@ -23,6 +23,7 @@ from autotune.integrations.radial.take_over import form_weights_inside, undo_wei
 from autotune.integrations.replacement import Replacing, kind_of
 from autotune.integrations.stand_ins import AcceleratedConvolution, StandIn
 from kernelgen.errors import InputError
+from kernelgen.ops.radial.products import EDGE_PRODUCTS
 
 EDGE_WEIGHTS = ("auto", "streamed", "whole")
 
@@ -34,6 +35,7 @@ def accelerate(
     deterministic: bool = False,
     check: bool = True,
     edge_weights: str = "auto",
+    edge_product: str = "float32",
 ) -> Acceleration:
     """Replace e3nn's tensor products and spherical harmonics in ``model``, in place, where a kernel computes the same.
 
@@ -52,7 +54,9 @@ def accelerate(
     edge_weights: where the weights of a convolution's edges are formed, the last product of a radial network.
     ``streamed``: inside the convolution, for some edges at a time (see :class:`autotune.RadialTensorProductConv`).
     That takes less memory; the backward pass forms them again. ``whole``: for all edges at once, as the packages do.
-    ``auto``: streamed on a CPU, where that is faster, and whole on a GPU.
+    ``auto``: streamed on a CPU if the radial network's weights need no gradients, which is faster there; else whole.
+
+    edge_product: how ``streamed`` and ``auto`` multiply, ``float32`` or ``fp16x3``, see the same class.
 
     Some modules stay, with the reason in the result: those compiled by TorchScript or torch.compile, those with a
     ``forward``, parameters or modules of their own, and those that fail when tried. Hooks, parametrizations and pruning
@@ -60,6 +64,8 @@ def accelerate(
     """
     if edge_weights not in EDGE_WEIGHTS:
         raise InputError(f"edge_weights is {edge_weights!r}; expected one of {', '.join(EDGE_WEIGHTS)}")
+    if edge_product not in EDGE_PRODUCTS:
+        raise InputError(f"edge_product is {edge_product!r}; expected one of {', '.join(EDGE_PRODUCTS)}")
     model = _module_of(model)
     replacing = Replacing(strict, deterministic, _sample_of(model) if check else None)
     before = sum(isinstance(module, StandIn) for module in model.modules())
@@ -67,9 +73,11 @@ def accelerate(
     places += [_replaced(replacing, *found) for found in list(_found(model))]
     places += exchange_all(model, replacing)
     kept = f"node features stay in layout mul_ir: {reason}" if reason else ""
-    streamed = edge_weights == "streamed"
-    if edge_weights != "whole" and not form_weights_inside(model, always_streamed=streamed) and streamed:
-        kept = kept or "edge weights are whole: no radial network of MACE, NequIP or SevenNet gives them"
+    if edge_weights != "whole":
+        streamed = edge_weights == "streamed"
+        inside = form_weights_inside(model, always_streamed=streamed, product=edge_product)
+        if streamed and not inside:
+            kept = kept or "edge weights are whole: no radial network of MACE, NequIP or SevenNet gives them"
     return Acceleration(tuple(places), _note(model, before, places) or kept)
 
 

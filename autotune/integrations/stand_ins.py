@@ -133,20 +133,19 @@ class AcceleratedConvolution(ProductStandIn, TensorProductConv):
         super().__init__(**_arguments(original), layout=layout, strict=strict, deterministic=deterministic)
         self._take_place_of(original)
 
-    def form_weights_of(self, network: torch.nn.Module, always_streamed: bool) -> None:
+    def form_weights_of(self, network: torch.nn.Module, **how: Any) -> None:
         """Multiply by the last layer of a radial network here: the network gives what goes into it, as ``weights``.
 
-        always_streamed: as in :func:`autotune.modules.radial.convolution.convolve_radial`.
+        how: options of :func:`autotune.modules.radial.convolution.convolve_radial`.
         """
-        self.__dict__["radial"], self.__dict__["always_streamed"] = network, always_streamed
+        self.__dict__["radial"], self.__dict__["how"] = network, how
 
     def forward(self, x: Tensor, y: Tensor, weights: Tensor, sender: Tensor, receiver: Tensor) -> Tensor:  # type: ignore[override]
         """As :class:`autotune.TensorProductConv`'s; ``weights``: see :meth:`form_weights_of`."""
         radial: Any = self.__dict__.get("radial")
         if radial is None:
             return super().forward(x, y, weights, sender, receiver)
-        given = (x, y, weights, radial.matrix(), sender, receiver)
-        return convolve_radial(self, *given, always_streamed=self.__dict__["always_streamed"])
+        return convolve_radial(self, x, y, weights, radial.matrix(), sender, receiver, **self.__dict__["how"])
 
     def convolve(self, x: Tensor, y: Tensor, weights: Tensor, sender: Tensor, receiver: Tensor) -> Tensor:
         """This class's ``forward``, whatever the arguments of a subclass's."""

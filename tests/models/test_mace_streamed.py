@@ -63,9 +63,16 @@ def test_the_weights_are_never_whole() -> None:
     for option in ("whole", "streamed", "auto"):
         accelerate(model, edge_weights=option)
         kept.clear()
+        model.requires_grad_(False)
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
             results(model, batch, training=False)
         assert any((edges, size) in kept for size in sizes) is (option == "whole")
+        kept.clear()
+        model.requires_grad_(True)
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            results(model, batch)
+        # A training step is faster with whole weights.
+        assert any((edges, size) in kept for size in sizes) is (option != "streamed")
         restore(model)
 
 
@@ -88,8 +95,22 @@ def test_copies_and_files_stream_too() -> None:
         assert (results(other, batch)["energy"] != wanted["energy"]).all()
 
 
+@pytest.mark.parametrize("edge_weights", ["auto", "streamed"])
+def test_products_in_half_precision_have_float32s_accuracy(edge_weights: str) -> None:
+    exact, model = (model_of(NUMBERS, dtype=dtype) for dtype in (torch.float64, torch.float32))
+    model.load_state_dict(exact.state_dict())
+    structures = (imidazole().repeat(2), imidazole())
+    wanted = results(exact, batch_of(exact, *structures))
+    accelerate(model, edge_weights=edge_weights, edge_product="fp16x3")
+    assert all(block.conv_tp.__dict__["how"]["product"] == "fp16x3" for block in model.interactions)
+    found = results(model, batch_of(model, *structures))
+    assert_same({name: value.double() for name, value in found.items()}, wanted, 1e-5)
+
+
 def test_what_cannot_stream_says_so() -> None:
     note = accelerate(torch.nn.Sequential(torch.nn.Linear(2, 2)), edge_weights="streamed").note
     assert "no module of e3nn" in note
     with pytest.raises(InputError, match="edge_weights is 'none'; expected one of auto, streamed, whole"):
         accelerate(model_of(NUMBERS), edge_weights="none")
+    with pytest.raises(InputError, match="edge_product is 'half'; expected one of float32, fp16x3"):
+        accelerate(model_of(NUMBERS), edge_product="half")

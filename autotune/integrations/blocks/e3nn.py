@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from e3nn.nn import FullyConnectedNet
 from torch import Tensor
+
+from kernelgen.e3nn_import import FullyConnectedNet
 
 
 class ShortenedFullyConnectedNet(FullyConnectedNet):

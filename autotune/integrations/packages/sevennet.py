@@ -16,4 +16,6 @@ class IrrepsConvolution(RetypedBlock):
 
 
 BLOCKS = (IrrepsConvolution(),)
-RADIAL_BLOCKS = (RadialBlock(IrrepsConvolution.module, IrrepsConvolution.names, "weight_nn", IrrepsConvolution.product),)
+RADIAL_BLOCKS = (
+    RadialBlock(IrrepsConvolution.module, IrrepsConvolution.names, "weight_nn", IrrepsConvolution.product),
+)

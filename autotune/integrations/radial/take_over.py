@@ -6,7 +6,7 @@ Every file of ``packages/`` may have ``RADIAL_BLOCKS``: its kinds of such blocks
 from __future__ import annotations
 
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -35,10 +35,10 @@ def _known() -> tuple[RadialBlock, ...]:
     return tuple(one for found in collected("autotune.integrations.packages", "RADIAL_BLOCKS") for one in found)
 
 
-def form_weights_inside(model: torch.nn.Module, always_streamed: bool) -> int:
+def form_weights_inside(model: torch.nn.Module, **how: Any) -> int:
     """Have convolutions form the weights of their edges; the number of those that do.
 
-    always_streamed: for some edges at a time on every device; else only where that is faster.
+    how: options of :func:`autotune.modules.radial.convolution.convolve_radial`.
     """
     count = 0
     for block in list(model.modules()):
@@ -46,7 +46,7 @@ def form_weights_inside(model: torch.nn.Module, always_streamed: bool) -> int:
             if kind.matches(block):
                 convolution, network = block.get_submodule(kind.convolution), block.get_submodule(kind.network)
                 if isinstance(convolution, AcceleratedConvolution) and shorten(network):
-                    convolution.form_weights_of(network, always_streamed)
+                    convolution.form_weights_of(network, **how)
                     count += 1
     return count
 

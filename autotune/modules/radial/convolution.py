@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from autotune.modules.base import autocast
 from autotune.modules.tensor_product import Irreps, TensorProductConv
 from kernelgen.errors import InputError, ProblemError
 from kernelgen.ops.radial.convolution import radial_product
+from kernelgen.ops.radial.products import EDGE_PRODUCTS
 from kernelgen.runtime.graph import row_count
 
 # Bytes of the weights that exist at a time: on a CPU they stay in its caches, on a GPU its kernels need many edges.
@@ -26,18 +28,29 @@ class RadialTensorProductConv(TensorProductConv):
     edges_at_a_time: weights exist for so many edges (for more if one receiver has more). None: for some 4 MB of weights
     on a CPU, 256 MB on a GPU. The other arguments are those of :class:`autotune.TensorProductConv`. All edges are taken
     at once under torch.compile, torch.export and torch.func. A new graph on a GPU waits for the device once.
+    product: ``float32`` is torch's matrix product with torch's settings; ``fp16x3`` takes three products in half
+    precision, with errors of float32's class, see ``kernelgen.ops.radial.products``. It is for GPUs, needs torch 2.8 or
+    later, and applies to float32 outside of torch.compile; elsewhere torch's product is used.
     Raises ProblemError for weights that all edges share.
     """
 
     def __init__(
-        self, irreps_in1: Irreps, irreps_in2: Irreps, *args: Any, edges_at_a_time: int | None = None, **options: Any
+        self,
+        irreps_in1: Irreps,
+        irreps_in2: Irreps,
+        *args: Any,
+        edges_at_a_time: int | None = None,
+        product: str = "float32",
+        **options: Any,
     ) -> None:
         super().__init__(irreps_in1, irreps_in2, *args, **options)
         if self.shared_weights:
             raise ProblemError("shared_weights=True: a radial network gives each edge weights of its own")
         if edges_at_a_time is not None and edges_at_a_time < 1:
             raise ProblemError(f"edges_at_a_time is {edges_at_a_time}; expected at least 1, or None")
-        self.edges_at_a_time = edges_at_a_time
+        if product not in EDGE_PRODUCTS:
+            raise ProblemError(f"product is {product!r}; expected one of {', '.join(EDGE_PRODUCTS)}")
+        self.edges_at_a_time, self.product = edges_at_a_time, product
 
     def forward(  # type: ignore[override]
         self,
@@ -62,7 +75,9 @@ class RadialTensorProductConv(TensorProductConv):
                 raise InputError(f"scale is {tuple(scale.shape)}; expected ({hidden.shape[0]},), one for each edge")
             hidden = hidden * scale.view(-1, 1)
         given = (node_feats, edge_attrs, hidden, matrix, sender, receiver)
-        return convolve_radial(self, *given, num_nodes=num_nodes, edges_at_a_time=self.edges_at_a_time)
+        return convolve_radial(
+            self, *given, num_nodes=num_nodes, edges_at_a_time=self.edges_at_a_time, product=self.product
+        )
 
 
 def convolve_radial(
@@ -77,15 +92,17 @@ def convolve_radial(
     num_nodes: int | None = None,
     edges_at_a_time: int | None = None,
     always_streamed: bool = True,
+    product: str = "float32",
 ) -> Tensor:
     """The convolution of a module with weights ``hidden @ matrix``, by parts of the edges.
 
-    always_streamed: if False, a GPU takes all edges at once: its product and kernels are faster so.
+    always_streamed: if False, all edges are taken at once where that is faster: on a GPU, and where the matrix needs a
+    gradient, because the passes of a training step on values and forces are no longer one.
     """
     x, y, hidden, matrix = autocast(node_feats, edge_attrs, hidden, matrix)
     num_out = x.shape[0] if num_nodes is None else row_count("num_nodes", num_nodes)
     edges = y.shape[0]
-    if not always_streamed and x.device.type == "cuda":
+    if not always_streamed and (x.device.type == "cuda" or (matrix.requires_grad and torch.is_grad_enabled())):
         edges_at_a_time = edges
     if edges_at_a_time is None:
         edges_at_a_time = max(1, PART_BYTES.get(x.device.type, 4 << 20) // (module.weight_numel * x.element_size()))
@@ -94,4 +111,4 @@ def convolve_radial(
         operator = module._operator_of(x, edges_at_a_time, max(1, num_out * edges_at_a_time // edges))
     else:
         operator = module._operator_of(x, edges, num_out)
-    return radial_product(x, y, hidden, matrix, sender, receiver, num_out, operator, edges_at_a_time)
+    return radial_product(x, y, hidden, matrix, sender, receiver, num_out, operator, edges_at_a_time, product)

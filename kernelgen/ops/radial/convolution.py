@@ -21,6 +21,7 @@ from kernelgen.errors import InputError
 from kernelgen.ops.autograd import second_gradients, used_slots
 from kernelgen.ops.operator import Operator
 from kernelgen.ops.radial.parts import Part, parts_of
+from kernelgen.ops.radial.products import EDGE_PRODUCTS, can_split, multiply_of, scaled
 from kernelgen.ops.radial.transformed import first_transformed, second_transformed
 from kernelgen.ops.torch_ops import no_third_derivative, present
 from kernelgen.runtime.allocation import empty, zeros
@@ -43,35 +44,47 @@ def radial_product(
     num_out: int,
     operator: Operator,
     most_edges: int,
+    product: str = "float32",
 ) -> Tensor:
     """The convolution with weights ``h @ matrix``, by parts of at most ``most_edges`` edges.
 
-    x, y, sender, receiver and num_out: as the operator's. h [edges, hidden], matrix [hidden, weight_numel]. What torch
-    traces or transforms is computed for all edges at once. Raises InputError for other shapes, and for shared weights.
+    x, y, sender, receiver and num_out: as the operator's. h [edges, hidden], matrix [hidden, weight_numel].
+    product: one of ``EDGE_PRODUCTS`` of ``kernelgen.ops.radial.products``; float32's where it cannot be used. What
+    torch traces or transforms is computed for all edges at once. Raises InputError for other shapes, and for shared
+    weights.
     """
     if operator.shared_weights or h.dim() != 2 or matrix.shape != (h.shape[1], operator.problem.weight_numel):
         raise InputError(
             f"h is {tuple(h.shape)} and the matrix {tuple(matrix.shape)}; expected (edges, hidden) and "
             f"(hidden, {operator.problem.weight_numel}), for a convolution with weights of each edge"
         )
-    if not is_eager(x, y, h, matrix) or is_transforming(x, y, h, matrix) or y.shape[0] <= most_edges:
+    if product not in EDGE_PRODUCTS:
+        raise InputError(f"product is {product!r}; expected one of {', '.join(EDGE_PRODUCTS)}")
+    if not is_eager(x, y, h, matrix) or is_transforming(x, y, h, matrix):
         return operator(x, y, h @ matrix, sender, receiver, num_out=num_out)
     if h.shape[0] != y.shape[0]:
         raise InputError(f"h has {h.shape[0]} rows; expected {y.shape[0]}, one for each row of y")
+    if product != "float32" and can_split(h, matrix):
+        y, h, matrix = scaled(y, h, matrix)
+    else:
+        product = "float32"
+    multiply = multiply_of(product)
+    if y.shape[0] <= most_edges:
+        return operator(x, y, multiply(h, matrix), sender, receiver, num_out=num_out)
     whole = operator.graph(x, y, sender, receiver, num_out, None)  # parts have orders of their own
-    return _Forward.apply(x, y, h, matrix, whole, operator, parts_of(operator, whole, most_edges))
+    return _Forward.apply(x, y, h, matrix, whole, operator, parts_of(operator, whole, most_edges), multiply)
 
 
 class _Forward(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *given: Any) -> Tensor:
-        x, y, h, matrix, whole, operator, parts = given
+        x, y, h, matrix, whole, operator, parts, multiply = given
         # The indices too: autograd notices writes to them.
         ctx.save_for_backward(x, y, h, matrix, *whole.saved)
-        ctx.rest = whole, operator, parts
+        ctx.rest = whole, operator, parts, multiply
         out = empty(whole.shapes["g"], x)
         for part in parts:
-            w = torch.mm(part.rows(h), matrix)
+            w = multiply(part.rows(h), matrix)
             operands = (x, None, part.rows(y), None, w, None, None, None)
             out[part.begin : part.end] = operator.run_on(part.graph, forward(), operands)["g"]
             del w, operands
@@ -81,27 +94,27 @@ class _Forward(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Maybe, ...]:
         wanted = used_slots(ctx, _SLOTS)
         if not wanted:
-            return (None,) * 7
+            return (None,) * 8
         x, y, h, matrix, *_ = ctx.saved_tensors
         if is_transforming(gradients[0]):
             found = first_transformed((x, y, h, matrix), gradients[0], _of_kernel(wanted), *ctx.rest[:2])
-            return (*found, None, None, None)
+            return (*found, *(None,) * 4)
         found = _First.apply(x, y, h, matrix, gradients[0], wanted, *ctx.rest)
-        return (*found, None, None, None)
+        return (*found, *(None,) * 4)
 
 
 class _First(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *given: Any) -> tuple[Maybe, ...]:
-        x, y, h, matrix, g, wanted, whole, operator, parts = given
+        x, y, h, matrix, g, wanted, whole, operator, parts, multiply = given
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(x, y, h, matrix, g, *whole.saved)
-        ctx.rest = whole, operator, parts
+        ctx.rest = whole, operator, parts, multiply
         slots = _of_kernel(wanted)
         sums = Sums(wanted, whole, x=x, h=h, m=matrix)
         for part in parts:
             of_h = part.rows(h)
-            w = torch.mm(of_h, matrix) if "w" in backward(slots).operands else None
+            w = multiply(of_h, matrix) if "w" in backward(slots).operands else None
             operands = (x, None, part.rows(y), None, w, None, g[part.begin : part.end], None)
             found = operator.run_on(part.graph, backward(slots), operands)
             sums.add(part, found, ((found.get("w"), matrix, of_h),))
@@ -112,12 +125,12 @@ class _First(torch.autograd.Function):
     def backward(ctx: Any, *tangents: Maybe) -> tuple[Maybe, ...]:
         wanted = used_slots(ctx, _SLOTS + "g")
         if not wanted or not any(tangent is not None for tangent in tangents):
-            return (None,) * 9
+            return (None,) * 10
         x, y, h, matrix, g, *_ = ctx.saved_tensors
         if is_transforming(*tangents):
             given = (x, y, h, matrix), g, tangents, _of_kernel(wanted)
-            return (*second_transformed(*given, *ctx.rest[:2]), *(None,) * 4)
-        return (*_Second.apply(x, y, h, matrix, g, *tangents, wanted, *ctx.rest), *(None,) * 4)
+            return (*second_transformed(*given, *ctx.rest[:2]), *(None,) * 5)
+        return (*_Second.apply(x, y, h, matrix, g, *tangents, wanted, *ctx.rest), *(None,) * 5)
 
 
 class _Second(torch.autograd.Function):
@@ -125,13 +138,13 @@ class _Second(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *given: Any) -> tuple[Maybe, ...]:
-        x, y, h, matrix, g, tx, ty, th, tm, wanted, whole, operator, parts = given
+        x, y, h, matrix, g, tx, ty, th, tm, wanted, whole, operator, parts, multiply = given
         slots = _of_kernel(wanted)
         sums = Sums(wanted, whole, x=x, h=h, m=matrix)
         for part in parts:
             of_h, of_y, of_g = part.rows(h), part.rows(y), g[part.begin : part.end]
             of_ty, of_th = (None if tangent is None else part.rows(tangent) for tangent in (ty, th))
-            w, tw = torch.mm(of_h, matrix), None
+            w, tw = multiply(of_h, matrix), None
             if of_th is not None:
                 tw = torch.mm(of_th, matrix)
             if tm is not None:
