@@ -19,6 +19,7 @@ from autotune.integrations.acceleration import CONVOLUTIONS, PRODUCTS, Accelerat
 from autotune.integrations.convolution_block import ConvolutionBlock, known_blocks
 from autotune.integrations.exchange import ExchangedConvolution, exchange_all
 from autotune.integrations.ir_mul.model import change_layouts, undo_layouts
+from autotune.integrations.ir_mul.stand_in import NodeStandIn
 from autotune.integrations.radial.take_over import form_weights_inside, undo_weights_inside
 from autotune.integrations.replacement import Replacing, kind_of
 from autotune.integrations.stand_ins import AcceleratedConvolution, StandIn
@@ -166,11 +167,14 @@ def _note(model: torch.nn.Module, before: int, places: list[Place]) -> str:
 
 
 def _found(model: torch.nn.Module) -> Iterator[tuple[torch.nn.Module | None, str, str, torch.nn.Module]]:
-    """Parent, attribute, full name and module of every such e3nn module; a shared one appears several times."""
+    """Parent, attribute, full name and module of every such e3nn module; a shared one appears several times.
+
+    What a stand-in keeps of its original is not called.
+    """
     if kind_of(model) is not None:
         yield None, "", "(the model)", model
     for prefix, parent in model.named_modules():
-        for attribute, child in _children(parent):
+        for attribute, child in () if isinstance(parent, NodeStandIn) else _children(parent):
             if kind_of(child) is not None:
                 yield parent, attribute, f"{prefix}.{attribute}".lstrip("."), child
 

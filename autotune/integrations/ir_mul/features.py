@@ -31,7 +31,7 @@ class FlatFeatures(NodeStandIn):
         return found.unflatten(1, (-1, irreps[0].mul)).transpose(1, 2), self.original.forward(x)
 
 
-class IrMulGate(NodeStandIn):
+class TaughtGate(NodeStandIn):
     """Replaces MACE's gate by a copy of it that takes ``ir_mul``: a gate has no parameters."""
 
     original: Any

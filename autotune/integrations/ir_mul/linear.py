@@ -16,7 +16,7 @@ from autotune.modules.base import autocast
 from autotune.modules.path_weights import check_last
 from autotune.workload.tensors import relayout
 from kernelgen.errors import UnsupportedError
-from kernelgen.problem.irreps import blocks_of
+from kernelgen.problem.irreps import Block, blocks_of
 
 
 @dataclass(frozen=True)
@@ -144,16 +144,22 @@ def _rest(path: Path) -> tuple[int, int, float]:
 
 
 class AcceleratedLinear(NodeStandIn):
-    """Replaces one ``e3nn.o3.Linear`` with weights of its own."""
+    """Replaces one ``e3nn.o3.Linear`` with weights of its own.
+
+    irreps_in: the irreps of what it is given, if its own are these with neighbours joined.
+    """
 
     original: Any
     detail = "matrix products in layout ir_mul"
 
-    def __init__(self, original: Any, **_: Any) -> None:
+    def __init__(self, original: Any, irreps_in: str | None = None, **_: Any) -> None:
         super().__init__()
         if not (original.internal_weights and original.shared_weights) or original.weight.dim() > 1:
             raise UnsupportedError("its weights are not one row of its own")
-        self.__dict__["form"] = BlockMatrices(_paths_of(original), (original.irreps_in.dim, original.irreps_out.dim))
+        given = str(original.irreps_in) if irreps_in is None else irreps_in
+        paths = _paths_of(original, _parts_of_blocks(given, str(original.irreps_in)))
+        self.__dict__["form"] = BlockMatrices(paths, (original.irreps_in.dim, original.irreps_out.dim))
+        self.__dict__["given"] = given
         self.__dict__["biased"] = _biased(original)
         self._take_place_of(original)
 
@@ -172,7 +178,7 @@ class AcceleratedLinear(NodeStandIn):
         return found.reshape(*features.shape[:-1], found.shape[1])
 
     def both_results(self, draw: Draw) -> tuple[Tensor, Tensor]:
-        irreps = (str(self.irreps_in), str(self.irreps_out))
+        irreps = (self.given, str(self.irreps_out))
         (x,) = draw((16, self.irreps_in.dim))
         found = relayout(self.forward(relayout(x, irreps[0], "mul_ir", "ir_mul")), irreps[1], "ir_mul", "mul_ir")
         return found, self.original.forward(x)
@@ -183,16 +189,40 @@ def _joined_row(found: dict[tuple[int, int], Tensor], like: Tensor) -> Tensor:
     return joined({offset: bias[None] for (offset, _), bias in found.items()}, like.shape[1], like[:1])[0]
 
 
-def _paths_of(linear: Any) -> list[Path]:
-    inputs, outputs = blocks_of(str(linear.irreps_in)), blocks_of(str(linear.irreps_out))
+def _paths_of(linear: Any, parts: list[list[Block]]) -> list[Path]:
+    """parts: for each block of the input, those that it is given in."""
+    outputs = blocks_of(str(linear.irreps_out))
     found, at = [], 0
     for step in linear.instructions:
         if step.i_in < 0 or 0 in step.path_shape:  # biases have no input block
             continue
-        first, last = inputs[step.i_in], outputs[step.i_out]
-        found.append(Path(first.offset, last.offset, at, first.mul, last.mul, last.dim, float(step.path_weight)))
-        at += found[-1].numel
+        last, coefficient = outputs[step.i_out], float(step.path_weight)
+        for part in parts[step.i_in]:
+            found.append(Path(part.offset, last.offset, at, part.mul, last.mul, last.dim, coefficient))
+            at += found[-1].numel
     return found
+
+
+def _parts_of_blocks(given: str, joined_irreps: str) -> list[list[Block]]:
+    """For each block of irreps, the blocks that are neighbours in ``given`` and make it up."""
+    left = [block for block in blocks_of(given) if block.mul]
+    found = []
+    for whole in blocks_of(joined_irreps):
+        parts: list[Block] = []
+        while (
+            sum(part.mul for part in parts) < whole.mul
+            and left
+            and left[0].text.split("x")[1] == whole.text.split("x")[1]
+        ):
+            parts.append(left.pop(0))
+        if sum(part.mul for part in parts) != whole.mul:
+            raise UnsupportedError(f"it takes {joined_irreps}, and is given {given}")
+        found.append(parts)
+    return found
+
+
+def _irrep(block: Block) -> str:
+    return block.text.partition("x")[2]
 
 
 def _biased(linear: Any) -> tuple[tuple[int, int], ...]:

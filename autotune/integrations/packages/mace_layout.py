@@ -16,7 +16,7 @@ from torch import Tensor
 from autotune.integrations.acceleration import ARRANGEMENTS, CONTRACTIONS, CONVOLUTIONS, LINEARS, PRODUCTS, RADIALS
 from autotune.integrations.contraction import AcceleratedContraction
 from autotune.integrations.convolution_block import home_of
-from autotune.integrations.ir_mul.features import FlatFeatures, IrMulGate
+from autotune.integrations.ir_mul.features import FlatFeatures, TaughtGate
 from autotune.integrations.ir_mul.linear import AcceleratedLinear
 from autotune.integrations.ir_mul.model import ModelLayout, Part
 from autotune.integrations.ir_mul.radial import AcceleratedRadial
@@ -149,7 +149,7 @@ def _other_parts(block: torch.nn.Module, prefix: str, done: tuple[str, ...] = ()
             _check_product(child)
             yield Part(block, attribute, name, PRODUCTS, SpeciesProduct)
         elif type(child).__name__ == "GatedEquivariantBlock" and hasattr(child, "_layout_is_ir_mul"):
-            yield Part(block, attribute, name, ARRANGEMENTS, IrMulGate)
+            yield Part(block, attribute, name, ARRANGEMENTS, TaughtGate)
         elif home_of(type(child)) == "e3nn.nn._fc" and type(child).__name__ == "FullyConnectedNet":
             yield Part(block, attribute, name, RADIALS, AcceleratedRadial)
         elif type(child).__name__ not in _INDIFFERENT:
