@@ -15,6 +15,6 @@ import torch
 _allowing = getattr(torch.serialization, "safe_globals", lambda _: contextlib.nullcontext())
 with _allowing([slice]):
     from e3nn import o3
-    from e3nn.nn import FullyConnectedNet
+    from e3nn.nn import FullyConnectedNet, Gate
 
-__all__ = ["FullyConnectedNet", "o3"]
+__all__ = ["FullyConnectedNet", "Gate", "o3"]

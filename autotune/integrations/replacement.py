@@ -143,6 +143,14 @@ def what_would_be_lost(module: torch.nn.Module, kind: type[torch.nn.Module]) -> 
     return ""
 
 
+def check_e3nn(module: torch.nn.Module, kind: type[torch.nn.Module]) -> None:
+    """UnsupportedError unless it is of that e3nn class, and does what the class does."""
+    if e3nn_class(module, kind) is None:
+        raise UnsupportedError(f"a {kind.__name__} is a {type(module).__name__}, not e3nn's")
+    if reason := what_would_be_lost(module, kind):
+        raise UnsupportedError(reason)
+
+
 def normal(like: torch.Tensor, *shapes: tuple[int, ...]) -> list[torch.Tensor]:
     """Random inputs, the same at every call."""
     if like.dtype not in TOLERANCE:

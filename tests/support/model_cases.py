@@ -117,6 +117,8 @@ def accelerated(stock: torch.nn.Module, convolutions: int) -> torch.nn.Module:
     kept = [place for place in table.places if not place.replaced]
     assert not kept, str(table)
     assert fused(model) == convolutions, str(table)
+    layouts = {module.layout for module in model.modules() if isinstance(module, AcceleratedConvolution)}
+    assert layouts == {"ir_mul"} and table.note == "", str(table)
     return model
 
 

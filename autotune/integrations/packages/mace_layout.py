@@ -23,7 +23,7 @@ from autotune.integrations.ir_mul.radial import AcceleratedRadial
 from autotune.integrations.ir_mul.species_product import SpeciesProduct
 from autotune.integrations.ir_mul.transposed import TransposedContraction
 from autotune.integrations.packages.mace import MaceConvolution, block_of, contraction_of_mace
-from autotune.integrations.replacement import e3nn_class, what_would_be_lost
+from autotune.integrations.replacement import check_e3nn, e3nn_class
 from autotune.workload.tensors import to_mul_ir
 from kernelgen.e3nn_import import o3
 from kernelgen.errors import UnsupportedError
@@ -97,10 +97,7 @@ def _check_class(block: torch.nn.Module, names: tuple[str, ...]) -> None:
 
 
 def _linear(module: torch.nn.Module) -> type[AcceleratedLinear]:
-    if e3nn_class(module, o3.Linear) is None:
-        raise UnsupportedError(f"a linear layer is a {type(module).__name__}, not e3nn's")
-    if reason := what_would_be_lost(module, o3.Linear):
-        raise UnsupportedError(reason)
+    check_e3nn(module, o3.Linear)
     return AcceleratedLinear
 
 
@@ -110,7 +107,7 @@ def _parts_of_interaction(block: Any, prefix: str) -> Iterator[Part]:
         raise UnsupportedError(f"{prefix.rstrip('.')} is a {type(block).__name__}, or its product is not e3nn's")
     _check_class(block, kind.names)
     convolution = functools.partial(MaceConvolution, layout="ir_mul")
-    _check_product(block.conv_tp)
+    check_e3nn(block.conv_tp, o3.TensorProduct)
     yield Part(block, "conv_tp", f"{prefix}conv_tp", CONVOLUTIONS, convolution, kind)
     yield Part(block, "reshape", f"{prefix}reshape", ARRANGEMENTS, FlatFeatures)
     yield from _other_parts(block, prefix, ("conv_tp", "reshape"))
@@ -146,7 +143,7 @@ def _other_parts(block: torch.nn.Module, prefix: str, done: tuple[str, ...] = ()
         if e3nn_class(child, o3.Linear) is not None:
             yield Part(block, attribute, name, LINEARS, _linear(child))
         elif e3nn_class(child, o3.TensorProduct) is not None:
-            _check_product(child)
+            check_e3nn(child, o3.TensorProduct)
             yield Part(block, attribute, name, PRODUCTS, SpeciesProduct)
         elif type(child).__name__ == "GatedEquivariantBlock" and hasattr(child, "_layout_is_ir_mul"):
             yield Part(block, attribute, name, ARRANGEMENTS, TaughtGate)
@@ -154,13 +151,6 @@ def _other_parts(block: torch.nn.Module, prefix: str, done: tuple[str, ...] = ()
             yield Part(block, attribute, name, RADIALS, AcceleratedRadial)
         elif type(child).__name__ not in _INDIFFERENT:
             raise UnsupportedError(f"{name} is a {type(child).__name__}, which takes e3nn's layout")
-
-
-def _check_product(product: torch.nn.Module) -> None:
-    if e3nn_class(product, o3.TensorProduct) is None:
-        raise UnsupportedError(f"a product is a {type(product).__name__}, not e3nn's")
-    if reason := what_would_be_lost(product, o3.TensorProduct):
-        raise UnsupportedError(reason)
 
 
 LAYOUTS = (MaceLayout(),)

@@ -21,7 +21,7 @@ from autotune.integrations.ir_mul.outline import check_same, outline
 from autotune.integrations.ir_mul.radial import AcceleratedRadial
 from autotune.integrations.ir_mul.species_product import SpeciesProduct
 from autotune.integrations.packages.sevennet import BLOCKS
-from autotune.integrations.replacement import e3nn_class, what_would_be_lost
+from autotune.integrations.replacement import check_e3nn, e3nn_class
 from autotune.integrations.stand_ins import AcceleratedConvolution
 from kernelgen.e3nn_import import FullyConnectedNet, o3
 from kernelgen.errors import UnsupportedError
@@ -84,7 +84,7 @@ class _Walk:
 
     def _linear(self, name: str, module: Any) -> Iterator[Part]:
         linear = module.linear
-        _check_e3nn(linear, o3.Linear)
+        check_e3nn(linear, o3.Linear)
         given = self.features or str(linear.irreps_in)
         if getattr(module, "num_modalities", 0) > 1 and self.features:
             given += f"+{module.num_modalities}x0e"
@@ -97,7 +97,7 @@ class _Walk:
 
     def _product(self, name: str, module: Any) -> Iterator[Part]:
         product = module.fc_tensor_product
-        _check_e3nn(product, o3.TensorProduct)
+        check_e3nn(product, o3.TensorProduct)
         check_same(self.features, product.irreps_in1, name)
         yield Part(module, "fc_tensor_product", f"{name}.fc_tensor_product", PRODUCTS, SpeciesProduct)
         self.connection = str(product.irreps_out)
@@ -109,7 +109,7 @@ class _Walk:
     def _convolution(self, name: str, module: Any) -> Iterator[Part]:
         (block,) = BLOCKS
         product = module.convolution
-        _check_e3nn(product, o3.TensorProduct)
+        check_e3nn(product, o3.TensorProduct)
         check_same(self.features, product.irreps_in1, name)
         kind = functools.partial(AcceleratedConvolution, layout="ir_mul")
         yield Part(module, "convolution", f"{name}.convolution", CONVOLUTIONS, kind, block)
@@ -122,13 +122,6 @@ class _Walk:
         check_same(self.features, module.gate.irreps_in, name)
         yield Part(module, "gate", f"{name}.gate", ARRANGEMENTS, IrMulGate)
         self.features = str(module.gate.irreps_out)
-
-
-def _check_e3nn(module: torch.nn.Module, kind: type[torch.nn.Module]) -> None:
-    if e3nn_class(module, kind) is None:
-        raise UnsupportedError(f"a {kind.__name__} is a {type(module).__name__}, not e3nn's")
-    if reason := what_would_be_lost(module, kind):
-        raise UnsupportedError(reason)
 
 
 LAYOUTS = (SevenNetLayout(),)
