@@ -1,13 +1,17 @@
-"""NequIP's ``TensorProductScatter`` as one convolution, and its radial network without the last layer."""
+"""NequIP's blocks: the convolution as one, self-connections by type, the radial network without its last layer."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
+from nequip.data import AtomicDataDict
 from nequip.nn._tp_scatter_base import TensorProductScatter
+from nequip.nn.interaction_block import InteractionBlock
 from nequip.nn.mlp import ScalarMLPFunction
 from torch import Tensor
+
+from autotune.integrations.ir_mul.typed_product import NODE_TYPES
 
 
 class FusedTensorProductScatter(TensorProductScatter):
@@ -16,6 +20,21 @@ class FusedTensorProductScatter(TensorProductScatter):
     def forward(self, x: Tensor, edge_attr: Tensor, edge_weight: Tensor, edge_dst: Tensor, edge_src: Tensor) -> Tensor:
         """As NequIP's: gather by ``edge_src``, sum by ``edge_dst``."""
         return self.tp(x, edge_attr, edge_weight, edge_src, edge_dst)
+
+
+class TypedInteractionBlock(InteractionBlock):
+    """``sc`` is an :class:`autotune.integrations.ir_mul.typed_product.TypedProduct`."""
+
+    def forward(self, data: AtomicDataDict.Type) -> AtomicDataDict.Type:
+        """As NequIP's, whose self-connection also sees the types of the nodes."""
+        stock = cast(type[InteractionBlock], type(self).__mro__[1]).forward
+        if torch.compiler.is_compiling():
+            return stock(self, data)
+        token = NODE_TYPES.set(data[AtomicDataDict.ATOM_TYPE_KEY].view(-1))
+        try:
+            return stock(self, data)
+        finally:
+            NODE_TYPES.reset(token)
 
 
 class ShortenedScalarMLP(ScalarMLPFunction):

@@ -78,6 +78,31 @@ def species_of(node_attrs: Tensor) -> Species | None:
     return known.facts[stream]
 
 
+def types_of(types: Tensor, count: int) -> tuple[Species, Tensor]:
+    """The nodes by type, int64 [nodes] below ``count``, and a node of each type.
+
+    On a CPU types are numbered anew, those that occur alone. On a GPU all keep their numbers, and those that do not
+    occur have node 0.
+    """
+    known = _KNOWN.find(types, types)
+    if known is None:
+        return _by_types(types, count)
+    stream = torch.cuda.current_stream(types.device).cuda_stream if types.is_cuda else 0
+    key = ("types", count, stream)
+    if key not in known.facts:
+        with torch.inference_mode(False):
+            known.facts[key] = _by_types(types, count)
+    return known.facts[key]
+
+
+def _by_types(types: Tensor, count: int) -> tuple[Species, Tensor]:
+    nodes = torch.arange(len(types), device=types.device)
+    if types.is_cuda:
+        return chunked_species(types, count), types.new_zeros(count).scatter_(0, types, nodes)
+    found, elements = torch.unique(types, return_inverse=True)
+    return sorted_species(elements), torch.empty_like(found).scatter_(0, elements, nodes)
+
+
 def elements_of(node_attrs: Tensor) -> Tensor | None:
     """The number of each node's element, int64; also in traced code, which asserts that rows are one-hot."""
     if torch.compiler.is_compiling() and not node_attrs.requires_grad:

@@ -19,10 +19,10 @@ from autotune.integrations.convolution_block import home_of
 from autotune.integrations.ir_mul.features import FlatFeatures, TaughtGate
 from autotune.integrations.ir_mul.linear import AcceleratedLinear
 from autotune.integrations.ir_mul.model import ModelLayout, Part
-from autotune.integrations.ir_mul.radial import AcceleratedRadial
 from autotune.integrations.ir_mul.species_product import SpeciesProduct
 from autotune.integrations.ir_mul.transposed import TransposedContraction
 from autotune.integrations.packages.mace import MaceConvolution, block_of, contraction_of_mace
+from autotune.integrations.radial.folded import AcceleratedRadial
 from autotune.integrations.replacement import check_e3nn, e3nn_class
 from autotune.workload.tensors import to_mul_ir
 from kernelgen.e3nn_import import o3

@@ -13,12 +13,13 @@ from typing import Any
 import torch
 
 from autotune.integrations.acceleration import ARRANGEMENTS, CONVOLUTIONS, LINEARS, PRODUCTS
-from autotune.integrations.convolution_block import home_of
+from autotune.integrations.convolution_block import RetypedBlock, home_of
 from autotune.integrations.ir_mul.gate import IrMulGate
 from autotune.integrations.ir_mul.linear import AcceleratedLinear
 from autotune.integrations.ir_mul.model import ModelLayout, Part
 from autotune.integrations.ir_mul.outline import check_same, outline
 from autotune.integrations.ir_mul.species_product import SpeciesProduct
+from autotune.integrations.ir_mul.typed_product import TypedProduct
 from autotune.integrations.packages.nequip import BLOCKS
 from autotune.integrations.replacement import check_e3nn, e3nn_class
 from autotune.integrations.stand_ins import AcceleratedConvolution
@@ -36,6 +37,18 @@ _INDIFFERENT = (
 )
 
 
+class InteractionBlock(RetypedBlock):
+    """The block around the convolution, told to show the nodes' types to its self-connection."""
+
+    module = f"{_HOME}interaction_block"
+    names = ("InteractionBlock",)
+    product = "sc"
+    fused = "autotune.integrations.blocks.nequip:TypedInteractionBlock"
+
+
+_TYPED = InteractionBlock()
+
+
 class NequIPLayout(ModelLayout):
     """NequIP's sequence of modules with convolution layers in it."""
 
@@ -47,11 +60,11 @@ class NequIPLayout(ModelLayout):
         return is_sequence and any(_is_layer(module) for module in model._modules.values())
 
     def parts(self, model: Any) -> Iterator[Part]:
-        features = None
+        features, types = None, _types_of(model)
         for name, module in model._modules.items():
             kind = type(module)
             if _is_layer(module):
-                features = yield from _parts_of_layer(module, name, features)
+                features = yield from _parts_of_layer(module, name, features, types)
             elif (
                 not home_of(kind).startswith(_HOME) or kind.__name__ not in _INDIFFERENT or "forward" in module.__dict__
             ):
@@ -63,11 +76,19 @@ class NequIPLayout(ModelLayout):
         """Nothing: what users see are scalars."""
 
     def undo(self, model: torch.nn.Module) -> None:
-        """Nothing."""
+        for module in model.modules():
+            _TYPED.unfuse(module)
 
 
 def _is_layer(module: Any) -> bool:
     return (home_of(type(module)), type(module).__qualname__) == _LAYER and "forward" not in module.__dict__
+
+
+def _types_of(model: Any) -> int:
+    embeddings = [module for module in model._modules.values() if type(module).__name__ == "NodeTypeEmbed"]
+    if len(embeddings) != 1 or len(embeddings[0].categorical_graph_field_embed_modules):
+        return 0
+    return embeddings[0].num_types
 
 
 def _is_indifferent(module: Any) -> bool:
@@ -75,10 +96,13 @@ def _is_indifferent(module: Any) -> bool:
     return home_of(kind).startswith(_HOME) and kind.__name__ in _INDIFFERENT and "forward" not in module.__dict__
 
 
-def _parts_of_layer(layer: Any, name: str, features: str | None) -> Any:
-    """Yields the parts; returns the irreps of the node features after the layer, given those before it."""
+def _parts_of_layer(layer: Any, name: str, features: str | None, types: int) -> Any:
+    """Yields the parts; returns the irreps of the node features after the layer, given those before it.
+
+    types: the number of types on which alone a node's attributes depend, 0 if they depend on more.
+    """
     block, gate = layer.conv, layer.equivariant_nonlin
-    if (home_of(type(block)), type(block).__qualname__) != (f"{_HOME}interaction_block", "InteractionBlock"):
+    if not _TYPED.matches(block):
         raise UnsupportedError(f"{name}.conv is a {type(block).__name__}")
     if e3nn_class(gate, Gate) is None or "forward" in block.__dict__:
         raise UnsupportedError(f"{name} has a {type(gate).__name__} in the place of a gate, or a forward of its own")
@@ -97,7 +121,8 @@ def _parts_of_layer(layer: Any, name: str, features: str | None) -> Any:
         check_e3nn(block.sc, o3.TensorProduct)
         check_same(features, block.sc.irreps_in1, f"{prefix}sc")
         check_same(block.sc.irreps_out, block.linear_2.irreps_out, f"{prefix}sc")
-        yield Part(block, "sc", f"{prefix}sc", PRODUCTS, SpeciesProduct)
+        product = functools.partial(TypedProduct, types=types) if types else SpeciesProduct
+        yield Part(block, "sc", f"{prefix}sc", PRODUCTS, product, _TYPED if types else None)
     first = functools.partial(AcceleratedLinear, irreps_in=features)
     yield Part(block, "linear_1", f"{prefix}linear_1", LINEARS, first)
     check_same(block.linear_1.irreps_out, scatter.tp.irreps_in1, f"{prefix}tp_scatter")

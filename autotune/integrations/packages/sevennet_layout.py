@@ -18,9 +18,9 @@ from autotune.integrations.ir_mul.gate import IrMulGate
 from autotune.integrations.ir_mul.linear import AcceleratedLinear
 from autotune.integrations.ir_mul.model import ModelLayout, Part
 from autotune.integrations.ir_mul.outline import check_same, outline
-from autotune.integrations.ir_mul.radial import AcceleratedRadial
 from autotune.integrations.ir_mul.species_product import SpeciesProduct
 from autotune.integrations.packages.sevennet import BLOCKS
+from autotune.integrations.radial.folded import AcceleratedRadial
 from autotune.integrations.replacement import check_e3nn, e3nn_class
 from autotune.integrations.stand_ins import AcceleratedConvolution
 from kernelgen.e3nn_import import FullyConnectedNet, o3

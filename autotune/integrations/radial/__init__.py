@@ -1,5 +1,5 @@
 """Has a model's convolutions multiply by the last layers of its radial networks.
 
-In: an accelerated model. Out: the same, whose radial networks end before their last layer. Read take_over.py, then
-networks.py.
+In: an accelerated model. Out: the same, whose radial networks end before their last layer. Read folded.py,
+take_over.py, then networks.py.
 """

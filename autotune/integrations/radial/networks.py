@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from autotune.integrations.convolution_block import home_of, retype, take_type_back
-from autotune.integrations.ir_mul.radial import AcceleratedRadial
+from autotune.integrations.radial.folded import AcceleratedRadial
 
 # By module and name of a network's class: its subclass, in a module that imports the package.
 _SHORTENED = {
