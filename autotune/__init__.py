@@ -10,6 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from autotune.captured.capture import CapturedModel, capture
     from autotune.database.entry import Entry
     from autotune.database.lookup import Tuning, find_schedule
     from autotune.database.store import Database
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Acceleration",
+    "CapturedModel",
     "Database",
     "ElementwiseTensorProduct",
     "Entry",
@@ -41,6 +43,7 @@ __all__ = [
     "TensorProductConv",
     "Tuning",
     "accelerate",
+    "capture",
     "find_schedule",
     "restore",
     "spherical_harmonics",
@@ -49,6 +52,7 @@ __all__ = [
 
 _HOMES = {
     "Acceleration": "autotune.integrations.acceleration",
+    "CapturedModel": "autotune.captured.capture",
     "Database": "autotune.database.store",
     "ElementwiseTensorProduct": "autotune.modules.e3nn_products",
     "Entry": "autotune.database.store",
@@ -64,6 +68,7 @@ _HOMES = {
     "TensorProductConv": "autotune.modules.tensor_product",
     "Tuning": "autotune.database.lookup",
     "accelerate": "autotune.integrations.accelerate",
+    "capture": "autotune.captured.capture",
     "find_schedule": "autotune.database.lookup",
     "restore": "autotune.integrations.accelerate",
     "spherical_harmonics": "autotune.modules.spherical_harmonics",

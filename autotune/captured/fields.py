@@ -1,0 +1,116 @@
+"""The tensors of a model's input, and what ghosts hold in them.
+
+Ghosts fill a graph up to a captured size. They are atoms of a structure of their own, and edges among those atoms, each
+from an atom to its image in a cell that is wider than the cutoff. So no ghost adds to what a real atom, edge or
+structure has: sums over neighbours and over structures never mix them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+# Ghost atoms are at least so many that none has more than this many times the edges of a real atom on average: one atom
+# with all ghost edges would be the last one to be ready.
+_EDGES_OF_A_GHOST = 4
+# A captured size serves graphs down to this many steps below it.
+_SPARE_STEPS = 2
+
+
+class Counts(NamedTuple):
+    """Numbers of atoms, edges and graphs (structures)."""
+
+    atoms: int
+    edges: int
+    graphs: int
+
+
+GhostRows = Callable[[Counts, Counts, torch.device], Tensor]
+
+
+@dataclass(frozen=True)
+class Field:
+    """One tensor of a model's input.
+
+    per: what ``axis`` counts: ``atoms``, ``edges`` or ``graphs``; ``rows`` of it for each, and ``extra`` more.
+    ghost: the rows of ghosts, as a number, as a tensor that broadcasts to them, or as a function of the real counts, the
+    captured ones and the device.
+    """
+
+    tensor: Tensor
+    per: str
+    ghost: float | Tensor | GhostRows
+    axis: int = 0
+    rows: int = 1
+    extra: int = 0
+
+    def length(self, counts: Counts) -> int:
+        return getattr(counts, self.per) * self.rows + self.extra
+
+    def empty(self, size: Counts, device: torch.device) -> Tensor:
+        shape = list(self.tensor.shape)
+        shape[self.axis] = self.length(size)
+        return torch.empty(shape, dtype=self.tensor.dtype, device=device)
+
+    @property
+    def signature(self) -> tuple:
+        """What a captured graph depends on beside its size."""
+        shape = list(self.tensor.shape)
+        shape[self.axis] = -1
+        return self.tensor.dtype, tuple(shape)
+
+
+Fields = Mapping[str, Field]
+
+
+def ghost_ends(real: Counts, size: Counts, device: torch.device) -> Tensor:
+    """Both ends [edges of ghosts] of every ghost edge: the ghost atoms one after the other, in ascending order."""
+    edges, atoms = size.edges - real.edges, size.atoms - real.atoms
+    return real.atoms + torch.arange(edges, device=device) * atoms // max(edges, 1)
+
+
+def ghost_pointer(real: Counts, size: Counts, device: torch.device) -> Tensor:
+    """The end of the ghosts' structure in a list of where structures begin."""
+    return torch.full((1,), size.atoms, device=device)
+
+
+def ghost_atoms(real: Counts, size: Counts, device: torch.device) -> Tensor:
+    """The number of atoms of the ghosts' structure."""
+    return torch.full((1,), size.atoms - real.atoms, device=device)
+
+
+def padded_size(real: Counts, growth: float) -> Counts:
+    """The step of size for a graph: edges and atoms go up in steps of ``growth``, at least one atom is a ghost."""
+    edges = step_above(max(1, real.edges), growth)
+    each = max(1, -(-real.edges // max(1, real.atoms))) * _EDGES_OF_A_GHOST
+    ghosts = max(1, -(-(edges - real.edges) // each))
+    return Counts(step_above(real.atoms + ghosts, growth), edges, real.graphs + 1)
+
+
+def step_above(count: int, growth: float) -> int:
+    """The least of the steps 16, 16 growth, 16 growth^2, ... (each rounded up to a multiple of 8) not below a count."""
+    step, size = 16.0, 16
+    while size < count:
+        step *= growth
+        size = -(-int(step) // 8) * 8
+    return size
+
+
+def fits(real: Counts, size: Counts) -> bool:
+    return real.atoms < size.atoms and real.edges <= size.edges and real.graphs + 1 == size.graphs
+
+
+def best_fit(real: Counts, sizes: Sequence[Counts], growth: float) -> Counts | None:
+    """The smallest of the sizes that a graph fits in, unless the graph is so small that it deserves its own."""
+    wanted = padded_size(real, growth)
+    most = growth**_SPARE_STEPS
+    fitting = [
+        size
+        for size in sizes
+        if fits(real, size) and size.edges <= most * wanted.edges + 8 and size.atoms <= most * wanted.atoms + 8
+    ]
+    return min(fitting, default=None, key=lambda size: (size.edges, size.atoms))
