@@ -72,7 +72,7 @@ class AcceleratedContraction(PackageStandIn):
         )
         keeps = keeps and not any(weight.is_inference() for weight in given)
         # A captured graph computes them at every replay: MACE's may have been written since.
-        keeps = keeps and not torch.cuda.is_current_stream_capturing()
+        keeps = keeps and not (given[0].is_cuda and torch.cuda.is_current_stream_capturing())
         state = [(weight.data_ptr(), weight._version, weight.dtype) for weight in given] if keeps else None
         if keeps and self._kept is not None and self._kept[0] == state:
             return self._kept[1]

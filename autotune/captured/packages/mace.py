@@ -33,6 +33,7 @@ class CapturableMace(CapturablePackage):
     name = "MACE"
     results = {
         **dict.fromkeys(("energy", "interaction_energy", "virials", "stress", "displacement"), "graphs"),
+        "contributions": "graphs",
         **dict.fromkeys(("node_energy", "forces", "node_feats"), "atoms"),
         # None in every answer that a captured step gives.
         **dict.fromkeys(("edge_forces", "atomic_virials", "atomic_stresses", "hessian"), "atoms"),
