@@ -107,7 +107,7 @@ class CapturedModel(torch.nn.Module):
                 step = self._step_for(fields, real, options)
                 if step is not None:
                     self.replays += 1
-                    return self.package.answer(inputs, step(fields, real))
+                    return self.package.answer(self.model, inputs, step(fields, real))
             self.eager_calls += 1
         return self.model(inputs, **options)
 
@@ -115,7 +115,7 @@ class CapturedModel(torch.nn.Module):
         """The captured step that serves a graph, made if needed; None if the model itself shall compute it."""
         if self._state is None or not self._state.is_still():
             self._steps.clear()
-            self.package.check(self.model)
+            package_for(self.model)
             self._state = ModelState(self.model)
         device = _device_of(self.model, fields)
         kind = (

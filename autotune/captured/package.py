@@ -47,7 +47,7 @@ class CapturablePackage(ABC):
     def compute(self, model: Any, given: dict[str, Tensor], size: Counts, options: Mapping[str, Any]) -> dict[str, Any]:
         """The model's results for padded tensors; must not wait for the device."""
 
-    def answer(self, inputs: Mapping[str, Any], found: dict[str, Any]) -> dict[str, Any]:
+    def answer(self, model: Any, inputs: Mapping[str, Any], found: dict[str, Any]) -> dict[str, Any]:
         """What a call returns, of the real results: as much as the model itself does."""
         return found
 
@@ -61,6 +61,11 @@ def package_for(model: torch.nn.Module) -> CapturablePackage:
     """The package of a model; UnsupportedError if there is none, or the model cannot be captured."""
     for package in _known_packages():
         if package.matches(model):
+            if any(module.__dict__.get("always_streamed") for module in model.modules()):
+                raise UnsupportedError(
+                    "edge_weights='streamed' waits for the device in every step; accelerate the model with "
+                    "edge_weights='whole' to capture it"
+                )
             package.check(model)
             return package
     names = ", ".join(package.name for package in _known_packages())

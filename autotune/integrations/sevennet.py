@@ -12,6 +12,7 @@ from typing import Any
 
 from sevenn.calculator import SevenNetCalculator as Stock
 
+from autotune.captured.capture import capture as captured
 from autotune.integrations.accelerate import accelerate
 from autotune.integrations.acceleration import CONVOLUTIONS
 from kernelgen.errors import InputError
@@ -25,10 +26,13 @@ class SevenNetCalculator(Stock):
     A model that is passed in, and not its file, is accelerated in place. InputError for ``enable_cueq``,
     ``enable_flash`` and ``enable_oeq`` (also by environment): they exchange the convolutions that Equitune exchanges.
 
+    capture: on a GPU each step of energies, forces and stress is one launch (see :func:`autotune.capture`), which is
+    faster for small systems.
+
     acceleration: the table of what was replaced.
     """
 
-    def __init__(self, *arguments: Any, **options: Any) -> None:
+    def __init__(self, *arguments: Any, capture: bool = False, **options: Any) -> None:
         asked = [name for name in _OTHERS if options.get(name) or os.getenv(f"SEVENNET_{name.upper()}") == "1"]
         if asked:
             raise InputError(
@@ -41,3 +45,5 @@ class SevenNetCalculator(Stock):
         self.acceleration = accelerate(self.model)
         if not any(place.replaced and place.kind == CONVOLUTIONS for place in self.acceleration.places):
             warnings.warn(f"no convolution of the model is Equitune's: {self.acceleration}", stacklevel=2)
+        if capture:
+            self.model = captured(self.model)

@@ -91,12 +91,15 @@ def test_changes_of_the_model_are_seen() -> None:
     cases.check_changes_of_the_model_are_seen(accelerated(), predict)
 
 
-def test_another_dtype_is_captured_again() -> None:
+def test_another_mode_and_another_dtype_are_captured_again() -> None:
     captured = capture(accelerated())
     predict(captured, imidazole())
+    captured.eval()
+    predict(captured, imidazole())
+    assert captured.captures == 2
     captured.float()
     found = predict(captured, imidazole())
-    assert found["forces"].dtype is torch.float32 and captured.captures == 2
+    assert found["forces"].dtype is torch.float32 and captured.captures == 3
     cases.assert_close(found, predict(captured.model, imidazole()), 1e-5)
 
 

@@ -45,11 +45,6 @@ class CapturableMace(CapturablePackage):
     def check(self, model: Any) -> None:
         if hasattr(model, "joint_embedding"):
             raise UnsupportedError("capture does not know the embedded features of this MACE model (embedding_specs)")
-        if any("radial" in getattr(block, "conv_tp", block).__dict__ for block in model.interactions):
-            raise UnsupportedError(
-                "edge_weights='streamed' waits for the device in every step; accelerate the model with "
-                "edge_weights='whole' to capture it"
-            )
 
     def runs_eagerly(self, model: Any, inputs: Mapping[str, Any], options: Mapping[str, Any]) -> str:
         if options.get("training"):

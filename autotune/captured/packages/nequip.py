@@ -1,0 +1,77 @@
+"""NequIP's and Allegro's models. Read in nequip 0.19.1, ``nequip/nn/graph_model.py`` and ``grad_output.py``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from autotune.captured.fields import Counts, Field, Fields, ghost_atoms, ghost_ends
+from autotune.captured.package import CapturablePackage, is_kind_of
+from kernelgen.errors import UnsupportedError
+
+# Inputs that a captured step takes. A structure without a cell gets one of zeros.
+_TAKEN = ("pos", "edge_index", "edge_cell_shift", "cell", "batch", "num_atoms", "atom_types")
+_SHIFT = torch.tensor([1.0, 0.0, 0.0])
+_EYE = torch.eye(3)
+
+
+class CapturableNequIP(CapturablePackage):
+    """Ghosts are in a cubic cell of twice the cutoff; each of their edges goes from an atom to its next image."""
+
+    name = "NequIP"
+    results = {
+        **dict.fromkeys(("total_energy", "stress", "virial"), "graphs"),
+        **dict.fromkeys(("atomic_energy", "forces", "node_features"), "atoms"),
+    }
+
+    def matches(self, model: torch.nn.Module) -> bool:
+        return is_kind_of(model, "nequip.nn.graph_model.GraphModel")
+
+    def check(self, model: Any) -> None:
+        if model.is_compile_graph_model:
+            raise UnsupportedError("this NequIP model compiles itself (compile_mode: compile); capture one in eager mode")
+
+    def runs_eagerly(self, model: Any, inputs: Mapping[str, Any], options: Mapping[str, Any]) -> str:
+        if model.training:
+            return "training"
+        return next((name for name in model.model_input_fields if name in inputs and name not in _TAKEN), "")
+
+    def fields(self, model: Any, inputs: Mapping[str, Any]) -> tuple[Fields, Counts]:
+        positions, edges = inputs["pos"].detach(), inputs["edge_index"]
+        atoms, count = positions.shape[0], edges.shape[1]
+        numbers = inputs.get("num_atoms")
+        if numbers is None:
+            numbers = edges.new_full((1,), atoms)
+        graphs = numbers.shape[0]
+        batch, cell, shift = (inputs.get(name) for name in ("batch", "cell", "edge_cell_shift"))
+        cells = positions.new_zeros(1, 3, 3) if cell is None else cell.detach().view(-1, 3, 3)
+        shifts = positions.new_zeros(1, 3) if shift is None else shift.detach()
+        fields = {
+            "pos": Field(positions, "atoms", 0.0),
+            "atom_types": Field(inputs["atom_types"], "atoms", 0),
+            "batch": Field(edges.new_zeros(1).expand(atoms) if batch is None else batch, "atoms", graphs),
+            "edge_index": Field(edges, "edges", ghost_ends, axis=1),
+            "edge_cell_shift": Field(shifts.expand(count, 3), "edges", _SHIFT),
+            "cell": Field(cells.expand(graphs, 3, 3), "graphs", 2 * _cutoff(model) * _EYE),
+            "num_atoms": Field(numbers, "graphs", ghost_atoms),
+        }
+        return fields, Counts(atoms, count, graphs)
+
+    def compute(self, model: Any, given: dict[str, Tensor], size: Counts, options: Mapping[str, Any]) -> dict[str, Any]:
+        return model(given, **options)
+
+    def answer(self, model: Any, inputs: Mapping[str, Any], found: dict[str, Any]) -> dict[str, Any]:
+        """With the inputs, as NequIP returns them; without a cell there is no stress."""
+        if "cell" not in inputs and "stress" in found:
+            found["stress"] = torch.empty(0)
+        return {**{name: inputs[name] for name in _TAKEN if name in inputs}, **found}
+
+
+def _cutoff(model: Any) -> float:
+    return float(model.metadata["r_max"])
+
+
+CAPTURABLE = CapturableNequIP()

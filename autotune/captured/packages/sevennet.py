@@ -1,0 +1,102 @@
+"""SevenNet's models. Read in sevenn 0.13.0, ``sevenn/nn/sequential.py``, ``linear.py`` and ``force_output.py``.
+
+The last two modules of a model wait for the device, to know how many structures there are; here it is known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from autotune.captured.fields import Counts, Field, Fields, ghost_ends
+from autotune.captured.package import CapturablePackage, is_kind_of
+from kernelgen.errors import UnsupportedError
+
+_HOME = "sevenn.nn.sequential.AtomGraphSequential"
+_SHIFT = torch.tensor([1.0, 0.0, 0.0])
+# SevenNet's smallest volume, for structures without a cell.
+_LEAST_VOLUME = 1e-3
+_OF_A_GRAPH = ("inferred_total_energy", "inferred_stress")
+
+
+class CapturableSevenNet(CapturablePackage):
+    """The edges of ghosts are vectors of twice the cutoff."""
+
+    name = "SevenNet"
+    results = {
+        **dict.fromkeys(_OF_A_GRAPH, "graphs"),
+        **dict.fromkeys(("atomic_energy", "inferred_force", "inferred_atomic_virial"), "atoms"),
+    }
+
+    def matches(self, model: torch.nn.Module) -> bool:
+        return is_kind_of(model, _HOME)
+
+    def check(self, model: Any) -> None:
+        if model.modal_map:
+            raise UnsupportedError("capture does not know the modalities of this SevenNet model (modal_map)")
+        last = list(model)[-2:]
+        if [type(module).__name__ for module in last] != ["AtomReduce", "ForceStressOutputFromEdge"]:
+            names = " and ".join(type(module).__name__ for module in last)
+            raise UnsupportedError(
+                f"this SevenNet model ends in {names}; capture takes serial models, which end in AtomReduce and "
+                "ForceStressOutputFromEdge"
+            )
+
+    def runs_eagerly(self, model: Any, inputs: Mapping[str, Any], options: Mapping[str, Any]) -> str:
+        return "training" if model.training else ""
+
+    def fields(self, model: Any, inputs: Mapping[str, Any]) -> tuple[Fields, Counts]:
+        edges, vectors, numbers = inputs["edge_index"], inputs["edge_vec"].detach(), inputs["atomic_numbers"]
+        kinds = model._atomic_numbers_to_onehot(numbers) if model.eval_type_map else inputs["x"]
+        volume = torch.as_tensor(inputs["cell_volume"]).reshape(-1)
+        counts = Counts(numbers.shape[0], edges.shape[1], volume.shape[0] if model.is_batch_data else 1)
+        batch = inputs["batch"] if model.is_batch_data else edges.new_zeros(1).expand(counts.atoms)
+        fields = {
+            "x": Field(kinds, "atoms", 0),
+            "batch": Field(batch, "atoms", counts.graphs),
+            "edge_index": Field(edges, "edges", ghost_ends, axis=1),
+            "edge_vec": Field(vectors, "edges", 2 * float(model.cutoff) * _SHIFT),
+            "cell_volume": Field(volume, "graphs", 1.0),
+        }
+        return fields, counts
+
+    def compute(self, model: Any, given: dict[str, Tensor], size: Counts, options: Mapping[str, Any]) -> dict[str, Any]:
+        data: dict[str, Any] = {**given, "node_attr": given["x"]}
+        data["edge_vec"].requires_grad_()
+        *layers, reduce, output = model
+        for layer in layers:
+            data = layer(data)
+        energies = data[reduce.key_input].squeeze(1)
+        total = energies.new_zeros(size.graphs).index_add(0, data["batch"], energies) * reduce.constant
+        data[reduce.key_output] = total
+        (forces,) = torch.autograd.grad(total.sum(), data["edge_vec"])
+        return data | _forces_and_stress(data, forces, size, output.use_atomic_virial)
+
+    def answer(self, model: Any, inputs: Any, found: dict[str, Any]) -> dict[str, Any]:
+        """With the inputs, as SevenNet returns them; for a model that takes no batches without a structure's number."""
+        if not model.is_batch_data:
+            found |= {name: found[name][0] for name in _OF_A_GRAPH}
+        given: Callable[[], dict[str, Any]] | None = getattr(inputs, "to_dict", None)
+        return {**(dict(inputs) if given is None else given()), **found}
+
+
+def _forces_and_stress(
+    data: Mapping[str, Tensor], by_edge: Tensor, size: Counts, atomic_virial: bool
+) -> dict[str, Tensor]:
+    """As ``ForceStressOutputFromEdge``, from the gradient of the energy by every edge [edges, 3]."""
+    (sender, receiver), edge = data["edge_index"], data["edge_vec"].detach()
+    zeros = by_edge.new_zeros(size.atoms, 3)
+    forces = zeros.index_add(0, sender, by_edge) - zeros.index_add(0, receiver, by_edge)
+    # xx, yy, zz, xy, yz, zx
+    virials = torch.cat((edge * by_edge, edge * by_edge.roll(-1, 1)), 1)
+    of_atoms = by_edge.new_zeros(size.atoms, 6).index_add(0, receiver, virials)
+    of_graphs = by_edge.new_zeros(size.graphs, 6).index_add(0, data["batch"], of_atoms)
+    stress = -of_graphs / data["cell_volume"].clamp(min=_LEAST_VOLUME).unsqueeze(-1)
+    found = {"inferred_force": forces, "inferred_stress": stress}
+    return found | ({"inferred_atomic_virial": -of_atoms} if atomic_virial else {})
+
+
+CAPTURABLE = CapturableSevenNet()
