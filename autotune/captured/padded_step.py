@@ -11,6 +11,7 @@ from torch import Tensor
 from autotune.captured.fields import Counts, Field, Fields
 from autotune.captured.volumes import VolumesByProducts
 from kernelgen.errors import UnsupportedError, cause_of
+from kernelgen.runtime.known_graphs import known_in_capture
 
 # Calls before a capture: kernels are compiled, and torch's libraries choose theirs.
 _WARM_UP = 3
@@ -96,7 +97,7 @@ class PaddedStep:
         current.wait_stream(side)
         graph = torch.cuda.CUDAGraph()
         try:
-            with torch.cuda.graph(graph, stream=side, capture_error_mode="thread_local"):
+            with known_in_capture(), torch.cuda.graph(graph, stream=side, capture_error_mode="thread_local"):
                 self._found = self._computed()
         except RuntimeError as error:
             raise UnsupportedError(

@@ -11,9 +11,10 @@ an assignment to ``.data``; nor those of replayed CUDA graphs, and of other libr
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from typing import Any
 
 import torch
@@ -43,6 +44,7 @@ class KnownGraph(ABC):
 
     nbytes = 0
     is_on_host = False
+    is_captured = False
 
     def __init__(self) -> None:
         self.orders: dict[Hashable, EdgeOrder] = {}
@@ -122,6 +124,12 @@ class _DeviceGraph(KnownGraph):
         return receiver._version == self.receiver.version and sender._version == self.sender.version
 
 
+class _CapturedGraph(_DeviceGraph):
+    """One in the CUDA graph that is being captured: what is found out about it is computed at every replay."""
+
+    is_captured = True
+
+
 class _Memory:
     """Where the entries of an index tensor are, and how often torch counted writes there.
 
@@ -167,6 +175,8 @@ class KnownGraphs:
         if not _can_be_looked_at(sender, receiver):
             return None
         is_on_host = _is_on_host(receiver)
+        if _is_capturing(receiver):
+            return self._find_in_capture(sender, receiver)
         for known in self._known:
             if known.is_on_host is is_on_host and known.is_still(sender, receiver):
                 return known
@@ -181,10 +191,20 @@ class KnownGraphs:
         self._known = tuple(kept)
         return newest
 
+    def _find_in_capture(self, sender: Tensor, receiver: Tensor) -> KnownGraph | None:
+        if _in_capture is None or not (_is_counted(sender) and _is_counted(receiver)):
+            return None
+        graphs = _in_capture.setdefault((self, stream_of(receiver)), [])
+        for known in graphs:
+            if known.is_still(sender, receiver):
+                return known
+        graphs.append(_CapturedGraph(sender, receiver))
+        return graphs[-1]
+
     def order(
         self, sender: Tensor, receiver: Tensor, needs: tuple[int, int, Hashable], make: Callable[[], EdgeOrder]
-    ) -> tuple[EdgeOrder, KnownGraph] | None:
-        """The order of a graph's edges, kept or made now on this stream, after :meth:`check`; and the graph's entry.
+    ) -> tuple[EdgeOrder, KnownGraph | None] | None:
+        """The order of a graph's edges, kept or made now on this stream, after :meth:`check`; and its result.
 
         needs: num_in, num_out and all else that determines the order. None for a graph that cannot be recognised later.
         """
@@ -201,15 +221,17 @@ class KnownGraphs:
             self.check(sender, receiver, *needs[:2])
             make_room(known.orders)
             known.orders[needs, stream] = order
-        return order, known
+        return order, None if known.is_captured else known
 
     def check(self, sender: Tensor, receiver: Tensor, num_in: int, num_out: int) -> KnownGraph | None:
         """The entry of a graph whose indices are in range; otherwise InputError, or on a GPU a device-side assertion.
 
         The check on a GPU does not synchronise. Graphs on a GPU that cannot be recognised later are not checked, since
-        that would cost a launch in every call.
+        that would cost a launch in every call; neither are those that are being captured. They have no entry.
         """
         known = self.find(sender, receiver)
+        if known is not None and known.is_captured:
+            return None
         if known is not None and (num_in, num_out) in known.in_range:
             return known
         if receiver.is_cpu:
@@ -235,24 +257,45 @@ def make_room(facts: Any) -> None:
 
 
 def _can_be_looked_at(sender: Tensor, receiver: Tensor) -> bool:
-    """False for subclasses, for inference tensors on a GPU (no counter of writes), and during CUDA graph capture."""
+    """False for subclasses, and for inference tensors on a GPU (no counter of writes)."""
     if type(sender) is not Tensor or type(receiver) is not Tensor:
         return False
     if receiver.is_cpu:
         return sender.is_cpu
-    if not (receiver.is_cuda and sender.is_cuda) or sender.is_inference() or receiver.is_inference():
-        return False
-    return not torch._C._cuda_isCurrentStreamCapturing()
+    return receiver.is_cuda and sender.is_cuda and not (sender.is_inference() or receiver.is_inference())
 
 
 def _is_on_host(index: Tensor) -> bool:
     return index.is_cpu
 
 
+def _is_capturing(index: Tensor) -> bool:
+    return index.is_cuda and torch._C._cuda_isCurrentStreamCapturing()
+
+
 def _is_counted(index: Tensor) -> bool:
     """Whether torch counts writes: it owns the memory (only then it can be resized), and a view is in its base's."""
     storage, base = index.untyped_storage(), index._base
     return storage.resizable() and (base is None or base.untyped_storage()._cdata == storage._cdata)
+
+
+# By table of graphs and stream, those of the CUDA graph that is being captured; None outside of known_in_capture.
+_in_capture: dict[tuple[KnownGraphs, int], list[KnownGraph]] | None = None
+
+
+@contextlib.contextmanager
+def known_in_capture() -> Iterator[None]:
+    """Around the capture of a CUDA graph: its nodes and edges are ordered once a replay, not once a layer.
+
+    Otherwise no graph is recognised during a capture. What was found is forgotten at the end: it is in memory of the
+    captured graph, and right only within a replay. One capture at a time.
+    """
+    global _in_capture
+    _in_capture = {}
+    try:
+        yield
+    finally:
+        _in_capture = None
 
 
 # Shared by all operators, because the layers of a model use the same graph.

@@ -21,7 +21,7 @@ from kernelgen.device import cuda_facts
 from kernelgen.ops.operator import Operator
 from kernelgen.runtime import known_graphs
 from kernelgen.runtime.index_check import source
-from kernelgen.runtime.known_graphs import KnownGraphs
+from kernelgen.runtime.known_graphs import KnownGraphs, known_in_capture
 
 
 def small_operator() -> Operator:
@@ -154,6 +154,32 @@ def test_views_of_one_tensor_are_one_graph(as_on_a_gpu: None, ordered: list[int]
         found = conv(*inputs, *VIEWS[how](edge_index))
     assert ordered == [7]
     torch.testing.assert_close(found, e3nn_conv(conv, *before, 7)(*inputs), rtol=0, atol=1e-10)
+
+
+def test_in_a_capture_a_graph_is_ordered_once_and_forgotten_at_its_end(
+    as_on_a_gpu: None, ordered: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    conv, edge_index = small_conv(), rows()
+    inputs = conv_inputs(conv, 40, 7)
+    conv(*inputs, *edge_index)
+    monkeypatch.setattr(known_graphs, "_is_capturing", lambda index: True)
+    for _ in range(2):
+        conv(*inputs, *edge_index)
+    assert ordered == [7, 7, 7], "without known_in_capture every call orders, and none uses an order from outside"
+    ordered.clear()
+    with known_in_capture():
+        for _ in range(3):
+            conv(*inputs, *edge_index)
+        assert ordered == [7]
+        edge_index.copy_(edge_index.roll(1, 1))
+        found = conv(*inputs, *edge_index)
+        assert ordered == [7, 7]
+    torch.testing.assert_close(found, e3nn_conv(conv, *edge_index, 7)(*inputs), rtol=0, atol=1e-10)
+    with known_in_capture():
+        conv(*inputs, *edge_index)
+    monkeypatch.setattr(known_graphs, "_is_capturing", lambda index: False)
+    conv(*inputs, *edge_index)
+    assert ordered == [7, 7, 7, 7], "an order of a capture is used nowhere else"
 
 
 @pytest.mark.gpu
