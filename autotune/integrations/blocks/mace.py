@@ -10,6 +10,7 @@ Read in mace-torch 0.3.16, ``mace/modules/utils.py``: ``prepare_graph`` and ``ge
 
 from __future__ import annotations
 
+import functools
 import types
 from collections.abc import Callable
 from typing import Any
@@ -17,6 +18,8 @@ from typing import Any
 import torch
 from mace.modules import models, utils
 from torch import Tensor
+
+from autotune.integrations.ir_mul.features import with_users_descriptors
 
 # Rows that are summed one after the other.
 _TOGETHER = 256
@@ -70,13 +73,22 @@ if hasattr(utils, "prepare_graph"):
 
 
 def _strained_class(stock: type[torch.nn.Module]) -> type[torch.nn.Module]:
-    """The subclass of a model's class that strains its graphs as above; by the same name, which MACE looks at."""
+    """The subclass of a model's class, for layout ``ir_mul``, that strains its graphs as above.
+
+    It has the same name, which MACE looks at.
+    """
 
     def new(cls: Any, *arguments: Any, **options: Any) -> torch.nn.Module:
         # MACE rebuilds models by their class, and the result is stock. Copies and pickles come without arguments.
         return stock(*arguments, **options) if arguments or options else stock.__new__(cls)
 
-    forward = _with_names(stock.forward, **_NAMES)
+    strained_forward = _with_names(stock.forward, **_NAMES)
+
+    @functools.wraps(stock.forward)
+    def forward(self: Any, *arguments: Any, **options: Any) -> dict[str, Tensor]:
+        # Here and not in a hook, which torch.compile would compile by itself.
+        return with_users_descriptors(self, strained_forward(self, *arguments, **options))
+
     return type(stock.__name__, (stock,), {"__new__": new, "forward": forward, "__module__": __name__})
 
 

@@ -1,4 +1,4 @@
-"""Stand-ins for parts that only arrange features, or scale them by gates."""
+"""Stand-ins for parts that only arrange features, or scale them by gates; the features that users see."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from autotune.integrations.ir_mul.stand_in import Draw, NodeStandIn
-from autotune.workload.tensors import relayout
+from autotune.workload.tensors import relayout, to_mul_ir
 
 
 class FlatFeatures(NodeStandIn):
@@ -52,3 +52,11 @@ class TaughtGate(NodeStandIn):
         (x,) = draw((16, self.original.irreps_in.dim))
         found = self.forward(relayout(x, irreps[0], "mul_ir", "ir_mul"))
         return relayout(found, irreps[1], "ir_mul", "mul_ir"), self.original.forward(x)
+
+
+def with_users_descriptors(model: Any, out: dict[str, Tensor]) -> dict[str, Tensor]:
+    """A MACE model's results in ``ir_mul`` with ``node_feats``, those of all layers, in e3nn's layout."""
+    if out.get("node_feats") is not None:
+        irreps = "+".join(str(product.linear.irreps_out) for product in model.products)
+        out["node_feats"] = to_mul_ir(out["node_feats"], irreps)
+    return out

@@ -16,7 +16,7 @@ from torch import Tensor
 from autotune.integrations.acceleration import ARRANGEMENTS, CONTRACTIONS, CONVOLUTIONS, LINEARS, PRODUCTS, RADIALS
 from autotune.integrations.contraction import AcceleratedContraction
 from autotune.integrations.convolution_block import home_of
-from autotune.integrations.ir_mul.features import FlatFeatures, TaughtGate
+from autotune.integrations.ir_mul.features import FlatFeatures, TaughtGate, with_users_descriptors
 from autotune.integrations.ir_mul.linear import AcceleratedLinear
 from autotune.integrations.ir_mul.model import ModelLayout, Part
 from autotune.integrations.ir_mul.species_product import SpeciesProduct
@@ -24,7 +24,6 @@ from autotune.integrations.ir_mul.transposed import TransposedContraction
 from autotune.integrations.packages.mace import MaceConvolution, block_of, contraction_of_mace
 from autotune.integrations.radial.folded import AcceleratedRadial
 from autotune.integrations.replacement import check_e3nn, e3nn_class
-from autotune.workload.tensors import to_mul_ir
 from kernelgen.e3nn_import import o3
 from kernelgen.errors import UnsupportedError
 
@@ -61,13 +60,13 @@ class MaceLayout(ModelLayout):
             yield from _other_parts(readout, f"readouts.{number}.")
 
     def finish(self, model: Any) -> None:
-        if any(ir.l > 0 for product in model.products for _, ir in product.linear.irreps_out):
-            model.register_forward_hook(descriptors_for_users)
         kind = type(model)
         strained = getattr(importlib.import_module(_STRAINED), kind.__qualname__, None)
         # A model of a torch.package has classes of its own, and one with a forward of its own keeps it.
         if strained is not None and strained.__mro__[1] is kind and "forward" not in model.__dict__:
             model.__class__ = strained
+        elif any(ir.l > 0 for product in model.products for _, ir in product.linear.irreps_out):
+            model.register_forward_hook(descriptors_for_users)
 
     def undo(self, model: torch.nn.Module) -> None:
         if home_of(type(model)) == _STRAINED:
@@ -78,11 +77,8 @@ class MaceLayout(ModelLayout):
 
 
 def descriptors_for_users(model: Any, _: Any, out: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The hook of a model in ``ir_mul``: its output ``node_feats``, those of all layers, in e3nn's layout."""
-    if out.get("node_feats") is not None:
-        irreps = "+".join(str(product.linear.irreps_out) for product in model.products)
-        out["node_feats"] = to_mul_ir(out["node_feats"], irreps)
-    return out
+    """The hook of a model in ``ir_mul`` whose class stays."""
+    return with_users_descriptors(model, out)
 
 
 def _check_class(block: torch.nn.Module, names: tuple[str, ...]) -> None:
