@@ -266,22 +266,26 @@ class TensorProductProblem:
         default = torch.get_default_dtype()
         torch.set_default_dtype(torch.float64)
         try:
-            return o3.TensorProduct(
-                self.irreps_in1,
-                self.irreps_in2,
-                self.irreps_out,
-                self.e3nn_instructions,
-                shared_weights=self.shared_weights,
-                internal_weights=False,
-                irrep_normalization=self.irrep_normalization,
-                path_normalization=self.path_normalization,
-                **options,
-            )
+            return self._product(**options)
         finally:
             torch.set_default_dtype(default)
 
+    def _product(self, **options: Any) -> o3.TensorProduct:
+        return o3.TensorProduct(
+            self.irreps_in1,
+            self.irreps_in2,
+            self.irreps_out,
+            self.e3nn_instructions,
+            shared_weights=self.shared_weights,
+            internal_weights=False,
+            irrep_normalization=self.irrep_normalization,
+            path_normalization=self.path_normalization,
+            **options,
+        )
+
     def _path_weights(self) -> list[float]:
+        """As e3nn computes them, in Python's floats: torch's default dtype, which all threads share, stays as it is."""
         if not self.instructions:
             return []
-        product = self.reference(compile_left_right=False, compile_right=False)
+        product = self._product(compile_left_right=False, compile_right=False)
         return [float(instruction.path_weight) for instruction in product.instructions]

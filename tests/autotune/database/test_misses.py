@@ -69,6 +69,15 @@ def test_directions_that_a_model_calls_are_kept_once(notes: misses._Notes) -> No
     assert read_misses(FACTS) == found
 
 
+def test_torchs_default_dtype_stays_as_it_is(notes: misses._Notes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is the whole process's, and this is another thread: a model would get tensors of another dtype meanwhile."""
+    step(SmallNet())
+    set_to: list[torch.dtype] = []
+    monkeypatch.setattr(torch, "set_default_dtype", set_to.append)
+    notes.write()
+    assert read_misses(FACTS) and set_to == []
+
+
 def test_a_new_direction_is_noted_later(notes: misses._Notes) -> None:
     model, given = SmallNet(), batch()
     positions = given[0].detach().double()
