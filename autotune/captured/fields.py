@@ -37,8 +37,8 @@ class Field:
     """One tensor of a model's input.
 
     per: what ``axis`` counts: ``atoms``, ``edges`` or ``graphs``; ``rows`` of it for each, and ``extra`` more.
-    ghost: the rows of ghosts, as a number, as a tensor that broadcasts to them, or as a function of the real counts, the
-    captured ones and the device.
+    ghost: the rows of ghosts, as a number, as a tensor that broadcasts to them, or as a function of the real counts,
+    the captured ones and the device.
     """
 
     tensor: Tensor

@@ -35,6 +35,8 @@ FORMAT = 1
 # Runs are noted for this long after the last new operator or kernel; then the file is written, so that a model that is
 # killed later leaves its misses.
 WATCHED_S = 10.0
+# The end of a process waits this long for the file.
+_LONGEST_S = 10.0
 # A kernel on fewer rows is all launch: there is nothing to tune. Most checks on random inputs are smaller, too.
 FEWEST_EDGES = 32
 # The file keeps the newest; a request with the key of a large problem takes up to a few kilobytes.
@@ -132,6 +134,8 @@ class _Notes:
         self.operators: dict[int, Any] = {}
         self.runs: dict[tuple, tuple[Any, Any]] = {}
         self.timer: threading.Timer | None = None
+        # The thread that wrote last, or is writing.
+        self.writer: threading.Thread | None = None
 
     def watch(self) -> None:
         """Note runs from now on, for a while."""
@@ -156,12 +160,19 @@ class _Notes:
         with self.lock:
             timer, self.timer = self.timer, None
             runs, self.runs = self.runs, {}
-        if timer is None:
-            return
+            if timer is None:
+                return
+            self.writer = threading.current_thread()
         with contextlib.suppress(ValueError):
             WATCHERS.remove(self.note)
         with contextlib.suppress(Exception):  # a model must never fail for this
             _keep(runs)
+
+    def finish(self) -> None:
+        """Keep what was noted, at the end of the process. A thread that is inside torch then would abort it."""
+        self.write()
+        if self.writer is not None and self.writer is not threading.current_thread():
+            self.writer.join(_LONGEST_S)
 
 
 def _keep(runs: dict[tuple, tuple[Any, Any]]) -> None:
@@ -179,5 +190,5 @@ def _keep(runs: dict[tuple, tuple[Any, Any]]) -> None:
 
 _notes = _Notes()
 PREPARING.append(_notes.watch)
-atexit.register(_notes.write)
+atexit.register(_notes.finish)
 os.register_at_fork(after_in_child=_notes.forget)

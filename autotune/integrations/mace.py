@@ -30,6 +30,8 @@ class MACECalculator(Stock):
     acceleration: the table of what was replaced.
     """
 
+    models: list[Any]
+
     def __init__(self, *arguments: Any, capture: bool = False, **options: Any) -> None:
         if capture and options.get("compile_mode"):
             raise InputError("capture and compile_mode are both given; expected one of them")

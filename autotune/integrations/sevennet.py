@@ -32,6 +32,8 @@ class SevenNetCalculator(Stock):
     acceleration: the table of what was replaced.
     """
 
+    model: Any
+
     def __init__(self, *arguments: Any, capture: bool = False, **options: Any) -> None:
         asked = [name for name in _OTHERS if options.get(name) or os.getenv(f"SEVENNET_{name.upper()}") == "1"]
         if asked:

@@ -26,9 +26,8 @@ NUMBERS = [1, 6, 7]
 
 def predict(model: Any, *structures: Atoms, **options: Any) -> dict[str, torch.Tensor]:
     device = next(model.parameters()).device
-    batch = {
-        name: value.to(device) for name, value in batch_of(model, *structures).items() if isinstance(value, torch.Tensor)
-    }
+    batch = batch_of(model, *structures)
+    batch = {name: value.to(device) for name, value in batch.items() if isinstance(value, torch.Tensor)}
     out = model(batch, **({"compute_stress": True} | options))
     return {name: value.detach() for name, value in out.items() if value is not None}
 

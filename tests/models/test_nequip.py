@@ -14,6 +14,7 @@ import model_cases
 from model_cases import DTYPES, imidazole, mof, protein
 from nequip.model import FullNequIPGNNModel, PresetNequIPGNNModel
 from nequip_cases import CASE, NequIPCase
+from torch._dynamo.utils import counters
 
 from autotune import accelerate
 
@@ -101,3 +102,22 @@ def test_nequips_own_tracing_for_training(monkeypatch: pytest.MonkeyPatch) -> No
     batch = CASE.batch(stock, imidazole(), imidazole()[:7])
     model_cases.assert_same(CASE.results(model, batch), CASE.results(stock, batch))
     assert len(model._compiled_cache[0]) == 1
+
+
+@pytest.mark.slow
+def test_compiled_training_serves_all_sizes_with_two_compilations(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NequIP's own way. The second is for other numbers of structures in a batch."""
+    compile_ = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda traced, **options: compile_(traced, backend="aot_eager", **options))
+    torch._dynamo.reset()
+    counters.clear()
+    small = {"num_layers": 2, "l_max": 1}
+    stock = CASE.build(imidazole(), **small)
+    model = CASE.build(imidazole(), compile_mode="compile", **small)
+    accelerate(model)
+    atoms = imidazole()
+    batches = ([atoms, atoms[:7]], [atoms.repeat((2, 1, 1)), atoms], [atoms, atoms[:5], atoms[:8]], [atoms[:4]] * 5)
+    for structures in batches:
+        batch = CASE.batch(stock, *structures)
+        model_cases.assert_same(CASE.results(model, batch), CASE.results(stock, batch))
+    assert counters["stats"]["unique_graphs"] <= 2

@@ -15,6 +15,7 @@ import sevenn._keys as KEY
 from ase import Atoms
 from model_cases import DTYPES, imidazole, mof, protein
 from sevennet_cases import CASE
+from torch._dynamo.utils import counters
 
 TINY = {
     KEY.NUM_CONVOLUTION: 2,
@@ -81,3 +82,20 @@ def test_conversions() -> None:
 
 def test_training_with_an_average_of_weights() -> None:
     model_cases.check_training(CASE)
+
+
+@pytest.mark.slow
+def test_a_compiled_model_agrees_with_stock() -> None:
+    """SevenNet's own code breaks the graph: ``requires_grad_``, ``item`` and ``autograd.grad``. Sizes may change."""
+    options = {KEY.NUM_CONVOLUTION: 2, KEY.IRREPS_MANUAL: ["4x0e", "4x0e+2x1e", "4x0e"]}
+    stock = CASE.build(imidazole(), **options, **{KEY.NODE_FEATURE_MULTIPLICITY: 4, KEY.LMAX: 1}).eval()
+    model = model_cases.accelerated(stock, 2)
+    torch._dynamo.reset()
+    counters.clear()
+    compiled, graphs = torch.compile(model, backend="aot_eager"), []
+    for atoms in (imidazole(), imidazole().repeat((2, 1, 1)), imidazole()[:7], imidazole().repeat((1, 3, 1))):
+        batch = CASE.batch(stock, atoms)
+        found, wanted = CASE.predict(compiled, batch), CASE.predict(stock, batch)
+        model_cases.assert_same(*({name: value.detach() for name, value in one.items()} for one in (found, wanted)))
+        graphs.append(counters["stats"]["unique_graphs"])
+    assert graphs[1] == graphs[-1] <= 2 * graphs[0], "the second size's compilations serve all others"

@@ -49,7 +49,13 @@ def test_structures_without_batches_and_atomic_virials() -> None:
         batch = CASE.batch(model, atoms)
         batch["cell_volume"] = batch["cell_volume"][0]
         wanted, found = model(dict(batch)), captured(dict(batch))
-        names = ("inferred_total_energy", "inferred_force", "inferred_stress", "inferred_atomic_virial", "atomic_energy")
+        names = (
+            "inferred_total_energy",
+            "inferred_force",
+            "inferred_stress",
+            "inferred_atomic_virial",
+            "atomic_energy",
+        )
         cases.assert_close({name: found[name] for name in names}, {name: wanted[name].detach() for name in names})
     assert captured.replays == 3
 

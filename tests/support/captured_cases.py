@@ -127,9 +127,7 @@ def check_changes_of_the_model_are_seen(model: torch.nn.Module, predict: Predict
         assert captured.captures == number and len(captured.sizes) == 1
 
 
-def check_dynamics(
-    captured: Any, eager: Any, models: list[CapturedModel], steps: int, tolerance: float
-) -> None:
+def check_dynamics(captured: Any, eager: Any, models: list[CapturedModel], steps: int, tolerance: float) -> None:
     """The same trajectory by two calculators; edges come and go. ``models``: the captured ones."""
     frames = []
     for calculator in (captured, eager):

@@ -32,7 +32,7 @@ class CapturableNequIP(CapturablePackage):
 
     def check(self, model: Any) -> None:
         if model.is_compile_graph_model:
-            raise UnsupportedError("this NequIP model compiles itself (compile_mode: compile); capture one in eager mode")
+            raise UnsupportedError("this NequIP model compiles itself (compile_mode: compile); capture an eager one")
 
     def runs_eagerly(self, model: Any, inputs: Mapping[str, Any], options: Mapping[str, Any]) -> str:
         if model.training:

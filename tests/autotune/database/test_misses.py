@@ -7,6 +7,8 @@ import json
 import os
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -193,6 +195,23 @@ def test_a_short_process_leaves_its_misses_at_its_end(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", code], env=os.environ | own, check=True)
     (path,) = (tmp_path / "misses").glob("*.json")
     assert len(json.loads(path.read_text())["misses"]) == 2
+
+
+def test_the_end_of_a_process_waits_for_the_thread(notes: misses._Notes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python ends a thread that is inside of torch's C++ in a way that aborts the process."""
+    began, written = threading.Event(), []
+
+    def keep(runs: object) -> None:
+        began.set()
+        time.sleep(0.3)
+        written.append(runs)
+
+    monkeypatch.setattr(misses, "_keep", keep)
+    step(SmallNet())
+    threading.Thread(target=notes.write, daemon=True).start()
+    assert began.wait(10)
+    notes.finish()
+    assert len(written) == 1
 
 
 def test_a_forked_process_starts_afresh(notes: misses._Notes) -> None:

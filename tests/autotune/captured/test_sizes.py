@@ -1,0 +1,119 @@
+"""Sizes to which graphs are padded, and buffers that are filled again and again."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autotune.captured.fields import Counts, Field, best_fit, fits, ghost_ends, ghost_pointer, padded_size, step_above
+from autotune.captured.padded_step import PaddedStep
+from autotune.captured.volumes import VolumesByProducts
+
+CPU = torch.device("cpu")
+counts = st.builds(Counts, st.integers(1, 10**6), st.integers(0, 10**7), st.integers(1, 9))
+growths = st.floats(1.05, 3.0)
+
+
+@given(counts, growths)
+def test_a_size_has_room_for_its_graph_and_for_ghosts(real: Counts, growth: float) -> None:
+    size = padded_size(real, growth)
+    assert fits(real, size)
+    assert size.edges <= growth * max(real.edges, 16) + 8
+    # No ghost has many times the edges of a real atom.
+    mean = max(1, -(-real.edges // real.atoms))
+    assert (size.edges - real.edges) / (size.atoms - real.atoms) <= 4 * mean
+    assert best_fit(real, [size], growth) == size
+
+
+@given(st.integers(0, 10**7), growths)
+def test_steps_are_few_and_do_not_depend_on_where_one_starts(count: int, growth: float) -> None:
+    step = step_above(count, growth)
+    assert step >= count and step % 8 == 0
+    assert step_above(step, growth) == step
+
+
+def test_a_captured_size_serves_smaller_graphs_but_not_much_smaller_ones() -> None:
+    sizes = [padded_size(Counts(atoms, 20 * atoms, 1), 1.25) for atoms in (100, 1000)]
+    assert best_fit(Counts(90, 1800, 1), sizes, 1.25) == sizes[0]
+    assert best_fit(Counts(900, 18000, 1), sizes, 1.25) == sizes[1]
+    assert best_fit(Counts(300, 6000, 1), sizes, 1.25) is None
+    assert best_fit(Counts(2000, 40000, 1), sizes, 1.25) is None
+    assert best_fit(Counts(90, 1800, 2), sizes, 1.25) is None, "the number of structures is exact"
+
+
+def fields_of(real: Counts) -> dict[str, Field]:
+    generator = torch.Generator().manual_seed(real.edges)
+    edges = torch.randint(real.atoms, (2, real.edges), generator=generator)
+    return {
+        "positions": Field(torch.randn(real.atoms, 3, generator=generator), "atoms", 0.0),
+        "elements": Field(torch.ones(real.atoms, 2), "atoms", torch.tensor([1, 0])),
+        "edge_index": Field(edges, "edges", ghost_ends, axis=1),
+        "cell": Field(torch.randn(3 * real.graphs, 3, generator=generator), "graphs", torch.eye(3), rows=3),
+        "ptr": Field(torch.arange(real.graphs + 1), "graphs", ghost_pointer, extra=1),
+    }
+
+
+SIZE = Counts(40, 200, 3)
+
+
+def step() -> PaddedStep:
+    return PaddedStep(SIZE, fields_of(Counts(10, 30, 2)), CPU, lambda given, size: dict(given), {"positions": "atoms"})
+
+
+def test_buffers_of_changing_graphs_hold_what_fresh_ones_hold() -> None:
+    used = step()
+    for real in (Counts(10, 30, 2), Counts(39, 200, 2), Counts(10, 31, 2), Counts(10, 31, 2), Counts(11, 31, 2)):
+        used(fields_of(real), real)
+        fresh = step()
+        fresh(fields_of(real), real)
+        for name, buffer in used.buffers.items():
+            assert torch.equal(buffer, fresh.buffers[name]), (name, real)
+        edges, given = used.buffers["edge_index"], fields_of(real)["edge_index"].tensor
+        assert torch.equal(edges[:, : real.edges], given)
+        ghosts = edges[:, real.edges :]
+        assert ghosts.numel() == 0 or (int(ghosts.min()) >= real.atoms and int(ghosts.max()) < SIZE.atoms)
+        assert used.buffers["ptr"].tolist() == [0, 1, 2, 40]
+        assert torch.equal(used.buffers["cell"][-3:], torch.eye(3))
+
+
+def test_results_are_the_callers_own() -> None:
+    used, real = step(), Counts(10, 30, 2)
+    first = used(fields_of(real), real)["positions"]
+    before = first.clone()
+    used({**fields_of(real), "positions": Field(torch.zeros(10, 3), "atoms", 0.0)}, real)
+    assert first.shape == (10, 3) and torch.equal(first, before)
+
+
+@pytest.mark.parametrize("det", [torch.linalg.det, torch.det, torch.Tensor.det])
+def test_determinants_of_cells(det) -> None:  # type: ignore[no-untyped-def]
+    cells = torch.randn(5, 3, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0), requires_grad=True)
+    with VolumesByProducts():
+        found = det(cells)
+    torch.testing.assert_close(found, torch.linalg.det(cells), rtol=1e-13, atol=1e-13)
+    gradients = [torch.autograd.grad(value.sum(), cells, retain_graph=True)[0] for value in (found, det(cells))]
+    torch.testing.assert_close(*gradients, rtol=1e-12, atol=1e-12)
+    with VolumesByProducts():
+        assert det(torch.eye(2) * 2) == 4
+
+
+@pytest.mark.gpu
+def test_a_captured_step_replays_and_is_counted() -> None:
+    device = torch.device("cuda", torch.cuda.current_device())
+
+    def compute(given: dict[str, torch.Tensor], size: Counts) -> dict[str, torch.Tensor]:
+        sender, receiver = given["edge_index"]
+        moved = given["positions"].requires_grad_()
+        energies = torch.zeros_like(moved).index_add(0, receiver, moved[sender] ** 2).sum(1)
+        (forces,) = torch.autograd.grad(energies.sum(), moved)
+        return {"energies": energies, "forces": forces}
+
+    used = PaddedStep(SIZE, fields_of(Counts(10, 30, 2)), device, compute, {"energies": "atoms", "forces": "atoms"})
+    for real in (Counts(10, 30, 2), Counts(39, 199, 2), Counts(9, 31, 2)):
+        fields = fields_of(real)
+        found = used(fields, real)
+        wanted = compute({name: field.tensor.cuda() for name, field in fields.items()}, real)
+        for name, value in wanted.items():
+            torch.testing.assert_close(found[name], value.detach(), rtol=1e-5, atol=1e-5)
+    assert used.replays == 3
