@@ -15,6 +15,8 @@ TUNED, DEFAULT = "equitune", "equitune-default"
 STOCK = "stock"
 # Also of whole models: the package's conversion to cuEquivariance, in which Equitune's convolution replaces its own.
 JOINT = "equitune+cuequivariance"
+# Of whole models: steps of energies and forces as one launch each.
+CAPTURED = "equitune-captured"
 NAMES = {
     TUNED: "tuned",
     DEFAULT: "untuned default",
@@ -26,6 +28,7 @@ NAMES = {
     "openequivariance-deterministic": "OEQ deterministic",
     "cuequivariance+openequivariance": "cuEquivariance and OpenEquivariance",
     JOINT: "Equitune with cuEquivariance",
+    CAPTURED: "Equitune, captured",
     "symmetrix": "Symmetrix-XL",
     "mace": "MACE",
 }
@@ -39,7 +42,7 @@ def contender_name(key: str) -> str:
 
 def is_ours(key: str) -> bool:
     """Whether Equitune takes part in a contender, alone or inside another library's model."""
-    return key.partition("+")[0] in (TUNED, DEFAULT)
+    return key.partition("+")[0] in (TUNED, DEFAULT, CAPTURED)
 
 
 def kind_text(operation: object, deterministic: object) -> str:

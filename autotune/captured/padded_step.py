@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -16,7 +17,14 @@ from kernelgen.runtime.known_graphs import known_in_capture
 # Calls before a capture: kernels are compiled, and torch's libraries choose theirs.
 _WARM_UP = 3
 
+
 Compute = Callable[[dict[str, Tensor], Counts], dict[str, Any]]
+
+
+@functools.cache
+def _side_stream(device: torch.device) -> torch.cuda.Stream:
+    """One stream for all captures: torch's libraries keep a workspace for each stream."""
+    return torch.cuda.Stream(device)
 
 
 class PaddedStep:
@@ -61,7 +69,7 @@ class PaddedStep:
     def _fill(self, fields: Fields, real: Counts) -> None:
         for name, field in fields.items():
             buffer, length = self.buffers[name], field.length(real)
-            buffer.narrow(field.axis, 0, length).copy_(field.tensor, non_blocking=True)
+            buffer.narrow(field.axis, 0, length).copy_(field.tensor)
             if self._are_ghosts_as_before(field, real):
                 continue
             rest = buffer.narrow(field.axis, length, buffer.shape[field.axis] - length)
@@ -89,7 +97,7 @@ class PaddedStep:
         return {name: value.detach() if isinstance(value, Tensor) else value for name, value in found.items()}
 
     def _capture(self, current: torch.cuda.Stream) -> None:
-        side = torch.cuda.Stream(self.device)
+        side = _side_stream(self.device)
         side.wait_stream(current)
         with torch.cuda.stream(side):
             for _ in range(_WARM_UP):

@@ -18,6 +18,7 @@ from autotune.integrations.acceleration import CONVOLUTIONS, KIND_NAMES
 from autotune.models.packages.base import Package
 from autotune.models.packages.registry import PACKAGES
 from autotune.models.whole_model import WholeModel
+from autotune.text import CAPTURED
 
 STOCK, SYMMETRIX = "stock", "symmetrix"
 # The module of each peer, and what to install for it.
@@ -33,9 +34,17 @@ TUNING_CALLS, WARM_UP_CALLS = 60, 3
 
 
 def contenders_of(package: Package) -> tuple[str, ...]:
-    """All contenders of a package's models, Equitune first, then Equitune inside another library's conversion."""
+    """All contenders of a package's models, Equitune first, then captured and inside another library's conversion."""
     together = (_JOINT + peer for peer in package.joined)
-    return (OURS, *together, DEFAULT, STOCK, *package.peers, *((SYMMETRIX,) if package.name == "mace" else ()))
+    return (
+        OURS,
+        *((CAPTURED,) if package.captured else ()),
+        *together,
+        DEFAULT,
+        STOCK,
+        *package.peers,
+        *((SYMMETRIX,) if package.name == "mace" else ()),
+    )
 
 
 def chosen(package: Package, wanted: tuple[str, ...]) -> tuple[str, ...]:
@@ -61,6 +70,12 @@ def build(contender: str, model: WholeModel) -> tuple[WholeModel, str]:
         return model, ""
     if contender in (OURS, DEFAULT):
         return model, _accelerated(model.module, KIND_NAMES)
+    if contender == CAPTURED:
+        from autotune.captured.capture import capture
+
+        require_usable(contender, model.device)
+        said = _accelerated(model.module, KIND_NAMES)
+        return model.with_module(capture(model.module)), said
     if contender.startswith(_JOINT):
         converted, _ = build(contender.removeprefix(_JOINT), model)
         return converted, _accelerated(converted.module, (CONVOLUTIONS,))
@@ -88,6 +103,8 @@ def require_usable(contender: str, device: str) -> None:
     """PeerError if what the contender needs is not installed, or does not run on the device."""
     if contender == SYMMETRIX:
         raise PeerError(_symmetrix_reason())
+    if contender == CAPTURED and torch.device(device).type != "cuda":
+        raise PeerError("CUDA graphs need a GPU")
     for name in contender.removeprefix(_JOINT).split("+"):
         if reason := _unusable(name, device):
             raise PeerError(reason)

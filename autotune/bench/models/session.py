@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any
 from autotune.bench.models.contenders import build, require_usable, warm_up_calls
 from autotune.bench.models.measuring import Effort
 from autotune.bench.rows import DEFAULT
+from autotune.errors import PeerError
+from autotune.text import CAPTURED
 
 if TYPE_CHECKING:
     from ase import Atoms
@@ -185,6 +187,8 @@ class ModelSession:
 
     def step(self, structure: str, which: str) -> Callable[[], object]:
         inputs = self.inputs(structure)
+        if which == "training" and self.setting.contender == CAPTURED:
+            raise PeerError("a captured step gives energies, forces and stress, no gradients of weights")
         if which == "training":
             return lambda: self.model.training_step(inputs)
         stress = self.has_stress(structure)
@@ -274,7 +278,6 @@ def wall_figures(samples: list[float], atoms: int) -> Cell:
 
 def text_of(error: Exception) -> str:
     """One line on a failure."""
-    from autotune.errors import PeerError
     from autotune.measure.trial import is_out_of_memory
 
     if is_out_of_memory(error):

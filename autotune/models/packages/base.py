@@ -33,7 +33,8 @@ class Package(ABC):
     """One model package. Models stay the package's own objects, and are run as its users run them.
 
     modules: what must be importable. install: what to type if it is not. peers: names of its own fast paths.
-    joined: those in which Equitune's convolution may take the place of theirs.
+    joined: those in which Equitune's convolution may take the place of theirs. captured: whether ``autotune.capture``
+    takes its models.
     """
 
     name: ClassVar[str]
@@ -41,6 +42,7 @@ class Package(ABC):
     install: ClassVar[str]
     peers: ClassVar[tuple[str, ...]] = ()
     joined: ClassVar[tuple[str, ...]] = ()
+    captured: ClassVar[bool] = False
 
     def require(self) -> None:
         """ConfigError with what to install, unless the package can be imported."""

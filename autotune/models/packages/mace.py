@@ -18,6 +18,7 @@ class Mace(Package):
     name = "mace"
     modules = ("mace",)
     install = "mace-torch==0.3.16"
+    captured = True
     peers = ("cuequivariance", "openequivariance", "cuequivariance+openequivariance")
     joined = ("cuequivariance",)
 

@@ -20,6 +20,7 @@ class NequIP(Package):
     name = "nequip"
     modules = ("nequip", "lightning")
     install = "nequip==0.19.1"
+    captured = True
     peers = tuple(_MODIFIERS)
 
     def build(self, parameters: Parameters, seed: int) -> torch.nn.Module:

@@ -30,6 +30,7 @@ class SevenNet(Package):
     name = "sevennet"
     modules = ("sevenn",)
     install = "sevenn==0.13.0"
+    captured = True
     peers = tuple(_SWITCH)
 
     def build(self, parameters: Parameters, seed: int) -> torch.nn.Module:

@@ -222,13 +222,16 @@ def test_peers_that_need_a_gpu_say_so_on_a_cpu() -> None:
     model = open_model(TINY)
     with pytest.raises(PeerError):
         build("cuequivariance", model)
+    with pytest.raises(PeerError, match="CUDA graphs need a GPU"):
+        build("equitune-captured", model)
     with pytest.raises(PeerError, match="symmetrix"):
         build("symmetrix", model)
 
 
 def test_contenders_are_chosen_by_name() -> None:
     mace = package_named("mace")
-    assert contenders_of(mace)[:4] == ("equitune", "equitune+cuequivariance", "equitune-default", "stock")
+    assert contenders_of(mace)[:3] == ("equitune", "equitune-captured", "equitune+cuequivariance")
+    assert contenders_of(mace)[3:5] == ("equitune-default", "stock")
     assert chosen(mace, ("stock", "equitune")) == ("equitune", "stock")
     with pytest.raises(ConfigError, match="did you mean 'stock'"):
         chosen(mace, ("stok",))
