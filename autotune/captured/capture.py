@@ -91,6 +91,7 @@ class CapturedModel(torch.nn.Module):
         # Least recently used first.
         self._steps: OrderedDict[tuple[Hashable, Counts], PaddedStep] = OrderedDict()
         self._state: ModelState | None = None
+        self._cutoff = 0.0
         self._lock = threading.Lock()
 
     @property
@@ -103,7 +104,8 @@ class CapturedModel(torch.nn.Module):
         # Tensors are put into buffers by one call at a time.
         with self._lock:
             if not self.package.runs_eagerly(self.model, inputs, options):
-                fields, real = self.package.fields(self.model, inputs)
+                self._follow_the_model()
+                fields, real = self.package.fields(self.model, inputs, self._cutoff)
                 step = self._step_for(fields, real, options)
                 if step is not None:
                     self.replays += 1
@@ -111,12 +113,16 @@ class CapturedModel(torch.nn.Module):
             self.eager_calls += 1
         return self.model(inputs, **options)
 
-    def _step_for(self, fields: Fields, real: Counts, options: Mapping[str, Any]) -> PaddedStep | None:
-        """The captured step that serves a graph, made if needed; None if the model itself shall compute it."""
+    def _follow_the_model(self) -> None:
+        """Forget what was captured of a model that has changed since."""
         if self._state is None or not self._state.is_still():
             self._steps.clear()
-            package_for(self.model)
+            self.package = package_for(self.model)
+            self._cutoff = self.package.cutoff(self.model)
             self._state = ModelState(self.model)
+
+    def _step_for(self, fields: Fields, real: Counts, options: Mapping[str, Any]) -> PaddedStep | None:
+        """The captured step that serves a graph, made if needed; None if the model itself shall compute it."""
         device = _device_of(self.model, fields)
         kind = (
             tuple(sorted(options.items())),

@@ -40,8 +40,12 @@ class CapturablePackage(ABC):
         """Why a call is left to the model itself: it asks for what a captured step does not give; else empty."""
 
     @abstractmethod
-    def fields(self, model: Any, inputs: Mapping[str, Any]) -> tuple[Fields, Counts]:
-        """The tensors that the model reads, and the numbers of atoms, edges and graphs in them."""
+    def cutoff(self, model: Any) -> float:
+        """Largest distance of neighbours; asked once a capture, since it may be on the device."""
+
+    @abstractmethod
+    def fields(self, model: Any, inputs: Mapping[str, Any], cutoff: float) -> tuple[Fields, Counts]:
+        """The tensors that the model reads, and the numbers of atoms, edges and graphs in them; does not wait."""
 
     @abstractmethod
     def compute(self, model: Any, given: dict[str, Tensor], size: Counts, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -74,6 +78,18 @@ def package_for(model: torch.nn.Module) -> CapturablePackage:
         f"capture does not know the model {kind}; it takes models of {names} that give energies and forces, not "
         "compiled ones: capture before torch.compile, or leave it out"
     )
+
+
+@functools.cache
+def along_x(length: float) -> Tensor:
+    """A vector, for ghosts."""
+    return torch.tensor([length, 0.0, 0.0])
+
+
+@functools.cache
+def cube(width: float) -> Tensor:
+    """A cubic cell, for ghosts."""
+    return width * torch.eye(3)
 
 
 def is_kind_of(model: torch.nn.Module, *names: str) -> bool:

@@ -56,12 +56,12 @@ def test_padded_steps_are_equal_to_unpadded_ones(kind: str) -> None:
 def test_blocks_that_are_not_linear_in_the_edges(block: str) -> None:
     model = model_of(NUMBERS, block=block)
     accelerate(model)
-    cases.check_padded_equals_unpadded(model, predict, cases.steps_of_size()[:3])
+    cases.check_padded_equals_unpadded(model, predict, cases.steps_of_size()[:2])
 
 
 @pytest.mark.parametrize("more", [{"pair_repulsion": True}, {"distance_transform": "Agnesi"}], ids=str)
 def test_radial_parts(more: dict[str, Any]) -> None:
-    cases.check_padded_equals_unpadded(model_of(NUMBERS, **more), predict, cases.steps_of_size()[:3])
+    cases.check_padded_equals_unpadded(model_of(NUMBERS, **more), predict, cases.steps_of_size()[:2])
 
 
 def test_a_stock_model_is_captured_too_and_gives_all_results() -> None:
@@ -155,15 +155,17 @@ def test_bad_input_is_named() -> None:
 
 
 def test_the_calculators_dynamics_are_stocks() -> None:
-    small: dict[str, Any] = {"hidden": "4x0e+4x1o", "max_ell": 1}
-    eager = StockCalculator(models=model_of(NUMBERS, **small))
-    fast = MACECalculator(models=model_of(NUMBERS, **small), capture=True)
+    eager = StockCalculator(models=model_of(NUMBERS))
+    fast = MACECalculator(models=model_of(NUMBERS), capture=True)
     assert fast.acceleration.replaced > 0
     cases.check_dynamics(fast, eager, fast.models, steps=60, tolerance=1e-8)
 
 
 def test_the_calculators_other_calls() -> None:
-    stock = StockCalculator(models=[model_of(NUMBERS), model_of(NUMBERS, hidden="2x0e+2x1o")])
+    stock = StockCalculator(models=[model_of(NUMBERS), model_of(NUMBERS)])
+    with torch.no_grad():
+        for parameter in stock.models[1].parameters():
+            parameter.mul_(1.1)
     fast = MACECalculator(models=copy.deepcopy(stock.models), capture=True)
     assert all(isinstance(model, CapturedModel) for model in fast.models)
     atoms = imidazole()
@@ -173,9 +175,6 @@ def test_the_calculators_other_calls() -> None:
         atoms.calc = calculator
         atoms.get_forces()
     np.testing.assert_allclose(fast.results["forces_comm"], stock.results["forces_comm"], rtol=1e-9, atol=1e-12)
-    one = StockCalculator(models=model_of(NUMBERS)).get_hessian(atoms[:3])
-    other = MACECalculator(models=model_of(NUMBERS), capture=True).get_hessian(atoms[:3])
-    np.testing.assert_allclose(other, one, rtol=1e-7, atol=1e-9)
     with pytest.raises(InputError, match="compile_mode"):
         MACECalculator(models=model_of(NUMBERS), capture=True, compile_mode="default")
 

@@ -39,7 +39,7 @@ def batch_of(model: Any, *structures: Atoms) -> dict[str, Any]:
 
 
 def accelerated(dtype: torch.dtype = torch.float64) -> torch.nn.Module:
-    model = CASE.build(imidazole(), dtype).eval()
+    model = CASE.build(imidazole(), dtype, num_layers=2).eval()
     accelerate(model)
     return model
 
@@ -98,8 +98,7 @@ def test_the_calculators_dynamics_are_stocks() -> None:
     symbols = symbols_in(imidazole())
     steps = [ChemicalSpeciesToAtomTypeMapper(symbols), NeighborListTransform(r_max=CUTOFF)]
     eager, fast = (
-        NequIPCalculator(CASE.build(imidazole(), num_layers=2, num_features=2).eval(), "cpu", transforms=steps)
-        for _ in range(2)
+        NequIPCalculator(CASE.build(imidazole(), num_layers=2).eval(), "cpu", transforms=steps) for _ in range(2)
     )
     accelerate(fast)
     fast.model = capture(fast.model)

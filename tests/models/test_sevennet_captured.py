@@ -11,6 +11,7 @@ import torch
 pytest.importorskip("sevenn", reason="SevenNet is not installed")
 
 import captured_cases as cases
+import sevenn._keys as KEY
 from ase import Atoms
 from model_cases import imidazole
 from sevenn.calculator import SevenNetCalculator as Stock
@@ -30,8 +31,11 @@ def predict(model: Any, *structures: Atoms) -> dict[str, torch.Tensor]:
     return {name: value.detach() for name, value in CASE.predict(model, batch).items()}
 
 
+SMALL = {KEY.NUM_CONVOLUTION: 2, KEY.IRREPS_MANUAL: ["8x0e", "8x0e+4x1e", "8x0e"], KEY.LMAX: 1}
+
+
 def accelerated(dtype: torch.dtype = torch.float64) -> Any:
-    model = CASE.build(imidazole(), dtype).eval()
+    model = CASE.build(imidazole(), dtype, **SMALL).eval()
     accelerate(model)
     return model
 
@@ -87,7 +91,7 @@ def test_what_is_not_captured() -> None:
 
 
 def test_the_calculators_dynamics_are_stocks() -> None:
-    model = CASE.build(imidazole(), torch.float32)
+    model = CASE.build(imidazole(), torch.float32, **SMALL)
     eager = Stock(copy.deepcopy(model), file_type="model_instance", device="cpu")
     fast = SevenNetCalculator(model, file_type="model_instance", device="cpu", capture=True)
     assert fast.acceleration.replaced > 0

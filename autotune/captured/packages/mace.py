@@ -10,10 +10,9 @@ import torch
 from torch import Tensor
 
 from autotune.captured.fields import Counts, Field, Fields, ghost_ends, ghost_pointer
-from autotune.captured.package import CapturablePackage, is_kind_of
+from autotune.captured.package import CapturablePackage, along_x, cube, is_kind_of
 from kernelgen.errors import UnsupportedError
 
-_EYE = torch.eye(3)
 _HOME = "mace.modules.models"
 # Options of a call that a captured step follows; with others the model itself is called.
 _OPTIONS = ("training", "compute_force", "compute_virials", "compute_stress", "compute_displacement")
@@ -55,18 +54,20 @@ class CapturableMace(CapturablePackage):
         unknown = (name for name in options if name not in (*_OPTIONS, *_OPTIONS_THAT_MAY_BE_OFF))
         return next(asked, "") or next(unknown, "")
 
-    def fields(self, model: Any, inputs: Mapping[str, Any]) -> tuple[Fields, Counts]:
+    def cutoff(self, model: Any) -> float:
+        return float(model.r_max)
+
+    def fields(self, model: Any, inputs: Mapping[str, Any], cutoff: float) -> tuple[Fields, Counts]:
         edges, positions, pointer = inputs["edge_index"], inputs["positions"].detach(), inputs["ptr"]
         counts = Counts(positions.shape[0], edges.shape[1], pointer.numel() - 1)
-        width = 2 * float(model.r_max)
         fields = {
             "positions": Field(positions, "atoms", 0.0),
             "node_attrs": Field(inputs["node_attrs"].detach(), "atoms", _first(inputs["node_attrs"].shape[1])),
             "batch": Field(inputs["batch"], "atoms", counts.graphs),
             "edge_index": Field(edges, "edges", ghost_ends, axis=1),
-            "shifts": Field(inputs["shifts"].detach(), "edges", width * _first(3)),
-            "unit_shifts": Field(inputs["unit_shifts"].detach(), "edges", _first(3)),
-            "cell": Field(inputs["cell"].detach().view(-1, 3), "graphs", width * _EYE, rows=3),
+            "shifts": Field(inputs["shifts"].detach(), "edges", along_x(2 * cutoff)),
+            "unit_shifts": Field(inputs["unit_shifts"].detach(), "edges", along_x(1.0)),
+            "cell": Field(inputs["cell"].detach().view(-1, 3), "graphs", cube(2 * cutoff), rows=3),
             "ptr": Field(pointer, "graphs", ghost_pointer, extra=1),
         }
         if "head" in inputs:

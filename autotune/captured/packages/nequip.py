@@ -9,13 +9,11 @@ import torch
 from torch import Tensor
 
 from autotune.captured.fields import Counts, Field, Fields, ghost_atoms, ghost_ends
-from autotune.captured.package import CapturablePackage, is_kind_of
+from autotune.captured.package import CapturablePackage, along_x, cube, is_kind_of
 from kernelgen.errors import UnsupportedError
 
 # Inputs that a captured step takes. A structure without a cell gets one of zeros.
 _TAKEN = ("pos", "edge_index", "edge_cell_shift", "cell", "batch", "num_atoms", "atom_types")
-_SHIFT = torch.tensor([1.0, 0.0, 0.0])
-_EYE = torch.eye(3)
 
 
 class CapturableNequIP(CapturablePackage):
@@ -39,7 +37,10 @@ class CapturableNequIP(CapturablePackage):
             return "training"
         return next((name for name in model.model_input_fields if name in inputs and name not in _TAKEN), "")
 
-    def fields(self, model: Any, inputs: Mapping[str, Any]) -> tuple[Fields, Counts]:
+    def cutoff(self, model: Any) -> float:
+        return float(model.metadata["r_max"])
+
+    def fields(self, model: Any, inputs: Mapping[str, Any], cutoff: float) -> tuple[Fields, Counts]:
         positions, edges = inputs["pos"].detach(), inputs["edge_index"]
         atoms, count = positions.shape[0], edges.shape[1]
         numbers = inputs.get("num_atoms")
@@ -54,8 +55,8 @@ class CapturableNequIP(CapturablePackage):
             "atom_types": Field(inputs["atom_types"], "atoms", 0),
             "batch": Field(edges.new_zeros(1).expand(atoms) if batch is None else batch, "atoms", graphs),
             "edge_index": Field(edges, "edges", ghost_ends, axis=1),
-            "edge_cell_shift": Field(shifts.expand(count, 3), "edges", _SHIFT),
-            "cell": Field(cells.expand(graphs, 3, 3), "graphs", 2 * _cutoff(model) * _EYE),
+            "edge_cell_shift": Field(shifts.expand(count, 3), "edges", along_x(1.0)),
+            "cell": Field(cells.expand(graphs, 3, 3), "graphs", cube(2 * cutoff)),
             "num_atoms": Field(numbers, "graphs", ghost_atoms),
         }
         return fields, Counts(atoms, count, graphs)
@@ -68,10 +69,6 @@ class CapturableNequIP(CapturablePackage):
         if "cell" not in inputs and "stress" in found:
             found["stress"] = torch.empty(0)
         return {**{name: inputs[name] for name in _TAKEN if name in inputs}, **found}
-
-
-def _cutoff(model: Any) -> float:
-    return float(model.metadata["r_max"])
 
 
 CAPTURABLE = CapturableNequIP()

@@ -12,11 +12,10 @@ import torch
 from torch import Tensor
 
 from autotune.captured.fields import Counts, Field, Fields, ghost_ends
-from autotune.captured.package import CapturablePackage, is_kind_of
+from autotune.captured.package import CapturablePackage, along_x, is_kind_of
 from kernelgen.errors import UnsupportedError
 
 _HOME = "sevenn.nn.sequential.AtomGraphSequential"
-_SHIFT = torch.tensor([1.0, 0.0, 0.0])
 # SevenNet's smallest volume, for structures without a cell.
 _LEAST_VOLUME = 1e-3
 _OF_A_GRAPH = ("inferred_total_energy", "inferred_stress")
@@ -48,7 +47,10 @@ class CapturableSevenNet(CapturablePackage):
     def runs_eagerly(self, model: Any, inputs: Mapping[str, Any], options: Mapping[str, Any]) -> str:
         return "training" if model.training else ""
 
-    def fields(self, model: Any, inputs: Mapping[str, Any]) -> tuple[Fields, Counts]:
+    def cutoff(self, model: Any) -> float:
+        return float(model.cutoff)
+
+    def fields(self, model: Any, inputs: Mapping[str, Any], cutoff: float) -> tuple[Fields, Counts]:
         edges, vectors, numbers = inputs["edge_index"], inputs["edge_vec"].detach(), inputs["atomic_numbers"]
         kinds = model._atomic_numbers_to_onehot(numbers) if model.eval_type_map else inputs["x"]
         volume = torch.as_tensor(inputs["cell_volume"]).reshape(-1)
@@ -58,7 +60,7 @@ class CapturableSevenNet(CapturablePackage):
             "x": Field(kinds, "atoms", 0),
             "batch": Field(batch, "atoms", counts.graphs),
             "edge_index": Field(edges, "edges", ghost_ends, axis=1),
-            "edge_vec": Field(vectors, "edges", 2 * float(model.cutoff) * _SHIFT),
+            "edge_vec": Field(vectors, "edges", along_x(2 * cutoff)),
             "cell_volume": Field(volume, "graphs", 1.0),
         }
         return fields, counts
