@@ -49,10 +49,12 @@ def capture(
     for other results, such as a Hessian, are always left to the model.
 
     A capture is thrown away when the model's modules, mode, dtype or device change, or a parameter gets other memory.
-    Parameters that are written in place (an optimizer's step, ``load_state_dict``) are seen. Results are detached. On
-    a CPU there is no graph: each call runs the model on the padded inputs.
+    Parameters that are written in place (an optimizer's step, ``load_state_dict``) are seen. Results are detached;
+    those of edges, which NequIP and SevenNet give too, are left out. On a CPU there is no graph: each call runs the
+    model on the padded inputs.
 
-    Raises UnsupportedError for other models, and on a GPU for one with a part that waits for the device.
+    Raises UnsupportedError for other models, for ``accelerate(model, edge_weights="streamed")``, and on a GPU for a
+    model with a part that waits for the device.
     """
     captured = CapturedModel(model, growth=growth, kept=kept, outgrown=outgrown)
     if example is not None:
