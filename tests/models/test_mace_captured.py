@@ -74,6 +74,24 @@ def test_a_stock_model_is_captured_too_and_gives_all_results() -> None:
     assert not any(value.requires_grad for value in found.values())
 
 
+def test_several_heads() -> None:
+    energies = np.array([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])
+    scales = {"atomic_inter_scale": [1.5, 2.0], "atomic_inter_shift": [0.1, 0.2]}
+    model = model_of(NUMBERS, heads=["a", "b"], atomic_energies=energies, **scales)
+    batch = batch_of(model, imidazole(), imidazole()[:5]) | {"head": torch.tensor([1, 0])}
+    found, wanted = (one(dict(batch), compute_stress=True) for one in (capture(model), model))
+    cases.assert_close(*({name: out[name].detach() for name in ("energy", "forces")} for out in (found, wanted)))
+
+
+def test_inference_mode_leaves_nothing_behind() -> None:
+    model = accelerated()
+    captured = capture(model)
+    with torch.inference_mode():
+        found = predict(captured, imidazole())
+    cases.assert_close(found, predict(model, imidazole()))
+    cases.assert_close(predict(captured, imidazole()[:8]), predict(model, imidazole()[:8]))
+
+
 def test_changed_graphs_are_never_served_stale() -> None:
     cases.check_no_graph_is_stale(accelerated(), predict)
 
