@@ -35,7 +35,7 @@ FORMAT = 1
 # Runs are noted for this long after the last new operator or kernel; then the file is written, so that a model that is
 # killed later leaves its misses.
 WATCHED_S = 10.0
-# The end of a process waits this long for the file.
+# The end of a process waits this long for a lookup.
 _LONGEST_S = 10.0
 # A kernel on fewer rows is all launch: there is nothing to tune. Most checks on random inputs are smaller, too.
 FEWEST_EDGES = 32
@@ -96,7 +96,13 @@ def _merged(known: list[Request], found: Iterable[Request], facts: DeviceFacts) 
     return [request for request in by_identity.values() if _is_miss(request, facts)][-MOST_KEPT:]
 
 
+class _Ended(Exception):
+    """The process ends: what its thread was about to keep is not kept."""
+
+
 def _is_miss(request: Request, facts: DeviceFacts) -> bool:
+    if _notes.ending.is_set():
+        raise _Ended
     try:
         return request.look_up(facts).origin != "exact"
     except EquituneError:
@@ -136,6 +142,7 @@ class _Notes:
         self.timer: threading.Timer | None = None
         # The thread that wrote last, or is writing.
         self.writer: threading.Thread | None = None
+        self.ending = threading.Event()
 
     def watch(self) -> None:
         """Note runs from now on, for a while."""
@@ -169,9 +176,13 @@ class _Notes:
             _keep(runs)
 
     def finish(self) -> None:
-        """Keep what was noted, at the end of the process. A thread that is inside torch then would abort it."""
+        """Keep what was noted, at the end of the process; a thread that is at it stops after its present lookup.
+
+        If it were inside of torch when Python ends it, the process would be aborted.
+        """
         self.write()
         if self.writer is not None and self.writer is not threading.current_thread():
+            self.ending.set()
             self.writer.join(_LONGEST_S)
 
 

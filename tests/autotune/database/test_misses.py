@@ -28,6 +28,7 @@ from autotune.tune.from_model import run
 from autotune.workload.config import TuneConfig
 from autotune.workload.graphs import build_graph
 from kernelgen.device import device_facts
+from kernelgen.errors import EquituneError
 from kernelgen.watchers import WATCHERS
 
 FACTS = device_facts("cpu")
@@ -199,19 +200,21 @@ def test_a_short_process_leaves_its_misses_at_its_end(tmp_path: Path) -> None:
 
 def test_the_end_of_a_process_waits_for_the_thread(notes: misses._Notes, monkeypatch: pytest.MonkeyPatch) -> None:
     """Python ends a thread that is inside of torch's C++ in a way that aborts the process."""
-    began, written = threading.Event(), []
+    began, ended = threading.Event(), []
 
-    def keep(runs: object) -> None:
+    def look_up(request: Request, facts: object) -> None:
         began.set()
         time.sleep(0.3)
-        written.append(runs)
+        ended.append(request)
+        raise EquituneError
 
-    monkeypatch.setattr(misses, "_keep", keep)
+    monkeypatch.setattr(Request, "look_up", look_up)
     step(SmallNet())
-    threading.Thread(target=notes.write, daemon=True).start()
+    thread = threading.Thread(target=notes.write, daemon=True)
+    thread.start()
     assert began.wait(10)
     notes.finish()
-    assert len(written) == 1
+    assert len(ended) == 1 and not thread.is_alive(), "it ended after the lookup that it was at"
 
 
 def test_a_forked_process_starts_afresh(notes: misses._Notes) -> None:
