@@ -65,7 +65,7 @@ def package_for(model: torch.nn.Module) -> CapturablePackage:
     """The package of a model; UnsupportedError if there is none, or the model cannot be captured."""
     for package in _known_packages():
         if package.matches(model):
-            if any(module.__dict__.get("always_streamed") for module in model.modules()):
+            if any(getattr(module, "always_streamed", False) for module in model.modules()):
                 raise UnsupportedError(
                     "edge_weights='streamed' waits for the device in every step; accelerate the model with "
                     "edge_weights='whole' to capture it"

@@ -140,6 +140,11 @@ class AcceleratedConvolution(ProductStandIn, TensorProductConv):
         """
         self.__dict__["radial"], self.__dict__["how"] = network, how
 
+    @property
+    def always_streamed(self) -> bool:
+        """Whether it forms weights for some edges at a time on every device, which makes the host wait for a GPU."""
+        return bool(self.__dict__.get("how", {}).get("always_streamed"))
+
     def forward(self, x: Tensor, y: Tensor, weights: Tensor, sender: Tensor, receiver: Tensor) -> Tensor:  # type: ignore[override]
         """As :class:`autotune.TensorProductConv`'s; ``weights``: see :meth:`form_weights_of`."""
         radial: Any = self.__dict__.get("radial")
