@@ -6,7 +6,6 @@ schedule does not fuse, torch gathers and scatters around a plain kernel.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable
 from typing import NamedTuple
@@ -17,8 +16,8 @@ from kernelgen.runtime.allocation import empty, part, zeros
 from kernelgen.runtime.arguments import Checks, Graph, Operands
 from kernelgen.runtime.graph import NO_ORDER, order_by
 from kernelgen.runtime.kernel import Kernel, load_kernel
+from kernelgen.runtime.recipe import live_spec, recipe_of
 from kernelgen.schedule.kernel_spec import BUFFERS, Spec
-from kernelgen.schedule.tensor_product import CudaSchedule
 from kernelgen.terms.directions import OPERANDS
 
 # Alignment, in elements, of outputs that share an allocation: 16 bytes or more.
@@ -52,32 +51,23 @@ class Runner:
     def __init__(self, spec: Spec, checks: Checks) -> None:
         self.checks = checks
         self.direction = spec.direction
-        self.live = spec.direction.live_outputs if spec.problem.paths else ""
-        self.gathers = checks.is_conv and spec.operation == "plain"
+        live = live_spec(spec)
+        self.kernel: Kernel | None = None if live is None else load_kernel(live)
+        recipe = recipe_of(spec, checks.is_conv, self.kernel and self.kernel.plan)
+        self.live = "".join(recipe.writes)
+        self.gathers = recipe.gathers
         self.dead = tuple(slot for slot in spec.direction.outputs if slot not in self.live)
-        self.kernel: Kernel | None = None
         # Of the kernel that takes edges by receiver, if runs of those are better than of a graph's own order.
-        self.permuted: Spec | None = None
-        self.owner = ""
-        self.zeroed = ""  # live outputs that must be zero before the kernel adds to them
+        self.permuted = recipe.permuted
+        self.owner, self.partial_y = recipe.owner, recipe.partial_y
+        # Live outputs that must be zero before the kernel adds to them.
+        self.zeroed = "".join(slot for slot, rule in recipe.writes.items() if rule != "empty")
         # Position, name and slot of the operands that the kernel reads.
-        self.read: tuple[tuple[int, str, str], ...] = ()
-        self.partial_y = 0
+        self.read = tuple((OPERANDS.index(name), name, name[-1]) for name in recipe.reads)
         # Allocates the zeroed outputs; ``empty`` if the kernel zeroes them itself.
-        self.start: Callable[[tuple[int, ...], Tensor], Tensor] = zeros
+        inside = "inside" in recipe.writes.values()
+        self.start: Callable[[tuple[int, ...], Tensor], Tensor] = empty if inside else zeros
         self._layouts: dict[tuple, Layout] = {}
-        if self.live:
-            live = dataclasses.replace(spec, direction=dataclasses.replace(spec.direction, outputs=self.live))
-            self.kernel = load_kernel(live)
-            plan = self.kernel.plan
-            self.owner, self.partial_y = plan.owner, plan.partial_y
-            schedule = plan.spec.schedule
-            if isinstance(schedule, CudaSchedule):
-                self.start = empty if schedule.zeros == "inside" else zeros
-            self.zeroed = "".join(slot for slot in self.live if f"out_{slot}" in plan.zeroed)
-            if spec.takes_runs and spec.schedule.has_long_runs:
-                self.permuted = dataclasses.replace(live, permuted=True)
-            self.read = tuple((OPERANDS.index(name), name, name[-1]) for name in live.operands)
 
     def __call__(self, operands: Operands, graph: Graph, poison: bool = False) -> dict[str, Tensor]:
         """Gradients keyed by slot; InputError for tensors that do not fit the operator."""
