@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -31,12 +31,17 @@ from kernelgen.device import DeviceFacts
 from kernelgen.emit.source import Source
 from kernelgen.errors import CompileError, cause_of
 
+# Called with the source and the device of each kernel that is asked for.
+RECORDERS: list[Callable[[Source, DeviceFacts], None]] = []
+
 
 def compile_source(source: Source, facts: DeviceFacts) -> Binary:
     """The binary of ``source`` for ``facts``, from a pack, the cache or the compiler.
 
     Raises PackError for a pack that cannot be used, and what :func:`compile_by` raises.
     """
+    for recorder in tuple(RECORDERS):
+        recorder(source, facts)
     packed = find_in_packs(source, facts)
     if packed is not None:
         return packed

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +15,7 @@ from kernelgen.compile.compiler import compile_by
 from kernelgen.compile.job import Job
 from kernelgen.compile.pack_file import source_digest, target_of, write_pack
 from kernelgen.compile.portable import default_level, features_of, portable_job
+from kernelgen.device import DeviceFacts
 from kernelgen.emit.kernel_source import emit
 from kernelgen.emit.source import Source
 from kernelgen.errors import InputError
@@ -46,11 +47,16 @@ def write_calls(
     unknown = sorted(set(indices) - set(INDICES))
     if unknown or not indices:
         raise InputError(f"indices are {tuple(indices)}; expected some of {tuple(INDICES)}")
-    level = cpu or default_level()
-    job = portable_job(level)
-    content = _Content(tuple(indices))
+    content = Content(tuple(indices))
     for call in calls:
         content.add(call)
+    return write_content(content, Path(path), cpu)
+
+
+def write_content(content: Content, path: Path, cpu: str | None) -> Written:
+    """Compile the kernels of a pack for a level of processors and write it."""
+    level = cpu or default_level()
+    job = portable_job(level)
     codes = content.compiled(job)
     index = {
         "equitune": __version__,
@@ -63,16 +69,15 @@ def write_calls(
         "kernels": content.kernels,
         "operators": content.operators,
     }
-    out = Path(path)
-    write_pack(out, index, codes)
-    return Written(out, len(content.kernels), len(content.operators), out.stat().st_size)
+    write_pack(path, index, codes)
+    return Written(path, len(content.kernels), len(content.operators), path.stat().st_size)
 
 
 @dataclass
-class _Content:
+class Content:
     """What a pack will have, in the order in which it is met."""
 
-    indices: tuple[str, ...]
+    indices: tuple[str, ...] = ("int64",)
     kernels: list[dict[str, Any]] = field(default_factory=list)
     operators: list[dict[str, Any]] = field(default_factory=list)
     _sources: list[Source] = field(default_factory=list)
@@ -108,28 +113,28 @@ class _Content:
         known = self.operators[place].setdefault("calls", {})
         if call.op != "tp_order" and call.name not in known:
             known[call.name] = [
-                launch.facts | {"kernels": {f"{index} cpu": self._kernel(plan) for index, plan in launch.plans.items()}}
+                launch.facts | {"kernels": {f"{index} cpu": self._of_plan(plan) for index, plan in launch.plans.items()}}
                 for launch in launches(operator, call, self.indices)
             ]
         return place
 
-    def _kernel(self, plan: AnyPlan) -> int:
-        source, spec = emit(plan), plan.spec
-        key = (source_digest(source), source.entry, target_of(spec.facts))
+    def _of_plan(self, plan: AnyPlan) -> int:
+        spec = plan.spec
+        fixed, rows = host_threads(spec)
+        about = {
+            "problem": spec.problem.key,
+            "direction": spec.direction.text,
+            "schedule": spec.schedule.key,
+            "dtype": spec.dtype,
+            "threads": {"fixed": fixed, "rows_of_each": rows},
+        }
+        return self.kernel(emit(plan), spec.facts, about)
+
+    def kernel(self, source: Source, facts: DeviceFacts, about: Mapping[str, Any] | None = None) -> int:
+        """The place of a source's kernel. about: more to write of it."""
+        key = (source_digest(source), source.entry, target_of(facts))
         if key not in self._places:
             self._places[key] = len(self.kernels)
             self._sources.append(source)
-            fixed, rows = host_threads(spec)
-            self.kernels.append(
-                {
-                    "source": key[0],
-                    "entry": key[1],
-                    "target": key[2],
-                    "problem": spec.problem.key,
-                    "direction": spec.direction.text,
-                    "schedule": spec.schedule.key,
-                    "dtype": spec.dtype,
-                    "threads": {"fixed": fixed, "rows_of_each": rows},
-                }
-            )
+            self.kernels.append({"source": key[0], "entry": key[1], "target": key[2], **(about or {})})
         return self._places[key]
