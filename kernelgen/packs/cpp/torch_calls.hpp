@@ -78,13 +78,15 @@ inline void check_range(const char* name, const Tensor& nodes, std::int64_t coun
     if (!fits) refuse(std::string(name) + " has an index outside 0.." + std::to_string(count - 1));
 }
 
-// Whole numbers 0..count-1, int32, on the device of a tensor.
+// Whole numbers 0..count-1, int32, on the device of a tensor. (aten::arange takes Scalars.)
 inline Tensor numbers(std::int64_t count, const Tensor& like) {
-    const Tensor ones = torch::stable::fill_(torch::stable::new_empty(like, Sizes{count}, ScalarType::Int), 1);
-    std::array<StableIValue, 3> stack{detail::from(ones), detail::from(std::int64_t{0}),
+    Tensor steps = torch::stable::fill_(torch::stable::new_empty(like, Sizes{count}, ScalarType::Int), 1);
+    Tensor first = torch::stable::narrow(steps, 0, 0, 1);
+    torch::stable::zero_(first);
+    std::array<StableIValue, 3> stack{detail::from(steps), detail::from(std::int64_t{0}),
                                       detail::from(std::optional<ScalarType>(ScalarType::Int))};
     dispatch("aten::cumsum", "", stack);
-    return torch::stable::subtract(detail::to<Tensor>(stack[0]), ones);
+    return detail::to<Tensor>(stack[0]);
 }
 
 // A GPU with at most this many nodes takes the longest spans first, as kernelgen.runtime.graph.
@@ -97,7 +99,7 @@ inline std::pair<Tensor, Tensor> order_by(const Tensor& nodes, std::int64_t coun
                                      detail::from(false)};
     dispatch("aten::sort", "stable", sort);
     const Tensor sorted = detail::to<Tensor>(sort[0]), places = detail::to<Tensor>(sort[1]);
-    const Tensor bounds = numbers(count + 1, nodes);
+    Tensor bounds = numbers(count + 1, nodes);
     std::array<StableIValue, 6> search{detail::from(sorted),
                                        detail::from(bounds),
                                        detail::from(true),
@@ -105,18 +107,22 @@ inline std::pair<Tensor, Tensor> order_by(const Tensor& nodes, std::int64_t coun
                                        detail::from(std::optional<std::string>()),
                                        detail::from(std::optional<Tensor>())};
     dispatch("aten::searchsorted", "Tensor", search);
-    const Tensor ends = detail::to<Tensor>(search[0]);
+    Tensor ends = detail::to<Tensor>(search[0]);
     Tensor spans = torch::stable::new_empty(nodes, Sizes{count, 3}, ScalarType::Int);
-    const std::array<Tensor, 3> columns{torch::stable::narrow(const_cast<Tensor&>(bounds), 0, 0, count),
-                                        torch::stable::narrow(const_cast<Tensor&>(ends), 0, 0, count),
-                                        torch::stable::narrow(const_cast<Tensor&>(ends), 0, 1, count)};
+    const std::array<Tensor, 3> columns{torch::stable::narrow(bounds, 0, 0, count),
+                                        torch::stable::narrow(ends, 0, 0, count),
+                                        torch::stable::narrow(ends, 0, 1, count)};
     for (std::int64_t i = 0; i < 3; ++i) {
         Tensor column = torch::stable::select(spans, 1, i);
         torch::stable::copy_(column, columns[i]);
     }
     if (nodes.is_cuda() && count <= LONGEST_FIRST) {
-        std::array<StableIValue, 4> least{detail::from(torch::stable::subtract(columns[1], columns[2])),
-                                          detail::from(true), detail::from(std::int64_t{-1}), detail::from(false)};
+        std::array<StableIValue, 5> lengths{detail::from(ends), detail::from(std::int64_t{1}),
+                                            detail::from(std::int64_t{-1}), detail::from(std::optional<Tensor>()),
+                                            detail::from(std::optional<Tensor>())};
+        dispatch("aten::diff", "", lengths);
+        std::array<StableIValue, 4> least{lengths[0], detail::from(true), detail::from(std::int64_t{-1}),
+                                          detail::from(true)};
         dispatch("aten::argsort", "stable", least);
         spans = rows_at(spans, detail::to<Tensor>(least[0]));
     }

@@ -1,0 +1,98 @@
+"""The C++ library against the operators of Python: the same results, from a pack, without Equitune's Python."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import packed_calls
+import pytest
+import torch
+from places import SUPPORT
+
+from kernelgen.packs.library import build_library
+from kernelgen.packs.make import write_calls
+
+CALLS = (*packed_calls.products(), *packed_calls.harmonics(), *packed_calls.contractions())
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_library(tmp_path_factory.mktemp("library") / "libequitune.so")
+
+
+@pytest.fixture(scope="module")
+def pack(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("pack") / "all.pack"
+    write_calls(map(packed_calls.call_of, CALLS), path, indices=("int64", "int32"))
+    return path
+
+
+def run(library: Path, pack: Path | str, calls: list, folder: Path) -> list:
+    """The results of calls in a process that has torch alone, and can write nowhere but to its results."""
+    torch.save(calls, folder / "calls.pt")
+    environment = {"PATH": "", "HOME": "/nonexistent", "EQUITUNE_CACHE": "/nonexistent", "EQUITUNE_PACK": str(pack)}
+    command = [sys.executable, str(SUPPORT / "run_packed.py"), str(library), "calls.pt", "results.pt"]
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return torch.load(folder / "results.pt")
+
+
+def test_every_call_agrees_with_python(library: Path, pack: Path, tmp_path: Path) -> None:
+    found = run(library, pack, list(CALLS), tmp_path)
+    errors = {}
+    for place, ((op, arguments), results) in enumerate(zip(CALLS, found, strict=True)):
+        assert not isinstance(results, str), (op, results)
+        wanted = getattr(torch.ops.equitune, op)(*arguments)
+        wanted = [wanted] if isinstance(wanted, torch.Tensor) else wanted
+        for slot, (a, b) in enumerate(zip(results, wanted, strict=True)):
+            assert a.shape == b.shape and a.dtype == b.dtype, (op, slot)
+            if op == "tp_order" and arguments[0].numel() < 10:
+                continue  # of no kernel: not written
+            scale = b.double().norm().clamp_min(1e-300)
+            tolerance = 1e-6 if b.dtype == torch.float32 else 1e-13
+            error = float((a.double() - b.double()).norm() / scale) if b.numel() else 0.0
+            if not error <= tolerance:
+                errors[place, op, slot] = error
+    assert not errors
+
+
+def test_what_a_pack_lacks_and_what_does_not_fit_is_said(library: Path, pack: Path, tmp_path: Path) -> None:
+    op, (x, y, w, sender, *rest) = CALLS[0]
+    outside = sender.clone()
+    outside[3] = 99
+    unknown = [*rest[:-1], rest[-1].replace("float64", "float32")]
+    calls = [
+        (op, [x, y, w, outside, *rest]),
+        (op, [x[:, :-1], y, w, sender, *rest]),
+        (op, [x, y, w, sender, *unknown]),
+        ("tp_backward", [x, y, w, x.new_zeros(6, x.shape[1]), sender, *rest[:-1], "xy", rest[-1]]),
+    ]
+    found = run(library, pack, calls, tmp_path)
+    for text, wanted in zip(
+        found,
+        ("sender has an index outside 0..6", "x does not fit", "no pack of this process", "no kernels for tp_backward xy"),
+        strict=True,
+    ):
+        assert isinstance(text, str) and wanted in text
+
+
+def test_a_damaged_pack_is_refused(library: Path, pack: Path, tmp_path: Path) -> None:
+    data = bytearray(pack.read_bytes())
+    data[-100] ^= 1
+    for name, content, wanted in (
+        ("damaged", data, "is damaged"),
+        ("short", data[:-4000], "is not whole"),
+        ("other", b"\x7fELF" + bytes(100), "is no pack"),
+    ):
+        path = tmp_path / name
+        path.write_bytes(content)
+        (text,) = run(library, path, [CALLS[0]], tmp_path)
+        assert wanted in text
+
+
+def test_the_library_links_no_python(library: Path) -> None:
+    listed = subprocess.run(["ldd", str(library)], capture_output=True, text=True, env=os.environ).stdout
+    assert "libtorch_cpu" in listed and "python3" not in listed.replace(str(Path(torch.__file__).parent), "")
