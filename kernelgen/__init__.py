@@ -2,7 +2,7 @@
 
 Each sub-package is a step and imports only those before it:
 
-    problem -> terms -> schedule -> plan -> emit -> compile -> runtime -> ops
+    problem -> terms -> schedule -> plan -> emit -> compile -> runtime -> ops -> packs
 
 >>> from kernelgen import TensorProductProblem, build
 >>> problem = TensorProductProblem.channelwise("128x0e+128x1o", "0e+1o+2e", "0e+1o+2e")

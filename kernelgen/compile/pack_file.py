@@ -80,7 +80,8 @@ class PackFile:
         try:
             data = self.path.read_bytes()
         except OSError as error:
-            raise PackError(f"{self.path} cannot be read ({cause_of(error)}); expected a pack of 'equitune pack'") from error
+            reason = cause_of(error)
+            raise PackError(f"{self.path} cannot be read ({reason}); expected a pack of 'equitune pack'") from error
         if len(data) < _HEAD or data[:8] != _MAGIC:
             raise PackError(f"{self.path} is no pack; expected a file that 'equitune pack' wrote")
         found = int.from_bytes(data[8:12], "little")

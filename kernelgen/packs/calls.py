@@ -18,7 +18,6 @@ An entry has the operator's ``text``, by which exported models name it, and ``ca
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -31,7 +30,7 @@ from kernelgen.ops.harmonics_operator import HarmonicsOperator
 from kernelgen.ops.operator import Operator
 from kernelgen.plan.planner import AnyPlan, make_plan
 from kernelgen.plan.symmetric_contraction import task_nodes
-from kernelgen.runtime.recipe import recipe_of
+from kernelgen.runtime.runner import recipe_of
 from kernelgen.terms.contraction_statements import FORWARD as CONTRACTION
 from kernelgen.terms.contraction_statements import contraction_backward, contraction_double_backward
 from kernelgen.terms.directions import (

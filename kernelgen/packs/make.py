@@ -20,7 +20,7 @@ from kernelgen.emit.kernel_source import emit
 from kernelgen.emit.source import Source
 from kernelgen.errors import InputError
 from kernelgen.ops.registry import resolve
-from kernelgen.packs.calls import INDICES, Call, launches, needs
+from kernelgen.packs.calls import INDICES, Call, Launch, launches, needs
 from kernelgen.plan.planner import AnyPlan
 from kernelgen.runtime.kernel import host_threads
 from kernelgen.version import GENERATOR_VERSION, __version__
@@ -41,8 +41,8 @@ def write_calls(
 ) -> Written:
     """Compile all kernels of some calls and write them to a pack.
 
-    cpu: the level of processors, see ``kernelgen.compile.portable.LEVELS``, or ``native``. indices: dtypes of sender and
-    receiver. Raises CompileError, ToolMissingError without g++, and PackError if the file cannot be written.
+    cpu: the level of processors, see ``kernelgen.compile.portable.LEVELS``, or ``native``. indices: dtypes of sender
+    and receiver. Raises CompileError, ToolMissingError without g++, and PackError if the file cannot be written.
     """
     unknown = sorted(set(indices) - set(INDICES))
     if unknown or not indices:
@@ -112,11 +112,12 @@ class Content:
         place = self._operator(operator)
         known = self.operators[place].setdefault("calls", {})
         if call.op != "tp_order" and call.name not in known:
-            known[call.name] = [
-                launch.facts | {"kernels": {f"{index} cpu": self._of_plan(plan) for index, plan in launch.plans.items()}}
-                for launch in launches(operator, call, self.indices)
-            ]
+            known[call.name] = [self._launch(launch) for launch in launches(operator, call, self.indices)]
         return place
+
+    def _launch(self, launch: Launch) -> dict[str, Any]:
+        places = {f"{index} {target_of(plan.spec.facts)}": self._of_plan(plan) for index, plan in launch.plans.items()}
+        return launch.facts | {"kernels": places}
 
     def _of_plan(self, plan: AnyPlan) -> int:
         spec = plan.spec

@@ -6,18 +6,21 @@ schedule does not fuse, torch gathers and scatters around a plain kernel.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from torch import Tensor
 
+from kernelgen.plan.planner import AnyPlan, make_plan
 from kernelgen.runtime.allocation import empty, part, zeros
 from kernelgen.runtime.arguments import Checks, Graph, Operands
 from kernelgen.runtime.graph import NO_ORDER, order_by
 from kernelgen.runtime.kernel import Kernel, load_kernel
-from kernelgen.runtime.recipe import live_spec, recipe_of
 from kernelgen.schedule.kernel_spec import BUFFERS, Spec
+from kernelgen.schedule.tensor_product import CudaSchedule
 from kernelgen.terms.directions import OPERANDS
 
 # Alignment, in elements, of outputs that share an allocation: 16 bytes or more.
@@ -42,6 +45,45 @@ class Layout(NamedTuple):
     overwritten: tuple[tuple[str, tuple[int, ...]], ...]
 
 
+@dataclass(frozen=True)
+class Recipe:
+    """``spec`` has the live outputs alone; without any there is no ``plan``, and all outputs are zero.
+
+    writes: by live slot, ``zero`` (the kernel adds to zeros), ``inside`` (the kernel zeroes it itself first) or
+    ``empty`` (it overwrites). reads: names of the operands. gathers: rows of nodes are gathered for the kernel, and its
+    rows summed. owner, partial_y: of the plan. permuted: of the kernel that takes runs of edges by receiver, where
+    those are better than runs in a graph's own order.
+    """
+
+    spec: Spec
+    plan: AnyPlan | None
+    writes: dict[str, str]
+    reads: tuple[str, ...]
+    gathers: bool
+    owner: str
+    partial_y: int
+    permuted: Spec | None
+
+
+def live_spec(spec: Spec) -> Spec | None:
+    """The spec with the outputs to which something contributes; None if there are none."""
+    live = spec.direction.live_outputs if spec.problem.paths else ""
+    return dataclasses.replace(spec, direction=dataclasses.replace(spec.direction, outputs=live)) if live else None
+
+
+def recipe_of(spec: Spec, is_conv: bool, plan: AnyPlan | None = None) -> Recipe:
+    """The recipe of a spec. plan: of the live outputs, if it is at hand."""
+    live, gathers = live_spec(spec), is_conv and spec.operation == "plain"
+    if live is None:
+        return Recipe(spec, None, {}, (), gathers, "", 0, None)
+    plan = plan or make_plan(live)
+    schedule = spec.schedule
+    zeroed = "inside" if isinstance(schedule, CudaSchedule) and schedule.zeros == "inside" else "zero"
+    writes = {slot: zeroed if f"out_{slot}" in plan.zeroed else "empty" for slot in live.direction.outputs}
+    permuted = dataclasses.replace(live, permuted=True) if spec.takes_runs and schedule.has_long_runs else None
+    return Recipe(live, plan, writes, live.operands, gathers, plan.owner, plan.partial_y, permuted)
+
+
 class Runner:
     """Runs one direction. Outputs without terms are zero, and so are all outputs of a graph without edges.
 
@@ -53,7 +95,7 @@ class Runner:
         self.direction = spec.direction
         live = live_spec(spec)
         self.kernel: Kernel | None = None if live is None else load_kernel(live)
-        recipe = recipe_of(spec, checks.is_conv, self.kernel and self.kernel.plan)
+        recipe = recipe_of(spec, checks.is_conv, None if self.kernel is None else self.kernel.plan)
         self.live = "".join(recipe.writes)
         self.gathers = recipe.gathers
         self.dead = tuple(slot for slot in spec.direction.outputs if slot not in self.live)

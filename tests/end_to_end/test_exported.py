@@ -33,7 +33,7 @@ class Model(torch.nn.Module):
         positions = positions.requires_grad_(True)
         sender, receiver = edges
         vectors = positions[receiver] - positions[sender]
-        weights = self.radial(torch.exp(-(vectors.norm(dim=1, keepdim=True) - torch.arange(3.0)) ** 2))
+        weights = self.radial(torch.exp(-((vectors.norm(dim=1, keepdim=True) - torch.arange(3.0)) ** 2)))
         harmonics, x = self.harmonics(vectors), self.embed(elements)
         for _ in range(2):
             x = self.conv(x, harmonics, weights, sender, receiver)

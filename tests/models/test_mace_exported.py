@@ -25,7 +25,7 @@ def test_energies_and_forces_of_a_program_without_python(tmp_path: Path) -> None
     other = small.copy()
     other.translate((3.0, 0.3, 0.2))
     large = small + other
-    model = model_of(numbers_in(small), dtype=torch.float64, max_ell=3, hidden="8x0e+8x1o").eval().requires_grad_(False)
+    model = model_of(numbers_in(small), dtype=torch.float64).eval().requires_grad_(False)
     accelerate(model)
 
     def inputs(atoms: Atoms) -> tuple[torch.Tensor, ...]:

@@ -37,9 +37,8 @@ def of_operator(op: Any, case: reference.Case, index: torch.dtype = torch.int64,
 
 def family() -> Any:
     """Two schedules: edges by receiver for more than about 16 edges, else atomics."""
-    members = [
-        build(problem(), HostSchedule(accumulate=how, fuse=True), dtype=torch.float64) for how in ("registers", "atomics")
-    ]
+    both = (HostSchedule(accumulate=how) for how in ("registers", "atomics"))
+    members = [build(problem(), schedule, dtype=torch.float64) for schedule in both]
     return build_family(members, [[1]] * 4 + [[0]])
 
 

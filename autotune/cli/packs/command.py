@@ -26,7 +26,7 @@ def pack(
         str | None,
         typer.Argument(
             metavar="[WHAT]",
-            help="A .pt2 file of torch.export.save or AOTInductor; or a name of configs/problems.toml, or a problem key.",
+            help="A .pt2 file of torch.export.save or AOTInductor; a name of configs/problems.toml; or a problem key.",
             show_default=False,
         ),
     ] = None,

@@ -17,7 +17,11 @@ from kernelgen.packs.calls import Call
 from kernelgen.problem.tensor_product import TensorProductProblem
 
 # Second derivatives that a loss on energies and forces takes: those of dF/dy, of dF/dx and dF/dy, with the value's.
-_TRAINING = (("y", "xwg"), ("y", "xw"), ("y", "wg"), ("xy", "xywg"), ("xyw", "xywg"), ("yg", "xyw"), ("yg", "xw"), ("yg", "w"))
+_TRAINING = (
+    *(("y", outputs) for outputs in ("xwg", "xw", "wg")),
+    *(("xy", "xywg"), ("xyw", "xywg")),
+    *(("yg", outputs) for outputs in ("xyw", "xw", "w")),
+)
 
 
 def calls_of(text: str, operation: str, dtype: str, layout: str, *, training: bool = False) -> list[Call]:

@@ -47,6 +47,15 @@ struct Operator {
     std::vector<Operator*> members;
     std::vector<std::vector<int>> classes;
 
+    // The calls and kernels that another pack has of the same operator.
+    void add(const Operator& other) {
+        for (const auto& [name, parts] : other.calls) {
+            auto& known = calls.emplace(name, parts).first->second;
+            for (std::size_t i = 0; i < known.size(); ++i)
+                known[i].kernels.insert(parts[i].kernels.begin(), parts[i].kernels.end());
+        }
+    }
+
     // The operator for a graph: itself, or a family's member. Rounded binary logarithms, as kernelgen.plan.size_class.
     const Operator& of_size(std::int64_t edges, std::int64_t nodes) const {
         if (members.empty()) return *this;
@@ -180,11 +189,16 @@ private:
     std::mutex lock;
     bool started = false;
     std::vector<std::unique_ptr<Pack>> packs;
-    std::unordered_map<std::string, const Operator*> by_text;
+    std::unordered_map<std::string, Operator*> by_text;
 
     void add(const std::string& path) {
         packs.push_back(std::make_unique<Pack>(path));
-        for (const auto& made : packs.back()->operators) by_text.emplace((*made->facts)["text"].text, made.get());
+        for (const auto& made : packs.back()->operators) {
+            const auto [known, fresh] = by_text.emplace((*made->facts)["text"].text, made.get());
+            if (!fresh) known->second->add(*made);
+        }
+        for (const auto& made : packs.back()->operators)
+            for (Operator*& member : made->members) member = by_text.at((*member->facts)["text"].text);
     }
 };
 

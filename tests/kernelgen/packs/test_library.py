@@ -97,7 +97,12 @@ def test_what_a_pack_lacks_and_what_does_not_fit_is_said(library: Path, pack: Pa
     found = run(library, pack, calls, tmp_path)
     for text, wanted in zip(
         found,
-        ("sender has an index outside 0..6", "x does not fit", "no pack of this process", "no kernels for tp_backward xy"),
+        (
+            "sender has an index outside 0..6",
+            "x does not fit",
+            "no pack of this process",
+            "no kernels for tp_backward xy",
+        ),
         strict=True,
     ):
         assert isinstance(text, str) and wanted in text
