@@ -38,6 +38,8 @@ from kernelgen.errors import PackError, cause_of
 from kernelgen.json_data import parse_json
 
 FORMAT = 1
+# The target of a kernel as PTX, for architectures newer than those of the pack.
+PTX = "ptx"
 _MAGIC, _HEAD, _ALIGNMENT = b"EQTNPACK", 24, 64
 _lock = threading.Lock()
 _packs: dict[str, PackFile] = {}

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from kernelgen.emit.harmonics_function import vector_function
-from kernelgen.emit.signature import gpu_entry, host_entry
 from kernelgen.emit.launch import LaunchRule, Share
+from kernelgen.emit.signature import gpu_entry, host_entry
 from kernelgen.emit.source import Emitter, Source, included
 from kernelgen.plan.spherical_harmonics import ROWS, HarmonicsPlan
 from kernelgen.schedule.kernel_spec import BYTES

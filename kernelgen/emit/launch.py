@@ -1,4 +1,4 @@
-"""How many blocks a CUDA kernel is launched with, as data: Python and programs without Python evaluate the same rule."""
+"""How a CUDA kernel is launched, as data: Python and programs without Python evaluate the same rule."""
 
 from __future__ import annotations
 

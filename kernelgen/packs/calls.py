@@ -14,12 +14,15 @@ An entry has the operator's ``text``, by which exported models name it, and ``ca
     task_nodes  nodes of a contraction's task, else 0
     widths      elements of a row of x, y, w and g; weights: their shape if they do not have a row an edge
     kernels     places in the index's ``kernels``, by dtype of the indices and target, such as ``int64 cpu``
+    permuted    the same, of kernels that run instead if the edges' order by receiver is known (GPUs)
+
+A kernel for a GPU has a rule for its ``launch``: ``kernelgen.emit.launch.LaunchRule``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -29,7 +32,6 @@ from kernelgen.ops.contraction.operator import ContractionOperator
 from kernelgen.ops.harmonics_operator import HarmonicsOperator
 from kernelgen.ops.operator import Operator
 from kernelgen.plan.planner import AnyPlan, make_plan
-from kernelgen.plan.symmetric_contraction import task_nodes
 from kernelgen.runtime.runner import recipe_of
 from kernelgen.terms.contraction_statements import FORWARD as CONTRACTION
 from kernelgen.terms.contraction_statements import contraction_backward, contraction_double_backward
@@ -64,10 +66,14 @@ class Call:
 
 @dataclass(frozen=True)
 class Launch:
-    """One launch of a call: its description without ``kernels``, and the plan of its kernel by dtype of the indices."""
+    """One launch of a call: its description without kernels, and the plan of its kernel by dtype of the indices.
+
+    permuted: of the kernels that take edges by receiver, where those are better than edges in a graph's own order.
+    """
 
     facts: dict[str, Any]
     plans: dict[str, AnyPlan]
+    permuted: dict[str, AnyPlan] = field(default_factory=dict)
 
 
 def launches(operator: Any, call: Call, indices: tuple[str, ...]) -> list[Launch]:
@@ -107,7 +113,9 @@ def _of_product(operator: Operator, call: Call, indices: tuple[str, ...]) -> Ite
             "widths": {"x": problem.dim_in1, "y": problem.dim_in2, "w": problem.weight_numel, "g": problem.dim_out},
             "weights": [problem.weight_numel] if problem.shared_weights else None,
         }
-        yield Launch(facts, {index: one.plan for index, one in by_index.items() if one.plan is not None})
+        plans = {index: one.plan for index, one in by_index.items() if one.plan is not None}
+        permuted = {index: make_plan(one.permuted) for index, one in by_index.items() if one.permuted is not None}
+        yield Launch(facts, plans, permuted)
 
 
 def _direction(call: Call) -> Direction:
@@ -142,7 +150,7 @@ def _of_contraction(operator: ContractionOperator, call: Call, indices: tuple[st
         "dtype": plan.spec.dtype,
         "order": plan.schedule.order,
         "weights": [-1, operator.num_weights, operator.problem.channels],
-        "task_nodes": task_nodes(plan, 1, 0),
+        "task_nodes": plan.schedule.nodes_per_task or 1,
     }
     return Launch(facts, plans)
 

@@ -8,10 +8,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from kernelgen.compile.compiler import RECORDERS
+from kernelgen.compile.pack_file import target_of
 from kernelgen.device import DeviceFacts
 from kernelgen.emit.source import Source
 from kernelgen.errors import InputError
-from kernelgen.packs.make import Content, Written, write_content
+from kernelgen.packs.content import Content
+from kernelgen.packs.make import Written, write_content
 
 
 class Recording:
@@ -34,7 +36,7 @@ def recording(path: str | os.PathLike, *, cpu: str | None = None) -> Iterator[Re
 
     def note(source: Source, facts: DeviceFacts) -> None:
         if facts.backend == "cpu":
-            content.kernel(source, facts)
+            content.kernel(source, target_of(facts))
 
     RECORDERS.append(note)
     try:

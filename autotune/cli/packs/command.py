@@ -35,6 +35,9 @@ def pack(
         str | None,
         typer.Option(help="Processors to compile for: x86-64-v3, x86-64-v4, armv8-a or native. Default: the first."),
     ] = None,
+    arch: Annotated[
+        str | None, typer.Option(help="Architectures of a model for GPUs, with commas between them: sm_80,sm_90.")
+    ] = None,
     index: Annotated[list[str] | None, typer.Option(help="Dtype of edge indices; may be given twice.")] = None,
     library: Annotated[
         Path | None, typer.Option(help="Build the library with Equitune's operators for C++ programs, at this path.")
@@ -58,6 +61,7 @@ def pack(
         print(f"{build_library(library)}: operators of Equitune for torch 2.10 and later")
         return
     indices = tuple(index or ("int64",))
+    archs = tuple(filter(None, (arch or "").split(",")))
     if model is not None:
         from autotune.cli.packs.of_model import write_of_model
 
@@ -66,13 +70,21 @@ def pack(
     else:
         assert what is not None
         path = out or Path(Path(what).name if what.endswith(".pt2") else what.replace("|", "-")).with_suffix(".pack")
-        written = _of_file_or_problem(what, path, cpu, indices, (operation, dtype or "float32", layout), training)
+        written = _of_file_or_problem(
+            what, path, cpu, archs, indices, (operation, dtype or "float32", layout), training
+        )
     print(f"{written.path}: {written.kernels} kernels, {written.size / 1024:.0f} KiB")
     print_next(f"EQUITUNE_PACK={written.path} before your program")
 
 
 def _of_file_or_problem(
-    what: str, path: Path, cpu: str | None, indices: tuple[str, ...], of_problem: tuple[str, str, str], training: bool
+    what: str,
+    path: Path,
+    cpu: str | None,
+    archs: tuple[str, ...],
+    indices: tuple[str, ...],
+    of_problem: tuple[str, str, str],
+    training: bool,
 ) -> Written:
     from kernelgen.packs.make import write_calls
 
@@ -83,5 +95,5 @@ def _of_file_or_problem(
     else:
         from autotune.cli.packs.of_problem import calls_of
 
-        calls = calls_of(what, *of_problem, training=training)
-    return write_calls(calls, path, cpu=cpu, indices=indices)
+        calls = calls_of(what, *of_problem, archs=archs, training=training)
+    return write_calls(calls, path, cpu=cpu, archs=archs, indices=indices)

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kernelgen.emit.pairs.path_steps import path_steps
 from kernelgen.emit.launch import LaunchRule, Share
+from kernelgen.emit.pairs.path_steps import path_steps
 from kernelgen.emit.signature import buffers_line, buffers_struct, element, gpu_entry, host_entry
 from kernelgen.emit.source import Source, included
 from kernelgen.plan.pairs import WARP, PairPath, PairPlan
