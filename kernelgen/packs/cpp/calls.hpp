@@ -132,6 +132,10 @@ private:
     // Spans and permutation of the edges by the nodes that the kernel owns.
     void add_order(std::array<void*, BUFFERS>& pointers, std::vector<Tensor>& kept) const {
         const std::string& order = facts["order"].text;
+        if (!part.permuted.empty() && given.perm) {
+            kept.push_back(torch::stable::contiguous(*given.perm));
+            pointers[15] = const_cast<void*>(kept.back().const_data_ptr());
+        }
         if (order.empty() || order == "given") return;
         const bool by_sender = order == "sender";
         Maybe spans = by_sender ? given.sender_spans : given.spans;
@@ -156,9 +160,12 @@ private:
         if (out) out = summed_at(*out, *index, shape(slot));
     }
 
+    // The kernels to take: those by receiver where the order is known.
+    const Kernels& kernels() const { return part.permuted.empty() || !given.perm ? part.kernels : part.permuted; }
+
     void run_kernel(const std::string& index, const std::array<void*, BUFFERS>& p, std::int64_t num_in,
                     std::int64_t num_out) const {
-        if (!first.is_cpu()) refuse("kernels for GPUs are not loaded by this version of the library");
+        if (!first.is_cpu()) return run_on_gpu(index, p, num_in, num_out);
         const auto known = part.kernels.find(index + " cpu");
         if (known == part.kernels.end())
             refuse("the pack has no kernel for indices of " + index + " on the CPU; write it with --index " + index);
@@ -168,6 +175,38 @@ private:
         const int threads = static_cast<int>(std::min<std::int64_t>(torch::stable::get_num_threads(), asked));
         known->second->of_host()(p[0], p[1], p[2], p[3], p[4], p[5], p[6], p[7], p[8], p[9], p[10], p[11], p[12], p[13],
                                  p[14], p[15], given.edges, num_in, num_out, threads);
+    }
+
+    void run_on_gpu(const std::string& index, const std::array<void*, BUFFERS>& pointers, std::int64_t num_in,
+                    std::int64_t num_out) const {
+        const int device = first.get_device_index();
+        const torch::stable::accelerator::DeviceGuard guard(device);
+        const CudaDriver& driver = CudaDriver::get();
+        const int major = driver.attribute(CudaDriver::MAJOR, device), minor = driver.attribute(CudaDriver::MINOR, device);
+        std::vector<std::string> targets;
+        for (const auto& [target, kernel] : kernels())
+            if (target.compare(0, index.size() + 1, index + " ") == 0) targets.push_back(target.substr(index.size() + 1));
+        const std::string target = best_target(targets, major, minor);
+        if (target.empty())
+            refuse("the pack has no kernel for indices of " + index + " on sm_" + std::to_string(10 * major + minor) +
+                   "; write it with --arch and --index");
+        // Flags by which a kernel's blocks wait for its zeros, cleared before each launch; and the launch's number.
+        std::vector<std::uint64_t> zeros;
+        Tensor flags;
+        if (has_inside()) {
+            flags = torch::stable::new_zeros(first, Sizes{FLAGS}, ScalarType::Long);
+            zeros = {reinterpret_cast<std::uint64_t>(flags.const_data_ptr()), 1};
+        }
+        kernels().at(index + " " + target)->on_gpu(device, stream_of(device), pointers, given.edges, num_in, num_out, zeros);
+    }
+
+    // Of 8 bytes: 33 lines of 128 bytes, as kernelgen.runtime.zero_flags.
+    static constexpr std::int64_t FLAGS = 33 * 128 / 8;
+
+    bool has_inside() const {
+        for (const auto& [slot, rule] : facts["writes"].table)
+            if (rule.text == "inside") return true;
+        return false;
     }
 };
 

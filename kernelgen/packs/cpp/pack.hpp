@@ -1,6 +1,7 @@
 // Packs: files of compiled kernels (kernelgen/compile/pack_file.py has the format), and the operators in them.
 #pragma once
 
+#include <array>
 #include <fstream>
 #include <memory>
 #include <mutex>
@@ -9,6 +10,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "cuda_kernel.hpp"
 #include "host_kernel.hpp"
 #include "json.hpp"
 
@@ -27,18 +29,32 @@ public:
         return function;
     }
 
-    const std::string& code() const { return data; }
+    // Launch on a device's stream; ``zeros`` are more arguments of kernels that zero their outputs.
+    void on_gpu(int device, void* stream, const std::array<void*, BUFFERS>& pointers, std::int64_t edges,
+                std::int64_t num_in, std::int64_t num_out, const std::vector<std::uint64_t>& zeros) {
+        const int units = CudaDriver::get().attribute(CudaDriver::UNITS, device);
+        std::vector<std::uint64_t> arguments;
+        for (void* const pointer : pointers) arguments.push_back(reinterpret_cast<std::uint64_t>(pointer));
+        for (const std::int64_t size : {edges, num_in, num_out}) arguments.push_back(static_cast<std::uint64_t>(size));
+        arguments.insert(arguments.end(), zeros.begin(), zeros.end());
+        const Geometry shape = geometry_of(facts["launch"], edges, num_in, num_out, units);
+        if (shape.blocks > 0) cuda.launch(data, facts["entry"].text, device, shape, stream, arguments);
+    }
 
 private:
     const std::string data;
     HostFunction function = nullptr;
+    CudaCode cuda;
     std::mutex lock;
 };
 
-// One launch of a call; its kernels by the dtype of the indices and the target, such as "int64 cpu".
+// Kernels by the dtype of the indices and the target, such as "int64 cpu".
+using Kernels = std::unordered_map<std::string, Kernel*>;
+
+// One launch of a call. permuted: kernels that run instead if the order of edges by receiver is known.
 struct Part {
     const Json* facts;
-    std::unordered_map<std::string, Kernel*> kernels;
+    Kernels kernels, permuted;
 };
 
 struct Operator {
@@ -51,8 +67,10 @@ struct Operator {
     void add(const Operator& other) {
         for (const auto& [name, parts] : other.calls) {
             auto& known = calls.emplace(name, parts).first->second;
-            for (std::size_t i = 0; i < known.size(); ++i)
+            for (std::size_t i = 0; i < known.size(); ++i) {
                 known[i].kernels.insert(parts[i].kernels.begin(), parts[i].kernels.end());
+                known[i].permuted.insert(parts[i].permuted.begin(), parts[i].permuted.end());
+            }
         }
     }
 
@@ -131,9 +149,11 @@ private:
         if (facts.has("calls"))
             for (const auto& [name, parts] : facts["calls"].table)
                 for (const Json& part : parts.list) {
-                    Part known{&part, {}};
+                    Part known{&part, {}, {}};
                     for (const auto& [target, place] : part["kernels"].table)
                         known.kernels[target] = kernels.at(place.integer()).get();
+                    for (const auto& [target, place] : part["permuted"].table)
+                        known.permuted[target] = kernels.at(place.integer()).get();
                     made->calls[name].push_back(std::move(known));
                 }
         return made;

@@ -1,6 +1,8 @@
 // Torch operations that kernels need around them, through torch's stable ABI.
 #pragma once
 
+#include <dlfcn.h>
+#include <torch/csrc/stable/accelerator.h>
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
@@ -60,6 +62,19 @@ inline Tensor ready(const Tensor& of) {
 }
 
 [[noreturn]] inline void refuse(const std::string& text) { throw std::runtime_error("equitune: " + text); }
+
+// Torch's current stream of a GPU, by the function that libtorch's build for CUDA has.
+inline void* stream_of(int device) {
+    using Function = AOTITorchError (*)(std::int32_t, void**);
+    static const auto function = [] {
+        void* const library = dlopen("libtorch_cuda.so", RTLD_NOW | RTLD_NOLOAD);
+        return reinterpret_cast<Function>(dlsym(library ? library : RTLD_DEFAULT, "aoti_torch_get_current_cuda_stream"));
+    }();
+    if (function == nullptr) refuse("this libtorch is built without CUDA");
+    void* stream = nullptr;
+    TORCH_ERROR_CODE_CHECK(function(device, &stream));
+    return stream;
+}
 
 template <class Index>
 bool in_range_on_host(const Index* nodes, std::int64_t edges, std::int64_t count) {
