@@ -191,11 +191,11 @@ public:
     const Operator& find(const std::string& text) {
         std::lock_guard<std::mutex> guard(lock);
         if (!started) {
-            started = true;
             const char* given = std::getenv("EQUITUNE_PACK");
             std::stringstream paths(given == nullptr ? "" : given);
             for (std::string path; std::getline(paths, path, ':');)
                 if (!path.empty()) add(path);
+            started = true;
         }
         const auto found = by_text.find(text);
         if (found == by_text.end())
