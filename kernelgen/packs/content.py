@@ -69,7 +69,7 @@ class Content:
             ]
             binaries = [future.result() for future in made]
         for facts, binary in zip(self.kernels, binaries, strict=True):
-            facts["resources"] = binary.resources
+            facts |= {"resources": binary.resources, "compiler": jobs[facts["target"]].identity}
         return [binary.path.read_bytes() for binary in binaries]
 
     def _job(self, target: str, level: str) -> Job:

@@ -124,6 +124,23 @@ def test_launches_are_those_of_python(probe: Path, pack: Path, major: int, minor
     assert launched == KERNELS * len(SIZES)
 
 
+def test_a_damaged_pack_is_refused_without_python(probe: Path, pack: Path, tmp_path: Path) -> None:
+    data = bytearray(pack.read_bytes())
+    damaged, later = bytearray(data), bytearray(data)
+    damaged[-100] ^= 1
+    later[8] = 9
+    for content, words in (
+        (damaged, "is damaged"),
+        (data[:-4000], "is not whole"),
+        (later, "has format 9"),
+        (b"\x7fELF" + bytes(100), "is no pack"),
+    ):
+        path = tmp_path / "bad.pack"
+        path.write_bytes(content)
+        done = subprocess.run([str(probe / "probe"), str(path), "9", "0"], capture_output=True, text=True)
+        assert done.returncode == 1 and f"{path} {words}" in done.stderr
+
+
 def test_python_finds_the_kernels(pack: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kernelgen.compile.pack_file._packs", {})
     load_pack(pack)
