@@ -20,6 +20,7 @@ ATOMS, EDGES = ("positions", "node_attrs", "batch"), {"edge_index": 1, "shifts":
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)  # AOTInductor takes one to two minutes of a core, and shares it with other tests
 def test_energies_and_forces_of_a_program_without_python(tmp_path: Path) -> None:
     small = imidazole()
     other = small.copy()
