@@ -2,7 +2,7 @@
 
 Each sub-package is a step and imports only those before it:
 
-    problem -> terms -> schedule -> plan -> emit -> compile -> runtime -> ops
+    problem -> terms -> schedule -> plan -> emit -> compile -> runtime -> ops -> packs
 
 >>> from kernelgen import TensorProductProblem, build
 >>> problem = TensorProductProblem.channelwise("128x0e+128x1o", "0e+1o+2e", "0e+1o+2e")
@@ -12,6 +12,7 @@ Each sub-package is a step and imports only those before it:
 
 from kernelgen.compile.compiler import compile_many, compile_source
 from kernelgen.compile.host import find_host_compiler
+from kernelgen.compile.pack_file import load_pack
 from kernelgen.device import DeviceFacts, cuda_facts, device_facts
 from kernelgen.errors import (
     CacheError,
@@ -19,6 +20,7 @@ from kernelgen.errors import (
     EquituneError,
     InputError,
     LaunchError,
+    PackError,
     ProblemError,
     ScheduleError,
     ToolMissingError,
@@ -61,6 +63,7 @@ __all__ = [
     "Instruction",
     "LaunchError",
     "Operator",
+    "PackError",
     "ProblemError",
     "Schedule",
     "ScheduleError",
@@ -81,6 +84,7 @@ __all__ = [
     "device_facts",
     "edge_order",
     "find_host_compiler",
+    "load_pack",
     "make_plan",
     "schedule_from_dict",
 ]

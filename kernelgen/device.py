@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 import os
 import platform
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -89,9 +91,25 @@ def _facts(kind: str, index: int) -> DeviceFacts:
     return cuda_facts(f"sm_{properties.major}{properties.minor}", properties.name, properties.multi_processor_count)
 
 
+# Facts that stand for every CUDA device, the last one first; see ``assumed``.
+_assumed: list[DeviceFacts] = []
+
+
+@contextmanager
+def assumed(facts: DeviceFacts) -> Iterator[None]:
+    """Inside of the ``with``, :func:`device_facts` of CUDA devices are these: kernels are made for elsewhere."""
+    _assumed.append(facts)
+    try:
+        yield
+    finally:
+        _assumed.pop()
+
+
 def device_facts(device: torch.device | str) -> DeviceFacts:
     """Facts of a torch device, cached."""
     device = torch.device(device)
+    if _assumed and device.type == "cuda":
+        return _assumed[-1]
     if device.type not in ("cpu", "cuda"):
         raise UnsupportedError(f"device {device} is not supported; expected cpu or cuda")
     index = device.index if device.index is not None else 0

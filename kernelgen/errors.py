@@ -35,6 +35,10 @@ class CacheError(EquituneError, RuntimeError):
     """The kernel cache cannot be used: its folder is not private, not writable or full."""
 
 
+class PackError(EquituneError, RuntimeError):
+    """A pack of kernels cannot be read or written, is damaged, or is for other processors."""
+
+
 class CompileError(EquituneError, RuntimeError):
     """The compiler rejected generated source; the message holds the compiler's log."""
 

@@ -31,6 +31,7 @@ from autotune.cli.options import (
     write_comparison_page,
     write_pages,
 )
+from autotune.cli.packs.command import PACK_EXAMPLES, pack
 from autotune.cli.replay import REPLAY_EXAMPLES, record, replay
 from autotune.cli.tune import TUNE_EXAMPLES, tune
 from autotune.cli.tune_model import show_misses
@@ -115,6 +116,7 @@ app.command(epilog=TUNE_EXAMPLES)(tune)
 app.command(epilog=EXAMPLES)(bench)
 app.command()(record)
 app.command(epilog=REPLAY_EXAMPLES)(replay)
+app.command(epilog=PACK_EXAMPLES)(pack)
 
 
 @app.command()

@@ -4,6 +4,7 @@ Neither needs the target device or a CUDA driver. The cache on disk (see ``cache
 version and architecture.
 
 Environment: ``CXX`` is the host compiler, with arguments if any; ``EQUITUNE_CACHE`` the directory of the cache.
+``EQUITUNE_PACK`` names packs of compiled kernels (see ``pack_file``).
 ``EQUITUNE_DEBUG`` writes files to ``$EQUITUNE_DEBUG_DIR`` or ``./equitune-debug``:
 
     0 or unset   nothing
@@ -16,7 +17,7 @@ from __future__ import annotations
 import json
 import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -25,18 +26,34 @@ from kernelgen.compile.cache import Binary
 from kernelgen.compile.host import host_job
 from kernelgen.compile.job import Job, debug_level
 from kernelgen.compile.nvrtc import cuda_job
+from kernelgen.compile.pack_file import find_in_packs
 from kernelgen.device import DeviceFacts
 from kernelgen.emit.source import Source
 from kernelgen.errors import CompileError, cause_of
 
+# Called with the source and the device of each kernel that is asked for.
+RECORDERS: list[Callable[[Source, DeviceFacts], None]] = []
+
 
 def compile_source(source: Source, facts: DeviceFacts) -> Binary:
-    """The binary of ``source`` for ``facts``, from the cache or the compiler.
+    """The binary of ``source`` for ``facts``, from a pack, the cache or the compiler.
+
+    Raises PackError for a pack that cannot be used, and what :func:`compile_by` raises.
+    """
+    for recorder in tuple(RECORDERS):
+        recorder(source, facts)
+    packed = find_in_packs(source, facts)
+    if packed is not None:
+        return packed
+    return compile_by(cuda_job(facts.arch) if facts.backend == "cuda" else host_job(), source)
+
+
+def compile_by(job: Job, source: Source) -> Binary:
+    """The binary of ``source`` from the cache or the job's compiler.
 
     Raises CompileError with the compiler's log, ToolMissingError without a working compiler, CacheError if the cache
     cannot be written or another user could have written the entry.
     """
-    job = cuda_job(facts.arch) if facts.backend == "cuda" else host_job()
     key = cache.digest(source.text, source.entry, job.identity, *job.flags, job.target)
     binary = cache.find(key, job.binary_name)
     if binary is None:

@@ -29,6 +29,13 @@ def cuda_job(arch: str) -> Job:
     return Job(f"nvrtc {version}", flags, arch, "kernel.cubin", SOURCE_NAME, compiled, _check)
 
 
+def ptx_job(arch: str) -> Job:
+    """NVRTC for PTX, which drivers compile for architectures from ``arch`` on; ToolMissingError if it is missing."""
+    job, flags = cuda_job(arch), (f"--gpu-architecture=compute_{arch.removeprefix('sm_')}", "-std=c++17")
+    compiled = functools.partial(_compile_ptx, flags=flags)
+    return Job(job.identity, flags, arch, "kernel.ptx", SOURCE_NAME, compiled, _check_ptx)
+
+
 @functools.lru_cache(maxsize=1)
 def nvrtc_version() -> str:
     """Version of the NVRTC library found on this machine; ToolMissingError if there is none."""
@@ -98,6 +105,26 @@ def _compile(source: Source, arch: str, lineinfo: bool) -> tuple[bytes, dict[str
     return code, parse_ptxas(log.getvalue(), source.entry)
 
 
+def _compile_ptx(source: Source, flags: tuple[str, ...]) -> tuple[bytes, dict[str, Any]]:
+    """By NVRTC's own functions, because cuda.core asks the driver whether it could load the PTX."""
+    from cuda.bindings import nvrtc
+
+    _, program = nvrtc.nvrtcCreateProgram(source.text.encode(), SOURCE_NAME.encode(), 0, None, None)
+    try:
+        (status,) = nvrtc.nvrtcCompileProgram(program, len(flags), [flag.encode() for flag in flags])
+        if int(status) != 0:
+            _, size = nvrtc.nvrtcGetProgramLogSize(program)
+            log = bytearray(size)
+            nvrtc.nvrtcGetProgramLog(program, log)
+            raise CompileError(f"NVRTC with {' '.join(flags)} failed:\n{shortened(log.decode(errors='replace'))}")
+        _, size = nvrtc.nvrtcGetPTXSize(program)
+        code = bytearray(size)
+        nvrtc.nvrtcGetPTX(program, code)
+        return bytes(code), {}
+    finally:
+        nvrtc.nvrtcDestroyProgram(program)
+
+
 def _check(path: Path, entry: str) -> None:
     """Raise ToolMissingError unless the cubin has the kernel ``entry`` (only a device could load it)."""
     data = path.read_bytes()
@@ -105,6 +132,12 @@ def _check(path: Path, entry: str) -> None:
         raise ToolMissingError(
             f"NVRTC {nvrtc_version()} made {len(data)} bytes without the kernel {entry}; install another"
         )
+
+
+def _check_ptx(path: Path, entry: str) -> None:
+    """Raise ToolMissingError unless the PTX has the kernel ``entry``."""
+    if f".entry {entry}(".encode() not in path.read_bytes():
+        raise ToolMissingError(f"NVRTC {nvrtc_version()} made PTX without the kernel {entry}; install another")
 
 
 def parse_ptxas(log: str, entry: str) -> dict[str, Any]:

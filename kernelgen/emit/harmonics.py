@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from kernelgen.emit.harmonics_function import vector_function
+from kernelgen.emit.launch import LaunchRule, Share
 from kernelgen.emit.signature import gpu_entry, host_entry
 from kernelgen.emit.source import Emitter, Source, included
 from kernelgen.plan.spherical_harmonics import ROWS, HarmonicsPlan
@@ -31,12 +32,10 @@ def emit_harmonics(plan: HarmonicsPlan) -> Source:
     return Source("\n".join(parts) + "\n", "cuda" if plan.on_gpu else "c++")
 
 
-def harmonics_geometry(plan: HarmonicsPlan, num_rows: int, num_in: int, num_out: int) -> tuple[int, int, int]:
-    """Blocks, threads a block, and dynamic shared memory in bytes."""
-    blocks = -(-num_rows // plan.block_size)
-    if plan.resident:
-        blocks = min(blocks, plan.resident * plan.spec.facts.units)
-    return blocks, plan.block_size, plan.shared_bytes
+def harmonics_launch(plan: HarmonicsPlan) -> LaunchRule:
+    """A block for so many rows as it has threads."""
+    shares = (Share("edges", (plan.block_size,)),)
+    return LaunchRule(plan.block_size, plan.shared_bytes, shares, most_of_unit=plan.resident)
 
 
 def _preamble(plan: HarmonicsPlan) -> Iterator[str]:
@@ -173,4 +172,4 @@ def _host(plan: HarmonicsPlan) -> Iterator[str]:
     yield "}"
 
 
-EMITTERS = {HarmonicsPlan: Emitter(emit_harmonics, harmonics_geometry)}
+EMITTERS = {HarmonicsPlan: Emitter(emit_harmonics, harmonics_launch)}

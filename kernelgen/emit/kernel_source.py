@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kernelgen.emit.launch import LaunchRule
 from kernelgen.emit.source import Emitter, Source
 from kernelgen.folder import collected
 from kernelgen.plan.planner import AnyPlan
@@ -16,6 +17,11 @@ def emit(plan: AnyPlan) -> Source:
     return _EMITTERS[type(plan)].source(plan)
 
 
+def launch_rule(plan: AnyPlan) -> LaunchRule:
+    """How a plan's CUDA kernel is launched."""
+    return _EMITTERS[type(plan)].launch(plan)
+
+
 def geometry(plan: AnyPlan, num_edges: int, num_in: int, num_out: int) -> tuple[int, int, int]:
     """Launch geometry of a CUDA kernel: blocks, threads a block, and dynamic shared memory in bytes."""
-    return _EMITTERS[type(plan)].geometry(plan, num_edges, num_in, num_out)
+    return launch_rule(plan).geometry(num_edges, num_in, num_out, plan.spec.facts.units)

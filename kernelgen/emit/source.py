@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from importlib import resources
 from typing import Any, NamedTuple
 
+from kernelgen.emit.launch import LaunchRule
+
 ENTRY = "equitune_kernel"
 
 
@@ -21,12 +23,10 @@ class Source:
 
 
 class Emitter(NamedTuple):
-    """source: of a plan. geometry: of a plan's CUDA kernel and the numbers of edges, nodes read and nodes written,
-    blocks, threads a block and dynamic shared memory in bytes.
-    """
+    """source: of a plan. launch: how a plan's CUDA kernel is launched."""
 
     source: Callable[[Any], Source]
-    geometry: Callable[[Any, int, int, int], tuple[int, int, int]]
+    launch: Callable[[Any], LaunchRule]
 
 
 @functools.cache

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 
 from kernelgen.emit.contraction.gpu import GPU_ENTRY, gpu_kernel
 from kernelgen.emit.contraction.host import host_kernel
+from kernelgen.emit.launch import LaunchRule, Share
 from kernelgen.emit.source import Emitter, Source
 from kernelgen.plan.symmetric_contraction import ContractionPlan
 from kernelgen.schedule.symmetric_contraction import ContractionCudaSchedule
@@ -28,12 +29,12 @@ def emit_contraction(plan: ContractionPlan) -> Source:
     return Source(text, "cuda", GPU_ENTRY) if on_gpu else Source(text, "c++")
 
 
-def contraction_geometry(plan: ContractionPlan, num_nodes: int, task_nodes: int, _: int) -> tuple[int, int, int]:
-    """Blocks, threads a block, and dynamic shared memory in bytes."""
+def contraction_launch(plan: ContractionPlan) -> LaunchRule:
+    """A thread for each task and channel."""
     schedule = plan.schedule
     assert isinstance(schedule, ContractionCudaSchedule)
-    tasks = -(-num_nodes // task_nodes)
-    return -(-tasks * plan.spec.problem.channels // schedule.block_size), schedule.block_size, 0
+    share = Share("tasks", (schedule.block_size,), times=plan.spec.problem.channels)
+    return LaunchRule(schedule.block_size, 0, (share,))
 
 
 def _preamble(plan: ContractionPlan) -> Iterator[str]:
@@ -50,4 +51,4 @@ def _preamble(plan: ContractionPlan) -> Iterator[str]:
     yield f"constexpr int WEIGHTS = {plan.weights};"
 
 
-EMITTERS = {ContractionPlan: Emitter(emit_contraction, contraction_geometry)}
+EMITTERS = {ContractionPlan: Emitter(emit_contraction, contraction_launch)}

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from kernelgen.emit.cuda.kernel import emit_cuda, launch_geometry
-from kernelgen.emit.cuda.two_part_kernel import emit_owners, owners_geometry
+from kernelgen.emit.cuda.kernel import emit_cuda, launch_of
+from kernelgen.emit.cuda.two_part_kernel import emit_owners, owners_launch
 from kernelgen.emit.host import emit_host
-from kernelgen.emit.pairs.kernel import emit_pairs, pair_geometry
+from kernelgen.emit.pairs.kernel import emit_pairs, pair_launch
 from kernelgen.emit.source import Emitter, Source
 from kernelgen.plan.channelwise import Plan
 from kernelgen.plan.pairs import PairPlan
@@ -17,7 +17,7 @@ def _emit_channelwise(plan: Plan) -> Source:
 
 
 EMITTERS = {
-    Plan: Emitter(_emit_channelwise, launch_geometry),
-    PairPlan: Emitter(emit_pairs, pair_geometry),
-    OwnersPlan: Emitter(emit_owners, owners_geometry),
+    Plan: Emitter(_emit_channelwise, launch_of),
+    PairPlan: Emitter(emit_pairs, pair_launch),
+    OwnersPlan: Emitter(emit_owners, owners_launch),
 }

@@ -227,13 +227,13 @@ class Operator(DirectCalls, RegisteredOperator):
 
     def specs(self, direction_name: str) -> list[Spec]:
         """Specs of the kernels of a direction with all its outputs."""
-        return [self.spec(part) for part in self._parts(self._direction(direction_name))]
+        return [self.spec(part) for part in self.parts(self._direction(direction_name))]
 
     def __repr__(self) -> str:
         return f"Operator({self.problem.key!r}, {self.operation}, {self.dtype}, {self.layout}, {self.device})"
 
     def _kernel_spec(self, direction: Direction, schedule: Schedule) -> Spec:
-        return self._spec(self._parts(direction)[-1], schedule, "int64")
+        return self._spec(self.parts(direction)[-1], schedule, "int64")
 
     def _default_schedule(self, direction: Direction) -> Schedule:
         return default_schedule(self._kernel_spec(direction, SCHEDULES[device_facts(self.device).backend]()))
@@ -256,11 +256,12 @@ class Operator(DirectCalls, RegisteredOperator):
         """The runner of a direction. harmonics: if given, y holds vectors, and the kernel computes their harmonics."""
         if direction.name in self.refused:
             raise TuningMissError(self.refused[direction.name])
-        specs = [self.spec(part, index, device) for part in self._parts(direction)]
+        specs = [self.spec(part, index, device) for part in self.parts(direction)]
         parts = [Runner(dataclasses.replace(spec, harmonics=harmonics), self._checks) for spec in specs]
         return parts[0] if len(parts) == 1 else SplitRunner(*parts)
 
-    def _parts(self, direction: Direction) -> tuple[Direction, ...]:
+    def parts(self, direction: Direction) -> tuple[Direction, ...]:
+        """The directions of the kernels that compute a direction's outputs."""
         return fixed_order_parts(direction) if self.deterministic and self.is_conv else (direction,)
 
 

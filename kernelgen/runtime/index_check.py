@@ -21,6 +21,11 @@ def source(index: torch.dtype) -> Source:
     return Source(f"#define INDEX {_TYPES[index]}\n" + included("index_check.cuh"), "cuda", ENTRY)
 
 
+def source_of(index: str) -> Source:
+    """The same, by the name of a dtype."""
+    return source(getattr(torch, index))
+
+
 @functools.cache
 def _kernel(index: torch.dtype) -> FixedKernel:
     return FixedKernel(source(index), 5, _THREADS)

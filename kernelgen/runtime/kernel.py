@@ -102,8 +102,7 @@ def _load_host(plan: AnyPlan, binary: Binary, entry: str) -> Run:
         raise LaunchError(f"{binary.path} cannot be loaded: {cause}; remove it to have it compiled again") from error
     function.argtypes = [ctypes.c_void_p] * len(BUFFERS) + [ctypes.c_longlong] * 3 + [ctypes.c_int]
     function.restype = None
-    fixed_threads: int = getattr(plan.spec.schedule, "threads", 0)
-    edges_per_thread = max(1, _WORK_PER_THREAD // max(1, plan.spec.row_work))
+    fixed_threads, edges_per_thread = host_threads(plan.spec)
 
     def run(pointers: Sequence[int], num_edges: int, num_in: int, num_out: int, device: int) -> None:
         threads = min(torch.get_num_threads(), fixed_threads or 1 + num_edges // edges_per_thread)
@@ -112,6 +111,11 @@ def _load_host(plan: AnyPlan, binary: Binary, entry: str) -> Run:
         function(*pointers, num_edges, num_in, num_out, threads)
 
     return run
+
+
+def host_threads(spec: AnySpec) -> tuple[int, int]:
+    """The number of threads of a host kernel, 0 if it varies; then each takes at least as many edges as the second."""
+    return getattr(spec.schedule, "threads", 0), max(1, _WORK_PER_THREAD // max(1, spec.row_work))
 
 
 @functools.cache

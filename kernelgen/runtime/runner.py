@@ -9,10 +9,12 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from torch import Tensor
 
+from kernelgen.plan.planner import AnyPlan, make_plan
 from kernelgen.runtime.allocation import empty, part, zeros
 from kernelgen.runtime.arguments import Checks, Graph, Operands
 from kernelgen.runtime.graph import NO_ORDER, order_by
@@ -43,6 +45,45 @@ class Layout(NamedTuple):
     overwritten: tuple[tuple[str, tuple[int, ...]], ...]
 
 
+@dataclass(frozen=True)
+class Recipe:
+    """``spec`` has the live outputs alone; without any there is no ``plan``, and all outputs are zero.
+
+    writes: by live slot, ``zero`` (the kernel adds to zeros), ``inside`` (the kernel zeroes it itself first) or
+    ``empty`` (it overwrites). reads: names of the operands. gathers: rows of nodes are gathered for the kernel, and its
+    rows summed. owner, partial_y: of the plan. permuted: of the kernel that takes runs of edges by receiver, where
+    those are better than runs in a graph's own order.
+    """
+
+    spec: Spec
+    plan: AnyPlan | None
+    writes: dict[str, str]
+    reads: tuple[str, ...]
+    gathers: bool
+    owner: str
+    partial_y: int
+    permuted: Spec | None
+
+
+def live_spec(spec: Spec) -> Spec | None:
+    """The spec with the outputs to which something contributes; None if there are none."""
+    live = spec.direction.live_outputs if spec.problem.paths else ""
+    return dataclasses.replace(spec, direction=dataclasses.replace(spec.direction, outputs=live)) if live else None
+
+
+def recipe_of(spec: Spec, is_conv: bool, plan: AnyPlan | None = None) -> Recipe:
+    """The recipe of a spec. plan: of the live outputs, if it is at hand."""
+    live, gathers = live_spec(spec), is_conv and spec.operation == "plain"
+    if live is None:
+        return Recipe(spec, None, {}, (), gathers, "", 0, None)
+    plan = plan or make_plan(live)
+    schedule = spec.schedule
+    zeroed = "inside" if isinstance(schedule, CudaSchedule) and schedule.zeros == "inside" else "zero"
+    writes = {slot: zeroed if f"out_{slot}" in plan.zeroed else "empty" for slot in live.direction.outputs}
+    permuted = dataclasses.replace(live, permuted=True) if spec.takes_runs and schedule.has_long_runs else None
+    return Recipe(live, plan, writes, live.operands, gathers, plan.owner, plan.partial_y, permuted)
+
+
 class Runner:
     """Runs one direction. Outputs without terms are zero, and so are all outputs of a graph without edges.
 
@@ -52,32 +93,23 @@ class Runner:
     def __init__(self, spec: Spec, checks: Checks) -> None:
         self.checks = checks
         self.direction = spec.direction
-        self.live = spec.direction.live_outputs if spec.problem.paths else ""
-        self.gathers = checks.is_conv and spec.operation == "plain"
+        live = live_spec(spec)
+        self.kernel: Kernel | None = None if live is None else load_kernel(live)
+        recipe = recipe_of(spec, checks.is_conv, None if self.kernel is None else self.kernel.plan)
+        self.live = "".join(recipe.writes)
+        self.gathers = recipe.gathers
         self.dead = tuple(slot for slot in spec.direction.outputs if slot not in self.live)
-        self.kernel: Kernel | None = None
         # Of the kernel that takes edges by receiver, if runs of those are better than of a graph's own order.
-        self.permuted: Spec | None = None
-        self.owner = ""
-        self.zeroed = ""  # live outputs that must be zero before the kernel adds to them
+        self.permuted = recipe.permuted
+        self.owner, self.partial_y = recipe.owner, recipe.partial_y
+        # Live outputs that must be zero before the kernel adds to them.
+        self.zeroed = "".join(slot for slot, rule in recipe.writes.items() if rule != "empty")
         # Position, name and slot of the operands that the kernel reads.
-        self.read: tuple[tuple[int, str, str], ...] = ()
-        self.partial_y = 0
+        self.read = tuple((OPERANDS.index(name), name, name[-1]) for name in recipe.reads)
         # Allocates the zeroed outputs; ``empty`` if the kernel zeroes them itself.
-        self.start: Callable[[tuple[int, ...], Tensor], Tensor] = zeros
+        inside = "inside" in recipe.writes.values()
+        self.start: Callable[[tuple[int, ...], Tensor], Tensor] = empty if inside else zeros
         self._layouts: dict[tuple, Layout] = {}
-        if self.live:
-            live = dataclasses.replace(spec, direction=dataclasses.replace(spec.direction, outputs=self.live))
-            self.kernel = load_kernel(live)
-            plan = self.kernel.plan
-            self.owner, self.partial_y = plan.owner, plan.partial_y
-            schedule = plan.spec.schedule
-            if isinstance(schedule, CudaSchedule):
-                self.start = empty if schedule.zeros == "inside" else zeros
-            self.zeroed = "".join(slot for slot in self.live if f"out_{slot}" in plan.zeroed)
-            if spec.takes_runs and spec.schedule.has_long_runs:
-                self.permuted = dataclasses.replace(live, permuted=True)
-            self.read = tuple((OPERANDS.index(name), name, name[-1]) for name in live.operands)
 
     def __call__(self, operands: Operands, graph: Graph, poison: bool = False) -> dict[str, Tensor]:
         """Gradients keyed by slot; InputError for tensors that do not fit the operator."""

@@ -16,7 +16,7 @@ from places import ROOT
 ORDERS = {
     "kernelgen": (
         *("errors", "version", "torch_versions", "e3nn_import", "device", "json_data", "tracing", "watchers", "folder"),
-        *("problem", "terms", "schedule", "plan", "emit", "compile", "runtime", "ops"),
+        *("problem", "terms", "schedule", "plan", "emit", "compile", "runtime", "ops", "packs"),
         # Names by which pickles of version 0.1 find their operators.
         *("library", "harmonics_library"),
     ),

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from kernelgen.emit.cuda.memory_access import Facts
 from kernelgen.emit.cuda.path_group import GroupEmitter
 from kernelgen.emit.harmonics_function import inside
+from kernelgen.emit.launch import LaunchRule, Share
 from kernelgen.emit.signature import buffers_line, buffers_struct, gpu_entry
 from kernelgen.emit.source import Source, included
 from kernelgen.plan.channelwise import Plan, exchange_elements, joint_elements, stage_elements, sums_elements
@@ -96,15 +97,15 @@ def zero_blocks(schedule: CudaSchedule) -> int:
     return max(1, ZERO_THREADS // schedule.block_size) if schedule.zeros == "inside" else 0
 
 
-def launch_geometry(plan: Plan, num_edges: int, num_in: int, num_out: int) -> tuple[int, int, int]:
-    """Blocks, threads a block, and dynamic shared memory in bytes."""
+def launch_of(plan: Plan) -> LaunchRule:
+    """Blocks for the nodes that workers own, or for runs of edges; and those that write zeros."""
     schedule = plan.spec.schedule
     assert isinstance(schedule, CudaSchedule)
-    owned = {"receiver": num_out, "sender": num_in}
-    runs = owned[plan.owner] if plan.owner else -(-num_edges // schedule.edges_per_chunk)
     unit_blocks, runs_of_block = blocks_of_runs(plan)
-    blocks = zero_blocks(schedule) + unit_blocks * -(-runs // runs_of_block)
-    return blocks, schedule.block_size, plan.shared_bytes
+    count = {"receiver": "out", "sender": "in"}.get(plan.owner, "edges")
+    per = (runs_of_block,) if plan.owner else (schedule.edges_per_chunk, runs_of_block)
+    share = Share(count, per, scale=unit_blocks)
+    return LaunchRule(schedule.block_size, plan.shared_bytes, (share,), zero_blocks(schedule))
 
 
 def blocks_of_runs(plan: Plan) -> tuple[int, int]:

@@ -13,10 +13,11 @@ from kernelgen.emit.cuda.kernel import (
     ask_all,
     blocks_of_runs,
     headers,
-    launch_geometry,
+    launch_of,
     preamble,
 )
 from kernelgen.emit.harmonics_function import inside
+from kernelgen.emit.launch import LaunchRule
 from kernelgen.emit.signature import buffers_line, buffers_struct, gpu_entry
 from kernelgen.emit.source import Source
 from kernelgen.plan.channelwise import Plan
@@ -38,11 +39,11 @@ def emit_owners(plan: OwnersPlan) -> Source:
     return Source("\n".join(part for part in parts if part), "cuda")
 
 
-def owners_geometry(plan: OwnersPlan, num_edges: int, num_in: int, num_out: int) -> tuple[int, int, int]:
-    """Blocks, threads a block, and dynamic shared memory in bytes."""
-    sizes = (num_edges, num_in, num_out)
-    (owning, threads, _), (others, _, _) = (launch_geometry(part, *sizes) for part in (plan.of_x, plan.others))
-    return owning + others, threads, plan.shared_bytes
+def owners_launch(plan: OwnersPlan) -> LaunchRule:
+    """The blocks of both parts."""
+    of_x, others = launch_of(plan.of_x), launch_of(plan.others)
+    shares = (*of_x.shares, *others.shares)
+    return LaunchRule(of_x.threads, plan.shared_bytes, shares, of_x.fixed + others.fixed)
 
 
 def _namespace(name: str, plan: Plan) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from kernelgen.emit.launch import LaunchRule, Share
 from kernelgen.emit.pairs.path_steps import path_steps
 from kernelgen.emit.signature import buffers_line, buffers_struct, element, gpu_entry, host_entry
 from kernelgen.emit.source import Source, included
@@ -29,16 +30,14 @@ def emit_pairs(plan: PairPlan) -> Source:
     return Source("\n".join(parts) + "\n", "cuda" if plan.on_gpu else "c++")
 
 
-def pair_geometry(plan: PairPlan, num_edges: int, num_in: int, num_out: int) -> tuple[int, int, int]:
-    """Blocks, threads a block, and dynamic shared memory in bytes."""
+def pair_launch(plan: PairPlan) -> LaunchRule:
+    """A team for each part of each edge."""
     schedule = plan.spec.schedule
     assert isinstance(schedule, CudaSchedule)
-    blocks = -(-num_edges * len(plan.parts) // plan.teams)
-    if plan.weight_sums:
-        # Each block adds its sums to memory once, so launch only as many blocks as the device runs at a time.
-        facts = plan.spec.facts
-        blocks = min(blocks, facts.units * max(1, facts.shared_per_block // plan.shared_bytes))
-    return blocks, schedule.block_size, plan.shared_bytes
+    share = Share("edges", (plan.teams,), times=len(plan.parts))
+    # Each block adds its sums to memory once, so launch only as many blocks as the device runs at a time.
+    most = max(1, plan.spec.facts.shared_per_block // plan.shared_bytes) if plan.weight_sums else 0
+    return LaunchRule(schedule.block_size, plan.shared_bytes, (share,), most_of_unit=most)
 
 
 def _preamble(plan: PairPlan) -> str:

@@ -17,7 +17,7 @@ from autotune.cli import commands, doctor
 from kernelgen.errors import CompileError
 from kernelgen.version import __version__
 
-COMMANDS = ("doctor", "tune", "bench", "record", "replay", "report", "show", "db")
+COMMANDS = ("doctor", "tune", "bench", "record", "replay", "pack", "report", "show", "db")
 
 
 class Command:

@@ -1,0 +1,99 @@
+"""``equitune pack``: writes kernels to a file, for machines without a compiler, a writable cache or Python."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from autotune.cli.options import examples, print_next
+
+if TYPE_CHECKING:
+    from kernelgen.packs.make import Written
+
+PACK_EXAMPLES = examples(
+    "equitune pack model.pt2 --out model.pack",
+    "equitune pack mace-mp-medium --out medium.pack",
+    "equitune pack --model my.model --structure mof --out my.pack",
+    "equitune pack --library libequitune.so",
+)
+RUNNING = "A model that runs in Python"
+
+
+def pack(
+    what: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[WHAT]",
+            help="A .pt2 file of torch.export.save or AOTInductor; a name of configs/problems.toml; or a problem key.",
+            show_default=False,
+        ),
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="The file to write. Default: WHAT with the ending .pack.")] = None,
+    cpu: Annotated[
+        str | None,
+        typer.Option(help="Processors to compile for: x86-64-v3, x86-64-v4, armv8-a or native. Default: the first."),
+    ] = None,
+    arch: Annotated[
+        str | None, typer.Option(help="Architectures of a model for GPUs, with commas between them: sm_80,sm_90.")
+    ] = None,
+    index: Annotated[list[str] | None, typer.Option(help="Dtype of edge indices; may be given twice.")] = None,
+    library: Annotated[
+        Path | None, typer.Option(help="Build the library with Equitune's operators for C++ programs, at this path.")
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="As of equitune tune.", rich_help_panel=RUNNING)] = None,
+    structure: Annotated[str | None, typer.Option(help="As of equitune tune.", rich_help_panel=RUNNING)] = None,
+    training: Annotated[bool, typer.Option("--training", help="Also what training needs.")] = False,
+    dtype: Annotated[str | None, typer.Option(help="float32 (default of a problem) or float64.")] = None,
+    operation: Annotated[Literal["conv", "plain"], typer.Option(help="Of a problem: over a graph, or plain.")] = "conv",
+    layout: Annotated[Literal["mul_ir", "ir_mul"], typer.Option(help="Of a problem's features.")] = "mul_ir",
+) -> None:
+    """Write compiled kernels to one file, which needs neither compiler, cache nor Python to run."""
+    from autotune.errors import ConfigError
+
+    given = [text for text in (what, model, library and str(library)) if text]
+    if len(given) != 1:
+        raise ConfigError(f"{len(given)} things say what to write; expected one of WHAT, --model and --library")
+    if library is not None:
+        from kernelgen.packs.library import build_library
+
+        print(f"{build_library(library)}: operators of Equitune for torch 2.10 and later")
+        return
+    indices = tuple(index or ("int64",))
+    archs = tuple(filter(None, (arch or "").split(",")))
+    if model is not None:
+        from autotune.cli.packs.of_model import write_of_model
+
+        path = out or Path(model.replace(":", "-")).with_suffix(".pack")
+        written = write_of_model(model, structure, path, dtype=dtype, training=training, cpu=cpu)
+    else:
+        assert what is not None
+        path = out or Path(Path(what).name if what.endswith(".pt2") else what.replace("|", "-")).with_suffix(".pack")
+        written = _of_file_or_problem(
+            what, path, cpu, archs, indices, (operation, dtype or "float32", layout), training
+        )
+    print(f"{written.path}: {written.kernels} kernels, {written.size / 1024:.0f} KiB")
+    print_next(f"EQUITUNE_PACK={written.path} before your program")
+
+
+def _of_file_or_problem(
+    what: str,
+    path: Path,
+    cpu: str | None,
+    archs: tuple[str, ...],
+    indices: tuple[str, ...],
+    of_problem: tuple[str, str, str],
+    training: bool,
+) -> Written:
+    from kernelgen.packs.make import write_calls
+
+    if what.endswith(".pt2") or Path(what).is_file():
+        from kernelgen.packs.exported import calls_in
+
+        calls = calls_in(what)
+    else:
+        from autotune.cli.packs.of_problem import calls_of
+
+        calls = calls_of(what, *of_problem, archs=archs, training=training)
+    return write_calls(calls, path, cpu=cpu, archs=archs, indices=indices)

@@ -1,0 +1,154 @@
+"""Packs: files of compiled kernels, which run without a compiler and without a folder that can be written.
+
+A pack is (all numbers little-endian):
+
+    8 bytes    "EQTNPACK"
+    4 bytes    number of the format, 1
+    4 bytes    zero
+    8 bytes    bytes of the index
+    the index  JSON in UTF-8, padded with zeros to a multiple of 64 bytes from the beginning of the file
+    the code   of one kernel after the other, each padded to 64 bytes
+
+The index has ``kernels``: for each its place (``offset`` from the beginning of the code, and ``size``), ``sha256`` and
+``crc32`` of its code, its ``entry``, its ``target`` (``cpu`` or an architecture such as ``sm_90``), the sha256 of its
+``source``, and what the compiler reported (``resources``). ``machine`` and ``features`` say which processors run the
+kernels for the CPU. ``operators`` are described in ``kernelgen.packs.calls``; only programs without Python read them.
+
+Packs in ``$EQUITUNE_PACK`` (separated by colons) and those given to :func:`load_pack` come before the cache and the
+compiler. Kernels of a pack run with your rights: load only packs that you trust.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import threading
+import zlib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from kernelgen.compile.cache import Binary
+from kernelgen.compile.portable import processor_features
+from kernelgen.device import DeviceFacts
+from kernelgen.emit.source import Source
+from kernelgen.errors import PackError, cause_of
+from kernelgen.json_data import parse_json
+
+FORMAT = 1
+# The target of a kernel as PTX, for architectures newer than those of the pack.
+PTX = "ptx"
+_MAGIC, _HEAD, _ALIGNMENT = b"EQTNPACK", 24, 64
+_lock = threading.Lock()
+_packs: dict[str, PackFile] = {}
+_from_environment: set[str] = set()
+
+
+def target_of(facts: DeviceFacts) -> str:
+    """The name in a pack of the device that a kernel is compiled for."""
+    return facts.arch if facts.backend == "cuda" else "cpu"
+
+
+def source_digest(source: Source) -> str:
+    """The name in a pack of a kernel's source."""
+    return hashlib.sha256(source.text.encode()).hexdigest()
+
+
+def write_pack(path: Path, index: Mapping[str, Any], codes: Iterable[bytes]) -> None:
+    """Write a pack; ``index["kernels"]`` gets place and digests of each of ``codes``, which have the same order."""
+    code, kernels = bytearray(), []
+    for facts, one in zip(index["kernels"], codes, strict=True):
+        place = {"offset": len(code), "size": len(one), "crc32": zlib.crc32(one)}
+        kernels.append(dict(facts) | place | {"sha256": hashlib.sha256(one).hexdigest()})
+        code += one + bytes(-len(one) % _ALIGNMENT)
+    text = json.dumps(dict(index) | {"kernels": kernels}, sort_keys=True).encode()
+    head = _MAGIC + FORMAT.to_bytes(4, "little") + bytes(4) + len(text).to_bytes(8, "little")
+    data = head + text + bytes(-(_HEAD + len(text)) % _ALIGNMENT) + bytes(code)
+    fresh = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        fresh.write_bytes(data)
+        fresh.replace(path)
+    except OSError as error:
+        raise PackError(f"{path} cannot be written ({cause_of(error)}); name another file") from error
+
+
+class PackFile:
+    """An open pack. ``index``: see the file's docstring."""
+
+    def __init__(self, path: str | os.PathLike) -> None:
+        self.path = Path(path)
+        try:
+            data = self.path.read_bytes()
+        except OSError as error:
+            reason = cause_of(error)
+            raise PackError(f"{self.path} cannot be read ({reason}); expected a pack of 'equitune pack'") from error
+        if len(data) < _HEAD or data[:8] != _MAGIC:
+            raise PackError(f"{self.path} is no pack; expected a file that 'equitune pack' wrote")
+        found = int.from_bytes(data[8:12], "little")
+        if found != FORMAT:
+            raise PackError(f"{self.path} has format {found}; this version reads {FORMAT}: write it again")
+        size = int.from_bytes(data[16:24], "little")
+        begin = _HEAD + size + -(_HEAD + size) % _ALIGNMENT
+        try:
+            self.index: dict[str, Any] = parse_json(data[_HEAD : _HEAD + size])
+            self._code = data[begin:]
+            self._places = {(k["source"], k["entry"], k["target"]): k for k in self.index["kernels"]}
+        except (ValueError, KeyError, TypeError) as error:
+            raise PackError(f"{self.path} is damaged: write it again") from error
+        self._binaries: dict[tuple[str, str, str], Binary] = {}
+
+    def check_processor(self) -> None:
+        """PackError if the kernels for the CPU need another processor."""
+        machine, needed = self.index.get("machine", ""), set(self.index.get("features", ()))
+        if machine and machine != platform.machine():
+            raise PackError(f"{self.path} is for {machine}, this machine is {platform.machine()}: write one for it")
+        if machine and (missing := sorted(needed - processor_features())):
+            raise PackError(f"{self.path} needs a processor with {', '.join(missing)}: write one with --cpu x86-64-v3")
+
+    def code(self, facts: Mapping[str, Any]) -> bytes:
+        """The code of a kernel, an entry of ``index["kernels"]``; PackError if it is damaged."""
+        code = self._code[facts["offset"] : facts["offset"] + facts["size"]]
+        if hashlib.sha256(code).hexdigest() != facts["sha256"]:
+            raise PackError(f"{self.path} is damaged: write it again")
+        return code
+
+    def find(self, source: Source, facts: DeviceFacts) -> Binary | None:
+        """The kernel of a source, as a file in memory; None if the pack lacks it."""
+        key = (source_digest(source), source.entry, target_of(facts))
+        place = self._places.get(key)
+        if place is None:
+            return None
+        with _lock:
+            if key not in self._binaries:
+                # Stays open, because the loader knows a library by its path.
+                file = os.memfd_create("equitune-kernel")
+                with os.fdopen(os.dup(file), "wb") as out:
+                    out.write(self.code(place))
+                self._binaries[key] = Binary(Path(f"/proc/self/fd/{file}"), dict(place["resources"]))
+            return self._binaries[key]
+
+
+def load_pack(path: str | os.PathLike) -> PackFile:
+    """Use the kernels of a pack in this process, before the cache and the compiler.
+
+    Raises PackError if the file is no pack, is damaged, or is for other processors.
+    """
+    pack = PackFile(path)
+    pack.check_processor()
+    _packs[str(pack.path.resolve())] = pack
+    return pack
+
+
+def find_in_packs(source: Source, facts: DeviceFacts) -> Binary | None:
+    """The kernel of a source from the first loaded pack that has it."""
+    for path in filter(None, os.environ.get("EQUITUNE_PACK", "").split(os.pathsep)):
+        if path not in _from_environment:
+            load_pack(path)
+            _from_environment.add(path)
+    for pack in tuple(_packs.values()):
+        binary = pack.find(source, facts)
+        if binary is not None:
+            return binary
+    return None

@@ -1,0 +1,55 @@
+"""How a CUDA kernel is launched, as data: Python and programs without Python evaluate the same rule."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Share:
+    """``scale`` blocks for each part of ``times`` x count, divided by each of ``per`` one after the other, rounded up.
+
+    count: ``edges``, ``in`` or ``out`` (nodes read and written), or ``tasks``: edges divided by nodes read, rounded up.
+    """
+
+    count: str
+    per: tuple[int, ...] = ()
+    times: int = 1
+    scale: int = 1
+
+    def blocks(self, num_edges: int, num_in: int, num_out: int) -> int:
+        if self.count == "tasks":
+            parts = -(-num_edges // num_in)
+        else:
+            parts = {"edges": num_edges, "in": num_in, "out": num_out}[self.count]
+        parts *= self.times
+        for each in self.per:
+            parts = -(-parts // each)
+        return self.scale * parts
+
+
+@dataclass(frozen=True)
+class LaunchRule:
+    """threads: of a block. shared: its bytes of dynamic shared memory. Blocks are ``fixed`` and those of all shares.
+
+    most_of_unit: at most so many blocks for each multiprocessor; 0: any number.
+    """
+
+    threads: int
+    shared: int
+    shares: tuple[Share, ...]
+    fixed: int = 0
+    most_of_unit: int = 0
+
+    def geometry(self, num_edges: int, num_in: int, num_out: int, units: int) -> tuple[int, int, int]:
+        """Blocks, threads a block and bytes of shared memory. units: multiprocessors of the device."""
+        blocks = self.fixed + sum(share.blocks(num_edges, num_in, num_out) for share in self.shares)
+        if self.most_of_unit:
+            blocks = min(blocks, self.most_of_unit * units)
+        return blocks, self.threads, self.shared
+
+    def to_dict(self) -> dict[str, Any]:
+        """The rule as JSON's types."""
+        return dataclasses.asdict(self)

@@ -1,0 +1,170 @@
+"""What a call of an operator needs, as data that programs without Python can read: ``operators`` of a pack's index.
+
+An entry has the operator's ``text``, by which exported models name it, and ``calls``: by op and outputs (such as
+``tp_backward xy`` or ``tp_double_backward y xwg``) the kernels to launch, one after the other. A family has ``members``
+(places in the list) and ``classes`` instead, see ``kernelgen.ops.family``. ``needs``: whether ``receiver`` and
+``sender`` must be ordered before a call. Each launch of a call has
+
+    outputs     slots that get a gradient; those that ``writes`` lacks are zero
+    writes      by slot ``zero`` (the kernel adds to zeros), ``inside`` (it zeroes itself) or ``empty`` (it overwrites)
+    reads       places of its operands in ``kernelgen.terms.directions.OPERANDS``
+    order       ``receiver`` or ``sender``: the nodes that a worker owns; ``element`` or ``given``: of a contraction
+    gathers     whether rows of nodes are gathered and summed outside of the kernel
+    partial_y   rows of partial sums of dF/dy, 0 for none
+    task_nodes  nodes of a contraction's task, else 0
+    widths      elements of a row of x, y, w and g; weights: their shape if they do not have a row an edge
+    kernels     places in the index's ``kernels``, by dtype of the indices and target, such as ``int64 cpu``
+    permuted    the same, of kernels that run instead if the edges' order by receiver is known (GPUs)
+
+A kernel for a GPU has a rule for its ``launch``: ``kernelgen.emit.launch.LaunchRule``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from kernelgen.errors import UnsupportedError
+from kernelgen.ops.contraction.operator import ContractionOperator
+from kernelgen.ops.harmonics_operator import HarmonicsOperator
+from kernelgen.ops.operator import Operator
+from kernelgen.plan.planner import AnyPlan, make_plan
+from kernelgen.runtime.runner import recipe_of
+from kernelgen.terms.contraction_statements import FORWARD as CONTRACTION
+from kernelgen.terms.contraction_statements import contraction_backward, contraction_double_backward
+from kernelgen.terms.directions import (
+    BACKWARD,
+    DOUBLE_BACKWARD,
+    FORWARD,
+    OPERANDS,
+    Direction,
+    backward,
+    double_backward,
+    forward,
+)
+
+INDICES = {"int32": torch.int32, "int64": torch.int64}
+
+
+@dataclass(frozen=True)
+class Call:
+    """An op of ``equitune::`` with its operator's text, and the slots of its tangents and outputs where it has them."""
+
+    op: str
+    text: str
+    tangents: str = ""
+    outputs: str = ""
+
+    @property
+    def name(self) -> str:
+        """The name of the call in a pack."""
+        return " ".join(part for part in (self.op, self.tangents, self.outputs) if part)
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One launch of a call: its description without kernels, and the plan of its kernel by dtype of the indices.
+
+    permuted: of the kernels that take edges by receiver, where those are better than edges in a graph's own order.
+    """
+
+    facts: dict[str, Any]
+    plans: dict[str, AnyPlan]
+    permuted: dict[str, AnyPlan] = field(default_factory=dict)
+
+
+def launches(operator: Any, call: Call, indices: tuple[str, ...]) -> list[Launch]:
+    """The launches of a call of an operator that is no family. UnsupportedError for sums that only training needs."""
+    if isinstance(operator, HarmonicsOperator):
+        return [_of_harmonics(operator, call)]
+    if isinstance(operator, ContractionOperator):
+        return [_of_contraction(operator, call, indices)]
+    return list(_of_product(operator, call, indices))
+
+
+def needs(operator: Any) -> dict[str, bool]:
+    """The ends by which the operator's kernels need the edges in order."""
+    return {"receiver": getattr(operator, "by_receiver", False), "sender": getattr(operator, "by_sender", False)}
+
+
+def _of_product(operator: Operator, call: Call, indices: tuple[str, ...]) -> Iterator[Launch]:
+    direction = _direction(call)
+    problem = operator.problem
+    for part in operator.parts(direction):
+        by_index = {
+            index: recipe_of(operator.spec(part, INDICES[index]), operator.is_conv)
+            for index in (indices if operator.is_conv else ("int64",))
+        }
+        recipe = next(iter(by_index.values()))
+        if recipe.plan is not None and recipe.gathers:
+            by_index = {"int64": recipe}
+        facts = {
+            "outputs": part.outputs,
+            "writes": recipe.writes,
+            "reads": [OPERANDS.index(name) for name in recipe.reads],
+            "order": recipe.owner,
+            "gathers": recipe.gathers,
+            "partial_y": recipe.partial_y,
+            "task_nodes": 0,
+            "dtype": recipe.spec.dtype,
+            "widths": {"x": problem.dim_in1, "y": problem.dim_in2, "w": problem.weight_numel, "g": problem.dim_out},
+            "weights": [problem.weight_numel] if problem.shared_weights else None,
+        }
+        plans = {index: one.plan for index, one in by_index.items() if one.plan is not None}
+        permuted = {index: make_plan(one.permuted) for index, one in by_index.items() if one.permuted is not None}
+        yield Launch(facts, plans, permuted)
+
+
+def _direction(call: Call) -> Direction:
+    if call.op == "tp_forward":
+        return forward()
+    return backward(call.outputs) if call.op == "tp_backward" else double_backward(call.tangents, call.outputs)
+
+
+def _of_harmonics(operator: HarmonicsOperator, call: Call) -> Launch:
+    direction = {"sh_forward": FORWARD, "sh_backward": BACKWARD}.get(call.op) or DOUBLE_BACKWARD[call.outputs]
+    reads = {"forward": ("x",), "backward": ("x", "g"), "double_backward": ("x", "tx", "g")}[direction.name]
+    facts = _facts(direction.outputs, reads, {"x": 3, "g": operator.dim_out})
+    plan = make_plan(operator.spec(direction))
+    return Launch(facts | {"dtype": plan.spec.dtype}, {"int64": plan})
+
+
+def _of_contraction(operator: ContractionOperator, call: Call, indices: tuple[str, ...]) -> Launch:
+    if call.op == "sc_forward":
+        direction = CONTRACTION
+    elif call.op == "sc_backward":
+        direction = contraction_backward(call.outputs)
+    else:
+        direction = contraction_double_backward(call.tangents, call.outputs)
+    if "w" in direction.outputs:
+        raise UnsupportedError(
+            "gradients of a contraction's weights are not for packs: call model.requires_grad_(False) before exporting"
+        )
+    plans = {index: make_plan(operator.spec(direction, index)) for index in indices}
+    plan = next(iter(plans.values()))
+    facts = _facts(direction.outputs, direction.operands, operator.widths)
+    facts |= {
+        "dtype": plan.spec.dtype,
+        "order": plan.schedule.order,
+        "weights": [-1, operator.num_weights, operator.problem.channels],
+        "task_nodes": plan.schedule.nodes_per_task or 1,
+    }
+    return Launch(facts, plans)
+
+
+def _facts(outputs: str, reads: tuple[str, ...], widths: dict[str, int]) -> dict[str, Any]:
+    """A launch that overwrites all of its outputs, row by row."""
+    return {
+        "outputs": outputs,
+        "writes": dict.fromkeys(outputs, "empty"),
+        "reads": [OPERANDS.index(name) for name in reads],
+        "order": "",
+        "gathers": False,
+        "partial_y": 0,
+        "task_nodes": 0,
+        "widths": widths,
+        "weights": None,
+    }

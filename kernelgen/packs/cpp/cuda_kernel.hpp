@@ -1,0 +1,149 @@
+// Kernels for GPUs: machine code or PTX, loaded and launched through the CUDA driver, which is found at run time.
+#pragma once
+
+#include <dlfcn.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "json.hpp"
+
+namespace equitune {
+
+// The functions of the driver that are used here, with the types of cuda.h in plain C.
+class CudaDriver {
+public:
+    static const CudaDriver& get() {
+        static const CudaDriver driver;
+        return driver;
+    }
+
+    int (*library_load)(void**, const void*, void*, void*, unsigned, void*, void*, unsigned) = nullptr;
+    int (*library_kernel)(void**, void*, const char*) = nullptr;
+    int (*kernel_set)(int, int, void*, int) = nullptr;
+    int (*launch)(void*, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void*, void**,
+                  void**) = nullptr;
+    int (*device_get)(int*, int) = nullptr;
+    int (*device_attribute)(int*, int, int) = nullptr;
+    int (*error_name)(int, const char**) = nullptr;
+
+    void check(int status, const std::string& what) const {
+        if (status == 0) return;
+        const char* name = nullptr;
+        error_name(status, &name);
+        throw std::runtime_error("equitune: " + what + ": " + (name == nullptr ? std::to_string(status) : name));
+    }
+
+    // An attribute of a device: multiprocessors, or major or minor number of its architecture.
+    int attribute(int which, int device) const {
+        int handle = 0, value = 0;
+        check(device_get(&handle, device), "the device");
+        check(device_attribute(&value, which, handle), "an attribute of the device");
+        return value;
+    }
+
+    static constexpr int UNITS = 16, MAJOR = 75, MINOR = 76, DYNAMIC_SHARED = 8;
+
+private:
+    CudaDriver() {
+        void* library = dlopen("libcuda.so.1", RTLD_NOW);
+        if (library == nullptr) throw std::runtime_error(std::string("equitune: the CUDA driver: ") + dlerror());
+        find(library, "cuLibraryLoadData", library_load);
+        find(library, "cuLibraryGetKernel", library_kernel);
+        find(library, "cuKernelSetAttribute", kernel_set);
+        find(library, "cuLaunchKernel", launch);
+        find(library, "cuDeviceGet", device_get);
+        find(library, "cuDeviceGetAttribute", device_attribute);
+        find(library, "cuGetErrorName", error_name);
+    }
+
+    template <class Function>
+    static void find(void* library, const char* name, Function& function) {
+        function = reinterpret_cast<Function>(dlsym(library, name));
+        if (function == nullptr)
+            throw std::runtime_error(std::string("equitune: this CUDA driver has no ") + name + "; 525 or later is needed");
+    }
+};
+
+struct Geometry {
+    std::int64_t blocks, threads, shared;
+};
+
+// As kernelgen.emit.launch.LaunchRule.geometry.
+inline Geometry geometry_of(const Json& rule, std::int64_t edges, std::int64_t num_in, std::int64_t num_out, int units) {
+    const auto parts_of = [](std::int64_t count, std::int64_t each) { return (count + each - 1) / each; };
+    std::int64_t blocks = rule["fixed"].integer();
+    for (const Json& share : rule["shares"].list) {
+        const std::string& count = share["count"].text;
+        std::int64_t parts = count == "edges" ? edges : count == "in" ? num_in : num_out;
+        if (count == "tasks") parts = parts_of(edges, num_in);
+        parts *= share["times"].integer();
+        for (const Json& each : share["per"].list) parts = parts_of(parts, each.integer());
+        blocks += share["scale"].integer() * parts;
+    }
+    const std::int64_t most = rule["most_of_unit"].integer() * units;
+    return {most ? std::min(blocks, most) : blocks, rule["threads"].integer(), rule["shared"].integer()};
+}
+
+// The target for a device of an architecture, such as 8 and 9: its own, an older one of the same major number, PTX.
+inline std::string best_target(const std::vector<std::string>& targets, int major, int minor) {
+    int best = -1;
+    bool ptx = false;
+    for (const std::string& target : targets) {
+        if (target == "ptx") ptx = true;
+        if (target.compare(0, 3, "sm_") != 0) continue;
+        const int number = std::atoi(target.c_str() + 3);
+        if (number / 10 == major && number % 10 <= minor) best = std::max(best, number);
+    }
+    return best >= 0 ? "sm_" + std::to_string(best) : ptx ? "ptx" : "";
+}
+
+// One kernel's code, loaded at its first launch; the driver brings it to each device that launches it.
+class CudaCode {
+public:
+    // arguments: 8 bytes each, in the order of the kernel's.
+    void launch(const std::string& code, const std::string& entry, int device, const Geometry& shape, void* stream,
+                std::vector<std::uint64_t>& arguments) {
+        const CudaDriver& driver = CudaDriver::get();
+        void* const kernel = prepared(driver, code, entry, device, shape.shared);
+        std::size_t size = arguments.size() * sizeof(std::uint64_t);
+        // CU_LAUNCH_PARAM_BUFFER_POINTER, the block, CU_LAUNCH_PARAM_BUFFER_SIZE, its size, CU_LAUNCH_PARAM_END
+        void* extra[] = {reinterpret_cast<void*>(1), arguments.data(), reinterpret_cast<void*>(2), &size, nullptr};
+        driver.check(driver.launch(kernel, static_cast<unsigned>(shape.blocks), 1, 1, static_cast<unsigned>(shape.threads), 1,
+                                   1, static_cast<unsigned>(shape.shared), stream, nullptr, extra),
+                     "a launch of " + std::to_string(shape.blocks) + " blocks of " + std::to_string(shape.threads));
+    }
+
+private:
+    std::mutex lock;
+    void* kernel = nullptr;
+    std::map<int, std::int64_t> allowed;  // bytes of shared memory by device
+
+    void* prepared(const CudaDriver& driver, const std::string& code, const std::string& entry, int device,
+                   std::int64_t shared) {
+        constexpr std::int64_t WITHOUT_ASKING = 48 * 1024;
+        std::lock_guard<std::mutex> guard(lock);
+        if (kernel == nullptr) {
+            void* library = nullptr;
+            // A string's data ends with a zero byte, as PTX must.
+            driver.check(driver.library_load(&library, code.data(), nullptr, nullptr, 0, nullptr, nullptr, 0),
+                         "a kernel cannot be loaded");
+            driver.check(driver.library_kernel(&kernel, library, entry.c_str()), entry);
+        }
+        if (shared > WITHOUT_ASKING && allowed[device] < shared) {
+            int handle = 0;
+            driver.check(driver.device_get(&handle, device), "the device");
+            driver.check(driver.kernel_set(CudaDriver::DYNAMIC_SHARED, static_cast<int>(shared), kernel, handle),
+                         std::to_string(shared) + " bytes of shared memory a block");
+            allowed[device] = shared;
+        }
+        return kernel;
+    }
+};
+
+}  // namespace equitune

@@ -1,0 +1,225 @@
+// Packs: files of compiled kernels (kernelgen/compile/pack_file.py has the format), and the operators in them.
+#pragma once
+
+#include <array>
+#include <fstream>
+#include <memory>
+#include <mutex>
+#include <sstream>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "cuda_kernel.hpp"
+#include "host_kernel.hpp"
+#include "json.hpp"
+
+namespace equitune {
+
+// A kernel of a pack. of_host: its function, loaded at first use.
+class Kernel {
+public:
+    Kernel(const Json& facts, std::string data) : facts(facts), data(std::move(data)) {}
+
+    const Json facts;
+
+    HostFunction of_host() {
+        std::lock_guard<std::mutex> guard(lock);
+        if (function == nullptr) function = load_host(data, facts["entry"].text);
+        return function;
+    }
+
+    // Launch on a device's stream; ``zeros`` are more arguments of kernels that zero their outputs.
+    void on_gpu(int device, void* stream, const std::array<void*, BUFFERS>& pointers, std::int64_t edges,
+                std::int64_t num_in, std::int64_t num_out, const std::vector<std::uint64_t>& zeros) {
+        const int units = CudaDriver::get().attribute(CudaDriver::UNITS, device);
+        std::vector<std::uint64_t> arguments;
+        for (void* const pointer : pointers) arguments.push_back(reinterpret_cast<std::uint64_t>(pointer));
+        for (const std::int64_t size : {edges, num_in, num_out}) arguments.push_back(static_cast<std::uint64_t>(size));
+        arguments.insert(arguments.end(), zeros.begin(), zeros.end());
+        const Geometry shape = geometry_of(facts["launch"], edges, num_in, num_out, units);
+        if (shape.blocks > 0) cuda.launch(data, facts["entry"].text, device, shape, stream, arguments);
+    }
+
+private:
+    const std::string data;
+    HostFunction function = nullptr;
+    CudaCode cuda;
+    std::mutex lock;
+};
+
+// Kernels by the dtype of the indices and the target, such as "int64 cpu".
+using Kernels = std::unordered_map<std::string, Kernel*>;
+
+// One launch of a call. permuted: kernels that run instead if the order of edges by receiver is known.
+struct Part {
+    const Json* facts;
+    Kernels kernels, permuted;
+};
+
+struct Operator {
+    const Json* facts;
+    std::unordered_map<std::string, std::vector<Part>> calls;
+    std::vector<Operator*> members;
+    std::vector<std::vector<int>> classes;
+
+    // The calls and kernels that another pack has of the same operator.
+    void add(const Operator& other) {
+        for (const auto& [name, parts] : other.calls) {
+            auto& known = calls.emplace(name, parts).first->second;
+            for (std::size_t i = 0; i < known.size(); ++i) {
+                known[i].kernels.insert(parts[i].kernels.begin(), parts[i].kernels.end());
+                known[i].permuted.insert(parts[i].permuted.begin(), parts[i].permuted.end());
+            }
+        }
+    }
+
+    // The operator for a graph: itself, or a family's member. Rounded binary logarithms, as kernelgen.plan.size_class.
+    const Operator& of_size(std::int64_t edges, std::int64_t nodes) const {
+        if (members.empty()) return *this;
+        const auto half = [](double square) {
+            int bits = 0;
+            for (; square >= 1; square /= 2) ++bits;
+            return static_cast<std::size_t>(bits / 2);
+        };
+        const double many = edges > 0 ? edges : 1, few = nodes > 0 ? nodes : 1;
+        const auto& row = classes[std::min(half(many * many), classes.size() - 1)];
+        const double ratio = static_cast<double>(static_cast<std::int64_t>(many * many / (few * few)));
+        return *members[row[std::min(half(ratio), row.size() - 1)]];
+    }
+};
+
+class Pack {
+public:
+    explicit Pack(const std::string& path) : path(path) {
+        std::ifstream file(path, std::ios::binary);
+        if (!file) fail("cannot be read");
+        std::ostringstream whole;
+        whole << file.rdbuf();
+        const std::string bytes = whole.str();
+        if (bytes.size() < HEAD || bytes.compare(0, 8, "EQTNPACK") != 0) fail("is no pack of Equitune");
+        if (number(bytes, 8, 4) != FORMAT)
+            fail("has format " + std::to_string(number(bytes, 8, 4)) + "; this library reads " + std::to_string(FORMAT));
+        const std::uint64_t size = number(bytes, 16, 8), begin = (HEAD + size + 63) / 64 * 64;
+        if (size > bytes.size() - HEAD) fail("is not whole");
+        index = JsonReader(bytes.substr(HEAD, size)).read();
+        for (const Json& facts : index["kernels"].list) kernels.push_back(kernel(facts, bytes, begin));
+        for (const Json& facts : index["operators"].list) operators.push_back(operator_of(facts));
+        for (auto& made : operators)
+            if (made->facts->has("members"))
+                for (const Json& place : (*made->facts)["members"].list)
+                    made->members.push_back(operators.at(place.integer()).get());
+        check_processor();
+    }
+
+    Json index;
+    std::vector<std::unique_ptr<Kernel>> kernels;
+    std::vector<std::unique_ptr<Operator>> operators;
+
+private:
+    static constexpr std::uint64_t HEAD = 24, FORMAT = 1;
+    const std::string path;
+
+    [[noreturn]] void fail(const std::string& reason) const {
+        throw std::runtime_error("equitune: " + path + " " + reason);
+    }
+
+    static std::uint64_t number(const std::string& bytes, std::size_t at, int count) {
+        std::uint64_t value = 0;
+        for (int i = count - 1; i >= 0; --i) value = value << 8 | static_cast<unsigned char>(bytes[at + i]);
+        return value;
+    }
+
+    std::unique_ptr<Kernel> kernel(const Json& facts, const std::string& bytes, std::uint64_t begin) const {
+        const std::uint64_t offset = begin + facts["offset"].integer(), size = facts["size"].integer();
+        if (offset > bytes.size() || size > bytes.size() - offset) fail("is not whole");
+        std::string data = bytes.substr(offset, size);
+        if (crc32(data) != static_cast<std::uint32_t>(facts["crc32"].integer())) fail("is damaged: write it again");
+        return std::make_unique<Kernel>(facts, std::move(data));
+    }
+
+    std::unique_ptr<Operator> operator_of(const Json& facts) const {
+        auto made = std::make_unique<Operator>();
+        made->facts = &facts;
+        if (facts.has("classes"))
+            for (const Json& row : facts["classes"].list) {
+                made->classes.emplace_back();
+                for (const Json& place : row.list) made->classes.back().push_back(static_cast<int>(place.integer()));
+            }
+        if (facts.has("calls"))
+            for (const auto& [name, parts] : facts["calls"].table)
+                for (const Json& part : parts.list) {
+                    Part known{&part, {}, {}};
+                    for (const auto& [target, place] : part["kernels"].table)
+                        known.kernels[target] = kernels.at(place.integer()).get();
+                    for (const auto& [target, place] : part["permuted"].table)
+                        known.permuted[target] = kernels.at(place.integer()).get();
+                    made->calls[name].push_back(std::move(known));
+                }
+        return made;
+    }
+
+    void check_processor() const {
+        if (index["machine"].text.empty()) return;  // without kernels for hosts
+        const std::string missing = missing_features(index["machine"].text, index["features"]);
+        if (!missing.empty()) fail("was made for other processors: this one lacks " + missing);
+    }
+
+    static std::uint32_t crc32(const std::string& data) {
+        std::uint32_t crc = ~0u;
+        for (const unsigned char byte : data) {
+            crc ^= byte;
+            for (int bit = 0; bit < 8; ++bit) crc = crc >> 1 ^ (0xEDB88320u & (0u - (crc & 1u)));
+        }
+        return ~crc;
+    }
+};
+
+// All packs of this process: those in $EQUITUNE_PACK (separated by colons), and those given to equitune_load_pack.
+class Packs {
+public:
+    static Packs& all() {
+        static Packs packs;
+        return packs;
+    }
+
+    void load(const std::string& path) {
+        std::lock_guard<std::mutex> guard(lock);
+        add(path);
+    }
+
+    const Operator& find(const std::string& text) {
+        std::lock_guard<std::mutex> guard(lock);
+        if (!started) {
+            const char* given = std::getenv("EQUITUNE_PACK");
+            std::stringstream paths(given == nullptr ? "" : given);
+            for (std::string path; std::getline(paths, path, ':');)
+                if (!path.empty()) add(path);
+            started = true;
+        }
+        const auto found = by_text.find(text);
+        if (found == by_text.end())
+            throw std::runtime_error(
+                "equitune: no pack of this process has the operator " + text.substr(0, 400) +
+                "; write one with 'equitune pack MODEL.pt2 --out FILE' and name it in EQUITUNE_PACK");
+        return *found->second;
+    }
+
+private:
+    std::mutex lock;
+    bool started = false;
+    std::vector<std::unique_ptr<Pack>> packs;
+    std::unordered_map<std::string, Operator*> by_text;
+
+    void add(const std::string& path) {
+        packs.push_back(std::make_unique<Pack>(path));
+        for (const auto& made : packs.back()->operators) {
+            const auto [known, fresh] = by_text.emplace((*made->facts)["text"].text, made.get());
+            if (!fresh) known->second->add(*made);
+        }
+        for (const auto& made : packs.back()->operators)
+            for (Operator*& member : made->members) member = by_text.at((*member->facts)["text"].text);
+    }
+};
+
+}  // namespace equitune

@@ -1,0 +1,77 @@
+"""Writes the kernels of calls as a pack: for processors of a level, and for each architecture of GPUs that is named."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from kernelgen.compile.pack_file import write_pack
+from kernelgen.compile.portable import default_level, features_of
+from kernelgen.device import cuda_facts
+from kernelgen.errors import InputError
+from kernelgen.packs.calls import INDICES, Call
+from kernelgen.packs.content import Content
+from kernelgen.version import GENERATOR_VERSION, __version__
+
+
+@dataclass(frozen=True)
+class Written:
+    """A pack that was written: its file, and the numbers of its kernels, operators and bytes."""
+
+    path: Path
+    kernels: int
+    operators: int
+    size: int
+
+
+def write_calls(
+    calls: Iterable[Call],
+    path: str | os.PathLike,
+    *,
+    cpu: str | None = None,
+    archs: Sequence[str] = (),
+    indices: Sequence[str] = ("int64",),
+) -> Written:
+    """Compile all kernels of some calls and write them to a pack.
+
+    cpu: the level of processors, see ``kernelgen.compile.portable.LEVELS``, or ``native``. archs: architectures of GPUs
+    such as ``sm_90``, for operators on GPUs; the newest is also written as PTX, for later ones. indices: dtypes of
+    sender and receiver. Raises CompileError, ToolMissingError without g++ or NVRTC, ScheduleError for a schedule that
+    an architecture cannot run, and PackError if the file cannot be written.
+    """
+    unknown = sorted(set(indices) - set(INDICES))
+    if unknown or not indices:
+        raise InputError(f"indices are {tuple(indices)}; expected some of {tuple(INDICES)}")
+    content = Content(tuple(indices), tuple(cuda_facts(arch) for arch in sorted(archs, key=_number)))
+    for call in calls:
+        content.add(call)
+    return write_content(content, Path(path), cpu)
+
+
+def _number(arch: str) -> int:
+    return int("".join(c for c in arch if c.isdigit()) or 0)
+
+
+def write_content(content: Content, path: Path, cpu: str | None) -> Written:
+    """Compile the kernels of a pack and write it."""
+    level = cpu or default_level()
+    features = features_of(level)
+    codes = content.compiled(level)
+    on_cpu = any(kernel["target"] == "cpu" for kernel in content.kernels)
+    index = {
+        "equitune": __version__,
+        "generator": GENERATOR_VERSION,
+        "torch": torch.__version__,
+        "machine": os.uname().machine if on_cpu else "",
+        "cpu": level if on_cpu else "",
+        "features": features if on_cpu else (),
+        "kernels": content.kernels,
+        "operators": content.operators,
+    }
+    write_pack(path, json.loads(json.dumps(index)), codes)
+    return Written(path, len(content.kernels), len(content.operators), path.stat().st_size)

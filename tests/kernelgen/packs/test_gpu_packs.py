@@ -1,0 +1,158 @@
+"""Packs for GPUs, without one: code of each architecture; launches as Python's, seen by a stand-in of the driver."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+from contraction_cases import SMALL
+from operator_cases import problem
+from pair_problems import of_mode
+from places import SUPPORT
+
+from kernelgen import CudaSchedule, HarmonicsProblem, build, build_contraction, build_harmonics
+from kernelgen.compile.pack_file import PackFile, find_in_packs, load_pack
+from kernelgen.device import assumed, cuda_facts
+from kernelgen.emit.kernel_source import geometry
+from kernelgen.emit.source import Source
+from kernelgen.errors import InputError
+from kernelgen.packs.calls import Call, launches
+from kernelgen.packs.library import source_folder
+from kernelgen.packs.make import write_calls
+from kernelgen.plan.planner import AnyPlan
+from kernelgen.schedule.spherical_harmonics import HarmonicsCudaSchedule
+
+pytest.importorskip("cuda.core", reason="NVRTC is not installed")
+
+ARCHS = ("sm_80", "sm_90", "sm_120")
+SIZES = ((1, 1, 1), (999, 40, 60), (460_710, 5184, 4321))
+SHARED = of_mode("uvw", shared=True)
+# One for each call, and the one of runs that takes edges by receiver.
+KERNELS = 6
+
+
+def calls() -> list[Call]:
+    """Owners of nodes, runs of edges that zero their outputs, pairs with sums of weights, harmonics, a contraction."""
+    with assumed(cuda_facts("sm_80")):
+        runs = CudaSchedule(accumulate="atomics", zeros="inside")
+        texts = {
+            "owners": build(problem(), device="cuda").text,
+            "runs": build(problem(), runs, device="cuda").text,
+            "pairs": build(SHARED, operation="plain", device="cuda").text,
+            "harmonics": build_harmonics(
+                HarmonicsProblem((0, 1, 2), "component", True),
+                HarmonicsCudaSchedule(64, "ahead", 1),
+                device="cuda",
+            ).text,
+            "contraction": build_contraction(SMALL, device="cuda").text,
+        }
+    return [
+        Call("tp_forward", texts["owners"]),
+        Call("tp_backward", texts["runs"], "", "xyw"),
+        Call("tp_backward", texts["pairs"], "", "xyw"),
+        Call("sh_backward", texts["harmonics"]),
+        Call("sc_forward", texts["contraction"]),
+    ]
+
+
+@pytest.fixture(scope="module")
+def pack(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_calls(calls(), tmp_path_factory.mktemp("pack") / "gpu.pack", archs=ARCHS).path
+
+
+@pytest.fixture(scope="module")
+def probe(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("probe")
+    gxx = ("g++", "-std=c++17", "-O1", f"-I{source_folder()}")
+    subprocess.run(
+        [*gxx, "-fPIC", "-shared", str(SUPPORT / "driver_stand_in.cpp"), "-o", folder / "libcuda.so.1"], check=True
+    )
+    subprocess.run([*gxx, str(SUPPORT / "launch_probe.cpp"), "-o", folder / "probe", "-ldl"], check=True)
+    return folder
+
+
+def plans(arch: str) -> dict[str, AnyPlan]:
+    """By the text of its direction, each kernel's plan."""
+    from kernelgen.ops.registry import resolve
+
+    with assumed(cuda_facts(arch, units=3)):
+        found = [one for call in calls() for one in launches(resolve(call.text), call, ("int64",))]
+        return {plan.spec.problem.key + plan.spec.direction.text: plan for one in found for plan in one.plans.values()}
+
+
+def run(probe: Path, pack: Path, major: int, minor: int) -> list[str]:
+    sizes = [str(size) for graph in SIZES for size in graph]
+    command = [str(probe / "probe"), str(pack), str(major), str(minor), *sizes]
+    done = subprocess.run(command, env={"LD_LIBRARY_PATH": str(probe)}, capture_output=True, text=True, check=True)
+    return done.stdout.splitlines()
+
+
+def test_a_kernel_for_each_architecture_and_ptx_for_later_ones(pack: Path) -> None:
+    file = PackFile(pack)
+    kernels = [kernel for kernel in file.index["kernels"] if "launch" in kernel]
+    assert [kernel["target"] for kernel in kernels[:4]] == [*ARCHS, "ptx"] and len(kernels) == 4 * KERNELS
+    for kernel in kernels:
+        code = file.code(kernel)
+        if kernel["target"] == "ptx":
+            assert b".target sm_120" in code and b".entry " + kernel["entry"].encode() in code
+        else:
+            # The architecture in the flags of the ELF header.
+            assert code[:4] == b"\x7fELF" and code[0x31] == int(kernel["target"][3:])
+            assert kernel["resources"]["registers"] > 0
+    assert file.index["machine"] == "" and file.index["features"] == []
+
+
+@pytest.mark.parametrize("major, minor, target", [(8, 0, "sm_80"), (8, 9, "sm_80"), (9, 0, "sm_90"), (13, 0, "ptx")])
+def test_launches_are_those_of_python(probe: Path, pack: Path, major: int, minor: int, target: str) -> None:
+    lines = run(probe, pack, major, minor)
+    assert lines[0] == f"target {target}"
+    number = int(target[3:]) if target != "ptx" else 0
+    assert lines.count(f"load {'cubin' if number else 'ptx'} {number}") == KERNELS
+    assert not [line for line in lines if "WRONG" in line]
+    kernels = PackFile(pack).index["kernels"]
+    by_key = plans(target if number else ARCHS[-1])
+    found = iter(line for line in lines if line.startswith(("kernel ", "launch ")))
+    launched = 0
+    for line in found:
+        kernel = kernels[int(line.split()[1])]
+        plan = by_key[kernel["problem"] + kernel["direction"]]
+        sizes = SIZES[launched % len(SIZES)]
+        shape = "{} {} {}".format(*geometry(plan, *sizes))
+        assert next(found) == f"launch {shape} of right form: first 1000, {' '.join(map(str, sizes))}"
+        launched += 1
+    assert launched == KERNELS * len(SIZES)
+
+
+def test_a_damaged_pack_is_refused_without_python(probe: Path, pack: Path, tmp_path: Path) -> None:
+    data = bytearray(pack.read_bytes())
+    damaged, later = bytearray(data), bytearray(data)
+    damaged[-100] ^= 1
+    later[8] = 9
+    for content, words in (
+        (damaged, "is damaged"),
+        (data[:-4000], "is not whole"),
+        (later, "has format 9"),
+        (b"\x7fELF" + bytes(100), "is no pack"),
+    ):
+        path = tmp_path / "bad.pack"
+        path.write_bytes(content)
+        done = subprocess.run([str(probe / "probe"), str(path), "9", "0"], capture_output=True, text=True)
+        assert done.returncode == 1 and f"{path} {words}" in done.stderr
+
+
+def test_python_finds_the_kernels(pack: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kernelgen.compile.pack_file._packs", {})
+    load_pack(pack)
+    plan = next(iter(plans("sm_90").values()))
+    from kernelgen.emit.kernel_source import emit
+
+    binary = find_in_packs(emit(plan), cuda_facts("sm_90"))
+    assert binary is not None and binary.path.read_bytes()[0x31] == 90 and binary.resources["registers"] > 0
+    assert find_in_packs(emit(plan), cuda_facts("sm_100")) is None
+    assert find_in_packs(Source("nothing", "cuda"), cuda_facts("sm_90")) is None
+
+
+def test_architectures_must_be_named(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="name architectures"):
+        write_calls(calls()[:1], tmp_path / "none.pack")

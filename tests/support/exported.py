@@ -1,0 +1,53 @@
+"""Models exported with energies and forces inside, compiled by AOTInductor and run by a C++ program without Python."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from kernelgen.packs.exported import calls_in
+from kernelgen.packs.library import build_library, source_folder
+from kernelgen.packs.make import write_calls
+
+Tensors = tuple[torch.Tensor, ...]
+
+
+def export(function: Callable[..., Any], inputs: Tensors, shapes: Sequence[dict], path: Path) -> None:
+    """Trace a function that differentiates inside, and compile it. shapes: dynamic dimensions of each input."""
+    traced = make_fx(function, tracing_mode="symbolic", _allow_non_fake_inputs=True)(*(t.clone() for t in inputs))
+    program = torch.export.export(traced, inputs, dynamic_shapes=tuple(shapes))
+    torch._inductor.aoti_compile_and_package(program, package_path=str(path))
+
+
+class Program:
+    """The example program and the library, built in a folder; ``run`` runs a model there that was exported to it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, home = folder, Path(torch.__file__).parent
+        self.library = build_library(folder / "libequitune.so")
+        command = [
+            *(os.environ.get("CXX", "g++"), "-std=c++20", "-O1", str(source_folder() / "run_model.cpp")),
+            *("-o", str(folder / "run_model"), f"-I{home / 'include'}", f"-I{home / 'include/torch/csrc/api/include'}"),
+            *(f"-L{home / 'lib'}", f"-Wl,-rpath,{home / 'lib'}", "-ltorch", "-ltorch_cpu", "-lc10", "-ldl"),
+        ]
+        subprocess.run(command, check=True, capture_output=True)
+        linked = subprocess.run(["ldd", str(folder / "run_model")], check=True, capture_output=True, text=True).stdout
+        assert "libpython" not in linked and "libtorch_python" not in linked
+
+    def run(self, model: Path, inputs: Tensors, pack: Path | None = None) -> list[torch.Tensor]:
+        """Outputs of a model whose kernels come from a pack. No cache can be written, and there is no compiler."""
+        pack = pack or write_calls(calls_in(model), model.with_suffix(".pack")).path
+        torch.save(list(inputs), self.folder / "inputs.pt")
+        nowhere = self.folder / "nowhere" / "cache"
+        environment = {"PATH": "", "HOME": str(nowhere), "EQUITUNE_CACHE": str(nowhere), "EQUITUNE_PACK": str(pack)}
+        command = [str(self.folder / "run_model"), str(model), str(self.library), "inputs.pt", "outputs.pt"]
+        done = subprocess.run(command, cwd=self.folder, env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        assert "Python absent" in done.stdout and not nowhere.exists()
+        return torch.load(self.folder / "outputs.pt", weights_only=False)
