@@ -1,0 +1,78 @@
+"""A schedule tuned on another GPU in a form that is legal here: with less shared memory, or fewer threads at once."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+from collections.abc import Callable
+
+from autotune.database.candidates.choice import why_illegal
+from autotune.database.candidates.query import Query
+from autotune.database.entry import Entry
+from kernelgen.schedule.knobs import Knobs
+
+# Most steps from a schedule to its legal form.
+MOST_STEPS = 5
+
+
+def legal_form(schedule: Knobs, is_legal: Callable[[Knobs], bool]) -> Knobs | None:
+    """The schedule itself if it is legal, else the legal one that is the fewest steps away; None if there is none.
+
+    A step gives one knob its next lower value, in this order of preference: fewer blocks that must fit at once; blocks
+    of half the threads, twice as many of which must fit (what a team does stays as it is); fewer edges fetched at a
+    time; fewer edges ahead; fewer teams a node.
+    """
+    if is_legal(schedule):
+        return schedule
+    steps = [step for step in _STEPS if step(schedule) is not None]
+    for count in range(1, MOST_STEPS + 1):
+        for chosen in itertools.combinations_with_replacement(steps, count):
+            form = functools.reduce(lambda found, step: found and step(found), chosen, schedule)
+            if form is not None and is_legal(form):
+                return form
+    return None
+
+
+def _lower(knob: str) -> Callable[[Knobs | None], Knobs | None]:
+    def step(schedule: Knobs | None) -> Knobs | None:
+        values = sorted(v for v in getattr(schedule, "choices", {}).get(knob, ()) if v and v < getattr(schedule, knob))
+        return dataclasses.replace(schedule, **{knob: values[-1]}) if schedule and values else None
+
+    return step
+
+
+def _half_the_block(schedule: Knobs | None) -> Knobs | None:
+    form = _lower("block_size")(schedule)
+    doubled = 2 * getattr(schedule, "min_blocks", 0)
+    if form is None or doubled not in form.choices["min_blocks"] or doubled <= 2:
+        return form
+    return dataclasses.replace(form, min_blocks=doubled)
+
+
+def _shorter_ring(schedule: Knobs | None) -> Knobs | None:
+    ring = getattr(schedule, "prefetch", "") == "ring4"
+    return dataclasses.replace(schedule, prefetch="ring2") if schedule and ring else None
+
+
+_STEPS = (
+    *(_lower("min_blocks"), _half_the_block, _lower("stage_edges"), _shorter_ring, _lower("stages")),
+    _lower("teams_per_node"),
+)
+
+
+def within_limits(query: Query, entry: Entry) -> tuple[Entry, str]:
+    """An entry of another device with a schedule that is legal here, and what was changed, in words.
+
+    The entry itself where its schedule is legal, or no form of it is.
+    """
+
+    def is_legal(schedule: Knobs) -> bool:
+        return not query.once(("legal", schedule), lambda: why_illegal(query, schedule))
+
+    found = legal_form(entry.tuned_schedule, is_legal)
+    if found is None or found == entry.tuned_schedule:
+        return entry, ""
+    before, after = entry.tuned_schedule.to_dict(), found.to_dict()
+    changed = ", ".join(f"{name}={value}" for name, value in after.items() if value != before.get(name))
+    return dataclasses.replace(entry, schedule=after), f", with {changed} for this device's limits"
