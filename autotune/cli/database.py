@@ -169,6 +169,36 @@ def pack(results: Results = None) -> None:
                 print(f"{len(packed.missing)} studies that entries cite are missing, such as {packed.missing[0]}")
 
 
+@app.command()
+def check(
+    arch: Annotated[
+        str, typer.Option(help="Compute capabilities, such as sm_80,sm_86. Default: all that kernels are made for.")
+    ] = "all",
+    sample: Annotated[
+        int | None, typer.Option(min=1, help="Compile only so many kernels each, evenly from all kinds.")
+    ] = None,
+    defaults: Annotated[
+        bool, typer.Option("--defaults/--no-defaults", help="Also the default schedules of the shipped configs.")
+    ] = True,
+) -> None:
+    """Compile what users of other GPUs would get, and compare it with their limits. No GPU is needed.
+
+    Each tuned entry is looked up as on a card of that compute capability. Takes about ten minutes each on two cores.
+    """
+    from autotune.portability.check import check_arch
+    from kernelgen.device import CUDA_ARCHS
+
+    failed = 0
+    for name in CUDA_ARCHS if arch == "all" else dict.fromkeys(arch.split(",")):
+        report = check_arch(name.strip(), sample, defaults)
+        print(report.summary, flush=True)
+        for finding in report.faults:
+            print(f"  {finding.kernel.kind} {finding.kernel.name}: {finding.fault}")
+        failed += len(report.faults)
+    if failed:
+        raise typer.Exit(1)
+
+
 def _name(entry: Entry) -> str:
     parts = ("label", "operation", "direction", "dtype", "layout", "graph_class")
     return " ".join(str(getattr(entry, part)) for part in parts)

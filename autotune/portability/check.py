@@ -9,14 +9,14 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from autotune.database.portability.kernels import (
+from autotune.portability.kernels import (
     PortableKernel,
     distinct,
     kernels_of_defaults,
     kernels_of_entries,
     sampled,
 )
-from autotune.search.pruning import spill_limit
+from autotune.search.pruning import why_hopeless
 from kernelgen.compile.compiler import compile_source
 from kernelgen.device import DeviceFacts, representative
 from kernelgen.emit.kernel_source import geometry
@@ -42,9 +42,9 @@ class Finding:
 
 @dataclass(frozen=True)
 class Report:
-    """The findings for one card. entries: of the databases. unchanged, changed: how many of those are served as tuned,
-    and in a legal form or by a default. texts: distinct ones, of which ``findings`` has those compiled. seconds: wall
-    clock of all, cpu_seconds: of this process.
+    """The findings for one card. entries: of the databases; changed: those served in another form than tuned.
+    defaults: kernels of default schedules. texts: distinct ones of all these, of which ``findings`` has those compiled.
+    seconds: wall clock; cpu_seconds: of this process.
     """
 
     facts: DeviceFacts
@@ -61,13 +61,33 @@ class Report:
         return tuple(found for found in self.findings if found.fault)
 
     @property
+    def summary(self) -> str:
+        """One line for people."""
+        facts = self.facts
+        registers = sorted(found.registers for found in self.findings if found.registers) or [0]
+        spills = [found.spill_bytes for found in self.findings if found.spill_bytes] or [0]
+        return (
+            f"{facts.arch} ({facts.name}): {self.entries} entries, {self.changed} of them in another form, "
+            f"{self.defaults} defaults; {self.texts} texts, {len(self.findings)} compiled, {len(self.faults)} failed; "
+            f"registers {registers[0]} to {registers[-1]}, median {registers[len(registers) // 2]}; "
+            f"{sum(map(bool, spills))} spill, at most {max(spills)} bytes, {len(self.spilling)} of them more than a "
+            f"search would measure; {self.seconds / 60:.1f} minutes"
+        )
+
+    @property
     def spilling(self) -> tuple[Finding, ...]:
-        """Kernels that spill more than a search would measure: legal, but slow."""
-        return tuple(found for found in self.findings if found.spill_bytes > spill_limit(self.facts))
+        """Kernels that a search would not measure here, given what they spilled where they were tuned: slow, not wrong.
+
+        Of an untuned default the compiler's first report is all there is, so it counts against the limit alone.
+        """
+        return tuple(found for found in self.findings if _spills_too_much(found, self.facts))
 
 
 def check_arch(
-    arch: str, sample: int | None = None, on_finding: Callable[[Finding], None] = lambda finding: None
+    arch: str,
+    sample: int | None = None,
+    with_defaults: bool = True,
+    on_finding: Callable[[Finding], None] = lambda finding: None,
 ) -> Report:
     """Compile what a user of such a GPU would get, and check it against the limits of ``device.representative(arch)``.
 
@@ -75,8 +95,9 @@ def check_arch(
     unknown architecture, ToolMissingError without NVRTC.
     """
     facts, begin, cpu = representative(arch), time.monotonic(), time.process_time()
-    entries, defaults = list(kernels_of_entries(facts)), list(kernels_of_defaults(facts))
-    kernels = distinct(iter(entries + defaults))
+    entries = list(kernels_of_entries(facts))
+    defaults = list(kernels_of_defaults(facts)) if with_defaults else []
+    kernels = distinct(entries + defaults)
     chosen = kernels if sample is None else sampled(kernels, sample)
     # Long texts first, so that no processor waits at the end. NVRTC releases the interpreter's lock.
     chosen.sort(key=lambda kernel: -len(kernel.source.text))
@@ -107,6 +128,10 @@ def examine(kernel: PortableKernel, facts: DeviceFacts) -> Finding:
     shared = dynamic + needs["shared_bytes"]
     finding = Finding(kernel, needs["registers"], needs["spill_bytes"], shared)
     return dataclasses.replace(finding, fault="; ".join(_faults(finding, threads, facts)))
+
+
+def _spills_too_much(found: Finding, facts: DeviceFacts) -> bool:
+    return why_hopeless({"spill_bytes": found.spill_bytes}, found.kernel.tuned, facts) is not None
 
 
 def _faults(finding: Finding, threads: int, facts: DeviceFacts) -> Iterator[str]:

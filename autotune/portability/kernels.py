@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from autotune.database.lookup import find_schedule
 from autotune.database.store import device_files, load_table, tuned_dirs
-from autotune.errors import ConfigError
 from autotune.workload.config import known_configs, load_config
 from autotune.workload.config_tables import find_problem
 from autotune.workload.kinds.registry import kernel_kind
@@ -17,6 +16,7 @@ from kernelgen.emit.kernel_source import emit
 from kernelgen.emit.source import Source
 from kernelgen.plan.defaults import small_graph_edges
 from kernelgen.plan.planner import AnyPlan
+from kernelgen.schedule.knobs import Knobs
 
 
 @dataclass(frozen=True)
@@ -24,6 +24,7 @@ class PortableKernel:
     """A kernel for a device. name: for people. origin: that of its schedule, see ``lookup.Tuning``.
 
     kind: ``entry``, or ``default`` of a config's problem. reason: where the schedule comes from, and what was changed.
+    tuned: what the compiler reported of the entry where it was tuned; empty for a default.
     """
 
     name: str
@@ -32,6 +33,7 @@ class PortableKernel:
     reason: str
     plan: AnyPlan
     source: Source
+    tuned: Mapping[str, Any]
 
     @property
     def is_changed(self) -> bool:
@@ -49,7 +51,8 @@ def kernels_of_entries(facts: DeviceFacts) -> Iterator[PortableKernel]:
         kernel = (problem, entry.operation, entry.direction, entry.dtype, entry.layout, facts)
         found = find_schedule(*kernel, entry.graph_class, strict=False, deterministic=entry.deterministic)
         name = " ".join((entry.label, *(str(part) for part in entry.identity[1:6])))
-        yield _kernel(name, "entry", found.origin, found.reason, kernel, entry.deterministic, found.schedule)
+        plan = _plan(kernel, entry.deterministic, found.schedule)
+        yield PortableKernel(name, "entry", found.origin, found.reason, plan, emit(plan), entry.resources)
 
 
 def kernels_of_defaults(facts: DeviceFacts) -> Iterator[PortableKernel]:
@@ -66,21 +69,16 @@ def kernels_of_defaults(facts: DeviceFacts) -> Iterator[PortableKernel]:
             spec = kind.spec(*kernel, workload.deterministic)
             name = " ".join((workload.label, *kernel[1:5]))
             for size, num_edges in (("large", None), ("small", small_graph_edges(facts))):
-                schedule = kind.default(spec, num_edges)
-                kept = (f"{name} {size}", "default", "default", "", kernel, workload.deterministic, schedule)
-                yield _kernel(*kept)
+                plan = _plan(kernel, workload.deterministic, kind.default(spec, num_edges))
+                yield PortableKernel(f"{name} {size}", "default", "default", "", plan, emit(plan), {})
 
 
-def _kernel(
-    name: str, kind: str, origin: str, reason: str, kernel: tuple[Any, ...], deterministic: bool, schedule: Any
-) -> PortableKernel:
-    found = kernel_kind(kernel[1])
-    spec = found.kernel_spec(found.spec(*kernel, deterministic), schedule)
-    plan = found.plan(spec, find_schedule)
-    return PortableKernel(name, kind, origin, reason, plan, emit(plan))
+def _plan(kernel: tuple[Any, ...], deterministic: bool, schedule: Knobs) -> AnyPlan:
+    kind = kernel_kind(kernel[1])
+    return kind.plan(kind.kernel_spec(kind.spec(*kernel, deterministic), schedule), find_schedule)
 
 
-def distinct(kernels: Iterator[PortableKernel]) -> list[PortableKernel]:
+def distinct(kernels: Iterable[PortableKernel]) -> list[PortableKernel]:
     """The first kernel of each text, in order: one text is compiled once, whatever it is called for."""
     found: dict[str, PortableKernel] = {}
     for kernel in kernels:
@@ -89,20 +87,14 @@ def distinct(kernels: Iterator[PortableKernel]) -> list[PortableKernel]:
 
 
 def sampled(kernels: list[PortableKernel], count: int) -> list[PortableKernel]:
-    """At most ``count`` of them, evenly from all kinds: the shortest texts of each operation, direction and dtype.
+    """At most ``count`` of them, in turn from each operation, direction and dtype, served as tuned or changed.
 
-    ConfigError for a count below 1.
+    Shorter texts come first, since those of the largest problems take the compiler minutes.
     """
-    if count < 1:
-        raise ConfigError(f"the sample is of {count} kernels; expected at least 1")
     strata: dict[tuple[str, ...], list[PortableKernel]] = {}
-    for kernel in sorted(kernels, key=lambda kernel: (not kernel.is_changed, len(kernel.source.text))):
+    for kernel in sorted(kernels, key=lambda kernel: len(kernel.source.text)):
         words = kernel.name.split()
         strata.setdefault((kernel.kind, str(kernel.is_changed), *words[1:4]), []).append(kernel)
-    turns = [kernel for turn in _turns(list(strata.values())) for kernel in turn]
-    return turns[:count]
-
-
-def _turns(strata: list[list[PortableKernel]]) -> Iterator[list[PortableKernel]]:
-    for number in range(max(map(len, strata), default=0)):
-        yield [kernels[number] for kernels in strata if number < len(kernels)]
+    places = [(place, kernel) for found in strata.values() for place, kernel in enumerate(found)]
+    places.sort(key=lambda item: (item[0], len(item[1].source.text)))
+    return [kernel for _, kernel in places[:count]]
