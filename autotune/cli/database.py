@@ -123,14 +123,18 @@ def retune(
 
 @app.command()
 def merge(
-    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Database files of any device.")],
+    files: Annotated[
+        list[Path], typer.Argument(metavar="FILE...", help="Database files, or contributions, of any device.")
+    ],
     results: Results = None,
 ) -> None:
     """Merge database files into the local databases. Prints which entry wins each conflict, and why."""
     from autotune.database.maintenance import counts, merge_file
+    from autotune.tune.contribution import database_in
 
     for file in files:
-        target, merged = merge_file(file, results_folder(results))
+        with database_in(file) as database:
+            target, merged = merge_file(database, results_folder(results))
         for item in merged:
             if item.reason not in ("new here", "the same as here"):
                 print(f"{_name(item.entry)}: {'taken' if item.taken else 'kept out'}, {item.reason}")
@@ -151,6 +155,34 @@ def export(
     count = export_file(_table(results, device_facts(resolve_device(device)).slug), path, problem or ())
     print(f"{path}: {count} entries")
     print_next(f"on the other machine: equitune db merge {path.name}")
+
+
+@app.command()
+def contribute(
+    path: Annotated[Path, typer.Argument(metavar="FILE", help="The archive to write, such as a100.tar.gz.")],
+    device: Device = None,
+    budget: Budget = None,
+    trials: Trials = None,
+    results: Results = None,
+) -> None:
+    """Tune all that is shipped for this device, and write one file to send to the project.
+
+    Trials are kept: interrupt it, and go on with the same command.
+    """
+    from autotune.errors import ConfigError
+    from autotune.tune.contribution import SUFFIX, whole_config, write_contribution
+    from autotune.tune.run import tune
+    from kernelgen.device import device_facts
+
+    if not path.name.endswith(SUFFIX):
+        raise ConfigError(f"the file is {path}; expected a name that ends with {SUFFIX}")
+    seconds = budget_seconds(budget)
+    device, folder = resolve_device(device), results_folder(results)
+    facts = device_facts(device)
+    tune(whole_config(facts.backend), device, seconds, trials, None, None, 0, folder, False, None)
+    count = write_contribution(folder, facts.slug, path)
+    print(f"{path}: {count} entries of {facts.name}")
+    print_next(f"attach {path.name} to an issue of the project")
 
 
 @app.command()
