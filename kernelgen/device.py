@@ -18,8 +18,9 @@ from kernelgen.errors import ScheduleError, ToolMissingError, UnsupportedError
 class DeviceFacts:
     """``arch`` is ``sm_90`` or the host's machine type; memory in bytes; ``units`` are multiprocessors or cores.
 
-    l1_per_unit: of a multiprocessor, what L1 cache and shared memory have together. l2_bytes: of the device. A host
-    has 0 in every field of a GPU.
+    backend: the form of schedules and texts: ``cpu``, or ``cuda`` for a GPU, also for an AMD one (``gfx942``), whose
+    text is the CUDA text in its HIP form. l1_per_unit: of a multiprocessor, what L1 cache and shared memory have
+    together. l2_bytes: of the device. A host has 0 in every field of a GPU. wave: lanes that run in step.
     """
 
     backend: str
@@ -33,6 +34,12 @@ class DeviceFacts:
     vector_bytes: int = 0
     l1_per_unit: int = 0
     l2_bytes: int = 0
+    wave: int = 32
+
+    @property
+    def is_hip(self) -> bool:
+        """Whether it is an AMD GPU: its kernels compile and are emulated, and were never run."""
+        return self.arch.startswith("gfx")
 
     @property
     def warps(self) -> int:
@@ -120,6 +127,40 @@ def representative(arch: str) -> DeviceFacts:
     return cuda_facts(arch, _CUDA_LIMITS[arch].name, _CUDA_LIMITS[arch].units)
 
 
+class _AmdCard(NamedTuple):
+    """Of an AMD compute unit: shared memory of a work group and in all, registers, threads; lanes of a wave."""
+
+    shared_per_block: int
+    shared_per_unit: int
+    registers: int
+    threads: int
+    wave: int
+    name: str
+    units: int
+    l2_bytes: int
+
+
+# AMD's instruction set architecture guides (MI200, MI300, RDNA3): 64 KB of shared memory (LDS) a work group; vector
+# registers of 512 KB a compute unit of CDNA, 384 KB of RDNA3 (192 KB a SIMD). Cards: AMD's data sheets; of an MI250X the
+# half that is a device of its own.
+_AMD_LIMITS = {
+    "gfx90a": _AmdCard(64 * _KB, 64 * _KB, 131072, 2048, 64, "AMD Instinct MI250X", 110, 8 * _MB),
+    "gfx942": _AmdCard(64 * _KB, 64 * _KB, 131072, 2048, 64, "AMD Instinct MI300X", 304, 4 * _MB),
+    "gfx1100": _AmdCard(64 * _KB, 64 * _KB, 98304, 1024, 32, "AMD Radeon RX 7900 XTX", 96, 6 * _MB),
+}
+HIP_ARCHS = tuple(_AMD_LIMITS)
+NOT_RUN = "kernels for AMD GPUs compile and are emulated, but were never run, so they are not launched"
+
+
+def hip_facts(arch: str) -> DeviceFacts:
+    """Facts of an AMD GPU in ``HIP_ARCHS``, to generate and compile its kernels; UnsupportedError for another."""
+    if arch not in _AMD_LIMITS:
+        raise UnsupportedError(f"AMD architecture {arch!r} is not known; expected one of {', '.join(HIP_ARCHS)}")
+    card = _AMD_LIMITS[arch]
+    limits = (card.shared_per_block, card.shared_per_unit, card.registers, card.threads)
+    return DeviceFacts("cuda", card.name, arch, card.units, *limits, l2_bytes=card.l2_bytes, wave=card.wave)
+
+
 def check_cuda() -> None:
     """Raise ToolMissingError, with a remedy, if torch has no CUDA device."""
     if torch.cuda.is_available():
@@ -135,6 +176,8 @@ def _facts(kind: str, index: int) -> DeviceFacts:
     if kind == "cpu":
         return _host_facts()
     check_cuda()
+    if torch.version.hip:
+        raise UnsupportedError(f"{NOT_RUN}; torch {torch.__version__} is built for ROCm: use device cpu, or e3nn there")
     properties = torch.cuda.get_device_properties(index)
     arch = f"sm_{properties.major}{properties.minor}"
     return cuda_facts(arch, properties.name, properties.multi_processor_count, properties.L2_cache_size)

@@ -21,6 +21,7 @@ A stored schedule is skipped, with the reason noted, if it is not legal here, fa
 from __future__ import annotations
 
 import dataclasses
+import functools
 import numbers
 import os
 from dataclasses import dataclass
@@ -168,7 +169,7 @@ def _table_of(facts: DeviceFacts) -> Table:
 def _on_other_device(query: Query, skipped: list[str]) -> Tuning | None:
     for table in query.once("kindred", lambda: list(kindred_tables(query.spec.facts))):
         for known in by_nearness(query, table.by_kernel.get(query.shape, ())):
-            entry, changes = query.once((id(known), "limits"), lambda known=known: within_limits(query, known))
+            entry, changes = query.once((id(known), "limits"), functools.partial(within_limits, query, known))
             if is_legal(query, entry, skipped):
                 reason = (
                     f"nothing is tuned for this problem on this device; using an entry of {table.device.get('name')} "

@@ -61,12 +61,13 @@ def kernels_of_defaults(facts: DeviceFacts) -> Iterator[PortableKernel]:
     met: set[tuple[Any, ...]] = set()
     for workload in workloads:
         for direction in workload.directions:
-            kernel = (workload.problem, workload.operation, direction, workload.dtype, workload.layout, facts)
+            form = (workload.dtype, workload.layout, facts)
+            kernel: tuple[Any, ...] = (workload.problem, workload.operation, direction, *form)
             if (*kernel, workload.deterministic) in met:
                 continue
             met.add((*kernel, workload.deterministic))
             kind = kernel_kind(workload.operation)
-            spec = kind.spec(*kernel, workload.deterministic)
+            spec = kind.spec(*kernel, deterministic=workload.deterministic)
             name = " ".join((workload.label, *kernel[1:5]))
             for size, num_edges in (("large", None), ("small", small_graph_edges(facts))):
                 plan = _plan(kernel, workload.deterministic, kind.default(spec, num_edges))

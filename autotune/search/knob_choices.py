@@ -73,7 +73,7 @@ def _has_owners(spec: Spec, num_edges: int | None) -> bool:
 
 def _waits_for_zeros(spec: Spec, num_edges: int | None) -> bool:
     """Whether a separate launch that writes zeros may matter: gradients on small graphs, y of a plain product."""
-    if spec.deterministic or spec.facts.backend != "cuda":
+    if spec.deterministic or spec.facts.backend != "cuda" or spec.facts.is_hip:
         return False
     live = spec.direction.live_outputs
     return "g" not in live and ("y" in live if spec.operation == "plain" else _is_small(spec.facts, num_edges))

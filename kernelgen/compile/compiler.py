@@ -1,4 +1,4 @@
-"""Compiles source to a binary on disk: by the host's C++ compiler, or by NVRTC for CUDA.
+"""Compiles source to a binary on disk: by the host's C++ compiler, by NVRTC for CUDA, or by clang for HIP.
 
 Neither needs the target device or a CUDA driver. The cache on disk (see ``cache``) is keyed by source, flags, compiler
 version and architecture.
@@ -22,6 +22,7 @@ from pathlib import Path
 
 from kernelgen.compile import cache
 from kernelgen.compile.cache import Binary
+from kernelgen.compile.hip import hip_job
 from kernelgen.compile.host import host_job
 from kernelgen.compile.job import Job, debug_level
 from kernelgen.compile.nvrtc import cuda_job
@@ -36,7 +37,7 @@ def compile_source(source: Source, facts: DeviceFacts) -> Binary:
     Raises CompileError with the compiler's log, ToolMissingError without a working compiler, CacheError if the cache
     cannot be written or another user could have written the entry.
     """
-    job = cuda_job(facts.arch) if facts.backend == "cuda" else host_job()
+    job = hip_job(facts.arch) if facts.is_hip else cuda_job(facts.arch) if facts.backend == "cuda" else host_job()
     key = cache.digest(source.text, source.entry, job.identity, *job.flags, job.target)
     binary = cache.find(key, job.binary_name)
     if binary is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kernelgen.emit.hip import hip_form
 from kernelgen.emit.source import Emitter, Source
 from kernelgen.folder import collected
 from kernelgen.plan.planner import AnyPlan
@@ -13,7 +14,8 @@ _EMITTERS: dict[type, Emitter] = {
 
 def emit(plan: AnyPlan) -> Source:
     """The complete source of a plan's kernel."""
-    return _EMITTERS[type(plan)].source(plan)
+    source = _EMITTERS[type(plan)].source(plan)
+    return hip_form(source, plan.spec.facts) if plan.spec.facts.is_hip else source
 
 
 def geometry(plan: AnyPlan, num_edges: int, num_in: int, num_out: int) -> tuple[int, int, int]:

@@ -106,7 +106,8 @@ def _cuda_sketch(spec: Spec, fewest_channels: int, num_edges: int | None) -> Cud
     added = dataclasses.replace(
         small, accumulate="atomics", edges_per_chunk=1, stage_edges=4, prefetch="none", block_size=64
     )
-    return added if "g" in live else dataclasses.replace(added, zeros="inside")
+    inside = "g" not in live and not spec.facts.is_hip
+    return dataclasses.replace(added, zeros="inside") if inside else added
 
 
 def _default_of_pairs(spec: Spec) -> Schedule:

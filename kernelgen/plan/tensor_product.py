@@ -73,6 +73,10 @@ def product_plan(spec: Spec) -> ProductPlan:
 def _check_zeros(plan: ProductPlan, schedule: CudaSchedule) -> ProductPlan:
     if schedule.zeros == "apart":
         return plan
+    if plan.spec.facts.is_hip:
+        raise ScheduleError(
+            "zeros='inside' relies on the order in which blocks start, which an AMD GPU does not keep to"
+        )
     if not isinstance(plan, Plan):
         raise ScheduleError("zeros='inside' begins while zeros are written, and this kernel does not wait for those")
     if plan.zeroed:

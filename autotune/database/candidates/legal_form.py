@@ -5,13 +5,15 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 from autotune.database.candidates.choice import why_illegal
 from autotune.database.candidates.query import Query
 from autotune.database.entry import Entry
 from kernelgen.schedule.knobs import Knobs
 
+Step = Callable[[Knobs], Knobs | None]
 # Most steps from a schedule to its legal form.
 MOST_STEPS = 5
 
@@ -28,36 +30,47 @@ def legal_form(schedule: Knobs, is_legal: Callable[[Knobs], bool]) -> Knobs | No
     steps = [step for step in _STEPS if step(schedule) is not None]
     for count in range(1, MOST_STEPS + 1):
         for chosen in itertools.combinations_with_replacement(steps, count):
-            form = functools.reduce(lambda found, step: found and step(found), chosen, schedule)
+            form = _after(schedule, chosen)
             if form is not None and is_legal(form):
                 return form
     return None
 
 
-def _lower(knob: str) -> Callable[[Knobs | None], Knobs | None]:
-    def step(schedule: Knobs | None) -> Knobs | None:
-        values = sorted(v for v in getattr(schedule, "choices", {}).get(knob, ()) if v and v < getattr(schedule, knob))
-        return dataclasses.replace(schedule, **{knob: values[-1]}) if schedule and values else None
+def _after(schedule: Knobs, steps: Iterable[Step]) -> Knobs | None:
+    form: Knobs | None = schedule
+    for step in steps:
+        form = None if form is None else step(form)
+    return form
 
-    return step
+
+def _lower(schedule: Knobs, knob: str) -> Knobs | None:
+    """With the knob's next lower value above 0; None if there is none."""
+    values = [value for value in schedule.choices.get(knob, ()) if 0 < value < getattr(schedule, knob)]
+    return _changed(schedule, **{knob: max(values)}) if values else None
 
 
-def _half_the_block(schedule: Knobs | None) -> Knobs | None:
-    form = _lower("block_size")(schedule)
-    doubled = 2 * getattr(schedule, "min_blocks", 0)
+def _half_the_block(schedule: Knobs) -> Knobs | None:
+    form, doubled = _lower(schedule, "block_size"), 2 * getattr(schedule, "min_blocks", 0)
     if form is None or doubled not in form.choices["min_blocks"] or doubled <= 2:
         return form
-    return dataclasses.replace(form, min_blocks=doubled)
+    return _changed(form, min_blocks=doubled)
 
 
-def _shorter_ring(schedule: Knobs | None) -> Knobs | None:
-    ring = getattr(schedule, "prefetch", "") == "ring4"
-    return dataclasses.replace(schedule, prefetch="ring2") if schedule and ring else None
+def _shorter_ring(schedule: Knobs) -> Knobs | None:
+    return _changed(schedule, prefetch="ring2") if getattr(schedule, "prefetch", "") == "ring4" else None
 
 
-_STEPS = (
-    *(_lower("min_blocks"), _half_the_block, _lower("stage_edges"), _shorter_ring, _lower("stages")),
-    _lower("teams_per_node"),
+def _changed(schedule: Knobs, **values: Any) -> Knobs:
+    return dataclasses.replace(schedule, **values)
+
+
+_STEPS: tuple[Step, ...] = (
+    functools.partial(_lower, knob="min_blocks"),
+    _half_the_block,
+    functools.partial(_lower, knob="stage_edges"),
+    _shorter_ring,
+    functools.partial(_lower, knob="stages"),
+    functools.partial(_lower, knob="teams_per_node"),
 )
 
 
