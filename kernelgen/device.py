@@ -118,12 +118,15 @@ def cuda_facts(arch: str, name: str | None = None, units: int = 132, l2_bytes: i
 
 
 def representative(arch: str) -> DeviceFacts:
-    """Facts of one card of a compute capability in ``CUDA_ARCHS``, without a device.
+    """Facts of one card of an architecture in ``CUDA_ARCHS`` or ``HIP_ARCHS``, without a device.
 
-    A100, A10, L40S, H200, B200 and GeForce RTX 5090. UnsupportedError for another architecture.
+    A100, A10, L40S, H200, B200 and GeForce RTX 5090, or as :func:`hip_facts`. UnsupportedError for another.
     """
+    if arch in HIP_ARCHS:
+        return hip_facts(arch)
     if arch not in _CUDA_LIMITS:
-        raise UnsupportedError(f"no card stands for {arch!r}; expected one of {', '.join(CUDA_ARCHS)}")
+        known = ", ".join((*CUDA_ARCHS, *HIP_ARCHS))
+        raise UnsupportedError(f"no card stands for {arch!r}; expected one of {known}")
     return cuda_facts(arch, _CUDA_LIMITS[arch].name, _CUDA_LIMITS[arch].units)
 
 
@@ -141,8 +144,8 @@ class _AmdCard(NamedTuple):
 
 
 # AMD's instruction set architecture guides (MI200, MI300, RDNA3): 64 KB of shared memory (LDS) a work group; vector
-# registers of 512 KB a compute unit of CDNA, 384 KB of RDNA3 (192 KB a SIMD). Cards: AMD's data sheets; of an MI250X the
-# half that is a device of its own.
+# registers of 512 KB a compute unit of CDNA, 384 KB of RDNA3 (192 KB a SIMD). Cards: AMD's data sheets; of an MI250X
+# the half that is a device of its own.
 _AMD_LIMITS = {
     "gfx90a": _AmdCard(64 * _KB, 64 * _KB, 131072, 2048, 64, "AMD Instinct MI250X", 110, 8 * _MB),
     "gfx942": _AmdCard(64 * _KB, 64 * _KB, 131072, 2048, 64, "AMD Instinct MI300X", 304, 4 * _MB),

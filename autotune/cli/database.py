@@ -204,7 +204,7 @@ def pack(results: Results = None) -> None:
 @app.command()
 def check(
     arch: Annotated[
-        str, typer.Option(help="Compute capabilities, such as sm_80,sm_86. Default: all that kernels are made for.")
+        str, typer.Option(help="Such as sm_80,sm_86, or gfx942 (AMD, by clang). Default: all of NVIDIA.")
     ] = "all",
     sample: Annotated[
         int | None, typer.Option(min=1, help="Compile only so many kernels each, evenly from all kinds.")
@@ -215,7 +215,8 @@ def check(
 ) -> None:
     """Compile what users of other GPUs would get, and compare it with their limits. No GPU is needed.
 
-    Each tuned entry is looked up as on a card of that compute capability. Takes about ten minutes each on two cores.
+    Each tuned entry is looked up as on a card of that architecture. Takes minutes for each. Kernels for AMD GPUs
+    compile and are emulated, but were never run.
     """
     from autotune.portability.check import check_arch
     from kernelgen.device import CUDA_ARCHS

@@ -22,9 +22,8 @@ from kernelgen.device import DeviceFacts, representative
 from kernelgen.emit.kernel_source import geometry
 from kernelgen.errors import CompileError
 
-# Registers are allocated by 256 to a warp: CUDA C++ programming guide, hardware multithreading.
-REGISTERS_TOGETHER = 256
-WARP = 32
+# Registers of a lane are allocated by eights: CUDA C++ programming guide, hardware multithreading, and AMD's guides.
+REGISTERS_TOGETHER = 8
 # Geometry of a launch on a graph of this many edges and nodes: only the number of blocks depends on it.
 EDGES, NODES = 65536, 4096
 
@@ -135,8 +134,8 @@ def _spills_too_much(found: Finding, facts: DeviceFacts) -> bool:
 
 
 def _faults(finding: Finding, threads: int, facts: DeviceFacts) -> Iterator[str]:
-    a_warp = -(-finding.registers * WARP // REGISTERS_TOGETHER) * REGISTERS_TOGETHER
-    registers = a_warp * -(-threads // WARP)
+    a_lane = -(-finding.registers // REGISTERS_TOGETHER) * REGISTERS_TOGETHER
+    registers = a_lane * facts.wave * -(-threads // facts.wave)
     if not finding.registers:
         yield "the compiler reports no registers"
     if registers > facts.registers_per_unit:

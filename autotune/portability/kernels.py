@@ -62,21 +62,27 @@ def kernels_of_defaults(facts: DeviceFacts) -> Iterator[PortableKernel]:
     for workload in workloads:
         for direction in workload.directions:
             form = (workload.dtype, workload.layout, facts)
-            kernel: tuple[Any, ...] = (workload.problem, workload.operation, direction, *form)
+            kernel: Any = (workload.problem, workload.operation, direction, *form)
             if (*kernel, workload.deterministic) in met:
                 continue
             met.add((*kernel, workload.deterministic))
             kind = kernel_kind(workload.operation)
-            spec = kind.spec(*kernel, deterministic=workload.deterministic)
+            spec = _spec(kernel, workload.deterministic)
             name = " ".join((workload.label, *kernel[1:5]))
             for size, num_edges in (("large", None), ("small", small_graph_edges(facts))):
                 plan = _plan(kernel, workload.deterministic, kind.default(spec, num_edges))
                 yield PortableKernel(f"{name} {size}", "default", "default", "", plan, emit(plan), {})
 
 
-def _plan(kernel: tuple[Any, ...], deterministic: bool, schedule: Knobs) -> AnyPlan:
+def _spec(kernel: Any, deterministic: bool) -> Any:
+    problem, operation, direction, dtype, layout, facts = kernel
+    return kernel_kind(operation).spec(problem, operation, direction, dtype, layout, facts, deterministic)
+
+
+def _plan(kernel: Any, deterministic: bool, schedule: Knobs) -> AnyPlan:
     kind = kernel_kind(kernel[1])
-    return kind.plan(kind.kernel_spec(kind.spec(*kernel, deterministic), schedule), find_schedule)
+    plan: AnyPlan = kind.plan(kind.kernel_spec(_spec(kernel, deterministic), schedule), find_schedule)
+    return plan
 
 
 def distinct(kernels: Iterable[PortableKernel]) -> list[PortableKernel]:

@@ -23,7 +23,7 @@ def legal_form(schedule: Knobs, is_legal: Callable[[Knobs], bool]) -> Knobs | No
 
     A step gives one knob its next lower value, in this order of preference: fewer blocks that must fit at once; blocks
     of half the threads, twice as many of which must fit (what a team does stays as it is); fewer edges fetched at a
-    time; fewer edges ahead; fewer teams a node.
+    time; fewer edges ahead; fewer teams a node; zeros by a launch of their own.
     """
     if is_legal(schedule):
         return schedule
@@ -60,6 +60,10 @@ def _shorter_ring(schedule: Knobs) -> Knobs | None:
     return _changed(schedule, prefetch="ring2") if getattr(schedule, "prefetch", "") == "ring4" else None
 
 
+def _zeros_apart(schedule: Knobs) -> Knobs | None:
+    return _changed(schedule, zeros="apart") if getattr(schedule, "zeros", "") == "inside" else None
+
+
 def _changed(schedule: Knobs, **values: Any) -> Knobs:
     return dataclasses.replace(schedule, **values)
 
@@ -71,6 +75,7 @@ _STEPS: tuple[Step, ...] = (
     _shorter_ring,
     functools.partial(_lower, knob="stages"),
     functools.partial(_lower, knob="teams_per_node"),
+    _zeros_apart,
 )
 
 
