@@ -37,8 +37,8 @@ from autotune.errors import TuningMissError
 from autotune.workload.graph_class import GraphClass
 from autotune.workload.kinds.base import Problem
 from autotune.workload.kinds.registry import kernel_kind
-from kernelgen.device import DeviceFacts
-from kernelgen.errors import ProblemError
+from kernelgen.device import DeviceFacts, cuda_facts
+from kernelgen.errors import ProblemError, UnsupportedError
 from kernelgen.plan.defaults import small_graph_edges
 from kernelgen.schedule.knobs import Knobs
 from kernelgen.terms.directions import Direction
@@ -168,8 +168,9 @@ def _table_of(facts: DeviceFacts) -> Table:
 
 def _on_other_device(query: Query, skipped: list[str]) -> Tuning | None:
     for table in query.once("kindred", lambda: list(kindred_tables(query.spec.facts))):
+        there = _facts_of(table, query.spec.facts)
         for known in by_nearness(query, table.by_kernel.get(query.shape, ())):
-            entry, changes = query.once((id(known), "limits"), functools.partial(within_limits, query, known))
+            entry, changes = query.once((id(known), "limits"), functools.partial(within_limits, query, known, there))
             if is_legal(query, entry, skipped):
                 reason = (
                     f"nothing is tuned for this problem on this device; using an entry of {table.device.get('name')} "
@@ -177,6 +178,17 @@ def _on_other_device(query: Query, skipped: list[str]) -> Tuning | None:
                 )
                 return _fitted(query, entry, "other-device", reason, skipped)
     return None
+
+
+def _facts_of(table: Table, here: DeviceFacts) -> DeviceFacts:
+    """Facts of a table's GPU; those of this device for another, or for a record that does not tell."""
+    arch, units = table.device.get("arch"), table.device.get("units")
+    if here.backend != "cuda" or not isinstance(arch, str) or not isinstance(units, int):
+        return here
+    try:
+        return cuda_facts(arch, units=units)
+    except UnsupportedError:
+        return here
 
 
 def _arch_text(table: Table, facts: DeviceFacts) -> str:

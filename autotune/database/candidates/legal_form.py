@@ -1,4 +1,4 @@
-"""A schedule tuned on another GPU in a form that is legal here: with less shared memory, or fewer threads at once."""
+"""A schedule tuned on another GPU in a form for this one: less shared memory, fewer threads at once, a smaller L2."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ from typing import Any
 from autotune.database.candidates.choice import why_illegal
 from autotune.database.candidates.query import Query
 from autotune.database.entry import Entry
+from kernelgen.device import DeviceFacts
+from kernelgen.errors import ScheduleError
+from kernelgen.plan.tensor_product import bytes_ahead
 from kernelgen.schedule.knobs import Knobs
 
 Step = Callable[[Knobs], Knobs | None]
@@ -23,7 +26,8 @@ def legal_form(schedule: Knobs, is_legal: Callable[[Knobs], bool]) -> Knobs | No
 
     A step gives one knob its next lower value, in this order of preference: fewer blocks that must fit at once; blocks
     of half the threads, twice as many of which must fit (what a team does stays as it is); fewer edges fetched at a
-    time; fewer edges ahead; fewer teams a node; zeros by a launch of their own.
+    time; fewer edges ahead; fewer teams a node; no rows prefetched to L2; zeros by a
+    launch of their own.
     """
     if is_legal(schedule):
         return schedule
@@ -64,6 +68,11 @@ def _zeros_apart(schedule: Knobs) -> Knobs | None:
     return _changed(schedule, zeros="apart") if getattr(schedule, "zeros", "") == "inside" else None
 
 
+def _nothing_ahead(schedule: Knobs) -> Knobs | None:
+    asks = getattr(schedule, "ahead", "") in ("weights", "rows")
+    return _changed(schedule, ahead="none") if asks else None
+
+
 def _changed(schedule: Knobs, **values: Any) -> Knobs:
     return dataclasses.replace(schedule, **values)
 
@@ -75,22 +84,37 @@ _STEPS: tuple[Step, ...] = (
     _shorter_ring,
     functools.partial(_lower, knob="stages"),
     functools.partial(_lower, knob="teams_per_node"),
+    _nothing_ahead,
     _zeros_apart,
 )
 
 
-def within_limits(query: Query, entry: Entry) -> tuple[Entry, str]:
-    """An entry of another device with a schedule that is legal here, and what was changed, in words.
+def within_limits(query: Query, entry: Entry, there: DeviceFacts) -> tuple[Entry, str]:
+    """An entry of another device with a schedule that suits this one, and what was changed, in words.
 
-    The entry itself where its schedule is legal, or no form of it is.
+    It is legal here, and what it prefetches fits into L2 if it did ``there``, where it was tuned. The entry itself
+    where that holds, or for no form of it.
     """
+    fitted_there = _fits_l2(query, entry.tuned_schedule, there)
 
-    def is_legal(schedule: Knobs) -> bool:
-        return not query.once(("legal", schedule), lambda: why_illegal(query, schedule))
+    def suits(schedule: Knobs) -> bool:
+        if query.once(("legal", schedule), lambda: why_illegal(query, schedule)):
+            return False
+        return not fitted_there or _fits_l2(query, schedule, query.spec.facts)
 
-    found = legal_form(entry.tuned_schedule, is_legal)
+    found = legal_form(entry.tuned_schedule, suits)
     if found is None or found == entry.tuned_schedule:
         return entry, ""
     before, after = entry.tuned_schedule.to_dict(), found.to_dict()
     changed = ", ".join(f"{name}={value}" for name, value in after.items() if value != before.get(name))
     return dataclasses.replace(entry, schedule=after), f", with {changed} for this device's limits"
+
+
+def _fits_l2(query: Query, schedule: Knobs, facts: DeviceFacts) -> bool:
+    if getattr(schedule, "ahead", "") not in ("weights", "rows"):
+        return True
+    try:
+        spec = query.kind.kernel_spec(dataclasses.replace(query.spec, facts=facts), schedule)
+        return bytes_ahead(query.kind.plan(spec, query.find_schedule)) <= facts.l2_bytes
+    except ScheduleError:
+        return False  # not legal there

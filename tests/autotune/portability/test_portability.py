@@ -47,7 +47,18 @@ def test_every_entry_is_served_where_shared_memory_is_smallest() -> None:
     """Not by a default: what exceeds the limits has a legal form, and only that is changed."""
     served = entries_on("sm_86")
     assert len(served) == len(SHIPPED.by_identity) and {kernel.origin for kernel in served} == {"other-device"}
-    assert 0 < sum(kernel.is_changed for kernel in served) < 0.1 * len(served)
+    assert 0 < sum(kernel.is_changed for kernel in served) < 0.4 * len(served)
+
+
+def test_what_is_prefetched_fits_into_a_smaller_l2() -> None:
+    """Of an A10, an eighth of an H200's: but not of an L40S, which has more."""
+    kernel = (load_problems()["mace-mp-large"], "conv", "edge_backward", "float32", "ir_mul")
+    tuned = find_schedule(*kernel, representative("sm_90"), "conv-e17-d3").schedule
+    assert tuned.ahead == "weights", "the H200's entry prefetches; if it is tuned anew, take another that does"
+    larger, smaller = (find_schedule(*kernel, representative(arch), "conv-e17-d3") for arch in ("sm_89", "sm_86"))
+    assert larger.schedule == tuned
+    cuts = {knob for knob, value in smaller.schedule.to_dict().items() if value != tuned.to_dict()[knob]}
+    assert cuts and cuts <= {"ahead", "stage_edges"} and "for this device's limits" in smaller.reason
 
 
 @pytest.mark.slow
