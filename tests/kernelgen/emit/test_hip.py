@@ -33,7 +33,13 @@ MEDIUM = TensorProductProblem.channelwise("32x0e+32x1o", "0e+1o+2e", "0e+1o+2e")
 NARROW = TensorProductProblem.channelwise("10x0e+10x1o", "0e+1o", "0e+1o+1e")
 FORMS = {
     "whole-warps": (MEDIUM, "conv", "mul_ir", CudaSchedule(edge_operand="shared", stage_edges=8, path_groups=2)),
-    "eighths": (NARROW, "conv", "ir_mul", CudaSchedule(edges_per_warp=8, stage_edges=4, channels_per_thread=2)),
+    # A team an edge, so that both halves of a wave of 64 have teams.
+    "eighths": (
+        NARROW,
+        "conv",
+        "ir_mul",
+        CudaSchedule(accumulate="atomics", edges_per_chunk=1, edges_per_warp=8, stage_edges=4, channels_per_thread=2),
+    ),
     "runs": (MEDIUM, "conv", "ir_mul", CudaSchedule(accumulate="atomics", edges_per_warp=2, stage_edges=8)),
     "split-nodes": (MEDIUM, "conv", "ir_mul", CudaSchedule(teams_per_node=4, path_groups=3, block_size=256)),
     "ring": (MEDIUM, "conv", "ir_mul", CudaSchedule(prefetch="ring2", path_groups=2, stage_edges=8, ahead="weights")),
