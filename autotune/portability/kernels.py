@@ -37,7 +37,7 @@ class PortableKernel:
 
     @property
     def is_changed(self) -> bool:
-        """Whether the tuned schedule exceeds this device's limits, so that another one is served."""
+        """Whether the tuned schedule does not suit this device's limits, so that another one is served."""
         return "for this device's limits" in self.reason or (self.kind, self.origin) == ("entry", "default")
 
 
