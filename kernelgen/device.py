@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -17,7 +18,12 @@ from kernelgen.errors import ScheduleError, ToolMissingError, UnsupportedError
 
 @dataclass(frozen=True)
 class DeviceFacts:
-    """``arch`` is ``sm_90`` or the host's machine type; memory in bytes; ``units`` are multiprocessors or cores."""
+    """``arch`` is ``sm_90`` or the host's machine type; memory in bytes; ``units`` are multiprocessors or cores.
+
+    backend: the form of schedules and texts: ``cpu``, or ``cuda`` for a GPU, also for an AMD one (``gfx942``), whose
+    text is the CUDA text in its HIP form. l1_per_unit: of a multiprocessor, what L1 cache and shared memory have
+    together. l2_bytes: of the device. A host has 0 in every field of a GPU. wave: lanes that run in step.
+    """
 
     backend: str
     name: str
@@ -28,6 +34,19 @@ class DeviceFacts:
     registers_per_unit: int = 65536
     max_threads_per_unit: int = 2048
     vector_bytes: int = 0
+    l1_per_unit: int = 0
+    l2_bytes: int = 0
+    wave: int = 32
+
+    @property
+    def is_hip(self) -> bool:
+        """Whether it is an AMD GPU: its kernels compile and are emulated, and were never run."""
+        return self.arch.startswith("gfx")
+
+    @property
+    def warps(self) -> int:
+        """Warps of a GPU that all its multiprocessors hold at once."""
+        return self.units * self.max_threads_per_unit // 32
 
     @property
     def slug(self) -> str:
@@ -50,26 +69,101 @@ class DeviceFacts:
         return threads
 
 
-# Shared memory a block and a multiprocessor (bytes), threads a multiprocessor: CUDA programming guide, table of
-# technical specifications per compute capability.
+class _Card(NamedTuple):
+    """Limits of a compute capability, and of one card of it that stands for all where no device is asked.
+
+    shared_per_block, shared_per_unit, l1_per_unit: bytes. threads: of a multiprocessor. name, units, l2_bytes: the
+    card's.
+    """
+
+    shared_per_block: int
+    shared_per_unit: int
+    l1_per_unit: int
+    threads: int
+    name: str
+    units: int
+    l2_bytes: int
+
+
+_KB, _MB = 1 << 10, 1 << 20
+# Shared memory and threads: CUDA C++ programming guide, table of technical specifications per compute capability; each
+# block reserves 1 KB of a multiprocessor's shared memory. L1: the tuning guides of Ampere (192 KB on 8.0, 128 KB on
+# 8.6), Ada (128 KB), Hopper (256 KB) and Blackwell (256 KB on 10.0, 128 KB on 12.0), section on unified shared memory
+# and L1. All have 65,536 registers a multiprocessor and 255 a thread. Cards: NVIDIA's architecture white papers.
 _CUDA_LIMITS = {
-    "sm_80": (166912, 167936, 2048),
-    "sm_86": (101376, 102400, 1536),
-    "sm_89": (101376, 102400, 1536),
-    "sm_90": (232448, 233472, 2048),
-    "sm_100": (232448, 233472, 2048),
-    "sm_120": (101376, 102400, 1536),
+    "sm_80": _Card(163 * _KB, 164 * _KB, 192 * _KB, 2048, "NVIDIA A100", 108, 40 * _MB),
+    "sm_86": _Card(99 * _KB, 100 * _KB, 128 * _KB, 1536, "NVIDIA A10", 72, 6 * _MB),
+    "sm_89": _Card(99 * _KB, 100 * _KB, 128 * _KB, 1536, "NVIDIA L40S", 142, 96 * _MB),
+    "sm_90": _Card(227 * _KB, 228 * _KB, 256 * _KB, 2048, "NVIDIA H200", 132, 50 * _MB),
+    "sm_100": _Card(227 * _KB, 228 * _KB, 256 * _KB, 2048, "NVIDIA B200", 148, 126 * _MB),
+    "sm_120": _Card(99 * _KB, 100 * _KB, 128 * _KB, 1536, "NVIDIA GeForce RTX 5090", 170, 96 * _MB),
 }
+# The compute capabilities that kernels are checked for, without a device: see ``representative``.
+CUDA_ARCHS = tuple(_CUDA_LIMITS)
 
 
-def cuda_facts(arch: str, name: str | None = None, units: int = 132) -> DeviceFacts:
-    """Facts of a CUDA architecture from the table; an unknown one gets those of the nearest lower one."""
+def cuda_facts(arch: str, name: str | None = None, units: int = 132, l2_bytes: int | None = None) -> DeviceFacts:
+    """Facts of a CUDA architecture from the table; an unknown one gets those of the nearest lower one.
+
+    l2_bytes: by default that of the table's card.
+    """
     number = int("".join(c for c in arch if c.isdigit()) or 0)
     known = [a for a in _CUDA_LIMITS if int(a[3:]) <= number]
     if not arch.startswith("sm_") or not known:
         raise UnsupportedError(f"CUDA architecture {arch!r} is not supported; expected sm_80 or later")
-    per_block, per_unit, threads = _CUDA_LIMITS[max(known, key=lambda a: int(a[3:]))]
-    return DeviceFacts("cuda", name or arch, arch, units, per_block, per_unit, 65536, threads)
+    card = _CUDA_LIMITS[max(known, key=lambda a: int(a[3:]))]
+    return DeviceFacts(
+        *("cuda", name or arch, arch, units, card.shared_per_block, card.shared_per_unit, 65536, card.threads),
+        l1_per_unit=card.l1_per_unit,
+        l2_bytes=card.l2_bytes if l2_bytes is None else l2_bytes,
+    )
+
+
+def representative(arch: str) -> DeviceFacts:
+    """Facts of one card of an architecture in ``CUDA_ARCHS`` or ``HIP_ARCHS``, without a device.
+
+    A100, A10, L40S, H200, B200 and GeForce RTX 5090, or as :func:`hip_facts`. UnsupportedError for another.
+    """
+    if arch in HIP_ARCHS:
+        return hip_facts(arch)
+    if arch not in _CUDA_LIMITS:
+        known = ", ".join((*CUDA_ARCHS, *HIP_ARCHS))
+        raise UnsupportedError(f"no card stands for {arch!r}; expected one of {known}")
+    return cuda_facts(arch, _CUDA_LIMITS[arch].name, _CUDA_LIMITS[arch].units)
+
+
+class _AmdCard(NamedTuple):
+    """Of an AMD compute unit: shared memory of a work group and in all, registers, threads; lanes of a wave."""
+
+    shared_per_block: int
+    shared_per_unit: int
+    registers: int
+    threads: int
+    wave: int
+    name: str
+    units: int
+    l2_bytes: int
+
+
+# AMD's instruction set architecture guides (MI200, MI300, RDNA3): 64 KB of shared memory (LDS) a work group; vector
+# registers of 512 KB a compute unit of CDNA, 384 KB of RDNA3 (192 KB a SIMD). Cards: AMD's data sheets; of an MI250X
+# the half that is a device of its own.
+_AMD_LIMITS = {
+    "gfx90a": _AmdCard(64 * _KB, 64 * _KB, 131072, 2048, 64, "AMD Instinct MI250X", 110, 8 * _MB),
+    "gfx942": _AmdCard(64 * _KB, 64 * _KB, 131072, 2048, 64, "AMD Instinct MI300X", 304, 4 * _MB),
+    "gfx1100": _AmdCard(64 * _KB, 64 * _KB, 98304, 1024, 32, "AMD Radeon RX 7900 XTX", 96, 6 * _MB),
+}
+HIP_ARCHS = tuple(_AMD_LIMITS)
+NOT_RUN = "kernels for AMD GPUs compile and are emulated, but were never run, so they are not launched"
+
+
+def hip_facts(arch: str) -> DeviceFacts:
+    """Facts of an AMD GPU in ``HIP_ARCHS``, to generate and compile its kernels; UnsupportedError for another."""
+    if arch not in _AMD_LIMITS:
+        raise UnsupportedError(f"AMD architecture {arch!r} is not known; expected one of {', '.join(HIP_ARCHS)}")
+    card = _AMD_LIMITS[arch]
+    limits = (card.shared_per_block, card.shared_per_unit, card.registers, card.threads)
+    return DeviceFacts("cuda", card.name, arch, card.units, *limits, l2_bytes=card.l2_bytes, wave=card.wave)
 
 
 def check_cuda() -> None:
@@ -87,8 +181,11 @@ def _facts(kind: str, index: int) -> DeviceFacts:
     if kind == "cpu":
         return _host_facts()
     check_cuda()
+    if torch.version.hip:
+        raise UnsupportedError(f"{NOT_RUN}; torch {torch.__version__} is built for ROCm: use device cpu, or e3nn there")
     properties = torch.cuda.get_device_properties(index)
-    return cuda_facts(f"sm_{properties.major}{properties.minor}", properties.name, properties.multi_processor_count)
+    arch = f"sm_{properties.major}{properties.minor}"
+    return cuda_facts(arch, properties.name, properties.multi_processor_count, properties.L2_cache_size)
 
 
 # Facts that stand for every CUDA device, the last one first; see ``assumed``.

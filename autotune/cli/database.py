@@ -123,14 +123,18 @@ def retune(
 
 @app.command()
 def merge(
-    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Database files of any device.")],
+    files: Annotated[
+        list[Path], typer.Argument(metavar="FILE...", help="Database files, or contributions, of any device.")
+    ],
     results: Results = None,
 ) -> None:
     """Merge database files into the local databases. Prints which entry wins each conflict, and why."""
     from autotune.database.maintenance import counts, merge_file
+    from autotune.tune.contribution import database_in
 
     for file in files:
-        target, merged = merge_file(file, results_folder(results))
+        with database_in(file) as database:
+            target, merged = merge_file(database, results_folder(results))
         for item in merged:
             if item.reason not in ("new here", "the same as here"):
                 print(f"{_name(item.entry)}: {'taken' if item.taken else 'kept out'}, {item.reason}")
@@ -154,6 +158,34 @@ def export(
 
 
 @app.command()
+def contribute(
+    path: Annotated[Path, typer.Argument(metavar="FILE", help="The archive to write, such as a100.tar.gz.")],
+    device: Device = None,
+    budget: Budget = None,
+    trials: Trials = None,
+    results: Results = None,
+) -> None:
+    """Tune all that is shipped for this device, and write one file to send to the project.
+
+    Trials are kept: interrupt it, and go on with the same command.
+    """
+    from autotune.errors import ConfigError
+    from autotune.tune.contribution import SUFFIX, whole_config, write_contribution
+    from autotune.tune.run import tune
+    from kernelgen.device import device_facts
+
+    if not path.name.endswith(SUFFIX):
+        raise ConfigError(f"the file is {path}; expected a name that ends with {SUFFIX}")
+    seconds = budget_seconds(budget)
+    device, folder = resolve_device(device), results_folder(results)
+    facts = device_facts(device)
+    tune(whole_config(facts.backend), device, seconds, trials, None, None, 0, folder, False, None)
+    count = write_contribution(folder, facts.slug, path)
+    print(f"{path}: {count} entries of {facts.name}")
+    print_next(f"attach {path.name} to an issue of the project")
+
+
+@app.command()
 def pack(results: Results = None) -> None:
     """Pack the trials that entries cite, and the records, into one file per device, as the repository keeps them."""
     from autotune.database.maintenance import pack_trials
@@ -167,6 +199,37 @@ def pack(results: Results = None) -> None:
                 print(f"{packed.path}: {packed.lines} records (studies: {packed.studies})")
             if packed.missing:
                 print(f"{len(packed.missing)} studies that entries cite are missing, such as {packed.missing[0]}")
+
+
+@app.command()
+def check(
+    arch: Annotated[
+        str, typer.Option(help="Such as sm_80,sm_86, or gfx942 (AMD, by clang). Default: all of NVIDIA.")
+    ] = "all",
+    sample: Annotated[
+        int | None, typer.Option(min=1, help="Compile only so many kernels each, evenly from all kinds.")
+    ] = None,
+    defaults: Annotated[
+        bool, typer.Option("--defaults/--no-defaults", help="Also the default schedules of the shipped configs.")
+    ] = True,
+) -> None:
+    """Compile what users of other GPUs would get, and compare it with their limits. No GPU is needed.
+
+    Each tuned entry is looked up as on a card of that architecture. Takes minutes for each. Kernels for AMD GPUs
+    compile and are emulated, but were never run.
+    """
+    from autotune.portability.check import check_arch
+    from kernelgen.device import CUDA_ARCHS
+
+    failed = 0
+    for name in CUDA_ARCHS if arch == "all" else dict.fromkeys(arch.split(",")):
+        report = check_arch(name.strip(), sample, defaults)
+        print(report.summary, flush=True)
+        for finding in report.faults:
+            print(f"  {finding.kernel.kind} {finding.kernel.name}: {finding.fault}")
+        failed += len(report.faults)
+    if failed:
+        raise typer.Exit(1)
 
 
 def _name(entry: Entry) -> str:

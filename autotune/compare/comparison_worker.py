@@ -14,7 +14,8 @@ from autotune.measure.equivariance import equivariance_error
 from autotune.measure.runs.base import new_graph, order_of, unordered
 from autotune.measure.runs.registry import runs_of
 from autotune.measure.trial import device_is_lost, free_memory, is_out_of_memory, worst_error
-from kernelgen.plan.defaults import SMALL_GRAPH_EDGES
+from kernelgen.device import device_facts
+from kernelgen.plan.defaults import small_graph_edges
 from kernelgen.schedule.knobs import Knobs
 
 if TYPE_CHECKING:
@@ -270,7 +271,8 @@ class ComparisonSession:
         seconds = sampler.warm_up(calls, OUR_WARM_UP_S if ours else WARM_UP_S, max_seconds=WARM_UP_LIMIT_S)
         self.samplers[name] = sampler
         # On small graphs the host's time may dominate, so it is measured too, but only beside peers.
-        by_host = sampler.device.type == "cuda" and self.tensors.num_edges <= SMALL_GRAPH_EDGES and self.peers
+        small = self.tensors.num_edges <= small_graph_edges(device_facts(self.device))
+        by_host = sampler.device.type == "cuda" and small and self.peers
         return Answer(
             seconds=seconds,
             memory_bytes=sampler.peak_bytes(),

@@ -262,4 +262,5 @@ def is_alike(spec: Any, graph_class: GraphClass | None, entry: Entry) -> bool:
     """
     if graph_class is None or spec.facts.backend != "cuda" or spec.operation != "conv":
         return True
-    return graph_class.is_small == entry.parsed_graph_class.is_small
+    facts = spec.facts
+    return graph_class.is_small(facts) == entry.parsed_graph_class.is_small(facts)

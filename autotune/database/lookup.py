@@ -7,7 +7,8 @@ Lookup goes through these steps, from the best evidence to none. Within a step t
 2. ``nearest``: on this device, another graph class in the same layout, then any graph class in the other layout, for
    this problem or one of its shape (the same but for parities and the order of paths, ``shape_of``);
 3. ``other-device``: another device of the same architecture (CUDA: the same compute capability; CPU: the same
-   machine type and vector width), nearest in size first;
+   machine type and vector width), nearest in size first; then CUDA devices of other compute capabilities. A schedule
+   that exceeds this device's limits is served in the nearest legal form (``candidates.legal_form``);
 4. ``default``: chosen from device facts alone.
 
 Convolutions on a GPU use an entry of step 2 or 3 only if both graphs are small or both are large, unless a default
@@ -20,6 +21,7 @@ A stored schedule is skipped, with the reason noted, if it is not legal here, fa
 from __future__ import annotations
 
 import dataclasses
+import functools
 import numbers
 import os
 from dataclasses import dataclass
@@ -27,6 +29,7 @@ from typing import Any
 
 from autotune.database.candidates.choice import by_nearness, is_legal, with_skipped
 from autotune.database.candidates.fitting import fitted_schedule
+from autotune.database.candidates.legal_form import within_limits
 from autotune.database.candidates.query import Query
 from autotune.database.entry import Entry
 from autotune.database.store import Table, database_dirs, database_path, kindred_tables, load_table, tuned_dirs
@@ -34,9 +37,9 @@ from autotune.errors import TuningMissError
 from autotune.workload.graph_class import GraphClass
 from autotune.workload.kinds.base import Problem
 from autotune.workload.kinds.registry import kernel_kind
-from kernelgen.device import DeviceFacts
-from kernelgen.errors import ProblemError
-from kernelgen.plan.defaults import SMALL_GRAPH_EDGES
+from kernelgen.device import DeviceFacts, cuda_facts
+from kernelgen.errors import ProblemError, UnsupportedError
+from kernelgen.plan.defaults import small_graph_edges
 from kernelgen.schedule.knobs import Knobs
 from kernelgen.terms.directions import Direction
 
@@ -165,15 +168,32 @@ def _table_of(facts: DeviceFacts) -> Table:
 
 def _on_other_device(query: Query, skipped: list[str]) -> Tuning | None:
     for table in query.once("kindred", lambda: list(kindred_tables(query.spec.facts))):
-        for entry in by_nearness(query, table.by_kernel.get(query.shape, ())):
+        there = _facts_of(table, query.spec.facts)
+        for known in by_nearness(query, table.by_kernel.get(query.shape, ())):
+            entry, changes = query.once((id(known), "limits"), functools.partial(within_limits, query, known, there))
             if is_legal(query, entry, skipped):
                 reason = (
-                    f"nothing is tuned for this problem on this device; using an entry of "
-                    f"{table.device.get('name')} "
-                    f"(also {query.spec.facts.arch}) for {entry.graph_class}"
+                    f"nothing is tuned for this problem on this device; using an entry of {table.device.get('name')} "
+                    f"({_arch_text(table, query.spec.facts)}) for {entry.graph_class}{changes}"
                 )
                 return _fitted(query, entry, "other-device", reason, skipped)
     return None
+
+
+def _facts_of(table: Table, here: DeviceFacts) -> DeviceFacts:
+    """Facts of a table's GPU; those of this device for another, or for a record that does not tell."""
+    arch, units = table.device.get("arch"), table.device.get("units")
+    if here.backend != "cuda" or not isinstance(arch, str) or not isinstance(units, int):
+        return here
+    try:
+        return cuda_facts(arch, units=units)
+    except UnsupportedError:
+        return here
+
+
+def _arch_text(table: Table, facts: DeviceFacts) -> str:
+    arch = table.device.get("arch")
+    return f"also {arch}" if arch == facts.arch else f"{arch}, this is {facts.arch}: never measured here"
 
 
 def _fitted(query: Query, entry: Entry, origin: str, reason: str, skipped: list[str]) -> Tuning:
@@ -187,7 +207,8 @@ def _default(query: Query, skipped: list[str]) -> Tuning:
         "default schedule"
     )
     # Defaults only tell small graphs from large ones.
-    num_edges = SMALL_GRAPH_EDGES if query.graph_class is not None and query.graph_class.is_small else None
+    small = query.graph_class is not None and query.graph_class.is_small(query.spec.facts)
+    num_edges = small_graph_edges(query.spec.facts) if small else None
     schedule = query.once(("default", num_edges), lambda: query.kind.default(query.spec, num_edges))
     if query.faults and (fault := query.faults.get(schedule.key)):
         if found := _recorded(dataclasses.replace(query, any_size=True), skipped):

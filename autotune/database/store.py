@@ -332,13 +332,16 @@ def replace_file(path: Path, text: str | bytes) -> None:
 
 
 def kindred_tables(facts: DeviceFacts) -> Iterator[Table]:
-    """Databases of other devices of this architecture, nearest number of multiprocessors or cores first."""
+    """Databases of other devices that may serve this one: of its architecture, for a GPU then of others.
+
+    Nearest number of multiprocessors or cores first.
+    """
     files: dict[str, list[Path]] = {}
     for directory in tuned_dirs():
         for path in device_files(directory):
             files.setdefault(path.stem, []).append(path)
     tables = [(slug, load_table(*paths)) for slug, paths in sorted(files.items()) if slug != facts.slug]
-    kindred = [(slug, table) for slug, table in tables if _is_kindred(table.device, facts)]
+    kindred = [(slug, table) for slug, table in tables if _may_serve(table.device, facts)]
     yield from (
         table for _, table in sorted(kindred, key=lambda item: (device_distance(item[1].device, facts), item[0]))
     )
@@ -351,6 +354,11 @@ def device_distance(device: Mapping[str, Any], facts: DeviceFacts) -> tuple[bool
     if not isinstance(units, int | float) or units <= 0:
         return not backend, not kindred, math.inf
     return not backend, not kindred, abs(math.log2(units / max(1, facts.units)))
+
+
+def _may_serve(device: Mapping[str, Any], facts: DeviceFacts) -> bool:
+    """CUDA text compiles for every compute capability; a host's schedules depend on the width of its vectors."""
+    return _is_kindred(device, facts) or device.get("backend") == facts.backend == "cuda"
 
 
 def _is_kindred(device: Mapping[str, Any], facts: DeviceFacts) -> bool:

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 from autotune.measure.runs.base import guarded, order_of
 from autotune.measure.runs.registry import runs_of
 from autotune.measure.worker import Worker, WorkerLost
+from kernelgen.device import device_facts
 from kernelgen.errors import CacheError, CompileError, ScheduleError, ToolMissingError
-from kernelgen.plan.defaults import SMALL_GRAPH_EDGES
+from kernelgen.plan.defaults import small_graph_edges
 from kernelgen.schedule.knobs import Knobs
 
 if TYPE_CHECKING:
@@ -126,7 +127,7 @@ class TrialSession:
         hopeless = None if job.best_us is None else HOPELESS_RATIO * job.best_us
         call = self.runs.run(operator, job.direction, self.tensors, self.order)
         # Small graphs, where loading the code matters: a long kernel loads its code once.
-        small = self.tensors.num_edges <= SMALL_GRAPH_EDGES
+        small = self.tensors.num_edges <= small_graph_edges(device_facts(self.device))
         return time_callable(call, self.device, max_seconds=job.max_seconds, cold_code=small, hopeless_us=hopeless)
 
 

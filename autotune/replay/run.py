@@ -155,7 +155,8 @@ def replay(
 def pruning(record: Record) -> dict[str, Any]:
     """What pruning would skip once the best is known, and the fastest skipped schedule relative to the best."""
     best = record.measured[0]
-    skipped = [line for line in record.space.lines.values() if why_hopeless(line["resources"], best["resources"])]
+    facts, lines = record.space.spec.facts, record.space.lines.values()
+    skipped = [line for line in lines if why_hopeless(line["resources"], best["resources"], facts)]
     times = [line["time_us"] for line in skipped if line["state"] == "ok"]
     return {"skipped": len(skipped), "fastest_skipped": round(min(times) / best["time_us"], 4) if times else None}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 
 from kernelgen.device import DeviceFacts
-from kernelgen.plan.defaults import SMALL_GRAPH_EDGES
+from kernelgen.plan.defaults import small_graph_edges
 from kernelgen.plan.pairs import pair_paths
 from kernelgen.problem.tensor_product import TensorProductProblem
 from kernelgen.schedule.kernel_spec import BYTES, Spec
@@ -30,7 +30,7 @@ def product_knobs(spec: Spec, num_edges: int | None) -> dict[str, tuple]:
         knobs["accumulate"] = ("registers", *owners)
     knobs["path_groups"] = _path_groups(problem)
     knobs["edges_per_chunk"] = (8, 32, 128) if facts.backend == "cpu" else (1, 2, 8, 16, 32)
-    small, cuda = _is_small(num_edges), facts.backend == "cuda"
+    small, cuda = _is_small(facts, num_edges), facts.backend == "cuda"
     knobs |= _cuda_knobs(problem, small) if cuda else _host_knobs(spec)
     if cuda and conv:
         if not problem.shared_weights:
@@ -57,8 +57,8 @@ def pair_knobs(spec: Spec) -> dict[str, tuple]:
     return knobs
 
 
-def _is_small(num_edges: int | None) -> bool:
-    return num_edges is not None and num_edges <= SMALL_GRAPH_EDGES
+def _is_small(facts: DeviceFacts, num_edges: int | None) -> bool:
+    return num_edges is not None and num_edges <= small_graph_edges(facts)
 
 
 def _has_owners(spec: Spec, num_edges: int | None) -> bool:
@@ -68,15 +68,15 @@ def _has_owners(spec: Spec, num_edges: int | None) -> bool:
         return False
     if spec.operation == "plain":
         return "y" in live and not spec.deterministic  # a deterministic kernel has one writer anyway
-    return live != "x" and _is_small(num_edges)
+    return live != "x" and _is_small(spec.facts, num_edges)
 
 
 def _waits_for_zeros(spec: Spec, num_edges: int | None) -> bool:
     """Whether a separate launch that writes zeros may matter: gradients on small graphs, y of a plain product."""
-    if spec.deterministic or spec.facts.backend != "cuda":
+    if spec.deterministic or spec.facts.backend != "cuda" or spec.facts.is_hip:
         return False
     live = spec.direction.live_outputs
-    return "g" not in live and ("y" in live if spec.operation == "plain" else _is_small(num_edges))
+    return "g" not in live and ("y" in live if spec.operation == "plain" else _is_small(spec.facts, num_edges))
 
 
 def threads_of(facts: DeviceFacts) -> tuple[int, ...]:

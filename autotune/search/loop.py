@@ -134,7 +134,10 @@ def _outcome(study: Study, proposal: Proposal, future: Future[Compiled], measure
         return Outcome("compile", str(error)[-2000:])
     seconds = round(compiled.seconds, 3)
     best = study.best
-    hopeless = why_hopeless(compiled.resources, best["resources"] if best else None) if prune else None
+    hopeless = None
+    if prune:
+        facts = study.space.spec.facts
+        hopeless = why_hopeless(compiled.resources, best["resources"] if best else None, facts)
     if hopeless is not None:
         return Outcome("pruned", hopeless, resources=compiled.resources, compile_s=seconds)
     begin = time.monotonic()

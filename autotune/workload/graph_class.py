@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from autotune.errors import ConfigError
 from autotune.workload.kinds.registry import CONVOLUTIONS, OPERATIONS
-from kernelgen.plan.defaults import SMALL_GRAPH_EDGES
+from kernelgen.device import DeviceFacts
+from kernelgen.plan.defaults import small_graph_edges
 from kernelgen.plan.size_class import size_class
 
 
@@ -44,10 +45,9 @@ class GraphClass:
             raise ConfigError(f"{text!r} is not a graph class; expected for example 'conv-e14-d5' or 'plain-e16'")
         return cls(match[1], int(match[2]), int(match[3] or 0))
 
-    @property
-    def is_small(self) -> bool:
-        """Whether launches and latencies dominate on a GPU, not bandwidth."""
-        return 2**self.log2_edges <= SMALL_GRAPH_EDGES
+    def is_small(self, facts: DeviceFacts) -> bool:
+        """Whether launches and latencies dominate on this device, not bandwidth."""
+        return 2**self.log2_edges <= small_graph_edges(facts)
 
     def distance(self, other: GraphClass) -> float:
         """How far apart two classes are, in factors of two; infinite between different operations."""

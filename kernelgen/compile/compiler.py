@@ -1,4 +1,4 @@
-"""Compiles source to a binary on disk: by the host's C++ compiler, or by NVRTC for CUDA.
+"""Compiles source to a binary on disk: by the host's C++ compiler, by NVRTC for CUDA, or by clang for HIP.
 
 Neither needs the target device or a CUDA driver. The cache on disk (see ``cache``) is keyed by source, flags, compiler
 version and architecture.
@@ -23,6 +23,7 @@ from pathlib import Path
 
 from kernelgen.compile import cache
 from kernelgen.compile.cache import Binary
+from kernelgen.compile.hip import hip_job
 from kernelgen.compile.host import host_job
 from kernelgen.compile.job import Job, debug_level
 from kernelgen.compile.nvrtc import cuda_job
@@ -45,7 +46,8 @@ def compile_source(source: Source, facts: DeviceFacts) -> Binary:
     packed = find_in_packs(source, facts)
     if packed is not None:
         return packed
-    return compile_by(cuda_job(facts.arch) if facts.backend == "cuda" else host_job(), source)
+    job = hip_job(facts.arch) if facts.is_hip else cuda_job(facts.arch) if facts.backend == "cuda" else host_job()
+    return compile_by(job, source)
 
 
 def compile_by(job: Job, source: Source) -> Binary:

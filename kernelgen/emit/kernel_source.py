@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kernelgen.emit.hip import hip_form
 from kernelgen.emit.launch import LaunchRule
 from kernelgen.emit.source import Emitter, Source
 from kernelgen.folder import collected
@@ -14,7 +15,8 @@ _EMITTERS: dict[type, Emitter] = {
 
 def emit(plan: AnyPlan) -> Source:
     """The complete source of a plan's kernel."""
-    return _EMITTERS[type(plan)].source(plan)
+    source = _EMITTERS[type(plan)].source(plan)
+    return hip_form(source, plan.spec.facts) if plan.spec.facts.is_hip else source
 
 
 def launch_rule(plan: AnyPlan) -> LaunchRule:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 
 from kernelgen.device import DeviceFacts
 from kernelgen.errors import ScheduleError, UnsupportedError
@@ -22,10 +23,25 @@ from kernelgen.schedule.spherical_harmonics import HarmonicsCudaSchedule, Harmon
 from kernelgen.schedule.tensor_product import CudaSchedule, HostSchedule, Schedule
 from kernelgen.terms.directions import HarmonicsDirection
 
-# Graphs of at most this many edges leave most of a GPU idle, so each edge should have its own worker.
+# The limit of ``small_graph_edges`` on an H200, where it was found, and on a host.
 SMALL_GRAPH_EDGES = 4096
-# With at most this many estimated registers a thread, three blocks of 128 threads fit on a multiprocessor.
-EASY_REGISTERS = 168
+
+
+def small_graph_edges(facts: DeviceFacts) -> int:
+    """Graphs of at most this many edges leave most of a device idle, so each edge should have its own worker.
+
+    On a GPU a worker is a warp, and with an edge each at least half of the warps that fit would be idle: so half of
+    those, as the nearest power of two, since graphs are classed by powers of two. 4096 on an H200, 2048 on an A10.
+    """
+    return SMALL_GRAPH_EDGES if facts.backend != "cuda" else 1 << round(math.log2(max(2, facts.warps // 2)))
+
+
+def easy_registers(facts: DeviceFacts) -> int:
+    """Most estimated registers a thread with which three blocks of 128 threads fit on a multiprocessor.
+
+    Registers are allocated by eights: 168 on every compute capability so far.
+    """
+    return facts.registers_per_unit // (3 * 128) // 8 * 8
 
 
 def default_schedule(spec_without: Spec, num_edges: int | None = None) -> Schedule:
@@ -52,7 +68,7 @@ def default_schedule(spec_without: Spec, num_edges: int | None = None) -> Schedu
         except ScheduleError as error:
             failure = error
             continue
-        if estimate_registers(plan) <= EASY_REGISTERS or (groups == most and prefetch == "none"):
+        if estimate_registers(plan) <= easy_registers(spec_without.facts) or (groups == most and prefetch == "none"):
             assert isinstance(plan.spec.schedule, Schedule)
             return plan.spec.schedule  # without knobs that have no effect on this kernel
     raise failure or ScheduleError("no default schedule is legal")
@@ -81,7 +97,7 @@ def _cuda_sketch(spec: Spec, fewest_channels: int, num_edges: int | None) -> Cud
         return dataclasses.replace(long, edges_per_chunk=2, stage_edges=4, block_size=64)
     if spec.operation == "plain":
         return dataclasses.replace(long, stage_edges=min(32, lanes), prefetch="copy", ahead="none")
-    if num_edges is None or num_edges > SMALL_GRAPH_EDGES:
+    if num_edges is None or num_edges > small_graph_edges(spec.facts):
         # Lanes that add their own channels of mul_ir to rows of x touch up to 2l+1 times the sectors.
         return long.for_layout(spec.layout) if "x" in live and not spec.direction.tangents else long
     small = dataclasses.replace(long, ahead="all")
@@ -90,7 +106,8 @@ def _cuda_sketch(spec: Spec, fewest_channels: int, num_edges: int | None) -> Cud
     added = dataclasses.replace(
         small, accumulate="atomics", edges_per_chunk=1, stage_edges=4, prefetch="none", block_size=64
     )
-    return added if "g" in live else dataclasses.replace(added, zeros="inside")
+    inside = "g" not in live and not spec.facts.is_hip
+    return dataclasses.replace(added, zeros="inside") if inside else added
 
 
 def _default_of_pairs(spec: Spec) -> Schedule:

@@ -15,7 +15,7 @@ from kernelgen.plan.channelwise import (
     stage_elements,
     sums_elements,
 )
-from kernelgen.plan.l2_prefetch import broken_span
+from kernelgen.plan.l2_prefetch import broken_span, row_spans
 from kernelgen.plan.pairs import PairPlan, pair_plan
 from kernelgen.plan.path_groups import Group, group_paths
 from kernelgen.schedule.kernel_spec import BYTES, Spec
@@ -73,6 +73,10 @@ def product_plan(spec: Spec) -> ProductPlan:
 def _check_zeros(plan: ProductPlan, schedule: CudaSchedule) -> ProductPlan:
     if schedule.zeros == "apart":
         return plan
+    if plan.spec.facts.is_hip:
+        raise ScheduleError(
+            "zeros='inside' relies on the order in which blocks start, which an AMD GPU does not keep to"
+        )
     if not isinstance(plan, Plan):
         raise ScheduleError("zeros='inside' begins while zeros are written, and this kernel does not wait for those")
     if plan.zeroed:
@@ -210,6 +214,24 @@ def estimate_registers(plan: ProductPlan) -> int:
     if isinstance(plan, OwnersPlan):
         return max(registers_of(plan.of_x), registers_of(plan.others))
     return 0 if isinstance(plan, PairPlan) else registers_of(plan)
+
+
+def bytes_ahead(plan: ProductPlan) -> int:
+    """What all teams that a GPU holds at once prefetch to L2 for the edges they are at, in bytes; 0 without prefetch.
+
+    Of 105 kernels with this prefetch that won on an H200, 100 ask for at most 0.75 times its L2. Arrays that are
+    prefetched as a whole (``ahead="all"``, on small graphs) do not count.
+    """
+    schedule, facts = plan.spec.schedule, plan.spec.facts
+    if not (isinstance(plan, Plan) and isinstance(schedule, CudaSchedule) and schedule.ahead in ("weights", "rows")):
+        return 0
+    registers = min(MAX_REGISTERS + 1, 8 * -(-registers_of(plan) // 8))
+    blocks = min(facts.max_threads_per_unit, facts.registers_per_unit // registers) // schedule.block_size
+    if plan.shared_bytes:
+        blocks = min(blocks, facts.shared_per_unit // plan.shared_bytes)
+    teams = facts.units * max(1, blocks) * schedule.block_size // schedule.lanes
+    edge = max(sum(span.length for span in row_spans(plan, group)) for group in plan.groups)
+    return teams * schedule.stage_edges * edge * BYTES[plan.spec.dtype]
 
 
 def _check_ring(plan: Plan, group: Group) -> None:

@@ -19,10 +19,10 @@ from torch import Tensor
 
 from kernelgen.compile.cache import Binary
 from kernelgen.compile.compiler import compile_source
-from kernelgen.device import device_facts
+from kernelgen.device import NOT_RUN, device_facts
 from kernelgen.emit.kernel_source import emit, geometry
 from kernelgen.emit.source import Source
-from kernelgen.errors import LaunchError
+from kernelgen.errors import LaunchError, UnsupportedError
 from kernelgen.plan.planner import AnyPlan, make_plan
 from kernelgen.runtime.cuda_driver import (
     Arguments,
@@ -81,6 +81,8 @@ class Kernel:
     def _load(self) -> Run:
         with self._lock:
             if self._run is None:
+                if self.plan.spec.facts.is_hip:
+                    raise UnsupportedError(f"{NOT_RUN}; build the operator for device cpu, or a CUDA GPU")
                 load = _load_cuda if self.plan.spec.facts.backend == "cuda" else _load_host
                 self._run = load(self.plan, self.binary, self.source.entry)
             return self._run

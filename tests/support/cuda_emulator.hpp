@@ -1,5 +1,6 @@
 // Runs generated CUDA text on the host, lane by lane: each lane of a block is a coroutine that yields at exchanges of
 // its warp and at barriers of its block. Slow and exact; it tests indexing, exchanges and who-writes-what where there is no GPU.
+// With HIP_WAVE the text is of the HIP form for waves of so many lanes: exchanges of a wave are those of its header.
 // Small headers only: parsing the standard library's would take as long as compiling the kernel.
 #include <stdio.h>
 #include <stdlib.h>
@@ -22,7 +23,12 @@ struct uint4 { unsigned x, y, z, w; };
 static uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
 __align__(16) unsigned char shared_bytes[256 * 1024];
 
-static const int WARP = 32, MOST = 512, STACK = 1 << 18;
+#ifndef HIP_WAVE
+#define HIP_WAVE 32
+#define IS_CUDA 1
+#endif
+typedef unsigned long long Mask;  // of the lanes that run in step
+static const int WARP = HIP_WAVE, MOST = 512, STACK = 1 << 18;
 static ucontext_t scheduler, lanes[MOST];
 static bool finished[MOST];
 static long long arrived[MOST], arrived_in_block[MOST];
@@ -35,7 +41,7 @@ static void yield() {
 }
 
 // Waits until all lanes from `first` on whose bit is set (all `count` of them where there is no mask) have come here.
-static void wait_for(long long* counts, int first, int count, unsigned mask) {
+static void wait_for(long long* counts, int first, int count, Mask mask) {
     const long long mine = ++counts[current];
     for (;;) {
         bool all = true;
@@ -49,12 +55,11 @@ static void wait_for(long long* counts, int first, int count, unsigned mask) {
     }
 }
 
-static void barrier(unsigned mask) { wait_for(arrived, current / WARP * WARP, WARP, mask); }
-static void __syncwarp(unsigned mask) { barrier(mask); }
-static void __syncthreads() { wait_for(arrived_in_block, 0, threads_in_block, ~0u); }
+static void barrier(Mask mask) { wait_for(arrived, current / WARP * WARP, WARP, mask); }
+static void __syncthreads() { wait_for(arrived_in_block, 0, threads_in_block, ~0ull); }
 
 template <class T>
-static T exchange(unsigned mask, T value, int from) {
+static T exchange(Mask mask, T value, int from) {
     if (!(mask >> current % WARP & 1) || !(mask >> from % WARP & 1)) { fprintf(stderr, "exchange outside its mask\n"); abort(); }
     const int me = current;
     *reinterpret_cast<T*>(slots[me]) = value;
@@ -64,6 +69,8 @@ static T exchange(unsigned mask, T value, int from) {
     return result;
 }
 
+#ifdef IS_CUDA
+static void __syncwarp(unsigned mask) { barrier(mask); }
 template <class T>
 static T __shfl_sync(unsigned mask, T value, int from, int width) {
     return exchange(mask, value, current / width * width + from % width);
@@ -72,6 +79,13 @@ template <class T>
 static T __shfl_xor_sync(unsigned mask, T value, int bit) {
     return exchange(mask, value, current ^ bit);
 }
+#else
+static void wave_barrier(Mask mask) { barrier(mask); }
+template <class T>
+static T lane_value(Mask mask, T value, int lane) {
+    return exchange(mask, value, current / WARP * WARP + lane);
+}
+#endif
 
 // The zeros of a kernel that writes them itself: by its first blocks, which here run first.
 static bool must_wait = false, waited[MOST];

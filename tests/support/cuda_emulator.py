@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from reference import Case, relayout
 
-from kernelgen.device import cuda_facts
+from kernelgen.device import DeviceFacts, cuda_facts
 from kernelgen.emit.kernel_source import emit, geometry
 from kernelgen.plan.planner import AnyPlan, make_plan
 from kernelgen.plan.spherical_harmonics import HarmonicsPlan
@@ -41,6 +41,8 @@ def emulate(
         shim = Path(__file__).with_name("cuda_emulator.hpp")
         command = ["g++", "-x", "c++", "-std=c++17", "-O0", "-w", "-shared", "-fPIC"]
         command.append(f'-DKERNEL_TEXT="{text}"')
+        if plan.spec.facts.is_hip:
+            command.append(f"-DHIP_WAVE={plan.spec.facts.wave}")
         subprocess.run([*command, str(shim), "-o", str(library)], check=True)
         loaded = ctypes.CDLL(str(library))
         function = loaded.emulate
@@ -66,6 +68,7 @@ def run_direction(
     deterministic: bool = False,
     harmonics: HarmonicsProblem | None = None,
     permuted: bool = False,
+    facts: DeviceFacts = FACTS,
 ) -> dict[str, torch.Tensor]:
     """Execute one direction in the emulator and return {slot: result in mul_ir}.
 
@@ -73,7 +76,7 @@ def run_direction(
     """
     problem = case.problem
     real = getattr(torch, dtype)
-    spec = Spec(problem, direction, schedule, operation, dtype, layout, "int64", FACTS, deterministic, harmonics)
+    spec = Spec(problem, direction, schedule, operation, dtype, layout, "int64", facts, deterministic, harmonics)
     spec = dataclasses.replace(spec, permuted=permuted)
     plan = make_plan(spec)
     irreps = {"x": problem.irreps_in1, "g": problem.irreps_out}

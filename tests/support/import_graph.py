@@ -22,7 +22,7 @@ ORDERS = {
     ),
     "autotune": (
         *("errors", "extras", "paths", "text"),
-        *("workload", "database", "modules", "captured", "integrations", "measure", "search", "compare"),
+        *("workload", "database", "modules", "captured", "integrations", "measure", "search", "portability", "compare"),
         *("models", "tune", "bench", "replay", "report", "cli"),
     ),
 }

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from autotune.database.candidates.query import Query
 from autotune.database.entry import Entry, is_alike
 from kernelgen.errors import ScheduleError
+from kernelgen.schedule.knobs import Knobs
 
 
 def by_nearness(query: Query, entries: Iterable[Entry]) -> list[Entry]:
@@ -40,15 +41,16 @@ def is_legal(query: Query, entry: Entry, skipped: list[str]) -> bool:
     if query.faults and (fault := query.faults.get(entry.tuned_schedule.key)):
         skipped.append(f"{entry.graph_class} {entry.layout}: its schedule is in quarantine here, {fault}")
         return False
-    if reason := query.once(("legal", entry.tuned_schedule), lambda: _why_illegal(query, entry)):
+    if reason := query.once(("legal", entry.tuned_schedule), lambda: why_illegal(query, entry.tuned_schedule)):
         skipped.append(f"{entry.graph_class} {entry.layout}: {reason}")
         return False
     return True
 
 
-def _why_illegal(query: Query, entry: Entry) -> str:
+def why_illegal(query: Query, schedule: Knobs) -> str:
+    """Why a schedule is not legal on the query's device; empty if it is."""
     try:
-        query.kind.plan(query.kind.kernel_spec(query.spec, entry.tuned_schedule), query.find_schedule)
+        query.kind.plan(query.kind.kernel_spec(query.spec, schedule), query.find_schedule)
     except ScheduleError as error:
         return str(error)
     return ""

@@ -204,7 +204,10 @@ def test_another_gpu_counts_where_the_architecture_agrees_and_the_nearest_in_siz
         store(shipped, facts, entry(CudaSchedule(stage_edges=stage, block_size=64)))
     found = find(facts=GPU)
     assert (found.origin, found.schedule) == ("other-device", CudaSchedule(stage_edges=16, block_size=64))
-    assert find(facts=cuda_facts("sm_80", "Ampere")).origin == "default"
+    ampere = find(facts=cuda_facts("sm_80", "Ampere"))
+    assert (ampere.origin, ampere.schedule) == ("other-device", CudaSchedule(stage_edges=4, block_size=64))
+    assert "C other one (sm_100, this is sm_80: never measured here)" in ampere.reason
+    assert find(facts=HOST).origin == "default", "a host's kernels are others"
 
 
 def test_this_device_comes_before_another_one(shipped: Path) -> None:

@@ -8,9 +8,11 @@ import pytest
 from places import ROOT
 
 from autotune.database.trial_archive import SUFFIX, read_device
-from autotune.search.pruning import SPILL_BYTES, why_hopeless
+from autotune.search.pruning import SPILL_BYTES, spill_limit, why_hopeless
 from autotune.workload.config_tables import load_problems
+from kernelgen.device import DeviceFacts, cuda_facts, representative
 
+H200 = representative("sm_90")
 TRIALS = ROOT / "results" / "trials"
 Lines = list[dict[str, Any]]
 EVERY = {
@@ -41,7 +43,7 @@ def pruned_in_order(lines: Lines) -> Lines:
     """What a search that meets these trials in this order would not have measured."""
     skipped, best = [], None
     for line in lines:
-        if line["state"] == "pruned" or why_hopeless(line["resources"], best["resources"] if best else None):
+        if line["state"] == "pruned" or why_hopeless(line["resources"], best["resources"] if best else None, H200):
             skipped.append(line)
         elif not line["cut"] and (best is None or line["time_us"] < best["time_us"]):
             best = line
@@ -54,7 +56,7 @@ def test_nothing_near_the_best_is_pruned(study: str) -> None:
     best = in_full(lines)[0]
     near = {line["number"] for line in lines if line["state"] == "ok" and line["time_us"] <= 1.1 * best["time_us"]}
     assert not near & {line["number"] for line in pruned_in_order(lines)}
-    settled = [line for line in lines if why_hopeless(line["resources"], best["resources"])]
+    settled = [line for line in lines if why_hopeless(line["resources"], best["resources"], H200)]
     assert not near & {line["number"] for line in settled}, "nor once the best is known"
 
 
@@ -94,10 +96,18 @@ def test_unfused_never_came_near_but_for_pairs() -> None:
 
 
 def test_limit_follows_what_the_fastest_spills() -> None:
-    assert why_hopeless({"spill_bytes": 10**6}, None) is None, "the first schedule is always measured"
-    assert why_hopeless({"spill_bytes": SPILL_BYTES}, {"spill_bytes": 0}) is None
-    reason = why_hopeless({"spill_bytes": SPILL_BYTES + 1}, {"spill_bytes": 0})
+    assert why_hopeless({"spill_bytes": 10**6}, None, H200) is None, "the first schedule is always measured"
+    assert why_hopeless({"spill_bytes": SPILL_BYTES}, {"spill_bytes": 0}, H200) is None
+    reason = why_hopeless({"spill_bytes": SPILL_BYTES + 1}, {"spill_bytes": 0}, H200)
     assert reason is not None and f"{SPILL_BYTES + 1} bytes" in reason
-    assert why_hopeless({"spill_bytes": 4000}, {"spill_bytes": 2000}) is None
-    assert why_hopeless({"spill_bytes": 4001}, {"spill_bytes": 2000})
-    assert why_hopeless({"code_bytes": 10**6}, {"code_bytes": 10}) is None, "a host compiler reports no spills"
+    assert why_hopeless({"spill_bytes": 4000}, {"spill_bytes": 2000}, H200) is None
+    assert why_hopeless({"spill_bytes": 4001}, {"spill_bytes": 2000}, H200)
+    assert why_hopeless({"code_bytes": 10**6}, {"code_bytes": 10}, H200) is None, "a host compiler reports no spills"
+
+
+def test_a_smaller_l1_cache_has_a_smaller_limit() -> None:
+    assert [spill_limit(representative(arch)) for arch in ("sm_80", "sm_89", "sm_90", "sm_120")] == [480, 320, 640, 320]
+    old = DeviceFacts("cuda", "NVIDIA H200", "sm_90", 132, 232448, 233472)
+    assert spill_limit(old) == SPILL_BYTES, "a record from before L1 was noted is of an H200"
+    assert why_hopeless({"spill_bytes": 321}, {"spill_bytes": 0}, cuda_facts("sm_86"))
+    assert why_hopeless({"spill_bytes": 321}, {"spill_bytes": 0}, H200) is None

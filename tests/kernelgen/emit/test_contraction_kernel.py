@@ -12,7 +12,7 @@ from cuda_emulator import emulate
 
 from kernelgen.compile.compiler import compile_source
 from kernelgen.compile.nvrtc import nvrtc_version
-from kernelgen.device import cuda_facts, device_facts
+from kernelgen.device import cuda_facts, device_facts, hip_facts
 from kernelgen.emit.kernel_source import emit, geometry
 from kernelgen.errors import ToolMissingError
 from kernelgen.ops.contraction.elements import sums_by_element
@@ -143,6 +143,13 @@ def test_pace_and_sums_in_all_combinations(pace: str, sums: str) -> None:
     for nodes_per_task, nodes in ((1, 2), (8, 3), (2, 4)):
         schedule = ContractionCudaSchedule(nodes_per_task, "element", block_size=32, pace=pace, sums=sums)
         assert_right_lane_by_lane(planned(problem, contraction_backward(), schedule), nodes)
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS[:4], ids=lambda direction: direction.text)
+def test_the_hip_form_lane_by_lane(direction: ContractionDirection) -> None:
+    schedule = ContractionCudaSchedule(4, "element", "apart", 64, pace="parts", sums="memory")
+    plan = planned(PROBLEMS[0], direction, schedule)
+    assert_right_lane_by_lane(contraction_plan(dataclasses.replace(plan.spec, facts=hip_facts("gfx942"))), 11)
 
 
 @LAYOUTS

@@ -12,7 +12,7 @@ from harmonics_reference import operands, reference, vectors, worst
 
 from kernelgen.compile.compiler import compile_source
 from kernelgen.compile.nvrtc import nvrtc_version
-from kernelgen.device import cuda_facts, device_facts
+from kernelgen.device import DeviceFacts, cuda_facts, device_facts, hip_facts
 from kernelgen.emit.kernel_source import emit, geometry
 from kernelgen.errors import ScheduleError, ToolMissingError
 from kernelgen.ops.harmonics_operator import HarmonicsOperator, build_harmonics
@@ -160,10 +160,11 @@ def test_lane_by_lane(staging: str, problem: HarmonicsProblem, direction: Harmon
 
 @pytest.mark.parametrize("direction", [BACKWARD, DOUBLE_BACKWARD["xg"]], ids=lambda direction: direction.name)
 @pytest.mark.parametrize("stages", HarmonicsCudaSchedule.choices["stages"])
-def test_one_warp_goes_through_all_tiles(stages: int, direction: HarmonicsDirection) -> None:
-    """75 rows are two tiles and one of 11 rows."""
-    spec = HarmonicsSpec(L3, direction, HarmonicsCudaSchedule(32, "ahead", 1, stages), "float64", FACTS)
-    plan = harmonics_plan(dataclasses.replace(spec, facts=dataclasses.replace(FACTS, units=1)))
+@pytest.mark.parametrize("facts", [FACTS, hip_facts("gfx942")], ids=lambda facts: facts.arch)
+def test_one_warp_goes_through_all_tiles(facts: DeviceFacts, stages: int, direction: HarmonicsDirection) -> None:
+    """75 rows are two tiles and one of 11 rows. On an AMD GPU in the HIP form."""
+    spec = HarmonicsSpec(L3, direction, HarmonicsCudaSchedule(32, "ahead", 1, stages), "float64", facts)
+    plan = harmonics_plan(dataclasses.replace(spec, facts=dataclasses.replace(facts, units=1)))
     assert geometry(plan, 75, 75, 75)[0] == 1
     buffers = filled(direction, L3, 75)
     emulate(plan, buffers, 75, 75, 75)

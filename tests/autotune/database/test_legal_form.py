@@ -1,0 +1,45 @@
+"""The legal form of a schedule: the fewest steps down, and nothing else changed."""
+
+from __future__ import annotations
+
+from autotune.database.candidates.legal_form import legal_form
+from kernelgen.schedule.knobs import Knobs
+from kernelgen.schedule.spherical_harmonics import HarmonicsCudaSchedule
+from kernelgen.schedule.tensor_product import CudaSchedule
+
+
+def shared(schedule: Knobs) -> int:
+    """Shared memory as products need it: by team and staged edge."""
+    assert isinstance(schedule, CudaSchedule)
+    return schedule.block_size // schedule.lanes * schedule.stage_edges
+
+
+def test_a_legal_schedule_stays() -> None:
+    schedule = CudaSchedule(block_size=512, teams_per_node=8)
+    assert legal_form(schedule, lambda form: True) is schedule
+
+
+def test_a_smaller_block_comes_before_fewer_staged_edges_and_keeps_the_threads_that_must_fit() -> None:
+    tuned = CudaSchedule(block_size=256, min_blocks=3, stage_edges=16)
+    assert legal_form(tuned, lambda form: shared(form) <= 64) == CudaSchedule(
+        block_size=128, min_blocks=6, stage_edges=16
+    )
+
+
+def test_steps_go_on_together_where_one_is_not_enough() -> None:
+    tuned = CudaSchedule(block_size=64, stage_edges=32, teams_per_node=2)
+    keeps_teams = legal_form(tuned, lambda form: shared(form) <= 16 and form.block_size == 64)
+    assert keeps_teams == CudaSchedule(block_size=64, stage_edges=8, teams_per_node=2)
+
+
+def test_fewer_blocks_must_fit_where_a_multiprocessor_holds_fewer_threads() -> None:
+    tuned = CudaSchedule(block_size=256, min_blocks=8)
+    form = legal_form(tuned, lambda form: form.block_size * form.min_blocks <= 1536)
+    assert form == CudaSchedule(block_size=256, min_blocks=6)
+
+
+def test_harmonics_have_a_form_too_and_an_impossible_limit_has_none() -> None:
+    tuned = HarmonicsCudaSchedule(block_size=512, staging="ahead", stages=4)
+    form = legal_form(tuned, lambda form: form.block_size <= 512 and form.stages <= 2)
+    assert form == HarmonicsCudaSchedule(block_size=512, staging="ahead", stages=2)
+    assert legal_form(tuned, lambda form: False) is None

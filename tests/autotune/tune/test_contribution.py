@@ -1,0 +1,85 @@
+"""A device's entries as one file: written here, merged there, and refused if it is anything else."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+from pathlib import Path
+
+import pytest
+from database_samples import GPU, entry, store
+
+from autotune.cli import commands
+from autotune.database.store import database_path, read_table
+from autotune.errors import DatabaseError
+from autotune.tune.contribution import CONFIGS, database_in, whole_config, write_contribution
+from autotune.workload.config import load_config
+from kernelgen.schedule.tensor_product import CudaSchedule
+
+
+@pytest.fixture
+def sent(tmp_path: Path) -> Path:
+    store(tmp_path / "theirs", GPU, entry(CudaSchedule(block_size=64)), entry(CudaSchedule(), direction="backward"))
+    path = tmp_path / "gpu.tar.gz"
+    assert write_contribution(tmp_path / "theirs", GPU.slug, path) == 2
+    return path
+
+
+def test_what_one_wrote_the_other_merges(sent: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "ours").mkdir()
+    with pytest.raises(SystemExit) as ended:
+        commands.main(["db", "merge", str(sent), "--results", str(tmp_path / "ours")])
+    assert ended.value.code == 0 and "2 taken" in capsys.readouterr().out
+    ours, theirs = (read_table(database_path(tmp_path / side, GPU.slug)) for side in ("ours", "theirs"))
+    assert ours.by_identity == theirs.by_identity and ours.device["arch"] == "sm_90"
+
+
+@pytest.mark.parametrize("name", ["../evil.json", "trials/other.jsonl.gz", "second.json"])
+def test_an_archive_with_anything_else_is_refused(sent: Path, tmp_path: Path, name: str) -> None:
+    forged = tmp_path / "forged.tar.gz"
+    with tarfile.open(sent) as before, tarfile.open(forged, "w:gz") as after:
+        for member in before.getmembers():
+            after.addfile(member, before.extractfile(member))
+        more = tarfile.TarInfo(name)
+        more.size = 2
+        after.addfile(more, io.BytesIO(b"{}"))
+    with pytest.raises(DatabaseError, match="is no contribution"), database_in(forged):
+        pass
+    assert not (tmp_path / "evil.json").exists()
+
+
+def test_a_damaged_archive_is_a_typed_error(sent: Path) -> None:
+    sent.write_bytes(sent.read_bytes()[:40])
+    with pytest.raises(DatabaseError, match="cannot be read"), database_in(sent):
+        pass
+
+
+def test_there_must_be_something_to_send(tmp_path: Path) -> None:
+    with pytest.raises(DatabaseError, match="no entries to send"):
+        write_contribution(tmp_path, "nvidia-none", tmp_path / "none.tar.gz")
+
+
+def test_the_command_tunes_every_shipped_config_once_and_names_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = []
+
+    def tuned(config, device, *options):
+        from kernelgen.device import device_facts
+
+        asked.extend(config.workloads)
+        store(tmp_path, device_facts(device), entry())
+
+    monkeypatch.setattr("autotune.tune.run.tune", tuned)
+    with pytest.raises(SystemExit) as ended:
+        commands.main(["db", "contribute", str(tmp_path / "cpu.tar.gz"), "--device", "cpu", "--results", str(tmp_path)])
+    out = capsys.readouterr().out
+    assert ended.value.code == 0 and "cpu.tar.gz: 1 entries of " in out and "attach cpu.tar.gz to an issue" in out
+    whole = whole_config("cpu")
+    assert asked == list(whole.workloads) and whole.budget_s is None
+    assert set(whole.workload_trials) == set(asked), "no hidden limit of ten minutes for all of them"
+    assert max(load_config("harmonics", "cpu").workload_trials.values(), default=128) in whole.workload_trials.values()
+    assert set(asked) == {workload for name in CONFIGS for workload in load_config(name, "cpu").workloads}
+    with pytest.raises(SystemExit) as ended:
+        commands.main(["db", "contribute", str(tmp_path / "cpu.zip"), "--device", "cpu"])
+    assert ended.value.code == 2 and "ends with .tar.gz" in capsys.readouterr().err
