@@ -1,5 +1,5 @@
 """Stored entries that may serve a query: which, in what order, and how their schedules are adjusted.
 
 In: a query and entries. Out: legal entries, nearest first, and fitted schedules. Read ``query``, ``choice`` (order and
-legality), ``fitting``.
+legality), ``fitting``; ``knob_choices`` and ``moving`` carry a schedule to another problem.
 """
