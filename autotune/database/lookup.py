@@ -43,7 +43,6 @@ from kernelgen.plan.defaults import SMALL_GRAPH_EDGES
 from kernelgen.schedule.knobs import Knobs
 from kernelgen.terms.directions import Direction
 
-
 _NOTHING = "nothing is tuned for this problem at about this size, on this device or its architecture"
 
 
@@ -51,8 +50,7 @@ _NOTHING = "nothing is tuned for this problem at about this size, on this device
 class Tuning:
     """A schedule and where it came from.
 
-    origin: ``exact``, ``nearest``, ``other-device``, ``predicted``, ``default``, or ``given`` (by the caller, not looked
-        up).
+    origin: ``exact``, ``nearest``, ``other-device``, ``predicted``, ``default``, or ``given`` (by the caller).
     entry: the database entry, if any. reason: one sentence for people.
     """
 

@@ -81,9 +81,10 @@ def expected_group(operation: str, graph_class: GraphClass) -> str:
 def _reason(spec: Spec, graph_class: GraphClass, table: PredictionTable) -> str:
     name, loss = table.device.get("name"), table.expected[expected_group(spec.operation, graph_class)]
     text = (
-        f"predicted for {graph_class.text} by a model of {table.trials:,} trials of {table.problems} problems on {name}; "
-        f"expected {loss['mean']:.2f} times the tuned time on the mean, {loss['worst']:.2f} at worst (replay of these "
-        f"trials, each problem held out in turn; {loss['measured']:.0%} of its choices were measured, others estimated)"
+        f"predicted for {graph_class.text} by a model of {table.trials:,} trials of {table.problems} problems on "
+        f"{name}; expected {loss['mean']:.2f} times the tuned time on the mean, {loss['worst']:.2f} at worst "
+        f"(replay of these trials, each problem held out in turn; {loss['measured']:.0%} of its choices were "
+        f"measured, others estimated)"
     )
     if table.device.get("slug") == spec.facts.slug:
         return text

@@ -59,12 +59,8 @@ def table_from(data: Mapping[str, Any]) -> PredictionTable:
     """The table written as JSON; ValueError, KeyError, TypeError or EquituneError if it is none of this version."""
     if data["form"] != FORM or tuple(data["names"]) != NAMES:
         raise ValueError(f"form {data['form']!r} with {len(data['names'])} features; expected form {FORM} with {NAMES}")
-    winners = {
-        kernel: tuple(_winner(line) for line in lines) for kernel, lines in dict(data["winners"]).items()
-    }
-    classes = {
-        operation: tuple(map(GraphClass.parse, texts)) for operation, texts in dict(data["classes"]).items()
-    }
+    winners = {kernel: tuple(_winner(line) for line in lines) for kernel, lines in dict(data["winners"]).items()}
+    classes = {operation: tuple(map(GraphClass.parse, texts)) for operation, texts in dict(data["classes"]).items()}
     expected = {group: dict(found) for group, found in dict(data["expected"]).items()}
     trees = Trees.from_dict(data["trees"])
     return PredictionTable(data["device"], data["trials"], data["problems"], trees, winners, classes, expected)
@@ -87,7 +83,9 @@ def _nearest(folder: Path, facts: DeviceFacts) -> PredictionTable | None:
     tables = [table for path in sorted(folder.glob("*.json")) if (table := _read(path)) is not None]
     alike = [table for table in tables if table.device.get("backend") == facts.backend]
     return min(
-        alike, key=lambda table: (table.device.get("slug") != facts.slug, device_distance(table.device, facts)), default=None
+        alike,
+        key=lambda table: (table.device.get("slug") != facts.slug, device_distance(table.device, facts)),
+        default=None,
     )
 
 

@@ -52,5 +52,6 @@ class Trees:
     def mean(cls, models: Sequence[Trees]) -> Trees:
         """One model that predicts the mean of several of the same depth."""
         values = np.concatenate([np.rint(model.values / len(models)).astype(np.int64) for model in models])
-        joined = (np.concatenate([getattr(model, name) for model in models]) for name in ("features", "thresholds"))
-        return cls(*joined, values, round(sum(model.base for model in models) / len(models)))
+        features = np.concatenate([model.features for model in models])
+        thresholds = np.concatenate([model.thresholds for model in models])
+        return cls(features, thresholds, values, round(sum(model.base for model in models) / len(models)))

@@ -22,8 +22,8 @@ from kernelgen.schedule.tensor_product import CudaSchedule
 class Held:
     """A study whose problem is held out, with what may be known of it.
 
-    pool: legal schedules: the rules' default, then other problems' winners, the nearest problem's first. order: the pool
-    by the model that was fitted without this problem, and tried: the study's own trials by it.
+    pool: legal schedules: the rules' default, then other problems' winners, the nearest problem's first. order: the
+    pool by the model that was fitted without this problem. tried: the study's own trials by it.
     """
 
     study: Trials

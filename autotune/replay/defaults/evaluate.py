@@ -1,7 +1,7 @@
 """Leave-one-problem-out: what schedules that are chosen without a problem's trials cost on that problem.
 
-A chosen schedule's time is known if the held-out study happens to have tried it. Otherwise it is an estimate, of a model
-that was fitted to all trials, the held-out ones among them; its error on trials that it has not seen is reported.
+A chosen schedule's time is known if the held-out study happens to have tried it. Otherwise it is an estimate, of a
+model that was fitted to all trials, the held-out ones among them; its error on trials that it has not seen is reported.
 """
 
 from __future__ import annotations

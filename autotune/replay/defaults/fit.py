@@ -24,15 +24,15 @@ CAP = np.log(3.0)
 class Settings:
     """share: of the features, for a tree. ridge: added to a leaf's weight. bins: at most, of a feature's values."""
 
-    trees: int = 150
+    trees: int = 75
     depth: int = 6
-    rate: float = 0.12
+    rate: float = 0.2
     ridge: float = 3.0
     share: float = 0.4
     bins: int = 24
 
 
-def fit_studies(studies: Sequence[Trials], settings: Settings | None = None, seeds: int = 2) -> Trees:
+def fit_studies(studies: Sequence[Trials], settings: Settings | None = None, seeds: int = 8) -> Trees:
     """The mean of ``seeds`` models. Fast schedules weigh more; a study with many trials weighs less for each."""
     rows = np.concatenate([study.rows() for study in studies])
     slow = np.concatenate([study.slowdowns() for study in studies])

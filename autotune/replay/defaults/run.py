@@ -81,8 +81,8 @@ def _orders(held: Sequence[Held], entries: Sequence[Entry]) -> dict[str, list[li
         kernel = (spec.problem, entry.operation, entry.direction, entry.dtype, spec.facts, entry.layout)
         space = search_space(*kernel, num_edges=2**one.study.graph_class.log2_edges)
         others = [other for other in entries if shape_of(other.problem) != one.study.shape]
-        starts = starting_points(space, one.study.graph_class, others, by_time=False)
-        by_kinship.append([space.default, *(start for start in starts if isinstance(start, CudaSchedule))])
+        starts = (space.default, *starting_points(space, one.study.graph_class, others, by_time=False))
+        by_kinship.append([schedule for schedule in starts if isinstance(schedule, CudaSchedule)])
     return {
         "by kinship": by_kinship,
         "by the model": [list(one.order) for one in held],

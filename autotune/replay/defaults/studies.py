@@ -22,6 +22,7 @@ from autotune.workload.graph_class import GraphClass
 from autotune.workload.kinds.registry import kernel_kind
 from kernelgen.device import DeviceFacts, cuda_facts
 from kernelgen.errors import ScheduleError
+from kernelgen.plan.defaults import default_schedule
 from kernelgen.problem.shape import shape_of
 from kernelgen.problem.tensor_product import TensorProductProblem
 from kernelgen.schedule.kernel_spec import Spec
@@ -88,8 +89,7 @@ def read_studies(folder: Path, entries: Iterable[Entry], facts: DeviceFacts) -> 
 def _trials(entry: Entry, spec: Spec, lines: trial_archive.Lines) -> Trials | None:
     """Later lines replace earlier ones of the same kernel: the newest generator's are last."""
     graph_class = entry.parsed_graph_class
-    rules = kernel_kind(entry.operation).default(spec, edges_for_rules(graph_class))
-    spec = dataclasses.replace(spec, schedule=rules)
+    spec = dataclasses.replace(spec, schedule=default_schedule(spec, edges_for_rules(graph_class)))
     timed = {schedule: (time_us, cut) for schedule, time_us, cut in _timed(spec, lines)}
     whole = [time_us for time_us, cut in timed.values() if not cut]
     if not whole:
