@@ -67,7 +67,8 @@ def table_from(data: Mapping[str, Any]) -> PredictionTable:
 
 
 def _winner(line: Mapping[str, Any]) -> Winner:
-    schedule = schedule_from_dict(line["schedule"])
+    """Of the schedule the line has the knobs that differ from the default of their field."""
+    schedule = schedule_from_dict({"backend": "cuda", **line["schedule"]})
     if not isinstance(schedule, CudaSchedule):
         raise ValueError(f"a winner's backend is {schedule.backend!r}; expected 'cuda'")
     return Winner(schedule, str(line["layout"]), bool(line["small"]))

@@ -141,6 +141,16 @@ def table_of(held: Sequence[Held], costs: Sequence[Mapping[str, Cost]]) -> dict[
     return found
 
 
+def rows_of(held: Sequence[Held], costs: Sequence[Mapping[str, Cost]]) -> list[list[Any]]:
+    """By study: label, operation, direction, dtype, layout, graph class, cost by rules, by the model, if measured."""
+    rows = []
+    for one, cost in zip(held, costs, strict=True):
+        entry, found = one.study.entry, cost["model"]
+        kernel = (entry.label, entry.operation, entry.direction, entry.dtype, entry.layout, entry.graph_class)
+        rows.append([*kernel, round(cost["rules"].ratio, 4), round(found.ratio, 4), found.measured])
+    return rows
+
+
 def starts_of(
     held: Sequence[Held], orders: Mapping[str, Sequence[Sequence[CudaSchedule]]], estimator: Estimator
 ) -> dict[str, dict[str, float]]:

@@ -16,7 +16,7 @@ from autotune.database.store import database_path, load_table, replace_file
 from autotune.database.trial_archive import SUFFIX
 from autotune.errors import ConfigError
 from autotune.replay.defaults.choices import Held, winner_of
-from autotune.replay.defaults.evaluate import Estimator, costs_of, hold_out_each, starts_of, table_of
+from autotune.replay.defaults.evaluate import Estimator, costs_of, hold_out_each, rows_of, starts_of, table_of
 from autotune.replay.defaults.fit import fit_studies
 from autotune.replay.defaults.studies import Trials, facts_of, read_studies, spec_of
 from autotune.search.spaces.tensor_product import search_space
@@ -65,12 +65,13 @@ def replay_defaults(archive: Path, results: Path, note: Callable[[str], None]) -
         "chosen": CHOSEN,
         "estimate_log_error": round(estimator.error, 4),
         "choices": found,
+        "rows": rows_of(held, costs),
         "starts": starts_of(held, _orders(held, entries), estimator),
     }
     trees = fit_studies(studies)
     table = table_data(device, entries, studies, trees, found[CHOSEN]["by size"])
     path = results / "replay" / f"defaults-{device['slug']}.json"
-    return record, _write(path, record, 1), _write(table_path(results, device["slug"]), table, None)
+    return record, _write(path, record), _write(table_path(results, device["slug"]), table)
 
 
 def _orders(held: Sequence[Held], entries: Sequence[Entry]) -> dict[str, list[list[CudaSchedule]]]:
@@ -97,13 +98,15 @@ def table_data(
     expected: Mapping[str, Mapping[str, Any]],
 ) -> dict[str, Any]:
     """The runtime's table as JSON data. expected: of the cross-validation, by size."""
+    plain = CudaSchedule().to_dict()
     winners: dict[str, list[dict[str, Any]]] = {}
     classes: dict[str, set[str]] = {}
     for entry in entries:
         won = winner_of(entry)
         if won is None:
             continue
-        line = {"schedule": won.schedule.to_dict(), "layout": won.layout, "small": won.small}
+        knobs = {name: value for name, value in won.schedule.to_dict().items() if value != plain.get(name)}
+        line = {"schedule": knobs, "layout": won.layout, "small": won.small}
         lines = winners.setdefault(f"{entry.operation} {entry.direction}", [])
         if line not in lines:
             lines.append(line)
@@ -128,8 +131,9 @@ def digest(archive: Path) -> str:
     return hashlib.sha256(archive.read_bytes()).hexdigest()[:16]
 
 
-def _write(path: Path, data: Mapping[str, Any], indent: int | None) -> Path:
+def _write(path: Path, data: Mapping[str, Any]) -> Path:
+    """One line for each value of the outermost object."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    separators = None if indent else (",", ":")
-    replace_file(path, json.dumps(data, indent=indent, separators=separators, allow_nan=False) + "\n")
+    lines = (f"{json.dumps(k)}: {json.dumps(v, separators=(',', ':'), allow_nan=False)}" for k, v in data.items())
+    replace_file(path, "{\n" + ",\n".join(lines) + "\n}\n")
     return path
