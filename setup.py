@@ -1,4 +1,6 @@
-"""Build hook: a wheel carries configs/ and the tuned database of results/, which lie beside the packages in the tree.
+"""Build hook: a wheel carries configs/, and the tuned database and fitted models of results/.
+
+They lie beside the packages in the tree.
 
 Everything else is in pyproject.toml. In an editable install nothing is copied: the package finds both in the tree.
 """
@@ -12,11 +14,11 @@ from setuptools import setup
 from setuptools.command.build_py import build_py
 
 ROOT = Path(__file__).resolve().parent
-CARRIED = (("configs", "*.toml"), ("results", "*.json"))
+CARRIED = (("configs", "*.toml"), ("results", "*.json"), ("results/predicted", "*.json"))
 
 
 class BuildWithData(build_py):
-    """``build_py`` that also puts ``configs/*.toml`` and ``results/*.json`` under ``autotune/_data``."""
+    """``build_py`` that also puts what :data:`CARRIED` names under ``autotune/_data``."""
 
     def run(self) -> None:
         super().run()

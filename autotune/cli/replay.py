@@ -21,7 +21,10 @@ from autotune.cli.options import (
     results_folder,
 )
 
-REPLAY_EXAMPLES = examples("equitune replay results/record/*.jsonl.gz --sampler tpe --seeds 5")
+REPLAY_EXAMPLES = examples(
+    "equitune replay results/record/*.jsonl.gz --sampler tpe --seeds 5",
+    "equitune replay --defaults results/trials/nvidia-h200.jsonl.gz",
+)
 
 
 def record(config: Config, device: Device = None, results: Results = None) -> None:
@@ -67,9 +70,20 @@ def replay(
         bool,
         typer.Option("--transfer/--no-transfer", help="Start from winners of related kernels.", rich_help_panel=SEARCH),
     ] = True,
+    defaults: Annotated[
+        bool,
+        typer.Option("--defaults", help="Fit and cross-validate the model of untuned schedules."),
+    ] = False,
     results: Results = None,
 ) -> None:
-    """Compare samplers on recorded times, without a device: trials until a schedule near the best is found."""
+    """Compare samplers on recorded times, without a device: trials until a schedule near the best is found.
+
+    With --defaults: what untuned schedules cost on problems that are held out in turn. RECORD is then a device's
+    trials, results/trials/DEVICE.jsonl.gz; the fitted model is results/predicted/DEVICE.json.
+    """
+    if defaults:
+        _replay_defaults(files, results_folder(results))
+        return
     from autotune.database.trial_archive import studies_in
     from autotune.replay.recorded import load_record
     from autotune.replay.run import SEEDS, replay_table, write_replay
@@ -86,3 +100,14 @@ def replay(
         data = run_replay(recorded, sampler or SEEDS, trials, **options)
         print_rich(replay_table(data))
         print(f"replay: {write_replay(folder, data)}")
+
+
+def _replay_defaults(files: list[Path], results: Path) -> None:
+    from autotune.replay.defaults.run import replay_defaults
+    from autotune.replay.defaults.text import costs_table
+
+    for archive in files:
+        record, *written = replay_defaults(archive, results, lambda text: print(f"replay: {text}", flush=True))
+        print_rich(costs_table(record))
+        for path in written:
+            print(f"replay: {path}")

@@ -9,7 +9,9 @@ Lookup goes through these steps, from the best evidence to none. Within a step t
 3. ``other-device``: another device of the same architecture (CUDA: the same compute capability; CPU: the same
    machine type and vector width), nearest in size first; then CUDA devices of other compute capabilities. A schedule
    that exceeds this device's limits is served in the nearest legal form (``candidates.legal_form``);
-4. ``default``: chosen from device facts alone.
+4. ``predicted``: for channelwise products on a GPU, by a model of time that was fitted to a device's trials
+   (``prediction``);
+5. ``default``: by rules, from device facts alone.
 
 Convolutions on a GPU use an entry of step 2 or 3 only if both graphs are small or both are large, unless a default
 would be an error.
@@ -32,6 +34,7 @@ from autotune.database.candidates.fitting import fitted_schedule
 from autotune.database.candidates.legal_form import within_limits
 from autotune.database.candidates.query import Query
 from autotune.database.entry import Entry
+from autotune.database.prediction.predicted import predict
 from autotune.database.store import Table, database_dirs, database_path, kindred_tables, load_table, tuned_dirs
 from autotune.errors import TuningMissError
 from autotune.workload.graph_class import GraphClass
@@ -43,12 +46,14 @@ from kernelgen.plan.defaults import small_graph_edges
 from kernelgen.schedule.knobs import Knobs
 from kernelgen.terms.directions import Direction
 
+_NOTHING = "nothing is tuned for this problem at about this size, on this device or its architecture"
+
 
 @dataclass(frozen=True)
 class Tuning:
     """A schedule and where it came from.
 
-    origin: ``exact``, ``nearest``, ``other-device``, ``default``, or ``given`` (by the caller, not looked up).
+    origin: ``exact``, ``nearest``, ``other-device``, ``predicted``, ``default``, or ``given`` (by the caller).
     entry: the database entry, if any. reason: one sentence for people.
     """
 
@@ -132,7 +137,7 @@ class Finder:
                     skipped,
                 )
             )
-        return tuning or _default(query, skipped)
+        return tuning or _predicted(query, skipped) or _default(query, skipped)
 
 
 def check_tolerance(tolerance: Any) -> None:
@@ -201,11 +206,15 @@ def _fitted(query: Query, entry: Entry, origin: str, reason: str, skipped: list[
     return Tuning(schedule, origin, entry, with_skipped(reason + changes, skipped))
 
 
-def _default(query: Query, skipped: list[str]) -> Tuning:
-    reason = (
-        "nothing is tuned for this problem at about this size, on this device or its architecture; using the "
-        "default schedule"
+def _predicted(query: Query, skipped: list[str]) -> Tuning | None:
+    found = query.once(
+        ("predicted", query.graph_class), lambda: predict(query.spec, query.graph_class, query.faults.keys())
     )
+    return found and Tuning(found.schedule, "predicted", None, with_skipped(f"{_NOTHING}; {found.reason}", skipped))
+
+
+def _default(query: Query, skipped: list[str]) -> Tuning:
+    reason = f"{_NOTHING}; using the default schedule"
     # Defaults only tell small graphs from large ones.
     small = query.graph_class is not None and query.graph_class.is_small(query.spec.facts)
     num_edges = small_graph_edges(query.spec.facts) if small else None

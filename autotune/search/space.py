@@ -15,15 +15,14 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from autotune.database.candidates.moving import canonical_product, nearest_values
 from autotune.database.lookup import find_schedule
 from autotune.errors import ConfigError, unknown_name
 from autotune.workload.kinds.base import KernelKind
 from autotune.workload.kinds.registry import kernel_kind
 from kernelgen.errors import ScheduleError
-from kernelgen.plan.channelwise import block_of_an_edge
-from kernelgen.plan.path_groups import group_paths
 from kernelgen.schedule.knobs import Knobs
-from kernelgen.schedule.tensor_product import CudaSchedule, Schedule
+from kernelgen.schedule.tensor_product import Schedule
 
 if TYPE_CHECKING:
     import optuna
@@ -80,13 +79,7 @@ class Space:
 
     def nearest(self, schedule: Knobs) -> Knobs:
         """A schedule of another kernel, moved to the nearest choices of this space."""
-        values = {}
-        for knob, choices in self.knobs.items():
-            value = getattr(schedule, knob)
-            if value not in choices and isinstance(value, int):
-                value = min(choices, key=lambda choice: abs(math.log((choice + 1) / (value + 1))))
-            values[knob] = value if value in choices else getattr(self.default, knob)
-        return self.schedule(values)
+        return self.schedule(nearest_values(self.knobs, self.default, schedule))
 
     def canonical(self, schedule: Knobs) -> Knobs:
         """Set knobs without effect on this kernel to their default values."""
@@ -94,41 +87,7 @@ class Space:
         if not self.spec.problem.is_channelwise:
             kept = {knob: getattr(schedule, knob) for knob in ("fuse", *self.knobs)}
             return dataclasses.replace(self.default, **kept)
-        changes: dict[str, Any] = {}
-        fresh, plain = type(schedule)(), self.spec.operation == "plain"
-        fused = schedule.fuse and not plain
-        owned = fused and schedule.accumulate == "registers"
-        block = self._block_of_an_edge(schedule) if fused or plain else {}
-        if plain:
-            changes["fuse"] = fresh.fuse
-        if not (fused or block):
-            changes["accumulate"] = fresh.accumulate
-        if not owned:
-            changes["order"] = fresh.order
-        if isinstance(schedule, CudaSchedule):
-            changes["stage_edges"] = min(schedule.stage_edges, schedule.lanes)
-            if owned:
-                changes["edges_per_chunk"] = fresh.edges_per_chunk
-            else:
-                changes["teams_per_node"] = 1
-            if changes.get("teams_per_node", schedule.teams_per_node) == 1:
-                changes["finish"] = "blocks"
-            if not (fused or plain) or schedule.accumulate == "owners":
-                changes["zeros"] = "apart"
-            if not set("xg") & set(self.spec.direction.live_outputs):
-                changes["writes"] = "lanes"
-            if fused and schedule.accumulate == "owners":
-                changes["warps_per_edge"] = 1
-            elif not owned:
-                changes["stage_edges"] = min(changes["stage_edges"], max(4, schedule.edges_per_chunk))
-        return dataclasses.replace(schedule, **changes | block)
-
-    def _block_of_an_edge(self, schedule: Schedule) -> dict[str, int]:
-        """If each gradient of y has one writer, make the teams that share an edge one block, where possible."""
-        alone = self.spec.deterministic or schedule.accumulate == "owners"
-        if not isinstance(schedule, CudaSchedule) or not alone or "y" not in self.spec.direction.live_outputs:
-            return {}
-        return block_of_an_edge(group_paths(self.spec.problem, schedule.path_groups), schedule)
+        return canonical_product(self.spec, schedule)
 
     def plan(self, schedule: Knobs) -> Any:
         """The plan that is compiled for a schedule; ScheduleError if illegal."""

@@ -39,6 +39,8 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (tree / "results" / "trials").mkdir(parents=True)
     (tree / "results" / "test-device.json").write_text('{"schema": 1, "device": {}, "entries": []}\n')
     (tree / "results" / "test-device.corrupt-1.json").write_text("{")
+    (tree / "results" / "predicted").mkdir()
+    (tree / "results" / "predicted" / "test-device.json").write_text("{}\n")
     (tree / "results" / "trials" / "raw.jsonl").write_text("{}\n")
     pip = (sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--no-index")
     run(*pip, "--wheel-dir", "dist", ".", cwd=tree)
@@ -54,6 +56,9 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+DATA = {f"autotune/_data/results/{folder}test-device.json" for folder in ("", "predicted/")}
+
+
 def test_wheel_carries_every_module_and_all_data(wheel: Path) -> None:
     carried = set(zipfile.ZipFile(wheel).namelist())
     sources = [
@@ -64,7 +69,7 @@ def test_wheel_carries_every_module_and_all_data(wheel: Path) -> None:
     ]
     configs = [f"autotune/_data/configs/{path.name}" for path in (ROOT / "configs").glob("*.toml")]
     assert configs
-    assert {*sources, *configs, "autotune/_data/results/test-device.json"} - carried == set()
+    assert {*sources, *configs, *DATA} - carried == set()
 
 
 def test_wheel_carries_nothing_else(wheel: Path) -> None:

@@ -1,5 +1,6 @@
 """Stored entries that may serve a query: which, in what order, and how their schedules are adjusted.
 
 In: a query and entries. Out: legal entries, nearest first, and fitted schedules. Read ``query``, ``choice`` (order and
-legality), ``fitting`` (to another graph or layout), ``legal_form`` (to another GPU's limits).
+legality), ``fitting`` (to another graph or layout), ``legal_form`` (to another GPU's limits); ``knob_choices`` and
+``moving`` carry a schedule to another problem.
 """

@@ -1,0 +1,170 @@
+"""Leave-one-problem-out: what schedules that are chosen without a problem's trials cost on that problem.
+
+A chosen schedule's time is known if the held-out study happens to have tried it. Otherwise it is an estimate, of a
+model that was fitted to all trials, the held-out ones among them; its error on trials that it has not seen is reported.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from autotune.database.entry import Entry
+from autotune.database.prediction.features import Features
+from autotune.database.prediction.predicted import expected_group
+from autotune.database.prediction.trees import Trees
+from autotune.replay.defaults.choices import CHOICES, Held, hold_out
+from autotune.replay.defaults.fit import Settings, fit_studies
+from autotune.replay.defaults.studies import Trials
+from kernelgen.schedule.tensor_product import CudaSchedule
+
+ESTIMATE = Settings(trees=400, depth=7, rate=0.1, ridge=1.0, share=0.5)
+FOLDS = 5
+# A choice is good if it takes at most this many times the tuned time, by the worst.
+GOOD = 1.35
+STARTS = (1, 2, 4, 8)
+
+
+@dataclass(frozen=True)
+class Cost:
+    """``ratio``: time over the tuned time. measured: whether the time is of a trial, not an estimate."""
+
+    ratio: float
+    measured: bool
+
+
+class Estimator:
+    """Times of schedules of recorded studies, measured where they can be."""
+
+    def __init__(self, studies: Sequence[Trials]) -> None:
+        self._trees = fit_studies(studies, ESTIMATE, seeds=1)
+        self.error = _error(studies)
+
+    def cost(self, study: Trials, schedule: CudaSchedule) -> Cost:
+        """The cost of a schedule of a study."""
+        time_us = study.times_us.get(schedule)
+        if time_us is not None:
+            return Cost(time_us / study.tuned_us, True)
+        row = Features(study.spec, study.graph_class).of(schedule)
+        return Cost(max(1.0, math.exp(float(self._trees.predict([row])[0]))), False)
+
+
+def _error(studies: Sequence[Trials]) -> float:
+    """Root mean square of the logarithms' errors on a fifth of every study, left out in turn; of what takes < 1.5."""
+    errors: list[float] = []
+    for fold in range(FOLDS):
+        kept = [_part(study, fold, keep=True) for study in studies]
+        trees = fit_studies([study for study in kept if study.times_us], ESTIMATE, seeds=1)
+        for study in studies:
+            out = _part(study, fold, keep=False)
+            if out.times_us:
+                slow = out.slowdowns()
+                near = slow < math.log(1.5)
+                errors += (trees.predict(out.rows()) - slow)[near].tolist()
+    return float(np.sqrt(np.mean(np.square(errors))))
+
+
+def _part(study: Trials, fold: int, keep: bool) -> Trials:
+    chosen = {
+        schedule: time_us
+        for place, (schedule, time_us) in enumerate(study.times_us.items())
+        if (place % FOLDS != fold) == keep
+    }
+    return dataclasses.replace(study, times_us=chosen)
+
+
+def hold_out_each(
+    studies: Sequence[Trials], entries: Sequence[Entry], note: Callable[[str], None] = lambda text: None
+) -> list[Held]:
+    """Every study, seen by a model that was fitted without the problem and its likes (``shape_of``)."""
+    held = []
+    for shape in dict.fromkeys(study.shape for study in studies):
+        left = [study for study in studies if study.shape == shape]
+        note(f"without {left[0].entry.label}")
+        trees: Trees = fit_studies([study for study in studies if study.shape != shape])
+        held += [hold_out(study, entries, trees) for study in left]
+    return held
+
+
+def costs_of(held: Iterable[Held], estimator: Estimator) -> list[dict[str, Cost]]:
+    """The cost of every choice, by study; a choice that is none is left out."""
+    return [
+        {
+            name: estimator.cost(one.study, schedule)
+            for name, choose in CHOICES.items()
+            if (schedule := choose(one)) is not None
+        }
+        | {"best of the pool": min((estimator.cost(one.study, s) for s in one.pool), key=lambda cost: cost.ratio)}
+        for one in held
+    ]
+
+
+def summary(costs: Sequence[Cost]) -> dict[str, float | int]:
+    """Mean and worst ratio, and the same of measured ones alone."""
+    ratios = [cost.ratio for cost in costs]
+    known = [cost.ratio for cost in costs if cost.measured]
+    found: dict[str, float | int] = {
+        "studies": len(ratios),
+        "mean": round(statistics.fmean(ratios), 4),
+        "worst": round(max(ratios), 4),
+        "beyond": sum(ratio > GOOD for ratio in ratios),
+        "measured": round(len(known) / len(ratios), 4),
+    }
+    if known:
+        found |= {"measured_mean": round(statistics.fmean(known), 4), "measured_worst": round(max(known), 4)}
+    return found
+
+
+GROUPS: Mapping[str, Callable[[Trials], str]] = {
+    "by direction": lambda study: f"{study.entry.operation} {study.entry.direction}",
+    "by graph class": lambda study: study.entry.graph_class,
+    "by problem": lambda study: study.entry.label,
+    "by size": lambda study: expected_group(study.entry.operation, study.graph_class),
+}
+
+
+def table_of(held: Sequence[Held], costs: Sequence[Mapping[str, Cost]]) -> dict[str, dict[str, Any]]:
+    """By choice: its summary over all studies, and over the studies of each group."""
+    found: dict[str, dict[str, Any]] = {}
+    for name in dict.fromkeys(name for cost in costs for name in cost):
+        of = [(one.study, cost[name]) for one, cost in zip(held, costs, strict=True) if name in cost]
+        found[name] = dict(summary([cost for _, cost in of]))
+        for group, key in GROUPS.items():
+            kinds = sorted({key(study) for study, _ in of})
+            found[name][group] = {kind: summary([cost for study, cost in of if key(study) == kind]) for kind in kinds}
+    return found
+
+
+def rows_of(held: Sequence[Held], costs: Sequence[Mapping[str, Cost]]) -> list[list[Any]]:
+    """By study: label, operation, direction, dtype, layout, graph class, cost by rules, by the model, if measured."""
+    rows = []
+    for one, cost in zip(held, costs, strict=True):
+        entry, found = one.study.entry, cost["model"]
+        kernel = (entry.label, entry.operation, entry.direction, entry.dtype, entry.layout, entry.graph_class)
+        rows.append([*kernel, round(cost["rules"].ratio, 4), round(found.ratio, 4), found.measured])
+    return rows
+
+
+def starts_of(
+    held: Sequence[Held], orders: Mapping[str, Sequence[Sequence[CudaSchedule]]], estimator: Estimator
+) -> dict[str, dict[str, float]]:
+    """Of orders in which a search could try the pool: mean cost of the best of the first 1, 2, 4 and 8 schedules."""
+    return {
+        name: {
+            str(count): round(
+                statistics.fmean(
+                    min(estimator.cost(one.study, schedule).ratio for schedule in order[:count])
+                    for one, order in zip(held, lists, strict=True)
+                ),
+                4,
+            )
+            for count in STARTS
+        }
+        for name, lists in orders.items()
+    }

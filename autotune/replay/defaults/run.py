@@ -1,0 +1,139 @@
+"""The whole replay of untuned schedules: cross-validation, its record, and the table that the runtime loads."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from autotune.database.entry import Entry
+from autotune.database.prediction.features import NAMES
+from autotune.database.prediction.table import FORM, table_path
+from autotune.database.prediction.trees import Trees
+from autotune.database.store import database_path, load_table, replace_file
+from autotune.database.trial_archive import SUFFIX
+from autotune.errors import ConfigError
+from autotune.replay.defaults.choices import Held, winner_of
+from autotune.replay.defaults.evaluate import Estimator, costs_of, hold_out_each, rows_of, starts_of, table_of
+from autotune.replay.defaults.fit import fit_studies
+from autotune.replay.defaults.studies import Trials, facts_of, read_studies, spec_of
+from autotune.search.spaces.tensor_product import search_space
+from autotune.search.starting_points import starting_points
+from kernelgen.device import DeviceFacts
+from kernelgen.problem.shape import shape_of
+from kernelgen.schedule.tensor_product import CudaSchedule
+
+# The runtime's way to choose, by the name that the record gives it.
+CHOSEN = "model"
+
+
+def read(archive: Path, results: Path) -> tuple[dict[str, Any], DeviceFacts, list[Entry], list[Trials]]:
+    """A device's record, facts, entries of the model's kinds, and their studies.
+
+    archive: ``results/trials/DEVICE.jsonl.gz``, or the folder beside it.
+    """
+    slug = archive.name.removesuffix(SUFFIX)
+    table = load_table(database_path(results, slug))
+    if not table.by_identity:
+        raise ConfigError(f"{database_path(results, slug)} has no entries; expected the database of {archive}")
+    device = {key: value for key, value in table.device.items() if key != "driver"}
+    facts = facts_of(device)
+    entries = [entry for entry in table.by_identity.values() if spec_of(entry, facts) is not None]
+    studies = read_studies(archive.with_name(slug), entries, facts)
+    if len({study.shape for study in studies}) < 2:
+        raise ConfigError(f"{archive} has no trials of two problems that {database_path(results, slug)} cites")
+    return device, facts, entries, studies
+
+
+def replay_defaults(archive: Path, results: Path, note: Callable[[str], None]) -> tuple[dict[str, Any], Path, Path]:
+    """Cross-validate, fit to all trials, and write both; returns the record and the two paths."""
+    device, facts, entries, studies = read(archive, results)
+    note(f"{sum(len(study.times_us) for study in studies):,} trials of {len(studies)} studies")
+    estimator = Estimator(studies)
+    held = hold_out_each(studies, entries, note)
+    costs = costs_of(held, estimator)
+    found = table_of(held, costs)
+    record = {
+        "record": "defaults",
+        "device": device["slug"],
+        "archive": digest(archive),
+        "trials": sum(len(study.times_us) for study in studies),
+        "studies": len(studies),
+        "problems": len({study.shape for study in studies}),
+        "chosen": CHOSEN,
+        "estimate_log_error": round(estimator.error, 4),
+        "choices": found,
+        "rows": rows_of(held, costs),
+        "starts": starts_of(held, _orders(held, entries), estimator),
+    }
+    trees = fit_studies(studies)
+    table = table_data(device, entries, studies, trees, found[CHOSEN]["by size"])
+    path = results / "replay" / f"defaults-{device['slug']}.json"
+    return record, _write(path, record), _write(table_path(results, device["slug"]), table)
+
+
+def _orders(held: Sequence[Held], entries: Sequence[Entry]) -> dict[str, list[list[CudaSchedule]]]:
+    """The starting points of a search as they were, by kinship, and by the model; each behind nothing else."""
+    by_kinship: list[list[CudaSchedule]] = []
+    for one in held:
+        entry, spec = one.study.entry, one.study.spec
+        kernel = (spec.problem, entry.operation, entry.direction, entry.dtype, spec.facts, entry.layout)
+        space = search_space(*kernel, num_edges=2**one.study.graph_class.log2_edges)
+        others = [other for other in entries if shape_of(other.problem) != one.study.shape]
+        starts = (space.default, *starting_points(space, one.study.graph_class, others, by_time=False))
+        by_kinship.append([schedule for schedule in starts if isinstance(schedule, CudaSchedule)])
+    return {
+        "by kinship": by_kinship,
+        "by the model": [list(one.order) for one in held],
+    }
+
+
+def table_data(
+    device: Mapping[str, Any],
+    entries: Sequence[Entry],
+    studies: Sequence[Trials],
+    trees: Trees,
+    expected: Mapping[str, Mapping[str, Any]],
+) -> dict[str, Any]:
+    """The runtime's table as JSON data. expected: of the cross-validation, by size."""
+    plain = CudaSchedule().to_dict()
+    winners: dict[str, list[dict[str, Any]]] = {}
+    classes: dict[str, set[str]] = {}
+    for entry in entries:
+        won = winner_of(entry)
+        if won is None:
+            continue
+        knobs = {name: value for name, value in won.schedule.to_dict().items() if value != plain.get(name)}
+        line = {"schedule": knobs, "layout": won.layout, "small": won.small}
+        lines = winners.setdefault(f"{entry.operation} {entry.direction}", [])
+        if line not in lines:
+            lines.append(line)
+    for study in studies:
+        classes.setdefault(study.entry.operation, set()).add(study.entry.graph_class)
+    kept = ("mean", "worst", "measured")
+    return {
+        "form": FORM,
+        "device": dict(device),
+        "trials": sum(len(study.times_us) for study in studies),
+        "problems": len({study.shape for study in studies}),
+        "expected": {size: {key: found[key] for key in kept} for size, found in expected.items()},
+        "classes": {operation: sorted(texts) for operation, texts in sorted(classes.items())},
+        "names": list(NAMES),
+        "winners": dict(sorted(winners.items())),
+        "trees": trees.to_dict(),
+    }
+
+
+def digest(archive: Path) -> str:
+    """The first digits of the archive's SHA-256: of which trials a record speaks."""
+    return hashlib.sha256(archive.read_bytes()).hexdigest()[:16]
+
+
+def _write(path: Path, data: Mapping[str, Any]) -> Path:
+    """One line for each value of the outermost object."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lines = (f"{json.dumps(k)}: {json.dumps(v, separators=(',', ':'), allow_nan=False)}" for k, v in data.items())
+    replace_file(path, "{\n" + ",\n".join(lines) + "\n}\n")
+    return path

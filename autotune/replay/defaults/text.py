@@ -1,0 +1,28 @@
+"""The record of untuned schedules as a table for the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+
+def costs_table(record: Mapping[str, Any]) -> Any:
+    """Times over the tuned time, by way to choose: of all studies, and by size of graph."""
+    from rich.table import Table
+
+    sizes = list(record["choices"][record["chosen"]]["by size"])
+    title = f"{record['device']}: time over the tuned time, {record['problems']} problems held out in turn"
+    note = f"* what the runtime does; {record['studies']} studies; "
+    note += f"estimates of unmeasured choices are off by {record['estimate_log_error']:.0%}"
+    starts = record["starts"]
+    for name, found in starts.items():
+        note += f"; best of the first 2 in the order {name} {found['2']:.3f}"
+    table = Table(title=title, caption=note)
+    table.add_column("choice", no_wrap=True)
+    for column in ("mean", "worst", "beyond 1.35", "measured", *(f"{size}, mean" for size in sizes)):
+        table.add_column(column, justify="right")
+    for name, found in record["choices"].items():
+        cells = [f"{found['mean']:.3f}", f"{found['worst']:.2f}", str(found["beyond"]), f"{found['measured']:.0%}"]
+        cells += [f"{found['by size'][size]['mean']:.3f}" for size in sizes]
+        table.add_row(f"{name} *" if name == record["chosen"] else name, *cells)
+    return table

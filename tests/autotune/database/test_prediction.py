@@ -1,0 +1,205 @@
+"""Schedules for problems without an entry: legal, the same every time, cheap to find, and said where they are from."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from database_samples import entry, store
+from places import ROOT
+
+from autotune import paths
+from autotune.database.candidates import query
+from autotune.database.lookup import Finder, find_schedule
+from autotune.database.prediction import pool, table
+from autotune.database.prediction.features import NAMES, Features
+from autotune.database.prediction.predicted import by_predicted_time, predict
+from autotune.database.prediction.trees import Trees
+from autotune.database.store import DatabaseWarning
+from autotune.search.spaces.tensor_product import search_space
+from autotune.search.starting_points import starting_points
+from autotune.workload.config_tables import load_problems
+from autotune.workload.graph_class import GraphClass
+from autotune.workload.kinds.registry import kernel_kind
+from kernelgen.device import DeviceFacts, cuda_facts
+from kernelgen.plan.defaults import default_schedule
+from kernelgen.plan.planner import make_plan
+from kernelgen.problem.tensor_product import TensorProductProblem
+from kernelgen.schedule.kernel_spec import Spec
+from kernelgen.schedule.tensor_product import CudaSchedule
+
+H200 = cuda_facts("sm_90", "NVIDIA H200", 132)
+OTHERS = [cuda_facts("sm_80", "NVIDIA A100", 108), cuda_facts("sm_86", "NVIDIA A10", 72), cuda_facts("sm_120")]
+NEW = TensorProductProblem.channelwise("89x0e+37x1o+11x2e", "0e+1o+2e", "0e+1o+2e")
+DIRECTIONS = ("forward", "backward", "edge_backward", "joint_backward")
+CLASSES = ("conv-e8-d4", "conv-e17-d7", "plain-e16")
+
+
+def problems() -> dict[str, TensorProductProblem]:
+    return {name: problem for name, problem in load_problems().items() if problem.is_channelwise} | {"new": NEW}
+
+
+def spec_of(problem: TensorProductProblem, direction: str, facts: DeviceFacts = H200, **changes: Any) -> Spec:
+    options: dict[str, Any] = {"operation": "conv", "dtype": "float32", "layout": "ir_mul"} | changes
+    kernel = (problem, options["operation"], direction, options["dtype"], options["layout"], facts)
+    return kernel_kind("conv").spec(*kernel)
+
+
+def find(graph_class: str | None = "conv-e17-d7", facts: DeviceFacts = H200, **options: Any) -> Any:
+    return find_schedule(NEW, "conv", "backward", "float32", "ir_mul", facts, graph_class, **options)
+
+
+@pytest.fixture
+def shipped_with_table(shipped: Path) -> Path:
+    """No entry is known, but the fitted model is."""
+    target = table.table_path(shipped, "nvidia-h200")
+    target.parent.mkdir(parents=True)
+    target.write_bytes(table.table_path(ROOT / "results", "nvidia-h200").read_bytes())
+    return shipped
+
+
+@pytest.mark.parametrize("name", problems())
+def test_predicted_schedules_are_legal(name: str) -> None:
+    for direction in DIRECTIONS:
+        for text in CLASSES:
+            graph_class = GraphClass.parse(text)
+            for layout, dtype in (("ir_mul", "float32"), ("mul_ir", "float64")):
+                operation = graph_class.operation
+                spec = spec_of(problems()[name], direction, operation=operation, dtype=dtype, layout=layout)
+                found = predict(spec, graph_class)
+                assert found is not None
+                made = make_plan(dataclasses.replace(spec, schedule=found.schedule))
+                assert made.spec.schedule == found.schedule
+
+
+@pytest.mark.parametrize("facts", OTHERS, ids=lambda facts: facts.name)
+def test_on_another_gpu_it_is_legal_there_and_called_a_transfer(facts: DeviceFacts) -> None:
+    for problem in (NEW, problems()["nequip-benzene"]):
+        for direction in DIRECTIONS:
+            spec = spec_of(problem, direction, facts)
+            found = predict(spec, GraphClass.parse("conv-e17-d7"))
+            assert found is not None and f"for {facts.name} this is a transfer, an estimate" in found.reason
+            make_plan(dataclasses.replace(spec, schedule=found.schedule))
+
+
+def test_it_is_the_same_every_time_and_for_every_size_near_a_recorded_one() -> None:
+    spec = spec_of(NEW, "forward")
+    first = predict(spec, GraphClass.parse("conv-e17-d7"))
+    table._nearest.cache_clear()
+    table._read.cache_clear()
+    assert predict(spec, GraphClass.parse("conv-e17-d7")) == first == predict(spec, GraphClass.parse("conv-e17-d8"))
+    known = table.table_for(H200)
+    assert known is not None
+    for text, near in (("conv-e12-d2", "conv-e8-d4"), ("conv-e13-d5", "conv-e16-d5"), ("conv-e22-d6", "conv-e19-d6")):
+        found = pool.nearest_class(GraphClass.parse(text), known.classes["conv"])
+        assert found is not None and found.text == near
+    assert pool.nearest_class(None, known.classes["conv"]) == GraphClass.parse("conv-e19-d6")
+
+
+def test_a_lookup_plans_few_kernels_and_once_per_graph_class(monkeypatch: pytest.MonkeyPatch) -> None:
+    planned: list[Spec] = []
+    plan = pool.product_plan
+    monkeypatch.setattr(pool, "product_plan", lambda spec: planned.append(spec) or plan(spec))
+    ranked: list[int] = []
+    rank = Trees.predict
+    monkeypatch.setattr(Trees, "predict", lambda trees, rows: ranked.append(len(rows)) or rank(trees, rows))
+    finder = Finder(NEW, "conv", "forward", "float32", "ir_mul", H200)
+    assert finder.find("conv-e17-d7") == finder.find("conv-e17-d7")
+    assert len(planned) <= 3 and len(ranked) == 1 and ranked[0] <= 60
+
+
+def test_a_tuned_entry_goes_first_and_strictness_stays(shipped_with_table: Path) -> None:
+    assert find().origin == "predicted"
+    tuned = entry(
+        CudaSchedule(path_groups=3, block_size=64),
+        problem=NEW.key,
+        direction="backward",
+        layout="ir_mul",
+        graph_class="conv-e17-d7",
+    )
+    store(shipped_with_table, H200, tuned)
+    assert find().entry == tuned and find("conv-e19-d7").origin == "nearest"
+    assert find("conv-e8-d4").origin == "predicted", "nothing is learned from large graphs"
+
+
+def test_the_reason_says_what_it_costs_and_where_that_is_from(shipped_with_table: Path) -> None:
+    found = find()
+    record = json.loads((ROOT / "results" / "replay" / "defaults-nvidia-h200.json").read_text())
+    loss = record["choices"][record["chosen"]]["by size"]["conv large"]
+    assert (found.origin, found.entry) == ("predicted", None)
+    assert "nothing is tuned" in found.reason and "NVIDIA H200" in found.reason and "transfer" not in found.reason
+    assert f"expected {loss['mean']:.2f} times the tuned time on the mean, {loss['worst']:.2f} at worst" in found.reason
+    assert f"{loss['measured']:.0%} of its choices were measured, others estimated" in found.reason
+
+
+def test_what_the_model_was_not_fitted_to_keeps_its_default(shipped_with_table: Path) -> None:
+    host = DeviceFacts("cpu", "Test CPU 4 cores", "x86_64", 4, vector_bytes=32)
+    pairs = TensorProductProblem.fully_connected("8x0e+8x1o", "0e+1o", "8x0e+8x1o")
+    assert find(facts=host).origin == find(deterministic=True).origin == "default"
+    assert find_schedule(pairs, "conv", "forward", "float32", "mul_ir", H200).origin == "default"
+    assert find_schedule(NEW, "conv", "source_backward", "float32", "ir_mul", H200).origin == "default"
+
+
+def test_a_schedule_that_failed_here_is_passed_over(shipped_with_table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = find().schedule
+    monkeypatch.setattr(query, "quarantined", lambda lists, spec: {first.key: "wrong"})
+    second = find()
+    assert second.origin == "predicted" and second.schedule != first
+
+
+def test_an_unreadable_table_is_ignored_with_a_warning(shipped_with_table: Path) -> None:
+    path = table.table_path(shipped_with_table, "nvidia-h200")
+    data = json.loads(path.read_text())
+    path.write_text(json.dumps(data | {"names": data["names"][1:]}))
+    with pytest.warns(DatabaseWarning, match="defaults come from rules"):
+        found = find()
+    spec = spec_of(NEW, "backward")
+    assert (found.origin, found.schedule) == ("default", default_schedule(spec))
+
+
+def test_a_search_starts_with_the_predicted_order_of_other_problems() -> None:
+    graph_class = GraphClass.parse("conv-e17-d7")
+    space = search_space(NEW, "conv", "forward", "float32", H200, "ir_mul", num_edges=2**17)
+    others = [
+        entry(
+            CudaSchedule(block_size=block, prefetch=prefetch),
+            problem=problems()["mace-mp-large"].key,
+            layout="ir_mul",
+            graph_class="conv-e17-d7",
+        )
+        for block in (32, 64, 128, 256)
+        for prefetch in ("none", "reload", "copy")
+    ]
+    found, before = (starting_points(space, graph_class, others, by_time=order) for order in (True, False))
+    assert found == by_predicted_time(space.spec, graph_class, found) != before
+    own = entry(CudaSchedule(block_size=512), problem=NEW.key, layout="ir_mul", graph_class="conv-e19-d6")
+    assert starting_points(space, graph_class, [*others, own])[0] == space.nearest(own.tuned_schedule)
+
+
+def test_trees_ask_one_question_a_level() -> None:
+    trees = Trees(np.array([[0, 1], [1, 1]]), np.array([[0.5, 2.0], [1.0, 3.0]]), np.arange(8).reshape(2, 4), 100)
+    rows = [[0.0, 0.0], [1.0, 0.0], [0.0, 2.5], [1.0, 4.0]]
+    # First tree: bit 0 is row[0] > 0.5, bit 1 is row[1] > 2; second: row[1] > 1 and row[1] > 3.
+    expected = [100 + 0 + 4, 100 + 1 + 4, 100 + 2 + 5, 100 + 3 + 7]
+    assert trees.predict(rows).tolist() == pytest.approx([value * 1e-5 for value in expected])
+    again = Trees.from_dict(json.loads(json.dumps(trees.to_dict())))
+    assert again.predict(rows).tolist() == trees.predict(rows).tolist()
+    with pytest.raises(ValueError, match="shapes"):
+        Trees.from_dict(trees.to_dict() | {"values": [[1, 2, 3]]})
+
+
+def test_features_have_their_names_and_tell_knobs_apart() -> None:
+    features = Features(spec_of(NEW, "joint_backward"), GraphClass.parse("conv-e17-d7"))
+    plain, other = features.of(CudaSchedule()), features.of(CudaSchedule(prefetch="ring4", block_size=256))
+    assert len(plain) == len(NAMES)
+    changed = {name for name, a, b in zip(NAMES, plain, other, strict=True) if a != b}
+    assert changed == {"prefetch=ring4", "block_size", "teams_per_block"}
+
+
+def test_the_table_is_small() -> None:
+    path = table.table_path(paths.results_dir(), "nvidia-h200")
+    assert path.stat().st_size < 700_000
