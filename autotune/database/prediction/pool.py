@@ -10,16 +10,22 @@ from autotune.database.candidates.moving import canonical_product, nearest_value
 from autotune.database.prediction.features import Features
 from autotune.database.prediction.trees import Trees
 from autotune.workload.graph_class import GraphClass
+from kernelgen.device import DeviceFacts
 from kernelgen.errors import ScheduleError
-from kernelgen.plan.defaults import SMALL_GRAPH_EDGES, default_schedule
+from kernelgen.plan.defaults import SMALL_GRAPH_EDGES, default_schedule, small_graph_edges
 from kernelgen.plan.tensor_product import product_plan
 from kernelgen.schedule.kernel_spec import Spec
 from kernelgen.schedule.tensor_product import CudaSchedule, Schedule
 
 
-def edges_for_rules(graph_class: GraphClass) -> int | None:
+def is_small(graph_class: GraphClass) -> bool:
+    """Whether launches and latencies dominated where the trials were recorded, which sets both kinds of graphs apart."""
+    return 2**graph_class.log2_edges <= SMALL_GRAPH_EDGES
+
+
+def edges_for_rules(facts: DeviceFacts, graph_class: GraphClass) -> int | None:
     """As ``num_edges`` of ``default_schedule``, which only tells small graphs from large ones."""
-    return SMALL_GRAPH_EDGES if graph_class.is_small else None
+    return small_graph_edges(facts) if is_small(graph_class) else None
 
 
 def nearest_class(graph_class: GraphClass | None, classes: Iterable[GraphClass]) -> GraphClass | None:
@@ -33,14 +39,14 @@ def nearest_class(graph_class: GraphClass | None, classes: Iterable[GraphClass])
         known
         for known in classes
         if known.operation == graph_class.operation
-        and (known.is_small == graph_class.is_small or graph_class.operation == "plain")
+        and (is_small(known) == is_small(graph_class) or graph_class.operation == "plain")
     ]
     return min(alike, key=lambda known: (graph_class.distance(known), -known.log2_edges, known.text), default=None)
 
 
 def pool_of(spec: Spec, graph_class: GraphClass, winners: Iterable[CudaSchedule]) -> list[CudaSchedule]:
     """Distinct schedules in the order of ``winners``, the rules' default first; not yet checked for legality."""
-    rules = default_schedule(spec, edges_for_rules(graph_class))
+    rules = default_schedule(spec, edges_for_rules(spec.facts, graph_class))
     base = dataclasses.replace(spec, schedule=rules)
     knobs = product_knobs(base, 2**graph_class.log2_edges)
     moved = (dataclasses.replace(rules, **nearest_values(knobs, rules, winner)) for winner in winners)

@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from autotune.database.prediction.pool import legal, nearest_class, pool_of, ranked
+from autotune.database.prediction.pool import is_small, legal, nearest_class, pool_of, ranked
 from autotune.database.prediction.table import PredictionTable, Winner, table_for
 from autotune.workload.graph_class import GraphClass
 from kernelgen.schedule.kernel_spec import Spec
@@ -39,7 +39,7 @@ def winners_for(spec: Spec, graph_class: GraphClass, winners: Sequence[Winner]) 
     return [
         winner.schedule if winner.layout == spec.layout else winner.schedule.for_layout(spec.layout)
         for winner in winners
-        if spec.operation == "plain" or winner.small == graph_class.is_small
+        if spec.operation == "plain" or winner.small == is_small(graph_class)
     ]
 
 
@@ -75,7 +75,7 @@ def expected_group(operation: str, graph_class: GraphClass) -> str:
     """The group of a table's ``expected``: products edge by edge, or convolutions on small or on large graphs."""
     if operation == "plain":
         return operation
-    return f"{operation} {'small' if graph_class.is_small else 'large'}"
+    return f"{operation} {'small' if is_small(graph_class) else 'large'}"
 
 
 def _reason(spec: Spec, graph_class: GraphClass, table: PredictionTable) -> str:

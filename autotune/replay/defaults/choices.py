@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from autotune.database.entry import Entry
-from autotune.database.prediction.pool import legal, pool_of, ranked
+from autotune.database.prediction.pool import is_small, legal, pool_of, ranked
 from autotune.database.prediction.predicted import winners_for
 from autotune.database.prediction.table import Winner
 from autotune.database.prediction.trees import Trees
@@ -37,7 +37,7 @@ def winner_of(entry: Entry) -> Winner | None:
     schedule = entry.tuned_schedule
     if not isinstance(schedule, CudaSchedule) or not schedule.fuse:
         return None
-    return Winner(schedule, entry.layout, entry.parsed_graph_class.is_small)
+    return Winner(schedule, entry.layout, is_small(entry.parsed_graph_class))
 
 
 def hold_out(study: Trials, others: Sequence[Entry], trees: Trees) -> Held:

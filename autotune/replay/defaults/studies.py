@@ -89,7 +89,7 @@ def read_studies(folder: Path, entries: Iterable[Entry], facts: DeviceFacts) -> 
 def _trials(entry: Entry, spec: Spec, lines: trial_archive.Lines) -> Trials | None:
     """Later lines replace earlier ones of the same kernel: the newest generator's are last."""
     graph_class = entry.parsed_graph_class
-    spec = dataclasses.replace(spec, schedule=default_schedule(spec, edges_for_rules(graph_class)))
+    spec = dataclasses.replace(spec, schedule=default_schedule(spec, edges_for_rules(spec.facts, graph_class)))
     timed = {schedule: (time_us, cut) for schedule, time_us, cut in _timed(spec, lines)}
     whole = [time_us for time_us, cut in timed.values() if not cut]
     if not whole:

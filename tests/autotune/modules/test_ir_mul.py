@@ -14,9 +14,9 @@ from torch import Tensor
 
 from autotune.integrations.ir_mul import species, species_product
 from autotune.integrations.ir_mul.linear import AcceleratedLinear
-from autotune.integrations.radial.folded import AcceleratedRadial
 from autotune.integrations.ir_mul.species import CHUNK, chunked_species, elements_of, sorted_species, species_of
 from autotune.integrations.ir_mul.species_product import MatricesByElement, SpeciesProduct, dense, grouping_of
+from autotune.integrations.radial.folded import AcceleratedRadial
 from autotune.integrations.replacement import normal
 from kernelgen.errors import InputError, UnsupportedError
 
