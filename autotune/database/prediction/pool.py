@@ -19,7 +19,7 @@ from kernelgen.schedule.tensor_product import CudaSchedule, Schedule
 
 
 def is_small(graph_class: GraphClass) -> bool:
-    """Whether launches and latencies dominated where the trials were recorded, which sets both kinds of graphs apart."""
+    """Whether launches and latencies dominate, by the limit of the device whose trials the model knows."""
     return 2**graph_class.log2_edges <= SMALL_GRAPH_EDGES
 
 
