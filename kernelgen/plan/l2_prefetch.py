@@ -65,10 +65,15 @@ def _wanted(plan: Plan, group: Group, ahead: str) -> Iterator[RowSpan]:
 
 
 def broken_span(plan: Plan, group: Group) -> str:
-    """Why the spans of a group cannot be prefetched; empty if they can."""
+    """Why the spans of a group cannot be prefetched; empty if they can.
+
+    A pass that wants some outputs alone runs by the schedule of its whole direction, and may read no weights; then there
+    is nothing to prefetch.
+    """
     spans = row_spans(plan, group)
     if not spans:
-        return "there are no such rows"
+        reads_weights = any(name[-1] == "w" for name in plan.spec.direction.operands)
+        return "there are no such rows" if reads_weights else ""
     if group.mul % plan.tile and any(span.step for span in spans):
         return f"{group.mul} channels are no multiple of the {plan.tile} of a team"
     return ""

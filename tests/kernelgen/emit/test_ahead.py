@@ -6,22 +6,24 @@ import pytest
 
 from kernelgen import TensorProductProblem
 from kernelgen.device import cuda_facts
+from kernelgen.emit.kernel_source import emit
 from kernelgen.errors import ScheduleError
 from kernelgen.plan.channelwise import Plan
 from kernelgen.plan.l2_prefetch import RowSpan, row_spans
 from kernelgen.plan.planner import make_plan
 from kernelgen.schedule.kernel_spec import Spec
 from kernelgen.schedule.tensor_product import CudaSchedule
-from kernelgen.terms.directions import DIRECTIONS
+from kernelgen.terms.directions import DIRECTIONS, Direction, backward, double_backward
 
 UNEQUAL = TensorProductProblem.channelwise("128x0e+64x1o+32x2e", "0e+1o+2e", "0e+1o+2e")
 
 
 def plan_of(
-    schedule: CudaSchedule, direction: str, layout: str = "ir_mul", problem: TensorProductProblem = UNEQUAL
+    schedule: CudaSchedule, direction: str | Direction, layout: str = "ir_mul", problem: TensorProductProblem = UNEQUAL
 ) -> Plan:
     facts = cuda_facts("sm_90")
-    return make_plan(Spec(problem, DIRECTIONS[direction], schedule, "conv", "float32", layout, "int64", facts))
+    found = DIRECTIONS[direction] if isinstance(direction, str) else direction
+    return make_plan(Spec(problem, found, schedule, "conv", "float32", layout, "int64", facts))
 
 
 @pytest.mark.parametrize("layout", ["mul_ir", "ir_mul"])
@@ -66,3 +68,13 @@ def test_spans_that_do_not_exist_are_refused() -> None:
     shared = TensorProductProblem.channelwise("32x0e+32x1o", "0e+1o", "0e+1o", shared_weights=True)
     with pytest.raises(ScheduleError, match="ahead='weights' cannot be asked for: there are no such rows"):
         plan_of(CudaSchedule(ahead="weights"), "forward", problem=shared)
+
+
+@pytest.mark.parametrize("part", [backward("w"), double_backward("yg", "w")], ids=str)
+def test_a_pass_that_reads_no_weights_asks_for_none(part: Direction) -> None:
+    """Gradients of the weights alone run by the schedule of all gradients."""
+    schedule = CudaSchedule(ahead="weights", stage_edges=8, path_groups=5)
+    plans = plan_of(schedule, part), plan_of(schedule, part.name)
+    asked = [[row_spans(plan, group) for group in plan.groups] for plan in plans]
+    assert not any(asked[0]) and all(asked[1])
+    assert emit(plans[0]).text
