@@ -67,8 +67,8 @@ def _wanted(plan: Plan, group: Group, ahead: str) -> Iterator[RowSpan]:
 def broken_span(plan: Plan, group: Group) -> str:
     """Why the spans of a group cannot be prefetched; empty if they can.
 
-    A pass that wants some outputs alone runs by the schedule of its whole direction, and may read no weights; then there
-    is nothing to prefetch.
+    A pass that wants some outputs alone runs by the schedule of its whole direction, and may read no weights; then
+    there is nothing to prefetch.
     """
     spans = row_spans(plan, group)
     if not spans:
