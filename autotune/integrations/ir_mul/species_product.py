@@ -120,8 +120,8 @@ def grouping_of(species: Species) -> Grouping:
 class MatricesByElement(Trilinear):
     """The product for nodes whose elements are known. dims: widths of x and y."""
 
-    def __init__(self, paths: Sequence[Path], dims: dict[str, int], node_attrs: Tensor, grouping: Grouping) -> None:
-        self.paths, self.dims, self.node_attrs, self.grouping = paths, dims, node_attrs, grouping
+    def __init__(self, paths: Sequence[Path], dims: dict[str, int], grouping: Grouping) -> None:
+        self.paths, self.dims, self.grouping = paths, dims, grouping
         self.weight_numel = sum(path.numel for path in paths)
 
     def derivative(self, wanted: str, first: Tensor, second: Tensor) -> Tensor:
@@ -152,7 +152,10 @@ class MatricesByElement(Trilinear):
         return found
 
     def traceable(self, wanted: str, first: Tensor, second: Tensor) -> Tensor:
-        return dense(self.paths, self.dims, self.node_attrs, wanted, first, second)
+        one_hot = torch.nn.functional.one_hot(
+            self.grouping.species.elements, self.paths[0].elements if self.paths else 1
+        )
+        return dense(self.paths, self.dims, one_hot, wanted, first, second)
 
 
 def dense(
@@ -216,7 +219,7 @@ class SpeciesProduct(ProductStandIn, NodeStandIn):
         species = species_of(y)
         if species is None:
             return dense(self.paths, self.dims, y, "y", x, weight)
-        return MatricesByElement(self.paths, self.dims, y, grouping_of(species))(x, weight)
+        return MatricesByElement(self.paths, self.dims, grouping_of(species))(x, weight)
 
     def both_results(self, draw: Draw) -> tuple[Tensor, Tensor]:
         """The node attributes are one-hot, all elements in turn."""

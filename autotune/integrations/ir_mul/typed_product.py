@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from autotune.integrations.ir_mul.species import Species, types_of
+from autotune.integrations.ir_mul.species import types_of
 from autotune.integrations.ir_mul.species_product import MatricesByElement, Path, SpeciesProduct, grouping_of
 from autotune.integrations.ir_mul.trilinear import runs_eagerly
 from autotune.modules.base import autocast
@@ -43,9 +43,4 @@ class TypedProduct(SpeciesProduct):
             blocks.append(torch.einsum("uaw,ta->utw", path.weights(weight), rows).flatten())
             paths.append(Path(path.x, path.y, at, len(members), path.coefficient))
             at += paths[-1].numel
-        form = MatricesByElement(paths, self.dims, _one_hot(species, len(members), x), grouping_of(species))
-        return form(x, torch.cat(blocks))
-
-
-def _one_hot(species: Species, count: int, like: Tensor) -> Tensor:
-    return torch.nn.functional.one_hot(species.elements, count).to(like.dtype)
+        return MatricesByElement(paths, self.dims, grouping_of(species))(x, torch.cat(blocks))

@@ -1,0 +1,95 @@
+"""Parts of NequIP's and SevenNet's models in layout ``ir_mul``: rows in runs, e3nn's gates, products by type."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from e3nn.nn import Gate
+from torch import Tensor
+
+from autotune.integrations.ir_mul.gate import IrMulGate
+from autotune.integrations.ir_mul.linear import AcceleratedLinear
+from autotune.integrations.ir_mul.outline import check_same, outline
+from autotune.integrations.ir_mul.species import chunked_species
+from autotune.integrations.ir_mul.typed_product import NODE_TYPES, TypedProduct
+from kernelgen.e3nn_import import o3
+from kernelgen.errors import UnsupportedError
+
+
+@pytest.fixture(autouse=True)
+def in_float64() -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(before)
+
+
+def draw(*shapes: tuple[int, ...]) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(*shape, generator=generator, dtype=torch.float64) for shape in shapes]
+
+
+def assert_close(found: Tensor, wanted: Tensor) -> None:
+    torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)
+
+
+def test_outlines() -> None:
+    assert outline("4x0e+2x0o+3x1o+3x1o") == ((0, 6), (1, 3), (1, 3))
+    check_same("4x0e+2x0o+6x1o", "3x0e+3x0o+6x1o", "a layer")
+    with pytest.raises(UnsupportedError, match="a layer takes 6x1o, and is given 3x1o\\+3x1o: in layout ir_mul these"):
+        check_same("3x1o+3x1o", "6x1o", "a layer")
+
+
+@pytest.mark.parametrize("given", ["4x0e+2x0e+3x1o+1x1o+2x1o+2x2e", "6x0e+6x1o+2x2e"])
+def test_a_linear_layer_takes_its_input_in_several_runs(given: str) -> None:
+    linear = o3.Linear("6x0e+6x1o+2x2e", "3x0e+4x1o+4x1o+1x2e", biases=True)
+    assert_close(*AcceleratedLinear(linear, irreps_in=given).both_results(draw))
+
+
+def test_a_linear_layer_refuses_other_irreps() -> None:
+    with pytest.raises(UnsupportedError, match="it takes 6x0e\\+6x1o, and is given 6x0e\\+4x1o"):
+        AcceleratedLinear(o3.Linear("6x0e+6x1o", "3x0e"), irreps_in="6x0e+4x1o")
+
+
+@pytest.mark.parametrize(
+    ("scalars", "gates", "gated"),
+    [
+        ("6x0e", "5x0e", "3x1o+2x2e"),
+        ("4x0e+2x0o", "7x0e", "3x1o+2x1e+2x2o"),
+        ("4x0e+2x0o", "3x0e+2x0o", "3x1o+2x2o"),
+        ("4x0e", "", ""),
+    ],
+)
+def test_gates_are_e3nns(scalars: str, gates: str, gated: str) -> None:
+    acts = {"e": torch.nn.functional.silu, "o": torch.tanh}
+    of = [[acts[str(ir)[-1]] for _, ir in o3.Irreps(irreps)] for irreps in (scalars, gates)]
+    assert_close(*IrMulGate(Gate(scalars, of[0], gates, of[1], gated)).both_results(draw))
+
+
+TYPES = torch.tensor([3, 0, 3, 1, 0, 3, 3])
+
+
+@pytest.mark.parametrize("is_chunked", [False, True])
+def test_products_by_type_are_those_of_each_nodes_row(is_chunked: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Values, and first and second derivatives, of the embedding too; type 2 does not occur. Chunks are for GPUs."""
+    if is_chunked:
+        of_gpu = chunked_species(TYPES, 5), TYPES.new_zeros(5).scatter_(0, TYPES, torch.arange(len(TYPES)))
+        monkeypatch.setattr("autotune.integrations.ir_mul.typed_product.types_of", lambda *_: of_gpu)
+    torch.manual_seed(0)
+    product = TypedProduct(o3.FullyConnectedTensorProduct("3x0e+2x1o+2x0e", "4x0e", "2x0e+3x1o+2x2e"), types=5)
+    x, embedding, g = draw((len(TYPES), 11), (5, 4), (len(TYPES), 21))
+
+    def derivatives(types: Tensor | None) -> list[Tensor]:
+        of = [x.clone().requires_grad_(), embedding.clone().requires_grad_(), product.weight]
+        token = NODE_TYPES.set(types)
+        try:
+            out = product(of[0], of[1][TYPES])
+            first = torch.autograd.grad(out, of, g, create_graph=True)
+            return [out, *first, *torch.autograd.grad(sum(one.square().sum() for one in first), of)]
+        finally:
+            NODE_TYPES.reset(token)
+
+    for one, other in zip(derivatives(TYPES), derivatives(None), strict=True):
+        assert_close(one, other)
