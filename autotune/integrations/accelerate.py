@@ -2,7 +2,7 @@
 
 :func:`accelerate` replaces every ``e3nn.o3.TensorProduct`` and ``e3nn.o3.SphericalHarmonics`` in a module tree that the
 generator covers. In a block of MACE, NequIP or SevenNet that gathers, multiplies and sums, all three become one
-convolution; in a MACE model also what lies between two of them changes. The others stay, and the returned table says
+convolution, and what lies between two of them changes too. The others stay, and the returned table says
 why. Parameters stay the same objects, so optimizers keep working; checkpoints keep their names. :func:`restore` puts
 everything back.
 """
@@ -44,9 +44,9 @@ def accelerate(
     Blocks of MACE, NequIP and SevenNet get the whole convolution: no edge-wise product is kept in memory. In a MACE
     model that was converted for cuEquivariance or OpenEquivariance it takes the place of theirs; other parts stay.
 
-    A stock MACE model changes to layout ``ir_mul`` inside, as a whole: all linear layers, products with species,
-    contractions and radial networks too. What it takes and gives, parameters and checkpoints stay in e3nn's layout.
-    If one part cannot change, none does, and the result's note says why.
+    A stock model of MACE, NequIP or SevenNet changes to layout ``ir_mul`` inside, as a whole: all linear layers,
+    self-connections, gates and contractions too. What it takes and gives, parameters and checkpoints stay in e3nn's
+    layout. If one part cannot change, none does, and the result's note says why.
 
     strict, deterministic: as in :class:`autotune.TensorProduct`; harmonics are always deterministic.
     check: compare each replacement with e3nn on random inputs, on the module's device and in its dtype (for harmonics,
