@@ -12,6 +12,7 @@ from nequip.nn.mlp import ScalarMLPFunction
 from torch import Tensor
 
 from autotune.integrations.ir_mul.typed_product import NODE_TYPES
+from autotune.integrations.radial.folded import few_pass_silu
 
 
 class FusedTensorProductScatter(TensorProductScatter):
@@ -48,7 +49,9 @@ class ShortenedScalarMLP(ScalarMLPFunction):
 
     def forward(self, x: Tensor) -> Tensor:
         """x [edges, inputs] -> [edges, hidden]."""
-        return self.mlp[:-1](x)
+        for layer in self.mlp[:-1]:
+            x = few_pass_silu(x) if type(layer) is torch.nn.SiLU else layer(x)
+        return x
 
     def matrix(self) -> Tensor:
         """[hidden, weights]."""

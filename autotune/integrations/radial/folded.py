@@ -36,7 +36,7 @@ class AcceleratedRadial(NodeStandIn):
             x = torch.mm(x, weight * (scale if layer.act is not None else scale * layer.var_out**0.5))
             scale = 1.0
             if layer.act is not None:
-                x = _silu(x) if layer.act.f is silu else layer.act.f(x)
+                x = few_pass_silu(x) if layer.act.f is silu else layer.act.f(x)
                 scale = layer.var_out**0.5 * (1.0 if layer.act._is_id else layer.act.cst)
         return x if scale == 1.0 or self.__dict__.get("stops_early") else x * scale
 
@@ -61,7 +61,8 @@ class AcceleratedRadial(NodeStandIn):
         return self.forward(x), self.original.forward(x)
 
 
-def _silu(x: Tensor) -> Tensor:
+def few_pass_silu(x: Tensor) -> Tensor:
+    """SiLU, whose second derivative takes torch a dozen passes over all edges."""
     return _Silu.apply(x) if x.requires_grad and runs_eagerly(x) else silu(x)
 
 
