@@ -96,15 +96,15 @@ def default_contraction_schedule(
 ) -> ContractionSchedule:
     """A legal schedule by simple rules, without a search."""
     sums = direction.name != "forward" and "w" in direction.outputs
-    nodes, order = (8, "element") if sums else (1, "given")
+    order = "element" if sums else "given"
     if facts.backend == "cpu":
         lanes = facts.vector_bytes // BYTES[dtype]
         block = min(lanes, power_of_two_at_most(problem.channels))
-        return ContractionHostSchedule(nodes, order, channel_block=block)
+        return ContractionHostSchedule(8 if sums else 1, order, channel_block=block)
     # A double takes two registers.
     many = sums and len(polynomials(problem)) * BYTES[dtype] > MOST_SUMS_BYTES
     places = "memory" if many else "registers"
-    nodes = 0 if sums else 1
+    nodes = 0 if sums else 1  # 0: tasks fill the device once
     return ContractionCudaSchedule(nodes, order, "apart" if dtype == "float64" else "together", sums=places)
 
 
