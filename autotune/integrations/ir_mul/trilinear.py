@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kernelgen.torch_versions import run_eagerly
 from kernelgen.tracing import is_eager, is_transforming
 
 # Of what each derivative of T is made.
@@ -54,6 +55,7 @@ class _Derivative(torch.autograd.Function):
         return form.derivative(wanted, first, second)
 
     @staticmethod
+    @run_eagerly("autograd calls this outside of compiled graphs, which take traceable forms")
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         names = (*FACTORS[ctx.wanted], ctx.wanted)
         given = dict(zip(names, (*ctx.saved_tensors, *gradients), strict=True))

@@ -11,6 +11,7 @@ from torch.nn.functional import silu
 from autotune.integrations.ir_mul.stand_in import Draw, NodeStandIn
 from autotune.integrations.ir_mul.trilinear import runs_eagerly
 from autotune.modules.base import autocast
+from kernelgen.torch_versions import run_eagerly
 
 
 class AcceleratedRadial(NodeStandIn):
@@ -75,6 +76,7 @@ class _Silu(torch.autograd.Function):
         return silu(x)
 
     @staticmethod
+    @run_eagerly("autograd calls this outside of compiled graphs, which take torch's own")
     def backward(ctx: Any, *gradients: Tensor) -> Tensor:
         (x,) = ctx.saved_tensors
         if runs_eagerly(x, gradients[0]):
@@ -89,6 +91,7 @@ class _SiluGradient(torch.autograd.Function):
         return torch.ops.aten.silu_backward(gradient, x)
 
     @staticmethod
+    @run_eagerly("autograd calls this outside of compiled graphs, which take torch's own")
     def backward(ctx: Any, *tangents: Tensor) -> tuple[Tensor | None, ...]:
         gradient, x = ctx.saved_tensors
         by_gradient, by_x = ctx.needs_input_grad
