@@ -8,7 +8,8 @@ the order of their elements. ``num_edges`` is the number of nodes, and ``num_in`
 Tasks of consecutive nodes sum gradients of the weights in rows of their own, [tasks + elements, weights, channels]:
 task t has those of element e in row t + e. No two pairs (t, e) share a row, because neither decreases along the nodes
 in the order of their elements. Other rows are not written by a GPU. Rows are summed by element afterwards, in a fixed
-order, so no sum depends on the order of work.
+order, so no sum depends on the order of work. With ``adds=atomic`` there are no rows: tasks add to the gradient itself,
+[elements, weights, channels], which is zero before.
 """
 
 from __future__ import annotations
@@ -56,6 +57,11 @@ class ContractionPlan:
         """Whether gradients of the weights are summed over nodes."""
         return self.spec.direction.name != "forward" and "w" in self.spec.direction.outputs
 
+    @property
+    def has_rows(self) -> bool:
+        """Whether each task has rows of its own for these sums."""
+        return self.sums_weights and getattr(self.schedule, "adds", "rows") == "rows"
+
 
 def contraction_plan(spec: ContractionSpec) -> ContractionPlan:
     """The plan of a spec; ScheduleError with the broken limit."""
@@ -69,7 +75,7 @@ def contraction_plan(spec: ContractionSpec) -> ContractionPlan:
     else:
         assert isinstance(schedule, ContractionCudaSchedule)
         facts.check_threads(schedule.block_size, schedule.min_blocks)
-    if plan.sums_weights and facts.backend == "cpu":
+    if plan.sums_weights and (facts.backend == "cpu" or not plan.has_rows):
         return dataclasses.replace(plan, zeroed=frozenset({"w"}))
     return plan
 
@@ -77,8 +83,8 @@ def contraction_plan(spec: ContractionSpec) -> ContractionPlan:
 def task_nodes(plan: ContractionPlan, nodes: int, registers: int) -> int:
     """Nodes of a task. registers: of a thread of the compiled kernel, 0 if unknown.
 
-    Without a number in the schedule: as few as let all tasks run at the same time, for each task of a GPU has a row of
-    sums, and the last of several waves of blocks leaves multiprocessors idle.
+    Without a number in the schedule: as few as let all tasks run at the same time, for each task of a GPU adds up a row
+    of sums, and the last of several waves of blocks leaves multiprocessors idle.
     """
     schedule, facts = plan.schedule, plan.spec.facts
     if schedule.nodes_per_task:
@@ -103,9 +109,12 @@ def default_contraction_schedule(
         return ContractionHostSchedule(8 if sums else 1, order, channel_block=block)
     # A double takes two registers.
     many = sums and len(polynomials(problem)) * BYTES[dtype] > MOST_SUMS_BYTES
-    places = "memory" if many else "registers"
-    nodes = 0 if sums else 1  # 0: tasks fill the device once
-    return ContractionCudaSchedule(nodes, order, "apart" if dtype == "float64" else "together", sums=places)
+    gradients = "apart" if dtype == "float64" else "together"
+    if not sums:
+        return ContractionCudaSchedule(1, order, gradients)
+    # 0: tasks fill the device once. Sums in memory are added after each node, so longer tasks save nothing.
+    nodes, places = (1, "memory") if many else (0, "registers")
+    return ContractionCudaSchedule(nodes, order, gradients, sums=places, adds="atomic")
 
 
 PLANNERS = {ContractionSpec: contraction_plan}

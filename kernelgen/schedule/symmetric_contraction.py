@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -38,13 +39,16 @@ class ContractionCudaSchedule(ContractionSchedule):
     block_size: threads of a block. min_blocks: registers are limited so that this many blocks fit on a multiprocessor
     (0: no limit). pace: warps of a block run ``free``, or wait for each other after each of the ``parts`` of the
     statements: these are thousands in a row, and so one fetch of instructions serves all warps. sums: where gradients
-    of the weights are summed over a task's nodes: in ``registers`` or in ``memory``.
+    of the weights are summed over a task's nodes: in ``registers`` or in ``memory``. adds: how a task's sums reach the
+    gradient: by ``rows`` of their own, which are summed afterwards in a fixed order, or by ``atomic`` additions, which
+    take no memory and have no fixed order (with sums in memory after each node).
     """
 
     block_size: int = 128
     min_blocks: int = 0
     pace: str = "free"
     sums: str = "registers"
+    adds: str = "rows"
 
     backend: ClassVar[str] = "cuda"
     choices: ClassVar[dict[str, tuple]] = {
@@ -55,7 +59,9 @@ class ContractionCudaSchedule(ContractionSchedule):
         "min_blocks": (0, 1, 2, 3, 4, 5, 6, 8, 12, 16),
         "pace": ("free", "parts"),
         "sums": ("registers", "memory"),
+        "adds": ("rows", "atomic"),
     }
+    younger: ClassVar[tuple[str, ...]] = ("adds",)
 
 
 @dataclass(frozen=True)
@@ -84,6 +90,13 @@ CONTRACTION_SCHEDULES: dict[str, type[ContractionSchedule]] = {
     "cpu": ContractionHostSchedule,
 }
 LAYOUTS = ("mul_ir", "ir_mul")
+
+
+def in_fixed_order(schedule: ContractionSchedule) -> ContractionSchedule:
+    """The schedule, with no sum that depends on the order in which tasks run."""
+    if isinstance(schedule, ContractionCudaSchedule) and schedule.adds == "atomic":
+        return dataclasses.replace(schedule, nodes_per_task=0, adds="rows")
+    return schedule
 
 
 def contraction_schedule_from_dict(data: Mapping[str, Any]) -> ContractionSchedule:

@@ -39,6 +39,7 @@ def contraction_space(spec: Any, num_nodes: int) -> Space:
     walks = (dataclasses.replace(default, gradients=gradients) for gradients in knobs["gradients"])
     if len({contraction_plan(dataclasses.replace(spec, schedule=schedule)).parts for schedule in walks}) == 1:
         del knobs["gradients"]
+    knobs.pop("adds", None)  # rows are for sums in a fixed order alone: they take memory, and save no time
     if plan.sums_weights:
         del knobs["order"]
     elif facts.backend == "cuda":

@@ -74,7 +74,8 @@ class ContractionKind(KernelKind):
     ) -> None:
         if deterministic:
             raise ConfigError(
-                f"contraction {label!r} has deterministic = true; leave it out: contractions are always deterministic"
+                f"contraction {label!r} has deterministic = true; leave it out, and use "
+                "torch.use_deterministic_algorithms(True) where a model runs: it has no schedules of its own"
             )
         if not isinstance(graph.source, NodesAlone):
             raise ConfigError(

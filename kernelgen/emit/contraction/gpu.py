@@ -40,7 +40,7 @@ def gpu_kernel(plan: ContractionPlan) -> Iterator[str]:
     yield f"{INDENT}const long long task = thread / CHANNELS;"
     yield f"{INDENT}const int u = int(thread - task * CHANNELS);"
     keeps = plan.sums_weights and schedule.sums == "registers"
-    if plan.sums_weights:
+    if keeps or plan.has_rows:
         yield f"{INDENT}long long current = -1;"
     if keeps:
         yield f"{INDENT}V {', '.join(f'ow{r} = 0' for r in range(plan.weights))};"
@@ -62,9 +62,15 @@ def gpu_kernel(plan: ContractionPlan) -> Iterator[str]:
 
 
 def _row(plan: ContractionPlan) -> Iterator[str]:
-    """Write the sums of a task and an element to their row."""
-    yield "Real* const row = out_w + (task + current) * (WEIGHTS * CHANNELS) + u;"
-    yield from (f"row[{r} * CHANNELS] = ow{r};" for r in range(plan.weights))
+    """Write the sums of a task and an element to their row, or add them to the gradient."""
+    yield _row_of(plan, "current")
+    statement = "row[{0} * CHANNELS] = ow{0};" if plan.has_rows else "atomicAdd(row + {0} * CHANNELS, ow{0});"
+    yield from (statement.format(r) for r in range(plan.weights))
+
+
+def _row_of(plan: ContractionPlan, element: str) -> str:
+    place = f"(task + {element})" if plan.has_rows else element
+    return f"Real* const row = out_w + {place} * (WEIGHTS * CHANNELS) + u;"
 
 
 def _node(plan: ContractionPlan) -> Iterator[str]:
@@ -74,12 +80,13 @@ def _node(plan: ContractionPlan) -> Iterator[str]:
     yield f"const long long node = {'perm[i]' if plan.schedule.order == 'element' else 'i'};"
     yield "const long long element = sender[node];"
     if plan.sums_weights and schedule.sums == "memory":
-        yield "Real* const row = out_w + (task + element) * (WEIGHTS * CHANNELS) + u;"
-        yield "const bool is_new = element != current;"
-        yield "current = element;"
-        unused = set(range(plan.weights)) - set(names(plan, "ow"))
-        guard = "has_node && " if paced else ""
-        yield from (f"if ({guard}is_new) row[{r} * CHANNELS] = 0;" for r in sorted(unused))
+        yield _row_of(plan, "element")
+        if plan.has_rows:
+            yield "const bool is_new = element != current;"
+            yield "current = element;"
+            unused = set(range(plan.weights)) - set(names(plan, "ow"))
+            guard = "has_node && " if paced else ""
+            yield from (f"if ({guard}is_new) row[{r} * CHANNELS] = 0;" for r in sorted(unused))
     elif plan.sums_weights:
         yield f"if ({'has_node && ' if paced else ''}element != current) {{"
         yield f"{INDENT}if (current >= 0) {{"
@@ -117,8 +124,10 @@ def _part(plan: ContractionPlan, part: Part, paced: bool) -> Iterator[str]:
     if added:
         guard = "if (has_node) " if paced else ""
         # A weight is in one part alone.
-        place = "row[{} * CHANNELS]".format
-        yield from (f"{INDENT}{guard}{place(r)} = ow{r} + (is_new ? Real(0) : {place(r)});" for r in added)
+        statement = "atomicAdd(row + {0} * CHANNELS, ow{0});"
+        if plan.has_rows:
+            statement = "row[{0} * CHANNELS] = ow{0} + (is_new ? Real(0) : row[{0} * CHANNELS]);"
+        yield from (f"{INDENT}{guard}{statement.format(r)}" for r in added)
     yield end
 
 

@@ -34,6 +34,7 @@ from kernelgen.schedule.symmetric_contraction import (
     ContractionSchedule,
     ContractionSpec,
     contraction_schedule_from_dict,
+    in_fixed_order,
 )
 from kernelgen.terms.contraction_statements import (
     CONTRACTION_DIRECTIONS,
@@ -66,6 +67,9 @@ def build_contraction(
     schedule: one for every direction, or by direction name (``CONTRACTION_DIRECTIONS``); directions without one get
     the default schedule. layout: of features and outputs, see ``ContractionSpec``. Raises ScheduleError for an illegal
     schedule or layout, InputError for a dtype other than float32 and float64.
+
+    On a GPU gradients of w are summed in no fixed order, unless ``torch.use_deterministic_algorithms(True)`` is on: then
+    all results repeat bit by bit, and rows of sums take more memory.
     """
     return register(ContractionOperator(problem, schedule, dtype, torch.device(device), layout))
 
@@ -115,7 +119,7 @@ class ContractionOperator(RegisteredOperator):
             },
             sort_keys=True,
         )
-        self._kernels: dict[tuple[ContractionDirection, str, int], Kernel] = {}
+        self._kernels: dict[tuple[ContractionDirection, str, int, bool], Kernel] = {}
 
     def forward(self, x: Tensor, w: Tensor, elements: Tensor) -> Tensor:
         """The contraction [nodes, dim_out * channels], differentiable twice with respect to x and w.
@@ -159,9 +163,8 @@ class ContractionOperator(RegisteredOperator):
             kept.append(self._ready(name, given[name], shape, x))
             pointers[_PLACE[name]] = kept[-1].data_ptr()
         pointers[_PLACE["sender"]] = kept[0].data_ptr()
-        schedule = self.schedules[direction.name]
         spans = None
-        if schedule.order == "element":
+        if self.schedules[direction.name].order == "element":
             spans, perm = node_order(elements, rows)
             pointers[_PLACE["perm"]] = perm.data_ptr()
         else:
@@ -171,7 +174,10 @@ class ContractionOperator(RegisteredOperator):
         of_task = task_nodes(plan, nodes, kernel.resources.get("registers", 0))
         found: dict[str, Tensor] = {}
         for slot in direction.outputs:
-            shape = (nodes, self.widths[slot]) if slot != "w" else (-(-nodes // of_task) + rows, math.prod(w.shape[1:]))
+            if slot == "w":
+                shape = (rows + (-(-nodes // of_task) if plan.has_rows else 0), math.prod(w.shape[1:]))
+            else:
+                shape = (nodes, self.widths[slot])
             is_zeroed = slot in plan.zeroed
             found[slot] = (zeros if is_zeroed else empty)(shape, x)
             if poison and not is_zeroed:
@@ -183,12 +189,16 @@ class ContractionOperator(RegisteredOperator):
                 tell(self, direction, nodes, nodes, None, None)
         if "w" in found:
             assert spans is not None
-            found["w"] = sums_by_element(found["w"], spans, of_task).view(w.shape)
+            sums = sums_by_element(found["w"], spans, of_task) if plan.has_rows else found["w"]
+            found["w"] = sums.view(w.shape)
         return found
 
     def spec(self, direction: ContractionDirection, index: str = "int64") -> ContractionSpec:
-        """Spec of the kernel of a direction."""
-        return self._kernel_spec(direction, self.schedules[direction.name], index)
+        """Spec of the kernel of a direction; under ``torch.use_deterministic_algorithms`` of a form in fixed order."""
+        schedule = self.schedules[direction.name]
+        if torch.are_deterministic_algorithms_enabled():
+            schedule = in_fixed_order(schedule)
+        return self._kernel_spec(direction, schedule, index)
 
     def specs(self, direction_name: str) -> list[ContractionSpec]:
         """Spec of the kernel of a direction with its usual tangents and all its outputs."""
@@ -207,7 +217,8 @@ class ContractionOperator(RegisteredOperator):
         return default_contraction_schedule(self.problem, direction, DTYPES[self.dtype], device_facts(self.device))
 
     def _kernel(self, direction: ContractionDirection, elements: Tensor) -> Kernel:
-        key = (direction, _INDICES[elements.dtype], elements.get_device())
+        fixed = torch.are_deterministic_algorithms_enabled()
+        key = (direction, _INDICES[elements.dtype], elements.get_device(), fixed)
         kernel = self._kernels.get(key)
         if kernel is None:
             tell_of_preparing()

@@ -71,7 +71,7 @@ class Run:
         self.of_task = task_nodes(plan, nodes, 0)
         tasks = -(-nodes // self.of_task)
         sizes = {"x": nodes * problem.dim_in * problem.channels, "g": nodes * problem.dim_out * problem.channels}
-        sizes["w"] = (tasks + rows) * plan.weights * problem.channels
+        sizes["w"] = ((tasks if plan.has_rows else 0) + rows) * plan.weights * problem.channels
         for slot in direction.outputs:
             empty = 0.0 if slot in plan.zeroed else torch.nan
             whole = torch.full((sizes[slot] + GUARD,), empty, dtype=real)
@@ -88,7 +88,7 @@ class Run:
             *_, found, guard = self.buffers[f"out_{slot}"].split([len(self.buffers[f"out_{slot}"]) - GUARD, GUARD])
             assert bool((guard == 12345.0).all()), f"written past the end of {slot}"
             found = found.double()
-            if slot == "w":
+            if slot == "w" and self.plan.has_rows:
                 found = found.view(-1, self.plan.weights * problem.channels)
                 found = sums_by_element(self._written(found), self.spans, self.of_task)
             value = wanted["out" if direction is FORWARD else prefix + slot]
@@ -135,21 +135,31 @@ def test_lane_by_lane(direction: ContractionDirection, layout: str) -> None:
             assert_right_lane_by_lane(plan, 11)
 
 
+@LAYOUTS
+@pytest.mark.parametrize("direction", DIRECTIONS[2:5], ids=lambda direction: direction.text)
+def test_sums_added_to_the_gradient_itself(direction: ContractionDirection, layout: str) -> None:
+    for pace, sums, gradients in (("free", "registers", "together"), ("parts", "memory", "apart")):
+        schedule = ContractionCudaSchedule(4, "element", gradients, 32, pace=pace, sums=sums, adds="atomic")
+        assert_right_lane_by_lane(planned(PROBLEMS[0], direction, schedule, layout), 11)
+
+
+@pytest.mark.parametrize("adds", ContractionCudaSchedule.choices["adds"])
 @pytest.mark.parametrize("sums", ContractionCudaSchedule.choices["sums"])
 @pytest.mark.parametrize("pace", ContractionCudaSchedule.choices["pace"])
-def test_pace_and_sums_in_all_combinations(pace: str, sums: str) -> None:
+def test_pace_and_sums_in_all_combinations(pace: str, sums: str, adds: str) -> None:
     """70 channels take more than two blocks of 32, of which the last is not full."""
     problem = ContractionProblem("1o", "0e", 2, 70)
     for nodes_per_task, nodes in ((1, 2), (8, 3), (2, 4)):
-        schedule = ContractionCudaSchedule(nodes_per_task, "element", block_size=32, pace=pace, sums=sums)
+        schedule = ContractionCudaSchedule(nodes_per_task, "element", block_size=32, pace=pace, sums=sums, adds=adds)
         assert_right_lane_by_lane(planned(problem, contraction_backward(), schedule), nodes)
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS[:4], ids=lambda direction: direction.text)
 def test_the_hip_form_lane_by_lane(direction: ContractionDirection) -> None:
-    schedule = ContractionCudaSchedule(4, "element", "apart", 64, pace="parts", sums="memory")
-    plan = planned(PROBLEMS[0], direction, schedule)
-    assert_right_lane_by_lane(contraction_plan(dataclasses.replace(plan.spec, facts=hip_facts("gfx942"))), 11)
+    for adds in ContractionCudaSchedule.choices["adds"]:
+        schedule = ContractionCudaSchedule(4, "element", "apart", 64, pace="parts", sums="memory", adds=adds)
+        plan = planned(PROBLEMS[0], direction, schedule)
+        assert_right_lane_by_lane(contraction_plan(dataclasses.replace(plan.spec, facts=hip_facts("gfx942"))), 11)
 
 
 @LAYOUTS

@@ -8,6 +8,7 @@ import pytest
 import torch
 from contraction_cases import SMALL, assert_same, build_small, derivatives, operands, plain, some_elements
 
+from kernelgen.device import cuda_facts
 from kernelgen.errors import UnsupportedError
 from kernelgen.ops.contraction.elements import sums_by_element
 from kernelgen.ops.contraction.operator import ContractionOperator, build_contraction
@@ -78,9 +79,10 @@ def test_on_a_gpu(dtype: torch.dtype, layout: str) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("pace", ContractionCudaSchedule.choices["pace"])
 @pytest.mark.parametrize("sums", ContractionCudaSchedule.choices["sums"])
-def test_schedules_of_a_gpu(sums: str, pace: str) -> None:
+@pytest.mark.parametrize("adds", ContractionCudaSchedule.choices["adds"])
+def test_schedules_of_a_gpu(adds: str, sums: str, pace: str) -> None:
     for gradients in ContractionCudaSchedule.choices["gradients"]:
-        schedule = ContractionCudaSchedule(4, "element", gradients, 64, pace=pace, sums=sums)
+        schedule = ContractionCudaSchedule(4, "element", gradients, 64, pace=pace, sums=sums, adds=adds)
         assert_is_plain(build_contraction(MEDIUM, schedule, dtype=torch.float64, device="cuda"), 123, 5)
 
 
@@ -153,6 +155,34 @@ def test_results_are_the_same_in_every_run_and_for_every_number_of_threads(threa
         results.append(derivatives(lambda x, w: operator(x, w, elements), given))
     for other in results[1:]:
         assert all(torch.equal(value, other[name]) for name, value in results[0].items())
+
+
+@pytest.mark.gpu
+def test_a_gpu_sums_in_a_fixed_order_if_torch_is_told_so() -> None:
+    problem = ContractionProblem("0e+1o+2e+3o", "0e+1o", 3, 128)
+    operator = build_contraction(problem, device="cuda")
+    elements = some_elements(3000, 5).cuda()
+    given = {name: value.float().cuda() for name, value in operands(problem, 3000, 5).items()}
+    torch.use_deterministic_algorithms(True)
+    try:
+        results = [derivatives(lambda x, w: operator(x, w, elements), given) for _ in range(4)]
+    finally:
+        torch.use_deterministic_algorithms(False)
+    results.append(derivatives(lambda x, w: operator(x, w, elements), given))
+    for other in results[1:-1]:
+        assert all(torch.equal(value, other[name]) for name, value in results[0].items())
+    assert_same(results[-1], results[0], 1e-5)
+
+
+def test_the_form_in_a_fixed_order_is_chosen_by_torchs_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+    operator = build_small()
+    backward = operator.directions["backward"]
+    atomic = ContractionCudaSchedule(1, "element", sums="memory", adds="atomic")
+    monkeypatch.setitem(operator.schedules, "backward", atomic)
+    monkeypatch.setattr("kernelgen.ops.contraction.operator.device_facts", lambda device: cuda_facts("sm_90"))
+    assert operator.spec(backward).schedule == atomic
+    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
+    assert operator.spec(backward).schedule == ContractionCudaSchedule(0, "element", sums="memory", adds="rows")
 
 
 def test_no_result_is_left_to_chance() -> None:
