@@ -36,18 +36,29 @@ class Program:
             *("-o", str(folder / "run_model"), f"-I{home / 'include'}", f"-I{home / 'include/torch/csrc/api/include'}"),
             *(f"-L{home / 'lib'}", f"-Wl,-rpath,{home / 'lib'}", "-ltorch", "-ltorch_cpu", "-lc10", "-ldl"),
         ]
+        if torch.version.cuda:  # nothing refers to it, and its own libraries are found when it is loaded
+            command += ["-Wl,--no-as-needed", "-ltorch_cuda", "-Wl,--allow-shlib-undefined"]
         subprocess.run(command, check=True, capture_output=True)
         linked = subprocess.run(["ldd", str(folder / "run_model")], check=True, capture_output=True, text=True).stdout
         assert "libpython" not in linked and "libtorch_python" not in linked
 
     def run(self, model: Path, inputs: Tensors, pack: Path | None = None) -> list[torch.Tensor]:
-        """Outputs of a model whose kernels come from a pack. No cache can be written, and there is no compiler."""
-        pack = pack or write_calls(calls_in(model), model.with_suffix(".pack")).path
-        torch.save(list(inputs), self.folder / "inputs.pt")
+        """Outputs of a model whose kernels come from a pack. No cache can be written, and there is no compiler.
+
+        On a GPU if the inputs are there.
+        """
+        on_gpu = inputs[0].is_cuda
+        archs = ["sm_{}{}".format(*torch.cuda.get_device_capability())] if on_gpu else []
+        pack = pack or write_calls(calls_in(model), model.with_suffix(".pack"), archs=archs).path
+        torch.save([tensor.cpu() for tensor in inputs], self.folder / "inputs.pt")
         nowhere = self.folder / "nowhere" / "cache"
         environment = {"PATH": "", "HOME": str(nowhere), "EQUITUNE_CACHE": str(nowhere), "EQUITUNE_PACK": str(pack)}
+        if on_gpu and "LD_LIBRARY_PATH" in os.environ:  # where the driver may be
+            environment["LD_LIBRARY_PATH"] = os.environ["LD_LIBRARY_PATH"]
         command = [str(self.folder / "run_model"), str(model), str(self.library), "inputs.pt", "outputs.pt"]
+        command += ["cuda:0"] if on_gpu else []
         done = subprocess.run(command, cwd=self.folder, env=environment, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         assert "Python absent" in done.stdout and not nowhere.exists()
+        print(done.stdout.strip(), "with", pack.stat().st_size >> 10, "KiB of kernels")
         return torch.load(self.folder / "outputs.pt", weights_only=False)

@@ -10,7 +10,7 @@ from contraction_cases import SMALL, build_small, operands, some_elements
 from operator_cases import operator, problem
 from pair_problems import of_mode
 
-from kernelgen import HarmonicsProblem, HostSchedule, build, build_family, build_harmonics
+from kernelgen import CudaSchedule, HarmonicsProblem, HostSchedule, build, build_family, build_harmonics
 from kernelgen.packs.calls import Call
 
 # An op's name and arguments; the last is the operator's text.
@@ -18,10 +18,16 @@ Given = tuple[str, list[Any]]
 _SECOND = (("xyw", "xywg"), ("y", "xwg"), ("w", "xg"))
 
 
-def of_operator(op: Any, case: reference.Case, index: torch.dtype = torch.int64, ordered: bool = False) -> list[Given]:
+def of_operator(
+    op: Any,
+    case: reference.Case,
+    index: torch.dtype = torch.int64,
+    ordered: bool = False,
+    device: str = "cpu",
+) -> list[Given]:
     """Value, first and second gradients of an operator on a case."""
-    t = {name: tensor.to(op.dtype) for name, tensor in case.tensors.items()}
-    ends = [None if end is None else end.to(index) for end in (case.sender, case.receiver)]
+    t = {name: tensor.to(device, op.dtype) for name, tensor in case.tensors.items()}
+    ends = [None if end is None else end.to(device, index) for end in (case.sender, case.receiver)]
     order: list[Any] = [None] * 4
     if ordered:
         order = list(op.order(*ends, t["x"].shape[0], case.num_out))
@@ -65,16 +71,16 @@ def products() -> list[Given]:
     return calls
 
 
-def harmonics() -> list[Given]:
-    op = build_harmonics(HarmonicsProblem((0, 1, 2, 3), "component", True), dtype=torch.float64)
-    v, g, t = (torch.randn(9, width, dtype=torch.float64) for width in (3, op.dim_out, 3))
+def harmonics(kind: str = "cpu", device: str = "cpu") -> list[Given]:
+    op = build_harmonics(HarmonicsProblem((0, 1, 2, 3), "component", True), dtype=torch.float64, device=kind)
+    v, g, t = (torch.randn(9, width, dtype=torch.float64).to(device) for width in (3, op.dim_out, 3))
     second = [("sh_double_backward", [v, g, t, outputs, op.text]) for outputs in ("xg", "x", "g")]
     return [("sh_forward", [v, op.text]), ("sh_backward", [v, g, op.text]), *second]
 
 
-def contractions() -> list[Given]:
-    op, elements = build_small(), some_elements(7, 3)
-    t = operands(SMALL, 7, 3)
+def contractions(kind: str = "cpu", device: str = "cpu") -> list[Given]:
+    op, elements = build_small(device=kind), some_elements(7, 3).to(device)
+    t = {name: tensor.to(device) for name, tensor in operands(SMALL, 7, 3).items()}
     calls: list[Given] = [("sc_forward", [t["x"], t["w"], elements, op.text])]
     calls.append(("sc_backward", [t["x"], t["w"], t["g"], elements, "x", op.text]))
     calls.append(("sc_backward", [t["x"], t["w"], t["g"], elements.int(), "x", op.text]))
@@ -91,3 +97,29 @@ def call_of(given: Given) -> Call:
     elif op == "sc_double_backward":
         tangents = "".join(slot for slot, tangent in zip("xw", arguments[3:5], strict=True) if tangent is not None)
     return Call(op, arguments[-1], tangents, outputs)
+
+
+def on_a_gpu(device: str) -> list[Given]:
+    """Calls of kernels for a GPU in every form that is launched otherwise; tensors are on ``device``."""
+    case = reference.make_case
+    both = (CudaSchedule(accumulate=how) for how in ("registers", "atomics"))
+    operators = [
+        build(problem(), dtype=torch.float64, device="cuda"),
+        build(problem(), CudaSchedule(accumulate="atomics"), device="cuda"),
+        build(problem(), CudaSchedule(accumulate="atomics", zeros="inside"), dtype=torch.float64, device="cuda"),
+        build(problem(), CudaSchedule(fuse=False), dtype=torch.float64, device="cuda"),
+        build(problem(), CudaSchedule(order="sender"), dtype=torch.float64, device="cuda"),
+        build(problem(shared=True), dtype=torch.float64, device="cuda"),
+        build(problem(), deterministic=True, device="cuda"),
+        build(of_mode("uvw"), dtype=torch.float64, device="cuda"),
+        build_family([build(problem(), schedule, device="cuda") for schedule in both], [[1]] * 4 + [[0]]),
+    ]
+    calls: list[Given] = []
+    for op in operators:
+        for ordered in (False, True):
+            calls += of_operator(op, case(op.problem, "conv", edges=200), ordered=ordered, device=device)
+        calls += of_operator(op, case(op.problem, "conv", edges=5), torch.int32, device=device)
+    for plain in (problem(), of_mode("uvw", shared=True)):
+        op = build(plain, operation="plain", dtype=torch.float64, device="cuda")
+        calls += of_operator(op, case(plain, "plain"), device=device)
+    return [*calls, *harmonics("cuda", device), *contractions("cuda", device)]

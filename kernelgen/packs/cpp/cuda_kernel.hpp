@@ -31,6 +31,8 @@ public:
     int (*device_get)(int*, int) = nullptr;
     int (*device_attribute)(int*, int, int) = nullptr;
     int (*error_name)(int, const char**) = nullptr;
+    int (*retain_context)(void**, int) = nullptr;
+    int (*set_context)(void*) = nullptr;
 
     void check(int status, const std::string& what) const {
         if (status == 0) return;
@@ -47,7 +49,16 @@ public:
         return value;
     }
 
-    static constexpr int UNITS = 16, MAJOR = 75, MINOR = 76, DYNAMIC_SHARED = 8;
+    // Makes torch's context of a device current in this thread, whose first CUDA call this may be.
+    void enter(int device) const {
+        int handle = 0;
+        void* context = nullptr;
+        check(device_get(&handle, device), "the device");
+        check(retain_context(&context, handle), "the device's context");
+        check(set_context(context), "the device's context");
+    }
+
+    static constexpr int UNITS = 16, MAJOR = 75, MINOR = 76, DYNAMIC_SHARED = 8, INVALID_CONTEXT = 201;
 
 private:
     CudaDriver() {
@@ -60,6 +71,8 @@ private:
         find(library, "cuDeviceGet", device_get);
         find(library, "cuDeviceGetAttribute", device_attribute);
         find(library, "cuGetErrorName", error_name);
+        find(library, "cuDevicePrimaryCtxRetain", retain_context);
+        find(library, "cuCtxSetCurrent", set_context);
     }
 
     template <class Function>
@@ -114,9 +127,16 @@ public:
         std::size_t size = arguments.size() * sizeof(std::uint64_t);
         // CU_LAUNCH_PARAM_BUFFER_POINTER, the block, CU_LAUNCH_PARAM_BUFFER_SIZE, its size, CU_LAUNCH_PARAM_END
         void* extra[] = {reinterpret_cast<void*>(1), arguments.data(), reinterpret_cast<void*>(2), &size, nullptr};
-        driver.check(driver.launch(kernel, static_cast<unsigned>(shape.blocks), 1, 1, static_cast<unsigned>(shape.threads), 1,
-                                   1, static_cast<unsigned>(shape.shared), stream, nullptr, extra),
-                     "a launch of " + std::to_string(shape.blocks) + " blocks of " + std::to_string(shape.threads));
+        const auto queue = [&] {
+            return driver.launch(kernel, static_cast<unsigned>(shape.blocks), 1, 1, static_cast<unsigned>(shape.threads), 1, 1,
+                                 static_cast<unsigned>(shape.shared), stream, nullptr, extra);
+        };
+        int status = queue();
+        if (status == CudaDriver::INVALID_CONTEXT) {
+            driver.enter(device);
+            status = queue();
+        }
+        driver.check(status, "a launch of " + std::to_string(shape.blocks) + " blocks of " + std::to_string(shape.threads));
     }
 
 private:

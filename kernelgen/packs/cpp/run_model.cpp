@@ -1,9 +1,9 @@
 // Runs a model that AOTInductor compiled, without Python: an example, and what Equitune's tests run.
 //
-//     EQUITUNE_PACK=model.pack ./run_model model.pt2 libequitune.so inputs.pt outputs.pt
+//     EQUITUNE_PACK=model.pack ./run_model model.pt2 libequitune.so inputs.pt outputs.pt [DEVICE]
 //
-// inputs.pt: a list of tensors by torch.save. outputs.pt: the model's outputs, for torch.load. See the README for how to
-// build it.
+// inputs.pt: a list of tensors by torch.save, which are brought to DEVICE (such as cuda:0) if it is given. outputs.pt: the
+// model's outputs on the CPU, for torch.load. See the README for how to build it.
 #include <dlfcn.h>
 #include <torch/csrc/inductor/aoti_package/model_package_loader.h>
 #include <torch/torch.h>
@@ -28,6 +28,13 @@ bool has_python() {
     return false;
 }
 
+// On a GPU the outputs are copied to the host, and so are there.
+std::vector<torch::Tensor> results(torch::inductor::AOTIModelPackageLoader& model, const std::vector<torch::Tensor>& inputs) {
+    auto found = model.run(inputs);
+    for (torch::Tensor& output : found) output = output.cpu();
+    return found;
+}
+
 double seconds_since(std::chrono::steady_clock::time_point begin) {
     return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 }
@@ -35,8 +42,8 @@ double seconds_since(std::chrono::steady_clock::time_point begin) {
 }  // namespace
 
 int main(int count, char** given) {
-    if (count != 5) {
-        std::cerr << "usage: run_model MODEL.pt2 LIBEQUITUNE.so INPUTS.pt OUTPUTS.pt\n";
+    if (count != 5 && count != 6) {
+        std::cerr << "usage: run_model MODEL.pt2 LIBEQUITUNE.so INPUTS.pt OUTPUTS.pt [DEVICE]\n";
         return 2;
     }
     try {
@@ -46,11 +53,13 @@ int main(int count, char** given) {
         const c10::IValue list = torch::pickle_load(bytes_of(given[3]));
         std::vector<torch::Tensor> inputs;
         for (const c10::IValue& input : list.toListRef()) inputs.push_back(input.toTensor());
+        if (count == 6)
+            for (torch::Tensor& input : inputs) input = input.to(torch::Device(given[5]));
         auto begin = std::chrono::steady_clock::now();
-        auto outputs = model.run(inputs);
+        auto outputs = results(model, inputs);
         const double first = seconds_since(begin);
         begin = std::chrono::steady_clock::now();
-        outputs = model.run(inputs);
+        outputs = results(model, inputs);
         const auto saved = torch::pickle_save(outputs);
         std::ofstream(given[4], std::ios::binary).write(saved.data(), static_cast<std::streamsize>(saved.size()));
         std::cout << "first call " << first << " s, second " << seconds_since(begin) << " s, Python "

@@ -13,6 +13,8 @@ import pytest
 import torch
 from places import SUPPORT
 
+from kernelgen.compile.pack_file import PackFile
+from kernelgen.device import assumed, cuda_facts
 from kernelgen.packs.library import build_library
 from kernelgen.packs.make import write_calls
 
@@ -27,13 +29,13 @@ def index_of(op: str, arguments: list) -> str:
     return "int32" if any(one.dtype == torch.int32 and one.dim() == 1 for one in tensors[-2:]) else "int64"
 
 
-def packs_of(calls: Sequence[packed_calls.Given], folder: Path) -> str:
+def packs_of(calls: Sequence[packed_calls.Given], folder: Path, archs: Sequence[str] = ()) -> str:
     """One pack for each dtype of indices, as ``$EQUITUNE_PACK`` names them."""
     paths = []
     for index in ("int64", "int32"):
         some = [packed_calls.call_of(given) for given in calls if index_of(*given) == index]
         if some:
-            paths.append(str(write_calls(some, folder / f"{index}.pack", indices=(index,)).path))
+            paths.append(str(write_calls(some, folder / f"{index}.pack", indices=(index,), archs=archs).path))
     return os.pathsep.join(paths)
 
 
@@ -51,6 +53,8 @@ def run(library: Path, packs: Path | str, calls: Sequence[packed_calls.Given], f
     """The results of calls in a process that has torch alone, and can write nowhere but to its results."""
     torch.save(list(calls), folder / "calls.pt")
     environment = {"PATH": "", "HOME": "/nonexistent", "EQUITUNE_CACHE": "/nonexistent", "EQUITUNE_PACK": str(packs)}
+    if "LD_LIBRARY_PATH" in os.environ:  # where a GPU's driver may be
+        environment["LD_LIBRARY_PATH"] = os.environ["LD_LIBRARY_PATH"]
     command = [sys.executable, str(SUPPORT / "run_packed.py"), str(library), "calls.pt", "results.pt"]
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -69,7 +73,7 @@ def assert_agrees(found: list, calls: Sequence[packed_calls.Given]) -> None:
                 continue  # of no kernel: not written
             tolerance = 1e-6 if b.dtype == torch.float32 else 1e-13
             error = float((a.double() - b.double()).norm() / b.double().norm().clamp_min(1e-300)) if b.numel() else 0.0
-            if not error <= tolerance:
+            if not error <= tolerance:  # sums of atomics may have another order
                 errors[place, op, slot] = error
     assert not errors
 
@@ -81,6 +85,22 @@ def test_a_call_of_each_kind_agrees_with_python(library: Path, pack: Path, tmp_p
 @pytest.mark.slow
 def test_every_call_agrees_with_python(library: Path, tmp_path: Path) -> None:
     assert_agrees(run(library, packs_of(CALLS, tmp_path), CALLS, tmp_path), CALLS)
+
+
+def test_calls_for_a_gpu_can_be_packed(tmp_path: Path) -> None:
+    pytest.importorskip("cuda.core", reason="NVRTC is not installed")
+    with assumed(cuda_facts("sm_90")):
+        some = packed_calls.on_a_gpu("cpu")[::29]
+    packs = packs_of(some, tmp_path, ["sm_90"]).split(os.pathsep)
+    kernels = [kernel for path in packs for kernel in PackFile(path).index["kernels"]]
+    assert {kernel["target"] for kernel in kernels} == {"sm_90", "ptx"}
+
+
+@pytest.mark.gpu
+def test_every_call_on_a_gpu_agrees_with_python(library: Path, tmp_path: Path) -> None:
+    calls = packed_calls.on_a_gpu("cuda:0")
+    packs = packs_of(calls, tmp_path, ["sm_{}{}".format(*torch.cuda.get_device_capability())])
+    assert_agrees(run(library, packs, calls, tmp_path), calls)
 
 
 def test_what_a_pack_lacks_and_what_does_not_fit_is_said(library: Path, pack: Path, tmp_path: Path) -> None:
