@@ -56,6 +56,14 @@ def nvrtc_version() -> str:
     return f"{major}.{minor}"
 
 
+def has_nvrtc() -> bool:
+    """Whether this machine has NVRTC."""
+    try:
+        return bool(nvrtc_version())
+    except ToolMissingError:
+        return False
+
+
 def misfit(driver: tuple[int, int], version: str) -> str:
     """Why a driver (the CUDA version that it supports) cannot load what this NVRTC makes; empty if it can.
 

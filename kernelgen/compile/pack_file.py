@@ -24,6 +24,7 @@ import hashlib
 import json
 import os
 import platform
+import re
 import threading
 import zlib
 from collections.abc import Iterable, Mapping
@@ -49,6 +50,24 @@ _from_environment: set[str] = set()
 def target_of(facts: DeviceFacts) -> str:
     """The name in a pack of the device that a kernel is compiled for."""
     return facts.arch if facts.backend == "cuda" else "cpu"
+
+
+def targets_for(facts: DeviceFacts) -> list[str]:
+    """The targets whose code runs on a device, the best one first; PTX of an older architecture is the last."""
+    if facts.backend != "cuda" or facts.is_hip:
+        return [target_of(facts)]
+    number = _number(facts.arch)
+    return [*(f"sm_{minor}" for minor in range(number, number // 10 * 10 - 1, -1)), PTX]
+
+
+def _number(arch: str) -> int:
+    return int(arch.removeprefix("sm_"))
+
+
+def _runs_ptx(facts: DeviceFacts, code: bytes) -> bool:
+    """Whether PTX is for this architecture or an older one."""
+    found = re.search(rb"\.target sm_(\d+)", code)
+    return found is not None and int(found[1]) <= _number(facts.arch)
 
 
 def source_digest(source: Source) -> str:
@@ -115,11 +134,18 @@ class PackFile:
         return code
 
     def find(self, source: Source, facts: DeviceFacts) -> Binary | None:
-        """The kernel of a source, as a file in memory; None if the pack lacks it."""
-        key = (source_digest(source), source.entry, target_of(facts))
-        place = self._places.get(key)
-        if place is None:
-            return None
+        """The kernel of a source, as a file in memory; None if the pack lacks it.
+
+        Of a GPU that the pack has no code for: an older architecture's of the same major number, or PTX.
+        """
+        name = (source_digest(source), source.entry)
+        for target in targets_for(facts):
+            place = self._places.get((*name, target))
+            if place is not None and (target != PTX or _runs_ptx(facts, self.code(place))):
+                return self._binary((*name, target), place)
+        return None
+
+    def _binary(self, key: tuple[str, str, str], place: Mapping[str, Any]) -> Binary:
         with _lock:
             if key not in self._binaries:
                 # Stays open, because the loader knows a library by its path.

@@ -10,6 +10,7 @@ import functools
 import struct
 import sys
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -17,10 +18,12 @@ import torch
 from torch import Tensor
 
 from kernelgen.compile.cache import Binary
-from kernelgen.compile.nvrtc import misfit, nvrtc_version
+from kernelgen.compile.nvrtc import has_nvrtc, misfit, nvrtc_version
 from kernelgen.errors import LaunchError, ToolMissingError
 
 INVALID_CONTEXT = 201
+# CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+_MAX_DYNAMIC_SHARED = 8
 
 
 @functools.cache
@@ -103,22 +106,40 @@ def _fill_function() -> Any:
     return function
 
 
-def load_entry(binary: Binary, entry: str) -> Any:
-    """A kernel of a compiled module; the module stays loaded as long as the returned object lives."""
-    try:
-        from cuda.core import ObjectCode
-    except ImportError as error:
-        raise ToolMissingError(
-            f"cuda.core cannot be imported ({error}); pip install 'equitune[gpu]', or 'equitune[gpu-cu12]' for drivers "
-            "before 580"
-        ) from error
-    try:
-        return ObjectCode.from_cubin(binary.path.read_bytes()).get_kernel(entry)
-    except Exception as error:  # cuda.core raises private types
-        reason = misfit(driver_cuda(), nvrtc_version())
-        if reason:
-            raise ToolMissingError(reason) from error
-        raise LaunchError(f"{binary.path} cannot be loaded: {error}") from error
+class LoadedKernel:
+    """A kernel of a module, which stays loaded as long as this object lives. ``handle``: the driver's, for all devices."""
+
+    def __init__(self, library: int, handle: int) -> None:
+        self.handle = handle
+        # Not at the end of the process, when the driver may be gone.
+        weakref.finalize(self, _library().cuLibraryUnload, ctypes.c_void_p(library)).atexit = False
+
+
+def load_entry(binary: Binary, entry: str) -> LoadedKernel:
+    """A kernel of compiled code: a cubin, or PTX, which the driver compiles.
+
+    Raises ToolMissingError for a driver that is too old, LaunchError if it refuses the code otherwise.
+    """
+    driver, library, kernel = _library(), ctypes.c_void_p(), ctypes.c_void_p()
+    if not hasattr(driver, "cuLibraryLoadData"):
+        raise ToolMissingError("this NVIDIA driver is older than 525 (CUDA 12.0); install a newer driver")
+    code = binary.path.read_bytes()  # ctypes adds the zero byte that ends PTX
+    status = driver.cuLibraryLoadData(ctypes.byref(library), code, None, None, 0, None, None, 0)
+    if status == 0:
+        status = driver.cuLibraryGetKernel(ctypes.byref(kernel), library, entry.encode())
+    if status == 0:
+        return LoadedKernel(library.value or 0, kernel.value or 0)
+    reason = misfit(driver_cuda(), nvrtc_version()) if has_nvrtc() else ""
+    if reason:
+        raise ToolMissingError(reason)
+    raise LaunchError(f"{binary.path} cannot be loaded: {error_name(status)}")
+
+
+def allow_shared(kernel: LoadedKernel, size: int, device: int) -> int:
+    """Let a kernel's blocks take ``size`` bytes of dynamic shared memory on a device; returns a status."""
+    set_attribute = _library().cuKernelSetAttribute
+    set_attribute.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ctypes.c_int]
+    return set_attribute(_MAX_DYNAMIC_SHARED, size, kernel.handle, device)
 
 
 def launch_on(device: int, function: Launch, handle: int, shape: tuple[int, int, int], arguments: ctypes.Array) -> int:
@@ -141,24 +162,21 @@ def clear(out: Tensor) -> bool:
 
 def clean_memory(device: int, size: int) -> int:
     """The address of ``size`` zeroed bytes of the device, never freed; LaunchError if the driver cannot allocate."""
-    from cuda.bindings import driver
-
     torch.cuda.set_device(device)  # makes torch's context current
-    status, address = driver.cuMemAlloc(size)
-    if int(status) == 0:
-        (status,) = driver.cuMemsetD8(address, 0, size)
-    if int(status) == 0:
-        (status,) = driver.cuStreamSynchronize(driver.CUstream(0))
-    if int(status) != 0:
-        raise LaunchError(f"{size} bytes of memory on cuda:{device}: {status.name}")
-    return int(address)
+    driver, address = _library(), ctypes.c_uint64()
+    status = driver.cuMemAlloc_v2(ctypes.byref(address), ctypes.c_size_t(size))
+    if status == 0:
+        status = driver.cuMemsetD8_v2(address, ctypes.c_ubyte(0), ctypes.c_size_t(size))
+    if status == 0:
+        status = driver.cuStreamSynchronize(None)
+    if status != 0:
+        raise LaunchError(f"{size} bytes of memory on cuda:{device}: {error_name(status)}")
+    return address.value
 
 
 def error_name(status: int) -> str:
     """The driver's name for an error, such as CUDA_ERROR_INVALID_VALUE."""
-    from cuda.bindings import driver
-
-    try:
-        return driver.CUresult(status).name
-    except ValueError:
+    name = ctypes.c_char_p()
+    if _library().cuGetErrorName(status, ctypes.byref(name)) != 0 or name.value is None:
         return f"CUDA driver error {status}"
+    return name.value.decode()

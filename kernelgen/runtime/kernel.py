@@ -12,7 +12,6 @@ import os
 import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,6 +25,8 @@ from kernelgen.errors import LaunchError, UnsupportedError
 from kernelgen.plan.planner import AnyPlan, make_plan
 from kernelgen.runtime.cuda_driver import (
     Arguments,
+    LoadedKernel,
+    allow_shared,
     error_name,
     launch_function,
     launch_on,
@@ -143,10 +144,10 @@ _arguments_and_zeros = Arguments(len(BUFFERS) + 5)
 class _CudaRun:
     """Launches one CUDA kernel on torch's current stream of a device."""
 
-    def __init__(self, plan: AnyPlan, kernel: Any) -> None:
+    def __init__(self, plan: AnyPlan, kernel: LoadedKernel) -> None:
         self._plan = plan
         self._kernel = kernel  # keeps the module loaded
-        self._handle = int(kernel.handle)
+        self._handle = kernel.handle
         self._launch = launch_function()
         self._writes_zeros = getattr(plan.spec.schedule, "zeros", "") == "inside"
         self._allowed: set[int] = set()
@@ -178,12 +179,9 @@ class _CudaRun:
             )
 
     def _allow_shared(self, device: int, shared: int) -> None:
-        from cuda.bindings import driver
-
-        attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-        (status,) = driver.cuKernelSetAttribute(attribute, shared, self._kernel.handle, driver.CUdevice(device))
-        if int(status) != 0:
-            raise LaunchError(f"{shared} bytes of shared memory a block: refused on cuda:{device}, {status.name}")
+        status = allow_shared(self._kernel, shared, device)
+        if status != 0:
+            raise LaunchError(f"{shared} bytes of shared memory a block: refused on cuda:{device}, {error_name(status)}")
         self._allowed.add(device)
 
 
@@ -193,8 +191,7 @@ class FixedKernel:
     def __init__(self, source: Source, count: int, threads: int) -> None:
         self.source, self.threads = source, threads
         self._arguments = Arguments(count)
-        # By device: the handle, and the object that keeps its module loaded.
-        self._loaded: dict[int, tuple[int, Any]] = {}
+        self._loaded: dict[int, LoadedKernel] = {}
 
     def launch(self, device: int, blocks: int, *values: int) -> None:
         """Queue the kernel on the device's current stream; LaunchError if the driver refuses."""
@@ -202,8 +199,8 @@ class FixedKernel:
         if loaded is None:
             binary = compile_source(self.source, device_facts(f"cuda:{device}"))
             kernel = load_entry(binary, self.source.entry)
-            loaded = self._loaded.setdefault(device, (int(kernel.handle), kernel))
+            loaded = self._loaded.setdefault(device, kernel)
         shape, packed = (blocks, self.threads, 0), self._arguments.pack(*values)
-        status = launch_on(device, launch_function(), loaded[0], shape, packed)
+        status = launch_on(device, launch_function(), loaded.handle, shape, packed)
         if status != 0:
             raise LaunchError(f"{self.source.entry} with {values} failed on cuda:{device}: {error_name(status)}")

@@ -23,6 +23,8 @@ int cuLibraryGetKernel(void** kernel, void*, const char* name) {
     return 0;
 }
 
+int cuLibraryUnload(void*) { return 0; }
+
 int cuKernelSetAttribute(int attribute, int value, void*, int) {
     std::printf("attribute %d %d\n", attribute, value);
     return 0;

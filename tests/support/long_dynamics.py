@@ -31,8 +31,6 @@ from autotune.models.whole_model import DTYPES, open_model
 
 # Steps in which sizes are captured and torch's libraries take their memory.
 SETTLED = 1000
-# Random weights bind atoms by some meV; so many times that, they hold a molecule together.
-STIFFNESS = 1000.0
 # Of each squeeze: the cell's edges shrink, so that the atoms have more neighbours.
 SQUEEZED, STEPS_BETWEEN = 0.985, 50
 
@@ -51,7 +49,7 @@ def calculator_of(kind: str, given: argparse.Namespace, atoms: Atoms) -> Any:
     with default_dtype(DTYPES[given.dtype]):
         model = open_model(given.model, device=given.device, dtype=given.dtype).module
     with torch.no_grad():
-        model.scale_shift.scale.mul_(STIFFNESS)
+        model.scale_shift.scale.mul_(given.stiffness)
     options = {"models": model, "device": given.device, "default_dtype": given.dtype}
     return MACECalculator(capture=True, **options) if kind == "captured" else Stock(**options)
 
@@ -113,7 +111,7 @@ def run(given: argparse.Namespace) -> dict[str, Any]:
             same = Atoms(atoms)
             same.calc = eager
             wanted, found = same.get_forces(), atoms.get_forces()
-            scale = max(np.abs(wanted).max(), 1e-9)
+            scale = max(np.abs(wanted).max(), 0.1)  # eV/angstrom; forces are zero at rest
             errors.append((step, float(np.abs(found - wanted).max() / scale)))
             edges.add(edge_count(atoms, eager))
     (reserved, resident), (reserved_end, resident_end) = memory
@@ -166,9 +164,11 @@ def main() -> None:
     parser.add_argument("--model", default="mace-mp-0-medium")
     parser.add_argument("--structure", default="aspirin")
     parser.add_argument("--steps", type=int, default=10_000)
-    parser.add_argument("--step-fs", type=float, default=0.25)
+    parser.add_argument("--step-fs", type=float, default=0.1)
+    about = "factor of all energies: random weights bind atoms by some meV, a thousand times that holds a molecule"
+    parser.add_argument("--stiffness", type=float, default=1000.0, help=about)
     parser.add_argument("--temperature", type=float, default=100.0)
-    parser.add_argument("--relax", type=int, default=200, help="steps of relaxation at most, if --start is not there")
+    parser.add_argument("--relax", type=int, default=500, help="steps of relaxation at most, if --start is not there")
     parser.add_argument("--sample", type=int, default=500)
     parser.add_argument("--squeeze", action="store_true", help="compress the cell as time goes: no energy is conserved")
     parser.add_argument("--device", default="cuda")

@@ -47,6 +47,17 @@ class Library:
         return self.status
 
 
+class Refusing(Library):
+    """A driver that loads no code."""
+
+    def cuLibraryLoadData(self, *_: object) -> int:  # noqa: N802
+        return 209
+
+    def cuGetErrorName(self, status: int, target: object) -> int:  # noqa: N802
+        ctypes.cast(target, ctypes.POINTER(ctypes.c_char_p))[0] = b"NO_BINARY"
+        return 0 if status == 209 else 1
+
+
 def test_the_drivers_version(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda_driver, "_library", lambda: Library(12020))
     assert cuda_driver.driver_cuda() == OLD
@@ -66,17 +77,11 @@ def test_the_doctor_says_which_pair_does_not_fit(monkeypatch: pytest.MonkeyPatch
 def test_a_kernel_that_cannot_be_loaded_says_why(
     driver: tuple[int, int], error: type[Exception], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Refusing:
-        """cuda.core without a driver keeps a lock when it fails, and a second call would wait for ever."""
-
-        @staticmethod
-        def from_cubin(code: bytes) -> object:
-            raise RuntimeError(f"{len(code)} bytes are no kernel")
-
-    monkeypatch.setattr("cuda.core.ObjectCode", Refusing)
+    monkeypatch.setattr(cuda_driver, "_library", lambda: Refusing(0))
     monkeypatch.setattr(cuda_driver, "driver_cuda", lambda: driver)
+    monkeypatch.setattr(cuda_driver, "has_nvrtc", lambda: True)
     monkeypatch.setattr(cuda_driver, "nvrtc_version", lambda: "13.5")
     path = tmp_path / "kernel.cubin"
     path.write_bytes(b"no kernel")
-    with pytest.raises(error, match=r"equitune\[gpu-cu12\]" if driver == OLD else "cannot be loaded"):
+    with pytest.raises(error, match=r"equitune\[gpu-cu12\]" if driver == OLD else "cannot be loaded: NO_BINARY"):
         cuda_driver.load_entry(Binary(path, {}), "entry")

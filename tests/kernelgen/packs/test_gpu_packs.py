@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import subprocess
 from pathlib import Path
 
@@ -14,13 +15,14 @@ from places import SUPPORT
 from kernelgen import CudaSchedule, HarmonicsProblem, build, build_contraction, build_harmonics
 from kernelgen.compile.pack_file import PackFile, find_in_packs, load_pack
 from kernelgen.device import assumed, cuda_facts
-from kernelgen.emit.kernel_source import geometry
+from kernelgen.emit.kernel_source import emit, geometry
 from kernelgen.emit.source import Source
 from kernelgen.errors import InputError
 from kernelgen.packs.calls import Call, launches
 from kernelgen.packs.library import source_folder
 from kernelgen.packs.make import write_calls
 from kernelgen.plan.planner import AnyPlan
+from kernelgen.runtime import cuda_driver
 from kernelgen.schedule.spherical_harmonics import HarmonicsCudaSchedule
 
 pytest.importorskip("cuda.core", reason="NVRTC is not installed")
@@ -145,12 +147,23 @@ def test_python_finds_the_kernels(pack: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr("kernelgen.compile.pack_file._packs", {})
     load_pack(pack)
     plan = next(iter(plans("sm_90").values()))
-    from kernelgen.emit.kernel_source import emit
-
     binary = find_in_packs(emit(plan), cuda_facts("sm_90"))
     assert binary is not None and binary.path.read_bytes()[0x31] == 90 and binary.resources["registers"] > 0
-    assert find_in_packs(emit(plan), cuda_facts("sm_100")) is None
     assert find_in_packs(Source("nothing", "cuda"), cuda_facts("sm_90")) is None
+
+
+@pytest.mark.parametrize("arch, target", [("sm_80", "80"), ("sm_89", "80"), ("sm_100", ""), ("sm_121", "120"), ("sm_130", "ptx")])
+def test_python_takes_the_code_that_a_device_runs(
+    arch: str, target: str, pack: Path, probe: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cuda_driver, "_library", lambda: ctypes.CDLL(str(probe / "libcuda.so.1")))
+    binary = PackFile(pack).find(emit(plans("sm_120")[next(iter(plans("sm_120")))]), cuda_facts(arch))
+    assert (binary is None) == (target == "")
+    if binary is not None:
+        code = binary.path.read_bytes()
+        assert code.startswith(b"\x7fELF") == (target != "ptx")
+        assert target == "ptx" or code[0x31] == int(target)
+        assert cuda_driver.load_entry(binary, "entry").handle == 0x20
 
 
 def test_architectures_must_be_named(tmp_path: Path) -> None:
