@@ -107,7 +107,10 @@ def _fill_function() -> Any:
 
 
 class LoadedKernel:
-    """A kernel of a module, which stays loaded as long as this object lives. ``handle``: the driver's, for all devices."""
+    """A kernel of a module, which stays loaded as long as this object lives.
+
+    handle: the driver's, for all devices.
+    """
 
     def __init__(self, library: int, handle: int) -> None:
         self.handle = handle

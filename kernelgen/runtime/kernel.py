@@ -181,7 +181,9 @@ class _CudaRun:
     def _allow_shared(self, device: int, shared: int) -> None:
         status = allow_shared(self._kernel, shared, device)
         if status != 0:
-            raise LaunchError(f"{shared} bytes of shared memory a block: refused on cuda:{device}, {error_name(status)}")
+            raise LaunchError(
+                f"{shared} bytes of shared memory a block: refused on cuda:{device}, {error_name(status)}"
+            )
         self._allowed.add(device)
 
 

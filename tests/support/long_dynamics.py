@@ -99,13 +99,15 @@ def run(given: argparse.Namespace) -> dict[str, Any]:
     energies, temperatures, edges, errors, memory = [], [], set(), [], []
     began = time.perf_counter()
     for step in range(given.steps + 1):
+        if step and time.perf_counter() - began > given.seconds:
+            break
         if step:
             dynamics.run(1)
         if given.squeeze and step and step % STEPS_BETWEEN == 0:
             atoms.set_cell(atoms.cell * SQUEEZED, scale_atoms=True)
         energies.append(atoms.get_total_energy())
         temperatures.append(atoms.get_temperature())
-        if step in (min(SETTLED, given.steps // 2), given.steps):
+        if step == min(SETTLED, given.steps // 2):
             memory.append((reserved_mib(), resident_mib()))
         if eager is not None and step % given.sample == 0:
             same = Atoms(atoms)
@@ -114,12 +116,14 @@ def run(given: argparse.Namespace) -> dict[str, Any]:
             scale = max(np.abs(wanted).max(), 0.1)  # eV/angstrom; forces are zero at rest
             errors.append((step, float(np.abs(found - wanted).max() / scale)))
             edges.add(edge_count(atoms, eager))
-    (reserved, resident), (reserved_end, resident_end) = memory
+    memory.append((reserved_mib(), resident_mib()))
+    (reserved, resident), (reserved_end, resident_end) = memory[0], memory[-1]
+    steps = len(energies) - 1
     result: dict[str, Any] = {
         "kind": given.kind,
         "structure": given.structure,
-        "steps": given.steps,
-        "ms_a_step": (time.perf_counter() - began) / max(1, given.steps) * 1e3,
+        "steps": steps,
+        "ms_a_step": (time.perf_counter() - began) / max(1, steps) * 1e3,
         "temperature_k": [float(np.mean(temperatures)), float(np.max(temperatures))],
         **drift(np.arange(len(energies)) * given.step_fs * 1e-3, np.array(energies), len(atoms)),
         "reserved_mib": [reserved, reserved_end],
@@ -145,9 +149,14 @@ def edge_count(atoms: Atoms, calculator: Any) -> int:
 def line(result: dict[str, Any]) -> str:
     shown = [f"{result['kind']} {result['structure']}: {result['steps']} steps, {result['ms_a_step']:.2f} ms each"]
     shown.append("{:.0f} K on average, {:.0f} K at most".format(*result["temperature_k"]))
-    shown.append(f"drift {result['slope_mev_atom_ps']:+.2e} meV/atom/ps, at most {result['largest_mev_atom']:.2e} meV/atom")
-    shown.append("reserved {:.0f} -> {:.0f} MiB, process {:.0f} -> {:.0f} MiB".format(
-        *result["reserved_mib"], *result["resident_mib"]))
+    shown.append(
+        f"drift {result['slope_mev_atom_ps']:+.2e} meV/atom/ps, at most {result['largest_mev_atom']:.2e} meV/atom"
+    )
+    shown.append(
+        "reserved {:.0f} -> {:.0f} MiB, process {:.0f} -> {:.0f} MiB".format(
+            *result["reserved_mib"], *result["resident_mib"]
+        )
+    )
     if "captures" in result:
         step, error = result["worst_error"]
         shown.append(
@@ -164,6 +173,7 @@ def main() -> None:
     parser.add_argument("--model", default="mace-mp-0-medium")
     parser.add_argument("--structure", default="aspirin")
     parser.add_argument("--steps", type=int, default=10_000)
+    parser.add_argument("--seconds", type=float, default=3600.0, help="end after that, with fewer steps")
     parser.add_argument("--step-fs", type=float, default=0.1)
     about = "factor of all energies: random weights bind atoms by some meV, a thousand times that holds a molecule"
     parser.add_argument("--stiffness", type=float, default=1000.0, help=about)
@@ -173,7 +183,9 @@ def main() -> None:
     parser.add_argument("--squeeze", action="store_true", help="compress the cell as time goes: no energy is conserved")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--dtype", default="float64", choices=tuple(DTYPES))
-    parser.add_argument("--start", type=Path, default=Path("start.npz"), help="positions and momenta; written if missing")
+    parser.add_argument(
+        "--start", type=Path, default=Path("start.npz"), help="positions and momenta; written if missing"
+    )
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
     result = run(given)

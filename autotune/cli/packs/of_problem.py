@@ -12,7 +12,7 @@ from autotune.modules.sizes import Found, Lookup
 from autotune.modules.tuned_rows import operator_text
 from autotune.workload.config_tables import find_problem
 from autotune.workload.kinds.registry import kernel_kind, operations_of
-from kernelgen.device import assumed, cuda_facts, device_facts
+from kernelgen.device import CUDA_ARCHS, DeviceFacts, assumed, cuda_facts, device_facts, representative
 from kernelgen.errors import InputError, ScheduleError
 from kernelgen.ops.operator import Operator, build
 from kernelgen.packs.calls import Call, launches
@@ -33,8 +33,13 @@ def calls_of(
 
     A GPU's schedules are those for the first architecture. InputError for another dtype than float32 and float64.
     """
-    with assumed(cuda_facts(archs[0])) if archs else nullcontext():
+    with assumed(_card(archs[0])) if archs else nullcontext():
         return _calls_on("cuda" if archs else "cpu", text, operation, dtype, layout, training)
+
+
+def _card(arch: str) -> DeviceFacts:
+    """The card that stands for an architecture, for which schedules may have been tuned."""
+    return representative(arch) if arch in CUDA_ARCHS else cuda_facts(arch)
 
 
 def _calls_on(kind: str, text: str, operation: str, dtype: str, layout: str, training: bool) -> list[Call]:

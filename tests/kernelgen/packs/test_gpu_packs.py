@@ -152,7 +152,9 @@ def test_python_finds_the_kernels(pack: Path, monkeypatch: pytest.MonkeyPatch) -
     assert find_in_packs(Source("nothing", "cuda"), cuda_facts("sm_90")) is None
 
 
-@pytest.mark.parametrize("arch, target", [("sm_80", "80"), ("sm_89", "80"), ("sm_100", ""), ("sm_121", "120"), ("sm_130", "ptx")])
+@pytest.mark.parametrize(
+    "arch, target", [("sm_80", "80"), ("sm_89", "80"), ("sm_100", ""), ("sm_121", "120"), ("sm_130", "ptx")]
+)
 def test_python_takes_the_code_that_a_device_runs(
     arch: str, target: str, pack: Path, probe: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
