@@ -1,12 +1,11 @@
 // Products with matrices, in tiles of block_tiles.cuh:
 // out[n, m, j] = sum over terms of coefficient * in[n, m, k] * weights[w + k * k_stride + j * j_stride + e * of_element].
 // A target block is (offset, columns, dim, first term, last term, tiles before it); its terms follow all blocks, each
-// (offset of the block of in, its channels, w, k_stride, j_stride, coefficient). A block without terms becomes zero.
+// (offset of the block of in, its channels, w, k_stride, j_stride, of_element, coefficient). One without becomes zero.
 extern "C" __global__ void __launch_bounds__(128) equitune_block_matrices(
     const REAL* __restrict__ in, const REAL* __restrict__ weights, REAL* __restrict__ out,
     const long long* __restrict__ table, const long long* __restrict__ slots, const long long* __restrict__ chunks,
-    long long nodes, long long in_stride, long long out_stride, long long blocks, long long tiles_each,
-    long long of_element) {
+    long long nodes, long long in_stride, long long out_stride, long long blocks, long long tiles_each) {
     __shared__ Tiles tiles;
     const long long chunk = blockIdx.x / tiles_each, tile = blockIdx.x % tiles_each;
     const long long* block = table;
@@ -14,12 +13,12 @@ extern "C" __global__ void __launch_bounds__(128) equitune_block_matrices(
     while (--blocks && block[6 + 5] <= tile) block += 6;
     const long long columns = block[1], across = (columns + COLUMNS - 1) / COLUMNS;
     const long long m = (tile - block[5]) / across, column0 = (tile - block[5]) % across * COLUMNS;
-    if (chunks) weights += chunks[chunk] * of_element;
+    const long long element = chunks ? chunks[chunk] : 0;
     REAL sum[4][4] = {};
-    for (const long long* term = terms + block[3] * 6; term < terms + block[4] * 6; term += 6) {
+    for (const long long* term = terms + block[3] * 7; term < terms + block[4] * 7; term += 7) {
         const long long depth = term[1], k_stride = term[3], j_stride = term[4];
-        const REAL* const matrix = weights + term[2] + column0 * j_stride;
-        const REAL coefficient = (REAL)__longlong_as_double(term[5]);
+        const REAL* const matrix = weights + term[2] + element * term[5] + column0 * j_stride;
+        const REAL coefficient = (REAL)__longlong_as_double(term[6]);
         for (long long k0 = 0; k0 < depth; k0 += STEP) {
             for (int at = threadIdx.x; at < NODES * STEP; at += THREADS) {
                 const int i = at / STEP, k = at % STEP;

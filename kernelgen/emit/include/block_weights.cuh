@@ -1,20 +1,20 @@
 // Gradients by matrices, in tiles of block_tiles.cuh:
 // out[w + r * stride + e * of_element + c] = coefficient * sum of x[n, r] y[n, c] over the nodes n of element e and the
-// components of a block. A path is (x, y, w, stride, rows, columns, dim, coefficient, tiles before it). Elements have the
-// chunks from begins[e] to begins[e + 1], or all of them without begins. Each of `parts` sums some chunks, into a row of
-// its own.
+// components of a block. A path is (x, y, w, stride, of_element, rows, columns, dim, coefficient, tiles before it). An
+// element has the chunks from begins[e] to begins[e + 1], or all without begins. Each of `parts` sums some chunks, into a
+// row of its own.
 extern "C" __global__ void __launch_bounds__(128) equitune_block_matrices(
     const REAL* __restrict__ x, const REAL* __restrict__ y, REAL* __restrict__ out, const long long* __restrict__ table,
     const long long* __restrict__ slots, const long long* __restrict__ begins, long long nodes, long long x_stride,
-    long long y_stride, long long paths, long long tiles_each, long long elements, long long of_element, long long parts,
+    long long y_stride, long long paths, long long tiles_each, long long elements, long long parts,
     long long numel) {
     __shared__ Tiles tiles;
     const long long part = blockIdx.x % parts, element = blockIdx.x / parts % elements;
     const long long tile = blockIdx.x / parts / elements;
     const long long* path = table;
-    while (--paths && path[9 + 8] <= tile) path += 9;
-    const long long rows = path[4], columns = path[5], across = (columns + COLUMNS - 1) / COLUMNS;
-    const long long row0 = (tile - path[8]) / across * NODES, column0 = (tile - path[8]) % across * COLUMNS;
+    while (--paths && path[10 + 9] <= tile) path += 10;
+    const long long rows = path[5], columns = path[6], across = (columns + COLUMNS - 1) / COLUMNS;
+    const long long row0 = (tile - path[9]) / across * NODES, column0 = (tile - path[9]) % across * COLUMNS;
     long long begin = 0, end = (nodes + NODES - 1) / NODES;
     if (begins) begin = begins[element], end = begins[element + 1];
     const long long each = (end - begin + parts - 1) / parts;
@@ -22,7 +22,7 @@ extern "C" __global__ void __launch_bounds__(128) equitune_block_matrices(
     if (begin + each < end) end = begin + each;
     REAL sum[4][4] = {};
     for (long long chunk = begin; chunk < end; ++chunk)
-        for (long long m = 0; m < path[6]; ++m) {
+        for (long long m = 0; m < path[7]; ++m) {
             for (int at = threadIdx.x; at < NODES * NODES; at += THREADS) {
                 const int k = at / NODES, r = at % NODES;
                 const long long n = node_of(slots, chunk, k, nodes);
@@ -38,11 +38,11 @@ extern "C" __global__ void __launch_bounds__(128) equitune_block_matrices(
             multiply(tiles, sum);
             __syncthreads();
         }
-    const REAL coefficient = (REAL)__longlong_as_double(path[7]);
+    const REAL coefficient = (REAL)__longlong_as_double(path[8]);
     for (int i = 0; i < 4; ++i)
         for (int j = 0; j < 4; ++j) {
             const long long r = row0 + threadIdx.x / 16 + 8 * i, c = column0 + threadIdx.x % 16 + 16 * j;
             if (r < rows && c < columns)
-                out[part * numel + path[2] + r * path[3] + element * of_element + c] = coefficient * sum[i][j];
+                out[part * numel + path[2] + r * path[3] + element * path[4] + c] = coefficient * sum[i][j];
         }
 }

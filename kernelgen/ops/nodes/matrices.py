@@ -20,7 +20,8 @@ from kernelgen.runtime.kernel import FixedKernel
 
 ENTRY = "equitune_block_matrices"
 C_TYPES = {torch.float32: "float", torch.float64: "double"}
-# Of the kernels: nodes of a chunk, columns of a tile, threads of a block.
+# Of the kernels: nodes of a chunk, columns of a tile, threads of a block. Most elements of a small structure fill one
+# chunk, and padding at most doubles a large structure's rows.
 CHUNK, _COLUMNS, _THREADS = 32, 64, 128
 # Up to so many nodes one launch is worth more than the speed of a library's products.
 MOST_NODES = 2048
@@ -31,13 +32,14 @@ _CHUNKS_OF_PART, _MOST_PARTS = 8, 16
 class MatrixPath(NamedTuple):
     """A block of x ``[dim, rows]`` times a matrix, added to a block of y ``[dim, columns]``.
 
-    x, y, w: offsets; row r of the matrix begins at ``w + r * stride``, plus the product's ``of_element`` times e.
+    x, y, w: offsets; row r of the matrix of element e begins at ``w + r * stride + e * of_element``.
     """
 
     x: int
     y: int
     w: int
     stride: int
+    of_element: int
     rows: int
     columns: int
     dim: int
@@ -55,10 +57,10 @@ class Groups(NamedTuple):
 
 
 class BlockProduct:
-    """The kernels of some paths. dims: widths of x and y. of_element: between the weights of two elements."""
+    """The kernels of some paths. dims: widths of x and y. numel: of the weights, all of which paths use."""
 
-    def __init__(self, paths: Sequence[MatrixPath], dims: tuple[int, int], numel: int, of_element: int = 0) -> None:
-        self.paths, self.dims, self.numel, self.of_element = tuple(paths), dims, numel, of_element
+    def __init__(self, paths: Sequence[MatrixPath], dims: tuple[int, int], numel: int) -> None:
+        self.paths, self.dims, self.numel = tuple(paths), dims, numel
         # By what is wanted: numbers of the table's entries and tiles, and the table by device.
         self._tables: dict[str, tuple[int, int, list[int]]] = {}
         self._on_device: dict[tuple[str, torch.device], tuple[int, int, Tensor]] = {}
@@ -75,7 +77,7 @@ class BlockProduct:
         if nodes and tiles:
             pointers = (features.data_ptr(), weights.data_ptr(), out.data_ptr(), table.data_ptr())
             grouped = (0, 0) if groups is None else (groups.slots.data_ptr(), groups.chunks.data_ptr())
-            sizes = (nodes, features.stride(0), width, count, tiles, self.of_element)
+            sizes = (nodes, features.stride(0), width, count, tiles)
             kernel(features.dtype, False).launch(features.get_device(), chunks * tiles, *pointers, *grouped, *sizes)
         return out
 
@@ -88,7 +90,7 @@ class BlockProduct:
         if tiles:
             pointers = (x.data_ptr(), y.data_ptr(), out.data_ptr(), table.data_ptr())
             grouped = (0, 0) if groups is None else (groups.slots.data_ptr(), groups.begins.data_ptr())
-            sizes = (nodes, x.stride(0), y.stride(0), count, tiles, elements, self.of_element, parts, self.numel)
+            sizes = (nodes, x.stride(0), y.stride(0), count, tiles, elements, parts, self.numel)
             kernel(x.dtype, True).launch(x.get_device(), tiles * elements * parts, *pointers, *grouped, *sizes)
         return out[0] if parts == 1 else out.sum(0)
 
@@ -111,10 +113,10 @@ def _of_rows(paths: Sequence[MatrixPath], dims: tuple[int, int], wanted: str) ->
     for path in paths:
         if wanted == "y":
             block = (path.y, path.columns, path.dim)
-            term = [path.x, path.rows, path.w, path.stride, 1, as_bits(path.coefficient)]
+            term = [path.x, path.rows, path.w, path.stride, 1, path.of_element, as_bits(path.coefficient)]
         else:
             block = (path.x, path.rows, path.dim)
-            term = [path.y, path.columns, path.w, 1, path.stride, as_bits(path.coefficient)]
+            term = [path.y, path.columns, path.w, 1, path.stride, path.of_element, as_bits(path.coefficient)]
         by_block.setdefault(block, []).append(term)
     blocks, terms, tiles = [], [], 0
     for (offset, columns, dim), own in sorted(_with_gaps(by_block, dims[wanted == "y"]).items()):
@@ -139,7 +141,7 @@ def _of_weights(paths: Sequence[MatrixPath]) -> tuple[int, int, list[int]]:
     numbers, tiles = [], 0
     for path in paths:
         shape = (path.rows, path.columns, path.dim)
-        numbers += [path.x, path.y, path.w, path.stride, *shape, as_bits(path.coefficient), tiles]
+        numbers += [path.x, path.y, path.w, path.stride, path.of_element, *shape, as_bits(path.coefficient), tiles]
         tiles += -(-path.rows // CHUNK) * -(-path.columns // _COLUMNS)
     return len(paths), tiles, numbers
 
@@ -158,7 +160,7 @@ def source(dtype: torch.dtype, of_weights: bool) -> Source:
 @functools.cache
 def kernel(dtype: torch.dtype, of_weights: bool) -> FixedKernel:
     """The kernel of :func:`source`."""
-    return FixedKernel(source(dtype, of_weights), 15 if of_weights else 12, _THREADS)
+    return FixedKernel(source(dtype, of_weights), 14 if of_weights else 11, _THREADS)
 
 
 def takes(features: Tensor) -> bool:
