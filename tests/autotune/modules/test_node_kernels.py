@@ -107,7 +107,7 @@ silu, tanh = torch.nn.functional.silu, torch.tanh
 GATES = {
     "one parity": ("6x0e", [silu], "5x0e", [torch.sigmoid], "3x1o+2x2e"),
     "both": ("4x0e+2x0o", [silu, tanh], "3x0e+2x0o", [silu, tanh], "3x1o+2x2o"),
-    "a kind of gates for two blocks": ("4x0e", [None], "8x0e+2x0o", [tanh, tanh], "3x1o+5x2e+2x1o"),
+    "a kind of gates for two blocks": ("4x0e", [None], "8x0e+2x0o", [tanh, tanh], "3x1o+5x2e+2x3o"),
     "scalars alone": ("4x0e", [silu], "", [], ""),
 }
 
