@@ -15,6 +15,7 @@ from autotune.integrations.ir_mul.linear import AcceleratedLinear
 from autotune.integrations.ir_mul.species import chunked_species
 from autotune.integrations.ir_mul.species_product import MatricesByElement, SpeciesProduct, dense
 from autotune.integrations.ir_mul.typed_product import TypeMatrices
+from autotune.integrations.radial.folded import few_pass_silu
 from kernelgen.compile.compiler import compile_source
 from kernelgen.compile.nvrtc import nvrtc_version
 from kernelgen.device import cuda_facts
@@ -142,6 +143,12 @@ def test_a_gate_with_an_unknown_activation_stays_composed(launches: list[str]) -
     (x,) = draw((5, gate.irreps_in.dim))
     torch.testing.assert_close(gate(x), gate.composed(x))
     assert not launches
+
+
+def test_second_derivatives_of_silu(launches: list[str]) -> None:
+    (x,) = draw((7, 5))
+    assert_same(few_pass_silu, silu, (x,))
+    assert launches == ["equitune_gate"]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
