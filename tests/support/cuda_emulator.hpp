@@ -10,12 +10,25 @@
 #define __forceinline__ inline
 #define __global__
 #define __launch_bounds__(...)
+#ifdef KERNEL_CALL  // of a hand-written kernel, whose shared memory is static
+#define __shared__ static
+#else
 #define __shared__
+#endif
 #define __align__(n) __attribute__((aligned(n)))
 template <class T>
 static T min(T a, T b) { return b < a ? b : a; }
 static inline float sqrt(float x) { return __builtin_sqrtf(x); }
 static inline double sqrt(double x) { return __builtin_sqrt(x); }
+static inline double __longlong_as_double(long long bits) {
+    double value;
+    __builtin_memcpy(&value, &bits, sizeof value);
+    return value;
+}
+static inline float exp(float x) { return __builtin_expf(x); }
+static inline double exp(double x) { return __builtin_exp(x); }
+static inline float tanh(float x) { return __builtin_tanhf(x); }
+static inline double tanh(double x) { return __builtin_tanh(x); }
 
 struct Dim { unsigned x; };
 static Dim threadIdx, blockIdx, gridDim, blockDim;
@@ -122,10 +135,14 @@ static Call call;
 
 static void lane_main() {
     auto q = call.p;
+#ifdef KERNEL_CALL
+    KERNEL_CALL;
+#else
     equitune_kernel((const Real*)q[0], (const Real*)q[1], (const Real*)q[2], (const Real*)q[3], (const Real*)q[4],
                     (const Real*)q[5], (const Real*)q[6], (const Real*)q[7], (Real*)q[8], (Real*)q[9], (Real*)q[10],
                     (Real*)q[11], (const index_t*)q[12], (const index_t*)q[13], (const int*)q[14], (const int*)q[15],
                     call.edges, call.in, call.out MORE);
+#endif
     finished[current] = true;
     swapcontext(&lanes[current], &scheduler);
 }

@@ -9,9 +9,13 @@ from torch import Tensor
 
 from autotune.integrations.ir_mul.outline import check_same
 from autotune.integrations.ir_mul.stand_in import Draw, NodeStandIn
+from autotune.integrations.ir_mul.trilinear import runs_eagerly
 from autotune.workload.tensors import relayout
 from kernelgen.errors import UnsupportedError
+from kernelgen.ops.nodes import gates
+from kernelgen.ops.nodes.gates import GateKernel, GateRun
 from kernelgen.problem.irreps import blocks_of
+from kernelgen.torch_versions import run_eagerly
 
 Slice = tuple[int, int]  # begin and length
 
@@ -28,32 +32,111 @@ class IrMulGate(NodeStandIn):
         check_same(cut.irreps_in, original.irreps_in, "a gate")
         check_same(original.mul.irreps_out, original.irreps_gated, "a gate's result")
         blocks = blocks_of(str(cut.irreps_in))
-        scalars, gates, gated = ([blocks[place] for place in places] for places in cut.instructions)
+        scalars, factors, gated = ([blocks[place] for place in places] for places in cut.instructions)
         if any(block.l == 0 for block in gated):
             raise UnsupportedError(f"a gate multiplies scalars: {original.irreps_gated}")
         self.__dict__["scalars"] = _slices(scalars)
-        self.__dict__["gates"] = _slices(gates)
+        self.__dict__["gates"] = _slices(factors)
         self.__dict__["gated"] = tuple((block.offset, block.dim, block.mul) for block in gated)
+        self.__dict__["kernel"] = self._kernel_of(original)
         self._take_place_of(original)
         self._keep_children_of(original)
 
     def forward(self, features: Tensor) -> Tensor:
         """``[nodes, irreps_in.dim]`` -> ``[nodes, irreps_out.dim]``."""
+        if self.kernel is not None and gates.takes(features) and runs_eagerly(features):
+            return _gated(features, self)
+        return self.composed(features)
+
+    def composed(self, features: Tensor) -> Tensor:
+        """The same in operations of torch."""
         original = self.original
         parts = [original.act_scalars(_joined(features, self.scalars))]
         if self.gated:
-            gates, at = original.act_gates(_joined(features, self.gates)), 0
+            factors, at = original.act_gates(_joined(features, self.gates)), 0
             for offset, dim, mul in self.gated:
                 block = features.narrow(1, offset, dim * mul).unflatten(1, (dim, mul))
-                parts.append((block * gates.narrow(1, at, mul).unsqueeze(1)).flatten(1))
+                parts.append((block * factors.narrow(1, at, mul).unsqueeze(1)).flatten(1))
                 at += mul
         return torch.cat(parts, dim=1) if len(parts) > 1 else parts[0]
+
+    def _kernel_of(self, original: Any) -> GateKernel | None:
+        """None for activations that the kernel does not know."""
+        scalars, at = _activated(original.act_scalars, self.scalars), 0
+        of_gates = _activated(original.act_gates, self.gates)
+        if scalars is None or of_gates is None:
+            return None
+        runs = []
+        for begin, length, *act in scalars:
+            runs.append(GateRun(length, begin, at, begin, 0, 0, *act))
+            at += length
+        for offset, dim, mul in self.gated:
+            done = 0
+            while done < mul:
+                begin, length, *act = of_gates.pop(0)
+                taken = min(length, mul - done)
+                if taken < length:
+                    of_gates.insert(0, (begin + taken, length - taken, *act))
+                runs.append(GateRun(taken, offset + done, at + done, begin, dim, mul, *act))
+                done += taken
+            at += dim * mul
+        return GateKernel(runs, original.irreps_in.dim, at)
 
     def both_results(self, draw: Draw) -> tuple[Tensor, Tensor]:
         irreps = (str(self.original.irreps_in), str(self.original.irreps_out))
         (x,) = draw((16, self.original.irreps_in.dim))
         found = self.forward(relayout(x, irreps[0], "mul_ir", "ir_mul"))
         return relayout(found, irreps[1], "ir_mul", "mul_ir"), self.original.forward(x)
+
+
+class _Value(torch.autograd.Function):
+    """A gate by its kernel; its first gradients can be differentiated again."""
+
+    @staticmethod
+    def forward(ctx: Any, f: Tensor, gate: IrMulGate) -> Tensor:
+        ctx.gate = gate
+        ctx.save_for_backward(f)
+        return gate.kernel.value(f)
+
+    @staticmethod
+    @run_eagerly("autograd calls this outside of compiled graphs, which take torch's own")
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
+        (f,), differentiated = ctx.saved_tensors, torch.is_grad_enabled()
+        if not runs_eagerly(f, g):
+            with torch.enable_grad():
+                (found,) = torch.autograd.grad(ctx.gate.composed(f), f, g, create_graph=differentiated)
+            return found, None
+        g = g.contiguous()
+        return _Gradient.apply(f, g, ctx.gate) if differentiated else ctx.gate.kernel.gradient(f, g), None
+
+
+class _Gradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, f: Tensor, g: Tensor, gate: IrMulGate) -> Tensor:
+        ctx.gate = gate
+        ctx.save_for_backward(f, g)
+        return gate.kernel.gradient(f, g)
+
+    @staticmethod
+    @run_eagerly("autograd calls this outside of compiled graphs, which take torch's own")
+    def backward(ctx: Any, t: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+        (f, g), differentiated = ctx.saved_tensors, torch.is_grad_enabled()
+        if runs_eagerly(f, g, t) and not differentiated:
+            return (*ctx.gate.kernel.second(f, g, t.contiguous()), None)
+        with torch.enable_grad():
+            f, g = f.view_as(f), g.view_as(g)  # g may depend on f, which is not this node's affair
+            needed = [one for one, is_needed in zip((f, g), ctx.needs_input_grad, strict=False) if is_needed]
+            (first,) = torch.autograd.grad(ctx.gate.composed(f), f, g, create_graph=True)
+            found = iter(torch.autograd.grad(first, needed, t, create_graph=differentiated))
+        by_f, by_g = (next(found) if is_needed else None for is_needed in ctx.needs_input_grad[:2])
+        return by_f, by_g, None
+
+
+def _gated(features: Tensor, gate: IrMulGate) -> Tensor:
+    features = features.contiguous()
+    if torch.is_grad_enabled() and features.requires_grad:
+        return _Value.apply(features, gate)
+    return gate.kernel.value(features)
 
 
 def _slices(blocks: list[Any]) -> tuple[Slice, ...]:
@@ -70,3 +153,34 @@ def _slices(blocks: list[Any]) -> tuple[Slice, ...]:
 def _joined(features: Tensor, slices: tuple[Slice, ...]) -> Tensor:
     parts = [features.narrow(1, begin, length) for begin, length in slices]
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1) if parts else features.narrow(1, 0, 0)
+
+
+_ACTIVATIONS: dict[Any, int] = {
+    torch.nn.functional.silu: gates.SILU,
+    torch.nn.SiLU: gates.SILU,
+    torch.tanh: gates.TANH,
+    torch.nn.Tanh: gates.TANH,
+    torch.sigmoid: gates.SIGMOID,
+    torch.nn.Sigmoid: gates.SIGMOID,
+}
+
+
+def _activated(activation: Any, slices: tuple[Slice, ...]) -> list[tuple[int, int, int, float]] | None:
+    """Begin, length, activation and constant of the channels in slices; None for an unknown activation."""
+    places = [begin + at for begin, length in slices for at in range(length)]
+    found: list[tuple[int, int, int, float]] = []
+    for mul, _, act in activation.paths:
+        own, places = places[:mul], places[mul:]
+        kind, constant = gates.IDENTITY, 1.0
+        if act is not None:
+            function = getattr(act, "f", None)
+            known = _ACTIVATIONS.get(type(function) if isinstance(function, torch.nn.Module) else function)
+            if known is None:
+                return None
+            kind, constant = known, 1.0 if act._is_id else float(act.cst)
+        for place in own:
+            if found and sum(found[-1][:2]) == place and found[-1][2:] == (kind, constant):
+                found[-1] = (found[-1][0], found[-1][1] + 1, kind, constant)
+            else:
+                found.append((place, 1, kind, constant))
+    return found

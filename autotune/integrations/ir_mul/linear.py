@@ -16,6 +16,8 @@ from autotune.modules.base import autocast
 from autotune.modules.path_weights import check_last
 from autotune.workload.tensors import relayout
 from kernelgen.errors import UnsupportedError
+from kernelgen.ops.nodes import matrices
+from kernelgen.ops.nodes.matrices import BlockProduct, MatrixPath
 from kernelgen.problem.irreps import Block, blocks_of
 
 
@@ -46,15 +48,18 @@ class BlockMatrices(Trilinear):
         self.paths, self.dims = tuple(paths), {"x": dims[0], "y": dims[1]}
         self.weight_numel = sum(path.numel for path in paths)
         self.merged = _merged(self.paths)
+        in_one = [MatrixPath(p.x, p.y, p.w, p.columns, 0, *_shape(p), p.coefficient) for p in self.merged]
+        self.kernel = BlockProduct(in_one, dims, self.weight_numel)
 
     def derivative(self, wanted: str, first: Tensor, second: Tensor) -> Tensor:
         if wanted == "w":
             return self._of_weights(with_rows(first), with_rows(second))
         features, weights = (first, second) if wanted == "y" else (second, first)
-        features = with_rows(features)
+        features, weights = with_rows(features), weights.contiguous()
+        if matrices.takes(features):
+            return self.kernel.rows(wanted, features, weights)
         other = "x" if wanted == "y" else "y"
         found, written = self._empty(wanted, features), set()
-        weights = weights.contiguous()
         for path in self.merged:
             shape, strides = (path.dim, path.rows, path.columns), (0, path.columns, 1)
             if wanted == "x":
@@ -73,6 +78,8 @@ class BlockMatrices(Trilinear):
         return like.new_empty(shape) if sum(reached.values()) == self.dims[side] else like.new_zeros(shape)
 
     def _of_weights(self, x: Tensor, y: Tensor) -> Tensor:
+        if matrices.takes(x):
+            return self.kernel.weights(x, y)
         found = x.new_empty(self.weight_numel)
         for path in self.merged:
             target = found.narrow(0, path.w, path.numel).view(path.rows, path.columns)
@@ -105,6 +112,10 @@ class BlockMatrices(Trilinear):
             at = getattr(path, wanted)
             found[at] = found[at] + values if at in found else values
         return joined(found, self.dims[wanted], features)
+
+
+def _shape(path: Path) -> tuple[int, int, int]:
+    return path.rows, path.columns, path.dim
 
 
 def _mul(path: Path, side: str) -> int:

@@ -11,17 +11,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from kernelgen.ops.nodes.matrices import CHUNK, Groups
 from kernelgen.runtime.known_graphs import KnownGraphs
 from kernelgen.tracing import is_eager
-
-# Rows of a chunk: most elements of a small structure fill one, and padding at most doubles a large structure's rows.
-CHUNK = 32
 
 
 class Species(NamedTuple):
     """elements: int64 [nodes]. On a CPU ``order`` is the sorted nodes (None if they are sorted), ``place`` where each
-    went, and ``spans`` are (element, begin, end). On a GPU ``place`` is each node's row in the chunks, and ``chunks``
-    their elements.
+    went, and ``spans`` are (element, begin, end). On a GPU ``place`` is each node's row in the chunks, ``chunks`` their
+    elements, and ``groups`` the same for kernels.
     """
 
     elements: Tensor
@@ -29,6 +27,7 @@ class Species(NamedTuple):
     order: Tensor | None = None
     spans: tuple[tuple[int, int, int], ...] = ()
     chunks: Tensor | None = None
+    groups: Groups | None = None
 
 
 def sorted_species(elements: Tensor) -> Species:
@@ -48,11 +47,13 @@ def chunked_species(elements: Tensor, count: int) -> Species:
     ordered, order = torch.sort(elements, stable=True)
     starts = torch.searchsorted(ordered, torch.arange(count + 1, device=device))
     ends = ((starts.diff() + CHUNK - 1) // CHUNK).cumsum(0)
-    begins = torch.cat((ends.new_zeros(1), ends[:-1])) * CHUNK
-    rows = torch.arange(nodes, device=device) - starts[ordered] + begins[ordered]
+    begins = torch.cat((ends.new_zeros(1), ends))
+    rows = torch.arange(nodes, device=device) - starts[ordered] + begins[ordered] * CHUNK
     most = min(nodes, count) + nodes // CHUNK
     chunks = torch.searchsorted(ends, torch.arange(most, device=device), right=True).clamp_(max=count - 1)
-    return Species(elements, torch.empty_like(rows).index_copy_(0, order, rows), chunks=chunks)
+    place = torch.empty_like(rows).index_copy_(0, order, rows)
+    slots = rows.new_full((most * CHUNK,), -1).index_copy_(0, rows, order)
+    return Species(elements, place, chunks=chunks, groups=Groups(slots, chunks, begins))
 
 
 _KNOWN = KnownGraphs()

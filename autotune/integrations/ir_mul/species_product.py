@@ -16,6 +16,8 @@ from autotune.integrations.stand_ins import ProductStandIn
 from autotune.modules.base import autocast
 from autotune.workload.tensors import relayout
 from kernelgen.errors import UnsupportedError
+from kernelgen.ops.nodes import matrices
+from kernelgen.ops.nodes.matrices import BlockProduct, MatrixPath
 from kernelgen.problem.irreps import Block, blocks_of
 
 
@@ -117,24 +119,49 @@ def grouping_of(species: Species) -> Grouping:
     return Spans(species) if chunks is None or place is None else Chunks(species, chunks, place)
 
 
-class MatricesByElement(Trilinear):
-    """The product for nodes whose elements are known. dims: widths of x and y."""
+class ByElement(NamedTuple):
+    """A product's paths, the widths of x and y, and its kernels."""
 
-    def __init__(self, paths: Sequence[Path], dims: dict[str, int], grouping: Grouping) -> None:
-        self.paths, self.dims, self.grouping = paths, dims, grouping
-        self.weight_numel = sum(path.numel for path in paths)
+    paths: Sequence[Path]
+    dims: dict[str, int]
+    kernel: BlockProduct
+
+
+def by_element(paths: Sequence[Path], dims: dict[str, int]) -> ByElement:
+    """With the kernels of these paths."""
+    found = [
+        MatrixPath(
+            *(path.x.offset, path.y.offset, path.w, path.elements * path.y.mul, path.y.mul),
+            *(path.x.mul, path.y.mul, path.y.dim, path.coefficient),
+        )
+        for path in paths
+    ]
+    return ByElement(paths, dims, BlockProduct(found, (dims["x"], dims["y"]), sum(path.numel for path in paths)))
+
+
+class MatricesByElement(Trilinear):
+    """The product for nodes whose elements are known."""
+
+    def __init__(self, product: ByElement, species: Species) -> None:
+        self.paths, self.dims, self.kernel = product
+        self.groups, self.grouping = species.groups, grouping_of(species)
+        self.weight_numel = self.kernel.numel
 
     def derivative(self, wanted: str, first: Tensor, second: Tensor) -> Tensor:
-        grouping = self.grouping
+        grouping, groups = self.grouping, self.groups
         if wanted == "w":
+            if groups is not None and matrices.takes(first):
+                return self.kernel.weights(with_rows(first), with_rows(second), groups, self.paths[0].elements)
             return self._of_weights(grouping.grouped(first), grouping.grouped(second))
         features, weights = (first, second) if wanted == "y" else (second, first)
+        if groups is not None and matrices.takes(features):
+            return self.kernel.rows(wanted, with_rows(features), weights.contiguous(), groups)
         given = grouping.grouped(features)
         found, written = given.new_empty(*given.shape[:-1], self.dims[wanted]), set()
         for path in self.paths:
             source, target = (path.x, path.y) if wanted == "y" else (path.y, path.x)
-            matrices = grouping.matrices(path.weights(weights), target.dim)
-            for x, y, w in zip(grouping.views(given, source), grouping.views(found, target), matrices, strict=True):
+            each = grouping.matrices(path.weights(weights), target.dim)
+            for x, y, w in zip(grouping.views(given, source), grouping.views(found, target), each, strict=True):
                 w = w if wanted == "y" else w.mT
                 y.baddbmm_(x, w, beta=float(target in written), alpha=path.coefficient)
             written.add(target)
@@ -211,6 +238,7 @@ class SpeciesProduct(ProductStandIn, NodeStandIn):
         super().__init__()
         self.__dict__["paths"] = _paths_of(original)
         self.__dict__["dims"] = {"x": original.irreps_in1.dim, "y": original.irreps_out.dim}
+        self.__dict__["product"] = by_element(self.paths, self.dims)
         self._take_place_of(original)
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
@@ -219,7 +247,7 @@ class SpeciesProduct(ProductStandIn, NodeStandIn):
         species = species_of(y)
         if species is None:
             return dense(self.paths, self.dims, y, "y", x, weight)
-        return MatricesByElement(self.paths, self.dims, grouping_of(species))(x, weight)
+        return MatricesByElement(self.product, species)(x, weight)
 
     def both_results(self, draw: Draw) -> tuple[Tensor, Tensor]:
         """The node attributes are one-hot, all elements in turn."""

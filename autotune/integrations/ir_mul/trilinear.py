@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kernelgen.ops.autograd import will_run
 from kernelgen.torch_versions import run_eagerly
 from kernelgen.tracing import is_eager, is_transforming
 
@@ -35,9 +36,11 @@ class Trilinear(ABC):
 
 
 def _derivative(form: Trilinear, wanted: str, first: Tensor, second: Tensor) -> Tensor:
-    if runs_eagerly(first, second):
+    if not runs_eagerly(first, second):
+        return form.traceable(wanted, first, second)
+    if torch.is_grad_enabled() and (first.requires_grad or second.requires_grad):
         return _Derivative.apply(form, wanted, first, second)
-    return form.traceable(wanted, first, second)
+    return form.derivative(wanted, first.detach(), second.detach())
 
 
 def runs_eagerly(*tensors: Tensor) -> bool:
@@ -59,9 +62,12 @@ class _Derivative(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         names = (*FACTORS[ctx.wanted], ctx.wanted)
         given = dict(zip(names, (*ctx.saved_tensors, *gradients), strict=True))
+        # Forces need no gradients of the weights, which nodes of a training step's first backward pass could give.
         found = [
-            _derivative(ctx.form, name, *(given[factor] for factor in FACTORS[name])) if needed else None
-            for name, needed in zip(names[:2], ctx.needs_input_grad[2:], strict=True)
+            _derivative(ctx.form, name, *(given[factor] for factor in FACTORS[name]))
+            if needed and will_run(node[0])
+            else None
+            for name, needed, node in zip(names, ctx.needs_input_grad[2:], ctx.next_functions, strict=False)
         ]
         return (None, None, *found)
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from autotune.integrations.ir_mul import species, species_product
 from autotune.integrations.ir_mul.linear import AcceleratedLinear
 from autotune.integrations.ir_mul.species import CHUNK, chunked_species, elements_of, sorted_species, species_of
-from autotune.integrations.ir_mul.species_product import MatricesByElement, SpeciesProduct, dense, grouping_of
+from autotune.integrations.ir_mul.species_product import MatricesByElement, SpeciesProduct, dense
 from autotune.integrations.radial.folded import AcceleratedRadial
 from autotune.integrations.replacement import normal
 from kernelgen.errors import InputError, UnsupportedError
@@ -118,7 +118,7 @@ def test_products_by_element_are_those_with_all_and_differentiable_twice(element
     """Chunks are what a GPU takes; elements 2 and 5 never occur."""
     given, attrs = product(), one_hot(elements)
     species = chunked_species(elements, COUNT) if is_chunked else sorted_species(elements)
-    form = MatricesByElement(given.paths, given.dims, grouping_of(species))
+    form = MatricesByElement(given.product, species)
     x, w = draw((len(elements), given.dims["x"]), (given.weight_numel,))
     assert_close(form(x, w), dense(given.paths, given.dims, attrs, "y", x, w))
     assert_traceable_is_the_same(form, x, w)
@@ -128,7 +128,7 @@ def test_products_by_element_are_those_with_all_and_differentiable_twice(element
 
 def by_element() -> MatricesByElement:
     given = product()
-    return MatricesByElement(given.paths, given.dims, grouping_of(sorted_species(ELEMENTS)))
+    return MatricesByElement(given.product, sorted_species(ELEMENTS))
 
 
 FORMS = {

@@ -1,0 +1,112 @@
+"""Gates in layout ``ir_mul`` with both derivatives, each in one launch.
+
+Scalars s become c a(s), and the components v of an irrep become c a(s) v with a gate s for each of its channels, where a
+is an activation and c its constant.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from kernelgen.emit.source import Source, included
+from kernelgen.errors import UnsupportedError
+from kernelgen.ops.base import DTYPES
+from kernelgen.ops.nodes.matrices import C_TYPES, as_bits
+from kernelgen.runtime.allocation import empty
+from kernelgen.runtime.kernel import FixedKernel
+
+ENTRY = "equitune_gate"
+_THREADS = 256
+# Numbers of activations in the kernel.
+IDENTITY, SILU, TANH, SIGMOID = range(4)
+
+
+class GateRun(NamedTuple):
+    """Neighbouring channels with one activation. source, target: offsets in rows of inputs and outputs.
+
+    gate: offset of their gates, for scalars that of themselves. dim: components, 0 for scalars, ``stride`` apart.
+    """
+
+    channels: int
+    source: int
+    target: int
+    gate: int
+    dim: int
+    stride: int
+    activation: int
+    constant: float
+
+
+class GateKernel:
+    """The kernel of some runs, which together read and write whole rows; UnsupportedError if they do not."""
+
+    def __init__(self, runs: Sequence[GateRun], dim_in: int, dim_out: int) -> None:
+        self.runs, self.dim_in, self.dim_out = tuple(runs), dim_in, dim_out
+        read = sum(run.channels * (run.dim + 1) for run in runs)
+        written = sum(run.channels * max(1, run.dim) for run in runs)
+        if (read, written) != (dim_in, dim_out):
+            raise UnsupportedError(f"a gate that reads {read} of {dim_in} inputs and writes {written} of {dim_out}")
+        self.channels = sum(run.channels for run in runs)
+        self._on_device: dict[torch.device, Tensor] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_on_device": {}}
+
+    def value(self, f: Tensor) -> Tensor:
+        """f ``[nodes, dim_in]`` -> ``[nodes, dim_out]``."""
+        out = empty((f.shape[0], self.dim_out), f)
+        self._launch(0, f, f, f, f, out)
+        return out
+
+    def gradient(self, f: Tensor, g: Tensor) -> Tensor:
+        """The gradient by f, for cotangents g ``[nodes, dim_out]``."""
+        out = empty((f.shape[0], self.dim_in), f)
+        self._launch(1, f, g, f, out, out)
+        return out
+
+    def second(self, f: Tensor, g: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
+        """The gradients by f and by g of <t, :meth:`gradient`>, for t ``[nodes, dim_in]``."""
+        of_f, of_g = empty((f.shape[0], self.dim_in), f), empty((f.shape[0], self.dim_out), f)
+        self._launch(2, f, g, t, of_f, of_g)
+        return of_f, of_g
+
+    def _launch(self, order: int, *tensors: Tensor) -> None:
+        f, nodes = tensors[0], tensors[0].shape[0]
+        table = self._on_device.get(f.device)
+        if table is None:
+            with torch.inference_mode(False):
+                table = self._on_device[f.device] = torch.tensor(self.table()).to(f.device)
+        if nodes and self.channels:
+            pointers = [tensor.data_ptr() for tensor in (*tensors, table)]
+            sizes = (nodes, len(self.runs), self.channels, self.dim_in, self.dim_out, order)
+            kernel(f.dtype).launch(f.get_device(), -(-nodes * self.channels // _THREADS), *pointers, *sizes)
+
+    def table(self) -> list[int]:
+        """The runs as the kernel describes them."""
+        numbers, before = [], 0
+        for run in self.runs:
+            numbers += [before, run.channels, run.source, run.target, run.gate, run.dim, run.stride]
+            numbers += [run.activation, as_bits(run.constant)]
+            before += run.channels
+        return numbers
+
+
+def source(dtype: torch.dtype) -> Source:
+    """The source of the kernel for a dtype."""
+    return Source(f"#define REAL {C_TYPES[dtype]}\n" + included("gates.cuh"), "cuda", ENTRY)
+
+
+@functools.cache
+def kernel(dtype: torch.dtype) -> FixedKernel:
+    """The kernel of :func:`source`."""
+    return FixedKernel(source(dtype), 12, _THREADS)
+
+
+def takes(features: Tensor) -> bool:
+    """Whether the kernel is for these features."""
+    return features.is_cuda and features.dtype in DTYPES

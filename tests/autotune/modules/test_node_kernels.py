@@ -1,0 +1,182 @@
+"""Linear layers, products by element and gates by their CUDA kernels, run on the host: values and both derivatives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import pytest
+import torch
+from e3nn.nn import Gate
+from fixed_kernels import emulate_launches
+from torch import Tensor
+
+from autotune.integrations.ir_mul.gate import IrMulGate
+from autotune.integrations.ir_mul.linear import AcceleratedLinear
+from autotune.integrations.ir_mul.species import chunked_species
+from autotune.integrations.ir_mul.species_product import MatricesByElement, SpeciesProduct, dense
+from autotune.integrations.ir_mul.typed_product import TypeMatrices
+from autotune.integrations.radial.folded import few_pass_silu
+from kernelgen.compile.compiler import compile_source
+from kernelgen.compile.nvrtc import nvrtc_version
+from kernelgen.device import cuda_facts
+from kernelgen.e3nn_import import o3
+from kernelgen.errors import ToolMissingError
+from kernelgen.ops.nodes import gates, matrices
+from kernelgen.runtime.kernel import FixedKernel
+
+
+@pytest.fixture(autouse=True)
+def in_float64() -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(before)
+
+
+@pytest.fixture
+def launches(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Have the kernels run on the host; the entries of those that were launched."""
+    emulate_launches(monkeypatch)
+    run, found = FixedKernel.launch, []
+
+    def launch(kernel: FixedKernel, *arguments: int) -> None:
+        found.append(kernel.source.entry)
+        run(kernel, *arguments)
+
+    monkeypatch.setattr(FixedKernel, "launch", launch)
+    for part in (matrices, gates):
+        monkeypatch.setattr(part, "takes", lambda features: True)
+    return found
+
+
+def draw(*shapes: tuple[int, ...]) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(*shape, generator=generator).requires_grad_() for shape in shapes]
+
+
+def derivatives(run: Callable[..., Tensor], given: Sequence[Tensor]) -> list[Tensor]:
+    """Value, first gradients of random cotangents, and gradients of their squares in all inputs and the cotangents."""
+    out = run(*given)
+    g = torch.randn(out.shape, generator=torch.Generator().manual_seed(1)).requires_grad_()
+    first = torch.autograd.grad(out, given, g, create_graph=True)
+    return [out, *first, *torch.autograd.grad(sum(one.square().sum() for one in first), (*given, g))]
+
+
+def assert_same(run: Callable[..., Tensor], other: Callable[..., Tensor], given: Sequence[Tensor]) -> None:
+    for found, wanted in zip(derivatives(run, given), derivatives(other, given), strict=True):
+        torch.testing.assert_close(found, wanted, rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.parametrize(
+    ("irreps_in", "irreps_out", "nodes"),
+    [
+        ("70x0e+40x0e+9x1o+5x1o+3x2e", "33x0e+66x1o+2x1o+4x3o", 37),  # 3x2e goes nowhere, 4x3o is zero
+        ("4x0e+3x1o", "5x0e+2x1o", 290),  # sums over nodes in two parts
+    ],
+)
+def test_linear_layers(irreps_in: str, irreps_out: str, nodes: int, launches: list[str]) -> None:
+    torch.manual_seed(0)
+    form = AcceleratedLinear(o3.Linear(irreps_in, irreps_out)).form
+    x, w = draw((nodes, form.dims["x"]), (form.weight_numel,))
+    assert_same(form, lambda x, w: form.traceable("y", x, w), (x, w))
+    wide = torch.cat((x, x), 1)[:, x.shape[1] :]
+    torch.testing.assert_close(form(wide, w), form(x, w))
+    assert form(x[:0], w).shape == (0, form.dims["y"])
+    assert len(launches) >= 5
+
+
+@pytest.mark.parametrize("nodes", [9, 600])
+def test_products_by_element(nodes: int, launches: list[str]) -> None:
+    """Elements 2 and 5 never occur; 600 nodes fill several chunks of an element."""
+    product = SpeciesProduct(o3.FullyConnectedTensorProduct("3x0e+2x1o+2x0e", "6x0e", "2x0e+3x1o+2x2e"))
+    elements = torch.tensor([4, 1, 1, 0, 4, 1, 1, 3, 1]).repeat(nodes // 9 + 1)[:nodes]
+    attrs = torch.nn.functional.one_hot(elements, 6).double()
+    form = MatricesByElement(product.product, chunked_species(elements, 6))
+    given = draw((nodes, product.dims["x"]), (product.weight_numel,))
+    assert_same(form, lambda x, w: dense(product.paths, product.dims, attrs, "y", x, w), given)
+    assert len(launches) >= 5
+
+
+def test_matrices_of_types() -> None:
+    """Not a kernel: their three derivatives are products of torch."""
+    product = SpeciesProduct(o3.FullyConnectedTensorProduct("3x0e+2x1o+2x0e", "4x0e", "2x0e+3x1o+2x2e"))
+    form = TypeMatrices(product.paths, 5)
+    assert_same(form, lambda x, w: form.traceable("y", x, w), draw((5, 4), (product.weight_numel,)))
+
+
+silu, tanh = torch.nn.functional.silu, torch.tanh
+GATES = {
+    "one parity": ("6x0e", [silu], "5x0e", [torch.sigmoid], "3x1o+2x2e"),
+    "both": ("4x0e+2x0o", [silu, tanh], "3x0e+2x0o", [silu, tanh], "3x1o+2x2o"),
+    "a kind of gates for two blocks": ("4x0e", [None], "8x0e+2x0o", [tanh, tanh], "3x1o+5x2e+2x3o"),
+    "scalars alone": ("4x0e", [silu], "", [], ""),
+}
+
+
+@pytest.mark.parametrize("given", GATES.values(), ids=GATES)
+def test_gates(given: tuple, launches: list[str]) -> None:
+    gate = IrMulGate(Gate(*given))
+    (x,) = draw((70, gate.irreps_in.dim))
+    assert_same(gate, gate.composed, (x,))
+    assert launches == ["equitune_gate"] * 3
+    assert gate(x[:0]).shape == (0, gate.irreps_out.dim)
+
+
+def test_gates_of_many_cotangents_at_once_and_differentiated_thrice(launches: list[str]) -> None:
+    gate = IrMulGate(Gate(*GATES["both"]))
+    (x,) = draw((4, gate.irreps_in.dim))
+    many = torch.randn(3, 4, gate.irreps_out.dim)
+    (found,) = torch.autograd.grad(gate(x), x, many, is_grads_batched=True)
+    for one, g in zip(found, many, strict=True):
+        torch.testing.assert_close(one, torch.autograd.grad(gate(x), x, g)[0])
+
+    def third(run: Callable[[Tensor], Tensor]) -> Tensor:
+        (first,) = torch.autograd.grad(run(x).square().sum(), x, create_graph=True)
+        (second,) = torch.autograd.grad(first.square().sum(), x, create_graph=True)
+        return torch.autograd.grad(second.square().sum(), x)[0]
+
+    torch.testing.assert_close(third(gate), third(gate.composed))
+
+
+def test_a_gate_with_an_unknown_activation_stays_composed(launches: list[str]) -> None:
+    gate = IrMulGate(Gate("4x0e", [torch.nn.functional.elu], "2x0e", [silu], "2x1o"))
+    (x,) = draw((5, gate.irreps_in.dim))
+    torch.testing.assert_close(gate(x), gate.composed(x))
+    assert not launches
+
+
+def test_second_derivatives_of_silu(launches: list[str]) -> None:
+    (x,) = draw((7, 5))
+    assert_same(few_pass_silu, silu, (x,))
+    assert launches == ["equitune_gate"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_the_kernels_compile(dtype: torch.dtype) -> None:
+    try:
+        nvrtc_version()
+    except ToolMissingError as error:
+        pytest.skip(str(error))
+    for source in (gates.source(dtype), matrices.source(dtype, False), matrices.source(dtype, True)):
+        assert compile_source(source, cuda_facts("sm_90")).resources["registers"] <= 128
+
+
+@pytest.mark.gpu
+def test_results_on_a_gpu_are_the_hosts() -> None:
+    gate = IrMulGate(Gate(*GATES["both"]))
+    linear = AcceleratedLinear(o3.Linear("70x0e+9x1o+3x2e", "33x0e+66x1o")).form
+    for nodes in (5, 700):
+        cases = [(gate, draw((nodes, gate.irreps_in.dim)))]
+        cases.append((linear, draw((nodes, linear.dims["x"]), (linear.weight_numel,))))
+        for run, given in cases:
+            on_device = [one.detach().cuda().requires_grad_() for one in given]
+            out = run(*on_device)
+            g = torch.ones_like(out, requires_grad=True)
+            first = torch.autograd.grad(out, on_device, g, create_graph=True)
+            second = torch.autograd.grad(sum(one.square().sum() for one in first), (*on_device, g))
+            of_host = run(*given)
+            ones = torch.ones_like(of_host, requires_grad=True)
+            wanted = torch.autograd.grad(of_host, given, ones, create_graph=True)
+            then = torch.autograd.grad(sum(one.square().sum() for one in wanted), (*given, ones))
+            for one, other in zip((out, *first, *second), (of_host, *wanted, *then), strict=True):
+                torch.testing.assert_close(one.cpu(), other, rtol=1e-11, atol=1e-9)

@@ -1,0 +1,44 @@
+"""Hand-written CUDA kernels on the host, lane by lane (see cuda_emulator.hpp), in place of their launches."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import re
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kernelgen.emit.source import Source
+from kernelgen.runtime.kernel import FixedKernel
+
+
+@functools.cache
+def _loaded(source: Source) -> Any:
+    head = re.search(rf"{source.entry}\((.*?)\)\s*\{{", source.text, re.DOTALL)
+    assert head is not None
+    kinds = [re.sub(r"__restrict__|\w+$", "", parameter.strip()).strip() for parameter in head[1].split(",")]
+    call = f"{source.entry}({', '.join(f'({kind})q[{place}]' for place, kind in enumerate(kinds))})"
+    with tempfile.TemporaryDirectory() as folder:
+        text, library = Path(folder) / "kernel.inc", Path(folder) / "kernel.so"
+        text.write_text(source.text)
+        shim = Path(__file__).with_name("cuda_emulator.hpp")
+        command = ["g++", "-x", "c++", "-std=c++17", "-O1", "-w", "-shared", "-fPIC"]
+        command += [f'-DKERNEL_TEXT="{text}"', f"-DKERNEL_CALL={call}"]
+        subprocess.run([*command, str(shim), "-o", str(library), "-lm"], check=True)
+        return ctypes.CDLL(str(library)).emulate
+
+
+def run_on_host(kernel: FixedKernel, device: int, blocks: int, *values: int) -> None:
+    """What ``FixedKernel.launch`` does, on tensors of the host."""
+    arguments = (ctypes.c_void_p * 16)(*values)
+    sizes = [ctypes.c_longlong(0)] * 3
+    _loaded(kernel.source)(arguments, *sizes, ctypes.c_int(blocks), ctypes.c_int(kernel.threads))
+
+
+def emulate_launches(patch: pytest.MonkeyPatch) -> None:
+    """Have every hand-written kernel run on the host."""
+    patch.setattr(FixedKernel, "launch", run_on_host)
