@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -38,6 +40,39 @@ class Path:
         return self.rows * self.columns
 
 
+@dataclass(frozen=True)
+class Run:
+    """``count`` neighbouring blocks of x times neighbouring matrices, added to one block of y."""
+
+    first: Path
+    count: int
+
+    @property
+    def rows(self) -> int:
+        return self.count * self.first.rows
+
+    @property
+    def end(self) -> int:
+        return self.first.x + self.first.dim * self.rows
+
+    def of_x(self, x: Tensor) -> Tensor:
+        """The blocks as one, ``[dim, nodes, rows]``: a view of a single one, else a copy."""
+        blocks = self._view(x)
+        return blocks[0] if self.count == 1 else blocks.permute(1, 2, 0, 3).flatten(2)
+
+    def write(self, x: Tensor, values: Tensor, adds: bool) -> None:
+        """Write, or add, values ``[dim, nodes, rows]`` to the blocks of x."""
+        target = self._view(x)
+        values = values.unflatten(2, (self.count, self.first.rows)).permute(2, 0, 1, 3)
+        (target.add_ if adds else target.copy_)(values)
+
+    def _view(self, x: Tensor) -> Tensor:
+        """``[count, dim, nodes, rows of one]``."""
+        dim, rows = self.first.dim, self.first.rows
+        shape, strides = (self.count, dim, x.shape[0], rows), (dim * rows, rows, x.stride(0), 1)
+        return x.as_strided(shape, strides, x.storage_offset() + self.first.x)
+
+
 class BlockMatrices(Trilinear):
     """Products of blocks of features with matrices, ``y = sum of c x w``.
 
@@ -48,6 +83,7 @@ class BlockMatrices(Trilinear):
         self.paths, self.dims = tuple(paths), {"x": dims[0], "y": dims[1]}
         self.weight_numel = sum(path.numel for path in paths)
         self.merged = _merged(self.paths)
+        self.runs = _runs(self.merged)
         in_one = [MatrixPath(p.x, p.y, p.w, p.columns, 0, *_shape(p), p.coefficient) for p in self.merged]
         self.kernel = BlockProduct(in_one, dims, self.weight_numel)
 
@@ -58,6 +94,8 @@ class BlockMatrices(Trilinear):
         features, weights = with_rows(features), weights.contiguous()
         if matrices.takes(features):
             return self.kernel.rows(wanted, features, weights)
+        if joins_blocks(features):
+            return self._of_runs(wanted, features, weights)
         other = "x" if wanted == "y" else "y"
         found, written = self._empty(wanted, features), set()
         for path in self.merged:
@@ -71,6 +109,21 @@ class BlockMatrices(Trilinear):
             written.add(at)
         return found
 
+    def _of_runs(self, wanted: str, features: Tensor, weights: Tensor) -> Tensor:
+        found, written = self._empty(wanted, features), set()
+        for run in self.runs:
+            path, adds = run.first, getattr(run.first, wanted) in written
+            shape, strides = (path.dim, run.rows, path.columns), (0, path.columns, 1)
+            matrix = weights.as_strided(shape, strides, weights.storage_offset() + path.w)
+            if wanted == "y":
+                target = _rows(found, path, "y")
+                target.baddbmm_(run.of_x(features), matrix, beta=float(adds), alpha=path.coefficient)
+            else:
+                values = torch.bmm(_rows(features, path, "y"), matrix.mT)
+                run.write(found, values.mul_(path.coefficient), adds)
+            written.add(getattr(path, wanted))
+        return found
+
     def _empty(self, side: str, like: Tensor) -> Tensor:
         """Room for the result; zeros if no path writes some block of it."""
         reached = {getattr(path, side): path.dim * _mul(path, side) for path in self.merged}
@@ -81,13 +134,16 @@ class BlockMatrices(Trilinear):
         if matrices.takes(x):
             return self.kernel.weights(x, y)
         found = x.new_empty(self.weight_numel)
+        if joins_blocks(x):
+            for run in self.runs:
+                path = run.first
+                products = torch.bmm(run.of_x(x).mT, _rows(y, path, "y"))
+                target = found.narrow(0, path.w, run.count * path.numel).view(run.rows, path.columns)
+                torch.sum(products, 0, out=target).mul_(path.coefficient)
+            return found
         for path in self.merged:
             target = found.narrow(0, path.w, path.numel).view(path.rows, path.columns)
             pairs = _rows(x, path, "x").mT, _rows(y, path, "y")
-            if x.is_cuda:  # few launches; on a CPU the components' sums would cost as much as the products
-                torch.sum(torch.bmm(*pairs), 0, out=target)
-                target.mul_(path.coefficient)
-                continue
             for component, (rows, columns) in enumerate(zip(*pairs, strict=True)):
                 target.addmm_(rows, columns, beta=float(component > 0), alpha=path.coefficient)
         return found
@@ -148,6 +204,34 @@ def _merged(paths: Sequence[Path]) -> tuple[Path, ...]:
         else:
             found.append(path)
     return tuple(found)
+
+
+def joins_blocks(features: Tensor) -> bool:
+    """Whether runs of blocks are copied and multiplied as one: a GPU is slow at many small products, above all at
+    gradients by weights, where a few results are sums over all nodes. On a CPU a copy costs more than it saves.
+    """
+    return features.is_cuda
+
+
+def _runs(paths: Sequence[Path]) -> tuple[Run, ...]:
+    """Neighbouring blocks of x with neighbouring matrices for one block of y become one run."""
+    found: list[Run] = []
+    for path in sorted(paths, key=lambda path: path.w):
+        last = found[-1] if found else None
+        if last is not None:
+            first, count = last.first, last.count
+            at = {"x": first.x + count * first.dim * first.rows, "w": first.w + count * first.numel}
+            if path == dataclasses.replace(first, **at):
+                found[-1] = Run(first, count + 1)
+                continue
+        found.append(Run(path, 1))
+    ends: dict[int, set[int]] = {}
+    for run in found:
+        ends.setdefault(run.first.x, set()).add(run.end)
+    spans = sorted((begin, *reached) for begin, reached in ends.items())
+    # A gradient by x is written by the first run of a place, and the others add to it: they must have the same blocks.
+    are_apart = all(before[1] <= after[0] for before, after in itertools.pairwise(spans))
+    return tuple(found) if are_apart and all(len(span) == 2 for span in spans) else tuple(Run(one, 1) for one in paths)
 
 
 def _rest(path: Path) -> tuple[int, int, float]:

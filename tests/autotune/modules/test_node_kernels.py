@@ -10,6 +10,7 @@ from e3nn.nn import Gate
 from fixed_kernels import emulate_launches
 from torch import Tensor
 
+from autotune.integrations.ir_mul import linear
 from autotune.integrations.ir_mul.gate import IrMulGate
 from autotune.integrations.ir_mul.linear import AcceleratedLinear
 from autotune.integrations.ir_mul.species import chunked_species
@@ -83,6 +84,32 @@ def test_linear_layers(irreps_in: str, irreps_out: str, nodes: int, launches: li
     torch.testing.assert_close(form(wide, w), form(x, w))
     assert form(x[:0], w).shape == (0, form.dims["y"])
     assert len(launches) >= 5
+
+
+@pytest.mark.parametrize(
+    ("irreps_in", "irreps_out", "runs"),
+    [
+        ("4x1o+4x1o+4x1o+5x0e+5x0e+2x1o+2x1o", "3x1o+6x0e", [3, 1, 2]),  # scalars are joined before
+        ("3x1o+3x1o+2x1o", "4x1o+5x1o", [2, 1, 2, 1]),  # to two blocks
+        ("3x1o+4x0e", "3x1o+2x2e", [1]),
+    ],
+)
+def test_runs_of_blocks(irreps_in: str, irreps_out: str, runs: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a GPU multiplies them in large structures."""
+    monkeypatch.setattr(linear, "joins_blocks", lambda features: True)
+    torch.manual_seed(0)
+    original = o3.Linear(o3.Irreps(irreps_in).simplify(), irreps_out)
+    form = AcceleratedLinear(original, irreps_in=irreps_in).form
+    assert sorted(run.count for run in form.runs) == sorted(runs)
+    x, w = draw((11, form.dims["x"]), (form.weight_numel,))
+    assert_same(form, lambda x, w: form.traceable("y", x, w), (x, w))
+    wide = torch.cat((x, x), 1)[:, x.shape[1] :]
+    torch.testing.assert_close(form(wide, w), form(x, w))
+
+
+def test_blocks_that_runs_share_in_part_stay_alone() -> None:
+    paths = [linear.Path(*at, 2, 2, 1, 1.0) for at in ((0, 0, 0), (2, 0, 4), (2, 2, 8))]
+    assert [run.count for run in linear.BlockMatrices(paths, (4, 4)).runs] == [1, 1, 1]
 
 
 @pytest.mark.parametrize("nodes", [9, 600])
