@@ -1,4 +1,4 @@
-"""Products of node features with matrices: all blocks of an irreps' row in one launch, with one matrix or one an element.
+"""Products of node features with matrices, by element or not: all blocks of a row in one launch.
 
 With T(x, w, y) = sum of c x w y over paths, the kernels compute dT/dy and dT/dx (``rows``) and dT/dw (``weights``).
 """
@@ -118,7 +118,9 @@ def _of_rows(paths: Sequence[MatrixPath], dims: tuple[int, int], wanted: str) ->
             block = (path.x, path.rows, path.dim)
             term = [path.y, path.columns, path.w, 1, path.stride, path.of_element, as_bits(path.coefficient)]
         by_block.setdefault(block, []).append(term)
-    blocks, terms, tiles = [], [], 0
+    blocks: list[int] = []
+    terms: list[list[int]] = []
+    tiles = 0
     for (offset, columns, dim), own in sorted(_with_gaps(by_block, dims[wanted == "y"]).items()):
         blocks += [offset, columns, dim, len(terms), len(terms) + len(own), tiles]
         terms += own
