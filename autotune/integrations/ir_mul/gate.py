@@ -67,17 +67,17 @@ class IrMulGate(NodeStandIn):
         if scalars is None or of_gates is None:
             return None
         runs = []
-        for begin, length, *act in scalars:
-            runs.append(GateRun(length, begin, at, begin, 0, 0, *act))
+        for begin, length, kind, constant in scalars:
+            runs.append(GateRun(length, begin, at, begin, 0, 0, kind, constant))
             at += length
         for offset, dim, mul in self.gated:
             done = 0
             while done < mul:
-                begin, length, *act = of_gates.pop(0)
+                begin, length, kind, constant = of_gates.pop(0)
                 taken = min(length, mul - done)
                 if taken < length:
-                    of_gates.insert(0, (begin + taken, length - taken, *act))
-                runs.append(GateRun(taken, offset + done, at + done, begin, dim, mul, *act))
+                    of_gates.insert(0, (begin + taken, length - taken, kind, constant))
+                runs.append(GateRun(taken, offset + done, at + done, begin, dim, mul, kind, constant))
                 done += taken
             at += dim * mul
         return GateKernel(runs, original.irreps_in.dim, at)

@@ -53,7 +53,7 @@ def chunked_species(elements: Tensor, count: int) -> Species:
     chunks = torch.searchsorted(ends, torch.arange(most, device=device), right=True).clamp_(max=count - 1)
     place = torch.empty_like(rows).index_copy_(0, order, rows)
     slots = rows.new_full((most * CHUNK,), -1).index_copy_(0, rows, order)
-    return Species(elements, place, chunks=chunks, groups=Groups(slots, chunks, begins))
+    return Species(elements, place, chunks=chunks, groups=Groups(nodes, slots, chunks, begins))
 
 
 _KNOWN = KnownGraphs()

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from kernelgen.ops.autograd import will_run
 from kernelgen.torch_versions import run_eagerly
-from kernelgen.tracing import is_eager, is_transforming
+from kernelgen.tracing import is_eager
 
 # Of what each derivative of T is made.
 FACTORS = {"y": ("x", "w"), "x": ("w", "y"), "w": ("x", "y")}
@@ -40,12 +40,12 @@ def _derivative(form: Trilinear, wanted: str, first: Tensor, second: Tensor) -> 
         return form.traceable(wanted, first, second)
     if torch.is_grad_enabled() and (first.requires_grad or second.requires_grad):
         return _Derivative.apply(form, wanted, first, second)
-    return form.derivative(wanted, first.detach(), second.detach())
+    return form.derivative(wanted, first, second)
 
 
 def runs_eagerly(*tensors: Tensor) -> bool:
     """Whether torch neither traces nor transforms a call with these tensors, so that it may write in place."""
-    return is_eager(*tensors) and not is_transforming(*tensors)
+    return is_eager(*tensors) and not any(map(torch._C._functorch.is_legacy_batchedtensor, tensors))
 
 
 class _Derivative(torch.autograd.Function):

@@ -75,10 +75,8 @@ class TypeMatrices(Trilinear):
 
     def traceable(self, wanted: str, first: Tensor, second: Tensor) -> Tensor:
         if wanted == "x":
-            parts = [
-                torch.bmm(_matrices(path, second, self.count), _matrices(path, first, self.width).transpose(1, 2)).sum(0)
-                for path in self.paths
-            ]
+            pairs = [(_matrices(path, second, self.count), _matrices(path, first, self.width)) for path in self.paths]
+            parts = [torch.bmm(of_types, weights.transpose(1, 2)).sum(0) for of_types, weights in pairs]
             return sum(parts[1:], parts[0])
         before, x = (self.width, first) if wanted == "y" else (self.count, first.t())
         given = second.contiguous()

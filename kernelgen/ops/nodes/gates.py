@@ -1,6 +1,6 @@
 """Gates in layout ``ir_mul`` with both derivatives, each in one launch.
 
-Scalars s become c a(s), and the components v of an irrep become c a(s) v with a gate s for each of its channels, where a
+Scalars s become c a(s), and the components v of an irrep become c a(s) v with a gate s for each of its channels. Here a
 is an activation and c its constant.
 """
 

@@ -1,4 +1,4 @@
-"""Products of node features with matrices: all blocks of an irreps' row in one launch, with one matrix or one an element.
+"""Products of node features with matrices, by element or not: all blocks of a row in one launch.
 
 With T(x, w, y) = sum of c x w y over paths, the kernels compute dT/dy and dT/dx (``rows``) and dT/dw (``weights``).
 """
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from kernelgen.emit.source import Source, included
+from kernelgen.errors import InputError
 from kernelgen.ops.base import DTYPES
 from kernelgen.runtime.allocation import empty
 from kernelgen.runtime.kernel import FixedKernel
@@ -48,9 +49,10 @@ class MatrixPath(NamedTuple):
 
 class Groups(NamedTuple):
     """Nodes by element, int64: ``slots`` of 32 nodes of one element (-1: none) a chunk, the ``chunks``' elements, and
-    where each element's chunks begin [elements + 1].
+    where each element's chunks begin [elements + 1]. nodes: how many there are.
     """
 
+    nodes: int
     slots: Tensor
     chunks: Tensor
     begins: Tensor
@@ -71,6 +73,7 @@ class BlockProduct:
     def rows(self, wanted: str, features: Tensor, weights: Tensor, groups: Groups | None = None) -> Tensor:
         """dT/d``wanted`` (x or y), from the other features ``[nodes, dim]`` and the weights ``[numel]``."""
         nodes, width = features.shape[0], self.dims[wanted == "y"]
+        self._check(features, weights, groups, weights.shape == (self.numel,))
         out = empty((nodes, width), features)
         chunks = -(-nodes // CHUNK) if groups is None else len(groups.chunks)
         count, tiles, table = self._table(wanted, features.device)
@@ -84,6 +87,7 @@ class BlockProduct:
     def weights(self, x: Tensor, y: Tensor, groups: Groups | None = None, elements: int = 1) -> Tensor:
         """dT/dw ``[numel]``; the sums have a fixed order."""
         nodes = x.shape[0]
+        self._check(x, y, groups, y.shape[0] == nodes)
         parts = max(1, min(_MOST_PARTS, -(-nodes // (CHUNK * _CHUNKS_OF_PART))))
         out = empty((parts, self.numel), x)
         count, tiles, table = self._table("w", x.device)
@@ -93,6 +97,17 @@ class BlockProduct:
             sizes = (nodes, x.stride(0), y.stride(0), count, tiles, elements, parts, self.numel)
             kernel(x.dtype, True).launch(x.get_device(), tiles * elements * parts, *pointers, *grouped, *sizes)
         return out[0] if parts == 1 else out.sum(0)
+
+    def _check(self, features: Tensor, other: Tensor, groups: Groups | None, fits: bool) -> None:
+        """InputError for tensors of which a kernel would read beyond the end."""
+        same = features.dtype is other.dtype and features.device == other.device
+        if not (same and fits and (groups is None or groups.nodes == features.shape[0])):
+            of = "" if groups is None else f" of {groups.nodes} nodes by element"
+            raise InputError(
+                f"features are {features.dtype} {tuple(features.shape)} on {features.device}{of}, multiplied with "
+                f"{other.dtype} {tuple(other.shape)} on {other.device}; expected one dtype and device, {self.numel} "
+                "weights, and as many nodes"
+            )
 
     def _table(self, wanted: str, device: torch.device) -> tuple[int, int, Tensor]:
         found = self._on_device.get((wanted, device))
@@ -118,7 +133,9 @@ def _of_rows(paths: Sequence[MatrixPath], dims: tuple[int, int], wanted: str) ->
             block = (path.x, path.rows, path.dim)
             term = [path.y, path.columns, path.w, 1, path.stride, path.of_element, as_bits(path.coefficient)]
         by_block.setdefault(block, []).append(term)
-    blocks, terms, tiles = [], [], 0
+    blocks: list[int] = []
+    terms: list[list[int]] = []
+    tiles = 0
     for (offset, columns, dim), own in sorted(_with_gaps(by_block, dims[wanted == "y"]).items()):
         blocks += [offset, columns, dim, len(terms), len(terms) + len(own), tiles]
         terms += own

@@ -21,7 +21,7 @@ from kernelgen.compile.compiler import compile_source
 from kernelgen.compile.nvrtc import nvrtc_version
 from kernelgen.device import cuda_facts
 from kernelgen.e3nn_import import o3
-from kernelgen.errors import ToolMissingError
+from kernelgen.errors import InputError, ToolMissingError
 from kernelgen.ops.nodes import gates, matrices
 from kernelgen.runtime.kernel import FixedKernel
 
@@ -122,6 +122,18 @@ def test_products_by_element(nodes: int, launches: list[str]) -> None:
     given = draw((nodes, product.dims["x"]), (product.weight_numel,))
     assert_same(form, lambda x, w: dense(product.paths, product.dims, attrs, "y", x, w), given)
     assert len(launches) >= 5
+
+
+def test_tensors_that_do_not_fit_are_refused(launches: list[str]) -> None:
+    form = AcceleratedLinear(o3.Linear("4x0e+3x1o", "5x0e+2x1o")).form
+    x, w = (one.detach() for one in draw((6, form.dims["x"]), (form.weight_numel,)))
+    with pytest.raises(InputError, match="float64 .* multiplied with torch.float32"):
+        form(x, w.float())
+    product = SpeciesProduct(o3.FullyConnectedTensorProduct("3x0e", "6x0e", "2x0e"))
+    by_element = MatricesByElement(product.product, chunked_species(torch.zeros(7, dtype=torch.int64), 6))
+    with pytest.raises(InputError, match="of 7 nodes by element"):
+        by_element(x[:, :3].contiguous(), product.weight.detach())
+    assert not launches
 
 
 def test_matrices_of_types() -> None:
