@@ -9,8 +9,9 @@ import pytest
 import torch
 
 pytest.importorskip("mace", reason="MACE is not installed")
-ts = pytest.importorskip("torch_sim", reason="torch-sim is not installed")
+pytest.importorskip("torch_sim", reason="torch-sim is not installed")
 
+import torch_sim as ts
 from ase import Atoms
 from ase.build import bulk
 from mace_cases import model_of

@@ -68,8 +68,8 @@ def build_contraction(
     the default schedule. layout: of features and outputs, see ``ContractionSpec``. Raises ScheduleError for an illegal
     schedule or layout, InputError for a dtype other than float32 and float64.
 
-    On a GPU gradients of w are summed in no fixed order, unless ``torch.use_deterministic_algorithms(True)`` is on: then
-    all results repeat bit by bit, and rows of sums take more memory.
+    On a GPU gradients of w are summed in no fixed order, unless ``torch.use_deterministic_algorithms(True)`` is on:
+    then all results repeat bit by bit, and rows of sums take more memory.
     """
     return register(ContractionOperator(problem, schedule, dtype, torch.device(device), layout))
 

@@ -235,7 +235,7 @@ MISTAKES = {
     'problem = "tiny"\n[graphs.a]\nnodes = 5\nelements = 2': "3 elements occur; expected at most its 2 elements",
     'problem = "tiny"\n[graphs.a]\nnodes = 5': "needs nodes",
     'problem = "mace-mp-contraction-0e"\ngraph = "carbon"': "graph 'carbon' has edges",
-    'problem = "mace-mp-contraction-0e"\ngraph = "21-nodes"\ndeterministic = true': "torch.use_deterministic_algorithms",
+    'problem = "mace-mp-contraction-0e"\ngraph = "21-nodes"\ndeterministic = true': "use_deterministic_algorithms",
     'graph = "21-nodes"\n[contractions.a]\nirreps_in = "0e"': "missing irreps_out, correlation, channels",
     'graph = "21-nodes"\n[contractions.a]\nirreps_in = "2x0e"\nirreps_out = "0e"\ncorrelation = 2\nchannels = 4': (
         "expected irreps of one channel"
