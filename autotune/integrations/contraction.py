@@ -15,7 +15,7 @@ from torch import Tensor
 
 from autotune.database.lookup import Tuning
 from autotune.integrations.ir_mul.species import elements_of
-from autotune.integrations.package_product import PackageStandIn
+from autotune.integrations.packages.package_product import PackageStandIn
 from autotune.modules.symmetric_contraction import TunedContraction
 from autotune.workload.tensors import relayout
 from kernelgen.e3nn_import import o3

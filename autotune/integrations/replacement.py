@@ -11,7 +11,7 @@ import torch
 from autotune.integrations.acceleration import HARMONICS, PRODUCTS
 from autotune.integrations.convolution_block import ConvolutionBlock, home_of
 from autotune.integrations.ir_mul.stand_in import NodeStandIn
-from autotune.integrations.package_product import PackageStandIn, product_of
+from autotune.integrations.packages.package_product import PackageStandIn, product_of
 from autotune.integrations.stand_ins import AcceleratedConvolution, AcceleratedHarmonics, AcceleratedProduct
 from autotune.modules.e3nn_checkpoints import CODE
 from autotune.modules.matrix_contraction import MATRIX_WEIGHTS

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from autotune.database.lookup import Tuning
 from autotune.integrations.convolution_block import home_of
-from autotune.integrations.package_product import PackageProduct, PackageStandIn
+from autotune.integrations.packages.package_product import PackageProduct, PackageStandIn
 from autotune.modules.tensor_product import TensorProduct
 
 _HOME = "allegro.nn._strided._contract"

@@ -14,7 +14,7 @@ from autotune.integrations.acceleration import CONTRACTIONS
 from autotune.integrations.contraction import AcceleratedContraction
 from autotune.integrations.convolution_block import ConvolutionBlock, home_of
 from autotune.integrations.exchange import Exchange, ExchangedConvolution
-from autotune.integrations.package_product import PackageProduct
+from autotune.integrations.packages.package_product import PackageProduct
 from autotune.integrations.radial.take_over import RadialBlock
 from autotune.integrations.stand_ins import AcceleratedConvolution
 
