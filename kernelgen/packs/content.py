@@ -27,10 +27,14 @@ from kernelgen.runtime.kernel import host_threads
 
 @dataclass
 class Content:
-    """indices: dtypes of edge indices. gpus: the devices to compile for, from the oldest architecture to the newest."""
+    """indices: dtypes of edge indices. gpus: the devices to compile for, from the oldest architecture to the newest.
+
+    ptx: also the newest one's PTX.
+    """
 
     indices: tuple[str, ...] = ("int64",)
     gpus: tuple[DeviceFacts, ...] = ()
+    ptx: bool = True
     kernels: list[dict[str, Any]] = field(default_factory=list)
     operators: list[dict[str, Any]] = field(default_factory=list)
     _sources: list[Source] = field(default_factory=list)
@@ -101,7 +105,7 @@ class Content:
                 # What Python checks the indices of a graph with.
                 self.kernel(index_check.source_of(index), facts.arch)
             with assumed(facts):
-                targets = (facts.arch, PTX) if facts is self.gpus[-1] else (facts.arch,)
+                targets = (facts.arch, PTX) if self.ptx and facts is self.gpus[-1] else (facts.arch,)
                 made = [self._launch(one, targets) for one in launches(operator, call, self.indices)]
             for first, more in zip(found or made, made, strict=True):
                 if {**first, "kernels": 0, "permuted": 0} != {**more, "kernels": 0, "permuted": 0}:
