@@ -93,14 +93,12 @@ def pack(
 def _suite(folder: Path, archs: tuple[str, ...], cpu: str | None, name: str | None, training: bool) -> None:
     import platform
 
-    from autotune.cli.packs.of_suite import write_suite
+    from autotune.cli.packs.of_suite import suite, write_suite
     from kernelgen.compile.portable import LEVELS
 
-    levels = cpu.split(",") if cpu else list(LEVELS.get(platform.machine(), {"native": ()}))
+    levels = cpu.split(",") if cpu else list(LEVELS.get(platform.machine(), ["native"]))
     size = kernels = 0
-    for path, count in write_suite(
-        folder, archs, [level for level in levels if level], (name,) if name else (), training
-    ):
+    for path, count in write_suite(folder, suite(name), archs, levels, training):
         size, kernels = size + path.stat().st_size, kernels + count
         print(f"{path.name}: {count} kernels, {path.stat().st_size / 1024:.0f} KiB", flush=True)
     print(f"{folder}: {kernels} kernels, {size / 1024**2:.1f} MiB")

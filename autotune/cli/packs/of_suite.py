@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from autotune import paths
 from autotune.cli.packs.of_problem import calls_of, card_of
-from autotune.errors import ConfigError
+from autotune.errors import ConfigError, unknown_name
 from autotune.workload.config_tables import load_all
 from autotune.workload.kinds.registry import operations_of
 from autotune.workload.toml_tables import read_toml
@@ -40,8 +40,11 @@ class Kernels(NamedTuple):
     layout: str
 
 
-def suite() -> list[Kernels]:
-    """The products of ``configs/suite.toml`` in both layouts, and the named harmonics and contractions in float32."""
+def suite(name: str | None = None) -> list[Kernels]:
+    """The products of ``configs/suite.toml`` in both layouts, and the named harmonics and contractions in float32.
+
+    name: of one problem of these; ConfigError if it is none.
+    """
     config = read_toml(paths.configs_dir() / "suite.toml")
     found = [
         Kernels(problem, work["operation"], work["dtype"], layout)
@@ -50,23 +53,24 @@ def suite() -> list[Kernels]:
         for problem in work.get("problem", config["problem"])
         for layout in LAYOUTS
     ]
-    for name, problem in load_all().items():
+    for other, problem in load_all().items():
         operation = operations_of(problem)[0]
         if not isinstance(problem, TensorProductProblem) and operation != "vectors":
-            found += [Kernels(name, operation, "float32", "ir_mul" if operation == "contraction" else "mul_ir")]
-    return found
+            found += [Kernels(other, operation, "float32", "ir_mul" if operation == "contraction" else "mul_ir")]
+    some = [kernels for kernels in found if name in (None, kernels.problem)]
+    if not some:
+        raise ConfigError(unknown_name("problem of the suite", str(name), {one.problem: one for one in found}))
+    return some
 
 
 def write_suite(
-    folder: Path, archs: Sequence[str], levels: Sequence[str], names: Sequence[str] = (), training: bool = False
+    folder: Path, some: Sequence[Kernels], archs: Sequence[str], levels: Sequence[str], training: bool = False
 ) -> Iterator[tuple[Path, int]]:
-    """Write a pack for each of the suite's kernels and each target, and their index; yields each with its kernels.
+    """Write a pack for some kernels on each target, and the folder's index; yields each pack with its kernels.
 
-    A pack that is there already is kept if this version of the generator made it. names: of problems, if not all.
+    archs: of GPUs, the last one also as PTX. levels: of processors. training: also second derivatives. A pack that is
+    there already is kept if this version of the generator made it. PackError if a file cannot be written.
     """
-    some = [kernels for kernels in suite() if not names or kernels.problem in names]
-    if not some:
-        raise ConfigError(f"the suite has none of {list(names)}; it has {sorted({one.problem for one in suite()})}")
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
