@@ -11,9 +11,10 @@ A pack is (all numbers little-endian):
 
 The index has ``kernels``: for each its place (``offset`` from the beginning of the code, and ``size``), ``sha256`` and
 ``crc32`` of its code, its ``entry``, its ``target`` (``cpu`` or an architecture such as ``sm_90``), the sha256 of its
-``source``, and what the compiler reported (``resources``). ``machine`` and ``features`` say which processors run the
-kernels for the CPU. ``operators`` are described in ``kernelgen.packs.calls``; only programs without Python read them.
-Python also reads a pack that is compressed by xz, as those in folders are (``shipped``).
+``source``, what the compiler reported (``resources``), and of a tuned kernel its ``certificate``. ``machine`` and
+``features`` say which processors run the kernels for the CPU. ``operators`` are described in ``kernelgen.packs.calls``;
+only programs without Python read them. Python also reads a pack that is compressed by xz, as those in folders are
+(``shipped``).
 
 Packs in ``$EQUITUNE_PACK`` (separated by colons) and those given to :func:`load_pack` come before the cache and the
 compiler. Kernels of a pack run with your rights: load only packs that you trust.

@@ -29,12 +29,14 @@ from kernelgen.runtime.kernel import host_threads
 class Content:
     """indices: dtypes of edge indices. gpus: the devices to compile for, from the oldest architecture to the newest.
 
-    ptx: also the newest one's PTX.
+    ptx: also the newest one's PTX. certificates: what is known of a kernel's errors, by the first 16 digits of the
+    hash of its source; written with it as ``certificate``.
     """
 
     indices: tuple[str, ...] = ("int64",)
     gpus: tuple[DeviceFacts, ...] = ()
     ptx: bool = True
+    certificates: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     kernels: list[dict[str, Any]] = field(default_factory=list)
     operators: list[dict[str, Any]] = field(default_factory=list)
     _sources: list[Source] = field(default_factory=list)
@@ -60,7 +62,9 @@ class Content:
         if key not in self._places:
             self._places[key] = len(self.kernels)
             self._sources.append(source)
-            self.kernels.append({"source": key[0], "entry": key[1], "target": target, **(about or {})})
+            known = self.certificates.get(key[0][:16])
+            told = {"certificate": known} if known else {}
+            self.kernels.append({"source": key[0], "entry": key[1], "target": target, **(about or {}), **told})
         return self._places[key]
 
     def compiled(self, level: str) -> list[bytes]:

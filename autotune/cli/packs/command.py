@@ -86,7 +86,8 @@ def pack(
         written = _of_file_or_problem(
             what, path, cpu, archs, indices, (operation, dtype or "float32", layout), training
         )
-    print(f"{written.path}: {written.kernels} kernels, {written.size / 1024:.0f} KiB")
+    told = f"{written.kernels} kernels ({written.certified} with a certificate)"
+    print(f"{written.path}: {told}, {written.size / 1024:.0f} KiB")
     print_next(f"EQUITUNE_PACK={written.path} before your program")
 
 
@@ -114,6 +115,7 @@ def _of_file_or_problem(
     of_problem: tuple[str, str, str],
     training: bool,
 ) -> Written:
+    from autotune.cli.packs.certificates import certificates
     from kernelgen.packs.make import write_calls
 
     if what.endswith(".pt2") or Path(what).is_file():
@@ -124,4 +126,4 @@ def _of_file_or_problem(
         from autotune.cli.packs.of_problem import calls_of
 
         calls = calls_of(what, *of_problem, archs=archs, training=training)
-    return write_calls(calls, path, cpu=cpu, archs=archs, indices=indices)
+    return write_calls(calls, path, cpu=cpu, archs=archs, indices=indices, certificates=certificates())

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from autotune import paths
+from autotune.cli.packs.certificates import certificates
 from autotune.cli.packs.of_problem import calls_of, card_of
 from autotune.errors import ConfigError, unknown_name
 from autotune.workload.config_tables import load_all
@@ -101,7 +102,7 @@ def _write(path: Path, kernels: Kernels, target: str, facts: DeviceFacts, traini
             return len(index["kernels"])
     on_gpu = facts.backend == "cuda"
     with assumed(facts):
-        content = Content(gpus=(facts,) if on_gpu else (), ptx=ptx)
+        content = Content(gpus=(facts,) if on_gpu else (), ptx=ptx, certificates=certificates())
         for call in calls_of(*kernels, archs=(facts.arch,) if on_gpu else (), training=training):
             content.add(call)
         content.operators.clear()  # Python knows a kernel by its source
