@@ -133,6 +133,10 @@ def test_launches_are_those_of_python(probe: Path, pack: Path, major: int, minor
     assert launched == KERNELS * len(SIZES)
 
 
+def test_no_code_for_architectures_older_than_all_of_a_pack(probe: Path, pack: Path) -> None:
+    assert run(probe, pack, 10, 0) == run(probe, pack, 7, 5) == ["target "]
+
+
 def test_a_damaged_pack_is_refused_without_python(probe: Path, pack: Path, tmp_path: Path) -> None:
     data = bytearray(pack.read_bytes())
     damaged, later = bytearray(data), bytearray(data)
