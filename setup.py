@@ -1,6 +1,7 @@
-"""Build hook: a wheel carries configs/, and the tuned database and fitted models of results/.
+"""Build hook: a wheel carries configs/, the tuned database and fitted models of results/, and compiled kernels if made.
 
-They lie beside the packages in the tree.
+They lie beside the packages in the tree. ``equitune pack --suite --arch sm_80,sm_90 --out packs`` makes the kernels; git
+keeps none, and a wheel without them works where there is a compiler.
 
 Everything else is in pyproject.toml. In an editable install nothing is copied: the package finds both in the tree.
 """
@@ -14,11 +15,18 @@ from setuptools import setup
 from setuptools.command.build_py import build_py
 
 ROOT = Path(__file__).resolve().parent
-CARRIED = (("configs", "*.toml"), ("results", "*.json"), ("results/predicted", "*.json"))
+# Folder and files in the tree, and the folder in the wheel.
+CARRIED = (
+    ("configs", "*.toml", "autotune/_data/configs"),
+    ("results", "*.json", "autotune/_data/results"),
+    ("results/predicted", "*.json", "autotune/_data/results/predicted"),
+    ("packs", "index.json", "kernelgen/_packs"),
+    ("packs", "*.pack.xz", "kernelgen/_packs"),
+)
 
 
 class BuildWithData(build_py):
-    """``build_py`` that also puts what :data:`CARRIED` names under ``autotune/_data``."""
+    """``build_py`` that also puts what :data:`CARRIED` names into the packages."""
 
     def run(self) -> None:
         super().run()
@@ -30,12 +38,11 @@ class BuildWithData(build_py):
 
     def carried(self) -> list[tuple[Path, Path]]:
         """Pairs of a file in the tree and its place in the build folder."""
-        data = Path(self.build_lib) / "autotune" / "_data"
         return [
-            (source, data / folder / source.name)
-            for folder, pattern in CARRIED
+            (source, Path(self.build_lib) / target / source.name)
+            for folder, pattern, target in CARRIED
             for source in sorted((ROOT / folder).glob(pattern))
-            if "." not in source.stem  # NAME.corrupt-TIME.json is kept aside, not shipped
+            if source.name.count(".") == pattern.count(".")  # NAME.corrupt-TIME.json is kept aside, not shipped
         ]
 
     def get_outputs(self, include_bytecode: bool = True) -> list[str]:

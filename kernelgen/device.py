@@ -188,13 +188,13 @@ def _facts(kind: str, index: int) -> DeviceFacts:
     return cuda_facts(arch, properties.name, properties.multi_processor_count, properties.L2_cache_size)
 
 
-# Facts that stand for every CUDA device, the last one first; see ``assumed``.
+# Facts that stand for every device of their backend, the last one first; see ``assumed``.
 _assumed: list[DeviceFacts] = []
 
 
 @contextmanager
 def assumed(facts: DeviceFacts) -> Iterator[None]:
-    """Inside of the ``with``, :func:`device_facts` of CUDA devices are these: kernels are made for elsewhere."""
+    """Inside of the ``with``, these are the :func:`device_facts` of their backend: kernels are made for elsewhere."""
     _assumed.append(facts)
     try:
         yield
@@ -205,8 +205,9 @@ def assumed(facts: DeviceFacts) -> Iterator[None]:
 def device_facts(device: torch.device | str) -> DeviceFacts:
     """Facts of a torch device, cached."""
     device = torch.device(device)
-    if _assumed and device.type == "cuda":
-        return _assumed[-1]
+    for facts in reversed(_assumed):
+        if facts.backend == device.type:
+            return facts
     if device.type not in ("cpu", "cuda"):
         raise UnsupportedError(f"device {device} is not supported; expected cpu or cuda")
     index = device.index if device.index is not None else 0

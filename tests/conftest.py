@@ -22,7 +22,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         # Started in the background by a shell, which ignores Ctrl-C for it: the tests of Ctrl-C need it back.
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    for name in ("EQUITUNE_STRICT", "EQUITUNE_DEBUG", "EQUITUNE_STRUCTURES"):
+    for name in ("EQUITUNE_STRICT", "EQUITUNE_DEBUG", "EQUITUNE_STRUCTURES", "EQUITUNE_PACK", "EQUITUNE_PACKS"):
         os.environ.pop(name, None)
     if "PYTEST_XDIST_WORKER" in os.environ:
         # Test processes share the cores; the environment reaches the subprocesses that tests start.

@@ -4,7 +4,7 @@ Neither needs the target device or a CUDA driver. The cache on disk (see ``cache
 version and architecture.
 
 Environment: ``CXX`` is the host compiler, with arguments if any; ``EQUITUNE_CACHE`` the directory of the cache.
-``EQUITUNE_PACK`` names packs of compiled kernels (see ``pack_file``).
+``EQUITUNE_PACK`` names packs of compiled kernels (see ``pack_file``), ``EQUITUNE_PACKS`` folders of them (``shipped``).
 ``EQUITUNE_DEBUG`` writes files to ``$EQUITUNE_DEBUG_DIR`` or ``./equitune-debug``:
 
     0 or unset   nothing
@@ -28,17 +28,19 @@ from kernelgen.compile.host import host_job
 from kernelgen.compile.job import Job, debug_level
 from kernelgen.compile.nvrtc import cuda_job
 from kernelgen.compile.pack_file import find_in_packs
+from kernelgen.compile.shipped import find_shipped
 from kernelgen.device import DeviceFacts
 from kernelgen.emit.source import Source
-from kernelgen.errors import CompileError, cause_of
+from kernelgen.errors import CacheError, CompileError, ToolMissingError, cause_of
 
 # Called with the source and the device of each kernel that is asked for.
 RECORDERS: list[Callable[[Source, DeviceFacts], None]] = []
 
 
 def compile_source(source: Source, facts: DeviceFacts) -> Binary:
-    """The binary of ``source`` for ``facts``, from a pack, the cache or the compiler.
+    """The binary of ``source`` for ``facts``, from a pack, the cache, a folder of packs or the compiler.
 
+    Kernels for the CPU come from a folder of packs only where there is no compiler or its output cannot be stored.
     Raises PackError for a pack that cannot be used, and what :func:`compile_by` raises.
     """
     for recorder in tuple(RECORDERS):
@@ -46,8 +48,22 @@ def compile_source(source: Source, facts: DeviceFacts) -> Binary:
     packed = find_in_packs(source, facts)
     if packed is not None:
         return packed
-    job = hip_job(facts.arch) if facts.is_hip else cuda_job(facts.arch) if facts.backend == "cuda" else host_job()
-    return compile_by(job, source)
+    try:
+        job = hip_job(facts.arch) if facts.is_hip else cuda_job(facts.arch) if facts.backend == "cuda" else host_job()
+        if facts.backend == "cuda" and cache.find(_key(job, source), job.binary_name) is None:
+            shipped = find_shipped(source, facts)
+            if shipped is not None:
+                return shipped
+        return compile_by(job, source)
+    except (ToolMissingError, CacheError):
+        shipped = find_shipped(source, facts)
+        if shipped is None:
+            raise
+        return shipped
+
+
+def _key(job: Job, source: Source) -> str:
+    return cache.digest(source.text, source.entry, job.identity, *job.flags, job.target)
 
 
 def compile_by(job: Job, source: Source) -> Binary:
@@ -56,7 +72,7 @@ def compile_by(job: Job, source: Source) -> Binary:
     Raises CompileError with the compiler's log, ToolMissingError without a working compiler, CacheError if the cache
     cannot be written or another user could have written the entry.
     """
-    key = cache.digest(source.text, source.entry, job.identity, *job.flags, job.target)
+    key = _key(job, source)
     binary = cache.find(key, job.binary_name)
     if binary is None:
         data, resources = job.compile(source)

@@ -11,8 +11,10 @@ A pack is (all numbers little-endian):
 
 The index has ``kernels``: for each its place (``offset`` from the beginning of the code, and ``size``), ``sha256`` and
 ``crc32`` of its code, its ``entry``, its ``target`` (``cpu`` or an architecture such as ``sm_90``), the sha256 of its
-``source``, and what the compiler reported (``resources``). ``machine`` and ``features`` say which processors run the
-kernels for the CPU. ``operators`` are described in ``kernelgen.packs.calls``; only programs without Python read them.
+``source``, what the compiler reported (``resources``), and of a tuned kernel its ``certificate``. ``machine`` and
+``features`` say which processors run the kernels for the CPU. ``operators`` are described in ``kernelgen.packs.calls``;
+only programs without Python read them. Python also reads a pack that is compressed by xz, as those in folders are
+(``shipped``).
 
 Packs in ``$EQUITUNE_PACK`` (separated by colons) and those given to :func:`load_pack` come before the cache and the
 compiler. Kernels of a pack run with your rights: load only packs that you trust.
@@ -22,6 +24,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import lzma
 import os
 import platform
 import re
@@ -42,6 +45,7 @@ FORMAT = 1
 # The target of a kernel as PTX, for architectures newer than those of the pack.
 PTX = "ptx"
 _MAGIC, _HEAD, _ALIGNMENT = b"EQTNPACK", 24, 64
+_XZ = b"\xfd7zXZ\0"
 _lock = threading.Lock()
 _packs: dict[str, PackFile] = {}
 _from_environment: set[str] = set()
@@ -100,7 +104,8 @@ class PackFile:
         self.path = Path(path)
         try:
             data = self.path.read_bytes()
-        except OSError as error:
+            data = lzma.decompress(data) if data.startswith(_XZ) else data
+        except (OSError, lzma.LZMAError) as error:
             reason = cause_of(error)
             raise PackError(f"{self.path} cannot be read ({reason}); expected a pack of 'equitune pack'") from error
         if len(data) < _HEAD or data[:8] != _MAGIC:
@@ -120,11 +125,17 @@ class PackFile:
 
     def check_processor(self) -> None:
         """PackError if the kernels for the CPU need another processor."""
+        if reason := self.misfit():
+            raise PackError(f"{self.path} {reason}")
+
+    def misfit(self) -> str:
+        """Why this processor cannot run the kernels for the CPU; empty if it can, or if there are none."""
         machine, needed = self.index.get("machine", ""), set(self.index.get("features", ()))
         if machine and machine != platform.machine():
-            raise PackError(f"{self.path} is for {machine}, this machine is {platform.machine()}: write one for it")
+            return f"is for {machine}, this machine is {platform.machine()}: write one for it"
         if machine and (missing := sorted(needed - processor_features())):
-            raise PackError(f"{self.path} needs a processor with {', '.join(missing)}: write one with --cpu x86-64-v3")
+            return f"needs a processor with {', '.join(missing)}: write one with --cpu x86-64-v3"
+        return ""
 
     def code(self, facts: Mapping[str, Any]) -> bytes:
         """The code of a kernel, an entry of ``index["kernels"]``; PackError if it is damaged."""

@@ -27,10 +27,16 @@ from kernelgen.runtime.kernel import host_threads
 
 @dataclass
 class Content:
-    """indices: dtypes of edge indices. gpus: the devices to compile for, from the oldest architecture to the newest."""
+    """indices: dtypes of edge indices. gpus: the devices to compile for, from the oldest architecture to the newest.
+
+    ptx: also the newest one's PTX. certificates: what is known of a kernel's errors, by the first 16 digits of the
+    hash of its source; written with it as ``certificate``.
+    """
 
     indices: tuple[str, ...] = ("int64",)
     gpus: tuple[DeviceFacts, ...] = ()
+    ptx: bool = True
+    certificates: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     kernels: list[dict[str, Any]] = field(default_factory=list)
     operators: list[dict[str, Any]] = field(default_factory=list)
     _sources: list[Source] = field(default_factory=list)
@@ -56,7 +62,9 @@ class Content:
         if key not in self._places:
             self._places[key] = len(self.kernels)
             self._sources.append(source)
-            self.kernels.append({"source": key[0], "entry": key[1], "target": target, **(about or {})})
+            known = self.certificates.get(key[0][:16])
+            told = {"certificate": known} if known else {}
+            self.kernels.append({"source": key[0], "entry": key[1], "target": target, **(about or {}), **told})
         return self._places[key]
 
     def compiled(self, level: str) -> list[bytes]:
@@ -101,7 +109,7 @@ class Content:
                 # What Python checks the indices of a graph with.
                 self.kernel(index_check.source_of(index), facts.arch)
             with assumed(facts):
-                targets = (facts.arch, PTX) if facts is self.gpus[-1] else (facts.arch,)
+                targets = (facts.arch, PTX) if self.ptx and facts is self.gpus[-1] else (facts.arch,)
                 made = [self._launch(one, targets) for one in launches(operator, call, self.indices)]
             for first, more in zip(found or made, made, strict=True):
                 if {**first, "kernels": 0, "permuted": 0} != {**more, "kernels": 0, "permuted": 0}:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -21,10 +22,14 @@ from kernelgen.version import GENERATOR_VERSION, __version__
 
 @dataclass(frozen=True)
 class Written:
-    """A pack that was written: its file, and the numbers of its kernels, operators and bytes."""
+    """A pack that was written: its file, and the numbers of its kernels, operators and bytes.
+
+    certified: kernels with a certificate.
+    """
 
     path: Path
     kernels: int
+    certified: int
     operators: int
     size: int
 
@@ -36,18 +41,20 @@ def write_calls(
     cpu: str | None = None,
     archs: Sequence[str] = (),
     indices: Sequence[str] = ("int64",),
+    certificates: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Written:
     """Compile all kernels of some calls and write them to a pack.
 
     cpu: the level of processors, see ``kernelgen.compile.portable.LEVELS``, or ``native``. archs: architectures of GPUs
     such as ``sm_90``, for operators on GPUs; the newest is also written as PTX, for later ones. indices: dtypes of
-    sender and receiver. Raises CompileError, ToolMissingError without g++ or NVRTC, ScheduleError for a schedule that
-    an architecture cannot run, and PackError if the file cannot be written.
+    sender and receiver. certificates: see :class:`Content`. Raises CompileError, ToolMissingError without g++ or NVRTC,
+    ScheduleError for a schedule that an architecture cannot run, and PackError if the file cannot be written.
     """
     unknown = sorted(set(indices) - set(INDICES))
     if unknown or not indices:
         raise InputError(f"indices are {tuple(indices)}; expected some of {tuple(INDICES)}")
-    content = Content(tuple(indices), tuple(cuda_facts(arch) for arch in sorted(archs, key=_number)))
+    gpus = tuple(cuda_facts(arch) for arch in sorted(archs, key=_number))
+    content = Content(tuple(indices), gpus, certificates=certificates or {})
     for call in calls:
         content.add(call)
     return write_content(content, Path(path), cpu)
@@ -74,4 +81,5 @@ def write_content(content: Content, path: Path, cpu: str | None) -> Written:
         "operators": content.operators,
     }
     write_pack(path, json.loads(json.dumps(index)), codes)
-    return Written(path, len(content.kernels), len(content.operators), path.stat().st_size)
+    certified = sum("certificate" in kernel for kernel in content.kernels)
+    return Written(path, len(content.kernels), certified, len(content.operators), path.stat().st_size)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from kernelgen.compile.compiler import RECORDERS
 from kernelgen.compile.pack_file import target_of
@@ -23,16 +24,19 @@ class Recording:
 
 
 @contextmanager
-def recording(path: str | os.PathLike, *, cpu: str | None = None) -> Iterator[Recording]:
+def recording(
+    path: str | os.PathLike, *, cpu: str | None = None, certificates: Mapping[str, Mapping[str, Any]] | None = None
+) -> Iterator[Recording]:
     """Write a pack of the kernels for the CPU that are loaded inside of the ``with``.
 
         with recording("my.pack"):
             model(batch)
 
-    Kernels that the process loaded before are not in it: record in a new process. cpu: as of ``equitune pack``. Raises
+    Kernels that the process loaded before are not in it: record in a new process. cpu: as of ``equitune pack``.
+    certificates: see ``kernelgen.packs.content.Content``. Raises
     InputError if no kernel was loaded, and what ``write_calls`` raises.
     """
-    content, recorded = Content(), Recording()
+    content, recorded = Content(certificates=certificates or {}), Recording()
 
     def note(source: Source, facts: DeviceFacts) -> None:
         if facts.backend == "cpu":

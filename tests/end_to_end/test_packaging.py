@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import itertools
 import os
 import re
@@ -15,10 +16,13 @@ from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
-from places import ROOT
+from places import ROOT, SUPPORT
 
+from autotune.cli.packs.of_suite import Kernels, write_suite
 from autotune.workload.toml_tables import read_toml
+from kernelgen.compile.portable import default_level
 
+ARCHS = ("sm_80",) if importlib.util.find_spec("cuda") else ()
 BUILD_FILES = ("pyproject.toml", "setup.py", "MANIFEST.in", "README.md", "LICENSE")
 
 
@@ -40,8 +44,12 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (tree / "results" / "test-device.json").write_text('{"schema": 1, "device": {}, "entries": []}\n')
     (tree / "results" / "test-device.corrupt-1.json").write_text("{")
     (tree / "results" / "predicted").mkdir()
+    for path in (*(ROOT / "results").glob("*.json"), *(ROOT / "results" / "predicted").glob("*.json")):
+        shutil.copy(path, tree / path.relative_to(ROOT))  # kernels are found by the schedules of the same database
     (tree / "results" / "predicted" / "test-device.json").write_text("{}\n")
     (tree / "results" / "trials" / "raw.jsonl").write_text("{}\n")
+    for _ in write_suite(tree / "packs", [Kernels("tiny", "conv", "float32", "mul_ir")], ARCHS, [default_level()]):
+        pass
     pip = (sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--no-index")
     run(*pip, "--wheel-dir", "dist", ".", cwd=tree)
     (built,) = (tree / "dist").glob("equitune-*.whl")
@@ -69,7 +77,7 @@ def test_wheel_carries_every_module_and_all_data(wheel: Path) -> None:
     ]
     configs = [f"autotune/_data/configs/{path.name}" for path in (ROOT / "configs").glob("*.toml")]
     assert configs
-    assert {*sources, *configs, *DATA} - carried == set()
+    assert {*sources, *configs, *DATA, "kernelgen/_packs/index.json"} - carried == set()
 
 
 def test_wheel_carries_nothing_else(wheel: Path) -> None:
@@ -100,6 +108,36 @@ def test_installed_package_finds_its_configs_and_database(installed: Path, tmp_p
     assert Path(results) == installed / "autotune" / "_data" / "results"
     assert (Path(results) / "test-device.json").is_file()
     assert label == "mace-mp-medium"
+
+
+def test_the_first_calls_need_no_compiler_and_no_cache(installed: Path, tmp_path: Path) -> None:
+    nowhere = str(tmp_path / "none")
+    environment = {"PATH": nowhere, "HOME": nowhere, "EQUITUNE_CACHE": nowhere, "PYTHONPATH": str(installed)}
+    said = run(sys.executable, str(SUPPORT / "first_call.py"), "tiny", "cpu", cwd=tmp_path, **environment)
+    print(said)
+    assert "nothing was compiled" in said and not list(tmp_path.iterdir())
+
+
+@pytest.mark.skipif(not ARCHS, reason="NVRTC is not installed")
+def test_kernels_for_gpus_need_no_compiler_either(installed: Path, tmp_path: Path) -> None:
+    code = (
+        "import sys; sys.modules['cuda.core'] = None\n"
+        "from autotune.cli.packs.of_problem import calls_of\n"
+        "from kernelgen import compile_source\n"
+        "from kernelgen.device import assumed, cuda_facts\n"
+        "from kernelgen.emit.kernel_source import emit\n"
+        "from kernelgen.ops.registry import resolve\n"
+        "from kernelgen.packs.calls import launches\n"
+        "call = calls_of('tiny', 'conv', 'float32', 'mul_ir', archs=['sm_80'])[0]\n"
+        "for arch in ('sm_80', 'sm_89', 'sm_120'):\n"
+        "    with assumed(cuda_facts(arch)):\n"
+        "        member = getattr(resolve(call.text), 'members', [resolve(call.text)])[0]\n"
+        "        source = emit(launches(member, call, ('int64',))[0].plans['int64'])\n"
+        "        print(compile_source(source, cuda_facts(arch)).path.read_bytes()[:4])\n"
+    )
+    environment = {"EQUITUNE_CACHE": str(tmp_path / "none"), "PYTHONPATH": str(installed)}
+    found = run(sys.executable, "-c", code, cwd=tmp_path, **environment).split()
+    assert found == [*["b'\\x7fELF'"] * 2, "b'//\\n/'"] and not list(tmp_path.iterdir())
 
 
 def test_installed_command_answers(installed: Path, tmp_path: Path) -> None:

@@ -9,14 +9,9 @@ import torch
 
 pytest.importorskip("mace", reason="MACE is not installed")
 
-from ase import Atoms
-from exported import Program, export
-from mace_cases import batch_of, imidazole, model_of, numbers_in
-
-from autotune import accelerate
-
-NAMES = ("positions", "node_attrs", "edge_index", "shifts", "unit_shifts", "cell", "batch", "ptr", "head")
-ATOMS, EDGES = ("positions", "node_attrs", "batch"), {"edge_index": 1, "shifts": 0, "unit_shifts": 0}
+from exported import Program
+from mace_cases import imidazole
+from mace_exported import ExportedMace
 
 
 def check_a_program_without_python(folder: Path, device: str, dtype: torch.dtype, tolerance: float) -> None:
@@ -24,26 +19,11 @@ def check_a_program_without_python(folder: Path, device: str, dtype: torch.dtype
     small = imidazole()
     other = small.copy()
     other.translate((3.0, 0.3, 0.2))
-    large = small + other
-    model = model_of(numbers_in(small), dtype=dtype).eval().requires_grad_(False).to(device)
-    accelerate(model)
-
-    def inputs(atoms: Atoms) -> tuple[torch.Tensor, ...]:
-        batch = batch_of(model, atoms)
-        return tuple(batch[name].detach().to(device) for name in NAMES)
-
-    def step(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        out = model(dict(zip(NAMES, tensors, strict=True)), training=False, compute_force=True)
-        return out["energy"], out["forces"]
-
-    atoms, edges = torch.export.Dim("atoms", min=2), torch.export.Dim("edges", min=2)
-    shapes = [{0: atoms} if name in ATOMS else {EDGES[name]: edges} if name in EDGES else {} for name in NAMES]
-    path = folder / "model.pt2"
-    export(step, inputs(small), shapes, path)
-    program = Program(folder)
-    for structure in (small, large):
-        found = program.run(path, inputs(structure))
-        for name, a, b in zip(("energy", "forces"), found, step(*inputs(structure)), strict=True):
+    exported, program = ExportedMace(folder, small, device, dtype), Program(folder)
+    for structure in (small, small + other):
+        inputs = exported.inputs(structure)
+        found = program.run(exported.path, inputs)
+        for name, a, b in zip(("energy", "forces"), found, exported.step(*inputs), strict=True):
             error = float((a - b.cpu()).abs().max() / b.abs().max())
             print(f"{device} {dtype} {len(structure)} atoms: {name} differs by {error:.1e}")
             assert error <= tolerance, name

@@ -25,22 +25,34 @@ def export(function: Callable[..., Any], inputs: Tensors, shapes: Sequence[dict]
     torch._inductor.aoti_compile_and_package(program, package_path=str(path))
 
 
+def built(source: str, folder: Path) -> Path:
+    """A program of ``kernelgen/packs/cpp`` that links torch."""
+    home, program = Path(torch.__file__).parent, folder / source.removesuffix(".cpp")
+    command = [
+        *(os.environ.get("CXX", "g++"), "-std=c++20", "-O1", str(source_folder() / source), "-o", str(program)),
+        *(f"-I{home / 'include'}", f"-I{home / 'include/torch/csrc/api/include'}"),
+        *(f"-L{home / 'lib'}", f"-Wl,-rpath,{home / 'lib'}", "-ltorch", "-ltorch_cpu", "-lc10", "-ldl"),
+    ]
+    if torch.version.cuda:  # nothing refers to it, and its own libraries are found when it is loaded
+        command += ["-Wl,--no-as-needed", "-ltorch_cuda", "-Wl,--allow-shlib-undefined"]
+    subprocess.run(command, check=True, capture_output=True)
+    linked = subprocess.run(["ldd", str(program)], check=True, capture_output=True, text=True).stdout
+    assert "libpython" not in linked and "libtorch_python" not in linked
+    return program
+
+
+def without_caches(folder: Path, pack: Path) -> dict[str, str]:
+    """The environment of a program that finds kernels in a pack, no compiler, and no folder to write to."""
+    nowhere = str(folder / "nowhere" / "cache")
+    return {"PATH": "", "HOME": nowhere, "EQUITUNE_CACHE": nowhere, "EQUITUNE_PACK": str(pack)}
+
+
 class Program:
     """The example program and the library, built in a folder; ``run`` runs a model there that was exported to it."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, home = folder, Path(torch.__file__).parent
-        self.library = build_library(folder / "libequitune.so")
-        command = [
-            *(os.environ.get("CXX", "g++"), "-std=c++20", "-O1", str(source_folder() / "run_model.cpp")),
-            *("-o", str(folder / "run_model"), f"-I{home / 'include'}", f"-I{home / 'include/torch/csrc/api/include'}"),
-            *(f"-L{home / 'lib'}", f"-Wl,-rpath,{home / 'lib'}", "-ltorch", "-ltorch_cpu", "-lc10", "-ldl"),
-        ]
-        if torch.version.cuda:  # nothing refers to it, and its own libraries are found when it is loaded
-            command += ["-Wl,--no-as-needed", "-ltorch_cuda", "-Wl,--allow-shlib-undefined"]
-        subprocess.run(command, check=True, capture_output=True)
-        linked = subprocess.run(["ldd", str(folder / "run_model")], check=True, capture_output=True, text=True).stdout
-        assert "libpython" not in linked and "libtorch_python" not in linked
+        self.folder, self.library = folder, build_library(folder / "libequitune.so")
+        built("run_model.cpp", folder)
 
     def run(self, model: Path, inputs: Tensors, pack: Path | None = None) -> list[torch.Tensor]:
         """Outputs of a model whose kernels come from a pack. No cache can be written, and there is no compiler.
@@ -51,14 +63,13 @@ class Program:
         archs = ["sm_{}{}".format(*torch.cuda.get_device_capability())] if on_gpu else []
         pack = pack or write_calls(calls_in(model), model.with_suffix(".pack"), archs=archs).path
         torch.save([tensor.cpu() for tensor in inputs], self.folder / "inputs.pt")
-        nowhere = self.folder / "nowhere" / "cache"
-        environment = {"PATH": "", "HOME": str(nowhere), "EQUITUNE_CACHE": str(nowhere), "EQUITUNE_PACK": str(pack)}
+        environment = without_caches(self.folder, pack)
         if on_gpu and "LD_LIBRARY_PATH" in os.environ:  # where the driver may be
             environment["LD_LIBRARY_PATH"] = os.environ["LD_LIBRARY_PATH"]
         command = [str(self.folder / "run_model"), str(model), str(self.library), "inputs.pt", "outputs.pt"]
         command += ["cuda:0"] if on_gpu else []
         done = subprocess.run(command, cwd=self.folder, env=environment, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
-        assert "Python absent" in done.stdout and not nowhere.exists()
+        assert "Python absent" in done.stdout and not (self.folder / "nowhere").exists()
         print(done.stdout.strip(), "with", pack.stat().st_size >> 10, "KiB of kernels")
         return torch.load(self.folder / "outputs.pt", weights_only=False)

@@ -9,8 +9,12 @@ int main(int count, char** given) {
     try {
         equitune::Pack pack(given[1]);
         std::vector<std::string> targets;
-        for (const auto& kernel : pack.kernels) targets.push_back(kernel->facts["target"].text);
-        const std::string target = equitune::best_target(targets, std::atoi(given[2]), std::atoi(given[3]));
+        int ptx_for = 0;
+        for (const auto& kernel : pack.kernels) {
+            targets.push_back(kernel->facts["target"].text);
+            ptx_for = std::max(ptx_for, kernel->ptx_for());
+        }
+        const std::string target = equitune::best_target(targets, std::atoi(given[2]), std::atoi(given[3]), ptx_for);
         std::cout << "target " << target << std::endl;
         for (std::size_t i = 0; i < pack.kernels.size(); ++i) {
             equitune::Kernel& kernel = *pack.kernels[i];

@@ -16,6 +16,7 @@ PACK_EXAMPLES = examples(
     "equitune pack model.pt2 --out model.pack",
     "equitune pack mace-mp-medium --out medium.pack",
     "equitune pack --model my.model --structure mof --out my.pack",
+    "equitune pack --suite --arch sm_80,sm_90 --out packs",
     "equitune pack --library libequitune.so",
 )
 RUNNING = "A model that runs in Python"
@@ -33,7 +34,10 @@ def pack(
     out: Annotated[Path | None, typer.Option(help="The file to write. Default: WHAT with the ending .pack.")] = None,
     cpu: Annotated[
         str | None,
-        typer.Option(help="Processors to compile for: x86-64-v3, x86-64-v4, armv8-a or native. Default: the first."),
+        typer.Option(
+            help="Processors to compile for: x86-64-v3, x86-64-v4, armv8-a or native. Default: the first. Of a suite "
+            "some, with commas between them; default: all of this machine's type."
+        ),
     ] = None,
     arch: Annotated[
         str | None, typer.Option(help="Architectures of a model for GPUs, with commas between them: sm_80,sm_90.")
@@ -42,6 +46,12 @@ def pack(
     library: Annotated[
         Path | None, typer.Option(help="Build the library with Equitune's operators for C++ programs, at this path.")
     ] = None,
+    suite: Annotated[
+        bool,
+        typer.Option(
+            "--suite", help="A folder of packs of the suite's problems (or of one, WHAT), for EQUITUNE_PACKS."
+        ),
+    ] = False,
     model: Annotated[str | None, typer.Option(help="As of equitune tune.", rich_help_panel=RUNNING)] = None,
     structure: Annotated[str | None, typer.Option(help="As of equitune tune.", rich_help_panel=RUNNING)] = None,
     training: Annotated[bool, typer.Option("--training", help="Also what training needs.")] = False,
@@ -52,16 +62,19 @@ def pack(
     """Write compiled kernels to one file, which needs neither compiler, cache nor Python to run."""
     from autotune.errors import ConfigError
 
-    given = [text for text in (what, model, library and str(library)) if text]
+    archs = tuple(filter(None, (arch or "").split(",")))
+    if suite and not (model or library):
+        _suite(out or Path("packs"), archs, cpu, what, training)
+        return
+    given = [text for text in (what, model, library and str(library), suite and "--suite") if text]
     if len(given) != 1:
-        raise ConfigError(f"{len(given)} things say what to write; expected one of WHAT, --model and --library")
+        raise ConfigError(f"{len(given)} things say what to write; expected one of WHAT, --model, --library, --suite")
     if library is not None:
         from kernelgen.packs.library import build_library
 
         print(f"{build_library(library)}: operators of Equitune for torch 2.10 and later")
         return
     indices = tuple(index or ("int64",))
-    archs = tuple(filter(None, (arch or "").split(",")))
     if model is not None:
         from autotune.cli.packs.of_model import write_of_model
 
@@ -73,8 +86,24 @@ def pack(
         written = _of_file_or_problem(
             what, path, cpu, archs, indices, (operation, dtype or "float32", layout), training
         )
-    print(f"{written.path}: {written.kernels} kernels, {written.size / 1024:.0f} KiB")
+    told = f"{written.kernels} kernels ({written.certified} with a certificate)"
+    print(f"{written.path}: {told}, {written.size / 1024:.0f} KiB")
     print_next(f"EQUITUNE_PACK={written.path} before your program")
+
+
+def _suite(folder: Path, archs: tuple[str, ...], cpu: str | None, name: str | None, training: bool) -> None:
+    import platform
+
+    from autotune.cli.packs.of_suite import suite, write_suite
+    from kernelgen.compile.portable import LEVELS
+
+    levels = cpu.split(",") if cpu else list(LEVELS.get(platform.machine(), ["native"]))
+    size = kernels = 0
+    for path, count in write_suite(folder, suite(name), archs, levels, training):
+        size, kernels = size + path.stat().st_size, kernels + count
+        print(f"{path.name}: {count} kernels, {path.stat().st_size / 1024:.0f} KiB", flush=True)
+    print(f"{folder}: {kernels} kernels, {size / 1024**2:.1f} MiB")
+    print_next(f"EQUITUNE_PACKS={folder} before your program; a wheel that is built beside a folder packs carries it")
 
 
 def _of_file_or_problem(
@@ -86,6 +115,7 @@ def _of_file_or_problem(
     of_problem: tuple[str, str, str],
     training: bool,
 ) -> Written:
+    from autotune.cli.packs.certificates import certificates
     from kernelgen.packs.make import write_calls
 
     if what.endswith(".pt2") or Path(what).is_file():
@@ -96,4 +126,4 @@ def _of_file_or_problem(
         from autotune.cli.packs.of_problem import calls_of
 
         calls = calls_of(what, *of_problem, archs=archs, training=training)
-    return write_calls(calls, path, cpu=cpu, archs=archs, indices=indices)
+    return write_calls(calls, path, cpu=cpu, archs=archs, indices=indices, certificates=certificates())

@@ -33,11 +33,11 @@ def calls_of(
 
     A GPU's schedules are those for the first architecture. InputError for another dtype than float32 and float64.
     """
-    with assumed(_card(archs[0])) if archs else nullcontext():
+    with assumed(card_of(archs[0])) if archs else nullcontext():
         return _calls_on("cuda" if archs else "cpu", text, operation, dtype, layout, training)
 
 
-def _card(arch: str) -> DeviceFacts:
+def card_of(arch: str) -> DeviceFacts:
     """The card that stands for an architecture, for which schedules may have been tuned."""
     return representative(arch) if arch in CUDA_ARCHS else cuda_facts(arch)
 

@@ -184,9 +184,13 @@ private:
         const CudaDriver& driver = CudaDriver::get();
         const int major = driver.attribute(CudaDriver::MAJOR, device), minor = driver.attribute(CudaDriver::MINOR, device);
         std::vector<std::string> targets;
-        for (const auto& [target, kernel] : kernels())
-            if (target.compare(0, index.size() + 1, index + " ") == 0) targets.push_back(target.substr(index.size() + 1));
-        const std::string target = best_target(targets, major, minor);
+        int ptx_for = 0;
+        for (const auto& [target, kernel] : kernels()) {
+            if (target.compare(0, index.size() + 1, index + " ") != 0) continue;
+            targets.push_back(target.substr(index.size() + 1));
+            if (targets.back() == "ptx") ptx_for = kernel->ptx_for();
+        }
+        const std::string target = best_target(targets, major, minor, ptx_for);
         if (target.empty())
             refuse("the pack has no kernel for indices of " + index + " on sm_" + std::to_string(10 * major + minor) +
                    "; write it with --arch and --index");

@@ -103,12 +103,20 @@ inline Geometry geometry_of(const Json& rule, std::int64_t edges, std::int64_t n
     return {most ? std::min(blocks, most) : blocks, rule["threads"].integer(), rule["shared"].integer()};
 }
 
-// The target for a device of an architecture, such as 8 and 9: its own, an older one of the same major number, PTX.
-inline std::string best_target(const std::vector<std::string>& targets, int major, int minor) {
+// The architecture that PTX is for, such as 90; 0 for other code.
+inline int ptx_number(const std::string& code) {
+    const std::string before = ".target sm_";
+    const std::size_t at = code.compare(0, 4, "\x7f" "ELF") == 0 ? std::string::npos : code.find(before);
+    return at == std::string::npos ? 0 : std::atoi(code.c_str() + at + before.size());
+}
+
+// The target for a device of an architecture, such as 8 and 9: its own, an older one of the same major number, PTX (which
+// is for architecture `ptx_for` and later ones). Empty if there is none.
+inline std::string best_target(const std::vector<std::string>& targets, int major, int minor, int ptx_for) {
     int best = -1;
     bool ptx = false;
     for (const std::string& target : targets) {
-        if (target == "ptx") ptx = true;
+        if (target == "ptx") ptx = ptx_for <= 10 * major + minor;
         if (target.compare(0, 3, "sm_") != 0) continue;
         const int number = std::atoi(target.c_str() + 3);
         if (number / 10 == major && number % 10 <= minor) best = std::max(best, number);

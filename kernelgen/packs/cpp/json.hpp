@@ -3,7 +3,10 @@
 
 #include <cstdint>
 #include <cstdlib>
+#include <cstring>
+#include <locale>
 #include <map>
+#include <sstream>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -91,11 +94,8 @@ private:
         } else if (word("false")) {
             value.kind = Json::Kind::boolean;
         } else if (!word("null")) {
-            char* after = nullptr;
             value.kind = Json::Kind::number;
-            value.number = std::strtod(at, &after);
-            if (after == at) fail();
-            at = after;
+            value.number = digits();
         }
         return value;
     }
@@ -106,6 +106,17 @@ private:
             return false;
         at += text.size();
         return true;
+    }
+
+    // Not strtod, which takes the decimal point of the program's locale.
+    double digits() {
+        const char* const begin = at;
+        while (at < end && *at != 0 && std::strchr("+-.0123456789eE", *at) != nullptr) ++at;
+        std::istringstream text(std::string(begin, at));
+        text.imbue(std::locale::classic());
+        double number = 0;
+        if (!(text >> number)) fail();
+        return number;
     }
 
     std::string string() {

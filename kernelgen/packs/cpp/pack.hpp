@@ -23,6 +23,8 @@ public:
 
     const Json facts;
 
+    int ptx_for() const { return ptx_number(data); }
+
     HostFunction of_host() {
         std::lock_guard<std::mutex> guard(lock);
         if (function == nullptr) function = load_host(data, facts["entry"].text);

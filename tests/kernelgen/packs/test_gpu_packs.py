@@ -13,7 +13,7 @@ from pair_problems import of_mode
 from places import SUPPORT
 
 from kernelgen import CudaSchedule, HarmonicsProblem, build, build_contraction, build_harmonics
-from kernelgen.compile.pack_file import PackFile, find_in_packs, load_pack
+from kernelgen.compile.pack_file import PackFile, find_in_packs, load_pack, source_digest
 from kernelgen.device import assumed, cuda_facts
 from kernelgen.emit.kernel_source import emit, geometry
 from kernelgen.emit.source import Source
@@ -30,6 +30,7 @@ pytest.importorskip("cuda.core", reason="NVRTC is not installed")
 ARCHS = ("sm_80", "sm_90", "sm_120")
 SIZES = ((1, 1, 1), (999, 40, 60), (460_710, 5184, 4321))
 SHARED = of_mode("uvw", shared=True)
+CERTIFICATE = {"bitwise": True, "equivariance": 1.25e-07, "errors": {"x": 2e-07}, "device": "NVIDIA H200"}
 # One for each call, and the one of runs that takes edges by receiver.
 KERNELS = 6
 
@@ -60,7 +61,11 @@ def calls() -> list[Call]:
 
 @pytest.fixture(scope="module")
 def pack(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_calls(calls(), tmp_path_factory.mktemp("pack") / "gpu.pack", archs=ARCHS).path
+    certificates = {source_digest(emit(plan))[:16]: CERTIFICATE for plan in plans("sm_90").values()}
+    path = tmp_path_factory.mktemp("pack") / "gpu.pack"
+    written = write_calls(calls(), path, archs=ARCHS, certificates=certificates)
+    assert written.certified >= len(certificates)
+    return path
 
 
 @pytest.fixture(scope="module")
@@ -102,6 +107,8 @@ def test_a_kernel_for_each_architecture_and_ptx_for_later_ones(pack: Path) -> No
             # The architecture in the flags of the ELF header.
             assert code[:4] == b"\x7fELF" and code[0x31] == int(kernel["target"][3:])
             assert kernel["resources"]["registers"] > 0
+    certified = [kernel for kernel in kernels if kernel.get("certificate") == CERTIFICATE]
+    assert {kernel["target"] for kernel in certified} >= {"sm_90"}
     assert file.index["machine"] == "" and file.index["features"] == []
 
 
@@ -124,6 +131,10 @@ def test_launches_are_those_of_python(probe: Path, pack: Path, major: int, minor
         assert next(found) == f"launch {shape} of right form: first 1000, {' '.join(map(str, sizes))}"
         launched += 1
     assert launched == KERNELS * len(SIZES)
+
+
+def test_no_code_for_architectures_older_than_all_of_a_pack(probe: Path, pack: Path) -> None:
+    assert run(probe, pack, 10, 0) == run(probe, pack, 7, 5) == ["target "]
 
 
 def test_a_damaged_pack_is_refused_without_python(probe: Path, pack: Path, tmp_path: Path) -> None:
