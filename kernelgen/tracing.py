@@ -31,3 +31,8 @@ def is_eager(*tensors: Tensor) -> bool:
     if torch.compiler.is_compiling() or modes_at_work() or is_transforming():
         return False
     return _PLAIN_TENSORS.issuperset(map(type, tensors))
+
+
+def runs_eagerly(*tensors: Tensor) -> bool:
+    """Whether torch neither traces nor transforms a call with these tensors, so that it may write in place."""
+    return is_eager(*tensors) and not any(map(torch._C._functorch.is_legacy_batchedtensor, tensors))

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 # In the order in which the table names them.
-CONVOLUTIONS, CONTRACTIONS, PRODUCTS, LINEARS, RADIALS, ARRANGEMENTS, HARMONICS = KIND_NAMES = (
+CONVOLUTIONS, CONTRACTIONS, PRODUCTS, LINEARS, RADIALS, ARRANGEMENTS, HARMONICS, CUTOFFS = KIND_NAMES = (
     *("convolutions", "symmetric contractions", "tensor products", "linear layers", "radial networks"),
-    *("reshapes and gates", "spherical harmonics"),
+    *("reshapes and gates", "spherical harmonics", "cutoffs"),
 )
 
 

@@ -27,6 +27,8 @@ static inline double __longlong_as_double(long long bits) {
 }
 static inline float exp(float x) { return __builtin_expf(x); }
 static inline double exp(double x) { return __builtin_exp(x); }
+static inline float pow(float x, float y) { return __builtin_powf(x, y); }
+static inline double pow(double x, double y) { return __builtin_pow(x, y); }
 static inline float tanh(float x) { return __builtin_tanhf(x); }
 static inline double tanh(double x) { return __builtin_tanh(x); }
 

@@ -9,13 +9,11 @@ from torch import Tensor
 
 from autotune.integrations.ir_mul.outline import check_same
 from autotune.integrations.ir_mul.stand_in import Draw, NodeStandIn
-from autotune.integrations.ir_mul.trilinear import runs_eagerly
 from autotune.workload.tensors import relayout
 from kernelgen.errors import UnsupportedError
 from kernelgen.ops.nodes import gates
 from kernelgen.ops.nodes.gates import GateKernel, GateRun
 from kernelgen.problem.irreps import blocks_of
-from kernelgen.torch_versions import run_eagerly
 
 Slice = tuple[int, int]  # begin and length
 
@@ -44,9 +42,7 @@ class IrMulGate(NodeStandIn):
 
     def forward(self, features: Tensor) -> Tensor:
         """``[nodes, irreps_in.dim]`` -> ``[nodes, irreps_out.dim]``."""
-        if self.kernel is not None and gates.takes(features) and runs_eagerly(features):
-            return _gated(features, self)
-        return self.composed(features)
+        return gates.gated(features, self.kernel, self.composed)
 
     def composed(self, features: Tensor) -> Tensor:
         """The same in operations of torch."""
@@ -87,56 +83,6 @@ class IrMulGate(NodeStandIn):
         (x,) = draw((16, self.original.irreps_in.dim))
         found = self.forward(relayout(x, irreps[0], "mul_ir", "ir_mul"))
         return relayout(found, irreps[1], "ir_mul", "mul_ir"), self.original.forward(x)
-
-
-class _Value(torch.autograd.Function):
-    """A gate by its kernel; its first gradients can be differentiated again."""
-
-    @staticmethod
-    def forward(ctx: Any, f: Tensor, gate: IrMulGate) -> Tensor:
-        ctx.gate = gate
-        ctx.save_for_backward(f)
-        return gate.kernel.value(f)
-
-    @staticmethod
-    @run_eagerly("autograd calls this outside of compiled graphs, which take torch's own")
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
-        (f,), differentiated = ctx.saved_tensors, torch.is_grad_enabled()
-        if not runs_eagerly(f, g):
-            with torch.enable_grad():
-                (found,) = torch.autograd.grad(ctx.gate.composed(f), f, g, create_graph=differentiated)
-            return found, None
-        g = g.contiguous()
-        return _Gradient.apply(f, g, ctx.gate) if differentiated else ctx.gate.kernel.gradient(f, g), None
-
-
-class _Gradient(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, f: Tensor, g: Tensor, gate: IrMulGate) -> Tensor:
-        ctx.gate = gate
-        ctx.save_for_backward(f, g)
-        return gate.kernel.gradient(f, g)
-
-    @staticmethod
-    @run_eagerly("autograd calls this outside of compiled graphs, which take torch's own")
-    def backward(ctx: Any, t: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
-        (f, g), differentiated = ctx.saved_tensors, torch.is_grad_enabled()
-        if runs_eagerly(f, g, t) and not differentiated:
-            return (*ctx.gate.kernel.second(f, g, t.contiguous()), None)
-        with torch.enable_grad():
-            f, g = f.view_as(f), g.view_as(g)  # g may depend on f, which is not this node's affair
-            needed = [one for one, is_needed in zip((f, g), ctx.needs_input_grad, strict=False) if is_needed]
-            (first,) = torch.autograd.grad(ctx.gate.composed(f), f, g, create_graph=True)
-            found = iter(torch.autograd.grad(first, needed, t, create_graph=differentiated))
-        by_f, by_g = (next(found) if is_needed else None for is_needed in ctx.needs_input_grad[:2])
-        return by_f, by_g, None
-
-
-def _gated(features: Tensor, gate: IrMulGate) -> Tensor:
-    features = features.contiguous()
-    if torch.is_grad_enabled() and features.requires_grad:
-        return _Value.apply(features, gate)
-    return gate.kernel.value(features)
 
 
 def _slices(blocks: list[Any]) -> tuple[Slice, ...]:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from kernelgen.ops.autograd import will_run
 from kernelgen.torch_versions import run_eagerly
-from kernelgen.tracing import is_eager
+from kernelgen.tracing import runs_eagerly
 
 # Of what each derivative of T is made.
 FACTORS = {"y": ("x", "w"), "x": ("w", "y"), "w": ("x", "y")}
@@ -41,11 +41,6 @@ def _derivative(form: Trilinear, wanted: str, first: Tensor, second: Tensor) -> 
     if torch.is_grad_enabled() and (first.requires_grad or second.requires_grad):
         return _Derivative.apply(form, wanted, first, second)
     return form.derivative(wanted, first, second)
-
-
-def runs_eagerly(*tensors: Tensor) -> bool:
-    """Whether torch neither traces nor transforms a call with these tensors, so that it may write in place."""
-    return is_eager(*tensors) and not any(map(torch._C._functorch.is_legacy_batchedtensor, tensors))
 
 
 class _Derivative(torch.autograd.Function):

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from autotune.integrations.acceleration import ARRANGEMENTS, CONVOLUTIONS, LINEARS, PRODUCTS
+from autotune.integrations.acceleration import ARRANGEMENTS, CONVOLUTIONS, CUTOFFS, LINEARS, PRODUCTS
 from autotune.integrations.convolution_block import RetypedBlock, home_of
 from autotune.integrations.ir_mul.gate import IrMulGate
 from autotune.integrations.ir_mul.linear import AcceleratedLinear
@@ -21,6 +21,7 @@ from autotune.integrations.ir_mul.outline import check_same, outline
 from autotune.integrations.ir_mul.species_product import SpeciesProduct
 from autotune.integrations.ir_mul.typed_product import TypedProduct
 from autotune.integrations.packages.nequip import BLOCKS
+from autotune.integrations.radial.cutoffs import AcceleratedCutoff, is_cutoff
 from autotune.integrations.replacement import check_e3nn, e3nn_class
 from autotune.integrations.stand_ins import AcceleratedConvolution
 from kernelgen.e3nn_import import Gate, o3
@@ -69,6 +70,8 @@ class NequIPLayout(ModelLayout):
                 not home_of(kind).startswith(_HOME) or kind.__name__ not in _INDIFFERENT or "forward" in module.__dict__
             ):
                 raise UnsupportedError(f"{name} is a {kind.__name__}, which may take node features")
+            elif is_cutoff(getattr(module, "cutoff", None)):
+                yield Part(module, "cutoff", f"{name}.cutoff", CUTOFFS, AcceleratedCutoff)
         if any(degree > 0 for degree, _ in outline(features or "")):
             raise UnsupportedError(f"the last layer gives features {features}, which users may read")
 

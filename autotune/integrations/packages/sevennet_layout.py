@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from autotune.integrations.acceleration import ARRANGEMENTS, CONVOLUTIONS, LINEARS, PRODUCTS, RADIALS
+from autotune.integrations.acceleration import ARRANGEMENTS, CONVOLUTIONS, CUTOFFS, LINEARS, PRODUCTS, RADIALS
 from autotune.integrations.convolution_block import home_of
 from autotune.integrations.ir_mul.gate import IrMulGate
 from autotune.integrations.ir_mul.linear import AcceleratedLinear
@@ -20,6 +20,7 @@ from autotune.integrations.ir_mul.model import ModelLayout, Part
 from autotune.integrations.ir_mul.outline import check_same, outline
 from autotune.integrations.ir_mul.species_product import SpeciesProduct
 from autotune.integrations.packages.sevennet import BLOCKS
+from autotune.integrations.radial.cutoffs import AcceleratedCutoff, is_cutoff
 from autotune.integrations.radial.folded import AcceleratedRadial
 from autotune.integrations.replacement import check_e3nn, e3nn_class
 from autotune.integrations.stand_ins import AcceleratedConvolution
@@ -67,6 +68,8 @@ class _Walk:
         if not home_of(kind).startswith(_HOME) or "forward" in module.__dict__:
             raise UnsupportedError(f"{name} is a {kind.__name__}, or has a forward, that Equitune does not know")
         if kind.__name__ in _INDIFFERENT:
+            if is_cutoff(getattr(module, "cutoff_function", None)):
+                yield Part(module, "cutoff_function", f"{name}.cutoff_function", CUTOFFS, AcceleratedCutoff)
             return
         if any(part._forward_hooks or part._forward_pre_hooks for part in module.modules()):
             raise UnsupportedError(f"{name} has hooks, which would see the other layout")

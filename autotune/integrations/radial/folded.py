@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import torch
@@ -10,11 +9,10 @@ from torch import Tensor
 from torch.nn.functional import silu
 
 from autotune.integrations.ir_mul.stand_in import Draw, NodeStandIn
-from autotune.integrations.ir_mul.trilinear import runs_eagerly
 from autotune.modules.base import autocast
 from kernelgen.ops.nodes import gates
-from kernelgen.ops.nodes.gates import GateKernel, GateRun
 from kernelgen.torch_versions import run_eagerly
+from kernelgen.tracing import runs_eagerly
 
 
 class AcceleratedRadial(NodeStandIn):
@@ -65,6 +63,9 @@ class AcceleratedRadial(NodeStandIn):
         return self.forward(x), self.original.forward(x)
 
 
+_KERNEL = gates.scalar_kernel(gates.SILU)
+
+
 def few_pass_silu(x: Tensor) -> Tensor:
     """SiLU, whose second derivative takes torch a dozen passes over all edges."""
     return _Silu.apply(x) if x.requires_grad and runs_eagerly(x) else silu(x)
@@ -104,15 +105,10 @@ class _SiluGradient(torch.autograd.Function):
         if is_plain and by_x and gates.takes(x) and not torch.is_grad_enabled():
             # One launch. Channels are one row each, whatever the shape.
             rows = [one.contiguous().view(-1, 1) for one in (x, gradient, tangents[0])]
-            of_x, of_gradient = _of_kernel().second(*rows)
+            of_x, of_gradient = _KERNEL.second(*rows)
             return of_gradient.view(x.shape), of_x.view(x.shape)
         first = _SiluGradient.apply(tangents[0], x) if is_plain else tangents[0] * _slope(x)
         return first if by_gradient else None, tangents[0] * gradient * _curvature(x) if by_x else None
-
-
-@functools.cache
-def _of_kernel() -> GateKernel:
-    return GateKernel([GateRun(1, 0, 0, 0, 0, 0, gates.SILU, 1.0)], 1, 1)
 
 
 def _slope(x: Tensor) -> Tensor:

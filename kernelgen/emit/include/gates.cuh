@@ -1,20 +1,28 @@
 // Gates: scalars become c a(s), and the components v of an irrep become c a(s) v, with a gate s for each channel.
 // A thread has one channel of one node. A run of channels is (channels before it, channels, input, output, gate, dim,
-// stride, activation, constant): offsets in a row of inputs f and of outputs, dim 0 for scalars, `stride` between
-// components. REAL is the type of an element. Orders: 0 the value; 1 its gradient by f, for cotangents g of the value;
+// stride, activation, constant, parameter): offsets in a row of inputs f and of outputs, dim 0 for scalars, `stride`
+// between components; the parameter is a cutoff's power. REAL is the type of an element. Orders: 0 the value; 1 its gradient by f, for cotangents g of the value;
 // 2 the gradients by g and f of <t, that gradient>.
-// An activation and its first two derivatives: 0 the identity, 1 SiLU, 2 tanh, 3 the logistic function.
-__device__ __forceinline__ void activate(long long kind, REAL s, REAL (&a)[3]) {
+// An activation and its first two derivatives: 0 the identity, 1 SiLU, 2 tanh, 3 the logistic function, 4 the polynomial
+// 1 - (p+1)(p+2)/2 s^p + p(p+2) s^(p+1) - p(p+1)/2 s^(p+2), 5 the same below 1 and zero from there on.
+__device__ __forceinline__ void activate(long long kind, REAL p, REAL s, REAL (&a)[3]) {
     a[0] = s, a[1] = 1, a[2] = 0;
     if (kind == 1 || kind == 3) {
-        const REAL p = 1 / (1 + exp(-s)), q = p * (1 - p);
+        const REAL l = 1 / (1 + exp(-s)), q = l * (1 - l);
         if (kind == 1)
-            a[0] = s * p, a[1] = p + s * q, a[2] = q * (2 + s * (1 - 2 * p));
+            a[0] = s * l, a[1] = l + s * q, a[2] = q * (2 + s * (1 - 2 * l));
         else
-            a[0] = p, a[1] = q, a[2] = q * (1 - 2 * p);
+            a[0] = l, a[1] = q, a[2] = q * (1 - 2 * l);
     } else if (kind == 2) {
         const REAL t = tanh(s);
         a[0] = t, a[1] = 1 - t * t, a[2] = -2 * t * (1 - t * t);
+    } else if (kind == 5 && s >= 1) {
+        a[0] = a[1] = 0;
+    } else if (kind >= 4) {
+        const REAL power = pow(s, p - 2), c = p * (p + 1) / 2, r = 1 - s;
+        a[0] = 1 - power * s * s * ((p + 1) * (p + 2) / 2 - s * (p * (p + 2) - c * s));
+        a[1] = -c * (p + 2) * power * s * r * r;
+        a[2] = -c * (p + 2) * power * r * ((p - 1) * r - 2 * s);
     }
 }
 
@@ -25,12 +33,12 @@ extern "C" __global__ void __launch_bounds__(256) equitune_gate(
     const long long at = blockIdx.x * 256ll + threadIdx.x, node = at / channels, channel = at % channels;
     if (node >= nodes) return;
     const long long* run = table;
-    while (--runs && run[9] <= channel) run += 9;
+    while (--runs && run[10] <= channel) run += 10;
     const long long c = channel - run[0], in = node * inputs + run[2] + c, out = node * outputs + run[3] + c;
     const long long gate = node * inputs + run[4] + c, dim = run[5], stride = run[6];
     const REAL constant = (REAL)__longlong_as_double(run[8]);
     REAL a[3];
-    activate(run[7], f[gate], a);
+    activate(run[7], (REAL)__longlong_as_double(run[9]), f[gate], a);
     for (int i = 0; i < 3; ++i) a[i] *= constant;
     if (dim == 0) {  // scalars: in is the gate's place too
         if (order == 0) of_g[out] = a[0];

@@ -7,7 +7,7 @@ is an activation and c its constant.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -19,17 +19,20 @@ from kernelgen.ops.base import DTYPES
 from kernelgen.ops.nodes.matrices import C_TYPES, as_bits
 from kernelgen.runtime.allocation import empty
 from kernelgen.runtime.kernel import FixedKernel
+from kernelgen.torch_versions import run_eagerly
+from kernelgen.tracing import runs_eagerly
 
 ENTRY = "equitune_gate"
 _THREADS = 256
 # Numbers of activations in the kernel.
-IDENTITY, SILU, TANH, SIGMOID = range(4)
+IDENTITY, SILU, TANH, SIGMOID, POLYNOMIAL, CUT_POLYNOMIAL = range(6)
 
 
 class GateRun(NamedTuple):
     """Neighbouring channels with one activation. source, target: offsets in rows of inputs and outputs.
 
     gate: offset of their gates, for scalars that of themselves. dim: components, 0 for scalars, ``stride`` apart.
+    parameter: the power of a polynomial cutoff.
     """
 
     channels: int
@@ -40,6 +43,7 @@ class GateRun(NamedTuple):
     stride: int
     activation: int
     constant: float
+    parameter: float = 0.0
 
 
 class GateKernel:
@@ -91,7 +95,7 @@ class GateKernel:
         numbers, before = [], 0
         for run in self.runs:
             numbers += [before, run.channels, run.source, run.target, run.gate, run.dim, run.stride]
-            numbers += [run.activation, as_bits(run.constant)]
+            numbers += [run.activation, as_bits(run.constant), as_bits(run.parameter)]
             before += run.channels
         return numbers
 
@@ -110,3 +114,61 @@ def kernel(dtype: torch.dtype) -> FixedKernel:
 def takes(features: Tensor) -> bool:
     """Whether the kernel is for these features."""
     return features.is_cuda and features.dtype in DTYPES
+
+
+def scalar_kernel(activation: int, parameter: float = 0.0) -> GateKernel:
+    """Of a function of each number ``[rows, 1]``."""
+    return GateKernel([GateRun(1, 0, 0, 0, 0, 0, activation, 1.0, parameter)], 1, 1)
+
+
+def gated(features: Tensor, kernel: GateKernel | None, composed: Callable[[Tensor], Tensor]) -> Tensor:
+    """The kernel's value where it can be used, differentiable; ``composed`` is the same in operations of torch."""
+    if kernel is None or not takes(features) or not runs_eagerly(features):
+        return composed(features)
+    features = features.contiguous()
+    if torch.is_grad_enabled() and features.requires_grad:
+        return _Value.apply(features, kernel, composed)
+    return kernel.value(features)
+
+
+class _Value(torch.autograd.Function):
+    """Its first gradients can be differentiated again."""
+
+    @staticmethod
+    def forward(ctx: Any, f: Tensor, kernel: GateKernel, composed: Callable[[Tensor], Tensor]) -> Tensor:
+        ctx.kernel, ctx.composed = kernel, composed
+        ctx.save_for_backward(f)
+        return kernel.value(f)
+
+    @staticmethod
+    @run_eagerly("autograd calls this outside of compiled graphs, which take torch's own")
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        (f,), differentiated, (g,) = ctx.saved_tensors, torch.is_grad_enabled(), gradients
+        if not runs_eagerly(f, g):
+            with torch.enable_grad():
+                (found,) = torch.autograd.grad(ctx.composed(f), f, g, create_graph=differentiated)
+            return found, None, None
+        g = g.contiguous()
+        found = _Gradient.apply(f, g, ctx.kernel, ctx.composed) if differentiated else ctx.kernel.gradient(f, g)
+        return found, None, None
+
+
+class _Gradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, f: Tensor, g: Tensor, kernel: GateKernel, composed: Callable[[Tensor], Tensor]) -> Tensor:
+        ctx.kernel, ctx.composed = kernel, composed
+        ctx.save_for_backward(f, g)
+        return kernel.gradient(f, g)
+
+    @staticmethod
+    @run_eagerly("autograd calls this outside of compiled graphs, which take torch's own")
+    def backward(ctx: Any, *tangents: Tensor) -> tuple[Tensor | None, ...]:
+        (f, g), differentiated, (t,) = ctx.saved_tensors, torch.is_grad_enabled(), tangents
+        if runs_eagerly(f, g, t) and not differentiated:
+            return (*ctx.kernel.second(f, g, t.contiguous()), None, None)
+        with torch.enable_grad():
+            f, g = f.view_as(f), g.view_as(g)  # g may depend on f, which is not this node's affair
+            needed = [one for one, is_needed in zip((f, g), ctx.needs_input_grad, strict=False) if is_needed]
+            (first,) = torch.autograd.grad(ctx.composed(f), f, g, create_graph=True)
+            found = iter(torch.autograd.grad(first, needed, t, create_graph=differentiated))
+        return (*(next(found) if is_needed else None for is_needed in ctx.needs_input_grad[:2]), None, None)

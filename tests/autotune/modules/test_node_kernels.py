@@ -190,6 +190,19 @@ def test_second_derivatives_of_silu(launches: list[str]) -> None:
     assert launches == ["equitune_gate"]
 
 
+@pytest.mark.parametrize("power", [2.0, 6.0])
+@pytest.mark.parametrize("kind", [gates.POLYNOMIAL, gates.CUT_POLYNOMIAL])
+def test_polynomial_cutoffs(kind: int, power: float, launches: list[str]) -> None:
+    def composed(x: Tensor) -> Tensor:
+        found = 1 - (power + 1) * (power + 2) / 2 * x**power + power * (power + 2) * x ** (power + 1)
+        found = found - power * (power + 1) / 2 * x ** (power + 2)
+        return found * (x < 1) if kind == gates.CUT_POLYNOMIAL else found
+
+    x = torch.linspace(0.01, 1.2, 40).view(-1, 1).requires_grad_()
+    assert_same(lambda x: gates.gated(x, gates.scalar_kernel(kind, power), composed), composed, (x,))
+    assert launches == ["equitune_gate"] * 3
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_the_kernels_compile(dtype: torch.dtype) -> None:
     try:
