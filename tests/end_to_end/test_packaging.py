@@ -122,18 +122,17 @@ def test_the_first_calls_need_no_compiler_and_no_cache(installed: Path, tmp_path
 def test_kernels_for_gpus_need_no_compiler_either(installed: Path, tmp_path: Path) -> None:
     code = (
         "import sys; sys.modules['cuda.core'] = None\n"
-        "from autotune.cli.packs.of_problem import calls_of\n"
+        "from autotune import find_schedule\n"
+        "from autotune.database.provenance import source_text\n"
+        "from autotune.workload.config_tables import find_problem\n"
         "from kernelgen import compile_source\n"
-        "from kernelgen.device import assumed, cuda_facts\n"
-        "from kernelgen.emit.kernel_source import emit\n"
-        "from kernelgen.ops.registry import resolve\n"
-        "from kernelgen.packs.calls import launches\n"
-        "call = calls_of('tiny', 'conv', 'float32', 'mul_ir', archs=['sm_80'])[0]\n"
+        "from kernelgen.device import cuda_facts, representative\n"
+        "from kernelgen.emit.source import Source\n"
+        "facts, kernel = representative('sm_80'), (find_problem('tiny'), 'conv', 'forward', 'float32', 'mul_ir')\n"
+        "schedule = find_schedule(*kernel, facts, 'conv-e17-d5').schedule\n"
+        "source = Source(source_text(*kernel, False, schedule, facts), 'cuda')\n"
         "for arch in ('sm_80', 'sm_89', 'sm_120'):\n"
-        "    with assumed(cuda_facts(arch)):\n"
-        "        member = getattr(resolve(call.text), 'members', [resolve(call.text)])[0]\n"
-        "        source = emit(launches(member, call, ('int64',))[0].plans['int64'])\n"
-        "        print(compile_source(source, cuda_facts(arch)).path.read_bytes()[:4])\n"
+        "    print(compile_source(source, cuda_facts(arch)).path.read_bytes()[:4])\n"
     )
     environment = {"EQUITUNE_CACHE": str(tmp_path / "none"), "PYTHONPATH": str(installed)}
     found = run(sys.executable, "-c", code, cwd=tmp_path, **environment).split()

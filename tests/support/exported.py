@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from ase import Atoms
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from kernelgen.packs.exported import calls_in
@@ -23,6 +24,43 @@ def export(function: Callable[..., Any], inputs: Tensors, shapes: Sequence[dict]
     traced = make_fx(function, tracing_mode="symbolic", _allow_non_fake_inputs=True)(*(t.clone() for t in inputs))
     program = torch.export.export(traced, inputs, dynamic_shapes=tuple(shapes))
     torch._inductor.aoti_compile_and_package(program, package_path=str(path))
+
+
+# The dynamic dimension of an input by its name: which axis has atoms, or edges.
+Dimensions = Mapping[str, int]
+
+
+class ExportedModel:
+    """A model's energies and forces, traced with their differentiation inside, and compiled by AOTInductor.
+
+    step: of tensors, the energies and forces. inputs: the tensors of a structure, by name in a fixed order. atoms,
+    edges: the axis of some inputs that has atoms, or edges. path: of the package.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        step: Callable[[Mapping[str, torch.Tensor]], Tensors],
+        inputs: Callable[[Atoms], Mapping[str, torch.Tensor]],
+        example: Atoms,
+        atoms: Dimensions,
+        edges: Dimensions,
+    ) -> None:
+        self._step, self._inputs, self.path = step, inputs, folder / "model.pt2"
+        self.names = tuple(inputs(example))
+        dims = {
+            **dict.fromkeys(atoms, torch.export.Dim("atoms", min=2)),
+            **dict.fromkeys(edges, torch.export.Dim("edges", min=2)),
+        }
+        axes = {**atoms, **edges}
+        shapes = [{axes[name]: dims[name]} if name in dims else {} for name in self.names]
+        export(self.step, self.inputs(example), shapes, self.path)
+
+    def inputs(self, atoms: Atoms) -> Tensors:
+        return tuple(tensor.detach() for tensor in self._inputs(atoms).values())
+
+    def step(self, *tensors: torch.Tensor) -> Tensors:
+        return self._step(dict(zip(self.names, tensors, strict=True)))
 
 
 def built(source: str, folder: Path) -> Path:
@@ -73,3 +111,15 @@ class Program:
         assert "Python absent" in done.stdout and not (self.folder / "nowhere").exists()
         print(done.stdout.strip(), "with", pack.stat().st_size >> 10, "KiB of kernels")
         return torch.load(self.folder / "outputs.pt", weights_only=False)
+
+
+def check_without_python(folder: Path, exported: ExportedModel, structures: Sequence[Atoms], tolerance: float) -> None:
+    """Energies and forces of a program without Python are Python's; tolerance: of the largest energy, and force."""
+    program = Program(folder)
+    for structure in structures:
+        inputs = exported.inputs(structure)
+        found = program.run(exported.path, inputs)
+        for name, a, b in zip(("energy", "forces"), found, exported.step(*inputs), strict=True):
+            error = float((a - b.cpu()).abs().max() / b.abs().max())
+            print(f"{inputs[0].device} {a.dtype} {len(structure)} atoms: {name} differs by {error:.1e}")
+            assert a.shape == b.shape and error <= tolerance, name

@@ -45,6 +45,13 @@ def imidazole() -> Atoms:
     return Atoms("C3N2H4", positions, cell=[12.0] * 3, pbc=True)
 
 
+def two_molecules() -> Atoms:
+    """Two of them beside each other."""
+    one, other = imidazole(), imidazole()
+    other.translate((3.0, 0.3, 0.2))
+    return one + other
+
+
 def mof() -> Atoms:
     """The metal-organic framework of ``configs/graphs.toml``, displaced, because its forces would be zero."""
     return find_atoms("mof")
