@@ -18,6 +18,8 @@
 #define __align__(n) __attribute__((aligned(n)))
 template <class T>
 static T min(T a, T b) { return b < a ? b : a; }
+template <class T>
+static T max(T a, T b) { return a < b ? b : a; }
 static inline float sqrt(float x) { return __builtin_sqrtf(x); }
 static inline double sqrt(double x) { return __builtin_sqrt(x); }
 static inline double __longlong_as_double(long long bits) {
@@ -120,7 +122,11 @@ static T atomicAdd(T* p, T value) {
     return old;
 }
 
-#define equitune_contraction equitune_kernel  // contractions have a name of their own
+#define equitune_contraction equitune_kernel  // some kinds have a name of their own
+#define equitune_radial equitune_kernel
+#ifdef TENSOR_CORES
+#include "tensor_core_emulator.hpp"
+#endif
 #include KERNEL_TEXT
 #ifdef ZEROS_INSIDE
 static unsigned long long words[LINE * (1 + COPIES)];

@@ -15,6 +15,7 @@ from reference import Case, relayout
 from kernelgen.device import DeviceFacts, cuda_facts
 from kernelgen.emit.kernel_source import emit, geometry
 from kernelgen.plan.planner import AnyPlan, make_plan
+from kernelgen.plan.radial import RadialPlan
 from kernelgen.plan.spherical_harmonics import HarmonicsPlan
 from kernelgen.problem.spherical_harmonics import HarmonicsProblem
 from kernelgen.runtime.graph import longest_first
@@ -41,6 +42,8 @@ def emulate(
         shim = Path(__file__).with_name("cuda_emulator.hpp")
         command = ["g++", "-x", "c++", "-std=c++17", "-O0", "-w", "-shared", "-fPIC"]
         command.append(f'-DKERNEL_TEXT="{text}"')
+        if isinstance(plan, RadialPlan):
+            command.append("-DTENSOR_CORES")
         if plan.spec.facts.is_hip:
             command.append(f"-DHIP_WAVE={plan.spec.facts.wave}")
         subprocess.run([*command, str(shim), "-o", str(library)], check=True)

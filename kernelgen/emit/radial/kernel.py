@@ -1,0 +1,81 @@
+"""The text around the path groups: preamble, headers, and the entry, which assigns blocks to slices of the matrix.
+
+Blocks stay: as many start as run at once, and each keeps one slice of the matrix (a path group's weights of 16 channels)
+in shared memory. Its warps take receivers one after the other, each with all of its edges.
+"""
+
+from __future__ import annotations
+
+from kernelgen.emit.launch import LaunchRule, Share
+from kernelgen.emit.radial.path_group import RadialGroup
+from kernelgen.emit.signature import buffers_line, buffers_struct, gpu_entry
+from kernelgen.emit.source import Source, included
+from kernelgen.plan.radial import STAGE, RadialPlan
+from kernelgen.schedule.radial import PRODUCTS
+
+# Profilers tell it from other convolutions.
+ENTRY = "equitune_radial"
+
+
+def emit_radial(plan: RadialPlan) -> Source:
+    """The kernel of a plan; equal plans give equal text."""
+    groups = [RadialGroup(plan, number, group) for number, group in enumerate(plan.product.groups)]
+    parts = [_preamble(plan), included("device.cuh"), _constants(plan) + included("radial.cuh"), buffers_struct()]
+    return Source("\n".join([*parts, *(group.text() for group in groups), _entry(plan, groups)]), "cuda", ENTRY)
+
+
+def radial_launch(plan: RadialPlan) -> LaunchRule:
+    """For each slice blocks for all receivers, but no more blocks than run at once."""
+    schedule = plan.spec.schedule
+    share = Share("out", (schedule.warps,), scale=plan.product.units)
+    return LaunchRule(32 * schedule.warps, plan.shared_bytes, (share,), 0, schedule.min_blocks)
+
+
+def _preamble(plan: RadialPlan) -> str:
+    spec = plan.spec
+    return (
+        f"// problem    {spec.problem.key}\n// direction  {spec.direction.text}, {spec.hidden} hidden features\n"
+        f"// operation  convolution with weights from hidden features, {spec.accuracy}, {spec.layout}, {spec.index}\n"
+        f"// schedule   {spec.schedule.key}\n"
+        "using Real = float;\nusing V = Real;\n#define REAL_IS_FLOAT 1\n"
+        f"using index_t = {'int' if spec.index == 'int32' else 'long long'};\n"
+        "constexpr int LANES = 32;\n"
+        f"constexpr bool MUL_IR = {'true' if spec.layout == 'mul_ir' else 'false'};\n"
+        "constexpr int C = 2;  // channels a lane\n"
+    )
+
+
+def _constants(plan: RadialPlan) -> str:
+    spec = plan.spec
+    low = PRODUCTS[spec.accuracy] > 1
+    return (
+        f"constexpr int THREADS = {32 * spec.schedule.warps}, STAGE = {STAGE};\n"
+        f"constexpr int HIDDEN = {spec.hidden}, STEPS = {spec.steps}, ROW = {plan.row_halves};\n"
+        f"constexpr bool LOW = {'true' if low else 'false'};\n"
+        f"constexpr int LOW_PART = {plan.path_halves // 2 if low else 0};\n"
+    )
+
+
+def _entry(plan: RadialPlan, groups: list[RadialGroup]) -> str:
+    schedule, product = plan.spec.schedule, plan.product
+    slice_halves = max(len(group.paths) for group in groups) * plan.path_halves
+    lines = [
+        *gpu_entry(32 * schedule.warps, schedule.min_blocks, entry=ENTRY),
+        buffers_line(),
+        "    extern __shared__ __align__(16) unsigned char shared_bytes[];",
+        "    unsigned short* const slice = reinterpret_cast<unsigned short*>(shared_bytes);",
+        f"    Real* const stage = reinterpret_cast<Real*>(slice + {slice_halves}) + threadIdx.x / 32 * {plan.stage_reals};",
+        f"    constexpr int UNITS = {product.units}, WARPS = {schedule.warps};",
+        "    const int unit = blockIdx.x % UNITS, block = blockIdx.x / UNITS;",
+        "    const int blocks = (int(gridDim.x) - unit + UNITS - 1) / UNITS;",
+        "    const int lane = threadIdx.x % 32;",
+        "    const Warp team = {lane, lane / 4, lane % 4, slice};",
+        "    const int run = threadIdx.x / 32 * blocks + block;",
+    ]
+    first = 0
+    for number, group in enumerate(groups):
+        first += product.tiles(group.group)
+        head = "if" if number == 0 else "else if"
+        call = f"group_{number}(b, team, unit, run, blocks * WARPS, num_out, slice, stage)"
+        lines.append(f"    {head} (unit < {first}) {call};")
+    return "\n".join([*lines, "}", ""])

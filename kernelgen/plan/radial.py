@@ -1,0 +1,97 @@
+"""The plan of a kernel that forms edge weights in registers; checks every limit."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+from kernelgen.errors import ScheduleError, UnsupportedError
+from kernelgen.plan.channelwise import Plan, stage_stride
+from kernelgen.plan.tensor_product import product_plan
+from kernelgen.schedule.kernel_spec import Spec
+from kernelgen.schedule.radial import MOST_HIDDEN, PRODUCTS, STEP, RadialSpec
+from kernelgen.schedule.tensor_product import CudaSchedule
+
+# Edges whose values a warp keeps in shared memory at a time, one a lane; those of one product.
+STAGE, TILE_EDGES = 32, 8
+# Channels of a warp: the rows of a tensor core's product.
+CHANNELS = 16
+# Halves after each row of the matrix in shared memory, so that eight rows lie in different banks.
+PADDING = 8
+
+
+@dataclass(frozen=True)
+class RadialPlan:
+    """product: the plan of the convolution whose path arithmetic this kernel has, with teams of 16 channels."""
+
+    spec: RadialSpec
+    product: Plan
+    zeroed: frozenset[str]
+    shared_bytes: int
+    owner: str = "receiver"
+    partial_y: int = 0
+
+    @property
+    def row_halves(self) -> int:
+        """Halves in shared memory of a channel's row of the matrix."""
+        return self.spec.steps * STEP + PADDING
+
+    @property
+    def path_halves(self) -> int:
+        """Halves in shared memory of a path's part of the matrix, high and low."""
+        return CHANNELS * self.row_halves * (2 if PRODUCTS[self.spec.accuracy] > 1 else 1)
+
+    @property
+    def stage_reals(self) -> int:
+        """Elements in shared memory of the edge values of a warp."""
+        return STAGE * max(stage_stride(self.product, group) for group in self.product.groups)
+
+
+def refusal(problem: object, hidden: int) -> str:
+    """Why no such kernel exists for a problem and a number of hidden features; empty if one does."""
+    if not getattr(problem, "is_channelwise", False) or problem.shared_weights or not problem.paths:  # type: ignore[attr-defined]
+        return "expected weighted uvu paths with one copy of the second input, and weights of each edge"
+    if hidden % 4 or not 4 <= hidden <= MOST_HIDDEN:
+        return f"{hidden} hidden features; expected a multiple of 4 up to {MOST_HIDDEN}"
+    if any(block.mul % 2 for block in (*problem.in1, *problem.out)):  # type: ignore[attr-defined]
+        return "an odd number of channels; expected even ones"
+    return ""
+
+
+def radial_plan(spec: RadialSpec) -> RadialPlan:
+    """The plan of a spec. Raises UnsupportedError for problems of no such kernel, ScheduleError with a broken limit."""
+    if why := refusal(spec.problem, spec.hidden):
+        raise UnsupportedError(f"weights cannot be formed in registers: {why}")
+    schedule, facts = spec.schedule, spec.facts
+    if facts.backend != "cuda" or facts.is_hip or int(facts.arch.removeprefix("sm_")) < 80:
+        raise UnsupportedError(f"weights are formed in registers by tensor cores from sm_80 on, not on {facts.name}")
+    inner = CudaSchedule(
+        path_groups=schedule.path_groups,
+        edges_per_warp=4,
+        channels_per_thread=2,
+        edge_operand="basis",
+        stage_edges=TILE_EDGES,
+        block_size=32,
+        min_blocks=1,
+    )
+    product = product_plan(
+        Spec(spec.problem, spec.direction, inner, "conv", spec.dtype, spec.layout, spec.index, facts)
+    )
+    assert isinstance(product, Plan)
+    added = {f"out_{slot}" for slot in "yw" if slot in spec.direction.outputs}
+    plan = RadialPlan(spec, product, product.zeroed | added, 0)
+    most_paths = max(len(group.paths) for group in product.groups)
+    shared = 2 * most_paths * plan.path_halves + 4 * schedule.warps * plan.stage_reals
+    threads = facts.check_threads(32 * schedule.warps, schedule.min_blocks)
+    if shared > facts.shared_per_block or shared * schedule.min_blocks > facts.shared_per_unit:
+        raise ScheduleError(
+            f"{schedule.min_blocks} blocks of {shared} bytes of shared memory; there are {facts.shared_per_block} a "
+            f"block and {facts.shared_per_unit} a multiprocessor: use more path_groups or fewer warps"
+        )
+    if product.units > schedule.min_blocks * facts.units:
+        raise ScheduleError(f"{product.units} parts of an edge for {schedule.min_blocks * facts.units} blocks")
+    assert threads
+    return dataclasses.replace(plan, shared_bytes=shared)
+
+
+PLANNERS = {RadialSpec: radial_plan}
