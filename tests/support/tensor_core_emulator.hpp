@@ -12,6 +12,7 @@ static unsigned half_bits(float value) {  // rounds to nearest, ties to even
     both.f = value;
     const unsigned sign = both.u >> 16 & 0x8000;
     const double size = __builtin_fabs(double(value));
+    if (size == 0.0) return sign;
     if (size != size) return sign | 0x7e00;
     if (size >= 65520.0) return sign | 0x7c00;
     int exponent = 0;
