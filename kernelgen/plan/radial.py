@@ -94,4 +94,25 @@ def radial_plan(spec: RadialSpec) -> RadialPlan:
     return dataclasses.replace(plan, shared_bytes=shared)
 
 
+# Registers of a lane for the sums and cotangents of a node, and for all else of an edge; more would spill.
+_OF_NODE = {"forward": 80, "backward": 48}
+
+
+def default_radial_schedule(spec: RadialSpec) -> RadialSpec:
+    """The spec with the default schedule: the fewest path groups whose sums stay in registers."""
+    most = _OF_NODE["forward" if spec.direction.name == "forward" else "backward"]
+    paths = len(spec.problem.paths)
+    for count in range(1, paths + 1):
+        schedule = dataclasses.replace(spec.schedule, path_groups=count, tiles=1)
+        chosen = dataclasses.replace(spec, schedule=schedule)
+        try:
+            plan = radial_plan(chosen)
+        except ScheduleError:
+            continue
+        widest = max(sum(spec.problem.out[b].dim for b in group.out) for group in plan.product.groups)
+        if 2 * widest <= most or count == paths:
+            return chosen
+    return spec
+
+
 PLANNERS = {RadialSpec: radial_plan}

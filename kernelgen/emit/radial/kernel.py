@@ -65,17 +65,24 @@ def _entry(plan: RadialPlan, groups: list[RadialGroup]) -> str:
         "    extern __shared__ __align__(16) unsigned char shared_bytes[];",
         "    unsigned short* const slice = reinterpret_cast<unsigned short*>(shared_bytes);",
         f"    Real* const stage = reinterpret_cast<Real*>(slice + {slice_halves}) + threadIdx.x / 32 * {plan.stage_reals};",
-        f"    constexpr int UNITS = {product.units}, WARPS = {schedule.warps};",
-        "    const int unit = blockIdx.x % UNITS, block = blockIdx.x / UNITS;",
-        "    const int blocks = (int(gridDim.x) - unit + UNITS - 1) / UNITS;",
+        f"    constexpr int WARPS = {schedule.warps};",
         "    const int lane = threadIdx.x % 32;",
         "    const Warp team = {lane, lane / 4, lane % 4, slice};",
-        "    const int run = threadIdx.x / 32 * blocks + block;",
+        f"    const int more = int(gridDim.x) - {product.units};  // blocks beyond one a slice, shared by work",
     ]
-    first = 0
-    for number, group in enumerate(groups):
-        first += product.tiles(group.group)
-        head = "if" if number == 0 else "else if"
-        call = f"group_{number}(b, team, unit, run, blocks * WARPS, num_out, slice, stage)"
-        lines.append(f"    {head} (unit < {first}) {call};")
+    costs = [product.tiles(group.group) * group.cost for group in groups]
+    slices = work = 0
+    for group, cost in zip(groups, costs, strict=True):
+        number, tiles = group.number, product.tiles(group.group)
+        begin = f"{slices} + int(more * {work}ll / {sum(costs)})"
+        slices, work = slices + tiles, work + cost
+        lines += [
+            f"    const int begin{number} = {begin}, end{number} = {slices} + int(more * {work}ll / {sum(costs)});",
+            f"    if (int(blockIdx.x) >= begin{number} && int(blockIdx.x) < end{number}) {{",
+            f"        const int tile = (blockIdx.x - begin{number}) % {tiles}, block = (blockIdx.x - begin{number}) / {tiles};",
+            f"        const int blocks = (end{number} - begin{number} - tile + {tiles - 1}) / {tiles};",
+            f"        group_{number}(b, team, tile, threadIdx.x / 32 * blocks + block, blocks * WARPS, num_out, slice, stage);",
+            "        return;",
+            "    }",
+        ]
     return "\n".join([*lines, "}", ""])

@@ -23,6 +23,11 @@ class RadialGroup(GroupEmitter):
         self.forms_weights = "w" in self.kernel.operands
         self.writes_edges = bool({"y", "w"} & set(self.live))
 
+    @property
+    def cost(self) -> int:
+        """The work of an edge, measured in instructions: those of a path are about its statements and its products."""
+        return sum(4 * len(self.kernel.bodies[p].statements) + 12 * self.radial.spec.steps for p in self.paths)
+
     def text(self) -> str:
         fields = [f"    Real {field};" for field in self.memory.row_fields()]
         return "\n".join(
@@ -37,7 +42,7 @@ class RadialGroup(GroupEmitter):
                 "                   const bool is_active, const Real matrix_scale, const int my_edge, const int my_far,",
                 f"                   const int j, const int count, Node{self.number}& node)",
                 *("{", *self._step(), "}", ""),
-                f"DEVICE void group_{self.number}(const Buffers& b, Warp team, const int unit, const int first_run,",
+                f"DEVICE void group_{self.number}(const Buffers& b, Warp team, const int tile, const int first_run,",
                 "                    const int runs_apart, const long long num_out, unsigned short* const slice,",
                 "                    Real* const stage)",
                 *("{", *self._group(), "}", ""),
@@ -142,7 +147,7 @@ class RadialGroup(GroupEmitter):
         self.lines = []
         self.put(
             f"constexpr int MUL = {self.group.mul};",
-            f"const int first_channel = (unit - {self.first_unit}) * 16;",
+            "const int first_channel = tile * 16;",
             "const int u = first_channel + 2 * team.group;",
             f"const bool active = {'true' if self.group.mul % 16 == 0 else 'u < MUL'};",
         )
