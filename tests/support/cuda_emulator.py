@@ -7,6 +7,7 @@ import dataclasses
 import math
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -36,6 +37,14 @@ def emulate(
     num_out: int,
 ) -> None:
     """Execute every lane of every block; outputs in ``buffers`` are written in place."""
+    pointers = [buffers[name].data_ptr() if name in buffers else 0 for name in BUFFERS]
+    emulate_addresses(plan, pointers, num_edges, num_in, num_out)
+
+
+def emulate_addresses(
+    plan: AnyPlan | HarmonicsPlan, addresses: Sequence[int], num_edges: int, num_in: int, num_out: int
+) -> None:
+    """:func:`emulate` with addresses in the order of ``BUFFERS``, 0 for none."""
     with tempfile.TemporaryDirectory() as folder:
         text, library = Path(folder) / "kernel.inc", Path(folder) / "kernel.so"
         text.write_text(emit(plan).text)
@@ -49,9 +58,7 @@ def emulate(
         subprocess.run([*command, str(shim), "-o", str(library)], check=True)
         loaded = ctypes.CDLL(str(library))
         function = loaded.emulate
-        pointers = (ctypes.c_void_p * len(BUFFERS))(
-            *(buffers[name].data_ptr() if name in buffers else None for name in BUFFERS)
-        )
+        pointers = (ctypes.c_void_p * len(BUFFERS))(*(address or None for address in addresses))
         blocks, threads, _ = geometry(plan, num_edges, num_in, num_out)
         function(
             pointers,

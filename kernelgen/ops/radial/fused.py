@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 
 from kernelgen.device import device_facts
-from kernelgen.errors import ScheduleError, UnsupportedError
+from kernelgen.errors import InputError, ScheduleError, UnsupportedError
+from kernelgen.ops.operator import Operator
+from kernelgen.ops.radial.products import ACCURACY
 from kernelgen.plan.radial import default_radial_schedule, radial_plan
 from kernelgen.problem.tensor_product import TensorProductProblem
 from kernelgen.runtime.allocation import empty, zeros
@@ -72,13 +74,14 @@ class FusedRadial:
         assert graph.sender is not None and graph.receiver is not None
         kernel = self._kernel(direction, graph.sender.dtype)
         spec, zeroed = kernel.plan.spec, kernel.plan.zeroed
-        kept = {name: aligned(given[name]) for name in spec.operands}
+        shapes = graph.shapes | {"w": (graph.num_edges, self.hidden)}
+        shapes["tw"] = (self.hidden, self.problem.weight_numel)
+        kept = {name: _ready(name, given[name], shapes[name], graph.sender) for name in spec.operands}
         kept["sender"], order = graph.sender, order_of(graph)
         kept |= {"spans": order.spans} | ({} if order.perm is None else {"perm": order.perm})
         pointers = [0] * len(BUFFERS)
         for name, tensor in kept.items():
             pointers[_PLACE[name]] = tensor.data_ptr()
-        shapes = graph.shapes | {"w": (graph.num_edges, self.hidden)}
         found = {}
         for slot in direction.outputs:
             found[slot] = (zeros if f"out_{slot}" in zeroed else empty)(shapes[slot], given["x"])
@@ -92,6 +95,17 @@ class FusedRadial:
         if kernel is None:
             kernel = self._kernels[direction, index] = load_kernel(self.spec(direction, index))
         return kernel
+
+
+def _ready(name: str, tensor: Tensor, shape: tuple[int, ...], like: Tensor) -> Tensor:
+    """The tensor, copied if it is not contiguous and aligned; InputError if it does not fit."""
+    if tensor.dtype is not torch.float32 or tensor.shape != shape or tensor.device != like.device:
+        named = {"w": "h", "tw": "the matrix"}.get(name, name)
+        raise InputError(
+            f"{named} is {tensor.dtype} {tuple(tensor.shape)} on {tensor.device}; expected torch.float32 {shape} on "
+            f"{like.device}"
+        )
+    return aligned(tensor)
 
 
 def order_of(graph: Graph) -> EdgeOrder:
@@ -110,13 +124,15 @@ def order_of(graph: Graph) -> EdgeOrder:
 
 
 @functools.lru_cache(maxsize=256)
-def fused_radial(
-    problem: TensorProductProblem, hidden: int, accuracy: str, layout: str, device: torch.device
-) -> FusedRadial | None:
-    """The kernels of a problem with default schedules; None if there are none for it on this device."""
-    if device.type != "cuda":
+def fused_of(operator: Operator, hidden: int, product: str) -> FusedRadial | None:
+    """The kernels of an operator's convolution with default schedules; None if there are none for it on its device.
+
+    product: one of ``EDGE_PRODUCTS`` of ``kernelgen.ops.radial.products``, which gives the accuracy class.
+    """
+    is_meant = operator.is_conv and operator.device.type == "cuda" and not operator.deterministic
+    if not is_meant or operator.dtype is not torch.float32:
         return None
     try:
-        return FusedRadial(problem, hidden, accuracy, layout, device)
+        return FusedRadial(operator.problem, hidden, ACCURACY[product], operator.layout, operator.device)
     except (UnsupportedError, ScheduleError):
         return None
