@@ -2,43 +2,27 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import torch
-from cuda_emulator import FACTS, emulate_addresses
+from emulated_radial import emulate_kernels
 from radial_cases import RadialCase, make_radial_case
 from reference import relative_error, relayout
 
 from kernelgen.errors import InputError
 from kernelgen.ops.operator import Operator, build
-from kernelgen.ops.radial import fused
 from kernelgen.ops.radial.convolution import radial_product
 from kernelgen.ops.radial.fused import FusedRadial, fused_of
-from kernelgen.plan.planner import make_plan
 from kernelgen.problem.tensor_product import TensorProductProblem
-from kernelgen.schedule.radial import RadialSpec
 
 PROBLEM = TensorProductProblem.channelwise("4x0e+4x1o", "0e+1o", "0e+1o")
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 
-class EmulatedKernel:
-    """In place of a loaded kernel: its text, executed on the host."""
-
-    def __init__(self, spec: RadialSpec) -> None:
-        self.plan = make_plan(spec)
-
-    def run(self, pointers: Sequence[int], num_edges: int, num_in: int, num_out: int, device: int) -> None:
-        emulate_addresses(self.plan, pointers, num_edges, num_in, num_out)
-
-
 def kernels_on(device: str, monkeypatch: pytest.MonkeyPatch, hidden: int, accuracy: str = "ieee") -> FusedRadial:
     if device == "cpu":
-        monkeypatch.setattr(fused, "device_facts", lambda _: FACTS)
-        monkeypatch.setattr(fused, "load_kernel", functools.cache(EmulatedKernel))
+        emulate_kernels(monkeypatch)
     return FusedRadial(PROBLEM, hidden, accuracy, "ir_mul", torch.device(device))
 
 
