@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from kernelgen.errors import ScheduleError, UnsupportedError
 from kernelgen.plan.channelwise import Plan, stage_stride
 from kernelgen.plan.tensor_product import product_plan
+from kernelgen.problem.tensor_product import TensorProductProblem
 from kernelgen.schedule.kernel_spec import Spec
 from kernelgen.schedule.radial import MOST_HIDDEN, PRODUCTS, STEP, RadialSpec
 from kernelgen.schedule.tensor_product import CudaSchedule
@@ -47,13 +48,13 @@ class RadialPlan:
         return STAGE * max(stage_stride(self.product, group) for group in self.product.groups)
 
 
-def refusal(problem: object, hidden: int) -> str:
+def refusal(problem: TensorProductProblem, hidden: int) -> str:
     """Why no such kernel exists for a problem and a number of hidden features; empty if one does."""
-    if not getattr(problem, "is_channelwise", False) or problem.shared_weights or not problem.paths:  # type: ignore[attr-defined]
+    if not problem.is_channelwise or problem.shared_weights or not problem.paths:
         return "expected weighted uvu paths with one copy of the second input, and weights of each edge"
     if hidden % 4 or not 4 <= hidden <= MOST_HIDDEN:
         return f"{hidden} hidden features; expected a multiple of 4 up to {MOST_HIDDEN}"
-    if any(block.mul % 2 for block in (*problem.in1, *problem.out)):  # type: ignore[attr-defined]
+    if any(block.mul % 2 for block in (*problem.in1, *problem.out)):
         return "an odd number of channels; expected even ones"
     return ""
 
@@ -63,8 +64,8 @@ def radial_plan(spec: RadialSpec) -> RadialPlan:
     if why := refusal(spec.problem, spec.hidden):
         raise UnsupportedError(f"weights cannot be formed in registers: {why}")
     schedule, facts = spec.schedule, spec.facts
-    if facts.backend != "cuda" or facts.is_hip or int(facts.arch.removeprefix("sm_")) < 80:
-        raise UnsupportedError(f"weights are formed in registers by tensor cores from sm_80 on, not on {facts.name}")
+    if facts.backend != "cuda" or facts.is_hip:
+        raise UnsupportedError(f"weights are formed in registers by NVIDIA's tensor cores, not on {facts.name}")
     inner = CudaSchedule(
         path_groups=schedule.path_groups,
         edges_per_warp=4,
@@ -82,7 +83,7 @@ def radial_plan(spec: RadialSpec) -> RadialPlan:
     plan = RadialPlan(spec, product, product.zeroed | added, 0)
     most_paths = max(len(group.paths) for group in product.groups)
     shared = 2 * most_paths * plan.path_halves + 4 * schedule.warps * plan.stage_reals
-    threads = facts.check_threads(32 * schedule.warps, schedule.min_blocks)
+    facts.check_threads(32 * schedule.warps, schedule.min_blocks)
     if shared > facts.shared_per_block or shared * schedule.min_blocks > facts.shared_per_unit:
         raise ScheduleError(
             f"{schedule.min_blocks} blocks of {shared} bytes of shared memory; there are {facts.shared_per_block} a "
@@ -90,7 +91,6 @@ def radial_plan(spec: RadialSpec) -> RadialPlan:
         )
     if product.units > schedule.min_blocks * facts.units:
         raise ScheduleError(f"{product.units} parts of an edge for {schedule.min_blocks * facts.units} blocks")
-    assert threads
     return dataclasses.replace(plan, shared_bytes=shared)
 
 

@@ -41,13 +41,18 @@ class RadialSchedule(Knobs):
     }
 
 
+def operands_of(direction: Direction) -> tuple[str, ...]:
+    """Buffers that a direction's kernel reads: the product's, where ``w`` is h, and the matrix ``tw``."""
+    return (*direction.operands, "tw")
+
+
 @dataclass(frozen=True)
 class RadialSpec:
     """Everything that determines one kernel's source.
 
-    Buffers: ``w`` is h [edges, hidden], ``tw`` the matrix [hidden, weights], ``out_w`` the gradient of h; the others are
-    those of a convolution. direction: forward, or backward with outputs of ``xyw``, without tangents. accuracy: a name
-    of ``PRODUCTS``. layout, index, facts: as in ``Spec``.
+    Buffers: ``w`` is h [edges, hidden], ``tw`` the matrix [hidden, weights], ``out_w`` the gradient of h; the others
+    are those of a convolution. direction: forward, or backward with outputs of ``xyw``, without tangents. accuracy: a
+    name of ``PRODUCTS``. layout, index, facts: as in ``Spec``.
     """
 
     problem: TensorProductProblem
@@ -75,10 +80,8 @@ class RadialSpec:
 
     @property
     def operands(self) -> tuple[str, ...]:
-        """Buffers that the kernel reads: h is not an operand of the product where only its gradient is wanted."""
-        needs_weights = {"w"} & set(self.direction.operands)
-        found = [name for name in self.direction.operands if name != "w"]
-        return (*found, *(("w",) if needs_weights else ()), "tw")
+        """Buffers that the kernel reads."""
+        return operands_of(self.direction)
 
     @property
     def steps(self) -> int:

@@ -1,7 +1,7 @@
 """The text around the path groups: preamble, headers, and the entry, which assigns blocks to slices of the matrix.
 
-Blocks stay: as many start as run at once, and each keeps one slice of the matrix (a path group's weights of 16 channels)
-in shared memory. Its warps take receivers one after the other, each with all of its edges.
+Blocks stay: as many start as run at once, and each keeps one slice of the matrix (a path group's weights of 16
+channels) in shared memory. Its warps take receivers one after the other, each with all of its edges.
 """
 
 from __future__ import annotations
@@ -64,9 +64,9 @@ def _entry(plan: RadialPlan, groups: list[RadialGroup]) -> str:
         buffers_line(),
         "    extern __shared__ __align__(16) unsigned char shared_bytes[];",
         "    unsigned short* const slice = reinterpret_cast<unsigned short*>(shared_bytes);",
-        f"    Real* const stage = reinterpret_cast<Real*>(slice + {slice_halves}) + threadIdx.x / 32 * {plan.stage_reals};",
+        "    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;",
+        f"    Real* const stage = reinterpret_cast<Real*>(slice + {slice_halves}) + warp * {plan.stage_reals};",
         f"    constexpr int WARPS = {schedule.warps};",
-        "    const int lane = threadIdx.x % 32;",
         "    const Warp team = {lane, lane / 4, lane % 4, slice};",
         f"    const int more = int(gridDim.x) - {product.units};  // blocks beyond one a slice, shared by work",
     ]
@@ -79,9 +79,10 @@ def _entry(plan: RadialPlan, groups: list[RadialGroup]) -> str:
         lines += [
             f"    const int begin{number} = {begin}, end{number} = {slices} + int(more * {work}ll / {sum(costs)});",
             f"    if (int(blockIdx.x) >= begin{number} && int(blockIdx.x) < end{number}) {{",
-            f"        const int tile = (blockIdx.x - begin{number}) % {tiles}, block = (blockIdx.x - begin{number}) / {tiles};",
+            f"        const int at = int(blockIdx.x) - begin{number}, tile = at % {tiles};",
             f"        const int blocks = (end{number} - begin{number} - tile + {tiles - 1}) / {tiles};",
-            f"        group_{number}(b, team, tile, threadIdx.x / 32 * blocks + block, blocks * WARPS, num_out, slice, stage);",
+            f"        const int run = warp * blocks + at / {tiles};",
+            f"        group_{number}(b, team, tile, run, blocks * WARPS, num_out, slice, stage);",
             "        return;",
             "    }",
         ]

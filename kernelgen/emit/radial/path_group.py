@@ -29,20 +29,20 @@ class RadialGroup(GroupEmitter):
         return sum(4 * len(self.kernel.bodies[p].statements) + 12 * self.radial.spec.steps for p in self.paths)
 
     def text(self) -> str:
-        fields = [f"    Real {field};" for field in self.memory.row_fields()]
+        fields, number = [f"    Real {field};" for field in self.memory.row_fields()], self.number
         return "\n".join(
             [
-                f"// What group {self.number} has of an edge, and of a node.",
-                *(f"struct Row{self.number} {{", *fields, "};"),
-                *(f"struct Node{self.number} {{", *(f"    Real {name}[{dim}][C];" for name, dim in self._kept()), "};"),
+                f"// What group {number} has of an edge, and of a node.",
+                *(f"struct Row{number} {{", *fields, "};"),
+                *(f"struct Node{number} {{", *(f"    Real {name}[{dim}][C];" for name, dim in self._kept()), "};"),
                 "",
-                f"// Group {self.number}: paths {', '.join(map(str, self.paths))}; edges j to j + 8 T - 1 of those staged.",
+                f"// Group {number}: paths {', '.join(map(str, self.paths))}; edges j to j + 8 T - 1 of those staged.",
                 "template <int T>",
-                f"DEVICE void step_{self.number}(const Buffers& b, const Warp& team, const Real* const stage, const int u,",
-                "                   const bool is_active, const Real matrix_scale, const int my_edge, const int my_far,",
-                f"                   const int j, const int count, Node{self.number}& node)",
+                f"DEVICE void step_{number}(const Buffers& b, const Warp& team, const Real* const stage, const int u,",
+                "                   const bool is_active, const Real matrix_scale, const int my_edge,",
+                f"                   const int my_far, const int j, const int count, Node{number}& node)",
                 *("{", *self._step(), "}", ""),
-                f"DEVICE void group_{self.number}(const Buffers& b, Warp team, const int tile, const int first_run,",
+                f"DEVICE void group_{number}(const Buffers& b, Warp team, const int tile, const int first_run,",
                 "                    const int runs_apart, const long long num_out, unsigned short* const slice,",
                 "                    Real* const stage)",
                 *("{", *self._group(), "}", ""),
@@ -198,7 +198,9 @@ class RadialGroup(GroupEmitter):
         with self.scope(""):
             *lines, store = self.operand.stage()
             self.put(*lines)
-            self.put(f"if (team.lane >= count) UNROLL for (int k = 0; k < {self.operand.stride}; ++k) values[k] = Real(0);")
+            self.put(
+                f"if (team.lane >= count) UNROLL for (int k = 0; k < {self.operand.stride}; ++k) values[k] = Real(0);"
+            )
             self.put(store)
         self.put("__syncwarp(0xffffffffu);")
 

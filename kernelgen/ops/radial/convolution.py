@@ -56,8 +56,8 @@ def radial_product(
     x, y, sender, receiver and num_out: as the operator's. h [edges, hidden], matrix [hidden, weight_numel].
     product: one of ``EDGE_PRODUCTS`` of ``kernelgen.ops.radial.products``; float32's where it cannot be used. What
     torch traces or transforms is computed for all edges at once. fused: kernels that form the weights in registers
-    (``kernelgen.ops.radial.fused.fused_of``), if they shall be used; ``product`` is then their matter. Raises InputError
-    for other shapes, and for shared weights.
+    (``kernelgen.ops.radial.fused.fused_of``), if they shall be used; ``product`` is then their matter. Raises
+    InputError for other shapes, and for shared weights.
     """
     if operator.shared_weights or h.dim() != 2 or matrix.shape != (h.shape[1], operator.problem.weight_numel):
         raise InputError(

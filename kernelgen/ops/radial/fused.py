@@ -20,7 +20,7 @@ from kernelgen.runtime.graph import EdgeOrder, order_by
 from kernelgen.runtime.kernel import Kernel, load_kernel
 from kernelgen.runtime.known_graphs import make_room, stream_of
 from kernelgen.schedule.kernel_spec import BUFFERS
-from kernelgen.schedule.radial import RadialSchedule, RadialSpec
+from kernelgen.schedule.radial import RadialSchedule, RadialSpec, operands_of
 from kernelgen.terms.directions import Direction, backward, forward
 
 _PLACE = {name: place for place, name in enumerate(BUFFERS)}
@@ -30,8 +30,8 @@ _INDICES = {torch.int32: "int32", torch.int64: "int64"}
 class FusedRadial:
     """The value and first gradients of one problem, with weights ``h @ matrix`` in registers.
 
-    hidden: features of h. accuracy: of ``kernelgen.schedule.radial.PRODUCTS``. schedules: by direction name (``forward``,
-    ``backward``), else the defaults. Kernels compile at first use. Raises UnsupportedError for problems, sizes and
+    hidden: features of h. accuracy: of ``kernelgen.schedule.radial.PRODUCTS``. schedules: by direction name
+    (``forward``, ``backward``), else the defaults. Kernels compile at first use. Raises UnsupportedError for problems, sizes and
     devices without such a kernel.
     """
 
@@ -73,12 +73,12 @@ class FusedRadial:
         """Outputs of a direction by slot. given: by buffer."""
         assert graph.sender is not None and graph.receiver is not None
         kernel = self._kernel(direction, graph.sender.dtype)
-        spec, zeroed = kernel.plan.spec, kernel.plan.zeroed
+        zeroed = kernel.plan.zeroed
         shapes = graph.shapes | {"w": (graph.num_edges, self.hidden)}
         shapes["tw"] = (self.hidden, self.problem.weight_numel)
-        kept = {name: _ready(name, given[name], shapes[name], graph.sender) for name in spec.operands}
+        kept = {name: _ready(name, given[name], shapes[name], graph.sender) for name in operands_of(direction)}
         kept["sender"], order = graph.sender, order_of(graph)
-        kept |= {"spans": order.spans} | ({} if order.perm is None else {"perm": order.perm})
+        kept |= {name: one for name, one in (("spans", order.spans), ("perm", order.perm)) if one is not None}
         pointers = [0] * len(BUFFERS)
         for name, tensor in kept.items():
             pointers[_PLACE[name]] = tensor.data_ptr()

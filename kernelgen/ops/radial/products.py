@@ -11,8 +11,8 @@ is linear in both. So an edge's weights are as accurate as float32's relative to
 column's as long as its largest element is more than 2**-20 of the matrix's largest. Rows below 2**-45 are
 less accurate.
 
-``tf32`` is for weights that are formed in registers: one product of halves, h_hi m_hi, whose 11 bits are TF32's. Outside
-of them it is ``float32``.
+``tf32`` is for weights that are formed in registers: one product of halves, h_hi m_hi, whose 11 bits are TF32's.
+Outside of them it is ``float32``.
 """
 
 from __future__ import annotations

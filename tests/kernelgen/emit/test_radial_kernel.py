@@ -12,10 +12,10 @@ from reference import relative_error, relayout
 
 from autotune.workload.config_tables import load_problems
 from kernelgen.compile.compiler import compile_source
-from kernelgen.device import cuda_facts
+from kernelgen.device import cuda_facts, hip_facts
 from kernelgen.emit.kernel_source import emit
 from kernelgen.errors import ScheduleError, UnsupportedError
-from kernelgen.plan.radial import radial_plan
+from kernelgen.plan.radial import RadialPlan, default_radial_schedule, radial_plan
 from kernelgen.problem.tensor_product import TensorProductProblem
 from kernelgen.runtime.graph import order_by
 from kernelgen.schedule.radial import RadialSchedule, RadialSpec
@@ -73,5 +73,96 @@ def assert_right(given: RadialCase, direction: Direction, tolerance: float, *how
 @pytest.mark.parametrize("outputs", ["", "x", "y", "w", "yw", "xyw"])
 def test_lane_by_lane(outputs: str, tiles: int) -> None:
     """Receivers with up to 40 edges: less than a tile, several, more than are staged at a time; one has none."""
-    schedule = RadialSchedule(warps=2, tiles=tiles)
-    assert_right(make_radial_case(SMALL, 8, edges=60, num_out=4), backward(outputs) if outputs else forward(), 1e-6, schedule)
+    direction, schedule = backward(outputs) if outputs else forward(), RadialSchedule(warps=2, tiles=tiles)
+    assert_right(make_radial_case(SMALL, 8, edges=60, num_out=4), direction, 3e-7, schedule)
+
+
+@pytest.mark.parametrize("layout", ["ir_mul", "mul_ir"])
+@pytest.mark.parametrize("direction", [forward(), backward("xyw")], ids=lambda direction: direction.name)
+def test_groups_of_unequal_work(direction: Direction, layout: str) -> None:
+    """Slices of 16 channels of which the last has 2; 20 hidden features, padded to 32; groups that share outputs."""
+    for groups in (3, 5):
+        schedule = RadialSchedule(groups, warps=4)
+        assert_right(make_radial_case(UNEVEN, 20, edges=30, num_out=5), direction, 3e-7, schedule, "ieee", layout)
+
+
+@pytest.mark.parametrize("hidden", [4, 32, 64, 128])
+def test_hidden_sizes(hidden: int) -> None:
+    """Few edges a receiver: 12 edges of 9 receivers."""
+    given = make_radial_case(SMALL, hidden, edges=12, num_out=9)
+    for direction in (forward(), backward("xyw")):
+        assert_right(given, direction, 3e-7, RadialSchedule(2, warps=2))
+
+
+def test_one_product_has_the_errors_of_tf32() -> None:
+    given = make_radial_case(SMALL, 64, edges=30)
+    for direction in (forward(), backward("xyw")):
+        assert_right(given, direction, 5e-4, RadialSchedule(warps=2), "tf32")
+        with pytest.raises(AssertionError):
+            assert_right(given, direction, 1e-5, RadialSchedule(warps=2), "tf32")
+
+
+@pytest.mark.parametrize("range_of_h", [1e5, 1e12])
+def test_each_edge_is_accurate_whatever_the_others_are(range_of_h: float) -> None:
+    """Rows of h over many magnitudes, one of zeros: gradients of each edge, relative to its own size."""
+    given = make_radial_case(SMALL, 16, edges=40, range_of_h=range_of_h)
+    found, wanted = run(given, backward("xyw"), RadialSchedule(warps=2)), given.expected()
+    for slot in "yh":
+        errors = (found[slot].double() - wanted[slot]).norm(dim=1)
+        assert (errors <= 2e-6 * wanted[slot].norm(dim=1)).all(), slot
+    assert relative_error(found["x"], wanted["x"]) < 5e-7
+
+
+@pytest.mark.parametrize("size", [1e-20, 1e15])
+def test_any_size_of_the_operands(size: float) -> None:
+    """Halves end at 65504: h, the matrix and what meets gradients of weights take powers of two."""
+    given = make_radial_case(SMALL, 16, edges=20)
+    given = RadialCase(given.case, given.h * size, given.matrix / size)
+    for direction in (forward(), backward("xyw")):
+        assert_right(given, direction, 3e-7, RadialSchedule(warps=2))
+
+
+def test_no_edges_and_no_receivers_with_edges() -> None:
+    given = make_radial_case(SMALL, 8, edges=0)
+    assert not run(given, forward(), RadialSchedule(warps=2))["out"].any()
+
+
+@pytest.mark.parametrize(
+    ("name", "arch"),
+    [("mace-mp-medium", arch) for arch in ("sm_80", "sm_90", "sm_120")] + [("mace-mp-large", "sm_90")],
+)
+def test_default_schedules_compile(name: str, arch: str) -> None:
+    """Sums stay in registers; the matrix fits into shared memory."""
+    facts = cuda_facts(arch)
+    for direction in (forward(), backward("xyw")):
+        for accuracy in ("ieee", "tf32"):
+            spec = RadialSpec(SUITE[name], 64, direction, RadialSchedule(), accuracy, "ir_mul", "int64", facts)
+            plan = radial_plan(default_radial_schedule(spec))
+            resources = compile_source(emit(plan), facts).resources
+            assert 0 < resources["registers"] <= 255 and resources["spill_bytes"] <= 256
+            assert resources["shared_bytes"] == 0 and plan.shared_bytes <= facts.shared_per_block
+
+
+def test_equal_specs_give_equal_text() -> None:
+    texts = [emit(planned(SMALL, 8)).text for _ in range(2)]
+    assert texts[0] == texts[1] and texts[0] != emit(planned(SMALL, 16)).text
+
+
+def planned(problem: TensorProductProblem, hidden: int, **knobs: int) -> RadialPlan:
+    schedule = RadialSchedule(**knobs)
+    return radial_plan(RadialSpec(problem, hidden, forward(), schedule, "ieee", "ir_mul", "int64", FACTS))
+
+
+def test_what_has_no_such_kernel() -> None:
+    odd = TensorProductProblem.channelwise("3x0e", "0e", "0e")
+    shared = TensorProductProblem.channelwise("4x0e", "0e", "0e", shared_weights=True)
+    refused = [(odd, 8, "odd"), (SMALL, 6, "6 hidden"), (SMALL, 132, "132 hidden"), (shared, 8, "weights of each")]
+    for problem, hidden, why in refused:
+        with pytest.raises(UnsupportedError, match=why):
+            planned(problem, hidden)
+    with pytest.raises(UnsupportedError, match="NVIDIA's tensor cores, not on"):
+        radial_plan(RadialSpec(SMALL, 8, forward(), RadialSchedule(), "ieee", "ir_mul", "int64", hip_facts("gfx942")))
+    with pytest.raises(ScheduleError, match="use more path_groups or fewer warps"):
+        planned(SUITE["mace-mp-large"], 128, min_blocks=2)
+    with pytest.raises(ScheduleError, match="accuracy is 'half'"):
+        RadialSpec(SMALL, 8, forward(), RadialSchedule(), "half", "ir_mul", "int64", FACTS)

@@ -1,4 +1,4 @@
-"""Convolutions with weights formed in registers: derivatives through autograd, on a GPU or with kernels lane by lane."""
+"""Convolutions with weights formed in registers: derivatives through autograd, on a GPU or with emulated kernels."""
 
 from __future__ import annotations
 
@@ -82,9 +82,7 @@ def test_second_derivatives(device: str, monkeypatch: pytest.MonkeyPatch) -> Non
 
     exact = operator_on(device, dtype=torch.float64)
     wanted = step(lambda x, y, h, m: exact(x, y, h @ m, sender, receiver, num_out=7), torch.float64)
-    found = step(
-        lambda *xyhm: radial_product(*xyhm, sender, receiver, 7, operator, 30, fused=kernels), torch.float32
-    )
+    found = step(lambda *xyhm: radial_product(*xyhm, sender, receiver, 7, operator, 30, fused=kernels), torch.float32)
     for one, other in zip(found, wanted, strict=True):
         assert relative_error(one, other) < 3e-6
 
