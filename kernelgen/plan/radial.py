@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from kernelgen.errors import ScheduleError, UnsupportedError
 from kernelgen.plan.channelwise import Plan, stage_stride
+from kernelgen.plan.path_groups import Group
 from kernelgen.plan.tensor_product import product_plan
 from kernelgen.problem.tensor_product import TensorProductProblem
 from kernelgen.schedule.kernel_spec import Spec
@@ -31,6 +32,36 @@ class RadialPlan:
     shared_bytes: int
     owner: str = "receiver"
     partial_y: int = 0
+
+    def slices(self, group: Group) -> int:
+        """Slices of 16 channels of a group in a block: a divisor of the schedule's, not more than there are."""
+        count = self.spec.schedule.slices
+        while count > max(1, self.product.tiles(group)):
+            count //= 2
+        return count
+
+    def parts(self, group: Group) -> int:
+        """Blocks that share a receiver's edges in a group."""
+        return -(-self.product.tiles(group) // self.slices(group))
+
+    @property
+    def slice_halves(self) -> int:
+        """Halves in shared memory of a block's part of the matrix."""
+        return max(self.slices(group) * len(group.paths) for group in self.product.groups) * self.path_halves
+
+    @property
+    def joint_row(self) -> int:
+        """Elements in shared memory of a warp's gradients of an edge; of four edges, pairs lie in different banks."""
+        outputs = self.spec.direction.outputs
+        row = STEP * self.spec.steps * ("w" in outputs) + self.spec.problem.dim_in2 * ("y" in outputs)
+        return row + (4 - row) % 16
+
+    @property
+    def joint_reals(self) -> int:
+        """Elements in shared memory of a stream's gradients of edges, twice."""
+        if self.spec.schedule.slices == 1 or not {"w", "y"} & set(self.spec.direction.outputs):
+            return 0
+        return 2 * self.spec.schedule.slices * TILE_EDGES * self.spec.schedule.tiles * self.joint_row
 
     @property
     def row_halves(self) -> int:
@@ -81,16 +112,18 @@ def radial_plan(spec: RadialSpec) -> RadialPlan:
     assert isinstance(product, Plan)
     added = {f"out_{slot}" for slot in "yw" if slot in spec.direction.outputs}
     plan = RadialPlan(spec, product, product.zeroed | added, 0)
-    most_paths = max(len(group.paths) for group in product.groups)
-    shared = 2 * most_paths * plan.path_halves + 4 * schedule.warps * plan.stage_reals
+    if schedule.warps % schedule.slices:
+        raise ScheduleError(f"{schedule.warps} warps cannot share {schedule.slices} slices equally")
+    streams = max(schedule.warps // plan.slices(group) for group in product.groups)
+    shared = 2 * plan.slice_halves + 4 * (schedule.warps * plan.stage_reals + streams * plan.joint_reals)
     facts.check_threads(32 * schedule.warps, schedule.min_blocks)
     if shared > facts.shared_per_block or shared * schedule.min_blocks > facts.shared_per_unit:
         raise ScheduleError(
             f"{schedule.min_blocks} blocks of {shared} bytes of shared memory; there are {facts.shared_per_block} a "
             f"block and {facts.shared_per_unit} a multiprocessor: use more path_groups or fewer warps"
         )
-    if product.units > schedule.min_blocks * facts.units:
-        raise ScheduleError(f"{product.units} parts of an edge for {schedule.min_blocks * facts.units} blocks")
+    if (parts := sum(map(plan.parts, product.groups))) > schedule.min_blocks * facts.units:
+        raise ScheduleError(f"{parts} parts of an edge for {schedule.min_blocks * facts.units} blocks")
     return dataclasses.replace(plan, shared_bytes=shared)
 
 

@@ -25,12 +25,14 @@ class RadialSchedule(Knobs):
     path_groups: parts of the paths; a block has one part, and keeps its slice of the matrix in shared memory.
     warps: of a block. min_blocks: blocks that share a multiprocessor; so many are started.
     tiles: of 8 edges that are multiplied by one load of the matrix from shared memory.
+    slices: of 16 channels in a block; their warps take the same edges, and sum gradients of edges in shared memory.
     """
 
     path_groups: int = 1
     warps: int = 8
     min_blocks: int = 1
-    tiles: int = 2
+    tiles: int = 1
+    slices: int = 1
 
     backend: ClassVar[str] = "cuda"
     choices: ClassVar[dict[str, tuple]] = {
@@ -38,6 +40,7 @@ class RadialSchedule(Knobs):
         "warps": (2, 4, 8, 12, 16),
         "min_blocks": (1, 2, 3, 4),
         "tiles": (1, 2),
+        "slices": (1, 2, 4, 8),
     }
 
 

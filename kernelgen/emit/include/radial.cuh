@@ -6,6 +6,7 @@
 // memory), LOW (whether there are low parts, LOW_PART halves after the high ones).
 struct Warp {
     int lane, group, quad;
+    int part, stream;             // warps of one stream take the same edges, each another part of the channels
     const unsigned short* slice;  // of the matrix: the lane's row for load_matrix
     DEVICE int broadcast(int value, int from) const { return __shfl_sync(0xffffffffu, value, from, 32); }
 };
@@ -55,6 +56,11 @@ DEVICE void multiply_add(Real (&d)[4], const unsigned (&a)[4], const unsigned (&
         "{%0, %1, %2, %3};"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+// Waits for the other warps of a stream, of which there are WARPS_OF_STREAM.
+template <int WARPS_OF_STREAM>
+DEVICE void meet(int stream) {
+    asm volatile("bar.sync %0, %1;" ::"r"(1 + stream), "n"(32 * WARPS_OF_STREAM) : "memory");
 }
 // An 8 x 8 matrix of halves over the warp, transposed.
 DEVICE unsigned transposed(unsigned both) {
@@ -191,12 +197,13 @@ DEVICE void add_to_hidden(const Warp& warp, int path, const Real (&gradient)[T][
     }
 }
 
-// Adds the lane's gradients of hidden features, of column i (0 or 1) of a tile, to the row of that edge.
+// Adds (or stores) the lane's gradients of hidden features, of column i (0 or 1) of a tile, to the row of that edge.
+template <class How>
 DEVICE void put_hidden(Real* row, const Warp& warp, int i, const Real (&dh)[STEPS][4], Real scale) {
     UNROLL for (int t = 0; t < STEPS; ++t) {
         const int k = 16 * t + 2 * warp.group;
         Real two[2] = {dh[t][i] * scale, dh[t][2 + i] * scale};
-        if (HIDDEN % 16 == 0 || k < HIDDEN) add<2>(row + k, two);
+        if (HIDDEN % 16 == 0 || k < HIDDEN) How::template put<2>(row + k, two);
     }
 }
 
@@ -213,10 +220,10 @@ DEVICE void put_sums(Real* block, int u, bool active, const Warp& warp, const Re
     }
 }
 
-// Sums N values over the lanes with the same edges, which have different channels, by recursive halving, and adds them to
-// a row: see sum_over_team.
-template <int N>
-DEVICE void add_over_channels(const Warp& warp, Real (&v)[N], bool active, Real* row) {
+// Sums N values over the lanes with the same edges, which have different channels, by recursive halving, and adds (or
+// stores) them to a row: see sum_over_team.
+template <class How, int N>
+DEVICE void sum_over_channels(const Warp& warp, Real (&v)[N], bool active, Real* row) {
     int held = N, first = 0, end = N;
     bool writes = active;
     UNROLL for (int bit = 4; bit > 0; bit /= 2) {
@@ -238,6 +245,18 @@ DEVICE void add_over_channels(const Warp& warp, Real (&v)[N], bool active, Real*
             writes = writes && !upper;
         }
     }
-    UNROLL for (int i = 0; i < (N + 7) / 8; ++i)
-        if (writes && i < held && first + i < end) atomicAdd(row + first + i, v[i]);
+    UNROLL for (int i = 0; i < (N + 7) / 8; ++i) {
+        Real one[1] = {v[i]};
+        if (writes && i < held && first + i < end) How::template put<1>(row + first + i, one);
+    }
+}
+
+// Adds what PARTS warps left of an edge in shared memory, STEP elements from each other, to a row of N in memory.
+template <int PARTS, int STEP, int N>
+DEVICE void add_parts(const Warp& warp, const Real* left, Real* row) {
+    for (int c = warp.lane; c < N; c += 32) {
+        Real sum = left[c];
+        UNROLL for (int part = 1; part < PARTS; ++part) sum += left[part * STEP + c];
+        atomicAdd(row + c, sum);
+    }
 }

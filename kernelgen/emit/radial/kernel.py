@@ -27,7 +27,7 @@ def emit_radial(plan: RadialPlan) -> Source:
 def radial_launch(plan: RadialPlan) -> LaunchRule:
     """For each slice blocks for all receivers, but no more blocks than run at once."""
     schedule = plan.spec.schedule
-    share = Share("out", (schedule.warps,), scale=plan.product.units)
+    share = Share("out", (schedule.warps // schedule.slices,), scale=sum(map(plan.parts, plan.product.groups)))
     return LaunchRule(32 * schedule.warps, plan.shared_bytes, (share,), 0, schedule.min_blocks)
 
 
@@ -58,31 +58,31 @@ def _constants(plan: RadialPlan) -> str:
 
 def _entry(plan: RadialPlan, groups: list[RadialGroup]) -> str:
     schedule, product = plan.spec.schedule, plan.product
-    slice_halves = max(len(group.paths) for group in groups) * plan.path_halves
     lines = [
         *gpu_entry(32 * schedule.warps, schedule.min_blocks, entry=ENTRY),
         buffers_line(),
         "    extern __shared__ __align__(16) unsigned char shared_bytes[];",
         "    unsigned short* const slice = reinterpret_cast<unsigned short*>(shared_bytes);",
         "    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;",
-        f"    Real* const stage = reinterpret_cast<Real*>(slice + {slice_halves}) + warp * {plan.stage_reals};",
-        f"    constexpr int WARPS = {schedule.warps};",
-        "    const Warp team = {lane, lane / 4, lane % 4, slice};",
-        f"    const int more = int(gridDim.x) - {product.units};  // blocks beyond one a slice, shared by work",
+        f"    Real* const stages = reinterpret_cast<Real*>(slice + {plan.slice_halves});",
+        f"    Real* const stage = stages + warp * {plan.stage_reals};",
+        f"    const int more = int(gridDim.x) - {sum(map(plan.parts, product.groups))};  // blocks beyond one a part, by work",
     ]
-    costs = [product.tiles(group.group) * group.cost for group in groups]
-    slices = work = 0
+    costs = [plan.parts(group.group) * group.cost for group in groups]
+    before = work = 0
     for group, cost in zip(groups, costs, strict=True):
-        number, tiles = group.number, product.tiles(group.group)
-        begin = f"{slices} + int(more * {work}ll / {sum(costs)})"
-        slices, work = slices + tiles, work + cost
+        number, parts, slices = group.number, plan.parts(group.group), plan.slices(group.group)
+        begin = f"{before} + int(more * {work}ll / {sum(costs)})"
+        before, work = before + parts, work + cost
         lines += [
-            f"    const int begin{number} = {begin}, end{number} = {slices} + int(more * {work}ll / {sum(costs)});",
+            f"    const int begin{number} = {begin}, end{number} = {before} + int(more * {work}ll / {sum(costs)});",
             f"    if (int(blockIdx.x) >= begin{number} && int(blockIdx.x) < end{number}) {{",
-            f"        const int at = int(blockIdx.x) - begin{number}, tile = at % {tiles};",
-            f"        const int blocks = (end{number} - begin{number} - tile + {tiles - 1}) / {tiles};",
-            f"        const int run = warp * blocks + at / {tiles};",
-            f"        group_{number}(b, team, tile, run, blocks * WARPS, num_out, slice, stage);",
+            f"        const int at = int(blockIdx.x) - begin{number}, part = at % {parts};",
+            f"        const int blocks = (end{number} - begin{number} - part + {parts - 1}) / {parts};",
+            f"        const Warp team = {{lane, lane / 4, lane % 4, warp % {slices}, warp / {slices}, slice}};",
+            f"        const int run = team.stream * blocks + at / {parts}, apart = blocks * {schedule.warps // slices};",
+            f"        Real* const joint = stages + {schedule.warps * plan.stage_reals} + team.stream * {plan.joint_reals};",
+            f"        group_{number}(b, team, part * {slices}, run, apart, num_out, slice, stage, joint);",
             "        return;",
             "    }",
         ]

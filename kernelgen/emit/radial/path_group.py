@@ -22,6 +22,8 @@ class RadialGroup(GroupEmitter):
         self.live = self.kernel.live
         self.forms_weights = "w" in self.kernel.operands
         self.writes_edges = bool({"y", "w"} & set(self.live))
+        self.slices = plan.slices(group)
+        self.joins = self.writes_edges and self.slices > 1
 
     @property
     def cost(self) -> int:
@@ -40,11 +42,12 @@ class RadialGroup(GroupEmitter):
                 "template <int T>",
                 f"DEVICE void step_{number}(const Buffers& b, const Warp& team, const Real* const stage, const int u,",
                 "                   const bool is_active, const Real matrix_scale, const int my_edge,",
-                f"                   const int my_far, const int j, const int count, Node{number}& node)",
+                f"                   const int my_far, const int j, const int count, Node{number}& node,",
+                "                   Real* const joint)",
                 *("{", *self._step(), "}", ""),
-                f"DEVICE void group_{number}(const Buffers& b, Warp team, const int tile, const int first_run,",
+                f"DEVICE void group_{number}(const Buffers& b, Warp team, const int first_tile, const int first_run,",
                 "                    const int runs_apart, const long long num_out, unsigned short* const slice,",
-                "                    Real* const stage)",
+                "                    Real* const stage, Real* const joint)",
                 *("{", *self._group(), "}", ""),
             ]
         )
@@ -132,14 +135,40 @@ class RadialGroup(GroupEmitter):
         """Add the gradients of an edge's own rows."""
         if not self.writes_edges:
             return
+        if self.joins:
+            self._join_edges()
+            return
         with self.scope("UNROLL for (int i = 0; i < EDGES; ++i)"):
             self.put("const bool is_there = j + i / 2 * 8 + 2 * team.quad + i % 2 < count;")
             if "y" in self.live:
                 row = f"b.out_y + (long long)edges[i] * {self.problem.dim_in2}"
-                self.put(f"add_over_channels(team, of_y[i], is_there, {row});")
+                self.put(f"sum_over_channels<Add>(team, of_y[i], is_there, {row});")
             if "w" in self.live:
                 row = "b.out_w + (long long)edges[i] * HIDDEN"
-                self.put(f"if (is_there) put_hidden({row}, team, i % 2, of_h[i / 2], matrix_scale);")
+                self.put(f"if (is_there) put_hidden<Add>({row}, team, i % 2, of_h[i / 2], matrix_scale);")
+
+    def _join_edges(self) -> None:
+        """Leave the gradients of edges in shared memory; each warp of the stream adds those of some edges to memory.
+
+        ``joint`` is the half of the buffer that the step before did not use, so one barrier a step is enough.
+        """
+        row, y = self.radial.joint_row, "y" in self.live
+        apart = 8 * self.radial.spec.schedule.tiles * row
+        columns = 16 * self.radial.spec.steps if "w" in self.live else 0
+        with self.scope("UNROLL for (int i = 0; i < EDGES; ++i)"):
+            self.put(f"Real* const mine = joint + team.part * {apart} + (i / 2 * 8 + 2 * team.quad + i % 2) * {row};")
+            if y:
+                self.put(f"sum_over_channels<Store>(team, of_y[i], true, mine + {columns});")
+            if "w" in self.live:
+                self.put("put_hidden<Store>(mine, team, i % 2, of_h[i / 2], matrix_scale);")
+        self.put(f"meet<{self.slices}>(team.stream);")
+        with self.scope(f"for (int e = team.part; e < min(8 * T, count - j); e += {self.slices})"):
+            self.put("const long long edge = team.broadcast(my_edge, j + e);", f"const Real* const left = joint + e * {row};")
+            if "w" in self.live:
+                self.put(f"add_parts<{self.slices}, {apart}, HIDDEN>(team, left, b.out_w + edge * HIDDEN);")
+            if y:
+                dim = self.problem.dim_in2
+                self.put(f"add_parts<{self.slices}, {apart}, {dim}>(team, left + {columns}, b.out_y + edge * {dim});")
 
     # ---- the loop over edges ---------------------------------------------------------------------------------------
 
@@ -147,9 +176,9 @@ class RadialGroup(GroupEmitter):
         self.lines = []
         self.put(
             f"constexpr int MUL = {self.group.mul};",
-            "const int first_channel = tile * 16;",
+            "const int first_channel = (first_tile + team.part) * 16;",
             "const int u = first_channel + 2 * team.group;",
-            f"const bool active = {'true' if self.group.mul % 16 == 0 else 'u < MUL'};",
+            f"const bool active = {'true' if self.group.mul % (16 * self.slices) == 0 else 'u < MUL'};",
         )
         self._load_matrix()
         with self.scope("for (long long run = first_run; run < num_out; run += runs_apart)"):
@@ -160,33 +189,46 @@ class RadialGroup(GroupEmitter):
                 self.put(*self.memory.load_node("out", "kept.", "node"))
             with self.scope("for (int base = begin; base < end; base += STAGE)"):
                 self._stage_edges()
-                arguments = "b, team, stage, u, active, matrix_scale, my_edge, my_far, j, count, kept"
-                self.put("int j = 0;")
-                if self.radial.spec.schedule.tiles == 2:
-                    self.put(f"for (; j + 8 < count; j += 16) step_{self.number}<2>({arguments});")
-                    self.put(f"if (j < count) step_{self.number}<1>({arguments});")
-                else:
-                    self.put(f"for (; j < count; j += 8) step_{self.number}<1>({arguments});")
+                self._steps()
                 self.put("__syncwarp(0xffffffffu);")
             if "g" in self.live:
                 self.put(*(self._put_node(block) for block in self.group.out))
         return self.lines
 
+    def _steps(self) -> None:
+        """All tiles of the staged edges; every step takes the other half of the joint buffer."""
+        arguments = "b, team, stage, u, active, matrix_scale, my_edge, my_far, j, count, kept"
+        half = self.radial.joint_reals // 2
+        joint = f"joint + (turn ^= 1) * {half}" if self.joins else "joint"
+        self.put("int j = 0;")
+        if self.radial.spec.schedule.tiles == 2:
+            self.put(f"for (; j + 8 < count; j += 16) step_{self.number}<2>({arguments}, {joint});")
+            self.put(f"if (j < count) step_{self.number}<1>({arguments}, {joint});")
+        else:
+            self.put(f"for (; j < count; j += 8) step_{self.number}<1>({arguments}, {joint});")
+
     def _load_matrix(self) -> None:
-        """The block's slice of the matrix to shared memory, with one scale."""
+        """The block's part of the matrix to shared memory, with one scale."""
         weights = self.problem.weight_numel
-        inside = "min(16, MUL - first_channel)"
-        starts = [f"b.tw + {self.problem.paths[p].weight_offset} + first_channel" for p in self.paths]
+        starts = [f"b.tw + {self.problem.paths[p].weight_offset} + first" for p in self.paths]
+        here = "const int first = (first_tile + s) * 16, inside = min(16, MUL - first);"
         self.put("unsigned largest = 0;")
-        self.put(*(f"largest = max(largest, largest_of_path({start}, {weights}, {inside}));" for start in starts))
+        with self.scope(f"for (int s = 0; s < {self.slices}; ++s)"):
+            self.put(here)
+            self.put(*(f"largest = max(largest, largest_of_path({start}, {weights}, inside));" for start in starts))
         self.put(
             "const Scale scale = scale_of(largest_of_block(largest, reinterpret_cast<unsigned*>(slice)));",
             "const Real matrix_scale = scale.back;",
         )
-        for position, start in enumerate(starts):
-            place = position * self.radial.path_halves
-            self.put(f"pack_path({start}, {weights}, {inside}, scale.into, slice + {place});")
-        self.put("__syncthreads();", "team.slice = slice;")
+        of_slice = len(self.paths) * self.radial.path_halves
+        with self.scope(f"for (int s = 0; s < {self.slices}; ++s)"):
+            self.put(here)
+            for position, start in enumerate(starts):
+                place = f"slice + s * {of_slice} + {position * self.radial.path_halves}"
+                self.put(f"pack_path({start}, {weights}, inside, scale.into, {place});")
+        self.put("__syncthreads();", f"team.slice = slice + team.part * {of_slice};")
+        if self.joins:
+            self.put("int turn = 0;  // half of the joint buffer")
 
     def _stage_edges(self) -> None:
         """One edge a lane: its indices, and its values in shared memory; zeros beyond the last."""
