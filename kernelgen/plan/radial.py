@@ -11,7 +11,7 @@ from kernelgen.plan.path_groups import Group
 from kernelgen.plan.tensor_product import product_plan
 from kernelgen.problem.tensor_product import TensorProductProblem
 from kernelgen.schedule.kernel_spec import Spec
-from kernelgen.schedule.radial import MOST_HIDDEN, PRODUCTS, STEP, RadialSpec
+from kernelgen.schedule.radial import MOST_HIDDEN, PRODUCTS, STEP, RadialSchedule, RadialSpec
 from kernelgen.schedule.tensor_product import CudaSchedule
 
 # Edges whose values a warp keeps in shared memory at a time, one a lane; those of one product.
@@ -132,20 +132,25 @@ _OF_NODE = {"forward": 80, "backward": 48}
 
 
 def default_radial_schedule(spec: RadialSpec) -> RadialSpec:
-    """The spec with the default schedule: the fewest path groups whose sums stay in registers."""
-    most = _OF_NODE["forward" if spec.direction.name == "forward" else "backward"]
-    paths = len(spec.problem.paths)
-    for count in range(1, paths + 1):
-        schedule = dataclasses.replace(spec.schedule, path_groups=count, tiles=1)
-        chosen = dataclasses.replace(spec, schedule=schedule)
-        try:
-            plan = radial_plan(chosen)
-        except ScheduleError:
-            continue
-        widest = max(sum(spec.problem.out[b].dim for b in group.out) for group in plan.product.groups)
-        if 2 * widest <= most or count == paths:
-            return chosen
-    return spec
+    """The spec with the default schedule: the fewest path groups whose sums stay in registers.
+
+    Gradients of edges are summed over as many slices as fit into shared memory, because their sums in memory are most
+    of a kernel's traffic. Raises ScheduleError if nothing fits.
+    """
+    is_forward = spec.direction.name == "forward"
+    most = _OF_NODE["forward" if is_forward else "backward"]
+    for count in range(1, len(spec.problem.paths) + 1):
+        for slices in (1,) if is_forward else (8, 4, 2, 1):
+            schedule = RadialSchedule(path_groups=count, slices=slices)
+            chosen = dataclasses.replace(spec, schedule=schedule)
+            try:
+                plan = radial_plan(chosen)
+            except ScheduleError:
+                continue
+            widest = max(sum(spec.problem.out[b].dim for b in group.out) for group in plan.product.groups)
+            if 2 * widest <= most or count == len(spec.problem.paths):
+                return chosen
+    raise ScheduleError(f"no schedule fits {spec.facts.name}: {spec.problem.key} with {spec.hidden} hidden features")
 
 
 PLANNERS = {RadialSpec: radial_plan}

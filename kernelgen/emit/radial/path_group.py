@@ -163,7 +163,9 @@ class RadialGroup(GroupEmitter):
                 self.put("put_hidden<Store>(mine, team, i % 2, of_h[i / 2], matrix_scale);")
         self.put(f"meet<{self.slices}>(team.stream);")
         with self.scope(f"for (int e = team.part; e < min(8 * T, count - j); e += {self.slices})"):
-            self.put("const long long edge = team.broadcast(my_edge, j + e);", f"const Real* const left = joint + e * {row};")
+            self.put(
+                "const long long edge = team.broadcast(my_edge, j + e);", f"const Real* const left = joint + e * {row};"
+            )
             if "w" in self.live:
                 self.put(f"add_parts<{self.slices}, {apart}, HIDDEN>(team, left, b.out_w + edge * HIDDEN);")
             if y:

@@ -31,8 +31,8 @@ class FusedRadial:
     """The value and first gradients of one problem, with weights ``h @ matrix`` in registers.
 
     hidden: features of h. accuracy: of ``kernelgen.schedule.radial.PRODUCTS``. schedules: by direction name
-    (``forward``, ``backward``), else the defaults. Kernels compile at first use. Raises UnsupportedError for problems, sizes and
-    devices without such a kernel.
+    (``forward``, ``backward``), else the defaults. Kernels compile at first use. Raises UnsupportedError for problems,
+    sizes and devices without such a kernel.
     """
 
     def __init__(
