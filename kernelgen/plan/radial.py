@@ -74,9 +74,23 @@ class RadialPlan:
         return CHANNELS * self.row_halves * (2 if PRODUCTS[self.spec.accuracy] > 1 else 1)
 
     @property
-    def stage_reals(self) -> int:
-        """Elements in shared memory of the edge values of a warp."""
-        return STAGE * max(stage_stride(self.product, group) for group in self.product.groups)
+    def low_rows(self) -> int:
+        """Words in shared memory from the high parts of staged hidden features to the low ones, 0 without those."""
+        return STAGE * self.row_halves // 2 if PRODUCTS[self.spec.accuracy] > 1 else 0
+
+    def value_reals(self, group: Group) -> int:
+        """Elements in shared memory of the edge values of a stream."""
+        return STAGE * stage_stride(self.product, group)
+
+    def stage_reals(self, group: Group) -> int:
+        """The same with hidden features and their scales, where several warps share them."""
+        if self.slices(group) == 1 or "w" not in self.spec.direction.operands:
+            return self.value_reals(group)
+        return self.value_reals(group) + STAGE * self.row_halves // 2 + self.low_rows + STAGE
+
+    def stream_reals(self, group: Group) -> int:
+        """Elements in shared memory of a stream."""
+        return self.stage_reals(group) + (self.joint_reals if self.slices(group) > 1 else 0)
 
 
 def refusal(problem: TensorProductProblem, hidden: int) -> str:
@@ -114,8 +128,8 @@ def radial_plan(spec: RadialSpec) -> RadialPlan:
     plan = RadialPlan(spec, product, product.zeroed | added, 0)
     if schedule.warps % schedule.slices:
         raise ScheduleError(f"{schedule.warps} warps cannot share {schedule.slices} slices equally")
-    streams = max(schedule.warps // plan.slices(group) for group in product.groups)
-    shared = 2 * plan.slice_halves + 4 * (schedule.warps * plan.stage_reals + streams * plan.joint_reals)
+    streams = max(schedule.warps // plan.slices(group) * plan.stream_reals(group) for group in product.groups)
+    shared = 2 * plan.slice_halves + 4 * streams
     facts.check_threads(32 * schedule.warps, schedule.min_blocks)
     if shared > facts.shared_per_block or shared * schedule.min_blocks > facts.shared_per_unit:
         raise ScheduleError(

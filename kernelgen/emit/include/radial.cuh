@@ -141,6 +141,32 @@ DEVICE Real load_hidden(const Real* row, const Warp& warp, unsigned (&hi)[STEPS]
     return scale.back;
 }
 
+// The same in two steps: one warp leaves an edge's row in shared memory, high parts and LOW_ROWS words later low parts...
+DEVICE void leave_hidden(const Real* row, const Warp& warp, unsigned* left, Real* back) {
+    Real v[4] = {};
+    unsigned largest = 0;
+    if (4 * warp.lane < HIDDEN) load<4>(row + 4 * warp.lane, v);
+    UNROLL for (int q = 0; q < 4; ++q) largest = max(largest, magnitude(v[q]));
+    const Scale scale = scale_of(__reduce_max_sync(0xffffffffu, largest));
+    if (warp.lane < 4 * STEPS) {
+        UNROLL for (int r = 0; r < 2; ++r) {
+            unsigned hi, lo;
+            split(v[r] * scale.into, v[r + 2] * scale.into, hi, lo);
+            unsigned* const word = left + warp.lane / 4 * 8 + warp.lane % 4 + 4 * r;
+            word[0] = hi;
+            if (LOW) word[LOW_ROWS] = lo;
+        }
+    }
+    if (warp.lane == 0) *back = scale.back;
+}
+// ... and every warp takes them from there.
+DEVICE void take_hidden(const unsigned* left, const Warp& warp, unsigned (&hi)[STEPS][2], unsigned (&lo)[STEPS][2]) {
+    UNROLL for (int s = 0; s < STEPS; ++s) UNROLL for (int r = 0; r < 2; ++r) {
+        hi[s][r] = left[8 * s + 4 * r + warp.quad];
+        if (LOW) lo[s][r] = left[LOW_ROWS + 8 * s + 4 * r + warp.quad];
+    }
+}
+
 // A path's weights of T tiles of edges, without their scales. Small parts have a sum of their own.
 template <int T>
 DEVICE void form_weights(const Warp& warp, int path, const unsigned (&hi)[T][STEPS][2], const unsigned (&lo)[T][STEPS][2],

@@ -52,7 +52,7 @@ def _constants(plan: RadialPlan) -> str:
         f"constexpr int THREADS = {32 * spec.schedule.warps}, STAGE = {STAGE};\n"
         f"constexpr int HIDDEN = {spec.hidden}, STEPS = {spec.steps}, ROW = {plan.row_halves};\n"
         f"constexpr bool LOW = {'true' if low else 'false'};\n"
-        f"constexpr int LOW_PART = {plan.path_halves // 2 if low else 0};\n"
+        f"constexpr int LOW_PART = {plan.path_halves // 2 if low else 0}, LOW_ROWS = {plan.low_rows};\n"
     )
 
 
@@ -64,24 +64,25 @@ def _entry(plan: RadialPlan, groups: list[RadialGroup]) -> str:
         "    extern __shared__ __align__(16) unsigned char shared_bytes[];",
         "    unsigned short* const slice = reinterpret_cast<unsigned short*>(shared_bytes);",
         "    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;",
-        f"    Real* const stages = reinterpret_cast<Real*>(slice + {plan.slice_halves});",
-        f"    Real* const stage = stages + warp * {plan.stage_reals};",
-        f"    const int more = int(gridDim.x) - {sum(map(plan.parts, product.groups))};  // blocks beyond one a part, by work",
+        f"    Real* const streams = reinterpret_cast<Real*>(slice + {plan.slice_halves});",
+        "    // Blocks beyond one a part are shared by work.",
+        f"    const int more = int(gridDim.x) - {sum(map(plan.parts, product.groups))};",
     ]
     costs = [plan.parts(group.group) * group.cost for group in groups]
     before = work = 0
     for group, cost in zip(groups, costs, strict=True):
         number, parts, slices = group.number, plan.parts(group.group), plan.slices(group.group)
-        begin = f"{before} + int(more * {work}ll / {sum(costs)})"
+        lines.append(f"    const int begin{number} = {before} + int(more * {work}ll / {sum(costs)});")
         before, work = before + parts, work + cost
         lines += [
-            f"    const int begin{number} = {begin}, end{number} = {before} + int(more * {work}ll / {sum(costs)});",
+            f"    const int end{number} = {before} + int(more * {work}ll / {sum(costs)});",
             f"    if (int(blockIdx.x) >= begin{number} && int(blockIdx.x) < end{number}) {{",
             f"        const int at = int(blockIdx.x) - begin{number}, part = at % {parts};",
             f"        const int blocks = (end{number} - begin{number} - part + {parts - 1}) / {parts};",
             f"        const Warp team = {{lane, lane / 4, lane % 4, warp % {slices}, warp / {slices}, slice}};",
             f"        const int run = team.stream * blocks + at / {parts}, apart = blocks * {schedule.warps // slices};",
-            f"        Real* const joint = stages + {schedule.warps * plan.stage_reals} + team.stream * {plan.joint_reals};",
+            f"        Real* const stage = streams + team.stream * {plan.stream_reals(group.group)};",
+            f"        Real* const joint = stage + {plan.stage_reals(group.group)};",
             f"        group_{number}(b, team, part * {slices}, run, apart, num_out, slice, stage, joint);",
             "        return;",
             "    }",

@@ -10,7 +10,7 @@ from __future__ import annotations
 from kernelgen.emit.cuda.memory_access import Facts
 from kernelgen.emit.cuda.path_group import GroupEmitter
 from kernelgen.plan.path_groups import Group
-from kernelgen.plan.radial import RadialPlan
+from kernelgen.plan.radial import STAGE, RadialPlan
 
 
 class RadialGroup(GroupEmitter):
@@ -85,6 +85,15 @@ class RadialGroup(GroupEmitter):
 
     def _load_hidden(self) -> None:
         self.put("unsigned hi[T][STEPS][2], lo[T][STEPS][2];", "Real scale[EDGES];")
+        if self.slices > 1:
+            self.put(f"const Real* const staged_hidden = stage + {self.radial.value_reals(self.group)};")
+            with self.scope("UNROLL for (int n = 0; n < T; ++n)"):
+                row = f"(j + 8 * n + team.group) * {self.radial.row_halves // 2}"
+                self.put(f"take_hidden(reinterpret_cast<const unsigned*>(staged_hidden) + {row}, team, hi[n], lo[n]);")
+            with self.scope("UNROLL for (int i = 0; i < EDGES; ++i)"):
+                place = f"{self._scales - self.radial.value_reals(self.group)} + j + i / 2 * 8 + 2 * team.quad + i % 2"
+                self.put(f"scale[i] = staged_hidden[{place}] * matrix_scale;")
+            return
         with self.scope("UNROLL for (int n = 0; n < T; ++n)"):
             self.put(
                 "const long long edge = team.broadcast(my_edge, j + 8 * n + team.group);",
@@ -192,7 +201,7 @@ class RadialGroup(GroupEmitter):
             with self.scope("for (int base = begin; base < end; base += STAGE)"):
                 self._stage_edges()
                 self._steps()
-                self.put("__syncwarp(0xffffffffu);")
+                self.put(self._meeting)
             if "g" in self.live:
                 self.put(*(self._put_node(block) for block in self.group.out))
         return self.lines
@@ -239,14 +248,33 @@ class RadialGroup(GroupEmitter):
             "const int my_edge = b.perm ? b.perm[last] : last;",
             "const int my_far = int(b.sender[my_edge]);",
         )
-        with self.scope(""):
+        with self.scope("if (team.part == 0)" if self.slices > 1 else ""):
             *lines, store = self.operand.stage()
             self.put(*lines)
             self.put(
                 f"if (team.lane >= count) UNROLL for (int k = 0; k < {self.operand.stride}; ++k) values[k] = Real(0);"
             )
             self.put(store)
-        self.put("__syncwarp(0xffffffffu);")
+        if self.slices > 1 and self.forms_weights:
+            values, row = self.radial.value_reals(self.group), self.radial.row_halves // 2
+            with self.scope(f"for (int e = team.part; e < (count + 7) / 8 * 8; e += {self.slices})"):
+                self.put(
+                    "const Real* const hidden = b.w + (long long)team.broadcast(my_edge, e) * HIDDEN;",
+                    f"unsigned* const left = reinterpret_cast<unsigned*>(stage + {values}) + e * {row};",
+                    f"leave_hidden(hidden, team, left, stage + {self._scales} + e);",
+                )
+        self.put(self._meeting)
+
+    @property
+    def _meeting(self) -> str:
+        """The statement after which all warps that share staged edges see them."""
+        return f"meet<{self.slices}>(team.stream);" if self.slices > 1 else "__syncwarp(0xffffffffu);"
+
+    @property
+    def _scales(self) -> int:
+        """Where the scales of staged hidden features begin."""
+        plan = self.radial
+        return plan.value_reals(self.group) + STAGE * plan.row_halves // 2 + plan.low_rows
 
     def _put_node(self, block: int) -> str:
         b = self.problem.out[block]
