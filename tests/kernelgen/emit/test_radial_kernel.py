@@ -138,19 +138,23 @@ def test_no_edges_and_no_receivers_with_edges() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "arch"),
-    [("mace-mp-medium", arch) for arch in ("sm_80", "sm_90", "sm_120")] + [("mace-mp-large", "sm_90")],
+    ("name", "arch", "accuracy"),
+    [
+        *(("mace-mp-medium", arch, "ieee") for arch in ("sm_80", "sm_90", "sm_120")),
+        ("mace-mp-medium", "sm_90", "tf32"),
+        pytest.param("mace-mp-large", "sm_90", "ieee", marks=pytest.mark.slow),
+        pytest.param("sevennet-l3i5", "sm_90", "ieee", marks=pytest.mark.slow),
+    ],
 )
-def test_default_schedules_compile(name: str, arch: str) -> None:
+def test_default_schedules_compile(name: str, arch: str, accuracy: str) -> None:
     """A few words spill; most sums stay in registers, and the matrix fits into shared memory."""
     facts = cuda_facts(arch)
     for direction in (forward(), backward("xyw")):
-        for accuracy in ("ieee", "tf32"):
-            spec = RadialSpec(SUITE[name], 64, direction, RadialSchedule(), accuracy, "ir_mul", "int64", facts)
-            plan = radial_plan(default_radial_schedule(spec))
-            resources = compile_source(emit(plan), facts).resources
-            assert 0 < resources["registers"] <= 255 and resources["spill_bytes"] <= 512
-            assert resources["shared_bytes"] == 0 and plan.shared_bytes <= facts.shared_per_block
+        spec = RadialSpec(SUITE[name], 64, direction, RadialSchedule(), accuracy, "ir_mul", "int64", facts)
+        plan = radial_plan(default_radial_schedule(spec))
+        resources = compile_source(emit(plan), facts).resources
+        assert 0 < resources["registers"] <= 255 and resources["spill_bytes"] <= 512
+        assert resources["shared_bytes"] == 0 and plan.shared_bytes <= facts.shared_per_block
 
 
 def test_equal_specs_give_equal_text() -> None:
