@@ -26,7 +26,7 @@ from autotune.integrations.stand_ins import AcceleratedConvolution, StandIn
 from kernelgen.errors import InputError
 from kernelgen.ops.radial.products import EDGE_PRODUCTS
 
-EDGE_WEIGHTS = ("auto", "streamed", "whole")
+EDGE_WEIGHTS = ("auto", "streamed", "whole", "fused")
 
 
 def accelerate(
@@ -55,9 +55,12 @@ def accelerate(
     edge_weights: where the weights of a convolution's edges are formed, the last product of a radial network.
     ``streamed``: inside the convolution, for some edges at a time (see :class:`autotune.RadialTensorProductConv`).
     That takes less memory; the backward pass forms them again. ``whole``: for all edges at once, as the packages do.
+    ``fused``: in the convolution's own kernel, on a GPU from sm_80 on and in float32; elsewhere as ``auto``. For
+    energies and forces; gradients of the radial network's last layer and second derivatives stream.
     ``auto``: streamed on a CPU if the radial network's weights need no gradients, which is faster there; else whole.
 
-    edge_product: how ``streamed`` and ``auto`` multiply, ``float32`` or ``fp16x3``, see the same class.
+    edge_product: how ``streamed``, ``auto`` and ``fused`` multiply: ``float32`` or ``fp16x3``, or for ``fused`` also
+    ``tf32``, see the same class.
 
     Some modules stay, with the reason in the result: those compiled by TorchScript or torch.compile, those with a
     ``forward``, parameters or modules of their own, and those that fail when tried. Hooks, parametrizations and pruning
@@ -67,6 +70,8 @@ def accelerate(
         raise InputError(f"edge_weights is {edge_weights!r}; expected one of {', '.join(EDGE_WEIGHTS)}")
     if edge_product not in EDGE_PRODUCTS:
         raise InputError(f"edge_product is {edge_product!r}; expected one of {', '.join(EDGE_PRODUCTS)}")
+    if edge_product == "tf32" and edge_weights != "fused":
+        raise InputError("edge_product='tf32' is for edge_weights='fused'; elsewhere torch's settings choose TF32")
     model = _module_of(model)
     replacing = Replacing(strict, deterministic, _sample_of(model) if check else None)
     before = sum(isinstance(module, StandIn) for module in model.modules())
@@ -76,8 +81,9 @@ def accelerate(
     kept = f"node features stay in layout mul_ir: {reason}" if reason else ""
     if edge_weights != "whole":
         streamed = edge_weights == "streamed"
-        inside = form_weights_inside(model, always_streamed=streamed, product=edge_product)
-        if streamed and not inside:
+        how = {"always_streamed": streamed, "product": edge_product, "fused": edge_weights == "fused"}
+        inside = form_weights_inside(model, **how)
+        if edge_weights != "auto" and not inside:
             kept = kept or "edge weights are whole: no radial network of MACE, NequIP or SevenNet gives them"
     return Acceleration(tuple(places), _note(model, before, places) or kept)
 

@@ -10,6 +10,7 @@ import torch
 
 pytest.importorskip("mace", reason="MACE is not installed")
 
+from emulated_radial import EmulatedKernel, emulate_modules
 from mace_cases import TOLERANCE, assert_same, batch_of, imidazole, model_of, results
 
 from autotune import accelerate, restore
@@ -107,10 +108,33 @@ def test_products_in_half_precision_have_float32s_accuracy(edge_weights: str) ->
     assert_same({name: value.double() for name, value in found.items()}, wanted, 1e-5)
 
 
+@pytest.mark.parametrize(("product", "tolerance"), [("float32", 2e-5), ("tf32", 1e-2)])
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_weights_in_registers(device: str, product: str, tolerance: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a CPU the kernels are emulated. With gradients of parameters, and for energies and forces alone."""
+    exact, model = (model_of(NUMBERS, dtype=dtype) for dtype in (torch.float64, torch.float32))
+    model.load_state_dict(exact.state_dict())
+    wanted = results(exact, batch_of(exact, imidazole()))
+    model.to(device)
+    batch = {name: value.to(device) for name, value in batch_of(model, imidazole()).items()}
+    if device == "cpu":
+        emulate_modules(monkeypatch)
+    assert accelerate(model, edge_weights="fused", edge_product=product, check=False).note == ""
+    found = results(model, batch)
+    assert_same({name: value.cpu().double() for name, value in found.items()}, wanted, tolerance)
+    forces = model.requires_grad_(False)(batch, compute_stress=True)["forces"].detach().cpu().double()
+    assert_same({"forces": forces}, {"forces": wanted["forces"]}, tolerance)
+    if device == "cpu":
+        assert sum(direction == "forward:->g" for direction in EmulatedKernel.ran) == 2 * len(model.interactions)
+        assert sum("backward" in direction for direction in EmulatedKernel.ran) == 2 * len(model.interactions)
+
+
 def test_what_cannot_stream_says_so() -> None:
     note = accelerate(torch.nn.Sequential(torch.nn.Linear(2, 2)), edge_weights="streamed").note
     assert "no module of e3nn" in note
-    with pytest.raises(InputError, match="edge_weights is 'none'; expected one of auto, streamed, whole"):
+    with pytest.raises(InputError, match="edge_weights is 'none'; expected one of auto, streamed, whole, fused"):
         accelerate(model_of(NUMBERS), edge_weights="none")
     with pytest.raises(InputError, match="edge_product is 'half'; expected one of float32, fp16x3"):
         accelerate(model_of(NUMBERS), edge_product="half")
+    with pytest.raises(InputError, match="edge_product='tf32' is for edge_weights='fused'"):
+        accelerate(model_of(NUMBERS), edge_product="tf32")

@@ -88,6 +88,15 @@ def test_weights_of_edges_are_formed_inside_convolutions(monkeypatch: pytest.Mon
     model_cases.check_streamed(CASE, 3, monkeypatch)
 
 
+def test_weights_of_edges_are_formed_in_registers(monkeypatch: pytest.MonkeyPatch) -> None:
+    model_cases.check_fused(CASE, 3, monkeypatch)
+
+
+@pytest.mark.gpu
+def test_weights_of_edges_are_formed_in_registers_of_a_gpu() -> None:
+    model_cases.check_fused_on_a_gpu(CASE)
+
+
 def test_training_with_an_average_of_weights() -> None:
     model_cases.check_training(CASE)
 

@@ -18,6 +18,8 @@
 #define __align__(n) __attribute__((aligned(n)))
 template <class T>
 static T min(T a, T b) { return b < a ? b : a; }
+template <class T>
+static T max(T a, T b) { return a < b ? b : a; }
 static inline float sqrt(float x) { return __builtin_sqrtf(x); }
 static inline double sqrt(double x) { return __builtin_sqrt(x); }
 static inline double __longlong_as_double(long long bits) {
@@ -122,7 +124,11 @@ static T atomicAdd(T* p, T value) {
     return old;
 }
 
-#define equitune_contraction equitune_kernel  // contractions have a name of their own
+#define equitune_contraction equitune_kernel  // some kinds have a name of their own
+#define equitune_radial equitune_kernel
+#ifdef TENSOR_CORES
+#include "tensor_core_emulator.hpp"
+#endif
 #include KERNEL_TEXT
 #ifdef ZEROS_INSIDE
 static unsigned long long words[LINE * (1 + COPIES)];
@@ -162,6 +168,9 @@ extern "C" void emulate(const void** pointers, long long edges, long long in, lo
     for (int block = 0; block < blocks; ++block) {
         for (int l = 0; l < threads; ++l) {
             finished[l] = waited[l] = false, arrived[l] = arrived_in_block[l] = 0;
+#ifdef TENSOR_CORES
+            arrived_in_stream[l] = 0;
+#endif
             getcontext(&lanes[l]);
             lanes[l].uc_stack.ss_sp = stacks + (size_t)l * STACK;
             lanes[l].uc_stack.ss_size = STACK;

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import functools
 import math
 import subprocess
 import tempfile
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -15,6 +17,7 @@ from reference import Case, relayout
 from kernelgen.device import DeviceFacts, cuda_facts
 from kernelgen.emit.kernel_source import emit, geometry
 from kernelgen.plan.planner import AnyPlan, make_plan
+from kernelgen.plan.radial import RadialPlan
 from kernelgen.plan.spherical_harmonics import HarmonicsPlan
 from kernelgen.problem.spherical_harmonics import HarmonicsProblem
 from kernelgen.runtime.graph import longest_first
@@ -35,27 +38,39 @@ def emulate(
     num_out: int,
 ) -> None:
     """Execute every lane of every block; outputs in ``buffers`` are written in place."""
+    pointers = [buffers[name].data_ptr() if name in buffers else 0 for name in BUFFERS]
+    emulate_addresses(plan, pointers, num_edges, num_in, num_out)
+
+
+def emulate_addresses(
+    plan: AnyPlan | HarmonicsPlan, addresses: Sequence[int], num_edges: int, num_in: int, num_out: int
+) -> None:
+    """:func:`emulate` with addresses in the order of ``BUFFERS``, 0 for none."""
+    flags = ("-DTENSOR_CORES",) if isinstance(plan, RadialPlan) else ()
+    if plan.spec.facts.is_hip:
+        flags = (*flags, f"-DHIP_WAVE={plan.spec.facts.wave}")
+    function = _compiled(emit(plan).text, flags)
+    pointers = (ctypes.c_void_p * len(BUFFERS))(*(address or None for address in addresses))
+    blocks, threads, _ = geometry(plan, num_edges, num_in, num_out)
+    function(
+        pointers,
+        *(ctypes.c_longlong(n) for n in (num_edges, num_in, num_out)),
+        ctypes.c_int(blocks),
+        ctypes.c_int(threads),
+    )
+
+
+@functools.lru_cache(maxsize=64)
+def _compiled(text: str, flags: tuple[str, ...]) -> Callable[..., None]:
+    """The function that executes a kernel's text."""
     with tempfile.TemporaryDirectory() as folder:
-        text, library = Path(folder) / "kernel.inc", Path(folder) / "kernel.so"
-        text.write_text(emit(plan).text)
+        kernel, library = Path(folder) / "kernel.inc", Path(folder) / "kernel.so"
+        kernel.write_text(text)
         shim = Path(__file__).with_name("cuda_emulator.hpp")
-        command = ["g++", "-x", "c++", "-std=c++17", "-O0", "-w", "-shared", "-fPIC"]
-        command.append(f'-DKERNEL_TEXT="{text}"')
-        if plan.spec.facts.is_hip:
-            command.append(f"-DHIP_WAVE={plan.spec.facts.wave}")
+        command = ["g++", "-x", "c++", "-std=c++17", "-O0", "-w", "-shared", "-fPIC", *flags]
+        command.append(f'-DKERNEL_TEXT="{kernel}"')
         subprocess.run([*command, str(shim), "-o", str(library)], check=True)
-        loaded = ctypes.CDLL(str(library))
-        function = loaded.emulate
-        pointers = (ctypes.c_void_p * len(BUFFERS))(
-            *(buffers[name].data_ptr() if name in buffers else None for name in BUFFERS)
-        )
-        blocks, threads, _ = geometry(plan, num_edges, num_in, num_out)
-        function(
-            pointers,
-            *(ctypes.c_longlong(n) for n in (num_edges, num_in, num_out)),
-            ctypes.c_int(blocks),
-            ctypes.c_int(threads),
-        )
+        return ctypes.CDLL(str(library)).emulate
 
 
 def run_direction(

@@ -17,6 +17,7 @@ import ase.io
 import pytest
 import torch
 from ase import Atoms
+from emulated_radial import EmulatedKernel, emulate_modules
 from places import ROOT, SUPPORT
 from torch.optim import swa_utils
 
@@ -224,7 +225,7 @@ def check_streamed(case: Case, convolutions: int, monkeypatch: pytest.MonkeyPatc
     stock = case.build(atoms, **more)
     batch, model = case.batch(stock, atoms), copy.deepcopy(stock)
     wanted = case.results(stock, batch)
-    for option in ("streamed", "auto"):
+    for option in ("streamed", "auto", "fused"):
         assert accelerate(model, edge_weights=option).note == ""
         for found in (model, copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
             streaming = [part for part in found.modules() if "radial" in part.__dict__]
@@ -236,6 +237,46 @@ def check_streamed(case: Case, convolutions: int, monkeypatch: pytest.MonkeyPatc
         assert repr(model) == repr(stock)
         assert not any(type(part).__module__.startswith("autotune") for part in model.modules())
         assert_same(case.results(model, batch), wanted)
+
+
+def check_fused(case: Case, convolutions: int, monkeypatch: pytest.MonkeyPatch, **more: Any) -> None:
+    """Convolutions form their edges' weights in kernels' registers, here emulated; gradients of parameters stream."""
+    atoms = imidazole()
+    exact, model = (case.build(atoms, dtype, **more) for dtype in (torch.float64, torch.float32))
+    model.load_state_dict(exact.state_dict())
+    wanted = case.results(exact, case.batch(exact, atoms))
+    trained = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
+    emulate_modules(monkeypatch)
+    for product, tolerance in (("float32", 2e-5), ("tf32", 1e-2)):
+        assert accelerate(model, edge_weights="fused", edge_product=product, check=False).note == ""
+        EmulatedKernel.ran.clear()
+        found = case.results(model, case.batch(model, atoms))
+        assert sum(direction == "forward:->g" for direction in EmulatedKernel.ran) == convolutions
+        assert_same({name: value.double() for name, value in found.items()}, wanted, tolerance)
+        EmulatedKernel.ran.clear()
+        forces = case.predict(model.requires_grad_(False), case.batch(model, atoms))["forces"].detach()
+        assert sum("backward" in direction for direction in EmulatedKernel.ran) == convolutions
+        assert_same({"forces": forces.double()}, {"forces": wanted["forces"]}, tolerance)
+        restore(model)
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_(trained[name])
+
+
+def check_fused_on_a_gpu(case: Case, **more: Any) -> None:
+    """The same with the kernels themselves."""
+    atoms = imidazole()
+    exact, model = (case.build(atoms, dtype, **more) for dtype in (torch.float64, torch.float32))
+    model.load_state_dict(exact.state_dict())
+    wanted = case.results(exact, case.batch(exact, atoms))
+    model.cuda()
+    given = case.batch(model, atoms).items()
+    batch = {name: value.cuda() if isinstance(value, torch.Tensor) else value for name, value in given}
+    for product, tolerance in (("float32", 2e-5), ("tf32", 1e-2)):
+        assert accelerate(model, edge_weights="fused", edge_product=product).note == ""
+        for found in (case.results(model, batch), case.predict(model, batch)):
+            values = {name: value.detach().cpu().double() for name, value in found.items()}
+            assert_same(values, {name: wanted[name] for name in values}, tolerance)
+        restore(model)
 
 
 def check_conversions(case: Case) -> None:

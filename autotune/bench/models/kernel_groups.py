@@ -9,7 +9,7 @@ OTHER = "other kernels"
 # Words for a group, and what names of its kernels contain. The first that fits counts: copies are elementwise too.
 GROUPS = (
     ("Equitune's contractions", r"equitune_contraction"),
-    ("Equitune's products and harmonics", r"equitune_kernel"),
+    ("Equitune's products and harmonics", r"equitune_kernel|equitune_radial"),
     ("cuEquivariance's", r"cuequivariance|segmented|uniform_1d|fused_tp|tp_channel"),
     ("matrix products", r"gemm|gemv|cutlass|cublas|nvjet|splitk|xmma|dot_kernel"),
     ("copies and fills", r"copy|catarray|fill|memcpy|memset|transpose"),

@@ -11,8 +11,10 @@ from autotune.modules.base import autocast
 from autotune.modules.tensor_product import Irreps, TensorProductConv
 from kernelgen.errors import InputError, ProblemError
 from kernelgen.ops.radial.convolution import radial_product
+from kernelgen.ops.radial.fused import fused_of
 from kernelgen.ops.radial.products import EDGE_PRODUCTS
 from kernelgen.runtime.graph import row_count
+from kernelgen.tracing import is_eager
 
 # Bytes of the weights that exist at a time: on a CPU they stay in its caches, on a GPU its kernels need many edges.
 PART_BYTES = {"cpu": 4 << 20, "cuda": 256 << 20}
@@ -31,6 +33,10 @@ class RadialTensorProductConv(TensorProductConv):
     product: ``float32`` is torch's matrix product with torch's settings; ``fp16x3`` takes three products in half
     precision, with errors of float32's class, see ``kernelgen.ops.radial.products``. It is for GPUs, needs torch 2.8 or
     later, and applies to float32 outside of torch.compile; elsewhere torch's product is used.
+    fused: on a GPU from sm_80 on, in float32, kernels form the weights of all edges in registers, where they are used,
+    for the value and the gradients of all but the matrix. Errors are of float32's class; with product ``tf32`` of
+    TF32's, in less time. The matrix's gradient and second derivatives still take ``edges_at_a_time``. Without such a
+    kernel (odd numbers of channels; hidden features not a multiple of 4, or above 128) and elsewhere it has no effect.
     Raises ProblemError for weights that all edges share.
     """
 
@@ -41,6 +47,7 @@ class RadialTensorProductConv(TensorProductConv):
         *args: Any,
         edges_at_a_time: int | None = None,
         product: str = "float32",
+        fused: bool = False,
         **options: Any,
     ) -> None:
         super().__init__(irreps_in1, irreps_in2, *args, **options)
@@ -50,7 +57,7 @@ class RadialTensorProductConv(TensorProductConv):
             raise ProblemError(f"edges_at_a_time is {edges_at_a_time}; expected at least 1, or None")
         if product not in EDGE_PRODUCTS:
             raise ProblemError(f"product is {product!r}; expected one of {', '.join(EDGE_PRODUCTS)}")
-        self.edges_at_a_time, self.product = edges_at_a_time, product
+        self.edges_at_a_time, self.product, self.fused = edges_at_a_time, product, fused
 
     def forward(  # type: ignore[override]
         self,
@@ -75,9 +82,8 @@ class RadialTensorProductConv(TensorProductConv):
                 raise InputError(f"scale is {tuple(scale.shape)}; expected ({hidden.shape[0]},), one for each edge")
             hidden = hidden * scale.view(-1, 1)
         given = (node_feats, edge_attrs, hidden, matrix, sender, receiver)
-        return convolve_radial(
-            self, *given, num_nodes=num_nodes, edges_at_a_time=self.edges_at_a_time, product=self.product
-        )
+        how: dict[str, Any] = {"edges_at_a_time": self.edges_at_a_time, "product": self.product, "fused": self.fused}
+        return convolve_radial(self, *given, num_nodes=num_nodes, **how)
 
 
 def convolve_radial(
@@ -93,22 +99,31 @@ def convolve_radial(
     edges_at_a_time: int | None = None,
     always_streamed: bool = True,
     product: str = "float32",
+    fused: bool = False,
 ) -> Tensor:
     """The convolution of a module with weights ``hidden @ matrix``, by parts of the edges.
 
     always_streamed: if False, all edges are taken at once where that is faster: on a GPU, and where the matrix needs a
-    gradient, because the passes of a training step on values and forces are no longer one.
+    gradient, because the passes of a training step on values and forces are no longer one. fused: see the class.
     """
     x, y, hidden, matrix = autocast(node_feats, edge_attrs, hidden, matrix)
     num_out = x.shape[0] if num_nodes is None else row_count("num_nodes", num_nodes)
-    edges = y.shape[0]
-    if not always_streamed and (x.device.type == "cuda" or (matrix.requires_grad and torch.is_grad_enabled())):
+    edges, is_fused = y.shape[0], False
+    if fused and type(edges) is int and is_eager(x, y, hidden, matrix):
+        operator = module._operator_of(x, edges, num_out)
+        kernels = fused_of(operator, hidden.shape[-1], product)
+        is_fused = kernels is not None
+    needs_all = x.device.type == "cuda" or (matrix.requires_grad and torch.is_grad_enabled())
+    if not always_streamed and needs_all and not is_fused:
         edges_at_a_time = edges
     if edges_at_a_time is None:
         edges_at_a_time = max(1, PART_BYTES.get(x.device.type, 4 << 20) // (module.weight_numel * x.element_size()))
+    given = (x, y, hidden, matrix, sender, receiver, num_out)
+    if is_fused:
+        return radial_product(*given, operator, edges_at_a_time, fused=kernels)
     # Kernels run on parts, so schedules are those for graphs of their size.
     if type(edges) is int and edges > edges_at_a_time:
         operator = module._operator_of(x, edges_at_a_time, max(1, num_out * edges_at_a_time // edges))
     else:
         operator = module._operator_of(x, edges, num_out)
-    return radial_product(x, y, hidden, matrix, sender, receiver, num_out, operator, edges_at_a_time, product)
+    return radial_product(*given, operator, edges_at_a_time, product)

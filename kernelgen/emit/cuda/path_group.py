@@ -178,11 +178,15 @@ class GroupEmitter(EdgeWalk):
             if f"r{p}_{k}" in adjoints:
                 self.put(*(f"oy[{m}] += Real({c!r}) * r{p}_{k};" for m, c in value.terms))
         if per_edge_weight:
-            width = self.memory.weight_width(p)
-            start = f"b.out_w + (long long)edge * {self.problem.weight_numel} + {path.weight_offset} + u"
-            self.put(f"if (active) store<{width}, {self.memory.edge_cache}>({start}, sum_w{p});")
+            self._put_weight_gradient(p)
         self.depth -= 1
         self.put("}")
+
+    def _put_weight_gradient(self, p: int) -> None:
+        """Store the gradients of an edge's own weights."""
+        width = self.memory.weight_width(p)
+        start = f"b.out_w + (long long)edge * {self.problem.weight_numel} + {self.problem.paths[p].weight_offset} + u"
+        self.put(f"if (active) store<{width}, {self.memory.edge_cache}>({start}, sum_w{p});")
 
     def _channel(self, p: int, body: PathBody) -> None:
         """Bind the body's names to this channel's registers and write its statements."""

@@ -8,6 +8,9 @@ one after the other: their w is formed, used and dropped. Derivatives form it ag
     first     dF/dh = gw matrix^T,  dF/dmatrix = h^T gw,  dF/dx and dF/dy as they are
     second    S = <tx, dF/dx> + <ty, dF/dy> + <tw, gw>  with  tw = th matrix + h tmatrix, so that
               dS/dh = (dS/dw) matrix^T + gw tmatrix^T,  dS/dmatrix = h^T (dS/dw) + th^T gw
+
+Fused, the value and the gradients of x, y and h come from kernels that form w in registers, for all edges at once
+(:mod:`kernelgen.ops.radial.fused`); the gradient of the matrix and second derivatives still take parts.
 """
 
 from __future__ import annotations
@@ -20,7 +23,8 @@ from torch import Tensor
 from kernelgen.errors import InputError
 from kernelgen.ops.autograd import second_gradients, used_slots
 from kernelgen.ops.operator import Operator
-from kernelgen.ops.radial.parts import Part, parts_of
+from kernelgen.ops.radial.fused import FusedRadial
+from kernelgen.ops.radial.parts import Part, Parts
 from kernelgen.ops.radial.products import EDGE_PRODUCTS, can_split, multiply_of, scaled
 from kernelgen.ops.radial.transformed import first_transformed, second_transformed
 from kernelgen.ops.torch_ops import no_third_derivative, present
@@ -45,13 +49,15 @@ def radial_product(
     operator: Operator,
     most_edges: int,
     product: str = "float32",
+    fused: FusedRadial | None = None,
 ) -> Tensor:
     """The convolution with weights ``h @ matrix``, by parts of at most ``most_edges`` edges.
 
     x, y, sender, receiver and num_out: as the operator's. h [edges, hidden], matrix [hidden, weight_numel].
     product: one of ``EDGE_PRODUCTS`` of ``kernelgen.ops.radial.products``; float32's where it cannot be used. What
-    torch traces or transforms is computed for all edges at once. Raises InputError for other shapes, and for shared
-    weights.
+    torch traces or transforms is computed for all edges at once. fused: kernels that form the weights in registers
+    (``kernelgen.ops.radial.fused.fused_of``), if they shall be used; ``product`` is then their matter. Raises
+    InputError for other shapes, and for shared weights.
     """
     if operator.shared_weights or h.dim() != 2 or matrix.shape != (h.shape[1], operator.problem.weight_numel):
         raise InputError(
@@ -64,24 +70,26 @@ def radial_product(
         return operator(x, y, h @ matrix, sender, receiver, num_out=num_out)
     if h.shape[0] != y.shape[0]:
         raise InputError(f"h has {h.shape[0]} rows; expected {y.shape[0]}, one for each row of y")
-    if product != "float32" and can_split(h, matrix):
+    if fused is None and product == "fp16x3" and can_split(h, matrix):
         y, h, matrix = scaled(y, h, matrix)
     else:
         product = "float32"
     multiply = multiply_of(product)
-    if y.shape[0] <= most_edges:
+    if fused is None and y.shape[0] <= most_edges:
         return operator(x, y, multiply(h, matrix), sender, receiver, num_out=num_out)
     whole = operator.graph(x, y, sender, receiver, num_out, None)  # parts have orders of their own
-    return _Forward.apply(x, y, h, matrix, whole, operator, parts_of(operator, whole, most_edges), multiply)
+    return _Forward.apply(x, y, h, matrix, whole, operator, Parts(operator, whole, most_edges), multiply, fused)
 
 
 class _Forward(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *given: Any) -> Tensor:
-        x, y, h, matrix, whole, operator, parts, multiply = given
+        x, y, h, matrix, whole, operator, parts, multiply, fused = given
         # The indices too: autograd notices writes to them.
         ctx.save_for_backward(x, y, h, matrix, *whole.saved)
-        ctx.rest = whole, operator, parts, multiply
+        ctx.rest = whole, operator, parts, multiply, fused
+        if fused is not None:
+            return fused.value(x, y, h, matrix, whole)
         out = empty(whole.shapes["g"], x)
         for part in parts:
             w = multiply(part.rows(h), matrix)
@@ -94,23 +102,26 @@ class _Forward(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Maybe, ...]:
         wanted = used_slots(ctx, _SLOTS)
         if not wanted:
-            return (None,) * 8
+            return (None,) * 9
         x, y, h, matrix, *_ = ctx.saved_tensors
         if is_transforming(gradients[0]):
             found = first_transformed((x, y, h, matrix), gradients[0], _of_kernel(wanted), *ctx.rest[:2])
-            return (*found, *(None,) * 4)
+            return (*found, *(None,) * 5)
         found = _First.apply(x, y, h, matrix, gradients[0], wanted, *ctx.rest)
-        return (*found, *(None,) * 4)
+        return (*found, *(None,) * 5)
 
 
 class _First(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *given: Any) -> tuple[Maybe, ...]:
-        x, y, h, matrix, g, wanted, whole, operator, parts, multiply = given
+        x, y, h, matrix, g, wanted, whole, operator, parts, multiply, fused = given
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(x, y, h, matrix, g, *whole.saved)
         ctx.rest = whole, operator, parts, multiply
         slots = _of_kernel(wanted)
+        if fused is not None and "m" not in wanted:
+            by_slot = fused.gradients(slots, x, y, h, matrix, g, whole)
+            return tuple(by_slot.get("w" if slot == "h" else slot) for slot in _SLOTS)
         sums = Sums(wanted, whole, x=x, h=h, m=matrix)
         for part in parts:
             of_h = part.rows(h)
@@ -125,12 +136,12 @@ class _First(torch.autograd.Function):
     def backward(ctx: Any, *tangents: Maybe) -> tuple[Maybe, ...]:
         wanted = used_slots(ctx, _SLOTS + "g")
         if not wanted or not any(tangent is not None for tangent in tangents):
-            return (None,) * 10
+            return (None,) * 11
         x, y, h, matrix, g, *_ = ctx.saved_tensors
         if is_transforming(*tangents):
             given = (x, y, h, matrix), g, tangents, _of_kernel(wanted)
-            return (*second_transformed(*given, *ctx.rest[:2]), *(None,) * 5)
-        return (*_Second.apply(x, y, h, matrix, g, *tangents, wanted, *ctx.rest), *(None,) * 5)
+            return (*second_transformed(*given, *ctx.rest[:2]), *(None,) * 6)
+        return (*_Second.apply(x, y, h, matrix, g, *tangents, wanted, *ctx.rest), *(None,) * 6)
 
 
 class _Second(torch.autograd.Function):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -27,6 +28,19 @@ class Part(NamedTuple):
     def write(self, target: Tensor, rows: Tensor) -> None:
         """Write rows of these edges into a tensor of all edges."""
         target[self.places] = rows
+
+
+class Parts:
+    """The parts of a graph, made when they are first needed; see :func:`parts_of`."""
+
+    def __init__(self, *of: Any) -> None:
+        self._of = of
+        self._parts: tuple[Part, ...] | None = None
+
+    def __iter__(self) -> Iterator[Part]:
+        if self._parts is None:
+            self._parts = parts_of(*self._of)
+        return iter(self._parts)
 
 
 def parts_of(operator: Operator, whole: Graph, most_edges: int) -> tuple[Part, ...]:

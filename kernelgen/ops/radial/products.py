@@ -10,6 +10,9 @@ matrix as a whole, are scaled by powers of two first; edge attributes take these
 is linear in both. So an edge's weights are as accurate as float32's relative to the row's largest element of h, and a
 column's as long as its largest element is more than 2**-20 of the matrix's largest. Rows below 2**-45 are
 less accurate.
+
+``tf32`` is for weights that are formed in registers: one product of halves, h_hi m_hi, whose 11 bits are TF32's.
+Outside of them it is ``float32``.
 """
 
 from __future__ import annotations
@@ -20,14 +23,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-EDGE_PRODUCTS = ("float32", "fp16x3")
+# Accuracy class of ``kernelgen.schedule.radial`` with which weights are formed in registers, by product.
+ACCURACY = {"float32": "ieee", "fp16x3": "ieee", "tf32": "tf32"}
+EDGE_PRODUCTS = tuple(ACCURACY)
 # The largest magnitude after scaling: half precision has 65504, and 11 bits down to 2**-14.
 _LARGEST = 15
 
 
 def multiply_of(product: str) -> Callable[[Tensor, Tensor], Tensor]:
     """The function of one product, differentiable any number of times; for ``fp16x3``, of what :func:`scaled` gives."""
-    return torch.mm if product == "float32" else Fp16x3.apply
+    return Fp16x3.apply if product == "fp16x3" else torch.mm
 
 
 def can_split(h: Tensor, matrix: Tensor) -> bool:

@@ -1,0 +1,288 @@
+// Products of tensor cores, with edge weights as they fall: mma.sync.m16n8k16 of halves, sums in float32 (sm_80 on).
+// Rows of a product are 16 channels of a path, columns 8 edges. A lane has group = lane / 4 and quad = lane % 4; it gets
+// channels 2 group and 2 group + 1 of edges 2 quad and 2 quad + 1: (row r, column e) are {r0 e0, r0 e1, r1 e0, r1 e1}.
+// So row r of the matrix in shared memory is channel 2 (r % 8) + r / 8, and its column p of each 16 the hidden feature
+// 2 (p % 8) + p / 8. The emitter defines before it: HIDDEN, STEPS (of 16 hidden features), ROW (halves of a row in shared
+// memory), LOW (whether there are low parts, LOW_PART halves after the high ones).
+struct Warp {
+    int lane, group, quad;
+    int part, stream;             // warps of one stream take the same edges, each another part of the channels
+    const unsigned short* slice;  // of the matrix: the lane's row for load_matrix
+    DEVICE int broadcast(int value, int from) const { return __shfl_sync(0xffffffffu, value, from, 32); }
+};
+
+DEVICE Real real_of(unsigned bits) {
+    union { unsigned u; float f; } both;
+    both.u = bits;
+    return both.f;
+}
+DEVICE unsigned magnitude(Real value) {
+    union { float f; unsigned u; } both;
+    both.f = value;
+    return both.u & 0x7fffffffu;
+}
+
+#ifdef __CUDA_ARCH__
+// Two values rounded to half precision.
+DEVICE unsigned halves(Real low, Real high) {
+    unsigned both;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
+    return both;
+}
+DEVICE Real low_half(unsigned both) {
+    Real value;
+    asm("{.reg .b16 l, h; mov.b32 {l, h}, %1; cvt.f32.f16 %0, l;}" : "=f"(value) : "r"(both));
+    return value;
+}
+DEVICE Real high_half(unsigned both) {
+    Real value;
+    asm("{.reg .b16 l, h; mov.b32 {l, h}, %1; cvt.f32.f16 %0, h;}" : "=f"(value) : "r"(both));
+    return value;
+}
+// Four matrices of 8 x 8 halves, each lane with the address of a row; a lane gets two neighbours of a row (a column).
+template <bool TRANSPOSED>
+DEVICE void load_matrix(const unsigned short* row, unsigned (&r)[4]) {
+    const unsigned at = unsigned(__cvta_generic_to_shared(row));
+    if (TRANSPOSED)
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+            : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(at));
+    else
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+            : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(at));
+}
+// d += a b: 16 x 16 times 16 x 8.
+DEVICE void multiply_add(Real (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+        "{%0, %1, %2, %3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+// Waits for the other warps of a stream, of which there are WARPS_OF_STREAM.
+template <int WARPS_OF_STREAM>
+DEVICE void meet(int stream) {
+    asm volatile("bar.sync %0, %1;" ::"r"(1 + stream), "n"(32 * WARPS_OF_STREAM) : "memory");
+}
+// An 8 x 8 matrix of halves over the warp, transposed.
+DEVICE unsigned transposed(unsigned both) {
+    unsigned result;
+    asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(result) : "r"(both));
+    return result;
+}
+#endif
+
+// Powers of two: `into` brings the largest magnitude below 2^15, `back` undoes it. Magnitudes below 2^-66 stay small.
+struct Scale {
+    Real into, back;
+};
+DEVICE Scale scale_of(unsigned largest) {
+    const unsigned exponent = max(largest >> 23, 60u);
+    return {real_of((268u - exponent) << 23), real_of((exponent - 14u) << 23)};
+}
+
+// Two values as halves, and what the halves leave out.
+DEVICE void split(Real low, Real high, unsigned& hi, unsigned& lo) {
+    hi = halves(low, high);
+    if (LOW) lo = halves(low - low_half(hi), high - high_half(hi));
+}
+
+// The largest magnitude of one path's 16 channels; `inside` is how many of them there are.
+DEVICE unsigned largest_of_path(const Real* matrix, int weights, int inside) {
+    unsigned largest = 0;
+    for (int i = threadIdx.x; i < HIDDEN * 16; i += THREADS)
+        if (i % 16 < inside) largest = max(largest, magnitude(matrix[(long long)(i / 16) * weights + i % 16]));
+    return largest;
+}
+
+// One path's 16 channels in shared memory, scaled and split; zero beyond `inside` and HIDDEN.
+DEVICE void pack_path(const Real* matrix, int weights, int inside, Real scale, unsigned short* path) {
+    for (int i = threadIdx.x; i < STEPS * 16 * 16; i += THREADS) {
+        const int channel = i % 16, k = i / 16;
+        const bool is_there = channel < inside && k < HIDDEN;
+        const Real value = is_there ? matrix[(long long)k * weights + channel] * scale : Real(0);
+        const int place = (channel / 2 + 8 * (channel % 2)) * ROW + k / 16 * 16 + k % 16 / 2 + 8 * (k % 2);
+        unsigned hi, lo;
+        split(value, Real(0), hi, lo);
+        path[place] = (unsigned short)(hi & 0xffffu);
+        if (LOW) path[LOW_PART + place] = (unsigned short)(lo & 0xffffu);
+    }
+}
+
+// The maximum over the block; `shared` has room for one value a warp.
+DEVICE unsigned largest_of_block(unsigned value, unsigned* shared) {
+    const unsigned of_warp = __reduce_max_sync(0xffffffffu, value);
+    if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = of_warp;
+    __syncthreads();
+    unsigned largest = 0;
+    for (int i = 0; i < THREADS / 32; ++i) largest = max(largest, shared[i]);
+    __syncthreads();
+    return largest;
+}
+
+// An edge's hidden features as the right operand of a product, for the edge number `group`; returns its scale back.
+DEVICE Real load_hidden(const Real* row, const Warp& warp, unsigned (&hi)[STEPS][2], unsigned (&lo)[STEPS][2]) {
+    Real v[STEPS][4];
+    unsigned largest = 0;
+    UNROLL for (int s = 0; s < STEPS; ++s) {
+        const int k = 16 * s + 4 * warp.quad;
+        if (HIDDEN % 16 == 0 || k < HIDDEN) {
+            load<4>(row + k, v[s]);
+        } else {
+            UNROLL for (int q = 0; q < 4; ++q) v[s][q] = Real(0);
+        }
+        UNROLL for (int q = 0; q < 4; ++q) largest = max(largest, magnitude(v[s][q]));
+    }
+    largest = max(largest, __shfl_xor_sync(0xffffffffu, largest, 1));
+    largest = max(largest, __shfl_xor_sync(0xffffffffu, largest, 2));
+    const Scale scale = scale_of(largest);
+    UNROLL for (int s = 0; s < STEPS; ++s) {
+        split(v[s][0] * scale.into, v[s][2] * scale.into, hi[s][0], lo[s][0]);
+        split(v[s][1] * scale.into, v[s][3] * scale.into, hi[s][1], lo[s][1]);
+    }
+    return scale.back;
+}
+
+// The same in two steps: one warp leaves an edge's row in shared memory, high parts and LOW_ROWS words later low parts...
+DEVICE void leave_hidden(const Real* row, const Warp& warp, unsigned* left, Real* back) {
+    Real v[4] = {};
+    unsigned largest = 0;
+    if (4 * warp.lane < HIDDEN) load<4>(row + 4 * warp.lane, v);
+    UNROLL for (int q = 0; q < 4; ++q) largest = max(largest, magnitude(v[q]));
+    const Scale scale = scale_of(__reduce_max_sync(0xffffffffu, largest));
+    if (warp.lane < 4 * STEPS) {
+        UNROLL for (int r = 0; r < 2; ++r) {
+            unsigned hi, lo;
+            split(v[r] * scale.into, v[r + 2] * scale.into, hi, lo);
+            unsigned* const word = left + warp.lane / 4 * 8 + warp.lane % 4 + 4 * r;
+            word[0] = hi;
+            if (LOW) word[LOW_ROWS] = lo;
+        }
+    }
+    if (warp.lane == 0) *back = scale.back;
+}
+// ... and every warp takes them from there.
+DEVICE void take_hidden(const unsigned* left, const Warp& warp, unsigned (&hi)[STEPS][2], unsigned (&lo)[STEPS][2]) {
+    UNROLL for (int s = 0; s < STEPS; ++s) UNROLL for (int r = 0; r < 2; ++r) {
+        hi[s][r] = left[8 * s + 4 * r + warp.quad];
+        if (LOW) lo[s][r] = left[LOW_ROWS + 8 * s + 4 * r + warp.quad];
+    }
+}
+
+// A path's weights of T tiles of edges, without their scales. Small parts have a sum of their own.
+template <int T>
+DEVICE void form_weights(const Warp& warp, int path, const unsigned (&hi)[T][STEPS][2], const unsigned (&lo)[T][STEPS][2],
+                         Real (&w)[T][4]) {
+    Real small[T][4];
+    UNROLL for (int n = 0; n < T; ++n) UNROLL for (int i = 0; i < 4; ++i) w[n][i] = small[n][i] = Real(0);
+    const unsigned short* const row = warp.slice + path + (warp.lane % 16) * ROW + warp.lane / 16 * 8;
+    UNROLL for (int s = 0; s < STEPS; ++s) {
+        unsigned a[4];
+        load_matrix<false>(row + 16 * s, a);
+        UNROLL for (int n = 0; n < T; ++n) multiply_add(w[n], a, hi[n][s]);
+        if (LOW) {
+            UNROLL for (int n = 0; n < T; ++n) multiply_add(small[n], a, lo[n][s]);
+            load_matrix<false>(row + LOW_PART + 16 * s, a);
+            UNROLL for (int n = 0; n < T; ++n) multiply_add(small[n], a, hi[n][s]);
+        }
+    }
+    if (LOW) UNROLL for (int n = 0; n < T; ++n) UNROLL for (int i = 0; i < 4; ++i) w[n][i] += small[n][i];
+}
+
+// Adds to the gradient of hidden features what a path's gradients of weights give, times the matrix's scale. The chain of
+// sums in the tensor cores ends here, after 16 channels: they truncate. The gradients are scaled by their largest.
+template <int T>
+DEVICE void add_to_hidden(const Warp& warp, int path, const Real (&gradient)[T][4], Real (&dh)[T][STEPS][4]) {
+    const unsigned short* const row =
+        warp.slice + path + (warp.lane % 8 + warp.lane / 16 * 8) * ROW + warp.lane / 8 % 2 * 8;
+    unsigned hi[T][2], lo[T][2];
+    Real back[T];
+    UNROLL for (int n = 0; n < T; ++n) {
+        unsigned largest = 0;
+        UNROLL for (int i = 0; i < 4; ++i) largest = max(largest, magnitude(gradient[n][i]));
+        const Scale scale = scale_of(__reduce_max_sync(0xffffffffu, largest));
+        back[n] = scale.back;
+        UNROLL for (int r = 0; r < 2; ++r) {
+            split(gradient[n][2 * r] * scale.into, gradient[n][2 * r + 1] * scale.into, hi[n][r], lo[n][r]);
+            hi[n][r] = transposed(hi[n][r]);
+            if (LOW) lo[n][r] = transposed(lo[n][r]);
+        }
+    }
+    UNROLL for (int t = 0; t < STEPS; ++t) {
+        unsigned a[4];
+        Real d[T][4];
+        load_matrix<true>(row + 16 * t, a);
+        UNROLL for (int n = 0; n < T; ++n) {
+            UNROLL for (int i = 0; i < 4; ++i) d[n][i] = Real(0);
+            if (LOW) multiply_add(d[n], a, lo[n]);
+            multiply_add(d[n], a, hi[n]);
+        }
+        if (LOW) {
+            load_matrix<true>(row + LOW_PART + 16 * t, a);
+            UNROLL for (int n = 0; n < T; ++n) multiply_add(d[n], a, hi[n]);
+        }
+        UNROLL for (int n = 0; n < T; ++n) UNROLL for (int i = 0; i < 4; ++i) dh[n][t][i] += d[n][i] * back[n];
+    }
+}
+
+// Adds (or stores) the lane's gradients of hidden features, of column i (0 or 1) of a tile, to the row of that edge.
+template <class How>
+DEVICE void put_hidden(Real* row, const Warp& warp, int i, const Real (&dh)[STEPS][4], Real scale) {
+    UNROLL for (int t = 0; t < STEPS; ++t) {
+        const int k = 16 * t + 2 * warp.group;
+        Real two[2] = {dh[t][i] * scale, dh[t][2 + i] * scale};
+        if (HIDDEN % 16 == 0 || k < HIDDEN) How::template put<2>(row + k, two);
+    }
+}
+
+// Sums a node's block over the lanes with the same channels, which took different edges; each lane writes a part.
+template <class How, int MUL, int DIM>
+DEVICE void put_sums(Real* block, int u, bool active, const Warp& warp, const Real (&r)[DIM][C]) {
+    const bool upper = (warp.quad & 2) != 0;
+    UNROLL for (int m = 0; m < DIM; ++m) {
+        const Real pass = upper ? r[m][0] : r[m][1], keep = upper ? r[m][1] : r[m][0];
+        Real sum[1] = {keep + __shfl_xor_sync(0xffffffffu, pass, 2)};
+        sum[0] += __shfl_xor_sync(0xffffffffu, sum[0], 1);
+        const int v = u + (upper ? 1 : 0);
+        if (active && (warp.quad & 1) == m % 2) How::template put<1>(block + (MUL_IR ? v * DIM + m : m * MUL + v), sum);
+    }
+}
+
+// Sums N values over the lanes with the same edges, which have different channels, by recursive halving, and adds (or
+// stores) them to a row: see sum_over_team.
+template <class How, int N>
+DEVICE void sum_over_channels(const Warp& warp, Real (&v)[N], bool active, Real* row) {
+    int held = N, first = 0, end = N;
+    bool writes = active;
+    UNROLL for (int bit = 4; bit > 0; bit /= 2) {
+        const bool upper = (warp.group & bit) != 0;
+        if (held > 1) {
+            const int half = (held + 1) / 2;
+            UNROLL for (int i = 0; i < (N + 1) / 2; ++i) {
+                if (i < half) {
+                    const Real high = i + half < held ? v[i + half] : Real(0);
+                    const Real pass = upper ? v[i] : high, keep = upper ? high : v[i];
+                    v[i] = keep + __shfl_xor_sync(0xffffffffu, pass, 4 * bit);
+                }
+            }
+            end = upper ? end : min(end, first + half);
+            first += upper ? half : 0;
+            held = half;
+        } else {
+            v[0] += __shfl_xor_sync(0xffffffffu, v[0], 4 * bit);
+            writes = writes && !upper;
+        }
+    }
+    UNROLL for (int i = 0; i < (N + 7) / 8; ++i) {
+        Real one[1] = {v[i]};
+        if (writes && i < held && first + i < end) How::template put<1>(row + first + i, one);
+    }
+}
+
+// Adds what PARTS warps left of an edge in shared memory, STEP elements from each other, to a row of N in memory.
+template <int PARTS, int STEP, int N>
+DEVICE void add_parts(const Warp& warp, const Real* left, Real* row) {
+    for (int c = warp.lane; c < N; c += 32) {
+        Real sum = left[c];
+        UNROLL for (int part = 1; part < PARTS; ++part) sum += left[part * STEP + c];
+        atomicAdd(row + c, sum);
+    }
+}

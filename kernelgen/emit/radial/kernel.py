@@ -1,0 +1,91 @@
+"""The text around the path groups: preamble, headers, and the entry, which assigns blocks to slices of the matrix.
+
+Blocks stay: as many start as run at once, and each keeps one slice of the matrix (a path group's weights of 16
+channels) in shared memory. Its warps take receivers one after the other, each with all of its edges.
+"""
+
+from __future__ import annotations
+
+from kernelgen.emit.launch import LaunchRule, Share
+from kernelgen.emit.radial.path_group import RadialGroup
+from kernelgen.emit.signature import buffers_line, buffers_struct, gpu_entry
+from kernelgen.emit.source import Source, included
+from kernelgen.plan.radial import STAGE, RadialPlan
+from kernelgen.schedule.radial import PRODUCTS
+
+# Profilers tell it from other convolutions.
+ENTRY = "equitune_radial"
+
+
+def emit_radial(plan: RadialPlan) -> Source:
+    """The kernel of a plan; equal plans give equal text."""
+    groups = [RadialGroup(plan, number, group) for number, group in enumerate(plan.product.groups)]
+    parts = [_preamble(plan), included("device.cuh"), _constants(plan) + included("radial.cuh"), buffers_struct()]
+    return Source("\n".join([*parts, *(group.text() for group in groups), _entry(plan, groups)]), "cuda", ENTRY)
+
+
+def radial_launch(plan: RadialPlan) -> LaunchRule:
+    """For each slice blocks for all receivers, but no more blocks than run at once."""
+    schedule = plan.spec.schedule
+    share = Share("out", (schedule.warps // schedule.slices,), scale=sum(map(plan.parts, plan.product.groups)))
+    return LaunchRule(32 * schedule.warps, plan.shared_bytes, (share,), 0, schedule.min_blocks)
+
+
+def _preamble(plan: RadialPlan) -> str:
+    spec = plan.spec
+    return (
+        f"// problem    {spec.problem.key}\n// direction  {spec.direction.text}, {spec.hidden} hidden features\n"
+        f"// operation  convolution with weights from hidden features, {spec.accuracy}, {spec.layout}, {spec.index}\n"
+        f"// schedule   {spec.schedule.key}\n"
+        "using Real = float;\nusing V = Real;\n#define REAL_IS_FLOAT 1\n"
+        f"using index_t = {'int' if spec.index == 'int32' else 'long long'};\n"
+        "constexpr int LANES = 32;\n"
+        f"constexpr bool MUL_IR = {'true' if spec.layout == 'mul_ir' else 'false'};\n"
+        "constexpr int C = 2;  // channels a lane\n"
+    )
+
+
+def _constants(plan: RadialPlan) -> str:
+    spec = plan.spec
+    low = PRODUCTS[spec.accuracy] > 1
+    return (
+        f"constexpr int THREADS = {32 * spec.schedule.warps}, STAGE = {STAGE};\n"
+        f"constexpr int HIDDEN = {spec.hidden}, STEPS = {spec.steps}, ROW = {plan.row_halves};\n"
+        f"constexpr bool LOW = {'true' if low else 'false'};\n"
+        f"constexpr int LOW_PART = {plan.path_halves // 2 if low else 0}, LOW_ROWS = {plan.low_rows};\n"
+    )
+
+
+def _entry(plan: RadialPlan, groups: list[RadialGroup]) -> str:
+    schedule, product = plan.spec.schedule, plan.product
+    lines = [
+        *gpu_entry(32 * schedule.warps, schedule.min_blocks, entry=ENTRY),
+        buffers_line(),
+        "    extern __shared__ __align__(16) unsigned char shared_bytes[];",
+        "    unsigned short* const slice = reinterpret_cast<unsigned short*>(shared_bytes);",
+        "    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;",
+        f"    Real* const streams = reinterpret_cast<Real*>(slice + {plan.slice_halves});",
+        "    // Blocks beyond one a part are shared by work.",
+        f"    const int more = int(gridDim.x) - {sum(map(plan.parts, product.groups))};",
+    ]
+    costs = [plan.parts(group.group) * group.cost for group in groups]
+    before = work = 0
+    for group, cost in zip(groups, costs, strict=True):
+        number, parts, slices = group.number, plan.parts(group.group), plan.slices(group.group)
+        lines.append(f"    const int begin{number} = {before} + int(more * {work}ll / {sum(costs)});")
+        before, work = before + parts, work + cost
+        lines += [
+            f"    const int end{number} = {before} + int(more * {work}ll / {sum(costs)});",
+            f"    if (int(blockIdx.x) >= begin{number} && int(blockIdx.x) < end{number}) {{",
+            f"        const int at = int(blockIdx.x) - begin{number}, part = at % {parts};",
+            f"        const int blocks = (end{number} - begin{number} - part + {parts - 1}) / {parts};",
+            f"        const Warp team = {{lane, lane / 4, lane % 4, warp % {slices}, warp / {slices}, slice}};",
+            f"        const int run = team.stream * blocks + at / {parts};",
+            f"        const int apart = blocks * {schedule.warps // slices};",
+            f"        Real* const stage = streams + team.stream * {plan.stream_reals(group.group)};",
+            f"        Real* const joint = stage + {plan.stage_reals(group.group)};",
+            f"        group_{number}(b, team, part * {slices}, run, apart, num_out, slice, stage, joint);",
+            "        return;",
+            "    }",
+        ]
+    return "\n".join([*lines, "}", ""])

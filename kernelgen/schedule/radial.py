@@ -1,0 +1,92 @@
+"""Schedules and spec of kernels that form a convolution's edge weights, ``h @ matrix``, in registers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from kernelgen.device import DeviceFacts
+from kernelgen.errors import ScheduleError
+from kernelgen.problem.tensor_product import TensorProductProblem
+from kernelgen.schedule.knobs import Knobs
+from kernelgen.terms.directions import Direction
+
+# Products of half precision by accuracy class: ``ieee`` takes three of high and low parts, ``tf32`` one.
+PRODUCTS = {"ieee": 3, "tf32": 1}
+# Hidden features are multiplied in steps of this many.
+STEP = 16
+MOST_HIDDEN = 128
+
+
+@dataclass(frozen=True)
+class RadialSchedule(Knobs):
+    """Knobs of a CUDA kernel: a warp takes 16 channels of a receiver's edges, by tiles of 8 edges.
+
+    path_groups: parts of the paths; a block has one part, and keeps its slice of the matrix in shared memory.
+    warps: of a block. min_blocks: blocks that share a multiprocessor; so many are started.
+    tiles: of 8 edges that are multiplied by one load of the matrix from shared memory.
+    slices: of 16 channels in a block; their warps take the same edges, and sum gradients of edges in shared memory.
+    """
+
+    path_groups: int = 1
+    warps: int = 8
+    min_blocks: int = 1
+    tiles: int = 1
+    slices: int = 1
+
+    backend: ClassVar[str] = "cuda"
+    choices: ClassVar[dict[str, tuple]] = {
+        "path_groups": tuple(range(1, 129)),
+        "warps": (2, 4, 8, 12, 16),
+        "min_blocks": (1, 2, 3, 4),
+        "tiles": (1, 2),
+        "slices": (1, 2, 4, 8),
+    }
+
+
+def operands_of(direction: Direction) -> tuple[str, ...]:
+    """Buffers that a direction's kernel reads: the product's, where ``w`` is h, and the matrix ``tw``."""
+    return (*direction.operands, "tw")
+
+
+@dataclass(frozen=True)
+class RadialSpec:
+    """Everything that determines one kernel's source.
+
+    Buffers: ``w`` is h [edges, hidden], ``tw`` the matrix [hidden, weights], ``out_w`` the gradient of h; the others
+    are those of a convolution. direction: forward, or backward with outputs of ``xyw``, without tangents. accuracy: a
+    name of ``PRODUCTS``. layout, index, facts: as in ``Spec``.
+    """
+
+    problem: TensorProductProblem
+    hidden: int
+    direction: Direction
+    schedule: RadialSchedule
+    accuracy: str
+    layout: str
+    index: str
+    facts: DeviceFacts
+    dtype: str = "float32"
+
+    def __post_init__(self) -> None:
+        if self.accuracy not in PRODUCTS:
+            raise ScheduleError(f"accuracy is {self.accuracy!r}; expected one of {tuple(PRODUCTS)}")
+        if self.dtype != "float32":
+            raise ScheduleError(f"dtype is {self.dtype!r}; weights are formed in registers for float32 alone")
+        if self.direction.tangents:
+            raise ScheduleError(f"{self.direction.text} has tangents; expected a value or first gradients")
+
+    @property
+    def row_work(self) -> int:
+        """The work of an edge, measured in weights."""
+        return self.problem.weight_numel
+
+    @property
+    def operands(self) -> tuple[str, ...]:
+        """Buffers that the kernel reads."""
+        return operands_of(self.direction)
+
+    @property
+    def steps(self) -> int:
+        """Steps of the product over hidden features, padded."""
+        return -(-self.hidden // STEP)

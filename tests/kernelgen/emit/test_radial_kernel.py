@@ -1,0 +1,182 @@
+"""Kernels that form edge weights in tensor cores: lane by lane against e3nn, and compiled for each architecture."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from cuda_emulator import FACTS, GUARD, emulate
+from radial_cases import RadialCase, make_radial_case, rows_of
+from reference import relative_error, relayout
+
+from autotune.workload.config_tables import load_problems
+from kernelgen.compile.compiler import compile_source
+from kernelgen.device import cuda_facts, hip_facts
+from kernelgen.emit.kernel_source import emit
+from kernelgen.errors import ScheduleError, UnsupportedError
+from kernelgen.plan.radial import RadialPlan, default_radial_schedule, radial_plan
+from kernelgen.problem.tensor_product import TensorProductProblem
+from kernelgen.runtime.graph import order_by
+from kernelgen.schedule.radial import RadialSchedule, RadialSpec
+from kernelgen.terms.directions import Direction, backward, forward
+
+SUITE = load_problems()
+# Channels that fill a warp's 16 rows in part or more than once; blocks of different multiplicities.
+SMALL = TensorProductProblem.channelwise("6x0e+6x1o", "0e+1o", "0e+1o")
+UNEVEN = TensorProductProblem.channelwise("18x0e+4x1o+2x2e", "0e+1o+2e", "0e+1o+2e")
+CASES = {"small": SMALL, "uneven": UNEVEN}
+
+
+def run(
+    given: RadialCase, direction: Direction, schedule: RadialSchedule, accuracy: str = "ieee", layout: str = "ir_mul"
+) -> dict[str, torch.Tensor]:
+    """Outputs by name (``out``, ``x``, ``y``, ``h``) in mul_ir, from the kernel's text executed lane by lane."""
+    case, problem, hidden = given.case, given.problem, given.h.shape[1]
+    spec = RadialSpec(problem, hidden, direction, schedule, accuracy, layout, "int64", FACTS)
+    plan = radial_plan(spec)
+    irreps = {"x": problem.irreps_in1, "g": problem.irreps_out}
+    rows = {"w": given.h.float(), "tw": given.matrix.float(), "y": case.tensors["y"].float()}
+    buffers = {name: rows[name] for name in spec.operands if name in rows}
+    for slot in set(spec.operands) & set(irreps):
+        buffers[slot] = rows_of(case.tensors[slot], irreps[slot], layout)
+    outputs = {}
+    for slot in direction.outputs:
+        shape = given.h.shape if slot == "w" else case.tensors[slot].shape
+        start = 0.0 if f"out_{slot}" in plan.zeroed else math.nan
+        outputs[slot] = torch.full((math.prod(shape) + GUARD,), start)
+        outputs[slot][-GUARD:] = 12345.0
+        buffers[f"out_{slot}"] = outputs[slot][:-GUARD].view(shape)
+    assert case.sender is not None and case.receiver is not None
+    spans, perm = order_by("receiver", case.receiver, case.num_out)
+    buffers |= {"sender": case.sender, "receiver": case.receiver, "spans": spans}
+    if perm is not None:
+        buffers["perm"] = perm
+    emulate(plan, buffers, len(given.h), len(case.tensors["x"]), case.num_out)
+    found = {}
+    for slot, tensor in outputs.items():
+        assert bool((tensor[-GUARD:] == 12345.0).all()), f"written past the end of {slot}"
+        value = buffers[f"out_{slot}"]
+        if slot in irreps and layout == "ir_mul":
+            value = relayout(value, irreps[slot], to_ir_mul=False)
+        found[{"w": "h", "g": "out"}.get(slot, slot)] = value
+    return found
+
+
+def assert_right(given: RadialCase, direction: Direction, tolerance: float, *how: object) -> None:
+    wanted = given.expected()
+    for name, value in run(given, direction, *how).items():  # type: ignore[arg-type]
+        assert relative_error(value, wanted[name]) < tolerance, (name, relative_error(value, wanted[name]))
+
+
+@pytest.mark.parametrize("tiles", RadialSchedule.choices["tiles"])
+@pytest.mark.parametrize("outputs", ["", "x", "y", "w", "yw", "xyw"])
+def test_lane_by_lane(outputs: str, tiles: int) -> None:
+    """Receivers with up to 40 edges: less than a tile, several, more than are staged at a time; one has none."""
+    direction, schedule = backward(outputs) if outputs else forward(), RadialSchedule(warps=2, tiles=tiles)
+    assert_right(make_radial_case(SMALL, 8, edges=60, num_out=4), direction, 3e-7, schedule)
+
+
+@pytest.mark.parametrize("layout", ["ir_mul", "mul_ir"])
+@pytest.mark.parametrize("direction", [forward(), backward("xyw")], ids=lambda direction: direction.name)
+def test_groups_of_unequal_work(direction: Direction, layout: str) -> None:
+    """Slices of 16 channels of which the last has 2; 20 hidden features, padded to 32; groups that share outputs."""
+    for groups in (3, 5):
+        schedule = RadialSchedule(groups, warps=4)
+        assert_right(make_radial_case(UNEVEN, 20, edges=30, num_out=5), direction, 3e-7, schedule, "ieee", layout)
+
+
+@pytest.mark.parametrize("hidden", [4, 32, 64, 128])
+def test_hidden_sizes(hidden: int) -> None:
+    """Few edges a receiver: 12 edges of 9 receivers."""
+    given = make_radial_case(SMALL, hidden, edges=12, num_out=9)
+    for direction in (forward(), backward("xyw")):
+        assert_right(given, direction, 3e-7, RadialSchedule(2, warps=2))
+
+
+@pytest.mark.parametrize("outputs", ["", "yw", "xyw", "y", "w"])
+@pytest.mark.parametrize("tiles", RadialSchedule.choices["tiles"])
+def test_slices_share_edges_and_join_their_gradients(outputs: str, tiles: int) -> None:
+    """Two streams of two warps; blocks of 1, 2 and 3 slices, the last with one that has no channel."""
+    wide = TensorProductProblem.channelwise("40x0e+8x1o+18x2e", "0e+1o", "0e+1o+2e")
+    schedule = RadialSchedule(3, warps=4, slices=2, tiles=tiles)
+    direction = backward(outputs) if outputs else forward()
+    assert_right(make_radial_case(wide, 20, edges=50, num_out=4), direction, 3e-7, schedule)
+
+
+def test_one_product_has_the_errors_of_tf32() -> None:
+    given = make_radial_case(SMALL, 64, edges=30)
+    for direction in (forward(), backward("xyw")):
+        assert_right(given, direction, 5e-4, RadialSchedule(warps=2), "tf32")
+        with pytest.raises(AssertionError):
+            assert_right(given, direction, 1e-5, RadialSchedule(warps=2), "tf32")
+
+
+@pytest.mark.parametrize("range_of_h", [1e5, 1e12])
+def test_each_edge_is_accurate_whatever_the_others_are(range_of_h: float) -> None:
+    """Rows of h over many magnitudes, one of zeros: gradients of each edge, relative to its own size."""
+    given = make_radial_case(SMALL, 16, edges=40, range_of_h=range_of_h)
+    found, wanted = run(given, backward("xyw"), RadialSchedule(warps=2)), given.expected()
+    for slot in "yh":
+        errors = (found[slot].double() - wanted[slot]).norm(dim=1)
+        assert (errors <= 2e-6 * wanted[slot].norm(dim=1)).all(), slot
+    assert relative_error(found["x"], wanted["x"]) < 5e-7
+
+
+@pytest.mark.parametrize("size", [1e-20, 1e15])
+def test_any_size_of_the_operands(size: float) -> None:
+    """Halves end at 65504: h, the matrix and what meets gradients of weights take powers of two."""
+    given = make_radial_case(SMALL, 16, edges=20)
+    given = RadialCase(given.case, given.h * size, given.matrix / size)
+    for direction in (forward(), backward("xyw")):
+        assert_right(given, direction, 3e-7, RadialSchedule(warps=2))
+
+
+def test_no_edges_and_no_receivers_with_edges() -> None:
+    given = make_radial_case(SMALL, 8, edges=0)
+    assert not run(given, forward(), RadialSchedule(warps=2))["out"].any()
+
+
+@pytest.mark.parametrize(
+    ("name", "arch", "accuracy"),
+    [
+        *(("mace-mp-medium", arch, "ieee") for arch in ("sm_80", "sm_90", "sm_120")),
+        ("mace-mp-medium", "sm_90", "tf32"),
+        pytest.param("mace-mp-large", "sm_90", "ieee", marks=pytest.mark.slow),
+        pytest.param("sevennet-l3i5", "sm_90", "ieee", marks=pytest.mark.slow),
+    ],
+)
+def test_default_schedules_compile(name: str, arch: str, accuracy: str) -> None:
+    """A few words spill; most sums stay in registers, and the matrix fits into shared memory."""
+    facts = cuda_facts(arch)
+    for direction in (forward(), backward("xyw")):
+        spec = RadialSpec(SUITE[name], 64, direction, RadialSchedule(), accuracy, "ir_mul", "int64", facts)
+        plan = radial_plan(default_radial_schedule(spec))
+        resources = compile_source(emit(plan), facts).resources
+        assert 0 < resources["registers"] <= 255 and resources["spill_bytes"] <= 512
+        assert resources["shared_bytes"] == 0 and plan.shared_bytes <= facts.shared_per_block
+
+
+def test_equal_specs_give_equal_text() -> None:
+    texts = [emit(planned(SMALL, 8)).text for _ in range(2)]
+    assert texts[0] == texts[1] and texts[0] != emit(planned(SMALL, 16)).text
+
+
+def planned(problem: TensorProductProblem, hidden: int, **knobs: int) -> RadialPlan:
+    schedule = RadialSchedule(**knobs)
+    return radial_plan(RadialSpec(problem, hidden, forward(), schedule, "ieee", "ir_mul", "int64", FACTS))
+
+
+def test_what_has_no_such_kernel() -> None:
+    odd = TensorProductProblem.channelwise("3x0e", "0e", "0e")
+    shared = TensorProductProblem.channelwise("4x0e", "0e", "0e", shared_weights=True)
+    refused = [(odd, 8, "odd"), (SMALL, 6, "6 hidden"), (SMALL, 132, "132 hidden"), (shared, 8, "weights of each")]
+    for problem, hidden, why in refused:
+        with pytest.raises(UnsupportedError, match=why):
+            planned(problem, hidden)
+    with pytest.raises(UnsupportedError, match="NVIDIA's tensor cores, not on"):
+        radial_plan(RadialSpec(SMALL, 8, forward(), RadialSchedule(), "ieee", "ir_mul", "int64", hip_facts("gfx942")))
+    with pytest.raises(ScheduleError, match="use more path_groups or fewer warps"):
+        planned(SUITE["mace-mp-large"], 128, min_blocks=2)
+    with pytest.raises(ScheduleError, match="accuracy is 'half'"):
+        RadialSpec(SMALL, 8, forward(), RadialSchedule(), "half", "ir_mul", "int64", FACTS)

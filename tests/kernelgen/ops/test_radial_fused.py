@@ -1,0 +1,119 @@
+"""Convolutions with weights formed in registers: derivatives through autograd, on a GPU or with emulated kernels."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from emulated_radial import emulate_kernels
+from radial_cases import RadialCase, make_radial_case
+from reference import relative_error, relayout
+
+from kernelgen.errors import InputError
+from kernelgen.ops.operator import Operator, build
+from kernelgen.ops.radial.convolution import radial_product
+from kernelgen.ops.radial.fused import FusedRadial, fused_of
+from kernelgen.problem.tensor_product import TensorProductProblem
+
+PROBLEM = TensorProductProblem.channelwise("4x0e+4x1o", "0e+1o", "0e+1o")
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+
+
+def kernels_on(device: str, monkeypatch: pytest.MonkeyPatch, hidden: int, accuracy: str = "ieee") -> FusedRadial:
+    if device == "cpu":
+        emulate_kernels(monkeypatch)
+    return FusedRadial(PROBLEM, hidden, accuracy, "ir_mul", torch.device(device))
+
+
+def operator_on(device: str, **options: Any) -> Operator:
+    return build(PROBLEM, operation="conv", layout="ir_mul", **({"dtype": torch.float32, "device": device} | options))
+
+
+def inputs_of(given: RadialCase, device: str) -> dict[str, torch.Tensor]:
+    """x, y, h, m and g in float32 and ir_mul."""
+    tensors = given.case.tensors
+    inputs = {
+        "x": relayout(tensors["x"], PROBLEM.irreps_in1, to_ir_mul=True),
+        "y": tensors["y"],
+        "h": given.h,
+        "m": given.matrix,
+        "g": relayout(tensors["g"], PROBLEM.irreps_out, to_ir_mul=True),
+    }
+    return {name: tensor.float().to(device) for name, tensor in inputs.items()}
+
+
+def assert_close(found: torch.Tensor, wanted: torch.Tensor, slot: str, tolerance: float) -> None:
+    irreps = {"x": PROBLEM.irreps_in1, "out": PROBLEM.irreps_out}
+    value = found.detach().cpu()
+    value = relayout(value, irreps[slot], to_ir_mul=False) if slot in irreps else value
+    assert relative_error(value, wanted) < tolerance, slot
+
+
+@pytest.mark.parametrize("wanted", ["xyh", "yh", "x", "xyhm"])
+@pytest.mark.parametrize("device", DEVICES)
+def test_value_and_gradients(device: str, wanted: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the matrix's gradient, all gradients come from parts of at most 30 edges."""
+    given, hidden = make_radial_case(PROBLEM, 8, edges=70, num_out=7), 8
+    sender, receiver = (index.to(device) for index in (given.case.sender, given.case.receiver))  # type: ignore[union-attr]
+    inputs, operator = inputs_of(given, device), operator_on(device)
+    leaf = {name: inputs[name].requires_grad_(name in wanted) for name in "xyhm"}
+    kernels = kernels_on(device, monkeypatch, hidden)
+    out = radial_product(*leaf.values(), sender, receiver, 7, operator, 30, fused=kernels)
+    gradients = torch.autograd.grad(out, [leaf[name] for name in wanted], inputs["g"])
+    expected = given.expected(wanted)
+    assert_close(out, expected["out"], "out", 1e-6)
+    for slot, gradient in zip(wanted, gradients, strict=True):
+        assert_close(gradient, expected[slot], slot, 1e-6)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_second_derivatives(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A training step on forces: what fused first derivatives leave for the second ones."""
+    given = make_radial_case(PROBLEM, 8, edges=70, num_out=7)
+    sender, receiver = (index.to(device) for index in (given.case.sender, given.case.receiver))  # type: ignore[union-attr]
+    operator, kernels = operator_on(device), kernels_on(device, monkeypatch, 8)
+
+    def step(convolve: Any, real: torch.dtype) -> list[torch.Tensor]:
+        leaf = [tensor.to(real).requires_grad_() for name, tensor in inputs_of(given, device).items() if name != "g"]
+        out = convolve(*leaf)
+        (forces,) = torch.autograd.grad((out / 30).sin().sum(), leaf[1], create_graph=True)
+        return [one.cpu().double() for one in torch.autograd.grad(out.square().sum() + forces.square().sum(), leaf)]
+
+    exact = operator_on(device, dtype=torch.float64)
+    wanted = step(lambda x, y, h, m: exact(x, y, h @ m, sender, receiver, num_out=7), torch.float64)
+    found = step(lambda *xyhm: radial_product(*xyhm, sender, receiver, 7, operator, 30, fused=kernels), torch.float32)
+    for one, other in zip(found, wanted, strict=True):
+        assert relative_error(one, other) < 3e-6
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_no_edges_and_one_product(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    operator = operator_on(device)
+    none = make_radial_case(PROBLEM, 8, edges=0)
+    x, y, h, m, _ = inputs_of(none, device).values()
+    empty = torch.zeros(0, dtype=torch.long, device=device)
+    kernels = kernels_on(device, monkeypatch, 8)
+    out = radial_product(x, y, h, m, empty, empty, 6, operator, 30, fused=kernels)
+    assert out.shape == (6, PROBLEM.dim_out) and not out.any()
+    given = make_radial_case(PROBLEM, 8, edges=40)
+    x, y, h, m, _ = inputs_of(given, device).values()
+    edges = [index.to(device).int() for index in (given.case.sender, given.case.receiver)]  # type: ignore[union-attr]
+    out = radial_product(x, y, h, m, *edges, 6, operator, 30, fused=kernels_on(device, monkeypatch, 8, "tf32"))
+    assert_close(out, given.expected()["out"], "out", 1e-3)
+    with pytest.raises(AssertionError):
+        assert_close(out, given.expected()["out"], "out", 1e-5)
+    with pytest.raises(InputError, match=r"h is torch.float64 \(40, 8\) on .*; expected torch.float32 \(40, 8\)"):
+        radial_product(x, y, h.double(), m, *edges, 6, operator, 30, fused=kernels)
+
+
+def test_where_there_is_no_such_kernel() -> None:
+    assert fused_of(operator_on("cpu"), 8, "float32") is None
+
+
+@pytest.mark.gpu
+def test_where_there_is_one() -> None:
+    assert fused_of(operator_on("cuda"), 8, "tf32").accuracy == "tf32"  # type: ignore[union-attr]
+    assert fused_of(operator_on("cuda"), 6, "float32") is None
+    assert fused_of(operator_on("cuda", dtype=torch.float64), 8, "float32") is None
+    assert fused_of(operator_on("cuda", deterministic=True), 8, "float32") is None
