@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any, cast
 
+import nequip
 import torch
 from nequip.data import AtomicDataDict
+from nequip.nn._ghost_exchange_base import NoOpGhostExchangeModule
 from nequip.nn._tp_scatter_base import TensorProductScatter
 from nequip.nn.interaction_block import InteractionBlock
 from nequip.nn.mlp import ScalarMLPFunction
@@ -13,6 +16,7 @@ from torch import Tensor
 
 from autotune.integrations.ir_mul.typed_product import NODE_TYPES
 from autotune.integrations.radial.folded import few_pass_silu
+from kernelgen.tracing import is_tracing
 
 
 class FusedTensorProductScatter(TensorProductScatter):
@@ -28,14 +32,42 @@ class TypedInteractionBlock(InteractionBlock):
 
     def forward(self, data: AtomicDataDict.Type) -> AtomicDataDict.Type:
         """As NequIP's, whose self-connection also sees the types of the nodes."""
-        stock = cast(type[InteractionBlock], type(self).__mro__[1]).forward
+        kind = cast(type[InteractionBlock], type(self).__mro__[1])
         if torch.compiler.is_compiling():
-            return stock(self, data)
+            return kind.forward(self, data)
         token = NODE_TYPES.set(data[AtomicDataDict.ATOM_TYPE_KEY].view(-1))
         try:
-            return stock(self, data)
+            exchanges = type(self.ghost_exchange) is not NoOpGhostExchangeModule
+            if kind is InteractionBlock and _has_known_forward() and not exchanges and _has_no_ghosts(data):
+                return self._of_all_nodes(data)
+            return kind.forward(self, data)
         finally:
             NODE_TYPES.reset(token)
+
+    def _of_all_nodes(self, data: AtomicDataDict.Type) -> AtomicDataDict.Type:
+        """As NequIP's where no nodes are ghosts: it cuts rows of ghosts off, which are launches and autograd nodes."""
+        x = data[AtomicDataDict.NODE_FEATURES_KEY]
+        sc = None if self.sc is None else self.sc(x, data[AtomicDataDict.NODE_ATTRS_KEY])
+        data[AtomicDataDict.NODE_FEATURES_KEY] = self.linear_1(x)
+        x = self.avg_num_neighbors_norm(data)[AtomicDataDict.NODE_FEATURES_KEY]
+        receiver, sender = data[AtomicDataDict.EDGE_INDEX_KEY]
+        weights = self.edge_mlp(data[AtomicDataDict.EDGE_EMBEDDING_KEY])
+        x = self.linear_2(self.tp_scatter(x, data[AtomicDataDict.EDGE_ATTRS_KEY], weights, receiver, sender))
+        data[AtomicDataDict.NODE_FEATURES_KEY] = x if sc is None else x + sc
+        return data
+
+
+@functools.cache
+def _has_known_forward() -> bool:
+    """Whether NequIP is the version whose block was read."""
+    return nequip.__version__ == "0.19.1"
+
+
+def _has_no_ghosts(data: AtomicDataDict.Type) -> bool:
+    if is_tracing():
+        return False  # sizes may be symbols
+    rows = {data[name].shape[0] for name in (AtomicDataDict.NODE_FEATURES_KEY, AtomicDataDict.NODE_ATTRS_KEY)}
+    return AtomicDataDict.LMP_MLIAP_DATA_KEY not in data and rows == {AtomicDataDict.num_nodes(data)}
 
 
 class ShortenedScalarMLP(ScalarMLPFunction):
