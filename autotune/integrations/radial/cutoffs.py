@@ -13,6 +13,7 @@ from torch import Tensor
 from autotune.integrations.convolution_block import home_of
 from autotune.integrations.ir_mul.stand_in import Draw, NodeStandIn
 from kernelgen.ops.nodes import gates
+from kernelgen.tracing import runs_eagerly
 
 # By module and name of the class: whether it is zero from 1 on.
 _KNOWN = {
@@ -43,7 +44,7 @@ class AcceleratedCutoff(NodeStandIn):
 
     def forward(self, x: Tensor) -> Tensor:
         """Lengths of any shape -> factors of the same shape."""
-        if not gates.takes(x):
+        if not (runs_eagerly(x) and gates.takes(x)):
             return self.original.forward(x)
         length = getattr(self.original, "cutoff_length", None)
         rows = x if length is None else x / length

@@ -16,7 +16,7 @@ from torch import Tensor
 from kernelgen.emit.source import Source, included
 from kernelgen.errors import UnsupportedError
 from kernelgen.ops.base import DTYPES
-from kernelgen.ops.nodes.matrices import C_TYPES, as_bits
+from kernelgen.ops.nodes.matrices import C_TYPES, are_there, as_bits
 from kernelgen.runtime.allocation import empty
 from kernelgen.runtime.kernel import FixedKernel
 from kernelgen.torch_versions import run_eagerly
@@ -113,7 +113,12 @@ def kernel(dtype: torch.dtype) -> FixedKernel:
 
 def takes(features: Tensor) -> bool:
     """Whether the kernel is for these features."""
-    return features.is_cuda and features.dtype in DTYPES
+    fits = features.is_cuda and features.dtype in DTYPES
+    return fits and are_there(_sources, features.dtype, features.get_device())
+
+
+def _sources(dtype: torch.dtype) -> tuple[Source, ...]:
+    return (source(dtype),)
 
 
 def scalar_kernel(activation: int, parameter: float = 0.0) -> GateKernel:
@@ -123,7 +128,7 @@ def scalar_kernel(activation: int, parameter: float = 0.0) -> GateKernel:
 
 def gated(features: Tensor, kernel: GateKernel | None, composed: Callable[[Tensor], Tensor]) -> Tensor:
     """The kernel's value where it can be used, differentiable; ``composed`` is the same in operations of torch."""
-    if kernel is None or not takes(features) or not runs_eagerly(features):
+    if kernel is None or not runs_eagerly(features) or not takes(features):
         return composed(features)
     features = features.contiguous()
     if torch.is_grad_enabled() and features.requires_grad:

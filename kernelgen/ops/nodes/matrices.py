@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import functools
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from kernelgen.compile.compiler import compile_source
+from kernelgen.device import device_facts
 from kernelgen.emit.source import Source, included
-from kernelgen.errors import InputError
+from kernelgen.errors import InputError, ToolMissingError
 from kernelgen.ops.base import DTYPES
 from kernelgen.runtime.allocation import empty
 from kernelgen.runtime.kernel import FixedKernel
@@ -182,4 +184,19 @@ def kernel(dtype: torch.dtype, of_weights: bool) -> FixedKernel:
 
 def takes(features: Tensor) -> bool:
     """Whether the kernels are for these features ``[nodes, dim]``: few, on a GPU, in a dtype of kernels."""
-    return features.is_cuda and features.dtype in DTYPES and features.shape[0] <= MOST_NODES
+    fits = features.is_cuda and features.dtype in DTYPES and features.shape[0] <= MOST_NODES
+    return fits and are_there(_sources, features.dtype, features.get_device())
+
+
+def _sources(dtype: torch.dtype) -> tuple[Source, ...]:
+    return source(dtype, False), source(dtype, True)
+
+
+@functools.cache
+def are_there(sources: Callable[[torch.dtype], tuple[Source, ...]], dtype: torch.dtype, device: int) -> bool:
+    """Whether kernels can be compiled or were: torch's own operations do the same without a compiler."""
+    facts = device_facts(f"cuda:{device}")
+    try:
+        return not facts.is_hip and all(compile_source(one, facts) for one in sources(dtype))
+    except ToolMissingError:
+        return False

@@ -190,6 +190,20 @@ def test_second_derivatives_of_silu(launches: list[str]) -> None:
     assert launches == ["equitune_gate"]
 
 
+def test_without_a_compiler_torch_does_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise ToolMissingError("no NVRTC")
+
+    monkeypatch.setattr(matrices, "device_facts", lambda _: cuda_facts("sm_90"))
+    monkeypatch.setattr(matrices, "compile_source", refuse)
+    matrices.are_there.cache_clear()
+    assert not matrices.are_there(lambda dtype: (gates.source(dtype),), torch.float32, 0)
+    monkeypatch.setattr(matrices, "compile_source", lambda *_: True)
+    matrices.are_there.cache_clear()
+    assert matrices.are_there(lambda dtype: (gates.source(dtype),), torch.float32, 0)
+    matrices.are_there.cache_clear()
+
+
 @pytest.mark.parametrize("power", [2.0, 6.0])
 @pytest.mark.parametrize("kind", [gates.POLYNOMIAL, gates.CUT_POLYNOMIAL])
 def test_polynomial_cutoffs(kind: int, power: float, launches: list[str]) -> None:
