@@ -123,6 +123,16 @@ def test_each_edge_is_accurate_whatever_the_others_are(range_of_h: float) -> Non
     assert relative_error(found["x"], wanted["x"]) < 5e-7
 
 
+def test_each_channel_is_accurate_whatever_the_others_are() -> None:
+    """Columns of the matrix over e**12."""
+    given = make_radial_case(SMALL, 16, edges=40)
+    columns = torch.linspace(-6, 6, given.matrix.shape[1], dtype=torch.float64).exp()
+    given = RadialCase(given.case, given.h, given.matrix * columns[torch.randperm(len(columns))])
+    found, wanted = run(given, forward(), RadialSchedule(warps=2))["out"], given.expected()["out"]
+    errors = (found.double() - wanted).norm(dim=0)
+    assert (errors <= 1e-6 * wanted.norm(dim=0)).all()
+
+
 @pytest.mark.parametrize("size", [1e-20, 1e15])
 def test_any_size_of_the_operands(size: float) -> None:
     """Halves end at 65504: h, the matrix and what meets gradients of weights take powers of two."""
