@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import ase.io
@@ -82,7 +83,12 @@ def test_dynamics_of_lammps_without_python(tmp_path: Path) -> None:
     ase.io.write(tmp_path / "atoms.data", atoms, format="lammps-data", specorder=order, masses=True)
     (tmp_path / "in.lammps").write_text(INPUT.format(cutoff=CUTOFF, every=EVERY, steps=STEPS))
     command = [built("run_lammps.cpp", tmp_path), exported.path, program.library, library, "in.lammps", CUTOFF]
-    environment = without_caches(tmp_path, pack) | {"LD_LIBRARY_PATH": os.environ.get("LD_LIBRARY_PATH", "")}
+    # MPI's package puts its library beside the environment's.
+    places = [str(Path(sys.prefix) / "lib"), os.environ.get("LD_LIBRARY_PATH", "")]
+        str(Path(sys.prefix) / "lib"),
+        os.environ.get("LD_LIBRARY_PATH", ""),
+    ]  # MPI's package puts its library there
+    environment = without_caches(tmp_path, pack) | {"LD_LIBRARY_PATH": ":".join(filter(None, places))}
     done = subprocess.run(list(map(str, command)), cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     energies = np.loadtxt(tmp_path / "energies.txt")
