@@ -85,9 +85,6 @@ def test_dynamics_of_lammps_without_python(tmp_path: Path) -> None:
     command = [built("run_lammps.cpp", tmp_path), exported.path, program.library, library, "in.lammps", CUTOFF]
     # MPI's package puts its library beside the environment's.
     places = [str(Path(sys.prefix) / "lib"), os.environ.get("LD_LIBRARY_PATH", "")]
-        str(Path(sys.prefix) / "lib"),
-        os.environ.get("LD_LIBRARY_PATH", ""),
-    ]  # MPI's package puts its library there
     environment = without_caches(tmp_path, pack) | {"LD_LIBRARY_PATH": ":".join(filter(None, places))}
     done = subprocess.run(list(map(str, command)), cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
