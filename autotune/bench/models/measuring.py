@@ -6,7 +6,7 @@ import gc
 import os
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -71,7 +71,10 @@ def wall_samples_ms(step: Callable[[], object], device: str, effort: Effort) -> 
 
 
 def peak_mib(step: Callable[[], object], device: str) -> float | None:
-    """Largest device memory that is allocated during a step, weights and inputs included; None on a CPU."""
+    """Largest device memory that a step needs, weights and inputs included; None on a CPU.
+
+    Allocated during the step, or kept by captured graphs, whose memory is nobody else's between their steps either.
+    """
     if torch.device(device).type != "cuda":
         return None
     gc.collect()
@@ -79,7 +82,18 @@ def peak_mib(step: Callable[[], object], device: str) -> float | None:
     torch.cuda.reset_peak_memory_stats(device)
     step()
     synchronize(device)
-    return round(torch.cuda.max_memory_allocated(device) / MIB, 1)
+    index = torch.device(device).index or 0
+    kept = kept_by_graphs(torch.cuda.memory_snapshot(), index)
+    return round((torch.cuda.max_memory_allocated(device) + kept) / MIB, 1)
+
+
+def kept_by_graphs(segments: Sequence[Mapping[str, Any]], index: int) -> int:
+    """Bytes of a device that belong to captured graphs and are not allocated now, by torch's list of segments."""
+    return sum(
+        segment["total_size"] - segment["allocated_size"]
+        for segment in segments
+        if segment["device"] == index and tuple(segment.get("segment_pool_id", (0, 0))) != (0, 0)
+    )
 
 
 def profile(step: Callable[[], object], device: str) -> dict[str, Any]:

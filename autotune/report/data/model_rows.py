@@ -14,7 +14,7 @@ from typing import Any
 
 from autotune.database.provenance import hash_of_text
 from autotune.report.data.suite_rows import mapping, number
-from autotune.text import DEFAULT, JOINT, STOCK, TUNED, geometric_mean, is_ours
+from autotune.text import CAPTURED, DEFAULT, JOINT, STOCK, TUNED, geometric_mean, is_ours
 
 MIB = 2.0**20
 # The hash in rows of devices without a tuned entry.
@@ -63,9 +63,9 @@ class ModelRow:
 
     @cached_property
     def contenders(self) -> dict[str, dict[str, Any]]:
-        """Equitune, with cuEquivariance too, the other paths by time, stock, the untuned default, then the failed."""
+        """Equitune, captured, with cuEquivariance, other paths by time, stock, the untuned default, then the failed."""
         given = {name: mapping(found) for name, found in mapping(self.record.get("contenders")).items()}
-        last = {TUNED: -2.0, JOINT: -1.0, STOCK: math.inf, DEFAULT: math.inf}
+        last = {TUNED: -3.0, CAPTURED: -2.0, JOINT: -1.0, STOCK: math.inf, DEFAULT: math.inf}
 
         def place(name: str) -> tuple[bool, float, str]:
             time = _positive(given[name].get("wall_ms"))

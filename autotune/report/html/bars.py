@@ -23,7 +23,7 @@ CUT = 4.0
 class Bar:
     """One contender. role: what it is in the comparison. ink: its colour. reason: why it has no time (NaN).
 
-    memory: its text, or empty if unknown.
+    memory: its text, or empty if unknown. ours: another form of the first bar's contender, not compared with it.
     """
 
     role: str
@@ -32,6 +32,7 @@ class Bar:
     time_us: float
     memory: str = ""
     reason: str = ""
+    ours: bool = False
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ def bars(choice: Choice, memory: str) -> Markup:
     held = any(bar.memory for bar in choice.bars)
     head = tag("li", *(tag("span", text) for text in ("", "", "time", "Equitune is", *([memory] if held else []))),
                class_="barhead")  # fmt: skip
-    lines = [_line(bar, bar is choice.bars[0], bar.time_us / ours, end, held) for bar in choice.bars]
+    lines = [_line(bar, bar.ours or bar is choice.bars[0], bar.time_us / ours, end, held) for bar in choice.bars]
     return tag("ol", head, *lines, class_="bars held" if held else "bars")
 
 

@@ -22,13 +22,14 @@ from autotune.measure.trial import STATES
 from autotune.report.data.knob_importance import measured
 from autotune.report.html.markup import Markup
 from autotune.report.html.svg import INK, inline_svg, style
-from autotune.text import DEFAULT, TUNED, count, significant, time_text
+from autotune.text import CAPTURED, DEFAULT, TUNED, count, significant, time_text
 
 WIDTH = 3.9
 # Left edge and width of the panels over trials, as shares of the figure; line names are to their right.
 LEFT, LANES = 0.16, 0.68
 COLOURS = {
     TUNED: "tuned",
+    CAPTURED: "tuned",
     DEFAULT: "default",
     "e3nn": "e3nn",
     "e3nn-compiled": "compiled",

@@ -21,6 +21,7 @@ from autotune.report.html.markup import (
 )
 from autotune.report.sections.first_screen.reproduce import commands
 from autotune.text import (
+    CAPTURED,
     DEFAULT,
     JOINT,
     MISSING,
@@ -46,12 +47,15 @@ def models(rows: Sequence[ModelRow]) -> Markup:
     columns += [Column("Pass", choice=True), Column("dtype", choice=True), Column("Equitune", True, "device time")]
     columns += [Column("Fastest other path", True)] if others else []
     columns += [Column("Speed-up", True, "over that path" if others else "over stock")]
+    if captured := any(row.time_us(CAPTURED) > 0 for row in rows):
+        columns.append(Column("Captured", True, "other path / captured"))
     if joint := any(JOINT in row.contenders for row in rows):
         columns.append(Column("With cuEquivariance", True, "Equitune's convolution in it"))
     columns += [Column("Stock", True, "stock / Equitune"), Column("Default", True, "default / Equitune")]
     columns += [Column("Peak memory", True, "fastest other path's" if others else "stock's")]
     columns += [Column("Time an atom", True)]
-    groups = [Group(_cells(row, others, joint), _details(row), "lost" if row.ratio < 1 else "") for row in rows]
+    kind = (others, captured, joint)
+    groups = [Group(_cells(row, *kind), _details(row), "lost" if row.ratio < 1 else "") for row in rows]
     return join(
         (
             tag("p", HINT.format(compared_with(rows)), class_="hint"),
@@ -60,8 +64,8 @@ def models(rows: Sequence[ModelRow]) -> Markup:
     )
 
 
-def _cells(row: ModelRow, others: bool, joint: bool) -> list[Cell]:
-    """With cells for the fastest other path, and for Equitune inside cuEquivariance's conversion."""
+def _cells(row: ModelRow, others: bool, captured: bool, joint: bool) -> list[Cell]:
+    """With cells for the fastest other path, captured steps, and Equitune inside cuEquivariance's conversion."""
     note = f"{count(row.atoms)} atoms, {count(row.edges)} edges"
     return [
         Cell(row.text("model"), row.text("model"), row.text("package")),
@@ -71,12 +75,22 @@ def _cells(row: ModelRow, others: bool, joint: bool) -> list[Cell]:
         _time(row, TUNED, _known(row.device_us(TUNED), time_text(row.device_us(TUNED))), "best"),
         *([_fastest(row)] if others else []),
         _ratio(row),
+        *([_captured(row)] if captured else []),
         *([_time(row, JOINT, _known(row.over(JOINT), ratio_text(row.over(JOINT))))] if joint else []),
         _time(row, STOCK, _known(row.over(STOCK), ratio_text(row.over(STOCK)))),
         _time(row, DEFAULT, _known(row.over(DEFAULT), ratio_text(row.over(DEFAULT)))),
         _memory(row),
         Cell(_per_atom(row, TUNED), _sort(row.per_atom_us(TUNED))),
     ]
+
+
+def _captured(row: ModelRow) -> Cell:
+    """A captured step, and how many times as fast it is as the fastest path without Equitune."""
+    time_us = row.time_us(CAPTURED)
+    if math.isnan(time_us):
+        return Cell(MISSING)  # a training step
+    ratio = row.time_us(row.fastest) / time_us
+    return Cell(time_text(time_us), time_us, _known(ratio, floored_ratio(ratio)))
 
 
 def _fastest(row: ModelRow) -> Cell:

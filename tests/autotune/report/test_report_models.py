@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import tomllib
-from model_samples import all_rows, model_row, write_models
+from model_samples import all_rows, figures, model_row, write_models
 from places import ROOT
 from report_samples import DEVICE, SLUG, Page, page_of, suite_row, unpacked, write_results, write_suite
 
@@ -150,6 +150,24 @@ def test_a_ratio_beside_a_bar_never_reads_better_than_it_is() -> None:
     row["contenders"]["cuequivariance"]["wall_ms"] = 0.9999 * row["contenders"]["equitune"]["wall_ms"]
     (choice,) = models.choices([ModelRow(row)])
     assert "0.99× as fast" in plain(bars(choice, "")) and 'class="times slow"' in bars(choice, "")
+
+
+def test_a_captured_step_has_a_bar_of_its_own() -> None:
+    record = model_row("made-up-mace", "made-up-molecule", "energy_forces")
+    ours = record["contenders"]["equitune"]["wall_ms"]
+    record["contenders"]["equitune-captured"] = figures(ours / 10, 21)
+    row = ModelRow(record)
+    (choice,) = models.choices([row])
+    assert [(bar.name, bar.role) for bar in choice.bars][1] == ("Equitune", "captured: one launch a step")
+    assert row.best_other == "cuequivariance" and "captured, a step is 15× as fast as cuEquivariance" in choice.facts
+    text = plain(bars(choice, "peak memory"))
+    assert "2.00 ms 40.1 MiB cuEquivariance" in text, "captured steps are not compared with those that are not"
+    section = plain(models_section([row]))
+    assert "other path / captured" in section and "2.00 ms 15×" in section
+    training = model_row("made-up-mace", "made-up-molecule", "training")
+    training["contenders"]["equitune-captured"] = {"error": "no gradients of weights"}
+    (choice,) = models.choices([ModelRow(training)])
+    assert "captured" not in plain(bars(choice, "")) and "Captured" not in plain(models_section([ModelRow(training)]))
 
 
 def test_bars_are_to_scale_and_a_far_longer_one_is_cut() -> None:

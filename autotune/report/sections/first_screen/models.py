@@ -11,6 +11,7 @@ from autotune.report.html.bars import Bar, Choice
 from autotune.report.html.figures import COLOURS
 from autotune.report.sections.first_screen.reproduce import commands
 from autotune.text import (
+    CAPTURED,
     DEFAULT,
     JOINT,
     STOCK,
@@ -52,8 +53,10 @@ def first_of(rows: Sequence[ModelRow]) -> int:
 def _choice(row: ModelRow) -> Choice:
     other = row.best_other
     ours = "tuned" if row.tuned else "not tuned on this device"
-    roles = {TUNED: ours, JOINT: JOINT_ROLE, STOCK: "stock", DEFAULT: "untuned default"}
-    names = [name for name in (TUNED, JOINT, other, STOCK, DEFAULT) if name and name in row.contenders]
+    roles = {TUNED: ours, CAPTURED: "captured: one launch a step", JOINT: JOINT_ROLE, STOCK: "stock"}
+    roles[DEFAULT] = "untuned default"
+    captured = CAPTURED if row.time_us(CAPTURED) > 0 else None  # it has no training step
+    names = [name for name in (TUNED, captured, JOINT, other, STOCK, DEFAULT) if name and name in row.contenders]
     bars = tuple(_bar(row, name, roles.get(name, "fastest other path")) for name in names)
     command = row.text("command")
     keys = (row.text("model"), row.text("structure"), row.which, row.text("dtype"))
@@ -63,9 +66,14 @@ def _choice(row: ModelRow) -> Choice:
 def _bar(row: ModelRow, name: str, role: str) -> Bar:
     time_us, memory = row.time_us(name), row.memory(name)
     package = PACKAGES.get(row.text("package"), row.text("package"))
-    shown = "Equitune" if name in (TUNED, DEFAULT) else package if name == STOCK else contender_name(name)
+    shown = "Equitune" if name in (TUNED, CAPTURED, DEFAULT) else package if name == STOCK else contender_name(name)
     reason = row.reason(name) if math.isnan(time_us) else ""
-    return Bar(role, shown, ink(name), time_us, "" if math.isnan(memory) else binary_text(memory), reason)
+    held = "" if math.isnan(memory) else binary_text(memory)
+    return Bar(role, shown, ink(name), time_us, held, reason, ours=name == CAPTURED)
+
+
+def _path(row: ModelRow, name: str) -> str:
+    return f"stock {PACKAGES.get(row.text('package'), 'code')}" if name == STOCK else contender_name(name)
 
 
 def ink(name: str) -> str:
@@ -80,6 +88,9 @@ def _facts(row: ModelRow) -> list[str]:
     if row.device_us(TUNED) > 0:
         launches = f" in {count(row.launches(TUNED))} launches" if row.launches(TUNED) > 0 else ""
         facts.append(f"the device works {time_text(row.device_us(TUNED))} of it{launches}")
+    if row.fastest and row.time_us(CAPTURED) > 0:
+        over = floored_ratio(row.time_us(row.fastest) / row.time_us(CAPTURED))
+        facts.append(f"captured, a step is {over} as fast as {_path(row, row.fastest)}")
     found = row.errors(TUNED)
     if found:
         name = max(found, key=lambda key: math.inf if math.isnan(found[key]) else found[key])

@@ -15,7 +15,7 @@ from tiny_model import EXCHANGE, PairModel
 from autotune.bench.models import rows as model_rows
 from autotune.bench.models import run
 from autotune.bench.models.contenders import _require_kernels, build, chosen, contenders_of
-from autotune.bench.models.measuring import Effort, profile, wall_samples_ms
+from autotune.bench.models.measuring import Effort, kept_by_graphs, peak_mib, profile, wall_samples_ms
 from autotune.bench.models.rows import rows_path, store_rows, stored_rows
 from autotune.bench.models.run import Request, bench_models
 from autotune.bench.models.session import (
@@ -290,6 +290,29 @@ def test_a_profile_counts_the_kernels_of_one_step_and_detaches() -> None:
         found = profile(lambda: steps.append(left + right), "cuda")
         assert found["launches"] == 1 and 0 < found["device_ms"] < 10
     assert len(steps) == 3
+
+
+def test_memory_of_captured_graphs_is_theirs_between_steps() -> None:
+    segment = {"device": 0, "total_size": 100, "allocated_size": 30}
+    segments = [
+        segment | {"segment_pool_id": (0, 0)},
+        segment | {"segment_pool_id": (0, 1)},
+        segment | {"segment_pool_id": (3, 0), "allocated_size": 0},
+        segment | {"segment_pool_id": (0, 1), "device": 1},
+        segment,
+    ]
+    assert (kept_by_graphs(segments, 0), kept_by_graphs(segments, 1), kept_by_graphs([], 0)) == (170, 70, 0)
+
+
+@pytest.mark.gpu
+def test_a_captured_step_takes_the_memory_of_its_graph() -> None:
+    given = torch.rand(1 << 20, device="cuda")
+    before = peak_mib(lambda: None, "cuda")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        result = (given + 1).exp().sum()
+    found = peak_mib(graph.replay, "cuda")
+    assert before is not None and found is not None and found >= before + 4 and result.isfinite()
 
 
 def test_a_run_that_ended_before_its_profiles_makes_them_up(
