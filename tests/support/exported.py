@@ -19,11 +19,16 @@ from kernelgen.packs.make import write_calls
 Tensors = tuple[torch.Tensor, ...]
 
 
-def export(function: Callable[..., Any], inputs: Tensors, shapes: Sequence[dict], path: Path) -> None:
-    """Trace a function that differentiates inside, and compile it. shapes: dynamic dimensions of each input."""
+def export(
+    function: Callable[..., Any], inputs: Tensors, shapes: Sequence[dict], path: Path, options: dict | None = None
+) -> None:
+    """Trace a function that differentiates inside, and compile it.
+
+    shapes: dynamic dimensions of each input. options: of torch's compiler.
+    """
     traced = make_fx(function, tracing_mode="symbolic", _allow_non_fake_inputs=True)(*(t.clone() for t in inputs))
     program = torch.export.export(traced, inputs, dynamic_shapes=tuple(shapes))
-    torch._inductor.aoti_compile_and_package(program, package_path=str(path))
+    torch._inductor.aoti_compile_and_package(program, package_path=str(path), inductor_configs=options or {})
 
 
 # The dynamic dimension of an input by its name: which axis has atoms, or edges.
@@ -34,7 +39,7 @@ class ExportedModel:
     """A model's energies and forces, traced with their differentiation inside, and compiled by AOTInductor.
 
     step: of tensors, the energies and forces. inputs: the tensors of a structure, by name in a fixed order. atoms,
-    edges: the axis of some inputs that has atoms, or edges. path: of the package.
+    edges: the axis of some inputs that has atoms, or edges. path: of the package. options: of torch's compiler.
     """
 
     def __init__(
@@ -45,6 +50,7 @@ class ExportedModel:
         example: Atoms,
         atoms: Dimensions,
         edges: Dimensions,
+        options: dict | None = None,
     ) -> None:
         self._step, self._inputs, self.path = step, inputs, folder / "model.pt2"
         self.names = tuple(inputs(example))
@@ -54,7 +60,7 @@ class ExportedModel:
         }
         axes = {**atoms, **edges}
         shapes = [{axes[name]: dims[name]} if name in dims else {} for name in self.names]
-        export(self.step, self.inputs(example), shapes, self.path)
+        export(self.step, self.inputs(example), shapes, self.path, options)
 
     def inputs(self, atoms: Atoms) -> Tensors:
         return tuple(tensor.detach() for tensor in self._inputs(atoms).values())
