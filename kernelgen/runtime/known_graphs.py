@@ -250,6 +250,18 @@ def stream_of(index: Tensor) -> int:
     return torch._C._cuda_getCurrentRawStream(index.get_device()) if index.is_cuda else 0
 
 
+def kept_fact(known: KnownGraph | None, key: tuple, make: Callable[[], Any]) -> Any:
+    """What ``make`` gives, kept with a graph that is recognised again."""
+    if known is not None and key in known.facts:
+        return known.facts[key]
+    with torch.inference_mode(False):
+        made = make()
+    if known is not None:
+        make_room(known.facts)
+        known.facts[key] = made
+    return made
+
+
 def make_room(facts: Any) -> None:
     """Make room for one more fact."""
     if len(facts) >= _KEPT_FACTS:

@@ -83,6 +83,7 @@ class BlockMatrices(Trilinear):
         self.paths, self.dims = tuple(paths), {"x": dims[0], "y": dims[1]}
         self.weight_numel = sum(path.numel for path in paths)
         self.merged = _merged(self.paths)
+        self.singles = tuple(Run(path, 1) for path in self.merged)
         self.runs = _runs(self.merged)
         in_one = [MatrixPath(p.x, p.y, p.w, p.columns, 0, *_shape(p), p.coefficient) for p in self.merged]
         self.kernel = BlockProduct(in_one, dims, self.weight_numel)
@@ -94,34 +95,20 @@ class BlockMatrices(Trilinear):
         features, weights = with_rows(features), weights.contiguous()
         if matrices.takes(features):
             return self.kernel.rows(wanted, features, weights)
-        if joins_blocks(features):
-            return self._of_runs(wanted, features, weights)
-        other = "x" if wanted == "y" else "y"
         found, written = self._empty(wanted, features), set()
-        for path in self.merged:
-            shape, strides = (path.dim, path.rows, path.columns), (0, path.columns, 1)
-            if wanted == "x":
-                shape, strides = (path.dim, path.columns, path.rows), (0, 1, path.columns)
-            matrix = weights.as_strided(shape, strides, weights.storage_offset() + path.w)
-            source = _rows(features, path, other)
-            target, at = _rows(found, path, wanted), getattr(path, wanted)
-            target.baddbmm_(source, matrix, beta=float(at in written), alpha=path.coefficient)
-            written.add(at)
-        return found
-
-    def _of_runs(self, wanted: str, features: Tensor, weights: Tensor) -> Tensor:
-        found, written = self._empty(wanted, features), set()
-        for run in self.runs:
-            path, adds = run.first, getattr(run.first, wanted) in written
+        for run in self.runs if joins_blocks(features) else self.singles:
+            path, at = run.first, getattr(run.first, wanted)
             shape, strides = (path.dim, run.rows, path.columns), (0, path.columns, 1)
             matrix = weights.as_strided(shape, strides, weights.storage_offset() + path.w)
+            scales = {"beta": float(at in written), "alpha": path.coefficient}
             if wanted == "y":
-                target = _rows(found, path, "y")
-                target.baddbmm_(run.of_x(features), matrix, beta=float(adds), alpha=path.coefficient)
+                _rows(found, path, "y").baddbmm_(run.of_x(features), matrix, **scales)
+            elif run.count == 1:
+                _rows(found, path, "x").baddbmm_(_rows(features, path, "y"), matrix.mT, **scales)
             else:
                 values = torch.bmm(_rows(features, path, "y"), matrix.mT)
-                run.write(found, values.mul_(path.coefficient), adds)
-            written.add(getattr(path, wanted))
+                run.write(found, values.mul_(path.coefficient), at in written)
+            written.add(at)
         return found
 
     def _empty(self, side: str, like: Tensor) -> Tensor:

@@ -24,7 +24,7 @@ from kernelgen.runtime.allocation import empty, zeros
 from kernelgen.runtime.arguments import Graph, aligned
 from kernelgen.runtime.graph import EdgeOrder, order_by
 from kernelgen.runtime.kernel import Kernel, load_kernel
-from kernelgen.runtime.known_graphs import make_room, stream_of
+from kernelgen.runtime.known_graphs import kept_fact, stream_of
 from kernelgen.schedule.kernel_spec import BUFFERS
 from kernelgen.schedule.radial import RadialSchedule, RadialSpec, operands_of
 from kernelgen.terms.directions import Direction, backward, forward
@@ -116,17 +116,10 @@ def _ready(name: str, tensor: Tensor, shape: tuple[int, ...], like: Tensor) -> T
 
 def order_of(graph: Graph) -> EdgeOrder:
     """Spans and permutation of a graph's edges by receiver, kept with a graph that is recognised again."""
-    known, receiver = graph.known, graph.receiver
+    receiver = graph.receiver
     assert receiver is not None
     key = ("radial order", graph.num_out, stream_of(receiver))
-    if known is not None and key in known.facts:
-        return known.facts[key]
-    with torch.inference_mode(False):
-        order = EdgeOrder(*order_by("receiver", receiver, graph.num_out))
-    if known is not None:
-        make_room(known.facts)
-        known.facts[key] = order
-    return order
+    return kept_fact(graph.known, key, lambda: EdgeOrder(*order_by("receiver", receiver, graph.num_out)))
 
 
 @functools.lru_cache(maxsize=256)

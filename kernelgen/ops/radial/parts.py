@@ -10,7 +10,7 @@ from torch import Tensor
 
 from kernelgen.ops.operator import Operator
 from kernelgen.runtime.arguments import Graph
-from kernelgen.runtime.known_graphs import make_room, stream_of
+from kernelgen.runtime.known_graphs import kept_fact, stream_of
 
 
 class Part(NamedTuple):
@@ -49,17 +49,10 @@ def parts_of(operator: Operator, whole: Graph, most_edges: int) -> tuple[Part, .
     Kept with a graph that is recognised again. A new graph on a GPU waits for the device once, for the receivers at
     which parts end.
     """
-    known, receiver = whole.known, whole.receiver
+    receiver = whole.receiver
     assert receiver is not None
     key = ("radial parts", operator.text, whole.num_in, whole.num_out, most_edges, stream_of(receiver))
-    if known is not None and key in known.facts:
-        return known.facts[key]
-    with torch.inference_mode(False):
-        parts = tuple(_parts(operator, whole, most_edges))
-    if known is not None:
-        make_room(known.facts)
-        known.facts[key] = parts
-    return parts
+    return kept_fact(whole.known, key, lambda: tuple(_parts(operator, whole, most_edges)))
 
 
 def _parts(operator: Operator, whole: Graph, most_edges: int) -> list[Part]:
