@@ -67,6 +67,7 @@ def store_rows(folder: Path, facts: DeviceFacts, rows: Sequence[Row]) -> Path:
 
 
 def record_text(facts: DeviceFacts, rows: Sequence[Row]) -> str:
-    """A bench record as JSON, which ``equitune report --compare`` reads."""
-    data = {"schema": SCHEMA, "device": device_record(facts, driver_version(facts)), "rows": list(rows)}
-    return json.dumps(data, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    """A bench record as JSON with a line for each row, which ``equitune report --compare`` reads."""
+    head = json.dumps({"schema": SCHEMA, "device": device_record(facts, driver_version(facts))}, ensure_ascii=False)
+    lines = (json.dumps(row, ensure_ascii=False, allow_nan=False) for row in rows)
+    return f'{head[:-1]}, "rows": [\n' + ",\n".join(lines) + "\n]}\n"

@@ -89,6 +89,11 @@ class CapturedModel(torch.nn.Module):
         self.training = model.training
         self._forget()
 
+    def forget(self) -> None:
+        """Free what was captured, its memory included; the next step captures again."""
+        with self._lock:
+            self._steps.clear()
+
     def _forget(self) -> None:
         # Least recently used first.
         self._steps: OrderedDict[tuple[Hashable, Counts], PaddedStep] = OrderedDict()

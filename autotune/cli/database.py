@@ -218,13 +218,15 @@ def check(
     Each tuned entry is looked up as on a card of that architecture. Takes minutes for each. Kernels for AMD GPUs
     compile and are emulated, but were never run.
     """
-    from autotune.portability.check import check_arch
+    from autotune.portability.check import check_arch, expected_transfer
     from kernelgen.device import CUDA_ARCHS
 
     failed = 0
     for name in CUDA_ARCHS if arch == "all" else dict.fromkeys(arch.split(",")):
         report = check_arch(name.strip(), sample, defaults)
         print(report.summary, flush=True)
+        if expected := expected_transfer(report.facts):
+            print(f"  {expected}", flush=True)
         for finding in report.faults:
             print(f"  {finding.kernel.kind} {finding.kernel.name}: {finding.fault}")
         failed += len(report.faults)

@@ -220,20 +220,19 @@ class ComparisonSession:
 
     def prepare_ours(self, name: str, schedules: Schedules) -> Answer:
         from autotune.compare.peers.peer import CheckedPasses, Product, Task
-        from autotune.measure.reference.tensor_product import TOLERANCE
 
         operator = self.runs.build(self.workload, schedules, self.device)
         answer = Answer()
         for direction in schedules:
             errors, certificate = self.certify(operator, direction)
-            if wrong := worst_error(errors, self.workload.dtype):
+            if wrong := worst_error(errors, self.workload.tolerance):
                 return Answer(error=wrong)
             answer.errors[direction], answer.certificates[direction] = errors, certificate
             answer.resources[direction] = operator.resources(direction)
         task = Task(self.workload, self.reference.device, self.tensors, self.reference)
         call = self.runs.call(self.workload, operator, self.tensors, self.order)
         product = Product(call, self.workload.layout, order=new_graph(operator, self.tensors))
-        self.contenders[name] = CheckedPasses(name, product, task, TOLERANCE[self.workload.dtype])
+        self.contenders[name] = CheckedPasses(name, product, task, self.workload.tolerance)
         return answer
 
     def certify(self, operator: Any, direction: str) -> tuple[dict[str, float], dict[str, Any]]:

@@ -30,7 +30,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from autotune.database.candidates.choice import by_nearness, is_legal, with_skipped
-from autotune.database.candidates.fitting import fitted_schedule
+from autotune.database.candidates.fitting import fitted_schedule, for_skew
 from autotune.database.candidates.legal_form import within_limits
 from autotune.database.candidates.query import Query
 from autotune.database.entry import Entry
@@ -219,6 +219,8 @@ def _default(query: Query, skipped: list[str]) -> Tuning:
     small = query.graph_class is not None and query.graph_class.is_small(query.spec.facts)
     num_edges = small_graph_edges(query.spec.facts) if small else None
     schedule = query.once(("default", num_edges), lambda: query.kind.default(query.spec, num_edges))
+    schedule, changed = for_skew(query, schedule)
+    reason += changed
     if query.faults and (fault := query.faults.get(schedule.key)):
         if found := _recorded(dataclasses.replace(query, any_size=True), skipped):
             return found

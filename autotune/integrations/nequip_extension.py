@@ -20,26 +20,23 @@ import torch
 
 NAME = "enable_Equitune"
 _HOME = "nequip.model.modify_utils"
+# The package that defines the operators, without which a compiled file cannot be loaded.
+_OPERATORS = "kernelgen"
 
 
 def enable_equitune(model: torch.nn.Module, strict: bool | None = None, deterministic: bool = False) -> torch.nn.Module:
     """Enable Equitune's kernels for tensor products, convolutions and spherical harmonics, on CPUs and NVIDIA GPUs.
 
-    For training (eager and ``compile_mode: compile``) and for inference in Python. ``strict`` and ``deterministic`` are
-    those of ``autotune.accelerate``.
+    For training (eager and ``compile_mode: compile``), for inference in Python, and for ``nequip-compile --mode
+    aotinductor``: NequIP imports the operators before it loads such a file, and a C++ program loads Equitune's library
+    and a pack of the file. ``strict`` and ``deterministic`` are those of ``autotune.accelerate``.
     """
-    from nequip.scripts._workflow_utils import get_workflow_state
-
     from autotune.integrations.accelerate import accelerate
-    from kernelgen.errors import UnsupportedError
 
-    if get_workflow_state() == "compile":
-        raise UnsupportedError(
-            f"{NAME} does not work with nequip-compile: compiled files run without Python, which Equitune's operators "
-            "need. Load the checkpoint or package in Python and call autotune.accelerate(calculator.model), or compile "
-            "without this modifier"
-        )
     accelerate(model, strict=strict, deterministic=deterministic)
+    # NequIP looks for such names in what the model wraps, and writes them into compiled files.
+    for inner in model.children():
+        inner._nequip_custom_ops_libs = (*getattr(inner, "_nequip_custom_ops_libs", ()), _OPERATORS)  # type: ignore[assignment]
     return model
 
 
@@ -51,7 +48,9 @@ def _modifier() -> Any:
     def called(cls: type, *arguments: Any, **options: Any) -> torch.nn.Module:
         return enable_equitune(*arguments, **options)
 
-    method = model_modifier(persistent=False, private=False, supported_compile_modes=[])(classmethod(called))
+    method = model_modifier(persistent=False, private=False, supported_compile_modes=["aotinductor"])(
+        classmethod(called)
+    )
     return getattr(type("Equitune", (), {NAME: method}), NAME)
 
 

@@ -98,12 +98,12 @@ class TrialSession:
             poisoned = self.runs.run(operator, job.direction, self.tensors, self.order, poison=True)
             known = {"resources": resources, "compile_s": round(compile_s, 3)}
             errors = self.reference.check(job.direction, poisoned())
-            if (worst := worst_error(errors, self.workload.dtype)) is not None:
+            if (worst := worst_error(errors, self.workload.tolerance)) is not None:
                 return Outcome("wrong", worst, errors=finite(errors), **known)
             timing = self._timing(operator, job)
             later = self.reference.check(job.direction, poisoned())
             errors = {slot: max(error, later[slot]) for slot, error in errors.items()}
-            if (worst := worst_error(later, self.workload.dtype)) is not None:
+            if (worst := worst_error(later, self.workload.tolerance)) is not None:
                 return Outcome(
                     "wrong", f"right at its first launch, not at a later one: {worst}", errors=finite(errors)
                 )
@@ -166,15 +166,13 @@ def run_trial(worker: Worker, job: TrialJob, limit_s: float) -> Outcome:
     return outcome
 
 
-def worst_error(errors: Mapping[str, float], dtype: str) -> str | None:
+def worst_error(errors: Mapping[str, float], tolerance: float) -> str | None:
     """What is wrong, in words, or None within the tolerance. A NaN never passes."""
-    from autotune.measure.reference.tensor_product import TOLERANCE
-
-    wrong = {slot: error for slot, error in errors.items() if not error <= TOLERANCE[dtype]}
+    wrong = {slot: error for slot, error in errors.items() if not error <= tolerance}
     if not wrong:
         return None
     shown = ", ".join(f"{slot} {error:.1e}" for slot, error in wrong.items())
-    return f"relative error against float64 e3nn above {TOLERANCE[dtype]:g}: {shown}"
+    return f"relative error against float64 e3nn above {tolerance:g}: {shown}"
 
 
 def finite(errors: Mapping[str, float]) -> dict[str, float]:

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import _disable_current_modes as outside_of_tr
 
 from autotune.database.lookup import Tuning, check_tolerance
 from autotune.database.misses import asked
-from autotune.modules.sizes import Found, Lookup
+from autotune.modules.sizes import Found, Lookup, class_of_call
 from autotune.workload.graph_class import GraphClass
 from autotune.workload.workload import LAYOUTS
 from kernelgen.device import check_cuda, device_facts
@@ -199,18 +199,26 @@ class TunedModule(NoTorchScript):
         return self._families[device, dtype]
 
     def _use(
-        self, device: torch.device, dtype: torch.dtype, size: Size, num_edges: int = -1, num_nodes: int = -1
+        self,
+        device: torch.device,
+        dtype: torch.dtype,
+        size: Size,
+        num_edges: int = -1,
+        num_nodes: int = -1,
+        receiver: torch.Tensor | None = None,
     ) -> Built:
         """What a size class uses, built if needed; the next call on as many edges and nodes finds it at once.
 
-        size: None for the module's own graph class, or the largest graph.
+        size: None for the module's own graph class, or the largest graph. receiver: of the graph, for its skew.
         """
         by_size = self._operators.setdefault((device, dtype), {})
         built = by_size.get(size)
         if built is None:
             check_dtype("inputs are", dtype)
-            graph_class = self.graph_class if size is None else GraphClass(self.operation, *size)
             with outside_of_traces():
+                graph_class = (
+                    self.graph_class if size is None else class_of_call(self.operation, size, receiver, num_nodes)
+                )
                 found = self._lookup(device, dtype).find(graph_class)
                 operator = self._build(device, dtype, found)
                 built = Built(size, operator, found.tuning, self._run_by(operator, graph_class, device))
@@ -230,7 +238,9 @@ class TunedModule(NoTorchScript):
         """What calls use: the operator, or what is made of it for graphs of this class."""
         return operator
 
-    def _operator_of(self, x: torch.Tensor, num_edges: int, num_nodes: int) -> Any:
+    def _operator_of(
+        self, x: torch.Tensor, num_edges: int, num_nodes: int, receiver: torch.Tensor | None = None
+    ) -> Any:
         """What runs a call on a graph of this size."""
         if torch.compiler.is_compiling() or type(num_edges) is not int:
             return OPERATORS[self._operator_text(self._key, x.device, x.dtype)]
@@ -247,7 +257,7 @@ class TunedModule(NoTorchScript):
                 return built.run
         elif not self._has_one_size:
             size = size_class(num_edges, num_nodes)
-        return self._use(x.device, x.dtype, size, num_edges, num_nodes).run
+        return self._use(x.device, x.dtype, size, num_edges, num_nodes, receiver).run
 
     def extra_repr(self) -> str:
         # As in e3nn, every combination of copies counts as a path.

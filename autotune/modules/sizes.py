@@ -10,6 +10,8 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
+import torch
+
 from autotune.database.lookup import Finder, Tuning
 from autotune.errors import TuningMissError
 from autotune.workload.graph_class import GraphClass
@@ -18,10 +20,25 @@ from autotune.workload.kinds.registry import CONVOLUTIONS
 from kernelgen.device import DeviceFacts
 from kernelgen.ops.family import build_family
 from kernelgen.schedule.knobs import Knobs
+from kernelgen.tracing import is_transforming
 
 Kind = TypeVar("Kind")
 # An order counts edges in 32 bits. Larger graphs take the schedules of this class.
 _MOST_LOG2_EDGES = 31
+
+
+def class_of_call(operation: str, size: tuple[int, int], receiver: torch.Tensor | None, num_nodes: int) -> GraphClass:
+    """The class of a call's graph by its size, and by its skew, for which a GPU is waited for.
+
+    receiver: None without edges between nodes. A graph that cannot be looked at (traced, transformed, captured) or has
+    no valid one counts as even.
+    """
+    even = GraphClass(operation, *size)
+    if type(receiver) is not torch.Tensor or receiver.dim() != 1 or not len(receiver) or is_transforming(receiver):
+        return even
+    if not receiver.is_cpu and (not receiver.is_cuda or torch.cuda.is_current_stream_capturing()):
+        return even
+    return dataclasses.replace(even, log2_skew=GraphClass.of_graph(operation, receiver, num_nodes).log2_skew)
 
 
 class Found(NamedTuple):

@@ -214,7 +214,8 @@ class TensorProductConv(TunedModule):
     shared_weights: one row of weights for all edges instead of one per edge.
     graph_class: load the schedules of this class, such as ``conv-e14-d5`` (about 2**14 edges, 2**5 per node, see
         ``autotune.GraphClass``), in every call. None takes those of each call's graph: by its number of edges and of
-        edges a node, rounded to powers of two.
+        edges a node, rounded to powers of two; and by the skew of the first graph of each such size, outside of
+        compiled, exported and captured code. Ask for skew there by a class such as ``conv-e17-d5-s4``.
     check_indices: False checks sender and receiver once, when a graph is first used: an index out of range raises
         InputError on a CPU and fails a device-side assertion on a GPU, without waiting (not for GPU memory imported
         from elsewhere, such as through DLPack). True checks at every call, waits for the device, and stays as
@@ -308,7 +309,8 @@ class TensorProductConv(TunedModule):
         if self.check_indices:
             self._check_indices(sender, receiver, node_feats.shape[0], num_out, edges_sorted)
         node_feats, edge_attrs, weights = autocast(node_feats, edge_attrs, weights)
-        operator = self._operator_of(node_feats, edge_attrs.shape[0] if edge_attrs.dim() else 0, num_out)
+        num_edges = edge_attrs.shape[0] if edge_attrs.dim() else 0
+        operator = self._operator_of(node_feats, num_edges, num_out, receiver)
         graph = {"num_out": num_out, "order": order, "is_sorted": edges_sorted}
         return self._run(operator, node_feats, edge_attrs, weights, sender, receiver, **graph)
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
+from autotune.database.prediction.table import table_for
 from autotune.portability.kernels import (
     PortableKernel,
     distinct,
@@ -114,6 +115,19 @@ def check_arch(
         tuple(findings),
         time.monotonic() - begin,
         time.process_time() - cpu,
+    )
+
+
+def expected_transfer(facts: DeviceFacts) -> str:
+    """What schedules of the nearest tuned device are estimated to cost on a card, in words; empty where unknown."""
+    table = table_for(facts)
+    known = table.transfer.get(facts.arch) if table else None
+    if table is None or known is None:
+        return ""
+    return (
+        f"estimate, not measured: by this card's limits alone, tuned entries of {table.device['name']} take "
+        f"{known['tuned']:.2f} times the fastest trial that is legal here (worst {known['tuned worst']:.2f}), "
+        f"untuned choices {known['untuned']:.2f} (worst {known['untuned worst']:.2f})"
     )
 
 

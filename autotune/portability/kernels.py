@@ -14,6 +14,7 @@ from autotune.workload.kinds.registry import kernel_kind
 from kernelgen.device import DeviceFacts
 from kernelgen.emit.kernel_source import emit
 from kernelgen.emit.source import Source
+from kernelgen.errors import UnsupportedError
 from kernelgen.plan.defaults import small_graph_edges
 from kernelgen.plan.planner import AnyPlan
 from kernelgen.schedule.knobs import Knobs
@@ -49,9 +50,12 @@ def kernels_of_entries(facts: DeviceFacts) -> Iterator[PortableKernel]:
     for entry in entries.values():
         problem = find_problem(entry.problem)
         kernel = (problem, entry.operation, entry.direction, entry.dtype, entry.layout, facts)
-        found = find_schedule(*kernel, entry.graph_class, strict=False, deterministic=entry.deterministic)
         name = " ".join((entry.label, *(str(part) for part in entry.identity[1:6])))
-        plan = _plan(kernel, entry.deterministic, found.schedule)
+        try:
+            found = find_schedule(*kernel, entry.graph_class, strict=False, deterministic=entry.deterministic)
+            plan = _plan(kernel, entry.deterministic, found.schedule)
+        except UnsupportedError:  # this device has no kernels of the kind: modules take torch's operations
+            continue
         yield PortableKernel(name, "entry", found.origin, found.reason, plan, emit(plan), entry.resources)
 
 
@@ -70,7 +74,10 @@ def kernels_of_defaults(facts: DeviceFacts) -> Iterator[PortableKernel]:
             spec = _spec(kernel, workload.deterministic)
             name = " ".join((workload.label, *kernel[1:5]))
             for size, num_edges in (("large", None), ("small", small_graph_edges(facts))):
-                plan = _plan(kernel, workload.deterministic, kind.default(spec, num_edges))
+                try:
+                    plan = _plan(kernel, workload.deterministic, kind.default(spec, num_edges))
+                except UnsupportedError:  # as above
+                    continue
                 yield PortableKernel(f"{name} {size}", "default", "default", "", plan, emit(plan), {})
 
 

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from autotune.database.entry import Entry, is_alike
-from autotune.database.prediction.predicted import by_predicted_time
+from autotune.database.prediction.pool import with_other_groups
+from autotune.database.prediction.predicted import by_predicted_time, is_predicted
 from autotune.database.store import database_dirs, device_distance, device_files, load_table
 from autotune.search.space import Space
 from autotune.workload.graph_class import GraphClass
@@ -50,10 +51,10 @@ def starting_points(
     nearest graph class, because the number of edges can matter more than the irreps. Ties keep the order of
     ``entries``. On a GPU winners of large graphs are not used for small ones (see ``lookup``), nor the reverse.
 
-    by_time: those of other problems in the order of the model of time, where it serves this kernel
-        (``database.prediction``). On an H200's trials, each problem held out in turn, the best of the default and the
-        first start then takes 1.09 times the tuned time instead of 1.13
-        (``starts`` in ``results/replay/defaults-nvidia-h200.json``).
+    by_time: those of other problems, also with other counts of path groups, in the order of the model of time, where it
+        serves this kernel (``database.prediction``). On an H200's trials, each problem held out in turn, the best of
+        its first two then takes 1.06 times the tuned time; of the default and the first by kinship 1.13 (``starts`` in
+        ``results/replay/defaults-nvidia-h200.json``).
     """
     spec = space.spec
     directions = (spec.direction.name, KIN.get(spec.direction.name))
@@ -81,8 +82,10 @@ def starting_points(
         (same if shape_of(entry.problem) == shape_of(spec.problem.key) else others).append(entry)
     others.sort(key=lambda entry: (entry.direction != spec.direction.name, *rank(entry)[3:]))
     of_shape, of_others = (_moved(space, found) for found in (same, others))
-    if by_time:
-        of_others = by_predicted_time(spec, graph_class, of_others)
+    if by_time and is_predicted(spec):
+        varied = map(space.canonical, with_other_groups(space.knobs, spec, of_others))
+        every = dict.fromkeys((*of_others, *(each for each in varied if space.broken_limit(each) is None)))
+        of_others = by_predicted_time(spec, graph_class, list(every))
     turns = itertools.chain.from_iterable(itertools.zip_longest(of_shape, of_others))
     return list(dict.fromkeys(schedule for schedule in turns if schedule is not None))[:MOST]
 

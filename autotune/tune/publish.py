@@ -18,7 +18,6 @@ from autotune.database.entry import Entry
 from autotune.database.provenance import driver_version, hash_of_text, now_text, software_versions, source_text
 from autotune.database.store import Database
 from autotune.measure.intervals import LEVEL, ratio_interval
-from autotune.measure.reference.tensor_product import TOLERANCE
 from autotune.measure.worker import Worker
 from autotune.search.study import Study
 from autotune.workload.graphs import build_graph
@@ -116,7 +115,7 @@ def entry_of(
         default={"schedule": ours["default"][direction].to_dict(), **_times(results["default"])},
         peers={name: result.summary() for name, result in results.items() if name not in ours},
         errors=comparison.errors[winner][direction],
-        tolerance=TOLERANCE[workload.dtype],
+        tolerance=workload.tolerance,
         bytes=moved,
         copy_bandwidth=comparison.copy_bandwidth,
         floor_us=moved / comparison.copy_bandwidth * 1e6,

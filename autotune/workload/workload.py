@@ -12,6 +12,7 @@ from autotune.workload.graphs import GraphSpec, build_graph
 from autotune.workload.kinds.base import KernelKind, Problem
 from autotune.workload.kinds.registry import CONVOLUTIONS, kernel_kind, operations_of
 from kernelgen.problem.edge_vectors import VectorProblem
+from kernelgen.problem.radial_convolution import RadialProblem
 from kernelgen.problem.spherical_harmonics import HarmonicsProblem
 from kernelgen.problem.tensor_product import TensorProductProblem
 
@@ -26,7 +27,7 @@ class Workload:
     """A problem on a graph, and the directions in which it is tuned; ``label`` is the problem's short name.
 
     operation: ``conv`` or ``plain`` for a product; ``harmonics`` for a HarmonicsProblem, with one vector per edge;
-    ``vectors`` for the convolution of a VectorProblem.
+    ``vectors`` for the convolution of a VectorProblem; ``radial`` for that of a RadialProblem.
     directions: by default all of its kernels. deterministic: only kernels whose results are bitwise equal from run to
     run.
     """
@@ -63,7 +64,7 @@ class Workload:
     @property
     def product(self) -> TensorProductProblem:
         """The tensor product of this workload."""
-        problem = self.problem.product if isinstance(self.problem, VectorProblem) else self.problem
+        problem = self.problem.product if isinstance(self.problem, VectorProblem | RadialProblem) else self.problem
         assert isinstance(problem, TensorProductProblem)
         return problem
 
@@ -83,10 +84,17 @@ class Workload:
         """Number of edges of its graph, which is built on first use."""
         return build_graph(self.graph).num_edges
 
+    @property
+    def tolerance(self) -> float:
+        """Largest relative error of an output's block that its kernels may have."""
+        return self.kind.tolerance(self.problem, self.dtype)
+
     def graph_class(self) -> GraphClass:
         """The class of its graph, which is built on first use."""
         graph = build_graph(self.graph)
-        return GraphClass.of(self.operation, graph.num_edges, graph.num_nodes)
+        if not self.is_conv:
+            return GraphClass.of(self.operation, graph.num_edges, graph.num_nodes)
+        return GraphClass.of_graph(self.operation, graph.receiver, graph.num_nodes)
 
     def identity(self, direction: str) -> Identity:
         """Identity of the database entry of one direction."""

@@ -20,6 +20,7 @@ from kernelgen.emit.source import Source
 from kernelgen.errors import InputError, PackError
 from kernelgen.ops.registry import resolve
 from kernelgen.packs.calls import Call, Launch, launches, needs
+from kernelgen.packs.fixed import node_sources
 from kernelgen.plan.planner import AnyPlan
 from kernelgen.runtime import index_check
 from kernelgen.runtime.kernel import host_threads
@@ -55,6 +56,17 @@ class Content:
         places = [self._add_to(member, Call(call.op, member.text, call.tangents, call.outputs)) for member in members]
         entry = self.operators[self._operator(operator)]
         entry |= {"members": places, "classes": [list(row) for row in operator.classes]}
+
+    def add_for_nodes(self, dtype: str) -> None:
+        """The kernels that Python launches at nodes, on each architecture. dtype: float32 or float64."""
+        for source in node_sources(dtype):
+            self.on_gpus(source)
+
+    def on_gpus(self, source: Source) -> None:
+        """A source's kernel, on each architecture."""
+        for facts in self.gpus:
+            for target in self._targets(facts):
+                self.kernel(source, target)
 
     def kernel(self, source: Source, target: str, about: Mapping[str, Any] | None = None) -> int:
         """The place of a source's kernel. about: more to write of it."""
@@ -104,13 +116,11 @@ class Content:
     def _on_gpus(self, operator: Any, call: Call) -> list[dict[str, Any]]:
         """A call's launches, with the kernels of all architectures."""
         found: list[dict[str, Any]] = []
+        for index in self.indices:  # what Python checks the indices of a graph with
+            self.on_gpus(index_check.source_of(index))
         for facts in self.gpus:
-            for index in self.indices:
-                # What Python checks the indices of a graph with.
-                self.kernel(index_check.source_of(index), facts.arch)
             with assumed(facts):
-                targets = (facts.arch, PTX) if self.ptx and facts is self.gpus[-1] else (facts.arch,)
-                made = [self._launch(one, targets) for one in launches(operator, call, self.indices)]
+                made = [self._launch(one, self._targets(facts)) for one in launches(operator, call, self.indices)]
             for first, more in zip(found or made, made, strict=True):
                 if {**first, "kernels": 0, "permuted": 0} != {**more, "kernels": 0, "permuted": 0}:
                     raise PackError(f"{call.name} is launched otherwise on {facts.arch}; write a pack for it alone")
@@ -118,6 +128,9 @@ class Content:
                 first["permuted"] |= more["permuted"]
             found = found or made
         return found
+
+    def _targets(self, facts: DeviceFacts) -> tuple[str, ...]:
+        return (facts.arch, PTX) if self.ptx and facts is self.gpus[-1] else (facts.arch,)
 
     def _launch(self, launch: Launch, targets: tuple[str, ...]) -> dict[str, Any]:
         def places(plans: dict[str, AnyPlan]) -> dict[str, int]:

@@ -38,7 +38,9 @@ def build_library(path: str | os.PathLike) -> Path:
         *("-std=c++17", "-O2", "-fPIC", "-shared", "-fvisibility=hidden"),
         *(f"-DTORCH_TARGET_VERSION={version:#x}ULL", f"-I{source_folder()}"),
         *(f"-I{home / 'include'}", f"-I{home / 'include/torch/csrc/api/include'}"),
-        *(f"-L{home / 'lib'}", "-ltorch_cpu", "-lc10", "-ldl"),
+        # Errors are thrown through torch's code, so both need one unwinder. A C++ library that the compiler links
+        # statically must stay private: mixed with the process's own it ends it.
+        *(f"-L{home / 'lib'}", "-ltorch_cpu", "-lc10", "-ldl", "-lgcc_s", "-Wl,--exclude-libs,ALL"),
     )
     text = (source_folder() / "operators.cpp").read_text()
     data = build(compiler, text, "operators.cpp", "libequitune.so", flags, limit_s=COMPILE_LIMIT_S)

@@ -42,25 +42,30 @@ def write_calls(
     archs: Sequence[str] = (),
     indices: Sequence[str] = ("int64",),
     certificates: Mapping[str, Mapping[str, Any]] | None = None,
+    nodes: Sequence[str] = (),
 ) -> Written:
     """Compile all kernels of some calls and write them to a pack.
 
     cpu: the level of processors, see ``kernelgen.compile.portable.LEVELS``, or ``native``. archs: architectures of GPUs
     such as ``sm_90``, for operators on GPUs; the newest is also written as PTX, for later ones. indices: dtypes of
-    sender and receiver. certificates: see :class:`Content`. Raises CompileError, ToolMissingError without g++ or NVRTC,
-    ScheduleError for a schedule that an architecture cannot run, and PackError if the file cannot be written.
+    sender and receiver. certificates: see :class:`Content`. nodes: dtypes of features whose kernels at nodes of GPUs
+    are also written, for programs in Python. Raises CompileError, ToolMissingError without g++ or NVRTC, ScheduleError
+    for a schedule that an architecture cannot run, and PackError if the file cannot be written.
     """
     unknown = sorted(set(indices) - set(INDICES))
     if unknown or not indices:
         raise InputError(f"indices are {tuple(indices)}; expected some of {tuple(INDICES)}")
-    gpus = tuple(cuda_facts(arch) for arch in sorted(archs, key=_number))
+    gpus = tuple(cuda_facts(arch) for arch in sorted(archs, key=arch_number))
     content = Content(tuple(indices), gpus, certificates=certificates or {})
     for call in calls:
         content.add(call)
+    for dtype in nodes:
+        content.add_for_nodes(dtype)
     return write_content(content, Path(path), cpu)
 
 
-def _number(arch: str) -> int:
+def arch_number(arch: str) -> int:
+    """Such as 90 of ``sm_90``, to sort by."""
     return int("".join(c for c in arch if c.isdigit()) or 0)
 
 

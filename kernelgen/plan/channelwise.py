@@ -5,11 +5,13 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from kernelgen.plan.path_groups import Group
+from kernelgen.problem.tensor_product import TensorProductProblem
 from kernelgen.schedule.kernel_spec import BYTES, Spec
 from kernelgen.schedule.tensor_product import CudaSchedule
 from kernelgen.terms.clebsch_gordan import EdgeValue, edge_slots, path_terms
@@ -157,9 +159,14 @@ def stage_stride(plan: Plan, group: Group) -> int:
 
 
 def _staged_values(plan: Plan, group: Group) -> tuple[EdgeValue, ...]:
-    schedule, terms = plan.spec.schedule, path_terms(plan.spec.problem)
-    assert isinstance(schedule, CudaSchedule)
-    return edge_slots([terms[p] for p in group.paths], schedule.edge_operand == "basis")[0]
+    assert isinstance(plan.spec.schedule, CudaSchedule)
+    return _values_of(plan.spec.problem, group.paths, plan.spec.schedule.edge_operand == "basis")
+
+
+@functools.lru_cache(maxsize=4096)
+def _values_of(problem: TensorProductProblem, paths: tuple[int, ...], basis: bool) -> tuple[EdgeValue, ...]:
+    terms = path_terms(problem)
+    return edge_slots([terms[p] for p in paths], basis)[0]
 
 
 def value_elements(plan: Plan) -> int:

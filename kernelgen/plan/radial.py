@@ -9,9 +9,10 @@ from kernelgen.errors import ScheduleError, UnsupportedError
 from kernelgen.plan.channelwise import Plan, stage_stride
 from kernelgen.plan.path_groups import Group
 from kernelgen.plan.tensor_product import product_plan
+from kernelgen.problem.radial_convolution import PRODUCTS
 from kernelgen.problem.tensor_product import TensorProductProblem
 from kernelgen.schedule.kernel_spec import Spec
-from kernelgen.schedule.radial import MOST_HIDDEN, PRODUCTS, STEP, RadialSchedule, RadialSpec
+from kernelgen.schedule.radial import MOST_HIDDEN, STEP, RadialSchedule, RadialSpec
 from kernelgen.schedule.tensor_product import CudaSchedule
 
 # Edges whose values a warp keeps in shared memory at a time, one a lane; those of one product.
@@ -34,11 +35,8 @@ class RadialPlan:
     partial_y: int = 0
 
     def slices(self, group: Group) -> int:
-        """Slices of 16 channels of a group in a block: a divisor of the schedule's, not more than there are."""
-        count = self.spec.schedule.slices
-        while count > max(1, self.product.tiles(group)):
-            count //= 2
-        return count
+        """Slices of 16 channels of a group in a block: not more than there are."""
+        return min(self.spec.schedule.slices, self.product.tiles(group))
 
     def parts(self, group: Group) -> int:
         """Blocks that share a receiver's edges in a group."""
@@ -50,20 +48,6 @@ class RadialPlan:
         return max(self.slices(group) * len(group.paths) for group in self.product.groups) * self.path_halves
 
     @property
-    def joint_row(self) -> int:
-        """Elements in shared memory of a warp's gradients of an edge; of four edges, pairs lie in different banks."""
-        outputs = self.spec.direction.outputs
-        row = STEP * self.spec.steps * ("w" in outputs) + self.spec.problem.dim_in2 * ("y" in outputs)
-        return row + (4 - row) % 16
-
-    @property
-    def joint_reals(self) -> int:
-        """Elements in shared memory of a stream's gradients of edges, twice."""
-        if self.spec.schedule.slices == 1 or not {"w", "y"} & set(self.spec.direction.outputs):
-            return 0
-        return 2 * self.spec.schedule.slices * TILE_EDGES * self.spec.schedule.tiles * self.joint_row
-
-    @property
     def row_halves(self) -> int:
         """Halves in shared memory of a channel's row of the matrix."""
         return self.spec.steps * STEP + PADDING
@@ -73,24 +57,18 @@ class RadialPlan:
         """Halves in shared memory of a path's part of the matrix, high and low."""
         return CHANNELS * self.row_halves * (2 if PRODUCTS[self.spec.accuracy] > 1 else 1)
 
-    @property
-    def low_rows(self) -> int:
-        """Words in shared memory from the high parts of staged hidden features to the low ones, 0 without those."""
-        return STAGE * self.row_halves // 2 if PRODUCTS[self.spec.accuracy] > 1 else 0
+    def stream_reals(self, group: Group) -> int:
+        """Elements in shared memory of a warp: the values of its staged edges, and its receiver's cotangents."""
+        return self.value_reals(group) + CHANNELS * self.slices(group) * self.shared_components(group)
 
     def value_reals(self, group: Group) -> int:
-        """Elements in shared memory of the edge values of a stream."""
+        """Elements in shared memory of the values of a warp's staged edges."""
         return STAGE * stage_stride(self.product, group)
 
-    def stage_reals(self, group: Group) -> int:
-        """The same with hidden features and their scales, where several warps share them."""
-        if self.slices(group) == 1 or "w" not in self.spec.direction.operands:
-            return self.value_reals(group)
-        return self.value_reals(group) + STAGE * self.row_halves // 2 + self.low_rows + STAGE
-
-    def stream_reals(self, group: Group) -> int:
-        """Elements in shared memory of a stream."""
-        return self.stage_reals(group) + (self.joint_reals if self.slices(group) > 1 else 0)
+    def shared_components(self, group: Group) -> int:
+        """Components of a receiver's cotangents in shared memory."""
+        is_shared = "g" in self.spec.direction.operands and self.spec.schedule.node_rows == "shared"
+        return sum(self.spec.problem.out[b].dim for b in group.out) if is_shared else 0
 
 
 def refusal(problem: TensorProductProblem, hidden: int) -> str:
@@ -126,10 +104,9 @@ def radial_plan(spec: RadialSpec) -> RadialPlan:
     assert isinstance(product, Plan)
     added = {f"out_{slot}" for slot in "yw" if slot in spec.direction.outputs}
     plan = RadialPlan(spec, product, product.zeroed | added, 0)
-    if schedule.warps % schedule.slices:
-        raise ScheduleError(f"{schedule.warps} warps cannot share {schedule.slices} slices equally")
-    streams = max(schedule.warps // plan.slices(group) * plan.stream_reals(group) for group in product.groups)
-    shared = 2 * plan.slice_halves + 4 * streams
+    values = schedule.warps * max(map(plan.stream_reals, product.groups))
+    shared = 2 * plan.slice_halves + 4 * values
+    _check_form(spec)
     facts.check_threads(32 * schedule.warps, schedule.min_blocks)
     if shared > facts.shared_per_block or shared * schedule.min_blocks > facts.shared_per_unit:
         raise ScheduleError(
@@ -141,30 +118,55 @@ def radial_plan(spec: RadialSpec) -> RadialPlan:
     return dataclasses.replace(plan, shared_bytes=shared)
 
 
-# Registers of a lane for the sums and cotangents of a node, and for all else of an edge; more would spill.
-_OF_NODE = {"forward": 80, "backward": 48}
+def _check_form(spec: RadialSpec) -> None:
+    """Raise ScheduleError for forms of gradients where a warp keeps values of a receiver in registers."""
+    schedule = spec.schedule
+    keeps = "g" in spec.direction.outputs or schedule.node_rows != "shared"
+    if keeps and (max(schedule.pieces, schedule.slices) > 1 or schedule.rows == "edges"):
+        raise ScheduleError(
+            f"{schedule.pieces} pieces, {schedule.slices} slices, rows of {schedule.rows}; expected 1, 1 and channels, "
+            "because a warp keeps values of a receiver in registers"
+        )
+    if schedule.rows == "edges" and schedule.tiles > 1:
+        raise ScheduleError(f"{schedule.tiles} tiles with rows of edges; expected 1")
+
+
+# Registers of a lane for what stays during a step of edges, by tiles; with more, much would spill.
+_MOST_KEPT = {1: 150, 2: 200}
+
+
+def _kept(plan: RadialPlan, group: Group) -> int:
+    """Registers of a lane for a node's sums, and for its edges' features, a path's weighted ones, and hidden ones."""
+    spec = plan.spec
+    dims = [spec.problem.in1[b].dim for b in group.in1]
+    far = 2 * (sum(dims) + max(dims))
+    halves = 4 * spec.steps * (2 if PRODUCTS[spec.accuracy] > 1 else 1)
+    return 2 * sum(spec.problem.out[b].dim for b in group.out) + spec.schedule.tiles * (2 * far + halves)
 
 
 def default_radial_schedule(spec: RadialSpec) -> RadialSpec:
-    """The spec with the default schedule: the fewest path groups whose sums stay in registers.
+    """The spec with the default schedule: the fewest path groups that fit. Raises ScheduleError if none does.
 
-    Gradients of edges are summed over as many slices as fit into shared memory, because their sums in memory are most
-    of a kernel's traffic. Raises ScheduleError if nothing fits.
+    Of a value, a lane's sums must stay in registers; on an H200 every further group cost 10 to 20% (edges are loaded
+    again), and two tiles gained 4% where they fit. Gradients have rows of edges, which read the matrix half as often.
     """
-    is_forward = spec.direction.name == "forward"
-    most = _OF_NODE["forward" if is_forward else "backward"]
+    is_value, last = "g" in spec.direction.outputs, None
+    forms: tuple[RadialSchedule, ...] = (RadialSchedule(tiles=2), RadialSchedule())
+    if not is_value:
+        forms = (RadialSchedule(rows="edges", order="in2", edge_values="reloaded"),)
     for count in range(1, len(spec.problem.paths) + 1):
-        for slices in (1,) if is_forward else (8, 4, 2, 1):
-            schedule = RadialSchedule(path_groups=count, slices=slices)
-            chosen = dataclasses.replace(spec, schedule=schedule)
+        for form in forms:
+            chosen = dataclasses.replace(spec, schedule=dataclasses.replace(form, path_groups=count))
             try:
                 plan = radial_plan(chosen)
             except ScheduleError:
                 continue
-            widest = max(sum(spec.problem.out[b].dim for b in group.out) for group in plan.product.groups)
-            if 2 * widest <= most or count == len(spec.problem.paths):
+            if not is_value or max(_kept(plan, group) for group in plan.product.groups) <= _MOST_KEPT[form.tiles]:
                 return chosen
-    raise ScheduleError(f"no schedule fits {spec.facts.name}: {spec.problem.key} with {spec.hidden} hidden features")
+            last = chosen
+    if last is None:
+        raise ScheduleError(f"no schedule fits {spec.facts.name}: {spec.problem.key}, {spec.hidden} hidden features")
+    return last
 
 
 PLANNERS = {RadialSpec: radial_plan}

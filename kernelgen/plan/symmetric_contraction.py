@@ -68,8 +68,8 @@ def contraction_plan(spec: ContractionSpec) -> ContractionPlan:
     schedule, facts = spec.schedule, spec.facts
     parts = contraction_parts(spec.problem, spec.direction, schedule.gradients == "apart")
     plan = ContractionPlan(spec, parts, len(polynomials(spec.problem)))
-    if plan.sums_weights and schedule.order != "element":
-        raise ScheduleError("order='given' is not for gradients of the weights; take order='element'")
+    if plan.has_rows and schedule.order != "element":
+        raise ScheduleError("order='given' is not for rows of gradients of the weights; take order='element'")
     if isinstance(schedule, ContractionHostSchedule):
         facts.check_cores(schedule.threads)
     else:
@@ -102,19 +102,18 @@ def default_contraction_schedule(
 ) -> ContractionSchedule:
     """A legal schedule by simple rules, without a search."""
     sums = direction.name != "forward" and "w" in direction.outputs
-    order = "element" if sums else "given"
     if facts.backend == "cpu":
         lanes = facts.vector_bytes // BYTES[dtype]
         block = min(lanes, power_of_two_at_most(problem.channels))
-        return ContractionHostSchedule(8 if sums else 1, order, channel_block=block)
-    # A double takes two registers.
-    many = sums and len(polynomials(problem)) * BYTES[dtype] > MOST_SUMS_BYTES
-    gradients = "apart" if dtype == "float64" else "together"
+        return ContractionHostSchedule(8 if sums else 1, "element" if sums else "given", channel_block=block)
     if not sums:
-        return ContractionCudaSchedule(1, order, gradients)
-    # 0: tasks fill the device once. Sums in memory are added after each node, so longer tasks save nothing.
-    nodes, places = (1, "memory") if many else (0, "registers")
-    return ContractionCudaSchedule(nodes, order, gradients, sums=places, adds="atomic")
+        return ContractionCudaSchedule()
+    # A double takes two registers.
+    if len(polynomials(problem)) * BYTES[dtype] > MOST_SUMS_BYTES:
+        # Sums in memory are added after each node, so longer tasks and neighbours of one element save nothing.
+        return ContractionCudaSchedule(sums="memory", adds="atomic")
+    # 0: tasks fill the device once.
+    return ContractionCudaSchedule(0, "element", adds="atomic")
 
 
 PLANNERS = {ContractionSpec: contraction_plan}

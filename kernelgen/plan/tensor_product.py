@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from kernelgen.errors import ScheduleError, UnsupportedError
@@ -122,15 +125,17 @@ def _are_exclusive(groups: tuple[Group, ...]) -> bool:
     return len(blocks) == len(set(blocks))
 
 
+def _of_one_group(count: int, blocks_of: Iterable[tuple[int, ...]]) -> frozenset[int]:
+    """The blocks below ``count`` that at most one group has."""
+    met = Counter(itertools.chain.from_iterable(blocks_of))
+    return frozenset(block for block in range(count) if met[block] <= 1)
+
+
 def _channel_plan(spec: Spec) -> Plan:
     problem, schedule = spec.problem, spec.schedule
     groups = group_paths(problem, schedule.path_groups) if problem.paths else ()
-    exclusive_in1 = frozenset(
-        block for block in range(len(problem.in1)) if sum(block in group.in1 for group in groups) <= 1
-    )
-    exclusive_out = frozenset(
-        block for block in range(len(problem.out)) if sum(block in group.out for group in groups) <= 1
-    )
+    exclusive_in1 = _of_one_group(len(problem.in1), (group.in1 for group in groups))
+    exclusive_out = _of_one_group(len(problem.out), (group.out for group in groups))
     plan = Plan(spec, groups, exclusive_in1, exclusive_out, frozenset())
     plan = dataclasses.replace(plan, joins_y=_joins_y(plan))
     if spec.deterministic:

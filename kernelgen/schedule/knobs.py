@@ -54,6 +54,10 @@ class Knobs:
         """The schedule adapted to graphs with ``share`` times as many edges a node."""
         return self
 
+    def for_skew(self) -> Self:
+        """The schedule adapted to graphs of which one node has far more edges than others."""
+        return self
+
     def for_layout(self, layout: str) -> Self:
         """The schedule, found with another layout of node features, adapted to ``layout``."""
         return self

@@ -7,12 +7,11 @@ from typing import ClassVar
 
 from kernelgen.device import DeviceFacts
 from kernelgen.errors import ScheduleError
+from kernelgen.problem.radial_convolution import PRODUCTS
 from kernelgen.problem.tensor_product import TensorProductProblem
 from kernelgen.schedule.knobs import Knobs
 from kernelgen.terms.directions import Direction
 
-# Products of half precision by accuracy class: ``ieee`` takes three of high and low parts, ``tf32`` one.
-PRODUCTS = {"ieee": 3, "tf32": 1}
 # Hidden features are multiplied in steps of this many.
 STEP = 16
 MOST_HIDDEN = 128
@@ -25,14 +24,24 @@ class RadialSchedule(Knobs):
     path_groups: parts of the paths; a block has one part, and keeps its slice of the matrix in shared memory.
     warps: of a block. min_blocks: blocks that share a multiprocessor; so many are started.
     tiles: of 8 edges that are multiplied by one load of the matrix from shared memory.
-    slices: of 16 channels in a block; their warps take the same edges, and sum gradients of edges in shared memory.
+    order: of paths; by the block of the first input, or of the second, whose gradient holds registers meanwhile.
+    edge_values: whether lanes keep an edge's values from path to path, or reload them from shared memory.
+    pieces: of a receiver's edges, which different warps take; one where a receiver's sums are kept.
+    slices: of 16 channels that a warp takes one after the other for the same edges, whose gradients it adds once.
+    rows: of products; 16 channels (and columns tiles of 8 edges), or 16 edges (and columns 8 channels).
+    node_rows: where a warp keeps the cotangents of its receiver.
     """
 
     path_groups: int = 1
     warps: int = 8
     min_blocks: int = 1
     tiles: int = 1
+    order: str = "in1"
+    edge_values: str = "kept"
+    pieces: int = 1
     slices: int = 1
+    rows: str = "channels"
+    node_rows: str = "shared"
 
     backend: ClassVar[str] = "cuda"
     choices: ClassVar[dict[str, tuple]] = {
@@ -40,7 +49,12 @@ class RadialSchedule(Knobs):
         "warps": (2, 4, 8, 12, 16),
         "min_blocks": (1, 2, 3, 4),
         "tiles": (1, 2),
+        "order": ("in1", "in2"),
+        "edge_values": ("kept", "reloaded"),
+        "pieces": (1, 2, 4),
         "slices": (1, 2, 4, 8),
+        "rows": ("channels", "edges"),
+        "node_rows": ("registers", "shared"),
     }
 
 

@@ -21,10 +21,9 @@ class ContractionSchedule(Knobs):
 
     nodes_per_task: consecutive nodes that a worker takes, one after the other. Gradients of the weights are summed over
     them. 0, on a GPU: as few as let all tasks run at the same time.
-    order: nodes as they are ``given``, or by ``element``, so that neighbours share weights. Gradients of the weights
-    need the latter.
-    gradients: of the features and of all else by one walk over the monomials (``together``) or by two (``apart``),
-    which keep fewer values at a time.
+    order: nodes as they are ``given``, or by ``element``, so that neighbours share weights. Rows of gradients of the
+    weights need the latter.
+    gradients: of the features and of all else by one walk over a part's values (``together``) or by two (``apart``).
     """
 
     nodes_per_task: int = 1
@@ -95,7 +94,7 @@ LAYOUTS = ("mul_ir", "ir_mul")
 def in_fixed_order(schedule: ContractionSchedule) -> ContractionSchedule:
     """The schedule, with no sum that depends on the order in which tasks run."""
     if isinstance(schedule, ContractionCudaSchedule) and schedule.adds == "atomic":
-        return dataclasses.replace(schedule, nodes_per_task=0, adds="rows")
+        return dataclasses.replace(schedule, nodes_per_task=0, order="element", adds="rows")
     return schedule
 
 

@@ -133,6 +133,24 @@ class CudaSchedule(Schedule):
         teams = power_of_two_at_most(self.teams_per_node * share) if self.accumulate == "registers" else 1
         return dataclasses.replace(self, teams_per_node=min(self.teams_per_node, teams))
 
+    def for_skew(self) -> Self:
+        """Workers take runs of equal length instead of whole nodes, so that none ends long after the others.
+
+        On graphs of even degrees such runs take 0.99 to 1.17 times as long (medians of 13 to 72 pairs of trials on an
+        H200 by direction: backward 0.99, of edges 1.00, joint 1.05, forward 1.08, double 1.17).
+        """
+        if self.accumulate != "registers" or not self.fuse:
+            return self
+        plain = type(self)()
+        return dataclasses.replace(
+            self,
+            accumulate="atomics",
+            order=plain.order,
+            edges_per_chunk=plain.edges_per_chunk,
+            teams_per_node=plain.teams_per_node,
+            finish=plain.finish,
+        )
+
     def for_layout(self, layout: str) -> Self:
         """Write rows in the order of memory with ``mul_ir``, where a lane's own channels lie apart."""
         return dataclasses.replace(self, writes="rows" if layout == "mul_ir" else "lanes")

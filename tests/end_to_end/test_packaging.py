@@ -18,7 +18,7 @@ import pytest
 from packaging.requirements import Requirement
 from places import ROOT, SUPPORT
 
-from autotune.cli.packs.of_suite import Kernels, write_suite
+from autotune.cli.packs.of_suite import Kernels, suite, write_suite
 from autotune.workload.toml_tables import read_toml
 from kernelgen.compile.portable import default_level
 
@@ -48,7 +48,8 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
         shutil.copy(path, tree / path.relative_to(ROOT))  # kernels are found by the schedules of the same database
     (tree / "results" / "predicted" / "test-device.json").write_text("{}\n")
     (tree / "results" / "trials" / "raw.jsonl").write_text("{}\n")
-    for _ in write_suite(tree / "packs", [Kernels("tiny", "conv", "float32", "mul_ir")], ARCHS, [default_level()]):
+    some = [Kernels("tiny", "conv", "float32", "mul_ir"), *suite("nodes")]
+    for _ in write_suite(tree / "packs", some, ARCHS, [default_level()]):
         pass
     pip = (sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--no-index")
     run(*pip, "--wheel-dir", "dist", ".", cwd=tree)
@@ -133,10 +134,15 @@ def test_kernels_for_gpus_need_no_compiler_either(installed: Path, tmp_path: Pat
         "source = Source(source_text(*kernel, False, schedule, facts), 'cuda')\n"
         "for arch in ('sm_80', 'sm_89', 'sm_120'):\n"
         "    print(compile_source(source, cuda_facts(arch)).path.read_bytes()[:4])\n"
+        "import torch\n"
+        "from kernelgen.ops.nodes import gates, matrices\n"
+        "for source in (gates.source(torch.float64), matrices.source(torch.float32, False)):\n"
+        "    print(compile_source(source, cuda_facts('sm_86')).path.read_bytes()[:4])\n"
     )
     environment = {"EQUITUNE_CACHE": str(tmp_path / "none"), "PYTHONPATH": str(installed)}
     found = run(sys.executable, "-c", code, cwd=tmp_path, **environment).split()
-    assert found == [*["b'\\x7fELF'"] * 2, "b'//\\n/'"] and not list(tmp_path.iterdir())
+    elf = "b'\\x7fELF'"
+    assert found == [elf, elf, "b'//\\n/'", elf, elf] and not list(tmp_path.iterdir())
 
 
 def test_installed_command_answers(installed: Path, tmp_path: Path) -> None:

@@ -207,7 +207,7 @@ def test_a_trial_is_checked_and_timed() -> None:
     outcome = session(job)
     assert outcome.ok and outcome.time_us and set(outcome.errors) == {"x", "w", "g"}, outcome.reason
     given = session(TrialJob("backward", ContractionHostSchedule(2, "given", channel_block=4)))
-    assert given.state == "illegal" and "order='given' is not for gradients of the weights" in given.reason
+    assert given.state == "illegal" and "order='given' is not for rows of gradients of the weights" in given.reason
 
 
 def peer(name: str, work: Workload) -> Peer:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -18,13 +19,13 @@ from model_cases import two_molecules
 @pytest.mark.slow
 @pytest.mark.timeout(1800)  # AOTInductor takes one to two minutes of a core, and shares it with other tests
 def test_energies_and_forces_of_a_program_without_python(tmp_path: Path) -> None:
-    exported = exported_mace(tmp_path, imidazole(), "cpu", torch.float64)
-    check_without_python(tmp_path, exported, (imidazole(), two_molecules()), 1e-9)
+    export = partial(exported_mace, tmp_path, imidazole(), "cpu", torch.float64)
+    check_without_python(tmp_path, export, (imidazole(), two_molecules()), 1e-9)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 def test_a_program_without_python_on_a_gpu(dtype: torch.dtype, tmp_path: Path) -> None:
-    exported = exported_mace(tmp_path, imidazole(), "cuda:0", dtype)
+    export = partial(exported_mace, tmp_path, imidazole(), "cuda:0", dtype)
     tolerance = 1e-9 if dtype is torch.float64 else 1e-6
-    check_without_python(tmp_path, exported, (imidazole(), two_molecules()), tolerance)
+    check_without_python(tmp_path, export, (imidazole(), two_molecules()), tolerance)

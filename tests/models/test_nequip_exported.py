@@ -40,9 +40,9 @@ def exported(folder: Path, device: str) -> ExportedModel:
 @pytest.mark.slow
 @pytest.mark.timeout(1800)  # AOTInductor takes one to two minutes of a core, and shares it with other tests
 def test_energies_and_forces_of_a_program_without_python(tmp_path: Path) -> None:
-    check_without_python(tmp_path, exported(tmp_path, "cpu"), (imidazole(), two_molecules()), 1e-9)
+    check_without_python(tmp_path, lambda: exported(tmp_path, "cpu"), (imidazole(), two_molecules()), 1e-9)
 
 
 @pytest.mark.gpu
 def test_a_program_without_python_on_a_gpu(tmp_path: Path) -> None:
-    check_without_python(tmp_path, exported(tmp_path, "cuda:0"), (imidazole(), two_molecules()), 1e-9)
+    check_without_python(tmp_path, lambda: exported(tmp_path, "cuda:0"), (imidazole(), two_molecules()), 1e-9)

@@ -14,10 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 
 pytest.importorskip("nequip", reason="NequIP is not installed")
 
+from exported import Program
 from places import ROOT
 
 from autotune.workload.toml_tables import read_toml
@@ -155,9 +157,38 @@ def test_checkpoints_and_packages_are_accelerated(installed: Path, trained: Path
     assert "torch_package" in done.stdout.split()[-1]
 
 
-def test_compilation_without_python_is_refused(installed: Path, trained: Path) -> None:
+COMPILED = """
+import sys
+import torch
+from ase.build import bulk
+from nequip.integrations.ase import NequIPCalculator
+atoms = bulk("Cu", cubic=True) * (2, 2, 2)
+atoms.rattle(0.1, seed=0)
+found = []
+for calculator in (
+    NequIPCalculator._from_saved_model(sys.argv[1]),
+    NequIPCalculator.from_compiled_model(sys.argv[2], device="cpu"),
+):
+    atoms.calc = calculator
+    found.append((atoms.get_potential_energy(), atoms.get_forces(), atoms.get_stress()))
+for a, b in zip(*found):
+    assert abs(a - b).max() < 1e-10 * abs(a).max(), (a, b)
+data, model = calculator.atoms_to_data(atoms), calculator.model
+wanted = model(data)
+torch.save([[data[key] for key in model.input_keys], [wanted[key] for key in model.output_keys]], "given.pt")
+print("agrees")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)  # AOTInductor takes a minute of a core
+def test_compiled_files_run_in_python_and_without(installed: Path, trained: Path) -> None:
     options = ("--mode", "aotinductor", "--device", "cpu", "--target", "ase", "--modifiers", "enable_Equitune")
     done = run(installed, trained, "-m", "nequip.scripts.compile", "best.ckpt", "model.nequip.pt2", *options)
-    assert done.returncode != 0
-    assert "enable_Equitune does not work with nequip-compile" in done.stderr
-    assert not (trained / "model.nequip.pt2").exists()
+    assert done.returncode == 0, done.stderr
+    done = run(installed, trained, "-c", COMPILED, "best.ckpt", "model.nequip.pt2")
+    assert done.returncode == 0 and done.stdout.endswith("agrees\n"), done.stderr
+    given, wanted = torch.load(trained / "given.pt")
+    found = Program(trained).run(trained / "model.nequip.pt2", given)
+    for a, b in zip(found, wanted, strict=True):
+        assert float((a - b).abs().max()) <= 1e-10 * float(b.abs().max())

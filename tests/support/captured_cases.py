@@ -94,6 +94,12 @@ def check_few_sizes_are_kept(model: torch.nn.Module, predict: Predict) -> None:
     used = captured.sizes[0]
     predict(captured, atoms.repeat((4, 1, 1)))
     assert captured.sizes[-1] == used and captured.captures == 4, "the size used last goes last"
+    last = weakref.ref(next(iter(captured._steps.values())).buffers["edge_index"])
+    captured.forget()
+    gc.collect()
+    assert not captured.sizes and last() is None
+    predict(captured, atoms)
+    assert captured.captures == 5
 
 
 def check_outgrown_graphs_can_be_eager(model: torch.nn.Module, predict: Predict) -> None:

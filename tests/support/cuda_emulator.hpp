@@ -168,9 +168,6 @@ extern "C" void emulate(const void** pointers, long long edges, long long in, lo
     for (int block = 0; block < blocks; ++block) {
         for (int l = 0; l < threads; ++l) {
             finished[l] = waited[l] = false, arrived[l] = arrived_in_block[l] = 0;
-#ifdef TENSOR_CORES
-            arrived_in_stream[l] = 0;
-#endif
             getcontext(&lanes[l]);
             lanes[l].uc_stack.ss_sp = stacks + (size_t)l * STACK;
             lanes[l].uc_stack.ss_size = STACK;

@@ -30,12 +30,18 @@ int cuKernelSetAttribute(int attribute, int value, void*, int) {
     return 0;
 }
 
-int cuLaunchKernel(void* kernel, unsigned x, unsigned y, unsigned z, unsigned threads, unsigned ty, unsigned tz,
-                   unsigned shared, void* stream, void** params, void** extra) {
+struct Config {
+    unsigned x, y, z, threads, ty, tz, shared;
+    void *stream, *attributes;
+    unsigned count;
+};
+
+int cuLaunchKernelEx(const Config* config, void* kernel, void** params, void** extra) {
     if (context != reinterpret_cast<void*>(0x33)) return 201;
+    const auto [x, y, z, threads, ty, tz, shared, stream, attributes, count] = *config;
     const bool whole = kernel == reinterpret_cast<void*>(0x20) && y * z * ty * tz == 1 && params == nullptr &&
-                       stream == reinterpret_cast<void*>(0x77) && extra[0] == reinterpret_cast<void*>(1) &&
-                       extra[2] == reinterpret_cast<void*>(2) && extra[4] == nullptr;
+                       attributes == nullptr && count == 0 && stream == reinterpret_cast<void*>(0x77) &&
+                       extra[0] == reinterpret_cast<void*>(1) && extra[2] == reinterpret_cast<void*>(2) && extra[4] == nullptr;
     const auto* block = static_cast<const std::uint64_t*>(extra[1]);
     const std::size_t size = *static_cast<const std::size_t*>(extra[3]);
     std::printf("launch %u %u %u of %s: first %llx,", x, threads, shared, whole ? "right form" : "WRONG FORM",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -41,10 +42,10 @@ def emulate_modules(monkeypatch: pytest.MonkeyPatch) -> None:
     emulate_kernels(monkeypatch)
 
     @functools.cache
-    def fused_of(operator: Operator, hidden: int, product: str) -> fused.FusedRadial | None:
+    def tuned_fused(operator: Operator, hidden: int, product: str, *_: Any) -> fused.FusedRadial | None:
         if operator.dtype is not torch.float32:
             return None
         kind = fused.ACCURACY[product]
         return fused.FusedRadial(operator.problem, hidden, kind, operator.layout, operator.device)
 
-    monkeypatch.setattr(convolution, "fused_of", fused_of)
+    monkeypatch.setattr(convolution, "tuned_fused", tuned_fused)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +30,9 @@ def export(
     """
     traced = make_fx(function, tracing_mode="symbolic", _allow_non_fake_inputs=True)(*(t.clone() for t in inputs))
     program = torch.export.export(traced, inputs, dynamic_shapes=tuple(shapes))
-    torch._inductor.aoti_compile_and_package(program, package_path=str(path), inductor_configs=options or {})
+    # On a GPU little runs on the host: no trials of its vector instructions, no optimisation of what launches kernels.
+    quick = {"aot_inductor.compile_wrapper_opt_level": "O0", "cpp.vec_isa_ok": True} if inputs[0].is_cuda else {}
+    torch._inductor.aoti_compile_and_package(program, package_path=str(path), inductor_configs=quick | (options or {}))
 
 
 # The dynamic dimension of an input by its name: which axis has atoms, or edges.
@@ -73,12 +77,15 @@ def built(source: str, folder: Path) -> Path:
     """A program of ``kernelgen/packs/cpp`` that links torch."""
     home, program = Path(torch.__file__).parent, folder / source.removesuffix(".cpp")
     command = [
-        *(os.environ.get("CXX", "g++"), "-std=c++20", "-O1", str(source_folder() / source), "-o", str(program)),
+        *(*shlex.split(os.environ.get("CXX", "g++")), "-std=c++20", "-O1"),
+        *(str(source_folder() / source), "-o", str(program)),
         *(f"-I{home / 'include'}", f"-I{home / 'include/torch/csrc/api/include'}"),
-        *(f"-L{home / 'lib'}", f"-Wl,-rpath,{home / 'lib'}", "-ltorch", "-ltorch_cpu", "-lc10", "-ldl"),
+        # Compiled models ask for libtorch.so by name, to which the program itself refers nowhere; nor to the GPU's.
+        *(f"-L{home / 'lib'}", f"-Wl,-rpath,{home / 'lib'}", "-Wl,--no-as-needed", "-ltorch", "-ltorch_cpu"),
+        *("-lc10", "-ldl"),
     ]
-    if torch.version.cuda:  # nothing refers to it, and its own libraries are found when it is loaded
-        command += ["-Wl,--no-as-needed", "-ltorch_cuda", "-Wl,--allow-shlib-undefined"]
+    if torch.version.cuda:  # its own libraries are found when it is loaded
+        command += ["-ltorch_cuda", "-Wl,--allow-shlib-undefined"]
     subprocess.run(command, check=True, capture_output=True)
     linked = subprocess.run(["ldd", str(program)], check=True, capture_output=True, text=True).stdout
     assert "libpython" not in linked and "libtorch_python" not in linked
@@ -119,9 +126,16 @@ class Program:
         return torch.load(self.folder / "outputs.pt", weights_only=False)
 
 
-def check_without_python(folder: Path, exported: ExportedModel, structures: Sequence[Atoms], tolerance: float) -> None:
-    """Energies and forces of a program without Python are Python's; tolerance: of the largest energy, and force."""
-    program = Program(folder)
+def check_without_python(
+    folder: Path, export: Callable[[], ExportedModel], structures: Sequence[Atoms], tolerance: float
+) -> None:
+    """Energies and forces of a program without Python are Python's; tolerance: of the largest energy, and force.
+
+    export: writes the model, while the program is built.
+    """
+    with ThreadPoolExecutor(1) as pool:
+        building = pool.submit(Program, folder)
+        exported, program = export(), building.result()
     for structure in structures:
         inputs = exported.inputs(structure)
         found = program.run(exported.path, inputs)

@@ -61,14 +61,6 @@ static void load_matrix(const unsigned short* row, unsigned (&r)[4]) {
     barrier(ALL);
 }
 
-static long long arrived_in_stream[MOST];
-template <int WARPS_OF_STREAM>
-static void meet(int stream) {
-    const int count = 32 * WARPS_OF_STREAM;
-    if (current / count != stream) { fprintf(stderr, "a barrier of another stream\n"); abort(); }
-    wait_for(arrived_in_stream, stream * count, count, ~0ull);
-}
-
 static float half_of(unsigned both, int which) { return which ? high_half(both) : low_half(both); }
 
 static void multiply_add(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {

@@ -12,7 +12,7 @@ import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from autotune.bench.models.contenders import build, require_usable, warm_up_calls
 from autotune.bench.models.measuring import Effort
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from ase import Atoms
 
     from autotune.bench.models.values import Values
+    from autotune.captured.capture import CapturedModel
 
 Cell = dict[str, Any]
 # The contender that gives exact values; it is not timed.
@@ -138,6 +139,7 @@ class ModelSession:
         self._inputs: dict[str, tuple[Atoms, dict[str, Any]]] = {}
         self.names: dict[int, str] = {}
         self.warmed: set[str] = set()
+        self.captured_for = ""
         try:
             require_usable(setting.contender, self.device)  # before the model is built in vain
             exact = setting.contender == REFERENCE
@@ -187,8 +189,12 @@ class ModelSession:
 
     def step(self, structure: str, which: str) -> Callable[[], object]:
         inputs = self.inputs(structure)
-        if which == "training" and self.setting.contender == CAPTURED:
-            raise PeerError("a captured step gives energies, forces and stress, no gradients of weights")
+        if self.setting.contender == CAPTURED:
+            if which == "training":
+                raise PeerError("a captured step gives energies, forces and stress, no gradients of weights")
+            if structure != self.captured_for:  # whose graph is no part of this row's memory
+                cast("CapturedModel", self.model.module).forget()
+                self.captured_for = structure
         if which == "training":
             return lambda: self.model.training_step(inputs)
         stress = self.has_stress(structure)
@@ -261,9 +267,11 @@ class ModelSession:
         return figures | ({"note": self.note} if self.note else {})
 
     def profile(self, structure: str, which: str) -> Cell:
-        from autotune.bench.models.measuring import profile
+        from autotune.bench.models import measuring
 
-        return profile(self.step(structure, which), self.device)
+        step = self.step(structure, which)
+        measuring.warm_up(step, self.device, 1, 0.0)
+        return measuring.profile(step, self.device)
 
 
 def wall_figures(samples: list[float], atoms: int) -> Cell:

@@ -40,7 +40,8 @@ def pack(
         ),
     ] = None,
     arch: Annotated[
-        str | None, typer.Option(help="Architectures of a model for GPUs, with commas between them: sm_80,sm_90.")
+        str | None,
+        typer.Option(help="Architectures of GPUs, with commas between them: sm_80,sm_90. With --model on a GPU."),
     ] = None,
     index: Annotated[list[str] | None, typer.Option(help="Dtype of edge indices; may be given twice.")] = None,
     library: Annotated[
@@ -79,7 +80,7 @@ def pack(
         from autotune.cli.packs.of_model import write_of_model
 
         path = out or Path(model.replace(":", "-")).with_suffix(".pack")
-        written = write_of_model(model, structure, path, dtype=dtype, training=training, cpu=cpu)
+        written = write_of_model(model, structure, path, dtype=dtype, training=training, cpu=cpu, archs=archs)
     else:
         assert what is not None
         path = out or Path(Path(what).name if what.endswith(".pt2") else what.replace("|", "-")).with_suffix(".pack")
@@ -118,6 +119,7 @@ def _of_file_or_problem(
     from autotune.cli.packs.certificates import certificates
     from kernelgen.packs.make import write_calls
 
+    nodes: tuple[str, ...] = ()
     if what.endswith(".pt2") or Path(what).is_file():
         from kernelgen.packs.exported import calls_in
 
@@ -126,4 +128,5 @@ def _of_file_or_problem(
         from autotune.cli.packs.of_problem import calls_of
 
         calls = calls_of(what, *of_problem, archs=archs, training=training)
-    return write_calls(calls, path, cpu=cpu, archs=archs, indices=indices, certificates=certificates())
+        nodes = (of_problem[1],)
+    return write_calls(calls, path, cpu=cpu, archs=archs, indices=indices, certificates=certificates(), nodes=nodes)

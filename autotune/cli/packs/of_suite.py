@@ -30,6 +30,8 @@ from kernelgen.problem.tensor_product import TensorProductProblem
 from kernelgen.version import GENERATOR_VERSION
 
 LAYOUTS = ("mul_ir", "ir_mul")
+# The name in a suite of the kernels at nodes, which are of no problem.
+NODES = "nodes"
 
 
 class Kernels(NamedTuple):
@@ -44,7 +46,7 @@ class Kernels(NamedTuple):
 def suite(name: str | None = None) -> list[Kernels]:
     """The products of ``configs/suite.toml`` in both layouts, and the named harmonics and contractions in float32.
 
-    name: of one problem of these; ConfigError if it is none.
+    Also the kernels at nodes of GPUs, as ``nodes``. name: of one problem of these; ConfigError if it is none.
     """
     config = read_toml(paths.configs_dir() / "suite.toml")
     found = [
@@ -58,6 +60,7 @@ def suite(name: str | None = None) -> list[Kernels]:
         operation = operations_of(problem)[0]
         if not isinstance(problem, TensorProductProblem) and operation != "vectors":
             found += [Kernels(other, operation, "float32", "ir_mul" if operation == "contraction" else "mul_ir")]
+    found += [Kernels(NODES, "rows", dtype, "ir_mul") for dtype in ("float32", "float64")]
     some = [kernels for kernels in found if name in (None, kernels.problem)]
     if not some:
         raise ConfigError(unknown_name("problem of the suite", str(name), {one.problem: one for one in found}))
@@ -81,6 +84,8 @@ def write_suite(
     written = []
     for target, facts in targets:
         for kernels in some:
+            if kernels.problem == NODES and facts.backend != "cuda":
+                continue
             path = folder / f"{'-'.join(kernels)}-{target}.pack.xz"
             written.append(path)
             yield path, _write(path, kernels, target, facts, training, ptx=[target] == list(archs[-1:]))
@@ -103,8 +108,11 @@ def _write(path: Path, kernels: Kernels, target: str, facts: DeviceFacts, traini
     on_gpu = facts.backend == "cuda"
     with assumed(facts):
         content = Content(gpus=(facts,) if on_gpu else (), ptx=ptx, certificates=certificates())
-        for call in calls_of(*kernels, archs=(facts.arch,) if on_gpu else (), training=training):
-            content.add(call)
+        if kernels.problem == NODES:
+            content.add_for_nodes(kernels.dtype)
+        else:
+            for call in calls_of(*kernels, archs=(facts.arch,) if on_gpu else (), training=training):
+                content.add(call)
         content.operators.clear()  # Python knows a kernel by its source
         made = write_content(content, path.with_suffix(""), target if not on_gpu else None)
     try:

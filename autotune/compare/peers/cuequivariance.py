@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import functools
 import math
+import os
 import warnings
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -19,6 +21,7 @@ import torch
 from autotune.compare.peers.peer import Adapter, Product, Task
 from autotune.errors import PeerError
 from autotune.measure.autograd_passes import Call
+from kernelgen.compile.cache import cache_dir
 from kernelgen.e3nn_import import o3
 from kernelgen.problem.tensor_product import TensorProductProblem
 
@@ -74,6 +77,7 @@ def module(problem: TensorProductProblem, method: str, dtype: str, device: torch
     """
     import cuequivariance_torch as cuet
 
+    keep_compiled()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         given = polynomial(problem, flat=method == "uniform_1d")
@@ -82,6 +86,16 @@ def module(problem: TensorProductProblem, method: str, dtype: str, device: torch
         made = cuet.SegmentedPolynomial(given, method=method, **options).to(device)
     check_method(made, method, caught)
     return made
+
+
+def keep_compiled() -> None:
+    """Have its kernels kept beside ours, unless the user says where: it compiles large polynomials for minutes, in each
+    process anew.
+    """
+    folder = cache_dir() / "cuequivariance"
+    with suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True)
+        os.environ.setdefault("CUEQUIVARIANCE_OPS_NVRTC_CACHE_DIR", str(folder))
 
 
 def check_method(made: Any, method: str, caught: list[warnings.WarningMessage]) -> None:

@@ -181,6 +181,7 @@ def cuequivariance_module(problem: ContractionProblem, method: str, dtype: str, 
     """The polynomial as a module; PeerError unless it runs by the requested method."""
     import cuequivariance_torch as cuet
 
+    cuequivariance_peer.keep_compiled()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         made = cuet.SegmentedPolynomial(polynomial(problem), method=method, math_dtype=getattr(torch, dtype)).to(device)

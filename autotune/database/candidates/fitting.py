@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from autotune.database.candidates.choice import is_legal
+from autotune.database.candidates.choice import is_legal, why_illegal
 from autotune.database.candidates.query import Query
 from autotune.database.entry import Entry
 from kernelgen.schedule.knobs import Knobs
@@ -19,7 +19,24 @@ def fitted_schedule(query: Query, entry: Entry) -> tuple[Knobs, str]:
         factor = here.log2_degree - there.log2_degree
         schedule, fit = query.once((id(entry), factor), lambda: _fit(query, schedule, factor))
         reason += fit
-    return schedule, reason
+    if there.waits_for_longest(query.spec.facts):
+        return schedule, reason
+    schedule, fit = for_skew(query, schedule)
+    return schedule, reason + fit
+
+
+def for_skew(query: Query, schedule: Knobs) -> tuple[Knobs, str]:
+    """A schedule for the query's graph if that is skewed, and what was changed, in words; as it is if that is illegal.
+
+    Deterministic kernels add in no other order than a node's own, so they keep their schedule.
+    """
+    even = schedule.for_skew()
+    waits = query.graph_class is not None and query.graph_class.waits_for_longest(query.spec.facts)
+    if not waits or even == schedule or even.key in query.faults:
+        return schedule, ""
+    if query.once(("legal", even), lambda: why_illegal(query, even)):
+        return schedule, ""
+    return even, ", in runs of equal length for its longest node"
 
 
 def _fit(query: Query, schedule: Knobs, log2_factor: int) -> tuple[Knobs, str]:

@@ -1,15 +1,17 @@
-"""What the model of time knows of a kernel: numbers of its schedule, problem, direction and graph.
+"""What the model of time knows of a kernel: numbers of its schedule, direction and graph, and of its plan's work.
 
-Sizes are logarithms to base 2. No plan is made, so a schedule costs some ten microseconds. Adding registers, shared
-memory and occupancy of the plan did not rank held-out problems better.
+Sizes are logarithms to base 2. A problem's own sizes (paths, channels, rows) are none of them: a tree that asks for
+those learns ten problems by heart. Numbers of the plan (``work``) say what they mean for a schedule.
 """
 
 from __future__ import annotations
 
-import math
-
+from autotune.database.prediction.work import NAMES as WORK
+from autotune.database.prediction.work import log2, work_of
 from autotune.workload.graph_class import GraphClass
 from autotune.workload.kinds.tensor_product import bytes_of_product
+from kernelgen.plan.channelwise import Plan
+from kernelgen.plan.tensor_product import OwnersPlan
 from kernelgen.schedule.kernel_spec import Spec
 from kernelgen.schedule.tensor_product import CudaSchedule
 
@@ -33,15 +35,11 @@ NAMES = (
     *COUNTED,
     *("path_groups", "groups_per_block", "paths_per_group", "stream", "min_blocks"),
     *("units", "teams_per_warp_slot", "edges_per_team", "teams_per_block", "fill_fewest", "fill_most"),
-    *("paths", "fewest_channels", "most_channels", "dim_x", "dim_y", "dim_out", "weights", "components"),
     *("edges", "degree", "convolution", "float64", "mul_ir", "deterministic"),
     *("live_x", "live_y", "live_w", "live_g", "tangents", "value_too", "bytes_per_edge"),
+    *WORK,
 )
 WARP_SLOTS = 64
-
-
-def _log2(number: float) -> float:
-    return math.log2(max(number, 1e-3))
 
 
 class Features:
@@ -57,30 +55,30 @@ class Features:
         self._slots = spec.facts.units * WARP_SLOTS
         kernel = (problem, spec.operation, direction.name, spec.dtype)
         moved = bytes_of_product(*kernel, int(self._edges), int(self._nodes), problem.dim_in2)
-        fewest, most = min(self._muls), max(self._muls)
-        sizes = (self._paths, fewest, most, problem.dim_in1, problem.dim_in2, problem.dim_out, problem.weight_numel)
         flags = (conv, spec.dtype == "float64", spec.layout == "mul_ir", spec.deterministic)
         self._shared = (
-            *(_log2(size) for size in (*sizes, problem.dim_out / most, self._edges, degree)),
+            *(log2(self._edges), log2(degree)),
             *map(float, flags),
             *(float(slot in direction.live_outputs) for slot in "xywg"),
-            *(float(len(direction.tangents)), float("g" in direction.tangents), _log2(moved / self._edges)),
+            *(float(len(direction.tangents)), float("g" in direction.tangents), log2(moved / self._edges)),
         )
 
-    def of(self, schedule: CudaSchedule) -> list[float]:
-        """The features of one schedule."""
+    def of(self, plan: Plan | OwnersPlan) -> list[float]:
+        """The features of one schedule, by its plan."""
+        schedule = plan.spec.schedule
+        assert isinstance(schedule, CudaSchedule)
         groups, tile = schedule.path_groups, schedule.lanes * schedule.channels_per_thread
         owned = schedule.accumulate == "registers" and self._conv
         runs = self._nodes * schedule.teams_per_node if owned else self._edges / schedule.edges_per_chunk
         units = groups / self._paths * sum(-(-mul // tile) for mul in self._muls)
         values = (
             *(float(getattr(schedule, knob) == value) for knob, values in NAMED.items() for value in values),
-            *(_log2(getattr(schedule, knob)) for knob in COUNTED),
+            *(log2(getattr(schedule, knob)) for knob in COUNTED),
             *(float(groups), groups / self._blocks, self._paths / groups),
             *(float(schedule.stream), float(schedule.min_blocks)),
-            *(_log2(units), _log2(runs * units / schedule.edges_per_warp / self._slots)),
-            *(_log2(self._edges / max(1.0, runs)), _log2(schedule.block_size // schedule.lanes)),
-            *(_log2(min(self._muls) / tile), _log2(max(self._muls) / tile)),
+            *(log2(units), log2(runs * units / schedule.edges_per_warp / self._slots)),
+            *(log2(self._edges / max(1.0, runs)), log2(schedule.block_size // schedule.lanes)),
+            *(log2(min(self._muls) / tile), log2(max(self._muls) / tile)),
         )
         # Rounded, so that thresholds between two values separate them on every machine.
-        return [round(value, 4) for value in (*values, *self._shared)]
+        return [round(value, 4) for value in (*values, *self._shared, *work_of(plan, self._edges, self._nodes))]

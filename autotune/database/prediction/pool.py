@@ -3,19 +3,35 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+import itertools
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
-from autotune.database.candidates.knob_choices import product_knobs
+from autotune.database.candidates.knob_choices import FINE_GROUPS, product_knobs
 from autotune.database.candidates.moving import canonical_product, nearest_values
 from autotune.database.prediction.features import Features
 from autotune.database.prediction.trees import Trees
 from autotune.workload.graph_class import GraphClass
 from kernelgen.device import DeviceFacts
 from kernelgen.errors import ScheduleError
+from kernelgen.plan.channelwise import Plan
 from kernelgen.plan.defaults import SMALL_GRAPH_EDGES, default_schedule, small_graph_edges
-from kernelgen.plan.tensor_product import product_plan
+from kernelgen.plan.tensor_product import OwnersPlan, product_plan
 from kernelgen.schedule.kernel_spec import Spec
 from kernelgen.schedule.tensor_product import CudaSchedule, Schedule
+
+# Directions whose winners may serve another: with few winners of its own, a direction has too little to choose from.
+RELATED = {
+    "backward": "joint_backward",
+    "joint_backward": "backward",
+    "edge_backward": "backward",
+    "double_backward": "joint_backward",
+}
+
+
+def directions_of(direction: str) -> tuple[str, ...]:
+    """The direction and the one whose winners serve it too."""
+    return (direction, RELATED[direction]) if direction in RELATED else (direction,)
 
 
 def is_small(graph_class: GraphClass) -> bool:
@@ -45,31 +61,50 @@ def nearest_class(graph_class: GraphClass | None, classes: Iterable[GraphClass])
 
 
 def pool_of(spec: Spec, graph_class: GraphClass, winners: Iterable[CudaSchedule]) -> list[CudaSchedule]:
-    """Distinct schedules in the order of ``winners``, the rules' default first; not yet checked for legality."""
+    """Distinct schedules, not yet checked for legality: the rules' default, ``winners`` in their order, then all of
+    these with every other count of path groups up to slightly more than one an input block."""
     rules = default_schedule(spec, edges_for_rules(spec.facts, graph_class))
     base = dataclasses.replace(spec, schedule=rules)
     knobs = product_knobs(base, 2**graph_class.log2_edges)
-    moved = (dataclasses.replace(rules, **nearest_values(knobs, rules, winner)) for winner in winners)
-    found = dict.fromkeys((rules, *(canonical_product(base, schedule) for schedule in moved)))
+    moved = [dataclasses.replace(rules, **nearest_values(knobs, rules, winner)) for winner in winners]
+    varied = with_other_groups(knobs, spec, (rules, *moved))
+    found = dict.fromkeys((rules, *(canonical_product(base, schedule) for schedule in itertools.chain(moved, varied))))
     return [schedule for schedule in found if isinstance(schedule, CudaSchedule)]
 
 
-def ranked(
-    trees: Trees, spec: Spec, graph_class: GraphClass, schedules: Sequence[CudaSchedule]
-) -> list[tuple[float, CudaSchedule]]:
-    """Schedules with the logarithm of their predicted slowdown, fastest first; equal ones keep their order."""
-    if not schedules:
-        return []
-    features = Features(spec, graph_class)
-    predicted = trees.predict([features.of(schedule) for schedule in schedules])
-    return sorted(zip(predicted.tolist(), schedules, strict=True), key=lambda pair: pair[0])
+def with_other_groups(knobs: Mapping[str, tuple], spec: Spec, schedules: Iterable[Any]) -> Iterator[Any]:
+    """Schedules of a channelwise product with all counts of path groups up to slightly more than one an input block."""
+    counts = [count for count in knobs["path_groups"] if count <= len(spec.problem.in1) + FINE_GROUPS]
+    return (dataclasses.replace(each, path_groups=count) for each in schedules for count in counts)
 
 
-def legal(spec: Spec, schedule: Schedule) -> Schedule | None:
-    """The schedule as its plan has it (without knobs that have no effect on this kernel); None if it is illegal."""
+def plan_of(spec: Spec, schedule: Schedule) -> Plan | OwnersPlan | None:
+    """The plan of a schedule; None if it is illegal."""
     try:
-        made = product_plan(dataclasses.replace(spec, schedule=schedule)).spec.schedule
+        plan = product_plan(dataclasses.replace(spec, schedule=schedule))
     except ScheduleError:
         return None
-    assert isinstance(made, Schedule)
-    return made
+    return plan if isinstance(plan, Plan | OwnersPlan) else None
+
+
+def planned(spec: Spec, schedules: Iterable[Schedule]) -> dict[CudaSchedule, Plan | OwnersPlan]:
+    """The plans of legal schedules, by the schedule as its plan has it (without knobs that have no effect on it)."""
+    found: dict[CudaSchedule, Plan | OwnersPlan] = {}
+    for plan in (plan_of(spec, schedule) for schedule in schedules):
+        if plan is not None and isinstance(plan.spec.schedule, CudaSchedule):
+            found.setdefault(plan.spec.schedule, plan)
+    return found
+
+
+def scores(trees: Trees, spec: Spec, graph_class: GraphClass, plans: Iterable[Plan | OwnersPlan]) -> list[float]:
+    """Logarithms of predicted slowdowns, with the risk (``Trees.cautious``)."""
+    features = Features(spec, graph_class)
+    rows = [features.of(plan) for plan in plans]
+    return trees.cautious(rows).tolist() if rows else []
+
+
+def ranked(trees: Trees, spec: Spec, graph_class: GraphClass, schedules: Iterable[Schedule]) -> list[CudaSchedule]:
+    """Legal schedules, as their plans have them, least slowdown first; equal ones keep their order."""
+    plans = planned(spec, schedules)
+    order = sorted(zip(scores(trees, spec, graph_class, plans.values()), plans, strict=True), key=lambda pair: pair[0])
+    return [schedule for _, schedule in order]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from autotune.database.prediction.pool import is_small, legal, nearest_class, pool_of, ranked
+from autotune.database.prediction.pool import directions_of, is_small, nearest_class, plan_of, pool_of, ranked, scores
 from autotune.database.prediction.table import PredictionTable, Winner, table_for
 from autotune.workload.graph_class import GraphClass
 from kernelgen.schedule.kernel_spec import Spec
@@ -47,28 +48,47 @@ def predict(spec: Any, graph_class: GraphClass | None, faults: Collection[str] =
     """The legal schedule with the least predicted time; None where no table serves this kernel.
 
     faults: keys of schedules that failed on this device. The graph counts as the nearest recorded class; None is the
-    largest.
+    largest. On a skewed graph only schedules count that take runs of equal length: there they
+    take as long as on an even one.
     """
     table = table_for(spec.facts) if serves(spec) else None
     near = nearest_class(graph_class, table.classes.get(spec.operation, ())) if table else None
-    winners = table.winners.get(f"{spec.operation} {spec.direction.name}", ()) if table else ()
-    if table is None or near is None or not winners:
+    if table is None or near is None:
         return None
-    pool = pool_of(spec, near, winners_for(spec, near, winners))
-    for _, candidate in ranked(table.trees, spec, near, pool):
-        schedule = legal(spec, candidate)
-        if schedule is not None and schedule.key not in faults:
+    skewed = graph_class is not None and graph_class.waits_for_longest(spec.facts)
+    for schedule in _order(table, spec, near, skewed):
+        if schedule.key not in faults:
             return Predicted(schedule, _reason(spec, near, table))
     return None
+
+
+@functools.lru_cache(maxsize=256)
+def _order(table: PredictionTable, spec: Spec, near: GraphClass, skewed: bool) -> tuple[CudaSchedule, ...]:
+    """All schedules that are considered, best first: some tens of milliseconds, once per kernel and recorded class."""
+    kernels = (f"{spec.operation} {direction}" for direction in directions_of(spec.direction.name))
+    winners = [winner for kernel in kernels for winner in table.winners.get(kernel, ())]
+    if not winners:
+        return ()
+    pool = pool_of(spec, near, winners_for(spec, near, winners))
+    if skewed:
+        pool = list(dict.fromkeys(schedule.for_skew() for schedule in pool))
+    return tuple(ranked(table.trees, spec, near, pool))
+
+
+def is_predicted(spec: Any) -> bool:
+    """Whether a table serves this kernel."""
+    return serves(spec) and table_for(spec.facts) is not None
 
 
 def by_predicted_time(spec: Any, graph_class: GraphClass, schedules: Sequence[Knobs]) -> list[Knobs]:
     """Schedules of a kernel, fastest first by the model; as they are where no table serves the kernel."""
     table = table_for(spec.facts) if serves(spec) else None
-    known = [schedule for schedule in schedules if isinstance(schedule, CudaSchedule)]
-    if table is None or len(known) < len(schedules):
+    made = [plan_of(spec, schedule) if isinstance(schedule, CudaSchedule) else None for schedule in schedules]
+    plans = [plan for plan in made if plan is not None]
+    if table is None or len(plans) < len(schedules):
         return list(schedules)
-    return [schedule for _, schedule in ranked(table.trees, spec, graph_class, known)]
+    times = scores(table.trees, spec, graph_class, plans)
+    return [schedules[place] for place in sorted(range(len(times)), key=times.__getitem__)]
 
 
 def expected_group(operation: str, graph_class: GraphClass) -> str:
@@ -84,8 +104,10 @@ def _reason(spec: Spec, graph_class: GraphClass, table: PredictionTable) -> str:
         f"predicted for {graph_class.text} by a model of {table.trials:,} trials of {table.problems} problems on "
         f"{name}; expected {loss['mean']:.2f} times the tuned time on the mean, {loss['worst']:.2f} at worst "
         f"(replay of these trials, each problem held out in turn; {loss['measured']:.0%} of its choices were "
-        f"measured, others estimated)"
+        f"measured, others estimated; its choices among measured trials take {loss['tried']:.2f})"
     )
     if table.device.get("slug") == spec.facts.slug:
         return text
-    return f"{text}; for {spec.facts.name} this is a transfer, an estimate that nobody has measured"
+    text += f"; for {spec.facts.name} this is a transfer, an estimate that nobody has measured"
+    known = table.transfer.get(spec.facts.arch)
+    return f"{text}: by its limits alone {known['untuned']:.2f} times the fastest legal trial" if known else text

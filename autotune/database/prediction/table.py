@@ -22,7 +22,7 @@ from kernelgen.errors import EquituneError, cause_of
 from kernelgen.json_data import parse_json
 from kernelgen.schedule.tensor_product import CudaSchedule, schedule_from_dict
 
-FORM = 1
+FORM = 2
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,7 +38,9 @@ class Winner:
 class PredictionTable:
     """device: as in a database. winners: by ``operation direction``. classes: recorded graph classes, by operation.
 
-    expected: by ``operation size`` (``conv small``) the time over the tuned time in the cross-validation.
+    expected: by ``operation size`` (``conv small``) the time over the tuned time in the cross-validation; ``tried`` is
+    the mean of choices among a problem's own trials, which are all measured. transfer: by architecture, what schedules
+    are estimated to cost there, over the fastest trial that is legal there (``replay.defaults.transfer``).
     """
 
     device: Mapping[str, Any]
@@ -48,6 +50,7 @@ class PredictionTable:
     winners: Mapping[str, tuple[Winner, ...]]
     classes: Mapping[str, tuple[GraphClass, ...]]
     expected: Mapping[str, Mapping[str, float]]
+    transfer: Mapping[str, Mapping[str, float]]
 
 
 def table_path(results: Path, slug: str) -> Path:
@@ -62,8 +65,11 @@ def table_from(data: Mapping[str, Any]) -> PredictionTable:
     winners = {kernel: tuple(_winner(line) for line in lines) for kernel, lines in dict(data["winners"]).items()}
     classes = {operation: tuple(map(GraphClass.parse, texts)) for operation, texts in dict(data["classes"]).items()}
     expected = {group: dict(found) for group, found in dict(data["expected"]).items()}
+    transfer = {arch: dict(found) for arch, found in dict(data["transfer"]).items()}
     trees = Trees.from_dict(data["trees"])
-    return PredictionTable(data["device"], data["trials"], data["problems"], trees, winners, classes, expected)
+    return PredictionTable(
+        data["device"], data["trials"], data["problems"], trees, winners, classes, expected, transfer
+    )
 
 
 def _winner(line: Mapping[str, Any]) -> Winner:

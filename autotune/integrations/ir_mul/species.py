@@ -82,8 +82,8 @@ def species_of(node_attrs: Tensor) -> Species | None:
 def types_of(types: Tensor, count: int) -> tuple[Species, Tensor]:
     """The nodes by type, int64 [nodes] below ``count``, and a node of each type.
 
-    On a CPU types are numbered anew, those that occur alone. On a GPU all keep their numbers, and those that do not
-    occur have node 0.
+    On a CPU types are numbered anew, those that occur alone. On a GPU there are as many numbers as types, or as so few
+    nodes may have; those that do not occur have node 0.
     """
     known = _KNOWN.find(types, types)
     if known is None:
@@ -96,10 +96,20 @@ def types_of(types: Tensor, count: int) -> tuple[Species, Tensor]:
     return known.facts[key]
 
 
-def _by_types(types: Tensor, count: int) -> tuple[Species, Tensor]:
+def types_without_waiting(types: Tensor, count: int) -> tuple[Species, Tensor]:
+    """What :func:`types_of` gives on a GPU."""
+    most = -(-len(types) // 8) * 8  # a multiple, so that few numbers of nodes make products of their own
+    if most < count:
+        occurs = types.new_zeros(count).scatter_(0, types, 1)
+        types, count = (occurs.cumsum(0) - 1).index_select(0, types), most
     nodes = torch.arange(len(types), device=types.device)
+    return chunked_species(types, count), types.new_zeros(count).scatter_(0, types, nodes)
+
+
+def _by_types(types: Tensor, count: int) -> tuple[Species, Tensor]:
     if types.is_cuda:
-        return chunked_species(types, count), types.new_zeros(count).scatter_(0, types, nodes)
+        return types_without_waiting(types, count)
+    nodes = torch.arange(len(types), device=types.device)
     found, elements = torch.unique(types, return_inverse=True)
     return sorted_species(elements), torch.empty_like(found).scatter_(0, elements, nodes)
 

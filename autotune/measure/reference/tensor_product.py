@@ -25,7 +25,6 @@ from kernelgen.errors import InputError
 from kernelgen.problem.tensor_product import TensorProductProblem
 from kernelgen.terms.directions import DIRECTIONS, Direction
 
-TOLERANCE = {"float32": 1e-5, "float64": 1e-10}
 # Edges checked by default: e3nn's double backward in float64 takes a few seconds for them.
 MAX_EDGES = {"cpu": 768, "cuda": 12288}
 # Most elements of a chunk of edges in its widest operand; e3nn holds about 20 times as much.
@@ -206,6 +205,11 @@ class Reference:
         """Elements per row of y."""
         return self.problem.dim_in2
 
+    @property
+    def dim_w(self) -> int:
+        """Elements per row of w."""
+        return self.problem.weight_numel
+
     def _make_product(self) -> Callable[..., torch.Tensor]:
         """e3nn's product of ``(x, y, w)`` in float64."""
         return e3nn_product(self.problem, torch.float64, self.device)
@@ -215,7 +219,7 @@ class Reference:
             if slot == "w" and self.problem.shared_weights:
                 zero = torch.zeros(self.problem.weight_numel, dtype=torch.float64, device=self.device)
                 return torch.stack([zero, *pieces]).sum(0)
-            width = self.dim_y if slot == "y" else self.problem.weight_numel
+            width = self.dim_y if slot == "y" else self.dim_w
             return torch.cat([torch.zeros(0, width, dtype=torch.float64, device=self.device), *pieces])
         assert total is not None
         source, target = (self._from_x, self._to_x) if slot == "x" else (self._from_g, self._to_g)

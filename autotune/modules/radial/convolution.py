@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from autotune.modules.base import autocast
+from autotune.modules.radial.tuned import tuned_fused
 from autotune.modules.tensor_product import Irreps, TensorProductConv
 from kernelgen.errors import InputError, ProblemError
 from kernelgen.ops.radial.convolution import radial_product
-from kernelgen.ops.radial.fused import fused_of
 from kernelgen.ops.radial.products import EDGE_PRODUCTS
 from kernelgen.runtime.graph import row_count
 from kernelgen.tracing import is_eager
@@ -110,8 +110,8 @@ def convolve_radial(
     num_out = x.shape[0] if num_nodes is None else row_count("num_nodes", num_nodes)
     edges, is_fused = y.shape[0], False
     if fused and type(edges) is int and is_eager(x, y, hidden, matrix):
-        operator = module._operator_of(x, edges, num_out)
-        kernels = fused_of(operator, hidden.shape[-1], product)
+        operator = module._operator_of(x, edges, num_out, receiver)
+        kernels = tuned_fused(operator, hidden.shape[-1], product, edges, num_out, module.strict)
         is_fused = kernels is not None
     needs_all = x.device.type == "cuda" or (matrix.requires_grad and torch.is_grad_enabled())
     if not always_streamed and needs_all and not is_fused:
@@ -125,5 +125,5 @@ def convolve_radial(
     if type(edges) is int and edges > edges_at_a_time:
         operator = module._operator_of(x, edges_at_a_time, max(1, num_out * edges_at_a_time // edges))
     else:
-        operator = module._operator_of(x, edges, num_out)
+        operator = module._operator_of(x, edges, num_out, receiver)
     return radial_product(*given, operator, edges_at_a_time, product)

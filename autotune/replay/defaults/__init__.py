@@ -2,5 +2,6 @@
 
 In: the packed trials of a device and its database. Out: ``results/predicted/DEVICE.json`` (the model) and
 ``results/replay/defaults-DEVICE.json`` (its cross-validation). Read ``studies``, ``fit``, ``choices``, ``evaluate``,
-``run``.
+``peers``,
+``transfer`` (to other GPUs), ``run``.
 """

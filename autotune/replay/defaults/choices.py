@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from autotune.database.entry import Entry
-from autotune.database.prediction.pool import is_small, legal, pool_of, ranked
+from autotune.database.prediction.pool import directions_of, is_small, planned, pool_of, ranked
 from autotune.database.prediction.predicted import winners_for
 from autotune.database.prediction.table import Winner
 from autotune.database.prediction.trees import Trees
@@ -22,8 +22,9 @@ from kernelgen.schedule.tensor_product import CudaSchedule
 class Held:
     """A study whose problem is held out, with what may be known of it.
 
-    pool: legal schedules: the rules' default, then other problems' winners, the nearest problem's first. order: the
-    pool by the model that was fitted without this problem. tried: the study's own trials by it.
+    pool: legal schedules: the rules' default, then other problems' winners, the nearest problem's first, then all of
+    these with other counts of path groups. order: the pool by the model that was fitted without this problem. tried:
+    the study's own trials by it.
     """
 
     study: Trials
@@ -46,29 +47,30 @@ def hold_out(study: Trials, others: Sequence[Entry], trees: Trees) -> Held:
     known = [
         other
         for other in others
-        if (other.operation, other.direction) == (entry.operation, entry.direction)
+        if other.operation == entry.operation
+        and other.direction in directions_of(entry.direction)
         and shape_of(other.problem) != study.shape
         and winner_of(other) is not None
     ]
     known.sort(key=lambda other: _distance(study, other))
     pool = _legal_pool(study, [winner for other in known if (winner := winner_of(other)) is not None])
-    order = [schedule for _, schedule in ranked(trees, study.spec, study.graph_class, pool)]
-    tried = [schedule for _, schedule in ranked(trees, study.spec, study.graph_class, list(study.times_us))]
+    order = ranked(trees, study.spec, study.graph_class, pool)
+    tried = ranked(trees, study.spec, study.graph_class, study.times_us)
     return Held(study, pool, order, tried)
 
 
 def _legal_pool(study: Trials, winners: Sequence[Winner]) -> list[CudaSchedule]:
     schedules = winners_for(study.spec, study.graph_class, winners)
-    made = (legal(study.spec, schedule) for schedule in pool_of(study.spec, study.graph_class, schedules))
-    return [schedule for schedule in dict.fromkeys(made) if isinstance(schedule, CudaSchedule)]
+    return list(planned(study.spec, pool_of(study.spec, study.graph_class, schedules)))
 
 
-def _distance(study: Trials, other: Entry) -> tuple[bool, float, bool, float]:
-    """Another dtype, then the graph, then the layout, then the problem's sizes in factors of two."""
+def _distance(study: Trials, other: Entry) -> tuple[bool, bool, float, bool, float]:
+    """Another direction, then dtype, then the graph, then the layout, then the problem's sizes in factors of two."""
     graph = study.graph_class.distance(other.parsed_graph_class)
     here, there = _sizes(study.entry.problem), _sizes(other.problem)
     problem = sum(abs(a - b) for a, b in zip(here, there, strict=True))
-    return other.dtype != study.entry.dtype, graph, other.layout != study.entry.layout, problem
+    other_way = other.direction != study.entry.direction
+    return other_way, other.dtype != study.entry.dtype, graph, other.layout != study.entry.layout, problem
 
 
 @functools.cache

@@ -51,7 +51,7 @@ class Estimator:
         time_us = study.times_us.get(schedule)
         if time_us is not None:
             return Cost(time_us / study.tuned_us, True)
-        row = Features(study.spec, study.graph_class).of(schedule)
+        row = Features(study.spec, study.graph_class).of(study.plan(schedule))
         return Cost(max(1.0, math.exp(float(self._trees.predict([row])[0]))), False)
 
 
@@ -66,17 +66,14 @@ def _error(studies: Sequence[Trials]) -> float:
             if out.times_us:
                 slow = out.slowdowns()
                 near = slow < math.log(1.5)
-                errors += (trees.predict(out.rows()) - slow)[near].tolist()
+                errors += (trees.predict(out.rows) - slow)[near].tolist()
     return float(np.sqrt(np.mean(np.square(errors))))
 
 
 def _part(study: Trials, fold: int, keep: bool) -> Trials:
-    chosen = {
-        schedule: time_us
-        for place, (schedule, time_us) in enumerate(study.times_us.items())
-        if (place % FOLDS != fold) == keep
-    }
-    return dataclasses.replace(study, times_us=chosen)
+    places = [place for place in range(len(study.times_us)) if (place % FOLDS != fold) == keep]
+    times = list(study.times_us.items())
+    return dataclasses.replace(study, times_us=dict(times[place] for place in places), rows=study.rows[places])
 
 
 def hold_out_each(

@@ -34,10 +34,10 @@ class Settings:
 
 def fit_studies(studies: Sequence[Trials], settings: Settings | None = None, seeds: int = 8) -> Trees:
     """The mean of ``seeds`` models. Fast schedules weigh more; a study with many trials weighs less for each."""
-    rows = np.concatenate([study.rows() for study in studies])
+    rows = np.concatenate([study.rows for study in studies])
     slow = np.concatenate([study.slowdowns() for study in studies])
     counts = np.concatenate([np.full(len(study.times_us), len(study.times_us)) for study in studies])
-    weights = counts**-0.5 * np.exp(-0.5 * slow)
+    weights = counts**-0.75 * np.exp(-0.5 * slow)
     chosen = settings or Settings()
     return Trees.mean([fit(rows, np.minimum(slow, CAP), weights, chosen, seed) for seed in range(seeds)])
 

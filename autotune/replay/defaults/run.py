@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from autotune.bench.rows import stored_rows
 from autotune.database.entry import Entry
 from autotune.database.prediction.features import NAMES
 from autotune.database.prediction.table import FORM, table_path
@@ -18,15 +19,17 @@ from autotune.errors import ConfigError
 from autotune.replay.defaults.choices import Held, winner_of
 from autotune.replay.defaults.evaluate import Estimator, costs_of, hold_out_each, rows_of, starts_of, table_of
 from autotune.replay.defaults.fit import fit_studies
+from autotune.replay.defaults.peers import against_peers
 from autotune.replay.defaults.studies import Trials, facts_of, read_studies, spec_of
+from autotune.replay.defaults.transfer import transfers
 from autotune.search.spaces.tensor_product import search_space
 from autotune.search.starting_points import starting_points
 from kernelgen.device import DeviceFacts
 from kernelgen.problem.shape import shape_of
 from kernelgen.schedule.tensor_product import CudaSchedule
 
-# The runtime's way to choose, by the name that the record gives it.
-CHOSEN = "model"
+# The runtime's way to choose, by the name that the record gives it; and the same model's among a study's trials.
+CHOSEN, TRIED = "model", "model, any trial"
 
 
 def read(archive: Path, results: Path) -> tuple[dict[str, Any], DeviceFacts, list[Entry], list[Trials]]:
@@ -67,9 +70,11 @@ def replay_defaults(archive: Path, results: Path, note: Callable[[str], None]) -
         "choices": found,
         "rows": rows_of(held, costs),
         "starts": starts_of(held, _orders(held, entries), estimator),
+        "transfer": transfers(held, estimator),
     }
+    record["suite"] = against_peers(stored_rows(results, facts), record["rows"])
     trees = fit_studies(studies)
-    table = table_data(device, entries, studies, trees, found[CHOSEN]["by size"])
+    table = table_data(device, entries, studies, trees, expected_of(found), record["transfer"])
     path = results / "replay" / f"defaults-{device['slug']}.json"
     return record, _write(path, record), _write(table_path(results, device["slug"]), table)
 
@@ -90,14 +95,24 @@ def _orders(held: Sequence[Held], entries: Sequence[Entry]) -> dict[str, list[li
     }
 
 
+def expected_of(choices: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, float]]:
+    """What the runtime's choice costs by the cross-validation, by size. choices: of the record."""
+    tried = choices[TRIED]["by size"]
+    return {
+        size: {**{key: found[key] for key in ("mean", "worst", "measured")}, "tried": tried[size]["mean"]}
+        for size, found in choices[CHOSEN]["by size"].items()
+    }
+
+
 def table_data(
     device: Mapping[str, Any],
     entries: Sequence[Entry],
     studies: Sequence[Trials],
     trees: Trees,
-    expected: Mapping[str, Mapping[str, Any]],
+    expected: Mapping[str, Mapping[str, float]],
+    transfer: Mapping[str, Mapping[str, float]],
 ) -> dict[str, Any]:
-    """The runtime's table as JSON data. expected: of the cross-validation, by size."""
+    """The runtime's table as JSON data. expected: see :func:`expected_of`; transfer: see ``transfer``."""
     plain = CudaSchedule().to_dict()
     winners: dict[str, list[dict[str, Any]]] = {}
     classes: dict[str, set[str]] = {}
@@ -112,13 +127,13 @@ def table_data(
             lines.append(line)
     for study in studies:
         classes.setdefault(study.entry.operation, set()).add(study.entry.graph_class)
-    kept = ("mean", "worst", "measured")
     return {
         "form": FORM,
         "device": dict(device),
         "trials": sum(len(study.times_us) for study in studies),
         "problems": len({study.shape for study in studies}),
-        "expected": {size: {key: found[key] for key in kept} for size, found in expected.items()},
+        "expected": {size: dict(found) for size, found in expected.items()},
+        "transfer": {arch: dict(found) for arch, found in transfer.items()},
         "classes": {operation: sorted(texts) for operation, texts in sorted(classes.items())},
         "names": list(NAMES),
         "winners": dict(sorted(winners.items())),

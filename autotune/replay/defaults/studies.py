@@ -15,14 +15,16 @@ from autotune.database import trial_archive
 from autotune.database.candidates.moving import canonical_product
 from autotune.database.entry import Entry
 from autotune.database.prediction.features import Features
-from autotune.database.prediction.pool import edges_for_rules, legal
+from autotune.database.prediction.pool import edges_for_rules, plan_of, planned
 from autotune.database.prediction.predicted import serves
 from autotune.errors import ConfigError
 from autotune.workload.graph_class import GraphClass
 from autotune.workload.kinds.registry import kernel_kind
 from kernelgen.device import DeviceFacts, cuda_facts
 from kernelgen.errors import ScheduleError
+from kernelgen.plan.channelwise import Plan
 from kernelgen.plan.defaults import default_schedule
+from kernelgen.plan.tensor_product import OwnersPlan
 from kernelgen.problem.shape import shape_of
 from kernelgen.problem.tensor_product import TensorProductProblem
 from kernelgen.schedule.kernel_spec import Spec
@@ -35,6 +37,7 @@ class Trials:
 
     times_us: medians by schedule; of a measurement that was cut short, the median until then. tuned_us: the least that
     was fully measured, which is what choices are compared with: as trials on the same graph, not as published.
+    rows: features, [schedules, features], in the order of ``times_us``.
     """
 
     entry: Entry
@@ -43,10 +46,13 @@ class Trials:
     shape: str
     times_us: Mapping[CudaSchedule, float]
     tuned_us: float
+    rows: np.ndarray
 
-    def rows(self) -> np.ndarray:
-        """Features, [schedules, features], in the order of ``times_us``."""
-        return np.array([Features(self.spec, self.graph_class).of(schedule) for schedule in self.times_us])
+    def plan(self, schedule: CudaSchedule) -> Plan | OwnersPlan:
+        """The plan of a legal schedule."""
+        plan = plan_of(self.spec, schedule)
+        assert plan is not None
+        return plan
 
     def slowdowns(self) -> np.ndarray:
         """Logarithms of times over the tuned time, [schedules]."""
@@ -95,7 +101,9 @@ def _trials(entry: Entry, spec: Spec, lines: trial_archive.Lines) -> Trials | No
     if not whole:
         return None
     times_us = {schedule: time_us for schedule, (time_us, _) in timed.items()}
-    return Trials(entry, spec, graph_class, shape_of(entry.problem), times_us, min(whole))
+    features = Features(spec, graph_class)
+    rows = np.array([features.of(plan) for plan in planned(spec, times_us).values()])
+    return Trials(entry, spec, graph_class, shape_of(entry.problem), times_us, min(whole), rows)
 
 
 def _timed(spec: Spec, lines: trial_archive.Lines) -> Iterator[tuple[CudaSchedule, float, bool]]:
@@ -106,6 +114,6 @@ def _timed(spec: Spec, lines: trial_archive.Lines) -> Iterator[tuple[CudaSchedul
             schedule = canonical_product(spec, schedule_from_dict(line["schedule"]))
         except ScheduleError:  # a knob or value that was taken out
             continue
-        made = legal(spec, schedule) if schedule.fuse else None
-        if isinstance(made, CudaSchedule) and math.isfinite(line["time_us"]):
-            yield made, float(line["time_us"]), bool(line.get("cut"))
+        plan = plan_of(spec, schedule) if schedule.fuse else None
+        if plan is not None and isinstance(plan.spec.schedule, CudaSchedule) and math.isfinite(line["time_us"]):
+            yield plan.spec.schedule, float(line["time_us"]), bool(line.get("cut"))

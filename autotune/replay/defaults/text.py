@@ -17,6 +17,8 @@ def costs_table(record: Mapping[str, Any]) -> Any:
     starts = record["starts"]
     for name, found in starts.items():
         note += f"; best of the first 2 in the order {name} {found['2']:.3f}"
+    suite = record["suite"]
+    note += f"; {suite['lost']} of {suite['rows']} single passes of the suite below 0.95 of the fastest peer"
     table = Table(title=title, caption=note)
     table.add_column("choice", no_wrap=True)
     for column in ("mean", "worst", "beyond 1.35", "measured", *(f"{size}, mean" for size in sizes)):

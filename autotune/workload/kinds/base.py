@@ -34,6 +34,8 @@ class Problem(Protocol):
 
 # ``autotune.database.lookup.find_schedule``, passed as an argument for plans that depend on other kernels' schedules.
 FindSchedule = Callable[..., Any]
+# Largest relative error against float64 that a kernel may have.
+TOLERANCE = {"float32": 1e-5, "float64": 1e-10}
 # Graphs of which only the size is known.
 SourceOfSize = EdgesAlone | NodesAlone | RandomNeighbours
 
@@ -82,6 +84,10 @@ class KernelKind(ABC):
     def graph_of_size(self, num_edges: int, num_nodes: int) -> SourceOfSize:
         """A graph to tune on of which only the size is known; ``num_nodes`` is 0 if there are no nodes."""
         return RandomNeighbours(num_nodes, num_edges) if num_nodes else EdgesAlone(num_edges)
+
+    def tolerance(self, problem: Any, dtype: str) -> float:
+        """Largest relative error of an output's block that its kernels may have."""
+        return TOLERANCE[dtype]
 
     @abstractmethod
     def problem_from(self, name: str, table: Any, others: Mapping[str, Problem]) -> Problem:

@@ -11,7 +11,7 @@ from kernelgen.emit.radial.path_group import RadialGroup
 from kernelgen.emit.signature import buffers_line, buffers_struct, gpu_entry
 from kernelgen.emit.source import Source, included
 from kernelgen.plan.radial import STAGE, RadialPlan
-from kernelgen.schedule.radial import PRODUCTS
+from kernelgen.problem.radial_convolution import PRODUCTS
 
 # Profilers tell it from other convolutions.
 ENTRY = "equitune_radial"
@@ -27,7 +27,7 @@ def emit_radial(plan: RadialPlan) -> Source:
 def radial_launch(plan: RadialPlan) -> LaunchRule:
     """For each slice blocks for all receivers, but no more blocks than run at once."""
     schedule = plan.spec.schedule
-    share = Share("out", (schedule.warps // schedule.slices,), scale=sum(map(plan.parts, plan.product.groups)))
+    share = Share("out", (schedule.warps,), scale=schedule.pieces * sum(map(plan.parts, plan.product.groups)))
     return LaunchRule(32 * schedule.warps, plan.shared_bytes, (share,), 0, schedule.min_blocks)
 
 
@@ -52,7 +52,8 @@ def _constants(plan: RadialPlan) -> str:
         f"constexpr int THREADS = {32 * spec.schedule.warps}, STAGE = {STAGE};\n"
         f"constexpr int HIDDEN = {spec.hidden}, STEPS = {spec.steps}, ROW = {plan.row_halves};\n"
         f"constexpr bool LOW = {'true' if low else 'false'};\n"
-        f"constexpr int LOW_PART = {plan.path_halves // 2 if low else 0}, LOW_ROWS = {plan.low_rows};\n"
+        f"constexpr int LOW_PART = {plan.path_halves // 2 if low else 0};\n"
+        f"constexpr bool EDGE_ROWS = {'true' if spec.schedule.rows == 'edges' else 'false'};\n"
     )
 
 
@@ -64,14 +65,15 @@ def _entry(plan: RadialPlan, groups: list[RadialGroup]) -> str:
         "    extern __shared__ __align__(16) unsigned char shared_bytes[];",
         "    unsigned short* const slice = reinterpret_cast<unsigned short*>(shared_bytes);",
         "    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;",
-        f"    Real* const streams = reinterpret_cast<Real*>(slice + {plan.slice_halves});",
+        "    const Warp team = {lane, lane / 4, lane % 4, slice};",
+        f"    Real* const stages = reinterpret_cast<Real*>(slice + {plan.slice_halves});",
         "    // Blocks beyond one a part are shared by work.",
         f"    const int more = int(gridDim.x) - {sum(map(plan.parts, product.groups))};",
     ]
     costs = [plan.parts(group.group) * group.cost for group in groups]
     before = work = 0
     for group, cost in zip(groups, costs, strict=True):
-        number, parts, slices = group.number, plan.parts(group.group), plan.slices(group.group)
+        number, parts = group.number, plan.parts(group.group)
         lines.append(f"    const int begin{number} = {before} + int(more * {work}ll / {sum(costs)});")
         before, work = before + parts, work + cost
         lines += [
@@ -79,12 +81,9 @@ def _entry(plan: RadialPlan, groups: list[RadialGroup]) -> str:
             f"    if (int(blockIdx.x) >= begin{number} && int(blockIdx.x) < end{number}) {{",
             f"        const int at = int(blockIdx.x) - begin{number}, part = at % {parts};",
             f"        const int blocks = (end{number} - begin{number} - part + {parts - 1}) / {parts};",
-            f"        const Warp team = {{lane, lane / 4, lane % 4, warp % {slices}, warp / {slices}, slice}};",
-            f"        const int run = team.stream * blocks + at / {parts};",
-            f"        const int apart = blocks * {schedule.warps // slices};",
-            f"        Real* const stage = streams + team.stream * {plan.stream_reals(group.group)};",
-            f"        Real* const joint = stage + {plan.stage_reals(group.group)};",
-            f"        group_{number}(b, team, part * {slices}, run, apart, num_out, slice, stage, joint);",
+            f"        const int run = warp * blocks + at / {parts}, apart = blocks * {schedule.warps};",
+            f"        Real* const stage = stages + warp * {plan.stream_reals(group.group)};",
+            f"        group_{number}(b, team, part, run, apart, num_out, slice, stage);",
             "        return;",
             "    }",
         ]

@@ -2,7 +2,8 @@
 
 Products of halves, summed in float32, see ``kernelgen.ops.radial.products``. What is multiplied is first scaled by
 powers of two, from its largest element, which the kernel finds: each edge's h; the part of the matrix that a block has;
-the gradients of weights of 8 edges and 16 channels of a path. So class ``ieee`` has float32's errors, relative to each
+the gradients of weights, those of an edge's 8 channels in two paths (with rows of channels: of 8 edges and 16 channels
+of a path). So class ``ieee`` has float32's errors, relative to each
 edge's largest element of h, and for what is not 2**-20 times as large as the largest in the other two.
 """
 
@@ -75,10 +76,12 @@ class FusedRadial:
         """Gradients of some of x, y and ``w``, which stands for h, given that of the value."""
         return self.run(backward(slots), {"x": x, "y": y, "w": h, "tw": matrix, "g": g}, graph)
 
-    def run(self, direction: Direction, given: Mapping[str, Tensor], graph: Graph) -> dict[str, Tensor]:
-        """Outputs of a direction by slot. given: by buffer."""
+    def run(
+        self, direction: Direction, given: Mapping[str, Tensor], graph: Graph, poison: bool = False
+    ) -> dict[str, Tensor]:
+        """Outputs of a direction by slot. given: by buffer. poison: fill those that are not summed with NaN before."""
         assert graph.sender is not None and graph.receiver is not None
-        kernel = self._kernel(direction, graph.sender.dtype)
+        kernel = self.kernel(direction, graph.sender.dtype)
         zeroed = kernel.plan.zeroed
         shapes = graph.shapes | {"w": (graph.num_edges, self.hidden)}
         shapes["tw"] = (self.hidden, self.problem.weight_numel)
@@ -91,12 +94,15 @@ class FusedRadial:
         found = {}
         for slot in direction.outputs:
             found[slot] = (zeros if f"out_{slot}" in zeroed else empty)(shapes[slot], given["x"])
+            if poison and f"out_{slot}" not in zeroed:
+                found[slot].fill_(torch.nan)
             pointers[_PLACE[f"out_{slot}"]] = found[slot].data_ptr()
         if graph.num_out:
             kernel.run(pointers, graph.num_edges, graph.num_in, graph.num_out, given["x"].get_device())
         return found
 
-    def _kernel(self, direction: Direction, index: torch.dtype) -> Kernel:
+    def kernel(self, direction: Direction, index: torch.dtype = torch.int64) -> Kernel:
+        """The loaded kernel of a direction, for indices of a dtype."""
         kernel = self._kernels.get((direction, index))
         if kernel is None:
             kernel = self._kernels[direction, index] = load_kernel(self.spec(direction, index))
@@ -123,15 +129,19 @@ def order_of(graph: Graph) -> EdgeOrder:
 
 
 @functools.lru_cache(maxsize=256)
-def fused_of(operator: Operator, hidden: int, product: str) -> FusedRadial | None:
-    """The kernels of an operator's convolution with default schedules; None if there are none for it on its device.
+def fused_of(
+    operator: Operator, hidden: int, product: str, schedules: tuple[tuple[str, RadialSchedule], ...] = ()
+) -> FusedRadial | None:
+    """The kernels of an operator's convolution; None if there are none for it on its device.
 
-    product: one of ``EDGE_PRODUCTS`` of ``kernelgen.ops.radial.products``, which gives the accuracy class.
+    product: one of ``EDGE_PRODUCTS`` of ``kernelgen.ops.radial.products``, which gives the accuracy class. schedules:
+    with the names of their directions; else the defaults.
     """
     is_meant = operator.is_conv and operator.device.type == "cuda" and not operator.deterministic
     if not is_meant or operator.dtype is not torch.float32:
         return None
     try:
-        return FusedRadial(operator.problem, hidden, ACCURACY[product], operator.layout, operator.device)
+        accuracy, where = ACCURACY[product], (operator.layout, operator.device)
+        return FusedRadial(operator.problem, hidden, accuracy, *where, dict(schedules))
     except (UnsupportedError, ScheduleError):
         return None

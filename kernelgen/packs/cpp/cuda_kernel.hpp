@@ -15,6 +15,14 @@
 
 namespace equitune {
 
+// CUlaunchConfig of cuda.h.
+struct LaunchConfig {
+    unsigned grid[3], block[3], shared;
+    void* stream;
+    void* attributes;
+    unsigned num_attributes;
+};
+
 // The functions of the driver that are used here, with the types of cuda.h in plain C.
 class CudaDriver {
 public:
@@ -26,8 +34,7 @@ public:
     int (*library_load)(void**, const void*, void*, void*, unsigned, void*, void*, unsigned) = nullptr;
     int (*library_kernel)(void**, void*, const char*) = nullptr;
     int (*kernel_set)(int, int, void*, int) = nullptr;
-    int (*launch)(void*, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void*, void**,
-                  void**) = nullptr;
+    int (*launch)(const LaunchConfig*, void*, void**, void**) = nullptr;
     int (*device_get)(int*, int) = nullptr;
     int (*device_attribute)(int*, int, int) = nullptr;
     int (*error_name)(int, const char**) = nullptr;
@@ -67,7 +74,7 @@ private:
         find(library, "cuLibraryLoadData", library_load);
         find(library, "cuLibraryGetKernel", library_kernel);
         find(library, "cuKernelSetAttribute", kernel_set);
-        find(library, "cuLaunchKernel", launch);
+        find(library, "cuLaunchKernelEx", launch);
         find(library, "cuDeviceGet", device_get);
         find(library, "cuDeviceGetAttribute", device_attribute);
         find(library, "cuGetErrorName", error_name);
@@ -135,14 +142,13 @@ public:
         std::size_t size = arguments.size() * sizeof(std::uint64_t);
         // CU_LAUNCH_PARAM_BUFFER_POINTER, the block, CU_LAUNCH_PARAM_BUFFER_SIZE, its size, CU_LAUNCH_PARAM_END
         void* extra[] = {reinterpret_cast<void*>(1), arguments.data(), reinterpret_cast<void*>(2), &size, nullptr};
-        const auto queue = [&] {
-            return driver.launch(kernel, static_cast<unsigned>(shape.blocks), 1, 1, static_cast<unsigned>(shape.threads), 1, 1,
-                                 static_cast<unsigned>(shape.shared), stream, nullptr, extra);
-        };
-        int status = queue();
+        const LaunchConfig config{{static_cast<unsigned>(shape.blocks), 1, 1},
+                                  {static_cast<unsigned>(shape.threads), 1, 1},
+                                  static_cast<unsigned>(shape.shared), stream, nullptr, 0};
+        int status = driver.launch(&config, kernel, nullptr, extra);
         if (status == CudaDriver::INVALID_CONTEXT) {
             driver.enter(device);
-            status = queue();
+            status = driver.launch(&config, kernel, nullptr, extra);
         }
         driver.check(status, "a launch of " + std::to_string(shape.blocks) + " blocks of " + std::to_string(shape.threads));
     }

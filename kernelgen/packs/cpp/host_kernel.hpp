@@ -9,11 +9,10 @@
 
 #include <cstdint>
 #include <cstring>
-#include <fstream>
-#include <sstream>
 #include <stdexcept>
 #include <string>
 
+#include "file.hpp"
 #include "json.hpp"
 
 namespace equitune {
@@ -59,10 +58,10 @@ inline std::string missing_features(const std::string& machine, const Json& feat
     utsname here{};
     uname(&here);
     if (machine != here.machine) return machine + " (it is " + here.machine + ")";
-    std::ifstream file("/proc/cpuinfo");
-    std::string line;
-    while (std::getline(file, line) && line.compare(0, 5, "flags") != 0 && line.compare(0, 8, "Features") != 0) {}
-    const std::string known = line.substr(std::min(line.size(), line.find(':') + 1)) + " ";
+    const std::string facts = bytes_of("/proc/cpuinfo").value_or("");
+    const std::size_t begin = std::min(facts.find("\nflags"), facts.find("\nFeatures"));
+    std::string known;
+    if (begin != std::string::npos) known = facts.substr(begin + 1, facts.find('\n', begin + 1) - begin - 1) + " ";
     std::string missing;
     for (const Json& feature : features.list)
         if (known.find(" " + feature.text + " ") == std::string::npos) missing += (missing.empty() ? "" : ", ") + feature.text;

@@ -1,14 +1,13 @@
 // A reader for the index of a pack: JSON without surrogate pairs, which the writer does not need.
 #pragma once
 
+#include <charconv>
 #include <cstdint>
 #include <cstdlib>
-#include <cstring>
-#include <locale>
 #include <map>
-#include <sstream>
 #include <stdexcept>
 #include <string>
+#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -110,12 +109,10 @@ private:
 
     // Not strtod, which takes the decimal point of the program's locale.
     double digits() {
-        const char* const begin = at;
-        while (at < end && *at != 0 && std::strchr("+-.0123456789eE", *at) != nullptr) ++at;
-        std::istringstream text(std::string(begin, at));
-        text.imbue(std::locale::classic());
         double number = 0;
-        if (!(text >> number)) fail();
+        const auto [last, error] = std::from_chars(at, end, number);
+        if (error != std::errc()) fail();
+        at = last;
         return number;
     }
 

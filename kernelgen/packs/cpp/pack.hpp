@@ -2,15 +2,14 @@
 #pragma once
 
 #include <array>
-#include <fstream>
 #include <memory>
 #include <mutex>
-#include <sstream>
 #include <string>
 #include <unordered_map>
 #include <vector>
 
 #include "cuda_kernel.hpp"
+#include "file.hpp"
 #include "host_kernel.hpp"
 #include "json.hpp"
 
@@ -94,11 +93,9 @@ struct Operator {
 class Pack {
 public:
     explicit Pack(const std::string& path) : path(path) {
-        std::ifstream file(path, std::ios::binary);
-        if (!file) fail("cannot be read");
-        std::ostringstream whole;
-        whole << file.rdbuf();
-        const std::string bytes = whole.str();
+        const auto read = bytes_of(path);
+        if (!read) fail("cannot be read");
+        const std::string& bytes = *read;
         if (bytes.size() < HEAD || bytes.compare(0, 8, "EQTNPACK") != 0) fail("is no pack of Equitune");
         if (number(bytes, 8, 4) != FORMAT)
             fail("has format " + std::to_string(number(bytes, 8, 4)) + "; this library reads " + std::to_string(FORMAT));
@@ -194,9 +191,12 @@ public:
         std::lock_guard<std::mutex> guard(lock);
         if (!started) {
             const char* given = std::getenv("EQUITUNE_PACK");
-            std::stringstream paths(given == nullptr ? "" : given);
-            for (std::string path; std::getline(paths, path, ':');)
-                if (!path.empty()) add(path);
+            const std::string paths = given == nullptr ? "" : given;
+            for (std::size_t at = 0; at < paths.size();) {
+                const std::size_t end = std::min(paths.find(':', at), paths.size());
+                if (end > at) add(paths.substr(at, end - at));
+                at = end + 1;
+            }
             started = true;
         }
         const auto found = by_text.find(text);

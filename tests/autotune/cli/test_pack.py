@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from autotune.cli import commands
+from autotune.cli.packs import of_model
 from kernelgen import TensorProductProblem
+from kernelgen.compile.compiler import compile_source
 from kernelgen.compile.pack_file import PackFile
+from kernelgen.device import cuda_facts
+from kernelgen.runtime import index_check
 
 PROBLEM = TensorProductProblem.channelwise("2x0e", "0e", "0e").key
 
@@ -30,6 +35,37 @@ def test_a_problem(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert {kernel["dtype"] for kernel in index["kernels"]} == {"float64"}
 
 
+def test_what_a_model_runs_on_a_gpu(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A run that asks for one kernel, as a model on an H200 would."""
+    pytest.importorskip("cuda.core", reason="NVRTC is not installed")
+
+    def opened(model: str, structure: str, device: str, dtype: str, training: bool) -> SimpleNamespace:
+        assert (model, structure, device, dtype, training) == ("my.model", "mof", "cuda", "float64", True)
+        return SimpleNamespace(
+            passes={"a step": lambda: compile_source(index_check.source_of("int64"), cuda_facts("sm_90"))}
+        )
+
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr(of_model, "open_named", opened)
+    out = tmp_path / "my.pack"
+    options = (
+        "--model",
+        "my.model",
+        "--structure",
+        "mof",
+        "--dtype",
+        "float64",
+        "--training",
+        "--arch",
+        "sm_80,sm_120",
+    )
+    code, text, errors = run(capsys, *options, "--out", str(out))
+    assert (code, errors) == (0, "") and text.startswith(f"{out}: 4 kernels")
+    assert [kernel["target"] for kernel in PackFile(out).index["kernels"]] == ["sm_80", "sm_90", "sm_120", "ptx"]
+
+
 @pytest.mark.parametrize(
     "arguments, words",
     [
@@ -41,6 +77,7 @@ def test_a_problem(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
         ((PROBLEM, "--cpu", "i386"), "cpu is 'i386'"),
         ((PROBLEM, "--arch", "sm_20"), "'sm_20' is not supported"),
         ((PROBLEM, "--dtype", "float16"), "dtype is 'float16'"),
+        (("--model", "my.model", "--arch", "sm_90"), "this machine has no GPU"),
     ],
     ids=lambda given: " ".join(given) if isinstance(given, tuple) else "",
 )
@@ -52,6 +89,7 @@ def test_mistakes(
     words: str,
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     code, text, errors = run(capsys, *arguments)
     assert (code, text) == (2, "") and words in errors and errors.count("\n") == 1
     assert not list(tmp_path.iterdir())

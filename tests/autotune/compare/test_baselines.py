@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import types
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -87,6 +89,23 @@ def test_a_pass_of_ours_runs_the_kernels_of_its_directions(which: str, monkeypat
 def test_peers_of_the_cpu_are_labelled() -> None:
     names = [peer.name for peer in peers_for(workload("equal"), "cpu")]
     assert names == ["e3nn", "e3nn-compiled", "cuequivariance-naive"]
+
+
+def test_cuequivariances_kernels_are_kept_beside_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """But where the user says, and nowhere if that cannot be written."""
+    name = "CUEQUIVARIANCE_OPS_NVRTC_CACHE_DIR"
+    monkeypatch.setenv("EQUITUNE_CACHE", str(tmp_path))
+    monkeypatch.setenv(name, "elsewhere")
+    cuequivariance_peer.keep_compiled()
+    assert os.environ[name] == "elsewhere"
+    monkeypatch.delenv(name)
+    cuequivariance_peer.keep_compiled()
+    assert Path(os.environ[name]).is_dir() and Path(os.environ[name]).parent == tmp_path
+    monkeypatch.delenv(name)
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("EQUITUNE_CACHE", str(tmp_path / "file"))
+    cuequivariance_peer.keep_compiled()
+    assert name not in os.environ
 
 
 def test_a_gpu_table_lists_cuequivariance_and_says_why_it_has_no_number() -> None:

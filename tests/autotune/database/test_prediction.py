@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from places import ROOT
 from autotune import paths
 from autotune.database.candidates import query
 from autotune.database.lookup import Finder, find_schedule
-from autotune.database.prediction import pool, table
+from autotune.database.prediction import pool, predicted, table, work
 from autotune.database.prediction.features import NAMES, Features
 from autotune.database.prediction.predicted import by_predicted_time, predict
 from autotune.database.prediction.trees import Trees
@@ -100,16 +101,15 @@ def test_it_is_the_same_every_time_and_for_every_size_near_a_recorded_one() -> N
     assert pool.nearest_class(None, known.classes["conv"]) == GraphClass.parse("conv-e19-d6")
 
 
-def test_a_lookup_plans_few_kernels_and_once_per_graph_class(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kernel_is_ranked_once_for_all_graphs_near_a_recorded_class(monkeypatch: pytest.MonkeyPatch) -> None:
     planned: list[Spec] = []
     plan = pool.product_plan
     monkeypatch.setattr(pool, "product_plan", lambda spec: planned.append(spec) or plan(spec))
-    ranked: list[int] = []
-    rank = Trees.predict
-    monkeypatch.setattr(Trees, "predict", lambda trees, rows: ranked.append(len(rows)) or rank(trees, rows))
-    finder = Finder(NEW, "conv", "forward", "float32", "ir_mul", H200)
-    assert finder.find("conv-e17-d7") == finder.find("conv-e17-d7")
-    assert len(planned) <= 3 and len(ranked) == 1 and ranked[0] <= 60
+    predicted._order.cache_clear()
+    for classes in (("conv-e17-d7", "conv-e17-d7"), ("conv-e17-d8",)):
+        finder = Finder(NEW, "conv", "forward", "float32", "ir_mul", H200)
+        assert len({finder.find(text).schedule for text in classes}) == 1
+        assert 20 < len(planned) <= 200
 
 
 def test_a_tuned_entry_goes_first_and_strictness_stays(shipped_with_table: Path) -> None:
@@ -176,6 +176,7 @@ def test_a_search_starts_with_the_predicted_order_of_other_problems() -> None:
     ]
     found, before = (starting_points(space, graph_class, others, by_time=order) for order in (True, False))
     assert found == by_predicted_time(space.spec, graph_class, found) != before
+    assert len({start.path_groups for start in found}) > 1 == len({start.path_groups for start in before})
     own = entry(CudaSchedule(block_size=512), problem=NEW.key, layout="ir_mul", graph_class="conv-e19-d6")
     assert starting_points(space, graph_class, [*others, own])[0] == space.nearest(own.tuned_schedule)
 
@@ -193,11 +194,64 @@ def test_trees_ask_one_question_a_level() -> None:
 
 
 def test_features_have_their_names_and_tell_knobs_apart() -> None:
-    features = Features(spec_of(NEW, "joint_backward"), GraphClass.parse("conv-e17-d7"))
-    plain, other = features.of(CudaSchedule()), features.of(CudaSchedule(prefetch="ring4", block_size=256))
+    spec = spec_of(NEW, "joint_backward")
+    features = Features(spec, GraphClass.parse("conv-e17-d7"))
+    plain, other = (features.of(plan_with(spec, **knobs)) for knobs in ({}, {"prefetch": "copy", "block_size": 256}))
     assert len(plain) == len(NAMES)
     changed = {name for name, a, b in zip(NAMES, plain, other, strict=True) if a != b}
-    assert changed == {"prefetch=ring4", "block_size", "teams_per_block"}
+    assert (
+        {"prefetch=copy", "block_size", "teams_per_block"}
+        <= changed
+        <= {
+            *("prefetch=copy", "block_size", "teams_per_block", "pressure", "blocks_held", "warps_held", "warps_busy"),
+            *("waves", "tail", "in_flight", "code_held", "groups_held", "registers", "spilled"),
+        }
+    )
+
+
+def numbers(spec: Spec, edges: float = 2.0**17, nodes: float = 2.0**10, **knobs: Any) -> dict[str, float]:
+    return dict(zip(work.NAMES, work.work_of(plan_with(spec, **knobs), edges, nodes), strict=True))
+
+
+def plan_with(spec: Spec, **knobs: Any) -> Any:
+    groups = knobs.pop("path_groups", 6)
+    plan = pool.plan_of(spec, CudaSchedule(path_groups=groups, **knobs))
+    assert plan is not None
+    return plan
+
+
+def test_work_counts_traffic_and_additions_by_hand() -> None:
+    """32 channels, x: 0e (32 elements a row), y: 0e+1o, results 0e+1o (128); two paths, 64 weights an edge."""
+    problem = TensorProductProblem.channelwise("32x0e", "0e+1o", "0e+1o")
+    spec = spec_of(problem, "forward")
+    owned = numbers(spec, path_groups=1, edge_operand="shared")
+    # A row of results is written once for 128 edges: no additions. Read: 64 weights, 4 of y, 32 of x.
+    assert owned["edge_bytes"] == pytest.approx(math.log2(4 * (64 + 4 + 32)))
+    assert owned["traffic"] == pytest.approx(0.0) and owned["added"] == 0.0
+    assert owned["waves"] == pytest.approx(math.log2(2**10 / 4 / (132 * 2 ** owned["blocks_held"])))
+    # Each path by itself reads x for itself.
+    assert numbers(spec, path_groups=2)["edge_bytes"] == pytest.approx(math.log2(4 * (64 + 2 * 4 + 2 * 32)))
+    # Runs of 32 edges add a row of 128 each.
+    added = numbers(spec, path_groups=1, accumulate="atomics", edges_per_chunk=32)
+    assert added["added_bytes"] == pytest.approx(math.log2(4 * 128 / 32))
+    # One product for 0e, three for 1o; all in one group, which all blocks share.
+    assert added["products"] == pytest.approx(2.0) and added["groups_held"] == 0.0
+
+
+def test_blocks_of_one_group_hold_less_code_than_several_small_ones() -> None:
+    spec = spec_of(problems()["nequip-benzene"], "joint_backward")
+    knobs = {"path_groups": 7, "stage_edges": 16, "prefetch": "copy", "edge_operand": "shared"}
+    large, small = (numbers(spec, **knobs, block_size=size, teams_per_node=2) for size in (256, 128))
+    assert large["warps_held"] == small["warps_held"] and large["registers"] == small["registers"]
+    assert (large["groups_held"], small["groups_held"]) == (0.0, 1.0) and large["code_held"] < small["code_held"]
+
+
+def test_what_models_disagree_about_counts_as_slower() -> None:
+    features, thresholds = np.zeros((2, 1), dtype=int), np.full((2, 1), 0.5)
+    one, other = (Trees(features[:1], thresholds[:1], np.array([values]), 0) for values in ((10, 20), (10, 60)))
+    trees = Trees.from_dict(json.loads(json.dumps(Trees.mean([one, other]).to_dict())))
+    assert trees.predict([[0.0], [1.0]]) == pytest.approx([10e-5, 40e-5])
+    assert trees.cautious([[0.0], [1.0]]) == pytest.approx([10e-5, 60e-5])
 
 
 def test_the_table_is_small() -> None:

@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from autotune.measure.autograd_passes import AutogradPasses
-from autotune.measure.reference.tensor_product import TOLERANCE, Reference, choose_nodes
+from autotune.measure.reference.tensor_product import Reference, choose_nodes
 from autotune.workload.config_tables import load_graphs
+from autotune.workload.kinds.base import TOLERANCE
 from autotune.workload.tensors import Tensors, make_tensors, relayout, to_ir_mul, to_mul_ir
 from autotune.workload.workload import Workload
 from kernelgen.errors import InputError

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gzip
 import json
 import math
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,9 +19,14 @@ from autotune.cli.commands import main
 from autotune.database.prediction.table import table_from, table_path
 from autotune.database.store import load_table
 from autotune.errors import ConfigError
+from autotune.replay.defaults.choices import Held
 from autotune.replay.defaults.evaluate import Cost, summary
 from autotune.replay.defaults.fit import Settings, fit, fit_studies
-from autotune.replay.defaults.run import digest, read, table_data
+from autotune.replay.defaults.peers import against_peers
+from autotune.replay.defaults.run import TRIED, digest, expected_of, read, table_data
+from autotune.replay.defaults.studies import Trials
+from autotune.replay.defaults.transfer import served_there, transfers
+from kernelgen.device import CUDA_ARCHS
 
 RESULTS = ROOT / "results"
 ARCHIVE = RESULTS / "trials" / "nvidia-h200.jsonl.gz"
@@ -93,7 +100,7 @@ def test_studies_have_the_times_of_their_trials(small: Path) -> None:
         }
         assert set(study.times_us.values()) <= times and len(study.times_us) > 50
         assert study.times_us[study.entry.tuned_schedule] >= study.tuned_us  # type: ignore[index]
-        assert study.rows().shape[0] == len(study.slowdowns()) and np.isfinite(study.rows()).all()
+        assert study.rows.shape[0] == len(study.slowdowns()) and np.isfinite(study.rows).all()
 
 
 def test_the_command_holds_each_problem_out(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -130,10 +137,9 @@ def test_trials_without_a_database_are_an_error(small: Path, tmp_path: Path) -> 
 def test_the_shipped_table_is_of_the_shipped_records(record: dict[str, Any]) -> None:
     assert record["archive"] == digest(ARCHIVE), "run: equitune replay --defaults results/trials/nvidia-h200.jsonl.gz"
     table = table_from(json.loads(table_path(RESULTS, "nvidia-h200").read_text()))
+    assert table.expected == expected_of(record["choices"])
     by_size = record["choices"][record["chosen"]]["by size"]
-    assert table.expected == {
-        size: {key: found[key] for key in ("mean", "worst", "measured")} for size, found in by_size.items()
-    }
+    assert all(table.expected[size]["mean"] == found["mean"] for size, found in by_size.items())
     assert (table.trials, table.problems) == (record["trials"], record["problems"])
     entries = load_table(RESULTS / "nvidia-h200.json").by_identity.values()
     shipped = {entry.tuned_schedule for entry in entries if entry.operation in ("conv", "plain")}
@@ -154,17 +160,76 @@ def test_the_readme_has_the_records_figures(record: dict[str, Any]) -> None:
     text = " ".join((ROOT / "README.md").read_text().split())
     found = re.search(r"held out in turn, (.*?) \(`results/replay/defaults-nvidia-h200.json`\)", text)
     assert found
-    rules, model = record["choices"]["rules"], record["choices"][record["chosen"]]
+    rules, model, tried = (record["choices"][name] for name in ("rules", record["chosen"], TRIED))
     assert found[1] == (
         f"predicted schedules take {model['mean']:.2f} times the tuned time on the mean and {model['worst']:.2f} at "
         f"worst, the rules' {rules['mean']:.2f} and {rules['worst']:.2f}; {model['measured']:.0%} of the predicted "
-        f"ones were measured ({model['measured_mean']:.2f} on the mean), the others are estimates"
+        f"ones were measured, the others are estimates. Among the held-out problem's own trials, all measured, the "
+        f"model's choice takes {tried['mean']:.2f} and {tried['worst']:.2f}"
     )
+
+
+def test_the_readme_has_the_estimates_of_other_gpus(record: dict[str, Any]) -> None:
+    text, found = " ".join((ROOT / "README.md").read_text().split()), record["transfer"]
+    assert set(found) == set(CUDA_ARCHS) - {"sm_90"}
+    shown = {
+        name: "{:.2f} to {:.2f}".format(*sorted(each[name] for each in found.values())[:: len(found) - 1])
+        for name in ("tuned", "untuned")
+    }
+    wanted = f"entries take {shown['tuned']} times the fastest trial that is legal there, predicted schedules "
+    assert wanted + shown["untuned"] in text
+
+
+def test_a_smaller_gpu_gets_what_is_legal_there(small: Path) -> None:
+    _, facts, entries, studies = read(small / "trials" / ARCHIVE.name, small)
+    study = max(studies, key=lambda study: plan_bytes(study, study.entry.tuned_schedule))
+    tuned = study.entry.tuned_schedule
+    assert served_there(study, study.spec) == tuned and plan_bytes(study, tuned) > 0
+    there = dataclasses.replace(facts, arch="sm_86", shared_per_block=plan_bytes(study, tuned) - 1)
+    served = served_there(study, dataclasses.replace(study.spec, facts=there))
+    assert served != tuned and plan_bytes(study, served) < plan_bytes(study, tuned)
+
+    order = list(study.times_us)
+    held = Held(study, order, order, order)
+    measured = SimpleNamespace(cost=lambda study, schedule: Cost(study.times_us[schedule] / study.tuned_us, True))
+    found = transfers([held], measured)["sm_80"]  # type: ignore[arg-type]
+    # All of its trials are legal on an A100.
+    assert found["untuned"] == pytest.approx(study.times_us[order[0]] / study.tuned_us, abs=1e-4)
+    assert found["tuned"] == pytest.approx(study.times_us[tuned] / study.tuned_us, abs=1e-4)  # type: ignore[index]
+    assert found["changed"] == 0.0
+
+
+def plan_bytes(study: Trials, schedule: Any) -> int:
+    return study.plan(schedule).shared_bytes
+
+
+def test_no_pass_of_the_suite_is_lost_without_tuning(record: dict[str, Any]) -> None:
+    rows = json.loads((RESULTS / "bench" / "nvidia-h200.json").read_text())["rows"]
+    found = record["suite"]
+    assert found == against_peers(rows, record["rows"]) and found["lost"] == 0 and found["rows"] > 100
+    text = " ".join((ROOT / "README.md").read_text().split())
+    assert (
+        f"the fastest peer would take at least {found['least']:.2f} times as long in each of the {found['rows']} "
+        "single passes of the suite"
+    ) in text
+
+
+def test_a_choice_that_costs_more_loses_against_a_peer() -> None:
+    name = ("a", "conv", "forward", "float32", "ir_mul", "conv-e17-d7")
+    row = dict(zip(("label", "operation", "pass", "dtype", "layout", "graph_class"), name, strict=True))
+    times = {"equitune": {"time_us": 10.0}, "equitune-default": {"time_us": 1.0}, "e3nn": {"time_us": 12.0}}
+    bench = [row | {"times": times}, row | {"times": times, "label": "without a study"}]
+    assert against_peers(bench, [[*name, 1.0, 1.2, True]]) == {
+        **{"rows": 1, "lost": 0, "least": 1.0, "least row": list(name)}
+    }
+    assert against_peers(bench, [[*name, 1.0, 1.3, True]])["lost"] == 1
+    assert against_peers([row | {"times": times, "deterministic": True}], [[*name, 1.0, 1.3, True]])["rows"] == 0
 
 
 @pytest.mark.slow
 def test_the_table_comes_from_the_records(record: dict[str, Any]) -> None:
     device, _, entries, studies = read(ARCHIVE, RESULTS)
-    by_size = record["choices"][record["chosen"]]["by size"]
-    made = table_data(device, entries, studies, fit_studies(studies), by_size)
+    made = table_data(
+        device, entries, studies, fit_studies(studies), expected_of(record["choices"]), record["transfer"]
+    )
     assert made == json.loads(table_path(RESULTS, "nvidia-h200").read_text())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import itertools
 import pickle
 from pathlib import Path
@@ -19,7 +20,9 @@ from autotune.workload.edge_lists import GivenEdges
 from autotune.workload.graph_class import GraphClass
 from autotune.workload.graphs import GraphSpec, Points, RandomNeighbours, StructureFile, build_graph, neighbours
 from autotune.workload.water import Water
+from kernelgen.device import DeviceFacts, cuda_facts
 
+H200, HOST = cuda_facts("sm_90", "NVIDIA H200", 132), DeviceFacts("cpu", "Test CPU 4 cores", "x86_64", 4)
 STRUCTURES = ROOT.parent / "shared" / "structures"
 MANIFEST = list(csv.DictReader((STRUCTURES / "manifest.csv").open())) if (STRUCTURES / "manifest.csv").exists() else []
 
@@ -131,11 +134,48 @@ def test_graph_class() -> None:
     assert mof.distance(GraphClass("conv", 17, 7)) == 5
     assert mof.distance(GraphClass("plain", 14)) == float("inf")
     assert GraphClass.of("conv", 0, 0).text == "conv-e0-d0"
-    for wrong in ("conv-e14", "plain-e3-d2", "edges"):
+    for wrong in ("conv-e14", "plain-e3-d2", "edges", "plain-e3-s4", "conv-e3-s4"):
         with pytest.raises(ConfigError, match="expected for example"):
             GraphClass.parse(wrong)
     with pytest.raises(ConfigError, match="operation"):
         GraphClass.of("fused", 1, 1)
+
+
+def by_degrees(degrees: list[int]) -> torch.Tensor:
+    """Receivers, shuffled."""
+    receiver = torch.repeat_interleave(torch.arange(len(degrees)), torch.tensor(degrees))
+    return receiver[torch.randperm(len(receiver), generator=torch.Generator().manual_seed(0))]
+
+
+POWER_LAW = [int(min(2000, 8 * (4000 / (place + 1)) ** 0.8)) for place in range(4000)]
+SKEWED = {
+    "power law": (POWER_LAW, "-s6", True),
+    "hub": ([32] * 4000 + [20000], "-s9", True),
+    # Longest first, nodes of 400 edges end before the many others do.
+    "bimodal": ([20] * 3600 + [400] * 400, "", False),
+    "regular": ([158] * 1000, "", False),
+}
+
+
+@pytest.mark.parametrize("name", SKEWED)
+def test_a_graph_class_sees_nodes_that_a_gpu_would_wait_for(name: str) -> None:
+    degrees, skew, waits = SKEWED[name]
+    found = GraphClass.of_graph("conv", by_degrees(degrees), len(degrees))
+    even = GraphClass.of("conv", sum(degrees), len(degrees))
+    assert found.text == even.text + skew and GraphClass.parse(found.text) == found
+    assert found.waits_for_longest(H200) is waits and not found.waits_for_longest(HOST)
+    assert found.distance(even) == found.log2_skew
+    # One multiprocessor has all other edges to do meanwhile.
+    assert not found.waits_for_longest(dataclasses.replace(H200, units=1))
+    ghosts = GraphClass.of_graph("conv", by_degrees(degrees), 10 * len(degrees))
+    assert ghosts.log2_skew == found.log2_skew, "nodes without edges do not make a mean node shorter"
+    assert GraphClass.of_graph("conv", by_degrees([10] * 100 + [500]), 101).log2_skew == 0, "small"
+
+
+@pytest.mark.parametrize("name", ["aspirin", "carbon", "mof", "liquid"])
+def test_graphs_of_the_suite_have_no_skew(name: str) -> None:
+    graph = build_graph(load_graphs()[name])
+    assert GraphClass.of_graph("conv", graph.receiver, graph.num_nodes).log2_skew == 0
 
 
 @pytest.mark.parametrize(

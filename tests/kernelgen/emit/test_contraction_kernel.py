@@ -138,8 +138,12 @@ def test_lane_by_lane(direction: ContractionDirection, layout: str) -> None:
 @LAYOUTS
 @pytest.mark.parametrize("direction", DIRECTIONS[2:5], ids=lambda direction: direction.text)
 def test_sums_added_to_the_gradient_itself(direction: ContractionDirection, layout: str) -> None:
-    for pace, sums, gradients in (("free", "registers", "together"), ("parts", "memory", "apart")):
-        schedule = ContractionCudaSchedule(4, "element", gradients, 32, pace=pace, sums=sums, adds="atomic")
+    for order, pace, sums in (
+        ("element", "free", "registers"),
+        ("given", "free", "registers"),
+        ("given", "parts", "memory"),
+    ):
+        schedule = ContractionCudaSchedule(4, order, block_size=32, pace=pace, sums=sums, adds="atomic")
         assert_right_lane_by_lane(planned(PROBLEMS[0], direction, schedule, layout), 11)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -77,6 +78,28 @@ def test_lane_by_lane(outputs: str, tiles: int) -> None:
     assert_right(make_radial_case(SMALL, 8, edges=60, num_out=4), direction, 3e-7, schedule)
 
 
+EDGE_ROWS = {"rows": "edges", "order": "in2", "edge_values": "reloaded"}
+
+
+@pytest.mark.parametrize(
+    ("knobs", "outputs"),
+    [
+        ({"node_rows": "registers"}, "xyw"),
+        ({"order": "in2", "tiles": 2}, "xyw"),
+        ({"slices": 4}, "xyw"),
+        ({"order": "in2", "edge_values": "reloaded", "pieces": 4, "slices": 2}, "xyw"),
+        ({"rows": "edges", "slices": 2}, "xyw"),
+        *((EDGE_ROWS, outputs) for outputs in ("xyw", "yw", "w")),
+    ],
+)
+def test_other_forms_of_gradients(knobs: dict[str, Any], outputs: str) -> None:
+    """Where a receiver's cotangents are, in which order paths come, what is loaded again, and products by edges."""
+    schedule = RadialSchedule(3, warps=2, **knobs)
+    for layout in ("ir_mul", "mul_ir"):
+        given = make_radial_case(UNEVEN, 20, edges=100, num_out=4)
+        assert_right(given, backward(outputs), 3e-7, schedule, "ieee", layout)
+
+
 @pytest.mark.parametrize("layout", ["ir_mul", "mul_ir"])
 @pytest.mark.parametrize("direction", [forward(), backward("xyw")], ids=lambda direction: direction.name)
 def test_groups_of_unequal_work(direction: Direction, layout: str) -> None:
@@ -90,33 +113,25 @@ def test_groups_of_unequal_work(direction: Direction, layout: str) -> None:
 def test_hidden_sizes(hidden: int) -> None:
     """Few edges a receiver: 12 edges of 9 receivers."""
     given = make_radial_case(SMALL, hidden, edges=12, num_out=9)
-    for direction in (forward(), backward("xyw")):
-        assert_right(given, direction, 3e-7, RadialSchedule(2, warps=2))
-
-
-@pytest.mark.parametrize("outputs", ["", "yw", "xyw", "y", "w"])
-@pytest.mark.parametrize("tiles", RadialSchedule.choices["tiles"])
-def test_slices_share_edges_and_join_their_gradients(outputs: str, tiles: int) -> None:
-    """Two streams of two warps; blocks of 1, 2 and 3 slices, the last with one that has no channel."""
-    wide = TensorProductProblem.channelwise("40x0e+8x1o+18x2e", "0e+1o", "0e+1o+2e")
-    schedule = RadialSchedule(3, warps=4, slices=2, tiles=tiles)
-    direction = backward(outputs) if outputs else forward()
-    assert_right(make_radial_case(wide, 20, edges=50, num_out=4), direction, 3e-7, schedule)
+    for direction, knobs in ((forward(), {}), (backward("xyw"), {}), (backward("xyw"), EDGE_ROWS)):
+        assert_right(given, direction, 3e-7, RadialSchedule(2, warps=2, **knobs))
 
 
 def test_one_product_has_the_errors_of_tf32() -> None:
     given = make_radial_case(SMALL, 64, edges=30)
-    for direction in (forward(), backward("xyw")):
-        assert_right(given, direction, 5e-4, RadialSchedule(warps=2), "tf32")
+    for direction, knobs in ((forward(), {}), (backward("xyw"), {}), (backward("xyw"), EDGE_ROWS)):
+        schedule = RadialSchedule(warps=2, **knobs)
+        assert_right(given, direction, 5e-4, schedule, "tf32")
         with pytest.raises(AssertionError):
-            assert_right(given, direction, 1e-5, RadialSchedule(warps=2), "tf32")
+            assert_right(given, direction, 1e-5, schedule, "tf32")
 
 
+@pytest.mark.parametrize("knobs", [{}, EDGE_ROWS], ids=["channels", "edges"])
 @pytest.mark.parametrize("range_of_h", [1e5, 1e12])
-def test_each_edge_is_accurate_whatever_the_others_are(range_of_h: float) -> None:
+def test_each_edge_is_accurate_whatever_the_others_are(range_of_h: float, knobs: dict[str, Any]) -> None:
     """Rows of h over many magnitudes, one of zeros: gradients of each edge, relative to its own size."""
     given = make_radial_case(SMALL, 16, edges=40, range_of_h=range_of_h)
-    found, wanted = run(given, backward("xyw"), RadialSchedule(warps=2)), given.expected()
+    found, wanted = run(given, backward("xyw"), RadialSchedule(warps=2, **knobs)), given.expected()
     for slot in "yh":
         errors = (found[slot].double() - wanted[slot]).norm(dim=1)
         assert (errors <= 2e-6 * wanted[slot].norm(dim=1)).all(), slot
@@ -127,7 +142,8 @@ def test_each_channel_is_accurate_whatever_the_others_are() -> None:
     """Columns of the matrix over e**12."""
     given = make_radial_case(SMALL, 16, edges=40)
     columns = torch.linspace(-6, 6, given.matrix.shape[1], dtype=torch.float64).exp()
-    given = RadialCase(given.case, given.h, given.matrix * columns[torch.randperm(len(columns))])
+    order = torch.randperm(len(columns), generator=torch.Generator().manual_seed(0))
+    given = RadialCase(given.case, given.h, given.matrix * columns[order])
     found, wanted = run(given, forward(), RadialSchedule(warps=2))["out"], given.expected()["out"]
     errors = (found.double() - wanted).norm(dim=0)
     assert (errors <= 1e-6 * wanted.norm(dim=0)).all()
@@ -138,8 +154,8 @@ def test_any_size_of_the_operands(size: float) -> None:
     """Halves end at 65504: h, the matrix and what meets gradients of weights take powers of two."""
     given = make_radial_case(SMALL, 16, edges=20)
     given = RadialCase(given.case, given.h * size, given.matrix / size)
-    for direction in (forward(), backward("xyw")):
-        assert_right(given, direction, 3e-7, RadialSchedule(warps=2))
+    for direction, knobs in ((forward(), {}), (backward("xyw"), {}), (backward("xyw"), EDGE_ROWS)):
+        assert_right(given, direction, 3e-7, RadialSchedule(warps=2, **knobs))
 
 
 def test_no_edges_and_no_receivers_with_edges() -> None:
@@ -163,7 +179,7 @@ def test_default_schedules_compile(name: str, arch: str, accuracy: str) -> None:
         spec = RadialSpec(SUITE[name], 64, direction, RadialSchedule(), accuracy, "ir_mul", "int64", facts)
         plan = radial_plan(default_radial_schedule(spec))
         resources = compile_source(emit(plan), facts).resources
-        assert 0 < resources["registers"] <= 255 and resources["spill_bytes"] <= 512
+        assert 0 < resources["registers"] <= 255 and resources["spill_bytes"] <= 1024
         assert resources["shared_bytes"] == 0 and plan.shared_bytes <= facts.shared_per_block
 
 

@@ -7,22 +7,28 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import torch
 from contraction_cases import SMALL
 from operator_cases import problem
 from pair_problems import of_mode
 from places import SUPPORT
 
 from kernelgen import CudaSchedule, HarmonicsProblem, build, build_contraction, build_harmonics
+from kernelgen.compile import compiler
+from kernelgen.compile.compiler import compile_source
 from kernelgen.compile.pack_file import PackFile, find_in_packs, load_pack, source_digest
 from kernelgen.device import assumed, cuda_facts
 from kernelgen.emit.kernel_source import emit, geometry
 from kernelgen.emit.source import Source
-from kernelgen.errors import InputError
+from kernelgen.errors import InputError, ToolMissingError
+from kernelgen.ops.contraction.elements import sums_source
+from kernelgen.ops.nodes import gates, matrices
 from kernelgen.packs.calls import Call, launches
 from kernelgen.packs.library import source_folder
 from kernelgen.packs.make import write_calls
+from kernelgen.packs.recorded import recording
 from kernelgen.plan.planner import AnyPlan
-from kernelgen.runtime import cuda_driver
+from kernelgen.runtime import cuda_driver, index_check
 from kernelgen.schedule.spherical_harmonics import HarmonicsCudaSchedule
 
 pytest.importorskip("cuda.core", reason="NVRTC is not installed")
@@ -177,6 +183,40 @@ def test_python_takes_the_code_that_a_device_runs(
         assert code.startswith(b"\x7fELF") == (target != "ptx")
         assert target == "ptx" or code[0x31] == int(target)
         assert cuda_driver.load_entry(binary, "entry").handle == 0x20
+
+
+@pytest.fixture
+def no_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Neither NVRTC, nor kernels in a cache or in another test's packs."""
+
+    def missing(*_: object) -> None:
+        raise ToolMissingError("NVRTC is not installed")
+
+    monkeypatch.setattr(compiler, "cuda_job", missing)
+    monkeypatch.setattr("kernelgen.compile.pack_file._packs", {})
+    monkeypatch.delenv("EQUITUNE_PACK", raising=False)
+
+
+def test_kernels_at_nodes_come_from_packs(tmp_path: Path, no_compiler: None) -> None:
+    path = write_calls(calls()[:1], tmp_path / "nodes.pack", archs=("sm_80", "sm_90"), nodes=("float32",)).path
+    load_pack(path)
+    for dtype, arch, begin in ((torch.float32, "sm_86", b"\x7fELF"), (torch.float32, "sm_120", b"//")):
+        products = [matrices.source(dtype, of_weights) for of_weights in (False, True)]
+        for source in (*products, gates.source(dtype), sums_source(dtype), index_check.source_of("int64")):
+            found = compile_source(source, cuda_facts(arch))
+            assert found.path.read_bytes().startswith(begin), (source.entry, arch)
+    with pytest.raises(ToolMissingError):
+        compile_source(gates.source(torch.float64), cuda_facts("sm_90"))
+
+
+def test_what_a_gpu_ran_is_recorded_for_more_architectures(tmp_path: Path) -> None:
+    source = gates.source(torch.float32)
+    with recording(tmp_path / "ran.pack", archs=("sm_80",)) as recorded:
+        compile_source(source, cuda_facts("sm_90"))
+    kernels = PackFile(recorded.written.path).index["kernels"]
+    assert [(kernel["source"], kernel["target"]) for kernel in kernels] == [
+        (source_digest(source), target) for target in ("sm_80", "sm_90", "ptx")
+    ]
 
 
 def test_architectures_must_be_named(tmp_path: Path) -> None:

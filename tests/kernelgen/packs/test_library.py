@@ -82,6 +82,20 @@ def test_a_call_of_each_kind_agrees_with_python(library: Path, pack: Path, tmp_p
     assert_agrees(run(library, pack, FEW, tmp_path), FEW)
 
 
+def test_a_compiler_may_link_a_cpp_library_of_its_own(
+    pack: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Compilers that are newer than the system do; torch brings the system's, and both are in the process."""
+    monkeypatch.setenv("CXX", "g++ -static-libstdc++ -static-libgcc")
+    library = build_library(tmp_path / "own.so")
+    linked = subprocess.run(["readelf", "-d", str(library)], capture_output=True, text=True, check=True).stdout
+    assert "libgcc_s" in linked and "libstdc++" not in linked
+    op, (x, *rest) = FEW[0]
+    *found, error = run(library, pack, [*FEW, (op, [x[:, :-1], *rest])], tmp_path)
+    assert_agrees(found, FEW)
+    assert "x does not fit" in error
+
+
 @pytest.mark.slow
 def test_every_call_agrees_with_python(library: Path, tmp_path: Path) -> None:
     assert_agrees(run(library, packs_of(CALLS, tmp_path), CALLS, tmp_path), CALLS)

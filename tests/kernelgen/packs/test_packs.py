@@ -127,7 +127,7 @@ def test_recording_writes_what_runs(tmp_path: Path) -> None:
     with recording(tmp_path / "ran.pack") as recorded:
         op(*(case.tensors[name] for name in "xyw"), case.sender, case.receiver, num_out=case.num_out)
     assert recorded.written.kernels == 1
-    with pytest.raises(InputError, match="no kernel for the CPU"), recording(tmp_path / "none.pack"):
+    with pytest.raises(InputError, match="no kernel was loaded"), recording(tmp_path / "none.pack"):
         pass
 
 

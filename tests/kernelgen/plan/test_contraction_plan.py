@@ -79,14 +79,20 @@ def test_schedules_that_do_not_exist(data: dict, message: str) -> None:
     ids=lambda d: d.text,
 )
 @pytest.mark.parametrize("schedule", [ContractionHostSchedule(), ContractionCudaSchedule()], ids=lambda s: s.backend)
-def test_gradients_of_weights_need_nodes_by_element(
+def test_rows_of_gradients_of_weights_need_nodes_by_element(
     schedule: ContractionSchedule, direction: ContractionDirection
 ) -> None:
-    with pytest.raises(ScheduleError, match="order='given' is not for gradients of the weights; take order='element'"):
+    with pytest.raises(ScheduleError, match="order='given' is not for rows of gradients of the weights; take order"):
         contraction_plan(spec(schedule, direction))
     plan = contraction_plan(spec(dataclasses.replace(schedule, order="element"), direction))
     # A GPU writes the rows that are summed, a host adds to them.
     assert plan.sums_weights and plan.zeroed == ({"w"} if schedule.backend == "cpu" else set())
+
+
+def test_sums_without_rows_take_both_orders() -> None:
+    for order in ("given", "element"):
+        plan = contraction_plan(spec(ContractionCudaSchedule(order=order, adds="atomic"), contraction_backward()))
+        assert plan.sums_weights and not plan.has_rows
 
 
 @pytest.mark.parametrize("schedule", [ContractionHostSchedule(), ContractionCudaSchedule()], ids=lambda s: s.backend)

@@ -1,0 +1,140 @@
+"""The kind of convolutions that form their edge weights ``h @ matrix`` in registers.
+
+Operand ``w`` is h [edges, hidden], ``tw`` the matrix [hidden, weights]; the gradient of ``w`` is that of h.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+from autotune.errors import ConfigError, unknown_name
+from autotune.workload.graphs import GraphSpec
+from autotune.workload.kinds.base import FindSchedule, Problem
+from autotune.workload.kinds.tensor_product import INDEX_BYTES, ProductKind
+from autotune.workload.toml_tables import check_table
+from kernelgen.device import DeviceFacts
+from kernelgen.plan.radial import RadialPlan, default_radial_schedule, radial_plan
+from kernelgen.problem.radial_convolution import PRODUCTS, RadialProblem
+from kernelgen.problem.tensor_product import TensorProductProblem
+from kernelgen.schedule.kernel_spec import BYTES
+from kernelgen.schedule.knobs import Knobs, read_schedule
+from kernelgen.schedule.radial import RadialSchedule, RadialSpec
+from kernelgen.terms.directions import DIRECTIONS, Direction
+
+OPERATION = "radial"
+# Largest relative error against float64 that a kernel may have, by accuracy class.
+LARGEST_ERROR = {"ieee": 1e-5, "tf32": 2e-3}
+assert set(LARGEST_ERROR) == set(PRODUCTS)
+
+
+@dataclass(frozen=True)
+class RadialKernel:
+    """A spec with the values by which every kernel is stored and looked up."""
+
+    problem: RadialProblem
+    direction: Direction
+    schedule: RadialSchedule
+    dtype: str
+    layout: str
+    facts: DeviceFacts
+    deterministic: bool = False
+    operation: str = OPERATION
+
+    @property
+    def of_kernel(self) -> RadialSpec:
+        """The spec of the kernel that is compiled."""
+        problem = self.problem
+        kernel = (problem.product, problem.hidden, self.direction, self.schedule, problem.accuracy, self.layout)
+        return RadialSpec(*kernel, "int64", self.facts, self.dtype)
+
+
+class RadialKind(ProductKind):
+    """From h [edges, hidden] to sums at nodes; and first gradients of all but the matrix."""
+
+    rank = 4
+    problem_type = RadialProblem
+    operations = convolutions = (OPERATION,)
+    table = "radial"
+    groups = MappingProxyType({"radial convolutions": "radial"})
+    directions = MappingProxyType({name: DIRECTIONS[name] for name in ("forward", "backward")})
+
+    def problem_from(self, name: str, table: Any, others: Mapping[str, Problem]) -> RadialProblem:
+        """From a table with the name of the ``product``, ``hidden`` and perhaps an ``accuracy``."""
+        required = ("product", "hidden")
+        check_table(table, f"radial {name!r}", (*required, "accuracy"), required=required)
+        product = others.get(str(table["product"]))
+        if not isinstance(product, TensorProductProblem):
+            known = [other for other, problem in others.items() if isinstance(problem, TensorProductProblem)]
+            raise ConfigError(f"radial {name!r}: " + unknown_name("product", str(table["product"]), known))
+        return RadialProblem(product, table["hidden"], table.get("accuracy", "ieee"))
+
+    def owns_key(self, key: str) -> bool:
+        return RadialProblem.owns_key(key)
+
+    def tolerance(self, problem: Any, dtype: str) -> float:
+        return LARGEST_ERROR[problem.accuracy]
+
+    def check(
+        self, label: str, problem: Any, operation: str, layout: str, graph: GraphSpec, deterministic: bool
+    ) -> None:
+        if deterministic:
+            raise ConfigError(
+                f"radial {label!r} has deterministic = true; leave it out: its kernels add in the order of arrival"
+            )
+        if not graph.has_nodes:
+            raise ConfigError(f"graph {graph.name!r} has edges alone, and a convolution needs nodes")
+
+    def read(self, data: Mapping[str, Any]) -> Any:
+        return read_schedule(data, {RadialSchedule.backend: RadialSchedule})
+
+    def spec(
+        self,
+        problem: Any,
+        operation: str,
+        direction: str | Direction,
+        dtype: str,
+        layout: str,
+        facts: DeviceFacts,
+        deterministic: bool = False,
+    ) -> Any:
+        asked = DIRECTIONS[direction] if isinstance(direction, str) else direction
+        return RadialKernel(problem, asked, RadialSchedule(), dtype, layout, facts)
+
+    def default(self, spec: Any, num_edges: int | None) -> Any:
+        return default_radial_schedule(spec.of_kernel).schedule
+
+    def kernel_spec(self, spec: Any, schedule: Knobs) -> Any:
+        return dataclasses.replace(spec, schedule=schedule)
+
+    def plan(self, spec: Any, find_schedule: FindSchedule) -> RadialPlan:
+        return radial_plan(spec.of_kernel)
+
+    def describe(self, problem: Any) -> tuple[str, ...]:
+        weights = f"weights from {problem.hidden} hidden features, accuracy of {problem.accuracy}"
+        return (*super().describe(problem.product), weights)
+
+    def group(self, key: str, operation: str, dtype: str) -> str:
+        return next(iter(self.groups))
+
+    def irreps(self, problem: Any, layout: str) -> dict[str, str]:
+        return super().irreps(problem.product, layout)
+
+    def compulsory_bytes(
+        self, problem: Any, operation: str, direction: str, dtype: str, num_edges: int, num_nodes: int
+    ) -> int:
+        asked, product = DIRECTIONS[direction], problem.product
+        elements = {
+            "x": num_nodes * product.dim_in1,
+            "y": num_edges * product.dim_in2,
+            "w": num_edges * problem.hidden,
+            "g": num_nodes * product.dim_out,
+        }
+        moved = sum(elements[slot] for slot in (*asked.operands, *asked.outputs))
+        return (moved + problem.hidden * product.weight_numel) * BYTES[dtype] + 2 * INDEX_BYTES * num_edges
+
+
+KIND = RadialKind()
