@@ -14,6 +14,7 @@ from typing import Any
 from autotune.bench.rows import DEFAULT, OURS, Row
 from autotune.measure.intervals import SLOWER, ratio_interval, verdict
 from autotune.text import time_text
+from autotune.workload.graph_class import GraphClass
 
 # Graphs large and dense enough to reach the floor of compulsory traffic.
 FLOOR_GRAPHS = ("carbon", "water")
@@ -157,15 +158,18 @@ def _with_orders(rows: Sequence[Row]) -> list[str]:
 
 
 def _floors(rows: Sequence[Row]) -> list[str]:
-    by_pass: dict[str, list[float]] = {}
+    """How near to the floor: on dense graphs together, and on each graph whose degrees are skewed."""
+    groups: dict[tuple[str, str], list[float]] = {}
     for row in rows:
-        ours = _our_time(row, OURS)
-        dense = row["graph"]["name"] in FLOOR_GRAPHS and row["operation"] == "conv" and row["dtype"] == "float32"
-        if dense and ours is not None and not row.get("deterministic"):
-            by_pass.setdefault(row["pass"], []).append(ours / row["floor_us"])
+        ours, name = _our_time(row, OURS), row["graph"]["name"]
+        where = " and ".join(FLOOR_GRAPHS) if name in FLOOR_GRAPHS else name
+        shown = name in FLOOR_GRAPHS or GraphClass.parse(row["graph_class"]).log2_skew
+        of_convolutions = row["operation"] == "conv" and row["dtype"] == "float32" and not row.get("deterministic")
+        if shown and of_convolutions and ours is not None:
+            groups.setdefault((where, row["pass"]), []).append(ours / row["floor_us"])
     return [
-        f"tuned time / traffic floor on {' and '.join(FLOOR_GRAPHS)} (float32), {name}: {geometric_mean(values):.2f}"
-        for name, values in by_pass.items()
+        f"tuned time / traffic floor on {where} (float32), {which}: {geometric_mean(all_):.2f} (worst {max(all_):.2f})"
+        for (where, which), all_ in groups.items()
     ]
 
 

@@ -13,7 +13,9 @@ from typing import Any
 
 from autotune import paths
 from autotune.errors import ConfigError, unknown_name
+from autotune.workload.degree_laws import DegreeLaw
 from autotune.workload.graphs import (
+    MOST_EDGES,
     AtomSource,
     Bulk,
     Crystal,
@@ -76,8 +78,8 @@ def load_graphs(path: Path | None = None) -> dict[str, GraphSpec]:
 def graph_from(name: str, table: Any, folder: Path) -> GraphSpec:
     """A graph from a table: cutoff, one source of atoms, and optionally repeat; ``folder`` contains the file.
 
-    Alternatively only the number of ``edges``, or of ``nodes`` and, optionally, of the ``elements`` that there are
-    weights of, and of those ``occurring``.
+    Alternatively the law of its ``degrees``; or only the number of ``edges``, or of ``nodes`` and, optionally, of the
+    ``elements`` that there are weights of, and of those ``occurring``.
     """
     if isinstance(table, Mapping) and "edges" in table:
         check_table(table, f"graph {name!r}", ("edges",))
@@ -86,6 +88,9 @@ def graph_from(name: str, table: Any, folder: Path) -> GraphSpec:
         return GraphSpec(name, EdgesAlone(number))
     if isinstance(table, Mapping) and "nodes" in table:
         return GraphSpec(name, _nodes_alone(f"graph {name!r}", table))
+    if isinstance(table, Mapping) and "degrees" in table:
+        check_table(table, f"graph {name!r}", ("degrees",))
+        return GraphSpec(name, _degree_law(f"graph {name!r}: degrees", table["degrees"]))
     check_table(table, f"graph {name!r}", ("cutoff", "repeat", *SOURCES), required=("cutoff",))
     given = [source for source in SOURCES if source in table]
     if len(given) != 1:
@@ -106,6 +111,25 @@ def _nodes_alone(what: str, table: Mapping[str, Any]) -> NodesAlone:
     return found
 
 
+def _degree_law(what: str, table: Any) -> DegreeLaw:
+    check_table(table, what, ("nodes", "law", "least", "most", "seed"), required=("nodes", "law", "least", "most"))
+    nodes, least, most = (count_of(f"{what}.{key}", table[key]) or 1 for key in ("nodes", "least", "most"))
+    try:
+        law = DegreeLaw(nodes, table["law"], least, most, _seed_of(what, table))
+    except ConfigError as error:
+        raise ConfigError(f"{what}: {error}") from error
+    if nodes * most > MOST_EDGES:
+        raise ConfigError(f"{what}: up to {nodes * most:.2g} edges; at most {MOST_EDGES:.2g} fit")
+    return law
+
+
+def _seed_of(what: str, table: Mapping[str, Any]) -> int:
+    seed = table.get("seed", 0)
+    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
+        raise ConfigError(f"{what}.seed is {seed!r}; expected an integer that is not negative")
+    return seed
+
+
 def _source(what: str, kind: str, value: Any, folder: Path) -> AtomSource:
     if kind in ("molecule", "structure"):
         if not isinstance(value, str):
@@ -113,16 +137,14 @@ def _source(what: str, kind: str, value: Any, folder: Path) -> AtomSource:
         return Molecule(value) if kind == "molecule" else StructureFile(value, str(folder))
     if kind == "points":
         check_table(value, what, ("number", "density", "seed"), required=("number", "density"))
-        number, seed = count_of(what + ".number", value["number"]), value.get("seed", 0)
-        if number is None or isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
-            raise ConfigError(f"{what}.seed is {seed!r}; expected an integer that is not negative")
-        return Points(number, number_of(what + ".density", value["density"]), seed)
+        number = count_of(what + ".number", value["number"])
+        assert number is not None
+        return Points(number, number_of(what + ".density", value["density"]), _seed_of(what, value))
     if kind == "water":
         check_table(value, what, ("side", "seed"), required=("side",))
-        side, seed = count_of(what + ".side", value["side"]), value.get("seed", 0)
-        if side is None or isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
-            raise ConfigError(f"{what}.seed is {seed!r}; expected an integer that is not negative")
-        return Water(side, seed)
+        side = count_of(what + ".side", value["side"])
+        assert side is not None
+        return Water(side, _seed_of(what, value))
     if kind == "bulk":
         check_table(value, what, ("name", "crystalstructure", "a", "cubic"), required=("name", "crystalstructure", "a"))
         return Bulk(

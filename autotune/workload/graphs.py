@@ -19,6 +19,7 @@ import torch
 
 from autotune import paths
 from autotune.errors import ConfigError
+from autotune.workload.degree_laws import DegreeLaw
 from autotune.workload.edge_lists import GivenEdges
 
 if TYPE_CHECKING:
@@ -181,7 +182,7 @@ class GraphSpec:
     """
 
     name: str
-    source: AtomSource | GivenEdges | RandomNeighbours | EdgesAlone | NodesAlone
+    source: AtomSource | GivenEdges | DegreeLaw | RandomNeighbours | EdgesAlone | NodesAlone
     cutoff: float = 0.0
     repeat: tuple[int, int, int] = (1, 1, 1)
 
@@ -218,7 +219,7 @@ def build_graph(spec: GraphSpec) -> Graph:
     if isinstance(spec.source, NodesAlone):
         rows = spec.source.rows()
         return Graph(spec.name, rows, rows, torch.zeros(1, 3).expand(len(rows), 3), len(rows.unique()))
-    if isinstance(spec.source, GivenEdges):
+    if isinstance(spec.source, GivenEdges | DegreeLaw):
         given = spec.source
         # No vectors are known of edges alone, and no kernel's time depends on them.
         return Graph(spec.name, *given.edges(), torch.zeros(1, 3).expand(given.num_edges, 3), given.num_nodes)
