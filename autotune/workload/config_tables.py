@@ -13,7 +13,7 @@ from typing import Any
 
 from autotune import paths
 from autotune.errors import ConfigError, unknown_name
-from autotune.workload.degree_laws import DegreeLaw
+from autotune.workload.edge_lists import DegreeLaw
 from autotune.workload.graphs import (
     MOST_EDGES,
     AtomSource,

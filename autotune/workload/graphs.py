@@ -19,8 +19,7 @@ import torch
 
 from autotune import paths
 from autotune.errors import ConfigError
-from autotune.workload.degree_laws import DegreeLaw
-from autotune.workload.edge_lists import GivenEdges
+from autotune.workload.edge_lists import DegreeLaw, GivenEdges
 
 if TYPE_CHECKING:
     from ase import Atoms

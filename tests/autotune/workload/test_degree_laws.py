@@ -12,7 +12,7 @@ from autotune.bench.text import summary_lines
 from autotune.errors import ConfigError
 from autotune.workload.config import load_config
 from autotune.workload.config_tables import graph_from, load_graphs
-from autotune.workload.degree_laws import DegreeLaw
+from autotune.workload.edge_lists import DegreeLaw
 from autotune.workload.graph_class import GraphClass
 from autotune.workload.graphs import build_graph
 
@@ -22,7 +22,7 @@ from autotune.workload.graphs import build_graph
     [
         ("power-law", 181_629, 8, 1941, "conv-e17-d5-s5"),
         ("lognormal", 336_911, 2, 1500, "conv-e18-d6-s4"),
-        ("hubs", 114_440, 8, 2000, "conv-e16-d4-s6"),
+        ("hubs", 114_440, 8, 2000, "conv-e17-d5-s6"),
     ],
 )
 def test_named_graphs_have_the_degrees_of_their_law(
@@ -82,7 +82,7 @@ def test_a_summary_says_how_far_skewed_graphs_are_from_the_floor() -> None:
         times = {"times": {"equitune": {"time_us": time_us}, "e3nn": {"time_us": 50.0}}}
         return sizes | times | {"graph": {"name": name}, "graph_class": graph_class}
 
-    rows = [row("hubs", "conv-e16-d4-s6", 15.0), row("protein", "conv-e15-d5", 30.0), row("water", "conv-e18-d6", 11.0)]
+    rows = [row("hubs", "conv-e17-d5-s6", 15.0), row("protein", "conv-e15-d5", 30.0), row("water", "conv-e18-d6", 11.0)]
     floors = [line for line in summary_lines(rows) if "floor" in line]
     assert len(floors) == 2 and "on hubs (float32), forward: 1.50 (worst 1.50)" in floors[0]
     assert "on carbon and water (float32), forward: 1.10" in floors[1]
