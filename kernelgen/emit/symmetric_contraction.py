@@ -12,6 +12,7 @@ from collections.abc import Iterator
 
 from kernelgen.emit.contraction.gpu import GPU_ENTRY, gpu_kernel
 from kernelgen.emit.contraction.host import host_kernel
+from kernelgen.emit.cuda.zero_blocks import zero_blocks
 from kernelgen.emit.launch import LaunchRule, Share
 from kernelgen.emit.source import Emitter, Source
 from kernelgen.plan.symmetric_contraction import ContractionPlan
@@ -30,11 +31,11 @@ def emit_contraction(plan: ContractionPlan) -> Source:
 
 
 def contraction_launch(plan: ContractionPlan) -> LaunchRule:
-    """A thread for each task and channel."""
+    """A thread for each task and channel, after those that write zeros."""
     schedule = plan.schedule
     assert isinstance(schedule, ContractionCudaSchedule)
     share = Share("tasks", (schedule.block_size,), times=plan.spec.problem.channels)
-    return LaunchRule(schedule.block_size, 0, (share,))
+    return LaunchRule(schedule.block_size, 0, (share,), zero_blocks(schedule.zeros, schedule.block_size))
 
 
 def _preamble(plan: ContractionPlan) -> Iterator[str]:

@@ -9,7 +9,8 @@ Tasks of consecutive nodes sum gradients of the weights in rows of their own, [t
 task t has those of element e in row t + e. No two pairs (t, e) share a row, because neither decreases along the nodes
 in the order of their elements. Other rows are not written by a GPU. Rows are summed by element afterwards, in a fixed
 order, so no sum depends on the order of work. With ``adds=atomic`` there are no rows: tasks add to the gradient itself,
-[elements, weights, channels], which is zero before.
+[elements, weights, channels], which is zero before, or which the kernel zeroes (``zeros=inside``): ``num_out`` is the
+number of elements.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from dataclasses import dataclass
 from kernelgen.device import DeviceFacts
 from kernelgen.errors import ScheduleError
 from kernelgen.problem.symmetric_contraction import ContractionProblem
-from kernelgen.schedule.kernel_spec import BYTES
+from kernelgen.schedule.kernel_spec import BYTES, ORDER_OF_BLOCKS
 from kernelgen.schedule.knobs import power_of_two_at_most
 from kernelgen.schedule.symmetric_contraction import (
     ContractionCudaSchedule,
@@ -58,13 +59,21 @@ class ContractionPlan:
         return self.spec.direction.name != "forward" and "w" in self.spec.direction.outputs
 
     @property
+    def writes_zeros(self) -> bool:
+        """Whether the kernel zeroes the gradient of the weights itself."""
+        return isinstance(self.schedule, ContractionCudaSchedule) and self.schedule.zeros == "inside"
+
+    @property
     def has_rows(self) -> bool:
         """Whether each task has rows of its own for these sums."""
         return self.sums_weights and getattr(self.schedule, "adds", "rows") == "rows"
 
 
 def contraction_plan(spec: ContractionSpec) -> ContractionPlan:
-    """The plan of a spec; ScheduleError with the broken limit."""
+    """The plan of a spec; ScheduleError with the broken limit.
+
+    A kernel that adds to nothing gets ``zeros="apart"`` in the plan's own schedule.
+    """
     schedule, facts = spec.schedule, spec.facts
     parts = contraction_parts(spec.problem, spec.direction, schedule.gradients == "apart")
     plan = ContractionPlan(spec, parts, len(polynomials(spec.problem)))
@@ -75,9 +84,21 @@ def contraction_plan(spec: ContractionSpec) -> ContractionPlan:
     else:
         assert isinstance(schedule, ContractionCudaSchedule)
         facts.check_threads(schedule.block_size, schedule.min_blocks)
+        plan = _check_zeros(plan, schedule)
     if plan.sums_weights and (facts.backend == "cpu" or not plan.has_rows):
         return dataclasses.replace(plan, zeroed=frozenset({"w"}))
     return plan
+
+
+def _check_zeros(plan: ContractionPlan, schedule: ContractionCudaSchedule) -> ContractionPlan:
+    if schedule.zeros == "apart":
+        return plan
+    if plan.spec.facts.is_hip:
+        raise ScheduleError(ORDER_OF_BLOCKS)
+    if plan.sums_weights and not plan.has_rows:
+        return plan
+    apart = dataclasses.replace(schedule, zeros="apart")
+    return dataclasses.replace(plan, spec=dataclasses.replace(plan.spec, schedule=apart))
 
 
 def task_nodes(plan: ContractionPlan, nodes: int, registers: int) -> int:
@@ -108,12 +129,13 @@ def default_contraction_schedule(
         return ContractionHostSchedule(8 if sums else 1, "element" if sums else "given", channel_block=block)
     if not sums:
         return ContractionCudaSchedule()
+    zeros = "apart" if facts.is_hip else "inside"
     # A double takes two registers.
     if len(polynomials(problem)) * BYTES[dtype] > MOST_SUMS_BYTES:
         # Sums in memory are added after each node, so longer tasks and neighbours of one element save nothing.
-        return ContractionCudaSchedule(sums="memory", adds="atomic")
+        return ContractionCudaSchedule(sums="memory", adds="atomic", zeros=zeros)
     # 0: tasks fill the device once.
-    return ContractionCudaSchedule(0, "element", adds="atomic")
+    return ContractionCudaSchedule(0, "element", adds="atomic", zeros=zeros)
 
 
 PLANNERS = {ContractionSpec: contraction_plan}

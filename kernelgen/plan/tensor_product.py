@@ -21,7 +21,7 @@ from kernelgen.plan.channelwise import (
 from kernelgen.plan.l2_prefetch import broken_span, row_spans
 from kernelgen.plan.pairs import PairPlan, pair_plan
 from kernelgen.plan.path_groups import Group, group_paths
-from kernelgen.schedule.kernel_spec import BYTES, Spec
+from kernelgen.schedule.kernel_spec import BYTES, ORDER_OF_BLOCKS, Spec
 from kernelgen.schedule.tensor_product import CudaSchedule, HostSchedule
 
 MAX_REGISTERS = 255
@@ -77,9 +77,7 @@ def _check_zeros(plan: ProductPlan, schedule: CudaSchedule) -> ProductPlan:
     if schedule.zeros == "apart":
         return plan
     if plan.spec.facts.is_hip:
-        raise ScheduleError(
-            "zeros='inside' relies on the order in which blocks start, which an AMD GPU does not keep to"
-        )
+        raise ScheduleError(ORDER_OF_BLOCKS)
     if not isinstance(plan, Plan):
         raise ScheduleError("zeros='inside' begins while zeros are written, and this kernel does not wait for those")
     if plan.zeroed:

@@ -15,6 +15,7 @@ from kernelgen.schedule.tensor_product import Schedule
 from kernelgen.terms.directions import OPERANDS, Direction, HarmonicsDirection
 
 BYTES = {"float32": 4, "float64": 8}
+ORDER_OF_BLOCKS = "zeros='inside' relies on the order in which blocks start, which an AMD GPU does not keep to"
 # Pointer arguments of every kernel, in this order; null if unused.
 BUFFERS = (
     *OPERANDS,

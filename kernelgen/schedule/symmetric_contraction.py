@@ -40,7 +40,8 @@ class ContractionCudaSchedule(ContractionSchedule):
     statements: these are thousands in a row, and so one fetch of instructions serves all warps. sums: where gradients
     of the weights are summed over a task's nodes: in ``registers`` or in ``memory``. adds: how a task's sums reach the
     gradient: by ``rows`` of their own, which are summed afterwards in a fixed order, or by ``atomic`` additions, which
-    take no memory and have no fixed order (with sums in memory after each node).
+    take no memory and have no fixed order (with sums in memory after each node). zeros: what is added to is zeroed
+    ``apart``, by a launch before, or ``inside``, by the kernel's own first blocks.
     """
 
     block_size: int = 128
@@ -48,6 +49,7 @@ class ContractionCudaSchedule(ContractionSchedule):
     pace: str = "free"
     sums: str = "registers"
     adds: str = "rows"
+    zeros: str = "apart"
 
     backend: ClassVar[str] = "cuda"
     choices: ClassVar[dict[str, tuple]] = {
@@ -59,8 +61,9 @@ class ContractionCudaSchedule(ContractionSchedule):
         "pace": ("free", "parts"),
         "sums": ("registers", "memory"),
         "adds": ("rows", "atomic"),
+        "zeros": ("apart", "inside"),
     }
-    younger: ClassVar[tuple[str, ...]] = ("adds",)
+    younger: ClassVar[tuple[str, ...]] = ("adds", "zeros")
 
 
 @dataclass(frozen=True)
@@ -94,7 +97,7 @@ LAYOUTS = ("mul_ir", "ir_mul")
 def in_fixed_order(schedule: ContractionSchedule) -> ContractionSchedule:
     """The schedule, with no sum that depends on the order in which tasks run."""
     if isinstance(schedule, ContractionCudaSchedule) and schedule.adds == "atomic":
-        return dataclasses.replace(schedule, nodes_per_task=0, order="element", adds="rows")
+        return dataclasses.replace(schedule, nodes_per_task=0, order="element", adds="rows", zeros="apart")
     return schedule
 
 

@@ -65,7 +65,7 @@ def contractions(
         for name in ("forward", "backward", "double_backward"):
             direction = CONTRACTION_DIRECTIONS[name]
             for knob in base.choices:
-                beside = {"block_size": 64} if knob == "min_blocks" else {}
+                beside = {"min_blocks": {"block_size": 64}, "zeros": {"adds": "atomic"}}.get(knob, {})
                 for value in values_of(base, knob):
                     schedule = dataclasses.replace(base, **(beside | {knob: value}))
                     found |= [case("usual", direction, schedule, KINDS[0])]

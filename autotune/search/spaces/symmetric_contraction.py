@@ -43,7 +43,7 @@ def contraction_space(spec: Any, num_nodes: int) -> Space:
     if plan.sums_weights:
         del knobs["order"]
     elif facts.backend == "cuda":
-        del knobs["sums"]
+        del knobs["sums"], knobs["zeros"]
     if facts.backend == "cpu":
         lanes, widest = facts.vector_bytes // BYTES[spec.dtype], power_of_two_at_most(spec.problem.channels)
         # Narrower vectors leave lanes idle; there are none of two channels.
@@ -62,7 +62,7 @@ def _probes(space: Space) -> tuple[Knobs, ...]:
     if space.spec.facts.backend != "cuda":
         return ()
     changes: list[dict[str, Any]] = [
-        {knob: value} for knob in ("gradients", "sums", "pace", "order") for value in space.knobs.get(knob, ())
+        {knob: value} for knob in ("gradients", "sums", "pace", "order", "zeros") for value in space.knobs.get(knob, ())
     ]
     found = (space.schedule(change) for change in (*changes, {"block_size": 64}, {"block_size": 64, "pace": "parts"}))
     return tuple(

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from kernelgen.emit.contraction.parts import INDENT, names, part_text, sums_of
+from kernelgen.emit.cuda.zero_blocks import HEADER, ZEROS, zero_blocks, zero_lines
 from kernelgen.emit.signature import gpu_entry
+from kernelgen.emit.source import included
 from kernelgen.plan.symmetric_contraction import ContractionPlan
 from kernelgen.schedule.kernel_spec import BYTES
 from kernelgen.schedule.symmetric_contraction import ContractionCudaSchedule
@@ -35,8 +37,20 @@ def gpu_kernel(plan: ContractionPlan) -> Iterator[str]:
     yield "using V = Real;"
     if _is_packed(plan):
         yield f"struct alignas(16) Piece {{ Real part[{_PIECE_BYTES // BYTES[plan.spec.dtype]}]; }};"
-    yield from gpu_entry(schedule.block_size, schedule.min_blocks, entry=GPU_ENTRY)
-    yield f"{INDENT}const long long thread = blockIdx.x * (long long){schedule.block_size} + threadIdx.x;"
+    if plan.writes_zeros:
+        yield from ("#define DEVICE __device__ __forceinline__", included(HEADER))
+    more = ZEROS if plan.writes_zeros else ()
+    yield from gpu_entry(schedule.block_size, schedule.min_blocks, *more, entry=GPU_ENTRY)
+    block = "blockIdx.x"
+    if plan.writes_zeros:
+        blocks = zero_blocks(schedule.zeros, schedule.block_size)
+        arrays = {"out_w": "num_out * (WEIGHTS * CHANNELS)"}
+        yield from zero_lines(blocks, schedule.block_size, BYTES[plan.spec.dtype], arrays)
+        yield f"{INDENT}const unsigned long long* const ready = ready_of(written);"
+        yield f"{INDENT}ask_line(ready);"
+        yield f"{INDENT}bool awaited = false;"
+        block = f"(blockIdx.x - {blocks})"
+    yield f"{INDENT}const long long thread = {block} * (long long){schedule.block_size} + threadIdx.x;"
     yield f"{INDENT}const long long task = thread / CHANNELS;"
     yield f"{INDENT}const int u = int(thread - task * CHANNELS);"
     keeps = plan.sums_weights and schedule.sums == "registers"
@@ -64,8 +78,14 @@ def gpu_kernel(plan: ContractionPlan) -> Iterator[str]:
 def _row(plan: ContractionPlan) -> Iterator[str]:
     """Write the sums of a task and an element to their row, or add them to the gradient."""
     yield _row_of(plan, "current")
+    yield from _await_zeros(plan)
     statement = "row[{0} * CHANNELS] = ow{0};" if plan.has_rows else "atomicAdd(row + {0} * CHANNELS, ow{0});"
     yield from (statement.format(r) for r in range(plan.weights))
+
+
+def _await_zeros(plan: ContractionPlan) -> list[str]:
+    """What stands before sums that are added to the gradient."""
+    return ["if (!awaited) await_zeros(ready, launch);", "awaited = true;"] if plan.writes_zeros else []
 
 
 def _row_of(plan: ContractionPlan, element: str) -> str:
@@ -100,6 +120,8 @@ def _node(plan: ContractionPlan) -> Iterator[str]:
     totals = list(sums_of(plan))
     if totals:
         yield f"V {', '.join(f'{stem}{i} = 0' for stem, _, i in totals)};"
+    if plan.sums_weights and schedule.sums == "memory":
+        yield from _await_zeros(plan)
     for part in plan.parts:
         yield from _part(plan, part, paced)
         if paced:

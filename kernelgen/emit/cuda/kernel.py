@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from kernelgen.emit.cuda.memory_access import Facts
 from kernelgen.emit.cuda.path_group import GroupEmitter
+from kernelgen.emit.cuda.zero_blocks import HEADER, WAITING, ZEROS, zero_blocks, zero_lines
 from kernelgen.emit.harmonics_function import inside
 from kernelgen.emit.launch import LaunchRule, Share
 from kernelgen.emit.signature import buffers_line, buffers_struct, gpu_entry
@@ -20,12 +21,6 @@ from kernelgen.plan.channelwise import Plan, exchange_elements, joint_elements, 
 from kernelgen.schedule.kernel_spec import BYTES, Spec
 from kernelgen.schedule.tensor_product import CudaSchedule
 
-# Extra arguments of a kernel that zeroes its outputs, and what its teams need of them: see include/zero_outputs.hpp.
-ZEROS = ("unsigned long long* written", "unsigned long long launch")
-WAITING = ("const unsigned long long* ready", "unsigned long long launch")
-# Threads of all blocks that write zeros, and bytes that a thread writes before another block is used: a single block
-# signals at once, while several have to wait for each other.
-ZERO_THREADS, ZEROS_A_THREAD = 4096, 256
 SHARED = (
     "    extern __shared__ __align__(16) unsigned char shared_bytes[];",
     "    Real* const shared = reinterpret_cast<Real*>(shared_bytes);",
@@ -36,7 +31,7 @@ def headers(schedule: CudaSchedule, has_ring: bool) -> list[str]:
     """The headers of a kernel: that of all kernels, and those that its schedule needs."""
     asked = {
         "weight_ring.hpp": has_ring,
-        "zero_outputs.hpp": schedule.zeros == "inside",
+        HEADER: schedule.zeros == "inside",
         "prefetch_inputs.hpp": schedule.ahead == "along",
         "row_writes.hpp": schedule.writes == "rows",
     }
@@ -92,11 +87,6 @@ def elements(spec: Spec) -> dict[str, str]:
     }
 
 
-def zero_blocks(schedule: CudaSchedule) -> int:
-    """The number of blocks, first in the grid, that write zeros."""
-    return max(1, ZERO_THREADS // schedule.block_size) if schedule.zeros == "inside" else 0
-
-
 def launch_of(plan: Plan) -> LaunchRule:
     """Blocks for the nodes that workers own, or for runs of edges; and those that write zeros."""
     schedule = plan.spec.schedule
@@ -105,7 +95,9 @@ def launch_of(plan: Plan) -> LaunchRule:
     count = {"receiver": "out", "sender": "in"}.get(plan.owner, "edges")
     per = (runs_of_block,) if plan.owner else (schedule.edges_per_chunk, runs_of_block)
     share = Share(count, per, scale=unit_blocks)
-    return LaunchRule(schedule.block_size, plan.shared_bytes, (share,), zero_blocks(schedule))
+    return LaunchRule(
+        schedule.block_size, plan.shared_bytes, (share,), zero_blocks(schedule.zeros, schedule.block_size)
+    )
 
 
 def blocks_of_runs(plan: Plan) -> tuple[int, int]:
@@ -126,7 +118,7 @@ class KernelText:
 
     def text(self) -> str:
         included_here = headers(self.schedule, bool(self.plan.ring))
-        struct = buffers_struct(*(WAITING if zero_blocks(self.schedule) else ()))
+        struct = buffers_struct(*(WAITING if self.schedule.zeros == "inside" else ()))
         top = [preamble(self.spec) + self.stage(), *included_here, inside(self.spec), struct]
         return "\n".join(part for part in [*top, *self.groups(), self._entry()] if part)
 
@@ -149,22 +141,12 @@ class KernelText:
     def _zeros(self, asked: Sequence[str]) -> list[str]:
         """Code of the first blocks, which write zeros; and the number of each other block."""
         schedule, sizes = self.schedule, elements(self.spec)
-        blocks, names = zero_blocks(schedule), sorted(self.plan.zeroed)
+        blocks = zero_blocks(schedule.zeros, schedule.block_size)
         if not blocks:
             return []
-        count = " + ".join(sizes[name[-1]] for name in names)
-        each = schedule.block_size * ZEROS_A_THREAD // BYTES[self.spec.dtype]
+        arrays = {f"b.{name}": sizes[name[-1]] for name in sorted(self.plan.zeroed)}
         return [
-            f"    if (blockIdx.x < {blocks}) {{",
-            f"        const int writers = int(min(({count} + {each - 1}ll) / {each}, {blocks}ll));",
-            "        if (blockIdx.x < writers) {",
-            "            ask_line(written);",
-            *(f"            write_zeros(b.{name}, {sizes[name[-1]]}, writers);" for name in names),
-            "            tell_of_zeros(written, launch, writers);",
-            "        }",
-            *(f"    {line}" for line in asked),
-            "        return;",
-            "    }",
+            *zero_lines(blocks, schedule.block_size, BYTES[self.spec.dtype], arrays, asked),
             "    ask_line(b.ready);",
             f"    const int block = int(blockIdx.x) - {blocks};",
         ]

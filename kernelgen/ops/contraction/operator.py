@@ -178,13 +178,13 @@ class ContractionOperator(RegisteredOperator):
                 shape = (rows + (-(-nodes // of_task) if plan.has_rows else 0), math.prod(w.shape[1:]))
             else:
                 shape = (nodes, self.widths[slot])
-            is_zeroed = slot in plan.zeroed
+            is_zeroed = slot in plan.zeroed and not (plan.writes_zeros and nodes)
             found[slot] = (zeros if is_zeroed else empty)(shape, x)
             if poison and not is_zeroed:
                 found[slot].fill_(torch.nan)
             pointers[_PLACE[f"out_{slot}"]] = found[slot].data_ptr()
         if nodes:
-            kernel.run(pointers, nodes, of_task, nodes, x.get_device())
+            kernel.run(pointers, nodes, of_task, rows, x.get_device())
             if WATCHERS:
                 tell(self, direction, nodes, nodes, None, None)
         if "w" in found:

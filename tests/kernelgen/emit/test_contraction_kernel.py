@@ -73,7 +73,7 @@ class Run:
         sizes = {"x": nodes * problem.dim_in * problem.channels, "g": nodes * problem.dim_out * problem.channels}
         sizes["w"] = ((tasks if plan.has_rows else 0) + rows) * plan.weights * problem.channels
         for slot in direction.outputs:
-            empty = 0.0 if slot in plan.zeroed else torch.nan
+            empty = 0.0 if slot in plan.zeroed and not plan.writes_zeros else torch.nan
             whole = torch.full((sizes[slot] + GUARD,), empty, dtype=real)
             whole[-GUARD:] = 12345.0
             self.buffers[f"out_{slot}"] = whole
@@ -119,7 +119,7 @@ def planned(
 
 def assert_right_lane_by_lane(plan: ContractionPlan, nodes: int) -> None:
     run = Run(plan, nodes)
-    emulate(plan, run.buffers, nodes, run.of_task, nodes)
+    emulate(plan, run.buffers, nodes, run.of_task, run.rows)
     run.assert_done(1e-12 if plan.spec.dtype == "float64" else 1e-5)
 
 
@@ -143,8 +143,22 @@ def test_sums_added_to_the_gradient_itself(direction: ContractionDirection, layo
         ("given", "free", "registers"),
         ("given", "parts", "memory"),
     ):
-        schedule = ContractionCudaSchedule(4, order, block_size=32, pace=pace, sums=sums, adds="atomic")
-        assert_right_lane_by_lane(planned(PROBLEMS[0], direction, schedule, layout), 11)
+        for zeros in ContractionCudaSchedule.choices["zeros"]:
+            schedule = ContractionCudaSchedule(4, order, "together", 32, 0, pace, sums, "atomic", zeros)
+            plan = planned(PROBLEMS[0], direction, schedule, layout)
+            blocks, *_ = geometry(plan, 11, 4, 6)
+            assert blocks == (129 if plan.writes_zeros else 1) and plan.writes_zeros == (zeros == "inside")
+            assert_right_lane_by_lane(plan, 11)
+
+
+def test_zeros_of_a_gradient_that_several_blocks_write() -> None:
+    """6 rows of 4 weights and 70 channels are a block's share of zeros, 600 rows many."""
+    problem = ContractionProblem("1o", "0e", 2, 70)
+    schedule = ContractionCudaSchedule(2, "given", block_size=32, sums="memory", adds="atomic", zeros="inside")
+    plan = planned(problem, contraction_backward("w"), schedule)
+    run = Run(plan, 5, rows=600)
+    emulate(plan, run.buffers, 5, run.of_task, run.rows)
+    run.assert_done()
 
 
 @pytest.mark.parametrize("adds", ContractionCudaSchedule.choices["adds"])

@@ -7,7 +7,7 @@ import itertools
 
 import pytest
 
-from kernelgen.device import DeviceFacts, cuda_facts, device_facts
+from kernelgen.device import DeviceFacts, cuda_facts, device_facts, hip_facts
 from kernelgen.errors import ScheduleError
 from kernelgen.plan.planner import make_plan
 from kernelgen.plan.symmetric_contraction import contraction_plan, default_contraction_schedule, task_nodes
@@ -93,6 +93,19 @@ def test_sums_without_rows_take_both_orders() -> None:
     for order in ("given", "element"):
         plan = contraction_plan(spec(ContractionCudaSchedule(order=order, adds="atomic"), contraction_backward()))
         assert plan.sums_weights and not plan.has_rows
+
+
+def test_zeros_by_the_kernel_itself_are_for_what_it_adds_to() -> None:
+    inside = ContractionCudaSchedule(adds="atomic", zeros="inside")
+    assert contraction_plan(spec(inside, contraction_backward())).writes_zeros
+    rows = dataclasses.replace(inside, order="element", adds="rows")
+    for schedule, direction in ((inside, FORWARD), (inside, contraction_backward("x")), (rows, contraction_backward())):
+        plan = contraction_plan(spec(schedule, direction))
+        assert not plan.writes_zeros and plan.schedule == dataclasses.replace(schedule, zeros="apart")
+    with pytest.raises(ScheduleError, match="which an AMD GPU does not keep to"):
+        contraction_plan(spec(inside, contraction_backward(), hip_facts("gfx942")))
+    default = default_contraction_schedule(MACE, contraction_backward(), "float32", hip_facts("gfx942"))
+    assert isinstance(default, ContractionCudaSchedule) and default.zeros == "apart"
 
 
 @pytest.mark.parametrize("schedule", [ContractionHostSchedule(), ContractionCudaSchedule()], ids=lambda s: s.backend)
