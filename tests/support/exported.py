@@ -73,11 +73,11 @@ class ExportedModel:
         return self._step(dict(zip(self.names, tensors, strict=True)))
 
 
-def built(source: str, folder: Path) -> Path:
-    """A program of ``kernelgen/packs/cpp`` that links torch."""
-    home, program = Path(torch.__file__).parent, folder / source.removesuffix(".cpp")
+def built(source: str, folder: Path, *more: str, name: str = "") -> Path:
+    """A program of ``kernelgen/packs/cpp`` that links torch, or a library of this name; more: compiler's options."""
+    home, program = Path(torch.__file__).parent, folder / (name or source.removesuffix(".cpp"))
     command = [
-        *(*shlex.split(os.environ.get("CXX", "g++")), "-std=c++20", "-O1"),
+        *(*shlex.split(os.environ.get("CXX", "g++")), "-std=c++20", "-O1", *more),
         *(str(source_folder() / source), "-o", str(program)),
         *(f"-I{home / 'include'}", f"-I{home / 'include/torch/csrc/api/include'}"),
         # Compiled models ask for libtorch.so by name, to which the program itself refers nowhere; nor to the GPU's.

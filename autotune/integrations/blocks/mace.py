@@ -72,6 +72,16 @@ if hasattr(utils, "prepare_graph"):
     _NAMES["prepare_graph"] = _with_names(utils.prepare_graph, **_NAMES)
 
 
+def forward_for_lammps(model: torch.nn.Module) -> Callable[..., dict[str, Tensor]]:
+    """What MACE computes of the graphs of LAMMPS's ML-IAP, for tracing.
+
+    MACE's own has ``int(n_real)``, which would fix the number of atoms to the example's.
+    """
+    stock: Any = next(kind for kind in type(model).__mro__ if kind.__module__ == models.__name__)
+    prepare = _with_names(utils.prepare_graph, int=torch.sym_int)
+    return functools.partial(_with_names(stock.forward, prepare_graph=prepare), model)
+
+
 def _strained_class(stock: type[torch.nn.Module]) -> type[torch.nn.Module]:
     """The subclass of a model's class, for layout ``ir_mul``, that strains its graphs as above.
 
