@@ -219,6 +219,13 @@ def test_a_host_without_memory_is_not_the_devices_fault(monkeypatch: pytest.Monk
         assert ("the host has no memory" in str(raised.value)) is (expected is PeerError)
 
 
+@pytest.mark.gpu
+def test_on_a_gpu_memory_is_measured() -> None:
+    session = ModelSession(ModelSetting(TINY, "stock", "cuda", "float32"))
+    small, large = (Fit(repeats)(session) for repeats in ((2, 2, 2), (16, 16, 16)))
+    assert (small["atoms"], large["atoms"]) == (64, 32768) and 0 < small["peak_mib"] < large["peak_mib"]
+
+
 def test_equitune_takes_part_with_streamed_weights_too() -> None:
     mace = package_named("mace")
     assert contenders_for(mace)[:3] == ("equitune", "equitune-streamed", "equitune-captured")
