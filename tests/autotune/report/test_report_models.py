@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import tomllib
-from model_samples import all_rows, figures, largest_row, model_row, write_models
+from model_samples import all_rows, figures, model_row, write_models
 from places import ROOT
 from report_samples import DEVICE, SLUG, Page, page_of, suite_row, unpacked, write_results, write_suite
 
@@ -213,37 +213,6 @@ def test_the_table_of_models_opens_to_all_paths(page: Page) -> None:
     for words in ("5,184 atoms, 460,710 edges", "cuEquivariance and OpenEquivariance", "mace refuses <both> at once",
                   "forces 3.8e-7", "3.50 s", "out of memory <on this device>", "0.90×"):  # fmt: skip
         assert words in text, words
-
-
-def test_the_largest_crystals_have_a_table_of_their_own(tmp_path: Path) -> None:
-    folder = write_models(write_suite(tmp_path / "results", []), [*all_rows(), largest_row()])
-    page = page_of(folder, tmp_path / "reports").text
-    section = page.split('<h2 id="largest">')[1].split("</section>")[0]
-    lines = [plain(line) for line in section.split("<tr>")[2:]]
-    for line, words in zip(
-        lines,
-        (
-            ("Equitune, edge weights streamed", "131,072 8.00×", "256 GiB", "262,144 atoms: time limit of 240 s"),
-            ("Equitune", "32,768 2.00×", "5,177,344", "64.0 GiB", "512 ms", "65,536 atoms: out of memory"),
-            ("cuEquivariance", "16,384 1.00×", "interrupted"),
-            ("stock", "4,096 0.25×", "8,192 atoms: out of memory"),
-            ("OpenEquivariance", "refuses <all>"),
-        ),
-        strict=True,
-    ):
-        for word in words:
-            assert word in line, (word, line)
-    assert "--model made-up-mace --largest" in plain(section)
-    # They are no rows of times: nothing else of the page changes.
-    without = page_of(write_models(folder, all_rows()), tmp_path / "reports").text
-    assert 'id="largest"' not in without
-    assert unpacked(page, "model-rows") == unpacked(without, "model-rows")
-
-
-def test_a_page_of_nothing_but_largest_crystals(tmp_path: Path) -> None:
-    (tmp_path / "results").mkdir()
-    page = page_of(write_models(tmp_path / "results", [largest_row()]), tmp_path / "reports")
-    assert "Largest crystal that fits" in page.words and 'id="models"' not in page.text
 
 
 def test_devices_are_compared_where_several_have_rows(tmp_path: Path) -> None:
