@@ -17,6 +17,8 @@ STOCK = "stock"
 JOINT = "equitune+cuequivariance"
 # Of whole models: steps of energies and forces as one launch each.
 CAPTURED = "equitune-captured"
+# In the measurement of the largest crystal: edge weights never whole in memory.
+STREAMED = "equitune-streamed"
 NAMES = {
     TUNED: "tuned",
     DEFAULT: "untuned default",
@@ -29,6 +31,7 @@ NAMES = {
     "cuequivariance+openequivariance": "cuEquivariance and OpenEquivariance",
     JOINT: "Equitune with cuEquivariance",
     CAPTURED: "Equitune, captured",
+    STREAMED: "Equitune, edge weights streamed",
     "symmetrix": "Symmetrix-XL",
     "mace": "MACE",
 }
@@ -42,7 +45,7 @@ def contender_name(key: str) -> str:
 
 def is_ours(key: str) -> bool:
     """Whether Equitune takes part in a contender, alone or inside another library's model."""
-    return key.partition("+")[0] in (TUNED, DEFAULT, CAPTURED)
+    return key.partition("+")[0] in (TUNED, DEFAULT, CAPTURED, STREAMED)
 
 
 def kind_text(operation: object, deterministic: object) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -28,6 +28,7 @@ EXAMPLES = examples(
     "equitune bench configs/mace-mp-medium.toml --export-markdown bench.md",
     "equitune bench --suite --devices all",
     "equitune bench --models --model mace-mp-0-medium --structure water",
+    "equitune bench --models --model mace-mp-0-medium --largest",
 )
 
 
@@ -56,6 +57,14 @@ def bench(
     together: Annotated[
         int, typer.Option(help="With --models: build so many models at a time.", rich_help_panel=WHOLE)
     ] = 1,
+    largest: Annotated[
+        bool,
+        typer.Option("--largest", help="With --models: the largest diamond crystal that fits.", rich_help_panel=WHOLE),
+    ] = False,
+    most_atoms: Annotated[
+        int | None,
+        typer.Option(help="With --largest: no more atoms than that; a CPU needs it.", rich_help_panel=WHOLE),
+    ] = None,
     device: Device = None,
     devices: Annotated[
         str | None, typer.Option(help="Split the problems over several devices: all, 0,1 or cpu,cpu (to try it).")
@@ -103,23 +112,23 @@ def bench(
     if models:
         if config is not None or suite:
             raise ConfigError("--models takes neither a CONFIG nor --suite; name models with --model")
-        from autotune.cli.model_rows import bench_whole_models
+        from autotune.cli.model_rows import bench_whole_models, largest_of_whole_models
 
-        bench_whole_models(
-            model or [],
-            structure or [],
-            contender or [],
-            passes or [],
-            device=devices_given(device, devices)[0],
-            dtype=dtype,
-            seconds=seconds,
-            together=together,
-            fresh=fresh,
-            folder=results_folder(results),
-        )
+        common: dict[str, Any] = {"device": devices_given(device, devices)[0], "dtype": dtype, "fresh": fresh}
+        common["folder"] = results_folder(results)
+        if largest:
+            others = {"--structure": structure, "--pass": passes, "--together": together > 1}
+            unused = [name for name, given in (others | {"--seconds": seconds is not None}).items() if given]
+            largest_of_whole_models(model or [], contender or [], unused=unused, most_atoms=most_atoms, **common)
+            return
+        if most_atoms is not None:
+            raise ConfigError("--most-atoms belongs to --largest; add it")
+        selected = (model or [], structure or [], contender or [], passes or [])
+        bench_whole_models(*selected, seconds=seconds, together=together, **common)
         return
-    if model or structure or contender or passes:
-        raise ConfigError("--model, --structure, --contender and --pass belong to --models; add it")
+    if model or structure or contender or passes or largest or most_atoms is not None:
+        names = "--model, --structure, --contender, --pass, --largest and --most-atoms"
+        raise ConfigError(f"{names} belong to --models; add it")
     if (config is None) != suite:
         raise ConfigError(
             "--suite and a CONFIG exclude each other; leave one out"

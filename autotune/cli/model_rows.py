@@ -1,4 +1,7 @@
-"""``equitune bench --models``: time whole models by stock, by the packages' own fast paths, and by Equitune."""
+"""``equitune bench --models``: whole models by stock, by the packages' own fast paths, and by Equitune.
+
+The record is ``results/models/DEVICE.json``.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from autotune.errors import ConfigError, unknown_name
+from autotune.text import STREAMED
 
 
 def bench_whole_models(
@@ -21,30 +25,21 @@ def bench_whole_models(
     fresh: bool,
     folder: Path,
 ) -> None:
-    """Measure and print; the record is ``results/models/DEVICE.json``."""
-    from rich.console import Console
-
+    """Time steps, and print them."""
     from autotune.bench.models.measuring import Effort
-    from autotune.bench.models.rows import rows_path
     from autotune.bench.models.run import Request, bench_models
     from autotune.bench.models.session import PASSES
     from autotune.bench.models.text import table_lines
-    from autotune.models.whole_model import DTYPES
-    from kernelgen.device import device_facts
 
     for name in passes:
         if name not in PASSES:
             raise ConfigError(unknown_name("pass", name, PASSES))
-    if dtype not in DTYPES:
-        raise ConfigError(unknown_name("dtype", dtype, DTYPES))
+    if STREAMED in contenders:
+        raise ConfigError(f"contender {STREAMED} takes part in --largest alone; add it, or name another")
+    _require_dtype(dtype)
     if together < 1:
         raise ConfigError(f"--together is {together}; expected a positive number of models")
     effort = Effort() if seconds is None else Effort(seconds=seconds / 2, warm_up_s=2 * seconds)
-    console = Console()
-
-    def say(text: str) -> None:
-        console.print(text, markup=False, highlight=False, soft_wrap=True)
-
     request = Request(
         tuple(models),
         tuple(structures),
@@ -56,7 +51,53 @@ def bench_whole_models(
         fresh,
         together,
     )
-    rows = bench_models(request, folder, say)
-    for line in ["", "times a step; ratios to Equitune's: above 1 it is faster", *table_lines(rows)]:
-        say(line)
-    say(f"record: {rows_path(folder, device_facts(device).slug)}")
+    rows = bench_models(request, folder, _say)
+    _conclude("times a step; ratios to Equitune's: above 1 it is faster", table_lines(rows), folder, device)
+
+
+def largest_of_whole_models(
+    models: Sequence[str],
+    contenders: Sequence[str],
+    *,
+    unused: Sequence[str],
+    device: str,
+    dtype: str,
+    fresh: bool,
+    most_atoms: int | None,
+    folder: Path,
+) -> None:
+    """Double a crystal until it does not fit, and print the largest that did. ``unused``: options that say nothing."""
+    from autotune.bench.models.largest import LargestRequest, largest_crystals
+    from autotune.bench.models.largest_rows import table_lines
+
+    if unused:
+        raise ConfigError(
+            f"--largest does not go with {', '.join(unused)}: it takes one step of energies, forces and stress of each "
+            "size of a diamond crystal, one model after the other; leave them out"
+        )
+    _require_dtype(dtype)
+    request = LargestRequest(tuple(models), tuple(contenders), device, dtype, fresh, most_atoms)
+    rows = largest_crystals(request, folder, _say)
+    about = "largest diamond crystal that fits: energies, forces and stress of one step"
+    _conclude(about, table_lines(rows), folder, device)
+
+
+def _require_dtype(dtype: str) -> None:
+    from autotune.models.whole_model import DTYPES
+
+    if dtype not in DTYPES:
+        raise ConfigError(unknown_name("dtype", dtype, DTYPES))
+
+
+def _conclude(about: str, lines: Sequence[str], folder: Path, device: str) -> None:
+    from autotune.bench.models.rows import rows_path
+    from kernelgen.device import device_facts
+
+    for line in ["", about, *lines, f"record: {rows_path(folder, device_facts(device).slug)}"]:
+        _say(line)
+
+
+def _say(text: str) -> None:
+    from rich.console import Console
+
+    Console().print(text, markup=False, highlight=False, soft_wrap=True)

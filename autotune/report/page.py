@@ -10,7 +10,7 @@ from autotune.report.data.devices import DeviceRows
 from autotune.report.html.frame import Section, document
 from autotune.report.html.markup import Markup, folded, join, tag
 from autotune.report.html.sources import Sources, write_sources
-from autotune.report.sections import devices, method, models, replays, roofline, search, suite, tuned_rows
+from autotune.report.sections import devices, largest, method, models, replays, roofline, search, suite, tuned_rows
 from autotune.report.sections.first_screen.screen import first_screen, kernel_picker
 from autotune.report.sections.tuned_rows import entry_schedules
 from autotune.text import TUNED, count
@@ -47,6 +47,7 @@ def _sections(data: DeviceData, others: Sequence[DeviceRows], sources: Sources) 
     click = tag("p", hint, class_="hint screen")
     if data.models:
         yield Section("models", "Models", models.models(data.models))
+    yield Section("largest", "Largest crystal that fits", largest.largest(data.largest))
     picked = kernel_picker(data) if data.models else None  # else it is the first screen
     yield Section("kernels", "Kernels", join((picked, suite.suite(data.suite, sources))))
     yield Section("roofline", "Roofline", roofline.roofline(data) or Markup(""), "kernels against the device's memory")

@@ -14,6 +14,9 @@ from emulated_radial import EmulatedKernel, emulate_modules
 from mace_cases import TOLERANCE, assert_same, batch_of, imidazole, model_of, results
 
 from autotune import accelerate, restore
+from autotune.bench.models.contenders import build
+from autotune.models.packages.registry import package_named
+from autotune.models.whole_model import WholeModel
 from autotune.modules.radial import convolution
 from kernelgen.errors import InputError
 
@@ -49,6 +52,14 @@ def test_results_and_training_gradients_are_stocks(block: str, dtype: torch.dtyp
     accelerate(model, edge_weights="whole")
     assert not any("radial" in interaction.conv_tp.__dict__ for interaction in model.interactions)
     assert_same(results(model, batch), wanted)
+
+
+def test_the_contender_of_the_largest_crystal_streams() -> None:
+    model = WholeModel("small", model_of([6]), package_named("mace"))
+    built, said = build("equitune-streamed", model)
+    assert "2 of 2 convolutions" in said and all(block.conv_tp.always_streamed for block in built.module.interactions)
+    restore(model.module)
+    assert not any(getattr(block.conv_tp, "always_streamed", False) for block in model.module.interactions)
 
 
 def test_the_weights_are_never_whole() -> None:

@@ -53,6 +53,22 @@ def all_rows() -> list[dict[str, Any]]:
     return rows
 
 
+def largest_row(model: str = "made-up-mace") -> dict[str, Any]:
+    """A row of the largest crystals: stock stops early, one path failed at once, one was interrupted."""
+
+    def cell(atoms: int, why: str = "out of memory") -> dict[str, Any]:
+        found = {"atoms": atoms, "edges": 158 * atoms, "wall_ms": atoms / 64, "peak_mib": 2.0 * atoms}
+        return {"largest": found, "ended": {"atoms": 2 * atoms, "why": why}}
+
+    contenders = {
+        "equitune": cell(32_768), "equitune-streamed": cell(131_072, "time limit of 240 s"), "stock": cell(4096),
+        "cuequivariance": {"largest": cell(16_384)["largest"]}, "openequivariance": {"error": "refuses <all>"},
+    }  # fmt: skip
+    row = model_row(model, "made-up-liquid", "energy_forces")
+    given = {"structure": "diamond", "pass": "largest", "atoms": 131_072, "edges": 158 * 131_072}
+    return row | given | {"contenders": contenders, "command": f"equitune bench --models --model {model} --largest"}
+
+
 def write_models(folder: Path, rows: list[dict[str, Any]] | None = None, slug: str = SLUG) -> Path:
     """Adds the record to a results folder."""
     (folder / "models").mkdir(parents=True, exist_ok=True)

@@ -16,6 +16,8 @@ from autotune.models.packages.base import Outputs, Package, converted, dtype_of
 from autotune.models.whole_model import WholeModel
 
 CUTOFF = 3.0
+# Of a diamond crystal, between those of 128 and of 256 atoms.
+MOST_EDGES = 5000
 
 
 class PairModel(torch.nn.Module):
@@ -32,13 +34,15 @@ class PairModel(torch.nn.Module):
 class TinyPackage(Package):
     """Peers: ``same``, ``wrong`` (other values), ``refuses`` (says why), ``breaks`` and ``dies`` when they run.
 
+    ``full`` has no memory for more than ``MOST_EDGES``; ``wraps`` computes something else there, ``slow`` takes long.
+
     ``same`` has a convolution that Equitune's can replace, by ``EXCHANGE``.
     """
 
     name = "tiny"
     modules = ("torch",)
     install = "torch"
-    peers = ("same", "wrong", "refuses", "breaks", "dies")
+    peers = ("same", "wrong", "refuses", "breaks", "dies", "full", "wraps", "slow")
     joined = ("same",)
 
     def build(self, parameters: Any, seed: int) -> torch.nn.Module:
@@ -58,14 +62,16 @@ class TinyPackage(Package):
 
     def inputs(self, model: torch.nn.Module, atoms: Sequence[Atoms], device: str) -> dict[str, Any]:
         (one,) = atoms
-        sender, receiver = neighbor_list("ij", one, CUTOFF)
+        sender, receiver, cells = neighbor_list("ijS", one, CUTOFF)
         edges = torch.stack([torch.from_numpy(sender), torch.from_numpy(receiver)])
-        return converted({"positions": torch.from_numpy(one.positions), "edges": edges}, device, dtype_of(model))
+        given = {"positions": one.positions, "shifts": cells @ one.cell.array}
+        tensors = {name: torch.from_numpy(values) for name, values in given.items()}
+        return converted(tensors | {"edges": edges}, device, dtype_of(model))
 
     def evaluate(self, model: torch.nn.Module, inputs: dict[str, Any], *, training: bool, stress: bool) -> Outputs:
         positions = inputs["positions"].detach().requires_grad_()
         sender, receiver = inputs["edges"]
-        energy = model((positions[sender] - positions[receiver]).norm(dim=1))
+        energy = model((positions[receiver] + inputs["shifts"] - positions[sender]).norm(dim=1))
         (gradient,) = torch.autograd.grad(energy, positions, create_graph=training)
         found = torch.zeros(1, 3, 3, dtype=positions.dtype) if stress else None
         return Outputs(energy.reshape(1), -gradient, found)
@@ -76,7 +82,8 @@ class TinyPackage(Package):
     def accelerated(self, model: torch.nn.Module, peer: str, device: str) -> torch.nn.Module:
         if peer == "refuses":
             raise PeerError("refuses: it does not want to")
-        made = {"same": Converted, "wrong": lambda: PairModel(1.5), "breaks": Breaking, "dies": Dying}[peer]()
+        kinds = {"same": Converted, "breaks": Breaking, "dies": Dying, "full": Full, "wraps": Wrapping, "slow": Slow}
+        made = PairModel(1.5) if peer == "wrong" else kinds[peer]()
         made.load_state_dict(model.state_dict())
         return made.to(device, dtype_of(model))
 
@@ -137,6 +144,27 @@ class Dying(PairModel):
         import os
 
         os._exit(3)
+
+
+class Full(PairModel):
+    def forward(self, lengths: torch.Tensor) -> torch.Tensor:
+        if len(lengths) > MOST_EDGES:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+        return super().forward(lengths)
+
+
+class Wrapping(PairModel):
+    def forward(self, lengths: torch.Tensor) -> torch.Tensor:
+        beyond = torch.arange(len(lengths)) >= MOST_EDGES
+        return super().forward(torch.where(beyond, 0.5 * lengths, lengths))
+
+
+class Slow(PairModel):
+    def forward(self, lengths: torch.Tensor) -> torch.Tensor:
+        import time
+
+        time.sleep(30.0 if len(lengths) > MOST_EDGES else 0.0)
+        return super().forward(lengths)
 
 
 def tiny_model() -> WholeModel:

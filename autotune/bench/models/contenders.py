@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from autotune.integrations.acceleration import CONVOLUTIONS, KIND_NAMES
 from autotune.models.packages.base import Package
 from autotune.models.packages.registry import PACKAGES
 from autotune.models.whole_model import WholeModel
-from autotune.text import CAPTURED
+from autotune.text import CAPTURED, STREAMED
 
 STOCK, SYMMETRIX = "stock", "symmetrix"
 # The module of each peer, and what to install for it.
@@ -47,10 +48,12 @@ def contenders_of(package: Package) -> tuple[str, ...]:
     )
 
 
-def chosen(package: Package, wanted: tuple[str, ...]) -> tuple[str, ...]:
+def chosen(
+    package: Package, wanted: tuple[str, ...], known_of: Callable[[Package], tuple[str, ...]] = contenders_of
+) -> tuple[str, ...]:
     """The contenders named, in their order, but for those of other packages; all if none is named."""
-    known = contenders_of(package)
-    anywhere = {name for one in (package, *PACKAGES) for name in contenders_of(one)}
+    known = known_of(package)
+    anywhere = {name for one in (package, *PACKAGES) for name in known_of(one)}
     for name in wanted:
         if name not in anywhere:
             raise ConfigError(unknown_name("contender", name, known))
@@ -70,6 +73,11 @@ def build(contender: str, model: WholeModel) -> tuple[WholeModel, str]:
         return model, ""
     if contender in (OURS, DEFAULT):
         return model, _accelerated(model.module, KIND_NAMES)
+    if contender == STREAMED:
+        said = _accelerated(model.module, KIND_NAMES, edge_weights="streamed")
+        if not any(getattr(module, "always_streamed", False) for module in model.module.modules()):
+            raise PeerError(f"no convolution forms the weights of its edges itself: {said}")
+        return model, said
     if contender == CAPTURED:
         from autotune.captured.capture import capture
 
@@ -89,11 +97,11 @@ def build(contender: str, model: WholeModel) -> tuple[WholeModel, str]:
     return model.with_module(made), ""
 
 
-def _accelerated(model: torch.nn.Module, kinds: tuple[str, ...]) -> str:
+def _accelerated(model: torch.nn.Module, kinds: tuple[str, ...], **options: Any) -> str:
     """What was replaced, in a line; PeerError if nothing of these kinds was."""
     from autotune.integrations.accelerate import accelerate
 
-    done = accelerate(model)
+    done = accelerate(model, **options)
     if not any(place.replaced and place.kind in kinds for place in done.places):
         raise PeerError(f"nothing of the model was replaced: {str(done).splitlines()[0]}")
     return str(done).splitlines()[0]

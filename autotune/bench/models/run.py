@@ -91,7 +91,7 @@ class _Plan:
 def bench_models(request: Request, folder: Path, say: Callable[[str], None]) -> list[Row]:
     """Measure what is missing; returns all rows of the request, kept ones included."""
     structures = sorted(request.structures or default_structures(request.device), key=lambda one: len(find_atoms(one)))
-    plans = [_plan(name, structures, request, folder, say) for name in _models(request, say)]
+    plans = [_plan(name, structures, request, folder, say) for name in models_named(request.models, say)]
     todo = [plan for plan in plans if plan.contenders]
     for start in range(0, len(todo), request.together):
         _measure_together(todo[start : start + request.together], request, folder, say)
@@ -105,10 +105,10 @@ def default_structures(device: str) -> tuple[str, ...]:
     return ("aspirin", "mof") if device.startswith("cpu") else ("aspirin", "carbon", "protein", "water-box")
 
 
-def _models(request: Request, say: Callable[[str], None]) -> list[str]:
-    """Named models, whose packages must be installed, or all models of the installed packages."""
-    if request.models:
-        return list(request.models)
+def models_named(names: Sequence[str], say: Callable[[str], None]) -> list[str]:
+    """These models, whose packages must be installed, or all models of the installed packages."""
+    if names:
+        return list(names)
     known, missing = published_models(), {}
     for package in PACKAGES:
         try:
@@ -122,7 +122,8 @@ def _models(request: Request, say: Callable[[str], None]) -> list[str]:
     return [name for name, model in known.items() if model.package not in missing]
 
 
-def _package_of(model: str) -> Package:
+def package_of_model(model: str) -> Package:
+    """ConfigError if it is not installed."""
     published = published_models().get(model)
     package = package_named(published.package) if published else open_model(model).package
     package.require()
@@ -130,7 +131,7 @@ def _package_of(model: str) -> Package:
 
 
 def _plan(model: str, structures: Sequence[str], request: Request, folder: Path, say: Callable[[str], None]) -> _Plan:
-    package, facts = _package_of(model), device_facts(request.device)
+    package, facts = package_of_model(model), device_facts(request.device)
     depends = what_a_row_depends_on(model, package, facts)
     wanted = chosen(package, request.contenders)
     stored = {} if request.fresh else stored_rows(folder, facts.slug)
@@ -191,6 +192,17 @@ def _in_parallel(jobs: Sequence[Callable[[], None]]) -> None:
         pool.shutdown(wait=False, cancel_futures=True)
 
 
+def answer_of(worker: Worker, job: Any, limit_s: float = JOB_LIMIT_S) -> Cell:
+    """A contender's answer; a lost process gives a reason, and the next job a new process."""
+    try:
+        answer = worker.call(job, limit_s)
+    except WorkerError as error:
+        return {"error": str(error)}
+    if answer.pop("device_lost", False):
+        worker.close()
+    return answer
+
+
 @dataclass
 class _Group:
     """The processes of one model, by contender."""
@@ -204,15 +216,7 @@ class _Group:
     rows: dict[Place, Row] = field(default_factory=dict)
 
     def ask(self, contender: str, job: Any) -> Cell:
-        """A contender's answer; a lost process gives a reason, and the next job a new process."""
-        worker = self.workers[contender]
-        try:
-            answer = worker.call(job, JOB_LIMIT_S)
-        except WorkerError as error:
-            return {"error": str(error)}
-        if answer.pop("device_lost", False):
-            worker.close()
-        return answer
+        return answer_of(self.workers[contender], job)
 
     def preparations(self) -> list[Callable[[], None]]:
         """One job per process, to run side by side: build, read the structures, compile."""

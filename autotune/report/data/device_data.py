@@ -14,7 +14,7 @@ from typing import Any
 import pandas as pd
 
 from autotune.database.trial_archive import SUFFIX, read_device
-from autotune.report.data.model_rows import ModelRow, model_rows
+from autotune.report.data.model_rows import ModelRow, largest_rows, model_rows
 from autotune.report.data.suite_rows import SuiteRow, mapping, number, sample_times
 from autotune.report.errors import ReportError
 from autotune.text import DEFAULT, TUNED
@@ -46,7 +46,7 @@ class DeviceData:
     rows: one per tuned entry (``source`` tuned) or bench row (``source`` bench). times: one per row and contender, in
     microseconds; if a contender failed, ``error`` has the reason. trials: one per trial, time in microseconds.
     suite: the bench rows, which hold more than the frames. models: rows of whole models. replays: file name -> results
-    of samplers on a record.
+    of samplers on a record. largest: rows of the largest crystals.
     """
 
     slug: str
@@ -60,6 +60,7 @@ class DeviceData:
     suite: tuple[SuiteRow, ...] = ()
     models: tuple[ModelRow, ...] = ()
     replays: dict[str, dict[str, Any]] = field(default_factory=dict)
+    largest: tuple[ModelRow, ...] = ()
 
     def time(self, row: int, contender: str) -> pd.Series | None:
         """The record of one contender on one row, or None."""
@@ -116,6 +117,7 @@ def load_device(results_dir: Path, slug: str) -> DeviceData:
         tuple(SuiteRow(record) for record in sorted(benched, key=_order)),
         model_rows(models),
         _replays(results_dir, slug),
+        largest_rows(models),
     )
 
 

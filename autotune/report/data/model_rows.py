@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from autotune.bench.models.largest_rows import is_largest
 from autotune.database.provenance import hash_of_text
 from autotune.report.data.suite_rows import mapping, number
 from autotune.text import CAPTURED, DEFAULT, JOINT, STOCK, TUNED, geometric_mean, is_ours
@@ -140,9 +141,21 @@ class ModelRow:
 
 
 def model_rows(record: dict[str, Any]) -> tuple[ModelRow, ...]:
-    """The rows of a record in the order in which pages show them."""
-    rows = [ModelRow(row) for row in record.get("rows") or () if isinstance(row, dict)]
-    return tuple(sorted(rows, key=lambda row: row.order))
+    """The rows of a record in the order in which pages show them, without those of the largest crystals."""
+    return _ordered(row for row in _records(record) if not is_largest(row))
+
+
+def largest_rows(record: dict[str, Any]) -> tuple[ModelRow, ...]:
+    """Those of the largest crystals, which have no times to compare."""
+    return _ordered(row for row in _records(record) if is_largest(row))
+
+
+def _records(record: dict[str, Any]) -> Iterable[dict[str, Any]]:
+    return (row for row in record.get("rows") or () if isinstance(row, dict))
+
+
+def _ordered(rows: Iterable[dict[str, Any]]) -> tuple[ModelRow, ...]:
+    return tuple(sorted(map(ModelRow, rows), key=lambda row: row.order))
 
 
 def compared_with(rows: Iterable[ModelRow]) -> str:
