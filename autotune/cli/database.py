@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -212,6 +214,9 @@ def check(
     defaults: Annotated[
         bool, typer.Option("--defaults/--no-defaults", help="Also the default schedules of the shipped configs.")
     ] = True,
+    limit: Annotated[
+        str | None, typer.Option(help="Begin no other kernel after this time, with units: 90s, 30m. Shared evenly.")
+    ] = None,
 ) -> None:
     """Compile what users of other GPUs would get, and compare it with their limits. No GPU is needed.
 
@@ -219,11 +224,14 @@ def check(
     compile and are emulated, but were never run.
     """
     from autotune.portability.check import check_arch, expected_transfer
+    from autotune.workload.config import parse_duration
     from kernelgen.device import CUDA_ARCHS
 
-    failed = 0
-    for name in CUDA_ARCHS if arch == "all" else dict.fromkeys(arch.split(",")):
-        report = check_arch(name.strip(), sample, defaults)
+    failed, names = 0, list(CUDA_ARCHS if arch == "all" else dict.fromkeys(arch.split(",")))
+    end = time.monotonic() + (math.inf if limit is None else parse_duration(limit))
+    for place, name in enumerate(names):
+        share = (end - time.monotonic()) / (len(names) - place)
+        report = check_arch(name.strip(), sample, defaults, limit_s=max(0.0, share))
         print(report.summary, flush=True)
         if expected := expected_transfer(report.facts):
             print(f"  {expected}", flush=True)

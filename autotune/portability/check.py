@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -88,22 +89,30 @@ def check_arch(
     sample: int | None = None,
     with_defaults: bool = True,
     on_finding: Callable[[Finding], None] = lambda finding: None,
+    limit_s: float = math.inf,
 ) -> Report:
     """Compile what a user of such a GPU would get, and check it against the limits of ``device.representative(arch)``.
 
-    sample: compile at most this many, evenly over operations, directions and dtypes. Raises UnsupportedError for an
-    unknown architecture, ToolMissingError without NVRTC.
+    sample: compile at most this many, evenly over operations, directions and dtypes. limit_s: seconds after which no
+    other is begun; they too come evenly, short ones first. Raises UnsupportedError for an unknown architecture,
+    ToolMissingError without NVRTC.
     """
     facts, begin, cpu = representative(arch), time.monotonic(), time.process_time()
     entries = list(kernels_of_entries(facts))
     defaults = list(kernels_of_defaults(facts)) if with_defaults else []
     kernels = distinct(entries + defaults)
-    chosen = kernels if sample is None else sampled(kernels, sample)
-    # Long texts first, so that no processor waits at the end. NVRTC releases the interpreter's lock.
-    chosen.sort(key=lambda kernel: -len(kernel.source.text))
+    chosen = sampled(kernels, len(kernels) if sample is None else sample)
+    if limit_s == math.inf:
+        # Long texts first, so that no processor waits at the end.
+        chosen.sort(key=lambda kernel: -len(kernel.source.text))
+
+    def finding_of(kernel: PortableKernel) -> Finding | None:
+        return examine(kernel, facts) if time.monotonic() < begin + limit_s else None
+
     findings = []
+    # NVRTC releases the interpreter's lock.
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        for finding in pool.map(lambda kernel: examine(kernel, facts), chosen):
+        for finding in filter(None, pool.map(finding_of, chosen)):
             on_finding(finding)
             findings.append(finding)
     return Report(

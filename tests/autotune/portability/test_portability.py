@@ -12,10 +12,10 @@ from places import ROOT
 from autotune.cli import commands
 from autotune.database.lookup import find_schedule
 from autotune.database.store import load_table
-from autotune.portability.check import check_arch, examine
+from autotune.portability.check import Finding, check_arch, examine
 from autotune.portability.kernels import PortableKernel, distinct, kernels_of_entries, sampled
 from autotune.workload.config_tables import load_problems
-from kernelgen.device import CUDA_ARCHS, representative
+from kernelgen.device import CUDA_ARCHS, DeviceFacts, representative
 from kernelgen.errors import UnsupportedError
 from kernelgen.plan.defaults import easy_registers, small_graph_edges
 from kernelgen.schedule.tensor_product import CudaSchedule
@@ -111,6 +111,30 @@ def test_a_sample_takes_a_kernel_of_each_kind_before_a_second_one() -> None:
     few = sampled(kernels, 60)
     assert {tuple(kernel.name.split()[1:4]) for kernel in few} == kinds and len(few) == 60
     assert any(kernel.is_changed for kernel in few)
+
+
+def test_no_kernel_is_begun_after_the_limit(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No kernel is begun after it; they are taken as a sample would have them."""
+    clock, begun = [0.0], []
+
+    def slowly(kernel: PortableKernel, facts: DeviceFacts) -> Finding:
+        clock[0] += 60.0
+        begun.append((facts.arch, kernel.name))
+        return Finding(kernel, registers=32)
+
+    monkeypatch.setattr("autotune.portability.check.examine", slowly)
+    monkeypatch.setattr("time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0})
+    with pytest.raises(SystemExit) as ended:
+        commands.main(["db", "check", "--arch", "sm_80,sm_86", "--no-defaults", "--limit", "4m"])
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("sm_")]
+    assert ended.value.code == 0 and [" 2 compiled, 0 failed" in line for line in lines] == [True, True]
+    taken = [kernel.name for kernel in sampled(distinct(entries_on("sm_80")), 2)]
+    assert [arch for arch, _ in begun] == ["sm_80", "sm_80", "sm_86", "sm_86"] and [
+        name for _, name in begun[:2]
+    ] == taken
 
 
 @pytest.mark.slow
