@@ -25,12 +25,11 @@ from autotune.bench.text import summary_lines, table_lines
 from autotune.compare.comparison import run_comparison
 from autotune.compare.comparison_worker import ComparisonSetting
 from autotune.compare.idle_process import IdleProcess
-from autotune.compare.precompile import COMPILED_PEER, Kind, compile_ahead, kind_of, known_failures
+from autotune.compare.precompile import COMPILED_PEER, Kind, compile_ahead, kernels_of, kind_of, known_failures
 from autotune.database.provenance import now_text, software_versions
 from autotune.database.store import writable_results_dir
 from autotune.errors import ConfigError, WorkerError, unknown_name
 from autotune.measure.devices import on_each
-from autotune.measure.runs.registry import runs_of
 from autotune.measure.worker import Worker
 from autotune.workload.config import TuneConfig, load_config
 from autotune.workload.graphs import build_graph
@@ -231,9 +230,7 @@ class _Run:
             directions = dict.fromkeys(
                 itertools.chain.from_iterable(plan.workload.kind.passes[which] for which in plan.passes)
             )
-            runs = runs_of(plan.workload.operation)
-            for schedules in plan.schedules.values():
-                specs += runs.specs(runs.build(plan.workload, schedules, self.device), directions)
+            specs += kernels_of(plan.workload, plan.schedules.values(), directions, self.device)
         products = [plan.workload for plan in todo if self._takes_compiled(plan.workload)]
         products = [workload for workload in products if kind_of(workload) not in failures]
         begin = time.monotonic()

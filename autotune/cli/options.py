@@ -89,14 +89,14 @@ def devices_given(device: str | None, devices: str | None) -> list[str]:
     return [resolve_device(device)] if devices is None else devices_named(devices, resolve_device)
 
 
-def budget_seconds(text: str | None) -> float | None:
+def budget_seconds(text: str | None, option: str = "--budget") -> float | None:
     from autotune.errors import ConfigError
     from autotune.workload.config import parse_duration
 
     try:
         return None if text is None else parse_duration(text)
     except ConfigError as error:
-        raise ConfigError(f"--budget: {error}") from error
+        raise ConfigError(f"{option}: {error}") from error
 
 
 def sampler_name(text: str | None) -> str | None:

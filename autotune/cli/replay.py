@@ -9,13 +9,16 @@ import typer
 
 from autotune.cli.options import (
     INTERRUPTED,
+    MEASURING,
     SEARCH,
     Config,
     Device,
     Interrupts,
     Results,
+    budget_seconds,
     examples,
     positive,
+    print_next,
     print_rich,
     resolve_device,
     results_folder,
@@ -24,6 +27,7 @@ from autotune.cli.options import (
 REPLAY_EXAMPLES = examples(
     "equitune replay results/record/*.jsonl.gz --sampler tpe --seeds 5",
     "equitune replay --defaults results/trials/nvidia-h200.jsonl.gz",
+    "equitune replay --defaults results/trials/nvidia-h200.jsonl.gz --measure 2m",
 )
 
 
@@ -74,13 +78,27 @@ def replay(
         bool,
         typer.Option("--defaults", help="Fit and cross-validate the model of untuned schedules."),
     ] = False,
+    measure: Annotated[
+        str | None,
+        typer.Option(
+            help="With --defaults, on the archive's GPU: measure choices that are only estimates, the most expensive "
+            "first, for so long: 60s, 10m.",
+            rich_help_panel=MEASURING,
+        ),
+    ] = None,
+    device: Device = None,
     results: Results = None,
 ) -> None:
     """Compare samplers on recorded times, without a device: trials until a schedule near the best is found.
 
     With --defaults: what untuned schedules cost on problems that are held out in turn. RECORD is then a device's
-    trials, results/trials/DEVICE.jsonl.gz; the fitted model is results/predicted/DEVICE.json.
+    trials, results/trials/DEVICE.jsonl.gz; the fitted model is results/predicted/DEVICE.json. What --measure finds is
+    results/replay/measured-DEVICE.json, and counts in every later replay.
     """
+    limit_s = _seconds_to_measure(measure, device, defaults)
+    if limit_s is not None:
+        _measure_choices(files, results_folder(results), resolve_device(device), limit_s)
+        return
     if defaults:
         _replay_defaults(files, results_folder(results))
         return
@@ -104,10 +122,43 @@ def replay(
 
 def _replay_defaults(files: list[Path], results: Path) -> None:
     from autotune.replay.defaults.run import replay_defaults
-    from autotune.replay.defaults.text import costs_table
+    from autotune.replay.defaults.text import costs_table, measured_line
 
     for archive in files:
-        record, *written = replay_defaults(archive, results, lambda text: print(f"replay: {text}", flush=True))
+        record, *written = replay_defaults(archive, results, _say)
         print_rich(costs_table(record))
+        _say(measured_line(record["choices"][record["chosen"]], record["compared"]))
         for path in written:
-            print(f"replay: {path}")
+            _say(str(path))
+
+
+def _seconds_to_measure(measure: str | None, device: str | None, defaults: bool) -> float | None:
+    from autotune.errors import ConfigError
+
+    if measure is None and device is not None:
+        raise ConfigError(f"--device {device}: a replay needs no device; expected it beside --measure")
+    if measure is not None and not defaults:
+        raise ConfigError(f"--measure {measure}: expected it beside --defaults")
+    return budget_seconds(measure, "--measure")
+
+
+def _measure_choices(files: list[Path], results: Path, device: str, seconds: float) -> None:
+    """Exit code 1 if a comparison failed."""
+    from autotune.replay.defaults.evaluate import summary
+    from autotune.replay.defaults.measure import measure_choices
+    from autotune.replay.defaults.text import measured_line
+
+    failed = 0
+    for archive in files:
+        choices, lost = measure_choices(archive, results, device, seconds, _say)
+        costs = [choice.cost for choice in choices]
+        _say(measured_line(summary(costs), sum(cost.compared for cost in costs)))
+        print_next(f"equitune replay --defaults {archive}")
+        failed += lost
+    if failed:
+        _say(f"{failed} comparisons failed, see above")
+        raise typer.Exit(1)
+
+
+def _say(text: str) -> None:
+    print(f"replay: {text}", flush=True)

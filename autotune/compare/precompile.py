@@ -14,6 +14,8 @@ from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any
 
+from autotune.compare.comparison_worker import Schedules
+from autotune.measure.runs.registry import runs_of
 from autotune.workload.graphs import GraphSpec, Points
 from autotune.workload.kinds.base import Problem
 from autotune.workload.workload import Workload
@@ -41,6 +43,14 @@ def known_failures(rows: Iterable[Mapping[str, Any]], workloads: Iterable[Worklo
         if kind is not None and OUT_OF_TIME in reason:
             failures[kind] = reason
     return failures
+
+
+def kernels_of(
+    workload: Workload, contenders: Iterable[Schedules], directions: Iterable[str], device: str
+) -> list[Any]:
+    """Specs of our kernels in these directions, for :func:`compile_ahead`; each contender has schedules for them."""
+    runs, names = runs_of(workload.operation), tuple(directions)
+    return [spec for chosen in contenders for spec in runs.specs(runs.build(workload, chosen, device), names)]
 
 
 def compile_ahead(

@@ -73,11 +73,21 @@ def table_from(data: Mapping[str, Any]) -> PredictionTable:
 
 
 def _winner(line: Mapping[str, Any]) -> Winner:
-    """Of the schedule the line has the knobs that differ from the default of their field."""
-    schedule = schedule_from_dict({"backend": "cuda", **line["schedule"]})
+    return Winner(schedule_of(line["schedule"]), str(line["layout"]), bool(line["small"]))
+
+
+def knobs_of(schedule: CudaSchedule) -> dict[str, Any]:
+    """What files keep of a schedule: the knobs that differ from the default of their field."""
+    plain = CudaSchedule().to_dict()
+    return {name: value for name, value in schedule.to_dict().items() if value != plain.get(name)}
+
+
+def schedule_of(knobs: Mapping[str, Any]) -> CudaSchedule:
+    """The schedule of :func:`knobs_of`; ScheduleError for an unknown knob, ValueError for another backend."""
+    schedule = schedule_from_dict({"backend": "cuda", **knobs})
     if not isinstance(schedule, CudaSchedule):
-        raise ValueError(f"a winner's backend is {schedule.backend!r}; expected 'cuda'")
-    return Winner(schedule, str(line["layout"]), bool(line["small"]))
+        raise ValueError(f"a schedule's backend is {schedule.backend!r}; expected 'cuda'")
+    return schedule
 
 
 def table_for(facts: DeviceFacts) -> PredictionTable | None:

@@ -94,3 +94,6 @@ CHOICES: Mapping[str, Callable[[Held], CudaSchedule | None]] = {
     "model, measured": lambda held: first_measured(held.order, held.study),
     "model, any trial": lambda held: held.tried[0],
 }
+
+# The runtime's way to choose, by the name that records give it; and the same model's among a study's trials.
+CHOSEN, TRIED = "model", "model, any trial"

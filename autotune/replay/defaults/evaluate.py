@@ -1,7 +1,8 @@
 """Leave-one-problem-out: what schedules that are chosen without a problem's trials cost on that problem.
 
-A chosen schedule's time is known if the held-out study happens to have tried it. Otherwise it is an estimate, of a
-model that was fitted to all trials, the held-out ones among them; its error on trials that it has not seen is reported.
+A chosen schedule's cost is known if it was compared with the tuned schedule (``comparisons``), or if the held-out study
+happens to have tried it. Otherwise it is an estimate, of a model that was fitted to all trials, the held-out ones among
+them; its error on trials that it has not seen is reported.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -18,10 +20,12 @@ import numpy as np
 from autotune.database.entry import Entry
 from autotune.database.prediction.features import Features
 from autotune.database.prediction.predicted import expected_group
+from autotune.database.prediction.table import knobs_of
 from autotune.database.prediction.trees import Trees
-from autotune.replay.defaults.choices import CHOICES, Held, hold_out
+from autotune.replay.defaults.choices import CHOICES, CHOSEN, Held, hold_out
+from autotune.replay.defaults.comparisons import Compared, Key, key_of
 from autotune.replay.defaults.fit import Settings, fit_studies
-from autotune.replay.defaults.studies import Trials
+from autotune.replay.defaults.studies import Trials, name_of
 from kernelgen.schedule.tensor_product import CudaSchedule
 
 ESTIMATE = Settings(trees=400, depth=7, rate=0.1, ridge=1.0, share=0.5)
@@ -33,21 +37,29 @@ STARTS = (1, 2, 4, 8)
 
 @dataclass(frozen=True)
 class Cost:
-    """``ratio``: time over the tuned time. measured: whether the time is of a trial, not an estimate."""
+    """``ratio``: time over the tuned time. measured: of a trial or a comparison, not an estimate.
+
+    compared: measured in turn with the tuned schedule, in one process.
+    """
 
     ratio: float
     measured: bool
+    compared: bool = False
 
 
 class Estimator:
-    """Times of schedules of recorded studies, measured where they can be."""
+    """Times of schedules of recorded studies, measured where they can be: by a comparison, or else by a trial."""
 
-    def __init__(self, studies: Sequence[Trials]) -> None:
+    def __init__(self, studies: Sequence[Trials], compared: Mapping[Key, Compared] = MappingProxyType({})) -> None:
+        self._compared = compared
         self._trees = fit_studies(studies, ESTIMATE, seeds=1)
         self.error = _error(studies)
 
     def cost(self, study: Trials, schedule: CudaSchedule) -> Cost:
         """The cost of a schedule of a study."""
+        compared = self._compared.get(key_of(study.entry, schedule))
+        if compared is not None:
+            return Cost(compared.ratio, True, True)
         time_us = study.times_us.get(schedule)
         if time_us is not None:
             return Cost(time_us / study.tuned_us, True)
@@ -139,12 +151,13 @@ def table_of(held: Sequence[Held], costs: Sequence[Mapping[str, Cost]]) -> dict[
 
 
 def rows_of(held: Sequence[Held], costs: Sequence[Mapping[str, Cost]]) -> list[list[Any]]:
-    """By study: label, operation, direction, dtype, layout, graph class, cost by rules, by the model, if measured."""
+    """By study: its name (``name_of``), cost by rules, by the model, if measured, the model's choice (``knobs_of``)."""
     rows = []
     for one, cost in zip(held, costs, strict=True):
-        entry, found = one.study.entry, cost["model"]
-        kernel = (entry.label, entry.operation, entry.direction, entry.dtype, entry.layout, entry.graph_class)
-        rows.append([*kernel, round(cost["rules"].ratio, 4), round(found.ratio, 4), found.measured])
+        found, choice = cost[CHOSEN], CHOICES[CHOSEN](one)
+        assert choice is not None
+        by_rules = round(cost["rules"].ratio, 4)
+        rows.append([*name_of(one.study.entry), by_rules, round(found.ratio, 4), found.measured, knobs_of(choice)])
     return rows
 
 

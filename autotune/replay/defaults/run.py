@@ -11,12 +11,13 @@ from typing import Any
 from autotune.bench.rows import stored_rows
 from autotune.database.entry import Entry
 from autotune.database.prediction.features import NAMES
-from autotune.database.prediction.table import FORM, table_path
+from autotune.database.prediction.table import FORM, knobs_of, table_path
 from autotune.database.prediction.trees import Trees
 from autotune.database.store import database_path, load_table, replace_file
 from autotune.database.trial_archive import SUFFIX
 from autotune.errors import ConfigError
-from autotune.replay.defaults.choices import Held, winner_of
+from autotune.replay.defaults.choices import CHOSEN, TRIED, Held, winner_of
+from autotune.replay.defaults.comparisons import comparisons_path, read_comparisons
 from autotune.replay.defaults.evaluate import Estimator, costs_of, hold_out_each, rows_of, starts_of, table_of
 from autotune.replay.defaults.fit import fit_studies
 from autotune.replay.defaults.peers import against_peers
@@ -27,9 +28,6 @@ from autotune.search.starting_points import starting_points
 from kernelgen.device import DeviceFacts
 from kernelgen.problem.shape import shape_of
 from kernelgen.schedule.tensor_product import CudaSchedule
-
-# The runtime's way to choose, by the name that the record gives it; and the same model's among a study's trials.
-CHOSEN, TRIED = "model", "model, any trial"
 
 
 def read(archive: Path, results: Path) -> tuple[dict[str, Any], DeviceFacts, list[Entry], list[Trials]]:
@@ -54,7 +52,7 @@ def replay_defaults(archive: Path, results: Path, note: Callable[[str], None]) -
     """Cross-validate, fit to all trials, and write both; returns the record and the two paths."""
     device, facts, entries, studies = read(archive, results)
     note(f"{sum(len(study.times_us) for study in studies):,} trials of {len(studies)} studies")
-    estimator = Estimator(studies)
+    estimator = Estimator(studies, read_comparisons(comparisons_path(results, device["slug"])))
     held = hold_out_each(studies, entries, note)
     costs = costs_of(held, estimator)
     found = table_of(held, costs)
@@ -66,6 +64,7 @@ def replay_defaults(archive: Path, results: Path, note: Callable[[str], None]) -
         "studies": len(studies),
         "problems": len({study.shape for study in studies}),
         "chosen": CHOSEN,
+        "compared": sum(cost[CHOSEN].compared for cost in costs),
         "estimate_log_error": round(estimator.error, 4),
         "choices": found,
         "rows": rows_of(held, costs),
@@ -75,7 +74,7 @@ def replay_defaults(archive: Path, results: Path, note: Callable[[str], None]) -
     record["suite"] = against_peers(stored_rows(results, facts), record["rows"])
     trees = fit_studies(studies)
     table = table_data(device, entries, studies, trees, expected_of(found), record["transfer"])
-    path = results / "replay" / f"defaults-{device['slug']}.json"
+    path = record_path(results, device["slug"])
     return record, _write(path, record), _write(table_path(results, device["slug"]), table)
 
 
@@ -113,15 +112,13 @@ def table_data(
     transfer: Mapping[str, Mapping[str, float]],
 ) -> dict[str, Any]:
     """The runtime's table as JSON data. expected: see :func:`expected_of`; transfer: see ``transfer``."""
-    plain = CudaSchedule().to_dict()
     winners: dict[str, list[dict[str, Any]]] = {}
     classes: dict[str, set[str]] = {}
     for entry in entries:
         won = winner_of(entry)
         if won is None:
             continue
-        knobs = {name: value for name, value in won.schedule.to_dict().items() if value != plain.get(name)}
-        line = {"schedule": knobs, "layout": won.layout, "small": won.small}
+        line = {"schedule": knobs_of(won.schedule), "layout": won.layout, "small": won.small}
         lines = winners.setdefault(f"{entry.operation} {entry.direction}", [])
         if line not in lines:
             lines.append(line)
@@ -139,6 +136,11 @@ def table_data(
         "winners": dict(sorted(winners.items())),
         "trees": trees.to_dict(),
     }
+
+
+def record_path(results: Path, slug: str) -> Path:
+    """The record of a device's cross-validation."""
+    return results / "replay" / f"defaults-{slug}.json"
 
 
 def digest(archive: Path) -> str:

@@ -30,6 +30,14 @@ from kernelgen.problem.tensor_product import TensorProductProblem
 from kernelgen.schedule.kernel_spec import Spec
 from kernelgen.schedule.tensor_product import CudaSchedule, schedule_from_dict
 
+# Label, operation, direction, dtype, layout, graph class: what names a study in records.
+Name = tuple[str, str, str, str, str, str]
+
+
+def name_of(entry: Entry) -> Name:
+    """The name of the study that an entry cites; no two of a database's entries that the model serves share one."""
+    return entry.label, entry.operation, entry.direction, entry.dtype, entry.layout, entry.graph_class
+
 
 @dataclass(frozen=True, eq=False)
 class Trials:

@@ -1,4 +1,4 @@
-"""The record of untuned schedules as a table for the terminal."""
+"""The record of untuned schedules as text for the terminal."""
 
 from __future__ import annotations
 
@@ -28,3 +28,14 @@ def costs_table(record: Mapping[str, Any]) -> Any:
         cells += [f"{found['by size'][size]['mean']:.3f}" for size in sizes]
         table.add_row(f"{name} *" if name == record["chosen"] else name, *cells)
     return table
+
+
+def measured_line(found: Mapping[str, Any], compared: int) -> str:
+    """How many choices are measured and what those and all of them take. found: see ``evaluate.summary``."""
+    count, measured = found["studies"], round(found["measured"] * found["studies"])
+    text = f"{measured} of {count} choices are measured, {compared} of them beside the tuned schedule"
+    if measured:
+        text += f": mean {found['measured_mean']:.3f}, worst {found['measured_worst']:.2f}"
+    if count > measured:
+        text += f"; with {count - measured} estimates mean {found['mean']:.3f}, worst {found['worst']:.2f}"
+    return text

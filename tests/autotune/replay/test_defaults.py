@@ -16,15 +16,19 @@ import pytest
 from places import ROOT
 
 from autotune.cli.commands import main
-from autotune.database.prediction.table import table_from, table_path
+from autotune.database.prediction.pool import plan_of
+from autotune.database.prediction.table import schedule_of, table_from, table_path
 from autotune.database.store import load_table
 from autotune.errors import ConfigError
-from autotune.replay.defaults.choices import Held
+from autotune.replay.defaults.choices import TRIED, Held
+from autotune.replay.defaults.comparisons import Compared, comparisons_path, key_of, store_comparisons
 from autotune.replay.defaults.evaluate import Cost, summary
 from autotune.replay.defaults.fit import Settings, fit, fit_studies
+from autotune.replay.defaults.measure import read_choices
 from autotune.replay.defaults.peers import against_peers
-from autotune.replay.defaults.run import TRIED, digest, expected_of, read, table_data
-from autotune.replay.defaults.studies import Trials
+from autotune.replay.defaults.run import digest, expected_of, read, table_data
+from autotune.replay.defaults.studies import Trials, facts_of, name_of, spec_of
+from autotune.replay.defaults.text import measured_line
 from autotune.replay.defaults.transfer import served_there, transfers
 from kernelgen.device import CUDA_ARCHS
 
@@ -117,6 +121,29 @@ def test_the_command_holds_each_problem_out(small: Path, capsys: pytest.CaptureF
     _check_rules(small, choices["rules"])
     made = table_from(json.loads(table_path(small, "nvidia-h200").read_text()))
     assert set(made.winners) == {"conv forward"} and made.trees.features.shape[1] == Settings().depth
+
+
+def test_a_compared_choice_counts_with_its_ratio_in_the_next_replay(
+    small: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def replayed() -> tuple[dict[str, Any], str]:
+        with pytest.raises(SystemExit):
+            main(["replay", "--defaults", str(small / "trials" / ARCHIVE.name), "--results", str(small)])
+        return json.loads((small / "replay" / "defaults-nvidia-h200.json").read_text()), capsys.readouterr().out
+
+    before, text = replayed()
+    row = next(row for row in before["rows"] if not row[8])
+    assert before["compared"] == 0 and "of 3 choices are measured, 0 of them beside" in text
+    _, _, entries, _ = read(small / "trials" / ARCHIVE.name, small)
+    (entry,) = (entry for entry in entries if list(name_of(entry)) == row[:6])
+    compared = Compared(*key_of(entry, schedule_of(row[9])), 25.0, 10.0)
+    store_comparisons(comparisons_path(small, "nvidia-h200"), "nvidia-h200", {"date": "2026"}, [compared])
+    after, text = replayed()
+    assert after["compared"] == 1 and "choices are measured, 1 of them beside the tuned schedule" in text
+    assert [*row[:7], 2.5, True, row[9]] in after["rows"]
+    others = [[each for each in record["rows"] if each[:6] != row[:6]] for record in (before, after)]
+    assert others[0] == others[1] and len(others[0]) == 2
+    assert after["choices"]["model"]["worst"] == 2.5 == after["choices"]["model"]["measured_worst"]
 
 
 def _check_rules(small: Path, found: dict[str, Any]) -> None:
@@ -224,6 +251,20 @@ def test_a_choice_that_costs_more_loses_against_a_peer() -> None:
     }
     assert against_peers(bench, [[*name, 1.0, 1.3, True]])["lost"] == 1
     assert against_peers([row | {"times": times, "deterministic": True}], [[*name, 1.0, 1.3, True]])["rows"] == 0
+
+
+def test_the_shipped_record_has_legal_choices_and_counts_what_was_measured(record: dict[str, Any]) -> None:
+    choices = read_choices(ARCHIVE, RESULTS)
+    facts = facts_of(load_table(RESULTS / "nvidia-h200.json").device)
+    assert len(choices) == record["studies"] == len({name_of(one.entry) for one in choices})
+    again = "run: equitune replay --defaults results/trials/nvidia-h200.jsonl.gz"
+    assert sum(one.cost.compared for one in choices) == record["compared"], again
+    assert [round(one.cost.ratio, 4) for one in choices] == [row[7] for row in record["rows"]], again
+    for one in choices[::10]:
+        plan = plan_of(spec_of(one.entry, facts), one.schedule)  # type: ignore[arg-type]
+        assert plan and plan.spec.schedule == one.schedule
+    found, shown = summary([one.cost for one in choices]), record["choices"][record["chosen"]]
+    assert measured_line(found, record["compared"]) == measured_line(shown, record["compared"])
 
 
 @pytest.mark.slow
