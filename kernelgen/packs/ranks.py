@@ -33,7 +33,13 @@ reverse_exchange.register_fake(torch.empty_like)
 
 
 class Exchange:
-    """What a model's code for LAMMPS's ML-IAP takes for its ``data``, while it is traced."""
+    """What a model's code for LAMMPS's ML-IAP takes for its ``data``, while it is traced.
+
+    nlocal, ntotal: numbers of own atoms, and of these and ghosts; they may be symbols.
+    """
+
+    def __init__(self, atoms: int, ghosts: int) -> None:
+        self.nlocal, self.ntotal = atoms, atoms + ghosts
 
     def forward_exchange(self, features: Tensor, out: Tensor, _: int) -> None:
         out.copy_(torch.ops.ranks.forward_exchange(features.contiguous()))

