@@ -55,7 +55,7 @@ _HOMES = {
     "CapturedModel": "autotune.captured.capture",
     "Database": "autotune.database.store",
     "ElementwiseTensorProduct": "autotune.modules.e3nn_products",
-    "Entry": "autotune.database.store",
+    "Entry": "autotune.database.entry",
     "FullTensorProduct": "autotune.modules.e3nn_products",
     "FullyConnectedTensorProduct": "autotune.modules.e3nn_products",
     "GraphClass": "autotune.workload.graph_class",
