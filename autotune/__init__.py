@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from autotune.modules.spherical_harmonics import SphericalHarmonics, spherical_harmonics
     from autotune.modules.spherical_harmonics_conv import SphericalHarmonicsConv
     from autotune.modules.symmetric_contraction import SymmetricContraction
-    from autotune.modules.tensor_product import TensorProduct, TensorProductConv
+    from autotune.modules.tensor_product import TensorProduct
+    from autotune.modules.tensor_product_conv import TensorProductConv
     from autotune.tune.from_model.run import ModelTuning, tune_model
     from autotune.workload.graph_class import GraphClass
 
@@ -55,7 +56,7 @@ _HOMES = {
     "CapturedModel": "autotune.captured.capture",
     "Database": "autotune.database.store",
     "ElementwiseTensorProduct": "autotune.modules.e3nn_products",
-    "Entry": "autotune.database.store",
+    "Entry": "autotune.database.entry",
     "FullTensorProduct": "autotune.modules.e3nn_products",
     "FullyConnectedTensorProduct": "autotune.modules.e3nn_products",
     "GraphClass": "autotune.workload.graph_class",
@@ -65,7 +66,7 @@ _HOMES = {
     "SphericalHarmonicsConv": "autotune.modules.spherical_harmonics_conv",
     "SymmetricContraction": "autotune.modules.symmetric_contraction",
     "TensorProduct": "autotune.modules.tensor_product",
-    "TensorProductConv": "autotune.modules.tensor_product",
+    "TensorProductConv": "autotune.modules.tensor_product_conv",
     "Tuning": "autotune.database.lookup",
     "accelerate": "autotune.integrations.accelerate",
     "capture": "autotune.captured.capture",

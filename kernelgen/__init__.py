@@ -1,4 +1,4 @@
-"""Generates kernels for O(3)-equivariant tensor products and spherical harmonics, as differentiable torch operators.
+"""Generates kernels for O(3)-equivariant products, contractions and harmonics, as differentiable torch operators.
 
 Each sub-package is a step and imports only those before it:
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -85,6 +86,12 @@ def test_a_sub_package_says_what_it_is_and_nothing_else(package: str) -> None:
         (only,) = ast.parse(path.read_text()).body
         text = ast.get_docstring(ast.Module([only], [])) or ""
         assert {"In:", "Out:", "Read"} <= set(text.split()), path
+
+
+def test_a_folder_of_the_generator_tells_where_to_read_what() -> None:
+    for path in (ROOT / "kernelgen").glob("*/**/__init__.py"):
+        named = set(re.findall(r"\w+", path.read_text()))
+        assert {other.stem for other in path.parent.glob("*.py")} - {"__init__"} <= named, path
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "kernelgen").rglob("*.py")), ids=lambda path: path.name)

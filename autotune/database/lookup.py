@@ -32,10 +32,11 @@ from typing import Any
 from autotune.database.candidates.choice import by_nearness, is_legal, with_skipped
 from autotune.database.candidates.fitting import fitted_schedule, for_skew
 from autotune.database.candidates.legal_form import within_limits
+from autotune.database.candidates.other_devices import kindred_tables
 from autotune.database.candidates.query import Query
 from autotune.database.entry import Entry
 from autotune.database.prediction.predicted import predict
-from autotune.database.store import Table, database_dirs, database_path, kindred_tables, load_table, tuned_dirs
+from autotune.database.store import Table, database_dirs, database_path, load_table, tuned_dirs
 from autotune.errors import TuningMissError
 from autotune.workload.graph_class import GraphClass
 from autotune.workload.kinds.base import Problem

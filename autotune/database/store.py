@@ -8,14 +8,14 @@ readers ignore it with one warning, writers keep a copy beside it as ``NAME.corr
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
-import math
 import os
 import re
 import shutil
 import tempfile
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
@@ -31,20 +31,6 @@ from kernelgen.device import DeviceFacts
 from kernelgen.errors import cause_of
 from kernelgen.json_data import parse_json
 from kernelgen.problem.shape import shape_of
-
-__all__ = [
-    *("SCHEMA", "Database", "DatabaseWarning", "Entry", "Table", "database_dirs", "database_path"),
-    *(
-        "device_distance",
-        "device_files",
-        "device_record",
-        "kindred_tables",
-        "load_table",
-        "read_table",
-        "to_text",
-        "writable_results_dir",
-    ),
-]
 
 SCHEMA = 1
 LOCK_TIMEOUT_S = 60.0
@@ -80,14 +66,8 @@ class Table:
 
 def device_record(facts: DeviceFacts, driver: str | None = None) -> dict[str, Any]:
     """The ``device`` object of a database file, from which a lookup on another device computes the distance."""
-    record: dict[str, Any] = {
-        "name": facts.name,
-        "slug": facts.slug,
-        "backend": facts.backend,
-        "arch": facts.arch,
-        "units": facts.units,
-        "vector_bytes": facts.vector_bytes,
-    }
+    names = ("name", "slug", "backend", "arch", "units", "vector_bytes")
+    record: dict[str, Any] = {name: getattr(facts, name) for name in names}
     return record | ({"driver": driver} if driver else {})
 
 
@@ -280,11 +260,8 @@ class Database:
         text = to_text(device, (entries[identity] for identity in sorted(entries)))
         if table.flaws:
             kept = _keep_aside(self.path)
-            warnings.warn(
-                f"tuned database {self.path}: {table.flaws[0]}; the old file is kept as {kept.name}",
-                DatabaseWarning,
-                stacklevel=3,
-            )
+            why = f"tuned database {self.path}: {table.flaws[0]}; the old file is kept as {kept.name}"
+            warnings.warn(why, DatabaseWarning, stacklevel=3)
         replace_file(self.path, text)
         self.device, self._entries = device, entries
 
@@ -298,20 +275,12 @@ def to_text(device: Mapping[str, Any], entries: Iterable[Entry]) -> str:
 def _keep_aside(path: Path) -> Path:
     """Copy, not rename: readers must not lose the valid entries of a partly invalid file meanwhile."""
     stamp = datetime.now(timezone.utc).strftime("%Y%m%dT%H%M%SZ")
-    for name in _aside_names(path.stem, stamp):
-        aside = path.with_name(name)
+    for count in itertools.count(1):
+        aside = path.with_name(f"{path.stem}.corrupt-{stamp}{f'-{count}' if count > 1 else ''}.json")
         with contextlib.suppress(FileExistsError), aside.open("xb") as target, path.open("rb") as source:
             shutil.copyfileobj(source, target)
             return aside
     raise AssertionError("unreachable: there is always another name")
-
-
-def _aside_names(stem: str, stamp: str) -> Iterator[str]:
-    yield f"{stem}.corrupt-{stamp}.json"
-    count = 2
-    while True:
-        yield f"{stem}.corrupt-{stamp}-{count}.json"
-        count += 1
 
 
 def replace_file(path: Path, text: str | bytes) -> None:
@@ -329,38 +298,3 @@ def replace_file(path: Path, text: str | bytes) -> None:
         with contextlib.suppress(OSError):
             os.unlink(temporary)
         raise
-
-
-def kindred_tables(facts: DeviceFacts) -> Iterator[Table]:
-    """Databases of other devices that may serve this one: of its architecture, for a GPU then of others.
-
-    Nearest number of multiprocessors or cores first.
-    """
-    files: dict[str, list[Path]] = {}
-    for directory in tuned_dirs():
-        for path in device_files(directory):
-            files.setdefault(path.stem, []).append(path)
-    tables = [(slug, load_table(*paths)) for slug, paths in sorted(files.items()) if slug != facts.slug]
-    kindred = [(slug, table) for slug, table in tables if _may_serve(table.device, facts)]
-    yield from (
-        table for _, table in sorted(kindred, key=lambda item: (device_distance(item[1].device, facts), item[0]))
-    )
-
-
-def device_distance(device: Mapping[str, Any], facts: DeviceFacts) -> tuple[bool, bool, float]:
-    """Sort key for the distance between a database's device and this one: backend, then architecture, then size."""
-    backend, kindred = device.get("backend") == facts.backend, _is_kindred(device, facts)
-    units = device.get("units")
-    if not isinstance(units, int | float) or units <= 0:
-        return not backend, not kindred, math.inf
-    return not backend, not kindred, abs(math.log2(units / max(1, facts.units)))
-
-
-def _may_serve(device: Mapping[str, Any], facts: DeviceFacts) -> bool:
-    """CUDA text compiles for every compute capability; a host's schedules depend on the width of its vectors."""
-    return _is_kindred(device, facts) or device.get("backend") == facts.backend == "cuda"
-
-
-def _is_kindred(device: Mapping[str, Any], facts: DeviceFacts) -> bool:
-    same = device.get("backend") == facts.backend and device.get("arch") == facts.arch
-    return same and (facts.backend != "cpu" or device.get("vector_bytes") == facts.vector_bytes)

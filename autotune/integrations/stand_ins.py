@@ -14,10 +14,11 @@ import torch
 from torch import Tensor
 from torch.nn.utils import parametrize
 
-from autotune.modules.e3nn_checkpoints import E3nnCheckpoints
+from autotune.modules.e3nn_interface.checkpoints import E3nnCheckpoints
 from autotune.modules.radial.convolution import convolve_radial
 from autotune.modules.spherical_harmonics import SphericalHarmonics
-from autotune.modules.tensor_product import TensorProduct, TensorProductConv
+from autotune.modules.tensor_product import TensorProduct
+from autotune.modules.tensor_product_conv import TensorProductConv
 from kernelgen.e3nn_import import o3
 from kernelgen.errors import UnsupportedError
 from kernelgen.problem.from_e3nn import problem_of

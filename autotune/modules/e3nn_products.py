@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from autotune.modules.tensor_product import Irreps, TensorProduct
+from autotune.modules.tensor_product import TensorProduct
 from kernelgen.e3nn_import import o3
 from kernelgen.errors import ProblemError
-from kernelgen.problem.irreps import parse_irreps
+from kernelgen.problem.irreps import Irreps, parse_irreps
 
 
 class _ReadyMade(TensorProduct):

@@ -1,7 +1,7 @@
 """Schedules by the size class of a graph: looked up direction by direction, and as a family of operators.
 
 In eager mode a module builds the operator of a class when it meets one. A traced module needs all classes at once, as
-data: :func:`family_of` asks for each of them and builds an operator for each different answer. Nothing is compiled.
+data: :meth:`Lookup.family` asks for each of them and builds an operator for each different answer. Nothing is compiled.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ import torch
 
 from autotune.database.edge_vectors import directions_inside
 from autotune.modules.spherical_harmonics import SphericalHarmonics
-from autotune.modules.tensor_product import Irreps, TensorProductConv
+from autotune.modules.tensor_product_conv import TensorProductConv
 from autotune.workload.graph_class import GraphClass
 from kernelgen.device import device_facts
 from kernelgen.ops.base import DTYPES
@@ -21,6 +21,7 @@ from kernelgen.ops.edge_vectors import FUSED, HarmonicProduct
 from kernelgen.ops.harmonics_operator import HarmonicsOperator
 from kernelgen.ops.operator import Operator
 from kernelgen.problem.edge_vectors import VectorProblem
+from kernelgen.problem.irreps import Irreps
 
 
 class SphericalHarmonicsConv(TensorProductConv):

@@ -8,10 +8,11 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from autotune.database.candidates.other_devices import device_distance
 from autotune.database.entry import Entry, is_alike
 from autotune.database.prediction.pool import with_other_groups
 from autotune.database.prediction.predicted import by_predicted_time, is_predicted
-from autotune.database.store import database_dirs, device_distance, device_files, load_table
+from autotune.database.store import database_dirs, device_files, load_table
 from autotune.search.space import Space
 from autotune.workload.graph_class import GraphClass
 from kernelgen.device import DeviceFacts

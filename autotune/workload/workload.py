@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -11,6 +12,7 @@ from autotune.workload.graph_class import GraphClass
 from autotune.workload.graphs import GraphSpec, build_graph
 from autotune.workload.kinds.base import KernelKind, Problem
 from autotune.workload.kinds.registry import CONVOLUTIONS, kernel_kind, operations_of
+from kernelgen.device import DeviceFacts
 from kernelgen.problem.edge_vectors import VectorProblem
 from kernelgen.problem.radial_convolution import RadialProblem
 from kernelgen.problem.spherical_harmonics import HarmonicsProblem
@@ -95,6 +97,11 @@ class Workload:
         if not self.is_conv:
             return GraphClass.of(self.operation, graph.num_edges, graph.num_nodes)
         return GraphClass.of_graph(self.operation, graph.receiver, graph.num_nodes)
+
+    def spec(self, direction: str, facts: DeviceFacts) -> Any:
+        """The spec of a direction's kernel on a device, with an empty schedule."""
+        kernel = (self.problem, self.operation, direction, self.dtype, self.layout)
+        return self.kind.spec(*kernel, facts, self.deterministic)
 
     def identity(self, direction: str) -> Identity:
         """Identity of the database entry of one direction."""

@@ -1,6 +1,6 @@
 """Compiles source to a binary on disk: by the host's C++ compiler, by NVRTC for CUDA, or by clang for HIP.
 
-Neither needs the target device or a CUDA driver. The cache on disk (see ``cache``) is keyed by source, flags, compiler
+None needs the target device or a CUDA driver. The cache on disk (see ``cache``) is keyed by source, flags, compiler
 version and architecture.
 
 Environment: ``CXX`` is the host compiler, with arguments if any; ``EQUITUNE_CACHE`` the directory of the cache.

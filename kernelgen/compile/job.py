@@ -1,4 +1,4 @@
-"""The common interface of both compilers: a :class:`Job` is one compiler with its flags."""
+"""The common interface of the compilers: a :class:`Job` is one compiler with its flags."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Chooses legal schedules for untuned kernels, by simple rules.
+"""Chooses legal schedules for untuned products and harmonics, by simple rules; other kinds' are in their planners.
 
 A better default does not need a new generator version: what a kernel computes does not depend on this module.
 """

@@ -88,7 +88,11 @@ def radial_plan(spec: RadialSpec) -> RadialPlan:
         raise UnsupportedError(f"weights cannot be formed in registers: {why}")
     schedule, facts = spec.schedule, spec.facts
     if facts.backend != "cuda" or facts.is_hip:
-        raise UnsupportedError(f"weights are formed in registers by NVIDIA's tensor cores, not on {facts.name}")
+        raise UnsupportedError(
+            f"weights are formed in registers by NVIDIA's tensor cores, not on {facts.name}; take an NVIDIA GPU, or "
+            'have them formed in memory for some edges at a time: accelerate(model, edge_weights="streamed"), or '
+            "autotune.RadialTensorProductConv"
+        )
     inner = CudaSchedule(
         path_groups=schedule.path_groups,
         edges_per_warp=4,

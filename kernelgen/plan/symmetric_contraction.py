@@ -3,7 +3,7 @@
 The kernel takes the arguments of all kernels (``kernelgen.schedule.kernel_spec.BUFFERS``): features are ``x``, weights
 ``w`` [elements, weights, channels], cotangents of the output ``g``; ``tx``, ``tw`` are tangents, and gradients are
 ``out_x``, ``out_w``, ``out_g`` (the output itself too). ``sender`` has the element of each node, ``perm`` the nodes in
-the order of their elements. ``num_edges`` is the number of nodes, and ``num_in`` that of a task (`task_nodes`).
+the order of their elements. ``num_edges`` is the number of nodes, and ``num_in`` that of a task (``task_nodes``).
 
 Tasks of consecutive nodes sum gradients of the weights in rows of their own, [tasks + elements, weights, channels]:
 task t has those of element e in row t + e. No two pairs (t, e) share a row, because neither decreases along the nodes

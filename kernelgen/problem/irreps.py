@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from kernelgen.e3nn_import import o3
 from kernelgen.errors import ProblemError
 
 # Limits far above any network's needs, and low enough for tables of coefficients.
 MOST_FEATURES, MOST_DEGREE = 2**24, 32
+# Of a user: any spelling of e3nn.
+Irreps: TypeAlias = "str | o3.Irreps"
 
 
 @dataclass(frozen=True)
@@ -25,7 +28,7 @@ class Block:
         return 2 * self.l + 1
 
 
-def parse_irreps(text: str | o3.Irreps, what: str) -> o3.Irreps:
+def parse_irreps(text: Irreps, what: str) -> o3.Irreps:
     """``o3.Irreps`` of any spelling e3nn accepts; otherwise ProblemError, which names the operand ``what``."""
     try:
         irreps = o3.Irreps(text)

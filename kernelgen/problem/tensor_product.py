@@ -14,7 +14,7 @@ import torch
 from kernelgen.e3nn_import import o3
 from kernelgen.errors import ProblemError
 from kernelgen.problem.connection_modes import MODES, Instruction, Mode
-from kernelgen.problem.irreps import Block, blocks_of, parse_irreps
+from kernelgen.problem.irreps import Block, Irreps, blocks_of, parse_irreps
 
 NORMALIZATIONS = {"irrep": ("component", "norm", "none"), "path": ("element", "path", "none")}
 
@@ -88,9 +88,9 @@ class TensorProductProblem:
     @classmethod
     def from_instructions(
         cls,
-        irreps_in1: str | o3.Irreps,
-        irreps_in2: str | o3.Irreps,
-        irreps_out: str | o3.Irreps,
+        irreps_in1: Irreps,
+        irreps_in2: Irreps,
+        irreps_out: Irreps,
         instructions: Iterable[Sequence],
         *,
         shared_weights: bool = False,
@@ -119,9 +119,9 @@ class TensorProductProblem:
     @classmethod
     def channelwise(
         cls,
-        irreps_in1: str | o3.Irreps,
-        irreps_in2: str | o3.Irreps,
-        filter_irreps_out: str | o3.Irreps,
+        irreps_in1: Irreps,
+        irreps_in2: Irreps,
+        filter_irreps_out: Irreps,
         *,
         shared_weights: bool = False,
     ) -> TensorProductProblem:
@@ -150,9 +150,9 @@ class TensorProductProblem:
     @classmethod
     def fully_connected(
         cls,
-        irreps_in1: str | o3.Irreps,
-        irreps_in2: str | o3.Irreps,
-        irreps_out: str | o3.Irreps,
+        irreps_in1: Irreps,
+        irreps_in2: Irreps,
+        irreps_out: Irreps,
         *,
         shared_weights: bool = False,
     ) -> TensorProductProblem:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterator
 from typing import Any
 
@@ -39,27 +38,30 @@ _memcmp = ctypes.CDLL(None).memcmp
 _memcmp.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
 
 
-class KnownGraph(ABC):
-    """A graph's orders by what determines them, and the (num_in, num_out) for which its indices are in range."""
+class KnownGraph:
+    """A graph's orders by what determines them, and the (num_in, num_out) for which its indices are in range.
 
-    nbytes = 0
-    is_on_host = False
-    is_captured = False
+    is_captured: it is in the CUDA graph that is being captured, so what is found out is computed at every replay.
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, sender: Tensor, receiver: Tensor, is_on_host: bool, is_captured: bool = False) -> None:
+        seen: type[_Copy | _Memory] = _Copy if is_on_host else _Memory
+        self.sender, self.receiver = seen(sender), seen(receiver)
+        self.nbytes = self.sender.nbytes + self.receiver.nbytes
+        self.is_on_host, self.is_captured = is_on_host, is_captured
         self.orders: dict[Hashable, EdgeOrder] = {}
         self.in_range: set[tuple[int, int]] = set()
         # What others found out about the tensors.
         self.facts: dict[Hashable, Any] = {}
         self._contiguous: dict[int, tuple[Tensor, Tensor]] = {}
 
-    @abstractmethod
     def is_still(self, sender: Tensor, receiver: Tensor) -> bool:
         """Whether these tensors are the graph's, with unchanged contents."""
+        return self.receiver.is_of(receiver) and self.sender.is_of(sender)
 
-    @abstractmethod
     def is_unwritten(self, sender: Tensor, receiver: Tensor) -> bool:
         """The same for the graph's own tensors in their original form."""
+        return self.receiver.is_unwritten(receiver) and self.sender.is_unwritten(sender)
 
     def contiguous(self, sender: Tensor, receiver: Tensor) -> tuple[Tensor, Tensor]:
         """The graph's tensors with contiguous entries, copied at most once a stream."""
@@ -76,21 +78,6 @@ class KnownGraph(ABC):
         return copies
 
 
-class _HostGraph(KnownGraph):
-    is_on_host = True
-
-    def __init__(self, sender: Tensor, receiver: Tensor) -> None:
-        super().__init__()
-        self.sender, self.receiver = _Copy(sender), _Copy(receiver)
-        self.nbytes = sender.nbytes + receiver.nbytes
-
-    def is_still(self, sender: Tensor, receiver: Tensor) -> bool:
-        return self.receiver.equals(receiver) and self.sender.equals(sender)
-
-    def is_unwritten(self, sender: Tensor, receiver: Tensor) -> bool:
-        return self.receiver.has_bytes(receiver) and self.sender.has_bytes(sender)
-
-
 class _Copy:
     """A copy of a host index tensor, compared as bytes: ``torch.equal`` takes twice as long."""
 
@@ -99,35 +86,16 @@ class _Copy:
         self.dtype, self.shape, self.nbytes = index.dtype, index.shape, self.tensor.nbytes
         self.address = ctypes.c_void_p(self.tensor.data_ptr())
 
-    def equals(self, index: Tensor) -> bool:
+    def is_of(self, index: Tensor) -> bool:
         if index.shape != self.shape:
             return False
         if index.dtype is self.dtype and not index.is_contiguous():
             return torch.equal(index, self.tensor)
-        return self.has_bytes(index)
+        return self.is_unwritten(index)
 
-    def has_bytes(self, index: Tensor) -> bool:
+    def is_unwritten(self, index: Tensor) -> bool:
         """Whether a contiguous tensor of this shape has the same dtype and bytes."""
         return index.dtype is self.dtype and _memcmp(index.data_ptr(), self.address, self.nbytes) == 0
-
-
-class _DeviceGraph(KnownGraph):
-    def __init__(self, sender: Tensor, receiver: Tensor) -> None:
-        super().__init__()
-        self.sender, self.receiver = _Memory(sender), _Memory(receiver)
-        self.nbytes = self.sender.storage.nbytes() + self.receiver.storage.nbytes()
-
-    def is_still(self, sender: Tensor, receiver: Tensor) -> bool:
-        return self.receiver.is_of(receiver) and self.sender.is_of(sender)
-
-    def is_unwritten(self, sender: Tensor, receiver: Tensor) -> bool:
-        return receiver._version == self.receiver.version and sender._version == self.sender.version
-
-
-class _CapturedGraph(_DeviceGraph):
-    """One in the CUDA graph that is being captured: what is found out about it is computed at every replay."""
-
-    is_captured = True
 
 
 class _Memory:
@@ -140,10 +108,15 @@ class _Memory:
     def __init__(self, index: Tensor) -> None:
         self.base, self.storage = _base(index), index.untyped_storage()
         self.address, self.version, self.state = index.data_ptr(), index._version, _state(index)
+        self.nbytes = self.storage.nbytes()
 
     def is_of(self, index: Tensor) -> bool:
         # The comparison that most often fails comes first.
         return index.data_ptr() == self.address and _base(index) is self.base and _state(index) == self.state
+
+    def is_unwritten(self, index: Tensor) -> bool:
+        """Whether the tensor itself was not written."""
+        return index._version == self.version
 
 
 def _base(index: Tensor) -> Tensor:
@@ -182,7 +155,7 @@ class KnownGraphs:
                 return known
         if not (is_on_host or (_is_counted(sender) and _is_counted(receiver))):
             return None
-        newest: KnownGraph = (_HostGraph if is_on_host else _DeviceGraph)(sender, receiver)
+        newest = KnownGraph(sender, receiver, is_on_host)
         kept, nbytes = [newest], 0
         for known in self._known[: self.size - 1]:
             nbytes += known.nbytes
@@ -198,7 +171,7 @@ class KnownGraphs:
         for known in graphs:
             if known.is_still(sender, receiver):
                 return known
-        graphs.append(_CapturedGraph(sender, receiver))
+        graphs.append(KnownGraph(sender, receiver, is_on_host=False, is_captured=True))
         return graphs[-1]
 
     def order(

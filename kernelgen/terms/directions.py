@@ -1,10 +1,11 @@
 """Directions, the derivatives that a kernel computes: forward, backward, double backward; of products and harmonics.
 
-A kernel sums *monomials* of the form F. Forward and backward use the single monomial F(x, y, w, g). Double backward
-differentiates ``<tx, dF/dx> + <ty, dF/dy> + <tw, dF/dw>``, which is F(tx,y,w,g) + F(x,ty,w,g) + F(x,y,tw,g). The
-tangents are the cotangents of the three first gradients. A tangent of g is the cotangent of the value itself; with it,
-one kernel serves a loss on both the value and first gradients (``joint_backward``). An output ``o`` takes every
-monomial whose slot ``o`` holds the primal operand, and sums their derivatives with respect to that slot.
+A kernel sums *monomials* of the form F of ``clebsch_gordan``. Forward and backward use the single monomial
+F(x, y, w, g). Double backward differentiates ``<tx, dF/dx> + <ty, dF/dy> + <tw, dF/dw>``, which is
+F(tx,y,w,g) + F(x,ty,w,g) + F(x,y,tw,g). The tangents are the cotangents of the three first gradients. A tangent of g
+is the cotangent of the value itself; with it, one kernel serves a loss on both the value and first gradients
+(``joint_backward``). An output ``o`` takes every monomial whose slot ``o`` holds the primal operand, and sums their
+derivatives with respect to that slot.
 
 Harmonics Y [rows, dim_out] of vectors v [rows, 3] have separate directions. With cotangents g of Y and tangents t of v:
 

@@ -1,4 +1,4 @@
-"""The arithmetic of one path for one direction, as C++ statements that both emitters share.
+"""The arithmetic of one path for one direction, as C++ statements that all emitters of channelwise products share.
 
 These statements use fixed names, which the emitters declare:
 

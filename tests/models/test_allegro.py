@@ -11,7 +11,7 @@ import torch
 
 pytest.importorskip("allegro", reason="Allegro is not installed")
 
-import model_cases
+import model_checks
 from allegro.nn._strided import Contracter
 from allegro_cases import CASE
 from e3nn import o3
@@ -19,6 +19,7 @@ from model_cases import DTYPES, imidazole, mof, protein
 
 from autotune import accelerate, restore
 from autotune.integrations.packages.allegro import AcceleratedContracter
+from autotune.models.packages.base import default_dtype
 from kernelgen.errors import UnsupportedError
 
 TINY = {"l_max": 1, "num_tensor_features": 2, "num_scalar_features": 4, "parity": False}
@@ -41,7 +42,7 @@ def contracters(model: torch.nn.Module, kind: type[torch.nn.Module]) -> int:
     ids=["molecule", "no coupling", "one layer", "mof", "protein"],
 )
 def test_values_and_gradients_are_those_of_stock(structure: Any, more: dict[str, Any], dtype: torch.dtype) -> None:
-    model_cases.check_values(CASE, structure(), dtype, 0, **more)
+    model_checks.check_values(CASE, structure(), dtype, 0, **more)
 
 
 def test_every_product_is_replaced_and_put_back() -> None:
@@ -63,7 +64,7 @@ def test_each_form_of_the_product(paths: Any, normalization: str | None) -> None
     """A single path has weights with one index less. Values, first and second derivatives."""
     irreps = o3.Irreps("0e+1o"), o3.Irreps("0e+1o"), o3.Irreps("0e+1o+1e")
     node = torch.tensor([0, 2, 1, 1, 0, 2, 2])
-    with model_cases.default_dtype(torch.float64):
+    with default_dtype(torch.float64):
         torch.manual_seed(0)
         stock = torch.nn.Module()
         stock.tp = Contracter(*irreps, 3, instructions=paths, irrep_normalization=normalization)
@@ -93,15 +94,15 @@ def test_another_form_of_the_product_stays() -> None:
 
 
 def test_checkpoints_go_both_ways() -> None:
-    model_cases.check_checkpoints(CASE, 0)
+    model_checks.check_checkpoints(CASE, 0)
 
 
 def test_copies_keep_equitune(tmp_path: Path) -> None:
-    model_cases.check_copies(CASE, 0, tmp_path)
+    model_checks.check_copies(CASE, 0, tmp_path)
 
 
 def test_training_with_an_average_of_weights() -> None:
-    model_cases.check_training(CASE)
+    model_checks.check_training(CASE)
 
 
 def test_torchscript_is_refused() -> None:

@@ -11,12 +11,13 @@ pytest.importorskip("nequip", reason="NequIP is not installed")
 
 import captured_cases as cases
 from ase import Atoms
-from model_cases import default_dtype, imidazole, symbols_in
+from model_cases import imidazole, symbols_in
 from nequip.data.transforms import ChemicalSpeciesToAtomTypeMapper, NeighborListTransform
 from nequip.integrations.ase import NequIPCalculator
 from nequip_cases import CASE, CUTOFF
 
 from autotune import accelerate, capture
+from autotune.models.packages.base import default_dtype
 from kernelgen.errors import UnsupportedError
 
 

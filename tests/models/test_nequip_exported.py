@@ -12,10 +12,11 @@ pytest.importorskip("nequip", reason="NequIP is not installed")
 
 from ase import Atoms
 from exported import ExportedModel, Tensors, check_without_python
-from model_cases import default_dtype, imidazole, two_molecules
+from model_cases import imidazole, two_molecules
 from nequip_cases import CASE
 
 from autotune import accelerate
+from autotune.models.packages.base import default_dtype
 
 NAMES = ("pos", "atom_types", "edge_index", "edge_cell_shift", "cell")
 

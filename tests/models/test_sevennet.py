@@ -11,6 +11,7 @@ import torch
 pytest.importorskip("sevenn", reason="SevenNet is not installed")
 
 import model_cases
+import model_checks
 import sevenn._keys as KEY
 from ase import Atoms
 from model_cases import DTYPES, imidazole, mof, protein
@@ -50,7 +51,7 @@ def bent() -> Atoms:
 )
 def test_values_and_gradients_are_those_of_stock(structure: Any, more: dict[str, Any], dtype: torch.dtype) -> None:
     options = {**CASE.options, **more}
-    model_cases.check_values(CASE, structure(), dtype, options[KEY.NUM_CONVOLUTION], **more)
+    model_checks.check_values(CASE, structure(), dtype, options[KEY.NUM_CONVOLUTION], **more)
 
 
 def test_several_structures_in_a_batch() -> None:
@@ -61,36 +62,36 @@ def test_several_structures_in_a_batch() -> None:
 
 
 def test_checkpoints_go_both_ways() -> None:
-    model_cases.check_checkpoints(CASE, 3)
+    model_checks.check_checkpoints(CASE, 3)
 
 
 def test_copies_keep_equitune(tmp_path: Path) -> None:
-    model_cases.check_copies(CASE, 3, tmp_path)
+    model_checks.check_copies(CASE, 3, tmp_path)
 
 
 def test_a_fresh_process_loads_a_saved_model(tmp_path: Path) -> None:
-    model_cases.check_a_fresh_process(CASE, "sevennet_cases", tmp_path)
+    model_checks.check_a_fresh_process(CASE, "sevennet_cases", tmp_path)
 
 
 def test_weights_of_edges_are_formed_inside_convolutions(monkeypatch: pytest.MonkeyPatch) -> None:
-    model_cases.check_streamed(CASE, 3, monkeypatch)
+    model_checks.check_streamed(CASE, 3, monkeypatch)
 
 
 def test_weights_of_edges_are_formed_in_registers(monkeypatch: pytest.MonkeyPatch) -> None:
-    model_cases.check_fused(CASE, 3, monkeypatch)
+    model_checks.check_fused(CASE, 3, monkeypatch)
 
 
 @pytest.mark.gpu
 def test_weights_of_edges_are_formed_in_registers_of_a_gpu() -> None:
-    model_cases.check_fused_on_a_gpu(CASE)
+    model_checks.check_fused_on_a_gpu(CASE)
 
 
 def test_conversions() -> None:
-    model_cases.check_conversions(CASE)
+    model_checks.check_conversions(CASE)
 
 
 def test_training_with_an_average_of_weights() -> None:
-    model_cases.check_training(CASE)
+    model_checks.check_training(CASE)
 
 
 @pytest.mark.slow

@@ -18,13 +18,14 @@ from model_cases import (
     PROTEIN,
     TOLERANCE,
     Results,
-    default_dtype,
     gradients,
     imidazole,
     loss_of,
     mof,
     protein,
 )
+
+from autotune.models.packages.base import default_dtype
 
 warnings.filterwarnings("ignore", "The TorchScript type system doesn't support instance-level annotations")
 

@@ -6,11 +6,13 @@ from typing import Any
 
 import torch
 from ase import Atoms
-from model_cases import CUTOFF, Case, Results, default_dtype, symbols_in
+from model_cases import CUTOFF, Case, Results, symbols_in
 from nequip.data import AtomicDataDict, from_ase
 from nequip.data.transforms import ChemicalSpeciesToAtomTypeMapper, NeighborListTransform
 from nequip.model import NequIPGNNModel
 from nequip.utils.global_state import set_global_state
+
+from autotune.models.packages.base import default_dtype
 
 
 class NequIPCase(Case):

@@ -9,12 +9,14 @@ import sevenn._keys as KEY
 import torch
 from ase import Atoms
 from ase.data import atomic_numbers
-from model_cases import CUTOFF, Case, Results, default_dtype, symbols_in
+from model_cases import CUTOFF, Case, Results, symbols_in
 from sevenn._const import DEFAULT_E3_EQUIVARIANT_MODEL_CONFIG
 from sevenn.atom_graph_data import AtomGraphData
 from sevenn.model_build import build_E3_equivariant_model
 from sevenn.train.dataload import unlabeled_atoms_to_graph
 from torch_geometric.data import Batch
+
+from autotune.models.packages.base import default_dtype
 
 
 class SevenNetCase(Case):

@@ -131,6 +131,17 @@ class Peer:
         return passes
 
 
+def _checked_first(which: str) -> Any:
+    """The pass of :class:`AutogradPasses` of this name, with a check at the first call."""
+    run = getattr(AutogradPasses, which)
+
+    def checked(self: CheckedPasses) -> Any:
+        self._check_first(which)
+        return run(self)
+
+    return checked
+
+
 class CheckedPasses(AutogradPasses):
     """Passes of a contender, whose directions are checked against the float64 values at the first call.
 
@@ -165,41 +176,10 @@ class CheckedPasses(AutogradPasses):
         self.errors[direction] = errors
         return errors
 
-    def forward(self) -> torch.Tensor:
-        self._check_first("forward")
-        return super().forward()
-
-    def backward(self) -> tuple[torch.Tensor, ...]:
-        self._check_first("backward")
-        return super().backward()
-
-    def source_backward(self) -> torch.Tensor:
-        self._check_first("source_backward")
-        return super().source_backward()
-
-    def feature_backward(self) -> torch.Tensor:
-        self._check_first("feature_backward")
-        return super().feature_backward()
-
-    def edge_backward(self) -> torch.Tensor:
-        self._check_first("edge_backward")
-        return super().edge_backward()
-
-    def double_backward(self) -> tuple[torch.Tensor, ...]:
-        self._check_first("double_backward")
-        return super().double_backward()
-
-    def joint_backward(self) -> tuple[torch.Tensor, ...]:
-        self._check_first("joint_backward")
-        return super().joint_backward()
-
-    def forward_backward(self) -> tuple[torch.Tensor, ...]:
-        self._check_first("forward_backward")
-        return super().forward_backward()
-
-    def force_step(self) -> tuple[torch.Tensor, ...]:
-        self._check_first("force_step")
-        return super().force_step()
+    forward, backward, source_backward = map(_checked_first, ("forward", "backward", "source_backward"))
+    feature_backward, edge_backward = map(_checked_first, ("feature_backward", "edge_backward"))
+    double_backward, joint_backward = map(_checked_first, ("double_backward", "joint_backward"))
+    forward_backward, force_step = map(_checked_first, ("forward_backward", "force_step"))
 
     @property
     def order(self) -> Callable[[torch.Tensor, torch.Tensor], Any] | None:

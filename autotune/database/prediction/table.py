@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from autotune import paths
+from autotune.database.candidates.other_devices import device_distance
 from autotune.database.prediction.features import NAMES
 from autotune.database.prediction.trees import Trees
-from autotune.database.store import DatabaseWarning, device_distance
+from autotune.database.store import DatabaseWarning
 from autotune.workload.graph_class import GraphClass
 from kernelgen.device import DeviceFacts
 from kernelgen.errors import EquituneError, cause_of

@@ -15,7 +15,7 @@ from torch import Tensor
 from autotune.integrations.ir_mul.stand_in import Draw, NodeStandIn
 from autotune.integrations.ir_mul.trilinear import Trilinear, component_rows, components, joined, with_rows
 from autotune.modules.base import autocast
-from autotune.modules.path_weights import check_last
+from autotune.modules.e3nn_interface.path_weights import check_last
 from autotune.workload.tensors import relayout
 from kernelgen.errors import UnsupportedError
 from kernelgen.ops.nodes import matrices

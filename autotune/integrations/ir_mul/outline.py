@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from kernelgen.e3nn_import import o3
 from kernelgen.errors import UnsupportedError
+from kernelgen.problem.irreps import Irreps
 
 
-def outline(irreps: str | o3.Irreps) -> tuple[tuple[int, int], ...]:
+def outline(irreps: Irreps) -> tuple[tuple[int, int], ...]:
     """(degree, channels) of each run in a row; neighbouring scalars are one run."""
     found: list[tuple[int, int]] = []
     for mul, ir in o3.Irreps(str(irreps)):
@@ -21,7 +22,7 @@ def outline(irreps: str | o3.Irreps) -> tuple[tuple[int, int], ...]:
     return tuple(found)
 
 
-def check_same(found: str | o3.Irreps, expected: str | o3.Irreps, where: str) -> None:
+def check_same(found: Irreps, expected: Irreps, where: str) -> None:
     """UnsupportedError if rows of one are not rows of the other."""
     if outline(found) != outline(expected):
         raise UnsupportedError(f"{where} takes {expected}, and is given {found}: in layout ir_mul these differ")

@@ -9,10 +9,11 @@ from torch import Tensor
 
 from autotune.modules.base import autocast
 from autotune.modules.radial.tuned import tuned_fused
-from autotune.modules.tensor_product import Irreps, TensorProductConv
+from autotune.modules.tensor_product_conv import TensorProductConv
 from kernelgen.errors import InputError, ProblemError
 from kernelgen.ops.radial.convolution import radial_product
 from kernelgen.ops.radial.products import EDGE_PRODUCTS
+from kernelgen.problem.irreps import Irreps
 from kernelgen.runtime.graph import row_count
 from kernelgen.tracing import is_eager
 

@@ -37,8 +37,7 @@ def harmonics_space(spec: Any) -> Space:
 
 
 def _of_harmonics(workload: Workload, direction: str, facts: DeviceFacts) -> Space:
-    kernel = (workload.harmonics, workload.operation, direction, workload.dtype, workload.layout)
-    return harmonics_space(workload.kind.spec(*kernel, facts))
+    return harmonics_space(workload.spec(direction, facts))
 
 
 SPACES = dict.fromkeys(HarmonicsKind.operations, _of_harmonics)

@@ -73,8 +73,7 @@ def _probes(space: Space) -> tuple[Knobs, ...]:
 
 
 def _of_contraction(workload: Workload, direction: str, facts: DeviceFacts) -> Space:
-    kernel = (workload.problem, workload.operation, direction, workload.dtype, workload.layout)
-    return contraction_space(workload.kind.spec(*kernel, facts), workload.num_edges)
+    return contraction_space(workload.spec(direction, facts), workload.num_edges)
 
 
 SPACES = dict.fromkeys(ContractionKind.operations, _of_contraction)

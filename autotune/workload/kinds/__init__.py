@@ -1,6 +1,6 @@
 """The kinds of kernels, one file each: what is needed to choose and store their schedules.
 
 In: a problem, a direction and facts of a device. Out: a spec, its default schedule, its plan. Read ``base`` (the
-interface), ``tensor_product``, ``spherical_harmonics``, ``edge_vectors``, ``symmetric_contraction``; ``registry`` finds
-the kinds of this folder, and one by its operation.
+interface), ``tensor_product``, ``spherical_harmonics``, ``edge_vectors``, ``radial_convolution``,
+``symmetric_contraction``; ``registry`` finds the kinds of this folder, and one by its operation.
 """

@@ -1,8 +1,8 @@
 """Interface of a kind of kernel (products, harmonics, both in one, contractions), to choose and store schedules.
 
-Each operation (``conv``, ``plain``, ``harmonics``, ``vectors``, ``contraction``) has one :class:`KernelKind`. How
-kernels run is in :mod:`autotune.measure.runs`, how they are searched in :mod:`autotune.search.spaces`: a model loads
-neither.
+Each operation (``conv``, ``plain``, ``harmonics``, ``vectors``, ``radial``, ``contraction``) has one
+:class:`KernelKind`. How kernels run is in :mod:`autotune.measure.runs`, how they are searched in
+:mod:`autotune.search.spaces`: a model loads neither.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from typing import Any
 from autotune.errors import ConfigError, unknown_name
 from autotune.workload.graphs import GraphSpec
 from autotune.workload.kinds.base import FindSchedule, Problem
-from autotune.workload.kinds.tensor_product import ProductKind, bytes_of_product
+from autotune.workload.kinds.tensor_product import OfProductKind, ProductKind, bytes_of_product
 from autotune.workload.toml_tables import check_table
 from kernelgen.device import DeviceFacts
 from kernelgen.ops.edge_vectors import FUSED
@@ -25,7 +25,6 @@ from kernelgen.problem.spherical_harmonics import HarmonicsProblem
 from kernelgen.problem.tensor_product import TensorProductProblem
 from kernelgen.schedule.edge_vectors import VECTOR_SCHEDULES, VectorSchedule, vector_schedule_from_dict
 from kernelgen.schedule.kernel_spec import Spec
-from kernelgen.schedule.knobs import Knobs
 from kernelgen.terms.directions import DIRECTIONS, Direction
 
 OPERATION = "vectors"
@@ -45,7 +44,7 @@ class VectorKernel:
     operation: str = OPERATION
 
 
-class VectorsKind(ProductKind):
+class VectorsKind(OfProductKind):
     """From edge vectors [edges, 3] to sums at nodes; and first gradients."""
 
     rank = 2
@@ -73,8 +72,7 @@ class VectorsKind(ProductKind):
     def check(
         self, label: str, problem: Any, operation: str, layout: str, graph: GraphSpec, deterministic: bool
     ) -> None:
-        if not graph.has_nodes:
-            raise ConfigError(f"graph {graph.name!r} has edges alone, and a convolution needs nodes")
+        super().check(label, problem, operation, layout, graph, deterministic)
         if not problem.product.is_channelwise:
             raise ConfigError(
                 f"{label!r} has paths that cannot be fused with harmonics; tune its product and its harmonics "
@@ -100,9 +98,6 @@ class VectorsKind(ProductKind):
     def default(self, spec: Any, num_edges: int | None) -> Any:
         return VECTOR_SCHEDULES[spec.facts.backend]()
 
-    def kernel_spec(self, spec: Any, schedule: Knobs) -> Any:
-        return dataclasses.replace(spec, schedule=schedule)
-
     def plan(self, spec: Any, find_schedule: FindSchedule) -> Any:
         """The plan of the product's kernel, with the schedule known for it."""
         kernel = (spec.dtype, spec.layout, spec.facts)
@@ -111,17 +106,14 @@ class VectorsKind(ProductKind):
         harmonics = spec.problem.harmonics if place == "inside" else None
         asked = (spec.problem.product, spec.direction, known, "conv", spec.dtype, spec.layout, "int64", spec.facts)
         whole = Spec(*asked, deterministic=spec.deterministic, harmonics=harmonics)
-        return make_plan(super().kernel_spec(whole, known))
+        return make_plan(ProductKind.kernel_spec(self, whole, known))
 
     def describe(self, problem: Any) -> tuple[str, ...]:
         vectors = f"of harmonics of degrees {', '.join(map(str, problem.harmonics.degrees))} of edge vectors"
-        return (*super().describe(problem.product), vectors)
-
-    def group(self, key: str, operation: str, dtype: str) -> str:
-        return next(iter(self.groups))
+        return (*super().describe(problem), vectors)
 
     def irreps(self, problem: Any, layout: str) -> dict[str, str]:
-        return super().irreps(problem.product, layout) | {"y": "1o"}
+        return super().irreps(problem, layout) | {"y": "1o"}
 
     def compulsory_bytes(
         self, problem: Any, operation: str, direction: str, dtype: str, num_edges: int, num_nodes: int

@@ -5,7 +5,6 @@ Operand ``w`` is h [edges, hidden], ``tw`` the matrix [hidden, weights]; the gra
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -14,14 +13,14 @@ from typing import Any
 from autotune.errors import ConfigError, unknown_name
 from autotune.workload.graphs import GraphSpec
 from autotune.workload.kinds.base import FindSchedule, Problem
-from autotune.workload.kinds.tensor_product import INDEX_BYTES, ProductKind
+from autotune.workload.kinds.tensor_product import INDEX_BYTES, OfProductKind
 from autotune.workload.toml_tables import check_table
 from kernelgen.device import DeviceFacts
 from kernelgen.plan.radial import RadialPlan, default_radial_schedule, radial_plan
 from kernelgen.problem.radial_convolution import PRODUCTS, RadialProblem
 from kernelgen.problem.tensor_product import TensorProductProblem
 from kernelgen.schedule.kernel_spec import BYTES
-from kernelgen.schedule.knobs import Knobs, read_schedule
+from kernelgen.schedule.knobs import read_schedule
 from kernelgen.schedule.radial import RadialSchedule, RadialSpec
 from kernelgen.terms.directions import DIRECTIONS, Direction
 
@@ -52,7 +51,7 @@ class RadialKernel:
         return RadialSpec(*kernel, "int64", self.facts, self.dtype)
 
 
-class RadialKind(ProductKind):
+class RadialKind(OfProductKind):
     """From h [edges, hidden] to sums at nodes; and first gradients of all but the matrix."""
 
     rank = 4
@@ -85,8 +84,7 @@ class RadialKind(ProductKind):
             raise ConfigError(
                 f"radial {label!r} has deterministic = true; leave it out: its kernels add in the order of arrival"
             )
-        if not graph.has_nodes:
-            raise ConfigError(f"graph {graph.name!r} has edges alone, and a convolution needs nodes")
+        super().check(label, problem, operation, layout, graph, deterministic)
 
     def read(self, data: Mapping[str, Any]) -> Any:
         return read_schedule(data, {RadialSchedule.backend: RadialSchedule})
@@ -107,21 +105,12 @@ class RadialKind(ProductKind):
     def default(self, spec: Any, num_edges: int | None) -> Any:
         return default_radial_schedule(spec.of_kernel).schedule
 
-    def kernel_spec(self, spec: Any, schedule: Knobs) -> Any:
-        return dataclasses.replace(spec, schedule=schedule)
-
     def plan(self, spec: Any, find_schedule: FindSchedule) -> RadialPlan:
         return radial_plan(spec.of_kernel)
 
     def describe(self, problem: Any) -> tuple[str, ...]:
         weights = f"weights from {problem.hidden} hidden features, accuracy of {problem.accuracy}"
-        return (*super().describe(problem.product), weights)
-
-    def group(self, key: str, operation: str, dtype: str) -> str:
-        return next(iter(self.groups))
-
-    def irreps(self, problem: Any, layout: str) -> dict[str, str]:
-        return super().irreps(problem.product, layout)
+        return (*super().describe(problem), weights)
 
     def compulsory_bytes(
         self, problem: Any, operation: str, direction: str, dtype: str, num_edges: int, num_nodes: int

@@ -127,6 +127,26 @@ class ProductKind(KernelKind):
         return bytes_of_product(problem, operation, direction, dtype, num_edges, num_nodes, problem.dim_in2)
 
 
+class OfProductKind(ProductKind):
+    """The base of kinds whose kernels are convolutions with a ``product``, and form one of its inputs themselves."""
+
+    kernel_spec, group = KernelKind.kernel_spec, KernelKind.group
+
+    def check(
+        self, label: str, problem: Any, operation: str, layout: str, graph: GraphSpec, deterministic: bool
+    ) -> None:
+        if not graph.has_nodes:
+            raise ConfigError(
+                f"graph {graph.name!r} has edges alone, and a convolution needs nodes; expected a graph with nodes"
+            )
+
+    def describe(self, problem: Any) -> tuple[str, ...]:
+        return super().describe(problem.product)
+
+    def irreps(self, problem: Any, layout: str) -> dict[str, str]:
+        return super().irreps(problem.product, layout)
+
+
 def bytes_of_product(
     problem: TensorProductProblem,
     operation: str,

@@ -1,8 +1,7 @@
 """The operator of symmetric contractions, a differentiable torch function.
 
-``build_contraction`` makes a :class:`ContractionOperator`. Its ``forward`` uses autograd directly, or the torch ops of
-``kernelgen.ops.contraction.torch_ops`` if torch traces or transforms. Kernels compile at first use, one for each
-direction, tangents and set of wanted gradients.
+``build_contraction`` makes a :class:`ContractionOperator`. Its ``forward`` uses ``kernelgen.ops.contraction.autograd``.
+Kernels compile at first use, one for each direction, tangents and set of wanted gradients.
 """
 
 from __future__ import annotations
@@ -17,13 +16,11 @@ from torch import Tensor
 
 from kernelgen.device import device_facts
 from kernelgen.errors import InputError
-from kernelgen.ops.autograd import used_slots
 from kernelgen.ops.base import DTYPES, RegisteredOperator
+from kernelgen.ops.contraction.autograd import contraction
 from kernelgen.ops.contraction.elements import check_range, node_order, sums_by_element
 from kernelgen.ops.contraction.torch_ops import Maybe
 from kernelgen.ops.registry import rebuilds, register
-from kernelgen.ops.torch_ops import only
-from kernelgen.ops.transforms import call
 from kernelgen.plan.symmetric_contraction import default_contraction_schedule, task_nodes
 from kernelgen.problem.symmetric_contraction import ContractionProblem
 from kernelgen.runtime.allocation import empty, zeros
@@ -36,14 +33,8 @@ from kernelgen.schedule.symmetric_contraction import (
     contraction_schedule_from_dict,
     in_fixed_order,
 )
-from kernelgen.terms.contraction_statements import (
-    CONTRACTION_DIRECTIONS,
-    FORWARD,
-    ContractionDirection,
-    contraction_backward,
-)
+from kernelgen.terms.contraction_statements import CONTRACTION_DIRECTIONS, ContractionDirection
 from kernelgen.terms.equivariant_polynomials import polynomials
-from kernelgen.tracing import is_eager, is_transforming
 from kernelgen.watchers import WATCHERS, tell, tell_of_preparing
 
 Schedules = ContractionSchedule | Mapping[str, ContractionSchedule] | None
@@ -133,11 +124,7 @@ class ContractionOperator(RegisteredOperator):
                 f"elements is of type {type(elements).__name__}; expected a tensor of int32 or int64 (nodes,): make "
                 "one with torch.as_tensor(elements, device=...)"
             )
-        if not is_eager(x, w, elements):
-            return call("sc_forward", x, w, elements, self.text)
-        if torch.is_grad_enabled() and (x.requires_grad or w.requires_grad):
-            return _Forward.apply(x, w, elements, self)
-        return self.run(FORWARD, {"x": x, "w": w}, elements)["g"]
+        return contraction(x, w, elements, self)
 
     __call__ = forward
 
@@ -248,54 +235,6 @@ class ContractionOperator(RegisteredOperator):
     def _mismatch(self, name: str, tensor: Maybe, shape: str) -> InputError:
         given = "None" if tensor is None else f"{tensor.dtype} {tuple(tensor.shape)} on {tensor.device}"
         return InputError(f"{name} is {given}; expected {self.dtype} {shape} on {self.device.type}")
-
-
-class _Forward(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, w: Tensor, elements: Tensor, operator: ContractionOperator) -> Tensor:
-        ctx.save_for_backward(x, w, elements)
-        ctx.operator = operator
-        return operator.run(FORWARD, {"x": x, "w": w}, elements)["g"]
-
-    @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple:
-        outputs = used_slots(ctx, "xw")
-        if not outputs:
-            return None, None, None, None
-        x, w, elements = ctx.saved_tensors
-        if is_transforming(g):
-            found = only(call("sc_backward", x, w, g, elements, outputs, ctx.operator.text), "xw", outputs)
-        elif torch.is_grad_enabled():
-            found = _Backward.apply(x, w, g, elements, outputs, ctx.operator)
-        else:
-            found = _gradients(x, w, g, elements, outputs, ctx.operator)
-        return (*found, None, None)
-
-
-class _Backward(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, w: Tensor, g: Tensor, elements: Tensor, outputs: str, operator: ContractionOperator
-    ) -> tuple:
-        # A gradient that is not differentiated must arrive as None, so that the kernel omits its tangent.
-        ctx.set_materialize_grads(False)
-        ctx.save_for_backward(x, w, g, elements)
-        ctx.operator = operator
-        return _gradients(x, w, g, elements, outputs, operator)
-
-    @staticmethod
-    def backward(ctx: Any, tx: Maybe, tw: Maybe) -> tuple:
-        outputs = used_slots(ctx, "xwg")
-        if not outputs or (tx is None and tw is None):
-            return (None,) * 6
-        x, w, g, elements = ctx.saved_tensors
-        found = call("sc_double_backward", x, w, g, tx, tw, elements, outputs, ctx.operator.text)
-        return (*only(found, "xwg", outputs), None, None, None)
-
-
-def _gradients(x: Tensor, w: Tensor, g: Tensor, elements: Tensor, outputs: str, operator: ContractionOperator) -> tuple:
-    found = operator.run(contraction_backward(outputs), {"x": x, "w": w, "g": g}, elements)
-    return found.get("x"), found.get("w")
 
 
 rebuilds("contraction", rebuild_contraction)

@@ -3,7 +3,7 @@
 Radial networks end with such a product: h [edges, hidden] depends on an edge's length, the matrix [hidden, weights] is
 shared. A row of w is 5 to 9 kB, one of h 256 bytes. Parts of the edges (:mod:`kernelgen.ops.radial.parts`) are taken
 one after the other: their w is formed, used and dropped. Derivatives form it again. With F(x, y, w, g) of
-``kernelgen.terms.directions``, and gw = dF/dw:
+``kernelgen.terms.clebsch_gordan``, and gw = dF/dw:
 
     first     dF/dh = gw matrix^T,  dF/dmatrix = h^T gw,  dF/dx and dF/dy as they are
     second    S = <tx, dF/dx> + <ty, dF/dy> + <tw, gw>  with  tw = th matrix + h tmatrix, so that

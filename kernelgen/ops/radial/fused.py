@@ -3,8 +3,8 @@
 Products of halves, summed in float32, see ``kernelgen.ops.radial.products``. What is multiplied is first scaled by
 powers of two, from its largest element, which the kernel finds: each edge's h; the part of the matrix that a block has;
 the gradients of weights, those of an edge's 8 channels in two paths (with rows of channels: of 8 edges and 16 channels
-of a path). So class ``ieee`` has float32's errors, relative to each
-edge's largest element of h, and for what is not 2**-20 times as large as the largest in the other two.
+of a path). So class ``ieee`` has float32's errors, relative to each edge's largest element of h, and for what is more
+than 2**-20 times as large as the largest in the other two.
 """
 
 from __future__ import annotations

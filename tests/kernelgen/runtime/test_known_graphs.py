@@ -311,7 +311,7 @@ def test_memory_that_was_freed_and_used_again_is_another_graph(as_on_a_gpu: None
 def test_a_graph_of_a_gpu_is_known_by_memory_form_and_counted_writes(other: Callable) -> None:
     """The logic for GPU tensors, which needs no GPU, on tensors of the CPU."""
     edge_index = rows()
-    known = known_graphs._DeviceGraph(edge_index[0], edge_index[1])
+    known = known_graphs.KnownGraph(edge_index[0], edge_index[1], is_on_host=False)
     assert known.is_still(edge_index[0], edge_index[1])
     assert not known.is_still(*other(edge_index)), "torch counts the writes of this tensor separately, or it differs"
 
