@@ -11,10 +11,10 @@ import allegro_cases
 import nequip_cases
 from ase import Atoms
 from lammps_runs import Built, Results, build, check_dynamics, needs_lammps, structure
-from model_cases import default_dtype
 
 from autotune import accelerate
 from autotune.integrations.lammps.nequip import compile_for_lammps
+from autotune.models.packages.base import default_dtype
 from kernelgen.errors import InputError
 
 CASES = {
