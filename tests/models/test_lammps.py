@@ -11,7 +11,6 @@ from ase import Atoms
 from lammps_runs import Built, Results, build, check_dynamics, needs_lammps, structure
 from mace_cases import batch_of, model_of, numbers_in
 
-from autotune import accelerate
 from autotune.integrations.lammps.mace import compile_for_lammps
 from kernelgen.errors import InputError, UnsupportedError
 from kernelgen.packs.ranks import forward_exchange, reverse_exchange
@@ -22,9 +21,7 @@ def ready(tmp_path_factory: pytest.TempPathFactory) -> Built:
     folder = tmp_path_factory.mktemp("lammps")
     # Wider features than the plugin sends at a time.
     model = model_of(numbers_in(structure()), hidden="20x0e+20x1o").eval()
-    build(folder, lambda path: compile_for_lammps(model, path))
-    accelerate(model.requires_grad_(False))
-    return Built(folder, model)
+    return build(folder, model, compile_for_lammps)
 
 
 # In the taller box two of four ranks have no atoms.

@@ -12,7 +12,6 @@ import nequip_cases
 from ase import Atoms
 from lammps_runs import Built, Results, build, check_dynamics, needs_lammps, structure
 
-from autotune import accelerate
 from autotune.integrations.lammps.nequip import compile_for_lammps
 from autotune.models.packages.base import default_dtype
 from kernelgen.errors import InputError
@@ -29,9 +28,7 @@ def ready(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     folder = tmp_path_factory.mktemp("lammps")
     case, options = CASES[request.param]
     model = case.build(structure(), **options).eval()
-    build(folder, lambda path: compile_for_lammps(model, path))
-    accelerate(model.requires_grad_(False))
-    return Built(folder, model)
+    return build(folder, model, compile_for_lammps)
 
 
 @pytest.mark.slow

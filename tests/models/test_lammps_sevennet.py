@@ -17,7 +17,6 @@ from sevenn.model_build import build_E3_equivariant_model
 from sevenn.train.dataload import unlabeled_atoms_to_graph
 from sevennet_cases import CASE
 
-from autotune import accelerate
 from autotune.integrations.lammps.sevennet import compile_for_lammps
 from kernelgen.errors import InputError
 
@@ -28,9 +27,7 @@ SMALL = {KEY.NUM_CONVOLUTION: 2, KEY.IRREPS_MANUAL: ["8x0e", "8x0e+4x1e+2x2e", "
 def ready(tmp_path_factory: pytest.TempPathFactory) -> Built:
     folder = tmp_path_factory.mktemp("lammps")
     model = CASE.build(structure(), **SMALL).eval()
-    build(folder, lambda path: compile_for_lammps(model, path))
-    accelerate(model.requires_grad_(False))
-    return Built(folder, model)
+    return build(folder, model, compile_for_lammps)
 
 
 @pytest.mark.slow

@@ -19,6 +19,7 @@ from ase import Atoms
 from exported import built, without_caches
 from model_cases import imidazole
 
+from autotune import accelerate
 from kernelgen.packs.exported import calls_in
 from kernelgen.packs.library import build_library
 from kernelgen.packs.make import write_calls
@@ -83,16 +84,18 @@ def structure() -> Atoms:
     return atoms
 
 
-def build(folder: Path, compiled: Callable[[Path], Path]) -> None:
-    """Build the plugin, the library, and a model with its pack; compiled: writes the model to a path."""
+def build(folder: Path, model: torch.nn.Module, compile_for_lammps: Callable[[torch.nn.Module, Path], Path]) -> Built:
+    """Build the plugin, the library, and the model with its pack; then accelerate the model itself."""
     headers = (f"-I{Path(sys.prefix) / 'include'}", f"-I{lammps_folder() / 'include'}")
     with ThreadPoolExecutor(1) as pool:
         building = pool.submit(
             built, "pair_equitune.cpp", folder, "-fPIC", "-shared", *headers, name="equituneplugin.so"
         )
-        write_calls(calls_in(compiled(folder / "model.pt2")), folder / "model.pack")
+        write_calls(calls_in(compile_for_lammps(model, folder / "model.pt2")), folder / "model.pack")
         build_library(folder / "libequitune.so")
         building.result()
+    accelerate(model.requires_grad_(False))
+    return Built(folder, model)
 
 
 def lammps_folder() -> Path:
