@@ -175,9 +175,10 @@ class ContractionOperator(RegisteredOperator):
             if WATCHERS:
                 tell(self, direction, nodes, nodes, None, None)
         if "w" in found:
-            assert spans is not None
-            sums = sums_by_element(found["w"], spans, of_task) if plan.has_rows else found["w"]
-            found["w"] = sums.view(w.shape)
+            if plan.has_rows:
+                assert spans is not None
+                found["w"] = sums_by_element(found["w"], spans, of_task)
+            found["w"] = found["w"].view(w.shape)
         return found
 
     def spec(self, direction: ContractionDirection, index: str = "int64") -> ContractionSpec:
