@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from autotune.errors import PeerError
 from autotune.measure.equivariance import equivariance_error
 from autotune.measure.runs.base import new_graph, order_of, unordered
 from autotune.measure.runs.registry import runs_of
@@ -102,7 +103,7 @@ class Sample:
     name: str
 
     def __call__(self, session: ComparisonSession) -> Answer:
-        return session.attempt(self.name, lambda: Answer(sample_us=session.samplers[self.name].take(1)[0]))
+        return session.attempt(self.name, lambda: session.sample(self.name))
 
 
 @dataclass(frozen=True)
@@ -278,6 +279,17 @@ class ComparisonSession:
             host_us=sampler.host_row_us(seconds) if by_host else None,
             errors=getattr(self.contenders[name], "errors", {}),
         )
+
+    def sample(self, name: str) -> Answer:
+        """PeerError if a peer's time would be its host's: ratios to it would say nothing of its kernels."""
+        sampler = self.samplers[name]
+        sample_us = sampler.take(1)[0]
+        if sampler.late and name in self.peers:
+            raise PeerError(
+                f"its host launches one call too slowly for a device time: {sample_us:.0f} us from the first launch to "
+                "the end, with pauses of the device"
+            )
+        return Answer(sample_us=sample_us)
 
     def release(self, name: str | None = None) -> None:
         for chosen in list(self.contenders) if name is None else [name]:

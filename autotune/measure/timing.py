@@ -36,10 +36,11 @@ LONG_CALL_S = 1.0
 HOST_CALLS, HOST_ROW_S = 100, 0.1
 # Number of calls to measure peak memory, and the pause before each, in which other threads release the last call's.
 PEAK_CALLS, PEAK_PAUSE_S = 3, 1e-3
-# Device clock cycles of the wait before a sample: about a millisecond at first. It doubles, up to about 32 ms, if the
+# Device clock cycles of the wait before a sample: about a millisecond at first. It doubles, up to about 130 ms, if the
 # device reached a sample before the host had launched all of it, several times in a row. A single time may be a delay
-# of the host, and all contenders should wait equally.
-LEAD_CYCLES, MAX_LEAD_CYCLES, LEAD_ATTEMPTS = 2_000_000, 64_000_000, 3
+# of the host, and all contenders should wait equally. cuEquivariance's host takes 39 ms for one force step of a large
+# contraction.
+LEAD_CYCLES, MAX_LEAD_CYCLES, LEAD_ATTEMPTS = 2_000_000, 256_000_000, 3
 
 
 @dataclass(frozen=True)
@@ -105,7 +106,11 @@ def _eviction_buffer(device: torch.device) -> torch.Tensor:
 
 
 class Sampler:
-    """Takes single samples of one callable; comparisons interleave several samplers."""
+    """Takes single samples of one callable; comparisons interleave several samplers.
+
+    late: the device reached the last sample before the host had launched all of it, even after the longest wait. Such a
+    sample holds time of the host. Always False on a CPU.
+    """
 
     def __init__(
         self,
@@ -119,6 +124,7 @@ class Sampler:
         self._buffer = _eviction_buffer(self.device) if cold_cache else None
         self._cold_code = cold_code and self.device.type == "cuda"
         self._lead_cycles = LEAD_CYCLES
+        self.late = False
 
     def warm_up(
         self, min_calls: int = 2, seconds: float = 0.05, max_calls: int = 100, max_seconds: float = math.inf
@@ -206,7 +212,8 @@ class Sampler:
             start.record()
             self.call()
             end.record()
-            if not start.query() or self._lead_cycles >= MAX_LEAD_CYCLES:
+            self.late = start.query()
+            if not self.late or self._lead_cycles >= MAX_LEAD_CYCLES:
                 break
             if attempt % LEAD_ATTEMPTS == 0:
                 self._lead_cycles *= 2

@@ -12,13 +12,14 @@ import pytest
 import torch
 
 from autotune.compare import peers as baselines
-from autotune.compare.comparison_worker import ComparisonSession, ComparisonSetting
+from autotune.compare.comparison_worker import ComparisonSession, ComparisonSetting, Sample
 from autotune.compare.peers import cuequivariance as cuequivariance_peer
 from autotune.compare.peers import e3nn as e3nn_peer
 from autotune.compare.peers import openequivariance as openequivariance_peer
 from autotune.compare.peers import peers_for, usable_peers
 from autotune.compare.peers.peer import Adapter, CheckedPasses, Peer, Product, Task
 from autotune.errors import PeerError
+from autotune.measure.timing import Sampler
 from autotune.workload.config_tables import load_graphs
 from autotune.workload.kinds.registry import kernel_kind
 from autotune.workload.tensors import make_tensors
@@ -84,6 +85,18 @@ def test_a_pass_of_ours_runs_the_kernels_of_its_directions(which: str, monkeypat
     monkeypatch.setattr(DirectCalls, "run_on", watched)
     call()
     assert ran == [DIRECTIONS[name] for name in DIRECTIONS_OF[which]]
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("name", ["ours", "peer"])
+def test_a_peers_time_is_no_time_of_its_host(late: bool, name: str) -> None:
+    session = ComparisonSession(ComparisonSetting(workload("equal"), "cpu", peers=()))
+    session.peers["peer"] = None
+    sampler = session.samplers[name] = Sampler(lambda: None, "cpu")
+    sampler.late = late
+    answer = Sample(name)(session)
+    assert ("its host launches one call too slowly" in answer.error) == (late and name == "peer")
+    assert answer.error or answer.sample_us > 0
 
 
 def test_peers_of_the_cpu_are_labelled() -> None:

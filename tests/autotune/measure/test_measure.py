@@ -253,13 +253,16 @@ def test_a_sample_waits_longer_only_where_the_host_is_late_again_and_again(
 
 @pytest.mark.gpu
 def test_the_hosts_time_between_two_launches_is_not_in_a_sample():
-    held = torch.zeros(1000, device="cuda")
+    held, pause_s = torch.zeros(1000, device="cuda"), 0.005
 
     def call() -> None:
         held.add_(1.0)
-        time.sleep(0.005)
+        time.sleep(pause_s)
         held.add_(1.0)
 
     sampler = measure.Sampler(call, "cuda")
     sampler.warm_up()
-    assert max(sampler.take(5)) < 2500
+    assert max(sampler.take(5)) < 2500 and not sampler.late
+    pause_s = 0.3
+    sampler.take(1)
+    assert sampler.late
