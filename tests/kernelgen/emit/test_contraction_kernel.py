@@ -224,17 +224,25 @@ def test_only_the_widths_that_channels_need_are_compiled() -> None:
     assert calls(2, 2) == [2] and calls(3, 1) == [1]
 
 
-@pytest.mark.parametrize("irreps_out", ["0e", "0e+1o", "0e+1o+2e"])
+@pytest.mark.parametrize(
+    "irreps_out, dtype, directions",
+    [
+        *((out, "float32", tuple(CONTRACTION_DIRECTIONS)) for out in ("0e", "0e+1o", "0e+1o+2e")),
+        ("0e+1o", "float64", ("forward", "feature_backward", "backward")),
+    ],
+)
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
-def test_cuda_text_of_mace_compiles_without_spills(arch: str, irreps_out: str) -> None:
+def test_cuda_text_of_mace_compiles_without_spills(
+    arch: str, irreps_out: str, dtype: str, directions: tuple[str, ...]
+) -> None:
     try:
         nvrtc_version()
     except ToolMissingError as error:
         pytest.skip(str(error))
     facts, problem = cuda_facts(arch), ContractionProblem("0e+1o+2e+3o", irreps_out, 3, 128)
-    for direction in CONTRACTION_DIRECTIONS.values():
-        schedule = default_contraction_schedule(problem, direction, "float32", facts)
-        spec = ContractionSpec(problem, direction, schedule, "float32", "ir_mul", "int64", facts)
+    for direction in (CONTRACTION_DIRECTIONS[name] for name in directions):
+        schedule = default_contraction_schedule(problem, direction, dtype, facts)
+        spec = ContractionSpec(problem, direction, schedule, dtype, "ir_mul", "int64", facts)
         resources = compile_source(emit(contraction_plan(spec)), facts).resources
         assert 0 < resources["registers"] <= 255, direction
         assert resources["spill_bytes"] == resources["stack_bytes"] == 0, direction

@@ -204,3 +204,21 @@ def test_the_work_of_a_node_grows_with_channels_and_components() -> None:
     one = spec(ContractionHostSchedule())
     assert one.row_work == 8 * 6 * (4 + 4)
     assert dataclasses.replace(one, problem=MACE).row_work == 8 * 128 * (16 + 9)
+
+
+@pytest.mark.parametrize(
+    "irreps_out, dtype, backward, double_backward",
+    [
+        ("0e", "float64", "registers", "registers"),
+        ("0e+1o", "float32", "registers", "registers"),
+        ("0e+1o", "float64", "registers", "memory"),
+        ("0e+1o+2e", "float32", "registers", "memory"),
+        ("0e+1o+2e", "float64", "memory", "memory"),
+    ],
+)
+def test_sums_are_in_registers_where_they_fit(irreps_out: str, dtype: str, backward: str, double_backward: str) -> None:
+    """What compilers for sm_90 say; where both fit, registers were faster on an H200."""
+    problem = dataclasses.replace(MACE, irreps_out=irreps_out)
+    for direction, sums in ((contraction_backward(), backward), (contraction_double_backward(), double_backward)):
+        schedule = default_contraction_schedule(problem, direction, dtype, FACTS)
+        assert isinstance(schedule, ContractionCudaSchedule) and schedule.sums == sums
