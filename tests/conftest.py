@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -45,6 +47,16 @@ def no_user_database(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Databases that the user tuned at home neither change a test nor are changed by one."""
     os.environ["EQUITUNE_DATABASE"] = str(tmp_path_factory.mktemp("user-database"))
     os.environ["EQUITUNE_MISSES"] = "0"
+
+
+@pytest.fixture(autouse=True)
+def no_compiled_code_of_other_tests() -> Iterator[None]:
+    """torch.compile stops at eight compilations of one function, and which tests share a process changes."""
+    yield
+    dynamo = sys.modules.get("torch._dynamo")
+    if dynamo is not None and dynamo.utils.counters["frames"]:
+        dynamo.reset()
+        dynamo.utils.counters.clear()
 
 
 @pytest.fixture

@@ -12,12 +12,14 @@ pytest.importorskip("nequip", reason="NequIP is not installed")
 
 import model_cases
 import model_checks
+from captured_cases import in_a_box, slanted
+from edge_products import EdgeProducts
 from model_cases import DTYPES, imidazole, mof, protein
 from nequip.model import FullNequIPGNNModel, PresetNequIPGNNModel
 from nequip_cases import CASE, NequIPCase
 from torch._dynamo.utils import counters
 
-from autotune import accelerate
+from autotune import accelerate, restore
 
 TINY = {"num_layers": 2, "l_max": 1, "num_features": 2, "radial_mlp_width": 4, "parity": False}
 
@@ -71,6 +73,27 @@ def test_several_structures_in_a_batch() -> None:
     batch = CASE.batch(stock, imidazole(), imidazole()[:7], imidazole())
     model = model_cases.accelerated(stock, 3)
     model_cases.assert_same(CASE.results(model, batch), CASE.results(stock, batch))
+
+
+def test_cells_of_a_batch_are_not_multiplied_and_summed_edge_by_edge() -> None:
+    structures = [in_a_box().repeat(2), slanted()]
+    stock = CASE.build(structures[0])
+    batch = CASE.batch(stock, *structures)
+    with EdgeProducts() as seen:
+        wanted = CASE.results(stock, batch)
+    edges = batch["edge_index"].shape[1]
+    assert seen.most == edges / 2 > 256 and seen.batch == edges, "NequIP does so"
+    model = model_cases.accelerated(stock, 3)
+    with EdgeProducts() as seen:
+        found = CASE.results(model, batch)
+    assert wanted["stress"].any()
+    model_cases.assert_same(found, wanted)
+    atoms = sum(len(one) for one in structures)
+    assert max(seen.most, seen.batch) <= atoms < edges / 2, "positions are strained as NequIP does"
+    changed = [module for module in model.modules() if type(module).__name__.startswith("Batched")]
+    assert len(changed) == 2
+    restore(model)
+    assert not [module for module in model.modules() if type(module).__name__.startswith("Batched")]
 
 
 def test_checkpoints_go_both_ways() -> None:

@@ -19,20 +19,8 @@ import torch
 from mace.modules import models, utils
 from torch import Tensor
 
+from autotune.integrations.blocks.strain import rows_of, times_matrices
 from autotune.integrations.ir_mul.features import with_users_descriptors
-
-# Rows that are summed one after the other.
-_TOGETHER = 256
-
-
-def rows_of(table: Tensor, index: Tensor) -> Tensor:
-    """``table[index]`` for a table of few rows; its gradient is summed by parts of the index, then over parts."""
-    count = table.shape[0]
-    if count == 1:
-        return table.expand(index.shape[0], *table.shape[1:])
-    parts = -(-index.shape[0] // _TOGETHER)
-    copies = table.expand(parts, *table.shape).flatten(0, 1)
-    return copies[torch.arange(index.shape[0], device=index.device) // _TOGETHER * count + index]
 
 
 def strained(
@@ -51,10 +39,10 @@ def strained(
         # Not a leaf, so that the gradient by it can be taken.
         displacement = positions.new_zeros((num_graphs, 3, 3)) + positions.sum() * 0.0
     strain = 0.5 * (displacement + displacement.transpose(-1, -2))
-    moved = positions + torch.einsum("be,bec->bc", positions, rows_of(strain, batch))
+    moved = positions + times_matrices(positions, rows_of(strain, batch))
     cells = positions.new_zeros((num_graphs, 3, 3)) if cell is None else cell.view(-1, 3, 3)
     cells = cells + torch.matmul(cells, strain)
-    shifts = torch.einsum("be,bec->bc", unit_shifts, rows_of(cells, batch[edge_index[0]]))
+    shifts = times_matrices(unit_shifts, rows_of(cells, batch[edge_index[0]]))
     return moved, shifts, displacement
 
 

@@ -1,4 +1,5 @@
-"""NequIP's blocks: the convolution as one, self-connections by type, the radial network without its last layer."""
+"""NequIP's blocks: the convolution as one, self-connections by type, the radial network without its last layer, edge
+vectors of batches."""
 
 from __future__ import annotations
 
@@ -10,10 +11,12 @@ import torch
 from nequip.data import AtomicDataDict
 from nequip.nn._ghost_exchange_base import NoOpGhostExchangeModule
 from nequip.nn._tp_scatter_base import TensorProductScatter
+from nequip.nn.embedding import EdgeLengthNormalizer, SphericalHarmonicEdgeAttrs
 from nequip.nn.interaction_block import InteractionBlock
 from nequip.nn.mlp import ScalarMLPFunction
 from torch import Tensor
 
+from autotune.integrations.blocks.strain import rows_of, times_matrices
 from autotune.integrations.ir_mul.typed_product import NODE_TYPES
 from autotune.integrations.radial.folded import few_pass_silu
 from kernelgen.tracing import is_tracing
@@ -89,3 +92,43 @@ class ShortenedScalarMLP(ScalarMLPFunction):
         """[hidden, weights]."""
         last = self.mlp[-1]
         return last.weight * last.alpha
+
+
+class BatchedEdgeLengthNormalizer(EdgeLengthNormalizer):
+    """As NequIP's; takes the edges' vectors of a batch from here."""
+
+    def forward(self, data: AtomicDataDict.Type) -> AtomicDataDict.Type:
+        return cast(Any, type(self).__mro__[1]).forward(self, with_edge_vectors(data))
+
+
+class BatchedSphericalHarmonicEdgeAttrs(SphericalHarmonicEdgeAttrs):
+    """As NequIP's; takes the edges' vectors of a batch from here."""
+
+    def forward(self, data: AtomicDataDict.Type) -> AtomicDataDict.Type:
+        return cast(Any, type(self).__mro__[1]).forward(self, with_edge_vectors(data))
+
+
+def with_edge_vectors(data: AtomicDataDict.Type) -> AtomicDataDict.Type:
+    """Adds the vectors [edges, 3] of a batch with cells, unless they are there.
+
+    NequIP's own function multiplies the cells edge by edge, and sums their gradients one by one.
+    """
+    asked = {AtomicDataDict.CELL_KEY, AtomicDataDict.BATCH_KEY} <= data.keys()
+    if asked and AtomicDataDict.EDGE_VECTORS_KEY not in data and _has_known_sizes(data):
+        data[AtomicDataDict.EDGE_VECTORS_KEY] = _edge_vectors(data)
+    return data
+
+
+def _has_known_sizes(data: AtomicDataDict.Type) -> bool:
+    """Whether it is not traced for any number of structures: one and several are computed in two ways."""
+    sizes = (*data[AtomicDataDict.CELL_KEY].shape, *data[AtomicDataDict.EDGE_INDEX_KEY].shape)
+    return not torch.compiler.is_compiling() and all(type(size) is int for size in sizes)
+
+
+def _edge_vectors(data: AtomicDataDict.Type) -> Tensor:
+    """[edges, 3], as NequIP's ``with_edge_vectors_``."""
+    positions, batch = data[AtomicDataDict.POSITIONS_KEY], data[AtomicDataDict.BATCH_KEY]
+    first, second = data[AtomicDataDict.EDGE_INDEX_KEY]
+    vectors = torch.index_select(positions, 0, second) - torch.index_select(positions, 0, first)
+    cells = rows_of(data[AtomicDataDict.CELL_KEY].view(-1, 3, 3), torch.index_select(batch, 0, first))
+    return vectors + times_matrices(data[AtomicDataDict.EDGE_CELL_SHIFT_KEY], cells)

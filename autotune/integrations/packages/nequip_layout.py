@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from autotune.integrations.acceleration import ARRANGEMENTS, CONVOLUTIONS, CUTOFFS, LINEARS, PRODUCTS
-from autotune.integrations.convolution_block import RetypedBlock, home_of
+from autotune.integrations.convolution_block import RetypedBlock, home_of, retype, take_type_back
 from autotune.integrations.ir_mul.gate import IrMulGate
 from autotune.integrations.ir_mul.linear import AcceleratedLinear
 from autotune.integrations.ir_mul.model import ModelLayout, Part
@@ -28,6 +28,11 @@ from kernelgen.e3nn_import import Gate, o3
 from kernelgen.errors import UnsupportedError
 
 _HOME = "nequip.nn."
+# Modules that need the edges' vectors, and whichever is first computes them; by name, what they become.
+_OF_EDGES = {
+    name: f"autotune.integrations.blocks.nequip:Batched{name}"
+    for name in ("SphericalHarmonicEdgeAttrs", "EdgeLengthNormalizer")
+}
 _SEQUENCE = (f"{_HOME}_graph_mixin", "SequentialGraphNetwork")
 _LAYER = (f"{_HOME}convnetlayer", "ConvNetLayer")
 # Modules that hold no node features, or scalars alone.
@@ -76,11 +81,16 @@ class NequIPLayout(ModelLayout):
             raise UnsupportedError(f"the last layer gives features {features}, which users may read")
 
     def finish(self, model: Any) -> None:
-        """Nothing: what users see are scalars."""
+        """What users see are scalars."""
+        for module in model._modules.values():
+            if type(module).__name__ in _OF_EDGES and _is_indifferent(module):
+                retype(module, _OF_EDGES[type(module).__name__])
 
     def undo(self, model: torch.nn.Module) -> None:
         for module in model.modules():
             _TYPED.unfuse(module)
+            for place in _OF_EDGES.values():
+                take_type_back(module, place)
 
 
 def _is_layer(module: Any) -> bool:
