@@ -40,9 +40,9 @@ def capture(
     model: of MACE (``MACE``, ``ScaleShiftMACE``), NequIP or SevenNet, best after :func:`autotune.accelerate`.
     example: the inputs of one call, captured at once, with the call's ``options``; else the first call captures.
 
-    growth: numbers of atoms and edges are padded to steps, each so many times the last one. Ghost atoms and ghost edges
-    are a structure of their own, and add nothing to the real ones. kept: the number of captured sizes that stay, those
-    used last; each has memory of its own on the device.
+    growth: numbers of atoms and edges are padded to steps, each so many times the last one (beyond 32768 the fourth
+    root of it). Ghost atoms and ghost edges are a structure of their own, and add nothing to the real ones. kept: the
+    number of captured sizes that stay, those used last; each has memory of its own on the device.
 
     outgrown: what happens to a graph that fits no captured size: ``capture`` it, or leave it to the model (``eager``),
     which is as fast for large systems. Calls that need gradients of the results (``training=True``), and those that ask

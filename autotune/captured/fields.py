@@ -19,6 +19,10 @@ from torch import Tensor
 _EDGES_OF_A_GHOST = 4
 # A captured size serves graphs down to this many steps below it.
 _SPARE_STEPS = 2
+# From so many on, steps of size are the fourth root of growth. For large graphs the device is the limit, so ghosts cost
+# what they are: NequIP-OAM-L on 157,894 edges of diamond took 24.9 ms of an H200 padded to 188,080, and 21.5 as it is.
+# And the more edges there are, the less their number changes from step to step.
+_LARGE = 32768
 
 
 class Counts(NamedTuple):
@@ -92,10 +96,13 @@ def padded_size(real: Counts, growth: float) -> Counts:
 
 
 def step_above(count: int, growth: float) -> int:
-    """The least of the steps 16, 16 growth, 16 growth^2, ... (each rounded up to a multiple of 8) not below a count."""
+    """The least of the steps 16, 16 growth, 16 growth^2, ... (each rounded up to a multiple of 8) not below a count.
+
+    Beyond 32768 steps are four times as fine.
+    """
     step, size = 16.0, 16
     while size < count:
-        step *= growth
+        step *= growth if step < _LARGE else growth**0.25
         size = -(-int(step) // 8) * 8
     return size
 

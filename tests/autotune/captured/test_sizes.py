@@ -28,6 +28,11 @@ def test_a_size_has_room_for_its_graph_and_for_ghosts(real: Counts, growth: floa
     assert best_fit(real, [size], growth) == size
 
 
+@given(st.integers(41_000, 10**7), growths)
+def test_large_graphs_are_padded_little(count: int, growth: float) -> None:
+    assert step_above(count, growth) <= max(growth**0.25 * count + 16, 32768 * growth + 16)
+
+
 @given(st.integers(0, 10**7), growths)
 def test_steps_are_few_and_do_not_depend_on_where_one_starts(count: int, growth: float) -> None:
     step = step_above(count, growth)
