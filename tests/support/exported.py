@@ -30,9 +30,23 @@ def export(
     """
     traced = make_fx(function, tracing_mode="symbolic", _allow_non_fake_inputs=True)(*(t.clone() for t in inputs))
     program = torch.export.export(traced, inputs, dynamic_shapes=tuple(shapes))
-    # On a GPU little runs on the host: no trials of its vector instructions, no optimisation of what launches kernels.
-    quick = {"aot_inductor.compile_wrapper_opt_level": "O0", "cpp.vec_isa_ok": True} if inputs[0].is_cuda else {}
+    quick: dict[str, Any] = {}
+    if inputs[0].is_cuda:
+        # Little runs on the host: no trials of its vector instructions, no optimisation of what launches kernels.
+        quick = {"aot_inductor.compile_wrapper_opt_level": "O0", "cpp.vec_isa_ok": True}
+        have_the_driver_linked(path.parent)
     torch._inductor.aoti_compile_and_package(program, package_path=str(path), inductor_configs=quick | (options or {}))
+
+
+def have_the_driver_linked(folder: Path) -> None:
+    """Torch links what it compiles with ``-lcuda``; linkers look for that where drivers seldom are."""
+    maps = Path("/proc/self/maps").read_text().splitlines()
+    driver = next((Path(words[-1]) for line in maps if "/libcuda.so" in (words := line.split())[-1]), None)
+    if driver is None or (folder / "libcuda.so").exists():
+        return
+    (folder / "libcuda.so").symlink_to(driver)
+    known = os.environ.get("LIBRARY_PATH")
+    os.environ["LIBRARY_PATH"] = os.pathsep.join([str(folder), *([known] if known else [])])
 
 
 # The dynamic dimension of an input by its name: which axis has atoms, or edges.
@@ -86,7 +100,8 @@ def built(source: str, folder: Path, *more: str, name: str = "") -> Path:
     ]
     if torch.version.cuda:  # its own libraries are found when it is loaded
         command += ["-ltorch_cuda", "-Wl,--allow-shlib-undefined"]
-    subprocess.run(command, check=True, capture_output=True)
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
     linked = subprocess.run(["ldd", str(program)], check=True, capture_output=True, text=True).stdout
     assert "libpython" not in linked and "libtorch_python" not in linked
     return program
