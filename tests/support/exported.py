@@ -135,7 +135,8 @@ class Program:
         command = [str(self.folder / "run_model"), str(model), str(self.library), "inputs.pt", "outputs.pt"]
         command += ["cuda:0"] if on_gpu else []
         done = subprocess.run(command, cwd=self.folder, env=environment, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
+        # A signal ends it without a word: then the code is negative, and what was printed says how far it came.
+        assert done.returncode == 0, f"ended with {done.returncode}: {done.stdout}{done.stderr}"
         assert "Python absent" in done.stdout and not (self.folder / "nowhere").exists()
         print(done.stdout.strip(), "with", pack.stat().st_size >> 10, "KiB of kernels")
         return torch.load(self.folder / "outputs.pt", weights_only=False)
