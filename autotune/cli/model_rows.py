@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from autotune.errors import ConfigError, unknown_name
-from autotune.text import STREAMED
 
 
 def bench_whole_models(
@@ -34,8 +33,6 @@ def bench_whole_models(
     for name in passes:
         if name not in PASSES:
             raise ConfigError(unknown_name("pass", name, PASSES))
-    if STREAMED in contenders:
-        raise ConfigError(f"contender {STREAMED} takes part in --largest alone; add it, or name another")
     _require_dtype(dtype)
     if together < 1:
         raise ConfigError(f"--together is {together}; expected a positive number of models")

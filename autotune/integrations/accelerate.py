@@ -20,6 +20,7 @@ from autotune.integrations.convolution_block import ConvolutionBlock, known_bloc
 from autotune.integrations.exchange import ExchangedConvolution, exchange_all
 from autotune.integrations.ir_mul.model import change_layouts, undo_layouts
 from autotune.integrations.ir_mul.stand_in import NodeStandIn
+from autotune.integrations.radial.folded import AcceleratedRadial
 from autotune.integrations.radial.take_over import form_weights_inside, undo_weights_inside
 from autotune.integrations.replacement import Replacing, kind_of
 from autotune.integrations.stand_ins import AcceleratedConvolution, StandIn
@@ -36,7 +37,7 @@ def accelerate(
     deterministic: bool = False,
     check: bool = True,
     edge_weights: str = "auto",
-    edge_product: str = "float32",
+    edge_product: str = "fp16x3",
 ) -> Acceleration:
     """Replace e3nn's tensor products and spherical harmonics in ``model``, in place, where a kernel computes the same.
 
@@ -59,8 +60,9 @@ def accelerate(
     energies and forces; gradients of the radial network's last layer and second derivatives stream.
     ``auto``: streamed on a CPU if the radial network's weights need no gradients, which is faster there; else whole.
 
-    edge_product: how ``streamed``, ``auto`` and ``fused`` multiply: ``float32`` or ``fp16x3``, or for ``fused`` also
-    ``tf32``, see the same class.
+    edge_product: how radial networks multiply in float32 on a GPU. ``fp16x3``: by tensor cores, in three products of
+    half precision, with errors of float32's class. ``float32``: by torch, with torch's settings. ``tf32``, for
+    ``fused`` alone: one product in a convolution's own kernel. See the same class.
 
     Some modules stay, with the reason in the result: those compiled by TorchScript or torch.compile, those with a
     ``forward``, parameters or modules of their own, and those that fail when tried. Hooks, parametrizations and pruning
@@ -78,6 +80,9 @@ def accelerate(
     places, reason = change_layouts(model, replacing)
     places += [_replaced(replacing, *found) for found in list(_found(model))]
     places += exchange_all(model, replacing)
+    for network in model.modules():
+        if isinstance(network, AcceleratedRadial):
+            network.__dict__["product"] = edge_product
     kept = f"node features stay in layout mul_ir: {reason}" if reason else ""
     if edge_weights != "whole":
         streamed = edge_weights == "streamed"

@@ -45,7 +45,7 @@ __align__(16) unsigned char shared_bytes[256 * 1024];
 #define IS_CUDA 1
 #endif
 typedef unsigned long long Mask;  // of the lanes that run in step
-static const int WARP = HIP_WAVE, MOST = 512, STACK = 1 << 18;
+static const int WARP = HIP_WAVE, MOST = 1024, STACK = 1 << 18;
 static ucontext_t scheduler, lanes[MOST];
 static bool finished[MOST];
 static long long arrived[MOST], arrived_in_block[MOST];

@@ -35,11 +35,12 @@ TUNING_CALLS, WARM_UP_CALLS = 60, 3
 
 
 def contenders_of(package: Package) -> tuple[str, ...]:
-    """All contenders of a package's models, Equitune first, then captured and inside another library's conversion."""
+    """All contenders of a package's models, Equitune first, then its other forms and inside another library's model."""
     together = (_JOINT + peer for peer in package.joined)
     return (
         OURS,
         *((CAPTURED,) if package.captured else ()),
+        STREAMED,
         *together,
         DEFAULT,
         STOCK,

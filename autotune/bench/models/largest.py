@@ -22,14 +22,14 @@ from autotune.bench.models.largest_rows import PASS, STRUCTURE, atoms_of, finish
 from autotune.bench.models.rows import Row, identity_of, store_rows, stored_rows, what_a_row_depends_on
 from autotune.bench.models.run import answer_of, models_named, package_of_model
 from autotune.bench.models.session import Cell, Facts, ModelSession, ModelSetting
-from autotune.bench.rows import DEFAULT, OURS
+from autotune.bench.rows import DEFAULT
 from autotune.database.provenance import now_text
 from autotune.errors import ConfigError, PeerError
 from autotune.measure.trial import is_out_of_memory
 from autotune.measure.worker import Worker
 from autotune.models.atoms import RATTLED
 from autotune.models.packages.base import Package
-from autotune.text import CAPTURED, STREAMED, count, time_text
+from autotune.text import CAPTURED, count, time_text
 from autotune.workload.graphs import Bulk
 from kernelgen.device import device_facts
 
@@ -80,9 +80,8 @@ def largest_crystals(request: LargestRequest, folder: Path, say: Callable[[str],
 
 
 def contenders_for(package: Package) -> tuple[str, ...]:
-    """Those of a package's models that can run, and Equitune with its edge weights never whole, since memory counts."""
-    others = (name for name in contenders_of(package) if name not in (OURS, SYMMETRIX))
-    return (OURS, STREAMED, *others)
+    """Those of a package's models that can run on any number of atoms."""
+    return tuple(name for name in contenders_of(package) if name != SYMMETRIX)
 
 
 def crystals() -> Iterator[tuple[int, Repeats]]:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 class ShortenedRadialMLP(RadialMLP):
-    """Gives what goes into the last layer, and a column of ones for that layer's bias."""
+    """Gives what goes into the last layer, a column of ones for its bias, and zeros up to a multiple of four."""
 
     @staticmethod
     def can_shorten(network: Any) -> bool:
@@ -18,11 +18,14 @@ class ShortenedRadialMLP(RadialMLP):
         return len(network.net) > 1 and type(network.net[-1]) is torch.nn.Linear
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """inputs [edges, inputs] -> [edges, hidden + 1]."""
+        """inputs [edges, inputs] -> [edges, columns], of which the first are the hidden features."""
         hidden = self.net[:-1](inputs)
-        return torch.cat([hidden, hidden.new_ones(hidden.shape[0], 1)], dim=1)
+        one = hidden.new_zeros(1, 4 - hidden.shape[1] % 4)
+        one[:, 0] = 1
+        return torch.cat([hidden, one.expand(hidden.shape[0], -1)], dim=1)
 
     def matrix(self) -> Tensor:
-        """[hidden + 1, weights]."""
+        """[columns, weights]."""
         last = self.net[-1]
-        return torch.cat([last.weight, last.bias.unsqueeze(1)], dim=1).t()
+        zeros = last.weight.new_zeros(last.weight.shape[0], 3 - last.in_features % 4)
+        return torch.cat([last.weight, last.bias.unsqueeze(1), zeros], dim=1).t()

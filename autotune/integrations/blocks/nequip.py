@@ -13,12 +13,13 @@ from nequip.nn._ghost_exchange_base import NoOpGhostExchangeModule
 from nequip.nn._tp_scatter_base import TensorProductScatter
 from nequip.nn.embedding import EdgeLengthNormalizer, SphericalHarmonicEdgeAttrs
 from nequip.nn.interaction_block import InteractionBlock
-from nequip.nn.mlp import ScalarMLPFunction
+from nequip.nn.mlp import ScalarLinearLayer, ScalarMLPFunction
 from torch import Tensor
 
 from autotune.integrations.blocks.strain import rows_of, times_matrices
 from autotune.integrations.ir_mul.typed_product import NODE_TYPES
 from autotune.integrations.radial.folded import few_pass_silu
+from kernelgen.ops.radial.products import multiply_by
 from kernelgen.tracing import is_tracing
 
 
@@ -84,8 +85,12 @@ class ShortenedScalarMLP(ScalarMLPFunction):
 
     def forward(self, x: Tensor) -> Tensor:
         """x [edges, inputs] -> [edges, hidden]."""
+        multiply = multiply_by(self.__dict__.get("product", "fp16x3"))
         for layer in self.mlp[:-1]:
-            x = few_pass_silu(x) if type(layer) is torch.nn.SiLU else layer(x)
+            if type(layer) is ScalarLinearLayer and layer.bias is None and not layer._forward_hooks:
+                x = multiply.rows(x, layer.weight * layer.alpha)
+            else:
+                x = few_pass_silu(x) if type(layer) is torch.nn.SiLU else layer(x)
         return x
 
     def matrix(self) -> Tensor:

@@ -11,12 +11,16 @@ from torch.nn.functional import silu
 from autotune.integrations.ir_mul.stand_in import Draw, NodeStandIn
 from autotune.modules.base import autocast
 from kernelgen.ops.nodes import gates
+from kernelgen.ops.radial.products import multiply_by
 from kernelgen.torch_versions import run_eagerly
 from kernelgen.tracing import runs_eagerly
 
 
 class AcceleratedRadial(NodeStandIn):
-    """Replaces one ``e3nn.nn.FullyConnectedNet``; its layers keep the weights."""
+    """Replaces one ``e3nn.nn.FullyConnectedNet``; its layers keep the weights.
+
+    ``product``, in its dictionary, is one of ``kernelgen.ops.radial.products.EDGE_PRODUCTS``.
+    """
 
     original: Any
     detail = "constants multiply the weights, not the edges"
@@ -31,11 +35,12 @@ class AcceleratedRadial(NodeStandIn):
         layers: list[Any] = list(self._modules.values())
         if self.__dict__.get("stops_early"):
             layers.pop()
+        multiply = multiply_by(self.__dict__.get("product", "fp16x3"))
         scale = 1.0
         for layer in layers:
             x, weight = autocast(x, layer.weight)
             scale /= (layer.h_in * layer.var_in) ** 0.5
-            x = torch.mm(x, weight * (scale if layer.act is not None else scale * layer.var_out**0.5))
+            x = multiply.rows(x, weight * (scale if layer.act is not None else scale * layer.var_out**0.5))
             scale = 1.0
             if layer.act is not None:
                 x = few_pass_silu(x) if layer.act.f is silu else layer.act.f(x)

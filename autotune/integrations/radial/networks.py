@@ -22,8 +22,8 @@ _SHORTENED = {
 }
 
 
-def shorten(network: Any) -> bool:
-    """Have a network stop before its last layer; whether it can."""
+def shorten(network: Any, product: str) -> bool:
+    """Have a network stop before its last layer; whether it can. product: how its other layers multiply."""
     if network._forward_hooks or network._forward_pre_hooks:
         return False  # hooks expect the weights
     if isinstance(network, AcceleratedRadial):
@@ -38,10 +38,11 @@ def shorten(network: Any) -> bool:
     if not getattr(importlib.import_module(module), subclass).can_shorten(network):
         return False
     retype(network, name)
+    network.__dict__["product"] = product
     return True
 
 
 def lengthen(network: torch.nn.Module) -> None:
     """Undo :func:`shorten`."""
-    for name in _SHORTENED.values():
-        take_type_back(network, name)
+    if any(take_type_back(network, name) for name in _SHORTENED.values()):
+        del network.__dict__["product"]

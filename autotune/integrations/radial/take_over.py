@@ -38,14 +38,14 @@ def _known() -> tuple[RadialBlock, ...]:
 def form_weights_inside(model: torch.nn.Module, **how: Any) -> int:
     """Have convolutions form the weights of their edges; the number of those that do.
 
-    how: options of :func:`autotune.modules.radial.convolution.convolve_radial`.
+    how: options of :func:`autotune.modules.radial.convolution.convolve_radial`, with the ``product``.
     """
     count = 0
     for block in list(model.modules()):
         for kind in _known():
             if kind.matches(block):
                 convolution, network = block.get_submodule(kind.convolution), block.get_submodule(kind.network)
-                if isinstance(convolution, AcceleratedConvolution) and shorten(network):
+                if isinstance(convolution, AcceleratedConvolution) and shorten(network, how["product"]):
                     convolution.form_weights_of(network, **how)
                     count += 1
     return count

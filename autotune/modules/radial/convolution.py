@@ -31,9 +31,9 @@ class RadialTensorProductConv(TensorProductConv):
     edges_at_a_time: weights exist for so many edges (for more if one receiver has more). None: for some 4 MB of weights
     on a CPU, 256 MB on a GPU. The other arguments are those of :class:`autotune.TensorProductConv`. All edges are taken
     at once under torch.compile, torch.export and torch.func. A new graph on a GPU waits for the device once.
-    product: ``float32`` is torch's matrix product with torch's settings; ``fp16x3`` takes three products in half
-    precision, with errors of float32's class, see ``kernelgen.ops.radial.products``. It is for GPUs, needs torch 2.8 or
-    later, and applies to float32 outside of torch.compile; elsewhere torch's product is used.
+    product: ``fp16x3`` takes three products in half precision by tensor cores, with errors of float32's class, see
+    ``kernelgen.ops.edges.tall_matrices``. It is for float32, thousands of edges, and GPUs from sm_80 on, outside of
+    torch.compile; elsewhere, and with ``float32``, it is torch's matrix product with torch's settings.
     fused: on a GPU from sm_80 on, in float32, kernels form the weights of all edges in registers, where they are used,
     for the value and the gradients of all but the matrix. Errors are of float32's class; with product ``tf32`` of
     TF32's, in less time. The matrix's gradient and second derivatives still take ``edges_at_a_time``. Without such a
@@ -47,7 +47,7 @@ class RadialTensorProductConv(TensorProductConv):
         irreps_in2: Irreps,
         *args: Any,
         edges_at_a_time: int | None = None,
-        product: str = "float32",
+        product: str = "fp16x3",
         fused: bool = False,
         **options: Any,
     ) -> None:
@@ -99,7 +99,7 @@ def convolve_radial(
     num_nodes: int | None = None,
     edges_at_a_time: int | None = None,
     always_streamed: bool = True,
-    product: str = "float32",
+    product: str = "fp16x3",
     fused: bool = False,
 ) -> Tensor:
     """The convolution of a module with weights ``hidden @ matrix``, by parts of the edges.

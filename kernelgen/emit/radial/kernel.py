@@ -20,7 +20,8 @@ ENTRY = "equitune_radial"
 def emit_radial(plan: RadialPlan) -> Source:
     """The kernel of a plan; equal plans give equal text."""
     groups = [RadialGroup(plan, number, group) for number, group in enumerate(plan.product.groups)]
-    parts = [_preamble(plan), included("device.cuh"), _constants(plan) + included("radial.cuh"), buffers_struct()]
+    headers = included("tensor_cores.cuh") + included("radial.cuh")
+    parts = [_preamble(plan), included("device.cuh"), _constants(plan) + headers, buffers_struct()]
     return Source("\n".join([*parts, *(group.text() for group in groups), _entry(plan, groups)]), "cuda", ENTRY)
 
 

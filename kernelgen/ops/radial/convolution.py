@@ -25,7 +25,7 @@ from kernelgen.ops.autograd import second_gradients, used_slots
 from kernelgen.ops.operator import Operator
 from kernelgen.ops.radial.fused import FusedRadial
 from kernelgen.ops.radial.parts import Part, Parts
-from kernelgen.ops.radial.products import EDGE_PRODUCTS, can_split, multiply_of, scaled
+from kernelgen.ops.radial.products import EDGE_PRODUCTS, Multiply, multiply_by
 from kernelgen.ops.radial.transformed import first_transformed, second_transformed
 from kernelgen.ops.torch_ops import no_third_derivative, present
 from kernelgen.runtime.allocation import empty, zeros
@@ -48,16 +48,16 @@ def radial_product(
     num_out: int,
     operator: Operator,
     most_edges: int,
-    product: str = "float32",
+    product: str = "fp16x3",
     fused: FusedRadial | None = None,
 ) -> Tensor:
     """The convolution with weights ``h @ matrix``, by parts of at most ``most_edges`` edges.
 
     x, y, sender, receiver and num_out: as the operator's. h [edges, hidden], matrix [hidden, weight_numel].
-    product: one of ``EDGE_PRODUCTS`` of ``kernelgen.ops.radial.products``; float32's where it cannot be used. What
-    torch traces or transforms is computed for all edges at once. fused: kernels that form the weights in registers
-    (``kernelgen.ops.radial.fused.fused_of``), if they shall be used; ``product`` is then their matter. Raises
-    InputError for other shapes, and for shared weights.
+    product: one of ``EDGE_PRODUCTS`` of ``kernelgen.ops.radial.products``. What torch traces or transforms is computed
+    for all edges at once. fused: kernels that form the weights in registers (``kernelgen.ops.radial.fused.fused_of``),
+    if they shall be used; products outside of them are still ``product``. Raises InputError for other shapes, and for
+    shared weights.
     """
     if operator.shared_weights or h.dim() != 2 or matrix.shape != (h.shape[1], operator.problem.weight_numel):
         raise InputError(
@@ -70,13 +70,9 @@ def radial_product(
         return operator(x, y, h @ matrix, sender, receiver, num_out=num_out)
     if h.shape[0] != y.shape[0]:
         raise InputError(f"h has {h.shape[0]} rows; expected {y.shape[0]}, one for each row of y")
-    if fused is None and product == "fp16x3" and can_split(h, matrix):
-        y, h, matrix = scaled(y, h, matrix)
-    else:
-        product = "float32"
-    multiply = multiply_of(product)
+    multiply = multiply_by(product)
     if fused is None and y.shape[0] <= most_edges:
-        return operator(x, y, multiply(h, matrix), sender, receiver, num_out=num_out)
+        return operator(x, y, multiply.rows(h, matrix), sender, receiver, num_out=num_out)
     whole = operator.graph(x, y, sender, receiver, num_out, None)  # parts have orders of their own
     return _Forward.apply(x, y, h, matrix, whole, operator, Parts(operator, whole, most_edges), multiply, fused)
 
@@ -92,7 +88,7 @@ class _Forward(torch.autograd.Function):
             return fused.value(x, y, h, matrix, whole)
         out = empty(whole.shapes["g"], x)
         for part in parts:
-            w = multiply(part.rows(h), matrix)
+            w = multiply.rows(part.rows(h), matrix)
             operands = (x, None, part.rows(y), None, w, None, None, None)
             out[part.begin : part.end] = operator.run_on(part.graph, forward(), operands)["g"]
             del w, operands
@@ -122,10 +118,10 @@ class _First(torch.autograd.Function):
         if fused is not None and "m" not in wanted:
             by_slot = fused.gradients(slots, x, y, h, matrix, g, whole)
             return tuple(by_slot.get("w" if slot == "h" else slot) for slot in _SLOTS)
-        sums = Sums(wanted, whole, x=x, h=h, m=matrix)
+        sums = Sums(wanted, whole, multiply, x=x, h=h, m=matrix)
         for part in parts:
             of_h = part.rows(h)
-            w = multiply(of_h, matrix) if "w" in backward(slots).operands else None
+            w = multiply.rows(of_h, matrix) if "w" in backward(slots).operands else None
             operands = (x, None, part.rows(y), None, w, None, g[part.begin : part.end], None)
             found = operator.run_on(part.graph, backward(slots), operands)
             sums.add(part, found, ((found.get("w"), matrix, of_h),))
@@ -151,15 +147,15 @@ class _Second(torch.autograd.Function):
     def forward(ctx: Any, *given: Any) -> tuple[Maybe, ...]:
         x, y, h, matrix, g, tx, ty, th, tm, wanted, whole, operator, parts, multiply = given
         slots = _of_kernel(wanted)
-        sums = Sums(wanted, whole, x=x, h=h, m=matrix)
+        sums = Sums(wanted, whole, multiply, x=x, h=h, m=matrix)
         for part in parts:
             of_h, of_y, of_g = part.rows(h), part.rows(y), g[part.begin : part.end]
             of_ty, of_th = (None if tangent is None else part.rows(tangent) for tangent in (ty, th))
-            w, tw = multiply(of_h, matrix), None
+            w, tw = multiply.rows(of_h, matrix), None
             if of_th is not None:
-                tw = torch.mm(of_th, matrix)
+                tw = multiply.rows(of_th, matrix)
             if tm is not None:
-                tw = torch.mm(of_h, tm) if tw is None else tw.addmm_(of_h, tm)
+                tw = _sum(tw, multiply.rows(of_h, tm))
             outputs = double_backward(present(tx, of_ty, tw), slots).live_outputs
             primal = (x, of_y, w, of_g)
             found = second_gradients(primal, (tx, of_ty, tw), outputs, part.graph, operator) if outputs else {}
@@ -181,10 +177,16 @@ def _of_kernel(wanted: str) -> str:
     return "".join(slot for slot, by in (("x", "x"), ("y", "y"), ("w", "hm"), ("g", "g")) if set(by) & set(wanted))
 
 
+def _sum(before: Maybe, more: Tensor) -> Tensor:
+    """Their sum, in the place of the first if there is one."""
+    return more if before is None else before.add_(more)
+
+
 class Sums:
     """The gradients of all edges, gathered part by part; zero where no part adds."""
 
-    def __init__(self, wanted: str, whole: Graph, *, x: Tensor, h: Tensor, m: Tensor) -> None:
+    def __init__(self, wanted: str, whole: Graph, multiply: Multiply, *, x: Tensor, h: Tensor, m: Tensor) -> None:
+        self.multiply = multiply
         shapes = {slot: whole.shapes[slot] for slot in "xyg"} | {"h": tuple(h.shape), "m": tuple(m.shape)}
         self.found = {slot: zeros(shapes[slot], x) for slot in _SLOTS + "g" if slot in wanted}
 
@@ -199,8 +201,8 @@ class Sums:
         of_h = None
         for gw, by_h, by_m in terms:
             if "h" in self.found and gw is not None and by_h is not None:
-                of_h = torch.mm(gw, by_h.t()) if of_h is None else of_h.addmm_(gw, by_h.t())
+                of_h = _sum(of_h, self.multiply.rows(gw, by_h.t()))
             if "m" in self.found and gw is not None and by_m is not None:
-                self.found["m"].addmm_(by_m.t(), gw)
+                self.found["m"] += self.multiply.sums(by_m, gw)
         if of_h is not None:
             part.write(self.found["h"], of_h)

@@ -28,7 +28,6 @@ TINY = "tiny_model:tiny_model"
         (("--models", "--largest", "--structure", "mof", "--seconds", "0"), "not go with --structure, --seconds"),
         (("--models", "--largest", "--together", "2"), "not go with --together"),
         (("--models", "--largest", "--dtype", "float16"), "unknown dtype"),
-        (("--models", "--model", TINY, "--contender", "equitune-streamed"), "takes part in --largest alone"),
         (("--models", "--model", "mace-mp-0-smal"), "did you mean 'mace-mp-0-small'"),
         (("--models", "--model", "tiny_model:tiny_model", "--structure", "watr"), "watr"),
     ],

@@ -1,0 +1,73 @@
+"""Products ``a b`` of a tall matrix, a row an edge, with a small one; and where torch's product is taken instead."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernelgen.ops.edges import tall_matrices
+from kernelgen.torch_versions import run_eagerly
+from kernelgen.tracing import runs_eagerly
+
+# With fewer rows torch's product is faster: on an H200, 64 x 1280, they meet at 8,000 (to many columns), 15,000 (to
+# few) and 10,000 rows (sums).
+LEAST_ROWS = 8192
+
+
+def edge_product(a: Tensor, b: Tensor) -> Tensor:
+    """a ``[edges, depth]`` times b ``[depth, columns]``, differentiable any number of times.
+
+    In float32 on a GPU with many edges, by tensor cores with float32's errors (``tall_matrices``); else ``a @ b``.
+    """
+    if not _takes(a, b, a.shape[0], a.shape[1], b.shape[1]):
+        return torch.mm(a, b)
+    if torch.is_grad_enabled() and (a.requires_grad or b.requires_grad):
+        return _Product.apply(a, b)
+    return tall_matrices.product(a, b)
+
+
+def sum_product(a: Tensor, b: Tensor) -> Tensor:
+    """``a^T b`` of a ``[edges, left]`` and b ``[edges, right]``: as :func:`edge_product`."""
+    if not _takes(a, b, a.shape[0], a.shape[1], b.shape[1]):
+        return torch.mm(a.t(), b)
+    if torch.is_grad_enabled() and (a.requires_grad or b.requires_grad):
+        return _Sums.apply(a, b)
+    return tall_matrices.sums(a, b)
+
+
+def _takes(a: Tensor, b: Tensor, rows: int, depth: int, columns: int) -> bool:
+    """Whether the kernels are for this product; sizes decide first, because most products are small."""
+    if type(rows) is not int or rows < LEAST_ROWS or not tall_matrices.fits(rows, depth, columns):
+        return False
+    is_one = a.dtype is b.dtype and a.device == b.device
+    return is_one and runs_eagerly(a, b) and not torch.is_autocast_enabled() and tall_matrices.takes(a)
+
+
+class _Product(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, a: Tensor, b: Tensor) -> Tensor:
+        ctx.save_for_backward(a, b)
+        return tall_matrices.product(a, b)
+
+    @staticmethod
+    @run_eagerly("autograd calls this outside of compiled graphs, which take torch's own")
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        (g,), (a, b) = gradients, ctx.saved_tensors
+        by_a, by_b = ctx.needs_input_grad
+        return edge_product(g, b.t()) if by_a else None, sum_product(a, g) if by_b else None
+
+
+class _Sums(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, a: Tensor, b: Tensor) -> Tensor:
+        ctx.save_for_backward(a, b)
+        return tall_matrices.sums(a, b)
+
+    @staticmethod
+    @run_eagerly("autograd calls this outside of compiled graphs, which take torch's own")
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        (g,), (a, b) = gradients, ctx.saved_tensors
+        by_a, by_b = ctx.needs_input_grad
+        return edge_product(b, g.t()) if by_a else None, edge_product(a, g) if by_b else None
