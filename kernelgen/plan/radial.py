@@ -126,7 +126,9 @@ def _check_form(spec: RadialSpec) -> None:
     if spec.is_gradient and schedule.tiles > 1:
         raise ScheduleError(f"{schedule.tiles} tiles; expected 1, because a product of gradients has 16 edges")
     if not spec.is_gradient and schedule.slices > 1:
-        raise ScheduleError(f"{schedule.slices} slices; expected 1, because a warp keeps sums of a receiver in registers")
+        raise ScheduleError(
+            f"{schedule.slices} slices; expected 1, because a warp keeps sums of a receiver in registers"
+        )
 
 
 # Registers of a lane for what stays during a step of edges, by tiles; with more, much would spill.

@@ -5,7 +5,7 @@
 Kernels compile in processes, and each is checked against e3nn in float64 (every output on its own) and timed as soon as
 it is there: device time, cold L2, medians, on 158,000 edges of 1000 nodes (diamond). A schedule that does not compile,
 or fails, is a row with the reason. The record is written after each measurement, so nothing is lost when time is up.
---only medium-backward,large: names that contain one of these. --schedules "rows=edges,warps=12 default": others than
+--only medium-backward,large: names that contain one of these. --schedules "slices=2,warps=12 default": others than
 SCHEDULES, for all that are left.
 """
 
@@ -41,35 +41,33 @@ from kernelgen.runtime.kernel import load_kernel
 from kernelgen.schedule.radial import RadialSchedule
 
 PROBLEMS = {"medium": "mace-mp-medium", "large": "mace-mp-large", "l3i5": "sevennet-l3i5"}
-EDGES = "rows=edges,order=in2,edge_values=reloaded"
+IN2 = "order=in2,edge_values=reloaded"
 # By problem and direction; the first ones are measured first.
 SCHEDULES = {
     "medium-backward": [
+        f"{IN2},slices=2",
+        f"{IN2},slices=2,warps=12",
         "default",
-        f"{EDGES},path_groups=1,warps=12",
-        f"{EDGES},path_groups=2,warps=12",
-        f"{EDGES},path_groups=2,warps=16",
-        f"{EDGES},path_groups=2,warps=8",
-        f"{EDGES},path_groups=1,warps=12,pieces=2",
-        f"{EDGES},path_groups=1,slices=2",
-        "rows=edges,order=in1,edge_values=reloaded",
-        "rows=edges,order=in2,edge_values=kept",
-        "rows=channels,order=in2,edge_values=reloaded,path_groups=1",
+        f"{IN2},slices=1",
+        f"{IN2},slices=1,warps=12",
+        "order=in1,slices=2,edge_values=reloaded",
+        "order=in2,slices=2,edge_values=kept",
+        f"{IN2},slices=2,warps=16",
+        f"{IN2},slices=4,path_groups=2,warps=12",
     ],
     "large-backward": [
         "default",
-        f"{EDGES},path_groups=2,warps=12",
-        f"{EDGES},path_groups=3,warps=12",
-        f"{EDGES},path_groups=4,warps=16",
-        f"{EDGES},path_groups=2,warps=8",
+        f"{IN2},slices=1,warps=12",
+        f"{IN2},slices=2,path_groups=2",
+        f"{IN2},slices=2,path_groups=2,warps=12",
     ],
     "l3i5-backward": [
         "default",
-        f"{EDGES},path_groups=4,warps=12",
-        f"{EDGES},path_groups=8,warps=16",
-        f"{EDGES},path_groups=4,warps=8",
+        f"{IN2},slices=2,path_groups=4",
+        f"{IN2},slices=1,path_groups=4",
+        f"{IN2},slices=2,path_groups=6",
     ],
-    "medium-forward": ["default", "path_groups=2,warps=12", "path_groups=2,warps=16"],
+    "medium-forward": ["default", "warps=12"],
     "large-forward": ["default"],
     "l3i5-forward": ["default"],
 }

@@ -136,7 +136,7 @@ class GroupMemory:
 
     def put_block(self, how: str, side: str, block: int, source: str, row: str) -> str:
         """Store or add (``how``) a block to a row."""
-        b, width = getattr(self.problem, side)[block], self.block_width(side, block)
+        b, width = getattr(self.problem, side)[block], self._block_width(side, block)
         if how == "Store" and self.kernel.plain and self.kernel.schedule.stream:
             how = "StoreStream"
         start = f"{self.out_row(side, row)} + {b.offset}"
@@ -187,13 +187,13 @@ class GroupMemory:
     def _load_block(self, name: str, side: str, block: int, into: str, row: str) -> str:
         b = getattr(self.problem, side)[block]
         dim = self.problem.dim_in1 if side == "in1" else self.problem.dim_out
-        width = self.block_width(side, block)
+        width = self._block_width(side, block)
         cache = self.edge_cache if self.kernel.plain else "Keep"
         return (
             f"load_block<{cache}, {width}, MUL>(b.{name} + (long long){row} * {dim} + {b.offset}, u, active, {into});"
         )
 
-    def block_width(self, side: str, block: int) -> int:
+    def _block_width(self, side: str, block: int) -> int:
         """Elements of an access in a block of x (``in1``) or of g (``out``)."""
         b = getattr(self.problem, side)[block]
         row = self.problem.dim_in1 if side == "in1" else self.problem.dim_out

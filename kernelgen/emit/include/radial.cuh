@@ -58,31 +58,6 @@ DEVICE void multiply_add(Real (&d)[4], const unsigned (&a)[4], const unsigned (&
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
-// Adds WIDTH values where `there` is set, without a branch: the compiler interleaves nothing across one.
-template <int WIDTH>
-DEVICE void add_where(bool there, Real* p, const Real* r) {
-    const int on = there;
-#if __CUDA_ARCH__ >= 900
-    if (WIDTH == 4) {
-        asm volatile("{.reg .pred t; setp.ne.s32 t, %0, 0; @t red.relaxed.gpu.global.add.v4.f32 [%1], {%2, %3, %4, %5};}"
-            :: "r"(on), "l"(p), "f"(r[0]), "f"(r[1]), "f"(r[2]), "f"(r[3]));
-        return;
-    }
-    if (WIDTH == 2) {
-        asm volatile("{.reg .pred t; setp.ne.s32 t, %0, 0; @t red.relaxed.gpu.global.add.v2.f32 [%1], {%2, %3};}"
-            :: "r"(on), "l"(p), "f"(r[0]), "f"(r[1]));
-        return;
-    }
-#endif
-    UNROLL for (int k = 0; k < WIDTH; ++k)
-        asm volatile("{.reg .pred t; setp.ne.s32 t, %0, 0; @t red.relaxed.gpu.global.add.f32 [%1], %2;}"
-            :: "r"(on), "l"(p + k), "f"(r[k]));
-}
-#else
-template <int WIDTH>
-DEVICE void add_where(bool there, Real* p, const Real* r) {
-    if (there) add_pack<WIDTH>(p, r);
-}
 #endif
 
 // The first of the spans (node, first edge, end) that ends behind an edge; spans are in the order of edges.
@@ -227,25 +202,20 @@ DEVICE void form_edge_weights(const Warp& warp, int path, const unsigned (&hi)[2
     constexpr int MORE = LOW ? LOW_PART : 16;
     const unsigned short* const row =
         warp.slice + path + warp.lane % 8 * ROW + warp.lane / 8 % 2 * 8 + warp.lane / 16 * MORE;
-    Real small[2][4];
-    UNROLL for (int i = 0; i < 4; ++i) w[i] = small[0][i] = small[1][i] = Real(0);
+    Real sums[2][4] = {};  // two chains of sums, small parts first
+    unsigned b[STEPS][4];
     UNROLL for (int s = 0; s < STEPS; s += LOW ? 1 : 2) {
-        unsigned b[4];
-        load_matrix<false>(row + 16 * s, b);
-        const unsigned first[2] = {b[0], b[1]}, second[2] = {b[2], b[3]};
-        const unsigned a[4] = {hi[0][s][0], hi[1][s][0], hi[0][s][1], hi[1][s][1]};
-        multiply_add(w, a, first);
+        load_matrix<false>(row + 16 * s, b[s]);
         if (LOW) {
-            const unsigned rest[4] = {lo[0][s][0], lo[1][s][0], lo[0][s][1], lo[1][s][1]};
-            multiply_add(small[0], rest, first);
-            multiply_add(small[1], a, second);
-        } else if (s + 1 < STEPS) {
-            const int t = s + 1 < STEPS ? s + 1 : s;
-            const unsigned next[4] = {hi[0][t][0], hi[1][t][0], hi[0][t][1], hi[1][t][1]};
-            multiply_add(w, next, second);
+            multiply_add(sums[0], {lo[0][s][0], lo[1][s][0], lo[0][s][1], lo[1][s][1]}, {b[s][0], b[s][1]});
+            multiply_add(sums[1], {hi[0][s][0], hi[1][s][0], hi[0][s][1], hi[1][s][1]}, {b[s][2], b[s][3]});
         }
     }
-    if (LOW) UNROLL for (int i = 0; i < 4; ++i) w[i] += small[0][i] + small[1][i];
+    UNROLL for (int s = 0; s < STEPS; ++s) {
+        const int of = LOW ? s : s / 2 * 2, part = LOW ? 0 : 2 * (s % 2);
+        multiply_add(sums[s % 2], {hi[0][s][0], hi[1][s][0], hi[0][s][1], hi[1][s][1]}, {b[of][part], b[of][part + 1]});
+    }
+    UNROLL for (int i = 0; i < 4; ++i) w[i] = sums[0][i] + sums[1][i];
 }
 
 // The largest magnitude of some values.
@@ -269,43 +239,46 @@ DEVICE Scale scale_of_quad(int bound, unsigned largest) {
     return scale_of_bound(bound + bound_of(largest));
 }
 
-// Adds to the gradients of hidden features what two paths' gradients of weights give; the second path's part of the
-// matrix is `apart` halves behind the first one's. Chains end after 16 sums.
-DEVICE void add_edges_to_hidden(const Warp& warp, int path, int apart, const Real (&gradient)[2][4],
-                                const Scale (&scale)[2], Real (&dh)[2][STEPS][4]) {
-    const unsigned short* const row =
-        warp.slice + path + warp.lane / 8 % 2 * apart + warp.lane % 8 * ROW + warp.lane / 16 * 8;
-    unsigned hi[4], lo[4];
+// Two paths' gradients of weights as the left operand of a product.
+DEVICE void split_gradients(const Real (&gradient)[2][4], const Scale (&scale)[2], unsigned (&hi)[4], unsigned (&lo)[4]) {
     UNROLL for (int i = 0; i < 2; ++i) UNROLL for (int k = 0; k < 2; ++k)
         split(gradient[k][2 * i] * scale[i].into, gradient[k][2 * i + 1] * scale[i].into, hi[i + 2 * k], lo[i + 2 * k]);
+}
+
+// Adds to the gradients of hidden features what gradients of weights of 2 PAIRS paths give (the last path may be missing;
+// its gradients are zeros). Tensor cores truncate sums: small ones come first, and after four paths the chain ends.
+template <int PAIRS, bool IS_EVEN>
+DEVICE void add_to_hidden(const Warp& warp, int path, const unsigned (&hi)[2][4], const unsigned (&lo)[2][4],
+                          const Scale (&scale)[2], Real (&dh)[2][STEPS][4]) {
+    const unsigned short* const row = warp.slice + path + warp.lane % 8 * ROW + warp.lane / 16 * 8;
+    const bool second = warp.lane / 8 % 2 != 0;
     UNROLL for (int s = 0; s < STEPS; ++s) {
-        unsigned b[4];
-        Real d[2][4];
-        load_matrix<true>(row + 16 * s, b);
-        UNROLL for (int n = 0; n < 2; ++n) {
-            const unsigned column[2] = {b[2 * n], b[2 * n + 1]};
-            UNROLL for (int i = 0; i < 4; ++i) d[n][i] = Real(0);
-            if (LOW) multiply_add(d[n], lo, column);
-            multiply_add(d[n], hi, column);
+        Real d[2][4] = {};
+        unsigned b[PAIRS][4];
+        UNROLL for (int n = 0; n < PAIRS; ++n) {
+            load_matrix<true>(row + (2 * n + (second && (IS_EVEN || n + 1 < PAIRS))) * PATH + 16 * s, b[n]);
+            UNROLL for (int k = 0; k < 2; ++k)
+                if (LOW) multiply_add(d[k], lo[n], {b[n][2 * k], b[n][2 * k + 1]});
         }
-        if (LOW) {
-            load_matrix<true>(row + LOW_PART + 16 * s, b);
-            UNROLL for (int n = 0; n < 2; ++n) {
-                const unsigned column[2] = {b[2 * n], b[2 * n + 1]};
-                multiply_add(d[n], hi, column);
-            }
+        UNROLL for (int n = 0; n < PAIRS; ++n) {
+            unsigned c[4];
+            if (LOW) load_matrix<true>(row + (2 * n + (second && (IS_EVEN || n + 1 < PAIRS))) * PATH + LOW_PART + 16 * s, c);
+            UNROLL for (int k = 0; k < 2; ++k)
+                if (LOW) multiply_add(d[k], hi[n], {c[2 * k], c[2 * k + 1]});
         }
+        UNROLL for (int n = 0; n < PAIRS; ++n) UNROLL for (int k = 0; k < 2; ++k)
+            multiply_add(d[k], hi[n], {b[n][2 * k], b[n][2 * k + 1]});
         UNROLL for (int i = 0; i < 2; ++i) UNROLL for (int q = 0; q < 4; ++q)
             dh[i][s][q] += d[q % 2][2 * i + q / 2] * scale[i].back;
     }
 }
 
 // Adds the lane's gradients of an edge's hidden features to its row.
-DEVICE void put_hidden(bool there, Real* row, const Warp& warp, const Real (&dh)[STEPS][4], Real scale) {
+DEVICE void put_hidden(Real* row, const Warp& warp, const Real (&dh)[STEPS][4], Real scale) {
     UNROLL for (int s = 0; s < STEPS; ++s) {
         const int k = 16 * s + 4 * warp.quad;
         Real four[4] = {dh[s][0] * scale, dh[s][1] * scale, dh[s][2] * scale, dh[s][3] * scale};
-        add_where<4>(there && (HIDDEN % 16 == 0 || k < HIDDEN), row + k, four);
+        if (HIDDEN % 16 == 0 || k < HIDDEN) add<4>(row + k, four);
     }
 }
 
@@ -318,7 +291,7 @@ DEVICE void put_sums(Real* block, int u, bool active, const Warp& warp, const Re
         Real sum[1] = {keep + __shfl_xor_sync(0xffffffffu, pass, 2)};
         sum[0] += __shfl_xor_sync(0xffffffffu, sum[0], 1);
         const int v = u + (upper ? 1 : 0);
-        add_where<1>(active && (warp.quad & 1) == m % 2, block + (MUL_IR ? v * DIM + m : m * MUL + v), sum);
+        if (active && (warp.quad & 1) == m % 2) add<1>(block + (MUL_IR ? v * DIM + m : m * MUL + v), sum);
     }
 }
 
@@ -332,17 +305,4 @@ DEVICE Real sum_to_quad(const Warp& warp, const Real* v) {
     }
     const Real pass = odd ? two[0] : two[1], keep = odd ? two[1] : two[0];
     return keep + __shfl_xor_sync(0xffffffffu, pass, 1);
-}
-
-// Adds a lane's channels of a block to a row where `there` is set.
-template <int WIDTH, int MUL, int DIM>
-DEVICE void add_block(Real* block, int u, bool there, const Real (&r)[DIM][C]) {
-    if (MUL_IR) {
-        Real flat[DIM * C];
-        UNROLL for (int k = 0; k < DIM * C; ++k) flat[k] = r[k % DIM][k / DIM];
-        UNROLL for (int k = 0; k < DIM * C; k += WIDTH) add_where<WIDTH>(there, block + u * DIM + k, flat + k);
-    } else {
-        UNROLL for (int m = 0; m < DIM; ++m) UNROLL for (int c = 0; c < C; c += WIDTH)
-            add_where<WIDTH>(there, block + m * MUL + u + c, r[m] + c);
-    }
 }

@@ -48,7 +48,7 @@ class ChannelRows:
 class EdgeRows:
     """Of gradients: rows of products are 16 edges, columns 8 channels; four lanes, a quad, have the same edges.
 
-    Gradients of weights of two paths are multiplied together.
+    Gradients of weights of two paths are the left operand of a product, those of four are summed in tensor cores.
     """
 
     channels = 8
@@ -76,13 +76,15 @@ class EdgeRows:
 
     def to_hidden(self, position: int, count: int, path_halves: int) -> list[str]:
         """Statements after a path's gradients of weights. count: of the group's paths."""
-        call = "add_edges_to_hidden(here, {}, {}, gradient, gradient_scale, of_h);"
-        if position % 2:
-            return [call.format((position - 1) * path_halves, path_halves)]
-        if position + 1 < count:
-            return []
-        clear = "UNROLL for (int k = 0; k < 4; ++k) gradient[1][k] = Real(0);"
-        return [clear, call.format(position * path_halves, 0)]
+        lines, is_last, pair = [], position + 1 == count, position // 2 % 2
+        if position % 2 == 0 and is_last:
+            lines.append("UNROLL for (int k = 0; k < 4; ++k) gradient[1][k] = Real(0);")
+        if position % 2 or is_last:
+            lines.append(f"split_gradients(gradient, gradient_scale, gradient_hi[{pair}], gradient_lo[{pair}]);")
+        if position % 4 == 3 or is_last:
+            how, first = f"{pair + 1}, {'true' if position % 2 else 'false'}", position // 4 * 4 * path_halves
+            lines.append(f"add_to_hidden<{how}>(here, {first}, gradient_hi, gradient_lo, gradient_scale, of_h);")
+        return lines
 
     def steps(self, call: str) -> list[str]:
         return [f"for (; j < count; j += 16) {call.format(1)};"]

@@ -52,7 +52,7 @@ def _constants(plan: RadialPlan) -> str:
         f"constexpr int THREADS = {32 * spec.schedule.warps}, STAGE = {STAGE};\n"
         f"constexpr int HIDDEN = {spec.hidden}, STEPS = {spec.steps}, ROW = {plan.row_halves};\n"
         f"constexpr bool LOW = {'true' if low else 'false'};\n"
-        f"constexpr int LOW_PART = {plan.path_halves // 2 if low else 0};\n"
+        f"constexpr int PATH = {plan.path_halves}, LOW_PART = {plan.path_halves // 2 if low else 0};\n"
         f"constexpr bool EDGE_ROWS = {'true' if spec.is_gradient else 'false'};\n"
     )
 

@@ -1,6 +1,7 @@
 """The device functions of one path group, and their step of 8 or 16 edges; the loop is in ``edge_loop``.
 
-The arithmetic of a path is that of ``kernelgen.emit.cuda.path_group``, for a lane's two channels of each of its edges.
+The arithmetic of a path is that of ``kernelgen.emit.cuda.path_group``, for a lane's two channels of each of its edges. Behind the last edge lanes repeat it, with edge values of zero, and add zeros
+to its gradients: a branch there would keep the compiler from interleaving paths.
 Weights come from ``include/radial.cuh`` right before a path uses them, and gradients of weights go on to those of
 hidden features right after; ``fragments`` has these calls.
 """
@@ -111,6 +112,7 @@ class RadialGroup(RadialWalk):
             self.put(f"const Real* const cotangents = stage + {self.lay.first_channel}{place};")
         if "w" in self.live:
             self.put("Scale gradient_scale[EDGES];", "Real gradient[2][4];")
+            self.put("unsigned gradient_hi[2][4], gradient_lo[2][4];")
             largest = "0u"
             for block in self.group.in1:
                 largest = f"max({largest}, largest_of(rows[i].x{block}))"
@@ -160,12 +162,10 @@ class RadialGroup(RadialWalk):
 
     def _put_features(self, block: int) -> None:
         """Add the gradients of a block of the edges' features."""
-        b, width = self.problem.in1[block], self.memory.block_width("in1", block)
         with self.scope("UNROLL for (int i = 0; i < EDGES; ++i)"):
             self.put(
-                f"const bool is_there = is_active && {self.lay.place} < count;",
-                f"Real* const start = {self.memory.out_row('in1', 'fars[i]')} + {b.offset};",
-                f"add_block<{width}, MUL>(start, u, is_there, of_x{block}[i]);",
+                "const bool active = is_active;",
+                self.memory.put_block("Add", "in1", block, f"of_x{block}[i]", "fars[i]"),
             )
 
     def _sum_attributes(self, position: int) -> None:
@@ -187,12 +187,13 @@ class RadialGroup(RadialWalk):
             return
         row = self.problem.dim_in2
         with self.scope("UNROLL for (int i = 0; i < EDGES; ++i)"):
-            self.put(f"const bool is_there = {self.lay.place} < count;")
             if "y" in self.live:
-                self.put(f"Real* const start = b.out_y + (long long)edges[i] * {row} + team.quad;")
-                there = "is_there" if row % 4 == 0 else f"is_there && 4 * k + team.quad < {row}"
-                add = f"add_where<1>({there}, start + 4 * k, y_sums[i] + k);"
-                self.put(f"UNROLL for (int k = 0; k < {self._quarters}; ++k) {add}")
+                self.put(
+                    f"Real* const start = b.out_y + (long long)edges[i] * {row} + team.quad;",
+                    f"UNROLL for (int k = 0; k < {self._quarters}; ++k) {{",
+                    f"    const Real sum[1] = {{{self.lay.place} < count ? y_sums[i][k] : Real(0)}};",
+                    f"    {'' if row % 4 == 0 else f'if (4 * k + team.quad < {row}) '}add<1>(start + 4 * k, sum);",
+                    "}",
+                )
             if "w" in self.live:
-                start = "b.out_w + (long long)edges[i] * HIDDEN"
-                self.put(f"put_hidden(is_there, {start}, team, of_h[i], matrix_scale);")
+                self.put("put_hidden(b.out_w + (long long)edges[i] * HIDDEN, team, of_h[i], matrix_scale);")

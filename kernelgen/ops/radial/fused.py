@@ -125,7 +125,9 @@ def order_of(graph: Graph) -> EdgeOrder:
     receiver = graph.receiver
     assert receiver is not None
     key = ("radial order", graph.num_out, stream_of(receiver))
-    return kept_fact(graph.known, key, lambda: EdgeOrder(*order_by("receiver", receiver, graph.num_out, by_length=False)))
+    return kept_fact(
+        graph.known, key, lambda: EdgeOrder(*order_by("receiver", receiver, graph.num_out, by_length=False))
+    )
 
 
 @functools.lru_cache(maxsize=256)

@@ -70,9 +70,7 @@ def assert_right(given: RadialCase, direction: Direction, tolerance: float, *how
         assert relative_error(value, wanted[name]) < tolerance, (name, relative_error(value, wanted[name]))
 
 
-@pytest.mark.parametrize(
-    ("outputs", "tiles"), [("", 1), ("", 2), ("x", 1), ("y", 1), ("w", 1), ("yw", 1), ("xyw", 1)]
-)
+@pytest.mark.parametrize(("outputs", "tiles"), [("", 1), ("", 2), ("x", 1), ("y", 1), ("w", 1), ("yw", 1), ("xyw", 1)])
 def test_lane_by_lane(outputs: str, tiles: int) -> None:
     """Receivers with up to 40 edges: less than a tile, several, more than are staged at a time; one has none."""
     direction, schedule = backward(outputs) if outputs else forward(), RadialSchedule(warps=2, tiles=tiles)
