@@ -148,8 +148,7 @@ def default_radial_schedule(spec: RadialSpec) -> RadialSpec:
     """The spec with the default schedule: the fewest path groups that fit. Raises ScheduleError if none does.
 
     Of a value, a lane's sums must stay in registers; on an H200 every further group cost 10 to 20% (edges are loaded
-    again), and two tiles gained 4% where they fit. Gradients take several slices, so that fewer sums of an edge are added
-    in memory.
+    again), and two tiles gained 4% where they fit. Gradients take several slices: fewer sums are added in memory.
     """
     last: RadialSpec | None = None
     forms: tuple[RadialSchedule, ...] = (RadialSchedule(tiles=2), RadialSchedule())

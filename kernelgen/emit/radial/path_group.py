@@ -1,9 +1,9 @@
 """The device functions of one path group, and their step of 8 or 16 edges; the loop is in ``edge_loop``.
 
-The arithmetic of a path is that of ``kernelgen.emit.cuda.path_group``, for a lane's two channels of each of its edges. Behind the last edge lanes repeat it, with edge values of zero, and add zeros
-to its gradients: a branch there would keep the compiler from interleaving paths.
-Weights come from ``include/radial.cuh`` right before a path uses them, and gradients of weights go on to those of
-hidden features right after; ``fragments`` has these calls.
+The arithmetic of a path is that of ``kernelgen.emit.cuda.path_group``, for a lane's two channels of each of its edges.
+Behind the last edge lanes repeat it, with edge values of zero, and add zeros to its gradients: a branch would keep
+the compiler from interleaving paths. Weights come from ``include/radial.cuh`` right before a path uses them, and
+gradients of weights go on to those of hidden features right after; ``fragments`` has these calls.
 """
 
 from __future__ import annotations
