@@ -23,6 +23,13 @@ DEVICE unsigned magnitude(Real value) {
     return both.u & 0x7fffffffu;
 }
 
+// Waits for the other warps of the block, as far as they have not ended: they have different numbers of steps.
+DEVICE void meet() {
+#ifdef __CUDA_ARCH__
+    __syncthreads();
+#endif
+}
+
 #ifdef __CUDA_ARCH__
 // Two values rounded to half precision.
 DEVICE unsigned halves(Real low, Real high) {
