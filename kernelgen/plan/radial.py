@@ -15,8 +15,8 @@ from kernelgen.schedule.kernel_spec import Spec
 from kernelgen.schedule.radial import MOST_HIDDEN, STEP, RadialSchedule, RadialSpec
 from kernelgen.schedule.tensor_product import CudaSchedule
 
-# Edges whose values a warp keeps in shared memory at a time, one a lane; those of one product.
-STAGE, TILE_EDGES = 32, 8
+# Edges whose values a warp keeps in shared memory at a time, one a lane; those of most products.
+STAGE, TILE = 32, 16
 # Channels of a warp: the rows of a tensor core's product.
 CHANNELS = 16
 # Halves after each row of the matrix in shared memory, so that eight rows lie in different banks.
@@ -39,7 +39,7 @@ class RadialPlan:
         return min(self.spec.schedule.slices, self.product.tiles(group))
 
     def parts(self, group: Group) -> int:
-        """Blocks that share a receiver's edges in a group."""
+        """Blocks that share an edge's channels in a group."""
         return -(-self.product.tiles(group) // self.slices(group))
 
     @property
@@ -67,8 +67,7 @@ class RadialPlan:
 
     def shared_components(self, group: Group) -> int:
         """Components of a receiver's cotangents in shared memory."""
-        is_shared = "g" in self.spec.direction.operands and self.spec.schedule.node_rows == "shared"
-        return sum(self.spec.problem.out[b].dim for b in group.out) if is_shared else 0
+        return sum(self.spec.problem.out[b].dim for b in group.out) if self.spec.is_gradient else 0
 
 
 def refusal(problem: TensorProductProblem, hidden: int) -> str:
@@ -98,7 +97,7 @@ def radial_plan(spec: RadialSpec) -> RadialPlan:
         edges_per_warp=4,
         channels_per_thread=2,
         edge_operand="basis",
-        stage_edges=TILE_EDGES,
+        stage_edges=TILE // 2,
         block_size=32,
         min_blocks=1,
     )
@@ -106,8 +105,7 @@ def radial_plan(spec: RadialSpec) -> RadialPlan:
         Spec(spec.problem, spec.direction, inner, "conv", spec.dtype, spec.layout, spec.index, facts)
     )
     assert isinstance(product, Plan)
-    added = {f"out_{slot}" for slot in "yw" if slot in spec.direction.outputs}
-    plan = RadialPlan(spec, product, product.zeroed | added, 0)
+    plan = RadialPlan(spec, product, frozenset(f"out_{slot}" for slot in spec.direction.outputs), 0)
     values = schedule.warps * max(map(plan.stream_reals, product.groups))
     shared = 2 * plan.slice_halves + 4 * values
     _check_form(spec)
@@ -123,16 +121,14 @@ def radial_plan(spec: RadialSpec) -> RadialPlan:
 
 
 def _check_form(spec: RadialSpec) -> None:
-    """Raise ScheduleError for forms of gradients where a warp keeps values of a receiver in registers."""
+    """Raise ScheduleError for knobs of the other kind of kernel: a value's, or gradients'."""
     schedule = spec.schedule
-    keeps = "g" in spec.direction.outputs or schedule.node_rows != "shared"
-    if keeps and (max(schedule.pieces, schedule.slices) > 1 or schedule.rows == "edges"):
+    if spec.is_gradient and schedule.tiles > 1:
+        raise ScheduleError(f"{schedule.tiles} tiles; expected 1, because a product of gradients has 16 edges")
+    if not spec.is_gradient and schedule.slices > 1:
         raise ScheduleError(
-            f"{schedule.pieces} pieces, {schedule.slices} slices, rows of {schedule.rows}; expected 1, 1 and channels, "
-            "because a warp keeps values of a receiver in registers"
+            f"{schedule.slices} slices; expected 1, because a warp keeps sums of a receiver in registers"
         )
-    if schedule.rows == "edges" and schedule.tiles > 1:
-        raise ScheduleError(f"{schedule.tiles} tiles with rows of edges; expected 1")
 
 
 # Registers of a lane for what stays during a step of edges, by tiles; with more, much would spill.
@@ -152,12 +148,12 @@ def default_radial_schedule(spec: RadialSpec) -> RadialSpec:
     """The spec with the default schedule: the fewest path groups that fit. Raises ScheduleError if none does.
 
     Of a value, a lane's sums must stay in registers; on an H200 every further group cost 10 to 20% (edges are loaded
-    again), and two tiles gained 4% where they fit. Gradients have rows of edges, which read the matrix half as often.
+    again), and two tiles gained 4% where they fit. Gradients take several slices: fewer sums are added in memory.
     """
-    is_value, last = "g" in spec.direction.outputs, None
+    last: RadialSpec | None = None
     forms: tuple[RadialSchedule, ...] = (RadialSchedule(tiles=2), RadialSchedule())
-    if not is_value:
-        forms = (RadialSchedule(rows="edges", order="in2", edge_values="reloaded"),)
+    if spec.is_gradient:
+        forms = tuple(RadialSchedule(order="in2", edge_values="reloaded", slices=count) for count in (4, 2, 1))
     for count in range(1, len(spec.problem.paths) + 1):
         for form in forms:
             chosen = dataclasses.replace(spec, schedule=dataclasses.replace(form, path_groups=count))
@@ -165,7 +161,7 @@ def default_radial_schedule(spec: RadialSpec) -> RadialSpec:
                 plan = radial_plan(chosen)
             except ScheduleError:
                 continue
-            if not is_value or max(_kept(plan, group) for group in plan.product.groups) <= _MOST_KEPT[form.tiles]:
+            if spec.is_gradient or max(_kept(plan, group) for group in plan.product.groups) <= _MOST_KEPT[form.tiles]:
                 return chosen
             last = chosen
     if last is None:

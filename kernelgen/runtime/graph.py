@@ -55,8 +55,10 @@ def edge_order(
     return EdgeOrder(spans, perm, *order_by("sender", sender, num_out if num_in is None else num_in))
 
 
-def order_by(name: str, nodes: Tensor, count: int, is_sorted: bool = False) -> tuple[Tensor, Tensor | None]:
-    """Spans and permutation of edges by one end, called ``name`` in errors."""
+def order_by(
+    name: str, nodes: Tensor, count: int, is_sorted: bool = False, by_length: bool = True
+) -> tuple[Tensor, Tensor | None]:
+    """Spans and permutation of edges by one end, called ``name`` in errors. by_length: on a GPU, longest first."""
     check_is_tensor(name, nodes)
     count = row_count("num_out", count)
     if nodes.dim() != 1 or nodes.dtype not in (torch.int32, torch.int64):
@@ -72,7 +74,7 @@ def order_by(name: str, nodes: Tensor, count: int, is_sorted: bool = False) -> t
     bounds = torch.arange(count + 1, dtype=torch.int32, device=nodes.device)
     ends = torch.searchsorted(nodes.contiguous(), bounds, out_int32=True)
     spans = torch.stack((bounds[:-1], ends[:-1], ends[1:]), 1)
-    if nodes.is_cuda and count <= LONGEST_FIRST:
+    if by_length and nodes.is_cuda and count <= LONGEST_FIRST:
         spans = longest_first(spans)
     return spans, perm
 

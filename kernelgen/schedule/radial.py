@@ -19,17 +19,15 @@ MOST_HIDDEN = 128
 
 @dataclass(frozen=True)
 class RadialSchedule(Knobs):
-    """Knobs of a CUDA kernel: a warp takes 16 channels of a receiver's edges, by tiles of 8 edges.
+    """Knobs of a CUDA kernel: a warp takes 16 channels of a share of all edges, by tiles of 8 edges, 16 for gradients.
 
     path_groups: parts of the paths; a block has one part, and keeps its slice of the matrix in shared memory.
     warps: of a block. min_blocks: blocks that share a multiprocessor; so many are started.
-    tiles: of 8 edges that are multiplied by one load of the matrix from shared memory.
+    tiles: of a value's 8 edges that are multiplied by one load of the matrix from shared memory.
     order: of paths; by the block of the first input, or of the second, whose gradient holds registers meanwhile.
     edge_values: whether lanes keep an edge's values from path to path, or reload them from shared memory.
-    pieces: of a receiver's edges, which different warps take; one where a receiver's sums are kept.
     slices: of 16 channels that a warp takes one after the other for the same edges, whose gradients it adds once.
-    rows: of products; 16 channels (and columns tiles of 8 edges), or 16 edges (and columns 8 channels).
-    node_rows: where a warp keeps the cotangents of its receiver.
+    pace: whether warps of a block start each slice of a step ``together``, so that they share fetched instructions.
     """
 
     path_groups: int = 1
@@ -38,10 +36,8 @@ class RadialSchedule(Knobs):
     tiles: int = 1
     order: str = "in1"
     edge_values: str = "kept"
-    pieces: int = 1
     slices: int = 1
-    rows: str = "channels"
-    node_rows: str = "shared"
+    pace: str = "alone"
 
     backend: ClassVar[str] = "cuda"
     choices: ClassVar[dict[str, tuple]] = {
@@ -51,10 +47,8 @@ class RadialSchedule(Knobs):
         "tiles": (1, 2),
         "order": ("in1", "in2"),
         "edge_values": ("kept", "reloaded"),
-        "pieces": (1, 2, 4),
         "slices": (1, 2, 4, 8),
-        "rows": ("channels", "edges"),
-        "node_rows": ("registers", "shared"),
+        "pace": ("alone", "together"),
     }
 
 
@@ -89,6 +83,11 @@ class RadialSpec:
             raise ScheduleError(f"dtype is {self.dtype!r}; weights are formed in registers for float32 alone")
         if self.direction.tangents:
             raise ScheduleError(f"{self.direction.text} has tangents; expected a value or first gradients")
+
+    @property
+    def is_gradient(self) -> bool:
+        """Whether the kernel has gradients, not the value."""
+        return "g" not in self.direction.outputs
 
     @property
     def row_work(self) -> int:

@@ -12,6 +12,13 @@ struct Warp {
     DEVICE int broadcast(int value, int from) const { return __shfl_sync(0xffffffffu, value, from, 32); }
 };
 
+// Waits for the other warps of the block, as far as they have not ended: they have different numbers of steps.
+DEVICE void meet() {
+#ifdef __CUDA_ARCH__
+    __syncthreads();
+#endif
+}
+
 #ifdef __CUDA_ARCH__
 // Four matrices of 8 x 8 halves, each lane with the address of a row; a lane gets two neighbours of a row (a column).
 template <bool TRANSPOSED>
@@ -24,13 +31,25 @@ DEVICE void load_matrix(const unsigned short* row, unsigned (&r)[4]) {
         asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
             : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(at));
 }
-// An 8 x 8 matrix of halves over the warp, transposed.
-DEVICE unsigned transposed(unsigned both) {
-    unsigned result;
-    asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(result) : "r"(both));
-    return result;
-}
 #endif
+
+// The first of the spans (node, first edge, end) that ends behind an edge; spans are in the order of edges.
+DEVICE int run_of(const int* spans, int count, int edge) {
+    int low = 0;
+    while (low < count) {
+        const int middle = (low + count) / 2;
+        if (spans[3 * middle + 2] > edge) count = middle; else low = middle + 1;
+    }
+    return low;
+}
+
+// For magnitudes below 2^(bound - 126); any bound.
+DEVICE Scale scale_of_bound(int bound) {
+    const int exponent = min(max(268 - bound, 1), 253);
+    return {real_of(unsigned(exponent) << 23), real_of(unsigned(254 - exponent) << 23)};
+}
+// The number e for which a magnitude is below 2^(e - 126).
+DEVICE int bound_of(unsigned largest) { return int(largest >> 23); }
 
 // The largest magnitude of one path's 16 channels; `inside` is how many of them there are.
 DEVICE unsigned largest_of_path(const Real* matrix, int weights, int inside) {
@@ -109,55 +128,11 @@ DEVICE void form_weights(const Warp& warp, int path, const unsigned (&hi)[T][STE
     if (LOW) UNROLL for (int n = 0; n < T; ++n) UNROLL for (int i = 0; i < 4; ++i) w[n][i] += small[n][i];
 }
 
-// Adds to the gradient of hidden features what a path's gradients of weights give, times the matrix's scale. The chain of
-// sums in the tensor cores ends here, after 16 channels: they truncate. The gradients are scaled by their largest.
-template <int T>
-DEVICE void add_to_hidden(const Warp& warp, int path, const Real (&gradient)[T][4], Real (&dh)[T][STEPS][4]) {
-    const unsigned short* const row =
-        warp.slice + path + (warp.lane % 8 + warp.lane / 16 * 8) * ROW + warp.lane / 8 % 2 * 8;
-    unsigned hi[T][2], lo[T][2];
-    Real back[T];
-    UNROLL for (int n = 0; n < T; ++n) {
-        unsigned largest = 0;
-        UNROLL for (int i = 0; i < 4; ++i) largest = max(largest, magnitude(gradient[n][i]));
-        const Scale scale = scale_of(__reduce_max_sync(0xffffffffu, largest));
-        back[n] = scale.back;
-        UNROLL for (int r = 0; r < 2; ++r) {
-            split(gradient[n][2 * r] * scale.into, gradient[n][2 * r + 1] * scale.into, hi[n][r], lo[n][r]);
-            hi[n][r] = transposed(hi[n][r]);
-            if (LOW) lo[n][r] = transposed(lo[n][r]);
-        }
-    }
-    UNROLL for (int t = 0; t < STEPS; ++t) {
-        unsigned a[4];
-        Real d[T][4];
-        load_matrix<true>(row + 16 * t, a);
-        UNROLL for (int n = 0; n < T; ++n) {
-            UNROLL for (int i = 0; i < 4; ++i) d[n][i] = Real(0);
-            if (LOW) multiply_add(d[n], a, lo[n]);
-            multiply_add(d[n], a, hi[n]);
-        }
-        if (LOW) {
-            load_matrix<true>(row + LOW_PART + 16 * t, a);
-            UNROLL for (int n = 0; n < T; ++n) multiply_add(d[n], a, hi[n]);
-        }
-        UNROLL for (int n = 0; n < T; ++n) UNROLL for (int i = 0; i < 4; ++i) dh[n][t][i] += d[n][i] * back[n];
-    }
-}
-
-// Adds (or stores) the lane's gradients of hidden features, of column i (0 or 1) of a tile, to the row of that edge.
-template <class How>
-DEVICE void put_hidden(Real* row, const Warp& warp, int i, const Real (&dh)[STEPS][4], Real scale) {
-    UNROLL for (int t = 0; t < STEPS; ++t) {
-        const int k = 16 * t + 2 * warp.group;
-        Real two[2] = {dh[t][i] * scale, dh[t][2 + i] * scale};
-        if (HIDDEN % 16 == 0 || k < HIDDEN) How::template put<2>(row + k, two);
-    }
-}
-
-// Leaves a node's block of 16 channels in shared memory, by component; lanes with the same channels share them.
+// Leaves a node's block of 16 channels in shared memory, by component; lanes with the same channels share them. Returns
+// the largest magnitude of what the lane left.
 template <int MUL, int DIM>
-DEVICE void stage_block(const Real* block, int u, bool active, const Warp& warp, Real* left) {
+DEVICE unsigned stage_block(const Real* block, int u, bool active, const Warp& warp, Real* left) {
+    unsigned largest = 0;
     UNROLL for (int first = 0; first < DIM; first += 4) {
         const int m = first + warp.quad;
         if (m < DIM) {
@@ -168,8 +143,10 @@ DEVICE void stage_block(const Real* block, int u, bool active, const Warp& warp,
                 load<C>(block + m * MUL + u, two);
             }
             store<C>(left + m * 16 + 2 * warp.group, two);
+            largest = max(largest, max(magnitude(two[0]), magnitude(two[1])));
         }
     }
+    return largest;
 }
 // A lane's channels of such a block.
 template <int DIM>
@@ -184,79 +161,88 @@ DEVICE void form_edge_weights(const Warp& warp, int path, const unsigned (&hi)[2
     constexpr int MORE = LOW ? LOW_PART : 16;
     const unsigned short* const row =
         warp.slice + path + warp.lane % 8 * ROW + warp.lane / 8 % 2 * 8 + warp.lane / 16 * MORE;
-    Real small[2][4];
-    UNROLL for (int i = 0; i < 4; ++i) w[i] = small[0][i] = small[1][i] = Real(0);
+    Real sums[2][4] = {};  // two chains of sums, small parts first
+    unsigned b[STEPS][4];
     UNROLL for (int s = 0; s < STEPS; s += LOW ? 1 : 2) {
-        unsigned b[4];
-        load_matrix<false>(row + 16 * s, b);
-        const unsigned first[2] = {b[0], b[1]}, second[2] = {b[2], b[3]};
-        const unsigned a[4] = {hi[0][s][0], hi[1][s][0], hi[0][s][1], hi[1][s][1]};
-        multiply_add(w, a, first);
+        load_matrix<false>(row + 16 * s, b[s]);
         if (LOW) {
-            const unsigned rest[4] = {lo[0][s][0], lo[1][s][0], lo[0][s][1], lo[1][s][1]};
-            multiply_add(small[0], rest, first);
-            multiply_add(small[1], a, second);
-        } else if (s + 1 < STEPS) {
-            const int t = s + 1 < STEPS ? s + 1 : s;
-            const unsigned next[4] = {hi[0][t][0], hi[1][t][0], hi[0][t][1], hi[1][t][1]};
-            multiply_add(w, next, second);
+            multiply_add(sums[0], {lo[0][s][0], lo[1][s][0], lo[0][s][1], lo[1][s][1]}, {b[s][0], b[s][1]});
+            multiply_add(sums[1], {hi[0][s][0], hi[1][s][0], hi[0][s][1], hi[1][s][1]}, {b[s][2], b[s][3]});
         }
-    }
-    if (LOW) UNROLL for (int i = 0; i < 4; ++i) w[i] += small[0][i] + small[1][i];
-}
-
-// Adds to the gradients of hidden features what two paths' gradients of weights give; the second path's part of the
-// matrix is `apart` halves behind the first one's. Chains end after 16 sums; each edge's are scaled by their largest.
-DEVICE void add_edges_to_hidden(const Warp& warp, int path, int apart, const Real (&gradient)[2][4],
-                                Real (&dh)[2][STEPS][4]) {
-    const unsigned short* const row =
-        warp.slice + path + warp.lane / 8 % 2 * apart + warp.lane % 8 * ROW + warp.lane / 16 * 8;
-    unsigned hi[4], lo[4];
-    Real back[2];
-    UNROLL for (int i = 0; i < 2; ++i) {
-        unsigned largest = 0;
-        UNROLL for (int k = 0; k < 4; ++k) largest = max(largest, magnitude(gradient[k / 2][2 * i + k % 2]));
-        largest = max(largest, __shfl_xor_sync(0xffffffffu, largest, 1));
-        largest = max(largest, __shfl_xor_sync(0xffffffffu, largest, 2));
-        const Scale scale = scale_of(largest);
-        back[i] = scale.back;
-        UNROLL for (int k = 0; k < 2; ++k)
-            split(gradient[k][2 * i] * scale.into, gradient[k][2 * i + 1] * scale.into, hi[i + 2 * k], lo[i + 2 * k]);
     }
     UNROLL for (int s = 0; s < STEPS; ++s) {
-        unsigned b[4];
-        Real d[2][4];
-        load_matrix<true>(row + 16 * s, b);
-        UNROLL for (int n = 0; n < 2; ++n) {
-            const unsigned column[2] = {b[2 * n], b[2 * n + 1]};
-            UNROLL for (int i = 0; i < 4; ++i) d[n][i] = Real(0);
-            if (LOW) multiply_add(d[n], lo, column);
-            multiply_add(d[n], hi, column);
+        const int of = LOW ? s : s / 2 * 2, part = LOW ? 0 : 2 * (s % 2);
+        multiply_add(sums[s % 2], {hi[0][s][0], hi[1][s][0], hi[0][s][1], hi[1][s][1]}, {b[of][part], b[of][part + 1]});
+    }
+    UNROLL for (int i = 0; i < 4; ++i) w[i] = sums[0][i] + sums[1][i];
+}
+
+// The largest magnitude of some values.
+template <int N>
+DEVICE unsigned largest_of(const Real (&r)[N]) {
+    unsigned largest = 0;
+    UNROLL for (int k = 0; k < N; ++k) largest = max(largest, magnitude(r[k]));
+    return largest;
+}
+template <int N>
+DEVICE unsigned largest_of(const Real (&r)[N][C]) {
+    unsigned largest = 0;
+    UNROLL for (int k = 0; k < N; ++k) largest = max(largest, largest_of(r[k]));
+    return largest;
+}
+// The scale of an edge's gradients of weights, of the 8 channels of a quad and all paths: these are at most products of
+// an element of x, an edge value, a cotangent and a number. `bound` is that of the latter three; `largest` of x.
+DEVICE Scale scale_of_quad(int bound, unsigned largest) {
+    largest = max(largest, __shfl_xor_sync(0xffffffffu, largest, 1));
+    largest = max(largest, __shfl_xor_sync(0xffffffffu, largest, 2));
+    return scale_of_bound(bound + bound_of(largest));
+}
+
+// Two paths' gradients of weights as the left operand of a product.
+DEVICE void split_gradients(const Real (&gradient)[2][4], const Scale (&scale)[2], unsigned (&hi)[4], unsigned (&lo)[4]) {
+    UNROLL for (int i = 0; i < 2; ++i) UNROLL for (int k = 0; k < 2; ++k)
+        split(gradient[k][2 * i] * scale[i].into, gradient[k][2 * i + 1] * scale[i].into, hi[i + 2 * k], lo[i + 2 * k]);
+}
+
+// Adds to the gradients of hidden features what gradients of weights of 2 PAIRS paths give (the last path may be missing;
+// its gradients are zeros). Tensor cores truncate sums: small ones come first, and after four paths the chain ends.
+template <int PAIRS, bool IS_EVEN>
+DEVICE void add_to_hidden(const Warp& warp, int path, const unsigned (&hi)[2][4], const unsigned (&lo)[2][4],
+                          const Scale (&scale)[2], Real (&dh)[2][STEPS][4]) {
+    const unsigned short* const row = warp.slice + path + warp.lane % 8 * ROW + warp.lane / 16 * 8;
+    const bool second = warp.lane / 8 % 2 != 0;
+    UNROLL for (int s = 0; s < STEPS; ++s) {
+        Real d[2][4] = {};
+        unsigned b[PAIRS][4];
+        UNROLL for (int n = 0; n < PAIRS; ++n) {
+            load_matrix<true>(row + (2 * n + (second && (IS_EVEN || n + 1 < PAIRS))) * PATH + 16 * s, b[n]);
+            UNROLL for (int k = 0; k < 2; ++k)
+                if (LOW) multiply_add(d[k], lo[n], {b[n][2 * k], b[n][2 * k + 1]});
         }
-        if (LOW) {
-            load_matrix<true>(row + LOW_PART + 16 * s, b);
-            UNROLL for (int n = 0; n < 2; ++n) {
-                const unsigned column[2] = {b[2 * n], b[2 * n + 1]};
-                multiply_add(d[n], hi, column);
-            }
+        UNROLL for (int n = 0; n < PAIRS; ++n) {
+            unsigned c[4];
+            if (LOW) load_matrix<true>(row + (2 * n + (second && (IS_EVEN || n + 1 < PAIRS))) * PATH + LOW_PART + 16 * s, c);
+            UNROLL for (int k = 0; k < 2; ++k)
+                if (LOW) multiply_add(d[k], hi[n], {c[2 * k], c[2 * k + 1]});
         }
+        UNROLL for (int n = 0; n < PAIRS; ++n) UNROLL for (int k = 0; k < 2; ++k)
+            multiply_add(d[k], hi[n], {b[n][2 * k], b[n][2 * k + 1]});
         UNROLL for (int i = 0; i < 2; ++i) UNROLL for (int q = 0; q < 4; ++q)
-            dh[i][s][q] += d[q % 2][2 * i + q / 2] * back[i];
+            dh[i][s][q] += d[q % 2][2 * i + q / 2] * scale[i].back;
     }
 }
 
 // Adds the lane's gradients of an edge's hidden features to its row.
-template <class How>
-DEVICE void put_edge_hidden(Real* row, const Warp& warp, const Real (&dh)[STEPS][4], Real scale) {
+DEVICE void put_hidden(Real* row, const Warp& warp, const Real (&dh)[STEPS][4], Real scale) {
     UNROLL for (int s = 0; s < STEPS; ++s) {
         const int k = 16 * s + 4 * warp.quad;
         Real four[4] = {dh[s][0] * scale, dh[s][1] * scale, dh[s][2] * scale, dh[s][3] * scale};
-        if (HIDDEN % 16 == 0 || k < HIDDEN) How::template put<4>(row + k, four);
+        if (HIDDEN % 16 == 0 || k < HIDDEN) add<4>(row + k, four);
     }
 }
 
-// Sums a node's block over the lanes with the same channels, which took different edges; each lane writes a part.
-template <class How, int MUL, int DIM>
+// Sums a node's block over the lanes with the same channels, which took different edges; each lane adds a part.
+template <int MUL, int DIM>
 DEVICE void put_sums(Real* block, int u, bool active, const Warp& warp, const Real (&r)[DIM][C]) {
     const bool upper = (warp.quad & 2) != 0;
     UNROLL for (int m = 0; m < DIM; ++m) {
@@ -264,39 +250,18 @@ DEVICE void put_sums(Real* block, int u, bool active, const Warp& warp, const Re
         Real sum[1] = {keep + __shfl_xor_sync(0xffffffffu, pass, 2)};
         sum[0] += __shfl_xor_sync(0xffffffffu, sum[0], 1);
         const int v = u + (upper ? 1 : 0);
-        if (active && (warp.quad & 1) == m % 2) How::template put<1>(block + (MUL_IR ? v * DIM + m : m * MUL + v), sum);
+        if (active && (warp.quad & 1) == m % 2) add<1>(block + (MUL_IR ? v * DIM + m : m * MUL + v), sum);
     }
 }
 
-// Sums N values over the lanes with the same edges, which have different channels, by recursive halving, and adds (or
-// stores) them to a row, WIDTH at a time: see sum_over_team. These are COUNT lanes, STEP from each other.
-template <class How, int STEP, int COUNT, int WIDTH, int N>
-DEVICE void sum_over_channels(const Warp& warp, Real (&v)[N], bool active, Real* row) {
-    int held = N, first = 0, end = N;
-    bool writes = active;
-    UNROLL for (int bit = STEP * COUNT / 2; bit >= STEP; bit /= 2) {
-        const bool upper = (warp.lane & bit) != 0;
-        if (held > 1) {
-            const int half = (held + 1) / 2;
-            UNROLL for (int i = 0; i < (N + 1) / 2; ++i) {
-                if (i < half) {
-                    const Real high = i + half < held ? v[i + half] : Real(0);
-                    const Real pass = upper ? v[i] : high, keep = upper ? high : v[i];
-                    v[i] = keep + __shfl_xor_sync(0xffffffffu, pass, bit);
-                }
-            }
-            end = upper ? end : min(end, first + half);
-            first += upper ? half : 0;
-            held = half;
-        } else {
-            v[0] += __shfl_xor_sync(0xffffffffu, v[0], bit);
-            writes = writes && !upper;
-        }
+// Sums four values over the lanes of a quad, which have the same edges and different channels; each lane gets one.
+DEVICE Real sum_to_quad(const Warp& warp, const Real* v) {
+    const bool upper = (warp.lane & 2) != 0, odd = (warp.lane & 1) != 0;
+    Real two[2];
+    UNROLL for (int i = 0; i < 2; ++i) {
+        const Real pass = upper ? v[i] : v[i + 2], keep = upper ? v[i + 2] : v[i];
+        two[i] = keep + __shfl_xor_sync(0xffffffffu, pass, 2);
     }
-    static_assert(WIDTH == 1 || N % (COUNT * WIDTH) == 0, "equal parts of whole accesses");
-    UNROLL for (int i = 0; i < (N + COUNT - 1) / COUNT; i += WIDTH) {
-        Real some[WIDTH];
-        UNROLL for (int k = 0; k < WIDTH; ++k) some[k] = v[i + k];
-        if (writes && i < held && first + i < end) How::template put<WIDTH>(row + first + i, some);
-    }
+    const Real pass = odd ? two[0] : two[1], keep = odd ? two[1] : two[0];
+    return keep + __shfl_xor_sync(0xffffffffu, pass, 1);
 }

@@ -1,10 +1,12 @@
 """The loop of a path group over receivers and their edges, and what it keeps in shared memory and in registers.
 
-A block packs its part of the matrix once. A warp then takes receivers, or pieces of their edges: it stages 32 edges at
-a time, and steps through them.
+A block packs its part of the matrix once. Its warps then take equal shares of all edges, receiver by receiver: a warp
+stages 32 edges at a time, and steps through them.
 """
 
 from __future__ import annotations
+
+import math
 
 from kernelgen.emit.cuda.edge_operand import EdgeOperand
 from kernelgen.emit.cuda.memory_access import Facts
@@ -23,21 +25,19 @@ class RadialWalk(GroupEmitter):
         self.slices = plan.slices(group)
         self.slice_halves = len(group.paths) * plan.path_halves
         schedule = plan.spec.schedule
-        self.lay = EdgeRows() if schedule.rows == "edges" else ChannelRows(schedule.tiles)
+        self.lay = EdgeRows() if plan.spec.is_gradient else ChannelRows(schedule.tiles)
         self.by_in2 = plan.spec.schedule.order == "in2"
         if self.by_in2:
             self.paths.sort(key=lambda p: (self.problem.paths[p].in2, self.problem.paths[p].in1, p))
             self.operand = EdgeOperand(self.kernel, self.paths, self.operand.stride)
         self.live = self.kernel.live
         self.forms_weights = "w" in self.kernel.operands
-        self.shares_node = plan.shared_components(group) > 0
+        self.has_cotangents = "g" in self.kernel.operands
         self.writes_edges = bool({"y", "w"} & set(self.live))
 
     def _kept(self) -> list[tuple[str, int]]:
-        """Name and components of what a lane keeps for a node: the operand's blocks at its end, and sums."""
-        in_registers = "g" in self.kernel.operands and not self.shares_node
-        kept = [(f"g{b}", self.problem.out[b].dim) for b in self.group.out if in_registers]
-        return kept + [(f"og{b}", self.problem.out[b].dim) for b in self.group.out if "g" in self.live]
+        """Name and components of the sums that a lane keeps for a node."""
+        return [(f"og{b}", self.problem.out[b].dim) for b in self.group.out if "g" in self.live]
 
     @property
     def _slice_loop(self) -> str:
@@ -59,15 +59,11 @@ class RadialWalk(GroupEmitter):
             f"const bool active = {self._active};",
         )
         self._load_matrix()
-        pieces = self.radial.spec.schedule.pieces
-        runs = f"{pieces} * num_out" if pieces > 1 else "num_out"
-        with self.scope(f"for (long long run = first_run; run < {runs}; run += runs_apart)"):
-            self._edges_of_run(pieces)
+        with self.scope("for (int run = run_of(b.spans, num_out, first_edge); run < num_out; ++run)"):
+            self._edges_of_run()
             self.put(f"Node{self.number} kept = {{}};")
-            if self.shares_node:
+            if self.has_cotangents:
                 self._stage_node()
-            elif self.near == "out":
-                self.put(*self.memory.load_node("out", "kept.", "node"))
             with self.scope("for (int base = begin; base < end; base += STAGE)"):
                 self._stage_edges()
                 self._steps()
@@ -76,24 +72,25 @@ class RadialWalk(GroupEmitter):
                 self.put(*(self._put_node(block) for block in self.group.out))
         return self.lines
 
-    def _edges_of_run(self, pieces: int) -> None:
-        """A receiver and its edges; or, in stages, a piece of them."""
-        if pieces == 1:
-            self.put("const int* const span = b.spans + 3 * run;")
-            self.put("const int node = span[0], begin = span[1], end = span[2];")
-            return
+    def _edges_of_run(self) -> None:
+        """A receiver and those of its edges that are in the warp's share. All lanes have the same: compilers see it."""
         self.put(
-            f"const int* const span = b.spans + 3 * (run / {pieces});",
-            f"const int share = (span[2] - span[1] + {pieces} * STAGE - 1) / ({pieces} * STAGE) * STAGE;",
-            f"const int node = span[0], begin = span[1] + int(run % {pieces}) * share;",
-            "const int end = min(span[2], begin + share);",
+            "const int* const span = b.spans + 3 * run;",
+            "const int node = team.broadcast(span[0], 0);",
+            "const int begin = team.broadcast(max(span[1], first_edge), 0);",
+            "const int end = team.broadcast(min(span[2], end_edge), 0);",
+            "if (begin >= end_edge) break;",
             "if (begin >= end) continue;",
         )
 
     def _stage_node(self) -> None:
-        """The receiver's cotangents to shared memory, which all lanes have read for the receiver before."""
+        """The receiver's cotangents to shared memory, which all lanes have read for the receiver before.
+
+        ``node_bound`` is what gradients of weights are bounded by, apart from x and the edge's values.
+        """
         row = f"b.g + (long long)node * {self.problem.dim_out}"
         components = self.radial.shared_components(self.group)
+        self.put("unsigned largest = 0;")
         with self.scope(f"for (int s = 0; s < {self.slices}; ++s)"):
             self.put(
                 "const int v = first_channel + 2 * team.group + 16 * s;",
@@ -101,7 +98,20 @@ class RadialWalk(GroupEmitter):
             )
             for block in self.group.out:
                 b, place = self.problem.out[block], self._place_of_node(block)
-                self.put(f"stage_block<MUL, {b.dim}>({row} + {b.offset}, v, v < MUL, team, left + {place});")
+                staged = f"stage_block<MUL, {b.dim}>({row} + {b.offset}, v, v < MUL, team, left + {place})"
+                self.put(f"largest = max(largest, {staged});")
+        if "w" in self.live:
+            # A bound is e for magnitudes below 2^(e - 126): those of a product of three and a number below 2^reach.
+            bound = "bound_of(__reduce_max_sync(0xffffffffu, largest))"
+            self.put(f"const int node_bound = {bound} - {2 * 126 - self._reach()};")
+
+    def _reach(self) -> int:
+        """Binary digits of the sum over a path's terms of magnitudes by which they scale staged values."""
+        most = 0.0
+        for p in self.paths:
+            scales = [abs(self.operand.slots[p, k][1]) for k in range(len(self.kernel.terms[p].values))]
+            most = max(most, sum(scales[entry.value] for entry in self.kernel.terms[p].entries))
+        return math.frexp(most)[1]
 
     def _place_of_node(self, block: int) -> int:
         """Where a block of the receiver's cotangents begins in the warp's shared memory."""
@@ -110,7 +120,8 @@ class RadialWalk(GroupEmitter):
 
     def _steps(self) -> None:
         """All tiles of the staged edges."""
-        arguments = "b, team, stage, u, active, matrix_scale, my_edge, my_far, j, count, kept"
+        bound = ", my_bound" if "w" in self.live else ""
+        arguments = f"b, team, stage, u, active, matrix_scale, my_edge, my_far{bound}, j, count, kept"
         self.put("int j = 0;", *self.lay.steps(f"step_{self.number}<{{}}>({arguments})"))
 
     def _load_matrix(self) -> None:
@@ -143,9 +154,10 @@ class RadialWalk(GroupEmitter):
         *lines, store = self.operand.stage()
         self.put(*lines)
         self.put(f"if (team.lane >= count) UNROLL for (int k = 0; k < {self.operand.stride}; ++k) values[k] = Real(0);")
+        if "w" in self.live:
+            self.put(f"const int my_bound = node_bound + bound_of(largest_of<{self.operand.stride}>(values));")
         self.put(store, "__syncwarp(0xffffffffu);")
 
     def _put_node(self, block: int) -> str:
         b = self.problem.out[block]
-        start = f"{self.memory.out_row('out', 'node')} + {b.offset}"
-        return f"put_sums<{self.memory.owned_how('out', block)}, MUL>({start}, u, active, team, kept.og{block});"
+        return f"put_sums<MUL>({self.memory.out_row('out', 'node')} + {b.offset}, u, active, team, kept.og{block});"

@@ -1,8 +1,7 @@
 """How products lie in a warp, as C++ text: what a lane has of them, and the calls of ``include/radial.cuh``.
 
-A lane has two neighbouring channels of its edges: with rows of channels, of two edges in each tile of 8; with rows of
-edges, of two of 16 edges. ``lanes`` of them, ``apart`` from each other, have the same edges. ``i`` is the number of a
-lane's edge, ``j`` the first edge of the step, ``c`` 0 or 1.
+A lane has two neighbouring channels of its edges: for a value of two edges in each tile of 8, for gradients of two of
+16 edges. ``i`` is the number of a lane's edge, ``j`` the first edge of the step, ``c`` 0 or 1.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class ChannelRows:
-    """Rows of products are 16 channels, columns are T tiles of 8 edges."""
+    """Of a value: rows of products are 16 channels, columns are T tiles of 8 edges."""
 
     tiles: int
     channels = 16
@@ -20,12 +19,8 @@ class ChannelRows:
     place = "j + i / 2 * 8 + 2 * team.quad + i % 2"
     first_channel = "2 * team.group"
     weight = "w[i / 2][i % 2 + 2 * c]"
-    lanes, apart = 8, 4
-    declared = {
-        "hidden": "unsigned hi[T][STEPS][2], lo[T][STEPS][2];",
-        "of_h": "Real of_h[T][STEPS][4] = {};",
-        "w": "Real w[T][4];",
-    }
+    hidden = "unsigned hi[T][STEPS][2], lo[T][STEPS][2];"
+    weights = "Real w[T][4];"
 
     def load_hidden(self) -> list[str]:
         """Hidden features of the step's edges, and scales of the lane's edges."""
@@ -42,22 +37,6 @@ class ChannelRows:
         """Weights of the path whose part of the matrix begins at ``path``."""
         return f"form_weights<T>(here, {path}, hi, lo, w);"
 
-    def begin_gradient(self, position: int) -> list[str]:
-        """Statements before a path's gradients of weights, by the path's number in its group."""
-        return ["Real gradient[T][4];"]
-
-    def gradient(self, position: int) -> str:
-        """The gradient of a lane's weight."""
-        return "gradient[i / 2][i % 2 + 2 * c]"
-
-    def to_hidden(self, position: int, count: int, path_halves: int) -> list[str]:
-        """Statements after them. count: of the group's paths."""
-        return [f"add_to_hidden<T>(here, {position * path_halves}, gradient, of_h);"]
-
-    def put_hidden(self, row: str) -> str:
-        """Add the gradient of an edge's hidden features."""
-        return f"put_hidden<Add>({row}, team, i % 2, of_h[i / 2], matrix_scale);"
-
     def steps(self, call: str) -> list[str]:
         """All steps of the staged edges; ``call`` has a place for T."""
         if self.tiles == 1:
@@ -67,19 +46,18 @@ class ChannelRows:
 
 @dataclass(frozen=True)
 class EdgeRows:
-    """Rows of products are 16 edges, columns 8 channels; gradients of weights of two paths are multiplied together."""
+    """Of gradients: rows of products are 16 edges, columns 8 channels; four lanes, a quad, have the same edges.
+
+    Gradients of weights of two paths are the left operand of a product, those of four are summed in tensor cores.
+    """
 
     channels = 8
     edges = "2"
     place = "j + team.group + 8 * i"
     first_channel = "2 * team.quad"
     weight = "w[2 * i + c]"
-    lanes, apart = 4, 1
-    declared = {
-        "hidden": "unsigned hi[2][STEPS][2], lo[2][STEPS][2];",
-        "of_h": "Real of_h[2][STEPS][4] = {}, gradient[2][4];",
-        "w": "Real w[4];",
-    }
+    hidden = "unsigned hi[2][STEPS][2], lo[2][STEPS][2];"
+    weights = "Real w[4];"
 
     def load_hidden(self) -> list[str]:
         return [
@@ -92,22 +70,21 @@ class EdgeRows:
     def form(self, path: int) -> str:
         return f"form_edge_weights(here, {path}, hi, lo, w);"
 
-    def begin_gradient(self, position: int) -> list[str]:
-        return []
-
     def gradient(self, position: int) -> str:
+        """The gradient of a lane's weight of a path, by the path's number in its group."""
         return f"gradient[{position % 2}][2 * i + c]"
 
     def to_hidden(self, position: int, count: int, path_halves: int) -> list[str]:
-        if position % 2:
-            return [f"add_edges_to_hidden(here, {(position - 1) * path_halves}, {path_halves}, gradient, of_h);"]
-        if position + 1 < count:
-            return []
-        clear = "UNROLL for (int k = 0; k < 4; ++k) gradient[1][k] = Real(0);"
-        return [clear, f"add_edges_to_hidden(here, {position * path_halves}, 0, gradient, of_h);"]
-
-    def put_hidden(self, row: str) -> str:
-        return f"put_edge_hidden<Add>({row}, team, of_h[i], matrix_scale);"
+        """Statements after a path's gradients of weights. count: of the group's paths."""
+        lines, is_last, pair = [], position + 1 == count, position // 2 % 2
+        if position % 2 == 0 and is_last:
+            lines.append("UNROLL for (int k = 0; k < 4; ++k) gradient[1][k] = Real(0);")
+        if position % 2 or is_last:
+            lines.append(f"split_gradients(gradient, gradient_scale, gradient_hi[{pair}], gradient_lo[{pair}]);")
+        if position % 4 == 3 or is_last:
+            how, first = f"{pair + 1}, {'true' if position % 2 else 'false'}", position // 4 * 4 * path_halves
+            lines.append(f"add_to_hidden<{how}>(here, {first}, gradient_hi, gradient_lo, gradient_scale, of_h);")
+        return lines
 
     def steps(self, call: str) -> list[str]:
         return [f"for (; j < count; j += 16) {call.format(1)};"]

@@ -1,7 +1,7 @@
 """The text around the path groups: preamble, headers, and the entry, which assigns blocks to slices of the matrix.
 
-Blocks stay: as many start as run at once, and each keeps one slice of the matrix (a path group's weights of 16
-channels) in shared memory. Its warps take receivers one after the other, each with all of its edges.
+Blocks stay: as many start as run at once, and each keeps its slices of the matrix (a path group's weights of 16
+channels each) in shared memory. All edges, by receiver, are divided equally among the warps that have the same slices.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from kernelgen.emit.launch import LaunchRule, Share
 from kernelgen.emit.radial.path_group import RadialGroup
 from kernelgen.emit.signature import buffers_line, buffers_struct, gpu_entry
 from kernelgen.emit.source import Source, included
-from kernelgen.plan.radial import STAGE, RadialPlan
+from kernelgen.plan.radial import STAGE, TILE, RadialPlan
 from kernelgen.problem.radial_convolution import PRODUCTS
 
 # Profilers tell it from other convolutions.
@@ -26,9 +26,9 @@ def emit_radial(plan: RadialPlan) -> Source:
 
 
 def radial_launch(plan: RadialPlan) -> LaunchRule:
-    """For each slice blocks for all receivers, but no more blocks than run at once."""
+    """For each part of an edge a warp for every 16 edges, but no more blocks than run at once."""
     schedule = plan.spec.schedule
-    share = Share("out", (schedule.warps,), scale=schedule.pieces * sum(map(plan.parts, plan.product.groups)))
+    share = Share("edges", (TILE, schedule.warps), scale=sum(map(plan.parts, plan.product.groups)))
     return LaunchRule(32 * schedule.warps, plan.shared_bytes, (share,), 0, schedule.min_blocks)
 
 
@@ -53,8 +53,8 @@ def _constants(plan: RadialPlan) -> str:
         f"constexpr int THREADS = {32 * spec.schedule.warps}, STAGE = {STAGE};\n"
         f"constexpr int HIDDEN = {spec.hidden}, STEPS = {spec.steps}, ROW = {plan.row_halves};\n"
         f"constexpr bool LOW = {'true' if low else 'false'};\n"
-        f"constexpr int LOW_PART = {plan.path_halves // 2 if low else 0};\n"
-        f"constexpr bool EDGE_ROWS = {'true' if spec.schedule.rows == 'edges' else 'false'};\n"
+        f"constexpr int PATH = {plan.path_halves}, LOW_PART = {plan.path_halves // 2 if low else 0};\n"
+        f"constexpr bool EDGE_ROWS = {'true' if spec.is_gradient else 'false'};\n"
     )
 
 
@@ -65,7 +65,8 @@ def _entry(plan: RadialPlan, groups: list[RadialGroup]) -> str:
         buffers_line(),
         "    extern __shared__ __align__(16) unsigned char shared_bytes[];",
         "    unsigned short* const slice = reinterpret_cast<unsigned short*>(shared_bytes);",
-        "    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;",
+        "    // Compilers see that lanes have the same warp: they need not prepare for lanes that go apart.",
+        "    const int lane = threadIdx.x % 32, warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0, 32);",
         "    const Warp team = {lane, lane / 4, lane % 4, slice};",
         f"    Real* const stages = reinterpret_cast<Real*>(slice + {plan.slice_halves});",
         "    // Blocks beyond one a part are shared by work.",
@@ -82,9 +83,10 @@ def _entry(plan: RadialPlan, groups: list[RadialGroup]) -> str:
             f"    if (int(blockIdx.x) >= begin{number} && int(blockIdx.x) < end{number}) {{",
             f"        const int at = int(blockIdx.x) - begin{number}, part = at % {parts};",
             f"        const int blocks = (end{number} - begin{number} - part + {parts - 1}) / {parts};",
-            f"        const int run = warp * blocks + at / {parts}, apart = blocks * {schedule.warps};",
+            f"        const long long share = warp * blocks + at / {parts}, shares = blocks * {schedule.warps};",
+            "        const int first = int(num_edges * share / shares), end = int(num_edges * (share + 1) / shares);",
             f"        Real* const stage = stages + warp * {plan.stream_reals(group.group)};",
-            f"        group_{number}(b, team, part, run, apart, num_out, slice, stage);",
+            f"        group_{number}(b, team, part, first, end, int(num_out), slice, stage);",
             "        return;",
             "    }",
         ]

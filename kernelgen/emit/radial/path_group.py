@@ -1,14 +1,15 @@
 """The device functions of one path group, and their step of 8 or 16 edges; the loop is in ``edge_loop``.
 
 The arithmetic of a path is that of ``kernelgen.emit.cuda.path_group``, for a lane's two channels of each of its edges.
-Weights come from ``include/radial.cuh`` right before a path uses them, and gradients of weights go on to those of
-hidden features right after; ``fragments`` has these calls.
+Behind the last edge lanes repeat it, with edge values of zero, and add zeros to its gradients: a branch would keep
+the compiler from interleaving paths. Weights come from ``include/radial.cuh`` right before a path uses them, and
+gradients of weights go on to those of hidden features right after; ``fragments`` has these calls.
 """
 
 from __future__ import annotations
 
 from kernelgen.emit.radial.edge_loop import RadialWalk
-from kernelgen.problem.irreps import Block
+from kernelgen.emit.radial.fragments import EdgeRows
 
 
 class RadialGroup(RadialWalk):
@@ -22,6 +23,7 @@ class RadialGroup(RadialWalk):
     def text(self) -> str:
         first = "first_" if self._slice_loop else ""
         fields, number = [f"    Real {field};" for field in self.memory.row_fields()], self.number
+        bound = ", const int my_bound" if "w" in self.live else ""
         return "\n".join(
             [
                 f"// What group {number} has of an edge, and of a node.",
@@ -32,11 +34,11 @@ class RadialGroup(RadialWalk):
                 "template <int T>",
                 f"DEVICE void step_{number}(const Buffers& b, const Warp& team, const Real* const stage,",
                 f"                   const int {first}u, const bool is_active, const Real matrix_scale,",
-                "                   const int my_edge, const int my_far, const int j, const int count,",
+                f"                   const int my_edge, const int my_far{bound}, const int j, const int count,",
                 f"                   Node{number}& node)",
                 *("{", *self._step(), "}", ""),
-                f"DEVICE void group_{number}(const Buffers& b, const Warp& team, const int part, const int first_run,",
-                "                    const int runs_apart, const long long num_out, unsigned short* const slice,",
+                f"DEVICE void group_{number}(const Buffers& b, const Warp& team, const int part, const int first_edge,",
+                "                    const int end_edge, const int num_out, unsigned short* const slice,",
                 "                    Real* const stage)",
                 *("{", *self._group(), "}", ""),
             ]
@@ -45,39 +47,42 @@ class RadialGroup(RadialWalk):
     # ---- a step ----------------------------------------------------------------------------------------------------
 
     def _step(self) -> list[str]:
-        self.lines, problem = [], self.problem
+        self.lines = []
         self.put(f"constexpr int MUL = {self.group.mul};")
         self.put(*(f"Real (&{name})[{dim}][C] = node.{name};" for name, dim in self._kept()))
         self.put(f"constexpr int EDGES = {self.lay.edges};  // of a lane")
         if self.forms_weights:
-            self.put(self.lay.declared["hidden"], "Real scale[EDGES];", *self.lay.load_hidden())
+            self.put(self.lay.hidden, "Real scale[EDGES];", *self.lay.load_hidden())
         self._find_edges()
-        of_y = f"Real of_y[EDGES][{problem.dim_in2}] = {{}};"
-        if "y" in self.live and not self.by_in2:
-            self.put(of_y)
+        if "y" in self.live:
+            self.put(f"Real y_sums[EDGES][{self._quarters}] = {{}};")
         if "w" in self.live:
-            self.put(self.lay.declared["of_h"])
+            self.put("Real of_h[2][STEPS][4] = {};")
         with self.scope(self._slice_loop):
             self._start_slice()
-            if "y" in self.live and self.by_in2:
-                self.put(of_y)
+            if "y" in self.live:
+                self.put(f"Real of_y[EDGES][{4 * self._quarters}] = {{}};")
             for position, p in enumerate(self.paths):
                 self._path_of_tile(position, p)
-        if "y" in self.live and not self.by_in2:
-            self._put_attributes(None)
-        if "w" in self.live:
-            self._put_hidden()
+        self._put_edges()
         return self.lines
+
+    @property
+    def _quarters(self) -> int:
+        """Elements of a row of gradients of y that a lane of a quad sums; every fourth one."""
+        return -(-self.problem.dim_in2 // 4)
 
     def _find_edges(self) -> None:
         """The lane's edges and their senders; with one slice also their features, which are in flight soonest here."""
-        self.put(f"int fars[EDGES]{', edges[EDGES]' * self.writes_edges};")
+        self.put(f"int fars[EDGES]{', edges[EDGES]' * self.writes_edges}{', bound[EDGES]' * ('w' in self.live)};")
         if not self._slice_loop:
             self.put(f"Row{self.number} rows[EDGES];")
         with self.scope("UNROLL for (int i = 0; i < EDGES; ++i)"):
             self.put(f"const int place = {self.lay.place};")
             if self.writes_edges:
                 self.put("edges[i] = team.broadcast(my_edge, place);")
+            if "w" in self.live:
+                self.put("bound[i] = team.broadcast(my_bound, place);")
             self.put("fars[i] = team.broadcast(my_far, place);")
             if not self._slice_loop:
                 self._load_features()
@@ -90,6 +95,8 @@ class RadialGroup(RadialWalk):
         """The lane's channels of a slice, its part of the matrix and of the cotangents, and the edges' features."""
         per, of_slice = 16 // self.lay.channels, 16 * self.radial.shared_components(self.group)
         rows = self.lay.channels * self.radial.row_halves
+        if self.radial.spec.schedule.pace == "together":
+            self.put("meet();")
         if self._slice_loop:
             self.put(
                 "Warp here = team;",
@@ -102,9 +109,17 @@ class RadialGroup(RadialWalk):
                 self._load_features()
         else:
             self.put("const Warp& here = team;")
-        if self.shares_node:
+        if self.has_cotangents:
             place = f" + s / {per} * {of_slice} + s % {per} * {self.lay.channels}" if self._slice_loop else ""
             self.put(f"const Real* const cotangents = stage + {self.lay.first_channel}{place};")
+        if "w" in self.live:
+            self.put("Scale gradient_scale[EDGES];", "Real gradient[2][4];")
+            self.put("unsigned gradient_hi[2][4], gradient_lo[2][4];")
+            largest = "0u"
+            for block in self.group.in1:
+                largest = f"max({largest}, largest_of(rows[i].x{block}))"
+            scaled = f"gradient_scale[i] = scale_of_quad(bound[i], {largest});"
+            self.put(f"UNROLL for (int i = 0; i < EDGES; ++i) {scaled}")
 
     def _path_of_tile(self, position: int, p: int) -> None:
         """Weights of a path, its arithmetic for each edge of the lane, and what its gradients of weights give."""
@@ -117,10 +132,8 @@ class RadialGroup(RadialWalk):
             if self.radial.spec.schedule.edge_values == "reloaded":
                 self.put("__syncwarp(0xffffffffu);  // the compiler keeps no value from before")
             if self.forms_weights:
-                self.put(self.lay.declared["w"], self.lay.form(offset))
-            if "w" in self.live:
-                self.put(*self.lay.begin_gradient(position))
-            if self.shares_node:
+                self.put(self.lay.weights, self.lay.form(offset))
+            if self.has_cotangents:
                 out = self.problem.paths[p].out
                 self.put(f"Real g{out}[{self.problem.out[out].dim}][C];")
                 self.put(f"take_block(cotangents + {self._place_of_node(out)}, g{out});")
@@ -131,47 +144,58 @@ class RadialGroup(RadialWalk):
                 stride = self.operand.stride
                 self.put(f"const Real* const staged = stage + ({self.lay.place}) * {stride};")
                 if "y" in self.live:
-                    self.put(f"Real (&oy)[{self.problem.dim_in2}] = of_y[i];")
+                    self.put(f"Real (&oy)[{4 * self._quarters}] = of_y[i];")
                 if "x" in self.live:
                     self.put(f"Real (&ox{block})[{dim}][C] = of_x{block}[i];")
                 self.operand.begin()  # no value is loaded yet in this scope
                 self._path(p)
             if "w" in self.live:
+                assert isinstance(self.lay, EdgeRows)
                 self.put(*self.lay.to_hidden(position, len(self.paths), self.radial.path_halves))
         if "x" in self.live and block not in blocks[position + 1 :]:
-            with self.scope("UNROLL for (int i = 0; i < EDGES; ++i)"):
-                self.put(
-                    f"const bool active = is_active && {self.lay.place} < count;",
-                    self.memory.put_block("Add", "in1", block, f"of_x{block}[i]", "fars[i]"),
-                )
-        of_edges = [self.problem.paths[q].in2 for q in self.paths]
-        if "y" in self.live and self.by_in2 and of_edges[position] not in of_edges[position + 1 :]:
-            self._put_attributes(self.problem.in2[of_edges[position]])
+            self._put_features(block)
+        if "y" in self.live:
+            self._sum_attributes(position)
 
     def _put_weight_gradient(self, p: int) -> None:
+        assert isinstance(self.lay, EdgeRows)
         gradient = self.lay.gradient(self.paths.index(p))
         self.put(f"UNROLL for (int c = 0; c < C; ++c) {gradient} = sum_w{p}[c];")
 
-    def _put_attributes(self, block: Block | None) -> None:
-        """Add the gradients of a block of the edges' attributes; None: of all."""
-        row = self.problem.dim_in2
-        dim, offset = (row, 0) if block is None else (block.dim, block.offset)
-        lanes = self.lay.lanes
-        width = self.kernel.width(row, offset, dim // lanes) if dim % lanes == 0 else 1
-        how = f"Add, {self.lay.apart}, {lanes}, {width}"
+    def _put_features(self, block: int) -> None:
+        """Add the gradients of a block of the edges' features."""
         with self.scope("UNROLL for (int i = 0; i < EDGES; ++i)"):
             self.put(
-                f"const bool is_there = {self.lay.place} < count;",
-                f"Real sums[{dim}];",
-                f"UNROLL for (int m = 0; m < {dim}; ++m) sums[m] = of_y[i][{offset} + m];",
-                f"Real* const start = b.out_y + (long long)edges[i] * {row} + {offset};",
-                f"sum_over_channels<{how}>(team, sums, is_there, start);",
+                "const bool active = is_active;",
+                self.memory.put_block("Add", "in1", block, f"of_x{block}[i]", "fars[i]"),
             )
 
-    def _put_hidden(self) -> None:
-        """Add the gradients of hidden features."""
+    def _sum_attributes(self, position: int) -> None:
+        """Sum gradients of the edges' attributes over the channels of a quad, four that no later path adds to."""
+        paths = [self.problem.paths[q] for q in self.paths]
+        last = [max((k for k, path in enumerate(paths) if path.in2 == b), default=-1) for b in self._in2_of_elements()]
+        for quarter in range(self._quarters):
+            if max(last[4 * quarter : 4 * quarter + 4]) == position:
+                add = f"y_sums[i][{quarter}] += sum_to_quad(team, of_y[i] + {4 * quarter});"
+                self.put(f"UNROLL for (int i = 0; i < EDGES; ++i) {add}")
+
+    def _in2_of_elements(self) -> list[int]:
+        """The block of the second input that each element of its row belongs to."""
+        return [number for number, block in enumerate(self.problem.in2) for _ in range(block.mul * block.dim)]
+
+    def _put_edges(self) -> None:
+        """Add the gradients of the edges' attributes and hidden features."""
+        if not self.writes_edges:
+            return
+        row = self.problem.dim_in2
         with self.scope("UNROLL for (int i = 0; i < EDGES; ++i)"):
-            self.put(
-                f"if ({self.lay.place} < count)",
-                "    " + self.lay.put_hidden("b.out_w + (long long)edges[i] * HIDDEN"),
-            )
+            if "y" in self.live:
+                self.put(
+                    f"Real* const start = b.out_y + (long long)edges[i] * {row} + team.quad;",
+                    f"UNROLL for (int k = 0; k < {self._quarters}; ++k) {{",
+                    f"    const Real sum[1] = {{{self.lay.place} < count ? y_sums[i][k] : Real(0)}};",
+                    f"    {'' if row % 4 == 0 else f'if (4 * k + team.quad < {row}) '}add<1>(start + 4 * k, sum);",
+                    "}",
+                )
+            if "w" in self.live:
+                self.put("put_hidden(b.out_w + (long long)edges[i] * HIDDEN, team, of_h[i], matrix_scale);")

@@ -121,11 +121,13 @@ def _ready(name: str, tensor: Tensor, shape: tuple[int, ...], like: Tensor) -> T
 
 
 def order_of(graph: Graph) -> EdgeOrder:
-    """Spans and permutation of a graph's edges by receiver, kept with a graph that is recognised again."""
+    """Spans, in the order of edges, and permutation by receiver, kept with a graph that is recognised again."""
     receiver = graph.receiver
     assert receiver is not None
     key = ("radial order", graph.num_out, stream_of(receiver))
-    return kept_fact(graph.known, key, lambda: EdgeOrder(*order_by("receiver", receiver, graph.num_out)))
+    return kept_fact(
+        graph.known, key, lambda: EdgeOrder(*order_by("receiver", receiver, graph.num_out, by_length=False))
+    )
 
 
 @functools.lru_cache(maxsize=256)
