@@ -40,6 +40,9 @@ def bench(
     models: Annotated[
         bool, typer.Option("--models", help="Time whole models of configs/model-rows.toml, weights random.")
     ] = False,
+    orders: Annotated[
+        bool, typer.Option("--orders", help="Add the time of ordering a new graph to stored rows that lack it.")
+    ] = False,
     model: Annotated[
         list[str] | None, typer.Option(help="With --models: a name, a file, or module:function.", rich_help_panel=WHOLE)
     ] = None,
@@ -110,8 +113,8 @@ def bench(
     from kernelgen.device import device_facts
 
     if models:
-        if config is not None or suite:
-            raise ConfigError("--models takes neither a CONFIG nor --suite; name models with --model")
+        if config is not None or suite or orders:
+            raise ConfigError("--models takes neither a CONFIG nor --suite nor --orders; name models with --model")
         from autotune.cli.model_rows import bench_whole_models, largest_of_whole_models
 
         common: dict[str, Any] = {"device": devices_given(device, devices)[0], "dtype": dtype, "fresh": fresh}
@@ -129,6 +132,15 @@ def bench(
     if model or structure or contender or passes or largest or most_atoms is not None:
         names = "--model, --structure, --contender, --pass, --largest and --most-atoms"
         raise ConfigError(f"{names} belong to --models; add it")
+    if orders:
+        if config is not None or suite:
+            raise ConfigError("--orders takes neither a CONFIG nor --suite; it works on the stored rows of the device")
+        from autotune.bench.orders import add_orders
+
+        place, folder = devices_given(device, devices)[0], results_folder(results)
+        add_orders(place, folder, print)
+        write_pages(folder, reports, device_facts(place).slug)
+        return
     if (config is None) != suite:
         raise ConfigError(
             "--suite and a CONFIG exclude each other; leave one out"

@@ -5,14 +5,13 @@ A job is picklable and concerns one contender, so that every failure can be attr
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from autotune.errors import PeerError
 from autotune.measure.equivariance import equivariance_error
-from autotune.measure.runs.base import new_graph, order_of, unordered
+from autotune.measure.runs.base import new_graph, order_ms, order_of
 from autotune.measure.runs.registry import runs_of
 from autotune.measure.trial import device_is_lost, free_memory, is_out_of_memory, worst_error
 from kernelgen.device import device_facts
@@ -20,6 +19,7 @@ from kernelgen.plan.defaults import small_graph_edges
 from kernelgen.schedule.knobs import Knobs
 
 if TYPE_CHECKING:
+    from autotune.measure.runs.base import GraphOrder
     from autotune.measure.timing import Sampler
     from autotune.workload.workload import Workload
 
@@ -29,7 +29,6 @@ WARM_UP_CALLS = 10
 WARM_UP_S, OUR_WARM_UP_S = 0.1, 0.02
 # Warm-up ends after this time, however few calls were made.
 WARM_UP_LIMIT_S = 1.5
-ORDER_SAMPLES = 10
 
 
 @dataclass(frozen=True)
@@ -127,8 +126,7 @@ class OrderTime:
         sender, receiver = session.tensors.sender, session.tensors.receiver
         if sender is None or receiver is None or self.name not in session.contenders:
             return None
-        order = session.contenders[self.name].order
-        return 0.0 if order is None else _unless_out_of_memory(lambda: _median_ms(session, sender, receiver, order))
+        return _unless_out_of_memory(lambda: order_ms(session.orders[self.name], sender, receiver))
 
 
 @dataclass(frozen=True)
@@ -178,15 +176,6 @@ def _unless_out_of_memory(measure: Callable[[], float]) -> float | None:
         raise
 
 
-def _median_ms(session: ComparisonSession, sender: Any, receiver: Any, order: Callable[..., Any]) -> float:
-    from autotune.measure.timing import Sampler
-
-    shuffled = unordered(sender, receiver)
-    sampler = Sampler(lambda: order(*shuffled), session.device)
-    sampler.warm_up()
-    return statistics.median(sampler.take(ORDER_SAMPLES)) / 1e3
-
-
 class ComparisonSession:
     """State of the worker: tensors, reference, prepared contenders, and a sampler for each in the present pass."""
 
@@ -198,6 +187,8 @@ class ComparisonSession:
         self.order = order_of(self.tensors)
         self.peers = self._peers(setting.peers)
         self.contenders: dict[str, Any] = {}
+        # What each does once for a new graph.
+        self.orders: dict[str, GraphOrder | None] = {}
         self.samplers: dict[str, Sampler] = {}
 
     def _peers(self, names: tuple[str, ...] | None) -> dict[str, Any]:
@@ -232,8 +223,8 @@ class ComparisonSession:
             answer.resources[direction] = operator.resources(direction)
         task = Task(self.workload, self.reference.device, self.tensors, self.reference)
         call = self.runs.call(self.workload, operator, self.tensors, self.order)
-        product = Product(call, self.workload.layout, order=new_graph(operator, self.tensors))
-        self.contenders[name] = CheckedPasses(name, product, task, self.workload.tolerance)
+        self.orders[name] = new_graph(operator, self.tensors.num_nodes)
+        self.contenders[name] = CheckedPasses(name, Product(call, self.workload.layout), task, self.workload.tolerance)
         return answer
 
     def certify(self, operator: Any, direction: str) -> tuple[dict[str, float], dict[str, Any]]:
@@ -258,7 +249,7 @@ class ComparisonSession:
         return errors, {"bitwise": bitwise, "equivariance": equivariance, "edges": self.reference.checked_edges}
 
     def prepare_peer(self, name: str) -> Answer:
-        self.contenders[name] = self.peers[name].prepare()
+        self.contenders[name], self.orders[name] = self.peers[name].prepare(), self.peers[name].adapter.order
         return Answer()
 
     def warm_up(self, name: str, which: str) -> Answer:

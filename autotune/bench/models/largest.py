@@ -19,7 +19,15 @@ import torch
 from autotune.bench.models import measuring
 from autotune.bench.models.contenders import SYMMETRIX, chosen, contenders_of
 from autotune.bench.models.largest_rows import PASS, STRUCTURE, atoms_of, finished, stopped, why_ended
-from autotune.bench.models.rows import Row, identity_of, store_rows, stored_rows, what_a_row_depends_on
+from autotune.bench.models.rows import (
+    Row,
+    identity_of,
+    is_current,
+    signed,
+    store_rows,
+    stored_rows,
+    what_a_row_depends_on,
+)
 from autotune.bench.models.run import answer_of, models_named, package_of_model
 from autotune.bench.models.session import Cell, Facts, ModelSession, ModelSetting
 from autotune.bench.rows import DEFAULT
@@ -164,7 +172,8 @@ def _measured(model: str, request: LargestRequest, folder: Path, say: Callable[[
         row["atoms"], row["edges"] = kept["atoms"], kept["edges"]
     run = _Run(row, request, folder, say)
     for contender in wanted:
-        if request.fresh or not finished(row["contenders"].get(contender, {}), request.most_atoms):
+        cell = row["contenders"].get(contender, {})
+        if request.fresh or not (finished(cell, request.most_atoms) and is_current(contender, cell)):
             run.double(contender)
         else:
             say(f"{model}, {contender}: kept")
@@ -228,7 +237,7 @@ class _Run:
         return answer
 
     def _keep(self, contender: str, cell: Cell) -> None:
-        self.row["contenders"][contender] = cell
+        self.row["contenders"][contender] = signed(contender, cell)
         most = max(self.row["contenders"].values(), key=atoms_of).get("largest", {})
         self.row |= {"atoms": most.get("atoms"), "edges": most.get("edges"), "date": now_text()}
         store_rows(self.folder, device_facts(self.request.device), [self.row])

@@ -1,11 +1,13 @@
 """Rows of whole models: ``results/models/DEVICE.json``, one row per model, structure, pass and dtype.
 
 A contender's cell is a figure or ``{"error": reason}``. A newer row replaces the one with its identity, and the file is
-replaced whole.
+replaced whole. Cells of ours name the code that ran (``code``), and are measured again once it has changed.
 """
 
 from __future__ import annotations
 
+import ast
+import functools
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
@@ -17,6 +19,7 @@ from autotune.database.store import database_path, device_record, replace_file, 
 from autotune.errors import DatabaseError
 from autotune.models.catalogue import published_models
 from autotune.models.packages.base import Package
+from autotune.text import is_ours
 from kernelgen.device import DeviceFacts
 from kernelgen.json_data import parse_json
 from kernelgen.version import GENERATOR_VERSION
@@ -24,6 +27,8 @@ from kernelgen.version import GENERATOR_VERSION
 FORMAT = 1
 IDENTITY = ("model", "structure", "pass", "dtype")
 Row = dict[str, Any]
+# Folders, beside ``autotune``, of the Python that an accelerated model runs.
+_RUN = ("../kernelgen", "captured", "database", "integrations", "modules")
 # Distributions besides those of other records: the packages and what their fast paths need.
 _DISTRIBUTIONS = (
     *("mace-torch", "nequip", "sevenn", "cuequivariance-ops-torch-cu13", "cuequivariance-ops-torch-cu12"),
@@ -79,6 +84,39 @@ def what_a_row_depends_on(model: str, package: Package, facts: DeviceFacts) -> d
         "generator": GENERATOR_VERSION,
         "database": _database_hash(facts.slug),
     }
+
+
+def is_current(contender: str, cell: Mapping[str, Any]) -> bool:
+    """Whether a contender's cell was measured with the code that is here; what is not ours does not run it."""
+    return not is_ours(contender) or cell.get("code") == own_code()
+
+
+def signed(contender: str, cell: Mapping[str, Any]) -> dict[str, Any]:
+    """The cell with the code that gave it, if it is one of ours."""
+    return {**cell, "code": own_code()} if is_ours(contender) else dict(cell)
+
+
+@functools.cache
+def own_code() -> str:
+    """Hash of the Python that accelerated models run; comments, docstrings and blanks do not count."""
+    package = Path(__file__).resolve().parents[2]
+    files = sorted(path for folder in _RUN for path in (package / folder).rglob("*.py"))
+    return hash_of_text("\n".join(statements_of(path.read_text(encoding="utf-8")) for path in files))
+
+
+def statements_of(source: str) -> str:
+    """What a Python file says, without the texts that stand alone."""
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        body = getattr(node, "body", None)
+        if isinstance(body, list):
+            node.body = [one for one in body if not _is_text(one)]  # type: ignore[attr-defined]
+    return ast.unparse(tree)
+
+
+def _is_text(statement: ast.stmt) -> bool:
+    value = statement.value if isinstance(statement, ast.Expr) else None
+    return isinstance(value, ast.Constant) and isinstance(value.value, str)
 
 
 def _database_hash(slug: str) -> str:

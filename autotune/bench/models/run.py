@@ -2,7 +2,8 @@
 
 All processes of a model (or of a few) start at once: imports, builds and compilations run in parallel. Then each waits
 idle while one of them is warmed up, timed and, on a GPU, profiled. Rows are written as soon as they are measured, and
-kept ones are not measured again, so the same command continues an interrupted run.
+kept ones are not measured again, so the same command continues an interrupted run. If only Equitune's own code has
+changed, its contenders are measured again and the others stay.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any
 
 from autotune.bench.models.contenders import chosen
 from autotune.bench.models.measuring import Effort
-from autotune.bench.models.rows import Row, store_rows, stored_rows, what_a_row_depends_on
+from autotune.bench.models.rows import Row, is_current, signed, store_rows, stored_rows, what_a_row_depends_on
 from autotune.bench.models.session import (
     PASSES,
     REFERENCE,
@@ -141,7 +142,8 @@ def _plan(model: str, structures: Sequence[str], request: Request, folder: Path,
             row = stored.get((model, structure, which, request.dtype))
             if row is not None and all(row.get(key) == value for key, value in depends.items()):
                 plan.kept[structure, which] = row
-                missing = tuple(name for name in wanted if name not in row["contenders"])
+                cells = row["contenders"]
+                missing = tuple(name for name in wanted if name not in cells or not is_current(name, cells[name]))
             else:
                 missing = wanted
             if missing:
@@ -239,7 +241,7 @@ class _Group:
             exact = self._exact(structure, which, row)
             for contender in contenders:
                 job = Measure(structure, which, exact, self.request.effort)
-                row["contenders"][contender] = self.ask(contender, job)
+                row["contenders"][contender] = signed(contender, self.ask(contender, job))
             self._store(structure, which, row)
             # The second half of the samples, in reverse order, each with its profile.
             for contender in reversed(contenders):

@@ -55,7 +55,7 @@ def build(task: Task, deterministic: bool) -> Product:
     def call(x: torch.Tensor, y: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         return made(x, y, w, receiver, sender, transposed)
 
-    return Product(call, layout, **_weight_orders(made), order=_order if deterministic else None)
+    return Product(call, layout, **_weight_orders(made))
 
 
 def _order(sender: torch.Tensor, receiver: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -91,6 +91,7 @@ ADAPTERS = tuple(
     Adapter(
         name, ("cuda",), no_module, functools.partial(build, deterministic=deterministic),
         listed_if_absent=False, module="openequivariance", deterministic=deterministic,
+        order=_order if deterministic else None,
     )
     for name, deterministic in (("openequivariance", False), ("openequivariance-deterministic", True))
 )  # fmt: skip

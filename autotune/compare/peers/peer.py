@@ -17,6 +17,7 @@ import torch
 from autotune.errors import PeerError
 from autotune.measure.autograd_passes import AutogradPasses, Call
 from autotune.measure.reference.tensor_product import Reference
+from autotune.measure.runs.base import GraphOrder
 from autotune.measure.runs.registry import runs_of
 from autotune.workload.kinds.tensor_product import ProductKind
 from autotune.workload.tensors import Tensors, relayout
@@ -36,8 +37,7 @@ class Product:
     ``call(x, w)``, in the workload's.
 
     into, back: untimed conversions by slot, from e3nn's order or convention to the peer's and back. no_second: why it
-    has no second derivatives, if it has none. order: what it does once for a new graph, given sender and receiver with
-    edges in any order; None if it needs nothing. That edges' rows then have to be in that order is not counted.
+    has no second derivatives, if it has none.
     """
 
     call: Call
@@ -45,7 +45,6 @@ class Product:
     into: Mapping[str, Conversion] = field(default_factory=dict)
     back: Mapping[str, Conversion] = field(default_factory=dict)
     no_second: str = ""
-    order: Callable[[torch.Tensor, torch.Tensor], Any] | None = None
 
 
 @dataclass(eq=False)
@@ -84,6 +83,8 @@ class Adapter:
 
     ``listed_if_absent``: whether it is listed, with the reason, if its ``module`` is not installed.
     ``warm_up_calls``: calls before its timings are steady. ``deterministic``: promises bitwise equal results.
+    ``order``: what it does once for a new graph; None if it needs nothing. That edges' rows then have to be in that
+    order is not counted.
     """
 
     name: str
@@ -95,6 +96,7 @@ class Adapter:
     module: str = ""
     deterministic: bool = False
     operations: tuple[str, ...] = ProductKind.operations
+    order: GraphOrder | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -180,11 +182,6 @@ class CheckedPasses(AutogradPasses):
     feature_backward, edge_backward = map(_checked_first, ("feature_backward", "edge_backward"))
     double_backward, joint_backward = map(_checked_first, ("double_backward", "joint_backward"))
     forward_backward, force_step = map(_checked_first, ("forward_backward", "force_step"))
-
-    @property
-    def order(self) -> Callable[[torch.Tensor, torch.Tensor], Any] | None:
-        """What the product does once for a new graph."""
-        return self._product.order
 
     def release(self) -> None:
         super().release()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import statistics
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar
@@ -23,6 +24,9 @@ from kernelgen.runtime.known_graphs import KnownGraphs
 from kernelgen.schedule.knobs import Knobs
 
 Run = Callable[[], dict[str, Tensor]]
+# What is done once for a new graph, given senders and receivers with edges in any order.
+GraphOrder = Callable[[Tensor, Tensor], Any]
+ORDER_SAMPLES = 10
 # Number of NaN elements around every operand of a trial; keeps rows of any dtype and vector width aligned.
 MARGIN = 4096
 
@@ -82,17 +86,27 @@ def unordered(sender: Tensor, receiver: Tensor) -> tuple[Tensor, Tensor]:
     return sender[shuffled], receiver[shuffled]
 
 
-def new_graph(operator: Any, tensors: Tensors) -> Callable[[Tensor, Tensor], Any] | None:
+def new_graph(operator: Any, num_nodes: int) -> GraphOrder:
     """What an operator does for a graph that it meets for the first time: order the edges, and check the indices."""
-    product, nodes = getattr(operator, "product", operator), tensors.num_nodes
-    if tensors.receiver is None:
-        return None
+    product, nodes = getattr(operator, "product", operator), num_nodes
 
     def order(sender: Tensor, receiver: Tensor) -> Any:
         make = functools.partial(product.order, sender, receiver, nodes, nodes)
         return KnownGraphs().order(sender, receiver, (nodes, nodes, None), make)
 
     return order
+
+
+def order_ms(order: GraphOrder | None, sender: Tensor, receiver: Tensor) -> float:
+    """Median milliseconds of ordering these edges, given in random order; 0 for what needs no order."""
+    if order is None:
+        return 0.0
+    from autotune.measure.timing import Sampler  # which imports this package's users
+
+    given = unordered(sender, receiver)
+    sampler = Sampler(lambda: order(*given), str(sender.device))
+    sampler.warm_up()
+    return statistics.median(sampler.take(ORDER_SAMPLES)) / 1e3
 
 
 def order_of(tensors: Tensors) -> EdgeOrder | None:

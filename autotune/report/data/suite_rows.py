@@ -143,6 +143,13 @@ class SuiteRow:
         return 1e3 * number(given.get(contender) if isinstance(given, dict) else ours)
 
     @property
+    def new_graph_ratio(self) -> float:
+        """The speed-up if every call meets a new graph: each contender's call and its ordering. NaN if not measured."""
+        peers = [self.times[name] + self.order_us(name) for name in self.times if name not in (TUNED, DEFAULT)]
+        known = [time for time in peers if time > 0]
+        return min(known) / (self.time_us + self.order_us()) if known else math.nan
+
+    @property
     def over_floor(self) -> float:
         return self.time_us / self.floor_us
 

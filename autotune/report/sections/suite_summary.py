@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
 
@@ -20,6 +21,7 @@ def summary(rows: Sequence[SuiteRow]) -> Markup:
         Column("Traffic floor", True, "tuned / floor"),
     ]
     columns += [Column("Extra memory", True, "fastest peer's = 1"), Column("More memory", True, "rows")]
+    columns += [Column("New graph", True, "speed-up if each call orders one")]
     columns += [Column("Normal mode", True, "deterministic / normal")]
     priced = {id(row): price for _, row, price in prices(rows)}
     body = []
@@ -29,8 +31,9 @@ def summary(rows: Sequence[SuiteRow]) -> Markup:
             title = kind.capitalize() + (", deterministic" if deterministic else "")
             for which in passes(inside):
                 body.append(_line(title, which, [row for row in inside if row.which == which], priced))
-    if not priced:
-        columns, body = columns[:-1], [cells[:-1] for cells in body]
+    # Columns that only some records have.
+    told = [True] * (len(columns) - 2) + [any(row.new_graph_ratio > 0 for row in rows), bool(priced)]
+    columns, body = list(itertools.compress(columns, told)), [list(itertools.compress(line, told)) for line in body]
     return table("Means by kind and pass", columns, body, sortable=True)
 
 
@@ -52,6 +55,7 @@ def _line(kind: str, which: str, rows: Sequence[SuiteRow], priced: dict[int, flo
         _mean(rows, lambda row: row.over_floor),
         _mean(rows, _memory_ratio),
         Cell(str(more) if held else MISSING, None, None, "slow" if more else ""),
+        _ratio(geometric_mean(row.new_graph_ratio for row in rows), floored_ratio),
         _mean([row for row in rows if id(row) in priced], lambda row: priced[id(row)]),
     ]
 

@@ -17,6 +17,8 @@ TINY = "tiny_model:tiny_model"
     ("arguments", "text"),
     [
         (("--models", "--suite"), "neither a CONFIG nor --suite"),
+        (("--models", "--orders"), "nor --orders"),
+        (("--orders", "--suite"), "--orders takes neither a CONFIG nor --suite"),
         (("--model", "mace-mp-0-small"), "belong to --models"),
         (("--models", "--pass", "trainin"), "did you mean 'training'"),
         (("--models", "--dtype", "float16"), "unknown dtype"),

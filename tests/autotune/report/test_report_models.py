@@ -27,6 +27,8 @@ from autotune.report.sections.first_screen import kernels, models
 from autotune.report.sections.first_screen.reproduce import config_lines, kernel_command, shipped
 from autotune.report.sections.models import models as models_section
 from autotune.report.sections.suite_details import details
+from autotune.report.sections.suite_summary import summary
+from autotune.text import floored_ratio
 from autotune.workload.config import load_config
 
 BENCHES = sorted((ROOT / "results" / "bench").glob("*.json"))
@@ -243,6 +245,19 @@ def test_the_order_of_a_graph_is_told_where_it_was_measured() -> None:
     assert "Ordering" not in plain(details(SuiteRow(row), Sources()))
     (choice,) = kernels.choices([SuiteRow(row)], "cuda")
     assert not any("ordering" in fact for fact in choice.facts)
+
+
+def test_a_column_counts_the_order_of_a_new_graph_where_it_was_measured() -> None:
+    """Of every contender: a call, and what it does once for a graph."""
+    row = suite_row("a", "water", "forward")
+    ours, peer = SuiteRow(row).time_us, SuiteRow(row).peer_us
+    given = SuiteRow(row | {"order_ms": {"equitune": ours / 1e3, SuiteRow(row).peer: 0.0}})
+    assert given.new_graph_ratio == pytest.approx(peer / (2 * ours))
+    others = [name for name in given.times if name not in ("equitune", "equitune-default", given.peer)]
+    assert others, "what has no order time does not count"
+    shown = plain(summary([given]))
+    assert "New graph speed-up if each call orders one" in shown and floored_ratio(given.new_graph_ratio) in shown
+    assert "New graph" not in plain(summary([SuiteRow(row)])) and "Normal mode" not in shown
 
 
 @pytest.mark.parametrize("path", BENCHES, ids=lambda path: path.stem)

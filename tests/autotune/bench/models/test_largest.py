@@ -164,6 +164,16 @@ def test_rows_of_other_software_are_measured_again(here: type[Here], tmp_path: P
     assert set(measure(tmp_path, "full")) == {"full"}
 
 
+def test_other_code_of_ours_is_measured_again(
+    here: type[Here], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measure(tmp_path, "equitune", "stock", most_atoms=64)
+    monkeypatch.setattr("autotune.bench.models.rows.own_code", lambda: "another")
+    here.started.clear()
+    measure(tmp_path, "equitune", "stock", most_atoms=64)
+    assert here.started == ["equitune"]
+
+
 def test_a_cpu_needs_a_ceiling(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="such as --most-atoms 512"):
         measure(tmp_path, "stock", most_atoms=None)

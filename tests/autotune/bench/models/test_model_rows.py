@@ -16,7 +16,7 @@ from autotune.bench.models import rows as model_rows
 from autotune.bench.models import run
 from autotune.bench.models.contenders import _require_kernels, build, chosen, contenders_of
 from autotune.bench.models.measuring import Effort, kept_by_graphs, peak_mib, profile, wall_samples_ms
-from autotune.bench.models.rows import rows_path, store_rows, stored_rows
+from autotune.bench.models.rows import rows_path, signed, statements_of, store_rows, stored_rows
 from autotune.bench.models.run import Request, bench_models
 from autotune.bench.models.session import (
     REFERENCE,
@@ -141,6 +141,34 @@ def test_other_software_or_another_contender_is_measured_again(
     assert set(todo(fresh=True)) == {(structure, "energy_forces"), (structure, "training")}
     monkeypatch.setattr(model_rows, "GENERATOR_VERSION", "another")
     assert todo()[structure, "training"] == chosen(open_model(TINY).package, CONTENDERS)
+
+
+def test_other_code_of_ours_is_measured_again(
+    measured: dict[str, dict[str, Any]], structure: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ours alone: the others do not run it, and their figures stay."""
+    from autotune.bench.models.run import _plan
+
+    def todo() -> dict[tuple[str, str], tuple[str, ...]]:
+        given = request(structure, contenders=("equitune", "equitune-default", "stock"), passes=("training",))
+        return _plan(TINY, [structure], given, tmp_path, lambda text: None).todo
+
+    row = json.loads(json.dumps(measured["training"]))
+    row["contenders"] = {name: signed(name, {"wall_ms": 1.0}) for name in ("equitune", "equitune-default", "stock")}
+    store_rows(tmp_path, device_facts("cpu"), [row])
+    assert todo() == {}
+    del row["contenders"]["equitune-default"]["code"]  # as in records from before cells named it
+    store_rows(tmp_path, device_facts("cpu"), [row])
+    assert todo() == {(structure, "training"): ("equitune-default",)}
+    monkeypatch.setattr(model_rows, "own_code", lambda: "another")
+    assert todo() == {(structure, "training"): ("equitune", "equitune-default")}
+
+
+def test_only_what_runs_counts_as_code() -> None:
+    source = '"""What it is."""\ndef f(x):\n    """Twice."""\n    return 2 * x\n'
+    same = "def f(x):\n\n    # in other words\n    return 2 * x\n"
+    assert statements_of(source) == statements_of(same) != statements_of(source.replace("2 * x", "3 * x"))
+    assert statements_of('class A:\n    """Nothing else."""\n') != ""
 
 
 def test_the_table_names_the_fastest_other_path(measured: dict[str, dict[str, Any]]) -> None:
