@@ -314,6 +314,27 @@ def test_one_compilation_serves_all_sizes(backend: Any, case: str) -> None:
     assert counter.frame_count <= 2
 
 
+@pytest.mark.gpu
+@ALL
+def test_replays_from_a_captured_graph(backend: Any, case: str) -> None:
+    one = built(backend, case)
+    module = one.module.to("cuda")
+    given = [value.to("cuda") if torch.is_tensor(value) else value for value in one.arguments]
+    wanted = built(backend, case).module(*one.arguments).detach()
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.no_grad(), torch.cuda.stream(stream):
+        for _ in range(3):
+            close(module(*given).cpu(), wanted)
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.no_grad(), torch.cuda.graph(graph):
+        found = module(*given)
+    found.zero_()
+    graph.replay()
+    close(found.cpu(), wanted)
+
+
 def test_a_structure_without_edges_has_zeros(backend: Any) -> None:
     one = built(backend, "convolution")
     x, y, w, sender, receiver, nodes = one.arguments
