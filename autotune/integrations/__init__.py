@@ -5,5 +5,5 @@ with generated kernels, and a table of what was replaced. Read ``accelerate`` (b
 replaces e3nn's modules), ``replacement`` (how a stand-in is made and compared), ``convolution_block`` (what a package's
 convolution needs), ``exchange`` (blocks with another library's convolution); ``packages/`` has one file for each
 package. Users import ``mace`` or ``sevennet`` (calculators) or ``torch_sim``; ``training/`` has commands,
-``lammps/`` writes files for LAMMPS.
+``lammps/`` writes files for LAMMPS, ``mace_backend/`` serves MACE version 1.
 """

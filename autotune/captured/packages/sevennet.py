@@ -66,16 +66,10 @@ class CapturableSevenNet(CapturablePackage):
         return fields, counts
 
     def compute(self, model: Any, given: dict[str, Tensor], size: Counts, options: Mapping[str, Any]) -> dict[str, Any]:
-        data: dict[str, Any] = {**given, "node_attr": given["x"]}
-        data["edge_vec"].requires_grad_()
-        *layers, reduce, output = model
-        for layer in layers:
-            data = layer(data)
-        energies = data[reduce.key_input].squeeze(1)
-        total = energies.new_zeros(size.graphs).index_add(0, data["batch"], energies) * reduce.constant
-        data[reduce.key_output] = total
-        (forces,) = torch.autograd.grad(total.sum(), data["edge_vec"])
-        return data | _forces_and_stress(data, forces, size, output.use_atomic_virial)
+        given["edge_vec"].requires_grad_()
+        data = with_energies(model, given, size.graphs)
+        (by_edge,) = torch.autograd.grad(data["inferred_total_energy"].sum(), data["edge_vec"])
+        return data | forces_and_stress(model, data, by_edge, size)
 
     def answer(self, model: Any, inputs: Any, found: dict[str, Any]) -> dict[str, Any]:
         """With the inputs, as SevenNet returns them; for a model that takes no batches without a structure's number."""
@@ -85,9 +79,18 @@ class CapturableSevenNet(CapturablePackage):
         return {**(dict(inputs) if given is None else given()), **found}
 
 
-def _forces_and_stress(
-    data: Mapping[str, Tensor], by_edge: Tensor, size: Counts, atomic_virial: bool
-) -> dict[str, Tensor]:
+def with_energies(model: Any, given: Mapping[str, Tensor], graphs: int) -> dict[str, Any]:
+    """What all modules but the last give, from the fields of a graph; the number of structures is known."""
+    data: dict[str, Any] = {**given, "node_attr": given["x"]}
+    *layers, reduce, _ = model
+    for layer in layers:
+        data = layer(data)
+    energies = data[reduce.key_input].squeeze(1)
+    data[reduce.key_output] = energies.new_zeros(graphs).index_add(0, data["batch"], energies) * reduce.constant
+    return data
+
+
+def forces_and_stress(model: Any, data: Mapping[str, Tensor], by_edge: Tensor, size: Counts) -> dict[str, Tensor]:
     """As ``ForceStressOutputFromEdge``, from the gradient of the energy by every edge [edges, 3]."""
     (sender, receiver), edge = data["edge_index"], data["edge_vec"].detach()
     zeros = by_edge.new_zeros(size.atoms, 3)
@@ -98,7 +101,8 @@ def _forces_and_stress(
     of_graphs = by_edge.new_zeros(size.graphs, 6).index_add(0, data["batch"], of_atoms)
     stress = -of_graphs / data["cell_volume"].clamp(min=_LEAST_VOLUME).unsqueeze(-1)
     found = {"inferred_force": forces, "inferred_stress": stress}
-    return found | ({"inferred_atomic_virial": -of_atoms} if atomic_virial else {})
+    *_, output = model
+    return found | ({"inferred_atomic_virial": -of_atoms} if output.use_atomic_virial else {})
 
 
 CAPTURABLE = CapturableSevenNet()

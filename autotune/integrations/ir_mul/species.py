@@ -74,8 +74,10 @@ def species_of(node_attrs: Tensor) -> Species | None:
         return _found(node_attrs)
     stream = torch.cuda.current_stream(node_attrs.device).cuda_stream if node_attrs.is_cuda else 0
     if stream not in known.facts:
+        # Rows that were not one-hot for one stream are so for none: a captured graph's cannot be looked at.
+        is_other = any(fact is None for fact in known.facts.values())
         with torch.inference_mode(False):
-            known.facts[stream] = _found(node_attrs)
+            known.facts[stream] = None if is_other else _found(node_attrs)
     return known.facts[stream]
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from autotune.integrations.acceleration import ARRANGEMENTS, CONVOLUTIONS, CUTOFFS, LINEARS, PRODUCTS, RADIALS
-from autotune.integrations.convolution_block import home_of
+from autotune.integrations.convolution_block import home_of, retype, take_type_back
 from autotune.integrations.ir_mul.gate import IrMulGate
 from autotune.integrations.ir_mul.linear import AcceleratedLinear
 from autotune.integrations.ir_mul.model import ModelLayout, Part
@@ -28,6 +28,7 @@ from kernelgen.e3nn_import import FullyConnectedNet, o3
 from kernelgen.errors import UnsupportedError
 
 _HOME = "sevenn.nn."
+_COMPILABLE = "autotune.integrations.blocks.sevennet:CompilableSequential"
 # Modules that hold no node features, or scalars alone.
 _INDIFFERENT = (
     *("EdgePreprocess", "EdgeEmbedding", "OnehotEmbedding", "FCN_e3nn", "AtomReduce", "Rescale", "SpeciesWiseRescale"),
@@ -40,7 +41,8 @@ class SevenNetLayout(ModelLayout):
     """SevenNet's sequence of modules."""
 
     def matches(self, model: torch.nn.Module) -> bool:
-        return (home_of(type(model)), type(model).__qualname__) == (f"{_HOME}sequential", "AtomGraphSequential")
+        kind = f"{home_of(type(model))}:{type(model).__qualname__}"
+        return kind in (f"{_HOME}sequential:AtomGraphSequential", _COMPILABLE)
 
     def parts(self, model: Any) -> Iterator[Part]:
         walk = _Walk()
@@ -50,10 +52,12 @@ class SevenNetLayout(ModelLayout):
             raise UnsupportedError(f"the model gives features {walk.features}, which users may read")
 
     def finish(self, model: Any) -> None:
-        """Nothing: what users see are scalars."""
+        """What users see are scalars."""
+        if "forward" not in model.__dict__:
+            retype(model, _COMPILABLE)
 
     def undo(self, model: torch.nn.Module) -> None:
-        """Nothing."""
+        take_type_back(model, _COMPILABLE)
 
 
 class _Walk:

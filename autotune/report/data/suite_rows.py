@@ -169,6 +169,11 @@ class SuiteRow:
         return self.peer_us / self.time_us
 
     @property
+    def untuned_ratio(self) -> float:
+        """The untuned default's speed-up over the fastest peer; NaN without a time of either."""
+        return self.peer_us / self.default_us
+
+    @property
     def loses(self) -> bool:
         """Whether it is slower than the fastest peer, or failed where a peer did not."""
         return self.ratio < 1 or (math.isnan(self.time_us) and self.peer is not None)

@@ -16,6 +16,7 @@ def summary(rows: Sequence[SuiteRow]) -> Markup:
     """One line per kind and pass. Deterministic rows are a kind of their own."""
     columns = [Column("Kind"), Column("Pass", choice=True), Column("Rows", True)]
     columns += [Column("Speed-up", True, "mean over the fastest peer"), Column("Least", True), Column("Slower", True)]
+    columns += [Column("Untuned", True, "mean over the fastest peer"), Column("Least untuned", True)]
     columns += [
         Column("Untuned default", True, "its time / tuned time"),
         Column("Traffic floor", True, "tuned / floor"),
@@ -39,7 +40,7 @@ def summary(rows: Sequence[SuiteRow]) -> Markup:
 
 def _line(kind: str, which: str, rows: Sequence[SuiteRow], priced: dict[int, float]) -> list[Cell]:
     ratios = [row.ratio for row in rows if not math.isnan(row.ratio)]
-    least = min(ratios, default=math.nan)
+    untuned = [row.untuned_ratio for row in rows if not math.isnan(row.untuned_ratio)]
     lost = sum(row.loses for row in rows)
     held = [row for row in rows if not math.isnan(row.memory(TUNED) + row.memory(row.peer))]
     more = sum(row.exceeds_memory for row in held)
@@ -49,8 +50,10 @@ def _line(kind: str, which: str, rows: Sequence[SuiteRow], priced: dict[int, flo
         Cell(direction_name(which), which),
         Cell(of, len(rows)),
         _ratio(geometric_mean(ratios), floored_ratio, "best"),
-        _ratio(least, floored_ratio, "slow" if least < 1 else ""),
+        _least(ratios),
         Cell(str(lost) if ratios or lost else MISSING, None, None, "slow" if lost else ""),
+        _ratio(geometric_mean(untuned), floored_ratio),
+        _least(untuned),
         _mean(rows, lambda row: row.default_ratio),
         _mean(rows, lambda row: row.over_floor),
         _mean(rows, _memory_ratio),
@@ -67,6 +70,11 @@ def _memory_ratio(row: SuiteRow) -> float:
 
 def _mean(rows: Iterable[SuiteRow], value: Callable[[SuiteRow], float]) -> Cell:
     return _ratio(geometric_mean(value(row) for row in rows), ratio_text)
+
+
+def _least(ratios: Sequence[float]) -> Cell:
+    least = min(ratios, default=math.nan)
+    return _ratio(least, floored_ratio, "slow" if least < 1 else "")
 
 
 def _ratio(value: float, text: Callable[[float], str], kind: str = "") -> Cell:
