@@ -45,10 +45,16 @@ def _takes(a: Tensor, b: Tensor, rows: int, depth: int, columns: int) -> bool:
     return is_one and runs_eagerly(a, b) and not torch.is_autocast_enabled() and tall_matrices.takes(a)
 
 
+def _keep(ctx: Any, a: Tensor, b: Tensor) -> None:
+    """Save what gradients need: a network whose weights are frozen keeps no features of its edges."""
+    by_a, by_b = ctx.needs_input_grad
+    ctx.save_for_backward(a if by_b else None, b if by_a else None)
+
+
 class _Product(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, a: Tensor, b: Tensor) -> Tensor:
-        ctx.save_for_backward(a, b)
+        _keep(ctx, a, b)
         return tall_matrices.product(a, b)
 
     @staticmethod
@@ -62,7 +68,7 @@ class _Product(torch.autograd.Function):
 class _Sums(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, a: Tensor, b: Tensor) -> Tensor:
-        ctx.save_for_backward(a, b)
+        _keep(ctx, a, b)
         return tall_matrices.sums(a, b)
 
     @staticmethod
