@@ -33,6 +33,7 @@ NAMES = {
     CAPTURED: "Equitune, captured",
     STREAMED: "Equitune, edge weights streamed",
     "symmetrix": "Symmetrix-XL",
+    "triton": "Allegro's Triton form",
     "mace": "MACE",
 }
 MISSING = "\N{EN DASH}"

@@ -20,6 +20,7 @@ import torch
 from autotune.errors import ConfigError, unknown_name
 from autotune.models.catalogue import PublishedModel, published_models
 from autotune.models.packages.base import Outputs, Package, default_dtype, dtype_of
+from autotune.models.packages.nequip import NequIP
 from autotune.models.packages.registry import package_named, package_of
 
 if TYPE_CHECKING:
@@ -168,8 +169,8 @@ def open_made(text: str, made: Any, *, device: str = "cpu", dtype: str | None = 
 def _cast(model: WholeModel, dtype: str | None) -> WholeModel:
     if dtype is None or model.dtype == DTYPES[dtype]:
         return model
-    if model.package.name == "nequip":
-        raise ConfigError(f"{model.name} was built in {model.dtype}; NequIP's models keep their dtype")
+    if isinstance(model.package, NequIP):
+        raise ConfigError(f"{model.name} was built in {model.dtype}; models of NequIP and Allegro keep their dtype")
     return model.with_module(model.module.to(DTYPES[dtype]))
 
 

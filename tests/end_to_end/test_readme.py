@@ -211,6 +211,7 @@ MODELS = {
     "SevenNet-0": "sevennet-0",
     "NequIP-OAM-L": "nequip-oam-l",
     "NequIP, 64 features": "nequip-small",
+    "Allegro-OAM-L": "allegro-oam-l",
     "MACE-MP-0 medium": "mace-mp-0-medium",
     "MACE-MP-0 large": "mace-mp-0-large",
 }
@@ -262,6 +263,16 @@ def test_the_figures_of_captured_steps_are_those_of_the_record() -> None:
         expected = (times[CAPTURED], times[OURS], other, times["stock"])
         assert shown == [f"{time:.2f}" if time < 10 else three_digits(time) for time in expected], line
     assert not recorded
+
+
+def test_the_memory_of_captured_steps_is_that_of_the_record() -> None:
+    """Least and most, relative to the leanest other path, of the rows that have it."""
+    ratios = []
+    for row in timed_rows():
+        held = {name: cell["peak_mib"] for name, cell in row["contenders"].items() if cell.get("peak_mib")}
+        if CAPTURED in held:
+            ratios.append(held[CAPTURED] / min(size for name, size in held.items() if name not in OWN))
+    assert f"takes {two_digits(min(ratios))} to {two_digits(max(ratios))} times as much" in " ".join(README.split())
 
 
 def test_the_means_of_models_are_those_of_the_record() -> None:

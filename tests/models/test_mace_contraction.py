@@ -27,7 +27,7 @@ CASES = [("0e+1o+2e", out, correlation) for correlation in (1, 2, 3) for out in 
 CASES += [("0e+1o+2e+3o", "0e+1o", 3), ("0e+1o", "0e+1o", 4), ("1o+0e+0o", "0e+1e", 2)]
 
 
-def stock(problem: ContractionProblem) -> Any:
+def stock(problem: ContractionProblem, num_elements: int = ELEMENTS) -> Any:
     """MACE's module, with random weights."""
     torch.manual_seed(0)
     many = [
@@ -35,45 +35,46 @@ def stock(problem: ContractionProblem) -> Any:
         for irreps in (problem.irreps_in, problem.irreps_out)
     ]
     with default_dtype(torch.float64):
-        return SymmetricContraction(*many, problem.correlation, num_elements=ELEMENTS)
+        return SymmetricContraction(*many, problem.correlation, num_elements=num_elements)
 
 
 def weights_of(module: Any, problem: ContractionProblem) -> torch.Tensor:
     """MACE's weights in the basis, [elements, weights, channels], differentiable."""
-    basis = polynomials(problem)
-    found = torch.zeros(ELEMENTS, len(basis), problem.channels, dtype=torch.float64)
+    basis, (some, *_) = polynomials(problem), module.parameters()
+    elements = module.contractions[0].weights_max.shape[0]
+    found = torch.zeros(elements, len(basis), problem.channels, dtype=some.dtype, device=some.device)
     for block, contraction in enumerate(module.contractions):
         for step, weights in enumerate((contraction.weights_max, *contraction.weights)):
             degree = problem.correlation - step
             tensor = contraction.U_tensors(degree)
             tensor = tensor.reshape(problem.out[block].dim, problem.dim_in**degree, tensor.shape[-1])
             rows = [r for r, one in enumerate(basis) if (one.block, one.degree) == (block, degree)]
-            matrix = coordinates(problem, block, degree, tensor)
-            found = found.index_add(1, torch.tensor(rows, dtype=torch.long), torch.matmul(matrix, weights))
+            matrix = coordinates(problem, block, degree, tensor.cpu()).to(some)
+            places = torch.tensor(rows, dtype=torch.long, device=some.device)
+            found = found.index_add(1, places, torch.matmul(matrix, weights))
     return found
 
 
 def normal(like: torch.Tensor) -> torch.Tensor:
     """Of its shape alone: ``randn_like`` follows strides, in which the two modules differ."""
-    return torch.randn(like.shape, dtype=like.dtype)
+    return torch.randn(like.shape, dtype=like.dtype).to(like.device)
 
 
-@pytest.mark.parametrize("irreps_in, irreps_out, correlation", CASES)
-def test_values_and_both_derivatives_are_maces(irreps_in: str, irreps_out: str, correlation: int) -> None:
-    problem = ContractionProblem(irreps_in, irreps_out, correlation, CHANNELS)
-    module, operator = stock(problem), build_contraction(problem, dtype=torch.float64, layout="mul_ir")
-    # Unsorted; the second element never occurs.
-    elements = torch.tensor([2, 0, 2, 2, 0])
-    one_hot = torch.nn.functional.one_hot(elements, ELEMENTS).double()
+def assert_is_maces(problem: ContractionProblem, elements: torch.Tensor, count: int, device: str = "cpu") -> None:
+    """Value, gradients and second gradients of features and of MACE's own weights; ``count`` elements in all."""
+    module = stock(problem, count).to(device)
+    operator = build_contraction(problem, dtype=torch.float64, layout="mul_ir", device=device)
+    elements = elements.to(device)
+    one_hot = torch.nn.functional.one_hot(elements, count).double()
     parameters = [weight for weight in module.parameters() if weight.requires_grad]
-    features = torch.randn(5, CHANNELS, problem.dim_in, dtype=torch.float64)
+    features = torch.randn(len(elements), problem.channels, problem.dim_in, dtype=torch.float64)
     results = []
     for contract in (
         lambda x: module(x, one_hot),
         lambda x: operator(x.flatten(1), weights_of(module, problem), elements),
     ):
         torch.manual_seed(1)
-        x = features.clone().requires_grad_()
+        x = features.to(device, copy=True).requires_grad_()
         out = contract(x)
         first = torch.autograd.grad(
             out, [x, *parameters], normal(out), create_graph=True, allow_unused=True, materialize_grads=True
@@ -85,6 +86,26 @@ def test_values_and_both_derivatives_are_maces(irreps_in: str, irreps_out: str, 
         size = float(wanted.detach().abs().max())
         torch.testing.assert_close(found, wanted, rtol=0, atol=1e-10 * max(1.0, size))
     assert all(float(value.detach().abs().max()) > 0 for value in results[0][:2])
+
+
+@pytest.mark.parametrize("irreps_in, irreps_out, correlation", CASES)
+def test_values_and_both_derivatives_are_maces(irreps_in: str, irreps_out: str, correlation: int) -> None:
+    """Unsorted nodes; the second element never occurs."""
+    problem = ContractionProblem(irreps_in, irreps_out, correlation, CHANNELS)
+    assert_is_maces(problem, torch.tensor([2, 0, 2, 2, 0]), ELEMENTS)
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("count, elements", [(1, [0, 0, 0]), (89, [88, 5, 88, 0, 5])], ids=["one", "89 elements"])
+@pytest.mark.parametrize("correlation", [1, 2, 3])
+@pytest.mark.parametrize("out, channels", [("0e", 128), ("0e+1o", 128), ("0e+1o+2e", 128), ("0e", 96)])
+def test_models_that_are_published(
+    out: str, channels: int, correlation: int, count: int, elements: list[int], device: str
+) -> None:
+    """MACE-MP-0 small, medium and large, and MACE-OFF small: unsorted nodes, elements that never occur."""
+    problem = ContractionProblem("0e+1o+2e+3o", out, correlation, channels)
+    # Of correlation 1 MACE's own module cannot view its result if there is a single element.
+    assert_is_maces(problem, torch.tensor(elements), max(count, 2) if correlation == 1 else count, device)
 
 
 def test_maces_polynomials_span_the_basis_and_no_more() -> None:

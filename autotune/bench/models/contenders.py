@@ -27,6 +27,7 @@ _PEERS = {
     "cuequivariance": ("cuequivariance_torch", "equitune[peers-gpu]"),
     "openequivariance": ("openequivariance", "openequivariance"),
     "flashtp": ("flashTP_e3nn", "flashTP, from its repository"),
+    "triton": ("triton", "triton"),
 }
 _JOINT = f"{OURS}+"
 _WITHOUT_KERNEL = ("Linear", "FullyConnectedTensorProduct")
@@ -137,6 +138,8 @@ def _unusable(name: str, device: str) -> str | None:
         from autotune.compare.peers.openequivariance import no_module
 
         return no_module(torch.device(device))
+    if name == "triton" and torch.device(device).type != "cuda":
+        return "its kernels need a CUDA device"
     module, install = _PEERS[name]
     return None if importlib.util.find_spec(module) else f"not installed; install {install}"
 
@@ -149,6 +152,8 @@ def _require_kernels(name: str, model: torch.nn.Module, caught: list[Any]) -> No
     found = [module for module in model.modules() if type(module).__module__.split(".")[0] == package]
     if name == "cuequivariance":
         found = _polynomials(model)
+    if name == "triton":
+        found = [module for module in model.modules() if type(module).__name__ == "TritonContracter"]
     naive = [module for module in found if "Naive" in type(getattr(module, "m", module)).__name__]
     if not found or naive:
         said = "; ".join(dict.fromkeys(str(warning.message)[:200] for warning in caught)) or "and it says nothing"

@@ -31,8 +31,8 @@ Row = dict[str, Any]
 _RUN = ("../kernelgen", "captured", "database", "integrations", "modules")
 # Distributions besides those of other records: the packages and what their fast paths need.
 _DISTRIBUTIONS = (
-    *("mace-torch", "nequip", "sevenn", "cuequivariance-ops-torch-cu13", "cuequivariance-ops-torch-cu12"),
-    *("flashTP", "symmetrix-xl"),
+    *("mace-torch", "nequip", "nequip-allegro", "sevenn", "flashTP", "symmetrix-xl"),
+    *("cuequivariance-ops-torch-cu13", "cuequivariance-ops-torch-cu12"),
 )
 
 

@@ -99,8 +99,9 @@ def default_dtype(dtype: torch.dtype) -> Iterator[None]:
 
 
 def dtype_of(model: torch.nn.Module) -> torch.dtype:
-    """The dtype of the model's weights."""
-    return next(weight.dtype for weight in model.parameters() if weight.is_floating_point())
+    """The dtype of the model's largest weight: Allegro's radial functions are float64 in every model."""
+    weights = (weight for weight in model.parameters() if weight.is_floating_point())
+    return max(weights, key=torch.Tensor.numel).dtype
 
 
 def converted(values: Mapping[str, Any], device: str, dtype: torch.dtype) -> dict[str, Any]:

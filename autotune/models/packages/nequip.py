@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
@@ -17,15 +17,23 @@ _MODIFIERS = {"cuequivariance": "enable_CuEquivariance", "openequivariance": "en
 
 
 class NequIP(Package):
+    """``modifiers``: those of the package that put its fast paths into a model, by peer."""
+
     name = "nequip"
-    modules = ("nequip", "lightning")
+    modules: ClassVar[tuple[str, ...]] = ("nequip", "lightning")
     install = "nequip==0.19.1"
     captured = True
+    modifiers: ClassVar[Mapping[str, str]] = _MODIFIERS
     peers = tuple(_MODIFIERS)
+
+    def builder(self) -> Callable[..., torch.nn.Module]:
+        """The package's function that makes a model of hyperparameters."""
+        from nequip.model import NequIPGNNModel
+
+        return NequIPGNNModel
 
     def build(self, parameters: Parameters, seed: int) -> torch.nn.Module:
         from ase.data import chemical_symbols
-        from nequip.model import NequIPGNNModel
         from nequip.utils.global_state import set_global_state
 
         given = dict(parameters)
@@ -39,7 +47,7 @@ class NequIP(Package):
         dtype = torch.get_default_dtype()
         set_global_state()
         torch.set_default_dtype(dtype)  # the line above changes it
-        return NequIPGNNModel(
+        return self.builder()(
             r_max=given.pop("cutoff"),
             type_names=names,
             per_type_energy_scales=given.pop("scale"),
@@ -98,4 +106,4 @@ class NequIP(Package):
         from nequip.model.modify_utils import modify
 
         # Without a dtype: parts of the model are float64 in every model.
-        return modify(model, [{"modifier": _MODIFIERS[peer]}]).to(device)
+        return modify(model, [{"modifier": self.modifiers[peer]}]).to(device)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import torch
 
 from autotune.errors import ConfigError, unknown_name
+from autotune.models.packages.allegro import Allegro
 from autotune.models.packages.base import Package
 from autotune.models.packages.mace import Mace
 from autotune.models.packages.nequip import NequIP
 from autotune.models.packages.sevennet import SevenNet
 
-PACKAGES: tuple[Package, ...] = (Mace(), NequIP(), SevenNet())
+# Of those that own a model the first is taken.
+PACKAGES: tuple[Package, ...] = (Mace(), Allegro(), NequIP(), SevenNet())
 
 
 def package_named(name: str) -> Package:

@@ -9,12 +9,24 @@ import torch
 
 from autotune.models.atoms import find_atoms
 from autotune.models.catalogue import PublishedModel, find_published
-from autotune.models.packages.registry import package_named
+from autotune.models.packages.registry import package_named, package_of
 from autotune.models.whole_model import WholeModel, build_published
 
 SMALL: dict[str, dict[str, Any]] = {
     "mace-mp-0-medium": {"hidden_irreps": "4x0e + 4x1o", "max_ell": 2, "correlation": 2, "species": "1, 6-8"},
     "nequip-oam-l": {"num_layers": 2, "l_max": 1, "num_features": [4, 2], "species": "1, 6-8"},
+    "allegro-oam-l": {
+        "cutoff": 4.0,
+        "num_layers": 2,
+        "l_max": 2,
+        "num_scalar_features": 8,
+        "num_tensor_features": 2,
+        "allegro_mlp_hidden_layers_width": 8,
+        "readout_mlp_hidden_layers_width": 4,
+        "radial_chemical_embed_dim": 8,
+        "scalar_embed_mlp_hidden_layers_width": 8,
+        "species": "1, 6-8",
+    },
     "sevennet-0": {
         "channel": 4,
         "lmax": 1,
@@ -32,6 +44,13 @@ def small(name: str, dtype: torch.dtype = torch.float32) -> WholeModel:
         pytest.importorskip(module)
     fewer = PublishedModel(name, published.package, published.source, published.parameters | SMALL[name])
     return build_published(fewer, dtype, seed=1)
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_a_model_is_its_packages(name: str) -> None:
+    """Allegro's models are of a class of NequIP's."""
+    model = small(name)
+    assert package_of(model.module) is model.package and model.package.name in name
 
 
 @pytest.mark.parametrize("name", SMALL)

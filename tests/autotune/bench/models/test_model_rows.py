@@ -14,7 +14,7 @@ from tiny_model import EXCHANGE, PairModel
 
 from autotune.bench.models import rows as model_rows
 from autotune.bench.models import run
-from autotune.bench.models.contenders import _require_kernels, build, chosen, contenders_of
+from autotune.bench.models.contenders import _require_kernels, build, chosen, contenders_of, require_usable
 from autotune.bench.models.measuring import Effort, kept_by_graphs, peak_mib, profile, wall_samples_ms
 from autotune.bench.models.rows import rows_path, signed, statements_of, store_rows, stored_rows
 from autotune.bench.models.run import Request, bench_models
@@ -162,6 +162,15 @@ def test_other_code_of_ours_is_measured_again(
     assert todo() == {(structure, "training"): ("equitune-default",)}
     monkeypatch.setattr(model_rows, "own_code", lambda: "another")
     assert todo() == {(structure, "training"): ("equitune", "equitune-default")}
+
+
+def test_allegros_own_forms_of_its_product_are_contenders() -> None:
+    names = contenders_of(package_named("allegro"))
+    assert names == ("equitune", "equitune-captured", "equitune-default", "stock", "cuequivariance", "triton")
+    with pytest.raises(PeerError, match="its kernels need a CUDA device"):
+        require_usable("triton", "cpu")
+    with pytest.raises(PeerError, match="triton: its own kernels are nowhere in the model"):
+        _require_kernels("triton", PairModel(), [])
 
 
 def test_only_what_runs_counts_as_code() -> None:
