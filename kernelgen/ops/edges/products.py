@@ -21,7 +21,7 @@ def edge_product(a: Tensor, b: Tensor) -> Tensor:
 
     In float32 on a GPU with many edges, by tensor cores with float32's errors (``tall_matrices``); else ``a @ b``.
     """
-    if not _takes(a, b, a.shape[0], a.shape[1], b.shape[1]):
+    if not (_may_take(a, b) and tall_matrices.multiplies(a, b)):
         return torch.mm(a, b)
     if torch.is_grad_enabled() and (a.requires_grad or b.requires_grad):
         return _Product.apply(a, b)
@@ -30,19 +30,18 @@ def edge_product(a: Tensor, b: Tensor) -> Tensor:
 
 def sum_product(a: Tensor, b: Tensor) -> Tensor:
     """``a^T b`` of a ``[edges, left]`` and b ``[edges, right]``: as :func:`edge_product`."""
-    if not _takes(a, b, a.shape[0], a.shape[1], b.shape[1]):
+    if not (_may_take(a, b) and tall_matrices.sums_up(a, b)):
         return torch.mm(a.t(), b)
     if torch.is_grad_enabled() and (a.requires_grad or b.requires_grad):
         return _Sums.apply(a, b)
     return tall_matrices.sums(a, b)
 
 
-def _takes(a: Tensor, b: Tensor, rows: int, depth: int, columns: int) -> bool:
-    """Whether the kernels are for this product; sizes decide first, because most products are small."""
-    if type(rows) is not int or rows < LEAST_ROWS or not tall_matrices.fits(rows, depth, columns):
-        return False
-    is_one = a.dtype is b.dtype and a.device == b.device
-    return is_one and runs_eagerly(a, b) and not torch.is_autocast_enabled() and tall_matrices.takes(a)
+def _may_take(a: Tensor, b: Tensor) -> bool:
+    """Whether there are many edges, of one dtype and device, and torch neither traces nor casts."""
+    rows = a.shape[0]
+    is_one = type(rows) is int and rows >= LEAST_ROWS and a.dtype is b.dtype and a.device == b.device
+    return is_one and runs_eagerly(a, b) and not torch.is_autocast_enabled()
 
 
 def _keep(ctx: Any, a: Tensor, b: Tensor) -> None:
