@@ -1,9 +1,9 @@
 """Runs the kernels that form edge weights in tensor cores (``kernelgen.plan.radial``) on checked tensors.
 
 Products of halves, summed in float32, see ``kernelgen.ops.radial.products``. What is multiplied is first scaled by
-powers of two: each edge's h, and the part of the matrix that a block has, by its largest element; an edge's gradients of
-weights by a bound of those of 8 channels and all paths of a group: the largest elements of its x, its edge values and
-its receiver's cotangents, and the number of terms. So class ``ieee`` has float32's errors, relative to each edge's
+powers of two: each edge's h, and the part of the matrix that a block has, by its largest element; gradients of
+weights of an edge by a bound for 8 channels and all paths of a group: the largest elements of x, edge values and
+the receiver's cotangents, and the number of terms. So class ``ieee`` has float32's errors, relative to each edge's
 largest element of h, for what is more than 2**-20 times as large as the largest of the matrix, and 2**-17 times that
 bound. The bound of ordinary gradients is some 2**7 times as large as they are.
 """
