@@ -1,10 +1,11 @@
 """Runs the kernels that form edge weights in tensor cores (``kernelgen.plan.radial``) on checked tensors.
 
 Products of halves, summed in float32, see ``kernelgen.ops.radial.products``. What is multiplied is first scaled by
-powers of two, from its largest element, which the kernel finds: each edge's h; the part of the matrix that a block has;
-the gradients of weights, those of an edge's 8 channels in two paths (with rows of channels: of 8 edges and 16 channels
-of a path). So class ``ieee`` has float32's errors, relative to each edge's largest element of h, and for what is more
-than 2**-20 times as large as the largest in the other two.
+powers of two: each edge's h, and the part of the matrix that a block has, by its largest element; gradients of
+weights of an edge by a bound for 8 channels and all paths of a group: the largest elements of x, edge values and
+the receiver's cotangents, and the number of terms. So class ``ieee`` has float32's errors, relative to each edge's
+largest element of h, for what is more than 2**-20 times as large as the largest of the matrix, and 2**-17 times that
+bound. The bound of ordinary gradients is some 2**7 times as large as they are.
 """
 
 from __future__ import annotations
