@@ -10,6 +10,7 @@ OTHER = "other kernels"
 GROUPS = (
     ("Equitune's contractions", r"equitune_contraction"),
     ("Equitune's products and harmonics", r"equitune_kernel|equitune_radial"),
+    ("Equitune's matrix products", r"equitune_tall|equitune_block_matrices"),
     ("cuEquivariance's", r"cuequivariance|segmented|uniform_1d|fused_tp|tp_channel"),
     ("matrix products", r"gemm|gemv|cutlass|cublas|nvjet|splitk|xmma|dot_kernel"),
     ("copies and fills", r"copy|catarray|fill|memcpy|memset|transpose"),

@@ -9,6 +9,7 @@ from autotune.bench.models.kernel_groups import OTHER, group_of, milliseconds_by
 NAMES = {
     "equitune_kernel": "Equitune's products and harmonics",
     "equitune_contraction": "Equitune's contractions",
+    "equitune_tall_to_wide": "Equitune's matrix products",
     "sm90_xmma_gemm_f32f32_f32f32_f32_tn_n_tilesize64x64x8": "matrix products",
     "void cutlass::Kernel2<cutlass_80_simt_sgemm_128x64_8x5_nn_align1>(Params)": "matrix products",
     "nvjet_tst_128x64_64x6_1x2_h_bz_NNT": "matrix products",
