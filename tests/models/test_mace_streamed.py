@@ -145,7 +145,7 @@ def test_what_cannot_stream_says_so() -> None:
     assert "no module of e3nn" in note
     with pytest.raises(InputError, match="edge_weights is 'none'; expected one of auto, streamed, whole, fused"):
         accelerate(model_of(NUMBERS), edge_weights="none")
-    with pytest.raises(InputError, match="edge_product is 'half'; expected one of float32, fp16x3"):
+    with pytest.raises(InputError, match="edge_product is 'half'; expected one of fp16x3, float32"):
         accelerate(model_of(NUMBERS), edge_product="half")
     with pytest.raises(InputError, match="edge_product='tf32' is for edge_weights='fused'"):
         accelerate(model_of(NUMBERS), edge_product="tf32")
