@@ -166,7 +166,17 @@ def test_other_code_of_ours_is_measured_again(
 
 def test_allegros_own_forms_of_its_product_are_contenders() -> None:
     names = contenders_of(package_named("allegro"))
-    assert names == ("equitune", "equitune-captured", "equitune-default", "stock", "cuequivariance", "triton")
+    assert names == (
+        *(
+            "equitune",
+            "equitune-captured",
+            "equitune-streamed",
+            "equitune-default",
+            "stock",
+            "cuequivariance",
+            "triton",
+        ),
+    )
     with pytest.raises(PeerError, match="its kernels need a CUDA device"):
         require_usable("triton", "cpu")
     with pytest.raises(PeerError, match="triton: its own kernels are nowhere in the model"):
@@ -267,7 +277,9 @@ def test_peers_that_need_a_gpu_say_so_on_a_cpu() -> None:
 
 def test_contenders_are_chosen_by_name() -> None:
     mace = package_named("mace")
-    assert contenders_of(mace)[:3] == ("equitune", "equitune-captured", "equitune+cuequivariance")
+    assert contenders_of(mace)[:4] == (
+        *("equitune", "equitune-captured", "equitune-streamed", "equitune+cuequivariance"),
+    )
     assert contenders_of(mace)[3:5] == ("equitune-default", "stock")
     assert chosen(mace, ("stock", "equitune")) == ("equitune", "stock")
     with pytest.raises(ConfigError, match="did you mean 'stock'"):
