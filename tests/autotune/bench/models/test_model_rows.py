@@ -280,7 +280,7 @@ def test_contenders_are_chosen_by_name() -> None:
     assert contenders_of(mace)[:4] == (
         *("equitune", "equitune-captured", "equitune-streamed", "equitune+cuequivariance"),
     )
-    assert contenders_of(mace)[3:5] == ("equitune-default", "stock")
+    assert contenders_of(mace)[4:6] == ("equitune-default", "stock")
     assert chosen(mace, ("stock", "equitune")) == ("equitune", "stock")
     with pytest.raises(ConfigError, match="did you mean 'stock'"):
         chosen(mace, ("stok",))
