@@ -249,7 +249,7 @@ class ComparisonSession:
         return errors, {"bitwise": bitwise, "equivariance": equivariance, "edges": self.reference.checked_edges}
 
     def prepare_peer(self, name: str) -> Answer:
-        self.contenders[name], self.orders[name] = self.peers[name].prepare(), self.peers[name].adapter.order
+        self.contenders[name], self.orders[name] = self.peers[name].prepare(), self.peers[name].order
         return Answer()
 
     def warm_up(self, name: str, which: str) -> Answer:

@@ -114,6 +114,10 @@ class Peer:
     def warm_up_calls(self) -> int:
         return self.adapter.warm_up_calls
 
+    @property
+    def order(self) -> GraphOrder | None:
+        return self.adapter.order
+
     def build(self) -> Product:
         """The product, unchecked. Raises PeerError with the reason if unusable here, or the peer's own exception."""
         reason = self.adapter.unusable(self.task.device)
