@@ -21,8 +21,13 @@ from autotune.workload.tensors import relayout
 from kernelgen.e3nn_import import o3
 from kernelgen.errors import UnsupportedError
 from kernelgen.problem.symmetric_contraction import ContractionProblem
-from kernelgen.terms.equivariant_polynomials import coordinates, polynomials
+from kernelgen.terms.equivariant_polynomials import fitted, polynomials
 from kernelgen.tracing import is_tracing, is_transforming, modes_at_work
+
+# Couplings that are exact in float64 leave less than this of themselves (`fitted`). MACE's are float32's, though stored
+# as float64, in a model converted from float32; and in part in one that was built after another in float32 by the same
+# process, for cuequivariance keeps what it made of e3nn's default dtype.
+EXACT = 1e-13
 
 
 class AcceleratedContraction(PackageStandIn):
@@ -43,7 +48,7 @@ class AcceleratedContraction(PackageStandIn):
         contraction = TunedContraction(self.problem, layout=layout, strict=strict)
         self._matrices: dict[tuple[torch.device, torch.dtype], Tensor] = {}
         self._kept: tuple[Any, Tensor] | None = None
-        self._to_basis = _to_basis(original, self.problem)
+        self._to_basis, self._inexact = _to_basis(original, self.problem)
         self._take_place_of(original)
         self._keep_children_of(original)
         # Not registered: parameters and names in checkpoints stay MACE's.
@@ -118,8 +123,8 @@ class AcceleratedContraction(PackageStandIn):
         if self.layout == "ir_mul":
             wanted = self._of_original(x := x.transpose(1, 2).flatten(1), attributes)
         found = self.forward(x, elements)
-        # Converted from float32: MACE's constants were rounded then, the kernel's are not.
-        return (found.float(), wanted.float()) if _was_rounded(self.original) else (found, wanted)
+        # The kernel's couplings are not rounded: they differ from MACE's as much as these from exact ones.
+        return (found.float(), wanted.float()) if self._inexact > EXACT else (found, wanted)
 
     def __getstate__(self) -> dict[str, Any]:
         # What is kept of weights can be made again.
@@ -151,22 +156,17 @@ def _parts(original: Any) -> Iterator[tuple[Tensor, int, int]]:
             yield weight, block, contraction.correlation - place
 
 
-def _to_basis(original: Any, problem: ContractionProblem) -> Tensor:
-    """The matrix [polynomials of the basis, MACE's] that turns MACE's weights into the basis's."""
+def _to_basis(original: Any, problem: ContractionProblem) -> tuple[Tensor, float]:
+    """The matrix [polynomials of the basis, MACE's] that turns MACE's weights into the basis's; what `fitted` left."""
     basis = polynomials(problem)
-    columns = []
+    columns, inexact = [], 0.0
     for _, block, degree in _parts(original):
         tensor = original.contractions[block].U_tensors(degree)
         dim = problem.out[block].dim
         tensor = tensor.reshape(dim, *(problem.dim_in,) * degree, tensor.shape[-1])
         column = torch.zeros(len(basis), tensor.shape[-1], dtype=torch.float64)
         rows = [r for r, one in enumerate(basis) if (one.block, one.degree) == (block, degree)]
-        column[rows] = coordinates(problem, block, degree, tensor)
+        column[rows], left = fitted(problem, block, degree, tensor)
         columns.append(column)
-    return torch.cat(columns, dim=1)
-
-
-def _was_rounded(original: Any) -> bool:
-    """Whether all of MACE's constants are float32's, though they are stored as float64."""
-    constants = [tensor for name, tensor in original.named_buffers() if "U_matrix" in name]
-    return all(tensor.dtype is torch.float64 and torch.equal(tensor, tensor.float().double()) for tensor in constants)
+        inexact = max(inexact, left)
+    return torch.cat(columns, dim=1), inexact

@@ -53,6 +53,14 @@ def coordinates(problem: ContractionProblem, block: int, degree: int, tensor: Te
     tensor: ``U`` [2l+1, components ** degree, paths], of which the symmetric part counts. Raises UnsupportedError if
     it is not in the space, which other couplings than O(3)'s would be; ProblemError for another shape.
     """
+    return fitted(problem, block, degree, tensor)[0]
+
+
+def fitted(problem: ContractionProblem, block: int, degree: int, tensor: Tensor) -> tuple[Tensor, float]:
+    """What :func:`coordinates` gives, and the largest element that they leave of the tensor, relative to its largest.
+
+    That is about 1e-16 for exact couplings and 1e-8 for those that were rounded to float32.
+    """
     dim, powers = problem.out[block].dim, problem.dim_in**degree
     if tensor.dim() < 3 or tensor.shape[0] != dim or math.prod(tensor.shape[1:-1]) != powers:
         raise ProblemError(f"polynomials have shape {tuple(tensor.shape)}; expected ({dim}, {powers}, paths)")
@@ -68,11 +76,10 @@ def coordinates(problem: ContractionProblem, block: int, degree: int, tensor: Te
     columns = values.reshape(len(basis), math.prod(given.shape[:2])).T
     found = np.linalg.lstsq(columns, given.reshape(len(columns), given.shape[2]), rcond=None)[0]
     rest = given - (columns @ found).reshape(given.shape)
-    size = max(1.0, float(np.abs(given).max(initial=0.0)))
-    # Files in float32 hold couplings rounded to it.
-    if np.abs(rest).max(initial=0.0) > 1e-5 * size:
+    left = float(np.abs(rest).max(initial=0.0)) / max(1.0, float(np.abs(given).max(initial=0.0)))
+    if left > 1e-5:
         raise UnsupportedError("these polynomials are not symmetric O(3)-equivariant ones; keep the package's module")
-    return torch.from_numpy(found)
+    return torch.from_numpy(found), left
 
 
 @functools.cache

@@ -180,3 +180,24 @@ def test_autocast_computes_in_float32() -> None:
         found = made(x, elements)
     assert found.dtype is torch.float32
     torch.testing.assert_close(found, wanted, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("which", [slice(None), slice(None, None, 2)], ids=["all", "half"])
+def test_rounded_couplings_of_mace_are_compared_as_float32(which: slice) -> None:
+    """As a model converted from float32 has them, or one built in float64 after another in float32."""
+    module = stock(ContractionProblem("0e+1o+2e", "0e+1o", 3, CHANNELS))
+
+    def results() -> tuple[torch.Tensor, torch.Tensor]:
+        draw = torch.Generator().manual_seed(1)
+        made = AcceleratedContraction(module)
+        return made.both_results(lambda like, *shapes: [torch.randn(s, generator=draw).to(like) for s in shapes])
+
+    found, wanted = results()
+    assert found.dtype is torch.float64
+    torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)
+    for name, tensor in module.named_buffers():
+        if "U_matrix" in name:
+            tensor.view(-1)[which] = tensor.view(-1)[which].float().double()
+    found, wanted = results()
+    assert found.dtype is torch.float32
+    torch.testing.assert_close(found, wanted)

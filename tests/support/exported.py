@@ -96,7 +96,8 @@ def built(source: str, folder: Path, *more: str, name: str = "") -> Path:
         *(f"-I{home / 'include'}", f"-I{home / 'include/torch/csrc/api/include'}"),
         # Compiled models ask for libtorch.so by name, to which the program itself refers nowhere; nor to the GPU's.
         *(f"-L{home / 'lib'}", f"-Wl,-rpath,{home / 'lib'}", "-Wl,--no-as-needed", "-ltorch", "-ltorch_cpu"),
-        *("-lc10", "-ldl"),
+        # A compiler that links its own unwinder statically would end the program at the first error, without its text.
+        *("-lc10", "-ldl", "-lgcc_s"),
     ]
     if torch.version.cuda:  # its own libraries are found when it is loaded
         command += ["-ltorch_cuda", "-Wl,--allow-shlib-undefined"]

@@ -84,9 +84,11 @@ def model_of(
         options |= {"atomic_inter_scale": 1.5, "atomic_inter_shift": 0.1}
     if kind in WITHOUT_FORCES:
         options["atomic_energies"] = None
-    with default_dtype(dtype):
-        torch.manual_seed(0)
-        model = getattr(modules, kind)(**(options | more))
+    # Of float64 first: cuequivariance keeps couplings of the dtype in which a process asked for them first.
+    for built in dict.fromkeys((torch.float64, dtype)):
+        with default_dtype(built):
+            torch.manual_seed(0)
+            model = getattr(modules, kind)(**(options | more))
     for parameter in model.parameters():
         if parameter.requires_grad and not parameter.any():  # it would hide the gradients of what it multiplies
             torch.nn.init.constant_(parameter, 0.5)
