@@ -20,7 +20,7 @@ from kernelgen.emit.source import Source
 from kernelgen.errors import InputError, PackError
 from kernelgen.ops.registry import resolve
 from kernelgen.packs.calls import Call, Launch, launches, needs
-from kernelgen.packs.fixed import node_sources
+from kernelgen.packs.fixed import edge_sources, node_sources
 from kernelgen.plan.planner import AnyPlan
 from kernelgen.runtime import index_check
 from kernelgen.runtime.kernel import host_threads
@@ -58,8 +58,11 @@ class Content:
         entry |= {"members": places, "classes": [list(row) for row in operator.classes]}
 
     def add_for_nodes(self, dtype: str) -> None:
-        """The kernels that Python launches at nodes, on each architecture. dtype: float32 or float64."""
-        for source in node_sources(dtype):
+        """The kernels that Python launches at nodes and for the edges' weights, on each architecture.
+
+        dtype: float32 or float64, in which products of edges stay torch's.
+        """
+        for source in (*node_sources(dtype), *(edge_sources() if dtype == "float32" else ())):
             self.on_gpus(source)
 
     def on_gpus(self, source: Source) -> None:

@@ -8,7 +8,11 @@ import torch
 
 from kernelgen.emit.source import Source
 from kernelgen.ops.contraction.elements import sums_source
+from kernelgen.ops.edges import tall_matrices
 from kernelgen.ops.nodes import gates, matrices
+
+# Features of an edge at which the packages' radial networks end.
+HIDDEN = (8, 16, 32, 64, 128)
 
 
 def node_sources(dtype: str) -> Iterator[Source]:
@@ -17,3 +21,8 @@ def node_sources(dtype: str) -> Iterator[Source]:
     yield from (matrices.source(of_torch, of_weights) for of_weights in (False, True))
     yield gates.source(of_torch)
     yield sums_source(of_torch)
+
+
+def edge_sources() -> Iterator[Source]:
+    """Products of edges with the last matrix of radial networks of the usual sizes, in float32."""
+    yield from tall_matrices.sources(HIDDEN)

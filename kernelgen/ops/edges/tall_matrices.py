@@ -14,7 +14,7 @@ rows of each column of b.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor
@@ -97,6 +97,14 @@ def takes(tensor: Tensor, sources: Callable[[torch.dtype], tuple[Source, ...]]) 
     """Whether these kernels are for a tensor's dtype and device, and can be compiled or were."""
     is_float = tensor.is_cuda and tensor.dtype is torch.float32
     return is_float and are_there(sources, tensor.dtype, tensor.get_device())
+
+
+def sources(narrow_sides: Iterable[int]) -> tuple[Source, ...]:
+    """Of all kernels whose matrices have one of these sizes on their narrow side: products to it, from it, and sums."""
+    columns = 4 * MOST_NARROW  # on the other side; any number gives the same kernels
+    both = [pair for narrow_side in narrow_sides for pair in ((narrow_side, columns), (columns, narrow_side))]
+    found = (source for pair in both for source in _of_product(*pair)(torch.float32))
+    return tuple(dict.fromkeys((*found, *_of_sums(torch.float32))))
 
 
 @functools.cache

@@ -22,6 +22,7 @@ from kernelgen.emit.kernel_source import emit, geometry
 from kernelgen.emit.source import Source
 from kernelgen.errors import InputError, ToolMissingError
 from kernelgen.ops.contraction.elements import sums_source
+from kernelgen.ops.edges import tall_matrices
 from kernelgen.ops.nodes import gates, matrices
 from kernelgen.packs.calls import Call, launches
 from kernelgen.packs.library import source_folder
@@ -202,6 +203,8 @@ def test_kernels_at_nodes_come_from_packs(tmp_path: Path, no_compiler: None) -> 
     load_pack(path)
     for dtype, arch, begin in ((torch.float32, "sm_86", b"\x7fELF"), (torch.float32, "sm_120", b"//")):
         products = [matrices.source(dtype, of_weights) for of_weights in (False, True)]
+        edges = (tall_matrices.packing(True), tall_matrices.wide(4), tall_matrices.narrow(8), tall_matrices.summing())
+        products += [kernel.source for kernel in edges]
         for source in (*products, gates.source(dtype), sums_source(dtype), index_check.source_of("int64")):
             found = compile_source(source, cuda_facts(arch))
             assert found.path.read_bytes().startswith(begin), (source.entry, arch)
