@@ -39,4 +39,4 @@ def milliseconds_by_group(kernels: Iterable[tuple[str, float]]) -> dict[str, flo
 def shares_text(parts: dict[str, float]) -> str:
     """Such as ``matrix products 45%, copies and fills 20%``; groups of less than a hundredth are left out."""
     total = sum(parts.values())
-    return ", ".join(f"{group} {time_ms / total:.0%}" for group, time_ms in parts.items() if time_ms >= 0.01 * total)
+    return ", ".join(f"{part} {size / total:.0%}" for part, size in parts.items() if size >= 0.01 * total)

@@ -266,7 +266,7 @@ class _Group:
             self._store(structure, which, row)
 
     def _profile(self, contender: str, structure: str, which: str, row: Row) -> None:
-        """Add device time and launches."""
+        """Add device time, launches, and the memory that parts of the model keep."""
         found = self.ask(contender, Profile(structure, which))
         row["contenders"][contender] |= {key: value for key, value in found.items() if key != "error"}
 

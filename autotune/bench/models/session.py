@@ -118,7 +118,7 @@ class Again:
 
 @dataclass(frozen=True)
 class Profile:
-    """Kernel time and launches of one pass."""
+    """Kernel time and launches of one pass, and what it keeps for its gradients."""
 
     structure: str
     which: str
@@ -268,10 +268,13 @@ class ModelSession:
 
     def profile(self, structure: str, which: str) -> Cell:
         from autotune.bench.models import measuring
+        from autotune.bench.models.held_memory import held_mib
 
         step = self.step(structure, which)
         measuring.warm_up(step, self.device, 1, 0.0)
-        return measuring.profile(step, self.device)
+        found = measuring.profile(step, self.device)
+        # Apart, because compiled models may refuse the hooks that count it.
+        return found | self.guarded(lambda: {"held_parts_mib": held_mib(step, self.model.module)})
 
 
 def wall_figures(samples: list[float], atoms: int) -> Cell:

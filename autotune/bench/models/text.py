@@ -23,6 +23,8 @@ def row_lines(row: Row) -> list[str]:
         lines.append(f"  {name:{width}}  {_cell_text(cell, cells.get(OURS, {}))}")
         if name == OURS and cell.get("device_parts_ms"):
             lines.append(f"  {'':{width}}  device {cell['device_ms']:.3g} ms: {shares_text(cell['device_parts_ms'])}")
+        if name == OURS and (held := cell.get("held_parts_mib")):
+            lines.append(f"  {'':{width}}  kept for gradients {sum(held.values()):.3g} MiB: {shares_text(held)}")
     return lines
 
 

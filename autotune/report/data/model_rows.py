@@ -93,8 +93,15 @@ class ModelRow:
 
     def device_parts(self, contender: str | None) -> dict[str, float]:
         """Milliseconds of kernels by what they are for, largest first."""
-        found = mapping(self.contenders.get(contender or "", {}).get("device_parts_ms"))
-        return {str(group): number(time_ms) for group, time_ms in found.items() if number(time_ms) > 0}
+        return self._parts(contender, "device_parts_ms")
+
+    def held_parts(self, contender: str | None) -> dict[str, float]:
+        """Mebibytes that a forward pass keeps for its gradients, by part of the model, largest first."""
+        return self._parts(contender, "held_parts_mib")
+
+    def _parts(self, contender: str | None, key: str) -> dict[str, float]:
+        found = mapping(self.contenders.get(contender or "", {}).get(key))
+        return {str(part): number(size) for part, size in found.items() if number(size) > 0}
 
     def first_call_s(self, contender: str | None) -> float:
         return self._figure(contender, "first_call_s")

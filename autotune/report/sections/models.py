@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from autotune.bench.models.kernel_groups import shares_text
-from autotune.report.data.model_rows import ModelRow, compared_with
+from autotune.report.data.model_rows import MIB, ModelRow, compared_with
 from autotune.report.html.markup import (
     Cell,
     Column,
@@ -139,8 +139,11 @@ def _details(row: ModelRow) -> Markup:
     columns = [Column("Path"), Column("Wall time", True), Column("Ratio", True, "to Equitune's")]
     columns += [Column("Device time", True), Column("Launches", True), Column("Of the device's time")]
     columns += [Column("Time an atom", True)]
-    columns += [Column("Peak memory", True), Column("First call", True), Column("Relative errors"), Column("Note")]
-    body = [_contender(row, name) for name in row.contenders]
+    held = any(row.held_parts(name) for name in row.contenders)
+    columns += [Column("Peak memory", True)]
+    columns += [Column("Kept for gradients", note="by the forward pass")] if held else []
+    columns += [Column("First call", True), Column("Relative errors"), Column("Note")]
+    body = [_contender(row, name, held) for name in row.contenders]
     software = row.record.get("software")
     versions = sorted((str(name), str(version)) for name, version in software.items()) if software else []
     parts = [table(f"Paths: {what}", columns, body)]
@@ -152,7 +155,8 @@ def _details(row: ModelRow) -> Markup:
     return tag("details", summary, tag("div", folded(join(parts)), class_="opened"))
 
 
-def _contender(row: ModelRow, name: str) -> list[Cell]:
+def _contender(row: ModelRow, name: str, held: bool) -> list[Cell]:
+    """The cells of a path; held: whether there is a column for what it keeps for gradients."""
     failed, ratio, first = math.isnan(row.time_us(name)), row.over(name), row.first_call_s(name)
     errors = ", ".join(f"{key} {error_text(value)}" for key, value in row.errors(name).items())
     shown = {TUNED: "Equitune", DEFAULT: "Equitune, untuned default", STOCK: "stock"}.get(name, contender_name(name))
@@ -165,7 +169,15 @@ def _contender(row: ModelRow, name: str) -> list[Cell]:
         Cell(shares_text(row.device_parts(name)) or MISSING, kind="wrap"),
         Cell(_per_atom(row, name)),
         Cell(binary_text(row.memory(name))),
+        *([_held(row, name)] if held else []),
         Cell(MISSING if math.isnan(first) else f"{significant(first)}\N{NO-BREAK SPACE}s"),
         Cell(errors or MISSING, kind="wrap"),
         Cell(row.reason(name) if failed else "", kind="wrap"),
     ]
+
+
+def _held(row: ModelRow, name: str) -> Cell:
+    parts = row.held_parts(name)
+    if not parts:
+        return Cell(MISSING)
+    return Cell(f"{binary_text(MIB * sum(parts.values()))}: {shares_text(parts)}", kind="wrap")

@@ -76,6 +76,7 @@ def test_a_row_has_figures_and_reasons(measured: dict[str, dict[str, Any]]) -> N
         assert stock["us_per_atom"] == pytest.approx(stock["wall_ms"] * 1e3 / 4, rel=1e-3)  # both are rounded
         assert set(stock["errors"]) == ({"gradients"} if which == "training" else {"energy", "forces"})
         assert max(stock["errors"].values()) < 1e-5
+        assert sum(stock["held_parts_mib"].values()) > 0
         assert cells["refuses"]["error"] == "refuses: it does not want to"
         assert "exit code 3" in cells["dies"]["error"]
 
@@ -193,7 +194,10 @@ def test_only_what_runs_counts_as_code() -> None:
 def test_the_table_names_the_fastest_other_path(measured: dict[str, dict[str, Any]]) -> None:
     row = json.loads(json.dumps(measured["training"]))
     row["contenders"] = {
-        "equitune": {"wall_ms": 2.0, "us_per_atom": 500.0, "peak_mib": 1024.0},
+        "equitune": {
+            **{"wall_ms": 2.0, "us_per_atom": 500.0, "peak_mib": 1024.0},
+            "held_parts_mib": {"products.contraction": 600.0, "readouts": 200.0},
+        },
         "equitune-default": {"wall_ms": 1.0, "us_per_atom": 250.0},
         "stock": {"wall_ms": 8.0, "us_per_atom": 2000.0, "peak_mib": 2048.0},
         "same": {"wall_ms": 4.0, "us_per_atom": 1000.0},
@@ -204,6 +208,7 @@ def test_the_table_names_the_fastest_other_path(measured: dict[str, dict[str, An
     assert "2.00x same" in line and "4.00x" in line and "0.50x" in line and "1.00 GiB" in line and "2.00 GiB" in line
     assert heads.index("fastest other") == line.index("2.00x same")
     assert row_lines(row)[-1].endswith("- wrong values")
+    assert row_lines(row)[2].strip() == "kept for gradients 800 MiB: products.contraction 75%, readouts 25%"
     row["contenders"]["equitune+cuequivariance"] = {"wall_ms": 0.5, "us_per_atom": 125.0}
     assert best_other(row) == ("same", 4.0), "Equitune takes part in it"
     (heads, line, without) = table_lines([row, measured["training"]])
