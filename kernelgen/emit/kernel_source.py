@@ -24,6 +24,9 @@ def launch_rule(plan: AnyPlan) -> LaunchRule:
     return _EMITTERS[type(plan)].launch(plan)
 
 
-def geometry(plan: AnyPlan, num_edges: int, num_in: int, num_out: int) -> tuple[int, int, int]:
-    """Launch geometry of a CUDA kernel: blocks, threads a block, and dynamic shared memory in bytes."""
-    return launch_rule(plan).geometry(num_edges, num_in, num_out, plan.spec.facts.units)
+def geometry(plan: AnyPlan, num_edges: int, num_in: int, num_out: int, held: int = 0) -> tuple[int, int, int]:
+    """Launch geometry of a CUDA kernel: blocks, threads a block, and dynamic shared memory in bytes.
+
+    held: blocks that a multiprocessor holds at a time, 0 if that is not known.
+    """
+    return launch_rule(plan).geometry(num_edges, num_in, num_out, plan.spec.facts.units, held)

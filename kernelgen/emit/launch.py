@@ -34,7 +34,8 @@ class Share:
 class LaunchRule:
     """threads: of a block. shared: its bytes of dynamic shared memory. Blocks are ``fixed`` and those of all shares.
 
-    most_of_unit: at most so many blocks for each multiprocessor; 0: any number.
+    most_of_unit: at most so many blocks for each multiprocessor; 0: any number. whole_waves: as many blocks more that
+    they fill whole waves of the device, which the kernel divides its work among.
     """
 
     threads: int
@@ -42,10 +43,17 @@ class LaunchRule:
     shares: tuple[Share, ...]
     fixed: int = 0
     most_of_unit: int = 0
+    whole_waves: bool = False
 
-    def geometry(self, num_edges: int, num_in: int, num_out: int, units: int) -> tuple[int, int, int]:
-        """Blocks, threads a block and bytes of shared memory. units: multiprocessors of the device."""
-        blocks = self.fixed + sum(share.blocks(num_edges, num_in, num_out) for share in self.shares)
+    def geometry(self, num_edges: int, num_in: int, num_out: int, units: int, held: int = 0) -> tuple[int, int, int]:
+        """Blocks, threads a block and bytes of shared memory.
+
+        units: multiprocessors of the device. held: blocks that each of them holds at a time, 0 if that is not known.
+        """
+        blocks = sum(share.blocks(num_edges, num_in, num_out) for share in self.shares)
+        if self.whole_waves and (wave := units * held // self.shares[0].scale * self.shares[0].scale):
+            blocks = -(-blocks // wave) * wave
+        blocks += self.fixed
         if self.most_of_unit:
             blocks = min(blocks, self.most_of_unit * units)
         return blocks, self.threads, self.shared

@@ -58,6 +58,13 @@ class Plan:
         assert isinstance(schedule, CudaSchedule)
         return schedule.stage_edges if self.owner else min(schedule.stage_edges, max(4, schedule.edges_per_chunk))
 
+    @property
+    def fills_waves(self) -> bool:
+        """CUDA: whether workers take runs whose number, not length, is fixed: by the launch."""
+        schedule = self.spec.schedule
+        adds = self.spec.operation == "conv" and schedule.accumulate == "atomics"
+        return adds and isinstance(schedule, CudaSchedule) and schedule.runs == "waves"
+
     def sums_of(self, group: Group) -> int:
         """CUDA: elements of :attr:`node_sums` that a team of this group holds."""
         problem = self.spec.problem

@@ -145,6 +145,17 @@ def allow_shared(kernel: LoadedKernel, size: int, device: int) -> int:
     return set_attribute(_MAX_DYNAMIC_SHARED, size, kernel.handle, device)
 
 
+def blocks_held(kernel: LoadedKernel, threads: int, shared: int, device: int) -> int:
+    """Blocks of a kernel that a multiprocessor of a device holds at a time; 0 if the driver does not say."""
+    count = ctypes.c_int()
+    with torch.cuda.device(device):
+        torch.cuda.set_device(device)  # makes torch's context current in this thread
+        status = _library().cuOccupancyMaxActiveBlocksPerMultiprocessor(
+            ctypes.byref(count), ctypes.c_void_p(kernel.handle), ctypes.c_int(threads), ctypes.c_size_t(shared)
+        )
+    return count.value if status == 0 else 0
+
+
 def launch_on(device: int, function: Launch, handle: int, shape: tuple[int, int, int], arguments: ctypes.Array) -> int:
     """Launch on the device's current stream; returns a status."""
     stream = torch._C._cuda_getCurrentRawStream(device)

@@ -27,6 +27,7 @@ from kernelgen.runtime.cuda_driver import (
     Arguments,
     LoadedKernel,
     allow_shared,
+    blocks_held,
     error_name,
     launch_function,
     launch_on,
@@ -151,6 +152,7 @@ class _CudaRun:
         self._launch = launch_function()
         self._writes_zeros = getattr(plan.spec.schedule, "zeros", "") == "inside"
         self._allowed: set[int] = set()
+        self._held: int | None = None  # blocks of a multiprocessor, found when first needed
         self._geometry: dict[tuple[int, int, int], tuple[int, int, int]] = {}
 
     def __call__(self, pointers: Sequence[int], num_edges: int, num_in: int, num_out: int, device: int) -> None:
@@ -162,7 +164,7 @@ class _CudaRun:
         if shape is None:
             if len(self._geometry) >= _KEPT_GEOMETRIES:  # bounds the memory if sizes keep changing
                 self._geometry.clear()
-            shape = self._geometry[sizes] = geometry(self._plan, *sizes)
+            shape = self._geometry[sizes] = self._geometry_of(sizes, device)
         grid, block, shared = shape
         if shared > _SHARED_WITHOUT_ASKING and device not in self._allowed:
             self._allow_shared(device, shared)
@@ -177,6 +179,16 @@ class _CudaRun:
                 f"launch of {self._plan.spec.direction.text} failed on cuda:{device} with grid {grid}, "
                 f"block {block}, {shared} bytes of shared memory: {error_name(status)}"
             )
+
+    def _geometry_of(self, sizes: tuple[int, int, int], device: int) -> tuple[int, int, int]:
+        shape = geometry(self._plan, *sizes)
+        if not getattr(self._plan, "fills_waves", False):
+            return shape
+        if self._held is None:
+            if shape[2] > _SHARED_WITHOUT_ASKING:
+                self._allow_shared(device, shape[2])
+            self._held = blocks_held(self._kernel, shape[1], shape[2], device)
+        return geometry(self._plan, *sizes, self._held)
 
     def _allow_shared(self, device: int, shared: int) -> None:
         status = allow_shared(self._kernel, shared, device)

@@ -36,14 +36,15 @@ def emulate(
     num_edges: int,
     num_in: int,
     num_out: int,
+    held: int = 0,
 ) -> None:
-    """Execute every lane of every block; outputs in ``buffers`` are written in place."""
+    """Execute every lane of every block; outputs in ``buffers`` are written in place. held: see ``geometry``."""
     pointers = [buffers[name].data_ptr() if name in buffers else 0 for name in BUFFERS]
-    emulate_addresses(plan, pointers, num_edges, num_in, num_out)
+    emulate_addresses(plan, pointers, num_edges, num_in, num_out, held)
 
 
 def emulate_addresses(
-    plan: AnyPlan | HarmonicsPlan, addresses: Sequence[int], num_edges: int, num_in: int, num_out: int
+    plan: AnyPlan | HarmonicsPlan, addresses: Sequence[int], num_edges: int, num_in: int, num_out: int, held: int = 0
 ) -> None:
     """:func:`emulate` with addresses in the order of ``BUFFERS``, 0 for none."""
     flags = ("-DTENSOR_CORES",) if isinstance(plan, RadialPlan) else ()
@@ -51,7 +52,7 @@ def emulate_addresses(
         flags = (*flags, f"-DHIP_WAVE={plan.spec.facts.wave}")
     function = _compiled(emit(plan).text, flags)
     pointers = (ctypes.c_void_p * len(BUFFERS))(*(address or None for address in addresses))
-    blocks, threads, _ = geometry(plan, num_edges, num_in, num_out)
+    blocks, threads, _ = geometry(plan, num_edges, num_in, num_out, held)
     function(
         pointers,
         *(ctypes.c_longlong(n) for n in (num_edges, num_in, num_out)),
@@ -84,10 +85,11 @@ def run_direction(
     harmonics: HarmonicsProblem | None = None,
     permuted: bool = False,
     facts: DeviceFacts = FACTS,
+    held: int = 0,
 ) -> dict[str, torch.Tensor]:
     """Execute one direction in the emulator and return {slot: result in mul_ir}.
 
-    harmonics: if given, the kernel computes them, and the case's y holds vectors.
+    harmonics: if given, the kernel computes them, and the case's y holds vectors. held: see ``geometry``.
     """
     problem = case.problem
     real = getattr(torch, dtype)
@@ -119,7 +121,7 @@ def run_direction(
         bounds = torch.searchsorted(by[order], torch.arange(count + 1))
         spans = torch.stack((torch.arange(count), bounds[:-1], bounds[1:]), 1).int()
         buffers |= {"perm": order.int(), "spans": longest_first(spans)}
-    emulate(plan, buffers, edges, len(case.tensors["x"]), case.num_out)
+    emulate(plan, buffers, edges, len(case.tensors["x"]), case.num_out, held)
     results = {}
     for slot in direction.outputs:
         assert bool((guarded[slot][-GUARD:] == 12345.0).all()), f"written past the end of {slot}"

@@ -51,6 +51,11 @@ int cuLaunchKernelEx(const Config* config, void* kernel, void** params, void** e
     return 0;
 }
 
+int cuOccupancyMaxActiveBlocksPerMultiprocessor(int* count, void* kernel, int threads, std::size_t) {
+    if (context != reinterpret_cast<void*>(0x33)) return 201;
+    return *count = kernel == reinterpret_cast<void*>(0x20) && threads == 128 ? 2 : 100, 0;
+}
+
 int cuDeviceGet(int* device, int ordinal) { return *device = ordinal, 0; }
 
 int cuDeviceGetAttribute(int* value, int attribute, int) { return *value = attribute == 16 ? 3 : 0, 0; }

@@ -37,6 +37,8 @@ def product_knobs(spec: Spec, num_edges: int | None) -> dict[str, tuple]:
             knobs["prefetch"] = (*knobs["prefetch"], "ring2", "ring4")
         knobs["teams_per_node"] = (1, 2, 4, 8)
         knobs["finish"] = ("blocks", "unrolled")
+        if not spec.deterministic:
+            knobs["runs"] = ("fixed", "waves")
     if cuda and conv and spec.layout == "mul_ir" and set("xg") & set(spec.direction.live_outputs):
         knobs["writes"] = ("lanes", "rows")
     if _waits_for_zeros(spec, num_edges):

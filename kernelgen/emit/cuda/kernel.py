@@ -95,9 +95,8 @@ def launch_of(plan: Plan) -> LaunchRule:
     count = {"receiver": "out", "sender": "in"}.get(plan.owner, "edges")
     per = (runs_of_block,) if plan.owner else (schedule.edges_per_chunk, runs_of_block)
     share = Share(count, per, scale=unit_blocks)
-    return LaunchRule(
-        schedule.block_size, plan.shared_bytes, (share,), zero_blocks(schedule.zeros, schedule.block_size)
-    )
+    fixed = zero_blocks(schedule.zeros, schedule.block_size)
+    return LaunchRule(schedule.block_size, plan.shared_bytes, (share,), fixed, whole_waves=plan.fills_waves)
 
 
 def blocks_of_runs(plan: Plan) -> tuple[int, int]:
@@ -203,12 +202,21 @@ class KernelText:
             f"    const int run = {block} / {unit_blocks} * {runs} + team_index / {units * split};",
         ]
         if not plan.owner:
+            each, counted = str(schedule.edges_per_chunk), []
+            if plan.fills_waves:
+                blocks = zero_blocks(schedule.zeros, schedule.block_size)
+                counted = [
+                    f"    const int all_runs = (int(gridDim.x) - {blocks}) / {unit_blocks} * {runs};",
+                    "    const int each = (int(num_edges) + all_runs - 1) / all_runs;",
+                ]
+                each = "each"
             return [
                 *lines,
+                *counted,
                 "    const int node = -1;  // none is owned",
-                f"    const int begin = run * {schedule.edges_per_chunk};",
+                f"    const int begin = run * {each};",
                 f"    if (unit >= {plan.units} || begin >= num_edges) return;",
-                f"    const int end = begin + min({schedule.edges_per_chunk}, int(num_edges) - begin);",
+                f"    const int end = begin + min({each}, int(num_edges) - begin);",
             ]
         nodes = "num_out" if plan.owner == "receiver" else "num_in"
         if split == 1:

@@ -37,6 +37,7 @@ public:
     int (*launch)(const LaunchConfig*, void*, void**, void**) = nullptr;
     int (*device_get)(int*, int) = nullptr;
     int (*device_attribute)(int*, int, int) = nullptr;
+    int (*occupancy)(int*, void*, int, std::size_t) = nullptr;
     int (*error_name)(int, const char**) = nullptr;
     int (*retain_context)(void**, int) = nullptr;
     int (*set_context)(void*) = nullptr;
@@ -77,6 +78,7 @@ private:
         find(library, "cuLaunchKernelEx", launch);
         find(library, "cuDeviceGet", device_get);
         find(library, "cuDeviceGetAttribute", device_attribute);
+        find(library, "cuOccupancyMaxActiveBlocksPerMultiprocessor", occupancy);
         find(library, "cuGetErrorName", error_name);
         find(library, "cuDevicePrimaryCtxRetain", retain_context);
         find(library, "cuCtxSetCurrent", set_context);
@@ -94,10 +96,11 @@ struct Geometry {
     std::int64_t blocks, threads, shared;
 };
 
-// As kernelgen.emit.launch.LaunchRule.geometry.
-inline Geometry geometry_of(const Json& rule, std::int64_t edges, std::int64_t num_in, std::int64_t num_out, int units) {
+// As kernelgen.emit.launch.LaunchRule.geometry. held: blocks that a multiprocessor holds at a time, 0 if not known.
+inline Geometry geometry_of(const Json& rule, std::int64_t edges, std::int64_t num_in, std::int64_t num_out, int units,
+                            int held = 0) {
     const auto parts_of = [](std::int64_t count, std::int64_t each) { return (count + each - 1) / each; };
-    std::int64_t blocks = rule["fixed"].integer();
+    std::int64_t blocks = 0;
     for (const Json& share : rule["shares"].list) {
         const std::string& count = share["count"].text;
         std::int64_t parts = count == "edges" ? edges : count == "in" ? num_in : num_out;
@@ -106,6 +109,11 @@ inline Geometry geometry_of(const Json& rule, std::int64_t edges, std::int64_t n
         for (const Json& each : share["per"].list) parts = parts_of(parts, each.integer());
         blocks += share["scale"].integer() * parts;
     }
+    if (held > 0) {
+        const std::int64_t scale = rule["shares"].list.front()["scale"].integer(), wave = units * held / scale * scale;
+        if (wave > 0) blocks = parts_of(blocks, wave) * wave;
+    }
+    blocks += rule["fixed"].integer();
     const std::int64_t most = rule["most_of_unit"].integer() * units;
     return {most ? std::min(blocks, most) : blocks, rule["threads"].integer(), rule["shared"].integer()};
 }
@@ -153,9 +161,28 @@ public:
         driver.check(status, "a launch of " + std::to_string(shape.blocks) + " blocks of " + std::to_string(shape.threads));
     }
 
+    // Blocks that a multiprocessor of a device holds at a time, asked once; 0 if the driver does not say.
+    int held(const std::string& code, const std::string& entry, int device, const Geometry& shape) {
+        const CudaDriver& driver = CudaDriver::get();
+        void* const loaded = prepared(driver, code, entry, device, shape.shared);
+        std::lock_guard<std::mutex> guard(lock);
+        if (const auto known = held_by.find(device); known != held_by.end()) return known->second;
+        int count = 0;
+        const auto ask = [&] {
+            return driver.occupancy(&count, loaded, static_cast<int>(shape.threads), static_cast<std::size_t>(shape.shared));
+        };
+        int status = ask();
+        if (status == CudaDriver::INVALID_CONTEXT) {
+            driver.enter(device);
+            status = ask();
+        }
+        return held_by[device] = status == 0 ? count : 0;
+    }
+
 private:
     std::mutex lock;
     void* kernel = nullptr;
+    std::map<int, int> held_by;
     std::map<int, std::int64_t> allowed;  // bytes of shared memory by device
 
     void* prepared(const CudaDriver& driver, const std::string& code, const std::string& entry, int device,

@@ -38,7 +38,12 @@ public:
         for (void* const pointer : pointers) arguments.push_back(reinterpret_cast<std::uint64_t>(pointer));
         for (const std::int64_t size : {edges, num_in, num_out}) arguments.push_back(static_cast<std::uint64_t>(size));
         arguments.insert(arguments.end(), zeros.begin(), zeros.end());
-        const Geometry shape = geometry_of(facts["launch"], edges, num_in, num_out, units);
+        const Json& rule = facts["launch"];
+        Geometry shape = geometry_of(rule, edges, num_in, num_out, units);
+        if (shape.blocks > 0 && rule.has("whole_waves") && rule["whole_waves"].is_true()) {
+            const int held = cuda.held(data, facts["entry"].text, device, shape);
+            shape = geometry_of(rule, edges, num_in, num_out, units, held);
+        }
         if (shape.blocks > 0) cuda.launch(data, facts["entry"].text, device, shape, stream, arguments);
     }
 

@@ -24,7 +24,7 @@ from kernelgen.terms.directions import DIRECTIONS
 
 EVEN, SKEWED = "conv-e17-d5", "conv-e17-d5-s6"
 OWNED = CudaSchedule(path_groups=2, teams_per_node=4, finish="unrolled", edge_operand="shared", stage_edges=8)
-RUNS = dataclasses.replace(OWNED, accumulate="atomics", teams_per_node=1, finish="blocks")
+RUNS = dataclasses.replace(OWNED, accumulate="atomics", teams_per_node=1, finish="blocks", runs="waves")
 NEW = TensorProductProblem.channelwise("89x0e+37x1o+11x2e", "0e+1o+2e", "0e+1o+2e")
 
 
@@ -66,8 +66,11 @@ def test_predicted_schedules_of_a_skewed_graph_own_no_nodes() -> None:
 
 
 def test_other_schedules_have_no_form_for_skew() -> None:
-    for schedule in (RUNS, CudaSchedule(fuse=False), HostSchedule()):
+    fixed = dataclasses.replace(RUNS, runs="fixed")
+    short = dataclasses.replace(fixed, edges_per_chunk=2)
+    for schedule in (RUNS, short, CudaSchedule(fuse=False), HostSchedule()):
         assert schedule.for_skew() == schedule
+    assert fixed.for_skew() == RUNS
 
 
 def test_a_call_sees_the_skew_of_its_graph() -> None:
@@ -86,9 +89,12 @@ def test_a_call_sees_the_skew_of_its_graph() -> None:
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
-@pytest.mark.parametrize("form", ["default", "copy"])
-def test_runs_of_a_long_node_add_up(form: str, direction: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One node with 70 of 90 edges, which three runs of 32 share, lane by lane against e3nn."""
+@pytest.mark.parametrize(("form", "held"), [("default", 0), ("copy", 0), ("copy", 1), ("copy", 3)])
+def test_runs_of_a_long_node_add_up(form: str, held: int, direction: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One node with 70 of 90 edges, which several runs share, lane by lane against e3nn.
+
+    held: blocks that each of two multiprocessors holds at a time, 0 if unknown.
+    """
     monkeypatch.setattr("kernelgen.plan.tensor_product.REGISTER_SLACK", 10)
     problem = TensorProductProblem.channelwise("16x0e+16x1o", "0e+1o", "0e+1o")
     case = make_case(problem, "conv", edges=90)
@@ -101,7 +107,8 @@ def test_runs_of_a_long_node_add_up(form: str, direction: str, monkeypatch: pyte
         schedule = dataclasses.replace(OWNED, prefetch="copy", edges_per_warp=2)
     even = schedule.for_skew()
     assert even.accumulate == "atomics" != schedule.accumulate
-    results = run_direction(case, DIRECTIONS[direction], "conv", "ir_mul", "float64", even)  # type: ignore[arg-type]
+    few = dataclasses.replace(GPU, units=2)
+    results = run_direction(case, DIRECTIONS[direction], "conv", "ir_mul", "float64", even, facts=few, held=held)  # type: ignore[arg-type]
     wanted = expected(case, direction)
     errors = {slot: relative_error(results[slot], wanted[slot]) for slot in wanted}
     assert max(errors.values()) < 1e-10, errors

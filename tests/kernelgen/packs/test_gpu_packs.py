@@ -38,17 +38,20 @@ ARCHS = ("sm_80", "sm_90", "sm_120")
 SIZES = ((1, 1, 1), (999, 40, 60), (460_710, 5184, 4321))
 SHARED = of_mode("uvw", shared=True)
 CERTIFICATE = {"bitwise": True, "equivariance": 1.25e-07, "errors": {"x": 2e-07}, "device": "NVIDIA H200"}
-# One for each call, and the one of runs that takes edges by receiver.
-KERNELS = 6
+# One for each call, and those of runs that take edges by receiver.
+KERNELS = 8
+# Blocks that a multiprocessor holds at a time, by the driver's stand-in.
+HELD = 2
 
 
 def calls() -> list[Call]:
-    """Owners of nodes, runs of edges that zero their outputs, pairs with sums of weights, harmonics, a contraction."""
+    """Owners of nodes, runs of edges that zero their outputs or fill waves, pairs with sums of weights, and others."""
     with assumed(cuda_facts("sm_80")):
         runs = CudaSchedule(accumulate="atomics", zeros="inside")
         texts = {
             "owners": build(problem(), device="cuda").text,
             "runs": build(problem(), runs, device="cuda").text,
+            "waves": build(problem(), CudaSchedule(accumulate="atomics", runs="waves"), device="cuda").text,
             "pairs": build(SHARED, operation="plain", device="cuda").text,
             "harmonics": build_harmonics(
                 HarmonicsProblem((0, 1, 2), "component", True),
@@ -60,6 +63,7 @@ def calls() -> list[Call]:
     return [
         Call("tp_forward", texts["owners"]),
         Call("tp_backward", texts["runs"], "", "xyw"),
+        Call("tp_backward", texts["waves"], "", "yw"),
         Call("tp_backward", texts["pairs"], "", "xyw"),
         Call("sh_backward", texts["harmonics"]),
         Call("sc_forward", texts["contraction"]),
@@ -134,7 +138,8 @@ def test_launches_are_those_of_python(probe: Path, pack: Path, major: int, minor
         kernel = kernels[int(line.split()[1])]
         plan = by_key[kernel["problem"] + kernel["direction"]]
         sizes = SIZES[launched % len(SIZES)]
-        shape = "{} {} {}".format(*geometry(plan, *sizes))
+        held = HELD if getattr(plan.spec.schedule, "runs", "") == "waves" else 0
+        shape = "{} {} {}".format(*geometry(plan, *sizes, held))
         assert next(found) == f"launch {shape} of right form: first 1000, {' '.join(map(str, sizes))}"
         launched += 1
     assert launched == KERNELS * len(SIZES)
