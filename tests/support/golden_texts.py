@@ -86,6 +86,7 @@ BESIDE: dict[str, dict[str, Any]] = {
     "block_size": {"path_groups": 6},
     "finish": {"teams_per_node": 4},
     "zeros": {"accumulate": "atomics"},
+    "runs": {"accumulate": "atomics"},
 }
 # Knobs whose effect on forward and on second derivatives differs.
 FETCHING = (
