@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import shlex
+import shutil
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from ase import Atoms
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -160,3 +162,28 @@ def check_without_python(
             error = float((a - b.cpu()).abs().max() / b.abs().max())
             print(f"{inputs[0].device} {a.dtype} {len(structure)} atoms: {name} differs by {error:.1e}")
             assert a.shape == b.shape and error <= tolerance, name
+
+
+def have_the_compiler_link_its_own_library(folder: Path, patch: pytest.MonkeyPatch) -> None:
+    """Let ``g++`` link its C++ library and unwinder statically, as compilers that are newer than the system do."""
+    compiler, program = shutil.which("g++"), folder / "bin" / "g++"
+    program.parent.mkdir()
+    program.write_text(
+        "#!/bin/sh\n"
+        'case " $* " in *" -c "*|*c++-header*|*" -E "*) exec ' + f'{compiler} "$@";; esac\n'
+        f'exec {compiler} -static-libstdc++ -static-libgcc "$@"\n'
+    )
+    program.chmod(0o755)
+    patch.delenv("CXX", raising=False)
+    patch.setenv("PATH", os.pathsep.join([str(program.parent), os.environ["PATH"]]))
+
+
+def check_errors_are_said(folder: Path) -> None:
+    """An operator's error reaches the program, in a folder of :func:`check_without_python`.
+
+    Where model and program have unwinders of their own, the program would be aborted, without a word.
+    """
+    command = ["./run_model", "model.pt2", "./libequitune.so", "inputs.pt", "outputs.pt"]
+    environment = without_caches(folder, folder / "none.pack")
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+    assert done.returncode == 1 and "none.pack cannot be read" in done.stderr, (done.returncode, done.stderr)
