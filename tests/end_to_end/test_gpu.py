@@ -33,6 +33,7 @@ FORMS = {
         prefetch="reload", edges_per_warp=2, channels_per_thread=2, stage_edges=16, path_groups=4
     ),
     "atomics": CudaSchedule(accumulate="atomics", edges_per_chunk=8, path_groups=2),
+    "runs-in-waves": CudaSchedule(accumulate="atomics", runs="waves", path_groups=3, edge_operand="shared"),
     "writes-rows": CudaSchedule(path_groups=3, edge_operand="shared", stage_edges=8, writes="rows"),
     "writes-rows-of-runs": CudaSchedule(
         accumulate="atomics", edges_per_chunk=8, path_groups=4, channels_per_thread=4, writes="rows"

@@ -12,7 +12,7 @@ from kernelgen.schedule.spherical_harmonics import HarmonicsCudaSchedule
 from kernelgen.schedule.symmetric_contraction import ContractionCudaSchedule, ContractionSpec
 
 # Knobs whose every value is a form of its own; of the others (sizes) two values or more, but of the registers' limit.
-FORMS = ("fuse", "accumulate", "order", "edge_operand", "prefetch", "ahead", "stream", "finish", "zeros")
+FORMS = ("fuse", "accumulate", "order", "edge_operand", "prefetch", "ahead", "stream", "finish", "zeros", "runs")
 
 
 @pytest.fixture(scope="module")
