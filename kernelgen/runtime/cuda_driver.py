@@ -146,13 +146,12 @@ def allow_shared(kernel: LoadedKernel, size: int, device: int) -> int:
 
 
 def blocks_held(kernel: LoadedKernel, threads: int, shared: int, device: int) -> int:
-    """Blocks of a kernel that a multiprocessor of a device holds at a time; 0 if the driver does not say."""
+    """Blocks of a kernel that a multiprocessor of the current device holds at a time; 0 if the driver does not say."""
+    torch.cuda.set_device(device)  # makes torch's context current
     count = ctypes.c_int()
-    with torch.cuda.device(device):
-        torch.cuda.set_device(device)  # makes torch's context current in this thread
-        status = _library().cuOccupancyMaxActiveBlocksPerMultiprocessor(
-            ctypes.byref(count), ctypes.c_void_p(kernel.handle), ctypes.c_int(threads), ctypes.c_size_t(shared)
-        )
+    status = _library().cuOccupancyMaxActiveBlocksPerMultiprocessor(
+        ctypes.byref(count), ctypes.c_void_p(kernel.handle), ctypes.c_int(threads), ctypes.c_size_t(shared)
+    )
     return count.value if status == 0 else 0
 
 

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
-MIB = 1 << 20
+from autotune.bench.models.measuring import MIB
+
 # Keeps what no part does: inputs, and sums at the end.
 REST = "the model itself"
 
