@@ -150,9 +150,9 @@ class KnownGraphs:
         is_on_host = _is_on_host(receiver)
         if _is_capturing(receiver):
             return self._find_in_capture(sender, receiver)
-        for known in self._known:
-            if known.is_on_host is is_on_host and known.is_still(sender, receiver):
-                return known
+        known = self.seen(sender, receiver)
+        if known is not None:
+            return known
         if not (is_on_host or (_is_counted(sender) and _is_counted(receiver))):
             return None
         newest = KnownGraph(sender, receiver, is_on_host)
@@ -163,6 +163,14 @@ class KnownGraphs:
                 kept.append(known)
         self._known = tuple(kept)
         return newest
+
+    def seen(self, sender: Tensor, receiver: Tensor) -> KnownGraph | None:
+        """The entry of a graph that was found before, outside of captures; no new one. Also while one is captured."""
+        is_on_host = _is_on_host(receiver)
+        for known in self._known:
+            if known.is_on_host is is_on_host and known.is_still(sender, receiver):
+                return known
+        return None
 
     def _find_in_capture(self, sender: Tensor, receiver: Tensor) -> KnownGraph | None:
         if _in_capture is None or not (_is_counted(sender) and _is_counted(receiver)):

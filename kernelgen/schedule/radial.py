@@ -27,7 +27,6 @@ class RadialSchedule(Knobs):
     order: of paths; by the block of the first input, or of the second, whose gradient holds registers meanwhile.
     edge_values: whether lanes keep an edge's values from path to path, or reload them from shared memory.
     slices: of 16 channels that a warp takes one after the other for the same edges, whose gradients it adds once.
-    pace: whether warps of a block start each slice of a step ``together``, so that they share fetched instructions.
     """
 
     path_groups: int = 1
@@ -37,7 +36,6 @@ class RadialSchedule(Knobs):
     order: str = "in1"
     edge_values: str = "kept"
     slices: int = 1
-    pace: str = "alone"
 
     backend: ClassVar[str] = "cuda"
     choices: ClassVar[dict[str, tuple]] = {
@@ -48,7 +46,6 @@ class RadialSchedule(Knobs):
         "order": ("in1", "in2"),
         "edge_values": ("kept", "reloaded"),
         "slices": (1, 2, 4, 8),
-        "pace": ("alone", "together"),
     }
 
 

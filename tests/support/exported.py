@@ -98,8 +98,9 @@ def built(source: str, folder: Path, *more: str, name: str = "") -> Path:
         *(f"-I{home / 'include'}", f"-I{home / 'include/torch/csrc/api/include'}"),
         # Compiled models ask for libtorch.so by name, to which the program itself refers nowhere; nor to the GPU's.
         *(f"-L{home / 'lib'}", f"-Wl,-rpath,{home / 'lib'}", "-Wl,--no-as-needed", "-ltorch", "-ltorch_cpu"),
-        # A compiler that links its own unwinder statically would end the program at the first error, without its text.
-        *("-lc10", "-ldl", "-lgcc_s"),
+        # A compiler that links its own C++ library and unwinder statically would end the program by a signal: the model
+        # goes through two copies of std::locale, and the first error has no text.
+        *("-lc10", "-ldl", "-l:libstdc++.so.6", "-lgcc_s"),
     ]
     if torch.version.cuda:  # its own libraries are found when it is loaded
         command += ["-ltorch_cuda", "-Wl,--allow-shlib-undefined"]
@@ -107,7 +108,14 @@ def built(source: str, folder: Path, *more: str, name: str = "") -> Path:
     assert done.returncode == 0, done.stderr
     linked = subprocess.run(["ldd", str(program)], check=True, capture_output=True, text=True).stdout
     assert "libpython" not in linked and "libtorch_python" not in linked
+    assert "std::locale" not in symbols(program, "--defined-only", "--demangle")
     return program
+
+
+def symbols(program: Path, *options: str) -> str:
+    """Symbols that a program shares with its libraries, as ``nm`` prints them."""
+    command = ["nm", "--dynamic", *options, str(program)]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 
 def without_caches(folder: Path, pack: Path) -> dict[str, str]:

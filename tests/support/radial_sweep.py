@@ -45,30 +45,16 @@ IN2 = "order=in2,edge_values=reloaded"
 # By problem and direction; the first ones are measured first.
 SCHEDULES = {
     "medium-backward": [
-        f"{IN2},slices=2",
-        f"{IN2},slices=2,pace=together",
-        f"{IN2},slices=2,warps=12",
-        f"{IN2},slices=2,warps=12,pace=together",
+        "default",
         f"{IN2},slices=1",
-        f"{IN2},slices=1,warps=12",
+        f"{IN2},slices=2,warps=12",
         "order=in1,slices=2,edge_values=reloaded",
         "order=in2,slices=2,edge_values=kept",
-        f"{IN2},slices=2,warps=16,pace=together",
         f"{IN2},slices=4,path_groups=2,warps=12",
     ],
-    "large-backward": [
-        "default",
-        f"{IN2},slices=1,pace=together",
-        f"{IN2},slices=1,warps=12,pace=together",
-        f"{IN2},slices=2,path_groups=2",
-    ],
-    "l3i5-backward": [
-        "default",
-        f"{IN2},slices=2,path_groups=4",
-        f"{IN2},slices=1,path_groups=4",
-        f"{IN2},slices=1,path_groups=4,pace=together",
-    ],
-    "medium-forward": ["default", "tiles=2,pace=together", "warps=12,pace=together"],
+    "large-backward": ["default", f"{IN2},slices=2,path_groups=2"],
+    "l3i5-backward": ["default", f"{IN2},slices=2,path_groups=4", f"{IN2},slices=1,path_groups=4"],
+    "medium-forward": ["default", "tiles=1", "path_groups=2,tiles=2"],
     "large-forward": ["default"],
     "l3i5-forward": ["default"],
 }

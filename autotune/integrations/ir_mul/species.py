@@ -69,15 +69,18 @@ def species_of(node_attrs: Tensor) -> Species | None:
     """
     if node_attrs.requires_grad or not is_eager(node_attrs):
         return None
+    if node_attrs.is_cuda and torch.cuda.is_current_stream_capturing():
+        # Rows of a graph that is being captured cannot be looked at; those that were not one-hot before are not now.
+        before = _KNOWN.seen(node_attrs, node_attrs)
+        if before is not None and None in before.facts.values():
+            return None
     known = _KNOWN.find(node_attrs, node_attrs)
     if known is None:
         return _found(node_attrs)
     stream = torch.cuda.current_stream(node_attrs.device).cuda_stream if node_attrs.is_cuda else 0
     if stream not in known.facts:
-        # Rows that were not one-hot for one stream are so for none: a captured graph's cannot be looked at.
-        is_other = any(fact is None for fact in known.facts.values())
         with torch.inference_mode(False):
-            known.facts[stream] = None if is_other else _found(node_attrs)
+            known.facts[stream] = _found(node_attrs)
     return known.facts[stream]
 
 

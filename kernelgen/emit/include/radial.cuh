@@ -12,13 +12,6 @@ struct Warp {
     DEVICE int broadcast(int value, int from) const { return __shfl_sync(0xffffffffu, value, from, 32); }
 };
 
-// Waits for the other warps of the block, as far as they have not ended: they have different numbers of steps.
-DEVICE void meet() {
-#ifdef __CUDA_ARCH__
-    __syncthreads();
-#endif
-}
-
 #ifdef __CUDA_ARCH__
 // Four matrices of 8 x 8 halves, each lane with the address of a row; a lane gets two neighbours of a row (a column).
 template <bool TRANSPOSED>

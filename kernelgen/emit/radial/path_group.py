@@ -95,8 +95,6 @@ class RadialGroup(RadialWalk):
         """The lane's channels of a slice, its part of the matrix and of the cotangents, and the edges' features."""
         per, of_slice = 16 // self.lay.channels, 16 * self.radial.shared_components(self.group)
         rows = self.lay.channels * self.radial.row_halves
-        if self.radial.spec.schedule.pace == "together":
-            self.put("meet();")
         if self._slice_loop:
             self.put(
                 "Warp here = team;",

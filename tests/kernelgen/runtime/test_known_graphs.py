@@ -108,6 +108,15 @@ def test_the_oldest_graphs_are_forgotten_first_and_large_ones_when_they_are_too_
     assert len(graphs) == 2
 
 
+def test_a_graph_that_was_seen_is_found_again_and_no_new_one_is_kept() -> None:
+    graphs, (sender, receiver) = KnownGraphs(), random_graph(10, 4, 4)
+    assert graphs.seen(sender, receiver) is None and len(graphs) == 0
+    known = graphs.find(sender, receiver)
+    assert graphs.seen(sender, receiver) is known is not None
+    receiver[3] = (receiver[3] + 1) % 4
+    assert graphs.seen(sender, receiver) is None and len(graphs) == 1
+
+
 def test_facts_of_one_graph_do_not_pile_up(ordered: list[int]) -> None:
     graphs = KnownGraphs()
     sender, receiver = random_graph(10, 4, 4)
