@@ -216,7 +216,6 @@ MODELS = {
     "MACE-MP-0 large": "mace-mp-0-large",
 }
 STRUCTURES = {"water": "water-box", "diamond": "carbon", "protein": "protein", "aspirin": "aspirin"}
-OWN = (OURS, DEFAULT, CAPTURED)
 MODEL_PASSES = {"energies and forces": "energy_forces", "training": "training"}
 
 
@@ -241,7 +240,7 @@ def test_the_figures_of_models_are_those_of_the_record() -> None:
         row = recorded[MODELS[model], STRUCTURES[structure], MODEL_PASSES[cells[2]]]
         assert row["atoms"] == int(atoms.replace(",", ""))
         times = {name: cell.get("wall_ms") for name, cell in row["contenders"].items()}
-        others = [time for name, time in times.items() if time and name not in (*OWN, "stock")]
+        others = [time for name, time in times.items() if time and not name.startswith(OURS) and name != "stock"]
         assert cells[4] == (three_digits(times[DEFAULT]) if DEFAULT in times else "-"), line
         expected = [times[OURS], min(others), times["stock"]]
         shown = [cells[3], *cells[5:]]
@@ -259,7 +258,7 @@ def test_the_figures_of_captured_steps_are_those_of_the_record() -> None:
         model, *shown = (cell.strip() for cell in line.strip("|").split("|"))
         cells = recorded.pop(MODELS[model])["contenders"]
         times = {name: cell["wall_ms"] for name, cell in cells.items() if "wall_ms" in cell}
-        other = min(time for name, time in times.items() if name not in (*OWN, "stock"))
+        other = min(time for name, time in times.items() if not name.startswith(OURS) and name != "stock")
         expected = (times[CAPTURED], times[OURS], other, times["stock"])
         assert shown == [f"{time:.2f}" if time < 10 else three_digits(time) for time in expected], line
     assert not recorded
@@ -271,12 +270,12 @@ def test_the_memory_of_captured_steps_is_that_of_the_record() -> None:
     for row in timed_rows():
         held = {name: cell["peak_mib"] for name, cell in row["contenders"].items() if cell.get("peak_mib")}
         if CAPTURED in held:
-            ratios.append(held[CAPTURED] / min(size for name, size in held.items() if name not in OWN))
+            ratios.append(held[CAPTURED] / min(size for name, size in held.items() if not name.startswith(OURS)))
     assert f"takes {two_digits(min(ratios))} to {two_digits(max(ratios))} times as much" in " ".join(README.split())
 
 
 def test_the_means_of_models_are_those_of_the_record() -> None:
-    """Fastest other path over ours; and memory, lower than that of every other path. MACE's are without aspirin."""
+    """Fastest other path over ours; memory lower than that of every other path. MACE's are without aspirin."""
     table = README[README.index("| model | rows |") :].split("\n\n")[0]
     seen = set()
     for line in table.splitlines()[2:]:
@@ -288,9 +287,13 @@ def test_the_means_of_models_are_those_of_the_record() -> None:
         ratios: dict[str, list[float]] = {}
         for row in some:
             cells = {name: cell for name, cell in row["contenders"].items() if "wall_ms" in cell}
-            cells = {name: cell for name, cell in cells.items() if name not in (CAPTURED, DEFAULT)}
-            ours = cells.pop(OURS)
-            if (row["model"], row["structure"], row["pass"]) != ("sevennet-0", "aspirin", "energy_forces"):
+            if not cells:  # out of memory by every path
+                assert (row["model"], row["structure"], row["pass"]) == ("allegro-oam-l", "carbon", "training")
+                continue
+            ours = cells[OURS]
+            cells = {name: cell for name, cell in cells.items() if not name.startswith(OURS)}
+            name_of_row = (row["model"], row["structure"], row["pass"])
+            if row["model"] != "allegro-oam-l" and name_of_row != ("sevennet-0", "aspirin", "energy_forces"):
                 assert ours["peak_mib"] < min(cell["peak_mib"] for cell in cells.values()), row["structure"]
             others = [cell["wall_ms"] for name, cell in cells.items() if name != "stock"]
             ratios.setdefault(row["pass"], []).append(min(others) / ours["wall_ms"])

@@ -119,7 +119,11 @@ def symbols(program: Path, *options: str) -> str:
 
 
 def without_caches(folder: Path, pack: Path) -> dict[str, str]:
-    """The environment of a program that finds kernels in a pack, no compiler, and no folder to write to."""
+    """The environment of a program that finds kernels in a pack, no compiler, and no folder to write to.
+
+    Home and cache would be under a file, so that root cannot make them either, nor the CUDA driver its own cache.
+    """
+    (folder / "nowhere").touch()
     nowhere = str(folder / "nowhere" / "cache")
     return {"PATH": "", "HOME": nowhere, "EQUITUNE_CACHE": nowhere, "EQUITUNE_PACK": str(pack)}
 
@@ -148,7 +152,7 @@ class Program:
         done = subprocess.run(command, cwd=self.folder, env=environment, capture_output=True, text=True)
         # A signal ends it without a word: then the code is negative, and what was printed says how far it came.
         assert done.returncode == 0, f"ended with {done.returncode}: {done.stdout}{done.stderr}"
-        assert "Python absent" in done.stdout and not (self.folder / "nowhere").exists()
+        assert "Python absent" in done.stdout, done.stdout
         print(done.stdout.strip(), "with", pack.stat().st_size >> 10, "KiB of kernels")
         return torch.load(self.folder / "outputs.pt", weights_only=False)
 

@@ -98,7 +98,7 @@ class FusedRadial:
             if poison and f"out_{slot}" not in zeroed:
                 found[slot].fill_(torch.nan)
             pointers[_PLACE[f"out_{slot}"]] = found[slot].data_ptr()
-        if graph.num_out:
+        if graph.num_out and graph.num_edges:  # a GPU refuses a grid without blocks
             kernel.run(pointers, graph.num_edges, graph.num_in, graph.num_out, given["x"].get_device())
         return found
 
