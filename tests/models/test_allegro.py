@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,29 @@ def test_each_form_of_the_product(paths: Any, normalization: str | None) -> None
         results.append((out, *first, *second))
     for wanted, found in zip(*results, strict=True):
         assert torch.allclose(found, wanted, rtol=1e-10, atol=1e-10 * float(wanted.detach().abs().max()))
+
+
+def test_gathered_rows_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not from the forward pass to the backward pass, which gathers them again; so does one that has a graph."""
+    holder, gathered, gather = torch.nn.Module(), [], torch.index_select
+    holder.tp = Contracter(*[o3.Irreps("0e+1o")] * 3, 2)
+    accelerate(holder)
+
+    def watched(*arguments: Any) -> torch.Tensor:
+        found = gather(*arguments)
+        gathered.append(weakref.ref(found))
+        return found
+
+    monkeypatch.setattr(torch, "index_select", watched)
+    x, y = torch.randn(50, 8, requires_grad=True), torch.randn(3, 8, requires_grad=True)
+    seen: list[torch.Size] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda one: seen.append(one.shape) or one, lambda one: one):
+        out = holder.tp(x, y, torch.arange(50) % 3)
+    assert len(gathered) == 1 and gathered[0]() is None
+    assert seen.count(x.shape) == 1, "hooks around it see the first input, and not the second"
+    (grad,) = torch.autograd.grad(out.square().sum(), x, create_graph=True)
+    assert len(gathered) == 2
+    torch.autograd.grad(grad.sum(), (x, y))
 
 
 def test_another_form_of_the_product_stays() -> None:

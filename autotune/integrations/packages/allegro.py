@@ -7,6 +7,7 @@ Read in nequip-allegro 0.8.3, ``allegro/nn/_strided/_contract.py`` and ``allegro
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -16,8 +17,10 @@ from autotune.database.lookup import Tuning
 from autotune.integrations.convolution_block import home_of
 from autotune.integrations.packages.package_product import PackageProduct, PackageStandIn
 from autotune.modules.tensor_product import TensorProduct
+from kernelgen.tracing import runs_eagerly
 
 _HOME = "allegro.nn._strided._contract"
+_AGAIN = object()
 _OTHER_FORMS = {"TritonContracter": "Triton", "CuEquivarianceContracter": "cuEquivariance"}
 
 
@@ -54,7 +57,9 @@ class AcceleratedContracter(PackageStandIn):
         # A product's second input is in layout mul_ir whatever the layout of the first is: irrep, channel, component.
         parts = x2.reshape(-1, self.mul, self.base_dim2).split([ir.dim for _, ir in self.irreps_in2], dim=2)
         x2 = torch.cat([part.flatten(1) for part in parts], dim=1)
-        out = self.product(x1, torch.index_select(x2, 0, idxs), self._weights_by_path())
+        gathered = torch.index_select(x2, 0, idxs)
+        with _gathered_again(x2, idxs, gathered):
+            out = self.product(x1, gathered, self._weights_by_path())
         return out.view(-1, self.base_dim_out, self.mul).transpose(1, 2)
 
     def _weights_by_path(self) -> Tensor:
@@ -74,6 +79,31 @@ class AcceleratedContracter(PackageStandIn):
         x1, x2 = normal(self.w3j, (rows, self.mul, self.base_dim1), (nodes, self.mul, self.base_dim2))
         given = (x1, x2, torch.arange(rows, device=x1.device) % nodes)
         return self.forward(*given), self.original.forward(*given)
+
+
+def _unchanged(packed: Any) -> Any:
+    return packed
+
+
+def _gathered_again(rows: Tensor, index: Tensor, gathered: Tensor) -> AbstractContextManager[Any]:
+    """What is computed inside keeps ``rows`` for its gradients in the place of ``gathered``, the rows of ``index``.
+
+    A node's rows are gathered for each of its edges: on diamond 273 times as many. Gradients gather them again.
+    """
+    if not runs_eagerly(rows, index, gathered):
+        return nullcontext()
+    kept, place, shape = rows.detach(), gathered.data_ptr(), gathered.shape
+    # Torch asks the innermost hooks alone: what they leave is for those around them, if this torch tells them.
+    top = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", lambda _: None)
+    pack, unpack = top(False) or (_unchanged, _unchanged)
+
+    def keep(tensor: Tensor) -> Any:
+        return _AGAIN if tensor.data_ptr() == place and tensor.shape == shape else pack(tensor)
+
+    def again(packed: Any) -> Tensor:
+        return torch.index_select(kept, 0, index) if packed is _AGAIN else unpack(packed)
+
+    return torch.autograd.graph.saved_tensors_hooks(keep, again)
 
 
 def _why_it_stays(module: torch.nn.Module) -> str | None:
