@@ -53,6 +53,7 @@ def emulate_addresses(
     function = _compiled(emit(plan).text, flags)
     pointers = (ctypes.c_void_p * len(BUFFERS))(*(address or None for address in addresses))
     blocks, threads, _ = geometry(plan, num_edges, num_in, num_out, held)
+    assert blocks > 0, "a GPU refuses a grid without blocks"
     function(
         pointers,
         *(ctypes.c_longlong(n) for n in (num_edges, num_in, num_out)),

@@ -37,6 +37,7 @@ def run_on_host(kernel: FixedKernel, device: int, blocks: int, *values: int) -> 
     """What ``FixedKernel.launch`` does, on tensors of the host."""
     arguments = (ctypes.c_void_p * 16)(*values)
     sizes = [ctypes.c_longlong(0)] * 3
+    assert blocks > 0, "a GPU refuses a grid without blocks"
     _loaded(kernel.source)(arguments, *sizes, ctypes.c_int(blocks), ctypes.c_int(kernel.threads))
 
 

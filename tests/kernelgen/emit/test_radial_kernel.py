@@ -147,11 +147,6 @@ def test_any_size_of_the_operands(size: float) -> None:
         assert_right(given, direction, 3e-7, RadialSchedule(warps=2, **knobs))
 
 
-def test_no_edges_and_no_receivers_with_edges() -> None:
-    given = make_radial_case(SMALL, 8, edges=0)
-    assert not run(given, forward(), RadialSchedule(warps=2))["out"].any()
-
-
 @pytest.mark.parametrize(
     ("name", "arch", "accuracy"),
     [
