@@ -28,7 +28,7 @@ from autotune.bench.text import fastest_peer, geometric_mean, ratio, row_name
 from autotune.cli.commands import app
 from autotune.database import store as database
 from autotune.database.entry import Entry
-from autotune.text import CAPTURED
+from autotune.text import CAPTURED, is_ours
 from kernelgen.device import device_facts
 
 README = (ROOT / "README.md").read_text()
@@ -240,7 +240,7 @@ def test_the_figures_of_models_are_those_of_the_record() -> None:
         row = recorded[MODELS[model], STRUCTURES[structure], MODEL_PASSES[cells[2]]]
         assert row["atoms"] == int(atoms.replace(",", ""))
         times = {name: cell.get("wall_ms") for name, cell in row["contenders"].items()}
-        others = [time for name, time in times.items() if time and not name.startswith(OURS) and name != "stock"]
+        others = [time for name, time in times.items() if time and not is_ours(name) and name != "stock"]
         assert cells[4] == (three_digits(times[DEFAULT]) if DEFAULT in times else "-"), line
         expected = [times[OURS], min(others), times["stock"]]
         shown = [cells[3], *cells[5:]]
@@ -258,7 +258,7 @@ def test_the_figures_of_captured_steps_are_those_of_the_record() -> None:
         model, *shown = (cell.strip() for cell in line.strip("|").split("|"))
         cells = recorded.pop(MODELS[model])["contenders"]
         times = {name: cell["wall_ms"] for name, cell in cells.items() if "wall_ms" in cell}
-        other = min(time for name, time in times.items() if not name.startswith(OURS) and name != "stock")
+        other = min(time for name, time in times.items() if not is_ours(name) and name != "stock")
         expected = (times[CAPTURED], times[OURS], other, times["stock"])
         assert shown == [f"{time:.2f}" if time < 10 else three_digits(time) for time in expected], line
     assert not recorded
@@ -270,7 +270,7 @@ def test_the_memory_of_captured_steps_is_that_of_the_record() -> None:
     for row in timed_rows():
         held = {name: cell["peak_mib"] for name, cell in row["contenders"].items() if cell.get("peak_mib")}
         if CAPTURED in held:
-            ratios.append(held[CAPTURED] / min(size for name, size in held.items() if not name.startswith(OURS)))
+            ratios.append(held[CAPTURED] / min(size for name, size in held.items() if not is_ours(name)))
     assert f"takes {two_digits(min(ratios))} to {two_digits(max(ratios))} times as much" in " ".join(README.split())
 
 
@@ -286,13 +286,13 @@ def test_the_means_of_models_are_those_of_the_record() -> None:
         some = [row for row in some if len(models) == 1 or row["structure"] != "aspirin"]
         ratios: dict[str, list[float]] = {}
         for row in some:
+            name_of_row = (row["model"], row["structure"], row["pass"])
             cells = {name: cell for name, cell in row["contenders"].items() if "wall_ms" in cell}
             if not cells:  # out of memory by every path
-                assert (row["model"], row["structure"], row["pass"]) == ("allegro-oam-l", "carbon", "training")
+                assert name_of_row == ("allegro-oam-l", "carbon", "training")
                 continue
             ours = cells[OURS]
-            cells = {name: cell for name, cell in cells.items() if not name.startswith(OURS)}
-            name_of_row = (row["model"], row["structure"], row["pass"])
+            cells = {name: cell for name, cell in cells.items() if not is_ours(name)}
             if row["model"] != "allegro-oam-l" and name_of_row != ("sevennet-0", "aspirin", "energy_forces"):
                 assert ours["peak_mib"] < min(cell["peak_mib"] for cell in cells.values()), row["structure"]
             others = [cell["wall_ms"] for name, cell in cells.items() if name != "stock"]

@@ -108,14 +108,10 @@ def built(source: str, folder: Path, *more: str, name: str = "") -> Path:
     assert done.returncode == 0, done.stderr
     linked = subprocess.run(["ldd", str(program)], check=True, capture_output=True, text=True).stdout
     assert "libpython" not in linked and "libtorch_python" not in linked
-    assert "std::locale" not in symbols(program, "--defined-only", "--demangle")
+    names = ["nm", "--dynamic", "--defined-only", "--demangle", str(program)]
+    shared = subprocess.run(names, check=True, capture_output=True, text=True).stdout
+    assert "std::locale" not in shared
     return program
-
-
-def symbols(program: Path, *options: str) -> str:
-    """Symbols that a program shares with its libraries, as ``nm`` prints them."""
-    command = ["nm", "--dynamic", *options, str(program)]
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 
 def without_caches(folder: Path, pack: Path) -> dict[str, str]:

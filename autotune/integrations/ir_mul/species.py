@@ -69,11 +69,6 @@ def species_of(node_attrs: Tensor) -> Species | None:
     """
     if node_attrs.requires_grad or not is_eager(node_attrs):
         return None
-    if node_attrs.is_cuda and torch.cuda.is_current_stream_capturing():
-        # Rows of a graph that is being captured cannot be looked at; those that were not one-hot before are not now.
-        before = _KNOWN.seen(node_attrs, node_attrs)
-        if before is not None and None in before.facts.values():
-            return None
     known = _KNOWN.find(node_attrs, node_attrs)
     if known is None:
         return _found(node_attrs)
@@ -133,9 +128,15 @@ def elements_of(node_attrs: Tensor) -> Tensor | None:
 def _found(node_attrs: Tensor) -> Species | None:
     if 0 in node_attrs.shape:
         return None
+    is_captured = node_attrs.is_cuda and torch.cuda.is_current_stream_capturing()
+    if is_captured:
+        # Rows of a graph that is being captured cannot be looked at; those that were not one-hot before are not now.
+        before = _KNOWN.seen(node_attrs, node_attrs)
+        if before is not None and None in before.facts.values():
+            return None
     elements, are_one_hot = _largest(node_attrs)
     key = (node_attrs.device, node_attrs.shape[1])
-    if node_attrs.is_cuda and (key in _MET or torch.cuda.is_current_stream_capturing()):
+    if is_captured or (node_attrs.is_cuda and key in _MET):
         torch._assert_async(are_one_hot, "node_attrs has rows that are not one-hot, after one-hot ones on this device")
     elif not are_one_hot:
         return None

@@ -14,7 +14,7 @@ from reference import relative_error, relayout
 from autotune.workload.config_tables import load_problems
 from kernelgen.compile.compiler import compile_source
 from kernelgen.device import cuda_facts, hip_facts
-from kernelgen.emit.kernel_source import emit
+from kernelgen.emit.kernel_source import emit, geometry
 from kernelgen.errors import ScheduleError, UnsupportedError
 from kernelgen.plan.radial import RadialPlan, default_radial_schedule, radial_plan
 from kernelgen.problem.tensor_product import TensorProductProblem
@@ -145,6 +145,13 @@ def test_any_size_of_the_operands(size: float) -> None:
     given = RadialCase(given.case, given.h * size, given.matrix / size)
     for direction, knobs in ((forward(), {}), (backward("xyw"), {}), (backward("xyw"), BY_ATTRIBUTES)):
         assert_right(given, direction, 3e-7, RadialSchedule(warps=2, **knobs))
+
+
+def test_no_edges_are_no_blocks() -> None:
+    """So nothing is launched, and receivers keep their zeros: see ``test_radial_fused.py``."""
+    for direction in (forward(), backward("xyw")):
+        spec = RadialSpec(SMALL, 8, direction, RadialSchedule(warps=2), "ieee", "ir_mul", "int64", cuda_facts("sm_90"))
+        assert geometry(radial_plan(spec), 0, 6, 6)[0] == 0 < geometry(radial_plan(spec), 1, 6, 6)[0]
 
 
 @pytest.mark.parametrize(

@@ -165,7 +165,7 @@ def test_only_what_gradients_need_is_kept(device: str) -> None:
     for multiply, right in ((edge_product, b), (sum_product, drawn(40, 36).to(device))):
         for needs_a, needs_b in ((True, False), (False, True), (True, True)):
             left, other = a.clone().requires_grad_(needs_a), right.clone().requires_grad_(needs_b)
-            found = multiply(left, other)  # kept: with it, torch 2.11 frees what its node saved
+            found = multiply(left, other)  # held: torch 2.11 frees what was saved together with the product
             assert [one is not None for one in found.grad_fn.saved_tensors] == [needs_b, needs_a]
 
 
