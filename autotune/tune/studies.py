@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from autotune.database import trial_records
+from autotune.database.lookup import find_schedule
 from autotune.database.quarantine import quarantine_path
 from autotune.measure.worker import Worker
 from autotune.search.loop import search
@@ -20,14 +21,30 @@ from autotune.search.trial_steps import SAMPLING_S, Measurer, compile_ahead
 from autotune.tune.progress import Progress
 from autotune.tune.settings import Settings
 from autotune.workload.workload import Workload
+from kernelgen.errors import TuningMissError
 from kernelgen.schedule.knobs import Knobs
 
 
 def first_schedules(workload: Workload, direction: str, settings: Settings) -> tuple[Space, list[Knobs]]:
     """The first schedules of a search that are known before this run's other directions have been searched."""
     space = space_of(workload, direction, settings.facts)
-    starts = starting_points(space, workload.graph_class(), known_entries(settings.facts, settings.results_dir))
-    return space, list(dict.fromkeys((space.default, *starts)))
+    return space, list(dict.fromkeys((space.default, *known_starts(space, workload, settings))))
+
+
+def known_starts(space: Space, workload: Workload, settings: Settings) -> list[Knobs]:
+    """What modules run until this search has found something, then winners of similar kernels.
+
+    The first, since a search must not end with a schedule that is slower than having none.
+    """
+    spec, graph_class = space.spec, workload.graph_class()
+    kernel = (workload.problem, spec.operation, spec.direction.name, workload.dtype, workload.layout, settings.facts)
+    starts = starting_points(space, graph_class, known_entries(settings.facts, settings.results_dir))
+    try:
+        found = find_schedule(*kernel, graph_class, strict=False, deterministic=workload.deterministic)
+    except TuningMissError:  # the default is in quarantine
+        return starts
+    running = space.nearest(found.schedule)
+    return [running, *starts] if space.broken_limit(running) is None else starts
 
 
 def open_study(
@@ -46,7 +63,7 @@ def open_study(
     name = study_name(workload, direction)
     kin = siblings.get(KIN.get(direction, ""))
     starts = [kin.schedule_of(line) for line in kin.ranking[:KIN_STARTS]] if kin else []
-    starts += starting_points(space, workload.graph_class(), known_entries(settings.facts, settings.results_dir))
+    starts += known_starts(space, workload, settings)
     path = trial_records.study_path(settings.results_dir, settings.facts.slug, name)
     faults = quarantine_path(settings.results_dir, settings.facts.slug)
     options: dict[str, Any] = {"sampler": sampler, "seed": settings.seed, "sharing": settings.sharing}

@@ -39,9 +39,7 @@ def exported(folder: Path, device: str) -> ExportedModel:
         return out["inferred_total_energy"], out["inferred_force"]
 
     edges = {"edge_index": 1, "edge_vec": 0}
-    # Code for several threads of a sum of all atoms into one energy fails in torch 2.13's compiler (an assertion).
-    options = {"cpp.threads": 1}
-    return ExportedModel(folder, step, inputs, imidazole(), {"x": 0, "batch": 0}, edges, options)
+    return ExportedModel(folder, step, inputs, imidazole(), {"x": 0, "batch": 0}, edges)
 
 
 @pytest.mark.slow

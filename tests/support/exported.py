@@ -19,6 +19,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from kernelgen.packs.exported import calls_in
 from kernelgen.packs.library import build_library, source_folder
 from kernelgen.packs.make import write_calls
+from kernelgen.packs.sums import with_plain_sums
 
 Tensors = tuple[torch.Tensor, ...]
 
@@ -31,7 +32,7 @@ def export(
     shapes: dynamic dimensions of each input. options: of torch's compiler.
     """
     traced = make_fx(function, tracing_mode="symbolic", _allow_non_fake_inputs=True)(*(t.clone() for t in inputs))
-    program = torch.export.export(traced, inputs, dynamic_shapes=tuple(shapes))
+    program = torch.export.export(with_plain_sums(traced), inputs, dynamic_shapes=tuple(shapes))
     quick: dict[str, Any] = {}
     if inputs[0].is_cuda:
         # Little runs on the host: no trials of its vector instructions, no optimisation of what launches kernels.

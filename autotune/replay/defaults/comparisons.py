@@ -1,23 +1,27 @@
 """Choices that were compared with the tuned schedule on their device: ``results/replay/measured-DEVICE.json``.
 
 A comparison counts for a choice as long as study, chosen and tuned schedule are the same; for any other choice there is
-an estimate again. Each run of ``equitune replay --defaults --measure`` has its date and software, and a row a choice.
+an estimate again. It also is a trial more, from which the model learns for other problems. Each run of ``equitune replay --defaults --measure`` has its date and software, and a row a choice.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from autotune.database.entry import Entry
+from autotune.database.prediction.features import Features
 from autotune.database.prediction.table import knobs_of, schedule_of
 from autotune.database.provenance import hash_of_text
 from autotune.database.store import is_slug, replace_file
 from autotune.errors import ConfigError
-from autotune.replay.defaults.studies import Name, name_of
+from autotune.replay.defaults.studies import Name, Trials, name_of
 from kernelgen.errors import EquituneError, cause_of
 from kernelgen.json_data import parse_json
 from kernelgen.schedule.knobs import Knobs
@@ -78,6 +82,18 @@ def comparisons_path(results: Path, slug: str) -> Path:
 def read_comparisons(path: Path) -> dict[Key, Compared]:
     """The comparisons of all runs; none if there is no file. ConfigError for a file of another form."""
     return {compared.key: compared for run in _runs(path) for compared in map(_compared, run["rows"])}
+
+
+def with_compared(study: Trials, compared: Iterable[Compared]) -> Trials:
+    """A study with its compared choices among the trials: their ratio times its tuned time."""
+    tuned = hash_of_schedule(study.entry.tuned_schedule)
+    times_us, rows = dict(study.times_us), dict(zip(study.times_us, study.rows, strict=True))
+    features = Features(study.spec, study.graph_class)
+    for one in compared:
+        if (one.study, one.tuned) == (name_of(study.entry), tuned):
+            times_us[one.schedule] = one.ratio * study.tuned_us
+            rows[one.schedule] = np.array(features.of(study.plan(one.schedule)))
+    return dataclasses.replace(study, times_us=times_us, rows=np.array([rows[schedule] for schedule in times_us]))
 
 
 def store_comparisons(path: Path, slug: str, run: Mapping[str, Any], found: Iterable[Compared]) -> None:

@@ -17,7 +17,7 @@ from autotune.database.store import database_path, load_table, replace_file
 from autotune.database.trial_archive import SUFFIX
 from autotune.errors import ConfigError
 from autotune.replay.defaults.choices import CHOSEN, TRIED, Held, winner_of
-from autotune.replay.defaults.comparisons import comparisons_path, read_comparisons
+from autotune.replay.defaults.comparisons import comparisons_path, read_comparisons, with_compared
 from autotune.replay.defaults.evaluate import Estimator, costs_of, hold_out_each, rows_of, starts_of, table_of
 from autotune.replay.defaults.fit import fit_studies
 from autotune.replay.defaults.peers import against_peers
@@ -52,7 +52,10 @@ def replay_defaults(archive: Path, results: Path, note: Callable[[str], None]) -
     """Cross-validate, fit to all trials, and write both; returns the record and the two paths."""
     device, facts, entries, studies = read(archive, results)
     note(f"{sum(len(study.times_us) for study in studies):,} trials of {len(studies)} studies")
-    estimator = Estimator(studies, read_comparisons(comparisons_path(results, device["slug"])))
+    compared = read_comparisons(comparisons_path(results, device["slug"]))
+    trials = sum(len(study.times_us) for study in studies)
+    studies = [with_compared(study, compared.values()) for study in studies]
+    estimator = Estimator(studies, compared)
     held = hold_out_each(studies, entries, note)
     costs = costs_of(held, estimator)
     found = table_of(held, costs)
@@ -60,7 +63,7 @@ def replay_defaults(archive: Path, results: Path, note: Callable[[str], None]) -
         "record": "defaults",
         "device": device["slug"],
         "archive": digest(archive),
-        "trials": sum(len(study.times_us) for study in studies),
+        "trials": trials,
         "studies": len(studies),
         "problems": len({study.shape for study in studies}),
         "chosen": CHOSEN,

@@ -1,0 +1,38 @@
+"""A search first measures what modules run without it, so that it cannot end with something slower."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+from autotune.database.lookup import find_schedule
+from autotune.tune.settings import Settings
+from autotune.tune.studies import first_schedules
+from autotune.workload.config import load_config
+from autotune.workload.workload import Workload
+from kernelgen.device import cuda_facts
+
+H200 = cuda_facts("sm_90", "NVIDIA H200", 132)
+CONFIG = """
+problem = "nequip-lips"
+layout = "ir_mul"
+graph = ["hubs", "carbon"]
+"""
+
+
+def workloads(folder: Path) -> tuple[Workload, ...]:
+    config = folder / "starts.toml"
+    config.write_text(CONFIG)
+    return load_config(config, "cuda").workloads
+
+
+def test_what_runs_now_is_tried_first(tmp_path: Path) -> None:
+    settings = Settings("cuda", H200, None, 16, "auto", "sqlite://", 0, tmp_path, False)
+    for workload in workloads(tmp_path):
+        for direction in ("forward", "backward"):
+            kernel = (workload.problem, "conv", direction, "float32", "ir_mul", H200, workload.graph_class())
+            running = find_schedule(*kernel).schedule
+            space, first = first_schedules(workload, direction, settings)
+            assert first[:2] == [space.default, space.canonical(running)]
+            skewed = workload.graph.name == "hubs"
+            assert (dataclasses.asdict(running)["runs"] == "waves") == skewed
