@@ -1,14 +1,17 @@
 """Sums of all rows into one, such as the energy of a structure from its atoms', as sums instead of scattered additions.
 
-Torch's compiler writes the scattered form wrongly: before 2.12 its code for GPUs also adds what idle lanes hold, such as
-a constant shift of each atom's energy, up to the next power of two (pytorch issue 178871).
+Torch's compiler writes the scattered form wrongly. In 2.11 its code for GPUs also adds what idle lanes hold, such as a
+constant shift of each atom's energy, up to the next power of two (pytorch issue 178871).
 """
 
 from __future__ import annotations
 
-from torch import fx
-from torch.ops import aten
+from typing import Any
 
+import torch
+from torch import fx
+
+aten = torch.ops.aten
 # Each takes (result, dim, index, rows), and adds to the result; the first also takes what to do there.
 _ADDED = {
     aten.scatter_reduce.two: aten.add.Tensor,
@@ -28,7 +31,8 @@ def with_plain_sums(traced: fx.GraphModule) -> fx.GraphModule:
     """
     for node in list(traced.graph.nodes):
         if node.op == "call_function" and node.target in _ADDED and _is_of_one_row(node):
-            result, dim, _, rows = node.args[:4]
+            given: list[Any] = list(node.args)
+            result, dim, _, rows = given[:4]
             with traced.graph.inserting_before(node):
                 total = traced.graph.call_function(aten.sum.dim_IntList, (rows, [dim], True))
                 added = traced.graph.call_function(_ADDED[node.target], (result, total))
@@ -42,8 +46,11 @@ def with_plain_sums(traced: fx.GraphModule) -> fx.GraphModule:
 
 def _is_of_one_row(node: fx.Node) -> bool:
     """Whether all rows, and all of them whole, are added to the only row."""
-    result, dim, index, rows = (one.meta["val"] if isinstance(one, fx.Node) else one for one in node.args[:4])
+    given: list[Any] = [one.meta["val"] if isinstance(one, fx.Node) else one for one in node.args[:4]]
+    result, dim, index, rows = given
     of_rows = "index_add" in str(node.target)
     plain = node.args[4:] in ((), ("sum",)) and not node.kwargs
-    one = result.dim() > 0 and result.shape[dim] == 1
-    return plain and one and (of_rows or index.shape == rows.shape) and rows.sum(dim, keepdim=True).shape == result.shape
+    if not plain or result.dim() == 0 or result.shape[dim] != 1:
+        return False
+    whole = rows.sum(dim, keepdim=True).shape == result.shape
+    return whole and (of_rows or index.shape == rows.shape)

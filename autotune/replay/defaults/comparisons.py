@@ -1,7 +1,8 @@
 """Choices that were compared with the tuned schedule on their device: ``results/replay/measured-DEVICE.json``.
 
 A comparison counts for a choice as long as study, chosen and tuned schedule are the same; for any other choice there is
-an estimate again. It also is a trial more, from which the model learns for other problems. Each run of ``equitune replay --defaults --measure`` has its date and software, and a row a choice.
+an estimate again. It also is one more trial, from which the model learns for other problems. Each run of
+``equitune replay --defaults --measure`` has its date and software, and a row a choice.
 """
 
 from __future__ import annotations

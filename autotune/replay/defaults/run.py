@@ -31,7 +31,7 @@ from kernelgen.schedule.tensor_product import CudaSchedule
 
 
 def read(archive: Path, results: Path) -> tuple[dict[str, Any], DeviceFacts, list[Entry], list[Trials]]:
-    """A device's record, facts, entries of the model's kinds, and their studies.
+    """A device's record, facts, entries of the model's kinds on graphs that are not skewed, and their studies.
 
     archive: ``results/trials/DEVICE.jsonl.gz``, or the folder beside it.
     """
@@ -41,7 +41,8 @@ def read(archive: Path, results: Path) -> tuple[dict[str, Any], DeviceFacts, lis
         raise ConfigError(f"{database_path(results, slug)} has no entries; expected the database of {archive}")
     device = {key: value for key, value in table.device.items() if key != "driver"}
     facts = facts_of(device)
-    entries = [entry for entry in table.by_identity.values() if spec_of(entry, facts) is not None]
+    served = (entry for entry in table.by_identity.values() if spec_of(entry, facts) is not None)
+    entries = [entry for entry in served if not entry.parsed_graph_class.waits_for_longest(facts)]
     studies = read_studies(archive.with_name(slug), entries, facts)
     if len({study.shape for study in studies}) < 2:
         raise ConfigError(f"{archive} has no trials of two problems that {database_path(results, slug)} cites")
