@@ -52,10 +52,10 @@ def read(archive: Path, results: Path) -> tuple[dict[str, Any], DeviceFacts, lis
 def replay_defaults(archive: Path, results: Path, note: Callable[[str], None]) -> tuple[dict[str, Any], Path, Path]:
     """Cross-validate, fit to all trials, and write both; returns the record and the two paths."""
     device, facts, entries, studies = read(archive, results)
-    note(f"{sum(len(study.times_us) for study in studies):,} trials of {len(studies)} studies")
     compared = read_comparisons(comparisons_path(results, device["slug"]))
-    trials = sum(len(study.times_us) for study in studies)
     studies = [with_compared(study, compared.values()) for study in studies]
+    trials = sum(len(study.times_us) for study in studies)
+    note(f"{trials:,} trials of {len(studies)} studies")
     estimator = Estimator(studies, compared)
     held = hold_out_each(studies, entries, note)
     costs = costs_of(held, estimator)
