@@ -33,7 +33,7 @@ from kernelgen.schedule.tensor_product import CudaSchedule
 def read(archive: Path, results: Path) -> tuple[dict[str, Any], DeviceFacts, list[Entry], list[Trials]]:
     """A device's record, facts, entries of the model's kinds on graphs that are not skewed, and their studies.
 
-    archive: ``results/trials/DEVICE.jsonl.gz``, or the folder beside it.
+    Compared choices are among the trials. archive: ``results/trials/DEVICE.jsonl.gz``, or the folder beside it.
     """
     slug = archive.name.removesuffix(SUFFIX)
     table = load_table(database_path(results, slug))
@@ -43,7 +43,8 @@ def read(archive: Path, results: Path) -> tuple[dict[str, Any], DeviceFacts, lis
     facts = facts_of(device)
     served = (entry for entry in table.by_identity.values() if spec_of(entry, facts) is not None)
     entries = [entry for entry in served if not entry.parsed_graph_class.waits_for_longest(facts)]
-    studies = read_studies(archive.with_name(slug), entries, facts)
+    compared = read_comparisons(comparisons_path(results, slug)).values()
+    studies = [with_compared(study, compared) for study in read_studies(archive.with_name(slug), entries, facts)]
     if len({study.shape for study in studies}) < 2:
         raise ConfigError(f"{archive} has no trials of two problems that {database_path(results, slug)} cites")
     return device, facts, entries, studies
@@ -52,11 +53,9 @@ def read(archive: Path, results: Path) -> tuple[dict[str, Any], DeviceFacts, lis
 def replay_defaults(archive: Path, results: Path, note: Callable[[str], None]) -> tuple[dict[str, Any], Path, Path]:
     """Cross-validate, fit to all trials, and write both; returns the record and the two paths."""
     device, facts, entries, studies = read(archive, results)
-    compared = read_comparisons(comparisons_path(results, device["slug"]))
-    studies = [with_compared(study, compared.values()) for study in studies]
     trials = sum(len(study.times_us) for study in studies)
     note(f"{trials:,} trials of {len(studies)} studies")
-    estimator = Estimator(studies, compared)
+    estimator = Estimator(studies, read_comparisons(comparisons_path(results, device["slug"])))
     held = hold_out_each(studies, entries, note)
     costs = costs_of(held, estimator)
     found = table_of(held, costs)
