@@ -24,12 +24,10 @@ from kernelgen.packs.sums import with_plain_sums
 Tensors = tuple[torch.Tensor, ...]
 
 
-def export(
-    function: Callable[..., Any], inputs: Tensors, shapes: Sequence[dict], path: Path, options: dict | None = None
-) -> None:
+def export(function: Callable[..., Any], inputs: Tensors, shapes: Sequence[dict], path: Path) -> None:
     """Trace a function that differentiates inside, and compile it.
 
-    shapes: dynamic dimensions of each input. options: of torch's compiler.
+    shapes: dynamic dimensions of each input.
     """
     traced = make_fx(function, tracing_mode="symbolic", _allow_non_fake_inputs=True)(*(t.clone() for t in inputs))
     program = torch.export.export(with_plain_sums(traced), inputs, dynamic_shapes=tuple(shapes))
@@ -38,7 +36,7 @@ def export(
         # Little runs on the host: no trials of its vector instructions, no optimisation of what launches kernels.
         quick = {"aot_inductor.compile_wrapper_opt_level": "O0", "cpp.vec_isa_ok": True}
         have_the_driver_linked(path.parent)
-    torch._inductor.aoti_compile_and_package(program, package_path=str(path), inductor_configs=quick | (options or {}))
+    torch._inductor.aoti_compile_and_package(program, package_path=str(path), inductor_configs=quick)
 
 
 def have_the_driver_linked(folder: Path) -> None:
@@ -60,7 +58,7 @@ class ExportedModel:
     """A model's energies and forces, traced with their differentiation inside, and compiled by AOTInductor.
 
     step: of tensors, the energies and forces. inputs: the tensors of a structure, by name in a fixed order. atoms,
-    edges: the axis of some inputs that has atoms, or edges. path: of the package. options: of torch's compiler.
+    edges: the axis of some inputs that has atoms, or edges. path: of the package.
     """
 
     def __init__(
@@ -71,7 +69,6 @@ class ExportedModel:
         example: Atoms,
         atoms: Dimensions,
         edges: Dimensions,
-        options: dict | None = None,
     ) -> None:
         self._step, self._inputs, self.path = step, inputs, folder / "model.pt2"
         self.names = tuple(inputs(example))
@@ -81,7 +78,7 @@ class ExportedModel:
         }
         axes = {**atoms, **edges}
         shapes = [{axes[name]: dims[name]} if name in dims else {} for name in self.names]
-        export(self.step, self.inputs(example), shapes, self.path, options)
+        export(self.step, self.inputs(example), shapes, self.path)
 
     def inputs(self, atoms: Atoms) -> Tensors:
         return tuple(tensor.detach() for tensor in self._inputs(atoms).values())

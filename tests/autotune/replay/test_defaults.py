@@ -141,8 +141,10 @@ def test_a_compared_choice_counts_with_its_ratio_in_the_next_replay(
     after, text = replayed()
     assert after["compared"] == 1 and "choices are measured, 1 of them beside the tuned schedule" in text
     assert [*row[:7], 2.5, True, row[9]] in after["rows"]
-    # One trial more, from which the models for the other problems learn.
-    assert after["trials"] == before["trials"] + 1 and len(after["rows"]) == 3
+    # Models of the other problems learn from one trial more: only what they choose may change.
+    others = [[each[:7] for each in record["rows"] if each[:6] != row[:6]] for record in (before, after)]
+    assert others[0] == others[1] and len(others[0]) == 2
+    assert after["trials"] == before["trials"] + 1
     assert after["choices"]["model"]["worst"] == 2.5 == after["choices"]["model"]["measured_worst"]
 
 
