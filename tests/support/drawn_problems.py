@@ -2,14 +2,17 @@
 
     python tests/support/drawn_problems.py --out FOLDER --budget 4m
 
-Draws products and graphs by a seed, runs ``equitune tune`` on them into FOLDER, which tells the runtime nothing, then
-samples in turn what the runtime chooses (untuned), what its rules alone would choose, and what the search found
-(tuned). Prints each ratio to tuned, the mean and the worst. Exits with 1 beyond the limits, or if nothing was searched.
+Draws products and graphs by a seed, none of a shape that the repository's databases know, runs ``equitune tune`` on
+them into FOLDER, which tells the runtime nothing, then samples in turn what the runtime chooses (untuned), what its rules
+alone would choose, and what the search found (tuned). Prints each ratio to tuned, the mean and the worst. Exits with 1
+beyond the limits, or if nothing was searched. With --search-only it ends after the search, whose trials may teach the
+model of time other shapes: then draw the next ones with another seed.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import random
 import statistics
@@ -26,20 +29,25 @@ from autotune.database.lookup import find_schedule
 from autotune.database.store import Database, database_path
 from autotune.search.spaces.registry import space_of
 from autotune.workload.config import load_config
+from autotune.workload.config_tables import problems_from
 from autotune.workload.workload import Workload
 from kernelgen.device import DeviceFacts, device_facts
+from kernelgen.problem.shape import shape_of
 
-DIRECTIONS = ("forward", "backward")
+ROOT = Path(__file__).resolve().parents[2]
 # Channels a block: common ones, and ones that fill no warp; features have at most so many components.
 MULTIPLICITIES = (16, 32, 48, 64, 96, 128, 11, 37, 50, 75, 89, 100)
 MOST_COMPONENTS = 1200
 GRAPHS = ("aspirin", "protein", "carbon", "water-box")
 
 
-def draw(random_: random.Random) -> dict[str, str]:
-    """Irreps of a convolution: features to l = 0..3, of one or both parities, by harmonics to l = 1..3."""
+def draw(random_: random.Random, of_both: float) -> dict[str, str]:
+    """Irreps of a convolution: features to l = 0..3, of one or both parities, by harmonics to l = 1..3.
+
+    of_both: how often features have both parities.
+    """
     degree, edges = random_.randint(0, 3), random_.randint(1, 3)
-    same, both = random_.choice(MULTIPLICITIES), random_.random() < 0.3
+    same, both = random_.choice(MULTIPLICITIES), random_.random() < of_both
     equal = random_.random() < 0.6
     blocks = [
         f"{same if equal else random_.choice(MULTIPLICITIES)}x{order}{parity}"
@@ -55,19 +63,35 @@ def components(irreps: str) -> int:
     return sum(int(block.split("x")[0]) * (2 * int(block.split("x")[1][0]) + 1) for block in irreps.split("+"))
 
 
-def config_text(count: int, seed: int, graphs: tuple[str, ...], trials: int) -> str:
-    random_ = random.Random(seed)
+def draw_problems(given: argparse.Namespace) -> list[dict[str, str]]:
+    """As many as wanted, of shapes that no database of the repository knows."""
+    known = {
+        shape_of(entry.problem)
+        for path in (*ROOT.glob("results/*.json"), *ROOT.glob("results/drawn/*.json"))
+        for entry in Database.load(path).entries
+    }
+    random_ = random.Random(given.seed)
     drawn: list[dict[str, str]] = []
-    while len(drawn) < count:
-        one = draw(random_)
-        if components(one["in1"]) <= MOST_COMPONENTS and one not in drawn:
+    while len(drawn) < given.count:
+        one = draw(random_, given.of_both)
+        if components(one["in1"]) > MOST_COMPONENTS:
+            continue
+        shape = shape_of(problems_from({"problems": {"one": one}})["one"].key)
+        if shape not in known:
+            known.add(shape)
             drawn.append(one)
-    lines = [f"# {count} problems drawn with seed {seed}", f'layout = "ir_mul"\ntrials = {trials}']
-    lines.append(f"directions = {json.dumps(DIRECTIONS)}")
-    for index in range(count):
-        lines.append(f'\n[[workload]]\nproblem = "drawn-{index}"\ngraph = "{graphs[index % len(graphs)]}"')
-    for index, one in enumerate(drawn):
-        lines.append(f"\n[problems.drawn-{index}]")
+    return drawn
+
+
+def config_text(given: argparse.Namespace) -> str:
+    names = [f"drawn-{given.seed}-{index}" for index in range(given.count)]
+    graphs = itertools.cycle(given.graphs.split(","))
+    lines = [f"# {given.count} problems drawn with seed {given.seed}", f'layout = "ir_mul"\ntrials = {given.trials}']
+    lines.append(f"directions = {json.dumps(given.directions.split(','))}")
+    for name, graph in zip(names, graphs, strict=False):
+        lines.append(f'\n[[workload]]\nproblem = "{name}"\ngraph = "{graph}"')
+    for name, one in zip(names, draw_problems(given), strict=True):
+        lines.append(f"\n[problems.{name}]")
         lines += [f"{key} = {json.dumps(value)}" for key, value in one.items()]
     return "\n".join(lines) + "\n"
 
@@ -75,7 +99,7 @@ def config_text(count: int, seed: int, graphs: tuple[str, ...], trials: int) -> 
 def schedules_of(workload: Workload, facts: DeviceFacts, database: Database) -> dict[str, dict[str, Any]]:
     """By contender and direction; a direction without a search is left out."""
     found: dict[str, dict[str, Any]] = {"tuned": {}, "untuned": {}, "rules": {}}
-    for direction in DIRECTIONS:
+    for direction in ("forward", "backward"):
         entry = database.get(workload.identity(direction))
         if entry is None:
             continue
@@ -88,13 +112,15 @@ def schedules_of(workload: Workload, facts: DeviceFacts, database: Database) -> 
     return found
 
 
-def ratios_of(workload: Workload, facts: DeviceFacts, database: Database, device: str) -> list[dict[str, Any]]:
+def ratios_of(
+    workload: Workload, facts: DeviceFacts, database: Database, device: str, seconds: float
+) -> list[dict[str, Any]]:
     """A row for each direction: microseconds by contender."""
     ours = schedules_of(workload, facts, database)
     passes = tuple(ours["tuned"])
     if not passes:
         return []
-    compared = run_comparison(ComparisonSetting(workload, device, ()), passes, ours, seconds_each=0.5)
+    compared = run_comparison(ComparisonSetting(workload, device, ()), passes, ours, seconds_each=seconds)
     rows = []
     for which in passes:
         timings = {name: compared.results[name][which] for name in ours}
@@ -116,21 +142,29 @@ def main() -> int:
     parser.add_argument("--trials", type=int, default=60)
     parser.add_argument("--budget", default="10m")
     parser.add_argument("--graphs", default=",".join(GRAPHS))
+    parser.add_argument("--directions", default="forward,backward")
+    parser.add_argument("--of-both", type=float, default=0.3, help="How often features have both parities.")
+    parser.add_argument("--seconds", type=float, default=0.5, help="Of each schedule in the final comparison.")
+    parser.add_argument("--search-only", action="store_true")
     parser.add_argument("--mean", type=float, default=1.10)
     parser.add_argument("--worst", type=float, default=1.35)
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
     config = given.out / "drawn.toml"
-    config.write_text(config_text(given.count, given.seed, tuple(given.graphs.split(",")), given.trials))
+    config.write_text(config_text(given))
     results = given.out / "results"
     tune = ["tune", config, "--device", given.device, "--no-peers", "--budget", given.budget]
     folders = ["--results", results, "--reports", given.out / "reports"]
     subprocess.run([sys.executable, "-m", "autotune", *map(str, (*tune, *folders))], check=True)
+    if given.search_only:
+        return 0
     facts = device_facts(given.device)
     database = Database.load(database_path(results, facts.slug))
     workloads = load_config(config, torch.device(given.device).type).workloads
-    rows = [row for workload in workloads for row in ratios_of(workload, facts, database, given.device)]
-    (given.out / "untuned.json").write_text(json.dumps(rows, indent=1) + "\n")
+    rows: list[dict[str, Any]] = []
+    for workload in workloads:
+        rows += ratios_of(workload, facts, database, given.device, given.seconds)
+        (given.out / "untuned.json").write_text(json.dumps(rows, indent=1) + "\n")
     if not rows:
         print("nothing was searched; give a larger --budget")
         return 1

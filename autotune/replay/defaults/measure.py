@@ -34,7 +34,7 @@ from autotune.replay.defaults.comparisons import (
     store_comparisons,
 )
 from autotune.replay.defaults.evaluate import Cost
-from autotune.replay.defaults.run import digest, record_path
+from autotune.replay.defaults.run import DRAWN, digests, record_path
 from autotune.replay.defaults.studies import name_of, spec_of
 from autotune.tune.recheck import workloads_of
 from autotune.workload.workload import Workload
@@ -93,12 +93,15 @@ def read_choices(archive: Path, results: Path) -> list[Choice]:
     if not (archive.is_file() and path.is_file()):
         raise ConfigError(f"{archive} or its record {path} does not exist; {again}")
     database = database_path(results, slug)
-    entries = {name_of(one): one for one in load_table(database).by_identity.values() if not one.deterministic}
+    tables = load_table(database), load_table(database_path(results / DRAWN, slug))
+    known = (entry for table in tables for entry in table.by_identity.values())
+    entries = {name_of(entry): entry for entry in known if not entry.deterministic}
     compared = read_comparisons(comparisons_path(results, slug))
     try:
         record = parse_json(path.read_bytes())
-        if record["archive"] != digest(archive):
-            raise ValueError(f"it is of the trials {record['archive']}, and these are {digest(archive)}")
+        told, here = (record["archive"], record["drawn"]), digests(archive, results)
+        if told != here:
+            raise ValueError(f"it is of the trials {told}, and these are {here}")
         return [_choice(row, entries[tuple(row[:6])], compared) for row in record["rows"]]
     except (KeyError, IndexError, ValueError, TypeError, EquituneError) as error:
         text = f"{path} has no choices for {archive} and {database} ({cause_of(error)}); {again}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,25 +29,38 @@ from kernelgen.device import DeviceFacts
 from kernelgen.problem.shape import shape_of
 from kernelgen.schedule.tensor_product import CudaSchedule
 
+# The folder of results with searches of problems that were drawn at random. They teach the model; the runtime does not
+# load their entries.
+DRAWN = "drawn"
+
 
 def read(archive: Path, results: Path) -> tuple[dict[str, Any], DeviceFacts, list[Entry], list[Trials]]:
     """A device's record, facts, entries of the model's kinds on graphs that are not skewed, and their studies.
 
-    Compared choices are among the trials. archive: ``results/trials/DEVICE.jsonl.gz``, or the folder beside it.
+    Those of ``DRAWN`` come last. Compared choices are among the trials. archive:
+    ``results/trials/DEVICE.jsonl.gz``, or the folder beside it.
     """
     slug = archive.name.removesuffix(SUFFIX)
     table = load_table(database_path(results, slug))
     if not table.by_identity:
         raise ConfigError(f"{database_path(results, slug)} has no entries; expected the database of {archive}")
     device = {key: value for key, value in table.device.items() if key != "driver"}
-    facts = facts_of(device)
-    served = (entry for entry in table.by_identity.values() if spec_of(entry, facts) is not None)
-    entries = [entry for entry in served if not entry.parsed_graph_class.waits_for_longest(facts)]
+    facts, drawn = facts_of(device), results / DRAWN
+    entries = _served(table.by_identity.values(), facts)
+    others = _served(load_table(database_path(drawn, slug)).by_identity.values(), facts)
+    found = read_studies(archive.with_name(slug), entries, facts)
+    found += read_studies(drawn / "trials" / slug, others, facts)
     compared = read_comparisons(comparisons_path(results, slug)).values()
-    studies = [with_compared(study, compared) for study in read_studies(archive.with_name(slug), entries, facts)]
+    studies = [with_compared(study, compared) for study in found]
+    entries += others
     if len({study.shape for study in studies}) < 2:
         raise ConfigError(f"{archive} has no trials of two problems that {database_path(results, slug)} cites")
     return device, facts, entries, studies
+
+
+def _served(entries: Iterable[Entry], facts: DeviceFacts) -> list[Entry]:
+    served = (entry for entry in entries if spec_of(entry, facts) is not None)
+    return [entry for entry in served if not entry.parsed_graph_class.waits_for_longest(facts)]
 
 
 def replay_defaults(archive: Path, results: Path, note: Callable[[str], None]) -> tuple[dict[str, Any], Path, Path]:
@@ -58,11 +71,12 @@ def replay_defaults(archive: Path, results: Path, note: Callable[[str], None]) -
     estimator = Estimator(studies, read_comparisons(comparisons_path(results, device["slug"])))
     held = hold_out_each(studies, entries, note)
     costs = costs_of(held, estimator)
-    found = table_of(held, costs)
+    found, (of_archive, of_drawn) = table_of(held, costs), digests(archive, results)
     record = {
         "record": "defaults",
         "device": device["slug"],
-        "archive": digest(archive),
+        "archive": of_archive,
+        "drawn": of_drawn,
         "trials": trials,
         "studies": len(studies),
         "problems": len({study.shape for study in studies}),
@@ -146,9 +160,12 @@ def record_path(results: Path, slug: str) -> Path:
     return results / "replay" / f"defaults-{slug}.json"
 
 
-def digest(archive: Path) -> str:
-    """The first digits of the archive's SHA-256: of which trials a record speaks."""
-    return hashlib.sha256(archive.read_bytes()).hexdigest()[:16]
+def digests(archive: Path, results: Path) -> tuple[str, str]:
+    """Of which trials a record speaks: first digits of the SHA-256 of the archive and of that of ``DRAWN``, if any."""
+    files = archive, results / DRAWN / "trials" / archive.name
+    texts = (hashlib.sha256(each.read_bytes()).hexdigest()[:16] if each.is_file() else "" for each in files)
+    of_archive, of_drawn = texts
+    return of_archive, of_drawn
 
 
 def _write(path: Path, data: Mapping[str, Any]) -> Path:

@@ -23,7 +23,7 @@ from autotune.report.data.device_data import device_slugs, load_device
 from autotune.search.spaces.tensor_product import search_space
 
 RESULTS = ROOT / "results"
-MOST_BYTES = 6_000_000
+MOST_BYTES = 6_600_000
 
 
 def line(number: int, study: str = "small", time_us: float | None = None, **changes: Any) -> dict[str, Any]:
@@ -195,7 +195,7 @@ def test_what_git_keeps_of_results_is_small() -> None:
     files = subprocess.run((*git, "ls-files", "-z", "results"), check=True, capture_output=True, text=True).stdout
     kept = [path for name in files.split("\0") if name and (path := ROOT / name).exists()]
     assert len(kept) > 5 and sum(path.stat().st_size for path in kept) < MOST_BYTES
-    for folder in ("trials", "record"):
+    for folder in ("trials", "record", "drawn/trials"):
         working = f"results/{folder}/some-device/some-study.jsonl"
         assert subprocess.run((*git, "check-ignore", "-q", working)).returncode == 0, working
         packed = f"results/{folder}/some-device.jsonl.gz"

@@ -26,7 +26,7 @@ from autotune.replay.defaults.evaluate import Cost, summary
 from autotune.replay.defaults.fit import Settings, fit, fit_studies
 from autotune.replay.defaults.measure import read_choices
 from autotune.replay.defaults.peers import against_peers
-from autotune.replay.defaults.run import digest, expected_of, read, table_data
+from autotune.replay.defaults.run import digests, expected_of, read, table_data
 from autotune.replay.defaults.studies import Trials, facts_of, name_of, spec_of
 from autotune.replay.defaults.text import measured_line
 from autotune.replay.defaults.transfer import served_there, transfers
@@ -107,6 +107,25 @@ def test_studies_have_the_times_of_their_trials(small: Path) -> None:
         assert study.rows.shape[0] == len(study.slowdowns()) and np.isfinite(study.rows).all()
 
 
+def test_drawn_problems_teach_the_model_and_join_the_pool(small: Path) -> None:
+    """A problem in the folder ``drawn`` counts like one of the database, but the runtime does not load its entry."""
+    data = json.loads((small / "nvidia-h200.json").read_text())
+    apart, rest = data["entries"][:1], data["entries"][1:]
+    drawn = small / "drawn"
+    (drawn / "trials").mkdir(parents=True)
+    (small / "nvidia-h200.json").write_text(json.dumps(data | {"entries": rest}))
+    without = read(small / "trials" / ARCHIVE.name, small)
+    (drawn / "nvidia-h200.json").write_text(json.dumps(data | {"entries": apart}))
+    (drawn / "trials" / ARCHIVE.name).write_bytes((small / "trials" / ARCHIVE.name).read_bytes())
+    _, _, entries, studies = read(small / "trials" / ARCHIVE.name, small)
+    assert [entry.label for entry in entries] == [study.entry.label for study in studies]
+    assert [entry.label for entry in entries[:2]] == [entry.label for entry in without[2]]
+    assert len(studies) == 3 and studies[2].entry.label == apart[0]["label"] and len(studies[2].times_us) > 50
+    assert apart[0]["label"] not in {
+        entry.label for entry in load_table(small / "nvidia-h200.json").by_identity.values()
+    }
+
+
 def test_the_command_holds_each_problem_out(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as left:
         main(["replay", "--defaults", str(small / "trials" / ARCHIVE.name), "--results", str(small)])
@@ -164,13 +183,16 @@ def test_trials_without_a_database_are_an_error(small: Path, tmp_path: Path) -> 
 
 
 def test_the_shipped_table_is_of_the_shipped_records(record: dict[str, Any]) -> None:
-    assert record["archive"] == digest(ARCHIVE), "run: equitune replay --defaults results/trials/nvidia-h200.jsonl.gz"
+    assert (record["archive"], record["drawn"]) == digests(ARCHIVE, RESULTS), (
+        "run: equitune replay --defaults results/trials/nvidia-h200.jsonl.gz"
+    )
     table = table_from(json.loads(table_path(RESULTS, "nvidia-h200").read_text()))
     assert table.expected == expected_of(record["choices"])
     by_size = record["choices"][record["chosen"]]["by size"]
     assert all(table.expected[size]["mean"] == found["mean"] for size, found in by_size.items())
     assert (table.trials, table.problems) == (record["trials"], record["problems"])
-    entries = load_table(RESULTS / "nvidia-h200.json").by_identity.values()
+    tables = load_table(RESULTS / "nvidia-h200.json"), load_table(RESULTS / "drawn" / "nvidia-h200.json")
+    entries = [entry for each in tables for entry in each.by_identity.values()]
     shipped = {entry.tuned_schedule for entry in entries if entry.operation in ("conv", "plain")}
     assert {winner.schedule for winners in table.winners.values() for winner in winners} <= shipped
 

@@ -23,7 +23,7 @@ from autotune.measure.worker import Worker
 from autotune.replay.defaults import measure
 from autotune.replay.defaults.comparisons import Compared, comparisons_path, read_comparisons
 from autotune.replay.defaults.measure import Group, groups_of, read_choices
-from autotune.replay.defaults.run import digest, record_path
+from autotune.replay.defaults.run import digests, record_path
 from autotune.replay.defaults.studies import facts_of, name_of, spec_of
 from kernelgen.device import DeviceFacts, assumed, cuda_facts
 from kernelgen.schedule.tensor_product import HostSchedule
@@ -55,7 +55,8 @@ def folder(tmp_path: Path) -> Path:
     (tmp_path / "trials").mkdir()
     (tmp_path / "trials" / ARCHIVE.name).write_bytes(gzip.compress(b""))
     (tmp_path / "replay").mkdir()
-    record = {"archive": digest(tmp_path / "trials" / ARCHIVE.name), "rows": rows}
+    archive, drawn = digests(tmp_path / "trials" / ARCHIVE.name, tmp_path)
+    record = {"archive": archive, "drawn": drawn, "rows": rows}
     (tmp_path / "replay" / f"defaults-{SLUG}.json").write_text(json.dumps(record))
     kept = [
         entry
