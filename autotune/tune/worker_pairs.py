@@ -58,9 +58,9 @@ class WorkerPairs:
         for pair in self._pairs.values():
             pair.close()
 
-    def of(self, problem: Problem) -> WorkerPair:
-        """The problem's pair; ends those of earlier problems."""
-        for other in [known for known in self._pairs if known != problem]:
+    def of(self, problem: Problem, *later: Problem) -> WorkerPair:
+        """The problem's pair; ends those of earlier problems. later: those whose processes may be starting already."""
+        for other in [known for known in self._pairs if known not in (problem, *later)]:
             self._pairs.pop(other).close()
         return self._pair(problem)
 
@@ -71,4 +71,6 @@ class WorkerPairs:
                 self._pair(problem).launch()
 
     def _pair(self, problem: Problem) -> WorkerPair:
-        return self._pairs.setdefault(problem, WorkerPair(problem, self.device))
+        if problem not in self._pairs:
+            self._pairs[problem] = WorkerPair(problem, self.device)
+        return self._pairs[problem]

@@ -3,10 +3,12 @@
     python tests/support/drawn_problems.py --out FOLDER --budget 4m
 
 Draws products and graphs by a seed, none of a shape that the repository's databases know, runs ``equitune tune`` on
-them into FOLDER, which tells the runtime nothing, then samples in turn what the runtime chooses (untuned), what its rules
-alone would choose, and what the search found (tuned). Prints each ratio to tuned, the mean and the worst. Exits with 1
-beyond the limits, or if nothing was searched. With --search-only it ends after the search, whose trials may teach the
-model of time other shapes: then draw the next ones with another seed.
+them into FOLDER, which tells the runtime nothing, then samples in turn what the runtime chooses (untuned), what its
+rules alone would choose, and what the search found (tuned). Prints each ratio to tuned, the mean and the worst. Exits
+with 1 beyond the limits, or if nothing was searched.
+
+With --search-only it ends after the search, whose trials may teach the model of time other shapes (CONTRIBUTING.md
+says how); then draw the next ones with another seed.
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -14,8 +15,10 @@ from autotune.compare.precompile import build_peers
 from autotune.measure.reference.tensor_product import e3nn_product
 from autotune.measure.trial import TrialJob, TrialSetting
 from autotune.measure.worker import Worker
-from autotune.tune.worker_pairs import WorkerPairs
+from autotune.tune.run import tune
+from autotune.tune.worker_pairs import WorkerPair, WorkerPairs
 from autotune.workload.config_tables import load_graphs
+from autotune.workload.kinds.base import Problem
 from autotune.workload.workload import Workload
 from kernelgen.problem.tensor_product import TensorProductProblem
 from kernelgen.schedule.tensor_product import HostSchedule
@@ -25,6 +28,17 @@ PROBLEM = TensorProductProblem.channelwise("4x0e+4x1o", "0e+1o", "0e+1o")
 OTHER = TensorProductProblem.channelwise("2x0e+2x1o", "0e+1o", "0e+1o")
 WORKLOAD = Workload("tiny", PROBLEM, "conv", load_graphs()["molecule"])
 WORKLOADS = (WORKLOAD, dataclasses.replace(WORKLOAD, dtype="float64"), dataclasses.replace(WORKLOAD, operation="plain"))
+TWO = """
+graph = "molecule"
+directions = ["forward"]
+[[workload]]
+problem = "one"
+[[workload]]
+problem = "other"
+[problems]
+one = { in1 = "4x0e+4x1o", in2 = "0e+1o", filter = "0e+1o" }
+other = { in1 = "2x0e+2x1o", in2 = "0e+1o", filter = "0e+1o" }
+"""
 SCHEDULE = HostSchedule(path_groups=2, channel_block=4)
 
 
@@ -69,6 +83,30 @@ def test_nothing_is_started_that_nobody_needs(pairs: WorkerPairs) -> None:
     following = pairs._pair(OTHER)
     assert following.searching.starts == 1
     assert pairs.of(OTHER) is following, "what was launched ahead is what serves"
+
+
+@pytest.mark.timeout(2 * LIMIT_S)
+def test_what_was_launched_ahead_serves_the_next_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a whole run: publishing a problem does not end the processes that are starting for the next one."""
+    started: list[str] = []
+
+    class Ahead(WorkerPairs):
+        def __init__(self, device: str) -> None:
+            super().__init__(device)
+            self.ahead = True
+
+    class Counted(WorkerPair):
+        def __init__(self, problem: Problem, device: str) -> None:
+            super().__init__(problem, device)
+            started.append(problem.key)
+
+    monkeypatch.setattr("autotune.tune.run.WorkerPairs", Ahead)
+    monkeypatch.setattr("autotune.tune.worker_pairs.WorkerPair", Counted)
+    config = tmp_path / "two.toml"
+    config.write_text(TWO)
+    entries = tune(config, "cpu", trials=1, results_dir=tmp_path / "results", with_peers=False)
+    assert len({entry.problem for entry in entries}) == 2
+    assert started == [PROBLEM.key, OTHER.key]
 
 
 @dataclasses.dataclass(frozen=True)
