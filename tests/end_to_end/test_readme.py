@@ -106,6 +106,13 @@ def test_what_only_reads_runs(command: str, tmp_path: Path) -> None:
     assert equitune(*command.split(), cwd=tmp_path).strip()
 
 
+@pytest.mark.parametrize("document", ["README.md", "CONTRIBUTING.md", "results/NOTES.md"])
+def test_no_section_is_there_twice(document: str) -> None:
+    text = re.sub(r"^```.*?^```", "", (ROOT / document).read_text(), flags=re.MULTILINE | re.DOTALL)
+    headings = re.findall(r"^## .*", text, re.MULTILINE)
+    assert len(headings) > 3 and len(set(headings)) == len(headings)
+
+
 @pytest.mark.parametrize("document", ["README.md", "CONTRIBUTING.md"])
 def test_every_file_that_is_named_is_there(document: str) -> None:
     """Paths from the root, and names of files alone, which may stand anywhere in packages and tests."""

@@ -28,6 +28,7 @@ import torch
 from autotune.compare.comparison import run_comparison
 from autotune.compare.comparison_worker import ComparisonSetting
 from autotune.database.lookup import find_schedule
+from autotune.database.provenance import now_text, software_versions
 from autotune.database.store import Database, database_path
 from autotune.search.spaces.registry import space_of
 from autotune.workload.config import load_config
@@ -163,10 +164,11 @@ def main() -> int:
     facts = device_facts(given.device)
     database = Database.load(database_path(results, facts.slug))
     workloads = load_config(config, torch.device(given.device).type).workloads
+    told = {"seed": given.seed, "device": facts.name, "date": now_text(), "software": software_versions(facts)}
     rows: list[dict[str, Any]] = []
     for workload in workloads:
         rows += ratios_of(workload, facts, database, given.device, given.seconds)
-        (given.out / "untuned.json").write_text(json.dumps(rows, indent=1) + "\n")
+        (given.out / "untuned.json").write_text(json.dumps(told | {"rows": rows}, indent=1) + "\n")
     if not rows:
         print("nothing was searched; give a larger --budget")
         return 1
