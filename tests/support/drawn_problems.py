@@ -27,9 +27,11 @@ import torch
 
 from autotune.compare.comparison import run_comparison
 from autotune.compare.comparison_worker import ComparisonSetting
+from autotune.compare.idle_process import IdleProcess
 from autotune.database.lookup import find_schedule
 from autotune.database.provenance import now_text, software_versions
 from autotune.database.store import Database, database_path
+from autotune.measure.worker import Worker
 from autotune.search.spaces.registry import space_of
 from autotune.workload.config import load_config
 from autotune.workload.config_tables import problems_from
@@ -116,14 +118,16 @@ def schedules_of(workload: Workload, facts: DeviceFacts, database: Database) -> 
 
 
 def ratios_of(
-    workload: Workload, facts: DeviceFacts, database: Database, device: str, seconds: float
+    workload: Workload, facts: DeviceFacts, database: Database, device: str, seconds: float, worker: Worker
 ) -> list[dict[str, Any]]:
     """A row for each direction: microseconds by contender."""
     ours = schedules_of(workload, facts, database)
     passes = tuple(ours["tuned"])
     if not passes:
         return []
-    compared = run_comparison(ComparisonSetting(workload, device, ()), passes, ours, seconds_each=seconds)
+    compared = run_comparison(
+        ComparisonSetting(workload, device, ()), passes, ours, seconds_each=seconds, worker=worker
+    )
     rows = []
     for which in passes:
         timings = {name: compared.results[name][which] for name in ours}
@@ -166,8 +170,12 @@ def main() -> int:
     workloads = load_config(config, torch.device(given.device).type).workloads
     told = {"seed": given.seed, "device": facts.name, "date": now_text(), "software": software_versions(facts)}
     rows: list[dict[str, Any]] = []
-    for workload in workloads:
-        rows += ratios_of(workload, facts, database, given.device, given.seconds)
+    workers = [Worker(IdleProcess(workload.problem, given.device)) for workload in workloads]
+    for number, (workload, worker) in enumerate(zip(workloads, workers, strict=True)):
+        for early in workers[number : number + 3]:  # others' imports take as long as a comparison
+            early.launch()
+        rows += ratios_of(workload, facts, database, given.device, given.seconds, worker)
+        worker.close()
         (given.out / "untuned.json").write_text(json.dumps(told | {"rows": rows}, indent=1) + "\n")
     if not rows:
         print("nothing was searched; give a larger --budget")
