@@ -92,8 +92,9 @@ def replay(
     """Compare samplers on recorded times, without a device: trials until a schedule near the best is found.
 
     With --defaults: what untuned schedules cost on problems that are held out in turn. RECORD is then a device's
-    trials, results/trials/DEVICE.jsonl.gz; the fitted model is results/predicted/DEVICE.json. What --measure finds is
-    results/replay/measured-DEVICE.json, and counts in every later replay.
+    trials, results/trials/DEVICE.jsonl.gz, and those of results/drawn count too; the fitted model is
+    results/predicted/DEVICE.json. What --measure finds is results/replay/measured-DEVICE.json, and counts in every
+    later replay.
     """
     limit_s = _seconds_to_measure(measure, device, defaults)
     if limit_s is not None:

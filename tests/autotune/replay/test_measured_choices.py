@@ -262,7 +262,8 @@ def test_a_record_that_does_not_fit_says_what_to_run(
         assert f"run first: equitune replay --defaults {archive}" in said
         return said
 
-    assert "it is of the trials 0123" in refused(archive="0123")
+    assert "it is of the trials ('0123', '')" in refused(archive="0123")
+    assert "'4567')" in refused(drawn="4567")
     refused(rows=[row[:9] for row in record["rows"]])
     refused(rows=[["gone", *row[1:]] for row in record["rows"]])
     path.unlink()
