@@ -169,7 +169,7 @@ class _Job:
         return last
 
     def _publish(self, database: Database, studies: Mapping[str, Study]) -> list[Entry]:
-        pair, settings = self.pairs.of(*self.problems), self.settings
+        pair, settings = self.pairs.of(self.workload.problem), self.settings
         # The searching process releases its memory and leaves the device idle during the comparison.
         pair.rest()
         entries = publish(
@@ -192,7 +192,7 @@ class _Job:
         workload, pair, worker = self.workload, None, None
         compilers = stack.enter_context(CompilersAhead())
         try:
-            pair = self.pairs.of(*self.problems)
+            pair = self.pairs.of(workload.problem)
             for index, direction in enumerate(workload.directions):
                 left, cuda = len(workload.directions) - index, self.settings.facts.backend == "cuda"
                 deadline = _share_until(end, left)

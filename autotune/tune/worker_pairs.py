@@ -6,6 +6,8 @@ the code that torch compiled for it stay. So winners are measured again in a pro
 
 from __future__ import annotations
 
+import itertools
+
 from autotune.compare.idle_process import IdleProcess
 from autotune.measure.trial import TrialSetting
 from autotune.measure.worker import Worker
@@ -58,9 +60,9 @@ class WorkerPairs:
         for pair in self._pairs.values():
             pair.close()
 
-    def of(self, problem: Problem, *later: Problem) -> WorkerPair:
-        """The problem's pair; ends those of earlier problems. later: those whose processes may be starting already."""
-        for other in [known for known in self._pairs if known not in (problem, *later)]:
+    def of(self, problem: Problem) -> WorkerPair:
+        """The problem's pair; ends those of earlier problems, not those that were launched ahead."""
+        for other in itertools.takewhile(lambda known: known != problem, tuple(self._pairs)):
             self._pairs.pop(other).close()
         return self._pair(problem)
 

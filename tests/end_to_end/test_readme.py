@@ -108,8 +108,7 @@ def test_what_only_reads_runs(command: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("document", ["README.md", "CONTRIBUTING.md", "results/NOTES.md"])
 def test_no_section_is_there_twice(document: str) -> None:
-    text = re.sub(r"^```.*?^```", "", (ROOT / document).read_text(), flags=re.MULTILINE | re.DOTALL)
-    headings = re.findall(r"^## .*", text, re.MULTILINE)
+    headings = re.findall(r"^## .*", (ROOT / document).read_text(), re.MULTILINE)
     assert len(headings) > 3 and len(set(headings)) == len(headings)
 
 

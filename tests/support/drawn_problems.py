@@ -24,22 +24,23 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from places import ROOT
 
 from autotune.compare.comparison import run_comparison
 from autotune.compare.comparison_worker import ComparisonSetting
-from autotune.compare.idle_process import IdleProcess
 from autotune.database.lookup import find_schedule
 from autotune.database.provenance import now_text, software_versions
 from autotune.database.store import Database, database_path
 from autotune.measure.worker import Worker
 from autotune.search.spaces.registry import space_of
+from autotune.tune.worker_pairs import WorkerPairs
 from autotune.workload.config import load_config
 from autotune.workload.config_tables import problems_from
 from autotune.workload.workload import Workload
 from kernelgen.device import DeviceFacts, device_facts
 from kernelgen.problem.shape import shape_of
 
-ROOT = Path(__file__).resolve().parents[2]
+DIRECTIONS = ("forward", "backward")
 # Channels a block: common ones, and ones that fill no warp; features have at most so many components.
 MULTIPLICITIES = (16, 32, 48, 64, 96, 128, 11, 37, 50, 75, 89, 100)
 MOST_COMPONENTS = 1200
@@ -92,7 +93,7 @@ def config_text(given: argparse.Namespace) -> str:
     names = [f"drawn-{given.seed}-{index}" for index in range(given.count)]
     graphs = itertools.cycle(given.graphs.split(","))
     lines = [f"# {given.count} problems drawn with seed {given.seed}", f'layout = "ir_mul"\ntrials = {given.trials}']
-    lines.append(f"directions = {json.dumps(given.directions.split(','))}")
+    lines.append(f"directions = {json.dumps(DIRECTIONS)}")
     for name, graph in zip(names, graphs, strict=False):
         lines.append(f'\n[[workload]]\nproblem = "{name}"\ngraph = "{graph}"')
     for name, one in zip(names, draw_problems(given), strict=True):
@@ -104,7 +105,7 @@ def config_text(given: argparse.Namespace) -> str:
 def schedules_of(workload: Workload, facts: DeviceFacts, database: Database) -> dict[str, dict[str, Any]]:
     """By contender and direction; a direction without a search is left out."""
     found: dict[str, dict[str, Any]] = {"tuned": {}, "untuned": {}, "rules": {}}
-    for direction in ("forward", "backward"):
+    for direction in DIRECTIONS:
         entry = database.get(workload.identity(direction))
         if entry is None:
             continue
@@ -149,7 +150,6 @@ def main() -> int:
     parser.add_argument("--trials", type=int, default=60)
     parser.add_argument("--budget", default="10m")
     parser.add_argument("--graphs", default=",".join(GRAPHS))
-    parser.add_argument("--directions", default="forward,backward")
     parser.add_argument("--of-both", type=float, default=0.3, help="How often features have both parities.")
     parser.add_argument("--seconds", type=float, default=0.5, help="Of each schedule in the final comparison.")
     parser.add_argument("--search-only", action="store_true")
@@ -170,13 +170,12 @@ def main() -> int:
     workloads = load_config(config, torch.device(given.device).type).workloads
     told = {"seed": given.seed, "device": facts.name, "date": now_text(), "software": software_versions(facts)}
     rows: list[dict[str, Any]] = []
-    workers = [Worker(IdleProcess(workload.problem, given.device)) for workload in workloads]
-    for number, (workload, worker) in enumerate(zip(workloads, workers, strict=True)):
-        for early in workers[number : number + 3]:  # others' imports take as long as a comparison
-            early.launch()
-        rows += ratios_of(workload, facts, database, given.device, given.seconds, worker)
-        worker.close()
-        (given.out / "untuned.json").write_text(json.dumps(told | {"rows": rows}, indent=1) + "\n")
+    with WorkerPairs(given.device) as pairs:
+        for number, workload in enumerate(workloads):
+            worker = pairs.of(workload.problem).comparing
+            pairs.launch(*(each.problem for each in workloads[number : number + 2]))
+            rows += ratios_of(workload, facts, database, given.device, given.seconds, worker)
+            (given.out / "untuned.json").write_text(json.dumps(told | {"rows": rows}, indent=1) + "\n")
     if not rows:
         print("nothing was searched; give a larger --budget")
         return 1

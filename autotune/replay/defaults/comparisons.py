@@ -90,11 +90,12 @@ def with_compared(study: Trials, compared: Iterable[Compared]) -> Trials:
     tuned = hash_of_schedule(study.entry.tuned_schedule)
     times_us, rows = dict(study.times_us), dict(zip(study.times_us, study.rows, strict=True))
     features = Features(study.spec, study.graph_class)
-    for one in compared:
-        if (one.study, one.tuned) == (name_of(study.entry), tuned):
-            times_us[one.schedule] = one.ratio * study.tuned_us
-            rows[one.schedule] = np.array(features.of(study.plan(one.schedule)))
-    return dataclasses.replace(study, times_us=times_us, rows=np.array([rows[schedule] for schedule in times_us]))
+    found = {one.schedule: one for one in compared if (one.study, one.tuned) == (name_of(study.entry), tuned)}
+    for schedule, one in found.items():
+        times_us[schedule] = one.ratio * study.tuned_us
+        rows[schedule] = np.array(features.of(study.plan(schedule)))
+    ordered = np.array([rows[schedule] for schedule in times_us])
+    return dataclasses.replace(study, times_us=times_us, rows=ordered, compared=frozenset(found))
 
 
 def store_comparisons(path: Path, slug: str, run: Mapping[str, Any], found: Iterable[Compared]) -> None:

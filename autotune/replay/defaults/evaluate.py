@@ -12,7 +12,6 @@ import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -23,7 +22,6 @@ from autotune.database.prediction.predicted import expected_group
 from autotune.database.prediction.table import knobs_of
 from autotune.database.prediction.trees import Trees
 from autotune.replay.defaults.choices import CHOICES, CHOSEN, Held, hold_out
-from autotune.replay.defaults.comparisons import Compared, Key, key_of
 from autotune.replay.defaults.fit import Settings, fit_studies
 from autotune.replay.defaults.studies import Trials, name_of
 from kernelgen.schedule.tensor_product import CudaSchedule
@@ -50,19 +48,15 @@ class Cost:
 class Estimator:
     """Times of schedules of recorded studies, measured where they can be: by a comparison, or else by a trial."""
 
-    def __init__(self, studies: Sequence[Trials], compared: Mapping[Key, Compared] = MappingProxyType({})) -> None:
-        self._compared = compared
+    def __init__(self, studies: Sequence[Trials]) -> None:
         self._trees = fit_studies(studies, ESTIMATE, seeds=1)
         self.error = _error(studies)
 
     def cost(self, study: Trials, schedule: CudaSchedule) -> Cost:
         """The cost of a schedule of a study."""
-        compared = self._compared.get(key_of(study.entry, schedule))
-        if compared is not None:
-            return Cost(compared.ratio, True, True)
         time_us = study.times_us.get(schedule)
         if time_us is not None:
-            return Cost(time_us / study.tuned_us, True)
+            return Cost(time_us / study.tuned_us, True, schedule in study.compared)
         row = Features(study.spec, study.graph_class).of(study.plan(schedule))
         return Cost(max(1.0, math.exp(float(self._trees.predict([row])[0]))), False)
 

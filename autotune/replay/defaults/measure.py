@@ -93,7 +93,7 @@ def read_choices(archive: Path, results: Path) -> list[Choice]:
     if not (archive.is_file() and path.is_file()):
         raise ConfigError(f"{archive} or its record {path} does not exist; {again}")
     database = database_path(results, slug)
-    tables = load_table(database), load_table(database_path(results / DRAWN, slug))
+    tables = (load_table(database_path(folder, slug)) for folder in (results, results / DRAWN))
     known = (entry for table in tables for entry in table.by_identity.values())
     entries = {name_of(entry): entry for entry in known if not entry.deterministic}
     compared = read_comparisons(comparisons_path(results, slug))

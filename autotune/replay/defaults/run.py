@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,22 +45,18 @@ def read(archive: Path, results: Path) -> tuple[dict[str, Any], DeviceFacts, lis
     if not table.by_identity:
         raise ConfigError(f"{database_path(results, slug)} has no entries; expected the database of {archive}")
     device = {key: value for key, value in table.device.items() if key != "driver"}
-    facts, drawn = facts_of(device), results / DRAWN
-    entries = _served(table.by_identity.values(), facts)
-    others = _served(load_table(database_path(drawn, slug)).by_identity.values(), facts)
-    found = read_studies(archive.with_name(slug), entries, facts)
-    found += read_studies(drawn / "trials" / slug, others, facts)
+    facts, entries, found = facts_of(device), list[Entry](), list[Trials]()
+    for folder, trials in ((results, archive.with_name(slug)), (results / DRAWN, results / DRAWN / "trials" / slug)):
+        known = load_table(database_path(folder, slug)).by_identity.values()
+        served = (entry for entry in known if spec_of(entry, facts) is not None)
+        here = [entry for entry in served if not entry.parsed_graph_class.waits_for_longest(facts)]
+        entries += here
+        found += read_studies(trials, here, facts)
     compared = read_comparisons(comparisons_path(results, slug)).values()
     studies = [with_compared(study, compared) for study in found]
-    entries += others
     if len({study.shape for study in studies}) < 2:
         raise ConfigError(f"{archive} has no trials of two problems that {database_path(results, slug)} cites")
     return device, facts, entries, studies
-
-
-def _served(entries: Iterable[Entry], facts: DeviceFacts) -> list[Entry]:
-    served = (entry for entry in entries if spec_of(entry, facts) is not None)
-    return [entry for entry in served if not entry.parsed_graph_class.waits_for_longest(facts)]
 
 
 def replay_defaults(archive: Path, results: Path, note: Callable[[str], None]) -> tuple[dict[str, Any], Path, Path]:
@@ -68,7 +64,7 @@ def replay_defaults(archive: Path, results: Path, note: Callable[[str], None]) -
     device, facts, entries, studies = read(archive, results)
     trials = sum(len(study.times_us) for study in studies)
     note(f"{trials:,} trials of {len(studies)} studies")
-    estimator = Estimator(studies, read_comparisons(comparisons_path(results, device["slug"])))
+    estimator = Estimator(studies)
     held = hold_out_each(studies, entries, note)
     costs = costs_of(held, estimator)
     found, (of_archive, of_drawn) = table_of(held, costs), digests(archive, results)
@@ -162,10 +158,11 @@ def record_path(results: Path, slug: str) -> Path:
 
 def digests(archive: Path, results: Path) -> tuple[str, str]:
     """Of which trials a record speaks: first digits of the SHA-256 of the archive and of that of ``DRAWN``, if any."""
-    files = archive, results / DRAWN / "trials" / archive.name
-    texts = (hashlib.sha256(each.read_bytes()).hexdigest()[:16] if each.is_file() else "" for each in files)
-    of_archive, of_drawn = texts
-    return of_archive, of_drawn
+    return _digest(archive), _digest(results / DRAWN / "trials" / archive.name)
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:16] if path.is_file() else ""
 
 
 def _write(path: Path, data: Mapping[str, Any]) -> Path:

@@ -46,6 +46,7 @@ class Trials:
     times_us: medians by schedule; of a measurement that was cut short, the median until then. tuned_us: the least that
     was fully measured, which is what choices are compared with: as trials on the same graph, not as published.
     rows: features, [schedules, features], in the order of ``times_us``.
+    compared: schedules that were measured in turn with the tuned one, see ``comparisons``.
     """
 
     entry: Entry
@@ -55,6 +56,7 @@ class Trials:
     times_us: Mapping[CudaSchedule, float]
     tuned_us: float
     rows: np.ndarray
+    compared: frozenset[CudaSchedule] = frozenset()
 
     def plan(self, schedule: CudaSchedule) -> Plan | OwnersPlan:
         """The plan of a legal schedule."""

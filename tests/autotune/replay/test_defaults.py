@@ -262,7 +262,7 @@ def test_hardly_a_pass_of_the_suite_is_lost_without_tuning(record: dict[str, Any
     text = " ".join((ROOT / "README.md").read_text().split())
     assert (
         f"the fastest peer would take at least {found['least']:.2f} times as long in each of the {found['rows']} "
-        f"single passes of the suite that this covers, and less than 0.95 times in {found['lost']}."
+        f"single passes of the suite that this covers, and less than 0.95 times as long in {found['lost']} of them."
     ) in text
 
 
