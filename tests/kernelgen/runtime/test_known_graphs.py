@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterable
 
@@ -11,16 +9,12 @@ import numpy as np
 import pytest
 import torch
 from module_cases import conv_inputs, e3nn_conv, random_graph, small_conv
-from places import SUPPORT
 
 import kernelgen.ops.operator
 import kernelgen.runtime.arguments
 from kernelgen import InputError, build
-from kernelgen.compile.compiler import compile_source
-from kernelgen.device import cuda_facts
 from kernelgen.ops.operator import Operator
 from kernelgen.runtime import known_graphs
-from kernelgen.runtime.index_check import source
 from kernelgen.runtime.known_graphs import KnownGraphs, known_in_capture
 
 
@@ -338,47 +332,6 @@ def test_index_tensors_that_were_used_can_be_swapped(on_a_gpu: bool, request: py
     torch.testing.assert_close(conv(*inputs, sender, receiver), wanted, rtol=0, atol=1e-10)
 
 
-@pytest.mark.parametrize("form", ["eager", "order", "compiled", "vmap"])
-def test_indices_out_of_range_are_told_by_default_on_the_cpu(form: str) -> None:
-    conv = small_conv(dtype=torch.float64)
-    sender, receiver = random_graph(40, 7, 7)
-    inputs = conv_inputs(conv, 40, 7)
-    call = torch.compile(conv, backend="eager") if form == "compiled" else conv
-    order = small_operator().order(sender, receiver, 7, 7) if form == "order" else None
-    call(*inputs, sender, receiver, order=order)
-    sender[3] = 7
-    with pytest.raises(InputError, match=r"sender\[3\] is 7, outside 0..6"):
-        if form == "vmap":
-            torch.vmap(lambda x: conv(x, *inputs[1:], sender, receiver))(inputs[0][None])
-        else:
-            call(*inputs, sender, receiver, order=order)
-
-
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-def test_checks_that_were_asked_for_stay_in_compiled_graphs(backend: str) -> None:
-    conv = small_conv(check_indices=True, dtype=torch.float64)
-    sender, receiver = random_graph(40, 7, 7)
-    inputs = conv_inputs(conv, 40, 7)
-    compiled = torch.compile(conv, fullgraph=True, backend=backend)
-    assert torch.equal(compiled(*inputs, sender, receiver), conv(*inputs, sender, receiver))
-    with pytest.raises(RuntimeError, match="receiver is not ascending"):
-        compiled(*inputs, sender, receiver, edges_sorted=True)
-    receiver[0] = 7
-    with pytest.raises(RuntimeError, match="receiver has an index"):
-        compiled(*inputs, sender, receiver)
-
-
-def test_checks_that_were_asked_for_stay_in_exported_programs() -> None:
-    conv = small_conv(check_indices=True, dtype=torch.float64)
-    sender, receiver = random_graph(40, 7, 7)
-    inputs = conv_inputs(conv, 40, 7)
-    program = torch.export.export(conv, (*inputs, sender, receiver)).module()
-    assert torch.equal(program(*inputs, sender, receiver), conv(*inputs, sender, receiver))
-    sender[0] = -1
-    with pytest.raises(RuntimeError, match="sender has an index"):
-        program(*inputs, sender, receiver)
-
-
 def test_memory_of_numpy_is_compared(ordered: list[int]) -> None:
     conv = small_conv(dtype=torch.float64)
     sender, buffer = random_graph(40, 7, 7)[0], random_graph(40, 7, 7)[1].numpy()
@@ -396,42 +349,3 @@ def test_a_traced_module_asks_for_no_known_graph_and_agrees(ordered: list[int]) 
     traced = torch.compile(conv, backend="eager", fullgraph=True)
     wanted = e3nn_conv(conv, sender, receiver, 7)(*inputs)
     torch.testing.assert_close(traced(*inputs, sender, receiver), wanted, rtol=0, atol=1e-10)
-
-
-@pytest.mark.parametrize("index", [torch.int32, torch.int64])
-def test_the_check_of_a_gpu_compiles(index: torch.dtype) -> None:
-    for arch in ("sm_80", "sm_90"):
-        assert compile_source(source(index), cuda_facts(arch)).resources["registers"] > 0
-
-
-GPU_PROGRAM = """
-import torch
-from module_cases import conv_inputs, random_graph, small_conv
-conv = small_conv(device="cuda", dtype=torch.float64)
-sender, receiver = (index.cuda(){dtype} for index in random_graph(40, 7, 7))
-inputs = [tensor.cuda() for tensor in conv_inputs(conv, 40, 7)]
-conv(*inputs, sender, receiver)
-torch.cuda.synchronize()
-print("in range")
-{change}
-conv(*inputs, sender, receiver{options})
-torch.cuda.synchronize()
-print("not told")
-"""
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize(
-    ("change", "dtype", "options", "told"),
-    [
-        ("sender[3] = 7", "", "", "sender[edge] < num_in"),
-        ("receiver[39] = -1", ".int()", "", "receiver[edge] < num_out"),
-        ("receiver[0] = 6", "", ", edges_sorted=True", "receiver is ascending"),
-    ],
-)
-def test_a_gpu_stops_at_what_the_cpu_tells(change: str, dtype: str, options: str, told: str) -> None:
-    """In a separate process, because the assertion makes the GPU unusable in it."""
-    program = GPU_PROGRAM.format(change=change, dtype=dtype, options=options)
-    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=SUPPORT, check=False)
-    assert ran.returncode != 0 and "in range" in ran.stdout and "not told" not in ran.stdout
-    assert told in ran.stderr + ran.stdout and "device-side assert" in ran.stderr

@@ -15,7 +15,7 @@ from tiny_model import EXCHANGE, PairModel
 from autotune.bench.models import rows as model_rows
 from autotune.bench.models import run
 from autotune.bench.models.contenders import _require_kernels, build, chosen, contenders_of, require_usable
-from autotune.bench.models.measuring import Effort, kept_by_graphs, peak_mib, profile, wall_samples_ms
+from autotune.bench.models.measuring import Effort
 from autotune.bench.models.rows import rows_path, signed, statements_of, store_rows, stored_rows
 from autotune.bench.models.run import Request, bench_models
 from autotune.bench.models.session import (
@@ -243,12 +243,6 @@ def test_a_value_that_is_no_number_is_wrong() -> None:
     assert "energy" in wrong_values({"energy": 1e-6}, "float64")
 
 
-def test_slow_steps_get_fewer_samples() -> None:
-    effort = Effort(seconds=0.0, most=9, least=5, slow_s=0.0, slow_samples=2)
-    assert len(wall_samples_ms(lambda: None, "cpu", effort)) == 2
-    assert len(wall_samples_ms(lambda: None, "cpu", Effort(seconds=0.0, most=9, least=5))) == 5
-
-
 def test_a_fast_path_without_its_kernels_is_refused() -> None:
     class SegmentedPolynomial(torch.nn.Module):
         __module__ = "cuequivariance_torch.primitives"
@@ -330,43 +324,6 @@ def test_a_profile_directly_follows_its_timing_and_outlives_an_interruption(
     same = row["contenders"]["same"]
     assert (same["wall_ms"], same["device_ms"], same["launches"]) == (3.0, 0.25, 7)
     assert "device_ms" not in row["contenders"]["stock"] and row["contenders"]["stock"]["wall_ms"] == 2.5
-
-
-def test_a_profile_of_the_cpu_runs_nothing() -> None:
-    assert profile(lambda: pytest.fail("it ran"), "cpu") == {}
-
-
-@pytest.mark.gpu
-def test_a_profile_counts_the_kernels_of_one_step_and_detaches() -> None:
-    left, right = torch.rand(2, 256, 256, device="cuda")
-    steps: list[torch.Tensor] = []
-    for _ in range(3):  # a second profile must work after the first has detached
-        found = profile(lambda: steps.append(left + right), "cuda")
-        assert found["launches"] == 1 and 0 < found["device_ms"] < 10
-    assert len(steps) == 3
-
-
-def test_memory_of_captured_graphs_is_theirs_between_steps() -> None:
-    segment = {"device": 0, "total_size": 100, "allocated_size": 30}
-    segments = [
-        segment | {"segment_pool_id": (0, 0)},
-        segment | {"segment_pool_id": (0, 1)},
-        segment | {"segment_pool_id": (3, 0), "allocated_size": 0},
-        segment | {"segment_pool_id": (0, 1), "device": 1},
-        segment,
-    ]
-    assert (kept_by_graphs(segments, 0), kept_by_graphs(segments, 1), kept_by_graphs([], 0)) == (170, 70, 0)
-
-
-@pytest.mark.gpu
-def test_a_captured_step_takes_the_memory_of_its_graph() -> None:
-    given = torch.rand(1 << 20, device="cuda")
-    before = peak_mib(lambda: None, "cuda")
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        result = (given + 1).exp().sum()
-    found = peak_mib(graph.replay, "cuda")
-    assert before is not None and found is not None and found >= before + 4 and result.isfinite()
 
 
 def test_a_run_that_ended_before_its_profiles_makes_them_up(

@@ -1,0 +1,96 @@
+"""Indices out of range, and receivers in no order, are told: by modules, in compiled code, by a GPU's own check."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from module_cases import conv_inputs, random_graph, small_conv
+from places import SUPPORT
+
+from kernelgen import InputError, build
+from kernelgen.compile.compiler import compile_source
+from kernelgen.device import cuda_facts
+from kernelgen.runtime.index_check import source
+
+
+@pytest.mark.parametrize("form", ["eager", "order", "compiled", "vmap"])
+def test_indices_out_of_range_are_told_by_default_on_the_cpu(form: str) -> None:
+    conv = small_conv(dtype=torch.float64)
+    sender, receiver = random_graph(40, 7, 7)
+    inputs = conv_inputs(conv, 40, 7)
+    call = torch.compile(conv, backend="eager") if form == "compiled" else conv
+    order = build(conv.problem).order(sender, receiver, 7, 7) if form == "order" else None
+    call(*inputs, sender, receiver, order=order)
+    sender[3] = 7
+    with pytest.raises(InputError, match=r"sender\[3\] is 7, outside 0..6"):
+        if form == "vmap":
+            torch.vmap(lambda x: conv(x, *inputs[1:], sender, receiver))(inputs[0][None])
+        else:
+            call(*inputs, sender, receiver, order=order)
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_checks_that_were_asked_for_stay_in_compiled_graphs(backend: str) -> None:
+    conv = small_conv(check_indices=True, dtype=torch.float64)
+    sender, receiver = random_graph(40, 7, 7)
+    inputs = conv_inputs(conv, 40, 7)
+    compiled = torch.compile(conv, fullgraph=True, backend=backend)
+    assert torch.equal(compiled(*inputs, sender, receiver), conv(*inputs, sender, receiver))
+    with pytest.raises(RuntimeError, match="receiver is not ascending"):
+        compiled(*inputs, sender, receiver, edges_sorted=True)
+    receiver[0] = 7
+    with pytest.raises(RuntimeError, match="receiver has an index"):
+        compiled(*inputs, sender, receiver)
+
+
+def test_checks_that_were_asked_for_stay_in_exported_programs() -> None:
+    conv = small_conv(check_indices=True, dtype=torch.float64)
+    sender, receiver = random_graph(40, 7, 7)
+    inputs = conv_inputs(conv, 40, 7)
+    program = torch.export.export(conv, (*inputs, sender, receiver)).module()
+    assert torch.equal(program(*inputs, sender, receiver), conv(*inputs, sender, receiver))
+    sender[0] = -1
+    with pytest.raises(RuntimeError, match="sender has an index"):
+        program(*inputs, sender, receiver)
+
+
+@pytest.mark.parametrize("index", [torch.int32, torch.int64])
+def test_the_check_of_a_gpu_compiles(index: torch.dtype) -> None:
+    for arch in ("sm_80", "sm_90"):
+        assert compile_source(source(index), cuda_facts(arch)).resources["registers"] > 0
+
+
+GPU_PROGRAM = """
+import torch
+from module_cases import conv_inputs, random_graph, small_conv
+conv = small_conv(device="cuda", dtype=torch.float64)
+sender, receiver = (index.cuda(){dtype} for index in random_graph(40, 7, 7))
+inputs = [tensor.cuda() for tensor in conv_inputs(conv, 40, 7)]
+conv(*inputs, sender, receiver)
+torch.cuda.synchronize()
+print("in range")
+{change}
+conv(*inputs, sender, receiver{options})
+torch.cuda.synchronize()
+print("not told")
+"""
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("change", "dtype", "options", "told"),
+    [
+        ("sender[3] = 7", "", "", "sender[edge] < num_in"),
+        ("receiver[39] = -1", ".int()", "", "receiver[edge] < num_out"),
+        ("receiver[0] = 6", "", ", edges_sorted=True", "receiver is ascending"),
+    ],
+)
+def test_a_gpu_stops_at_what_the_cpu_tells(change: str, dtype: str, options: str, told: str) -> None:
+    """In a separate process, because the assertion makes the GPU unusable in it."""
+    program = GPU_PROGRAM.format(change=change, dtype=dtype, options=options)
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=SUPPORT, check=False)
+    assert ran.returncode != 0 and "in range" in ran.stdout and "not told" not in ran.stdout
+    assert told in ran.stderr + ran.stdout and "device-side assert" in ran.stderr
