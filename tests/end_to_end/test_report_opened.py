@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from places import ROOT
+from places import ROOT, shipped
 from report_samples import (
     DEVICE,
     HOST_KNOBS,
@@ -153,7 +153,7 @@ def test_a_row_without_samples_has_no_strip(tmp_path: Path) -> None:
 
 def pages_of_kernels() -> list[Path]:
     """Shipped pages whose device has entries and bench rows; others show rows of whole models alone."""
-    return [page for page in sorted(REPORTS.glob("*.html")) if (RESULTS / f"{page.stem}.json").exists()]
+    return [page for page in shipped(sorted(REPORTS.glob("*.html"))) if (RESULTS / f"{page.stem}.json").exists()]
 
 
 @pytest.mark.parametrize("page", pages_of_kernels(), ids=lambda path: path.stem)

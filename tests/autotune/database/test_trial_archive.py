@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from database_samples import HOST, entry, store
-from places import ROOT
+from places import ROOT, shipped
 from study_cases import CPU, PROBLEM, make_study, run
 
 from autotune.database import trial_archive, trial_records
@@ -160,7 +160,7 @@ def test_a_damaged_archive_is_named_and_not_replaced(tmp_path: Path) -> None:
     assert [record["number"] for record in trial_archive.read_device(folder)[0]["small"]] == [77, *range(50)]
 
 
-@pytest.mark.parametrize("database", device_files(RESULTS), ids=lambda path: path.stem)
+@pytest.mark.parametrize("database", shipped(device_files(RESULTS)), ids=lambda path: path.stem)
 def test_every_study_that_a_shipped_entry_names_is_packed(database: Path) -> None:
     archived = trial_archive.read_device(RESULTS / "trials" / database.stem)[0]
     with gzip.open(trial_archive.archive_of(RESULTS / "trials" / database.stem)) as file:
