@@ -19,6 +19,8 @@ JOINT = "equitune+cuequivariance"
 CAPTURED = "equitune-captured"
 # In the measurement of the largest crystal: edge weights never whole in memory.
 STREAMED = "equitune-streamed"
+# Of whole models: edge weights formed in registers, inside the convolutions.
+FUSED = "equitune-fused"
 NAMES = {
     TUNED: "tuned",
     DEFAULT: "untuned default",
@@ -32,6 +34,7 @@ NAMES = {
     JOINT: "Equitune with cuEquivariance",
     CAPTURED: "Equitune, captured",
     STREAMED: "Equitune, edge weights streamed",
+    FUSED: "Equitune, edge weights fused",
     "symmetrix": "Symmetrix-XL",
     "triton": "Allegro's Triton form",
     "mace": "MACE",
@@ -46,7 +49,7 @@ def contender_name(key: str) -> str:
 
 def is_ours(key: str) -> bool:
     """Whether Equitune takes part in a contender, alone or inside another library's model."""
-    return key.partition("+")[0] in (TUNED, DEFAULT, CAPTURED, STREAMED)
+    return key.partition("+")[0] in (TUNED, DEFAULT, CAPTURED, STREAMED, FUSED)
 
 
 def kind_text(operation: object, deterministic: object) -> str:

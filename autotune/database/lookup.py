@@ -10,7 +10,8 @@ Lookup goes through these steps, from the best evidence to none. Within a step t
    machine type and vector width), nearest in size first; then CUDA devices of other compute capabilities. A schedule
    that exceeds this device's limits is served in the nearest legal form (``candidates.legal_form``);
 4. ``predicted``: for channelwise products on a GPU, by a model of time that was fitted to a device's trials
-   (``prediction``);
+   (``prediction``). Its first run tries the next likely schedules too, also where another device's entry is used, and
+   the fastest stays: ``tried`` (``kernelgen.ops.first_run``);
 5. ``default``: by rules, from device facts alone.
 
 Convolutions on a GPU use an entry of step 2 or 3 only if both graphs are small or both are large, unless a default
@@ -26,6 +27,7 @@ import dataclasses
 import functools
 import numbers
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,7 +37,8 @@ from autotune.database.candidates.legal_form import within_limits
 from autotune.database.candidates.other_devices import kindred_tables
 from autotune.database.candidates.query import Query
 from autotune.database.entry import Entry
-from autotune.database.prediction.predicted import predict
+from autotune.database.prediction.first_runs import chosen_before, tries
+from autotune.database.prediction.predicted import Predicted, predict
 from autotune.database.store import Table, database_dirs, database_path, load_table, tuned_dirs
 from autotune.errors import TuningMissError
 from autotune.workload.graph_class import GraphClass
@@ -54,14 +57,23 @@ _NOTHING = "nothing is tuned for this problem at about this size, on this device
 class Tuning:
     """A schedule and where it came from.
 
-    origin: ``exact``, ``nearest``, ``other-device``, ``predicted``, ``default``, or ``given`` (by the caller).
-    entry: the database entry, if any. reason: one sentence for people.
+    origin: ``exact``, ``nearest``, ``other-device``, ``predicted``, ``tried`` (the fastest in a first run on this
+    device), ``default``, or ``given`` (by the caller). entry: the database entry, if any. reason: one sentence for
+    people. others: schedules that a first run on a graph of this size tries beside this one.
     """
 
     schedule: Knobs
     origin: str
     entry: Entry | None
     reason: str
+    others: tuple[Knobs, ...] = ()
+
+    def after_first_run(self, place: int, times_us: Sequence[float]) -> Tuning:
+        """What stays. place: of the schedule, this one's first, among all that were tried; times_us: of each."""
+        schedule = (self.schedule, *self.others)[place]
+        times = ", ".join(f"{time_us:.1f}" for time_us in times_us)
+        found = f"the fastest of {len(times_us)} schedules in a first run on this device ({times} us)"
+        return Tuning(schedule, "tried", self.entry if place == 0 else None, f"{found}; {self.reason}")
 
 
 def strict_by_environment() -> bool:
@@ -182,8 +194,27 @@ def _on_other_device(query: Query, skipped: list[str]) -> Tuning | None:
                     f"nothing is tuned for this problem on this device; using an entry of {table.device.get('name')} "
                     f"({_arch_text(table, query.spec.facts)}) for {entry.graph_class}{changes}"
                 )
-                return _fitted(query, entry, "other-device", reason, skipped)
+                return _with_others(query, _fitted(query, entry, "other-device", reason, skipped))
     return None
+
+
+def _with_others(query: Query, tuning: Tuning) -> Tuning:
+    """Another device's schedule, with what is likely to be fast here; a proven error is proven of one schedule."""
+    if query.tolerance is not None:
+        return tuning
+    found = _prediction(query)
+    likely = [] if found is None else [found.schedule, *found.others]
+    others = [schedule for schedule in likely if schedule != tuning.schedule]
+    return _tried(query, dataclasses.replace(tuning, others=tuple(others[: tries() - 1])))
+
+
+def _tried(query: Query, tuning: Tuning) -> Tuning:
+    """The tuning after its first run, if an earlier process had one."""
+    if not tuning.others or query.graph_class is None:
+        return tuning
+    kernel = (*query.kernel, query.spec.layout)
+    found = chosen_before(kernel, query.graph_class, query.spec.facts, (tuning.schedule, *tuning.others))
+    return tuning.after_first_run(*found) if found else tuning
 
 
 def _facts_of(table: Table, here: DeviceFacts) -> DeviceFacts:
@@ -208,10 +239,16 @@ def _fitted(query: Query, entry: Entry, origin: str, reason: str, skipped: list[
 
 
 def _predicted(query: Query, skipped: list[str]) -> Tuning | None:
-    found = query.once(
-        ("predicted", query.graph_class), lambda: predict(query.spec, query.graph_class, query.faults.keys())
-    )
-    return found and Tuning(found.schedule, "predicted", None, with_skipped(f"{_NOTHING}; {found.reason}", skipped))
+    found = _prediction(query)
+    if found is None:
+        return None
+    reason = with_skipped(f"{_NOTHING}; {found.reason}", skipped)
+    return _tried(query, Tuning(found.schedule, "predicted", None, reason, found.others))
+
+
+def _prediction(query: Query) -> Predicted | None:
+    key = ("predicted", query.graph_class)
+    return query.once(key, lambda: predict(query.spec, query.graph_class, query.faults.keys()))
 
 
 def _default(query: Query, skipped: list[str]) -> Tuning:

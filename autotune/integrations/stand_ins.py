@@ -146,6 +146,11 @@ class AcceleratedConvolution(ProductStandIn, TensorProductConv):
         """Whether it forms weights for some edges at a time on every device, which makes the host wait for a GPU."""
         return bool(self.__dict__.get("how", {}).get("always_streamed"))
 
+    @property
+    def is_fused(self) -> bool:
+        """Whether a GPU forms the weights of energies and forces in registers."""
+        return bool(self.__dict__.get("how", {}).get("fused"))
+
     def forward(self, x: Tensor, y: Tensor, weights: Tensor, sender: Tensor, receiver: Tensor) -> Tensor:  # type: ignore[override]
         """As :class:`autotune.TensorProductConv`'s; ``weights``: see :meth:`form_weights_of`."""
         radial: Any = self.__dict__.get("radial")

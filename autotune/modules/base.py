@@ -61,6 +61,13 @@ class Built(NamedTuple):
     tuning: dict[str, Tuning]
     run: Any
 
+    def current_tuning(self) -> dict[str, Tuning]:
+        """The tuning, with what first runs have chosen since."""
+        return {
+            name: found.after_first_run(*self.operator.chosen[name]) if name in self.operator.chosen else found
+            for name, found in self.tuning.items()
+        }
+
 
 class TunedModule(NoTorchScript):
     """Common part of the modules: the problem, and the operators built per device, dtype and size class."""
@@ -129,7 +136,7 @@ class TunedModule(NoTorchScript):
         Before the first call: what would be loaded on torch's default device and dtype, without a graph's size for the
         largest graph.
         """
-        return dict(self._met[4].tuning) if self._met else self.tuning_for(self.graph_class)
+        return self._met[4].current_tuning() if self._met else self.tuning_for(self.graph_class)
 
     def tuning_for(self, graph_class: GraphClass | str | None) -> dict[str, Tuning]:
         """The same for graphs of a class such as ``conv-e14-d5``, on the device and dtype used last."""
@@ -177,6 +184,7 @@ class TunedModule(NoTorchScript):
             device=device,
             deterministic=self.deterministic,
             refused=found.refused,
+            shortlists=found.shortlists,
         )
         if self.schedule is None:
             asked(operator)

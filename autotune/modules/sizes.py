@@ -51,6 +51,11 @@ class Found(NamedTuple):
     def schedules(self) -> dict[str, Any]:
         return {direction: found.schedule for direction, found in self.tuning.items()}
 
+    @property
+    def shortlists(self) -> dict[str, Any]:
+        """What first runs try beside the schedules."""
+        return {direction: found.others for direction, found in self.tuning.items() if found.others}
+
 
 class Lookup:
     """The lookups of a module for one device and dtype, in any number of graph classes.
@@ -108,7 +113,7 @@ class Lookup:
             row = []
             for log2_degree in range(log2_edges + 1) if self.operation in CONVOLUTIONS else (0,):
                 found = self.find(GraphClass(self.operation, log2_edges, log2_degree))
-                key = (*found.schedules.values(), *found.refused)
+                key = (*found.schedules.values(), *found.shortlists.items(), *found.refused)
                 if key not in places:
                     places[key] = len(members)
                     members.append(build(found))

@@ -21,9 +21,9 @@ from kernelgen.ops.operator import Operator
 from kernelgen.problem.edge_vectors import VectorProblem
 from kernelgen.runtime.allocation import empty
 from kernelgen.runtime.arguments import Graph, Operands
+from kernelgen.runtime.calls import AnyRunner, RunnerKey
 from kernelgen.runtime.graph import EdgeOrder
 from kernelgen.runtime.kernel import load_kernel
-from kernelgen.runtime.runner import Runner, SplitRunner
 from kernelgen.schedule.kernel_spec import Spec
 from kernelgen.terms.directions import Direction, backward, forward
 from kernelgen.tracing import is_eager, is_transforming
@@ -47,7 +47,7 @@ class HarmonicProduct:
             raise ProblemError(f"harmonics are {harmonics.dtype} and the product {product.dtype}; expected one dtype")
         self.product, self.harmonics = product, harmonics
         self.inside = frozenset(inside) & frozenset(FUSED if product.problem.is_channelwise else ())
-        self._runners: dict[tuple[Direction, torch.dtype | None, int], Runner | SplitRunner] = {}
+        self._runners: dict[RunnerKey, AnyRunner] = {}
 
     def forward(
         self,
@@ -86,14 +86,14 @@ class HarmonicProduct:
         x, sender = operands[0], graph.sender
         assert x is not None
         key = (direction, None if sender is None else sender.dtype, x.get_device())
+        of_vectors = graph._replace(shapes=graph.shapes | {"y": (graph.num_edges, 3)})
         runner = self._runners.get(key)
         if runner is None:
             tell_of_preparing()
-            index = torch.int64 if sender is None else sender.dtype
-            runner = self._runners[key] = self.product.runner(direction, index, x.device, self.harmonics.problem)
+            runner = self.product.prepared(direction, operands, of_vectors, self._runners, self.harmonics.problem)
         if WATCHERS:
             tell(self.product, direction, graph.num_edges, graph.num_out, sender, graph.receiver)
-        return runner(operands, graph._replace(shapes=graph.shapes | {"y": (graph.num_edges, 3)}), poison)
+        return runner(operands, of_vectors, poison)
 
     def _run_apart(self, graph: Graph, direction: Direction, operands: Operands, poison: bool) -> dict[str, Tensor]:
         v = operands[2]

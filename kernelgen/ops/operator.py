@@ -8,8 +8,10 @@ compile at first use, one for each direction and set of wanted gradients.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
-from collections.abc import Mapping
+import threading
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -18,12 +20,13 @@ from kernelgen.device import device_facts
 from kernelgen.errors import InputError, TuningMissError, UnsupportedError
 from kernelgen.ops.autograd import product
 from kernelgen.ops.base import DTYPES, RegisteredOperator
+from kernelgen.ops.first_run import LISTENERS, Choice, Waiting, can_choose, choose
 from kernelgen.ops.registry import rebuilds, register
 from kernelgen.plan.defaults import default_schedule
 from kernelgen.problem.spherical_harmonics import HarmonicsProblem
 from kernelgen.problem.tensor_product import TensorProductProblem
-from kernelgen.runtime.arguments import Checks
-from kernelgen.runtime.calls import DirectCalls
+from kernelgen.runtime.arguments import Checks, Graph, Operands
+from kernelgen.runtime.calls import AnyRunner, DirectCalls, RunnerKey
 from kernelgen.runtime.graph import NO_ORDER, EdgeOrder, check_ascending, is_in_order, order_by, row_count
 from kernelgen.runtime.index_check import check_ascending_on_device
 from kernelgen.runtime.known_graphs import KNOWN_GRAPHS, Edges
@@ -47,6 +50,7 @@ def build(
     device: torch.device | str = "cpu",
     deterministic: bool = False,
     refused: Mapping[str, str] | None = None,
+    shortlists: Mapping[str, Sequence[Schedule]] | None = None,
 ) -> Operator:
     """The operator of a tensor product.
 
@@ -59,8 +63,11 @@ def build(
     deterministic: every result is bitwise equal from run to run, because sums have a fixed order; this costs time. A
     separate kernel then computes gradients of x, with edges ordered by sender (schedule ``source_backward``).
     refused: directions that may not run, each with the text of its TuningMissError.
+    shortlists: by direction, other schedules that its first run tries beside its own (``first_run``). The fastest one
+    is then in ``schedules``.
     """
-    return register(Operator(problem, schedule, operation, dtype, layout, torch.device(device), deterministic, refused))
+    options = (operation, dtype, layout, torch.device(device), deterministic, refused, shortlists)
+    return register(Operator(problem, schedule, *options))
 
 
 def rebuild(text: str) -> Operator:
@@ -81,6 +88,9 @@ def rebuild(text: str) -> Operator:
         device=data["device"],
         deterministic=data["deterministic"],
         refused=data.get("refused"),
+        shortlists={
+            name: [schedule_from_dict(knobs) for knobs in others] for name, others in data.get("shortlists", {}).items()
+        },
     )
 
 
@@ -103,6 +113,7 @@ class Operator(DirectCalls, RegisteredOperator):
         device: torch.device,
         deterministic: bool,
         refused: Mapping[str, str] | None = None,
+        shortlists: Mapping[str, Sequence[Schedule]] | None = None,
     ) -> None:
         if dtype not in DTYPES:
             raise InputError(f"dtype is {dtype}; expected torch.float32 or torch.float64")
@@ -120,6 +131,10 @@ class Operator(DirectCalls, RegisteredOperator):
         self.is_conv = operation == "conv"
         self.schedules = self._complete(schedule)
         self.refused = dict(refused or {})
+        # By direction, the place of the schedule that a first run chose in its shortlist, and all times in us.
+        self.chosen: dict[str, tuple[int, tuple[float, ...]]] = {}
+        # Of directions whose first run is still to come.
+        self.shortlists = {name: tuple(others) for name, others in (shortlists or {}).items() if others}
         facts = {
             "problem": problem.key,
             "operation": operation,
@@ -130,15 +145,28 @@ class Operator(DirectCalls, RegisteredOperator):
             "couplings": couplings_digest(problem),
             "schedules": {name: schedule.to_dict() for name, schedule in self.schedules.items()},
         }
-        self.text = json.dumps(facts | ({"refused": self.refused} if self.refused else {}), sort_keys=True)
+        if self.refused:
+            facts["refused"] = self.refused
+        if self.shortlists:
+            facts["shortlists"] = {name: [each.to_dict() for each in of] for name, of in self.shortlists.items()}
+        self.text = json.dumps(facts, sort_keys=True)
         self.shared_weights = problem.shared_weights
         self._checks = Checks(problem, operation, dtype, device.type)
         self.graph = self._checks.graph
-        self._runners: dict[tuple[Direction, torch.dtype | None, int], Runner | SplitRunner] = {}
-        # The ends by which some direction's kernel needs the edges in order.
-        fused = [schedule for schedule in self.schedules.values() if self.is_conv and schedule.fuse and problem.paths]
+        self._runners: dict[RunnerKey, AnyRunner] = {}
+        self._choosing = threading.RLock()
+        self._find_orders()
+
+    def _find_orders(self) -> None:
+        """The ends by which some direction's kernel, or one that its first run will try, needs the edges in order."""
+        known = (*self.schedules.values(), *itertools.chain(*self.shortlists.values()))
+        fused = [schedule for schedule in known if self.is_conv and schedule.fuse and self.problem.paths]
         owners = {schedule.owner for schedule in fused}
-        runs = device.type == "cuda" and problem.is_channelwise and any(each.has_long_runs for each in fused)
+        runs = (
+            self.device.type == "cuda"
+            and self.problem.is_channelwise
+            and any(schedule.has_long_runs for schedule in fused)
+        )
         self.by_receiver, self.by_sender = runs or "receiver" in owners, "sender" in owners
 
     def forward(
@@ -222,8 +250,10 @@ class Operator(DirectCalls, RegisteredOperator):
     def spec(self, direction: Direction, index: torch.dtype = torch.int64, device: torch.device | None = None) -> Spec:
         """Spec of the kernel of a direction; without ``fuse`` it is a plain kernel."""
         schedule = self.schedules[direction.name]
-        index_name = INDEX_DTYPES[index] if self.is_conv and schedule.fuse else "int64"
-        return self._spec(direction, schedule, index_name, device)
+        return self._spec(direction, schedule, self._index(schedule, index), device)
+
+    def _index(self, schedule: Schedule, index: torch.dtype | None) -> str:
+        return INDEX_DTYPES[index] if index is not None and self.is_conv and schedule.fuse else "int64"
 
     def specs(self, direction_name: str) -> list[Spec]:
         """Specs of the kernels of a direction with all its outputs."""
@@ -246,19 +276,55 @@ class Operator(DirectCalls, RegisteredOperator):
             deterministic=self.deterministic,
         )
 
-    def runner(
+    def prepared(
         self,
         direction: Direction,
-        index: torch.dtype,
-        device: torch.device,
+        operands: Operands,
+        graph: Graph,
+        runners: dict[RunnerKey, AnyRunner],
         harmonics: HarmonicsProblem | None = None,
-    ) -> Runner | SplitRunner:
-        """The runner of a direction. harmonics: if given, y holds vectors, and the kernel computes their harmonics."""
+    ) -> AnyRunner:
+        """The runner of a direction's first call, kept in ``runners``.
+
+        If the direction has a shortlist, the first call that can choose decides which schedule stays; calls before it
+        take the first one.
+        """
         if direction.name in self.refused:
             raise TuningMissError(self.refused[direction.name])
-        specs = [self.spec(part, index, device) for part in self.parts(direction)]
-        parts = [Runner(dataclasses.replace(spec, harmonics=harmonics), self._checks) for spec in specs]
-        return parts[0] if len(parts) == 1 else SplitRunner(*parts)
+        x, sender = operands[0], graph.sender
+        assert x is not None
+        index = None if sender is None else sender.dtype
+
+        def make(schedule: Schedule) -> AnyRunner:
+            parts = [(part, schedule if len(kinds) == 1 else self.schedules[part.name]) for part in kinds]
+            specs = [self._spec(part, each, self._index(each, index), x.device) for part, each in parts]
+            made = [Runner(dataclasses.replace(spec, harmonics=harmonics), self._checks) for spec in specs]
+            return made[0] if len(made) == 1 else SplitRunner(*made)
+
+        kinds, others = self.parts(direction), self.shortlists.get(direction.name, ())
+        key = (direction, index, x.get_device())
+        if others and not can_choose(x, graph.num_edges):
+            first = make(self.schedules[direction.name])
+            runners[key] = Waiting(
+                first, lambda given, graph: self.prepared(direction, given, graph, runners, harmonics)
+            )
+            return runners[key]
+        if others:
+            with self._choosing:
+                if direction.name in self.shortlists:
+                    schedules = (self.schedules[direction.name], *others)
+                    self._take(choose(self, direction, schedules, make, operands, graph))
+        runners[key] = make(self.schedules[direction.name])
+        return runners[key]
+
+    def _take(self, choice: Choice) -> None:
+        name = choice.direction.name
+        self.schedules[name] = choice.schedules[choice.place]
+        self.chosen[name] = (choice.place, choice.times_us)
+        del self.shortlists[name]
+        self._find_orders()
+        for listener in tuple(LISTENERS):
+            listener(choice)
 
     def parts(self, direction: Direction) -> tuple[Direction, ...]:
         """The directions of the kernels that compute a direction's outputs."""

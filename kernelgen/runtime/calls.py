@@ -15,9 +15,13 @@ from kernelgen.errors import InputError
 from kernelgen.problem.tensor_product import TensorProductProblem
 from kernelgen.runtime.arguments import Graph, Operands
 from kernelgen.runtime.graph import EdgeOrder
-from kernelgen.runtime.runner import Runner, SplitRunner
 from kernelgen.terms.directions import Direction, backward, double_backward, forward
 from kernelgen.watchers import WATCHERS, tell, tell_of_preparing
+
+# Runs one direction on operands and a graph (``poison``: see Runner); outputs by slot.
+AnyRunner = Callable[..., dict[str, Tensor]]
+# Direction, dtype of the indices (None for a plain product) and number of the device.
+RunnerKey = tuple[Direction, torch.dtype | None, int]
 
 
 class DirectCalls(ABC):
@@ -29,11 +33,13 @@ class DirectCalls(ABC):
     shared_weights: bool
     # Makes the checked graph of x, y, sender, receiver, num_out and order, which all calls on it share.
     graph: Callable[..., Graph]
-    _runners: dict[tuple[Direction, torch.dtype | None, int], Runner | SplitRunner]
+    _runners: dict[RunnerKey, AnyRunner]
 
     @abstractmethod
-    def runner(self, direction: Direction, index: torch.dtype, device: torch.device) -> Runner | SplitRunner:
-        """The runner of a direction."""
+    def prepared(
+        self, direction: Direction, operands: Operands, graph: Graph, runners: dict[RunnerKey, AnyRunner]
+    ) -> AnyRunner:
+        """The runner of a direction's first call, kept in ``runners``."""
 
     def for_size(self, num_edges: int, num_out: int) -> DirectCalls:
         """The operator for a graph: this one, unless it is a family."""
@@ -153,7 +159,7 @@ class DirectCalls(ABC):
         runner = self._runners.get(key)
         if runner is None:
             tell_of_preparing()
-            runner = self._runners[key] = self.runner(direction, key[1] or torch.int64, x.device)
+            runner = self.prepared(direction, operands, graph, self._runners)
         if WATCHERS:
             tell(self, direction, graph.num_edges, graph.num_out, sender, graph.receiver)
         return runner(operands, graph, poison)

@@ -19,7 +19,7 @@ from autotune.integrations.acceleration import CONVOLUTIONS, KIND_NAMES
 from autotune.models.packages.base import Package
 from autotune.models.packages.registry import PACKAGES
 from autotune.models.whole_model import WholeModel
-from autotune.text import CAPTURED, STREAMED
+from autotune.text import CAPTURED, FUSED, STREAMED
 
 STOCK, SYMMETRIX = "stock", "symmetrix"
 # The module of each peer, and what to install for it.
@@ -42,6 +42,7 @@ def contenders_of(package: Package) -> tuple[str, ...]:
         OURS,
         *((CAPTURED,) if package.captured else ()),
         STREAMED,
+        FUSED,
         *together,
         DEFAULT,
         STOCK,
@@ -75,11 +76,8 @@ def build(contender: str, model: WholeModel) -> tuple[WholeModel, str]:
         return model, ""
     if contender in (OURS, DEFAULT):
         return model, _accelerated(model.module, KIND_NAMES)
-    if contender == STREAMED:
-        said = _accelerated(model.module, KIND_NAMES, edge_weights="streamed")
-        if not any(getattr(module, "always_streamed", False) for module in model.module.modules()):
-            raise PeerError(f"no convolution forms the weights of its edges itself: {said}")
-        return model, said
+    if contender in (STREAMED, FUSED):
+        return model, _with_weights_inside(contender, model)
     if contender == CAPTURED:
         from autotune.captured.capture import capture
 
@@ -97,6 +95,17 @@ def build(contender: str, model: WholeModel) -> tuple[WholeModel, str]:
     for name in names:
         _require_kernels(name, made, caught)
     return model.with_module(made), ""
+
+
+def _with_weights_inside(contender: str, model: WholeModel) -> str:
+    """What was replaced; PeerError unless convolutions form the weights of their edges, the way that was asked."""
+    how, mark = {STREAMED: ("streamed", "always_streamed"), FUSED: ("fused", "is_fused")}[contender]
+    if contender == FUSED and torch.device(model.device).type != "cuda":
+        raise PeerError("weights are formed in registers on a GPU only")
+    said = _accelerated(model.module, KIND_NAMES, edge_weights=how)
+    if not any(getattr(module, mark, False) for module in model.module.modules()):
+        raise PeerError(f"no convolution forms the weights of its edges itself: {said}")
+    return said
 
 
 def _accelerated(model: torch.nn.Module, kinds: tuple[str, ...], **options: Any) -> str:

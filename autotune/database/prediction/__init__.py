@@ -2,5 +2,5 @@
 
 In: a spec and a graph class. Out: the schedule with the least predicted time among other problems' winners and the
 rules' default. Read ``features``, ``trees`` (the model), ``table`` (its file), ``pool`` (the schedules it ranks),
-``predicted``.
+``predicted``, ``first_runs`` (what a first run chose among the likeliest).
 """

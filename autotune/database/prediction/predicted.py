@@ -2,25 +2,48 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from autotune.database.prediction.pool import directions_of, is_small, nearest_class, plan_of, pool_of, ranked, scores
+from autotune.database.prediction.first_runs import tries
+from autotune.database.prediction.pool import (
+    directions_of,
+    edges_for_rules,
+    is_small,
+    nearest_class,
+    plan_of,
+    pool_of,
+    ranked,
+    scores,
+)
 from autotune.database.prediction.table import PredictionTable, Winner, table_for
 from autotune.workload.graph_class import GraphClass
+from kernelgen.plan.defaults import default_schedule
 from kernelgen.schedule.kernel_spec import Spec
 from kernelgen.schedule.knobs import Knobs
 from kernelgen.schedule.tensor_product import CudaSchedule, Schedule
 
+_PLAIN = CudaSchedule()
+# Knobs that do not say how the work is divided.
+DETAILS: dict[str, Any] = {
+    name: getattr(_PLAIN, name)
+    for name in ("path_groups", "finish", "zeros", "ahead", "prefetch", "stage_edges", "stream", "min_blocks")
+}
+
 
 @dataclass(frozen=True)
 class Predicted:
-    """A legal schedule and one sentence about where it comes from and what it is expected to cost."""
+    """A legal schedule and one sentence about where it comes from and what it is expected to cost.
+
+    others: what a first run tries beside it, the likeliest first.
+    """
 
     schedule: Schedule
     reason: str
+    others: tuple[Schedule, ...] = ()
 
 
 def serves(spec: Any) -> bool:
@@ -56,10 +79,33 @@ def predict(spec: Any, graph_class: GraphClass | None, faults: Collection[str] =
     if table is None or near is None:
         return None
     skewed = graph_class is not None and graph_class.waits_for_longest(spec.facts)
-    for schedule in _order(table, spec, near, skewed):
-        if schedule.key not in faults:
-            return Predicted(schedule, _reason(spec, near, table))
-    return None
+    order = [schedule for schedule in _order(table, spec, near, skewed) if schedule.key not in faults]
+    if not order:
+        return None
+    first, *others = shortlist(order, _rules(spec, near, skewed), tries())
+    return Predicted(first, _reason(spec, near, table, bool(others)), tuple(others))
+
+
+def shortlist(order: Sequence[CudaSchedule], rules: Schedule | None, count: int) -> list[CudaSchedule]:
+    """Of schedules in their order the likeliest: at most ``count``, which differ in more than :data:`DETAILS`.
+
+    Where the model errs, it errs about all that divide the work alike. The last is the rules' default, if it is in the
+    order: it needs no model, so a first run is never worse than it.
+    """
+    found: dict[CudaSchedule, CudaSchedule] = {}
+    for schedule in order:
+        found.setdefault(dataclasses.replace(schedule, **DETAILS), schedule)
+    likeliest = list(found.values())
+    if isinstance(rules, CudaSchedule) and rules in order and rules not in likeliest[:count] and count > 1:
+        return [*likeliest[: count - 1], rules]
+    return likeliest[:count]
+
+
+def _rules(spec: Spec, graph_class: GraphClass, skewed: bool) -> Schedule | None:
+    """The rules' default, as its plan has it."""
+    rules = default_schedule(spec, edges_for_rules(spec.facts, graph_class))
+    plan = plan_of(spec, rules.for_skew() if skewed else rules)
+    return plan.spec.schedule if plan is not None else None
 
 
 @functools.lru_cache(maxsize=256)
@@ -98,7 +144,7 @@ def expected_group(operation: str, graph_class: GraphClass) -> str:
     return f"{operation} {'small' if is_small(graph_class) else 'large'}"
 
 
-def _reason(spec: Spec, graph_class: GraphClass, table: PredictionTable) -> str:
+def _reason(spec: Spec, graph_class: GraphClass, table: PredictionTable, chooses: bool) -> str:
     name, loss = table.device.get("name"), table.expected[expected_group(spec.operation, graph_class)]
     text = (
         f"predicted for {graph_class.text} by a model of {table.trials:,} trials of {table.problems} problems on "
@@ -106,6 +152,11 @@ def _reason(spec: Spec, graph_class: GraphClass, table: PredictionTable) -> str:
         f"(replay of these trials, each problem held out in turn; {loss['measured']:.0%} of its choices were "
         f"measured, others estimated; its choices among measured trials take {loss['tried']:.2f})"
     )
+    if chooses:
+        text += (
+            f"; the first run on a graph of this size tries it and the next likely schedules, and keeps the fastest: "
+            f"expected {loss['first_mean']:.2f} and {loss['first_worst']:.2f}"
+        )
     if table.device.get("slug") == spec.facts.slug:
         return text
     text += f"; for {spec.facts.name} this is a transfer, an estimate that nobody has measured"

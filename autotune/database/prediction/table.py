@@ -23,7 +23,7 @@ from kernelgen.errors import EquituneError, cause_of
 from kernelgen.json_data import parse_json
 from kernelgen.schedule.tensor_product import CudaSchedule, schedule_from_dict
 
-FORM = 2
+FORM = 3
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,8 +40,9 @@ class PredictionTable:
     """device: as in a database. winners: by ``operation direction``. classes: recorded graph classes, by operation.
 
     expected: by ``operation size`` (``conv small``) the time over the tuned time in the cross-validation; ``tried`` is
-    the mean of choices among a problem's own trials, which are all measured. transfer: by architecture, what schedules
-    are estimated to cost there, over the fastest trial that is legal there (``replay.defaults.transfer``).
+    the mean of choices among a problem's own trials, which are all measured; ``first_mean`` and ``first_worst`` are of
+    what a first run keeps. transfer: by architecture, what schedules are estimated to cost there, over the fastest
+    trial that is legal there (``replay.defaults.transfer``).
     """
 
     device: Mapping[str, Any]

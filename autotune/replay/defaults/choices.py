@@ -97,3 +97,5 @@ CHOICES: Mapping[str, Callable[[Held], CudaSchedule | None]] = {
 
 # The runtime's way to choose, by the name that records give it; and the same model's among a study's trials.
 CHOSEN, TRIED = "model", "model, any trial"
+# The fastest of the shortlist that a first run tries (``prediction.predicted.shortlist``).
+FIRST_RUN = "first run"

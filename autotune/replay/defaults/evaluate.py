@@ -18,10 +18,11 @@ import numpy as np
 
 from autotune.database.entry import Entry
 from autotune.database.prediction.features import Features
-from autotune.database.prediction.predicted import expected_group
+from autotune.database.prediction.first_runs import TRIED
+from autotune.database.prediction.predicted import expected_group, shortlist
 from autotune.database.prediction.table import knobs_of
 from autotune.database.prediction.trees import Trees
-from autotune.replay.defaults.choices import CHOICES, CHOSEN, Held, hold_out
+from autotune.replay.defaults.choices import CHOICES, CHOSEN, FIRST_RUN, Held, hold_out
 from autotune.replay.defaults.fit import Settings, fit_studies
 from autotune.replay.defaults.studies import Trials, name_of
 from kernelgen.schedule.tensor_product import CudaSchedule
@@ -103,9 +104,16 @@ def costs_of(held: Iterable[Held], estimator: Estimator) -> list[dict[str, Cost]
             for name, choose in CHOICES.items()
             if (schedule := choose(one)) is not None
         }
-        | {"best of the pool": min((estimator.cost(one.study, s) for s in one.pool), key=lambda cost: cost.ratio)}
+        | {
+            FIRST_RUN: _least(estimator, one, shortlist(one.order, one.pool[0], TRIED)),
+            "best of the pool": _least(estimator, one, one.pool),
+        }
         for one in held
     ]
+
+
+def _least(estimator: Estimator, one: Held, schedules: Iterable[CudaSchedule]) -> Cost:
+    return min((estimator.cost(one.study, schedule) for schedule in schedules), key=lambda cost: cost.ratio)
 
 
 def summary(costs: Sequence[Cost]) -> dict[str, float | int]:
@@ -145,13 +153,17 @@ def table_of(held: Sequence[Held], costs: Sequence[Mapping[str, Cost]]) -> dict[
 
 
 def rows_of(held: Sequence[Held], costs: Sequence[Mapping[str, Cost]]) -> list[list[Any]]:
-    """By study: its name (``name_of``), cost by rules, by the model, if measured, the model's choice (``knobs_of``)."""
+    """By study: its name (``name_of``), cost by rules, by the model, if measured, the model's choice (``knobs_of``),
+    cost of what a first run keeps."""
     rows = []
     for one, cost in zip(held, costs, strict=True):
         found, choice = cost[CHOSEN], CHOICES[CHOSEN](one)
         assert choice is not None
         by_rules = round(cost["rules"].ratio, 4)
-        rows.append([*name_of(one.study.entry), by_rules, round(found.ratio, 4), found.measured, knobs_of(choice)])
+        kept = round(cost[FIRST_RUN].ratio, 4)
+        rows.append(
+            [*name_of(one.study.entry), by_rules, round(found.ratio, 4), found.measured, knobs_of(choice), kept]
+        )
     return rows
 
 

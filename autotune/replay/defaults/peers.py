@@ -12,13 +12,18 @@ from autotune.bench.text import peer_times
 LOST = 0.95
 
 
-def against_peers(bench: Iterable[Row], choices: Sequence[Sequence[Any]]) -> dict[str, Any]:
+# Where a row of the record has the cost of the model's choice, and of what a first run keeps.
+BY_MODEL, BY_FIRST_RUN = 7, 10
+
+
+def against_peers(bench: Iterable[Row], choices: Sequence[Sequence[Any]], cost: int = BY_MODEL) -> dict[str, Any]:
     """Single passes of the suite with an untuned choice: how many, how many lost, and the least ratio with its row.
 
     A ratio is the fastest peer's time over our tuned time, divided by the choice's cost. choices: of the record's
-    ``rows``. Passes of several kernels, deterministic rows, and those without a study or a peer are left out.
+    ``rows``; cost: the place of the cost that counts. Passes of several kernels, deterministic rows, and those without
+    a study or a peer are left out.
     """
-    costs = {tuple(choice[:6]): float(choice[7]) for choice in choices}
+    costs = {tuple(choice[:6]): float(choice[cost]) for choice in choices}
     found = []
     for row in bench:
         name = tuple(row[key] for key in ("label", "operation", "pass", "dtype", "layout", "graph_class"))

@@ -16,11 +16,11 @@ from autotune.database.prediction.trees import Trees
 from autotune.database.store import database_path, load_table, replace_file
 from autotune.database.trial_archive import SUFFIX
 from autotune.errors import ConfigError
-from autotune.replay.defaults.choices import CHOSEN, TRIED, Held, winner_of
+from autotune.replay.defaults.choices import CHOSEN, FIRST_RUN, TRIED, Held, winner_of
 from autotune.replay.defaults.comparisons import comparisons_path, read_comparisons, with_compared
 from autotune.replay.defaults.evaluate import Estimator, costs_of, hold_out_each, rows_of, starts_of, table_of
 from autotune.replay.defaults.fit import fit_studies
-from autotune.replay.defaults.peers import against_peers
+from autotune.replay.defaults.peers import BY_FIRST_RUN, against_peers
 from autotune.replay.defaults.studies import Trials, facts_of, read_studies, spec_of
 from autotune.replay.defaults.transfer import transfers
 from autotune.search.spaces.tensor_product import search_space
@@ -84,7 +84,9 @@ def replay_defaults(archive: Path, results: Path, note: Callable[[str], None]) -
         "starts": starts_of(held, _orders(held, entries), estimator),
         "transfer": transfers(held, estimator),
     }
-    record["suite"] = against_peers(stored_rows(results, facts), record["rows"])
+    bench = list(stored_rows(results, facts))
+    record["suite"] = against_peers(bench, record["rows"])
+    record["suite_first_run"] = against_peers(bench, record["rows"], BY_FIRST_RUN)
     trees = fit_studies(studies)
     table = table_data(device, entries, studies, trees, expected_of(found), record["transfer"])
     path = record_path(results, device["slug"])
@@ -109,9 +111,14 @@ def _orders(held: Sequence[Held], entries: Sequence[Entry]) -> dict[str, list[li
 
 def expected_of(choices: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, float]]:
     """What the runtime's choice costs by the cross-validation, by size. choices: of the record."""
-    tried = choices[TRIED]["by size"]
+    tried, first = (choices[name]["by size"] for name in (TRIED, FIRST_RUN))
     return {
-        size: {**{key: found[key] for key in ("mean", "worst", "measured")}, "tried": tried[size]["mean"]}
+        size: {
+            **{key: found[key] for key in ("mean", "worst", "measured")},
+            "tried": tried[size]["mean"],
+            "first_mean": first[size]["mean"],
+            "first_worst": first[size]["worst"],
+        }
         for size, found in choices[CHOSEN]["by size"].items()
     }
 

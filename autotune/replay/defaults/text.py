@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from autotune.database.prediction.first_runs import TRIED
+
 
 def costs_table(record: Mapping[str, Any]) -> Any:
     """Times over the tuned time, by way to choose: of all studies, and by size of graph."""
@@ -17,8 +19,9 @@ def costs_table(record: Mapping[str, Any]) -> Any:
     starts = record["starts"]
     for name, found in starts.items():
         note += f"; best of the first 2 in the order {name} {found['2']:.3f}"
-    suite = record["suite"]
+    suite, kept = record["suite"], record["suite_first_run"]
     note += f"; {suite['lost']} of {suite['rows']} single passes of the suite below 0.95 of the fastest peer"
+    note += f", {kept['lost']} after a first run, which tries {TRIED} schedules"
     table = Table(title=title, caption=note)
     table.add_column("choice", no_wrap=True)
     for column in ("mean", "worst", "beyond 1.35", "measured", *(f"{size}, mean" for size in sizes)):

@@ -18,7 +18,8 @@ from autotune.database.candidates import query
 from autotune.database.lookup import Finder, find_schedule
 from autotune.database.prediction import pool, predicted, table, work
 from autotune.database.prediction.features import NAMES, Features
-from autotune.database.prediction.predicted import by_predicted_time, predict
+from autotune.database.prediction.first_runs import TRIED
+from autotune.database.prediction.predicted import by_predicted_time, predict, shortlist
 from autotune.database.prediction.trees import Trees
 from autotune.database.store import DatabaseWarning
 from autotune.search.spaces.tensor_product import search_space
@@ -257,3 +258,29 @@ def test_what_models_disagree_about_counts_as_slower() -> None:
 def test_the_table_is_small() -> None:
     path = table.table_path(paths.results_dir(), "nvidia-h200")
     assert path.stat().st_size < 700_000
+
+
+def test_a_shortlist_has_likely_schedules_that_divide_the_work_in_other_ways_and_the_rules() -> None:
+    wide, narrow = CudaSchedule(block_size=128), CudaSchedule(block_size=64)
+    alike = [dataclasses.replace(wide, path_groups=2), dataclasses.replace(wide, stage_edges=8, stream=True)]
+    rules, last = CudaSchedule(accumulate="atomics"), CudaSchedule(block_size=32)
+    order = [wide, *alike, narrow, last, rules]
+    assert shortlist(order, None, 3) == [wide, narrow, last]
+    assert shortlist(order, rules, 3) == [wide, narrow, rules] == shortlist(order, rules, 3)
+    assert shortlist(order, rules, 1) == [wide] and shortlist(order, rules, 9) == [wide, narrow, last, rules]
+    assert shortlist(order[:-1], rules, 9) == [wide, narrow, last], "the rules' default is illegal or failed"
+
+
+def test_the_runtime_offers_legal_others_and_the_rules(shipped_with_table: Path) -> None:
+    for text in ("conv-e17-d7", "conv-e8-d4", "conv-e17-d5-s5"):
+        found = find(text)
+        assert found.origin == "predicted" and len(found.others) == TRIED - 1 and found.schedule not in found.others
+        spec = spec_of(NEW, "backward")
+        for schedule in found.others:
+            make_plan(dataclasses.replace(spec, schedule=schedule))
+        skewed = text.endswith("s5")
+        assert all(schedule == schedule.for_skew() for schedule in found.others) or not skewed
+        rules = default_schedule(spec, pool.edges_for_rules(H200, GraphClass.parse(text)))
+        made = make_plan(dataclasses.replace(spec, schedule=rules.for_skew() if skewed else rules)).spec.schedule
+        assert made in (found.schedule, *found.others)
+        assert "the first run on a graph of this size tries it and the next likely schedules" in found.reason

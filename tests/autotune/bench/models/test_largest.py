@@ -238,7 +238,7 @@ def test_on_a_gpu_memory_is_measured() -> None:
 
 def test_equitune_takes_part_with_streamed_weights_too() -> None:
     mace = package_named("mace")
-    assert contenders_for(mace)[:3] == ("equitune", "equitune-captured", "equitune-streamed")
+    assert contenders_for(mace)[:4] == (*("equitune", "equitune-captured", "equitune-streamed", "equitune-fused"),)
     assert set(contenders_of(mace)) - set(contenders_for(mace)) == {"symmetrix"}
     with pytest.raises(PeerError, match="nothing of the model was replaced"):
         build("equitune-streamed", open_model(TINY))

@@ -172,6 +172,7 @@ def test_allegros_own_forms_of_its_product_are_contenders() -> None:
             "equitune",
             "equitune-captured",
             "equitune-streamed",
+            "equitune-fused",
             "equitune-default",
             "stock",
             "cuequivariance",
@@ -268,6 +269,8 @@ def test_peers_that_need_a_gpu_say_so_on_a_cpu() -> None:
     model = open_model(TINY)
     with pytest.raises(PeerError):
         build("cuequivariance", model)
+    with pytest.raises(PeerError, match="weights are formed in registers on a GPU only"):
+        build("equitune-fused", model)
     with pytest.raises(PeerError, match="CUDA graphs need a GPU"):
         build("equitune-captured", model)
     with pytest.raises(PeerError, match="symmetrix"):
@@ -276,10 +279,10 @@ def test_peers_that_need_a_gpu_say_so_on_a_cpu() -> None:
 
 def test_contenders_are_chosen_by_name() -> None:
     mace = package_named("mace")
-    assert contenders_of(mace)[:4] == (
-        *("equitune", "equitune-captured", "equitune-streamed", "equitune+cuequivariance"),
+    assert contenders_of(mace)[:5] == (
+        *("equitune", "equitune-captured", "equitune-streamed", "equitune-fused", "equitune+cuequivariance"),
     )
-    assert contenders_of(mace)[4:6] == ("equitune-default", "stock")
+    assert contenders_of(mace)[5:7] == ("equitune-default", "stock")
     assert chosen(mace, ("stock", "equitune")) == ("equitune", "stock")
     with pytest.raises(ConfigError, match="did you mean 'stock'"):
         chosen(mace, ("stok",))
