@@ -8,7 +8,8 @@ An entry has the operator's ``text``, by which exported models name it, and ``ca
     outputs     slots that get a gradient; those that ``writes`` lacks are zero
     writes      by slot ``zero`` (the kernel adds to zeros), ``inside`` (it zeroes itself) or ``empty`` (it overwrites)
     reads       places of its operands in ``kernelgen.terms.directions.OPERANDS``
-    order       ``receiver`` or ``sender``: the nodes that a worker owns; ``element`` or ``given``: of a contraction
+    order       ``receiver`` or ``sender``: the end by which the edges must be in order, for workers that own its nodes
+                or store its rows; ``element`` or ``given``: of a contraction
     gathers     whether rows of nodes are gathered and summed outside of the kernel
     partial_y   rows of partial sums of dF/dy, 0 for none
     task_nodes  nodes of a contraction's task, else 0
@@ -105,7 +106,7 @@ def _of_product(operator: Operator, call: Call, indices: tuple[str, ...]) -> Ite
             "outputs": part.outputs,
             "writes": recipe.writes,
             "reads": [OPERANDS.index(name) for name in recipe.reads],
-            "order": recipe.owner,
+            "order": recipe.order,
             "gathers": recipe.gathers,
             "partial_y": recipe.partial_y,
             "task_nodes": 0,

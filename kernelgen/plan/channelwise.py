@@ -13,7 +13,7 @@ from typing import Any
 from kernelgen.plan.path_groups import Group
 from kernelgen.problem.tensor_product import TensorProductProblem
 from kernelgen.schedule.kernel_spec import BYTES, Spec
-from kernelgen.schedule.tensor_product import CudaSchedule
+from kernelgen.schedule.tensor_product import LONG_RUN, CudaSchedule
 from kernelgen.terms.clebsch_gordan import EdgeValue, edge_slots, path_terms
 
 
@@ -65,6 +65,11 @@ class Plan:
         adds = self.spec.operation == "conv" and schedule.accumulate == "atomics"
         return adds and isinstance(schedule, CudaSchedule) and schedule.runs == "waves"
 
+    @property
+    def stores_whole_rows(self) -> bool:
+        """CUDA: whether a run stores the rows of receivers whose edges it has all, and adds to the others alone."""
+        return isinstance(self.spec.schedule, CudaSchedule) and self.spec.schedule.zeros == "cut"
+
     def sums_of(self, group: Group) -> int:
         """CUDA: elements of :attr:`node_sums` that a team of this group holds."""
         problem = self.spec.problem
@@ -112,6 +117,19 @@ class Plan:
     def units(self) -> int:
         """CUDA: (group, tile) pairs, each a team's share of one run of edges."""
         return units_of(self.groups, self.tile)
+
+
+def why_no_row_is_whole(plan: Plan) -> str:
+    """CUDA: why runs of edges may not store the rows that are theirs alone (``zeros="cut"``); empty if they may."""
+    spec, used = plan.spec, {path.out for path in plan.spec.problem.paths}
+    if spec.direction.outputs != "g":
+        return f"is for kernels that sum values at receivers and nothing else, not for {spec.direction.text}"
+    if not (spec.takes_runs and spec.schedule.has_long_runs):
+        return f"is for convolutions with accumulate='atomics' and edges_per_chunk of at least {LONG_RUN}"
+    if plan.exclusive_out & used != set(range(len(spec.problem.out))):
+        groups = f"path_groups={len(plan.groups)}"
+        return f"stores whole rows, and with {groups} some block of the result is written by several groups or by none"
+    return ""
 
 
 def units_of(groups: Iterable[Group], tile: int) -> int:

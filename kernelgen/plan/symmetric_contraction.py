@@ -95,7 +95,7 @@ def _check_zeros(plan: ContractionPlan, schedule: ContractionCudaSchedule) -> Co
     if schedule.zeros == "apart":
         return plan
     if plan.spec.facts.is_hip:
-        raise ScheduleError(ORDER_OF_BLOCKS)
+        raise ScheduleError(f"zeros={schedule.zeros!r} {ORDER_OF_BLOCKS}")
     if plan.sums_weights and not plan.has_rows:
         return plan
     apart = dataclasses.replace(schedule, zeros="apart")

@@ -17,6 +17,7 @@ from kernelgen.plan.channelwise import (
     registers_of,
     stage_elements,
     sums_elements,
+    why_no_row_is_whole,
 )
 from kernelgen.plan.l2_prefetch import broken_span, row_spans
 from kernelgen.plan.pairs import PairPlan, pair_plan
@@ -77,9 +78,13 @@ def _check_zeros(plan: ProductPlan, schedule: CudaSchedule) -> ProductPlan:
     if schedule.zeros == "apart":
         return plan
     if plan.spec.facts.is_hip:
-        raise ScheduleError(ORDER_OF_BLOCKS)
+        raise ScheduleError(f"zeros={schedule.zeros!r} {ORDER_OF_BLOCKS}")
     if not isinstance(plan, Plan):
-        raise ScheduleError("zeros='inside' begins while zeros are written, and this kernel does not wait for those")
+        raise ScheduleError(
+            f"zeros={schedule.zeros!r} begins while zeros are written, and this kernel does not wait for those"
+        )
+    if schedule.zeros == "cut" and (why := why_no_row_is_whole(plan)):
+        raise ScheduleError(f"zeros='cut' {why}")
     if plan.zeroed:
         return plan
     assert isinstance(plan.spec.schedule, CudaSchedule)

@@ -150,7 +150,7 @@ class _CudaRun:
         self._kernel = kernel  # keeps the module loaded
         self._handle = kernel.handle
         self._launch = launch_function()
-        self._writes_zeros = getattr(plan.spec.schedule, "zeros", "") == "inside"
+        self._writes_zeros = getattr(plan.spec.schedule, "zeros", "apart") != "apart"
         self._allowed: set[int] = set()
         self._held: int | None = None  # blocks of a multiprocessor, found when first needed
         self._geometry: dict[tuple[int, int, int], tuple[int, int, int]] = {}

@@ -51,8 +51,9 @@ class Recipe:
 
     writes: by live slot, ``zero`` (the kernel adds to zeros), ``inside`` (the kernel zeroes it itself first) or
     ``empty`` (it overwrites). reads: names of the operands. gathers: rows of nodes are gathered for the kernel, and its
-    rows summed. owner, partial_y: of the plan. permuted: of the kernel that takes runs of edges by receiver, where
-    those are better than runs in a graph's own order.
+    rows summed. order: the end by which the kernel must have the edges in order, or empty. partial_y: of the plan.
+    permuted: of the kernel that takes runs of edges by receiver, where those are better than runs in a graph's own
+    order.
     """
 
     spec: Spec
@@ -60,7 +61,7 @@ class Recipe:
     writes: dict[str, str]
     reads: tuple[str, ...]
     gathers: bool
-    owner: str
+    order: str
     partial_y: int
     permuted: Spec | None
 
@@ -78,10 +79,14 @@ def recipe_of(spec: Spec, is_conv: bool, plan: AnyPlan | None = None) -> Recipe:
         return Recipe(spec, None, {}, (), gathers, "", 0, None)
     plan = plan or make_plan(live)
     schedule = spec.schedule
-    zeroed = "inside" if isinstance(schedule, CudaSchedule) and schedule.zeros == "inside" else "zero"
+    zeros = schedule.zeros if isinstance(schedule, CudaSchedule) else "apart"
+    zeroed = "zero" if zeros == "apart" else "inside"
     writes = {slot: zeroed if f"out_{slot}" in plan.zeroed else "empty" for slot in live.direction.outputs}
-    permuted = dataclasses.replace(live, permuted=True) if spec.takes_runs and schedule.has_long_runs else None
-    return Recipe(live, plan, writes, live.operands, gathers, plan.owner, plan.partial_y, permuted)
+    # A kernel that stores whole rows is right only with the receivers' spans, and takes the edges as they say.
+    order = "receiver" if zeros == "cut" else plan.owner
+    by_receiver = spec.takes_runs and schedule.has_long_runs and not order
+    permuted = dataclasses.replace(live, permuted=True) if by_receiver else None
+    return Recipe(live, plan, writes, live.operands, gathers, order, plan.partial_y, permuted)
 
 
 class Runner:
@@ -101,7 +106,8 @@ class Runner:
         self.dead = tuple(slot for slot in spec.direction.outputs if slot not in self.live)
         # Of the kernel that takes edges by receiver, if runs of those are better than of a graph's own order.
         self.permuted = recipe.permuted
-        self.owner, self.partial_y = recipe.owner, recipe.partial_y
+        # The end by which the kernel must have the edges in order.
+        self.order, self.partial_y = recipe.order, recipe.partial_y
         # Live outputs that must be zero before the kernel adds to them.
         self.zeroed = "".join(slot for slot, rule in recipe.writes.items() if rule != "empty")
         # Position, name and slot of the operands that the kernel reads.
@@ -130,7 +136,7 @@ class Runner:
         x, kernel = operands[0], self.kernel
         assert x is not None and kernel is not None
         # Variables, because an order made for this call must live until the launch is queued.
-        spans, perm = self._spans(graph) if self.owner else (None, None)
+        spans, perm = self._spans(graph) if self.order else (None, None)
         if self.permuted is not None and graph.order.perm is not None:
             kernel, perm = load_kernel(self.permuted), graph.order.perm
         results = self._allocate(graph, x, poison)
@@ -151,9 +157,9 @@ class Runner:
         return results
 
     def _spans(self, graph: Graph) -> tuple[Tensor, Tensor | None]:
-        """Spans and permutation of the edges by owner, made here if the graph has none."""
+        """Spans and permutation of the edges in order, made here if the graph has none."""
         order = graph.order
-        if self.owner == "receiver":
+        if self.order == "receiver":
             if order.spans is not None:
                 return order.spans, order.perm
             assert graph.receiver is not None

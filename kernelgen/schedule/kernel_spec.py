@@ -15,7 +15,8 @@ from kernelgen.schedule.tensor_product import Schedule
 from kernelgen.terms.directions import OPERANDS, Direction, HarmonicsDirection
 
 BYTES = {"float32": 4, "float64": 8}
-ORDER_OF_BLOCKS = "zeros='inside' relies on the order in which blocks start, which an AMD GPU does not keep to"
+# After the name of a knob's value.
+ORDER_OF_BLOCKS = "relies on the order in which blocks start, which an AMD GPU does not keep to"
 # Pointer arguments of every kernel, in this order; null if unused.
 BUFFERS = (
     *OPERANDS,

@@ -80,7 +80,9 @@ class CudaSchedule(Schedule):
     block_size: threads of a block. min_blocks: registers are limited so that this many blocks fit on a multiprocessor
         (1: as many registers as a thread can have; 0: the compiler chooses, often fewer).
     zeros: outputs that the kernel adds to are zeroed ``apart``, by a launch before it, or ``inside``, by its own first
-        blocks; the other blocks wait for those before their first sum.
+        blocks; the other blocks wait for those before their first sum. ``cut`` (values summed in long runs of edges by
+        receiver): a row whose edges are all in one run is stored. Only rows that a run's end cuts are added to, and
+        only those and rows without edges are zeroed, by the first blocks.
     runs: of workers that own no node. ``fixed``: each takes ``edges_per_chunk`` edges. ``waves``: at most about that,
         and as many fewer that all blocks fill whole waves of the device.
     writes: how rows of x's gradient and of values reach memory. ``lanes``: each lane writes its own channels. ``rows``:
@@ -120,7 +122,7 @@ class CudaSchedule(Schedule):
         "block_size": (32, 64, 128, 256, 512),
         "min_blocks": (0, 1, 2, 3, 4, 6, 8, 12, 16),
         "finish": ("blocks", "unrolled"),
-        "zeros": ("apart", "inside"),
+        "zeros": ("apart", "inside", "cut"),
         "writes": ("lanes", "rows"),
         "runs": ("fixed", "waves"),
     }

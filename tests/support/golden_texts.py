@@ -100,13 +100,14 @@ FETCHING = (
     "writes",
     "channel_block",
 )
-# Values of knobs that have too many.
-SAMPLES = {"path_groups": (1, 2, 3, 4, 5, 7), "threads": (0, 1, 8)}
+# Values of knobs that have too many, or some that not every direction has.
+SAMPLES = {"path_groups": (1, 2, 3, 4, 5, 7), "threads": (0, 1, 8), "zeros": ("apart", "inside")}
 
 
 def cases() -> dict[str, AnySpec]:
     """The specs by name; all are legal."""
-    every = [*_knobs(), *_channelwise(), *_permuted(), *_fixed_order(), *_pairs(), *_edge_vectors(), *_harmonics()]
+    every = [*_knobs(), *_channelwise(), *_permuted(), *_whole_rows(), *_fixed_order(), *_pairs()]
+    every += [*_edge_vectors(), *_harmonics()]
     every += contractions(FACTS, _named, values_of)
     found = dict(every)
     assert len(found) == len(every), "two cases have one name"
@@ -183,6 +184,15 @@ def _permuted() -> Iterator[tuple[str, AnySpec]]:
         for prefetch in ("reload", "ring2"):
             schedule = dataclasses.replace(BASE, accumulate="atomics", path_groups=7, prefetch=prefetch)
             yield _product("equal", DIRECTIONS[name], schedule, permuted=True)
+
+
+def _whole_rows() -> Iterator[tuple[str, AnySpec]]:
+    """Runs of edges that store the rows of receivers whose edges they have all."""
+    cut = dataclasses.replace(BASE, accumulate="atomics", zeros="cut")
+    yield _product("equal", DIRECTIONS["forward"], dataclasses.replace(cut, runs="waves", path_groups=7))
+    yield _product("equal", DIRECTIONS["forward"], dataclasses.replace(cut, writes="rows"), kind=OTHER_KINDS[0])
+    yield _product("equal", DIRECTIONS["forward"], cut, harmonics=HARMONICS["unit"])
+    yield _product("shared", DIRECTIONS["forward"], dataclasses.replace(cut, path_groups=1))
 
 
 def _fixed_order() -> Iterator[tuple[str, AnySpec]]:

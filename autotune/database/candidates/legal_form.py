@@ -66,7 +66,7 @@ def _shorter_ring(schedule: Knobs) -> Knobs | None:
 
 
 def _zeros_apart(schedule: Knobs) -> Knobs | None:
-    return _changed(schedule, zeros="apart") if getattr(schedule, "zeros", "") == "inside" else None
+    return _changed(schedule, zeros="apart") if getattr(schedule, "zeros", "apart") != "apart" else None
 
 
 def _nothing_ahead(schedule: Knobs) -> Knobs | None:

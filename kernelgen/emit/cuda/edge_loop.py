@@ -61,6 +61,12 @@ class EdgeWalk:
         self.put(*self.not_awaited)
         if by_destination:
             self.put("int destination = -1;")
+        if self.plan.stores_whole_rows:
+            self.put(
+                "// Whether the row of the first edge is cut, and that of the last one.",
+                "bool cut = begin > 0 && is_one_row(b.receiver, b.perm, begin - 1, begin);",
+                "const bool goes_on = end < b.num_edges && is_one_row(b.receiver, b.perm, end - 1, end);",
+            )
         if self.ring:
             self.put(*self.ring.begin())
         with self.scope("for (int base = begin; base < end; base += STAGE)"):
@@ -106,7 +112,7 @@ class EdgeWalk:
         self.put("int my_edge = 0, my_far = 0;" + (" int my_destination = 0;" if by_destination else ""))
         with self.scope("if (team.lane < count)"):
             self.put("my_edge = base + team.lane;")
-            if self.owner or self.plan.spec.permuted:
+            if self.owner or self.plan.spec.permuted or self.plan.stores_whole_rows:
                 self.put("if (b.perm) my_edge = b.perm[my_edge];")
             far = "receiver" if self.near == "in1" else "sender"
             self.put("my_far = my_edge;" if kernel.plain else f"my_far = int(b.{far}[my_edge]);")
@@ -144,7 +150,19 @@ class EdgeWalk:
         with self.scope("if (next_destination != destination)"):
             if "g" in self.kernel.live:
                 with self.scope("if (destination >= 0)"):
-                    self.put(*self.memory.flush("out", "destination", owned=False))
+                    self._put_destination()
                     self.put(*(f"clear(og{b});" for b in self.group.out))
             self.put("destination = next_destination;")
             self.put(*self.memory.load_node("out", "", "destination"))
+
+    def _put_destination(self) -> None:
+        """Add the sums to the row of the edges' destination, or store them where all of its edges are in this run."""
+        if not self.plan.stores_whole_rows:
+            self.put(*self.memory.flush("out", "destination", owned=False))
+            return
+        with self.scope("if (cut)"):
+            self.put("await_zeros(b.ready, b.launch);")
+            self.put(*self.memory.flush("out", "destination", owned=False))
+        with self.scope("else"):
+            self.put(*self.memory.flush("out", "destination", owned=True))
+        self.put("cut = false;")

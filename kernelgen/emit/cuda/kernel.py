@@ -12,7 +12,16 @@ from collections.abc import Sequence
 
 from kernelgen.emit.cuda.memory_access import Facts
 from kernelgen.emit.cuda.path_group import GroupEmitter
-from kernelgen.emit.cuda.zero_blocks import HEADER, WAITING, ZEROS, zero_blocks, zero_lines
+from kernelgen.emit.cuda.zero_blocks import (
+    HEADER,
+    HEADER_OF_ROWS,
+    WAITING,
+    WAITING_FOR_ROWS,
+    ZEROS,
+    cut_row_lines,
+    zero_blocks,
+    zero_lines,
+)
 from kernelgen.emit.harmonics_function import inside
 from kernelgen.emit.launch import LaunchRule, Share
 from kernelgen.emit.signature import buffers_line, buffers_struct, gpu_entry
@@ -31,7 +40,8 @@ def headers(schedule: CudaSchedule, has_ring: bool) -> list[str]:
     """The headers of a kernel: that of all kernels, and those that its schedule needs."""
     asked = {
         "weight_ring.hpp": has_ring,
-        HEADER: schedule.zeros == "inside",
+        HEADER: schedule.zeros != "apart",
+        HEADER_OF_ROWS: schedule.zeros == "cut",
         "prefetch_inputs.hpp": schedule.ahead == "along",
         "row_writes.hpp": schedule.writes == "rows",
     }
@@ -117,7 +127,8 @@ class KernelText:
 
     def text(self) -> str:
         included_here = headers(self.schedule, bool(self.plan.ring))
-        struct = buffers_struct(*(WAITING if self.schedule.zeros == "inside" else ()))
+        waiting = {"apart": (), "inside": WAITING, "cut": WAITING_FOR_ROWS}[self.schedule.zeros]
+        struct = buffers_struct(*waiting)
         top = [preamble(self.spec) + self.stage(), *included_here, inside(self.spec), struct]
         return "\n".join(part for part in [*top, *self.groups(), self._entry()] if part)
 
@@ -132,7 +143,8 @@ class KernelText:
         asked = ask_all(self.spec, self.plan.owner)
         zeros = self._zeros(asked)
         head = gpu_entry(self.schedule.block_size, self.schedule.min_blocks, *(ZEROS if zeros else ()))
-        buffers = buffers_line(*(("ready_of(written)", "launch") if zeros else ()))
+        counted = ("num_edges",) * self.plan.stores_whole_rows
+        buffers = buffers_line(*(("ready_of(written)", "launch", *counted) if zeros else ()))
         first, along = (asked, []) if self.schedule.ahead == "all" else ([], asked)
         work = self.body("block" if zeros else "blockIdx.x", [*zeros, *first], along, SHARED)
         return "\n".join([*head, buffers, *work, "}", ""])
@@ -143,9 +155,14 @@ class KernelText:
         blocks = zero_blocks(schedule.zeros, schedule.block_size)
         if not blocks:
             return []
-        arrays = {f"b.{name}": sizes[name[-1]] for name in sorted(self.plan.zeroed)}
+        if self.plan.stores_whole_rows:
+            row = self.problem.dim_out
+            written = [*self._length_of_runs(), *cut_row_lines(blocks, self.facts.width(row), row, asked)]
+        else:
+            arrays = {f"b.{name}": sizes[name[-1]] for name in sorted(self.plan.zeroed)}
+            written = zero_lines(blocks, schedule.block_size, BYTES[self.spec.dtype], arrays, asked)
         return [
-            *zero_lines(blocks, schedule.block_size, BYTES[self.spec.dtype], arrays, asked),
+            *written,
             "    ask_line(b.ready);",
             f"    const int block = int(blockIdx.x) - {blocks};",
         ]
@@ -202,17 +219,11 @@ class KernelText:
             f"    const int run = {block} / {unit_blocks} * {runs} + team_index / {units * split};",
         ]
         if not plan.owner:
-            each, counted = str(schedule.edges_per_chunk), []
-            if plan.fills_waves:
-                blocks = zero_blocks(schedule.zeros, schedule.block_size)
-                counted = [
-                    f"    const int all_runs = (int(gridDim.x) - {blocks}) / {unit_blocks} * {runs};",
-                    "    const int each = (int(num_edges) + all_runs - 1) / all_runs;",
-                ]
-                each = "each"
+            named = plan.fills_waves or plan.stores_whole_rows
+            each = "each" if named else str(schedule.edges_per_chunk)
             return [
                 *lines,
-                *counted,
+                *(self._length_of_runs() if plan.fills_waves and not plan.stores_whole_rows else ()),
                 "    const int node = -1;  // none is owned",
                 f"    const int begin = run * {each};",
                 f"    if (unit >= {plan.units} || begin >= num_edges) return;",
@@ -236,6 +247,20 @@ class KernelText:
             "    const int node = span[0], first = span[1], last = working ? span[2] : first;",
             f"    const int each = (last - first + {split - 1}) / {split};",
             "    const int begin = min(first + share * each, last), end = min(begin + each, last);",
+        ]
+
+    def _length_of_runs(self) -> list[str]:
+        """Define ``each``, the edges of a run, which the launch decides if runs fill whole waves."""
+        schedule, plan = self.schedule, self.plan
+        if not plan.fills_waves:
+            return [f"    const int each = {schedule.edges_per_chunk};"]
+        blocks = zero_blocks(schedule.zeros, schedule.block_size)
+        unit_blocks, runs = blocks_of_runs(plan)
+        # There may be no run at all where first blocks write zeros without edges.
+        some = "max(all_runs, 1)" if plan.stores_whole_rows else "all_runs"
+        return [
+            f"    const int all_runs = (int(gridDim.x) - {blocks}) / {unit_blocks} * {runs};",
+            f"    const int each = (int(num_edges) + all_runs - 1) / {some};",
         ]
 
     def _dispatch(self, function: str, arguments: str) -> list[str]:

@@ -221,7 +221,9 @@ class GroupEmitter(EdgeWalk):
             self.put(*self.memory.flush("out", "node", owned=True))
         elif "g" in kernel.live and self.near == "out":
             with self.scope("if (destination >= 0)"):
-                self.put(*self.memory.flush("out", "destination", owned=False))
+                if self.plan.stores_whole_rows:
+                    self.put("cut = cut || goes_on;")
+                self._put_destination()
         if "x" in kernel.live and self.near == "in1" and not self.sums:
             self.put(*self.memory.flush("in1", "node", owned=True))
         if self.problem.shared_weights and "w" in kernel.live:
