@@ -91,6 +91,19 @@ def starting_points(
     return list(dict.fromkeys(schedule for schedule in turns if schedule is not None))[:MOST]
 
 
+def storing_rows(space: Space, schedule: Knobs) -> list[Knobs]:
+    """A schedule in forms in which runs of edges store rows (``zeros="cut"``), where the space has such forms.
+
+    As it takes runs on skewed graphs, and in runs of a fixed length, a power of two: those cut fewer rows, and where
+    degrees are powers of two, as of nodes with k nearest neighbours, none but long ones.
+    """
+    if "cut" not in space.knobs.get("zeros", ()):
+        return []
+    even = space.nearest(schedule.for_skew())
+    changes: tuple[dict[str, Any], ...] = ({"zeros": "cut"}, {"zeros": "cut", "runs": "fixed"})
+    return [space.canonical(dataclasses.replace(even, **change)) for change in changes]
+
+
 def _moved(space: Space, entries: Iterable[Entry]) -> list[Knobs]:
     """The distinct legal schedules that entries' schedules become in a space."""
     moved = (space.nearest(_in_layout(entry, space.spec.layout)) for entry in entries)

@@ -15,7 +15,7 @@ from autotune.search.loop import search
 from autotune.search.samplers import choose_sampler, proposals_ahead
 from autotune.search.space import Space
 from autotune.search.spaces.registry import space_of
-from autotune.search.starting_points import KIN, KIN_STARTS, known_entries, starting_points
+from autotune.search.starting_points import KIN, KIN_STARTS, known_entries, starting_points, storing_rows
 from autotune.search.study import Study, study_name
 from autotune.search.trial_steps import SAMPLING_S, Measurer, compile_ahead
 from autotune.tune.progress import Progress
@@ -34,7 +34,8 @@ def first_schedules(workload: Workload, direction: str, settings: Settings) -> t
 def known_starts(space: Space, workload: Workload, settings: Settings) -> list[Knobs]:
     """What modules run until this search has found something, then winners of similar kernels.
 
-    The first, since a search must not end with a schedule that is slower than having none.
+    The first, since a search must not end with a schedule that is slower than having none. Where runs of edges may
+    store rows, the first in those forms comes next.
     """
     spec, graph_class = space.spec, workload.graph_class()
     kernel = (workload.problem, spec.operation, spec.direction.name, workload.dtype, workload.layout, settings.facts)
@@ -44,7 +45,8 @@ def known_starts(space: Space, workload: Workload, settings: Settings) -> list[K
     except TuningMissError:  # the default is in quarantine
         return starts
     running = space.nearest(found.schedule)
-    return [running, *starts] if space.broken_limit(running) is None else starts
+    first = [running, *storing_rows(space, found.schedule)]
+    return [*(schedule for schedule in first if space.broken_limit(schedule) is None), *starts]
 
 
 def open_study(

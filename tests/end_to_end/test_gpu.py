@@ -34,6 +34,13 @@ FORMS = {
     ),
     "atomics": CudaSchedule(accumulate="atomics", edges_per_chunk=8, path_groups=2),
     "runs-in-waves": CudaSchedule(accumulate="atomics", runs="waves", path_groups=3, edge_operand="shared"),
+    "stores-rows": {"forward": CudaSchedule(accumulate="atomics", zeros="cut", edges_per_chunk=8, path_groups=3)},
+    "stores-rows-of-waves": {
+        "forward": CudaSchedule(
+            **{"accumulate": "atomics", "zeros": "cut", "runs": "waves", "path_groups": 2, "block_size": 64},
+            **{"edge_operand": "shared", "stage_edges": 8, "prefetch": "reload"},
+        )
+    },
     "writes-rows": CudaSchedule(path_groups=3, edge_operand="shared", stage_edges=8, writes="rows"),
     "writes-rows-of-runs": CudaSchedule(
         accumulate="atomics", edges_per_chunk=8, path_groups=4, channels_per_thread=4, writes="rows"

@@ -107,6 +107,7 @@ def on_a_gpu(device: str) -> list[Given]:
         build(problem(), dtype=torch.float64, device="cuda"),
         build(problem(), CudaSchedule(accumulate="atomics"), device="cuda"),
         build(problem(), CudaSchedule(accumulate="atomics", zeros="inside"), dtype=torch.float64, device="cuda"),
+        build(problem(), {"forward": CudaSchedule(accumulate="atomics", zeros="cut")}, device="cuda"),
         build(problem(), CudaSchedule(fuse=False), dtype=torch.float64, device="cuda"),
         build(problem(), CudaSchedule(order="sender"), dtype=torch.float64, device="cuda"),
         build(problem(shared=True), dtype=torch.float64, device="cuda"),

@@ -33,6 +33,7 @@ from kernelgen.problem.spherical_harmonics import HarmonicsProblem
 from kernelgen.problem.symmetric_contraction import ContractionProblem
 from kernelgen.runtime.graph import order_by
 from kernelgen.runtime.kernel import load_kernel
+from kernelgen.runtime.runner import recipe_of
 from kernelgen.schedule.kernel_spec import AnySpec, HarmonicsSpec, Spec
 from kernelgen.schedule.spherical_harmonics import HarmonicsCudaSchedule
 from kernelgen.schedule.symmetric_contraction import ContractionCudaSchedule, ContractionSpec
@@ -176,7 +177,7 @@ def launch(spec: AnySpec) -> None:
     }
     buffers = {name: _random(spec, *shapes[name[-1]]) for name in spec.operands}
     if conv:
-        buffers |= _graph(plan.owner, getattr(torch, spec.index))
+        buffers |= _graph(recipe_of(spec, True, plan).order, getattr(torch, spec.index))
     for slot in spec.direction.live_outputs:
         parts = plan.partial_y if slot == "y" else 0
         buffers[f"out_{slot}"] = _random(spec, *(shapes[slot] if not parts else (EDGES, parts, spec.dim_y)))
@@ -200,12 +201,12 @@ def _random(spec: AnySpec, *shape: int) -> torch.Tensor:
     return torch.randn(shape, dtype=getattr(torch, spec.dtype), device="cuda")
 
 
-def _graph(owner: str, index: torch.dtype) -> dict[str, torch.Tensor]:
-    """A random graph whose last nodes have no edges."""
+def _graph(order: str, index: torch.dtype) -> dict[str, torch.Tensor]:
+    """A random graph whose last nodes have no edges. order: the end by which its edges are ordered; empty for none."""
     found = {"sender": torch.randint(NODES_IN - 2, (EDGES,), dtype=index, device="cuda")}
     found["receiver"] = torch.randint(NODES_OUT - 2, (EDGES,), dtype=index, device="cuda")
-    if owner:
-        spans, perm = order_by(owner, found[owner], {"sender": NODES_IN, "receiver": NODES_OUT}[owner])
+    if order:
+        spans, perm = order_by(order, found[order], {"sender": NODES_IN, "receiver": NODES_OUT}[order])
         assert perm is not None
         found |= {"spans": spans, "perm": perm}
     return found

@@ -14,12 +14,17 @@ from kernelgen.schedule.tensor_product import HostSchedule
 
 # Group counts tried one by one beyond one per input block: the best count is rarely a round number.
 FINE_GROUPS = 3
+# Edges of a run, besides, where a run's end costs more: it cuts a row.
+LONGER_RUNS = (64, 128)
 # Choices for every CUDA kernel.
 BLOCKS: dict[str, tuple] = {"block_size": (32, 64, 128, 256, 512), "min_blocks": (0, 1, 2, 3, 4, 6, 8)}
 
 
-def product_knobs(spec: Spec, num_edges: int | None) -> dict[str, tuple]:
-    """Choices for a channelwise product; they include the values of ``spec``'s schedule."""
+def product_knobs(spec: Spec, num_edges: int | None, skewed: bool = False) -> dict[str, tuple]:
+    """Choices for a channelwise product; they include the values of ``spec``'s schedule.
+
+    skewed: a GPU would wait for the graph's longest node, so that workers take long runs of edges.
+    """
     problem, facts, conv = spec.problem, spec.facts, spec.operation == "conv"
     knobs: dict[str, tuple] = {}
     owners = ("owners",) if _has_owners(spec, num_edges) else ()
@@ -39,9 +44,12 @@ def product_knobs(spec: Spec, num_edges: int | None) -> dict[str, tuple]:
         knobs["finish"] = ("blocks", "unrolled")
         if not spec.deterministic:
             knobs["runs"] = ("fixed", "waves")
+            knobs["edges_per_chunk"] += LONGER_RUNS if skewed else ()
     if cuda and conv and spec.layout == "mul_ir" and set("xg") & set(spec.direction.live_outputs):
         knobs["writes"] = ("lanes", "rows")
-    if _waits_for_zeros(spec, num_edges):
+    if skewed and _stores_rows(spec):
+        knobs["zeros"] = ("apart", "cut")
+    elif _waits_for_zeros(spec, num_edges):
         knobs["zeros"] = ("apart", "inside")
     for knob, choices in knobs.items():
         value = getattr(spec.schedule, knob)
@@ -79,6 +87,12 @@ def _waits_for_zeros(spec: Spec, num_edges: int | None) -> bool:
         return False
     live = spec.direction.live_outputs
     return "g" not in live and ("y" in live if spec.operation == "plain" else _is_small(spec.facts, num_edges))
+
+
+def _stores_rows(spec: Spec) -> bool:
+    """Whether runs of edges by receiver may store rows of values: a forward convolution on a GPU of CUDA."""
+    fits = spec.operation == "conv" and spec.facts.backend == "cuda" and not spec.facts.is_hip
+    return fits and spec.direction.outputs == "g" and not spec.deterministic
 
 
 def threads_of(facts: DeviceFacts) -> tuple[int, ...]:

@@ -48,6 +48,8 @@ def canonical_product(spec: Spec, schedule: Schedule) -> Schedule:
             changes["finish"] = "blocks"
         if not (fused or plain) or schedule.accumulate == "owners":
             changes["zeros"] = "apart"
+        if schedule.zeros == "cut" and not (fused and schedule.has_long_runs):
+            changes["zeros"] = "apart"
         if not fused or schedule.accumulate != "atomics":
             changes["runs"] = "fixed"
         if not set("xg") & set(spec.direction.live_outputs):

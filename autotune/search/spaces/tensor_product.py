@@ -25,10 +25,11 @@ def search_space(
     layout: str = "mul_ir",
     deterministic: bool = False,
     num_edges: int | None = None,
+    skewed: bool = False,
 ) -> Space:
     """The space of one kernel. The choices always include the default schedule's values.
 
-    num_edges: as for ``default_schedule``.
+    num_edges: as for ``default_schedule``. skewed: as for ``product_knobs``.
     """
     kind = kernel_kind(operation)
     spec = kind.spec(problem, operation, direction, dtype, layout, facts, deterministic)
@@ -36,14 +37,15 @@ def search_space(
     if not problem.is_channelwise:
         space = Space(spec, MappingProxyType(pair_knobs(spec)))
         return dataclasses.replace(space, probes=unfused(space))
-    space = Space(spec, MappingProxyType(product_knobs(spec, num_edges)))
+    space = Space(spec, MappingProxyType(product_knobs(spec, num_edges, skewed)))
     space = dataclasses.replace(space, spec=dataclasses.replace(spec, schedule=space.canonical(spec.schedule)))
     return dataclasses.replace(space, probes=probes_of(space))
 
 
 def _of_product(workload: Workload, direction: str, facts: DeviceFacts) -> Space:
     kernel = (workload.product, workload.operation, direction, workload.dtype)
-    return search_space(*kernel, facts, workload.layout, workload.deterministic, workload.num_edges)
+    skewed = workload.graph_class().waits_for_longest(facts)
+    return search_space(*kernel, facts, workload.layout, workload.deterministic, workload.num_edges, skewed)
 
 
 SPACES = dict.fromkeys(ProductKind.operations, _of_product)

@@ -194,3 +194,19 @@ def test_default_gives_each_edge_of_a_small_graph_a_worker() -> None:
     for direction in ("forward", "backward"):
         assert default(direction, 10**6) == default(direction, None)
         assert default(direction, None).accumulate == "registers"
+
+
+def test_rows_are_stored_where_long_runs_of_edges_are_taken() -> None:
+    """Elsewhere the value means nothing, so that no kernel is measured twice."""
+    space = search_space(PROBLEMS["mace"], "conv", "forward", "float32", FACTS["cuda"], num_edges=100_000, skewed=True)
+    runs = space.schedule({"accumulate": "atomics", "zeros": "cut"})
+    assert runs.zeros == "cut" and space.broken_limit(runs) is None
+    for other in ({"accumulate": "registers"}, {"accumulate": "atomics", "edges_per_chunk": 2}):
+        assert space.schedule({**other, "zeros": "cut"}) == space.schedule(other)
+    longest = space.schedule({"accumulate": "atomics", "zeros": "cut", "edges_per_chunk": 128, "runs": "waves"})
+    assert space.broken_limit(longest) is None
+    even = search_space(PROBLEMS["mace"], "conv", "forward", "float32", FACTS["cuda"], num_edges=100_000)
+    assert "zeros" not in even.knobs and 64 not in even.knobs["edges_per_chunk"]
+    assert "cut" not in search_space(
+        PROBLEMS["mace"], "conv", "backward", "float32", FACTS["cuda"], skewed=True
+    ).knobs.get("zeros", ())

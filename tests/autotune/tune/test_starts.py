@@ -26,6 +26,24 @@ def workloads(folder: Path) -> tuple[Workload, ...]:
     return load_config(config, "cuda").workloads
 
 
+def test_rows_that_no_run_cuts_are_stored_next_on_a_skewed_graph(tmp_path: Path) -> None:
+    """In runs that fill whole waves, then of a fixed length; searches of skewed graphs try longer runs too."""
+    settings = Settings("cuda", H200, None, 16, "auto", "sqlite://", 0, tmp_path, False)
+    for workload in workloads(tmp_path):
+        for direction in ("forward", "backward"):
+            space, first = first_schedules(workload, direction, settings)
+            skewed = workload.graph.name == "hubs"
+            assert (space.knobs.get("zeros") == ("apart", "cut")) == (skewed and direction == "forward")
+            assert (128 in space.knobs["edges_per_chunk"]) == skewed
+            forms = [dataclasses.asdict(schedule) for schedule in first]
+            if skewed and direction == "forward":
+                assert forms[2] == {**forms[1], "zeros": "cut"} and forms[2]["runs"] == "waves"
+                assert forms[3] == {**forms[2], "runs": "fixed"}
+                assert all(space.broken_limit(schedule) is None for schedule in first[2:4])
+            else:
+                assert all(form["zeros"] != "cut" for form in forms)
+
+
 def test_what_runs_now_is_tried_first(tmp_path: Path) -> None:
     settings = Settings("cuda", H200, None, 16, "auto", "sqlite://", 0, tmp_path, False)
     for workload in workloads(tmp_path):

@@ -38,20 +38,23 @@ ARCHS = ("sm_80", "sm_90", "sm_120")
 SIZES = ((1, 1, 1), (999, 40, 60), (460_710, 5184, 4321))
 SHARED = of_mode("uvw", shared=True)
 CERTIFICATE = {"bitwise": True, "equivariance": 1.25e-07, "errors": {"x": 2e-07}, "device": "NVIDIA H200"}
+# Takes edges by receiver always.
+ROWS = CudaSchedule(accumulate="atomics", runs="waves", zeros="cut")
 # One for each call, and those of runs that take edges by receiver.
-KERNELS = 8
+KERNELS = 9
 # Blocks that a multiprocessor holds at a time, by the driver's stand-in.
 HELD = 2
 
 
 def calls() -> list[Call]:
-    """Owners of nodes, runs of edges that zero their outputs or fill waves, pairs with sums of weights, and others."""
+    """Owners of nodes, runs of edges that zero their outputs, fill waves or store rows, sums of pairs, and others."""
     with assumed(cuda_facts("sm_80")):
         runs = CudaSchedule(accumulate="atomics", zeros="inside")
         texts = {
             "owners": build(problem(), device="cuda").text,
             "runs": build(problem(), runs, device="cuda").text,
             "waves": build(problem(), CudaSchedule(accumulate="atomics", runs="waves"), device="cuda").text,
+            "rows": build(problem(shared=True), {"forward": ROWS}, device="cuda").text,
             "pairs": build(SHARED, operation="plain", device="cuda").text,
             "harmonics": build_harmonics(
                 HarmonicsProblem((0, 1, 2), "component", True),
@@ -64,6 +67,7 @@ def calls() -> list[Call]:
         Call("tp_forward", texts["owners"]),
         Call("tp_backward", texts["runs"], "", "xyw"),
         Call("tp_backward", texts["waves"], "", "yw"),
+        Call("tp_forward", texts["rows"]),
         Call("tp_backward", texts["pairs"], "", "xyw"),
         Call("sh_backward", texts["harmonics"]),
         Call("sc_forward", texts["contraction"]),
@@ -143,6 +147,15 @@ def test_launches_are_those_of_python(probe: Path, pack: Path, major: int, minor
         assert next(found) == f"launch {shape} of right form: first 1000, {' '.join(map(str, sizes))}"
         launched += 1
     assert launched == KERNELS * len(SIZES)
+
+
+def test_runs_that_store_rows_get_the_order_and_flags_for_their_zeros(pack: Path) -> None:
+    """Without a kernel for edges whose order is not known: what runs a call makes that order."""
+    index = PackFile(pack).index
+    (launch,) = next(one["calls"]["tp_forward"] for one in index["operators"] if '"zeros": "cut"' in one["text"])
+    assert (launch["order"], launch["permuted"], launch["writes"]) == ("receiver", {}, {"g": "inside"})
+    kernel = index["kernels"][launch["kernels"]["int64 sm_90"]]
+    assert "zeros=cut" in kernel["schedule"] and kernel["launch"]["fixed"] == 32 and kernel["launch"]["whole_waves"]
 
 
 def test_no_code_for_architectures_older_than_all_of_a_pack(probe: Path, pack: Path) -> None:
