@@ -43,3 +43,9 @@ def test_harmonics_have_a_form_too_and_an_impossible_limit_has_none() -> None:
     form = legal_form(tuned, lambda form: form.block_size <= 512 and form.stages <= 2)
     assert form == HarmonicsCudaSchedule(block_size=512, staging="ahead", stages=2)
     assert legal_form(tuned, lambda form: False) is None
+
+
+def test_zeros_are_written_apart_where_the_order_of_blocks_is_not_kept() -> None:
+    for zeros in ("inside", "cut"):
+        tuned = CudaSchedule(accumulate="atomics", zeros=zeros)
+        assert legal_form(tuned, lambda form: form.zeros == "apart") == CudaSchedule(accumulate="atomics")  # type: ignore[attr-defined]
