@@ -95,12 +95,14 @@ def storing_rows(space: Space, schedule: Knobs) -> list[Knobs]:
     """A schedule in forms in which runs of edges store rows (``zeros="cut"``), where the space has such forms.
 
     As it takes runs on skewed graphs, and in runs of a fixed length, a power of two: those cut fewer rows, and where
-    degrees are powers of two, as of nodes with k nearest neighbours, none but long ones.
+    degrees are powers of two, as of nodes with k nearest neighbours, none but long ones. Longer runs cut fewer still.
     """
     if "cut" not in space.knobs.get("zeros", ()):
         return []
     even = space.nearest(schedule.for_skew())
-    changes: tuple[dict[str, Any], ...] = ({"zeros": "cut"}, {"zeros": "cut", "runs": "fixed"})
+    lengths = [length for length in space.knobs["edges_per_chunk"] if length > even.to_dict()["edges_per_chunk"]]
+    fixed: dict[str, Any] = {"zeros": "cut", "runs": "fixed"}
+    changes = [{"zeros": "cut"}, fixed, *({**fixed, "edges_per_chunk": length} for length in lengths)]
     return [space.canonical(dataclasses.replace(even, **change)) for change in changes]
 
 

@@ -74,6 +74,7 @@ class OperatorFamily(Operator):
         # The ends by which every member needs the edges in order, and those by which some do.
         needs = [(member.by_receiver, member.by_sender) for member in members]
         self.by_receiver, self.by_sender = (all(by) for by in zip(*needs, strict=True))
+        self._eager_ends = (self.by_receiver, self.by_sender)
         some = [any(by) for by in zip(*needs, strict=True)]
         self.by_size = (some[0] and not self.by_receiver, some[1] and not self.by_sender)
 

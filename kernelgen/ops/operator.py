@@ -11,7 +11,7 @@ import dataclasses
 import itertools
 import json
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -158,16 +158,24 @@ class Operator(DirectCalls, RegisteredOperator):
         self._find_orders()
 
     def _find_orders(self) -> None:
-        """The ends by which some direction's kernel, or one that its first run will try, needs the edges in order."""
-        known = (*self.schedules.values(), *itertools.chain(*self.shortlists.values()))
-        fused = [schedule for schedule in known if self.is_conv and schedule.fuse and self.problem.paths]
+        """The ends by which some direction's kernel needs the edges in order."""
+        self.by_receiver, self.by_sender = self._ends_of(self.schedules.values())
+        tried = self._ends_of(itertools.chain(*self.shortlists.values()))
+        self._eager_ends = (self.by_receiver or tried[0], self.by_sender or tried[1])
+
+    def _ends_of(self, schedules: Iterable[Schedule]) -> tuple[bool, bool]:
+        fused = [schedule for schedule in schedules if self.is_conv and schedule.fuse and self.problem.paths]
         owners = {schedule.owner for schedule in fused}
-        runs = (
-            self.device.type == "cuda"
-            and self.problem.is_channelwise
-            and any(schedule.has_long_runs for schedule in fused)
-        )
-        self.by_receiver, self.by_sender = runs or "receiver" in owners, "sender" in owners
+        runs = self.device.type == "cuda" and self.problem.is_channelwise and any(each.has_long_runs for each in fused)
+        return runs or "receiver" in owners, "sender" in owners
+
+    def _ends(self) -> tuple[bool, bool]:
+        """Those of a call: also what a first run will try, but where torch traces, since traced code keeps its order.
+
+        There a schedule that needs another order makes it in each of its runs, and its time tells so.
+        """
+        traced = torch.compiler.is_compiling() or is_tracing()
+        return (self.by_receiver, self.by_sender) if traced else self._eager_ends
 
     def forward(
         self,
@@ -209,7 +217,7 @@ class Operator(DirectCalls, RegisteredOperator):
         def make() -> EdgeOrder:
             return self.order(sender, receiver, num_in, num_out, is_sorted)
 
-        needs = (num_in, num_out, (self.by_receiver, self.by_sender, is_sorted))
+        needs = (num_in, num_out, (*self._ends(), is_sorted))
         known = KNOWN_GRAPHS.order(sender, receiver, needs, make)
         if known is not None:
             return sender, receiver, num_out, known[0], True, known[1]
@@ -228,10 +236,11 @@ class Operator(DirectCalls, RegisteredOperator):
         """
         if not torch.compiler.is_compiling() and is_transforming():
             return NO_ORDER
-        if not (self.by_sender or self.by_receiver):
+        needs_receiver, needs_sender = self._ends()
+        if not (needs_sender or needs_receiver):
             return NO_ORDER
-        by_sender = order_by("sender", sender, num_in) if self.by_sender else (None, None)
-        if not self.by_receiver:
+        by_sender = order_by("sender", sender, num_in) if needs_sender else (None, None)
+        if not needs_receiver:
             return EdgeOrder(None, None, *by_sender)
         # Check whether edges are sorted where that is cheap: on the CPU, outside of tracing.
         looked_at = type(receiver) is Tensor and not is_tracing()

@@ -39,7 +39,9 @@ def test_rows_that_no_run_cuts_are_stored_next_on_a_skewed_graph(tmp_path: Path)
             if skewed and direction == "forward":
                 assert forms[2] == {**forms[1], "zeros": "cut"} and forms[2]["runs"] == "waves"
                 assert forms[3] == {**forms[2], "runs": "fixed"}
-                assert all(space.broken_limit(schedule) is None for schedule in first[2:4])
+                assert forms[4] == {**forms[3], "edges_per_chunk": 64}
+                assert forms[5] == {**forms[3], "edges_per_chunk": 128}
+                assert all(space.broken_limit(schedule) is None for schedule in first[2:6])
             else:
                 assert all(form["zeros"] != "cut" for form in forms)
 

@@ -90,10 +90,11 @@ def test_edges_are_ordered_for_all_until_one_is_chosen(monkeypatch: pytest.Monke
     prefer(monkeypatch, 0)
     owns = HostSchedule()
     operator = build(cases.problem(), OTHERS[0], dtype=torch.float64, shortlists={"forward": [owns]})
-    assert owns.owner == "receiver" and OTHERS[0].owner == "" and operator.by_receiver
+    assert owns.owner == "receiver" and OTHERS[0].owner == "" and not operator.by_receiver
     given = cases.case(edges=EDGES)
+    assert operator.order(given.sender, given.receiver, cases.NODES, given.num_out).spans is not None
     cases.assert_same(cases.differentiated(operator, given), cases.wanted(given))
-    assert not operator.by_receiver
+    assert operator.order(given.sender, given.receiver, cases.NODES, given.num_out).spans is None
 
 
 def test_a_schedule_that_does_not_compile_is_left_out(choices: list[Choice], monkeypatch: pytest.MonkeyPatch) -> None:
