@@ -38,7 +38,8 @@ from autotune.database.candidates.other_devices import kindred_tables
 from autotune.database.candidates.query import Query
 from autotune.database.entry import Entry
 from autotune.database.prediction.first_runs import chosen_before, tries
-from autotune.database.prediction.predicted import Predicted, predict
+from autotune.database.prediction.pool import forms_for_skew
+from autotune.database.prediction.predicted import Predicted, predict, serves
 from autotune.database.store import Table, database_dirs, database_path, load_table, tuned_dirs
 from autotune.errors import TuningMissError
 from autotune.workload.graph_class import GraphClass
@@ -48,6 +49,7 @@ from kernelgen.device import DeviceFacts, cuda_facts
 from kernelgen.errors import ProblemError, UnsupportedError
 from kernelgen.plan.defaults import small_graph_edges
 from kernelgen.schedule.knobs import Knobs
+from kernelgen.schedule.tensor_product import CudaSchedule
 from kernelgen.terms.directions import Direction
 
 _NOTHING = "nothing is tuned for this problem at about this size, on this device or its architecture"
@@ -176,7 +178,7 @@ def _on_this_device(query: Query, skipped: list[str]) -> Tuning | None:
     for entry in by_nearness(query, table.by_kernel.get(query.shape, ())):
         if entry is not exact and is_legal(query, entry, skipped):
             reason = f"tuned on this device for {entry.graph_class}"
-            return _fitted(query, entry, "nearest", reason, skipped)
+            return _with_others(query, _fitted(query, entry, "nearest", reason, skipped), entry)
     return None
 
 
@@ -194,18 +196,26 @@ def _on_other_device(query: Query, skipped: list[str]) -> Tuning | None:
                     f"nothing is tuned for this problem on this device; using an entry of {table.device.get('name')} "
                     f"({_arch_text(table, query.spec.facts)}) for {entry.graph_class}{changes}"
                 )
-                return _with_others(query, _fitted(query, entry, "other-device", reason, skipped))
+                return _with_others(query, _fitted(query, entry, "other-device", reason, skipped), entry)
     return None
 
 
-def _with_others(query: Query, tuning: Tuning) -> Tuning:
-    """Another device's schedule, with what is likely to be fast here; a proven error is proven of one schedule."""
+def _with_others(query: Query, tuning: Tuning, entry: Entry) -> Tuning:
+    """A schedule of another graph or device, with what a first run tries beside it.
+
+    On a skewed graph, its other forms; of another device, what is likely to be fast here. A proven error is proven of
+    one schedule.
+    """
     if query.tolerance is not None:
         return tuning
-    found = _prediction(query)
-    likely = [] if found is None else [found.schedule, *found.others]
-    others = [schedule for schedule in likely if schedule != tuning.schedule]
-    return _tried(query, dataclasses.replace(tuning, others=tuple(others[: tries() - 1])))
+    others: list[Knobs] = []
+    known = entry.tuned_schedule
+    if query.waits_for_longest and isinstance(known, CudaSchedule) and serves(query.spec):
+        others += query.once((id(entry), "forms"), lambda: forms_for_skew(query.spec, known))
+    if tuning.origin == "other-device" and (found := _prediction(query)):
+        others += [found.schedule, *found.others]
+    usable = [one for one in dict.fromkeys(others) if one != tuning.schedule and one.key not in query.faults]
+    return _tried(query, dataclasses.replace(tuning, others=tuple(usable[: tries() - 1])))
 
 
 def _tried(query: Query, tuning: Tuning) -> Tuning:

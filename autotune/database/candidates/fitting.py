@@ -31,8 +31,7 @@ def for_skew(query: Query, schedule: Knobs) -> tuple[Knobs, str]:
     Deterministic kernels add in no other order than a node's own, so they keep their schedule.
     """
     even = schedule.for_skew()
-    waits = query.graph_class is not None and query.graph_class.waits_for_longest(query.spec.facts)
-    if not waits or even == schedule or even.key in query.faults:
+    if not query.waits_for_longest or even == schedule or even.key in query.faults:
         return schedule, ""
     if query.once(("legal", even), lambda: why_illegal(query, even)):
         return schedule, ""

@@ -43,6 +43,11 @@ class Query:
         return (shape_of(self.spec.problem.key), *self.kernel[1:])
 
     @property
+    def waits_for_longest(self) -> bool:
+        """Whether the device would wait for the node with the most edges."""
+        return self.graph_class is not None and self.graph_class.waits_for_longest(self.spec.facts)
+
+    @property
     def faults(self) -> dict[str, str]:
         """Schedules that failed on this device, by key, with the reason."""
         return self.once("faults", self._read_faults)

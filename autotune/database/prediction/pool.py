@@ -87,6 +87,20 @@ def plan_of(spec: Spec, schedule: Schedule) -> Plan | OwnersPlan | None:
     return plan if isinstance(plan, Plan | OwnersPlan) else None
 
 
+def forms_for_skew(spec: Spec, schedule: Schedule) -> list[CudaSchedule]:
+    """A schedule in the legal forms that may be fastest on a skewed graph: itself, in runs of equal length, and in such
+    runs that store the rows they have whole, as many as fill whole waves and of a fixed length.
+
+    Which one is, depends on the degrees: on an H200 (``results/NOTES.md``) hubs took 0.9 to 0.95 times as long by the
+    latter two, and lognormal degrees least by workers that own nodes.
+    """
+    even = schedule.for_skew()
+    forms = [schedule, even]
+    if isinstance(even, CudaSchedule):
+        forms += [dataclasses.replace(even, zeros="cut", runs=runs) for runs in ("waves", "fixed")]
+    return list(planned(spec, forms))
+
+
 def planned(spec: Spec, schedules: Iterable[Schedule]) -> dict[CudaSchedule, Plan | OwnersPlan]:
     """The plans of legal schedules, by the schedule as its plan has it (without knobs that have no effect on it)."""
     found: dict[CudaSchedule, Plan | OwnersPlan] = {}

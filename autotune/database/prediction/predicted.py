@@ -12,6 +12,7 @@ from autotune.database.prediction.first_runs import tries
 from autotune.database.prediction.pool import (
     directions_of,
     edges_for_rules,
+    forms_for_skew,
     is_small,
     nearest_class,
     plan_of,
@@ -83,6 +84,9 @@ def predict(spec: Any, graph_class: GraphClass | None, faults: Collection[str] =
     if not order:
         return None
     first, *others = shortlist(order, _rules(spec, near, skewed), tries())
+    if skewed and others:
+        forms = [form for form in forms_for_skew(spec, first) if form != first and form.key not in faults]
+        others = list(dict.fromkeys((*forms, *others)))[: tries() - 1]
     return Predicted(first, _reason(spec, near, table, bool(others)), tuple(others))
 
 

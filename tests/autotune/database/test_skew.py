@@ -42,6 +42,30 @@ def test_a_tuned_schedule_of_an_even_graph_takes_runs_of_equal_length(shipped: P
     assert find("conv-e19-d5-s3").schedule.accumulate == "registers"
 
 
+def test_a_first_run_tries_the_other_forms_of_a_schedule_on_a_skewed_graph(shipped: Path) -> None:
+    store(shipped, GPU, entry(OWNED, layout="ir_mul", graph_class=EVEN))
+    cut = dataclasses.replace(RUNS, zeros="cut")
+    forms = (OWNED, cut, dataclasses.replace(cut, runs="fixed"))
+    assert find(EVEN).others == () and find(SKEWED).others == forms
+    assert find(SKEWED, deterministic=True).others == ()
+    found = find_schedule(PROBLEM, "conv", "forward", "float32", "ir_mul", GPU, SKEWED, tolerance=1.0)
+    assert found.others == (), "an error is proven of one schedule"
+    store(shipped, GPU, entry(OWNED, layout="ir_mul", graph_class=SKEWED))
+    assert find(SKEWED).others == (), "searched there"
+    near = find("conv-e17-d5-s7")
+    assert (near.schedule, near.others) == (OWNED, (RUNS, *forms[1:]))
+
+
+def test_a_first_run_of_a_predicted_schedule_tries_its_forms_on_a_skewed_graph() -> None:
+    spec = Spec(NEW, DIRECTIONS["forward"], CudaSchedule(), "conv", "float32", "ir_mul", "int64", GPU)
+    found = predict(spec, GraphClass.parse(SKEWED))
+    assert found is not None and isinstance(found.schedule, CudaSchedule)
+    assert found.others[0] == dataclasses.replace(found.schedule, zeros="cut")
+    assert found.others[1] == dataclasses.replace(found.schedule, zeros="cut", runs="fixed")
+    backward = predict(dataclasses.replace(spec, direction=DIRECTIONS["backward"]), GraphClass.parse(SKEWED))
+    assert backward is not None and all(form.zeros != "cut" for form in backward.others), "it sums no values"
+
+
 def test_what_was_tuned_on_such_a_graph_stays_as_it_is(shipped: Path) -> None:
     own = entry(OWNED, layout="ir_mul", graph_class=SKEWED)
     store(shipped, GPU, own, entry(CudaSchedule(), layout="ir_mul", graph_class=EVEN))
