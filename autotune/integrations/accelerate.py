@@ -58,7 +58,8 @@ def accelerate(
     That takes less memory; the backward pass forms them again. ``whole``: for all edges at once, as the packages do.
     ``fused``: in the convolution's own kernel, on a GPU from sm_80 on and in float32; elsewhere as ``auto``. For
     energies and forces; gradients of the radial network's last layer and second derivatives stream.
-    ``auto``: streamed on a CPU if the radial network's weights need no gradients, which is faster there; else whole.
+    ``auto``: streamed on a CPU if the radial network's weights need no gradients, which is faster there, and on a GPU
+    that has no room for the weights of all edges; else whole.
 
     edge_product: how radial networks multiply in float32 on a GPU. ``fp16x3``: by tensor cores, in three products of
     half precision, with errors of float32's class. ``float32``: by torch, with torch's settings. ``tf32``, for

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 
 from autotune import RadialTensorProductConv, TensorProductConv
+from autotune.modules.radial import convolution
+from autotune.modules.radial.convolution import convolve_radial, has_room
 from kernelgen.errors import InputError, ProblemError
 
 IRREPS = ("8x0e+8x1o", "0e+1o+2e")
@@ -51,6 +53,56 @@ def test_a_training_step_is_that_of_whole_weights(edges_at_a_time: int | None) -
     torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)
     gradients = (torch.autograd.grad(loss(out, y), list(inputs.values())) for out in (found, wanted))
     for one, other in zip(*gradients, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-11, atol=1e-10)
+
+
+def test_weights_that_do_not_fit_are_streamed(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain, asked, parts = TensorProductConv(*IRREPS, filter_irreps_out="0e+1o"), [], []
+    product = convolution.radial_product
+    monkeypatch.setattr(convolution, "radial_product", lambda *all: parts.append(all[8]) or product(*all))
+    monkeypatch.setattr(convolution, "PART_BYTES", {"cpu": 50 * plain.weight_numel * 8})
+    results = []
+    for fits in (True, False):
+        monkeypatch.setattr(convolution, "has_room", lambda *asks, fits=fits: asked.append(asks) or fits)
+        x, y, h, matrix, _ = (tensor.requires_grad_() for tensor in given(plain).values())
+        out = convolve_radial(plain, x, y, h, matrix, *INDICES, always_streamed=False)
+        results.append([out, *torch.autograd.grad(loss(out, y), (x, y, h, matrix))])
+    assert parts == [EDGES, 50] and asked == [(torch.device("cpu"), EDGES * plain.weight_numel * 8, True)] * 2
+    for one, other in zip(*results, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-11, atol=1e-10)
+
+
+def test_room_is_what_is_free_or_kept_by_the_allocator(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu, gib = torch.device("cuda"), 1 << 30
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (30 * gib, 80 * gib))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 45 * gib)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 35 * gib)
+    assert has_room(gpu, 10 * gib, trains=False) and not has_room(gpu, 10 * gib + 1, trains=False)
+    assert has_room(gpu, 5 * gib, trains=True) and not has_room(gpu, 5 * gib + 1, trains=True)
+    assert has_room(torch.device("cpu"), 1 << 60, trains=True), "a CPU streams for its caches, not for its memory"
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    assert has_room(gpu, 99 * gib, trains=False)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: pytest.fail("small weights ask nothing"))
+    assert has_room(gpu, gib - 1, trains=True)
+
+
+@pytest.mark.gpu
+def test_a_gpu_without_room_streams(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain, streamed = TensorProductConv(*IRREPS, filter_irreps_out="0e+1o"), []
+    graph = [index.cuda() for index in INDICES]
+    product = convolution.radial_product
+    monkeypatch.setattr(convolution, "radial_product", lambda *all: streamed.append(all[8] < EDGES) or product(*all))
+    monkeypatch.setattr(convolution, "PART_BYTES", {"cuda": 50 * plain.weight_numel * 8})
+    monkeypatch.setattr(convolution, "ASKED_FROM", 0)
+    results = []
+    for room in (4, 1 << 40):
+        monkeypatch.setattr(convolution, "ROOM", room)
+        x, y, h, matrix, _ = (tensor.cuda() for tensor in given(plain).values())
+        out = convolve_radial(plain, x, y.requires_grad_(), h, matrix, *graph, always_streamed=False)
+        results.append([out, *torch.autograd.grad(out.square().sum(), y)])
+    assert streamed == [False, True]
+    for one, other in zip(*results, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-11, atol=1e-10)
 
 
