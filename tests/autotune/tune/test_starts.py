@@ -5,12 +5,16 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
+import pytest
+from database_samples import entry, store
+
 from autotune.database.lookup import find_schedule
 from autotune.tune.settings import Settings
 from autotune.tune.studies import first_schedules
 from autotune.workload.config import load_config
 from autotune.workload.workload import Workload
 from kernelgen.device import cuda_facts
+from kernelgen.schedule.tensor_product import CudaSchedule
 
 H200 = cuda_facts("sm_90", "NVIDIA H200", 132)
 CONFIG = """
@@ -20,16 +24,31 @@ graph = ["hubs", "carbon"]
 """
 
 
-def workloads(folder: Path) -> tuple[Workload, ...]:
-    config = folder / "starts.toml"
+TUNED = CudaSchedule(path_groups=2, block_size=64, edge_operand="shared", stage_edges=16)
+
+
+@pytest.fixture(name="workloads")
+def tuned_on_even_graphs(shipped: Path, tmp_path: Path) -> tuple[Workload, ...]:
+    """Of a skewed and of an even graph, for a problem that was tuned on even ones alone."""
+    config = tmp_path / "starts.toml"
     config.write_text(CONFIG)
-    return load_config(config, "cuda").workloads
+    found = load_config(config, "cuda").workloads
+    made = {"problem": found[0].problem.key, "layout": "ir_mul"}
+    entries = [
+        entry(TUNED, direction=direction, graph_class=graph_class, **made)
+        for direction in ("forward", "backward")
+        for graph_class in ("conv-e17-d5", "conv-e17-d7")
+    ]
+    store(shipped, H200, *entries)
+    return found
 
 
-def test_rows_that_no_run_cuts_are_stored_next_on_a_skewed_graph(tmp_path: Path) -> None:
+def test_rows_that_no_run_cuts_are_stored_next_where_degrees_are_skewed(
+    tmp_path: Path, workloads: tuple[Workload, ...]
+) -> None:
     """In runs that fill whole waves, then of a fixed length; searches of skewed graphs try longer runs too."""
     settings = Settings("cuda", H200, None, 16, "auto", "sqlite://", 0, tmp_path, False)
-    for workload in workloads(tmp_path):
+    for workload in workloads:
         for direction in ("forward", "backward"):
             space, first = first_schedules(workload, direction, settings)
             skewed = workload.graph.name == "hubs"
@@ -46,9 +65,9 @@ def test_rows_that_no_run_cuts_are_stored_next_on_a_skewed_graph(tmp_path: Path)
                 assert all(form["zeros"] != "cut" for form in forms)
 
 
-def test_what_runs_now_is_tried_first(tmp_path: Path) -> None:
+def test_what_runs_now_is_tried_first(tmp_path: Path, workloads: tuple[Workload, ...]) -> None:
     settings = Settings("cuda", H200, None, 16, "auto", "sqlite://", 0, tmp_path, False)
-    for workload in workloads(tmp_path):
+    for workload in workloads:
         for direction in ("forward", "backward"):
             kernel = (workload.problem, "conv", direction, "float32", "ir_mul", H200, workload.graph_class())
             running = find_schedule(*kernel).schedule
