@@ -21,6 +21,8 @@ STAGE, TILE = 32, 16
 CHANNELS = 16
 # Halves after each row of the matrix in shared memory, so that eight rows lie in different banks.
 PADDING = 8
+# The buffer of a value's kernel with marks of rows that several warps add to; see ``whole_rows.cuh``.
+MARKS = "out_y"
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,21 @@ class RadialPlan:
     def path_halves(self) -> int:
         """Halves in shared memory of a path's part of the matrix, high and low."""
         return CHANNELS * self.row_halves * (2 if PRODUCTS[self.spec.accuracy] > 1 else 1)
+
+    @property
+    def stores_rows(self) -> bool:
+        """Whether a value's rows are stored, but for those that a warp's share of the edges cuts; else all are sums.
+
+        A block of a row that several groups write has to start from zero, as has one that none writes.
+        """
+        problem = self.spec.problem
+        written = self.product.exclusive_out & {path.out for path in problem.paths}
+        return not self.spec.is_gradient and len(written) == len(problem.out)
+
+    @property
+    def marks(self) -> int:
+        """Parts of an edge, each with marks of all receivers that start from zero, in buffer ``MARKS``; 0: no marks."""
+        return sum(map(self.parts, self.product.groups)) if self.stores_rows else 0
 
     def stream_reals(self, group: Group) -> int:
         """Elements in shared memory of a warp: the values of its staged edges, and its receiver's cotangents."""
@@ -105,7 +122,8 @@ def radial_plan(spec: RadialSpec) -> RadialPlan:
         Spec(spec.problem, spec.direction, inner, "conv", spec.dtype, spec.layout, spec.index, facts)
     )
     assert isinstance(product, Plan)
-    plan = RadialPlan(spec, product, frozenset(f"out_{slot}" for slot in spec.direction.outputs), 0)
+    plan = RadialPlan(spec, product, frozenset(), 0)
+    zeroed = frozenset() if plan.stores_rows else frozenset(f"out_{slot}" for slot in spec.direction.outputs)
     values = schedule.warps * max(map(plan.stream_reals, product.groups))
     shared = 2 * plan.slice_halves + 4 * values
     _check_form(spec)
@@ -117,7 +135,7 @@ def radial_plan(spec: RadialSpec) -> RadialPlan:
         )
     if (parts := sum(map(plan.parts, product.groups))) > schedule.min_blocks * facts.units:
         raise ScheduleError(f"{parts} parts of an edge for {schedule.min_blocks * facts.units} blocks")
-    return dataclasses.replace(plan, shared_bytes=shared)
+    return dataclasses.replace(plan, zeroed=zeroed, shared_bytes=shared)
 
 
 def _check_form(spec: RadialSpec) -> None:

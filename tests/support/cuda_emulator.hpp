@@ -88,6 +88,17 @@ static T exchange(Mask mask, T value, int from) {
 
 #ifdef IS_CUDA
 static void __syncwarp(unsigned mask) { barrier(mask); }
+static int __popc(unsigned bits) { return __builtin_popcount(bits); }
+static int __ffs(unsigned bits) { return __builtin_ffs(bits); }
+static unsigned __ballot_sync(unsigned mask, bool is_set) {
+    const int me = current;
+    slots[me][0] = is_set;
+    barrier(mask);
+    unsigned found = 0;
+    for (int l = 0; l < 32; ++l) found |= unsigned(mask >> l & 1 && slots[me / 32 * 32 + l][0]) << l;
+    barrier(mask);
+    return found;
+}
 template <class T>
 static T __shfl_sync(unsigned mask, T value, int from, int width) {
     return exchange(mask, value, current / width * width + from % width);

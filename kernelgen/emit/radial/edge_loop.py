@@ -58,8 +58,11 @@ class RadialWalk(GroupEmitter):
             f"const int u = first_channel + {self.lay.first_channel};",
             f"const bool active = {self._active};",
         )
+        if self.radial.stores_rows:
+            self._zero_rows_without_edges()
         self._load_matrix()
-        with self.scope("for (int run = run_of(b.spans, num_out, first_edge); run < num_out; ++run)"):
+        team = "team, " if self.radial.stores_rows else ""
+        with self.scope(f"for (int run = run_of({team}b.spans, num_out, first_edge); run < num_out; ++run)"):
             self._edges_of_run()
             self.put(f"Node{self.number} kept = {{}};")
             if self.has_cotangents:
@@ -68,7 +71,9 @@ class RadialWalk(GroupEmitter):
                 self._stage_edges()
                 self._steps()
                 self.put("__syncwarp(0xffffffffu);")
-            if "g" in self.live:
+            if self.radial.stores_rows:
+                self._put_row()
+            elif "g" in self.live:
                 self.put(*(self._put_node(block) for block in self.group.out))
         return self.lines
 
@@ -159,5 +164,30 @@ class RadialWalk(GroupEmitter):
         self.put(store, "__syncwarp(0xffffffffu);")
 
     def _put_node(self, block: int) -> str:
-        b = self.problem.out[block]
-        return f"put_sums<MUL>({self.memory.out_row('out', 'node')} + {b.offset}, u, active, team, kept.og{block});"
+        return f"put_sums<MUL>({self._start_of(block)}, u, active, team, kept.og{block});"
+
+    def _start_of(self, block: int) -> str:
+        """Where a block of the receiver's row begins."""
+        return f"{self.memory.out_row('out', 'node')} + {self.problem.out[block].offset}"
+
+    def _put_row(self) -> None:
+        """Store the receiver's sums; add them if other shares have edges of it, and this is not the first of them."""
+        self.put(
+            "const bool is_cut = span[1] < first_edge || span[2] > end_edge;",
+            "const bool adds = is_cut && !is_first_of_row(team, marks + node);",
+        )
+        for block in self.group.out:
+            self.put(f"put_row<MUL>(adds, {self._start_of(block)}, u, active, team, kept.og{block});")
+        self.put("if (is_cut && !adds) end_row(team, marks + node);")
+
+    def _zero_rows_without_edges(self) -> None:
+        """Zeros for all channels of the part; the shares take runs in turn, one a lane."""
+        with self.scope("for (int first = 32 * share; first < num_out; first += 32 * shares)"):
+            self.put("const int mine = node_without_edges(b.spans, num_out, first + team.lane);")
+            with self.scope(
+                "for (unsigned left = __ballot_sync(0xffffffffu, mine >= 0); left; left &= left - 1)",
+            ):
+                self.put("const int node = team.broadcast(mine, __ffs(left) - 1);")
+                for block in self.group.out:
+                    dim = self.problem.out[block].dim
+                    self.put(f"put_zeros<MUL, {dim}>({self._start_of(block)}, u, active, team);")

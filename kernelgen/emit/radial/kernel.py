@@ -10,7 +10,7 @@ from kernelgen.emit.launch import LaunchRule, Share
 from kernelgen.emit.radial.path_group import RadialGroup
 from kernelgen.emit.signature import buffers_line, buffers_struct, gpu_entry
 from kernelgen.emit.source import Source, included
-from kernelgen.plan.radial import STAGE, TILE, RadialPlan
+from kernelgen.plan.radial import MARKS, STAGE, TILE, RadialPlan
 from kernelgen.problem.radial_convolution import PRODUCTS
 
 # Profilers tell it from other convolutions.
@@ -21,6 +21,8 @@ def emit_radial(plan: RadialPlan) -> Source:
     """The kernel of a plan; equal plans give equal text."""
     groups = [RadialGroup(plan, number, group) for number, group in enumerate(plan.product.groups)]
     headers = included("tensor_cores.cuh") + included("radial.cuh")
+    if plan.stores_rows:
+        headers += included("whole_rows.cuh")
     parts = [_preamble(plan), included("device.cuh"), _constants(plan) + headers, buffers_struct()]
     return Source("\n".join([*parts, *(group.text() for group in groups), _entry(plan, groups)]), "cuda", ENTRY)
 
@@ -58,6 +60,13 @@ def _constants(plan: RadialPlan) -> str:
     )
 
 
+def _rows(plan: RadialPlan, number: int) -> str:
+    """What a group that stores rows is given besides."""
+    before = sum(map(plan.parts, plan.product.groups[:number]))
+    marks = f"reinterpret_cast<unsigned*>(b.{MARKS}) + ({before} + part) * num_out"
+    return f", {marks}, int(share), int(shares)" if plan.stores_rows else ""
+
+
 def _entry(plan: RadialPlan, groups: list[RadialGroup]) -> str:
     schedule, product = plan.spec.schedule, plan.product
     lines = [
@@ -86,7 +95,7 @@ def _entry(plan: RadialPlan, groups: list[RadialGroup]) -> str:
             f"        const long long share = warp * blocks + at / {parts}, shares = blocks * {schedule.warps};",
             "        const int first = int(num_edges * share / shares), end = int(num_edges * (share + 1) / shares);",
             f"        Real* const stage = stages + warp * {plan.stream_reals(group.group)};",
-            f"        group_{number}(b, team, part, first, end, int(num_out), slice, stage);",
+            f"        group_{number}(b, team, part, first, end, int(num_out), slice, stage{_rows(plan, number)});",
             "        return;",
             "    }",
         ]

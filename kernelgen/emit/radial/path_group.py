@@ -24,6 +24,7 @@ class RadialGroup(RadialWalk):
         first = "first_" if self._slice_loop else ""
         fields, number = [f"    Real {field};" for field in self.memory.row_fields()], self.number
         bound = ", const int my_bound" if "w" in self.live else ""
+        rows = ", unsigned* const marks, const int share, const int shares" if self.radial.stores_rows else ""
         return "\n".join(
             [
                 f"// What group {number} has of an edge, and of a node.",
@@ -39,7 +40,7 @@ class RadialGroup(RadialWalk):
                 *("{", *self._step(), "}", ""),
                 f"DEVICE void group_{number}(const Buffers& b, const Warp& team, const int part, const int first_edge,",
                 "                    const int end_edge, const int num_out, unsigned short* const slice,",
-                "                    Real* const stage)",
+                f"                    Real* const stage{rows})",
                 *("{", *self._group(), "}", ""),
             ]
         )

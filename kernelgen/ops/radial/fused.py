@@ -20,7 +20,7 @@ from kernelgen.device import device_facts
 from kernelgen.errors import InputError, ScheduleError, UnsupportedError
 from kernelgen.ops.operator import Operator
 from kernelgen.ops.radial.products import ACCURACY
-from kernelgen.plan.radial import default_radial_schedule, radial_plan
+from kernelgen.plan.radial import MARKS, RadialPlan, default_radial_schedule, radial_plan
 from kernelgen.problem.tensor_product import TensorProductProblem
 from kernelgen.runtime.allocation import empty, zeros
 from kernelgen.runtime.arguments import Graph, aligned
@@ -83,7 +83,8 @@ class FusedRadial:
         """Outputs of a direction by slot. given: by buffer. poison: fill those that are not summed with NaN before."""
         assert graph.sender is not None and graph.receiver is not None
         kernel = self.kernel(direction, graph.sender.dtype)
-        zeroed = kernel.plan.zeroed
+        plan = kernel.plan
+        assert isinstance(plan, RadialPlan)
         shapes = graph.shapes | {"w": (graph.num_edges, self.hidden)}
         shapes["tw"] = (self.hidden, self.problem.weight_numel)
         kept = {name: _ready(name, given[name], shapes[name], graph.sender) for name in operands_of(direction)}
@@ -92,13 +93,18 @@ class FusedRadial:
         pointers = [0] * len(BUFFERS)
         for name, tensor in kept.items():
             pointers[_PLACE[name]] = tensor.data_ptr()
-        found = {}
+        found: dict[str, Tensor] = {}
+        no_edges = graph.num_edges == 0  # then nothing runs: a GPU refuses a grid without blocks
+        if plan.marks and not no_edges:
+            marks = zeros((plan.marks, graph.num_out), given["x"])
+            pointers[_PLACE[MARKS]] = marks.data_ptr()
         for slot in direction.outputs:
-            found[slot] = (zeros if f"out_{slot}" in zeroed else empty)(shapes[slot], given["x"])
-            if poison and f"out_{slot}" not in zeroed:
+            is_zeroed = no_edges or f"out_{slot}" in plan.zeroed
+            found[slot] = (zeros if is_zeroed else empty)(shapes[slot], given["x"])
+            if poison and not is_zeroed:
                 found[slot].fill_(torch.nan)
             pointers[_PLACE[f"out_{slot}"]] = found[slot].data_ptr()
-        if graph.num_out and graph.num_edges:  # a GPU refuses a grid without blocks
+        if graph.num_out and not no_edges:
             kernel.run(pointers, graph.num_edges, graph.num_in, graph.num_out, given["x"].get_device())
         return found
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import pytest
 import torch
-from cuda_emulator import FACTS, GUARD, emulate
-from radial_cases import RadialCase, make_radial_case, rows_of
-from reference import relative_error, relayout
+from cuda_emulator import FACTS
+from emulated_radial import run_radial
+from radial_cases import RadialCase, make_radial_case
+from reference import relative_error
 
 from autotune.workload.config_tables import load_problems
 from kernelgen.compile.compiler import compile_source
@@ -18,7 +18,6 @@ from kernelgen.emit.kernel_source import emit, geometry
 from kernelgen.errors import ScheduleError, UnsupportedError
 from kernelgen.plan.radial import RadialPlan, default_radial_schedule, radial_plan
 from kernelgen.problem.tensor_product import TensorProductProblem
-from kernelgen.runtime.graph import order_by
 from kernelgen.schedule.radial import RadialSchedule, RadialSpec
 from kernelgen.terms.directions import Direction, backward, forward
 
@@ -29,44 +28,9 @@ UNEVEN = TensorProductProblem.channelwise("18x0e+4x1o+2x2e", "0e+1o+2e", "0e+1o+
 CASES = {"small": SMALL, "uneven": UNEVEN}
 
 
-def run(
-    given: RadialCase, direction: Direction, schedule: RadialSchedule, accuracy: str = "ieee", layout: str = "ir_mul"
-) -> dict[str, torch.Tensor]:
-    """Outputs by name (``out``, ``x``, ``y``, ``h``) in mul_ir, from the kernel's text executed lane by lane."""
-    case, problem, hidden = given.case, given.problem, given.h.shape[1]
-    spec = RadialSpec(problem, hidden, direction, schedule, accuracy, layout, "int64", FACTS)
-    plan = radial_plan(spec)
-    irreps = {"x": problem.irreps_in1, "g": problem.irreps_out}
-    rows = {"w": given.h.float(), "tw": given.matrix.float(), "y": case.tensors["y"].float()}
-    buffers = {name: rows[name] for name in spec.operands if name in rows}
-    for slot in set(spec.operands) & set(irreps):
-        buffers[slot] = rows_of(case.tensors[slot], irreps[slot], layout)
-    outputs = {}
-    for slot in direction.outputs:
-        shape = given.h.shape if slot == "w" else case.tensors[slot].shape
-        start = 0.0 if f"out_{slot}" in plan.zeroed else math.nan
-        outputs[slot] = torch.full((math.prod(shape) + GUARD,), start)
-        outputs[slot][-GUARD:] = 12345.0
-        buffers[f"out_{slot}"] = outputs[slot][:-GUARD].view(shape)
-    assert case.sender is not None and case.receiver is not None
-    spans, perm = order_by("receiver", case.receiver, case.num_out)
-    buffers |= {"sender": case.sender, "receiver": case.receiver, "spans": spans}
-    if perm is not None:
-        buffers["perm"] = perm
-    emulate(plan, buffers, len(given.h), len(case.tensors["x"]), case.num_out)
-    found = {}
-    for slot, tensor in outputs.items():
-        assert bool((tensor[-GUARD:] == 12345.0).all()), f"written past the end of {slot}"
-        value = buffers[f"out_{slot}"]
-        if slot in irreps and layout == "ir_mul":
-            value = relayout(value, irreps[slot], to_ir_mul=False)
-        found[{"w": "h", "g": "out"}.get(slot, slot)] = value
-    return found
-
-
 def assert_right(given: RadialCase, direction: Direction, tolerance: float, *how: object) -> None:
     wanted = given.expected()
-    for name, value in run(given, direction, *how).items():  # type: ignore[arg-type]
+    for name, value in run_radial(given, direction, *how).items():  # type: ignore[arg-type]
         assert relative_error(value, wanted[name]) < tolerance, (name, relative_error(value, wanted[name]))
 
 
@@ -120,7 +84,7 @@ def test_one_product_has_the_errors_of_tf32() -> None:
 def test_each_edge_is_accurate_whatever_the_others_are(range_of_h: float) -> None:
     """Rows of h over many magnitudes, one of zeros: gradients of each edge, relative to its own size."""
     given = make_radial_case(SMALL, 16, edges=40, range_of_h=range_of_h)
-    found, wanted = run(given, backward("xyw"), RadialSchedule(warps=2)), given.expected()
+    found, wanted = run_radial(given, backward("xyw"), RadialSchedule(warps=2)), given.expected()
     for slot in "yh":
         errors = (found[slot].double() - wanted[slot]).norm(dim=1)
         assert (errors <= 2e-6 * wanted[slot].norm(dim=1)).all(), slot
@@ -133,7 +97,7 @@ def test_each_channel_is_accurate_whatever_the_others_are() -> None:
     columns = torch.linspace(-6, 6, given.matrix.shape[1], dtype=torch.float64).exp()
     order = torch.randperm(len(columns), generator=torch.Generator().manual_seed(0))
     given = RadialCase(given.case, given.h, given.matrix * columns[order])
-    found, wanted = run(given, forward(), RadialSchedule(warps=2))["out"], given.expected()["out"]
+    found, wanted = run_radial(given, forward(), RadialSchedule(warps=2))["out"], given.expected()["out"]
     errors = (found.double() - wanted).norm(dim=0)
     assert (errors <= 1e-6 * wanted.norm(dim=0)).all()
 

@@ -1,0 +1,91 @@
+// Receivers' rows in kernels of values: a share of the edges stores the rows whose edges it has all. A row that the end of
+// a share cuts has a mark of each part, which is zero before: the first share there stores its sums, the others wait for
+// that and add theirs. Who stores waits for none, so nobody waits for a share that has not begun.
+
+// The first of the spans (node, first edge, end) that ends behind an edge; spans are in the order of edges. The lanes of a
+// warp look at 32 places at a time. All of them call it.
+DEVICE int run_of(const Warp& warp, const int* spans, int count, int edge) {
+    int low = 0;  // the run is one of low .. count, where count stands for none
+    while (low < count) {
+        const int each = (count - low + 31) / 32, last = low + (warp.lane + 1) * each - 1;
+        const bool is_before = last < count && spans[3 * last + 2] <= edge;
+        low += __popc(__ballot_sync(0xffffffffu, is_before)) * each;
+        count = min(count, low + each - 1);
+    }
+    return count;
+}
+
+enum : unsigned { NOBODY = 0, BEGUN = 1, STORED = 2 };  // of a mark
+#ifdef __CUDA_ARCH__
+DEVICE unsigned begin_row(unsigned* mark) {
+    unsigned before;
+    asm volatile("atom.acquire.gpu.global.cas.b32 %0, [%1], 0, 1;" : "=r"(before) : "l"(mark) : "memory");
+    return before;
+}
+DEVICE unsigned look_at(const unsigned* mark) {
+    unsigned seen;
+    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(seen) : "l"(mark) : "memory");
+    return seen;
+}
+DEVICE void tell(unsigned* mark) { asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(mark), "r"(2) : "memory"); }
+#else
+DEVICE unsigned begin_row(unsigned* mark) {
+    const unsigned before = *mark;
+    if (before == NOBODY) *mark = BEGUN;
+    return before;
+}
+DEVICE unsigned look_at(const unsigned* mark) { return *mark; }
+DEVICE void tell(unsigned* mark) { *mark = STORED; }
+#endif
+
+// Whether a warp is the first of those that have edges of a cut row; then it stores and calls `end_row`. If not, what the
+// first one stored is there when this returns. The same for all lanes.
+DEVICE bool is_first_of_row(const Warp& warp, unsigned* mark) {
+    int seen = warp.lane == 0 ? int(begin_row(mark)) : 0;
+    seen = warp.broadcast(seen, 0);
+    if (seen == NOBODY) return true;
+    while (seen != STORED) {
+        if (warp.lane == 0) seen = int(look_at(mark));
+        seen = warp.broadcast(seen, 0);
+    }
+    __syncwarp(0xffffffffu);
+    return false;
+}
+DEVICE void end_row(const Warp& warp, unsigned* mark) {
+    __syncwarp(0xffffffffu);
+    if (warp.lane == 0) tell(mark);
+}
+
+// As `put_sums`; stores what it does not add.
+template <int MUL, int DIM>
+DEVICE void put_row(bool adds, Real* block, int u, bool active, const Warp& warp, const Real (&r)[DIM][C]) {
+    const bool upper = (warp.quad & 2) != 0;
+    UNROLL for (int m = 0; m < DIM; ++m) {
+        const Real pass = upper ? r[m][0] : r[m][1], keep = upper ? r[m][1] : r[m][0];
+        Real sum[1] = {keep + __shfl_xor_sync(0xffffffffu, pass, 2)};
+        sum[0] += __shfl_xor_sync(0xffffffffu, sum[0], 1);
+        const int v = u + (upper ? 1 : 0);
+        Real* const place = block + (MUL_IR ? v * DIM + m : m * MUL + v);
+        if (active && (warp.quad & 1) == m % 2) {
+            if (adds) add<1>(place, sum); else store<1>(place, sum);
+        }
+    }
+}
+
+// The node of a run without edges; -1 for other runs, and if there is no such run.
+DEVICE int node_without_edges(const int* spans, int count, int run) {
+    return run < count && spans[3 * run + 1] == spans[3 * run + 2] ? spans[3 * run] : -1;
+}
+// Zeros for the lane's channels of a node's block.
+template <int MUL, int DIM>
+DEVICE void put_zeros(Real* block, int u, bool active, const Warp& warp) {
+    const Real zeros[C] = {};
+#pragma unroll 1
+    for (int m = warp.quad; m < DIM && active; m += 4) {
+        if (MUL_IR) {
+            UNROLL for (int c = 0; c < C; ++c) block[(u + c) * DIM + m] = Real(0);
+        } else {
+            store<C>(block + m * MUL + u, zeros);
+        }
+    }
+}

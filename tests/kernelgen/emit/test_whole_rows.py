@@ -1,0 +1,116 @@
+"""Fused radial convolutions store the rows that one share of the edges has whole: lane by lane, against e3nn."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from cuda_emulator import FACTS
+from emulated_radial import run_radial
+from radial_cases import RadialCase, make_radial_case
+from reference import relative_error
+
+from kernelgen.emit.kernel_source import emit, geometry
+from kernelgen.plan.radial import RadialPlan, radial_plan
+from kernelgen.problem.tensor_product import TensorProductProblem
+from kernelgen.schedule.radial import RadialSchedule, RadialSpec
+from kernelgen.terms.directions import backward, forward
+
+# One part and one group; three groups with up to two parts each, the last channels of a part missing.
+SMALL = TensorProductProblem.channelwise("6x0e+6x1o", "0e+1o", "0e+1o")
+UNEVEN = TensorProductProblem.channelwise("18x0e+4x1o+2x2e", "0e+1o+2e", "0e+1o+2e")
+FORMS = {
+    "one-part": (SMALL, RadialSchedule(warps=2)),
+    "two-tiles": (SMALL, RadialSchedule(warps=4, tiles=2)),
+    "parts": (UNEVEN, RadialSchedule(3, warps=2)),
+    "groups": (UNEVEN, RadialSchedule(5, warps=4)),
+}
+# Edges of each receiver. Shares have 16 edges or fewer, so that the long ones are in up to seven of them.
+GRAPHS = {
+    "hubs": [70, 0, 3, 1, 0, 0, 45, 8, 2, 0, 0],
+    "hubs-last": [0, 1, 5, 2, 0, 91],
+    "whole-shares": [8, 8, 16, 0, 16, 16],
+    "one-node": [50],
+    "one-edge": [0, 1, 0],
+    "fewer-edges-than-shares": [1, 2, 0],
+    "most-have-none": [1, 0, 20, 0, 0] * 2 + [0] * 70,
+}
+
+
+def case_of(problem: TensorProductProblem, degrees: list[int], hidden: int = 8, is_sorted: bool = False) -> RadialCase:
+    receiver = torch.arange(len(degrees)).repeat_interleave(torch.tensor(degrees))
+    if not is_sorted:
+        receiver = receiver[torch.randperm(len(receiver), generator=torch.Generator().manual_seed(1))]
+    given = make_radial_case(problem, hidden, edges=len(receiver), num_out=len(degrees))
+    return dataclasses.replace(given, case=dataclasses.replace(given.case, receiver=receiver))
+
+
+def plan_of(problem: TensorProductProblem, schedule: RadialSchedule, hidden: int = 8) -> RadialPlan:
+    return radial_plan(RadialSpec(problem, hidden, forward(), schedule, "ieee", "ir_mul", "int64", FACTS))
+
+
+@pytest.mark.parametrize("layout", ["ir_mul", "mul_ir"])
+@pytest.mark.parametrize("graph", GRAPHS)
+@pytest.mark.parametrize("form", FORMS)
+def test_against_e3nn(form: str, graph: str, layout: str) -> None:
+    """In memory that held NaN: each row is stored, or zeroed."""
+    problem, schedule = FORMS[form]
+    given = case_of(problem, GRAPHS[graph], is_sorted=layout == "mul_ir")
+    assert plan_of(problem, schedule).zeroed == frozenset()
+    out = run_radial(given, forward(), schedule, "ieee", layout)["out"]
+    assert relative_error(out, given.expected()["out"]) < 3e-7
+
+
+@pytest.mark.parametrize("graph", GRAPHS)
+def test_only_the_rows_are_shared_that_the_end_of_a_share_cuts(graph: str) -> None:
+    """All of their marks say at the end that the row was stored; no other row has been looked at."""
+    problem, schedule = FORMS["one-part"]
+    degrees = torch.tensor(GRAPHS[graph])
+    given, plan, marks = case_of(problem, GRAPHS[graph]), plan_of(problem, schedule), torch.zeros(1, len(degrees))
+    run_radial(given, forward(), schedule, marks=marks)
+    edges, ends = int(degrees.sum()), degrees.cumsum(0)
+    shares = schedule.warps * geometry(plan, edges, 7, len(degrees))[0]
+    cuts = torch.tensor([edges * share // shares for share in range(1, shares)])
+    cut = ((ends - degrees)[:, None] < cuts) & (cuts < ends[:, None])
+    assert torch.equal(marks[0].view(torch.int32), 2 * cut.any(1).int())
+    if graph == "hubs":
+        assert cut.sum(1).max() >= 2, "no row is in three shares"
+
+
+def test_any_number_of_receivers() -> None:
+    """The search for a warp's first receiver looks at 32 places at a time: it ends after one, two or three looks."""
+    for count in (31, 32, 33, 64, 65, 1023, 1025):
+        degrees = [int(node % 97 == 5) for node in range(count)]
+        degrees[-1] = 20
+        given = case_of(SMALL, degrees, is_sorted=True)
+        out = run_radial(given, forward(), RadialSchedule(warps=2))["out"]
+        assert relative_error(out, given.expected()["out"]) < 3e-7, count
+
+
+@pytest.mark.parametrize(("hidden", "warps"), [(8, 16), (20, 8), (32, 8), (64, 12), (128, 2), (128, 4)])
+def test_hidden_sizes_and_warps(hidden: int, warps: int) -> None:
+    given = case_of(SMALL, [20, 0, 3, 17], hidden)
+    out = run_radial(given, forward(), RadialSchedule(warps=warps))["out"]
+    assert relative_error(out, given.expected()["out"]) < 3e-7
+
+
+def test_a_block_of_several_groups_starts_from_zero() -> None:
+    """Two groups would both store it; and nobody would store a block without paths."""
+    paths = [(0, 0, 0, "uvu", True), (1, 1, 0, "uvu", True)]
+    sums = TensorProductProblem.from_instructions("16x0e+16x1o", "0e+1o", "16x0e", paths)
+    unwritten = TensorProductProblem.from_instructions("16x0e", "0e", "16x0e+16x1o", paths[:1])
+    for problem, groups, stores in ((sums, 1, True), (sums, 2, False), (unwritten, 1, False)):
+        schedule = RadialSchedule(groups, warps=2)
+        plan = plan_of(problem, schedule)
+        assert plan.stores_rows is stores and plan.zeroed == (frozenset() if stores else {"out_g"})
+        assert ("put_row<MUL>" in emit(plan).text) is stores
+        given = case_of(problem, GRAPHS["hubs"])
+        out = run_radial(given, forward(), schedule)["out"]
+        assert relative_error(out, given.expected()["out"]) < 3e-7
+
+
+def test_gradients_are_added_to_zeros() -> None:
+    spec = RadialSpec(SMALL, 8, backward("xyw"), RadialSchedule(), "ieee", "ir_mul", "int64", FACTS)
+    plan = radial_plan(spec)
+    assert plan.zeroed == {"out_x", "out_y", "out_w"} and plan.marks == 0 and "end_row" not in emit(plan).text
