@@ -21,6 +21,8 @@ STAGE, TILE = 32, 16
 CHANNELS = 16
 # Halves after each row of the matrix in shared memory, so that eight rows lie in different banks.
 PADDING = 8
+# Elements of the matrix that a thread of a value's kernel may hold in registers, before sums need these.
+MOST_HELD = 128
 # The buffer of a value's kernel with marks of rows that several warps add to; see ``whole_rows.cuh``.
 MARKS = "out_y"
 
@@ -73,6 +75,14 @@ class RadialPlan:
     def marks(self) -> int:
         """Parts of an edge, each with marks of all receivers that start from zero, in buffer ``MARKS``; 0: no marks."""
         return sum(map(self.parts, self.product.groups)) if self.stores_rows else 0
+
+    @property
+    def loads_matrix_at_once(self) -> bool:
+        """Whether a block has all loads of its part of the matrix in flight together."""
+        spec = self.spec
+        pairs = -(-spec.steps * STEP * CHANNELS // (2 * 32 * spec.schedule.warps))
+        paths = max(len(group.paths) for group in self.product.groups)
+        return not spec.is_gradient and 2 * pairs * paths <= MOST_HELD
 
     def stream_reals(self, group: Group) -> int:
         """Elements in shared memory of a warp: the values of its staged edges, and its receiver's cotangents."""

@@ -58,11 +58,15 @@ class RadialWalk(GroupEmitter):
             f"const int u = first_channel + {self.lay.first_channel};",
             f"const bool active = {self._active};",
         )
-        if self.radial.stores_rows:
+        at_once, first_run = self.radial.loads_matrix_at_once, "run_of(b.spans, num_out, first_edge)"
+        if at_once:
+            self._fetch_matrix()
+        if self.radial.stores_rows:  # while the matrix is on its way
             self._zero_rows_without_edges()
-        self._load_matrix()
-        team = "team, " if self.radial.stores_rows else ""
-        with self.scope(f"for (int run = run_of({team}b.spans, num_out, first_edge); run < num_out; ++run)"):
+            self.put("const int first_run = run_of(team, b.spans, num_out, first_edge);")
+            first_run = "first_run"
+        (self._leave_matrix if at_once else self._load_matrix)()
+        with self.scope(f"for (int run = {first_run}; run < num_out; ++run)"):
             self._edges_of_run()
             self.put(f"Node{self.number} kept = {{}};")
             if self.has_cotangents:
@@ -129,19 +133,44 @@ class RadialWalk(GroupEmitter):
         arguments = f"b, team, stage, u, active, matrix_scale, my_edge, my_far{bound}, j, count, kept"
         self.put("int j = 0;", *self.lay.steps(f"step_{self.number}<{{}}>({arguments})"))
 
+    def _starts_of_paths(self) -> list[str]:
+        """Where the paths' columns of the matrix begin, at channel ``first``."""
+        return [f"b.tw + {self.problem.paths[p].weight_offset} + first" for p in self.paths]
+
+    def _fetch_matrix(self) -> None:
+        """All loads of the block's part of the matrix, which has one slice."""
+        self.put(
+            "const int first = first_channel, inside = min(16, MUL - first);",
+            f"Real held[{len(self.paths)}][PAIRS][2];",
+        )
+        for position, start in enumerate(self._starts_of_paths()):
+            self.put(f"fetch_path({start}, {self.problem.weight_numel}, inside, held[{position}]);")
+
+    def _leave_matrix(self) -> None:
+        """What was fetched to shared memory, with one scale."""
+        self.put("unsigned largest = 0;")
+        self.put(*(f"largest = max(largest, largest_of(held[{k}]));" for k in range(len(self.paths))))
+        self._scale_matrix()
+        for position in range(len(self.paths)):
+            place = f"slice + {position * self.radial.path_halves}"
+            self.put(f"leave_path(held[{position}], scale.into, {place});")
+        self.put("__syncthreads();")
+
+    def _scale_matrix(self) -> None:
+        self.put(
+            "const Scale scale = scale_of(largest_of_block(largest, reinterpret_cast<unsigned*>(slice)));",
+            "const Real matrix_scale = scale.back;",
+        )
+
     def _load_matrix(self) -> None:
         """The block's part of the matrix to shared memory, with one scale."""
-        weights = self.problem.weight_numel
-        starts = [f"b.tw + {self.problem.paths[p].weight_offset} + first" for p in self.paths]
+        weights, starts = self.problem.weight_numel, self._starts_of_paths()
         here = "const int first = first_channel + 16 * s, inside = min(16, MUL - first);"
         self.put("unsigned largest = 0;")
         with self.scope(f"for (int s = 0; s < {self.slices}; ++s)"):
             self.put(here)
             self.put(*(f"largest = max(largest, largest_of_path({start}, {weights}, inside));" for start in starts))
-        self.put(
-            "const Scale scale = scale_of(largest_of_block(largest, reinterpret_cast<unsigned*>(slice)));",
-            "const Real matrix_scale = scale.back;",
-        )
+        self._scale_matrix()
         with self.scope(f"for (int s = 0; s < {self.slices}; ++s)"):
             self.put(here)
             for position, start in enumerate(starts):

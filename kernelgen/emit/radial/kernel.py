@@ -21,6 +21,8 @@ def emit_radial(plan: RadialPlan) -> Source:
     """The kernel of a plan; equal plans give equal text."""
     groups = [RadialGroup(plan, number, group) for number, group in enumerate(plan.product.groups)]
     headers = included("tensor_cores.cuh") + included("radial.cuh")
+    if plan.loads_matrix_at_once:
+        headers += included("matrix_at_once.cuh")
     if plan.stores_rows:
         headers += included("whole_rows.cuh")
     parts = [_preamble(plan), included("device.cuh"), _constants(plan) + headers, buffers_struct()]

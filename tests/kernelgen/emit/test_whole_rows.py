@@ -95,6 +95,18 @@ def test_hidden_sizes_and_warps(hidden: int, warps: int) -> None:
     assert relative_error(out, given.expected()["out"]) < 3e-7
 
 
+def test_the_matrix_is_loaded_at_once_if_it_fits_into_registers() -> None:
+    """A thread holds 8 pairs of each of 11 paths with 2 warps, 2 with 8."""
+    problem = TensorProductProblem.channelwise("6x0e+6x1o+6x2e", "0e+1o+2e", "0e+1o+2e")
+    given = case_of(problem, [20, 0, 3, 17], 60)
+    for warps, at_once in ((2, False), (8, True)):
+        schedule = RadialSchedule(warps=warps)
+        plan = plan_of(problem, schedule, 60)
+        assert plan.loads_matrix_at_once is at_once and ("leave_path" in emit(plan).text) is at_once
+        out = run_radial(given, forward(), schedule)["out"]
+        assert relative_error(out, given.expected()["out"]) < 3e-7
+
+
 def test_a_block_of_several_groups_starts_from_zero() -> None:
     """Two groups would both store it; and nobody would store a block without paths."""
     paths = [(0, 0, 0, "uvu", True), (1, 1, 0, "uvu", True)]
