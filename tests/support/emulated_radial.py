@@ -14,6 +14,7 @@ from radial_cases import RadialCase, rows_of
 from reference import relayout
 
 from autotune.modules.radial import convolution
+from kernelgen.device import DeviceFacts
 from kernelgen.ops.operator import Operator
 from kernelgen.ops.radial import fused
 from kernelgen.plan.planner import make_plan
@@ -64,13 +65,14 @@ def run_radial(
     accuracy: str = "ieee",
     layout: str = "ir_mul",
     marks: torch.Tensor | None = None,
+    facts: DeviceFacts = FACTS,
 ) -> dict[str, torch.Tensor]:
     """Outputs by name (``out``, ``x``, ``y``, ``h``) in mul_ir, from the kernel's text executed lane by lane.
 
     marks: of rows, zeros that are left as the kernel leaves them.
     """
     case, problem, hidden = given.case, given.problem, given.h.shape[1]
-    spec = RadialSpec(problem, hidden, direction, schedule, accuracy, layout, "int64", FACTS)
+    spec = RadialSpec(problem, hidden, direction, schedule, accuracy, layout, "int64", facts)
     plan = radial_plan(spec)
     irreps = {"x": problem.irreps_in1, "g": problem.irreps_out}
     rows = {"w": given.h.float(), "tw": given.matrix.float(), "y": case.tensors["y"].float()}

@@ -1,6 +1,6 @@
 """The loop of a path group over receivers and their edges, and what it keeps in shared memory and in registers.
 
-A block packs its part of the matrix once. Its warps then take equal shares of all edges, receiver by receiver: a warp
+A block packs its part of the matrix once. Its warps then take equal shares of edges, receiver by receiver: a warp
 stages 32 edges at a time, and steps through them.
 """
 
@@ -63,8 +63,8 @@ class RadialWalk(GroupEmitter):
             self._fetch_matrix()
         if self.radial.stores_rows:  # while the matrix is on its way
             self._zero_rows_without_edges()
-            self.put("const int first_run = run_of(team, b.spans, num_out, first_edge);")
-            first_run = "first_run"
+            self.put("const int run_of_first = run_of(team, b.spans, num_out, first_edge);")
+            first_run = "run_of_first"
         (self._leave_matrix if at_once else self._load_matrix)()
         with self.scope(f"for (int run = {first_run}; run < num_out; ++run)"):
             self._edges_of_run()
@@ -210,9 +210,9 @@ class RadialWalk(GroupEmitter):
         self.put("if (is_cut && !adds) end_row(team, marks + node);")
 
     def _zero_rows_without_edges(self) -> None:
-        """Zeros for all channels of the part; the shares take runs in turn, one a lane."""
-        with self.scope("for (int first = 32 * share; first < num_out; first += 32 * shares)"):
-            self.put("const int mine = node_without_edges(b.spans, num_out, first + team.lane);")
+        """Zeros for all channels of the part; a share has as much of the runs as of the edges."""
+        with self.scope("for (int at = first_run; at < end_run; at += 32)"):
+            self.put("const int mine = node_without_edges(b.spans, end_run, at + team.lane);")
             with self.scope(
                 "for (unsigned left = __ballot_sync(0xffffffffu, mine >= 0); left; left &= left - 1)",
             ):

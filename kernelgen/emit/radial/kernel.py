@@ -1,7 +1,8 @@
 """The text around the path groups: preamble, headers, and the entry, which assigns blocks to slices of the matrix.
 
 Blocks stay: as many start as run at once, and each keeps its slices of the matrix (a path group's weights of 16
-channels each) in shared memory. All edges, by receiver, are divided equally among the warps that have the same slices.
+channels each) in shared memory. Of gradients, warps with the same slices divide all edges, by receiver, equally. Of a
+value, all warps divide the edges of all slices.
 """
 
 from __future__ import annotations
@@ -62,15 +63,8 @@ def _constants(plan: RadialPlan) -> str:
     )
 
 
-def _rows(plan: RadialPlan, number: int) -> str:
-    """What a group that stores rows is given besides."""
-    before = sum(map(plan.parts, plan.product.groups[:number]))
-    marks = f"reinterpret_cast<unsigned*>(b.{MARKS}) + ({before} + part) * num_out"
-    return f", {marks}, int(share), int(shares)" if plan.stores_rows else ""
-
-
 def _entry(plan: RadialPlan, groups: list[RadialGroup]) -> str:
-    schedule, product = plan.spec.schedule, plan.product
+    schedule = plan.spec.schedule
     lines = [
         *gpu_entry(32 * schedule.warps, schedule.min_blocks, entry=ENTRY),
         buffers_line(),
@@ -80,6 +74,53 @@ def _entry(plan: RadialPlan, groups: list[RadialGroup]) -> str:
         "    const int lane = threadIdx.x % 32, warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0, 32);",
         "    const Warp team = {lane, lane / 4, lane % 4, slice};",
         f"    Real* const stages = reinterpret_cast<Real*>(slice + {plan.slice_halves});",
+        *(_parts_in_sequence(plan, groups) if plan.stores_rows else _blocks_of_parts(plan, groups)),
+    ]
+    return "\n".join([*lines, "}", ""])
+
+
+def _parts_in_sequence(plan: RadialPlan, groups: list[RadialGroup]) -> list[str]:
+    """Which edges of which parts a block has, and its warps' equal shares of these.
+
+    All blocks have the same work, so that some have edges of two parts, one after the other.
+    """
+    warps = plan.spec.schedule.warps
+    whole = sum(plan.parts(group.group) * group.cost for group in groups)
+    lines = [
+        "    // Parts follow each other, each as long as its work.",
+        f"    const long long from = {whole} * num_edges * blockIdx.x / gridDim.x;",
+        f"    const long long to = {whole} * num_edges * (blockIdx.x + 1) / gridDim.x;",
+        "    const int reached = int(from / num_edges);",
+    ]
+    before = work = 0
+    for group in groups:
+        number, parts, cost = group.number, plan.parts(group.group), group.cost
+        runs = "int(num_out * first / num_edges), int(num_out * end / num_edges)"
+        lines += [
+            '    _Pragma("unroll 1")',
+            f"    for (int part = max(reached - {work}, 0) / {cost}; part < {parts}; ++part) {{",
+            f"        const long long start = ({work}ll + part * {cost}) * num_edges;",
+            "        if (start >= to) break;",
+            f"        const long long begin = edges_until((from - start) / {cost}, num_edges);",
+            f"        const long long count = edges_until((to - start) / {cost}, num_edges) - begin;",
+            "        if (count == 0) continue;",
+            f"        const long long first = begin + count * warp / {warps};",
+            f"        const long long end = begin + count * (warp + 1) / {warps};",
+            f"        unsigned* const marks = reinterpret_cast<unsigned*>(b.{MARKS}) + ({before} + part) * num_out;",
+            f"        Real* const stage = stages + warp * {plan.stream_reals(group.group)};",
+            f"        group_{number}(b, team, part, int(first), int(end), int(num_out), slice, stage,",
+            f"                {runs}, marks);",
+            "        __syncthreads();  // the next part's matrix takes the place of this one's",
+            "    }",
+        ]
+        before, work = before + parts, work + parts * cost
+    return lines
+
+
+def _blocks_of_parts(plan: RadialPlan, groups: list[RadialGroup]) -> list[str]:
+    """A block has one part; the warps with the same part have equal shares of all edges."""
+    schedule, product = plan.spec.schedule, plan.product
+    lines = [
         "    // Blocks beyond one a part are shared by work.",
         f"    const int more = int(gridDim.x) - {sum(map(plan.parts, product.groups))};",
     ]
@@ -97,8 +138,8 @@ def _entry(plan: RadialPlan, groups: list[RadialGroup]) -> str:
             f"        const long long share = warp * blocks + at / {parts}, shares = blocks * {schedule.warps};",
             "        const int first = int(num_edges * share / shares), end = int(num_edges * (share + 1) / shares);",
             f"        Real* const stage = stages + warp * {plan.stream_reals(group.group)};",
-            f"        group_{number}(b, team, part, first, end, int(num_out), slice, stage{_rows(plan, number)});",
+            f"        group_{number}(b, team, part, first, end, int(num_out), slice, stage);",
             "        return;",
             "    }",
         ]
-    return "\n".join([*lines, "}", ""])
+    return lines

@@ -24,7 +24,10 @@ class RadialGroup(RadialWalk):
         first = "first_" if self._slice_loop else ""
         fields, number = [f"    Real {field};" for field in self.memory.row_fields()], self.number
         bound = ", const int my_bound" if "w" in self.live else ""
-        rows = ", unsigned* const marks, const int share, const int shares" if self.radial.stores_rows else ""
+        rows = (
+            ",\n                    const int first_run, const int end_run, unsigned* const marks"
+            * self.radial.stores_rows
+        )
         return "\n".join(
             [
                 f"// What group {number} has of an edge, and of a node.",

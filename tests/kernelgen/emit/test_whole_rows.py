@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from emulated_radial import run_radial
 from radial_cases import RadialCase, make_radial_case
 from reference import relative_error
 
+from kernelgen.device import cuda_facts
 from kernelgen.emit.kernel_source import emit, geometry
 from kernelgen.plan.radial import RadialPlan, radial_plan
 from kernelgen.problem.tensor_product import TensorProductProblem
@@ -70,12 +72,33 @@ def test_only_the_rows_are_shared_that_the_end_of_a_share_cuts(graph: str) -> No
     given, plan, marks = case_of(problem, GRAPHS[graph]), plan_of(problem, schedule), torch.zeros(1, len(degrees))
     run_radial(given, forward(), schedule, marks=marks)
     edges, ends = int(degrees.sum()), degrees.cumsum(0)
-    shares = schedule.warps * geometry(plan, edges, 7, len(degrees))[0]
-    cuts = torch.tensor([edges * share // shares for share in range(1, shares)])
+    blocks, each = geometry(plan, edges, 7, len(degrees))[0], schedule.warps
+    ends_of_blocks = [edges * block // blocks for block in range(blocks + 1)]
+    cuts = torch.tensor(
+        [a + (b - a) * warp // each for a, b in itertools.pairwise(ends_of_blocks) for warp in range(each)]
+    )
     cut = ((ends - degrees)[:, None] < cuts) & (cuts < ends[:, None])
     assert torch.equal(marks[0].view(torch.int32), 2 * cut.any(1).int())
     if graph == "hubs":
         assert cut.sum(1).max() >= 2, "no row is in three shares"
+
+
+@pytest.mark.parametrize("graph", ["hubs", "one-node", "whole-shares", "many"])
+@pytest.mark.parametrize("form", ["parts", "groups"])
+@pytest.mark.parametrize("more", [0, 1, 3])
+def test_blocks_with_edges_of_several_parts(form: str, graph: str, more: int) -> None:
+    """Fewer blocks than these edges would have: as many as there are parts, or a few more; each has its share."""
+    problem, schedule = FORMS[form]
+    units = plan_of(problem, schedule).marks + more
+    facts = cuda_facts("sm_90", units=units)
+    degrees = GRAPHS.get(graph, [13, 0, 40, 1] * 20)
+    given = case_of(problem, degrees)
+    marks = torch.zeros(units - more, len(degrees))
+    out = run_radial(given, forward(), schedule, marks=marks, facts=facts)["out"]
+    assert relative_error(out, given.expected()["out"]) < 3e-7
+    if graph == "many" and more:
+        states = marks.view(torch.int32)
+        assert not torch.equal(states[0].expand_as(states), states), "parts are divided at different edges"
 
 
 def test_any_number_of_receivers() -> None:
