@@ -174,8 +174,9 @@ class Operator(DirectCalls, RegisteredOperator):
 
         There a schedule that needs another order makes it in each of its runs, and its time tells so.
         """
-        traced = torch.compiler.is_compiling() or is_tracing()
-        return (self.by_receiver, self.by_sender) if traced else self._eager_ends
+        if self.shortlists and (torch.compiler.is_compiling() or is_tracing()):
+            return self.by_receiver, self.by_sender
+        return self._eager_ends
 
     def forward(
         self,

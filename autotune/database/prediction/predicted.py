@@ -83,11 +83,12 @@ def predict(spec: Any, graph_class: GraphClass | None, faults: Collection[str] =
     order = [schedule for schedule in _order(table, spec, near, skewed) if schedule.key not in faults]
     if not order:
         return None
-    first, *others = shortlist(order, _rules(spec, near, skewed), tries())
-    if skewed and others:
-        forms = [form for form in forms_for_skew(spec, first) if form != first and form.key not in faults]
-        others = list(dict.fromkeys((*forms, *others)))[: tries() - 1]
-    return Predicted(first, _reason(spec, near, table, bool(others)), tuple(others))
+    first, count = order[0], tries()
+    forms = forms_for_skew(spec, first) if skewed else []
+    forms = [form for form in forms if form != first and form.key not in faults][: count - 1]
+    _, *likely = shortlist(order, _rules(spec, near, skewed), count - len(forms))
+    others = tuple(dict.fromkeys((*forms, *likely)))
+    return Predicted(first, _reason(spec, near, table, bool(others)), others)
 
 
 def shortlist(order: Sequence[CudaSchedule], rules: Schedule | None, count: int) -> list[CudaSchedule]:

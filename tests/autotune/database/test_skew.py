@@ -12,11 +12,13 @@ from database_samples import GPU, PROBLEM, entry, store
 from reference import expected, make_case, relative_error
 
 from autotune.database.lookup import Tuning, find_schedule
+from autotune.database.prediction.first_runs import TRIED
 from autotune.database.prediction.predicted import predict
 from autotune.modules.sizes import class_of_call
 from autotune.workload.graph_class import GraphClass
 from kernelgen.device import cuda_facts
 from kernelgen.plan.defaults import default_schedule
+from kernelgen.plan.planner import make_plan
 from kernelgen.problem.tensor_product import TensorProductProblem
 from kernelgen.schedule.kernel_spec import Spec
 from kernelgen.schedule.tensor_product import CudaSchedule, HostSchedule
@@ -62,6 +64,8 @@ def test_a_first_run_of_a_predicted_schedule_tries_its_forms_on_a_skewed_graph()
     assert found is not None and isinstance(found.schedule, CudaSchedule)
     assert found.others[0] == dataclasses.replace(found.schedule, zeros="cut")
     assert found.others[1] == dataclasses.replace(found.schedule, zeros="cut", runs="fixed")
+    rules = make_plan(dataclasses.replace(spec, schedule=default_schedule(spec).for_skew())).spec.schedule
+    assert len(found.others) == TRIED - 1 and rules in (found.schedule, *found.others), "the rules need no model"
     backward = predict(dataclasses.replace(spec, direction=DIRECTIONS["backward"]), GraphClass.parse(SKEWED))
     assert backward is not None and all(form.zeros != "cut" for form in backward.others), "it sums no values"
 
