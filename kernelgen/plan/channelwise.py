@@ -169,23 +169,28 @@ def registers_of(plan: Plan) -> int:
         if schedule.edge_operand == "inline":
             row += problem.dim_in2 * (("y" in operands) + ("ty" in operands))
         elif schedule.edge_operand == "basis":
-            row += len(_staged_values(plan, group)) * (("y" in operands) + ("ty" in operands))
+            row += len(_staged_values(plan, group.paths)) * (("y" in operands) + ("ty" in operands))
         widest = max(widest, channels + row)
     return widest * BYTES[spec.dtype] // 4 + 24
 
 
 def stage_stride(plan: Plan, group: Group) -> int:
     """Shared-memory elements of one staged edge: its edge values, padded to an odd multiple of 16 bytes."""
+    return staged_stride(plan, group.paths)
+
+
+def staged_stride(plan: Plan, paths: tuple[int, ...]) -> int:
+    """:func:`stage_stride` of some paths alone."""
     operands = plan.spec.direction.operands
-    values = len(_staged_values(plan, group)) * (("y" in operands) + ("ty" in operands))
+    values = len(_staged_values(plan, paths)) * (("y" in operands) + ("ty" in operands))
     width = 16 // BYTES[plan.spec.dtype]
     vectors = -(-values // width)
     return width * (vectors + 1 - vectors % 2)
 
 
-def _staged_values(plan: Plan, group: Group) -> tuple[EdgeValue, ...]:
+def _staged_values(plan: Plan, paths: tuple[int, ...]) -> tuple[EdgeValue, ...]:
     assert isinstance(plan.spec.schedule, CudaSchedule)
-    return _values_of(plan.spec.problem, group.paths, plan.spec.schedule.edge_operand == "basis")
+    return _values_of(plan.spec.problem, paths, plan.spec.schedule.edge_operand == "basis")
 
 
 @functools.lru_cache(maxsize=4096)

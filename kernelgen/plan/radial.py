@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from dataclasses import dataclass
 
 from kernelgen.errors import ScheduleError, UnsupportedError
-from kernelgen.plan.channelwise import Plan, stage_stride
+from kernelgen.plan.channelwise import Plan, staged_stride
 from kernelgen.plan.path_groups import Group
 from kernelgen.plan.tensor_product import product_plan
 from kernelgen.problem.radial_convolution import PRODUCTS
@@ -14,6 +15,7 @@ from kernelgen.problem.tensor_product import TensorProductProblem
 from kernelgen.schedule.kernel_spec import Spec
 from kernelgen.schedule.radial import MOST_HIDDEN, STEP, RadialSchedule, RadialSpec
 from kernelgen.schedule.tensor_product import CudaSchedule
+from kernelgen.terms.clebsch_gordan import path_terms
 
 # Edges whose values a warp keeps in shared memory at a time, one a lane; those of most products.
 STAGE, TILE = 32, 16
@@ -21,6 +23,8 @@ STAGE, TILE = 32, 16
 CHANNELS = 16
 # Halves after each row of the matrix in shared memory, so that eight rows lie in different banks.
 PADDING = 8
+# Components of a row of coupled cotangents: the columns of a tensor core's product.
+COLUMNS = 8
 # Elements of the matrix that a thread of a value's kernel may hold in registers, before sums need these.
 MOST_HELD = 128
 # The buffer of a value's kernel with marks of rows that several warps add to; see ``whole_rows.cuh``.
@@ -86,15 +90,70 @@ class RadialPlan:
 
     def stream_reals(self, group: Group) -> int:
         """Elements in shared memory of a warp: the values of its staged edges, and its receiver's cotangents."""
+        return self.coupled_place(group) + self.coupled_reals(group) + self.attribute_reals(group)
+
+    def coupled_place(self, group: Group) -> int:
+        """Where coupled cotangents begin, behind the receiver's own ones."""
         return self.value_reals(group) + CHANNELS * self.slices(group) * self.shared_components(group)
+
+    def coupled_reals(self, group: Group) -> int:
+        """Elements in shared memory of the receiver's coupled cotangents, each as two halves or as one."""
+        halves = COLUMNS * self.coupled_rows * (2 if PRODUCTS[self.spec.accuracy] > 1 else 1)
+        return halves * self.slices(group) if self.coupled(group) else 0
+
+    def attribute_reals(self, group: Group) -> int:
+        """Elements in shared memory of the attributes of staged edges that coupled cotangents are multiplied with."""
+        return STAGE * 8 * len(self.coupled_in2(group))
 
     def value_reals(self, group: Group) -> int:
         """Elements in shared memory of the values of a warp's staged edges."""
-        return STAGE * stage_stride(self.product, group)
+        return STAGE * self.value_stride(group)
+
+    def value_stride(self, group: Group) -> int:
+        """Elements of one edge's values: those of paths that lanes multiply."""
+        paths = self.lane_paths(group)
+        return staged_stride(self.product, paths) if paths else 0
 
     def shared_components(self, group: Group) -> int:
         """Components of a receiver's cotangents in shared memory."""
-        return sum(self.spec.problem.out[b].dim for b in group.out) if self.spec.is_gradient else 0
+        return sum(self.spec.problem.out[b].dim for b in self.lane_out(group)) if self.spec.is_gradient else 0
+
+    def coupled(self, group: Group) -> tuple[int, ...]:
+        """Paths of a group whose gradients tensor cores form: from so many terms for each component of x on."""
+        least, terms, problem = self.spec.schedule.coupled, path_terms(self.spec.problem), self.spec.problem
+
+        def is_coupled(p: int) -> bool:
+            fits = problem.in2[problem.paths[p].in2].dim <= COLUMNS - 1
+            return fits and len(terms[p].entries) >= least * terms[p].dim1
+
+        return tuple(p for p in group.paths if least and is_coupled(p))
+
+    def lane_paths(self, group: Group) -> tuple[int, ...]:
+        """The other paths, whose gradients lanes compute from edge values."""
+        coupled = self.coupled(group)
+        return tuple(p for p in group.paths if p not in coupled)
+
+    def lane_out(self, group: Group) -> tuple[int, ...]:
+        """Blocks of cotangents of :meth:`lane_paths`."""
+        used = {self.spec.problem.paths[p].out for p in self.lane_paths(group)}
+        return tuple(b for b in group.out if b in used)
+
+    def coupled_in2(self, group: Group) -> tuple[int, ...]:
+        """Blocks of the second input that coupled paths have."""
+        return tuple(sorted({self.spec.problem.paths[p].in2 for p in self.coupled(group)}))
+
+    @functools.cached_property
+    def coupled_rows(self) -> int:
+        """Rows in shared memory of coupled cotangents of 8 channels: of all paths, with one before, and 7 behind.
+
+        So a load of 8 rows from any row on, or from the one before, stays inside.
+        """
+        problem = self.spec.problem
+        most = 0
+        for group in self.product.groups:
+            paths = [problem.paths[p] for p in self.coupled(group)]
+            most = max(most, sum(problem.in1[path.in1].dim * problem.in2[path.in2].dim for path in paths))
+        return COLUMNS + most
 
 
 def refusal(problem: TensorProductProblem, hidden: int) -> str:
@@ -157,6 +216,8 @@ def _check_form(spec: RadialSpec) -> None:
         raise ScheduleError(
             f"{schedule.slices} slices; expected 1, because a warp keeps sums of a receiver in registers"
         )
+    if not spec.is_gradient and schedule.coupled:
+        raise ScheduleError(f"coupled={schedule.coupled}; expected 0, because a value has no cotangents")
 
 
 # Registers of a lane for what stays during a step of edges, by tiles; with more, much would spill.

@@ -27,6 +27,7 @@ class RadialSchedule(Knobs):
     order: of paths; by the block of the first input, or of the second, whose gradient holds registers meanwhile.
     edge_values: whether lanes keep an edge's values from path to path, or reload them from shared memory.
     slices: of 16 channels that a warp takes one after the other for the same edges, whose gradients it adds once.
+    coupled: from how many terms for each component of x tensor cores form a path's gradients; 0: no path's.
     """
 
     path_groups: int = 1
@@ -36,6 +37,7 @@ class RadialSchedule(Knobs):
     order: str = "in1"
     edge_values: str = "kept"
     slices: int = 1
+    coupled: int = 0
 
     backend: ClassVar[str] = "cuda"
     choices: ClassVar[dict[str, tuple]] = {
@@ -46,7 +48,9 @@ class RadialSchedule(Knobs):
         "order": ("in1", "in2"),
         "edge_values": ("kept", "reloaded"),
         "slices": (1, 2, 4, 8),
+        "coupled": (0, 1, 2, 4),
     }
+    younger: ClassVar[tuple[str, ...]] = ("coupled",)
 
 
 def operands_of(direction: Direction) -> tuple[str, ...]:

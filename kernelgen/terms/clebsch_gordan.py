@@ -96,6 +96,18 @@ def _terms_of(problem: TensorProductProblem, path: Path) -> PathTerms:
     return PathTerms(path, block1.dim, block3.dim, tuple(values), tuple(entries))
 
 
+def coupled_rows(terms: PathTerms, first: int, dim2: int) -> list[list[tuple[int, float]]]:
+    """By component of x, then of y: terms (component of g, coefficient) of the sum over g alone.
+
+    first, dim2: the path's components of a y row.
+    """
+    rows: list[list[tuple[int, float]]] = [[] for _ in range(terms.dim1 * dim2)]
+    for entry in terms.entries:
+        for component, coefficient in terms.values[entry.value].terms:
+            rows[entry.m1 * dim2 + component - first].append((entry.m3, entry.sign * coefficient))
+    return rows
+
+
 def edge_slots(
     terms: Sequence[PathTerms], basis: bool
 ) -> tuple[tuple[EdgeValue, ...], dict[tuple[int, int], tuple[int, float]]]:

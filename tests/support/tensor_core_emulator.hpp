@@ -82,6 +82,10 @@ static void multiply_add(float (&d)[4], const unsigned (&a)[4], const unsigned (
     barrier(ALL);
 }
 
+static void multiply_add(float (&d)[4], const unsigned (&a)[2], unsigned b) {  // mma.m16n8k8: the other columns of a are zeros
+    multiply_add(d, {a[0], a[1], 0u, 0u}, {b, 0u});
+}
+
 static unsigned transposed(unsigned both) {
     posted[current].u[0] = both;
     barrier(ALL);

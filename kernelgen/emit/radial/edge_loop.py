@@ -127,10 +127,13 @@ class RadialWalk(GroupEmitter):
         before = self.group.out[: self.group.out.index(block)]
         return self.radial.value_reals(self.group) + 16 * sum(self.problem.out[b].dim for b in before)
 
+    def _given(self) -> str:
+        """Further arguments of a step."""
+        return ", my_bound" if "w" in self.live else ""
+
     def _steps(self) -> None:
         """All tiles of the staged edges."""
-        bound = ", my_bound" if "w" in self.live else ""
-        arguments = f"b, team, stage, u, active, matrix_scale, my_edge, my_far{bound}, j, count, kept"
+        arguments = f"b, team, stage, u, active, matrix_scale, my_edge, my_far{self._given()}, j, count, kept"
         self.put("int j = 0;", *self.lay.steps(f"step_{self.number}<{{}}>({arguments})"))
 
     def _starts_of_paths(self) -> list[str]:

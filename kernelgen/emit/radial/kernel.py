@@ -8,6 +8,7 @@ value, all warps divide the edges of all slices.
 from __future__ import annotations
 
 from kernelgen.emit.launch import LaunchRule, Share
+from kernelgen.emit.radial.coupled import CoupledGroup
 from kernelgen.emit.radial.path_group import RadialGroup
 from kernelgen.emit.signature import buffers_line, buffers_struct, gpu_entry
 from kernelgen.emit.source import Source, included
@@ -20,12 +21,17 @@ ENTRY = "equitune_radial"
 
 def emit_radial(plan: RadialPlan) -> Source:
     """The kernel of a plan; equal plans give equal text."""
-    groups = [RadialGroup(plan, number, group) for number, group in enumerate(plan.product.groups)]
+    groups = [
+        (CoupledGroup if plan.coupled(group) else RadialGroup)(plan, number, group)
+        for number, group in enumerate(plan.product.groups)
+    ]
     headers = included("tensor_cores.cuh") + included("radial.cuh")
     if plan.loads_matrix_at_once:
         headers += included("matrix_at_once.cuh")
     if plan.stores_rows:
         headers += included("whole_rows.cuh")
+    if any(map(plan.coupled, plan.product.groups)):
+        headers += f"constexpr int COUPLED_ROWS = {plan.coupled_rows};\n" + included("coupled.cuh")
     parts = [_preamble(plan), included("device.cuh"), _constants(plan) + headers, buffers_struct()]
     return Source("\n".join([*parts, *(group.text() for group in groups), _entry(plan, groups)]), "cuda", ENTRY)
 

@@ -23,7 +23,6 @@ class RadialGroup(RadialWalk):
     def text(self) -> str:
         first = "first_" if self._slice_loop else ""
         fields, number = [f"    Real {field};" for field in self.memory.row_fields()], self.number
-        bound = ", const int my_bound" if "w" in self.live else ""
         rows = (
             ",\n                    const int first_run, const int end_run, unsigned* const marks"
             * self.radial.stores_rows
@@ -38,7 +37,7 @@ class RadialGroup(RadialWalk):
                 "template <int T>",
                 f"DEVICE void step_{number}(const Buffers& b, const Warp& team, const Real* const stage,",
                 f"                   const int {first}u, const bool is_active, const Real matrix_scale,",
-                f"                   const int my_edge, const int my_far{bound}, const int j, const int count,",
+                f"                   const int my_edge, const int my_far{self._taken()}, const int j, const int count,",
                 f"                   Node{number}& node)",
                 *("{", *self._step(), "}", ""),
                 f"DEVICE void group_{number}(const Buffers& b, const Warp& team, const int part, const int first_edge,",
@@ -47,6 +46,10 @@ class RadialGroup(RadialWalk):
                 *("{", *self._group(), "}", ""),
             ]
         )
+
+    def _taken(self) -> str:
+        """Further parameters of a step."""
+        return ", const int my_bound" if "w" in self.live else ""
 
     # ---- a step ----------------------------------------------------------------------------------------------------
 
@@ -58,8 +61,7 @@ class RadialGroup(RadialWalk):
         if self.forms_weights:
             self.put(self.lay.hidden, "Real scale[EDGES];", *self.lay.load_hidden())
         self._find_edges()
-        if "y" in self.live:
-            self.put(f"Real y_sums[EDGES][{self._quarters}] = {{}};")
+        self._declare_sums()
         if "w" in self.live:
             self.put("Real of_h[2][STEPS][4] = {};")
         with self.scope(self._slice_loop):
@@ -67,9 +69,14 @@ class RadialGroup(RadialWalk):
             if "y" in self.live:
                 self.put(f"Real of_y[EDGES][{4 * self._quarters}] = {{}};")
             for position, p in enumerate(self.paths):
-                self._path_of_tile(position, p)
+                self._path_of_slice(position, p)
         self._put_edges()
         return self.lines
+
+    def _declare_sums(self) -> None:
+        """Sums of the edges' attributes over slices."""
+        if "y" in self.live:
+            self.put(f"Real y_sums[EDGES][{self._quarters}] = {{}};")
 
     @property
     def _quarters(self) -> int:
@@ -78,18 +85,25 @@ class RadialGroup(RadialWalk):
 
     def _find_edges(self) -> None:
         """The lane's edges and their senders; with one slice also their features, which are in flight soonest here."""
-        self.put(f"int fars[EDGES]{', edges[EDGES]' * self.writes_edges}{', bound[EDGES]' * ('w' in self.live)};")
+        self.put(f"int fars[EDGES]{', edges[EDGES]' * self.writes_edges}{self._of_edges()};")
         if not self._slice_loop:
             self.put(f"Row{self.number} rows[EDGES];")
         with self.scope("UNROLL for (int i = 0; i < EDGES; ++i)"):
             self.put(f"const int place = {self.lay.place};")
             if self.writes_edges:
                 self.put("edges[i] = team.broadcast(my_edge, place);")
-            if "w" in self.live:
-                self.put("bound[i] = team.broadcast(my_bound, place);")
+            self.put(*self._find_values())
             self.put("fars[i] = team.broadcast(my_far, place);")
             if not self._slice_loop:
                 self._load_features()
+
+    def _of_edges(self) -> str:
+        """What a step has of the lane's edges besides their numbers."""
+        return ", bound[EDGES]" if "w" in self.live else ""
+
+    def _find_values(self) -> list[str]:
+        """Its values for edge ``i`` at ``place``."""
+        return ["bound[i] = team.broadcast(my_bound, place);"] if "w" in self.live else []
 
     def _load_features(self) -> None:
         self.put("const bool active = is_active;", f"Row{self.number}& row = rows[i];")
@@ -114,22 +128,40 @@ class RadialGroup(RadialWalk):
         if self.has_cotangents:
             place = f" + s / {per} * {of_slice} + s % {per} * {self.lay.channels}" if self._slice_loop else ""
             self.put(f"const Real* const cotangents = stage + {self.lay.first_channel}{place};")
+        self._scale_slice()
+
+    def _scale_slice(self) -> None:
+        """Scales of gradients of weights, by the features of the slice."""
         if "w" in self.live:
-            self.put("Scale gradient_scale[EDGES];", "Real gradient[2][4];")
-            self.put("unsigned gradient_hi[2][4], gradient_lo[2][4];")
-            largest = "0u"
-            for block in self.group.in1:
-                largest = f"max({largest}, largest_of(rows[i].x{block}))"
-            scaled = f"gradient_scale[i] = scale_of_quad(bound[i], {largest});"
-            self.put(f"UNROLL for (int i = 0; i < EDGES; ++i) {scaled}")
+            self.put("Scale gradient_scale[EDGES];", *self._gradients())
+            self._find_scales("bound[i]")
+
+    def _gradients(self) -> list[str]:
+        """Gradients of weights that wait for others."""
+        return ["Real gradient[2][4];", "unsigned gradient_hi[2][4], gradient_lo[2][4];"]
+
+    def _find_scales(self, bound: str) -> None:
+        """For each edge the scale that brings products of a feature and what has the bound below 2^15."""
+        largest = "0u"
+        for block in self.group.in1:
+            largest = f"max({largest}, largest_of(rows[i].x{block}))"
+        self.put(f"UNROLL for (int i = 0; i < EDGES; ++i) gradient_scale[i] = scale_of_quad({bound}, {largest});")
+
+    def _path_of_slice(self, position: int, p: int) -> None:
+        """A path's gradients, and those of x and y that it is the last to add to."""
+        block, blocks = self.problem.paths[p].in1, [self.problem.paths[q].in1 for q in self.paths]
+        if "x" in self.live and block not in blocks[:position]:
+            self.put(f"Real of_x{block}[EDGES][{self.problem.in1[block].dim}][C] = {{}};")
+        self._path_of_tile(position, p)
+        if "x" in self.live and block not in blocks[position + 1 :]:
+            self._put_features(block)
+        if "y" in self.live:
+            self._sum_attributes(position)
 
     def _path_of_tile(self, position: int, p: int) -> None:
         """Weights of a path, its arithmetic for each edge of the lane, and what its gradients of weights give."""
         block, offset = self.problem.paths[p].in1, position * self.radial.path_halves
-        blocks = [self.problem.paths[q].in1 for q in self.paths]
         dim = self.problem.in1[block].dim
-        if "x" in self.live and block not in blocks[:position]:
-            self.put(f"Real of_x{block}[EDGES][{dim}][C] = {{}};")
         with self.scope(""):
             if self.radial.spec.schedule.edge_values == "reloaded":
                 self.put("__syncwarp(0xffffffffu);  // the compiler keeps no value from before")
@@ -142,7 +174,7 @@ class RadialGroup(RadialWalk):
             with self.scope("UNROLL for (int i = 0; i < EDGES; ++i)"):
                 self.put(f"Row{self.number}& row = rows[i];")
                 if self.forms_weights:
-                    self.put(f"UNROLL for (int c = 0; c < C; ++c) row.w{p}[c] = {self.lay.weight} * scale[i];")
+                    self.put(f"UNROLL for (int c = 0; c < C; ++c) row.w{p}[c] = {self._weight};")
                 stride = self.operand.stride
                 self.put(f"const Real* const staged = stage + ({self.lay.place}) * {stride};")
                 if "y" in self.live:
@@ -151,13 +183,18 @@ class RadialGroup(RadialWalk):
                     self.put(f"Real (&ox{block})[{dim}][C] = of_x{block}[i];")
                 self.operand.begin()  # no value is loaded yet in this scope
                 self._path(p)
-            if "w" in self.live:
-                assert isinstance(self.lay, EdgeRows)
-                self.put(*self.lay.to_hidden(position, len(self.paths), self.radial.path_halves))
-        if "x" in self.live and block not in blocks[position + 1 :]:
-            self._put_features(block)
-        if "y" in self.live:
-            self._sum_attributes(position)
+            self._give_hidden(position)
+
+    @property
+    def _weight(self) -> str:
+        """Weight ``c`` of edge ``i``."""
+        return f"{self.lay.weight} * scale[i]"
+
+    def _give_hidden(self, position: int) -> None:
+        """What a path's gradients of weights give for hidden features, if it is the last of several."""
+        if "w" in self.live:
+            assert isinstance(self.lay, EdgeRows)
+            self.put(*self.lay.to_hidden(position, len(self.paths), self.radial.path_halves))
 
     def _put_weight_gradient(self, p: int) -> None:
         assert isinstance(self.lay, EdgeRows)
