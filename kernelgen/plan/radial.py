@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from dataclasses import dataclass
 
 from kernelgen.errors import ScheduleError, UnsupportedError
@@ -43,17 +42,40 @@ class RadialPlan:
     partial_y: int = 0
 
     def slices(self, group: Group) -> int:
-        """Slices of 16 channels of a group in a block: not more than there are."""
-        return min(self.spec.schedule.slices, self.product.tiles(group))
+        """Slices of 16 channels of a group in a block: not more than there are; with coupled cotangents, than fit."""
+        most = min(self.spec.schedule.slices, self.product.tiles(group))
+        while self.spec.schedule.coupled and most > 1 and self._bytes_with(group, most, self.stage) > self._bytes_of_block:
+            most = -(-most // 2)
+        return most
+
+    @property
+    def stage(self) -> int:
+        """Edges that a warp stages at a time: one a lane, or half as many if only these leave room for couplings."""
+        groups = self.product.groups
+        is_large = any(self._bytes_with(each, 1, STAGE) > self._bytes_of_block for each in groups)
+        return STAGE // 2 if self.spec.schedule.coupled and is_large else STAGE
+
+    @property
+    def _bytes_of_block(self) -> int:
+        facts = self.spec.facts
+        return min(facts.shared_per_block, facts.shared_per_unit // self.spec.schedule.min_blocks)
+
+    def bytes_of(self, group: Group) -> int:
+        """Bytes of shared memory of a block with a part of a group."""
+        return self._bytes_with(group, self.slices(group), self.stage)
+
+    def _bytes_with(self, group: Group, slices: int, stage: int) -> int:
+        of_matrix = slices * len(group.paths) * self.path_halves
+        return 2 * of_matrix + 4 * self.spec.schedule.warps * self._stream_with(group, slices, stage)
 
     def parts(self, group: Group) -> int:
         """Blocks that share an edge's channels in a group."""
         return -(-self.product.tiles(group) // self.slices(group))
 
-    @property
-    def slice_halves(self) -> int:
-        """Halves in shared memory of a block's part of the matrix."""
-        return max(self.slices(group) * len(group.paths) for group in self.product.groups) * self.path_halves
+    def slice_halves(self, group: Group) -> int:
+        """Halves in shared memory of a block's part of the matrix; without coupled cotangents, of the largest part."""
+        groups = (group,) if self.spec.schedule.coupled else self.product.groups
+        return max(self.slices(each) * len(each.paths) for each in groups) * self.path_halves
 
     @property
     def row_halves(self) -> int:
@@ -90,24 +112,20 @@ class RadialPlan:
 
     def stream_reals(self, group: Group) -> int:
         """Elements in shared memory of a warp: the values of its staged edges, and its receiver's cotangents."""
-        return self.coupled_place(group) + self.coupled_reals(group) + self.attribute_reals(group)
+        return self._stream_with(group, self.slices(group), self.stage)
 
-    def coupled_place(self, group: Group) -> int:
-        """Where coupled cotangents begin, behind the receiver's own ones."""
-        return self.value_reals(group) + CHANNELS * self.slices(group) * self.shared_components(group)
+    def _stream_with(self, group: Group, slices: int, stage: int) -> int:
+        of_slice = CHANNELS * self.shared_components(group) + self.coupled_reals(group)
+        of_edge = self.value_stride(group) + 2 * COLUMNS // 2 * len(self.coupled_in2(group))
+        return slices * of_slice + stage * of_edge
 
     def coupled_reals(self, group: Group) -> int:
-        """Elements in shared memory of the receiver's coupled cotangents, each as two halves or as one."""
-        halves = COLUMNS * self.coupled_rows * (2 if PRODUCTS[self.spec.accuracy] > 1 else 1)
-        return halves * self.slices(group) if self.coupled(group) else 0
-
-    def attribute_reals(self, group: Group) -> int:
-        """Elements in shared memory of the attributes of staged edges that coupled cotangents are multiplied with."""
-        return STAGE * 8 * len(self.coupled_in2(group))
+        """Elements in shared memory of a slice's coupled cotangents, each two halves or one."""
+        return self.coupled_rows(group) * COLUMNS * (2 if PRODUCTS[self.spec.accuracy] > 1 else 1)
 
     def value_reals(self, group: Group) -> int:
         """Elements in shared memory of the values of a warp's staged edges."""
-        return STAGE * self.value_stride(group)
+        return self.stage * self.value_stride(group)
 
     def value_stride(self, group: Group) -> int:
         """Elements of one edge's values: those of paths that lanes multiply."""
@@ -142,18 +160,24 @@ class RadialPlan:
         """Blocks of the second input that coupled paths have."""
         return tuple(sorted({self.spec.problem.paths[p].in2 for p in self.coupled(group)}))
 
-    @functools.cached_property
-    def coupled_rows(self) -> int:
-        """Rows in shared memory of coupled cotangents of 8 channels: of all paths, with one before, and 7 behind.
+    def first_rows(self, group: Group) -> dict[int, int]:
+        """The row where coupled cotangents of each path begin, among those of 8 channels; one is before all.
 
-        So a load of 8 rows from any row on, or from the one before, stays inside.
+        Paths with the most components of y are last: a load has 8 rows from a row on, or from the one before.
         """
-        problem = self.spec.problem
-        most = 0
-        for group in self.product.groups:
-            paths = [problem.paths[p] for p in self.coupled(group)]
-            most = max(most, sum(problem.in1[path.in1].dim * problem.in2[path.in2].dim for path in paths))
-        return COLUMNS + most
+        problem, rows, row = self.spec.problem, {}, 1
+        for p in sorted(self.coupled(group), key=lambda p: problem.in2[problem.paths[p].in2].dim):
+            rows[p] = row
+            row += problem.in1[problem.paths[p].in1].dim * problem.in2[problem.paths[p].in2].dim
+        return rows
+
+    def coupled_rows(self, group: Group) -> int:
+        """Rows in shared memory of coupled cotangents of 8 channels."""
+        problem, ends = self.spec.problem, [0]
+        for p, row in self.first_rows(group).items():
+            dim1, block = problem.in1[problem.paths[p].in1].dim, problem.in2[problem.paths[p].in2]
+            ends += [row + dim1 * block.dim, row + (dim1 - 1) * block.dim - block.offset % 2 + COLUMNS]
+        return max(ends)
 
 
 def refusal(problem: TensorProductProblem, hidden: int) -> str:
@@ -193,8 +217,11 @@ def radial_plan(spec: RadialSpec) -> RadialPlan:
     assert isinstance(product, Plan)
     plan = RadialPlan(spec, product, frozenset(), 0)
     zeroed = frozenset() if plan.stores_rows else frozenset(f"out_{slot}" for slot in spec.direction.outputs)
-    values = schedule.warps * max(map(plan.stream_reals, product.groups))
-    shared = 2 * plan.slice_halves + 4 * values
+    if schedule.coupled:
+        shared = max(map(plan.bytes_of, product.groups))
+    else:
+        values = schedule.warps * max(map(plan.stream_reals, product.groups))
+        shared = 2 * plan.slice_halves(product.groups[0]) + 4 * values
     _check_form(spec)
     facts.check_threads(32 * schedule.warps, schedule.min_blocks)
     if shared > facts.shared_per_block or shared * schedule.min_blocks > facts.shared_per_unit:
@@ -234,15 +261,28 @@ def _kept(plan: RadialPlan, group: Group) -> int:
 
 
 def default_radial_schedule(spec: RadialSpec) -> RadialSpec:
-    """The spec with the default schedule: the fewest path groups that fit. Raises ScheduleError if none does.
+    """The spec with the default schedule. Raises ScheduleError if none fits.
+
+    Of gradients that of coupled cotangents, unless they need more than twice as many path groups as others.
+    """
+    if not spec.is_gradient:
+        return _fewest_groups(spec, (RadialSchedule(tiles=2), RadialSchedule()))
+    forms = [RadialSchedule(order="in2", edge_values="reloaded", slices=count) for count in (4, 2, 1)]
+    plain = _fewest_groups(spec, tuple(forms))
+    try:
+        coupled = _fewest_groups(spec, (dataclasses.replace(forms[0], coupled=2),))
+    except ScheduleError:
+        return plain
+    return coupled if coupled.schedule.path_groups <= 2 * plain.schedule.path_groups else plain
+
+
+def _fewest_groups(spec: RadialSpec, forms: tuple[RadialSchedule, ...]) -> RadialSpec:
+    """The spec with the fewest path groups that fit. Raises ScheduleError if none does.
 
     Of a value, a lane's sums must stay in registers; on an H200 every further group cost 10 to 20% (edges are loaded
     again), and two tiles gained 4% where they fit. Gradients take several slices: fewer sums are added in memory.
     """
     last: RadialSpec | None = None
-    forms: tuple[RadialSchedule, ...] = (RadialSchedule(tiles=2), RadialSchedule())
-    if spec.is_gradient:
-        forms = tuple(RadialSchedule(order="in2", edge_values="reloaded", slices=count) for count in (4, 2, 1))
     for count in range(1, len(spec.problem.paths) + 1):
         for form in forms:
             chosen = dataclasses.replace(spec, schedule=dataclasses.replace(form, path_groups=count))

@@ -1,10 +1,10 @@
 // Gradients with coupled cotangents: sums over components k of g of couplings C[i, j, k] g[k], one for each component i of
 // x and j of y. They are the same for all edges of a receiver, so a warp has them in shared memory. Tensor cores
 // multiply them with the edges' attributes y (what weights and x meet), and with weighted x (gradients of y).
-// Of each 8 channels there are COUPLED_ROWS rows of 8 halves, and as many low parts behind them. A path has a row for
-// each i and j; a load may have rows of another path, which meet zeros or give sums that nobody reads. The emitter
-// defines COUPLED_ROWS.
-constexpr int COUPLED_LOW = LOW ? 8 * COUPLED_ROWS : 0;
+// Of each 8 channels there are ROWS rows of 8 halves, and as many low parts behind them. A path has a row for each i and
+// j; a load may have rows of another path, which meet zeros or give sums that nobody reads.
+template <int ROWS>
+DEVICE int low_part() { return LOW ? 8 * ROWS : 0; }
 
 #ifdef __CUDA_ARCH__
 // d += a b: 16 x 8 times 8 x 8.
@@ -28,14 +28,14 @@ DEVICE void leave_channel(const Real (&g)[DIM], Real* left) {
 }
 
 // One channel of N rows.
-template <int N>
+template <int ROWS, int N>
 DEVICE void leave_rows(const Real (&value)[N], unsigned short* place) {
     UNROLL for (int n = 0; n < N; n += 2) {
         unsigned hi, lo;
         split(value[n], n + 1 < N ? value[n + 1] : Real(0), hi, lo);
         UNROLL for (int k = 0; k < 2 && n + k < N; ++k) {
             place[8 * (n + k)] = (unsigned short)(hi >> 16 * k);
-            if (LOW) place[8 * (n + k) + COUPLED_LOW] = (unsigned short)(lo >> 16 * k);
+            if (LOW) place[8 * (n + k) + low_part<ROWS>()] = (unsigned short)(lo >> 16 * k);
         }
     }
 }
@@ -70,17 +70,17 @@ DEVICE void take_attributes(const Warp& warp, const unsigned short* place, unsig
 }
 
 // What COUNT components of x meet, one or two: sums over the N components of y, for 16 edges and 8 channels.
-template <int N, int COUNT>
+template <int ROWS, int N, int COUNT>
 DEVICE void couple(const Warp& warp, const unsigned short* rows, const unsigned (&y)[4], Real (&met)[2][4]) {
     const int lane = warp.lane, second = lane / 16 * ((COUNT - 1) * 8 * N);
     unsigned b[4];  // of both components
     UNROLL for (int n = 0; n < COUNT; ++n) UNROLL for (int k = 0; k < 4; ++k) met[n][k] = Real(0);
     if (N <= 5 || !LOW) {
         const int s = lane % 16;
-        load_matrix<true>(rows + s % N * 8 + (s / N == 2 ? COUPLED_LOW : 0) + second, b);
+        load_matrix<true>(rows + s % N * 8 + (s / N == 2 ? low_part<ROWS>() : 0) + second, b);
         UNROLL for (int n = 0; n < COUNT; ++n) multiply_add(met[n], y, {b[2 * n], b[2 * n + 1]});
     } else {
-        load_matrix<true>(rows + min(lane % 8, N - 1) * 8 + (1 - lane / 8 % 2) * COUPLED_LOW + second, b);
+        load_matrix<true>(rows + min(lane % 8, N - 1) * 8 + (1 - lane / 8 % 2) * low_part<ROWS>() + second, b);
         UNROLL for (int n = 0; n < COUNT; ++n) multiply_add(met[n], y, {b[2 * n], b[2 * n + 1]});
         UNROLL for (int n = 0; n < COUNT; ++n) multiply_add(met[n], {y[0], y[1]}, b[2 * n + 1]);
     }
@@ -88,13 +88,13 @@ DEVICE void couple(const Warp& warp, const unsigned short* rows, const unsigned 
 
 // Adds what COUNT weighted components of x give for 8 components of y, of 16 edges; columns are components. Small parts
 // have a sum of their own.
-template <int N, int COUNT>
+template <int ROWS, int N, int COUNT>
 DEVICE void add_to_attributes(const Warp& warp, const unsigned short* rows, const Real (&weighted)[2][4],
                               Real (&sums)[4], Real (&small)[4]) {
     const int lane = warp.lane, turn = COUNT == 2 ? lane / 16 : lane / 8 % 2;
     const int second = lane / 8 % 2 * ((COUNT - 1) * 8 * N);
     unsigned b[4], hi[4], lo[4];  // low parts of b are first: of both components, or of one
-    load_matrix<false>(rows + lane % 8 * 8 + (1 - turn) * COUPLED_LOW + second, b);
+    load_matrix<false>(rows + lane % 8 * 8 + (1 - turn) * low_part<ROWS>() + second, b);
     UNROLL for (int n = 0; n < COUNT; ++n) UNROLL for (int i = 0; i < 2; ++i)
         split(weighted[n][2 * i], weighted[n][2 * i + 1], hi[2 * n + i], lo[2 * n + i]);
     if (COUNT == 2) {

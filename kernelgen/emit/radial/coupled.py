@@ -14,7 +14,7 @@ from kernelgen.emit.cuda.edge_operand import EdgeOperand
 from kernelgen.emit.radial.fragments import EdgeRows
 from kernelgen.emit.radial.path_group import RadialGroup
 from kernelgen.plan.path_groups import Group
-from kernelgen.plan.radial import STAGE, RadialPlan
+from kernelgen.plan.radial import RadialPlan
 from kernelgen.problem.radial_convolution import PRODUCTS
 from kernelgen.terms.clebsch_gordan import coupled_rows
 
@@ -33,12 +33,10 @@ class CoupledGroup(RadialGroup):
         self.blocks_of_y = plan.coupled_in2(group)
         self.operand = EdgeOperand(self.kernel, self.lane_paths, plan.value_stride(group))
         self.meets = bool({"x", "w"} & set(self.live))
-        # Rows of a path's coupled cotangents begin here.
-        self.first_row: dict[int, int] = {}
-        row = 1
-        for p in self.coupled_paths:
-            self.first_row[p] = row
-            row += self._dim1(p) * self._dim2(p)
+        self.first_row, self.count_rows = plan.first_rows(group), plan.coupled_rows(group)
+        # Where coupled cotangents begin in the warp's shared memory, and attributes of its staged edges.
+        self.coupled_place = plan.value_reals(group) + 16 * self.slices * plan.shared_components(group)
+        self.attribute_place = self.coupled_place + self.slices * plan.coupled_reals(group)
         # Components of x in the chain of products of each gradient of y.
         self.chains = dict.fromkeys(self.blocks_of_y, 0)
 
@@ -57,25 +55,25 @@ class CoupledGroup(RadialGroup):
     @property
     def _slice_rows(self) -> int:
         """Halves of the coupled cotangents of 8 channels."""
-        return 8 * self.radial.coupled_rows * (2 if PRODUCTS[self.radial.spec.accuracy] > 1 else 1)
+        return 8 * self.count_rows * (2 if PRODUCTS[self.radial.spec.accuracy] > 1 else 1)
 
     @property
     def _rows(self) -> str:
         """Where coupled cotangents of the warp begin."""
-        return f"reinterpret_cast<unsigned short*>(stage + {self.radial.coupled_place(self.group)})"
+        return f"reinterpret_cast<unsigned short*>(stage + {self.coupled_place})"
 
     @property
     def _attributes(self) -> str:
         """Where attributes of the warp's staged edges begin."""
-        place = self.radial.coupled_place(self.group) + self.radial.coupled_reals(self.group)
-        return f"reinterpret_cast<unsigned short*>(stage + {place})"
+        return f"reinterpret_cast<unsigned short*>(stage + {self.attribute_place})"
 
     # ---- a receiver ------------------------------------------------------------------------------------------------
 
     def _group(self) -> list[str]:
         lines = super()._group()
-        count = self.radial.coupled_reals(self.group)
-        clear = f"for (int k = team.lane; k < {count}; k += 32) stage[{self.radial.coupled_place(self.group)} + k] = Real(0);"
+        clear = (
+            f"for (int k = {self.coupled_place} + team.lane; k < {self.attribute_place}; k += 32) stage[k] = Real(0);"
+        )
         return [f"    {clear}  // no row is without numbers", *lines]
 
     def _given(self) -> str:
@@ -118,7 +116,7 @@ class CoupledGroup(RadialGroup):
         values = ", ".join(_sum_of(terms, f"g{path.out}") for terms in rows)
         self.put(
             f"const Real rows{p}[{len(rows)}] = {{{values}}};",
-            f"leave_rows(rows{p}, left + {8 * self.first_row[p]});",
+            f"leave_rows<{self.count_rows}>(rows{p}, left + {8 * self.first_row[p]});",
         )
 
     def _reach(self) -> int:
@@ -134,6 +132,11 @@ class CoupledGroup(RadialGroup):
         out = self.radial.lane_out(self.group)
         before = out[: out.index(block)]
         return self.radial.value_reals(self.group) + 16 * sum(self.problem.out[b].dim for b in before)
+
+    @property
+    def _if_staged(self) -> str:
+        """Before what only lanes with an edge write."""
+        return "if (team.lane < STAGE) " if self.radial.stage < 32 else ""
 
     def _stage_edges(self) -> None:
         """One edge a lane: its indices, its attributes with a scale, and the values that lanes multiply."""
@@ -151,11 +154,12 @@ class CoupledGroup(RadialGroup):
                 f"UNROLL for (int k = 0; k < {row}; ++k) y[k] *= my_into;",
             )
         if self.lane_paths:
-            self.put(*self.operand.stage()[len(self.operand.load("my_edge")) :])
+            *lines, store = self.operand.stage()[len(self.operand.load("my_edge")) :]
+            self.put(*lines, self._if_staged + store)
         for number, block in enumerate(self.blocks_of_y if self.meets else ()):
             b = self.problem.in2[block]
-            place = f"{self._attributes} + {2 * 8 * STAGE * number} + 8 * team.lane"
-            self.put(f"leave_attributes<{b.dim}>(y + {b.offset}, {place});")
+            place = f"{self._attributes} + {16 * self.radial.stage * number} + 8 * team.lane"
+            self.put(f"{self._if_staged}leave_attributes<{b.dim}>(y + {b.offset}, {place});")
         self.put("__syncwarp(0xffffffffu);")
 
     # ---- a step ----------------------------------------------------------------------------------------------------
@@ -225,7 +229,7 @@ class CoupledGroup(RadialGroup):
             if self.forms_weights:
                 self.put(self.lay.weights, self.lay.form(position * self.radial.path_halves))
             if self.meets:
-                place = f"{self._attributes} + {2 * 8 * STAGE * self.blocks_of_y.index(path.in2)} + 8 * j"
+                place = f"{self._attributes} + {16 * self.radial.stage * self.blocks_of_y.index(path.in2)} + 8 * j"
                 self.put("unsigned y[4];", f"take_attributes(team, {place}, y);".replace("<uns", "<const uns"))
             if "w" in self.live:
                 self.put(f"UNROLL for (int k = 0; k < 4; ++k) gradient[{position % 2}][k] = Real(0);")
@@ -243,7 +247,9 @@ class CoupledGroup(RadialGroup):
         x = f"rows[i].x{path.in1}[{first} + n][c]"
         with self.scope(""):
             if self.meets:
-                self.put("Real met[2][4];", f"couple<{dim2}, {count}>(team, coupled + {8 * row}, y, met);")
+                self.put(
+                    "Real met[2][4];", f"couple<{self.count_rows}, {dim2}, {count}>(team, coupled + {8 * row}, y, met);"
+                )
             if "x" in self.live:
                 self.put(f"{every} of_x{path.in1}[i][{first} + n][c] += {self.lay.weight} * met[n][2 * i + c];")
             if "w" in self.live:
@@ -253,7 +259,7 @@ class CoupledGroup(RadialGroup):
                 self.put(
                     "Real weighted[2][4];",
                     f"{every} weighted[n][2 * i + c] = {self.lay.weight} * {x};",
-                    f"add_to_attributes<{dim2}, {count}>(team, coupled + {8 * (row - shift)}, weighted, "
+                    f"add_to_attributes<{self.count_rows}, {dim2}, {count}>(team, coupled + {8 * (row - shift)}, weighted, "
                     f"of_y{path.in2}, small_y{path.in2});",
                 )
                 self.chains[path.in2] += count

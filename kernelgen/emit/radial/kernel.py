@@ -12,7 +12,7 @@ from kernelgen.emit.radial.coupled import CoupledGroup
 from kernelgen.emit.radial.path_group import RadialGroup
 from kernelgen.emit.signature import buffers_line, buffers_struct, gpu_entry
 from kernelgen.emit.source import Source, included
-from kernelgen.plan.radial import MARKS, STAGE, TILE, RadialPlan
+from kernelgen.plan.radial import MARKS, TILE, RadialPlan
 from kernelgen.problem.radial_convolution import PRODUCTS
 
 # Profilers tell it from other convolutions.
@@ -31,7 +31,7 @@ def emit_radial(plan: RadialPlan) -> Source:
     if plan.stores_rows:
         headers += included("whole_rows.cuh")
     if any(map(plan.coupled, plan.product.groups)):
-        headers += f"constexpr int COUPLED_ROWS = {plan.coupled_rows};\n" + included("coupled.cuh")
+        headers += included("coupled.cuh")
     parts = [_preamble(plan), included("device.cuh"), _constants(plan) + headers, buffers_struct()]
     return Source("\n".join([*parts, *(group.text() for group in groups), _entry(plan, groups)]), "cuda", ENTRY)
 
@@ -61,7 +61,7 @@ def _constants(plan: RadialPlan) -> str:
     spec = plan.spec
     low = PRODUCTS[spec.accuracy] > 1
     return (
-        f"constexpr int THREADS = {32 * spec.schedule.warps}, STAGE = {STAGE};\n"
+        f"constexpr int THREADS = {32 * spec.schedule.warps}, STAGE = {plan.stage};\n"
         f"constexpr int HIDDEN = {spec.hidden}, STEPS = {spec.steps}, ROW = {plan.row_halves};\n"
         f"constexpr bool LOW = {'true' if low else 'false'};\n"
         f"constexpr int PATH = {plan.path_halves}, LOW_PART = {plan.path_halves // 2 if low else 0};\n"
@@ -71,6 +71,7 @@ def _constants(plan: RadialPlan) -> str:
 
 def _entry(plan: RadialPlan, groups: list[RadialGroup]) -> str:
     schedule = plan.spec.schedule
+    before_stages = 0 if schedule.coupled else plan.slice_halves(plan.product.groups[0])
     lines = [
         *gpu_entry(32 * schedule.warps, schedule.min_blocks, entry=ENTRY),
         buffers_line(),
@@ -79,7 +80,7 @@ def _entry(plan: RadialPlan, groups: list[RadialGroup]) -> str:
         "    // Compilers see that lanes have the same warp: they need not prepare for lanes that go apart.",
         "    const int lane = threadIdx.x % 32, warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0, 32);",
         "    const Warp team = {lane, lane / 4, lane % 4, slice};",
-        f"    Real* const stages = reinterpret_cast<Real*>(slice + {plan.slice_halves});",
+        f"    Real* const stages = reinterpret_cast<Real*>(slice + {before_stages});",
         *(_parts_in_sequence(plan, groups) if plan.stores_rows else _blocks_of_parts(plan, groups)),
     ]
     return "\n".join([*lines, "}", ""])
@@ -136,6 +137,7 @@ def _blocks_of_parts(plan: RadialPlan, groups: list[RadialGroup]) -> list[str]:
         number, parts = group.number, plan.parts(group.group)
         lines.append(f"    const int begin{number} = {before} + int(more * {work}ll / {sum(costs)});")
         before, work = before + parts, work + cost
+        matrix = f"{plan.slice_halves(group.group) // 2} + " if schedule.coupled else ""
         lines += [
             f"    const int end{number} = {before} + int(more * {work}ll / {sum(costs)});",
             f"    if (int(blockIdx.x) >= begin{number} && int(blockIdx.x) < end{number}) {{",
@@ -143,7 +145,7 @@ def _blocks_of_parts(plan: RadialPlan, groups: list[RadialGroup]) -> list[str]:
             f"        const int blocks = (end{number} - begin{number} - part + {parts - 1}) / {parts};",
             f"        const long long share = warp * blocks + at / {parts}, shares = blocks * {schedule.warps};",
             "        const int first = int(num_edges * share / shares), end = int(num_edges * (share + 1) / shares);",
-            f"        Real* const stage = stages + warp * {plan.stream_reals(group.group)};",
+            f"        Real* const stage = stages + {matrix}warp * {plan.stream_reals(group.group)};",
             f"        group_{number}(b, team, part, first, end, int(num_out), slice, stage);",
             "        return;",
             "    }",
