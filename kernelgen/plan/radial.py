@@ -44,7 +44,9 @@ class RadialPlan:
     def slices(self, group: Group) -> int:
         """Slices of 16 channels of a group in a block: not more than there are; with coupled cotangents, than fit."""
         most = min(self.spec.schedule.slices, self.product.tiles(group))
-        while self.spec.schedule.coupled and most > 1 and self._bytes_with(group, most, self.stage) > self._bytes_of_block:
+        while (
+            self.spec.schedule.coupled and most > 1 and self._bytes_with(group, most, self.stage) > self._bytes_of_block
+        ):
             most = -(-most // 2)
         return most
 

@@ -11,7 +11,7 @@ from autotune.workload.workload import Workload
 from kernelgen.device import DeviceFacts
 
 # Knobs of gradients alone: a value's kernel keeps sums of a receiver in registers.
-OF_GRADIENTS = ("order", "slices")
+OF_GRADIENTS = ("order", "slices", "coupled")
 
 
 def _of_radial(workload: Workload, direction: str, facts: DeviceFacts) -> Space:
