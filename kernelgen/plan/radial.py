@@ -24,7 +24,7 @@ CHANNELS = 16
 PADDING = 8
 # Components of a row of coupled cotangents: the columns of a tensor core's product.
 COLUMNS = 8
-# Elements of the matrix that a thread of a value's kernel may hold in registers, before sums need these.
+# Elements of the matrix that a thread may hold in registers, before sums need these.
 MOST_HELD = 128
 # The buffer of a value's kernel with marks of rows that several warps add to; see ``whole_rows.cuh``.
 MARKS = "out_y"
@@ -100,6 +100,11 @@ class RadialPlan:
         return not self.spec.is_gradient and len(written) == len(problem.out)
 
     @property
+    def parts_in_sequence(self) -> bool:
+        """Whether all blocks have the same work, some of them of two parts; else blocks have one part each."""
+        return self.stores_rows or bool(self.spec.schedule.coupled)
+
+    @property
     def marks(self) -> int:
         """Parts of an edge, each with marks of all receivers that start from zero, in buffer ``MARKS``; 0: no marks."""
         return sum(map(self.parts, self.product.groups)) if self.stores_rows else 0
@@ -109,8 +114,8 @@ class RadialPlan:
         """Whether a block has all loads of its part of the matrix in flight together."""
         spec = self.spec
         pairs = -(-spec.steps * STEP * CHANNELS // (2 * 32 * spec.schedule.warps))
-        paths = max(len(group.paths) for group in self.product.groups)
-        return not spec.is_gradient and 2 * pairs * paths <= MOST_HELD
+        paths = max(len(group.paths) * self.slices(group) for group in self.product.groups)
+        return (not spec.is_gradient or bool(spec.schedule.coupled)) and 2 * pairs * paths <= MOST_HELD
 
     def stream_reals(self, group: Group) -> int:
         """Elements in shared memory of a warp: the values of its staged edges, and its receiver's cotangents."""

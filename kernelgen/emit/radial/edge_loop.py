@@ -63,6 +63,7 @@ class RadialWalk(GroupEmitter):
             self._fetch_matrix()
         if self.radial.stores_rows:  # while the matrix is on its way
             self._zero_rows_without_edges()
+        if self.radial.parts_in_sequence:
             self.put("const int run_of_first = run_of(team, b.spans, num_out, first_edge);")
             first_run = "run_of_first"
         (self._leave_matrix if at_once else self._load_matrix)()
@@ -141,20 +142,22 @@ class RadialWalk(GroupEmitter):
         return [f"b.tw + {self.problem.paths[p].weight_offset} + first" for p in self.paths]
 
     def _fetch_matrix(self) -> None:
-        """All loads of the block's part of the matrix, which has one slice."""
-        self.put(
-            "const int first = first_channel, inside = min(16, MUL - first);",
-            f"Real held[{len(self.paths)}][PAIRS][2];",
-        )
-        for position, start in enumerate(self._starts_of_paths()):
-            self.put(f"fetch_path({start}, {self.problem.weight_numel}, inside, held[{position}]);")
+        """All loads of the block's part of the matrix."""
+        self.put(f"Real held[{self.slices * len(self.paths)}][PAIRS][2];")
+        for s in range(self.slices):
+            with self.scope(""):
+                self.put(f"const int first = first_channel + {16 * s}, inside = min(16, MUL - first);")
+                for position, start in enumerate(self._starts_of_paths()):
+                    place = s * len(self.paths) + position
+                    self.put(f"fetch_path({start}, {self.problem.weight_numel}, inside, held[{place}]);")
 
     def _leave_matrix(self) -> None:
         """What was fetched to shared memory, with one scale."""
         self.put("unsigned largest = 0;")
-        self.put(*(f"largest = max(largest, largest_of(held[{k}]));" for k in range(len(self.paths))))
+        count = self.slices * len(self.paths)
+        self.put(*(f"largest = max(largest, largest_of(held[{k}]));" for k in range(count)))
         self._scale_matrix()
-        for position in range(len(self.paths)):
+        for position in range(count):
             place = f"slice + {position * self.radial.path_halves}"
             self.put(f"leave_path(held[{position}], scale.into, {place});")
         self.put("__syncthreads();")

@@ -1,8 +1,9 @@
 """The text around the path groups: preamble, headers, and the entry, which assigns blocks to slices of the matrix.
 
 Blocks stay: as many start as run at once, and each keeps its slices of the matrix (a path group's weights of 16
-channels each) in shared memory. Of gradients, warps with the same slices divide all edges, by receiver, equally. Of a
-value, all warps divide the edges of all slices.
+channels each) in shared memory. Of gradients without coupled
+cotangents, warps with the same slices divide all edges, by receiver, equally; else all warps divide the edges of all
+slices.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ def emit_radial(plan: RadialPlan) -> Source:
     headers = included("tensor_cores.cuh") + included("radial.cuh")
     if plan.loads_matrix_at_once:
         headers += included("matrix_at_once.cuh")
+    if plan.parts_in_sequence:
+        headers += included("shares.cuh")
     if plan.stores_rows:
         headers += included("whole_rows.cuh")
     if any(map(plan.coupled, plan.product.groups)):
@@ -81,7 +84,7 @@ def _entry(plan: RadialPlan, groups: list[RadialGroup]) -> str:
         "    const int lane = threadIdx.x % 32, warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0, 32);",
         "    const Warp team = {lane, lane / 4, lane % 4, slice};",
         f"    Real* const stages = reinterpret_cast<Real*>(slice + {before_stages});",
-        *(_parts_in_sequence(plan, groups) if plan.stores_rows else _blocks_of_parts(plan, groups)),
+        *(_parts_in_sequence(plan, groups) if plan.parts_in_sequence else _blocks_of_parts(plan, groups)),
     ]
     return "\n".join([*lines, "}", ""])
 
@@ -91,7 +94,8 @@ def _parts_in_sequence(plan: RadialPlan, groups: list[RadialGroup]) -> list[str]
 
     All blocks have the same work, so that some have edges of two parts, one after the other.
     """
-    warps = plan.spec.schedule.warps
+    schedule = plan.spec.schedule
+    warps = schedule.warps
     whole = sum(plan.parts(group.group) * group.cost for group in groups)
     lines = [
         "    // Parts follow each other, each as long as its work.",
@@ -102,7 +106,7 @@ def _parts_in_sequence(plan: RadialPlan, groups: list[RadialGroup]) -> list[str]
     before = work = 0
     for group in groups:
         number, parts, cost = group.number, plan.parts(group.group), group.cost
-        runs = "int(num_out * first / num_edges), int(num_out * end / num_edges)"
+        matrix = f"{plan.slice_halves(group.group) // 2} + " if schedule.coupled else ""
         lines += [
             '    _Pragma("unroll 1")',
             f"    for (int part = max(reached - {work}, 0) / {cost}; part < {parts}; ++part) {{",
@@ -113,15 +117,26 @@ def _parts_in_sequence(plan: RadialPlan, groups: list[RadialGroup]) -> list[str]
             "        if (count == 0) continue;",
             f"        const long long first = begin + count * warp / {warps};",
             f"        const long long end = begin + count * (warp + 1) / {warps};",
-            f"        unsigned* const marks = reinterpret_cast<unsigned*>(b.{MARKS}) + ({before} + part) * num_out;",
-            f"        Real* const stage = stages + warp * {plan.stream_reals(group.group)};",
-            f"        group_{number}(b, team, part, int(first), int(end), int(num_out), slice, stage,",
-            f"                {runs}, marks);",
+            *(_marks(before) if plan.stores_rows else ()),
+            f"        Real* const stage = stages + {matrix}warp * {plan.stream_reals(group.group)};",
+            f"        group_{number}(b, team, part, int(first), int(end), int(num_out), slice, stage{_rows_of(plan)});",
             "        __syncthreads();  // the next part's matrix takes the place of this one's",
             "    }",
         ]
         before, work = before + parts, work + parts * cost
     return lines
+
+
+def _marks(before: int) -> list[str]:
+    """Definition of a part's marks; before: parts before its group's first one."""
+    marks = f"reinterpret_cast<unsigned*>(b.{MARKS}) + ({before} + part) * num_out"
+    return [f"        unsigned* const marks = {marks};"]
+
+
+def _rows_of(plan: RadialPlan) -> str:
+    """Further arguments of a group that stores rows: the runs whose rows it zeroes, and its marks."""
+    runs = ",\n                int(num_out * first / num_edges), int(num_out * end / num_edges), marks"
+    return runs * plan.stores_rows
 
 
 def _blocks_of_parts(plan: RadialPlan, groups: list[RadialGroup]) -> list[str]:
@@ -137,7 +152,6 @@ def _blocks_of_parts(plan: RadialPlan, groups: list[RadialGroup]) -> list[str]:
         number, parts = group.number, plan.parts(group.group)
         lines.append(f"    const int begin{number} = {before} + int(more * {work}ll / {sum(costs)});")
         before, work = before + parts, work + cost
-        matrix = f"{plan.slice_halves(group.group) // 2} + " if schedule.coupled else ""
         lines += [
             f"    const int end{number} = {before} + int(more * {work}ll / {sum(costs)});",
             f"    if (int(blockIdx.x) >= begin{number} && int(blockIdx.x) < end{number}) {{",
@@ -145,7 +159,7 @@ def _blocks_of_parts(plan: RadialPlan, groups: list[RadialGroup]) -> list[str]:
             f"        const int blocks = (end{number} - begin{number} - part + {parts - 1}) / {parts};",
             f"        const long long share = warp * blocks + at / {parts}, shares = blocks * {schedule.warps};",
             "        const int first = int(num_edges * share / shares), end = int(num_edges * (share + 1) / shares);",
-            f"        Real* const stage = stages + {matrix}warp * {plan.stream_reals(group.group)};",
+            f"        Real* const stage = stages + warp * {plan.stream_reals(group.group)};",
             f"        group_{number}(b, team, part, first, end, int(num_out), slice, stage);",
             "        return;",
             "    }",

@@ -17,8 +17,12 @@ class RadialGroup(RadialWalk):
 
     @property
     def cost(self) -> int:
-        """The work of an edge, measured in instructions: those of a path are about its statements and its products."""
-        return sum(4 * len(self.kernel.bodies[p].statements) + 12 * self.radial.spec.steps for p in self.paths)
+        """The work of an edge, measured in instructions: those of a path are about its statements and its products.
+
+        Beside groups with coupled cotangents, that of a part of an edge.
+        """
+        of_slice = sum(4 * len(self.kernel.bodies[p].statements) + 12 * self.radial.spec.steps for p in self.paths)
+        return 2 * self.slices * of_slice + 650 if self.radial.spec.schedule.coupled else of_slice
 
     def text(self) -> str:
         first = "first_" if self._slice_loop else ""

@@ -173,3 +173,25 @@ def test_defaults_spill_little(arch: str) -> None:
     assert plan.spec.schedule.coupled == 2
     resources = compile_source(emit(plan), facts).resources
     assert resources["registers"] <= 255 and resources["spill_bytes"] <= 256
+
+
+@pytest.mark.parametrize("more", [0, 1, 3])
+@pytest.mark.parametrize("name", ["uneven", "deep"])
+def test_blocks_with_edges_of_several_parts(name: str, more: int) -> None:
+    """As many blocks as there are parts, or a few more: each has its share of the work, and loads several matrices."""
+    problem, groups = CASES[name]
+    schedule = RadialSchedule(groups, warps=4, coupled=2, **BY_ATTRIBUTES)
+    plan = plan_of(problem, path_groups=groups, warps=4, coupled=2, **BY_ATTRIBUTES)
+    facts = cuda_facts("sm_90", units=sum(map(plan.parts, plan.product.groups)) + more)
+    given = make_radial_case(problem, 8, edges=150, num_out=7)
+    assert_right(given, "xyw", 3e-7, schedule, "ieee", "ir_mul", None, facts)
+
+
+def test_a_group_without_coupled_paths() -> None:
+    """It is beside others in one kernel: only paths of 1o have more than one term for each component of x."""
+    problem = TensorProductProblem.channelwise("8x0e+6x1o", "0e+1o", "1o")
+    plan = plan_of(problem, path_groups=2, warps=2, coupled=4)
+    assert not all(map(plan.coupled, plan.product.groups))
+    given = make_radial_case(problem, 8, edges=50, num_out=3)
+    for coupled in (2, 4):
+        assert_right(given, "xyw", 3e-7, RadialSchedule(2, warps=2, coupled=coupled))
