@@ -11,8 +11,14 @@ from __future__ import annotations
 import math
 
 from kernelgen.emit.cuda.edge_operand import EdgeOperand
-from kernelgen.emit.radial.fragments import EdgeRows
+from kernelgen.emit.radial.fragments import ScaledEdgeRows
 from kernelgen.emit.radial.path_group import RadialGroup
+from kernelgen.emit.radial.single_terms import (
+    has_one_attribute,
+    has_one_cotangent,
+    with_one_attribute,
+    with_one_cotangent,
+)
 from kernelgen.plan.path_groups import Group
 from kernelgen.plan.radial import RadialPlan
 from kernelgen.problem.radial_convolution import PRODUCTS
@@ -27,7 +33,7 @@ class CoupledGroup(RadialGroup):
 
     def __init__(self, plan: RadialPlan, number: int, group: Group) -> None:
         super().__init__(plan, number, group)
-        coupled = plan.coupled(group)
+        coupled, self.lay = plan.coupled(group), ScaledEdgeRows()
         self.lane_paths = [p for p in self.paths if p not in coupled]
         self.coupled_paths = [p for p in self.paths if p in coupled]
         self.blocks_of_y = plan.coupled_in2(group)
@@ -198,6 +204,9 @@ class CoupledGroup(RadialGroup):
                     self.put(
                         f"{every} UNROLL for (int c = 0; c < C; ++c) rows[i].x{block}[m][c] *= gradient_scale[i].into;"
                     )
+        if "w" in self.live:
+            back = "hidden_scale[i] = {Real(1), gradient_scale[i].back * back[i]};"
+            self.put("Scale hidden_scale[EDGES];", f"UNROLL for (int i = 0; i < EDGES; ++i) {back}")
         place = f"{self._rows} + s * {self._slice_rows}" if self._slice_loop else self._rows
         self.put(f"const unsigned short* const coupled = {place};".replace("<uns", "<const uns"))
         for block in self.blocks_of_y if "y" in self.live else ():
@@ -215,11 +224,16 @@ class CoupledGroup(RadialGroup):
     def _weight(self) -> str:
         return self.lay.weight
 
-    def _give_hidden(self, position: int) -> None:
-        if "w" in self.live:
-            assert isinstance(self.lay, EdgeRows)
-            for line in self.lay.to_hidden(position, len(self.paths), self.radial.path_halves):
-                self.put(line.replace("split_gradients(gradient, gradient_scale,", "halve_gradients(gradient,"))
+    def _path(self, p: int) -> None:
+        terms, body = self.kernel.terms[p], self.kernel.bodies[p]
+        form = with_one_attribute if has_one_attribute(terms) else with_one_cotangent
+        if not (has_one_attribute(terms) or has_one_cotangent(terms)):
+            super()._path(p)
+            return
+        self.put(*self.operand.fetch(p, body))
+        with self.scope(""):
+            self.put(*self.operand.bind(p, body))
+            self.put(*form(terms, self.live, self.lay.gradient(self.paths.index(p))))
 
     def _path_of_tile(self, position: int, p: int) -> None:
         if p in self.lane_paths:
@@ -328,10 +342,7 @@ class CoupledGroup(RadialGroup):
                     start = f"start + {b.offset - b.offset % 2}"
                     self.put(f"put_pair<{how}>(team, {start}, sums_y{block}[i], scale_y);")
             if "w" in self.live:
-                self.put(
-                    "UNROLL for (int s = 0; s < STEPS; ++s) UNROLL for (int q = 0; q < 4; ++q) of_h[i][s][q] *= back[i];",
-                    "put_hidden(b.out_w + (long long)edges[i] * HIDDEN, team, of_h[i], matrix_scale);",
-                )
+                self.put("put_hidden(b.out_w + (long long)edges[i] * HIDDEN, team, of_h[i], matrix_scale);")
 
 
 def _sum_of(terms: list[tuple[int, float]], name: str) -> str:

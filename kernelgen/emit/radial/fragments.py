@@ -58,6 +58,8 @@ class EdgeRows:
     weight = "w[2 * i + c]"
     hidden = "unsigned hi[2][STEPS][2], lo[2][STEPS][2];"
     weights = "Real w[4];"
+    halve = "split_gradients(gradient, gradient_scale"
+    scale = "gradient_scale"
 
     def load_hidden(self) -> list[str]:
         return [
@@ -80,11 +82,19 @@ class EdgeRows:
         if position % 2 == 0 and is_last:
             lines.append("UNROLL for (int k = 0; k < 4; ++k) gradient[1][k] = Real(0);")
         if position % 2 or is_last:
-            lines.append(f"split_gradients(gradient, gradient_scale, gradient_hi[{pair}], gradient_lo[{pair}]);")
+            lines.append(f"{self.halve}, gradient_hi[{pair}], gradient_lo[{pair}]);")
         if position % 4 == 3 or is_last:
             how, first = f"{pair + 1}, {'true' if position % 2 else 'false'}", position // 4 * 4 * path_halves
-            lines.append(f"add_to_hidden<{how}>(here, {first}, gradient_hi, gradient_lo, gradient_scale, of_h);")
+            lines.append(f"add_to_hidden<{how}>(here, {first}, gradient_hi, gradient_lo, {self.scale}, of_h);")
         return lines
 
     def steps(self, call: str) -> list[str]:
         return [f"for (; j < count; j += 16) {call.format(1)};"]
+
+
+@dataclass(frozen=True)
+class ScaledEdgeRows(EdgeRows):
+    """Of gradients with coupled cotangents: gradients of weights are small enough for halves as they are."""
+
+    halve = "halve_gradients(gradient"
+    scale = "hidden_scale"
