@@ -182,8 +182,12 @@ def stage_stride(plan: Plan, group: Group) -> int:
 def staged_stride(plan: Plan, paths: tuple[int, ...]) -> int:
     """:func:`stage_stride` of some paths alone."""
     operands = plan.spec.direction.operands
-    values = len(_staged_values(plan, paths)) * (("y" in operands) + ("ty" in operands))
-    width = 16 // BYTES[plan.spec.dtype]
+    return padded_stride(len(_staged_values(plan, paths)) * (("y" in operands) + ("ty" in operands)), plan.spec.dtype)
+
+
+def padded_stride(values: int, dtype: str) -> int:
+    """Elements of rows in shared memory that lanes read: an odd multiple of 16 bytes."""
+    width = 16 // BYTES[dtype]
     vectors = -(-values // width)
     return width * (vectors + 1 - vectors % 2)
 

@@ -6,7 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 
 from kernelgen.errors import ScheduleError, UnsupportedError
-from kernelgen.plan.channelwise import Plan, staged_stride
+from kernelgen.plan.channelwise import Plan, padded_stride, staged_stride
 from kernelgen.plan.path_groups import Group
 from kernelgen.plan.tensor_product import product_plan
 from kernelgen.problem.radial_convolution import PRODUCTS
@@ -14,7 +14,7 @@ from kernelgen.problem.tensor_product import TensorProductProblem
 from kernelgen.schedule.kernel_spec import Spec
 from kernelgen.schedule.radial import MOST_HIDDEN, STEP, RadialSchedule, RadialSpec
 from kernelgen.schedule.tensor_product import CudaSchedule
-from kernelgen.terms.clebsch_gordan import path_terms
+from kernelgen.terms.clebsch_gordan import normalized_slots, path_terms
 
 # Edges whose values a warp keeps in shared memory at a time, one a lane; those of most products.
 STAGE, TILE = 32, 16
@@ -136,6 +136,9 @@ class RadialPlan:
 
     def value_stride(self, group: Group) -> int:
         """Elements of one edge's values: those of paths that lanes multiply."""
+        if not self.spec.is_gradient:
+            terms = path_terms(self.spec.problem)
+            return padded_stride(len(normalized_slots([terms[p] for p in group.paths])[0]), self.spec.dtype)
         paths = self.lane_paths(group)
         return staged_stride(self.product, paths) if paths else 0
 

@@ -130,3 +130,33 @@ def edge_slots(
                 kept.append(EdgeValue(scaled))
             slots[of_path.path.index, k] = (numbers[key], scale)
     return tuple(kept), slots
+
+
+def normalized_slots(
+    terms: Sequence[PathTerms],
+) -> tuple[tuple[EdgeValue, ...], dict[tuple[int, int], int], dict[int, float]]:
+    """Edge values to store for some paths, each of which has one factor, so that few values serve all paths as stored.
+
+    Returns the stored values, by (path, number of its value) the position of a stored value, and the paths' factors: a
+    path's value is its factor times the stored one. Paths with few values choose first.
+    """
+    kept: dict[tuple[tuple[int, float], ...], tuple[int, EdgeValue]] = {}
+    slots: dict[tuple[int, int], int] = {}
+    factors: dict[int, float] = {}
+
+    def key_of(value: EdgeValue, factor: float) -> tuple[tuple[int, float], ...]:
+        return tuple((component, round(c / factor, 9)) for component, c in value.terms)
+
+    for of_path in sorted(terms, key=lambda each: len(each.values)):
+        starts = {tuple(component for component, _ in key): key[0][1] for key in kept}
+        wanted = [abs(value.terms[0][1]) for value in of_path.values]
+        for value, first in zip(of_path.values, list(wanted), strict=True):
+            if (known := starts.get(tuple(component for component, _ in value.terms))) is not None:
+                wanted.append(first / known)
+        news = {factor: sum(key_of(value, factor) not in kept for value in of_path.values) for factor in wanted}
+        factor = min(news, key=news.__getitem__)
+        factors[of_path.path.index] = factor
+        for k, value in enumerate(of_path.values):
+            stored = EdgeValue(tuple((component, c / factor) for component, c in value.terms))
+            slots[of_path.path.index, k] = kept.setdefault(key_of(value, factor), (len(kept), stored))[0]
+    return tuple(value for _, value in kept.values()), slots, factors

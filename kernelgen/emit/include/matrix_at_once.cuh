@@ -10,6 +10,15 @@ DEVICE void fetch_path(const Real* matrix, int weights, int inside, Real (&held)
         held[n][q] = channel < inside && k < HIDDEN ? matrix[(long long)k * weights + channel] : Real(0);
     }
 }
+// What `fetch_path` left, times the path's factor; returns the largest magnitude.
+DEVICE unsigned take_factor(Real (&held)[PAIRS][2], Real factor) {
+    unsigned largest = 0;
+    UNROLL for (int n = 0; n < PAIRS; ++n) UNROLL for (int q = 0; q < 2; ++q) {
+        held[n][q] *= factor;
+        largest = max(largest, magnitude(held[n][q]));
+    }
+    return largest;
+}
 // What `fetch_path` left, in shared memory, as by `pack_path`.
 DEVICE void leave_path(const Real (&held)[PAIRS][2], Real scale, unsigned short* path) {
     UNROLL for (int n = 0; n < PAIRS; ++n) {

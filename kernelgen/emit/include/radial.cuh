@@ -44,20 +44,20 @@ DEVICE Scale scale_of_bound(int bound) {
 // The number e for which a magnitude is below 2^(e - 126).
 DEVICE int bound_of(unsigned largest) { return int(largest >> 23); }
 
-// The largest magnitude of one path's 16 channels; `inside` is how many of them there are.
-DEVICE unsigned largest_of_path(const Real* matrix, int weights, int inside) {
+// The largest magnitude of one path's 16 channels times its factor; `inside` is how many channels there are.
+DEVICE unsigned largest_of_path(const Real* matrix, int weights, int inside, Real factor) {
     unsigned largest = 0;
     for (int i = threadIdx.x; i < HIDDEN * 16; i += THREADS)
-        if (i % 16 < inside) largest = max(largest, magnitude(matrix[(long long)(i / 16) * weights + i % 16]));
+        if (i % 16 < inside) largest = max(largest, magnitude(matrix[(long long)(i / 16) * weights + i % 16] * factor));
     return largest;
 }
 
-// One path's 16 channels in shared memory, scaled and split; zero beyond `inside` and HIDDEN.
-DEVICE void pack_path(const Real* matrix, int weights, int inside, Real scale, unsigned short* path) {
+// One path's 16 channels times its factor in shared memory, scaled and split; zero beyond `inside` and HIDDEN.
+DEVICE void pack_path(const Real* matrix, int weights, int inside, Real factor, Real scale, unsigned short* path) {
     for (int i = threadIdx.x; i < STEPS * 16 * 16; i += THREADS) {
         const int channel = i % 16, k = i / 16;
         const bool is_there = channel < inside && k < HIDDEN;
-        const Real value = is_there ? matrix[(long long)k * weights + channel] * scale : Real(0);
+        const Real value = is_there ? matrix[(long long)k * weights + channel] * factor * scale : Real(0);
         const int row = EDGE_ROWS ? channel : channel / 2 + 8 * (channel % 2);
         const int place = row * ROW + k / 16 * 16 + k % 16 / 2 + 8 * (k % 2);
         unsigned hi, lo;
@@ -101,24 +101,22 @@ DEVICE Real load_hidden(const Real* row, const Warp& warp, unsigned (&hi)[STEPS]
     return scale.back;
 }
 
-// A path's weights of T tiles of edges, without their scales. Small parts have a sum of their own.
+// A path's weights of T tiles of edges, without their scales. Of each step the small products are added first.
 template <int T>
 DEVICE void form_weights(const Warp& warp, int path, const unsigned (&hi)[T][STEPS][2], const unsigned (&lo)[T][STEPS][2],
                          Real (&w)[T][4]) {
-    Real small[T][4];
-    UNROLL for (int n = 0; n < T; ++n) UNROLL for (int i = 0; i < 4; ++i) w[n][i] = small[n][i] = Real(0);
+    UNROLL for (int n = 0; n < T; ++n) UNROLL for (int i = 0; i < 4; ++i) w[n][i] = Real(0);
     const unsigned short* const row = warp.slice + path + (warp.lane % 16) * ROW + warp.lane / 16 * 8;
     UNROLL for (int s = 0; s < STEPS; ++s) {
-        unsigned a[4];
+        unsigned a[4], small[4];
         load_matrix<false>(row + 16 * s, a);
-        UNROLL for (int n = 0; n < T; ++n) multiply_add(w[n], a, hi[n][s]);
         if (LOW) {
-            UNROLL for (int n = 0; n < T; ++n) multiply_add(small[n], a, lo[n][s]);
-            load_matrix<false>(row + LOW_PART + 16 * s, a);
-            UNROLL for (int n = 0; n < T; ++n) multiply_add(small[n], a, hi[n][s]);
+            load_matrix<false>(row + LOW_PART + 16 * s, small);
+            UNROLL for (int n = 0; n < T; ++n) multiply_add(w[n], small, hi[n][s]);
+            UNROLL for (int n = 0; n < T; ++n) multiply_add(w[n], a, lo[n][s]);
         }
+        UNROLL for (int n = 0; n < T; ++n) multiply_add(w[n], a, hi[n][s]);
     }
-    if (LOW) UNROLL for (int n = 0; n < T; ++n) UNROLL for (int i = 0; i < 4; ++i) w[n][i] += small[n][i];
 }
 
 // Leaves a node's block of 16 channels in shared memory, by component; lanes with the same channels share them. Returns

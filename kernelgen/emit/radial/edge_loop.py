@@ -12,6 +12,7 @@ from kernelgen.emit.cuda.edge_operand import EdgeOperand
 from kernelgen.emit.cuda.memory_access import Facts
 from kernelgen.emit.cuda.path_group import GroupEmitter
 from kernelgen.emit.radial.fragments import ChannelRows, EdgeRows
+from kernelgen.emit.radial.normalized import NormalizedOperand
 from kernelgen.plan.path_groups import Group
 from kernelgen.plan.radial import RadialPlan
 
@@ -30,6 +31,10 @@ class RadialWalk(GroupEmitter):
         if self.by_in2:
             self.paths.sort(key=lambda p: (self.problem.paths[p].in2, self.problem.paths[p].in1, p))
             self.operand = EdgeOperand(self.kernel, self.paths, self.operand.stride)
+        self.factors = dict.fromkeys(self.paths, 1.0)
+        if not plan.spec.is_gradient:
+            self.operand = NormalizedOperand(self.kernel, self.paths, plan.value_stride(group))
+            self.factors = self.operand.factors
         self.live = self.kernel.live
         self.forms_weights = "w" in self.kernel.operands
         self.has_cotangents = "g" in self.kernel.operands
@@ -141,6 +146,10 @@ class RadialWalk(GroupEmitter):
         """Where the paths' columns of the matrix begin, at channel ``first``."""
         return [f"b.tw + {self.problem.paths[p].weight_offset} + first" for p in self.paths]
 
+    def _factor(self, position: int) -> str:
+        """What a path's part of the matrix is multiplied by."""
+        return f"Real({self.factors[self.paths[position]]!r})"
+
     def _fetch_matrix(self) -> None:
         """All loads of the block's part of the matrix."""
         self.put(f"Real held[{self.slices * len(self.paths)}][PAIRS][2];")
@@ -155,7 +164,8 @@ class RadialWalk(GroupEmitter):
         """What was fetched to shared memory, with one scale."""
         self.put("unsigned largest = 0;")
         count = self.slices * len(self.paths)
-        self.put(*(f"largest = max(largest, largest_of(held[{k}]));" for k in range(count)))
+        for k in range(count):
+            self.put(f"largest = max(largest, take_factor(held[{k}], {self._factor(k % len(self.paths))}));")
         self._scale_matrix()
         for position in range(count):
             place = f"slice + {position * self.radial.path_halves}"
@@ -175,13 +185,15 @@ class RadialWalk(GroupEmitter):
         self.put("unsigned largest = 0;")
         with self.scope(f"for (int s = 0; s < {self.slices}; ++s)"):
             self.put(here)
-            self.put(*(f"largest = max(largest, largest_of_path({start}, {weights}, inside));" for start in starts))
+            for position, start in enumerate(starts):
+                found = f"largest_of_path({start}, {weights}, inside, {self._factor(position)})"
+                self.put(f"largest = max(largest, {found});")
         self._scale_matrix()
         with self.scope(f"for (int s = 0; s < {self.slices}; ++s)"):
             self.put(here)
             for position, start in enumerate(starts):
                 place = f"slice + s * {self.slice_halves} + {position * self.radial.path_halves}"
-                self.put(f"pack_path({start}, {weights}, inside, scale.into, {place});")
+                self.put(f"pack_path({start}, {weights}, inside, {self._factor(position)}, scale.into, {place});")
         self.put("__syncthreads();")
 
     def _stage_edges(self) -> None:

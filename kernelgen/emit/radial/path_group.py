@@ -112,6 +112,9 @@ class RadialGroup(RadialWalk):
     def _load_features(self) -> None:
         self.put("const bool active = is_active;", f"Row{self.number}& row = rows[i];")
         self.put(*self.memory.load_node("in1", "row.", "fars[i]"))
+        for block in self.group.in1 if self._scales_features else ():
+            every = f"UNROLL for (int m = 0; m < {self.problem.in1[block].dim}; ++m)"
+            self.put(f"{every} UNROLL for (int c = 0; c < C; ++c) row.x{block}[m][c] *= scale[i];")
 
     def _start_slice(self) -> None:
         """The lane's channels of a slice, its part of the matrix and of the cotangents, and the edges' features."""
@@ -192,7 +195,13 @@ class RadialGroup(RadialWalk):
     @property
     def _weight(self) -> str:
         """Weight ``c`` of edge ``i``."""
-        return f"{self.lay.weight} * scale[i]"
+        return self.lay.weight if self._scales_features else f"{self.lay.weight} * scale[i]"
+
+    @property
+    def _scales_features(self) -> bool:
+        """Whether features take the scale of a value's weights: they are fewer."""
+        components = sum(self.problem.in1[block].dim for block in self.group.in1)
+        return not self.radial.spec.is_gradient and components < len(self.paths)
 
     def _give_hidden(self, position: int) -> None:
         """What a path's gradients of weights give for hidden features, if it is the last of several."""
