@@ -28,6 +28,7 @@ class RadialSchedule(Knobs):
     edge_values: whether lanes keep an edge's values from path to path, or reload them from shared memory.
     slices: of 16 channels that a warp takes one after the other for the same edges, whose gradients it adds once.
     coupled: from how many terms for each component of x tensor cores form a path's gradients; 0: no path's.
+    ahead: ``hidden`` if a value's hidden features are loaded during the step before the one that splits them.
     """
 
     path_groups: int = 1
@@ -38,6 +39,7 @@ class RadialSchedule(Knobs):
     edge_values: str = "kept"
     slices: int = 1
     coupled: int = 0
+    ahead: str = "none"
 
     backend: ClassVar[str] = "cuda"
     choices: ClassVar[dict[str, tuple]] = {
@@ -49,8 +51,9 @@ class RadialSchedule(Knobs):
         "edge_values": ("kept", "reloaded"),
         "slices": (1, 2, 4, 8),
         "coupled": (0, 1, 2, 4),
+        "ahead": ("none", "hidden"),
     }
-    younger: ClassVar[tuple[str, ...]] = ("coupled",)
+    younger: ClassVar[tuple[str, ...]] = ("coupled", "ahead")
 
 
 def operands_of(direction: Direction) -> tuple[str, ...]:

@@ -78,10 +78,8 @@ DEVICE unsigned largest_of_block(unsigned value, unsigned* shared) {
     return largest;
 }
 
-// An edge's hidden features as the right operand of a product, for the edge number `group`; returns its scale back.
-DEVICE Real load_hidden(const Real* row, const Warp& warp, unsigned (&hi)[STEPS][2], unsigned (&lo)[STEPS][2]) {
-    Real v[STEPS][4];
-    unsigned largest = 0;
+// The lane's hidden features of an edge.
+DEVICE void fetch_hidden(const Real* row, const Warp& warp, Real (&v)[STEPS][4]) {
     UNROLL for (int s = 0; s < STEPS; ++s) {
         const int k = 16 * s + 4 * warp.quad;
         if (HIDDEN % 16 == 0 || k < HIDDEN) {
@@ -89,8 +87,12 @@ DEVICE Real load_hidden(const Real* row, const Warp& warp, unsigned (&hi)[STEPS]
         } else {
             UNROLL for (int q = 0; q < 4; ++q) v[s][q] = Real(0);
         }
-        UNROLL for (int q = 0; q < 4; ++q) largest = max(largest, magnitude(v[s][q]));
     }
+}
+// Such features as the right operand of a product, for the edge number `group`; returns its scale back.
+DEVICE Real split_hidden(const Real (&v)[STEPS][4], unsigned (&hi)[STEPS][2], unsigned (&lo)[STEPS][2]) {
+    unsigned largest = 0;
+    UNROLL for (int s = 0; s < STEPS; ++s) UNROLL for (int q = 0; q < 4; ++q) largest = max(largest, magnitude(v[s][q]));
     largest = max(largest, __shfl_xor_sync(0xffffffffu, largest, 1));
     largest = max(largest, __shfl_xor_sync(0xffffffffu, largest, 2));
     const Scale scale = scale_of(largest);
@@ -99,6 +101,11 @@ DEVICE Real load_hidden(const Real* row, const Warp& warp, unsigned (&hi)[STEPS]
         split(v[s][1] * scale.into, v[s][3] * scale.into, hi[s][1], lo[s][1]);
     }
     return scale.back;
+}
+DEVICE Real load_hidden(const Real* row, const Warp& warp, unsigned (&hi)[STEPS][2], unsigned (&lo)[STEPS][2]) {
+    Real v[STEPS][4];
+    fetch_hidden(row, warp, v);
+    return split_hidden(v, hi, lo);
 }
 
 // A path's weights of T tiles of edges, without their scales. Of each step the small products are added first.

@@ -26,7 +26,7 @@ class RadialWalk(GroupEmitter):
         self.slices = plan.slices(group)
         self.slice_halves = len(group.paths) * plan.path_halves
         schedule = plan.spec.schedule
-        self.lay = EdgeRows() if plan.spec.is_gradient else ChannelRows(schedule.tiles)
+        self.lay = EdgeRows() if plan.spec.is_gradient else ChannelRows(schedule.tiles, schedule.ahead == "hidden")
         self.by_in2 = plan.spec.schedule.order == "in2"
         if self.by_in2:
             self.paths.sort(key=lambda p: (self.problem.paths[p].in2, self.problem.paths[p].in1, p))
@@ -135,7 +135,7 @@ class RadialWalk(GroupEmitter):
 
     def _given(self) -> str:
         """Further arguments of a step."""
-        return ", my_bound" if "w" in self.live else ""
+        return ", my_bound" if "w" in self.live else ", ahead" * (self.radial.spec.schedule.ahead == "hidden")
 
     def _steps(self) -> None:
         """All tiles of the staged edges."""

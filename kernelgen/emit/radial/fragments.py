@@ -14,6 +14,8 @@ class ChannelRows:
     """Of a value: rows of products are 16 channels, columns are T tiles of 8 edges."""
 
     tiles: int
+    # Whether hidden features of a step are loaded during the one before, to ``ahead``.
+    is_ahead: bool = False
     channels = 16
     edges = "2 * T"
     place = "j + i / 2 * 8 + 2 * team.quad + i % 2"
@@ -24,14 +26,25 @@ class ChannelRows:
 
     def load_hidden(self) -> list[str]:
         """Hidden features of the step's edges, and scales of the lane's edges."""
+        load = "load_hidden(b.w + edge * HIDDEN, team, hi[n], lo[n])"
+        fetch: list[str] = []
+        if self.is_ahead:
+            load, fetch = "split_hidden(ahead, hi[n], lo[n])", [self._fetch("min(j + 8, STAGE - 8)")]
         return [
             "UNROLL for (int n = 0; n < T; ++n) {",
-            "    const long long edge = team.broadcast(my_edge, j + 8 * n + team.group);",
-            "    const Real back = load_hidden(b.w + edge * HIDDEN, team, hi[n], lo[n]) * matrix_scale;",
+            *([] if self.is_ahead else ["    const long long edge = team.broadcast(my_edge, j + 8 * n + team.group);"]),
+            f"    const Real back = {load} * matrix_scale;",
             "    UNROLL for (int i = 0; i < 2; ++i)",
             "        scale[2 * n + i] = __shfl_sync(0xffffffffu, back, 8 * team.quad + 4 * i, 32);",
             "}",
+            *fetch,
         ]
+
+    @staticmethod
+    def _fetch(first: str) -> str:
+        """Load to ``ahead`` from the staged edge ``first`` on."""
+        edge = f"(long long)team.broadcast(my_edge, {first} + team.group)"
+        return f"fetch_hidden(b.w + {edge} * HIDDEN, team, ahead);"
 
     def form(self, path: int) -> str:
         """Weights of the path whose part of the matrix begins at ``path``."""
@@ -39,6 +52,8 @@ class ChannelRows:
 
     def steps(self, call: str) -> list[str]:
         """All steps of the staged edges; ``call`` has a place for T."""
+        if self.is_ahead:
+            return ["Real ahead[STEPS][4];", self._fetch("0"), f"for (; j < count; j += 8) {call.format(1)};"]
         if self.tiles == 1:
             return [f"for (; j < count; j += 8) {call.format(1)};"]
         return [f"for (; j + 8 < count; j += 16) {call.format(2)};", f"if (j < count) {call.format(1)};"]

@@ -53,7 +53,8 @@ class RadialGroup(RadialWalk):
 
     def _taken(self) -> str:
         """Further parameters of a step."""
-        return ", const int my_bound" if "w" in self.live else ""
+        ahead = ", Real (&ahead)[STEPS][4]" * (self.radial.spec.schedule.ahead == "hidden")
+        return ", const int my_bound" if "w" in self.live else ahead
 
     # ---- a step ----------------------------------------------------------------------------------------------------
 
