@@ -182,12 +182,15 @@ class RadialPlan:
         return rows
 
     def coupled_rows(self, group: Group) -> int:
-        """Rows in shared memory of coupled cotangents of 8 channels."""
+        """Rows in shared memory of coupled cotangents of 8 channels.
+
+        Five more than a multiple of 8: so high and low parts that one load has lie in different banks.
+        """
         problem, ends = self.spec.problem, [0]
         for p, row in self.first_rows(group).items():
             dim1, block = problem.in1[problem.paths[p].in1].dim, problem.in2[problem.paths[p].in2]
             ends += [row + dim1 * block.dim, row + (dim1 - 1) * block.dim - block.offset % 2 + COLUMNS]
-        return max(ends)
+        return max(ends) + (5 - max(ends)) % 8
 
 
 def refusal(problem: TensorProductProblem, hidden: int) -> str:
@@ -282,7 +285,7 @@ def default_radial_schedule(spec: RadialSpec) -> RadialSpec:
     forms = [RadialSchedule(order="in2", edge_values="reloaded", slices=count) for count in (4, 2, 1)]
     plain = _fewest_groups(spec, tuple(forms))
     try:
-        coupled = _fewest_groups(spec, (dataclasses.replace(forms[0], coupled=2),))
+        coupled = _fewest_groups(spec, (RadialSchedule(order="in2", slices=4, coupled=2),))
     except ScheduleError:
         return plain
     return coupled if coupled.schedule.path_groups <= 2 * plain.schedule.path_groups else plain

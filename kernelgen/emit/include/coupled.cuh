@@ -1,8 +1,8 @@
-// Gradients with coupled cotangents: sums over components k of g of couplings C[i, j, k] g[k], one for each component i of
-// x and j of y. They are the same for all edges of a receiver, so a warp has them in shared memory. Tensor cores
-// multiply them with the edges' attributes y (what weights and x meet), and with weighted x (gradients of y).
-// Of each 8 channels there are ROWS rows of 8 halves, and as many low parts behind them. A path has a row for each i and
-// j; a load may have rows of another path, which meet zeros or give sums that nobody reads.
+// Gradients with coupled cotangents: sums over components k of g of couplings C[i, j, k] g[k], one for each component i
+// of x and j of y. They are the same for all edges of a receiver, so a warp has them in shared memory. Tensor cores
+// multiply them with the edges' attributes y (what x and weights meet), and with weighted x (gradients of y).
+// Of each 8 channels there are ROWS rows of 8 halves, and as many low parts behind them. A path has a row for each i
+// and j; a load may have rows of another path, which meet zeros or give sums that nobody reads.
 template <int ROWS>
 DEVICE int low_part() { return LOW ? 8 * ROWS : 0; }
 
@@ -77,7 +77,8 @@ DEVICE void couple(const Warp& warp, const unsigned short* rows, const unsigned 
     UNROLL for (int n = 0; n < COUNT; ++n) UNROLL for (int k = 0; k < 4; ++k) met[n][k] = Real(0);
     if (N <= 5 || !LOW) {
         const int s = lane % 16;
-        load_matrix<true>(rows + s % N * 8 + (s / N == 2 ? low_part<ROWS>() : 0) + second, b);
+        const int row = s < 3 * N ? s % N : N / 2;  // the last one of 5 components is no part: any row of another bank
+        load_matrix<true>(rows + row * 8 + (s / N == 2 ? low_part<ROWS>() : 0) + second, b);
         UNROLL for (int n = 0; n < COUNT; ++n) multiply_add(met[n], y, {b[2 * n], b[2 * n + 1]});
     } else {
         load_matrix<true>(rows + min(lane % 8, N - 1) * 8 + (1 - lane / 8 % 2) * low_part<ROWS>() + second, b);
@@ -113,8 +114,8 @@ DEVICE void halve_gradients(const Real (&gradient)[2][4], unsigned (&hi)[4], uns
         split(gradient[k][2 * i], gradient[k][2 * i + 1], hi[i + 2 * k], lo[i + 2 * k]);
 }
 
-// Adds the lane's two neighbours of 8 components of an edge's gradients of y, of which `FIRST` to `END` are its block's. WIDTH: elements that
-// an addition may have.
+// Adds the lane's two of 8 components of an edge's gradient of y, of which FIRST .. END - 1 are of the block. WIDTH:
+// elements that an addition may have.
 template <int FIRST, int END, int WIDTH>
 DEVICE void put_pair(const Warp& warp, Real* start, const Real (&sums)[2], Real scale) {
     Real two[2];

@@ -239,15 +239,21 @@ DEVICE void put_hidden(Real* row, const Warp& warp, const Real (&dh)[STEPS][4], 
     }
 }
 
-// Sums a node's block over the lanes with the same channels, which took different edges; each lane adds a part.
+// The sum of a channel over the lanes of a quad, which took different edges: of the first one for its lower two lanes, of
+// the second one for the others.
+DEVICE Real sum_of_channel(const Warp& warp, const Real (&r)[C]) {
+    const bool upper = (warp.quad & 2) != 0;
+    const Real pass = upper ? r[0] : r[1], keep = upper ? r[1] : r[0];
+    const Real sum = keep + __shfl_xor_sync(0xffffffffu, pass, 2);
+    return sum + __shfl_xor_sync(0xffffffffu, sum, 1);
+}
+
+// Sums a node's block over the lanes with the same channels; each lane adds a part.
 template <int MUL, int DIM>
 DEVICE void put_sums(Real* block, int u, bool active, const Warp& warp, const Real (&r)[DIM][C]) {
-    const bool upper = (warp.quad & 2) != 0;
+    const int v = u + warp.quad / 2;
     UNROLL for (int m = 0; m < DIM; ++m) {
-        const Real pass = upper ? r[m][0] : r[m][1], keep = upper ? r[m][1] : r[m][0];
-        Real sum[1] = {keep + __shfl_xor_sync(0xffffffffu, pass, 2)};
-        sum[0] += __shfl_xor_sync(0xffffffffu, sum[0], 1);
-        const int v = u + (upper ? 1 : 0);
+        const Real sum[1] = {sum_of_channel(warp, r[m])};
         if (active && (warp.quad & 1) == m % 2) add<1>(block + (MUL_IR ? v * DIM + m : m * MUL + v), sum);
     }
 }

@@ -46,12 +46,9 @@ DEVICE void end_row(const Warp& warp, unsigned* mark) {
 // As `put_sums`; stores what it does not add.
 template <int MUL, int DIM>
 DEVICE void put_row(bool adds, Real* block, int u, bool active, const Warp& warp, const Real (&r)[DIM][C]) {
-    const bool upper = (warp.quad & 2) != 0;
+    const int v = u + warp.quad / 2;
     UNROLL for (int m = 0; m < DIM; ++m) {
-        const Real pass = upper ? r[m][0] : r[m][1], keep = upper ? r[m][1] : r[m][0];
-        Real sum[1] = {keep + __shfl_xor_sync(0xffffffffu, pass, 2)};
-        sum[0] += __shfl_xor_sync(0xffffffffu, sum[0], 1);
-        const int v = u + (upper ? 1 : 0);
+        const Real sum[1] = {sum_of_channel(warp, r[m])};
         Real* const place = block + (MUL_IR ? v * DIM + m : m * MUL + v);
         if (active && (warp.quad & 1) == m % 2) {
             if (adds) add<1>(place, sum); else store<1>(place, sum);

@@ -1,7 +1,7 @@
 """Gradients of paths with one attribute or one cotangent, which lanes compute with as few products as they need.
 
 Such a path has one term for each component of x: ``w x[i] y g[i]`` with one component of y (of degree 0), or
-``w x[i] y[i] g`` with one of g. Names are those of ``kernelgen.terms.path_statements``, for a lane's edge ``i`` and channel ``c``.
+``w x[i] y[i] g`` with one of g. Names are those of ``kernelgen.terms.path_statements``, for a lane's channel ``c``.
 """
 
 from __future__ import annotations

@@ -172,7 +172,7 @@ def test_defaults_spill_little(arch: str) -> None:
     plan = radial_plan(default_radial_schedule(spec))
     assert plan.spec.schedule.coupled == 2
     resources = compile_source(emit(plan), facts).resources
-    assert resources["registers"] <= 255 and resources["spill_bytes"] <= 256
+    assert resources["registers"] <= 255 and resources["spill_bytes"] <= 384
 
 
 @pytest.mark.parametrize("more", [0, 1, 3])
