@@ -121,8 +121,9 @@ def bench(
 
     if models:
         if config is not None or suite or orders or older_than:
-            others = "neither a CONFIG nor --suite nor --orders nor --older-than"
-            raise ConfigError(f"--models takes {others}; name models with --model")
+            raise ConfigError(
+                "--models takes neither a CONFIG nor --suite nor --orders nor --older-than; name models with --model"
+            )
         from autotune.cli.model_rows import bench_whole_models, largest_of_whole_models
 
         common: dict[str, Any] = {"device": devices_given(device, devices)[0], "dtype": dtype, "fresh": fresh}
