@@ -7,19 +7,19 @@ depends on the graph and on what the schedules need alone, so it is measured her
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from autotune.bench.again import workload_key, workload_of
 from autotune.bench.rows import DEFAULT, OURS, Row, store_rows, stored_rows
 from autotune.compare.peers import ADAPTERS
 from autotune.database.provenance import now_text
-from autotune.errors import ConfigError
 from autotune.measure.runs.base import new_graph, order_ms
 from autotune.measure.runs.registry import runs_of
-from autotune.workload.config_tables import find_problem, load_graphs
-from autotune.workload.graphs import GraphSpec, build_graph
+from autotune.workload.config_tables import load_graphs
+from autotune.workload.graphs import build_graph
 from autotune.workload.kinds.registry import CONVOLUTIONS
 from autotune.workload.workload import Workload
 from kernelgen.device import device_facts
@@ -31,10 +31,10 @@ def add_orders(device: str, folder: Path, say: Callable[[str], None]) -> list[Ro
     facts = device_facts(device)
     lacking = [row for row in stored_rows(folder, facts) if row["operation"] in CONVOLUTIONS and "order_ms" not in row]
     timing, graphs, done = _Orders(device), load_graphs(), []
-    for _, group in itertools.groupby(sorted(lacking, key=_workload_key), key=_workload_key):
+    for _, group in itertools.groupby(sorted(lacking, key=workload_key), key=workload_key):
         rows = list(group)
         try:
-            found = timing.of(rows, _workload_of(rows, graphs))
+            found = timing.of(rows, workload_of(rows, graphs))
         except EquituneError as error:
             say(f"{rows[0]['label']} on {rows[0]['graph']['name']}: left out, {error}")
             continue
@@ -42,24 +42,6 @@ def add_orders(device: str, folder: Path, say: Callable[[str], None]) -> list[Ro
     store_rows(folder, facts, done)
     say(f"{len(done)} of {len(lacking)} rows without the time of ordering their graph have it now")
     return done
-
-
-def _workload_key(row: Row) -> tuple[Any, ...]:
-    names = ("problem", "operation", "dtype", "layout", "graph_class")
-    return (*(row[name] for name in names), row["graph"]["name"], row.get("deterministic", False))
-
-
-def _workload_of(rows: Iterable[Row], graphs: Mapping[str, GraphSpec]) -> Workload:
-    """ConfigError if the graph is unknown here, or another one by now."""
-    row = next(iter(rows))
-    name, size = row["graph"]["name"], (row["graph"]["edges"], row["graph"]["nodes"])
-    if name not in graphs:
-        raise ConfigError(f"graph {name!r} is not known here; expected it in configs/graphs.toml")
-    built = build_graph(graphs[name])
-    if (built.num_edges, built.num_nodes) != size:
-        raise ConfigError(f"graph {name!r} has {built.num_edges} edges here and had {size[0]}")
-    kernel = (find_problem(row["problem"]), row["operation"], graphs[name], row["dtype"], row["layout"])
-    return Workload(row["label"], *kernel, deterministic=row.get("deterministic", False))
 
 
 @dataclass

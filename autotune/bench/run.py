@@ -16,9 +16,11 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from autotune.bench.again import plans_again
 from autotune.bench.plans import Plan, plans_of, row_of, sources_of
 from autotune.bench.rows import DEFAULT, OURS, Row, identity_of, store_rows, stored_rows
 from autotune.bench.text import summary_lines, table_lines
@@ -48,7 +50,7 @@ PROCESSES = 3
 
 
 def bench(
-    config: TuneConfig | str | Path,
+    config: TuneConfig | str | Path | datetime,
     device: str | None = None,
     results_dir: str | Path | None = None,
     *,
@@ -61,6 +63,7 @@ def bench(
 ) -> list[Row]:
     """Compare every workload of a config; returns its rows, those of earlier runs included.
 
+    config: a date for all stored rows of the device from before it, which are measured again.
     peers: by name, None for all of the device. seconds_each: approximate sampling time of a contender in a pass. fresh:
     also measure stored rows again. verbose: print every step with the time, even without a terminal. devices: several
     GPUs of one model, among which the problems are divided.
@@ -72,11 +75,15 @@ def bench(
     facts = device_facts(device)
     if others := sorted({other.name for other in map(device_facts, devices)} - {facts.name}):
         raise ConfigError(f"devices are {facts.name} and {', '.join(others)}; rows of one record need one model of GPU")
-    loaded = config if isinstance(config, TuneConfig) else load_config(config, facts.backend)
     folder = Path(results_dir) if results_dir is not None else writable_results_dir()
     console = console or Console(stderr=True)
     run = _Run(device, facts, folder, _chosen_peers(peers, device), seconds_each, console, verbose)
-    rows = run.measure(plans_of(loaded, facts, folder), fresh, tuple(devices))
+    if isinstance(config, datetime):
+        plans, fresh = plans_again(config, facts, folder, run.say), True
+    else:
+        loaded = config if isinstance(config, TuneConfig) else load_config(config, facts.backend)
+        plans = plans_of(loaded, facts, folder)
+    rows = run.measure(plans, fresh, tuple(devices))
     for line in [*table_lines(rows), *summary_lines(rows)]:
         run.say(line)
     return rows
@@ -111,8 +118,8 @@ class _Run:
     def measure(self, plans: Sequence[Plan], fresh: bool, devices: tuple[str, ...] = ()) -> list[Row]:
         """Rows of all plans, in their order. ``devices``: where to measure, if on several."""
         begin, software = time.monotonic(), software_versions(self.facts)
-        stored = {} if fresh else self._stored()
-        rows, todo = self._split(plans, stored, software)
+        stored = self._stored()
+        rows, todo = self._split(plans, {} if fresh else stored, software)
         if rows:
             self.say(f"{len(rows)} rows are already measured; {len(todo)} of {len(plans)} workloads remain")
         # Failures depend on e3nn and torch only, so they stay valid if our kernels change.

@@ -68,6 +68,12 @@ def bench(
         int | None,
         typer.Option(help="With --largest: no more atoms than that; a CPU needs it.", rich_help_panel=WHOLE),
     ] = None,
+    older_than: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DATE", help="Measure stored rows from before that again, such as 2026-11-26T08:30 (UTC)."
+        ),
+    ] = None,
     device: Device = None,
     devices: Annotated[
         str | None, typer.Option(help="Split the problems over several devices: all, 0,1 or cpu,cpu (to try it).")
@@ -81,7 +87,7 @@ def bench(
     seconds: Annotated[
         float | None,
         typer.Option(
-            help="Sampling time of each contender in each pass. Default: 2, with --suite 0.3.",
+            help="Sampling time of each contender in each pass. Default: 2 with a CONFIG, else 0.3.",
             rich_help_panel=MEASURING,
         ),
     ] = None,
@@ -105,6 +111,7 @@ def bench(
     """
     from rich.console import Console
 
+    from autotune.bench.again import parse_date
     from autotune.bench.rows import Row, record_text
     from autotune.bench.run import bench as run_bench
     from autotune.bench.text import markdown_text
@@ -113,8 +120,10 @@ def bench(
     from kernelgen.device import device_facts
 
     if models:
-        if config is not None or suite or orders:
-            raise ConfigError("--models takes neither a CONFIG nor --suite nor --orders; name models with --model")
+        if config is not None or suite or orders or older_than:
+            raise ConfigError(
+                "--models takes neither a CONFIG nor --suite nor --orders nor --older-than; name models with --model"
+            )
         from autotune.cli.model_rows import bench_whole_models, largest_of_whole_models
 
         common: dict[str, Any] = {"device": devices_given(device, devices)[0], "dtype": dtype, "fresh": fresh}
@@ -133,20 +142,23 @@ def bench(
         names = "--model, --structure, --contender, --pass, --largest and --most-atoms"
         raise ConfigError(f"{names} belong to --models; add it")
     if orders:
-        if config is not None or suite:
-            raise ConfigError("--orders takes neither a CONFIG nor --suite; it works on the stored rows of the device")
+        if config is not None or suite or older_than:
+            raise ConfigError(
+                "--orders takes neither a CONFIG nor --suite nor --older-than; it works on all stored rows"
+            )
         from autotune.bench.orders import add_orders
 
         place, folder = devices_given(device, devices)[0], results_folder(results)
         add_orders(place, folder, print)
         write_pages(folder, reports, device_facts(place).slug)
         return
-    if (config is None) != suite:
+    if (given := sum((config is not None, suite, older_than is not None))) != 1:
         raise ConfigError(
-            "--suite and a CONFIG exclude each other; leave one out"
-            if suite
+            "a CONFIG, --suite and --older-than exclude each other; leave out all but one"
+            if given
             else "no CONFIG is given; name one, or type --suite"
         )
+    before = None if older_than is None else parse_date(older_than)
     if seconds is not None and not seconds >= 0:
         raise ConfigError(f"--seconds is {seconds}; expected zero or more")
     exports = [
@@ -156,12 +168,12 @@ def bench(
     facts = device_facts(chosen[0])
     folder = results_folder(results)
     rows = run_bench(
-        load_config(config or "suite", facts.backend),
+        before or load_config(config or "suite", facts.backend),
         chosen[0],
         folder,
         devices=chosen,
         peers=() if no_peers else peers_named(peers),
-        seconds_each=(0.3 if suite else 2.0) if seconds is None else seconds,
+        seconds_each=(2.0 if config else 0.3) if seconds is None else seconds,
         fresh=fresh,
         console=Console(),
         verbose=verbose,

@@ -1,4 +1,4 @@
-"""Times schedules of fused radial convolutions on a GPU, beside torch's float32 product and our convolution.
+"""Times schedules of fused radial convolutions on a GPU, beside torch's product and our convolution.
 
     python tests/support/radial_sweep.py --out sweep.json --budget 170
 
@@ -40,7 +40,13 @@ from kernelgen.plan.radial import default_radial_schedule
 from kernelgen.runtime.kernel import load_kernel
 from kernelgen.schedule.radial import RadialSchedule
 
-PROBLEMS = {"medium": "mace-mp-medium", "large": "mace-mp-large", "l3i5": "sevennet-l3i5"}
+PROBLEMS = {
+    "medium": "mace-mp-medium-radial",
+    "large": "mace-mp-large-radial",
+    "l3i5": "sevennet-l3i5-radial",
+    "mediumtf32": "mace-mp-medium-radial-tf32",
+    "largetf32": "mace-mp-large-radial-tf32",
+}
 IN2 = "order=in2,edge_values=reloaded"
 # By problem and direction; the first ones are measured first.
 SCHEDULES = {
@@ -57,6 +63,10 @@ SCHEDULES = {
     "medium-forward": ["default", "tiles=1", "path_groups=2,tiles=2"],
     "large-forward": ["default"],
     "l3i5-forward": ["default"],
+    "mediumtf32-forward": ["default", "tiles=1"],
+    "mediumtf32-backward": ["default", f"{IN2},slices=2,warps=12"],
+    "largetf32-forward": ["default"],
+    "largetf32-backward": ["default"],
 }
 
 
@@ -85,7 +95,7 @@ class Case:
 
 
 def workload_of(name: str) -> Workload:
-    problem = PROBLEMS[name.partition("-")[0]] + "-radial"
+    problem = PROBLEMS[name.partition("-")[0]]
     return Workload(problem, find_problem(problem), "radial", load_graphs()["carbon"], layout="ir_mul")
 
 
@@ -152,10 +162,11 @@ class Sweep:
         self.lost = f"the device was lost by {case.name} {case.text}" if found.device_lost else ""
 
     def measure_unfused(self, name: str) -> None:
-        """torch's product in float32 (IEEE) and our convolution, through autograd."""
+        """torch's product in the accuracy of the problem and our convolution, through autograd."""
         session, direction = self.session(name), name.partition("-")[2]
         peers = peers_for(session.workload, "cuda", session.tensors, session.reference)
-        passes = next(peer for peer in peers if peer.name == "product-ieee").prepare()
+        product = f"product-{radial_problem(session.workload).accuracy}"
+        passes = next(peer for peer in peers if peer.name == product).prepare()
         run, case = getattr(passes, direction), Case(name, "unfused")
         run()
         timing = time_callable(run, "cuda", max_seconds=self.seconds)

@@ -19,6 +19,7 @@ TINY = "tiny_model:tiny_model"
         (("--models", "--suite"), "neither a CONFIG nor --suite"),
         (("--models", "--orders"), "nor --orders"),
         (("--orders", "--suite"), "--orders takes neither a CONFIG nor --suite"),
+        (("--orders", "--older-than", "2026-11-26"), "nor --older-than"),
         (("--model", "mace-mp-0-small"), "belong to --models"),
         (("--models", "--pass", "trainin"), "did you mean 'training'"),
         (("--models", "--dtype", "float16"), "unknown dtype"),
