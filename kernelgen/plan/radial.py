@@ -190,7 +190,7 @@ class RadialPlan:
         for p, row in self.first_rows(group).items():
             dim1, block = problem.in1[problem.paths[p].in1].dim, problem.in2[problem.paths[p].in2]
             ends += [row + dim1 * block.dim, row + (dim1 - 1) * block.dim - block.offset % 2 + COLUMNS]
-        return max(ends) + (5 - max(ends)) % 8
+        return max(ends) + (5 - max(ends)) % 8 if len(ends) > 1 else 0
 
 
 def refusal(problem: TensorProductProblem, hidden: int) -> str:

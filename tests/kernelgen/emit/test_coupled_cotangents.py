@@ -159,6 +159,8 @@ def test_which_paths_are_coupled() -> None:
     found = {coupled: sorted(plan.coupled(plan.product.groups[0])) for coupled, plan in plans.items()}
     degrees = [(SMALL.in1[p.in1].l, SMALL.in2[p.in2].l, SMALL.out[p.out].l) for p in SMALL.paths]
     assert found == {0: [], 1: [0, 1, 2, 3], 2: [degrees.index((0, 1, 1))]}
+    group = plans[0].product.groups[0]
+    assert plans[0].coupled_rows(group) == plans[0].coupled_reals(group) == 0 and plans[2].coupled_rows(group) % 8 == 5
     assert "coupled" not in RadialSchedule().key and "coupled=2" in RadialSchedule(coupled=2).key
     spec = RadialSpec(SMALL, 8, forward(), RadialSchedule(coupled=2), "ieee", "ir_mul", "int64", FACTS)
     with pytest.raises(ScheduleError, match="coupled=2; expected 0"):
