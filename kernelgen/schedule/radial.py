@@ -25,7 +25,8 @@ class RadialSchedule(Knobs):
     warps: of a block. min_blocks: blocks that share a multiprocessor; so many are started.
     tiles: of a value's 8 edges that are multiplied by one load of the matrix from shared memory.
     order: of paths; by the block of the first input, or of the second, whose gradient holds registers meanwhile.
-    edge_values: whether lanes keep an edge's values from path to path, or reload them from shared memory.
+    edge_values: whether lanes keep an edge's values from path to path, or reload them from shared memory for each path
+        or ``four`` of them.
     slices: of 16 channels that a warp takes one after the other for the same edges, whose gradients it adds once.
     coupled: from how many terms for each component of x tensor cores form a path's gradients; 0: no path's.
     ahead: ``hidden`` if a value's hidden features are loaded during the step before the one that splits them.
@@ -48,7 +49,7 @@ class RadialSchedule(Knobs):
         "min_blocks": (1, 2, 3, 4),
         "tiles": (1, 2),
         "order": ("in1", "in2"),
-        "edge_values": ("kept", "reloaded"),
+        "edge_values": ("kept", "four", "reloaded"),
         "slices": (1, 2, 4, 8),
         "coupled": (0, 1, 2, 4),
         "ahead": ("none", "hidden"),

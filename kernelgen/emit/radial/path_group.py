@@ -11,6 +11,9 @@ from __future__ import annotations
 from kernelgen.emit.radial.edge_loop import RadialWalk
 from kernelgen.emit.radial.fragments import EdgeRows
 
+# After how many paths lanes load an edge's values again, and before which products of later weights do not begin.
+ANEW_AFTER = {"four": 4, "reloaded": 1}
+
 
 class RadialGroup(RadialWalk):
     """The functions of one path group."""
@@ -171,7 +174,7 @@ class RadialGroup(RadialWalk):
         block, offset = self.problem.paths[p].in1, position * self.radial.path_halves
         dim = self.problem.in1[block].dim
         with self.scope(""):
-            if self.radial.spec.schedule.edge_values == "reloaded":
+            if self._begins_anew(position):
                 self.put("__syncwarp(0xffffffffu);  // the compiler keeps no value from before")
             if self.forms_weights:
                 self.put(self.lay.weights, self.lay.form(offset))
@@ -192,6 +195,11 @@ class RadialGroup(RadialWalk):
                 self.operand.begin()  # no value is loaded yet in this scope
                 self._path(p)
             self._give_hidden(position)
+
+    def _begins_anew(self, position: int) -> bool:
+        """Whether nothing of the paths before stays in registers, so that the compiler has room."""
+        every = ANEW_AFTER.get(self.radial.spec.schedule.edge_values)
+        return every is not None and position % every == 0
 
     @property
     def _weight(self) -> str:
