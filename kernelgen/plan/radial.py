@@ -257,9 +257,7 @@ def _check_form(spec: RadialSpec) -> None:
             f"{schedule.slices} slices; expected 1, because a warp keeps sums of a receiver in registers"
         )
     if schedule.ahead == "hidden" and (spec.is_gradient or schedule.tiles > 1):
-        raise ScheduleError(
-            "ahead=hidden; expected none, because only a value's kernel with one tile has registers left"
-        )
+        raise ScheduleError("ahead=hidden; expected none: only a value's kernel with one tile has registers left")
     if not spec.is_gradient and schedule.coupled:
         raise ScheduleError(f"coupled={schedule.coupled}; expected 0, because a value has no cotangents")
 

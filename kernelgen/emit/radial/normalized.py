@@ -1,4 +1,4 @@
-"""Edge values of a value's kernel: each path has one factor, which its part of the matrix takes, so lanes scale none."""
+"""Edge values of a value's kernel: paths have a factor each, which their part of the matrix takes; lanes scale none."""
 
 from __future__ import annotations
 

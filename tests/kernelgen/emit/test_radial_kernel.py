@@ -41,6 +41,18 @@ def test_lane_by_lane(outputs: str, tiles: int) -> None:
     assert_right(make_radial_case(SMALL, 8, edges=60, num_out=4), direction, 3e-7, schedule)
 
 
+VALUES = [{"tiles": 2, "edge_values": "four"}, {"edge_values": "reloaded", "ahead": "hidden"}, {"ahead": "hidden"}]
+
+
+@pytest.mark.parametrize("layout", ["ir_mul", "mul_ir"])
+@pytest.mark.parametrize("knobs", VALUES)
+def test_other_forms_of_values(knobs: dict[str, Any], layout: str) -> None:
+    """What is loaded again, and what one step ahead: steps that end within a tile, and receivers of few edges."""
+    for problem, groups, edges, num_out in ((UNEVEN, 3, 100, 4), (SMALL, 1, 70, 2), (SMALL, 2, 12, 9)):
+        given = make_radial_case(problem, 20, edges=edges, num_out=num_out)
+        assert_right(given, forward(), 5e-7, RadialSchedule(groups, warps=2, **knobs), "ieee", layout)
+
+
 BY_ATTRIBUTES = {"order": "in2", "edge_values": "reloaded"}
 
 
@@ -143,7 +155,7 @@ def test_equal_specs_give_equal_text() -> None:
     assert texts[0] == texts[1] and texts[0] != emit(planned(SMALL, 16)).text
 
 
-def planned(problem: TensorProductProblem, hidden: int, **knobs: int) -> RadialPlan:
+def planned(problem: TensorProductProblem, hidden: int, **knobs: Any) -> RadialPlan:
     schedule = RadialSchedule(**knobs)
     return radial_plan(RadialSpec(problem, hidden, forward(), schedule, "ieee", "ir_mul", "int64", FACTS))
 
@@ -157,6 +169,9 @@ def test_what_has_no_such_kernel() -> None:
             planned(problem, hidden)
     with pytest.raises(UnsupportedError, match='not on AMD .*; take an NVIDIA GPU, or .* edge_weights="streamed"'):
         radial_plan(RadialSpec(SMALL, 8, forward(), RadialSchedule(), "ieee", "ir_mul", "int64", hip_facts("gfx942")))
+    for knobs in ({"tiles": 2, "ahead": "hidden"}, {"slices": 2}, {"coupled": 2}):
+        with pytest.raises(ScheduleError, match="expected (none|1|0)"):
+            planned(SMALL, 8, **knobs)
     with pytest.raises(ScheduleError, match="use more path_groups or fewer warps"):
         planned(SUITE["mace-mp-large"], 128, min_blocks=2)
     with pytest.raises(ScheduleError, match="accuracy is 'half'"):
