@@ -58,8 +58,9 @@ def accelerate(
     That takes less memory; the backward pass forms them again. ``whole``: for all edges at once, as the packages do.
     ``fused``: in the convolution's own kernel, on a GPU from sm_80 on and in float32; elsewhere as ``auto``. For
     energies and forces; gradients of the radial network's last layer and second derivatives stream.
-    ``auto``: streamed on a CPU if the radial network's weights need no gradients, which is faster there, and on a GPU
-    that has no room for the weights of all edges; else whole.
+    ``auto``: on a GPU ``fused`` where the tuned database says that this was the fastest, and the radial network's
+    weights need no gradients. Else streamed on a CPU if they need none, which is faster there, and on a GPU that has no
+    room for the weights of all edges; else whole.
 
     edge_product: how radial networks multiply in float32 on a GPU. ``fp16x3``: by tensor cores, in three products of
     half precision, with errors of float32's class. ``float32``: by torch, with torch's settings. ``tf32``, for
@@ -86,9 +87,9 @@ def accelerate(
             network.__dict__["product"] = edge_product
     kept = f"node features stay in layout mul_ir: {reason}" if reason else ""
     if edge_weights != "whole":
-        streamed = edge_weights == "streamed"
-        how = {"always_streamed": streamed, "product": edge_product, "fused": edge_weights == "fused"}
-        inside = form_weights_inside(model, **how)
+        streamed, fused = edge_weights == "streamed", edge_weights == "fused"
+        may_fuse = None if edge_weights == "auto" and edge_product == "fp16x3" else fused
+        inside = form_weights_inside(model, always_streamed=streamed, product=edge_product, fused=may_fuse)
         if edge_weights != "auto" and not inside:
             kept = kept or "edge weights are whole: no radial network of MACE, NequIP or SevenNet gives them"
     return Acceleration(tuple(places), _note(model, before, places) or kept)

@@ -1,13 +1,15 @@
 """What convolutions with weights formed in registers are compared with: torch's product, and our own convolution.
 
-``product-ieee`` and ``product-tf32`` form all weights in memory, with torch's product in float32 or TF32; ``streamed``
-forms them by parts of the edges. The convolution has the schedules known for it.
+``product-ieee`` and ``product-tf32`` form all weights in memory, with torch's product in float32 or TF32,
+``product-fp16x3`` with ours in float32's accuracy; ``streamed`` forms them by parts of the edges, with ours too. The
+convolution has the schedules known for it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -49,9 +51,9 @@ def _whole(allow_tf32: bool, task: Task) -> Product:
     return Product(call, task.workload.layout)
 
 
-def _streamed(task: Task) -> Product:
+def _by_parts(part_bytes: int, task: Task) -> Product:
     problem, operator, tensors = radial_problem(task.workload), _operator(task), task.tensors
-    most = max(1, PART_BYTES // (problem.product.weight_numel * tensors.w.element_size()))
+    most = max(1, part_bytes // (problem.product.weight_numel * tensors.w.element_size()))
     rest = (tensors.tw, *task.edges, tensors.num_nodes, operator, most)
     return Product(lambda x, y, h: radial_product(x, y, h, *rest), task.workload.layout)
 
@@ -85,5 +87,6 @@ _HOW: dict[str, Any] = {"module": "torch", "operations": RadialKind.operations}
 ADAPTERS = (
     Adapter("product-ieee", ("cpu", "cuda"), lambda _: None, functools.partial(_whole, False), **_HOW),
     Adapter("product-tf32", ("cuda",), lambda _: None, functools.partial(_whole, True), **_HOW),
-    Adapter("streamed", ("cpu", "cuda"), lambda _: None, _streamed, **_HOW),
+    Adapter("product-fp16x3", ("cuda",), lambda _: None, functools.partial(_by_parts, sys.maxsize), **_HOW),
+    Adapter("streamed", ("cpu", "cuda"), lambda _: None, functools.partial(_by_parts, PART_BYTES), **_HOW),
 )

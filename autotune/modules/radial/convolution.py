@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from autotune.modules.base import autocast
-from autotune.modules.radial.tuned import tuned_fused
+from autotune.modules.radial.tuned import is_fused_fastest, tuned_fused
 from autotune.modules.tensor_product_conv import TensorProductConv
 from kernelgen.errors import InputError, ProblemError
 from kernelgen.ops.radial.convolution import radial_product
@@ -106,25 +106,30 @@ def convolve_radial(
     edges_at_a_time: int | None = None,
     always_streamed: bool = True,
     product: str = "fp16x3",
-    fused: bool = False,
+    fused: bool | None = False,
 ) -> Tensor:
     """The convolution of a module with weights ``hidden @ matrix``, by parts of the edges.
 
     always_streamed: if False, all edges are taken at once where that is faster and fits: on a GPU that has room for
     their weights, and where the matrix needs a gradient, because the passes of a training step on values and forces are
-    no longer one. fused: see the class.
+    no longer one. fused: see the class; None: where that was measured to be the fastest form for energies and forces,
+    and the matrix needs no gradient.
     """
     x, y, hidden, matrix = autocast(node_feats, edge_attrs, hidden, matrix)
     num_out = x.shape[0] if num_nodes is None else row_count("num_nodes", num_nodes)
     edges, is_fused = y.shape[0], False
-    if fused and type(edges) is int and is_eager(x, y, hidden, matrix):
-        operator = module._operator_of(x, edges, num_out, receiver)
-        kernels = tuned_fused(operator, hidden.shape[-1], product, edges, num_out, module.strict)
-        is_fused = kernels is not None
     trains = matrix.requires_grad and torch.is_grad_enabled()
     row_bytes = module.weight_numel * x.element_size()
-    at_once = not (always_streamed or is_fused) and (x.is_cuda or trains)
-    if at_once and (type(edges) is not int or has_room(x.device, edges * row_bytes, trains)):
+    at_once = not always_streamed and (x.is_cuda or trains)
+    at_once = at_once and (type(edges) is not int or has_room(x.device, edges * row_bytes, trains))
+    may_fuse = x.is_cuda and not trains if fused is None else fused
+    if may_fuse and type(edges) is int and is_eager(x, y, hidden, matrix):
+        operator = module._operator_of(x, edges, num_out, receiver)
+        case = operator, hidden.shape[-1], product, edges, num_out
+        if fused or is_fused_fastest(*case, beside_whole=at_once):
+            kernels = tuned_fused(*case, module.strict)
+            is_fused = kernels is not None
+    if at_once and not is_fused:
         edges_at_a_time = edges
     if edges_at_a_time is None:
         edges_at_a_time = max(1, PART_BYTES.get(x.device.type, 4 << 20) // row_bytes)

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import functools
+import math
+from collections import defaultdict
 
-from autotune.database.lookup import find_schedule
+from autotune.database.lookup import Tuning, find_schedule
 from autotune.workload.graph_class import GraphClass
-from autotune.workload.kinds.radial_convolution import OPERATION, RadialKind
+from autotune.workload.kinds.radial_convolution import OPERATION, STREAMED, WHOLE, RadialKind
 from kernelgen.device import device_facts
 from kernelgen.ops.operator import Operator
 from kernelgen.ops.radial.fused import FusedRadial, fused_of
 from kernelgen.ops.radial.products import ACCURACY
 from kernelgen.plan.size_class import size_class
 from kernelgen.problem.radial_convolution import RadialProblem
+
+OURS = "fused"
 
 
 def tuned_fused(
@@ -26,16 +30,48 @@ def tuned_fused(
     return _of_size(operator, hidden, product, size_class(num_edges, num_nodes), strict)
 
 
+def is_fused_fastest(
+    operator: Operator, hidden: int, product: str, num_edges: int, num_nodes: int, *, beside_whole: bool
+) -> bool:
+    """Whether these kernels took the least time for a value and its gradients on graphs of about this size.
+
+    By the tuned database: the kernels, and the other forms beside them, were measured in one comparison, on this device
+    or on another one of its architecture. False if they were not. beside_whole: whether all weights fit into memory.
+    """
+    return _is_fastest(operator, hidden, product, size_class(num_edges, num_nodes), beside_whole)
+
+
+@functools.lru_cache(maxsize=256)
+def _is_fastest(operator: Operator, hidden: int, product: str, size: tuple[int, int], beside_whole: bool) -> bool:
+    if fused_of(operator, hidden, product) is None:
+        return False
+    totals: defaultdict[str, float] = defaultdict(float)
+    for tuning in _tunings(operator, hidden, product, size, strict=False).values():
+        if tuning.entry is None:
+            return False
+        totals[OURS] += tuning.entry.time_us
+        for name in WHOLE if beside_whole else STREAMED:
+            totals[name] += tuning.entry.peers.get(name, {}).get("time_us", math.inf)
+    others = [time_us for name, time_us in totals.items() if name != OURS and time_us < math.inf]
+    return bool(others) and totals[OURS] <= min(others)
+
+
+def _tunings(
+    operator: Operator, hidden: int, product: str, size: tuple[int, int], strict: bool | None
+) -> dict[str, Tuning]:
+    problem = RadialProblem(operator.problem, hidden, ACCURACY[product])
+    facts, where = device_facts(operator.device), GraphClass(OPERATION, *size)
+    return {
+        name: find_schedule(problem, OPERATION, name, "float32", operator.layout, facts, where, strict)
+        for name in RadialKind.directions
+    }
+
+
 @functools.lru_cache(maxsize=256)
 def _of_size(
     operator: Operator, hidden: int, product: str, size: tuple[int, int], strict: bool | None
 ) -> FusedRadial | None:
     if fused_of(operator, hidden, product) is None:
         return None
-    problem = RadialProblem(operator.problem, hidden, ACCURACY[product])
-    where = operator.layout, device_facts(operator.device), GraphClass(OPERATION, *size)
-    found = (
-        (name, find_schedule(problem, OPERATION, name, "float32", *where, strict).schedule)
-        for name in RadialKind.directions
-    )
-    return fused_of(operator, hidden, product, tuple(found))
+    found = _tunings(operator, hidden, product, size, strict)
+    return fused_of(operator, hidden, product, tuple((name, tuning.schedule) for name, tuning in found.items()))

@@ -28,6 +28,8 @@ OPERATION = "radial"
 # Largest relative error against float64 that a kernel may have, by accuracy class.
 LARGEST_ERROR = {"ieee": 1e-5, "tf32": 2e-3}
 assert set(LARGEST_ERROR) == set(PRODUCTS)
+# Other forms with float32's accuracy: with all weights in memory, and with some at a time.
+WHOLE, STREAMED = ("product-ieee", "product-fp16x3"), ("streamed",)
 
 
 @dataclass(frozen=True)

@@ -99,7 +99,7 @@ def test_runs_are_checked_by_their_accuracy_class(
 def test_contenders_agree_with_float64() -> None:
     task = Task(workload(), torch.device("cpu"))
     listed = [adapter for adapter in ADAPTERS if adapter.operations == ("radial",)]
-    assert [adapter.name for adapter in listed] == ["product-ieee", "product-tf32", "streamed"]
+    assert [adapter.name for adapter in listed] == ["product-ieee", "product-tf32", "product-fp16x3", "streamed"]
     for adapter in listed:
         passes = Peer(adapter, task).prepare()
         assert max(passes.errors["forward"].values()) < 1e-5

@@ -1,0 +1,77 @@
+"""Which form of a radial convolution runs where nobody names one: by times in the tuned database."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from autotune import TensorProductConv
+from autotune.modules.radial import convolution, tuned
+from autotune.modules.radial.convolution import convolve_radial
+
+OPERATOR: Any = object()
+WHOLE = {"product-ieee": {"time_us": 30.0}, "product-fp16x3": {"time_us": 12.0}, "streamed": {"time_us": 40.0}}
+
+
+def is_fastest(monkeypatch: pytest.MonkeyPatch, forward: Any, backward: Any, *, beside_whole: bool = True) -> bool:
+    tuned._is_fastest.cache_clear()
+    monkeypatch.setattr(tuned, "fused_of", lambda *_: object())
+    found = {"forward": forward, "backward": backward}
+    monkeypatch.setattr(
+        tuned, "_tunings", lambda *_, **__: {name: SimpleNamespace(entry=entry) for name, entry in found.items()}
+    )
+    return tuned.is_fused_fastest(OPERATOR, 64, "fp16x3", 1000, 100, beside_whole=beside_whole)
+
+
+def entry(time_us: float, peers: dict[str, Any] = WHOLE) -> Any:
+    return SimpleNamespace(time_us=time_us, peers=peers)
+
+
+def test_a_value_and_its_gradients_decide_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert is_fastest(monkeypatch, entry(5.0), entry(18.0))
+    assert not is_fastest(monkeypatch, entry(5.0), entry(20.0)), "12 + 12 is less"
+    assert is_fastest(monkeypatch, entry(5.0), entry(70.0), beside_whole=False), "without room there is 40 + 40"
+    assert not is_fastest(monkeypatch, entry(5.0), entry(76.0), beside_whole=False)
+
+
+def test_what_was_not_measured_is_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not is_fastest(monkeypatch, None, entry(1.0))
+    assert not is_fastest(monkeypatch, entry(1.0, {}), entry(1.0, {}))
+    failed = {"product-ieee": {"error": "out of memory"}, "product-fp16x3": {"error": "out of memory"}}
+    assert not is_fastest(monkeypatch, entry(1.0, failed), entry(1.0))
+    one_form = {"product-ieee": {"time_us": 30.0}, "product-fp16x3": {"error": "no such GPU"}}
+    assert is_fastest(monkeypatch, entry(1.0, one_form), entry(25.0)), "a form counts if it has both times"
+
+
+def inputs(device: str) -> tuple[TensorProductConv, list[torch.Tensor], list[torch.Tensor]]:
+    conv = TensorProductConv("4x0e+4x1o", "0e+1o", filter_irreps_out="0e+1o", layout="ir_mul")
+    generator = torch.Generator().manual_seed(0)
+    sizes = ((9, 16), (60, 4), (60, 8), (8, conv.weight_numel))
+    given = [torch.randn(*size, generator=generator).to(device) for size in sizes]
+    return conv.to(device), given, [torch.randint(9, (60,), generator=generator).to(device) for _ in range(2)]
+
+
+def test_a_cpu_has_no_such_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(convolution, "is_fused_fastest", lambda *_, **__: pytest.fail("a CPU has none"))
+    conv, given, graph = inputs("cpu")
+    assert convolve_radial(conv, *given, *graph, fused=None).shape == (9, conv.irreps_out.dim)
+
+
+@pytest.mark.gpu
+def test_a_gpu_takes_the_form_that_was_fastest(monkeypatch: pytest.MonkeyPatch) -> None:
+    conv, given, graph = inputs("cuda")
+    ran, product = [], convolution.radial_product
+    monkeypatch.setattr(convolution, "radial_product", lambda *a, **k: ran.append("fused" in k) or product(*a, **k))
+    results = []
+    for fastest, trains in ((True, False), (False, False), (True, True)):
+        monkeypatch.setattr(convolution, "is_fused_fastest", lambda *_, fastest=fastest, **__: fastest)
+        x, y, h, matrix = (tensor.detach().requires_grad_() for tensor in given)
+        out = convolve_radial(conv, x, y, h, matrix.requires_grad_(trains), *graph, always_streamed=False, fused=None)
+        results.append([out, *torch.autograd.grad(out.square().sum(), (x, y, h))])
+    assert ran == [True, False, False], "gradients of the matrix stream, so a training step takes whole weights"
+    for other in results[1:]:
+        for one, two in zip(results[0], other, strict=True):
+            torch.testing.assert_close(one, two, rtol=1e-4, atol=1e-4)
