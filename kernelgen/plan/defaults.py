@@ -1,4 +1,6 @@
-"""Chooses legal schedules for untuned products and harmonics, by simple rules; other kinds' are in their planners.
+"""Chooses legal schedules for untuned products, harmonics and radial convolutions, by simple rules.
+
+Those of other kinds are in their planners.
 
 A better default does not need a new generator version: what a kernel computes does not depend on this module.
 """
@@ -13,12 +15,15 @@ from kernelgen.device import DeviceFacts
 from kernelgen.errors import ScheduleError, UnsupportedError
 from kernelgen.plan.channelwise import block_of_an_edge
 from kernelgen.plan.pairs import pair_paths
-from kernelgen.plan.path_groups import group_paths
+from kernelgen.plan.path_groups import Group, group_paths
+from kernelgen.plan.radial import RadialPlan, radial_plan
 from kernelgen.plan.spherical_harmonics import harmonics_plan
 from kernelgen.plan.tensor_product import estimate_registers, product_plan
+from kernelgen.problem.radial_convolution import PRODUCTS
 from kernelgen.problem.spherical_harmonics import HarmonicsProblem
 from kernelgen.schedule.kernel_spec import BYTES, HarmonicsSpec, Spec
 from kernelgen.schedule.knobs import power_of_two_at_most
+from kernelgen.schedule.radial import RadialSchedule, RadialSpec
 from kernelgen.schedule.spherical_harmonics import HarmonicsCudaSchedule, HarmonicsHostSchedule, HarmonicsSchedule
 from kernelgen.schedule.tensor_product import CudaSchedule, HostSchedule, Schedule
 from kernelgen.terms.directions import HarmonicsDirection
@@ -160,3 +165,68 @@ def default_harmonics_schedule(
         except ScheduleError:
             continue
     return HarmonicsCudaSchedule(staging="none")
+
+
+# Registers of a lane for what stays during a step of edges, by tiles; with more, much would spill.
+_MOST_KEPT = {1: 150, 2: 210}
+# Components of x times paths of a group with coupled cotangents; with more, much would spill. On an H200 MACE large
+# took 1.54 ms with 40 in two groups and 2.33 with 153 in one, SevenNet-l3i5 1.65 with 49 in six, 2.41 with 70 in four.
+_MOST_COUPLED = 50
+
+
+def _kept(plan: RadialPlan, group: Group) -> int:
+    """Registers of a lane for a node's sums, and for its edges' features, a path's weighted ones, and hidden ones."""
+    spec = plan.spec
+    dims = [spec.problem.in1[b].dim for b in group.in1]
+    far = 2 * (sum(dims) + max(dims))
+    halves = 4 * spec.steps * (2 if PRODUCTS[spec.accuracy] > 1 else 1)
+    return 2 * sum(spec.problem.out[b].dim for b in group.out) + spec.schedule.tiles * (2 * far + halves)
+
+
+def default_radial_schedule(spec: RadialSpec) -> RadialSpec:
+    """The spec with the default schedule. Raises ScheduleError if none fits.
+
+    By times on an H200. Of a value two tiles, where sums stay in registers, else 12 warps that load hidden features
+    ahead. Of gradients coupled cotangents, unless they need more than twice as many path groups as others.
+    """
+    is_exact = PRODUCTS[spec.accuracy] > 1
+    if not spec.is_gradient:
+        two = RadialSchedule(tiles=2, edge_values="four" if is_exact else "kept")
+        return _fewest_groups(spec, (two, RadialSchedule(warps=12, ahead="hidden"), RadialSchedule()))
+    plain = RadialSchedule(order="in2", edge_values="reloaded")
+    by_lanes = _fewest_groups(spec, tuple(dataclasses.replace(plain, slices=count) for count in (4, 2, 1)))
+    try:
+        coupled = _fewest_groups(spec, (RadialSchedule(order="in2", slices=4, coupled=4 if is_exact else 2),))
+    except ScheduleError:
+        return by_lanes
+    return coupled if coupled.schedule.path_groups <= 2 * by_lanes.schedule.path_groups else by_lanes
+
+
+def _fewest_groups(spec: RadialSpec, forms: tuple[RadialSchedule, ...]) -> RadialSpec:
+    """The spec with the fewest path groups that fit, in the first form that does. Raises ScheduleError if none does.
+
+    Of a value, a lane's sums must stay in registers; on an H200 every further group cost 10 to 20% (edges are loaded
+    again). Gradients take several slices: fewer sums are added in memory.
+    """
+    last: RadialSpec | None = None
+    for count in range(1, len(spec.problem.paths) + 1):
+        for form in forms:
+            chosen = dataclasses.replace(spec, schedule=dataclasses.replace(form, path_groups=count))
+            try:
+                plan = radial_plan(chosen)
+            except ScheduleError:
+                continue
+            if all(_has_registers(plan, group) for group in plan.product.groups):
+                return chosen
+            last = chosen
+    if last is None:
+        raise ScheduleError(f"no schedule fits {spec.facts.name}: {spec.problem.key}, {spec.hidden} hidden features")
+    return last
+
+
+def _has_registers(plan: RadialPlan, group: Group) -> bool:
+    spec = plan.spec
+    if not spec.is_gradient:
+        return _kept(plan, group) <= _MOST_KEPT[spec.schedule.tiles]
+    components = sum(spec.problem.in1[block].dim for block in group.in1)
+    return not spec.schedule.coupled or components * len(group.paths) <= _MOST_COUPLED

@@ -12,7 +12,7 @@ from kernelgen.plan.tensor_product import product_plan
 from kernelgen.problem.radial_convolution import PRODUCTS
 from kernelgen.problem.tensor_product import TensorProductProblem
 from kernelgen.schedule.kernel_spec import Spec
-from kernelgen.schedule.radial import MOST_HIDDEN, STEP, RadialSchedule, RadialSpec
+from kernelgen.schedule.radial import MOST_HIDDEN, STEP, RadialSpec
 from kernelgen.schedule.tensor_product import CudaSchedule
 from kernelgen.terms.clebsch_gordan import normalized_slots, path_terms
 
@@ -260,57 +260,6 @@ def _check_form(spec: RadialSpec) -> None:
         raise ScheduleError("ahead=hidden; expected none: only a value's kernel with one tile has registers left")
     if not spec.is_gradient and schedule.coupled:
         raise ScheduleError(f"coupled={schedule.coupled}; expected 0, because a value has no cotangents")
-
-
-# Registers of a lane for what stays during a step of edges, by tiles; with more, much would spill.
-_MOST_KEPT = {1: 150, 2: 200}
-
-
-def _kept(plan: RadialPlan, group: Group) -> int:
-    """Registers of a lane for a node's sums, and for its edges' features, a path's weighted ones, and hidden ones."""
-    spec = plan.spec
-    dims = [spec.problem.in1[b].dim for b in group.in1]
-    far = 2 * (sum(dims) + max(dims))
-    halves = 4 * spec.steps * (2 if PRODUCTS[spec.accuracy] > 1 else 1)
-    return 2 * sum(spec.problem.out[b].dim for b in group.out) + spec.schedule.tiles * (2 * far + halves)
-
-
-def default_radial_schedule(spec: RadialSpec) -> RadialSpec:
-    """The spec with the default schedule. Raises ScheduleError if none fits.
-
-    Of gradients that of coupled cotangents, unless they need more than twice as many path groups as others.
-    """
-    if not spec.is_gradient:
-        return _fewest_groups(spec, (RadialSchedule(tiles=2), RadialSchedule()))
-    forms = [RadialSchedule(order="in2", edge_values="reloaded", slices=count) for count in (4, 2, 1)]
-    plain = _fewest_groups(spec, tuple(forms))
-    try:
-        coupled = _fewest_groups(spec, (RadialSchedule(order="in2", slices=4, coupled=2),))
-    except ScheduleError:
-        return plain
-    return coupled if coupled.schedule.path_groups <= 2 * plain.schedule.path_groups else plain
-
-
-def _fewest_groups(spec: RadialSpec, forms: tuple[RadialSchedule, ...]) -> RadialSpec:
-    """The spec with the fewest path groups that fit. Raises ScheduleError if none does.
-
-    Of a value, a lane's sums must stay in registers; on an H200 every further group cost 10 to 20% (edges are loaded
-    again), and two tiles gained 4% where they fit. Gradients take several slices: fewer sums are added in memory.
-    """
-    last: RadialSpec | None = None
-    for count in range(1, len(spec.problem.paths) + 1):
-        for form in forms:
-            chosen = dataclasses.replace(spec, schedule=dataclasses.replace(form, path_groups=count))
-            try:
-                plan = radial_plan(chosen)
-            except ScheduleError:
-                continue
-            if spec.is_gradient or max(_kept(plan, group) for group in plan.product.groups) <= _MOST_KEPT[form.tiles]:
-                return chosen
-            last = chosen
-    if last is None:
-        raise ScheduleError(f"no schedule fits {spec.facts.name}: {spec.problem.key}, {spec.hidden} hidden features")
-    return last
 
 
 PLANNERS = {RadialSpec: radial_plan}

@@ -17,6 +17,8 @@ from kernelgen.plan.size_class import size_class
 from kernelgen.problem.radial_convolution import RadialProblem
 
 OURS = "fused"
+# How much longer than other forms fused kernels may take: they hold a tenth of the memory, or less.
+MORE_TIME = 1.1
 
 
 def tuned_fused(
@@ -33,7 +35,7 @@ def tuned_fused(
 def is_fused_fastest(
     operator: Operator, hidden: int, product: str, num_edges: int, num_nodes: int, *, beside_whole: bool
 ) -> bool:
-    """Whether these kernels took the least time for a value and its gradients on graphs of about this size.
+    """Whether these kernels took about the least time for a value and its gradients on graphs of about this size.
 
     By the tuned database: the kernels, and the other forms beside them, were measured in one comparison, on this device
     or on another one of its architecture. False if they were not. beside_whole: whether all weights fit into memory.
@@ -53,7 +55,7 @@ def _is_fastest(operator: Operator, hidden: int, product: str, size: tuple[int, 
         for name in WHOLE if beside_whole else STREAMED:
             totals[name] += tuning.entry.peers.get(name, {}).get("time_us", math.inf)
     others = [time_us for name, time_us in totals.items() if name != OURS and time_us < math.inf]
-    return bool(others) and totals[OURS] <= min(others)
+    return bool(others) and totals[OURS] <= MORE_TIME * min(others)
 
 
 def _tunings(

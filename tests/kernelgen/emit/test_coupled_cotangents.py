@@ -17,7 +17,8 @@ from kernelgen.compile.compiler import compile_source
 from kernelgen.device import DeviceFacts, cuda_facts
 from kernelgen.emit.kernel_source import emit
 from kernelgen.errors import ScheduleError
-from kernelgen.plan.radial import RadialPlan, default_radial_schedule, radial_plan
+from kernelgen.plan.defaults import default_radial_schedule
+from kernelgen.plan.radial import RadialPlan, radial_plan
 from kernelgen.problem.tensor_product import TensorProductProblem
 from kernelgen.schedule.radial import RadialSchedule, RadialSpec
 from kernelgen.terms.directions import backward, forward
@@ -172,7 +173,7 @@ def test_defaults_spill_little(arch: str) -> None:
     facts = cuda_facts(arch)
     spec = RadialSpec(SUITE["mace-mp-medium"], 64, backward("xyw"), RadialSchedule(), "ieee", "ir_mul", "int64", facts)
     plan = radial_plan(default_radial_schedule(spec))
-    assert plan.spec.schedule.coupled == 2
+    assert plan.spec.schedule.coupled == 4
     resources = compile_source(emit(plan), facts).resources
     assert resources["registers"] <= 255 and resources["spill_bytes"] <= 384
 
