@@ -64,8 +64,9 @@ def store_rows(folder: Path, facts: DeviceFacts, rows: Iterable[Row]) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     merged = stored_rows(folder, facts.slug) | {identity_of(row): row for row in rows}
     ordered = [merged[identity] for identity in sorted(merged)]
-    data = {"format": FORMAT, "device": device_record(facts, driver_version(facts)), "rows": ordered}
-    replace_file(path, json.dumps(data, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+    device = json.dumps(device_record(facts, driver_version(facts)), ensure_ascii=False)
+    lines = ",\n".join(json.dumps(row, ensure_ascii=False, allow_nan=False) for row in ordered)
+    replace_file(path, f'{{"format": {FORMAT}, "device": {device}, "rows": [\n{lines}\n]}}\n')
     return path
 
 
