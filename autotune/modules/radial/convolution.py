@@ -117,7 +117,7 @@ def convolve_radial(
     """
     x, y, hidden, matrix = autocast(node_feats, edge_attrs, hidden, matrix)
     num_out = x.shape[0] if num_nodes is None else row_count("num_nodes", num_nodes)
-    edges, is_fused = y.shape[0], False
+    edges, operator, kernels = y.shape[0], None, None
     trains = matrix.requires_grad and torch.is_grad_enabled()
     row_bytes = module.weight_numel * x.element_size()
     at_once = not always_streamed and (x.is_cuda or trains)
@@ -129,18 +129,17 @@ def convolve_radial(
         case = operator, hidden.shape[-1], product, edges, num_out
         if fused or is_fused_fastest(*case, beside_whole=at_once):
             kernels = tuned_fused(*case, module.strict)
-            is_fused = kernels is not None
-    if at_once and not is_fused:
+    if at_once and kernels is None:
         edges_at_a_time = edges
     if edges_at_a_time is None:
         edges_at_a_time = max(1, PART_BYTES.get(x.device.type, 4 << 20) // row_bytes)
     given = (x, y, hidden, matrix, sender, receiver, num_out)
-    if is_fused:
+    if kernels is not None and operator is not None:
         return radial_product(*given, operator, edges_at_a_time, fused=kernels)
     # Kernels run on parts, so schedules are those for graphs of their size.
     if type(edges) is int and edges > edges_at_a_time:
         operator = module._operator_of(x, edges_at_a_time, max(1, num_out * edges_at_a_time // edges))
-    else:
+    elif operator is None:
         operator = module._operator_of(x, edges, num_out, receiver)
     return radial_product(*given, operator, edges_at_a_time, product)
 
