@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from autotune.database.entry import Entry
 from autotune.database.store import Table, device_files, load_table, tuned_dirs
 from kernelgen.device import DeviceFacts
 
@@ -25,6 +26,13 @@ def kindred_tables(facts: DeviceFacts) -> Iterator[Table]:
     yield from (
         table for _, table in sorted(kindred, key=lambda item: (device_distance(item[1].device, facts), item[0]))
     )
+
+
+def is_of_architecture(entry: Entry, facts: DeviceFacts) -> bool:
+    """Whether another device's entry was measured on this one's architecture."""
+    kindred = (table for table in kindred_tables(facts) if _is_kindred(table.device, facts))
+    found = (table.by_identity.get(entry.identity) for table in kindred)
+    return any(one is not None and (one.time_us, one.date) == (entry.time_us, entry.date) for one in found)
 
 
 def device_distance(device: Mapping[str, Any], facts: DeviceFacts) -> tuple[bool, bool, float]:

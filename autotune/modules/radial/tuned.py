@@ -6,6 +6,7 @@ import functools
 import math
 from collections import defaultdict
 
+from autotune.database.candidates.other_devices import is_of_architecture
 from autotune.database.lookup import Tuning, find_schedule
 from autotune.workload.graph_class import GraphClass
 from autotune.workload.kinds.radial_convolution import OPERATION, STREAMED, WHOLE, RadialKind
@@ -49,11 +50,12 @@ def _is_fastest(operator: Operator, hidden: int, product: str, size: tuple[int, 
         return False
     totals: defaultdict[str, float] = defaultdict(float)
     for tuning in _tunings(operator, hidden, product, size, strict=False).values():
-        if tuning.entry is None:
+        entry, facts = tuning.entry, device_facts(operator.device)
+        if entry is None or (tuning.origin == "other-device" and not is_of_architecture(entry, facts)):
             return False
-        totals[OURS] += tuning.entry.time_us
+        totals[OURS] += entry.time_us
         for name in WHOLE if beside_whole else STREAMED:
-            totals[name] += tuning.entry.peers.get(name, {}).get("time_us", math.inf)
+            totals[name] += entry.peers.get(name, {}).get("time_us", math.inf)
     others = [time_us for name, time_us in totals.items() if name != OURS and time_us < math.inf]
     return bool(others) and totals[OURS] <= MORE_TIME * min(others)
 

@@ -11,18 +11,29 @@ import torch
 from autotune import TensorProductConv
 from autotune.modules.radial import convolution, tuned
 from autotune.modules.radial.convolution import convolve_radial
+from autotune.workload.config_tables import find_problem
+from kernelgen.device import cuda_facts
 
-OPERATOR: Any = object()
+
+class Layer:
+    """What is asked of an operator."""
+
+    problem, layout, device = find_problem("mace-mp-medium"), "ir_mul", torch.device("cuda")
+
+
+OPERATOR: Any = Layer()
 WHOLE = {"product-ieee": {"time_us": 30.0}, "product-fp16x3": {"time_us": 12.0}, "streamed": {"time_us": 40.0}}
 
 
 def is_fastest(monkeypatch: pytest.MonkeyPatch, forward: Any, backward: Any, *, beside_whole: bool = True) -> bool:
     tuned._is_fastest.cache_clear()
     monkeypatch.setattr(tuned, "fused_of", lambda *_: object())
-    found = {"forward": forward, "backward": backward}
-    monkeypatch.setattr(
-        tuned, "_tunings", lambda *_, **__: {name: SimpleNamespace(entry=entry) for name, entry in found.items()}
-    )
+    monkeypatch.setattr(tuned, "device_facts", lambda _: cuda_facts("sm_90"))
+    found = {
+        name: SimpleNamespace(entry=entry, origin="exact")
+        for name, entry in (("forward", forward), ("backward", backward))
+    }
+    monkeypatch.setattr(tuned, "_tunings", lambda *_, **__: found)
     return tuned.is_fused_fastest(OPERATOR, 64, "fp16x3", 1000, 100, beside_whole=beside_whole)
 
 
@@ -35,6 +46,18 @@ def test_a_value_and_its_gradients_decide_together(monkeypatch: pytest.MonkeyPat
     assert not is_fastest(monkeypatch, entry(5.0), entry(22.0)), "by more than 10%"
     assert is_fastest(monkeypatch, entry(5.0), entry(82.0), beside_whole=False), "without room there is 40 + 40"
     assert not is_fastest(monkeypatch, entry(5.0), entry(84.0), beside_whole=False)
+
+
+@pytest.mark.parametrize(("arch", "expected"), [("sm_90", True), ("sm_80", False)])
+def test_entries_of_an_h200_are_for_its_architecture_alone(
+    arch: str, expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """MACE medium's layer on water: another GPU of the architecture fuses too, older ones were not measured."""
+    tuned._is_fastest.cache_clear()
+    monkeypatch.setattr(tuned, "fused_of", lambda *_: object())
+    monkeypatch.setattr(tuned, "device_facts", lambda _: cuda_facts(arch))
+    layer: Any = Layer()
+    assert tuned.is_fused_fastest(layer, 64, "fp16x3", 443_074, 5_184, beside_whole=True) is expected
 
 
 def test_what_was_not_measured_is_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
