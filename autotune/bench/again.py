@@ -36,8 +36,7 @@ def plans_again(older_than: datetime, facts: DeviceFacts, folder: Path, say: Cal
     rows = [row for row in stored_rows(folder, facts) if parse_date(row["date"]) < older_than]
     plans = []
     for workload, passes in workloads_of(rows, graphs, say):
-        kernels = itertools.chain.from_iterable(workload.kind.passes[which] for which in passes)
-        needed = set(kernels)
+        needed = {kernel for which in passes for kernel in workload.kind.passes[which]}
         directions = tuple(name for name in workload.kind.directions if name in needed)
         asked = dataclasses.replace(workload, directions=directions)
         plans.append(plan_of(asked, passes, facts, database))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from dataclasses import dataclass
 
 from kernelgen.errors import ScheduleError, UnsupportedError
@@ -123,7 +124,8 @@ class RadialPlan:
 
     def _stream_with(self, group: Group, slices: int, stage: int) -> int:
         of_slice = CHANNELS * self.shared_components(group) + self.coupled_reals(group)
-        of_edge = self.value_stride(group) + 2 * COLUMNS // 2 * len(self.coupled_in2(group))
+        # A block of attributes takes two rows of halves.
+        of_edge = self.value_stride(group) + COLUMNS * len(self.coupled_in2(group))
         return slices * of_slice + stage * of_edge
 
     def coupled_reals(self, group: Group) -> int:
@@ -137,8 +139,7 @@ class RadialPlan:
     def value_stride(self, group: Group) -> int:
         """Elements of one edge's values: those of paths that lanes multiply."""
         if not self.spec.is_gradient:
-            terms = path_terms(self.spec.problem)
-            return padded_stride(len(normalized_slots([terms[p] for p in group.paths])[0]), self.spec.dtype)
+            return padded_stride(_normalized_values(self.spec.problem, group.paths), self.spec.dtype)
         paths = self.lane_paths(group)
         return staged_stride(self.product, paths) if paths else 0
 
@@ -191,6 +192,13 @@ class RadialPlan:
             dim1, block = problem.in1[problem.paths[p].in1].dim, problem.in2[problem.paths[p].in2]
             ends += [row + dim1 * block.dim, row + (dim1 - 1) * block.dim - block.offset % 2 + COLUMNS]
         return max(ends) + (5 - max(ends)) % 8 if len(ends) > 1 else 0
+
+
+@functools.lru_cache(maxsize=4096)
+def _normalized_values(problem: TensorProductProblem, paths: tuple[int, ...]) -> int:
+    """Edge values that a value's kernel stores for some paths."""
+    terms = path_terms(problem)
+    return len(normalized_slots([terms[p] for p in paths])[0])
 
 
 def refusal(problem: TensorProductProblem, hidden: int) -> str:

@@ -120,8 +120,13 @@ def convolve_radial(
     edges, operator, kernels = y.shape[0], None, None
     trains = matrix.requires_grad and torch.is_grad_enabled()
     row_bytes = module.weight_numel * x.element_size()
-    at_once = not always_streamed and (x.is_cuda or trains)
-    at_once = at_once and (type(edges) is not int or has_room(x.device, edges * row_bytes, trains))
+
+    def takes_all() -> bool:
+        """Whether all weights may be formed at once; asks a GPU about its memory."""
+        is_meant = not always_streamed and (x.is_cuda or trains)
+        return is_meant and (type(edges) is not int or has_room(x.device, edges * row_bytes, trains))
+
+    at_once = not fused and takes_all()
     # Fused kernels were not tried in CUDA graphs: nobody gets them there who has not asked.
     may_fuse = x.is_cuda and not trains and not torch.cuda.is_current_stream_capturing() if fused is None else fused
     if may_fuse and type(edges) is int and is_eager(x, y, hidden, matrix):
@@ -129,7 +134,7 @@ def convolve_radial(
         case = operator, hidden.shape[-1], product, edges, num_out
         if fused or is_fused_fastest(*case, beside_whole=at_once):
             kernels = tuned_fused(*case, module.strict)
-    if at_once and kernels is None:
+    if kernels is None and (takes_all() if fused else at_once):
         edges_at_a_time = edges
     if edges_at_a_time is None:
         edges_at_a_time = max(1, PART_BYTES.get(x.device.type, 4 << 20) // row_bytes)

@@ -194,27 +194,20 @@ class CoupledGroup(CoupledWalk):
                 add = f"y_sums[i][{quarter}] += sum_to_quad(team, of_y[i] + {4 * quarter}) * back_y[i];"
                 self.put(f"UNROLL for (int i = 0; i < EDGES; ++i) {add}")
 
-    def _put_edges(self) -> None:
-        """Add the gradients of the edges' attributes and hidden features."""
-        if not self.writes_edges:
-            return
+    def _put_attributes(self) -> None:
         row = self.problem.dim_in2
-        with self.scope("UNROLL for (int i = 0; i < EDGES; ++i)"):
-            if "y" in self.live:
-                self.put(
-                    f"Real* const start = b.out_y + (long long)edges[i] * {row};",
-                    f"const Real scale_y = {self.lay.place} < count ? scale[i] : Real(0);",
-                )
-                for k in self._quarters_of_lanes():
-                    end = row - 4 * k
-                    self.put(
-                        f"const Real sum{k}[1] = {{y_sums[i][{k}] * scale_y}};",
-                        f"{'' if end >= 4 else f'if (team.quad < {end}) '}add<1>(start + {4 * k} + team.quad, sum{k});",
-                    )
-                for block in self.blocks_of_y:
-                    b = self.problem.in2[block]
-                    how = f"{b.offset % 2}, {b.offset % 2 + b.dim}, {1 + (row % 2 == 0)}"
-                    start = f"start + {b.offset - b.offset % 2}"
-                    self.put(f"put_pair<{how}>(team, {start}, sums_y{block}[i], scale_y);")
-            if "w" in self.live:
-                self.put("put_hidden(b.out_w + (long long)edges[i] * HIDDEN, team, of_h[i], matrix_scale);")
+        self.put(
+            f"Real* const start = b.out_y + (long long)edges[i] * {row};",
+            f"const Real scale_y = {self.lay.place} < count ? scale[i] : Real(0);",
+        )
+        for k in self._quarters_of_lanes():
+            end = row - 4 * k
+            self.put(
+                f"const Real sum{k}[1] = {{y_sums[i][{k}] * scale_y}};",
+                f"{'' if end >= 4 else f'if (team.quad < {end}) '}add<1>(start + {4 * k} + team.quad, sum{k});",
+            )
+        for block in self.blocks_of_y:
+            b = self.problem.in2[block]
+            how = f"{b.offset % 2}, {b.offset % 2 + b.dim}, {1 + (row % 2 == 0)}"
+            start = f"start + {b.offset - b.offset % 2}"
+            self.put(f"put_pair<{how}>(team, {start}, sums_y{block}[i], scale_y);")

@@ -248,15 +248,19 @@ class RadialGroup(RadialWalk):
         """Add the gradients of the edges' attributes and hidden features."""
         if not self.writes_edges:
             return
-        row = self.problem.dim_in2
         with self.scope("UNROLL for (int i = 0; i < EDGES; ++i)"):
             if "y" in self.live:
-                self.put(
-                    f"Real* const start = b.out_y + (long long)edges[i] * {row} + team.quad;",
-                    f"UNROLL for (int k = 0; k < {self._quarters}; ++k) {{",
-                    f"    const Real sum[1] = {{{self.lay.place} < count ? y_sums[i][k] : Real(0)}};",
-                    f"    {'' if row % 4 == 0 else f'if (4 * k + team.quad < {row}) '}add<1>(start + 4 * k, sum);",
-                    "}",
-                )
+                self._put_attributes()
             if "w" in self.live:
                 self.put("put_hidden(b.out_w + (long long)edges[i] * HIDDEN, team, of_h[i], matrix_scale);")
+
+    def _put_attributes(self) -> None:
+        """Add the gradients of the attributes of edge ``i``."""
+        row = self.problem.dim_in2
+        self.put(
+            f"Real* const start = b.out_y + (long long)edges[i] * {row} + team.quad;",
+            f"UNROLL for (int k = 0; k < {self._quarters}; ++k) {{",
+            f"    const Real sum[1] = {{{self.lay.place} < count ? y_sums[i][k] : Real(0)}};",
+            f"    {'' if row % 4 == 0 else f'if (4 * k + team.quad < {row}) '}add<1>(start + 4 * k, sum);",
+            "}",
+        )
