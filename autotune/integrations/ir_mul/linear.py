@@ -124,9 +124,10 @@ class BlockMatrices(Trilinear):
         if joins_blocks(x):
             for run in self.runs:
                 path = run.first
-                products = torch.bmm(run.of_x(x).mT, _rows(y, path, "y"))
                 target = found.narrow(0, path.w, run.count * path.numel).view(run.rows, path.columns)
-                torch.sum(products, 0, out=target).mul_(path.coefficient)
+                # One sum over components and nodes, which is split among a GPU's blocks; one a component is not.
+                left, right = run.of_x(x).flatten(0, 1), _rows(y, path, "y").flatten(0, 1)
+                target.addmm_(left.t(), right, beta=0.0, alpha=path.coefficient)
             return found
         for path in self.merged:
             target = found.narrow(0, path.w, path.numel).view(path.rows, path.columns)

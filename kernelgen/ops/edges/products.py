@@ -31,6 +31,8 @@ def edge_product(a: Tensor, b: Tensor) -> Tensor:
 def sum_product(a: Tensor, b: Tensor) -> Tensor:
     """``a^T b`` of a ``[edges, left]`` and b ``[edges, right]``: as :func:`edge_product`."""
     if not (_may_take(a, b) and tall_matrices.sums_up(a, b)):
+        if _may_take(a, b) and tall_matrices.sums_up(b, a):
+            return sum_product(b, a).t()
         return torch.mm(a.t(), b)
     if torch.is_grad_enabled() and (a.requires_grad or b.requires_grad):
         return _Sums.apply(a, b)

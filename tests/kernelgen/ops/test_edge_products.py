@@ -160,6 +160,13 @@ def test_any_number_of_derivatives(device: str, launches: list[str]) -> None:
             assert errors[0] < 4 * errors[1] + 1e-6, errors
 
 
+def test_sums_of_many_columns_on_the_left(device: str, launches: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tall_matrices, "LEAST_RIGHT", 36)
+    a, b = drawn(EDGES, 36), drawn(EDGES, 16, seed=1)
+    found = sum_product(a.to(device), b.to(device))
+    assert launches == ["equitune_tall_sums"] and error(found, a.t(), b) < 4 * error(a.t() @ b, a.t(), b)
+
+
 def test_only_what_gradients_need_is_kept(device: str) -> None:
     a, b = drawn(40, 16).to(device), drawn(16, 36, seed=1).to(device)
     for multiply, right in ((edge_product, b), (sum_product, drawn(40, 36).to(device))):
