@@ -27,6 +27,7 @@ from autotune.bench.models.rows import (
     store_rows,
     stored_rows,
     what_a_row_depends_on,
+    what_ours_depend_on,
 )
 from autotune.bench.models.run import answer_of, models_named, package_of_model
 from autotune.bench.models.session import Cell, Facts, ModelSession, ModelSetting
@@ -162,7 +163,7 @@ def _require_ceiling(request: LargestRequest) -> None:
 def _measured(model: str, request: LargestRequest, folder: Path, say: Callable[[str], None]) -> Row:
     package, facts = package_of_model(model), device_facts(request.device)
     depends = what_a_row_depends_on(model, package, facts)
-    row = _empty_row(model, request) | depends
+    row = _empty_row(model, request) | depends | what_ours_depend_on(facts)
     wanted = chosen(package, request.contenders, contenders_for)
     if not request.contenders:
         wanted = tuple(name for name in wanted if name != DEFAULT)  # it takes the memory of the tuned one
@@ -173,7 +174,7 @@ def _measured(model: str, request: LargestRequest, folder: Path, say: Callable[[
     run = _Run(row, request, folder, say)
     for contender in wanted:
         cell = row["contenders"].get(contender, {})
-        if request.fresh or not (finished(cell, request.most_atoms) and is_current(contender, cell)):
+        if request.fresh or not (finished(cell, request.most_atoms) and is_current(contender, cell, facts)):
             run.double(contender)
         else:
             say(f"{model}, {contender}: kept")
@@ -237,7 +238,7 @@ class _Run:
         return answer
 
     def _keep(self, contender: str, cell: Cell) -> None:
-        self.row["contenders"][contender] = signed(contender, cell)
+        self.row["contenders"][contender] = signed(contender, cell, device_facts(self.request.device))
         most = max(self.row["contenders"].values(), key=atoms_of).get("largest", {})
         self.row |= {"atoms": most.get("atoms"), "edges": most.get("edges"), "date": now_text()}
         store_rows(self.folder, device_facts(self.request.device), [self.row])

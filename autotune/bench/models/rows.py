@@ -1,7 +1,8 @@
 """Rows of whole models: ``results/models/DEVICE.json``, one row per model, structure, pass and dtype.
 
 A contender's cell is a figure or ``{"error": reason}``. A newer row replaces the one with its identity, and the file is
-replaced whole. Cells of ours name the code that ran (``code``), and are measured again once it has changed.
+replaced whole. Cells of ours name the code and the tuned schedules that ran (``code``), and are measured again once
+these have changed; the row names the generator and database of its latest cell.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ def store_rows(folder: Path, facts: DeviceFacts, rows: Iterable[Row]) -> Path:
 
 
 def what_a_row_depends_on(model: str, package: Package, facts: DeviceFacts) -> dict[str, Any]:
-    """Fields that must be equal for a stored row to be kept: weights, hyperparameters, software, tuned schedules."""
+    """Fields that must be equal for a stored row to be kept: weights, hyperparameters, software."""
     published = published_models().get(model)
     origin: dict[str, Any] = {"weights": "the model's own"}
     if published is not None:
@@ -82,19 +83,26 @@ def what_a_row_depends_on(model: str, package: Package, facts: DeviceFacts) -> d
         "package": package.name,
         **json.loads(json.dumps(origin)),
         "software": software_versions(facts, _DISTRIBUTIONS),
-        "generator": GENERATOR_VERSION,
-        "database": _database_hash(facts.slug),
     }
 
 
-def is_current(contender: str, cell: Mapping[str, Any]) -> bool:
-    """Whether a contender's cell was measured with the code that is here; what is not ours does not run it."""
-    return not is_ours(contender) or cell.get("code") == own_code()
+def what_ours_depend_on(facts: DeviceFacts) -> dict[str, str]:
+    """Fields of what only Equitune's own contenders run, besides its code: generator and tuned schedules."""
+    return {"generator": GENERATOR_VERSION, "database": _database_hash(facts.slug)}
 
 
-def signed(contender: str, cell: Mapping[str, Any]) -> dict[str, Any]:
-    """The cell with the code that gave it, if it is one of ours."""
-    return {**cell, "code": own_code()} if is_ours(contender) else dict(cell)
+def is_current(contender: str, cell: Mapping[str, Any], facts: DeviceFacts) -> bool:
+    """Whether a contender's cell was measured with what is here; contenders that are not ours do not run it."""
+    return not is_ours(contender) or cell.get("code") == _ours_now(facts)
+
+
+def signed(contender: str, cell: Mapping[str, Any], facts: DeviceFacts) -> dict[str, Any]:
+    """The cell with a hash of what gave it, if it is one of ours."""
+    return {**cell, "code": _ours_now(facts)} if is_ours(contender) else dict(cell)
+
+
+def _ours_now(facts: DeviceFacts) -> str:
+    return hash_of_text(" ".join((own_code(), *what_ours_depend_on(facts).values())))
 
 
 @functools.cache

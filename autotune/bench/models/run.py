@@ -18,7 +18,15 @@ from typing import Any
 
 from autotune.bench.models.contenders import chosen
 from autotune.bench.models.measuring import Effort
-from autotune.bench.models.rows import Row, is_current, signed, store_rows, stored_rows, what_a_row_depends_on
+from autotune.bench.models.rows import (
+    Row,
+    is_current,
+    signed,
+    store_rows,
+    stored_rows,
+    what_a_row_depends_on,
+    what_ours_depend_on,
+)
 from autotune.bench.models.session import (
     PASSES,
     REFERENCE,
@@ -43,7 +51,7 @@ from autotune.models.packages.base import Package
 from autotune.models.packages.registry import PACKAGES, package_named
 from autotune.models.whole_model import open_model
 from autotune.text import is_ours
-from kernelgen.device import device_facts
+from kernelgen.device import DeviceFacts, device_facts
 
 JOB_LIMIT_S = 900.0
 
@@ -143,7 +151,7 @@ def _plan(model: str, structures: Sequence[str], request: Request, folder: Path,
             if row is not None and all(row.get(key) == value for key, value in depends.items()):
                 plan.kept[structure, which] = row
                 cells = row["contenders"]
-                missing = tuple(name for name in wanted if name not in cells or not is_current(name, cells[name]))
+                missing = tuple(one for one in wanted if one not in cells or not is_current(one, cells[one], facts))
             else:
                 missing = wanted
             if missing:
@@ -217,6 +225,10 @@ class _Group:
     say: Callable[[str], None]
     rows: dict[Place, Row] = field(default_factory=dict)
 
+    @property
+    def facts(self) -> DeviceFacts:
+        return device_facts(self.request.device)
+
     def ask(self, contender: str, job: Any) -> Cell:
         return answer_of(self.workers[contender], job)
 
@@ -241,7 +253,7 @@ class _Group:
             exact = self._exact(structure, which, row)
             for contender in contenders:
                 job = Measure(structure, which, exact, self.request.effort)
-                row["contenders"][contender] = signed(contender, self.ask(contender, job))
+                row["contenders"][contender] = signed(contender, self.ask(contender, job), self.facts)
             self._store(structure, which, row)
             # The second half of the samples, in reverse order, each with its profile.
             for contender in reversed(contenders):
@@ -277,6 +289,7 @@ class _Group:
         return {
             "model": self.plan.model,
             **self.plan.depends,
+            **what_ours_depend_on(self.facts),
             "structure": structure,
             "atoms": sizes.get("atoms"),
             "edges": sizes.get("edges"),

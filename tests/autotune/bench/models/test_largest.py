@@ -159,7 +159,7 @@ def test_rows_of_other_software_are_measured_again(here: type[Here], tmp_path: P
     measure(tmp_path, "full", "stock")
     path = rows_path(tmp_path, device_facts("cpu").slug)
     record = json.loads(path.read_text())
-    record["rows"][0]["generator"] = "another"
+    record["rows"][0]["software"]["torch"] = "another"
     path.write_text(json.dumps(record))
     assert set(measure(tmp_path, "full")) == {"full"}
 

@@ -140,12 +140,21 @@ def test_other_software_or_another_contender_is_measured_again(
     assert todo() == {}
     assert todo(contenders=("stock", "equitune-default"))[structure, "training"] == ("equitune-default",)
     assert set(todo(fresh=True)) == {(structure, "energy_forces"), (structure, "training")}
-    monkeypatch.setattr(model_rows, "GENERATOR_VERSION", "another")
+    monkeypatch.setattr(model_rows, "software_versions", lambda *_: {"torch": "another"})
     assert todo()[structure, "training"] == chosen(open_model(TINY).package, CONTENDERS)
 
 
-def test_other_code_of_ours_is_measured_again(
-    measured: dict[str, dict[str, Any]], structure: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    "change",
+    [("own_code", lambda: "another"), ("GENERATOR_VERSION", "another"), ("_database_hash", lambda slug: "another")],
+    ids=lambda change: change[0],
+)
+def test_other_code_or_schedules_of_ours_are_measured_again(
+    measured: dict[str, dict[str, Any]],
+    structure: str,
+    change: tuple[str, Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Ours alone: the others do not run it, and their figures stay."""
     from autotune.bench.models.run import _plan
@@ -155,13 +164,18 @@ def test_other_code_of_ours_is_measured_again(
         return _plan(TINY, [structure], given, tmp_path, lambda text: None).todo
 
     row = json.loads(json.dumps(measured["training"]))
-    row["contenders"] = {name: signed(name, {"wall_ms": 1.0}) for name in ("equitune", "equitune-default", "stock")}
+    facts, names = device_facts("cpu"), ("equitune", "equitune-default", "stock")
+    row["contenders"] = {name: signed(name, {"wall_ms": 1.0}, facts) for name in names}
     store_rows(tmp_path, device_facts("cpu"), [row])
     assert todo() == {}
     del row["contenders"]["equitune-default"]["code"]  # as in records from before cells named it
     store_rows(tmp_path, device_facts("cpu"), [row])
     assert todo() == {(structure, "training"): ("equitune-default",)}
-    monkeypatch.setattr(model_rows, "own_code", lambda: "another")
+    row["contenders"]["equitune-default"] = row["contenders"]["equitune"]
+    store_rows(tmp_path, device_facts("cpu"), [row])
+    assert todo() == {}
+    name, value = change
+    monkeypatch.setattr(model_rows, name, value)
     assert todo() == {(structure, "training"): ("equitune", "equitune-default")}
 
 
