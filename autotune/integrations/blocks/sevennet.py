@@ -26,8 +26,8 @@ class FusedIrrepsConvolution(IrrepsConvolution):
         if self.is_parallel:
             x = torch.cat([x, data[KEY.NODE_FEATURE_GHOST]])
         receiver, sender = data[self.key_edge_idx][0], data[self.key_edge_idx][1]
+        x = x.div(self.denominator)  # the input, which is narrower than the sum
         x = self.convolution(x, data[self.key_filter], weight, sender, receiver)
-        x = x.div(self.denominator)
         if self.is_parallel:
             x = torch.tensor_split(x, data[KEY.NLOCAL])[0]
         data[self.key_x] = x
