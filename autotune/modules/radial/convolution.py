@@ -113,7 +113,7 @@ def convolve_radial(
     always_streamed: if False, all edges are taken at once where that is faster and fits: on a GPU that has room for
     their weights, and where the matrix needs a gradient, because the passes of a training step on values and forces are
     no longer one. fused: see the class; None: where that was measured to be the fastest form for energies and forces,
-    the matrix needs no gradient, and no CUDA graph is being captured.
+    and the matrix needs no gradient.
     """
     x, y, hidden, matrix = autocast(node_feats, edge_attrs, hidden, matrix)
     num_out = x.shape[0] if num_nodes is None else row_count("num_nodes", num_nodes)
@@ -127,8 +127,7 @@ def convolve_radial(
         return is_meant and (type(edges) is not int or has_room(x.device, edges * row_bytes, trains))
 
     at_once = not fused and takes_all()
-    # Fused kernels were not tried in CUDA graphs: nobody gets them there who has not asked.
-    may_fuse = x.is_cuda and not trains and not torch.cuda.is_current_stream_capturing() if fused is None else fused
+    may_fuse = x.is_cuda and not trains if fused is None else fused
     if may_fuse and type(edges) is int and is_eager(x, y, hidden, matrix):
         operator = module._operator_of(x, edges, num_out, receiver)
         case = operator, hidden.shape[-1], product, edges, num_out

@@ -117,3 +117,36 @@ def test_where_there_is_one() -> None:
     assert fused_of(operator_on("cuda"), 6, "float32") is None
     assert fused_of(operator_on("cuda", dtype=torch.float64), 8, "float32") is None
     assert fused_of(operator_on("cuda", deterministic=True), 8, "float32") is None
+
+
+@pytest.mark.gpu
+def test_a_captured_graph_takes_other_edges() -> None:
+    """Value and gradients in one CUDA graph, replayed with other values and other edges."""
+    cases = [make_radial_case(PROBLEM, 8, edges=70, num_out=7, seed=seed) for seed in (0, 1)]
+    given = [
+        {**inputs_of(one, "cuda"), "sender": one.case.sender.cuda(), "receiver": one.case.receiver.cuda()}  # type: ignore[union-attr]
+        for one in cases
+    ]
+    held = {name: tensor.clone() for name, tensor in given[0].items()}
+    leaf = [held[name].requires_grad_() for name in "xyh"]
+    operator = operator_on("cuda")
+    kernels = FusedRadial(PROBLEM, 8, "ieee", "ir_mul", torch.device("cuda"))
+
+    def step() -> list[torch.Tensor]:
+        out = radial_product(*leaf, held["m"], held["sender"], held["receiver"], 7, operator, 30, fused=kernels)
+        return [out, *torch.autograd.grad(out, leaf, held["g"])]
+
+    aside = torch.cuda.Stream()
+    with torch.cuda.stream(aside):
+        step()
+    torch.cuda.current_stream().wait_stream(aside)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = step()
+    for one, tensors in zip(cases[::-1], given[::-1], strict=True):
+        for name, tensor in tensors.items():
+            held[name].data.copy_(tensor)
+        graph.replay()
+        expected = one.expected()
+        for slot, value in zip(("out", *"xyh"), found, strict=True):
+            assert_close(value, expected[slot], slot, 1e-6)
