@@ -60,7 +60,7 @@ def accelerate(
     energies and forces; gradients of the radial network's last layer and second derivatives stream.
     ``auto``: on a GPU ``fused`` where by the tuned database this was the fastest, or within 10% of it, and the radial
     network's weights need no gradients. Else streamed on a CPU if they need none, which is faster there, and on a GPU
-    that has no room for the weights of all edges; else whole. Captured steps are not fused by themselves.
+    that has no room for the weights of all edges; else whole.
 
     edge_product: how radial networks multiply in float32 on a GPU. ``fp16x3``: by tensor cores, in three products of
     half precision, with errors of float32's class. ``float32``: by torch, with torch's settings. ``tf32``, for
