@@ -20,6 +20,9 @@ from autotune.workload.workload import Workload
 from kernelgen.device import DeviceFacts
 from kernelgen.errors import EquituneError
 
+# How many parts of a workload's key say of which kind it is.
+KIND = 4
+
 
 def parse_date(text: str) -> datetime:
     """A date, or a date with a time, in ISO 8601; UTC unless it names another zone. ConfigError for anything else."""
@@ -46,11 +49,12 @@ def plans_again(older_than: datetime, facts: DeviceFacts, folder: Path, say: Cal
 def workloads_of(
     rows: Iterable[Row], graphs: Mapping[str, GraphSpec], say: Callable[[str], None]
 ) -> Iterable[tuple[Workload, tuple[str, ...]]]:
-    """The workloads of rows, each with its rows' passes in the order of its kind; those of a problem together.
+    """The workloads of rows, each with its rows' passes in the order of its kind.
 
-    Contractions are last: some of their peers compile for minutes.
+    Those of a problem, operation, dtype and layout are together, since they share a process; the oldest come first.
     """
-    for _, group in itertools.groupby(sorted(rows, key=_place), key=workload_key):
+    rows = list(rows)
+    for _, group in itertools.groupby(sorted(rows, key=by_age(rows)), key=workload_key):
         found = list(group)
         try:
             workload = workload_of(found, graphs)
@@ -61,8 +65,18 @@ def workloads_of(
         yield workload, tuple(which for which in kernel_kind(workload.operation).passes if which in passes)
 
 
-def _place(row: Row) -> tuple[Any, ...]:
-    return (row["operation"] == "contraction", *workload_key(row))
+def by_age(rows: Iterable[Row]) -> Callable[[Row], tuple[Any, ...]]:
+    """Sorts rows: by the oldest row of their kind, then the rows of a kind by workload."""
+    oldest: dict[tuple[Any, ...], datetime] = {}
+    for row in rows:
+        kind, date = workload_key(row)[:KIND], parse_date(row["date"])
+        oldest[kind] = min(oldest.get(kind, date), date)
+
+    def place(row: Row) -> tuple[Any, ...]:
+        key = workload_key(row)
+        return oldest[key[:KIND]], key
+
+    return place
 
 
 def workload_key(row: Row) -> tuple[Any, ...]:

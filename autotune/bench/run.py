@@ -11,10 +11,9 @@ import functools
 import itertools
 import json
 import multiprocessing
+import os
 import time
-from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -23,11 +22,13 @@ from typing import TYPE_CHECKING, Any
 from autotune.bench.again import plans_again
 from autotune.bench.plans import Plan, plans_of, row_of, sources_of
 from autotune.bench.rows import DEFAULT, OURS, Row, identity_of, store_rows, stored_rows
-from autotune.bench.text import summary_lines, table_lines
+from autotune.bench.text import seconds_text, summary_lines, table_lines
+from autotune.bench.turns import Take, in_turn, ready_first, with_processes
+from autotune.compare.ahead import CompileAhead
 from autotune.compare.comparison import run_comparison
 from autotune.compare.comparison_worker import ComparisonSetting
 from autotune.compare.idle_process import IdleProcess
-from autotune.compare.precompile import COMPILED_PEER, Kind, compile_ahead, kernels_of, kind_of, known_failures
+from autotune.compare.precompile import COMPILED_PEER, Kind, Product, kernels_of, kind_of, known_failures
 from autotune.database.provenance import now_text, software_versions
 from autotune.database.store import writable_results_dir
 from autotune.errors import ConfigError, WorkerError, unknown_name
@@ -46,7 +47,9 @@ if TYPE_CHECKING:
 
 Rows = dict[tuple[Any, ...], Row]
 # Processes for comparisons on a GPU: one measures, the others are being set up.
-PROCESSES = 3
+PROCESSES = 4
+# The peer whose contractions compile for minutes.
+POLYNOMIAL_PEER = "cuequivariance"
 
 
 def bench(
@@ -122,28 +125,35 @@ class _Run:
         rows, todo = self._split(plans, {} if fresh else stored, software)
         if rows:
             self.say(f"{len(rows)} rows are already measured; {len(todo)} of {len(plans)} workloads remain")
-        # Failures depend on e3nn and torch only, so they stay valid if our kernels change.
-        told = [row for row in stored.values() if row.get("software") == software]
-        failures = known_failures(told, [plan.workload for plan in plans])
-        if len(todo) > 1:
-            failures |= self._compile_ahead(todo, failures)
+        failures = known_failures(stored.values(), [plan.workload for plan in plans], software)
         groups = [list(group) for _, group in itertools.groupby(todo, key=lambda plan: kind_of(plan.workload))]
-        if len(devices) > 1 and len(groups) > 1:
-            groups.sort(key=len, reverse=True)
-            turns = multiprocessing.get_context("spawn").Value("i", 0)
-            shared = (self.facts, self.folder, self.peers, self.seconds_each, self.verbose)
-            on_each(devices, "bench", _compare_share, shared, groups, turns, failures, software)
-            rows |= self._split(todo, self._stored(), software)[0]
-        else:
-            rows |= self.compare(iter(groups), failures, software)
+        several, on_gpu = len(devices) > 1 and len(groups) > 1, self.facts.backend == "cuda"
+        with CompileAhead(self.device, cores_free(PROCESSES if on_gpu and not several else 0), failures) as ahead:
+            if len(todo) > 1:
+                self._compile_ahead(groups, ahead)
+            if several or not on_gpu:
+                # Processes of other devices know nothing of this one's, and on a CPU they would disturb each other.
+                ahead.wait(self.say)
+            if several:
+                groups.sort(key=len, reverse=True)
+                turns = multiprocessing.get_context("spawn").Value("i", 0)
+                shared = (self.facts, self.folder, self.peers, self.seconds_each, self.verbose)
+                on_each(devices, "bench", _compare_share, shared, groups, turns, ahead.failures, software)
+                rows |= self._split(todo, self._stored(), software)[0]
+            else:
+                rows |= self.compare(ready_first(groups, ahead), ahead.failures, software)
         self.say(f"{len(todo)} workloads compared in {time.monotonic() - begin:.0f} s")
         order = [self._identity(plan, which) for plan in plans for which in plan.passes]
         return [rows[identity] for identity in order if identity in rows]
 
-    def compare(self, groups: Iterator[list[Plan]], failures: dict[Kind, str], software: dict[str, str]) -> Rows:
-        """Measure and store the rows of groups of plans; a group has one kind."""
+    def compare(self, take: Take, failures: Mapping[Kind, str], software: dict[str, str]) -> Rows:
+        """Measure and store the rows of groups of plans; a group has one kind.
+
+        On a GPU the next processes are set up during the present comparisons.
+        """
         begin, rows = time.monotonic(), Rows()
-        for worker, group in self._by_kind(groups, failures):
+        limit = PROCESSES if self.facts.backend == "cuda" else 1
+        for worker, group in with_processes(take, functools.partial(self._process, failures), limit):
             for number, plan in enumerate(group, 1):
                 self.say(f"[{number}/{len(group)}, {time.monotonic() - begin:.0f} s] {_name(plan.workload)}")
                 rows |= {identity_of(row): row for row in self._rows(plan, worker, failures, software)}
@@ -167,26 +177,8 @@ class _Run:
                 todo.append(Plan(plan.workload, tuple(missing), plan.schedules, plan.origins))
         return rows, todo
 
-    def _by_kind(
-        self, groups: Iterator[list[Plan]], failures: Mapping[Kind, str]
-    ) -> Iterator[tuple[Worker, list[Plan]]]:
-        """Groups of plans by kind, each with a process: what peers build for a kind serves all its graphs.
-
-        On a GPU the next processes are set up during the present comparisons.
-        """
-        waiting: deque[tuple[Worker, list[Plan]]] = deque()
-        with ExitStack() as stack:
-            while True:
-                for group in itertools.islice(
-                    groups, (PROCESSES if self.facts.backend == "cuda" else 1) - len(waiting)
-                ):
-                    worker = stack.enter_context(Worker(self._idle(group[0], failures)))
-                    worker.launch()
-                    waiting.append((worker, group))
-                if not waiting:
-                    return
-                yield waiting[0]
-                waiting.popleft()[0].close()
+    def _process(self, failures: Mapping[Kind, str], group: list[Plan]) -> Worker:
+        return Worker(self._idle(group[0], failures))
 
     def _idle(self, plan: Plan, failures: Mapping[Kind, str]) -> IdleProcess:
         """A kind's process, which on a GPU is set up for its first workload during earlier comparisons."""
@@ -196,12 +188,7 @@ class _Run:
         lost = {COMPILED_PEER} if kind_of(first) in failures else set()
         return IdleProcess(first.problem, self.device, first, tuple(sorted(self._peers_of(first) - lost)), plan.passes)
 
-    def _takes_compiled(self, workload: Workload) -> bool:
-        """Whether its e3nn product is worth compiling in advance; harmonics compile quickly."""
-        compiled = self.facts.backend == "cuda" and COMPILED_PEER in self._peers_of(workload)
-        return compiled and workload.operation != "harmonics"
-
-    def _rows(self, plan: Plan, worker: Worker, failures: dict[Kind, str], software: dict[str, str]) -> list[Row]:
+    def _rows(self, plan: Plan, worker: Worker, failures: Mapping[Kind, str], software: dict[str, str]) -> list[Row]:
         """Measure and store the rows of one workload; none if the comparison itself cannot run."""
         reason = failures.get(kind_of(plan.workload))
         try:
@@ -219,8 +206,10 @@ class _Run:
             worker.close()
             self.say(f"{_name(plan.workload)}: not compared, {error}")
             return []
+        begin = time.monotonic()
         rows = [row_of(plan, which, comparison, software, self.facts) for which in plan.passes]
         store_rows(self.folder, self.facts, rows)
+        self._step(plan, seconds_text({**comparison.seconds, "store": time.monotonic() - begin}))
         return rows
 
     def _step(self, plan: Plan, text: str) -> None:
@@ -230,20 +219,26 @@ class _Run:
     def _setting(self, plan: Plan) -> ComparisonSetting:
         return ComparisonSetting(plan.workload, self.device, self.peers)
 
-    def _compile_ahead(self, todo: Sequence[Plan], failures: Mapping[Kind, str]) -> dict[Kind, str]:
-        """Reasons of the e3nn products that torch.compile cannot compile; ``failures``: those already known."""
-        specs = []
-        for plan in todo:
-            directions = dict.fromkeys(
-                itertools.chain.from_iterable(plan.workload.kind.passes[which] for which in plan.passes)
-            )
-            specs += kernels_of(plan.workload, plan.schedules.values(), directions, self.device)
-        products = [plan.workload for plan in todo if self._takes_compiled(plan.workload)]
-        products = [workload for workload in products if kind_of(workload) not in failures]
-        begin = time.monotonic()
-        found = compile_ahead(specs, products, self.device, self.say)
-        self.say(f"compiled in {time.monotonic() - begin:.0f} s")
-        return found
+    def _compile_ahead(self, groups: Sequence[list[Plan]], ahead: CompileAhead) -> None:
+        """Begin to compile what comparisons need; kinds whose peers compile nothing come first."""
+        products = {kind_of(group[0].workload): self._product(group) for group in groups}
+        for group in sorted(groups, key=lambda group: products[kind_of(group[0].workload)] is not None):
+            kind, specs = kind_of(group[0].workload), []
+            for plan in group:
+                directions = itertools.chain.from_iterable(plan.workload.kind.passes[which] for which in plan.passes)
+                specs += kernels_of(plan.workload, plan.schedules.values(), dict.fromkeys(directions), self.device)
+            ahead.add(kind, specs, products[kind])
+        kernels, compiled = ahead.counts
+        self.say(f"compiling {kernels} kernels and {compiled} products of peers in {ahead.workers} processes")
+
+    def _product(self, group: Sequence[Plan]) -> Product | None:
+        """What is worth compiling in advance: e3nn's product, and cuEquivariance's contractions, which take minutes."""
+        first, passes = group[0].workload, tuple(dict.fromkeys(which for plan in group for which in plan.passes))
+        if self.facts.backend != "cuda" or first.operation == "harmonics":
+            return None
+        if first.operation == "contraction":
+            return Product(first, (POLYNOMIAL_PEER,), passes) if POLYNOMIAL_PEER in self._peers_of(first) else None
+        return Product(first) if COMPILED_PEER in self._peers_of(first) else None
 
     def _identity(self, plan: Plan, which: str) -> tuple[Any, ...]:
         kernel = plan.workload.identity(which)
@@ -286,17 +281,11 @@ def _compare_share(
     facts, folder, peers, seconds_each, verbose = shared
     console = Console(stderr=True, force_terminal=False)
     run = _Run(device, facts, folder, peers, seconds_each, console, verbose, name)
-    run.compare(_in_turn(groups, turns), failures, software)
+    run.compare(in_turn(groups, turns), failures, software)
 
 
-def _in_turn(groups: list[list[Plan]], turns: Synchronized[int]) -> Iterator[list[Plan]]:
-    while True:
-        with turns.get_lock():
-            turn = turns.value
-            turns.value += 1
-        if turn >= len(groups):
-            return
-        yield groups[turn]
+def cores_free(used: int) -> int:
+    return max(1, len(os.sched_getaffinity(0)) - used)
 
 
 def _name(workload: Workload) -> str:

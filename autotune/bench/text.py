@@ -52,6 +52,12 @@ def markdown_text(rows: Sequence[Row]) -> str:
     return "\n".join([f"{TITLE[0].upper()}{TITLE[1:]}:", "", *lines, "", "```text", summary, "```", ""])
 
 
+def seconds_text(seconds: Mapping[str, float]) -> str:
+    """What the parts of a comparison took, the longest first; parts below a twentieth of a second are left out."""
+    shown = sorted(((value, part) for part, value in seconds.items() if value >= 0.05), reverse=True)
+    return f"{sum(seconds.values()):.1f} s: " + ", ".join(f"{part} {value:.1f}" for value, part in shown)
+
+
 def _table(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
     """Column titles and cells; the first :data:`FIXED` columns identify the row."""
     names = list(dict.fromkeys(name for row in rows for name in row["times"]))

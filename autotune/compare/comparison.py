@@ -8,9 +8,11 @@ says so, and the comparison is repeated without it.
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Callable, Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from time import monotonic
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -29,22 +31,15 @@ from autotune.compare.comparison_worker import (
     Schedules,
     WarmUp,
 )
+from autotune.compare.sampling import SLOW_CALL_S, samples_of, take_in_rounds
 from autotune.measure.worker import Worker, WorkerLost
 from autotune.workload.passes import moved_bytes
 
 if TYPE_CHECKING:
     from autotune.measure.timing import Timing
 
-OUR_MIN_SAMPLES = 10
-PEER_MIN_SAMPLES = 5
-# A peer whose call takes longer needs fewer samples. On a GPU it is also sampled alone and then released, because what
-# e3nn keeps for a large graph leaves no room for the others.
-SLOW_CALL_S, SLOW_MIN_SAMPLES = 0.05, 3
-MAX_SAMPLES = 60
-# Rows of calls to measure the host's time; fewer for calls whose host time exceeds the last number.
-HOST_ROWS, HOST_ROWS_OF_SLOW, SLOW_HOST_US = 12, 3, 1000.0
-# After this many samples each, a contender with this many times the least median is not sampled further.
-FIRST_ROUND, BEATEN_RATIO = 10, 3.0
+# Rows of calls to measure the host's time; fewer for a host that needs longer, or this many times the least.
+HOST_ROWS, HOST_ROWS_OF_SLOW, SLOW_HOST_US, SLOW_HOST_RATIO = 12, 3, 1000.0, 3.0
 PREPARE_LIMIT_S = 600.0
 SAMPLE_LIMIT_S = 120.0
 
@@ -77,7 +72,7 @@ class ComparisonResult:
     """results: contender -> pass -> result. errors, resources and certificates (ours only): by contender, direction.
 
     copies: time of a copy that moves the compulsory bytes of a pass, in microseconds, if requested. order_ms: of
-    ordering a new graph, by contender, if requested.
+    ordering a new graph, by contender, if requested. seconds: what the parts of the comparison took.
     """
 
     results: dict[str, dict[str, Result]]
@@ -87,6 +82,7 @@ class ComparisonResult:
     copy_bandwidth: float = 0.0
     copies: dict[str, float] = field(default_factory=dict)
     order_ms: dict[str, float] = field(default_factory=dict)
+    seconds: Mapping[str, float] = field(default_factory=dict)
 
 
 def run_comparison(
@@ -143,20 +139,30 @@ class _Comparison:
     compared: dict[str, dict[str, Result]] = field(default_factory=dict)
     copies: dict[str, float] = field(default_factory=dict)
     errors: dict[str, dict[str, dict[str, float]]] = field(default_factory=dict)
+    # By part of the comparison: setting up, preparing each contender, then by pass.
+    seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
 
     def hold(self) -> ComparisonResult:
         jobs: list[PrepareOurs | PreparePeer] = [PrepareOurs(name, sets) for name, sets in self.ours.items()]
-        jobs += [PreparePeer(name) for name in self.worker.call(PeerNames(), PREPARE_LIMIT_S)]
-        prepared = {job.name: self._call(job.name, "", job, PREPARE_LIMIT_S) for job in jobs}
+        with self._timed("set up"):
+            jobs += [PreparePeer(name) for name in self.worker.call(PeerNames(), PREPARE_LIMIT_S)]
+        prepared = {}
+        for job in jobs:
+            with self._timed(f"prepare {job.name}"):
+                prepared[job.name] = self._call(job.name, "", job, PREPARE_LIMIT_S)
         for name, answer in prepared.items():
             self._note_errors(name, answer)
         for which in self.passes:
             if which not in self.compared:
                 entered = {name: answer for name, answer in prepared.items() if self._takes_part(name, which)}
                 self.compared[which] = self._compare(which, entered)
-                self.worker.call(Release(), SAMPLE_LIMIT_S)
+                with self._timed(f"release {which}"):
+                    self.worker.call(Release(), SAMPLE_LIMIT_S)
                 if self.times_copies:
                     self._time_copy(which)
+        orders = self._time_orders([name for name in prepared if not prepared[name].error])
+        with self._timed("bandwidth"):
+            bandwidth = self.worker.call(CopyBandwidth(), SAMPLE_LIMIT_S)
         return ComparisonResult(
             {
                 name: {which: self.compared[which][name] for which in self.passes if name in self.compared[which]}
@@ -165,17 +171,30 @@ class _Comparison:
             self.errors,
             {name: prepared[name].resources for name in self.ours if not prepared[name].error},
             {name: prepared[name].certificates for name in self.ours if not prepared[name].error},
-            self.worker.call(CopyBandwidth(), SAMPLE_LIMIT_S),
+            bandwidth,
             self.copies,
-            self._time_orders([name for name in prepared if not prepared[name].error]) if self.times_copies else {},
+            orders,
+            dict(self.seconds),
         )
 
+    @contextmanager
+    def _timed(self, part: str) -> Iterator[None]:
+        begin = monotonic()
+        try:
+            yield
+        finally:
+            self.seconds[part] += monotonic() - begin
+
     def _time_orders(self, names: Iterable[str]) -> dict[str, float]:
-        found = {name: self.worker.call(OrderTime(name), SAMPLE_LIMIT_S) for name in names}
+        if not self.times_copies:
+            return {}
+        with self._timed("order"):
+            found = {name: self.worker.call(OrderTime(name), SAMPLE_LIMIT_S) for name in names}
         return {name: time_ms for name, time_ms in found.items() if time_ms is not None}
 
     def _time_copy(self, which: str) -> None:
-        copied = self.worker.call(CopyTime(moved_bytes(self.setting.workload, which)), SAMPLE_LIMIT_S)
+        with self._timed("copy"):
+            copied = self.worker.call(CopyTime(moved_bytes(self.setting.workload, which)), SAMPLE_LIMIT_S)
         self.copies |= {} if copied is None else {which: copied}
 
     def _note_errors(self, name: str, answer: Answer) -> None:
@@ -203,19 +222,23 @@ class _Comparison:
                     samples[name].append(answer.sample_us)
 
         for name in [name for name in entered if name not in failed]:
-            warm[name] = answer = self._call(name, which, WarmUp(name, which), PREPARE_LIMIT_S)
+            with self._timed(f"warm up {name} {which}"):
+                warm[name] = answer = self._call(name, which, WarmUp(name, which), PREPARE_LIMIT_S)
             failed |= {name: answer.error} if answer.error else {}
             self._note_errors(name, answer)
-            count = self._samples_of(name, answer.seconds)
+            least_s = min((warm[other].seconds for other in warm if other not in failed), default=0.0)
+            count = samples_of(answer.seconds, self.seconds_each, name in self.ours, least_s)
             if self.setting.device.startswith("cuda") and name not in self.ours and answer.seconds > SLOW_CALL_S:
-                sample([name] * count)
-                self.worker.call(Release(name), SAMPLE_LIMIT_S)
+                with self._timed(f"sample slow {name} {which}"):
+                    sample([name] * count)
+                    self.worker.call(Release(name), SAMPLE_LIMIT_S)
             else:
                 counts |= {} if answer.error else {name: count}
         self.on_step(f"comparing {which}")
-        sample(interleaved({name: min(count, FIRST_ROUND) for name, count in counts.items()}))
-        sample(interleaved(_further(counts, samples)))
-        host_us = self._host_times(which, {name: warm[name] for name in warm if name not in failed})
+        with self._timed(f"sample {which}"):
+            take_in_rounds(counts, samples, self.ours, sample)
+        with self._timed(f"host {which}"):
+            host_us = self._host_times(which, {name: warm[name] for name in warm if name not in failed})
         return {
             name: Result(error=failed[name])
             if name in failed
@@ -224,20 +247,15 @@ class _Comparison:
         }
 
     def _host_times(self, which: str, warm: Mapping[str, Answer]) -> dict[str, float]:
-        """The least of several rows of calls, taken in turn like samples; fewer rows for a slow call."""
+        """The least of several rows of calls, taken in turn like samples; fewer rows for a slow host."""
         least = {name: answer.host_us for name, answer in warm.items() if answer.host_us is not None}
         for turn in range(HOST_ROWS):
+            limit = min(SLOW_HOST_US, SLOW_HOST_RATIO * min(least.values(), default=0.0))
             for name in least:
-                if turn < HOST_ROWS_OF_SLOW or least[name] < SLOW_HOST_US:
+                if turn < HOST_ROWS_OF_SLOW or least[name] < limit:
                     answer = self._call(name, which, HostRow(name, warm[name].seconds), SAMPLE_LIMIT_S)
                     least[name] = min(least[name], answer.host_us or least[name])
         return least
-
-    def _samples_of(self, name: str, seconds: float) -> int:
-        least = OUR_MIN_SAMPLES
-        if name not in self.ours:
-            least = SLOW_MIN_SAMPLES if seconds > SLOW_CALL_S else PEER_MIN_SAMPLES
-        return max(least, min(MAX_SAMPLES, int(self.seconds_each / max(seconds, 1e-6))))
 
     def _call(self, name: str, which: str, job: Any, limit_s: float) -> Answer:
         if (name, which) in self.fallen:
@@ -251,19 +269,3 @@ class _Comparison:
         if answer.device_lost:
             raise _Fallen(name, which, answer.error)
         return answer
-
-
-def _further(counts: Mapping[str, int], samples: Mapping[str, list[float]]) -> dict[str, int]:
-    """Samples still to take after the first round: none for contenders that are far slower."""
-    medians = {name: statistics.median(samples[name]) for name in counts if samples[name]}
-    limit = BEATEN_RATIO * min(medians.values(), default=0.0)
-    return {name: max(0, counts[name] - FIRST_ROUND) for name in medians if medians[name] <= limit}
-
-
-def interleaved(counts: Mapping[str, int]) -> Iterable[str]:
-    """Names in sampling order: as many rounds as the largest count, with each name spread evenly over them."""
-    rounds = max(counts.values(), default=0)
-    for turn in range(rounds):
-        for name, count in counts.items():
-            if (turn + 1) * count // rounds > turn * count // rounds:
-                yield name

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 Schedules = Mapping[str, Knobs]
 WARM_UP_CALLS = 10
 # Minimum seconds of warm-up calls: peers choose kernels and fill caches meanwhile, ours are ready.
-WARM_UP_S, OUR_WARM_UP_S = 0.1, 0.02
+WARM_UP_S, OUR_WARM_UP_S = 0.05, 0.02
 # Warm-up ends after this time, however few calls were made.
 WARM_UP_LIMIT_S = 1.5
 

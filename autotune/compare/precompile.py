@@ -1,20 +1,19 @@
-"""Compile before a comparison, on all cores: our kernels and e3nn's products.
+"""What is compiled for a comparison, and how one process does it: our kernels and what peers compile.
 
-Fills the compile caches on the disk, where the measuring process finds everything. Returns the reason for each e3nn
-product that torch.compile cannot compile.
+It fills the caches on the disk, where the measuring process finds everything. :mod:`autotune.compare.ahead` runs many.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import multiprocessing
-import os
-from collections.abc import Callable, Collection, Iterable, Mapping
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
+import signal
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from autotune.compare.comparison_worker import Schedules
+from autotune.compare.torch_cache import take_note
+from autotune.measure import processes
 from autotune.measure.runs.registry import runs_of
 from autotune.workload.graphs import GraphSpec, Points
 from autotune.workload.kinds.base import Problem
@@ -27,17 +26,30 @@ SMALL_GRAPH = GraphSpec("small", Points(100, 0.1), 4.0)
 Kind = tuple[Problem, str, str, str]
 
 
+@dataclass(frozen=True)
+class Product:
+    """``names``: peers to build for a small graph of the workload, with these passes, so that they compile."""
+
+    workload: Workload
+    names: tuple[str, ...] = (COMPILED_PEER,)
+    passes: tuple[str, ...] = ()
+
+
 def kind_of(workload: Workload) -> Kind:
     return workload.problem, workload.operation, workload.dtype, workload.layout
 
 
-def known_failures(rows: Iterable[Mapping[str, Any]], workloads: Iterable[Workload]) -> dict[Kind, str]:
-    """The e3nn products for which torch.compile ran into its time limit, from the rows of earlier comparisons."""
+def known_failures(
+    rows: Iterable[Mapping[str, Any]], workloads: Iterable[Workload], software: Mapping[str, str]
+) -> dict[Kind, str]:
+    """The e3nn products for which torch.compile ran into its time limit, from rows of the same torch and e3nn."""
     from autotune.compare.peers.e3nn import OUT_OF_TIME
 
     kinds = {(kind[0].key, *kind[1:]): kind for kind in map(kind_of, workloads)}
     failures = {}
     for row in rows:
+        if any(row.get("software", {}).get(name) != software.get(name) for name in ("torch", "e3nn")):
+            continue
         reason = row["times"].get(COMPILED_PEER, {}).get("error", "")
         kind = kinds.get((row["problem"], row["operation"], row["dtype"], row["layout"]))
         if kind is not None and OUT_OF_TIME in reason:
@@ -48,43 +60,23 @@ def known_failures(rows: Iterable[Mapping[str, Any]], workloads: Iterable[Worklo
 def kernels_of(
     workload: Workload, contenders: Iterable[Schedules], directions: Iterable[str], device: str
 ) -> list[Any]:
-    """Specs of our kernels in these directions, for :func:`compile_ahead`; each contender has schedules for them."""
+    """Specs of our kernels in these directions; each contender has schedules for them."""
     runs, names = runs_of(workload.operation), tuple(directions)
     return [spec for chosen in contenders for spec in runs.specs(runs.build(workload, chosen, device), names)]
 
 
-def compile_ahead(
-    specs: Iterable[Any],
-    products: Iterable[Workload],
-    device: str,
-    say: Callable[[str], None] = lambda text: None,
-) -> dict[Kind, str]:
-    """Fill the caches; returns the reasons of failures. ``products``: compile their e3nn products, once per kind.
-
-    Failures of our kernels are not reported here, because the comparison reports them.
-    """
-    specs = list(dict.fromkeys(specs))
-    by_kind = {kind_of(workload): workload for workload in products}
-    workers = min(len(os.sched_getaffinity(0)), len(specs) + len(by_kind))
-    if not workers:
-        return {}
-    say(f"compiling {len(specs)} kernels and {len(by_kind)} products of e3nn in {workers} processes")
-    failures: dict[Kind, str] = {}
-    with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
-        # The longest compilations first.
-        kinds = {pool.submit(_compile_peer, workload, device): kind for kind, workload in by_kind.items()}
-        jobs: list[Future[str]] = [*kinds, *(pool.submit(_compile_kernel, spec) for spec in specs)]
-        try:
-            for job in as_completed(jobs):
-                if job in kinds and job.result():
-                    failures[kinds[job]] = job.result()
-                job.result()
-        except BrokenProcessPool as error:
-            say(f"precompilation ended early ({error}); the remaining kernels are compiled when needed")
-    return failures
+def name_of(kind: Kind, names: Iterable[str]) -> tuple[str, ...]:
+    """The name under which it is noted that peers have compiled a kind."""
+    return (kind[0].key, *kind[1:], *names)
 
 
-def _compile_kernel(spec: Any) -> str:
+def begin_process() -> None:
+    """What a process that compiles does first: it ends with its parent, which alone handles Ctrl-C."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    processes.end_with_parent()
+
+
+def compile_kernel(spec: Any) -> str:
     from kernelgen.errors import EquituneError
     from kernelgen.runtime.kernel import load_kernel
 
@@ -95,14 +87,24 @@ def _compile_kernel(spec: Any) -> str:
     return ""
 
 
-def _compile_peer(workload: Workload, device: str) -> str:
+def compile_peers(product: Product, device: str) -> str:
+    """Have the peers of a product compile; why e3nn's has no code, if so.
+
+    A success is noted, and so is running out of time; any other failure may be of this moment.
+    """
     import torch
     import torch._inductor.config
+
+    from autotune.compare.peers.e3nn import OUT_OF_TIME
 
     # Every core already runs a process.
     torch._inductor.config.compile_threads = 1
     torch.set_num_threads(1)
-    return build_peers(workload, device, (COMPILED_PEER,)).get(COMPILED_PEER, "")
+    reasons = build_peers(product.workload, device, product.names, product.passes)
+    reason = reasons.get(COMPILED_PEER, "")
+    if not reasons or OUT_OF_TIME in reason:
+        take_note(name_of(kind_of(product.workload), product.names), device, reason)
+    return reason
 
 
 def build_peers(

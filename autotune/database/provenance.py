@@ -5,6 +5,7 @@ Source and hash need no device.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import importlib.metadata
 import platform
@@ -100,8 +101,9 @@ def driver_version(facts: DeviceFacts) -> str | None:
     return nvidia_driver() if facts.backend == "cuda" else None
 
 
+@functools.cache
 def nvidia_driver() -> str | None:
-    """Version of the NVIDIA driver, None without one."""
+    """Version of the NVIDIA driver, None without one; asked once, since each stored workload names it."""
     program = shutil.which("nvidia-smi")
     if program is None:
         return None

@@ -32,15 +32,15 @@ FIRST_LOOK = 3
 HOPELESS_RATIO = 2.0
 # Calls of at least this many seconds get no second warm-up call.
 LONG_CALL_S = 1.0
-# Number of calls in a row to measure host time, and the longest duration of such a row in seconds.
-HOST_CALLS, HOST_ROW_S = 100, 0.1
+# Number of calls in a row to measure host time, the least and the most, and about the seconds that a row may take.
+MIN_HOST_CALLS, HOST_CALLS, HOST_ROW_S = 10, 50, 0.02
 # Number of calls to measure peak memory, and the pause before each, in which other threads release the last call's.
 PEAK_CALLS, PEAK_PAUSE_S = 3, 1e-3
 # Device clock cycles of the wait before a sample: about a millisecond at first. It doubles, up to about 130 ms, if the
-# device reached a sample before the host had launched all of it, several times in a row. A single time may be a delay
-# of the host, and all contenders should wait equally. cuEquivariance's host takes 39 ms for one force step of a large
-# contraction.
-LEAD_CYCLES, MAX_LEAD_CYCLES, LEAD_ATTEMPTS = 2_000_000, 256_000_000, 3
+# device reached a sample before the host had launched all of it, several times in a row: once, and again until it
+# exceeds the least time in which the host launched one of them. A single time may be a delay of the host, and all
+# contenders should wait equally. cuEquivariance's host takes 39 ms for one force step of a large contraction.
+LEAD_CYCLES, LEAD_S, MAX_LEAD_CYCLES, LEAD_ATTEMPTS = 2_000_000, 1e-3, 256_000_000, 3
 
 
 @dataclass(frozen=True)
@@ -170,7 +170,7 @@ class Sampler:
         ``seconds``: duration of one call including its device work, so that rows of long calls are short. Other work
         of the host only adds to the result, so take the least of several rows.
         """
-        calls = max(20, min(HOST_CALLS, int(HOST_ROW_S / max(seconds, 1e-9))))
+        calls = max(MIN_HOST_CALLS, min(HOST_CALLS, int(HOST_ROW_S / max(seconds, 1e-9))))
         self._synchronize()
         start = time.perf_counter_ns()
         for _ in range(calls):
@@ -205,19 +205,28 @@ class Sampler:
 
     def _queue_sample(self) -> tuple[torch.cuda.Event, torch.cuda.Event]:
         """The events around a call, launched before the device reached it if the longest wait suffices for that."""
+        launch_s = math.inf
         for attempt in itertools.count(1):
             start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             self._evict()
             torch.cuda._sleep(self._lead_cycles)
+            begin = time.perf_counter()
             start.record()
             self.call()
             end.record()
+            launch_s = min(launch_s, time.perf_counter() - begin)
             self.late = start.query()
             if not self.late or self._lead_cycles >= MAX_LEAD_CYCLES:
                 break
             if attempt % LEAD_ATTEMPTS == 0:
-                self._lead_cycles *= 2
+                self._lengthen_lead(launch_s)
         return start, end
+
+    def _lengthen_lead(self, launch_s: float) -> None:
+        """Double the wait, and again while the host needs longer than that to launch a call."""
+        self._lead_cycles *= 2
+        while self._lead_cycles < MAX_LEAD_CYCLES and self._lead_cycles * LEAD_S / LEAD_CYCLES < launch_s:
+            self._lead_cycles *= 2
 
 
 def sm_clock_mhz(device: torch.device | str) -> int | None:

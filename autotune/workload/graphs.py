@@ -209,7 +209,7 @@ class Graph:
         return self.sender.shape[0]
 
 
-@functools.lru_cache(maxsize=16)
+@functools.lru_cache(maxsize=32)
 def build_graph(spec: GraphSpec) -> Graph:
     """Build a graph; the same description always gives the same edges in the same order."""
     if isinstance(spec.source, EdgesAlone):

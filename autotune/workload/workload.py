@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -93,10 +94,7 @@ class Workload:
 
     def graph_class(self) -> GraphClass:
         """The class of its graph, which is built on first use."""
-        graph = build_graph(self.graph)
-        if not self.is_conv:
-            return GraphClass.of(self.operation, graph.num_edges, graph.num_nodes)
-        return GraphClass.of_graph(self.operation, graph.receiver, graph.num_nodes)
+        return _class_of(self.graph, self.operation, self.is_conv)
 
     def spec(self, direction: str, facts: DeviceFacts) -> Any:
         """The spec of a direction's kernel on a device, with an empty schedule."""
@@ -111,3 +109,12 @@ class Workload:
     def compulsory_bytes(self, direction: str, num_edges: int, num_nodes: int) -> int:
         """Bytes that any kernel of a direction must move on a graph, see :meth:`KernelKind.compulsory_bytes`."""
         return self.kind.compulsory_bytes(self.problem, self.operation, direction, self.dtype, num_edges, num_nodes)
+
+
+@functools.lru_cache(maxsize=256)
+def _class_of(spec: GraphSpec, operation: str, is_conv: bool) -> GraphClass:
+    """Counting the edges of a large graph's nodes takes 0.1 s, and a bench asks for each class tens of times."""
+    graph = build_graph(spec)
+    if not is_conv:
+        return GraphClass.of(operation, graph.num_edges, graph.num_nodes)
+    return GraphClass.of_graph(operation, graph.receiver, graph.num_nodes)

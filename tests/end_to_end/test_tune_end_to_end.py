@@ -21,7 +21,7 @@ import torch
 from places import ROOT
 from tiny_config import CONFIG
 
-from autotune.compare.comparison import interleaved, run_comparison
+from autotune.compare.comparison import run_comparison
 from autotune.compare.comparison_worker import ComparisonSession, ComparisonSetting
 from autotune.database import trial_records
 from autotune.database.store import Database
@@ -209,13 +209,6 @@ def test_contests_in_a_row_share_a_process_and_skip_what_is_known_to_fail(config
         assert worker.starts == 1
     assert "has no attribute 'force_step'" in comparison.results["sound"]["force_step"].error
     assert set(comparison.errors["default"]["joint_backward"]) == {"x", "y", "w"}
-
-
-def test_rounds_are_interleaved_and_even() -> None:
-    order = list(interleaved({"fast": 6, "slow": 2}))
-    assert order.count("fast") == 6 and order.count("slow") == 2
-    assert [i for i, name in enumerate(order) if name == "slow"] == [3, 7], "spread over the rounds, not bunched"
-    assert list(interleaved({})) == []
 
 
 def test_budget_is_shared() -> None:

@@ -15,6 +15,7 @@ from types import FrameType
 import torch
 
 from autotune.compare.peers.peer import Adapter, Product, Task
+from autotune.compare.torch_cache import keep_compiled
 from autotune.errors import PeerError
 from autotune.measure import processes
 from autotune.measure.autograd_passes import Call
@@ -109,6 +110,7 @@ def compile_open(call: Callable[..., torch.Tensor]) -> Callable[..., torch.Tenso
     import torch._dynamo
     from torch._functorch import config
 
+    keep_compiled()
     # To torch.compile every problem is a variant of one function, and it silently gives up after a few variants.
     torch._dynamo.reset()
     # Donated buffers forbid a second backward pass on a kept graph, and that pass is timed. torch reads this option

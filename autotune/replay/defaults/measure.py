@@ -13,10 +13,11 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
+from autotune.compare.ahead import compile_ahead
 from autotune.compare.comparison import Result, run_comparison
 from autotune.compare.comparison_worker import ComparisonSetting
 from autotune.compare.idle_process import IdleProcess
-from autotune.compare.precompile import compile_ahead, kernels_of
+from autotune.compare.precompile import kernels_of
 from autotune.database.entry import Entry
 from autotune.database.prediction.pool import edges_for_rules
 from autotune.database.prediction.table import schedule_of
@@ -195,7 +196,7 @@ def _compile(groups: Sequence[Group], facts: DeviceFacts, device: str, say: Call
                 except EquituneError:
                     continue  # the comparison says why
     begin = monotonic()
-    compile_ahead(specs, (), device, say)
+    compile_ahead(specs, device, say)
     say(f"compiled in {monotonic() - begin:.0f} s")
 
 

@@ -13,7 +13,7 @@ from places import ROOT
 from rich.console import Console
 
 from autotune.bench import run as bench
-from autotune.bench.again import parse_date, plans_again
+from autotune.bench.again import by_age, parse_date, plans_again
 from autotune.bench.rows import identity_of, store_rows, stored_rows
 from autotune.compare.comparison import ComparisonResult, Result
 from autotune.errors import ConfigError
@@ -56,6 +56,17 @@ def test_plans_are_those_of_old_rows(tmp_path: Path) -> None:
         assert set(plan.schedules) == {"equitune", "equitune-default"}
 
 
+def test_the_oldest_rows_come_first_and_kinds_stay_together() -> None:
+    """So a run that was stopped continues with what is oldest, and each kind is set up once."""
+    conv, _, plain, vectors = rows()
+    far = conv | {"graph": conv["graph"] | {"name": "nowhere"}, "date": NEW}
+    plain, vectors = (row | {"date": f"2026-11-{day}T00:00:00+00:00"} for row, day in ((plain, 10), (vectors, "05")))
+    given = [plain, far, vectors, conv]
+    assert sorted(given, key=by_age(given)) == [conv, far, vectors, plain]
+    given = [plain, far, vectors]
+    assert sorted(given, key=by_age(given)) == [vectors, plain, far]
+
+
 def test_a_graph_that_is_not_here_is_told(tmp_path: Path) -> None:
     row = rows()[0]
     store_rows(tmp_path, device_facts("cpu"), [row | {"graph": row["graph"] | {"name": "nowhere"}}])
@@ -77,7 +88,7 @@ def test_the_same_command_continues(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         return ComparisonResult(results, copy_bandwidth=1e9)
 
     monkeypatch.setattr(bench, "run_comparison", compare)
-    monkeypatch.setattr(bench, "compile_ahead", lambda *_: {})
+    monkeypatch.setattr(bench._Run, "_compile_ahead", lambda *_: None)
     facts, date = device_facts("cpu"), parse_date("2026-11-10")
     store_rows(tmp_path, facts, rows())
     console = Console(file=io.StringIO())

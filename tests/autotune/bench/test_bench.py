@@ -18,22 +18,21 @@ from autotune.bench import rows as bench_rows
 from autotune.bench import run as bench
 from autotune.bench.plans import Plan, plans_of
 from autotune.bench.rows import identity_of, store_rows, stored_rows
-from autotune.bench.text import geometric_mean, markdown_text, ratio, summary_lines
+from autotune.bench.text import geometric_mean, markdown_text, ratio, seconds_text, summary_lines
 from autotune.compare import peers as baselines
-from autotune.compare import precompile
+from autotune.compare import precompile, torch_cache
+from autotune.compare.ahead import compile_ahead
 from autotune.compare.comparison import (
-    FIRST_ROUND,
     HOST_ROWS,
     HOST_ROWS_OF_SLOW,
-    OUR_MIN_SAMPLES,
     ComparisonResult,
     _Comparison,
-    _further,
     run_comparison,
 )
 from autotune.compare.comparison_worker import Answer, ComparisonSetting
 from autotune.compare.peers.e3nn import OUT_OF_TIME
 from autotune.compare.precompile import kind_of, known_failures
+from autotune.compare.sampling import OUR_MIN_SAMPLES
 from autotune.errors import ConfigError, WorkerError
 from autotune.measure.runs.registry import runs_of
 from autotune.workload.config import load_config
@@ -214,8 +213,8 @@ def test_kernels_compiled_ahead_are_found(tmp_path: Path, monkeypatch: pytest.Mo
         ["forward", "source_backward", "backward"],
     ]
     said: list[str] = []
-    assert precompile.compile_ahead([*specs[0], *specs[1], *specs[0]], [], "cpu", said.append) == {}
-    assert said and said[0].startswith(f"compiling {len(set(specs[0] + specs[1]))} kernels and 0 products")
+    compile_ahead([*specs[0], *specs[1], *specs[0]], "cpu", said.append)
+    assert len(said) == 1 and said[0].startswith(f"compiling {len(set(specs[0] + specs[1]))} kernels in ")
 
     def refused(*_: Any) -> Any:
         raise AssertionError("compiled again")
@@ -235,7 +234,9 @@ def test_a_product_that_does_not_compile_gives_the_reason(tmp_path: Path, monkey
     ]
     monkeypatch.setattr(baselines, "ADAPTERS", adapters)
     workload = load_config(config(tmp_path), "cpu").workloads[0]
-    assert precompile._compile_peer(workload, "cpu") == "RuntimeError: no such thing"
+    monkeypatch.setattr(torch_cache, "keep_compiled", lambda: tmp_path)
+    assert precompile.compile_peers(precompile.Product(workload), "cpu") == "RuntimeError: no such thing"
+    assert list(tmp_path.glob("**/*.json")) == [], "another run may fare better"
     assert precompile.build_peers(workload, "cpu", ("e3nn",)) == {}
 
 
@@ -246,11 +247,13 @@ def test_a_product_that_ran_out_of_time_is_not_compiled_again(tmp_path: Path) ->
 
     def stored(reason: str) -> dict[str, Any]:
         kind = dict(zip(names, (kinds[0][0].key, *kinds[0][1:]), strict=True))
-        return kind | {"times": {"e3nn-compiled": {"error": reason}}}
+        software = {"torch": "2.9", "e3nn": "0.5", "optuna": "4"}
+        return kind | {"times": {"e3nn-compiled": {"error": reason}}, "software": software}
 
-    reason = f"PeerError: {OUT_OF_TIME}"
-    assert known_failures([stored(reason)], workloads) == {kinds[0]: reason}
-    assert known_failures([stored("RuntimeError: no double backward")], workloads) == {}, "of one pass only"
+    reason, here = f"PeerError: {OUT_OF_TIME}", {"torch": "2.9", "e3nn": "0.5", "mace-torch": "0.3"}
+    assert known_failures([stored(reason)], workloads, here) == {kinds[0]: reason}, "of any other software"
+    assert known_failures([stored(reason)], workloads, here | {"torch": "2.10"}) == {}
+    assert known_failures([stored("RuntimeError: no double backward")], workloads, here) == {}, "of one pass only"
 
 
 def row(which: str = "forward", ours: float = 100.0, peer: float | None = 200.0, **changes: Any) -> dict[str, Any]:
@@ -289,6 +292,11 @@ def test_a_new_graph_in_every_call_is_a_line_where_it_was_measured() -> None:
     )
     assert wanted in text
     assert "ordering" not in "\n".join(summary_lines([row()])), "older records"
+
+
+def test_the_parts_of_a_comparison_are_told_the_longest_first() -> None:
+    text = seconds_text({"set up": 1.25, "sample forward": 3.0, "copy": 0.01})
+    assert text == "4.3 s: sample forward 3.0, set up 1.2"
 
 
 def test_markdown_has_a_line_a_row_and_the_summary() -> None:
@@ -354,12 +362,6 @@ def test_published_rows_are_understood(path: Path) -> None:
     assert rows and len({identity_of(row) for row in rows}) == len(rows)
 
 
-def test_who_is_beaten_by_far_is_sampled_less() -> None:
-    samples = {"a": [10.0] * FIRST_ROUND, "b": [29.0] * FIRST_ROUND, "c": [31.0] * FIRST_ROUND, "failed": []}
-    assert _further(dict.fromkeys(samples, 60), samples) == {"a": 60 - FIRST_ROUND, "b": 60 - FIRST_ROUND}
-    assert _further({}, {}) == {}
-
-
 def test_host_times_are_the_least_of_rows_taken_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     comparison = _Comparison(None, "cuda", ("forward",), {}, 1.0, print)  # type: ignore[arg-type]
     asked: list[str] = []
@@ -369,17 +371,19 @@ def test_host_times_are_the_least_of_rows_taken_in_turn(monkeypatch: pytest.Monk
         return (
             Answer(error="lost")
             if name == "gone"
-            else Answer(host_us={"quick": 30.0, "slow": 5000.0}[name] + len(asked))
+            else Answer(host_us={"quick": 30.0, "slow": 5000.0, "behind": 120.0}[name] + len(asked))
         )
 
     monkeypatch.setattr(comparison, "_call", call)
     warm = {
         "quick": Answer(host_us=90.0),
         "slow": Answer(host_us=5200.0),
-        "gone": Answer(host_us=7.0),
+        "behind": Answer(host_us=300.0),
+        "gone": Answer(host_us=40.0),
         "large": Answer(),
     }
     found = comparison._host_times("forward", warm)
-    assert found == {"quick": 31.0, "slow": 5002.0, "gone": 7.0}
-    assert asked[:6] == ["quick", "slow", "gone"] * 2
-    assert (asked.count("quick"), asked.count("slow")) == (HOST_ROWS, HOST_ROWS_OF_SLOW)
+    assert found == {"quick": 31.0, "slow": 5002.0, "behind": 123.0, "gone": 40.0}
+    assert asked[:8] == ["quick", "slow", "behind", "gone"] * 2
+    counts = [asked.count(name) for name in ("quick", "slow", "behind")]
+    assert counts == [HOST_ROWS, HOST_ROWS_OF_SLOW, HOST_ROWS_OF_SLOW]

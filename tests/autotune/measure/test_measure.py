@@ -204,7 +204,7 @@ def test_host_time_is_that_of_a_row_of_calls() -> None:
     assert len(calls) == measure.HOST_CALLS
     calls.clear()
     sampler.host_row_us(seconds=10.0)
-    assert len(calls) == 20, "long calls are repeated less often"
+    assert len(calls) == measure.MIN_HOST_CALLS, "long calls are repeated less often"
     assert sampler.peak_bytes() is None, "torch does not count a CPU's memory"
 
 
@@ -249,6 +249,15 @@ def test_a_sample_waits_longer_only_where_the_host_is_late_again_and_again(
     monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: waited.append(cycles // measure.LEAD_CYCLES))
     assert measure.Sampler(lambda: None, "cuda", cold_cache=False).take(2) == [1.0, 1.0]
     assert waited == leads
+
+
+def test_a_wait_that_is_too_short_by_far_is_not_doubled_step_by_step() -> None:
+    sampler = measure.Sampler(lambda: None, "cpu", cold_cache=False)
+    waits = []
+    for launch_s in (0.0, 0.018, 0.018, 60.0):
+        sampler._lengthen_lead(launch_s)
+        waits.append(sampler._lead_cycles // measure.LEAD_CYCLES)
+    assert waits == [2, 32, 64, 128]
 
 
 @pytest.mark.gpu

@@ -15,11 +15,12 @@ from places import ROOT
 
 from autotune.errors import ConfigError
 from autotune.workload import graphs
-from autotune.workload.config_tables import graph_from, load_graphs
+from autotune.workload.config_tables import find_problem, graph_from, load_graphs
 from autotune.workload.edge_lists import GivenEdges
 from autotune.workload.graph_class import GraphClass
 from autotune.workload.graphs import GraphSpec, Points, RandomNeighbours, StructureFile, build_graph, neighbours
 from autotune.workload.water import Water
+from autotune.workload.workload import Workload
 from kernelgen.device import DeviceFacts, cuda_facts
 
 H200, HOST = cuda_facts("sm_90", "NVIDIA H200", 132), DeviceFacts("cpu", "Test CPU 4 cores", "x86_64", 4)
@@ -139,6 +140,22 @@ def test_graph_class() -> None:
             GraphClass.parse(wrong)
     with pytest.raises(ConfigError, match="operation"):
         GraphClass.of("fused", 1, 1)
+
+
+def test_the_nodes_of_a_graph_are_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every row of a bench asks for the class of its graph many times."""
+    counted: list[int] = []
+    of_graph = GraphClass.of_graph
+
+    def counting(operation: str, receiver: torch.Tensor, num_nodes: int) -> GraphClass:
+        counted.append(num_nodes)
+        return of_graph(operation, receiver, num_nodes)
+
+    monkeypatch.setattr(GraphClass, "of_graph", counting)
+    problem, spec = find_problem("tiny"), GraphSpec("counted", Points(37, 0.1), 4.0)
+    conv, plain = (Workload("tiny", problem, operation, spec) for operation in ("conv", "plain"))
+    assert [conv.graph_class().text, conv.graph_class().text, conv.identity("forward")[5]] == ["conv-e10-d5"] * 3
+    assert plain.graph_class().text == "plain-e10" and counted == [37]
 
 
 def by_degrees(degrees: list[int]) -> torch.Tensor:
