@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from autotune.bench.plans import Plan
 from autotune.compare.ahead import CompileAhead
 from autotune.compare.precompile import kind_of
-from autotune.measure.worker import Worker
+from autotune.measure.worker import START_LIMIT_S, Worker
 
 if TYPE_CHECKING:
     from multiprocessing.sharedctypes import Synchronized
@@ -68,9 +68,9 @@ def with_processes(take: Take, start: Callable[[Group], Worker], limit: int) -> 
 
 
 def _first_set_up(workers: Sequence[Worker]) -> int:
-    """The place of the first process that has answered, after waiting for one; failures answer too."""
+    """The place of the first process that has answered, after waiting for one; the first if none does in time."""
     if len(workers) == 1:
         return 0
     connections = [worker.launch() for worker in workers]
-    ready = multiprocessing.connection.wait(connections)
-    return next(place for place, connection in enumerate(connections) if connection in ready)
+    ready = multiprocessing.connection.wait(connections, START_LIMIT_S)
+    return next((place for place, connection in enumerate(connections) if connection in ready), 0)

@@ -29,11 +29,20 @@ def keep_compiled() -> Path:
     Triton's kernels lie in the same folder.
     """
     folder = cache_dir() / "torch"
-    if FOLDER not in os.environ:
+    if os.environ.get(FOLDER) in (None, _torchs_own()):
         with suppress(OSError):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             os.environ[FOLDER] = str(folder)
     return Path(os.environ.get(FOLDER, folder))
+
+
+def _torchs_own() -> str | None:
+    """The folder that torch chooses, and writes to the environment when its compiler is first imported."""
+    try:
+        from torch._inductor.runtime.cache_dir_utils import default_cache_dir
+    except ImportError:
+        return None
+    return str(default_cache_dir())
 
 
 def take_note(product: tuple[str, ...], device: str, reason: str) -> None:

@@ -36,10 +36,10 @@ LONG_CALL_S = 1.0
 MIN_HOST_CALLS, HOST_CALLS, HOST_ROW_S = 10, 50, 0.02
 # Number of calls to measure peak memory, and the pause before each, in which other threads release the last call's.
 PEAK_CALLS, PEAK_PAUSE_S = 3, 1e-3
-# Device clock cycles of the wait before a sample: about a millisecond at first. It doubles, up to about 130 ms, if the
-# device reached a sample before the host had launched all of it, several times in a row: once, and again until it
-# exceeds the least time in which the host launched one of them. A single time may be a delay of the host, and all
-# contenders should wait equally. cuEquivariance's host takes 39 ms for one force step of a large contraction.
+# Device clock cycles of the wait before a sample: about a millisecond, doubled, up to about 130 ms, until it exceeds
+# the least time in which the host launched a warm call; and again if the device reached a sample before the host had
+# launched all of it, several times in a row. A single time may be a delay of the host, and all contenders should
+# wait equally. cuEquivariance's host takes 39 ms for one force step of a large contraction.
 LEAD_CYCLES, LEAD_S, MAX_LEAD_CYCLES, LEAD_ATTEMPTS = 2_000_000, 1e-3, 256_000_000, 3
 
 
@@ -130,16 +130,19 @@ class Sampler:
         self, min_calls: int = 2, seconds: float = 0.05, max_calls: int = 100, max_seconds: float = math.inf
     ) -> float:
         """Call until both minimums are reached, or fewer times if calls are long; returns the last call's seconds."""
-        begin, calls, last = time.perf_counter(), 0, 0.0
+        begin, calls, last, launch_s = time.perf_counter(), 0, 0.0, math.inf
         while calls < min_calls or (time.perf_counter() - begin < seconds and calls < max_calls):
             start = time.perf_counter()
             self.call()
+            launch_s = min(launch_s, time.perf_counter() - start)
             self._synchronize()
             last, calls = time.perf_counter() - start, calls + 1
             if calls == 1 and self.device.type == "cuda":
                 begin = time.perf_counter()  # the first call may compile and tune, and does not count
             elif last > LONG_CALL_S or time.perf_counter() - begin > max_seconds:
                 break
+        if self.device.type == "cuda" and calls:
+            self._lengthen_lead(launch_s)
         return last
 
     def take(self, count: int) -> list[float]:
@@ -205,26 +208,22 @@ class Sampler:
 
     def _queue_sample(self) -> tuple[torch.cuda.Event, torch.cuda.Event]:
         """The events around a call, launched before the device reached it if the longest wait suffices for that."""
-        launch_s = math.inf
         for attempt in itertools.count(1):
             start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             self._evict()
             torch.cuda._sleep(self._lead_cycles)
-            begin = time.perf_counter()
             start.record()
             self.call()
             end.record()
-            launch_s = min(launch_s, time.perf_counter() - begin)
             self.late = start.query()
             if not self.late or self._lead_cycles >= MAX_LEAD_CYCLES:
                 break
             if attempt % LEAD_ATTEMPTS == 0:
-                self._lengthen_lead(launch_s)
+                self._lead_cycles *= 2
         return start, end
 
     def _lengthen_lead(self, launch_s: float) -> None:
-        """Double the wait, and again while the host needs longer than that to launch a call."""
-        self._lead_cycles *= 2
+        """Double the wait while the host needs longer than that to launch a call: a sample would be thrown away."""
         while self._lead_cycles < MAX_LEAD_CYCLES and self._lead_cycles * LEAD_S / LEAD_CYCLES < launch_s:
             self._lead_cycles *= 2
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future
@@ -13,11 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from places import ROOT
 
 from autotune.bench.turns import in_turn, ready_first, with_processes
 from autotune.compare import precompile, torch_cache
 from autotune.compare.ahead import CompileAhead
-from autotune.compare.peers.e3nn import OUT_OF_TIME
+from autotune.compare.peers.e3nn import OUT_OF_TIME, no_compiler
 from autotune.compare.precompile import Kind, Product, kind_of, name_of
 from autotune.measure import processes
 from autotune.workload.config_tables import find_problem
@@ -58,8 +62,32 @@ def test_torchs_code_lies_beside_our_kernels_unless_the_user_says_where(
 ) -> None:
     assert torch_cache.keep_compiled() == cache / "torch" and os.environ[torch_cache.FOLDER] == str(cache / "torch")
     assert (cache / "torch").stat().st_mode & 0o077 == 0
+    monkeypatch.setenv(torch_cache.FOLDER, torch_cache._torchs_own())
+    assert torch_cache.keep_compiled() == cache / "torch", "torch itself says so on the import of its compiler"
     monkeypatch.setenv(torch_cache.FOLDER, str(cache / "elsewhere"))
     assert torch_cache.keep_compiled() == cache / "elsewhere"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_compiled_product_is_found_by_another_process(cache: Path) -> None:
+    """What a peer compiles lies in the cache's folder, so that whoever compiles it again only traces."""
+    if no_compiler(torch.device("cpu")):
+        pytest.skip("torch.compile needs a C++ compiler")
+    program = (
+        "import sys, torch._dynamo\nfrom autotune.compare import precompile\nfrom test_ahead import WORKLOADS\n"
+        "reason = precompile.compile_peers(precompile.Product(WORKLOADS['float32']), 'cpu')\n"
+        "found = torch._dynamo.utils.counters['aot_autograd']\n"
+        "print(repr(reason), found['autograd_cache_hit'], found['autograd_cache_miss'])"
+    )
+    environment = os.environ | {"PYTHONPATH": f"{ROOT}:{Path(__file__).parent}:{ROOT / 'tests' / 'support'}"}
+    told = [
+        subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
+        for _ in range(2)
+    ]
+    first, second = (run.stdout.split()[-3:] for run in told)
+    assert first[:2] == ["''", "0"] and second == ["''", first[2], "0"] and int(first[2]) > 0
+    assert torch_cache.noted(name_of(KINDS["float32"], ("e3nn-compiled",)), "cpu") == ""
 
 
 def test_a_note_lasts_as_long_as_the_versions_that_it_is_of(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -251,13 +251,23 @@ def test_a_sample_waits_longer_only_where_the_host_is_late_again_and_again(
     assert waited == leads
 
 
-def test_a_wait_that_is_too_short_by_far_is_not_doubled_step_by_step() -> None:
-    sampler = measure.Sampler(lambda: None, "cpu", cold_cache=False)
+def test_a_wait_is_longer_from_the_start_where_the_host_is_slow_in_every_warm_call(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else the first samples of a slow peer, each a whole call, would be thrown away."""
+    now, launches = [0.0], iter(())
+
+    def call() -> None:
+        now[0] += next(launches)
+
+    monkeypatch.setattr(measure.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
     waits = []
-    for launch_s in (0.0, 0.018, 0.018, 60.0):
-        sampler._lengthen_lead(launch_s)
+    for each in ([2.0, 0.018, 0.030], [2.0, 0.0004, 0.018], [60.0, 60.0, 60.0]):
+        launches, sampler = iter(each), measure.Sampler(call, "cuda", cold_cache=False)
+        sampler.warm_up(3, 0.0)
         waits.append(sampler._lead_cycles // measure.LEAD_CYCLES)
-    assert waits == [2, 32, 64, 128]
+    assert waits == [32, 1, 128]
 
 
 @pytest.mark.gpu
