@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from autotune.bench.rows import DEFAULT, OURS, Row
+from autotune.bench.rows import DEFAULT, OURS, Row, without_noise
 from autotune.compare.comparison import ComparisonResult
 from autotune.database.lookup import find_schedule
 from autotune.database.provenance import hash_of_text, now_text, source_text
@@ -100,7 +100,7 @@ def row_of(plan: Plan, which: str, comparison: ComparisonResult, software: dict[
         }
         return {name: found for name, found in picked.items() if found}
 
-    return {
+    row = {
         "label": workload.label,
         "problem": workload.problem.key,
         "operation": workload.operation,
@@ -127,6 +127,7 @@ def row_of(plan: Plan, which: str, comparison: ComparisonResult, software: dict[
         "software": software,
         "generator": GENERATOR_VERSION,
     }
+    return without_noise(row)
 
 
 def _known(results: dict[str, Any], figure: Callable[[Any], float | None]) -> dict[str, float]:

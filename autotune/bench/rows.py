@@ -5,7 +5,6 @@ Rows are plain data. A newer row replaces the one with its identity, and the fil
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
@@ -14,12 +13,14 @@ from typing import Any
 import filelock
 
 from autotune.database.provenance import driver_version
-from autotune.database.store import device_record, replace_file
+from autotune.database.store import compact_json, device_record, replace_file
 from kernelgen.device import DeviceFacts
 from kernelgen.json_data import parse_json
 
 SCHEMA = 1
 OURS, DEFAULT = "equitune", "equitune-default"
+# Fields whose figures vary by more than their fourth digit from run to run.
+ROUNDED, DIGITS = ("errors", "certificates", "order_ms"), 4
 IDENTITY = ("problem", "operation", "dtype", "layout", "graph_class", "pass")
 Row = dict[str, Any]
 
@@ -68,6 +69,17 @@ def store_rows(folder: Path, facts: DeviceFacts, rows: Sequence[Row]) -> Path:
 
 def record_text(facts: DeviceFacts, rows: Sequence[Row]) -> str:
     """A bench record as JSON with a line for each row, which ``equitune report --compare`` reads."""
-    head = json.dumps({"schema": SCHEMA, "device": device_record(facts, driver_version(facts))}, ensure_ascii=False)
-    lines = (json.dumps(row, ensure_ascii=False, allow_nan=False) for row in rows)
-    return f'{head[:-1]}, "rows": [\n' + ",\n".join(lines) + "\n]}\n"
+    head = compact_json({"schema": SCHEMA, "device": device_record(facts, driver_version(facts))})
+    lines = ",\n".join(compact_json(without_noise(row)) for row in rows)
+    return f'{head[:-1]},"rows":[\n{lines}\n]}}\n'
+
+
+def without_noise(row: Row) -> Row:
+    """The row with as many digits of its errors, certificates and ordering times as mean something."""
+    return {name: _rounded(value) if name in ROUNDED else value for name, value in row.items()}
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _rounded(part) for name, part in value.items()}
+    return float(f"{value:.{DIGITS}g}") if isinstance(value, float) else value

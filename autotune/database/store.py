@@ -267,9 +267,15 @@ class Database:
 
 
 def to_text(device: Mapping[str, Any], entries: Iterable[Entry]) -> str:
-    """A database file's text."""
-    data = {"schema": SCHEMA, "device": dict(device), "entries": [entry.to_dict() for entry in entries]}
-    return json.dumps(data, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    """A database file's text, with a line for each entry."""
+    head = compact_json({"schema": SCHEMA, "device": dict(device)})
+    lines = ",\n".join(compact_json(entry.to_dict()) for entry in entries)
+    return f'{head[:-1]},"entries":[\n{lines}\n]}}\n'
+
+
+def compact_json(data: Any) -> str:
+    """JSON on one line, without spaces."""
+    return json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 
 def _keep_aside(path: Path) -> Path:

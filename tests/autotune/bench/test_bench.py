@@ -354,6 +354,25 @@ def test_rows_replace_those_of_their_identity_only(tmp_path: Path) -> None:
     assert aside.read_text() == '{"rows": [{"problem": 3}]}'
 
 
+def test_a_record_has_a_line_a_row_and_no_digits_that_mean_nothing(tmp_path: Path) -> None:
+    times = {"equitune": {"time_us": 100.123, "samples_us": [100.123, 9876.543]}}
+    noisy = row(times=times, floor_us=34.87842130088806, errors={"equitune": {"forward": {"g": 1.23456789e-07}}})
+    noisy["certificates"] = {"equitune": {"forward": {"bitwise": True, "equivariance": 2.3456789e-07, "edges": 12288}}}
+    noisy["order_ms"] = {"equitune": 0.061234567}
+    store_rows(tmp_path, HOST, [noisy, row("backward")])
+    path = bench_rows.bench_path(tmp_path, HOST)
+    head, *lines, last = path.read_text().splitlines()
+    assert head.endswith('"rows":[') and len(lines) == 2 and last == "]}" and ": " not in lines[0]
+    (_, found) = stored_rows(tmp_path, HOST)
+    assert found["times"] == times and found["floor_us"] == noisy["floor_us"], "times keep all their digits"
+    assert found["errors"]["equitune"]["forward"] == {"g": 1.235e-07}
+    certificate = {"bitwise": True, "equivariance": 2.346e-07, "edges": 12288}
+    assert found["certificates"]["equitune"]["forward"] == certificate and found["order_ms"] == {"equitune": 0.06123}
+
+    path.write_text(json.dumps({"schema": 1, "device": {}, "rows": [noisy]}, indent=1))
+    assert stored_rows(tmp_path, HOST) == [noisy], "records with spaces and all digits are read as before"
+
+
 @pytest.mark.parametrize("path", sorted((ROOT / "results" / "bench").glob("*.json")), ids=str)
 def test_published_rows_are_understood(path: Path) -> None:
     facts = dataclasses.replace(HOST, name=path.stem.replace("-", " "))

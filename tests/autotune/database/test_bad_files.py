@@ -137,7 +137,7 @@ def test_an_entry_with_a_number_of_400_digits_is_skipped_and_the_others_are_used
 
 def test_a_device_that_could_not_be_written_again_is_a_flaw(here: Path) -> None:
     path = store(here, HOST, entry())
-    path.write_text(path.read_text().replace('"units": 4', f'"units": {HUGE}'))
+    path.write_text(path.read_text().replace('"units":4', f'"units":{HUGE}'))
     table = read_table(path)
     assert table.device == {} and "units" in table.flaws[0] and len(table.by_identity) == 1
 

@@ -39,15 +39,28 @@ def test_a_default_in_a_form_that_is_gone_costs_no_entry(tmp_path: Path) -> None
     assert not table.flaws and [read.default for read in table.by_identity.values()] == [written.default]
 
 
-def test_the_file_is_sorted_indented_and_does_not_depend_on_the_order_of_writing(tmp_path: Path) -> None:
+def test_the_file_is_sorted_has_a_line_an_entry_and_does_not_depend_on_the_order_of_writing(tmp_path: Path) -> None:
     entries = [entry(graph_class=name) for name in ("conv-e20-d5", "conv-e14-d5", "conv-e17-d6")]
     first = store(tmp_path / "a", HOST, *entries).read_text()
     second = store(tmp_path / "b", HOST, *reversed(entries)).read_text()
     assert first == second
-    assert first.endswith("}\n")
-    assert first.startswith('{\n "schema": 1,\n "device": {\n')
+    head, *lines, last = first.splitlines()
+    assert first.endswith("]}\n") and head.startswith('{"schema":1,"device":{"name":') and head.endswith('"entries":[')
+    assert [json.loads(line.rstrip(","))["graph_class"] for line in lines] == [
+        "conv-e14-d5",
+        "conv-e17-d6",
+        "conv-e20-d5",
+    ]
     identities = [Entry.from_dict(item).identity for item in json.loads(first)["entries"]]
     assert identities == sorted(identities)
+
+
+def test_a_file_with_indentation_is_read_as_before(tmp_path: Path) -> None:
+    path = store(tmp_path, HOST, entry(), entry(layout="ir_mul"))
+    before, text = Database.load(path).entries, json.dumps(json.loads(path.read_text()), indent=1)
+    assert text.count("\n") > 50
+    path.write_text(text)
+    assert not read_table(path).flaws and Database.load(path).entries == before
 
 
 def test_putting_an_identity_again_replaces_it(tmp_path: Path) -> None:
@@ -119,7 +132,7 @@ def _damaged(text: str) -> Iterator[tuple[str, str]]:
     yield "binary", "\x00\x01\x02"
     yield "list", "[]"
     yield "deep", "[" * 100000
-    yield "future", text.replace('"schema": 1', '"schema": 99')
+    yield "future", text.replace('"schema":1', '"schema":99')
     yield "nan", text.replace("1500.0", "NaN")
 
 
