@@ -13,7 +13,7 @@ from kernelgen.plan.tensor_product import product_plan
 from kernelgen.problem.radial_convolution import PRODUCTS
 from kernelgen.problem.tensor_product import TensorProductProblem
 from kernelgen.schedule.kernel_spec import Spec
-from kernelgen.schedule.radial import MOST_HIDDEN, STEP, RadialSpec
+from kernelgen.schedule.radial import MOST_HIDDEN, STEP, RadialSchedule, RadialSpec
 from kernelgen.schedule.tensor_product import CudaSchedule
 from kernelgen.terms.clebsch_gordan import normalized_slots, path_terms
 
@@ -25,6 +25,8 @@ CHANNELS = 16
 PADDING = 8
 # Components of a row of coupled cotangents: the columns of a tensor core's product.
 COLUMNS = 8
+# Warps that multiply together by ``wgmma``, and compute capabilities that have it.
+WARPGROUP, WITH_WGMMA = 4, ("sm_90",)
 # Elements of the matrix that a thread may hold in registers, before sums need these.
 MOST_HELD = 128
 # The buffer of a value's kernel with marks of rows that several warps add to; see ``whole_rows.cuh``.
@@ -68,7 +70,7 @@ class RadialPlan:
         return self._bytes_with(group, self.slices(group), self.stage)
 
     def _bytes_with(self, group: Group, slices: int, stage: int) -> int:
-        of_matrix = slices * len(group.paths) * self.path_halves
+        of_matrix = slices * len(group.paths) * self.path_halves + self.hidden_halves
         return 2 * of_matrix + 4 * self.spec.schedule.warps * self._stream_with(group, slices, stage)
 
     def parts(self, group: Group) -> int:
@@ -82,8 +84,19 @@ class RadialPlan:
 
     @property
     def row_halves(self) -> int:
-        """Halves in shared memory of a channel's row of the matrix."""
-        return self.spec.steps * STEP + PADDING
+        """Halves in shared memory of a channel's row of the matrix; ``wgmma`` has them in blocks of 8 rows by 8."""
+        return self.spec.steps * STEP + (0 if self.by_warpgroups else PADDING)
+
+    @property
+    def by_warpgroups(self) -> bool:
+        """Whether four warps multiply together."""
+        return self.spec.schedule.products == "wgmma"
+
+    @property
+    def hidden_halves(self) -> int:
+        """Halves in shared memory of hidden features of 16 edges of each warp, if ``wgmma`` forms weights."""
+        rows = TILE * self.spec.schedule.warps * (2 if PRODUCTS[self.spec.accuracy] > 1 else 1)
+        return rows * self.spec.steps * STEP if self.by_warpgroups and "w" in self.spec.direction.operands else 0
 
     @property
     def path_halves(self) -> int:
@@ -268,6 +281,24 @@ def _check_form(spec: RadialSpec) -> None:
         raise ScheduleError("ahead=hidden; expected none: only a value's kernel with one tile has registers left")
     if not spec.is_gradient and schedule.coupled:
         raise ScheduleError(f"coupled={schedule.coupled}; expected 0, because a value has no cotangents")
+    if schedule.products == "wgmma":
+        _check_warpgroups(spec)
+    elif schedule.paths_at_once != RadialSchedule.paths_at_once:
+        raise ScheduleError(
+            f"paths_at_once={schedule.paths_at_once}; expected {RadialSchedule.paths_at_once}: without products=wgmma "
+            "it has no effect"
+        )
+
+
+def _check_warpgroups(spec: RadialSpec) -> None:
+    """Raise ScheduleError where four warps cannot multiply together."""
+    schedule, arch = spec.schedule, spec.facts.arch
+    if arch not in WITH_WGMMA:
+        raise ScheduleError(f"products=wgmma; expected mma, because {arch} has no wgmma: compute capability 9.0 alone has")
+    if not spec.is_gradient or not schedule.coupled:
+        raise ScheduleError("products=wgmma; expected mma: only gradients with coupled cotangents are made for it")
+    if schedule.warps % WARPGROUP:
+        raise ScheduleError(f"{schedule.warps} warps; expected a multiple of {WARPGROUP}, which wgmma multiplies together")
 
 
 PLANNERS = {RadialSpec: radial_plan}

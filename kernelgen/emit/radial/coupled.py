@@ -121,7 +121,7 @@ class CoupledGroup(CoupledWalk):
         with self.scope(""):
             self.put(f"// path {p}: {blocks[0]} x {blocks[1]} -> {blocks[2]}, coupled")
             if self.forms_weights:
-                self.put(self.lay.weights, self.lay.form(position * self.radial.path_halves))
+                self._form_weights(position)
             if "w" in self.live:
                 self.put(f"UNROLL for (int k = 0; k < 4; ++k) gradient[{position % 2}][k] = Real(0);")
             for first in range(0, self._dim1(p), 2):

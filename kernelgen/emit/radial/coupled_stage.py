@@ -50,11 +50,13 @@ class CoupledWalk(RadialGroup):
     # ---- a receiver ------------------------------------------------------------------------------------------------
 
     def _group(self) -> list[str]:
-        lines = super()._group()
-        clear = (
-            f"for (int k = {self.coupled_place} + team.lane; k < {self.attribute_place}; k += 32) stage[k] = Real(0);"
-        )
-        return [f"    {clear}  // no row is without numbers", *lines]
+        return [f"    {self.clears}", *super()._group()]
+
+    @property
+    def clears(self) -> str:
+        """Before coupled cotangents are there: some rows stay as they are."""
+        places = f"int k = {self.coupled_place} + team.lane; k < {self.attribute_place}; k += 32"
+        return f"for ({places}) stage[k] = Real(0);  // no row is without numbers"
 
     def _given(self) -> str:
         return ", my_back, node_back" if self.meets else ", node_back"

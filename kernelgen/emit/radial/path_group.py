@@ -130,6 +130,7 @@ class RadialGroup(RadialWalk):
                 f"here.slice += s / {per} * {self.slice_halves} + s % {per} * {rows};",
                 f"const int u = first_u + {self.lay.channels} * s;",
                 f"const bool is_active = {self._active};",
+                *self._before_features(),
                 f"Row{self.number} rows[EDGES];",
             )
             with self.scope("UNROLL for (int i = 0; i < EDGES; ++i)"):
@@ -140,6 +141,10 @@ class RadialGroup(RadialWalk):
             place = f" + s / {per} * {of_slice} + s % {per} * {self.lay.channels}" if self._slice_loop else ""
             self.put(f"const Real* const cotangents = stage + {self.lay.first_channel}{place};")
         self._scale_slice()
+
+    def _before_features(self) -> list[str]:
+        """Statements of a slice before its features are loaded."""
+        return []
 
     def _scale_slice(self) -> None:
         """Scales of gradients of weights, by the features of the slice."""
@@ -171,13 +176,13 @@ class RadialGroup(RadialWalk):
 
     def _path_of_tile(self, position: int, p: int) -> None:
         """Weights of a path, its arithmetic for each edge of the lane, and what its gradients of weights give."""
-        block, offset = self.problem.paths[p].in1, position * self.radial.path_halves
+        block = self.problem.paths[p].in1
         dim = self.problem.in1[block].dim
         with self.scope(""):
             if self._begins_anew(position):
                 self.put("__syncwarp(0xffffffffu);  // the compiler keeps no value from before")
             if self.forms_weights:
-                self.put(self.lay.weights, self.lay.form(offset))
+                self._form_weights(position)
             if self.has_cotangents:
                 out = self.problem.paths[p].out
                 self.put(f"Real g{out}[{self.problem.out[out].dim}][C];")
@@ -195,6 +200,9 @@ class RadialGroup(RadialWalk):
                 self.operand.begin()  # no value is loaded yet in this scope
                 self._path(p)
             self._give_hidden(position)
+
+    def _form_weights(self, position: int) -> None:
+        self.put(self.lay.weights, self.lay.form(position * self.radial.path_halves))
 
     def _begins_anew(self, position: int) -> bool:
         """Whether nothing of the paths before stays in registers, so that the compiler has room."""
