@@ -130,7 +130,6 @@ class RadialGroup(RadialWalk):
                 f"here.slice += s / {per} * {self.slice_halves} + s % {per} * {rows};",
                 f"const int u = first_u + {self.lay.channels} * s;",
                 f"const bool is_active = {self._active};",
-                *self._before_features(),
                 f"Row{self.number} rows[EDGES];",
             )
             with self.scope("UNROLL for (int i = 0; i < EDGES; ++i)"):
@@ -141,10 +140,6 @@ class RadialGroup(RadialWalk):
             place = f" + s / {per} * {of_slice} + s % {per} * {self.lay.channels}" if self._slice_loop else ""
             self.put(f"const Real* const cotangents = stage + {self.lay.first_channel}{place};")
         self._scale_slice()
-
-    def _before_features(self) -> list[str]:
-        """Statements of a slice before its features are loaded."""
-        return []
 
     def _scale_slice(self) -> None:
         """Scales of gradients of weights, by the features of the slice."""

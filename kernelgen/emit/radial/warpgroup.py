@@ -145,10 +145,13 @@ class WarpgroupGroup(CoupledGroup):
         place = f"here.slice + {first * self.radial.path_halves}"
         return [f"Real {name}[{count}][4];", f"begin_weights(hidden, {place}, {name});"]
 
-    def _before_features(self) -> list[str]:
+    def _scale_slice(self) -> None:
+        """Features are on their way when the first products begin."""
         self.begun = []
-        sums = ["Real of_hidden[2 * STEPS][4];"] * ("w" in self.live)
-        return sums + self._begin_weights(0)
+        if "w" in self.live:
+            self.put("Real of_hidden[2 * STEPS][4];")
+        self.put(*self._begin_weights(0))
+        super()._scale_slice()
 
     def _path_of_slice(self, position: int, p: int) -> None:
         if position % self.at_once == 0 and self.forms_weights:
