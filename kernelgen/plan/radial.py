@@ -13,7 +13,8 @@ from kernelgen.plan.tensor_product import product_plan
 from kernelgen.problem.radial_convolution import PRODUCTS
 from kernelgen.problem.tensor_product import TensorProductProblem
 from kernelgen.schedule.kernel_spec import Spec
-from kernelgen.schedule.radial import MOST_HIDDEN, STEP, RadialSchedule, RadialSpec
+from kernelgen.schedule.radial import MOST_HIDDEN, STEP, RadialSpec
+from kernelgen.schedule.radial_knobs import check_form
 from kernelgen.schedule.tensor_product import CudaSchedule
 from kernelgen.terms.clebsch_gordan import normalized_slots, path_terms
 
@@ -25,8 +26,6 @@ CHANNELS = 16
 PADDING = 8
 # Components of a row of coupled cotangents: the columns of a tensor core's product.
 COLUMNS = 8
-# Warps that multiply together by ``wgmma``, and compute capabilities that have it.
-WARPGROUP, WITH_WGMMA = 4, ("sm_90",)
 # Elements of the matrix that a thread may hold in registers, before sums need these.
 MOST_HELD = 128
 # The buffer of a value's kernel with marks of rows that several warps add to; see ``whole_rows.cuh``.
@@ -256,7 +255,7 @@ def radial_plan(spec: RadialSpec) -> RadialPlan:
     else:
         values = schedule.warps * max(map(plan.stream_reals, product.groups))
         shared = 2 * plan.slice_halves(product.groups[0]) + 4 * values
-    _check_form(spec)
+    check_form(spec)
     facts.check_threads(32 * schedule.warps, schedule.min_blocks)
     if shared > facts.shared_per_block or shared * schedule.min_blocks > facts.shared_per_unit:
         raise ScheduleError(
@@ -266,39 +265,6 @@ def radial_plan(spec: RadialSpec) -> RadialPlan:
     if (parts := sum(map(plan.parts, product.groups))) > schedule.min_blocks * facts.units:
         raise ScheduleError(f"{parts} parts of an edge for {schedule.min_blocks * facts.units} blocks")
     return dataclasses.replace(plan, zeroed=zeroed, shared_bytes=shared)
-
-
-def _check_form(spec: RadialSpec) -> None:
-    """Raise ScheduleError for knobs of the other kind of kernel: a value's, or gradients'."""
-    schedule = spec.schedule
-    if spec.is_gradient and schedule.tiles > 1:
-        raise ScheduleError(f"{schedule.tiles} tiles; expected 1, because a product of gradients has 16 edges")
-    if not spec.is_gradient and schedule.slices > 1:
-        raise ScheduleError(
-            f"{schedule.slices} slices; expected 1, because a warp keeps sums of a receiver in registers"
-        )
-    if schedule.ahead == "hidden" and (spec.is_gradient or schedule.tiles > 1):
-        raise ScheduleError("ahead=hidden; expected none: only a value's kernel with one tile has registers left")
-    if not spec.is_gradient and schedule.coupled:
-        raise ScheduleError(f"coupled={schedule.coupled}; expected 0, because a value has no cotangents")
-    if schedule.products == "wgmma":
-        _check_warpgroups(spec)
-    elif schedule.paths_at_once != RadialSchedule.paths_at_once:
-        raise ScheduleError(
-            f"paths_at_once={schedule.paths_at_once}; expected {RadialSchedule.paths_at_once}: without products=wgmma "
-            "it has no effect"
-        )
-
-
-def _check_warpgroups(spec: RadialSpec) -> None:
-    """Raise ScheduleError where four warps cannot multiply together."""
-    schedule, arch = spec.schedule, spec.facts.arch
-    if arch not in WITH_WGMMA:
-        raise ScheduleError(f"products=wgmma; expected mma, because {arch} has no wgmma: compute capability 9.0 alone has")
-    if not spec.is_gradient or not schedule.coupled:
-        raise ScheduleError("products=wgmma; expected mma: only gradients with coupled cotangents are made for it")
-    if schedule.warps % WARPGROUP:
-        raise ScheduleError(f"{schedule.warps} warps; expected a multiple of {WARPGROUP}, which wgmma multiplies together")
 
 
 PLANNERS = {RadialSpec: radial_plan}

@@ -21,7 +21,8 @@ class RadialWalk(GroupEmitter):
     """The loop of one path group, in which :class:`RadialGroup` has the steps."""
 
     # Functions that leave a path's part of the matrix in shared memory, and what follows the last of them.
-    packs, leaves, shows_matrix = "pack_path", "leave_path", ("__syncthreads();",)
+    packs, leaves = "pack_path", "leave_path"
+    shows_matrix: tuple[str, ...] = ("__syncthreads();",)
 
     def __init__(self, plan: RadialPlan, number: int, group: Group) -> None:
         super().__init__(Facts(plan.product), number, group)
