@@ -33,7 +33,7 @@ def _of_radial(workload: Workload, direction: str, facts: DeviceFacts) -> Space:
     spec = dataclasses.replace(spec, schedule=workload.kind.default(spec, None))
     knobs = dict(spec.schedule.choices)
     knobs["path_groups"] = knobs["path_groups"][: len(spec.problem.product.paths)]
-    without = OF_GRADIENTS if direction == "forward" else ()
+    without: tuple[str, ...] = OF_GRADIENTS if direction == "forward" else ()
     if direction == "forward" or facts.arch not in WITH_WGMMA:
         without += OF_WARPGROUPS
     return RadialSpace(spec, MappingProxyType({name: knobs[name] for name in knobs if name not in without}))
