@@ -136,38 +136,83 @@ class WarpgroupGroup(CoupledGroup):
             with self.scope("if (is_there)"):
                 super()._put_edges()
 
+    # ---- slices ----------------------------------------------------------------------------------------------------
+
+    @property
+    def _count_slices(self) -> int:
+        """Slices of 8 channels of a block."""
+        return self.slices * 16 // self.lay.channels
+
+    def _before_slices(self) -> None:
+        """The first slice's features, and weights of its first paths."""
+        self.begun = []
+        self.put(f"Row{self.number} rows[EDGES];")
+        self._load_next("first_u", "")
+        if self.forms_weights:
+            self.put(f"Real weights0[{len(self._batch(0))}][4];", *self._begin_weights(0, "team.slice"))
+            self._wait_for("weights0", "weights0")
+
+    def _load_next(self, first: str, unless: str) -> None:
+        """Features of channels from one on; zeros ``unless`` there are any."""
+        with self.scope(""):
+            self.put(f"const int u = {first};", f"const bool is_active = {self._active}{unless};")
+            with self.scope("UNROLL for (int i = 0; i < EDGES; ++i)"):
+                self._load_features()
+
+    def _load_slice(self) -> None:
+        """They are there, see :meth:`_end_slice`. Where the next slice's part of the matrix is; of the last one its own."""
+        rows = self.lay.channels * self.radial.row_halves
+        place = f"next / 2 * {self.slice_halves} + next % 2 * {rows}"
+        self.put(
+            f"const int next = min(s + 1, {self._count_slices - 1});",
+            f"const unsigned short* const next_slice = team.slice + {place};",
+        )
+
+    def _scale_slice(self) -> None:
+        self.begun = []
+        if "w" in self.live:
+            self.put("Real of_hidden[2 * STEPS][4];")
+        super()._scale_slice()
+
+    def _end_slice(self) -> None:
+        """Sums of the last products, while features of the next slice are on their way."""
+        self._load_next(f"first_u + {self.lay.channels} * (s + 1)", f" && s + 1 < {self._count_slices}")
+        if "w" in self.live:
+            self._end_chain_of_hidden()
+        if self.forms_weights:
+            self._wait_for("next", "weights0")
+
     # ---- products of a slice ---------------------------------------------------------------------------------------
 
     def _wait_for(self, products: str, sums: str = "") -> None:
         """Wait for a group of products, in whose ``sums`` values are there then."""
-        later = len(self.begun) - 1 - self.begun.index(products)
+        later = len(self.begun) - 1 - self.begun.index(products) if products in self.begun else len(self.begun)
         self.put(f"wait_for<{later}>({sums});" if sums else f"wait_for_products<{later}>();")
         self.begun = self.begun[len(self.begun) - later :]
 
-    def _begin_weights(self, first: int) -> list[str]:
-        """Begin to form weights of paths from one on; nothing beyond the last one."""
-        count, name = len(self._batch(first)), f"weights{first}"
-        if not count or not self.forms_weights:
-            return []
-        self.begun.append(name)
-        place = f"here.slice + {first * self.radial.path_halves}"
-        return [f"Real {name}[{count}][4];", f"begin_weights(hidden, {place}, {name});"]
-
-    def _scale_slice(self) -> None:
-        """Features are on their way when the first products begin."""
-        self.begun = []
-        if "w" in self.live:
-            self.put("Real of_hidden[2 * STEPS][4];")
-        self.put(*self._begin_weights(0))
-        super()._scale_slice()
+    def _begin_weights(self, first: int, matrix: str, name: str = "") -> list[str]:
+        """Begin to form weights of paths from one on, of a slice of the matrix."""
+        self.begun.append(name or f"weights{first}")
+        place = f"{matrix} + {first * self.radial.path_halves}" if first else matrix
+        return [f"begin_weights(hidden, {place}, weights{first});"]
 
     def _path_of_slice(self, position: int, p: int) -> None:
-        if position % self.at_once == 0 and self.forms_weights:
-            name = f"weights{position}"
-            if name in self.begun:
-                self._wait_for(name, name)
-            self.put(*self._begin_weights(position + self.at_once))
+        """Before the first path of some that were formed together, the next ones begin; after the last, the next slice's.
+
+        These take registers of the first ones.
+        """
+        if self.forms_weights and position % self.at_once == 0:
+            later = position + self.at_once
+            if position:
+                self._wait_for(f"weights{position}", f"weights{position}")
+            if later < len(self.paths):
+                count = len(self._batch(later))
+                self.put(f"Real weights{later}[{count}][4];", *self._begin_weights(later, "here.slice"))
+            elif position:
+                self.put(*self._begin_weights(0, "next_slice", "next"))
         super()._path_of_slice(position, p)
+        if self.forms_weights and self.at_once >= len(self.paths) == position + 1:
+            self.put(*self._begin_weights(0, "next_slice", "next"))
 
     def _form_weights(self, position: int) -> None:
         first = position // self.at_once * self.at_once
@@ -191,6 +236,10 @@ class WarpgroupGroup(CoupledGroup):
             f"begin_hidden<{how}>(here.slice + {at * self.radial.path_halves}, {parts}, of_hidden);",
         )
         self.begun.append(f"hidden{pair}")
-        if is_last or (at + 2) % chain == 0:
-            self._wait_for(f"hidden{pair}", "of_hidden")
-            self.put("end_hidden(of_hidden, hidden_scale, of_h);")
+        if not is_last and (at + 2) % chain == 0:
+            self._end_chain_of_hidden()
+
+    def _end_chain_of_hidden(self) -> None:
+        last = [products for products in self.begun if products.startswith("hidden")][-1:]
+        self._wait_for(*last, "of_hidden") if last else self.put("wait_for_products<0>();")
+        self.put("end_hidden(of_hidden, hidden_scale, of_h);")
