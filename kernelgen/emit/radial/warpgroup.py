@@ -67,7 +67,8 @@ class WarpgroupGroup(CoupledGroup):
 
     @property
     def work_of_path(self) -> int:
-        return 20 + 4 * self.radial.spec.steps
+        """By time, not by instructions: warps wait for each other where products begin."""
+        return 15 * self.radial.spec.steps
 
     # ---- the loop --------------------------------------------------------------------------------------------------
 
@@ -175,12 +176,17 @@ class WarpgroupGroup(CoupledGroup):
         super()._scale_slice()
 
     def _end_slice(self) -> None:
-        """Sums of the last products, while features of the next slice are on their way."""
-        self._load_next(f"first_u + {self.lay.channels} * (s + 1)", f" && s + 1 < {self._count_slices}")
+        """Sums of the last products."""
         if "w" in self.live:
             self._end_chain_of_hidden()
         if self.forms_weights:
             self._wait_for("next", "weights0")
+
+    def _path_of_tile(self, position: int, p: int) -> None:
+        """Behind the last path the features of the next slice are on their way."""
+        super()._path_of_tile(position, p)
+        if position + 1 == len(self.paths):
+            self._load_next(f"first_u + {self.lay.channels} * (s + 1)", f" && s + 1 < {self._count_slices}")
 
     # ---- products of a slice ---------------------------------------------------------------------------------------
 
@@ -230,16 +236,16 @@ class WarpgroupGroup(CoupledGroup):
             self._wait_for(f"hidden{pair - 1}")
         parts = f"gradient_hi[{pair % 2}], gradient_lo[{pair % 2}]"
         at, chain = position // 2 * 2, self._chain
+        if at and at % chain == 0:
+            self._end_chain_of_hidden()
         how = f"{'true' if position % 2 else 'false'}, {'true' if at % chain else 'false'}"
         self.put(
             f"halve_gradients(gradient, {parts});",
             f"begin_hidden<{how}>(here.slice + {at * self.radial.path_halves}, {parts}, of_hidden);",
         )
         self.begun.append(f"hidden{pair}")
-        if not is_last and (at + 2) % chain == 0:
-            self._end_chain_of_hidden()
 
     def _end_chain_of_hidden(self) -> None:
-        last = [products for products in self.begun if products.startswith("hidden")][-1:]
-        self._wait_for(*last, "of_hidden") if last else self.put("wait_for_products<0>();")
+        last = [products for products in self.begun if products.startswith("hidden")]
+        self._wait_for(last[-1] if last else "none", "of_hidden")
         self.put("end_hidden(of_hidden, hidden_scale, of_h);")
