@@ -2,8 +2,8 @@
 
 Weights of some paths are formed while lanes multiply those of the paths before, and gradients of weights go to those of
 hidden features while lanes go on. All four warps have to come to the same products, so a warp without further edges
-goes through steps whose loads and sums are off. Groups of products end in the order in which they begin; what waits for
-one says how many later ones may still run.
+goes through a step of none, in which it adds zeros to the rows of its last ones. Groups of products end in the order in
+which they begin; what waits for one says how many later ones may still run.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class WarpgroupGroup(CoupledGroup):
 
     packs, leaves = "pack_blocks", "leave_blocks"
     # So all four warps stage edges in the same steps: while one waits for memory, the others wait for it.
-    most_staged = "(round % 2 ? 16 : STAGE)"
+    most_staged = "(!is_there ? 0 : round % 2 ? 16 : STAGE)"
     shows_matrix = ("show_to_tensor_cores();", "__syncthreads();")
 
     def __init__(self, plan: RadialPlan, number: int, group: Group) -> None:
@@ -62,10 +62,6 @@ class WarpgroupGroup(CoupledGroup):
         return -(-count // (2 * chains)) * 2
 
     @property
-    def _active(self) -> str:
-        return "is_there" if self.group.mul % (16 * self.slices) == 0 else "is_there && u < MUL"
-
-    @property
     def work_of_path(self) -> int:
         """By time, not by instructions: warps wait for each other where products begin."""
         return 15 * self.radial.spec.steps
@@ -78,6 +74,7 @@ class WarpgroupGroup(CoupledGroup):
             f"constexpr int MUL = {self.group.mul};",
             f"const int first_channel = part * {16 * self.slices};",
             f"const int u = first_channel + {self.lay.first_channel};",
+            f"const bool active = {self._active};",
             "unsigned short* const hidden = slice - (1 + team.broadcast(threadIdx.x / 128, 0)) * HIDDEN_ROWS;",
             self.clears,
         )
@@ -90,22 +87,21 @@ class WarpgroupGroup(CoupledGroup):
         (self._leave_matrix if self.radial.loads_matrix_at_once else self._load_matrix)()
         self.put(
             f"Node{self.number} kept = {{}};",
-            "int run = share.run - 1, node = 0, base = 0, end = 0, staged = 0, j = 0;",
+            "int run = share.run - 1, node = 0, base = 1, end = 1, staged = 0, j = 0;",
             "int edge_of_lane = 0, far_of_lane = 0;",
             "Real back_of_lane = 0, back_of_node = 0;",
         )
         with self.scope('_Pragma("unroll 1") for (int round = 0; round < share.rounds; ++round)'):
-            self.put("const bool is_there = round < share.count;", "j = is_there && round > 0 ? j + 16 : 0;")
-            with self.scope("if (is_there && j >= staged)"):
+            self.put("const bool is_there = round < share.count;", "j += 16;")
+            with self.scope("if (!is_there || j >= staged)"):
                 self._next_edges()
-            self.put(f"const bool active = {self._active};")
             self._steps()
         return self.lines
 
     def _next_edges(self) -> None:
-        """Stage further edges of the receiver, or the next one and its first edges."""
+        """Stage further edges of the receiver, or the next one and its first edges; behind the last edge none."""
         self.put("__syncwarp(0xffffffffu);", "base += staged;")
-        with self.scope("if (base >= end)"):
+        with self.scope("if (is_there && base >= end)"):
             with self.scope("do"):
                 self.put(
                     "++run;",
@@ -127,15 +123,10 @@ class WarpgroupGroup(CoupledGroup):
         self.put(*self.lay.steps(f"step_{self.number}<{{}}>(b, team, stage, u, active, matrix_scale, {given})"))
 
     def _given(self) -> str:
-        return (", back_of_lane" if self.meets else "") + ", back_of_node, is_there, hidden"
+        return (", back_of_lane" if self.meets else "") + ", back_of_node, hidden"
 
     def _taken(self) -> str:
-        return super()._taken() + ", const bool is_there, unsigned short* const hidden"
-
-    def _put_edges(self) -> None:
-        if self.writes_edges:
-            with self.scope("if (is_there)"):
-                super()._put_edges()
+        return super()._taken() + ", unsigned short* const hidden"
 
     # ---- slices ----------------------------------------------------------------------------------------------------
 
@@ -161,7 +152,7 @@ class WarpgroupGroup(CoupledGroup):
                 self._load_features()
 
     def _load_slice(self) -> None:
-        """They are there, see :meth:`_end_slice`. Where the next slice's part of the matrix is; of the last one its own."""
+        """They are there already. The next slice's part of the matrix; of the last one its own."""
         rows = self.lay.channels * self.radial.row_halves
         place = f"next / 2 * {self.slice_halves} + next % 2 * {rows}"
         self.put(
@@ -183,7 +174,7 @@ class WarpgroupGroup(CoupledGroup):
             self._wait_for("next", "weights0")
 
     def _path_of_tile(self, position: int, p: int) -> None:
-        """Behind the last path the features of the next slice are on their way."""
+        """Behind the last path features of the next slice are on their way."""
         super()._path_of_tile(position, p)
         if position + 1 == len(self.paths):
             self._load_next(f"first_u + {self.lay.channels} * (s + 1)", f" && s + 1 < {self._count_slices}")
@@ -203,9 +194,9 @@ class WarpgroupGroup(CoupledGroup):
         return [f"begin_weights(hidden, {place}, weights{first});"]
 
     def _path_of_slice(self, position: int, p: int) -> None:
-        """Before the first path of some that were formed together, the next ones begin; after the last, the next slice's.
+        """Before the first path of some whose weights are there, those of the next ones begin.
 
-        These take registers of the first ones.
+        After the last ones of a slice the first ones of the next slice, in registers that they have had before.
         """
         if self.forms_weights and position % self.at_once == 0:
             later = position + self.at_once
