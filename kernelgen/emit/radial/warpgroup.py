@@ -16,7 +16,7 @@ from kernelgen.plan.path_groups import Group
 from kernelgen.plan.radial import RadialPlan
 
 # Most paths whose gradients are summed in tensor cores, which truncate, before floats are added.
-HIDDEN_CHAIN = 6
+HIDDEN_CHAIN = 10
 # Most components of x whose features of the next slice are loaded before the last path: they take registers.
 MOST_AHEAD = 5
 
@@ -68,7 +68,7 @@ class WarpgroupGroup(CoupledGroup):
     @property
     def work_of_path(self) -> int:
         """By time, not by instructions: warps wait for each other where products begin."""
-        return 15 * self.radial.spec.steps
+        return 12 * self.radial.spec.steps
 
     # ---- the loop --------------------------------------------------------------------------------------------------
 
