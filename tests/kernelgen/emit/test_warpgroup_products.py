@@ -222,6 +222,20 @@ def test_older_entries_load() -> None:
     ) == schedule_of(paths_at_once=2)
 
 
+def test_default_where_there_are_such_products() -> None:
+    """Of class ``ieee``, and with as many slices as without them."""
+    spec = RadialSpec(SUITE["mace-mp-medium"], 64, backward("xyw"), RadialSchedule(), "ieee", "ir_mul", "int64", FACTS)
+    found = default_radial_schedule(spec)
+    assert (found.schedule.products, found.schedule.paths_at_once) == ("wgmma", 10)
+    others = {"facts": cuda_facts("sm_80")}, {"accuracy": "tf32"}, {"direction": forward()}
+    for other in others:
+        assert default_radial_schedule(dataclasses.replace(spec, **other)).schedule.products == "mma"
+    schedule = dataclasses.replace(found.schedule, products="mma", paths_at_once=RadialSchedule.paths_at_once)
+    size = radial_plan(dataclasses.replace(found, schedule=schedule)).shared_bytes
+    tight = dataclasses.replace(FACTS, shared_per_block=size, shared_per_unit=size + 1024)
+    assert default_radial_schedule(dataclasses.replace(spec, facts=tight)).schedule.products == "mma"
+
+
 def test_its_code_is_for_one_architecture() -> None:
     assert emit(plan_of(SMALL)).arch_suffix == "a" and emit(plan_of(SMALL, products="mma")).arch_suffix == ""
 
