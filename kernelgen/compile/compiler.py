@@ -49,7 +49,7 @@ def compile_source(source: Source, facts: DeviceFacts) -> Binary:
     if packed is not None:
         return packed
     try:
-        job = hip_job(facts.arch) if facts.is_hip else cuda_job(facts.arch) if facts.backend == "cuda" else host_job()
+        job = _job_of(source, facts)
         if facts.backend == "cuda" and cache.find(_key(job, source), job.binary_name) is None:
             shipped = find_shipped(source, facts)
             if shipped is not None:
@@ -60,6 +60,12 @@ def compile_source(source: Source, facts: DeviceFacts) -> Binary:
         if shipped is None:
             raise
         return shipped
+
+
+def _job_of(source: Source, facts: DeviceFacts) -> Job:
+    if facts.is_hip:
+        return hip_job(facts.arch)
+    return cuda_job(facts.arch + source.arch_suffix) if facts.backend == "cuda" else host_job()
 
 
 def _key(job: Job, source: Source) -> str:

@@ -15,11 +15,15 @@ ENTRY = "equitune_kernel"
 
 @dataclass(frozen=True)
 class Source:
-    """``text`` is complete and contains its hand-written headers; ``entry`` is its only ``extern "C"`` symbol."""
+    """``text`` is complete and contains its hand-written headers; ``entry`` is its only ``extern "C"`` symbol.
+
+    arch_suffix: ``a`` for CUDA text with instructions that one architecture alone has: its code runs on no other.
+    """
 
     text: str
     language: str
     entry: str = ENTRY
+    arch_suffix: str = ""
 
 
 class Emitter(NamedTuple):

@@ -14,6 +14,7 @@ from kernelgen.problem.radial_convolution import PRODUCTS
 from kernelgen.problem.tensor_product import TensorProductProblem
 from kernelgen.schedule.kernel_spec import Spec
 from kernelgen.schedule.radial import MOST_HIDDEN, STEP, RadialSpec
+from kernelgen.schedule.radial_knobs import check_form
 from kernelgen.schedule.tensor_product import CudaSchedule
 from kernelgen.terms.clebsch_gordan import normalized_slots, path_terms
 
@@ -68,7 +69,7 @@ class RadialPlan:
         return self._bytes_with(group, self.slices(group), self.stage)
 
     def _bytes_with(self, group: Group, slices: int, stage: int) -> int:
-        of_matrix = slices * len(group.paths) * self.path_halves
+        of_matrix = slices * len(group.paths) * self.path_halves + self.hidden_halves
         return 2 * of_matrix + 4 * self.spec.schedule.warps * self._stream_with(group, slices, stage)
 
     def parts(self, group: Group) -> int:
@@ -82,8 +83,19 @@ class RadialPlan:
 
     @property
     def row_halves(self) -> int:
-        """Halves in shared memory of a channel's row of the matrix."""
-        return self.spec.steps * STEP + PADDING
+        """Halves in shared memory of a channel's row of the matrix; ``wgmma`` has them in blocks of 8 rows by 8."""
+        return self.spec.steps * STEP + (0 if self.by_warpgroups else PADDING)
+
+    @property
+    def by_warpgroups(self) -> bool:
+        """Whether four warps multiply together."""
+        return self.spec.schedule.products == "wgmma"
+
+    @property
+    def hidden_halves(self) -> int:
+        """Halves in shared memory of hidden features of 16 edges of each warp, if ``wgmma`` forms weights."""
+        rows = TILE * self.spec.schedule.warps * (2 if PRODUCTS[self.spec.accuracy] > 1 else 1)
+        return rows * self.spec.steps * STEP if self.by_warpgroups and "w" in self.spec.direction.operands else 0
 
     @property
     def path_halves(self) -> int:
@@ -243,7 +255,7 @@ def radial_plan(spec: RadialSpec) -> RadialPlan:
     else:
         values = schedule.warps * max(map(plan.stream_reals, product.groups))
         shared = 2 * plan.slice_halves(product.groups[0]) + 4 * values
-    _check_form(spec)
+    check_form(spec)
     facts.check_threads(32 * schedule.warps, schedule.min_blocks)
     if shared > facts.shared_per_block or shared * schedule.min_blocks > facts.shared_per_unit:
         raise ScheduleError(
@@ -253,21 +265,6 @@ def radial_plan(spec: RadialSpec) -> RadialPlan:
     if (parts := sum(map(plan.parts, product.groups))) > schedule.min_blocks * facts.units:
         raise ScheduleError(f"{parts} parts of an edge for {schedule.min_blocks * facts.units} blocks")
     return dataclasses.replace(plan, zeroed=zeroed, shared_bytes=shared)
-
-
-def _check_form(spec: RadialSpec) -> None:
-    """Raise ScheduleError for knobs of the other kind of kernel: a value's, or gradients'."""
-    schedule = spec.schedule
-    if spec.is_gradient and schedule.tiles > 1:
-        raise ScheduleError(f"{schedule.tiles} tiles; expected 1, because a product of gradients has 16 edges")
-    if not spec.is_gradient and schedule.slices > 1:
-        raise ScheduleError(
-            f"{schedule.slices} slices; expected 1, because a warp keeps sums of a receiver in registers"
-        )
-    if schedule.ahead == "hidden" and (spec.is_gradient or schedule.tiles > 1):
-        raise ScheduleError("ahead=hidden; expected none: only a value's kernel with one tile has registers left")
-    if not spec.is_gradient and schedule.coupled:
-        raise ScheduleError(f"coupled={schedule.coupled}; expected 0, because a value has no cotangents")
 
 
 PLANNERS = {RadialSpec: radial_plan}

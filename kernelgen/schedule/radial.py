@@ -30,6 +30,9 @@ class RadialSchedule(Knobs):
     slices: of 16 channels that a warp takes one after the other for the same edges, whose gradients it adds once.
     coupled: from how many terms for each component of x tensor cores form a path's gradients; 0: no path's.
     ahead: ``hidden`` if a value's hidden features are loaded during the step before the one that splits them.
+    products: what multiplies hidden features by the matrix, and gradients of weights by its transpose: ``mma`` of each
+        warp, or ``wgmma`` of four warps at a time, which Hopper alone has, for gradients with coupled cotangents.
+    paths_at_once: whose weights one ``wgmma`` forms, while lanes multiply those of the paths before.
     """
 
     path_groups: int = 1
@@ -41,6 +44,8 @@ class RadialSchedule(Knobs):
     slices: int = 1
     coupled: int = 0
     ahead: str = "none"
+    products: str = "mma"
+    paths_at_once: int = 4
 
     backend: ClassVar[str] = "cuda"
     choices: ClassVar[dict[str, tuple]] = {
@@ -53,8 +58,10 @@ class RadialSchedule(Knobs):
         "slices": (1, 2, 4, 8),
         "coupled": (0, 1, 2, 4),
         "ahead": ("none", "hidden"),
+        "products": ("mma", "wgmma"),
+        "paths_at_once": (1, 2, 3, 4, 5, 6, 8, 10),
     }
-    younger: ClassVar[tuple[str, ...]] = ("coupled", "ahead")
+    younger: ClassVar[tuple[str, ...]] = ("coupled", "ahead", "products", "paths_at_once")
 
 
 def operands_of(direction: Direction) -> tuple[str, ...]:

@@ -48,7 +48,7 @@ typedef unsigned long long Mask;  // of the lanes that run in step
 static const int WARP = HIP_WAVE, MOST = 1024, STACK = 1 << 18;
 static ucontext_t scheduler, lanes[MOST];
 static bool finished[MOST];
-static long long arrived[MOST], arrived_in_block[MOST];
+static long long arrived[MOST], arrived_in_block[MOST], arrived_in_group[MOST];
 static int current, threads_in_block;
 alignas(16) static unsigned char slots[MOST][16];
 
@@ -140,6 +140,9 @@ static T atomicAdd(T* p, T value) {
 #ifdef TENSOR_CORES
 #include "tensor_core_emulator.hpp"
 #endif
+#ifdef WARPGROUPS
+#include "warpgroup_emulator.hpp"
+#endif
 #include KERNEL_TEXT
 #ifdef ZEROS_INSIDE
 static unsigned long long words[LINE * (1 + COPIES)];
@@ -178,7 +181,7 @@ extern "C" void emulate(const void** pointers, long long edges, long long in, lo
     gridDim.x = blocks, blockDim.x = threads;
     for (int block = 0; block < blocks; ++block) {
         for (int l = 0; l < threads; ++l) {
-            finished[l] = waited[l] = false, arrived[l] = arrived_in_block[l] = 0;
+            finished[l] = waited[l] = false, arrived[l] = arrived_in_block[l] = arrived_in_group[l] = 0;
             getcontext(&lanes[l]);
             lanes[l].uc_stack.ss_sp = stacks + (size_t)l * STACK;
             lanes[l].uc_stack.ss_size = STACK;

@@ -48,6 +48,8 @@ def emulate_addresses(
 ) -> None:
     """:func:`emulate` with addresses in the order of ``BUFFERS``, 0 for none."""
     flags = ("-DTENSOR_CORES",) if isinstance(plan, RadialPlan) else ()
+    if isinstance(plan, RadialPlan) and plan.by_warpgroups:
+        flags = (*flags, "-DWARPGROUPS")
     if plan.spec.facts.is_hip:
         flags = (*flags, f"-DHIP_WAVE={plan.spec.facts.wave}")
     function = _compiled(emit(plan).text, flags)

@@ -1,5 +1,6 @@
 // The operations of tensor cores for cuda_emulator.hpp: fragments as the PTX ISA lays them out over the 32 lanes of a
-// warp (mma.m16n8k16, ldmatrix, movmatrix, "Matrix Fragments"), products exact, sums in double and rounded once.
+// warp (mma.m16n8k16, ldmatrix, movmatrix, "Matrix Fragments"), products exact, sums in double and rounded once. Those of
+// four warps (wgmma) are in warpgroup_emulator.hpp.
 static float half_value(unsigned bits) {
     const int sign = bits >> 15 & 1, exponent = bits >> 10 & 31, fraction = bits & 1023;
     const double size = exponent == 31 ? (fraction ? __builtin_nan("") : __builtin_inf())

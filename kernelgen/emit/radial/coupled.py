@@ -41,8 +41,13 @@ class CoupledGroup(CoupledWalk):
         statements = sum(len(self.kernel.bodies[p].statements) for p in self.lane_paths)
         components = sum(map(self._dim1, self.coupled_paths))
         features = sum(self.problem.in1[block].dim for block in self.group.in1)
-        of_paths = 17 * self.radial.spec.steps * len(self.paths)
+        of_paths = self.work_of_path * len(self.paths)
         return 2 * self.slices * (4 * statements + 34 * components + of_paths + 20 * features + 40) + 650
+
+    @property
+    def work_of_path(self) -> int:
+        """Instructions of products with the matrix, of a path and 8 channels."""
+        return 17 * self.radial.spec.steps
 
     def _of_edges(self) -> str:
         return ""
@@ -121,7 +126,7 @@ class CoupledGroup(CoupledWalk):
         with self.scope(""):
             self.put(f"// path {p}: {blocks[0]} x {blocks[1]} -> {blocks[2]}, coupled")
             if self.forms_weights:
-                self.put(self.lay.weights, self.lay.form(position * self.radial.path_halves))
+                self._form_weights(position)
             if "w" in self.live:
                 self.put(f"UNROLL for (int k = 0; k < 4; ++k) gradient[{position % 2}][k] = Real(0);")
             for first in range(0, self._dim1(p), 2):

@@ -50,11 +50,13 @@ class CoupledWalk(RadialGroup):
     # ---- a receiver ------------------------------------------------------------------------------------------------
 
     def _group(self) -> list[str]:
-        lines = super()._group()
-        clear = (
-            f"for (int k = {self.coupled_place} + team.lane; k < {self.attribute_place}; k += 32) stage[k] = Real(0);"
-        )
-        return [f"    {clear}  // no row is without numbers", *lines]
+        return [f"    {self.clears}", *super()._group()]
+
+    @property
+    def clears(self) -> str:
+        """Before coupled cotangents are there: some rows stay as they are."""
+        places = f"int k = {self.coupled_place} + team.lane; k < {self.attribute_place}; k += 32"
+        return f"for ({places}) stage[k] = Real(0);  // no row is without numbers"
 
     def _given(self) -> str:
         return ", my_back, node_back" if self.meets else ", node_back"
@@ -112,6 +114,10 @@ class CoupledWalk(RadialGroup):
         before = out[: out.index(block)]
         return self.radial.value_reals(self.group) + 16 * sum(self.problem.out[b].dim for b in before)
 
+    # Edges that are staged at a time, and statements that ask for what their steps need.
+    most_staged = "STAGE"
+    asks: tuple[str, ...] = ()
+
     @property
     def _if_staged(self) -> str:
         """Before what only lanes with an edge write."""
@@ -121,9 +127,10 @@ class CoupledWalk(RadialGroup):
         """One edge a lane: its indices, its attributes with a scale, and the values that lanes multiply."""
         row = self.problem.dim_in2
         self.put(
-            "const int count = min(STAGE, end - base), last = base + min(team.lane, count - 1);",
+            f"const int count = min({self.most_staged}, end - base), last = base + min(team.lane, count - 1);",
             "const int my_edge = b.perm ? b.perm[last] : last;",
             "const int my_far = int(b.sender[my_edge]);",
+            *self.asks,
         )
         if "y" in self.kernel.operands:
             self.put(

@@ -20,6 +20,10 @@ from kernelgen.plan.radial import RadialPlan
 class RadialWalk(GroupEmitter):
     """The loop of one path group, in which :class:`RadialGroup` has the steps."""
 
+    # Functions that leave a path's part of the matrix in shared memory, and what follows the last of them.
+    packs, leaves = "pack_path", "leave_path"
+    shows_matrix: tuple[str, ...] = ("__syncthreads();",)
+
     def __init__(self, plan: RadialPlan, number: int, group: Group) -> None:
         super().__init__(Facts(plan.product), number, group)
         self.radial = plan
@@ -169,8 +173,8 @@ class RadialWalk(GroupEmitter):
         self._scale_matrix()
         for position in range(count):
             place = f"slice + {position * self.radial.path_halves}"
-            self.put(f"leave_path(held[{position}], scale.into, {place});")
-        self.put("__syncthreads();")
+            self.put(f"{self.leaves}(held[{position}], scale.into, {place});")
+        self.put(*self.shows_matrix)
 
     def _scale_matrix(self) -> None:
         self.put(
@@ -193,8 +197,8 @@ class RadialWalk(GroupEmitter):
             self.put(here)
             for position, start in enumerate(starts):
                 place = f"slice + s * {self.slice_halves} + {position * self.radial.path_halves}"
-                self.put(f"pack_path({start}, {weights}, inside, {self._factor(position)}, scale.into, {place});")
-        self.put("__syncthreads();")
+                self.put(f"{self.packs}({start}, {weights}, inside, {self._factor(position)}, scale.into, {place});")
+        self.put(*self.shows_matrix)
 
     def _stage_edges(self) -> None:
         """One edge a lane: its indices, and its values in shared memory; zeros beyond the last."""

@@ -11,8 +11,11 @@ from __future__ import annotations
 from kernelgen.emit.launch import LaunchRule, Share
 from kernelgen.emit.radial.coupled import CoupledGroup
 from kernelgen.emit.radial.path_group import RadialGroup
+from kernelgen.emit.radial.warpgroup import WarpgroupGroup
+from kernelgen.emit.radial.warpgroup_calls import warpgroup_calls
 from kernelgen.emit.signature import buffers_line, buffers_struct, gpu_entry
 from kernelgen.emit.source import Source, included
+from kernelgen.plan.path_groups import Group
 from kernelgen.plan.radial import MARKS, TILE, RadialPlan
 from kernelgen.problem.radial_convolution import PRODUCTS
 
@@ -22,10 +25,7 @@ ENTRY = "equitune_radial"
 
 def emit_radial(plan: RadialPlan) -> Source:
     """The kernel of a plan; equal plans give equal text."""
-    groups = [
-        (CoupledGroup if plan.coupled(group) else RadialGroup)(plan, number, group)
-        for number, group in enumerate(plan.product.groups)
-    ]
+    groups = [_form_of(plan, group)(plan, number, group) for number, group in enumerate(plan.product.groups)]
     headers = included("tensor_cores.cuh") + included("radial.cuh")
     if plan.loads_matrix_at_once:
         headers += included("matrix_at_once.cuh")
@@ -33,10 +33,21 @@ def emit_radial(plan: RadialPlan) -> Source:
         headers += included("shares.cuh")
     if plan.stores_rows:
         headers += included("whole_rows.cuh")
-    if any(map(plan.coupled, plan.product.groups)):
+    if plan.by_warpgroups or any(map(plan.coupled, plan.product.groups)):
         headers += included("coupled.cuh")
+    if plan.by_warpgroups:
+        of_hidden = 2 * plan.spec.steps * ("w" in plan.spec.direction.live_outputs)
+        widths = {width for group in groups if isinstance(group, WarpgroupGroup) for width in group.widths}
+        headers += warpgroup_calls(widths, of_hidden) + included("warpgroup.cuh")
     parts = [_preamble(plan), included("device.cuh"), _constants(plan) + headers, buffers_struct()]
-    return Source("\n".join([*parts, *(group.text() for group in groups), _entry(plan, groups)]), "cuda", ENTRY)
+    text = "\n".join([*parts, *(group.text() for group in groups), _entry(plan, groups)])
+    return Source(text, "cuda", ENTRY, "a" if plan.by_warpgroups else "")
+
+
+def _form_of(plan: RadialPlan, group: Group) -> type[RadialGroup]:
+    if plan.by_warpgroups:
+        return WarpgroupGroup
+    return CoupledGroup if plan.coupled(group) else RadialGroup
 
 
 def radial_launch(plan: RadialPlan) -> LaunchRule:
@@ -75,11 +86,12 @@ def _constants(plan: RadialPlan) -> str:
 def _entry(plan: RadialPlan, groups: list[RadialGroup]) -> str:
     schedule = plan.spec.schedule
     before_stages = 0 if schedule.coupled else plan.slice_halves(plan.product.groups[0])
+    before_slices = f" + {plan.hidden_halves}" if plan.hidden_halves else ""
     lines = [
         *gpu_entry(32 * schedule.warps, schedule.min_blocks, entry=ENTRY),
         buffers_line(),
         "    extern __shared__ __align__(16) unsigned char shared_bytes[];",
-        "    unsigned short* const slice = reinterpret_cast<unsigned short*>(shared_bytes);",
+        f"    unsigned short* const slice = reinterpret_cast<unsigned short*>(shared_bytes){before_slices};",
         "    // Compilers see that lanes have the same warp: they need not prepare for lanes that go apart.",
         "    const int lane = threadIdx.x % 32, warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0, 32);",
         "    const Warp team = {lane, lane / 4, lane % 4, slice};",
@@ -115,8 +127,7 @@ def _parts_in_sequence(plan: RadialPlan, groups: list[RadialGroup]) -> list[str]
             f"        const long long begin = edges_until((from - start) / {cost}, num_edges);",
             f"        const long long count = edges_until((to - start) / {cost}, num_edges) - begin;",
             "        if (count == 0) continue;",
-            f"        const long long first = begin + count * warp / {warps};",
-            f"        const long long end = begin + count * (warp + 1) / {warps};",
+            *(_SHARE_OF_BLOCK if plan.by_warpgroups else _share_of_warp(warps)),
             *(_marks(before) if plan.stores_rows else ()),
             f"        Real* const stage = stages + {matrix}warp * {plan.stream_reals(group.group)};",
             f"        group_{number}(b, team, part, int(first), int(end), int(num_out), slice, stage{_rows_of(plan)});",
@@ -125,6 +136,17 @@ def _parts_in_sequence(plan: RadialPlan, groups: list[RadialGroup]) -> list[str]
         ]
         before, work = before + parts, work + parts * cost
     return lines
+
+
+# Warps that multiply together divide it themselves, by steps.
+_SHARE_OF_BLOCK = ("        const long long first = begin, end = begin + count;",)
+
+
+def _share_of_warp(warps: int) -> tuple[str, ...]:
+    return (
+        f"        const long long first = begin + count * warp / {warps};",
+        f"        const long long end = begin + count * (warp + 1) / {warps};",
+    )
 
 
 def _marks(before: int) -> list[str]:

@@ -66,20 +66,29 @@ class RadialGroup(RadialWalk):
         self.put(f"constexpr int MUL = {self.group.mul};")
         self.put(*(f"Real (&{name})[{dim}][C] = node.{name};" for name, dim in self._kept()))
         self.put(f"constexpr int EDGES = {self.lay.edges};  // of a lane")
-        if self.forms_weights:
-            self.put(self.lay.hidden, "Real scale[EDGES];", *self.lay.load_hidden())
-        self._find_edges()
+        self._take_edges()
         self._declare_sums()
         if "w" in self.live:
             self.put("Real of_h[2][STEPS][4] = {};")
+        self._before_slices()
         with self.scope(self._slice_loop):
             self._start_slice()
             if "y" in self.live:
                 self.put(f"Real of_y[EDGES][{4 * self._quarters}] = {{}};")
             for position, p in enumerate(self.paths):
                 self._path_of_slice(position, p)
+            self._end_slice()
         self._put_edges()
         return self.lines
+
+    def _take_edges(self) -> None:
+        """What a step has of its edges."""
+        self._take_hidden()
+        self._find_edges()
+
+    def _take_hidden(self) -> None:
+        if self.forms_weights:
+            self.put(self.lay.hidden, "Real scale[EDGES];", *self.lay.load_hidden())
 
     def _declare_sums(self) -> None:
         """Sums of the edges' attributes over slices."""
@@ -130,16 +139,26 @@ class RadialGroup(RadialWalk):
                 f"here.slice += s / {per} * {self.slice_halves} + s % {per} * {rows};",
                 f"const int u = first_u + {self.lay.channels} * s;",
                 f"const bool is_active = {self._active};",
-                f"Row{self.number} rows[EDGES];",
             )
-            with self.scope("UNROLL for (int i = 0; i < EDGES; ++i)"):
-                self._load_features()
+            self._load_slice()
         else:
             self.put("const Warp& here = team;")
         if self.has_cotangents:
             place = f" + s / {per} * {of_slice} + s % {per} * {self.lay.channels}" if self._slice_loop else ""
             self.put(f"const Real* const cotangents = stage + {self.lay.first_channel}{place};")
         self._scale_slice()
+
+    def _before_slices(self) -> None:
+        """What the first slice finds."""
+
+    def _end_slice(self) -> None:
+        """What a slice leaves for the next one."""
+
+    def _load_slice(self) -> None:
+        """Features of a slice."""
+        self.put(f"Row{self.number} rows[EDGES];")
+        with self.scope("UNROLL for (int i = 0; i < EDGES; ++i)"):
+            self._load_features()
 
     def _scale_slice(self) -> None:
         """Scales of gradients of weights, by the features of the slice."""
@@ -171,13 +190,13 @@ class RadialGroup(RadialWalk):
 
     def _path_of_tile(self, position: int, p: int) -> None:
         """Weights of a path, its arithmetic for each edge of the lane, and what its gradients of weights give."""
-        block, offset = self.problem.paths[p].in1, position * self.radial.path_halves
+        block = self.problem.paths[p].in1
         dim = self.problem.in1[block].dim
         with self.scope(""):
             if self._begins_anew(position):
                 self.put("__syncwarp(0xffffffffu);  // the compiler keeps no value from before")
             if self.forms_weights:
-                self.put(self.lay.weights, self.lay.form(offset))
+                self._form_weights(position)
             if self.has_cotangents:
                 out = self.problem.paths[p].out
                 self.put(f"Real g{out}[{self.problem.out[out].dim}][C];")
@@ -195,6 +214,9 @@ class RadialGroup(RadialWalk):
                 self.operand.begin()  # no value is loaded yet in this scope
                 self._path(p)
             self._give_hidden(position)
+
+    def _form_weights(self, position: int) -> None:
+        self.put(self.lay.weights, self.lay.form(position * self.radial.path_halves))
 
     def _begins_anew(self, position: int) -> bool:
         """Whether nothing of the paths before stays in registers, so that the compiler has room."""
