@@ -25,10 +25,11 @@ CHANNELS = 16
 PADDING = 8
 # Components of a row of coupled cotangents: the columns of a tensor core's product.
 COLUMNS = 8
-# Warps that multiply together by ``wgmma``, and compute capabilities that have it.
+# Warps that multiply together by ``wgmma``; so many times CHANNELS are the rows of a value's product. And compute capabilities that have it.
 WARPGROUP, WITH_WGMMA = 4, ("sm_90",)
-# Elements of the matrix that a thread may hold in registers, before sums need these.
+# Elements of the matrix that a thread may hold in registers, before sums need these; of 64 channels all but some.
 MOST_HELD = 128
+REGISTERS, SPARE = 65536, 48
 # The buffer of a value's kernel with marks of rows that several warps add to; see ``whole_rows.cuh``.
 MARKS = "out_y"
 
@@ -75,7 +76,7 @@ class RadialPlan:
 
     def parts(self, group: Group) -> int:
         """Blocks that share an edge's channels in a group."""
-        return -(-self.product.tiles(group) // self.slices(group))
+        return -(-CHANNELS * self.product.tiles(group) // (self.channels * self.slices(group)))
 
     def slice_halves(self, group: Group) -> int:
         """Halves in shared memory of a block's part of the matrix; without coupled cotangents, of the largest part."""
@@ -93,15 +94,27 @@ class RadialPlan:
         return self.spec.schedule.products == "wgmma"
 
     @property
+    def channels(self) -> int:
+        """Channels of a slice of the matrix, 16; of a value whose rows of products are those of four warps, 64."""
+        return CHANNELS * (WARPGROUP if self.by_warpgroups and not self.spec.is_gradient else 1)
+
+    @property
+    def teams(self) -> int:
+        """Parts of a block that go through edges of their own: warps, or four warps with one receiver and 64 channels."""
+        return self.spec.schedule.warps * CHANNELS // self.channels
+
+    @property
     def hidden_halves(self) -> int:
-        """Halves in shared memory of hidden features of 16 edges of each warp, if ``wgmma`` forms weights."""
-        rows = TILE * self.spec.schedule.warps * (2 if PRODUCTS[self.spec.accuracy] > 1 else 1)
-        return rows * self.spec.steps * STEP if self.by_warpgroups and "w" in self.spec.direction.operands else 0
+        """Halves in shared memory of hidden features, if ``wgmma`` forms weights: 16 edges of a warp, staged ones of a team."""
+        if not self.by_warpgroups or "w" not in self.spec.direction.operands:
+            return 0
+        rows = self.teams * (TILE if self.spec.is_gradient else STAGE)
+        return rows * self.spec.steps * STEP * (2 if PRODUCTS[self.spec.accuracy] > 1 else 1)
 
     @property
     def path_halves(self) -> int:
         """Halves in shared memory of a path's part of the matrix, high and low."""
-        return CHANNELS * self.row_halves * (2 if PRODUCTS[self.spec.accuracy] > 1 else 1)
+        return self.channels * self.row_halves * (2 if PRODUCTS[self.spec.accuracy] > 1 else 1)
 
     @property
     def stores_rows(self) -> bool:
@@ -120,16 +133,21 @@ class RadialPlan:
 
     @property
     def marks(self) -> int:
-        """Parts of an edge, each with marks of all receivers that start from zero, in buffer ``MARKS``; 0: no marks."""
-        return sum(map(self.parts, self.product.groups)) if self.stores_rows else 0
+        """Parts of an edge, each with marks of all receivers that start from zero, in buffer ``MARKS``; 0: no marks.
+
+        Each warp has marks of its own: it waits for no other of its team.
+        """
+        parts = self.channels // CHANNELS * sum(map(self.parts, self.product.groups))
+        return parts if self.stores_rows else 0
 
     @property
     def loads_matrix_at_once(self) -> bool:
         """Whether a block has all loads of its part of the matrix in flight together."""
         spec = self.spec
-        pairs = -(-spec.steps * STEP * CHANNELS // (2 * 32 * spec.schedule.warps))
+        pairs = -(-spec.steps * STEP * self.channels // (2 * 32 * spec.schedule.warps))
+        most = MOST_HELD if self.channels == CHANNELS else REGISTERS // (32 * spec.schedule.warps) - SPARE
         paths = max(len(group.paths) * self.slices(group) for group in self.product.groups)
-        return (not spec.is_gradient or bool(spec.schedule.coupled)) and 2 * pairs * paths <= MOST_HELD
+        return (not spec.is_gradient or bool(spec.schedule.coupled)) and 2 * pairs * paths <= most
 
     def stream_reals(self, group: Group) -> int:
         """Elements in shared memory of a warp: the values of its staged edges, and its receiver's cotangents."""
@@ -254,8 +272,8 @@ def radial_plan(spec: RadialSpec) -> RadialPlan:
     if schedule.coupled:
         shared = max(map(plan.bytes_of, product.groups))
     else:
-        values = schedule.warps * max(map(plan.stream_reals, product.groups))
-        shared = 2 * plan.slice_halves(product.groups[0]) + 4 * values
+        values = plan.teams * max(map(plan.stream_reals, product.groups))
+        shared = 2 * (plan.slice_halves(product.groups[0]) + plan.hidden_halves) + 4 * values
     _check_form(spec)
     facts.check_threads(32 * schedule.warps, schedule.min_blocks)
     if shared > facts.shared_per_block or shared * schedule.min_blocks > facts.shared_per_unit:
@@ -295,8 +313,10 @@ def _check_warpgroups(spec: RadialSpec) -> None:
     schedule, arch = spec.schedule, spec.facts.arch
     if arch not in WITH_WGMMA:
         raise ScheduleError(f"products=wgmma; expected mma, because {arch} has no wgmma: compute capability 9.0 alone has")
-    if not spec.is_gradient or not schedule.coupled:
-        raise ScheduleError("products=wgmma; expected mma: only gradients with coupled cotangents are made for it")
+    if spec.is_gradient and not schedule.coupled:
+        raise ScheduleError("products=wgmma; expected mma: of gradients, only those with coupled cotangents have it")
+    if schedule.ahead == "hidden":
+        raise ScheduleError("ahead=hidden; expected none with products=wgmma, which reads them from shared memory")
     if schedule.warps % WARPGROUP:
         raise ScheduleError(f"{schedule.warps} warps; expected a multiple of {WARPGROUP}, which wgmma multiplies together")
 

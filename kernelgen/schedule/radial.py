@@ -31,8 +31,9 @@ class RadialSchedule(Knobs):
     coupled: from how many terms for each component of x tensor cores form a path's gradients; 0: no path's.
     ahead: ``hidden`` if a value's hidden features are loaded during the step before the one that splits them.
     products: what multiplies hidden features by the matrix, and gradients of weights by its transpose: ``mma`` of each
-        warp, or ``wgmma`` of four warps at a time, which Hopper alone has, for gradients with coupled cotangents.
-    paths_at_once: whose weights one ``wgmma`` forms, while lanes multiply those of the paths before.
+        warp, or ``wgmma`` of four warps at a time, which Hopper alone has: of a value they have 64 channels of the
+        same edges; gradients are those with coupled cotangents.
+    paths_at_once: whose weights ``wgmma`` forms, while lanes multiply those of the paths before.
     """
 
     path_groups: int = 1

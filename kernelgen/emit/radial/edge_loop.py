@@ -22,11 +22,13 @@ class RadialWalk(GroupEmitter):
 
     # Functions that leave a path's part of the matrix in shared memory, and what follows the last of them.
     packs, leaves, shows_matrix = "pack_path", "leave_path", ("__syncthreads();",)
+    # What a group has besides, before its loop.
+    prelude: tuple[str, ...] = ()
 
     def __init__(self, plan: RadialPlan, number: int, group: Group) -> None:
         super().__init__(Facts(plan.product), number, group)
         self.radial = plan
-        self.slices = plan.slices(group)
+        self.slices, self.channels = plan.slices(group), plan.channels
         self.slice_halves = len(group.paths) * plan.path_halves
         schedule = plan.spec.schedule
         self.lay = EdgeRows() if plan.spec.is_gradient else ChannelRows(schedule.tiles, schedule.ahead == "hidden")
@@ -50,21 +52,22 @@ class RadialWalk(GroupEmitter):
     @property
     def _slice_loop(self) -> str:
         """The loop over a block's slices; empty if there is one."""
-        count = self.slices * 16 // self.lay.channels
+        count = self.slices * self.channels // self.lay.channels
         return f'_Pragma("unroll 1") for (int s = 0; s < {count}; ++s)' if count > 1 else ""
 
     @property
     def _active(self) -> str:
         """Whether a lane has channels, of a block's slices from ``u`` on."""
-        return "true" if self.group.mul % (16 * self.slices) == 0 else "u < MUL"
+        return "true" if self.group.mul % (self.channels * self.slices) == 0 else "u < MUL"
 
     def _group(self) -> list[str]:
         self.lines = []
         self.put(
             f"constexpr int MUL = {self.group.mul};",
-            f"const int first_channel = part * {16 * self.slices};",
+            f"const int first_channel = part * {self.channels * self.slices};",
             f"const int u = first_channel + {self.lay.first_channel};",
             f"const bool active = {self._active};",
+            *self.prelude,
         )
         at_once, first_run = self.radial.loads_matrix_at_once, "run_of(b.spans, num_out, first_edge)"
         if at_once:
@@ -158,7 +161,7 @@ class RadialWalk(GroupEmitter):
         self.put(f"Real held[{self.slices * len(self.paths)}][PAIRS][2];")
         for s in range(self.slices):
             with self.scope(""):
-                self.put(f"const int first = first_channel + {16 * s}, inside = min(16, MUL - first);")
+                self.put(f"const int first = first_channel + {self.channels * s}, inside = min({self.channels}, MUL - first);")
                 for position, start in enumerate(self._starts_of_paths()):
                     place = s * len(self.paths) + position
                     self.put(f"fetch_path({start}, {self.problem.weight_numel}, inside, held[{place}]);")
@@ -184,7 +187,7 @@ class RadialWalk(GroupEmitter):
     def _load_matrix(self) -> None:
         """The block's part of the matrix to shared memory, with one scale."""
         weights, starts = self.problem.weight_numel, self._starts_of_paths()
-        here = "const int first = first_channel + 16 * s, inside = min(16, MUL - first);"
+        here = f"const int first = first_channel + {self.channels} * s, inside = min({self.channels}, MUL - first);"
         self.put("unsigned largest = 0;")
         with self.scope(f"for (int s = 0; s < {self.slices}; ++s)"):
             self.put(here)

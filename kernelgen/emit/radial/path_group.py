@@ -67,7 +67,7 @@ class RadialGroup(RadialWalk):
         self.put(*(f"Real (&{name})[{dim}][C] = node.{name};" for name, dim in self._kept()))
         self.put(f"constexpr int EDGES = {self.lay.edges};  // of a lane")
         if self.forms_weights:
-            self.put(self.lay.hidden, "Real scale[EDGES];", *self.lay.load_hidden())
+            self._take_hidden()
         self._find_edges()
         self._declare_sums()
         if "w" in self.live:
@@ -80,6 +80,9 @@ class RadialGroup(RadialWalk):
                 self._path_of_slice(position, p)
         self._put_edges()
         return self.lines
+
+    def _take_hidden(self) -> None:
+        self.put(self.lay.hidden, "Real scale[EDGES];", *self.lay.load_hidden())
 
     def _declare_sums(self) -> None:
         """Sums of the edges' attributes over slices."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from kernelgen.emit.radial.coupled import CoupledGroup
 from kernelgen.emit.radial.fragments import ScaledEdgeRows
+from kernelgen.emit.radial.in_flight import HIDDEN, ProductsInFlight
 from kernelgen.plan.path_groups import Group
 from kernelgen.plan.radial import RadialPlan
 
@@ -30,18 +31,12 @@ class WarpgroupRows(ScaledEdgeRows):
         return [f"{call.format(1)};"]
 
 
-class WarpgroupGroup(CoupledGroup):
+class WarpgroupGroup(ProductsInFlight, CoupledGroup):
     """The functions of one path group."""
-
-    packs, leaves = "pack_blocks", "leave_blocks"
-    shows_matrix = ("show_to_tensor_cores();", "__syncthreads();")
 
     def __init__(self, plan: RadialPlan, number: int, group: Group) -> None:
         super().__init__(plan, number, group)
         self.lay = WarpgroupRows()
-        self.at_once = plan.spec.schedule.paths_at_once
-        # Groups of products of a slice, in the order in which they begin.
-        self.begun: list[str] = []
 
     @property
     def widths(self) -> set[int]:
@@ -70,7 +65,7 @@ class WarpgroupGroup(CoupledGroup):
             f"constexpr int MUL = {self.group.mul};",
             f"const int first_channel = part * {16 * self.slices};",
             f"const int u = first_channel + {self.lay.first_channel};",
-            "unsigned short* const hidden = slice - (1 + team.broadcast(threadIdx.x / 128, 0)) * HIDDEN_ROWS;",
+            HIDDEN,
             self.clears,
         )
         if self.radial.loads_matrix_at_once:
@@ -130,12 +125,6 @@ class WarpgroupGroup(CoupledGroup):
 
     # ---- products of a slice ---------------------------------------------------------------------------------------
 
-    def _wait_for(self, products: str, sums: str = "") -> None:
-        """Wait for a group of products, in whose ``sums`` values are there then."""
-        later = len(self.begun) - 1 - self.begun.index(products)
-        self.put(f"wait_for<{later}>({sums});" if sums else f"wait_for_products<{later}>();")
-        self.begun = self.begun[len(self.begun) - later :]
-
     def _begin_weights(self, first: int) -> list[str]:
         """Begin to form weights of paths from one on; nothing beyond the last one."""
         count, name = len(self._batch(first)), f"weights{first}"
@@ -143,7 +132,7 @@ class WarpgroupGroup(CoupledGroup):
             return []
         self.begun.append(name)
         place = f"here.slice + {first * self.radial.path_halves}"
-        return [f"Real {name}[{count}][4];", f"begin_weights(hidden, {place}, {name});"]
+        return [f"Real {name}[{count}][4];", f"begin_edge_weights(hidden, {place}, {name});"]
 
     def _scale_slice(self) -> None:
         """Features are on their way when the first products begin."""

@@ -1,0 +1,110 @@
+"""The functions of a path group of a value whose weights four warps form together, by ``wgmma``.
+
+Rows of products are 64 channels of a path, from the block's part of the matrix, 16 of each warp; columns are edges. So the
+four warps have the same edges of one receiver, whose hidden features and values they stage together: each has 8 of the 32
+edges. A lane has channels and edges as by ``mma`` (see ``fragments.ChannelRows``). Weights of some paths are formed while
+lanes multiply those of the paths before. What undoes scales of hidden features and of the matrix goes into attributes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kernelgen.emit.radial.fragments import ChannelRows
+from kernelgen.emit.radial.in_flight import HIDDEN, ProductsInFlight
+from kernelgen.plan.path_groups import Group
+from kernelgen.plan.radial import RadialPlan
+
+
+@dataclass(frozen=True)
+class WarpgroupChannelRows(ChannelRows):
+    """As rows of channels, of which a warpgroup has 64."""
+
+    channels = 64
+    first_channel = "16 * (threadIdx.x / 32 % 4) + 2 * team.group"
+
+
+class WarpgroupValues(ProductsInFlight):
+    """The functions of one path group."""
+
+    prelude = (HIDDEN, "const int octet = team.broadcast(threadIdx.x / 32, 0) % 4;  // of staged edges, the warp's")
+
+    def __init__(self, plan: RadialPlan, number: int, group: Group) -> None:
+        super().__init__(plan, number, group)
+        self.lay = WarpgroupChannelRows(plan.spec.schedule.tiles)
+
+    @property
+    def widths(self) -> set[int]:
+        return set(range(1, self.radial.spec.schedule.tiles + 1))
+
+    @property
+    def cost(self) -> int:
+        """The work of an edge, measured in instructions; beside those of paths, what each group does anew."""
+        features = sum(self.problem.in1[block].dim for block in self.group.in1)
+        of_paths = sum(4 * len(self.kernel.bodies[p].statements) + 3 * self.radial.spec.steps for p in self.paths)
+        return of_paths + 8 * features + 12 * self.radial.spec.steps + 2 * self.operand.stride
+
+    # ---- the staged edges ------------------------------------------------------------------------------------------
+
+    def _stage_edges(self) -> None:
+        """One edge a lane: its indices. Of the warp's 8 edges the hidden features and values, which take their scales."""
+        self.put(
+            "const int count = min(STAGE, end - base), last = base + min(team.lane, count - 1);",
+            "const int my_edge = b.perm ? b.perm[last] : last;",
+            "const int my_far = int(b.sender[my_edge]);",
+            "const int staged = 8 * octet + team.lane % 8, staged_edge = team.broadcast(my_edge, staged);",
+            "unsigned hi[STEPS][2], lo[STEPS][2];",
+            "const long long edge = team.broadcast(my_edge, 8 * octet + team.group);",
+            "const Real back = load_hidden(b.w + edge * HIDDEN, team, hi, lo) * matrix_scale;",
+            *self.operand.load("staged_edge"),
+            "const Real back_of_staged = __shfl_sync(0xffffffffu, back, 4 * team.lane, 32);",
+            "const Real scale = staged < count ? back_of_staged : Real(0);",
+            f"UNROLL for (int k = 0; k < {self.problem.dim_in2}; ++k) y[k] *= scale;",
+        )
+        stride = self.operand.stride
+        self.put(
+            *self.operand.stage()[len(self.operand.load("my_edge")) : -1],
+            "meet();  // all warps have read what was staged before",
+            f"if (team.lane < 8) store<{self.kernel.widest}>(stage + staged * {stride}, values);",
+            "leave_octet(team, octet, hi, lo, hidden);",
+            "show_to_tensor_cores();",
+            "meet();",
+        )
+
+    def _given(self) -> str:
+        return ", hidden"
+
+    def _taken(self) -> str:
+        return ", const unsigned short* const hidden"
+
+    # ---- a step ----------------------------------------------------------------------------------------------------
+
+    def _take_hidden(self) -> None:
+        """Begin to form the first weights; features are loaded meanwhile."""
+        self.begun = []
+        self.put("const unsigned short* const columns = hidden + 16 * STEPS * j;")
+        for position in range(min(self.at_once, len(self.paths))):
+            self._begin_weights(position)
+
+    def _begin_weights(self, position: int) -> None:
+        name = f"weights{position}"
+        self.begun.append(name)
+        place = f"team.slice + {position * self.radial.path_halves}"
+        self.put(f"Real {name}[T][4];", f"begin_channel_weights<T>(columns, {place}, {name});")
+
+    def _path_of_slice(self, position: int, p: int) -> None:
+        self._wait_for(f"weights{position}", f"weights{position}")
+        if position + self.at_once < len(self.paths):
+            self._begin_weights(position + self.at_once)
+        super()._path_of_slice(position, p)
+
+    def _form_weights(self, position: int) -> None:
+        self.put(f"const Real (&w)[T][4] = weights{position};")
+
+    @property
+    def _weight(self) -> str:
+        return self.lay.weight
+
+    @property
+    def _scales_features(self) -> bool:
+        return False
