@@ -291,6 +291,8 @@ def _check_form(spec: RadialSpec) -> None:
     schedule = spec.schedule
     if spec.is_gradient and schedule.tiles > 1:
         raise ScheduleError(f"{schedule.tiles} tiles; expected 1, because a product of gradients has 16 edges")
+    if schedule.tiles > 2 and schedule.products != "wgmma":
+        raise ScheduleError(f"{schedule.tiles} tiles; expected at most 2 without products=wgmma, whose weights are many")
     if not spec.is_gradient and schedule.slices > 1:
         raise ScheduleError(
             f"{schedule.slices} slices; expected 1, because a warp keeps sums of a receiver in registers"

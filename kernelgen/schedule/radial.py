@@ -23,7 +23,7 @@ class RadialSchedule(Knobs):
 
     path_groups: parts of the paths; a block has one part, and keeps its slice of the matrix in shared memory.
     warps: of a block. min_blocks: blocks that share a multiprocessor; so many are started.
-    tiles: of a value's 8 edges that are multiplied by one load of the matrix from shared memory.
+    tiles: of a value's 8 edges that are multiplied by one load of the matrix from shared memory; four with ``wgmma``.
     order: of paths; by the block of the first input, or of the second, whose gradient holds registers meanwhile.
     edge_values: whether lanes keep an edge's values from path to path, or reload them from shared memory for each path
         or ``four`` of them.
@@ -53,7 +53,7 @@ class RadialSchedule(Knobs):
         "path_groups": tuple(range(1, 129)),
         "warps": (2, 4, 8, 12, 16),
         "min_blocks": (1, 2, 3, 4),
-        "tiles": (1, 2),
+        "tiles": (1, 2, 4),
         "order": ("in1", "in2"),
         "edge_values": ("kept", "four", "reloaded"),
         "slices": (1, 2, 4, 8),

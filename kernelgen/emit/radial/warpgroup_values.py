@@ -23,6 +23,11 @@ class WarpgroupChannelRows(ChannelRows):
     channels = 64
     first_channel = "16 * (threadIdx.x / 32 % 4) + 2 * team.group"
 
+    def steps(self, call: str) -> list[str]:
+        if self.tiles < 4:
+            return super().steps(call)
+        return [f"if (count > 16) {call.format(4)};", f"else {call.format(2)};"]
+
 
 class WarpgroupValues(ProductsInFlight):
     """The functions of one path group."""
@@ -35,7 +40,8 @@ class WarpgroupValues(ProductsInFlight):
 
     @property
     def widths(self) -> set[int]:
-        return set(range(1, self.radial.spec.schedule.tiles + 1))
+        tiles = self.radial.spec.schedule.tiles
+        return {tiles, -(-tiles // 2)}
 
     @property
     def cost(self) -> int:
