@@ -115,6 +115,12 @@ DEVICE void begin_edge_weights(const unsigned short* hidden, const unsigned shor
     const unsigned long long right = operand_at(matrix, 2 * BLOCK, 2 * PATH);
     begin_weights(operand_at(hidden, 2 * BLOCK, 4 * STEPS * BLOCK), HIDDEN_PART, right, LOW_PART, w);
 }
+// The edge at the lane's place of those from one on; the last one of all behind it.
+template <class Buffers>
+DEVICE int edge_at(const Buffers& b, const Warp& warp, int first, int end) {
+    const int place = min(first + warp.lane, max(end - 1, 0));
+    return b.perm ? b.perm[place] : place;
+}
 // Begins to form weights of a path, of T tiles of 8 edges and 16 channels of each warp, as `form_weights` does.
 template <int T>
 DEVICE void begin_channel_weights(const unsigned short* hidden, const unsigned short* matrix, Real (&w)[T][4]) {

@@ -32,11 +32,19 @@ class WarpgroupChannelRows(ChannelRows):
 class WarpgroupValues(ProductsInFlight):
     """The functions of one path group."""
 
-    prelude = (HIDDEN, "const int octet = team.broadcast(threadIdx.x / 32, 0) % 4;  // of staged edges, the warp's")
-
     def __init__(self, plan: RadialPlan, number: int, group: Group) -> None:
         super().__init__(plan, number, group)
         self.lay = WarpgroupChannelRows(plan.spec.schedule.tiles)
+        self.is_ahead = plan.spec.schedule.ahead == "hidden"
+        # Whether a step has all staged edges; then features are on their way while these are staged.
+        self.has_all = plan.spec.schedule.tiles == 4
+        self.prelude = (
+            HIDDEN,
+            "const int octet = team.broadcast(threadIdx.x / 32, 0) % 4;  // of staged edges, the warp's",
+            "int next_edge = edge_at(b, team, first_edge, end_edge), next_far = int(b.sender[next_edge]);",
+            *(["const bool is_active = active;"] if self.has_all else []),
+            *(["Real features[STEPS][4];", self._fetch("next_edge")] if self.is_ahead else []),
+        )
 
     @property
     def widths(self) -> set[int]:
@@ -53,16 +61,26 @@ class WarpgroupValues(ProductsInFlight):
     # ---- the staged edges ------------------------------------------------------------------------------------------
 
     def _stage_edges(self) -> None:
-        """One edge a lane: its indices. Of the warp's 8 edges the hidden features and values, which take their scales."""
+        """One edge a lane: its indices. Of the warp's 8 edges the hidden features and values, which take their scales.
+
+        Indices of the edges behind these are loaded before they are used, and their rows are asked for.
+        """
         self.put(
-            "const int count = min(STAGE, end - base), last = base + min(team.lane, count - 1);",
-            "const int my_edge = b.perm ? b.perm[last] : last;",
-            "const int my_far = int(b.sender[my_edge]);",
+            "const int count = min(STAGE, end - base), last = min(team.lane, count - 1);",
+            "const int my_edge = team.broadcast(next_edge, last), my_far = team.broadcast(next_far, last);",
+            "next_edge = edge_at(b, team, base + count, end_edge);",
             "const int staged = 8 * octet + team.lane % 8, staged_edge = team.broadcast(my_edge, staged);",
             "unsigned hi[STEPS][2], lo[STEPS][2];",
-            "const long long edge = team.broadcast(my_edge, 8 * octet + team.group);",
-            "const Real back = load_hidden(b.w + edge * HIDDEN, team, hi, lo) * matrix_scale;",
+            *([] if self.is_ahead else ["Real features[STEPS][4];", self._fetch("my_edge")]),
             *self.operand.load("staged_edge"),
+        )
+        if self.has_all:
+            self.put("constexpr int EDGES = 8;", f"Row{self.number} rows[EDGES];")
+            with self.scope("UNROLL for (int i = 0; i < EDGES; ++i)"):
+                self.put("constexpr int j = 0;", f"const int far = team.broadcast(my_far, {self.lay.place});")
+                self._load_features("far")
+        self.put(
+            "const Real back = split_hidden(features, hi, lo) * matrix_scale;",
             "const Real back_of_staged = __shfl_sync(0xffffffffu, back, 4 * team.lane, 32);",
             "const Real scale = staged < count ? back_of_staged : Real(0);",
             f"UNROLL for (int k = 0; k < {self.problem.dim_in2}; ++k) y[k] *= scale;",
@@ -71,17 +89,32 @@ class WarpgroupValues(ProductsInFlight):
         self.put(
             *self.operand.stage()[len(self.operand.load("my_edge")) : -1],
             "meet();  // all warps have read what was staged before",
-            f"if (team.lane < 8) store<{self.kernel.widest}>(stage + staged * {stride}, values);",
+            f"store<{self.kernel.widest}>(stage + staged * {stride}, values);  // four lanes write the same",
             "leave_octet(team, octet, hi, lo, hidden);",
             "show_to_tensor_cores();",
             "meet();",
+            "next_far = int(b.sender[next_edge]);",
+            *([self._fetch("next_edge")] if self.is_ahead else self._ask()),
         )
 
+    def _fetch(self, edges: str) -> str:
+        """Load hidden features of the warp's 8 of 32 edges."""
+        edge = f"(long long)team.broadcast({edges}, 8 * octet + team.group)"
+        return f"fetch_hidden(b.w + {edge} * HIDDEN, team, features);"
+
+    def _ask(self) -> list[str]:
+        """Have the L2 cache load hidden features and attributes of the edges behind."""
+        return [
+            "const long long edge_behind = team.broadcast(next_edge, 8 * octet + team.group);",
+            "ask<1>(b.w + edge_behind * HIDDEN + min(32 * team.quad, HIDDEN - 4));",
+            f"ask<1>(b.y + edge_behind * {self.problem.dim_in2});",
+        ]
+
     def _given(self) -> str:
-        return ", hidden"
+        return ", hidden" + ", rows" * self.has_all
 
     def _taken(self) -> str:
-        return ", const unsigned short* const hidden"
+        return ", const unsigned short* const hidden" + f", Row{self.number} (&rows)[8]" * self.has_all
 
     # ---- a step ----------------------------------------------------------------------------------------------------
 
@@ -91,6 +124,10 @@ class WarpgroupValues(ProductsInFlight):
         self.put("const unsigned short* const columns = hidden + 16 * STEPS * j;")
         for position in range(min(self.at_once, len(self.paths))):
             self._begin_weights(position)
+
+    def _find_edges(self) -> None:
+        if not self.has_all:
+            super()._find_edges()
 
     def _begin_weights(self, position: int) -> None:
         name = f"weights{position}"
