@@ -292,7 +292,9 @@ def _check_form(spec: RadialSpec) -> None:
     if spec.is_gradient and schedule.tiles > 1:
         raise ScheduleError(f"{schedule.tiles} tiles; expected 1, because a product of gradients has 16 edges")
     if schedule.tiles > 2 and schedule.products != "wgmma":
-        raise ScheduleError(f"{schedule.tiles} tiles; expected at most 2 without products=wgmma, whose weights are many")
+        raise ScheduleError(
+            f"{schedule.tiles} tiles; expected at most 2 without products=wgmma, whose weights are many"
+        )
     if not spec.is_gradient and schedule.slices > 1:
         raise ScheduleError(
             f"{schedule.slices} slices; expected 1, because a warp keeps sums of a receiver in registers"
@@ -314,11 +316,15 @@ def _check_warpgroups(spec: RadialSpec) -> None:
     """Raise ScheduleError where four warps cannot multiply together."""
     schedule, arch = spec.schedule, spec.facts.arch
     if arch not in WITH_WGMMA:
-        raise ScheduleError(f"products=wgmma; expected mma, because {arch} has no wgmma: compute capability 9.0 alone has")
+        raise ScheduleError(
+            f"products=wgmma; expected mma, because {arch} has no wgmma: compute capability 9.0 alone has"
+        )
     if spec.is_gradient and not schedule.coupled:
         raise ScheduleError("products=wgmma; expected mma: of gradients, only those with coupled cotangents have it")
     if schedule.warps % WARPGROUP:
-        raise ScheduleError(f"{schedule.warps} warps; expected a multiple of {WARPGROUP}, which wgmma multiplies together")
+        raise ScheduleError(
+            f"{schedule.warps} warps; expected a multiple of {WARPGROUP}, which wgmma multiplies together"
+        )
 
 
 PLANNERS = {RadialSpec: radial_plan}

@@ -161,7 +161,9 @@ class RadialWalk(GroupEmitter):
         self.put(f"Real held[{self.slices * len(self.paths)}][PAIRS][2];")
         for s in range(self.slices):
             with self.scope(""):
-                self.put(f"const int first = first_channel + {self.channels * s}, inside = min({self.channels}, MUL - first);")
+                self.put(
+                    f"const int first = first_channel + {self.channels * s}, inside = min({self.channels}, MUL - first);"
+                )
                 for position, start in enumerate(self._starts_of_paths()):
                     place = s * len(self.paths) + position
                     self.put(f"fetch_path({start}, {self.problem.weight_numel}, inside, held[{place}]);")

@@ -41,7 +41,11 @@ class WarpgroupGroup(ProductsInFlight, CoupledGroup):
     @property
     def widths(self) -> set[int]:
         """Numbers of paths whose weights are formed at once."""
-        return {len(self._batch(first)) for first in range(0, len(self.paths), self.at_once)} if self.forms_weights else set()
+        return (
+            {len(self._batch(first)) for first in range(0, len(self.paths), self.at_once)}
+            if self.forms_weights
+            else set()
+        )
 
     def _batch(self, first: int) -> list[int]:
         return self.paths[first : first + self.at_once]
