@@ -149,7 +149,12 @@ def _check_ptx(path: Path, entry: str) -> None:
 
 
 def parse_ptxas(log: str, entry: str) -> dict[str, Any]:
-    """Registers, spills, stack and static shared memory of ``entry`` from the assembler's ``-v`` report."""
+    """Registers, spills, stack and static shared memory of ``entry`` from the assembler's ``-v`` report.
+
+    Also ``serialized``, 1 if products of four warps wait for each other because the assembler could not do better; it
+    says so in a remark alone.
+    """
+    serialized = {"serialized": 1} if "wgmma.mma_async instructions are serialized" in log else {}
     _, _, report = log.partition(f"Compiling entry function '{entry}'")
     report = report.split("Compiling entry function")[0]
     _, _, report = report.partition(f"Function properties for {entry}")
@@ -165,4 +170,5 @@ def parse_ptxas(log: str, entry: str) -> dict[str, Any]:
         "spill_bytes": number(r"(\d+) bytes spill stores") + number(r"(\d+) bytes spill loads"),
         "stack_bytes": number(r"(\d+) bytes stack frame"),
         "shared_bytes": number(r"(\d+) bytes smem"),
+        **serialized,
     }

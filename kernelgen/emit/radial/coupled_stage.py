@@ -114,6 +114,9 @@ class CoupledWalk(RadialGroup):
         before = out[: out.index(block)]
         return self.radial.value_reals(self.group) + 16 * sum(self.problem.out[b].dim for b in before)
 
+    # Edges that are staged at a time.
+    most_staged = "STAGE"
+
     @property
     def _if_staged(self) -> str:
         """Before what only lanes with an edge write."""
@@ -123,7 +126,7 @@ class CoupledWalk(RadialGroup):
         """One edge a lane: its indices, its attributes with a scale, and the values that lanes multiply."""
         row = self.problem.dim_in2
         self.put(
-            "const int count = min(STAGE, end - base), last = base + min(team.lane, count - 1);",
+            f"const int count = min({self.most_staged}, end - base), last = base + min(team.lane, count - 1);",
             "const int my_edge = b.perm ? b.perm[last] : last;",
             "const int my_far = int(b.sender[my_edge]);",
         )

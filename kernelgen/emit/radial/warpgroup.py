@@ -34,6 +34,9 @@ class WarpgroupRows(ScaledEdgeRows):
 class WarpgroupGroup(ProductsInFlight, CoupledGroup):
     """The functions of one path group."""
 
+    # So all four warps stage edges in the same steps: while one waits for memory, the others wait for it.
+    most_staged = "(round % 2 ? 16 : STAGE)"
+
     def __init__(self, plan: RadialPlan, number: int, group: Group) -> None:
         super().__init__(plan, number, group)
         self.lay = WarpgroupRows()
@@ -60,6 +63,10 @@ class WarpgroupGroup(ProductsInFlight, CoupledGroup):
     @property
     def _active(self) -> str:
         return "is_there" if self.group.mul % (16 * self.slices) == 0 else "is_there && u < MUL"
+
+    @property
+    def work_of_path(self) -> int:
+        return 20 + 4 * self.radial.spec.steps
 
     # ---- the loop --------------------------------------------------------------------------------------------------
 
@@ -94,7 +101,7 @@ class WarpgroupGroup(ProductsInFlight, CoupledGroup):
 
     def _next_edges(self) -> None:
         """Stage further edges of the receiver, or the next one and its first edges."""
-        self.put("__syncwarp(0xffffffffu);", "base += STAGE;")
+        self.put("__syncwarp(0xffffffffu);", "base += staged;")
         with self.scope("if (base >= end)"):
             with self.scope("do"):
                 self.put(
