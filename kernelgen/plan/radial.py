@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from kernelgen.errors import ScheduleError, UnsupportedError
 from kernelgen.plan.channelwise import Plan, padded_stride, staged_stride
 from kernelgen.plan.path_groups import Group
+from kernelgen.plan.radial_limits import WARPGROUP, check_form
 from kernelgen.plan.tensor_product import product_plan
 from kernelgen.problem.radial_convolution import PRODUCTS
 from kernelgen.problem.tensor_product import TensorProductProblem
 from kernelgen.schedule.kernel_spec import Spec
-from kernelgen.schedule.radial import MOST_HIDDEN, STEP, RadialSchedule, RadialSpec
+from kernelgen.schedule.radial import MOST_HIDDEN, STEP, RadialSpec
 from kernelgen.schedule.tensor_product import CudaSchedule
 from kernelgen.terms.clebsch_gordan import normalized_slots, path_terms
 
@@ -25,8 +26,6 @@ CHANNELS = 16
 PADDING = 8
 # Components of a row of coupled cotangents: the columns of a tensor core's product.
 COLUMNS = 8
-# Warps that multiply together by ``wgmma``; so many times CHANNELS are the rows of a value's product. And compute capabilities that have it.
-WARPGROUP, WITH_WGMMA = 4, ("sm_90",)
 # Elements of the matrix that a thread may hold in registers, before sums need these; of 64 channels all but some.
 MOST_HELD = 128
 REGISTERS, SPARE = 65536, 48
@@ -100,12 +99,12 @@ class RadialPlan:
 
     @property
     def teams(self) -> int:
-        """Parts of a block that go through edges of their own: warps, or four warps with one receiver and 64 channels."""
+        """Parts of a block with edges of their own: warps, or four warps with one receiver and 64 channels."""
         return self.spec.schedule.warps * CHANNELS // self.channels
 
     @property
     def hidden_halves(self) -> int:
-        """Halves in shared memory of hidden features, if ``wgmma`` forms weights: 16 edges of a warp, staged ones of a team."""
+        """Halves in shared memory of hidden features, if ``wgmma`` has them: 16 edges of a warp, 32 of a team."""
         if not self.by_warpgroups or "w" not in self.spec.direction.operands:
             return 0
         rows = self.teams * (TILE if self.spec.is_gradient else STAGE)
@@ -145,7 +144,7 @@ class RadialPlan:
         """Whether a block has all loads of its part of the matrix in flight together."""
         spec = self.spec
         pairs = -(-spec.steps * STEP * self.channels // (2 * 32 * spec.schedule.warps))
-        most = MOST_HELD if self.channels == CHANNELS else REGISTERS // (32 * spec.schedule.warps) - SPARE
+        most = MOST_HELD if self.channels == CHANNELS else min(REGISTERS // (32 * spec.schedule.warps), 255) - SPARE
         paths = max(len(group.paths) * self.slices(group) for group in self.product.groups)
         return (not spec.is_gradient or bool(spec.schedule.coupled)) and 2 * pairs * paths <= most
 
@@ -274,7 +273,7 @@ def radial_plan(spec: RadialSpec) -> RadialPlan:
     else:
         values = plan.teams * max(map(plan.stream_reals, product.groups))
         shared = 2 * (plan.slice_halves(product.groups[0]) + plan.hidden_halves) + 4 * values
-    _check_form(spec)
+    check_form(spec)
     facts.check_threads(32 * schedule.warps, schedule.min_blocks)
     if shared > facts.shared_per_block or shared * schedule.min_blocks > facts.shared_per_unit:
         raise ScheduleError(
@@ -284,47 +283,6 @@ def radial_plan(spec: RadialSpec) -> RadialPlan:
     if (parts := sum(map(plan.parts, product.groups))) > schedule.min_blocks * facts.units:
         raise ScheduleError(f"{parts} parts of an edge for {schedule.min_blocks * facts.units} blocks")
     return dataclasses.replace(plan, zeroed=zeroed, shared_bytes=shared)
-
-
-def _check_form(spec: RadialSpec) -> None:
-    """Raise ScheduleError for knobs of the other kind of kernel: a value's, or gradients'."""
-    schedule = spec.schedule
-    if spec.is_gradient and schedule.tiles > 1:
-        raise ScheduleError(f"{schedule.tiles} tiles; expected 1, because a product of gradients has 16 edges")
-    if schedule.tiles > 2 and schedule.products != "wgmma":
-        raise ScheduleError(
-            f"{schedule.tiles} tiles; expected at most 2 without products=wgmma, whose weights are many"
-        )
-    if not spec.is_gradient and schedule.slices > 1:
-        raise ScheduleError(
-            f"{schedule.slices} slices; expected 1, because a warp keeps sums of a receiver in registers"
-        )
-    if schedule.ahead == "hidden" and (spec.is_gradient or schedule.tiles > 1 and schedule.products == "mma"):
-        raise ScheduleError("ahead=hidden; expected none: only a value's kernel with one tile has registers left")
-    if not spec.is_gradient and schedule.coupled:
-        raise ScheduleError(f"coupled={schedule.coupled}; expected 0, because a value has no cotangents")
-    if schedule.products == "wgmma":
-        _check_warpgroups(spec)
-    elif schedule.paths_at_once != RadialSchedule.paths_at_once:
-        raise ScheduleError(
-            f"paths_at_once={schedule.paths_at_once}; expected {RadialSchedule.paths_at_once}: without products=wgmma "
-            "it has no effect"
-        )
-
-
-def _check_warpgroups(spec: RadialSpec) -> None:
-    """Raise ScheduleError where four warps cannot multiply together."""
-    schedule, arch = spec.schedule, spec.facts.arch
-    if arch not in WITH_WGMMA:
-        raise ScheduleError(
-            f"products=wgmma; expected mma, because {arch} has no wgmma: compute capability 9.0 alone has"
-        )
-    if spec.is_gradient and not schedule.coupled:
-        raise ScheduleError("products=wgmma; expected mma: of gradients, only those with coupled cotangents have it")
-    if schedule.warps % WARPGROUP:
-        raise ScheduleError(
-            f"{schedule.warps} warps; expected a multiple of {WARPGROUP}, which wgmma multiplies together"
-        )
 
 
 PLANNERS = {RadialSpec: radial_plan}

@@ -21,7 +21,8 @@ class RadialWalk(GroupEmitter):
     """The loop of one path group, in which :class:`RadialGroup` has the steps."""
 
     # Functions that leave a path's part of the matrix in shared memory, and what follows the last of them.
-    packs, leaves, shows_matrix = "pack_path", "leave_path", ("__syncthreads();",)
+    packs, leaves = "pack_path", "leave_path"
+    shows_matrix: tuple[str, ...] = ("__syncthreads();",)
     # What a group has besides, before its loop.
     prelude: tuple[str, ...] = ()
 
@@ -152,6 +153,11 @@ class RadialWalk(GroupEmitter):
         """Where the paths' columns of the matrix begin, at channel ``first``."""
         return [f"b.tw + {self.problem.paths[p].weight_offset} + first" for p in self.paths]
 
+    def _first_of(self, s: int | str) -> str:
+        """A slice's first channel, and how many it has."""
+        channels = self.channels
+        return f"const int first = first_channel + {channels} * {s}, inside = min({channels}, MUL - first);"
+
     def _factor(self, position: int) -> str:
         """What a path's part of the matrix is multiplied by."""
         return f"Real({self.factors[self.paths[position]]!r})"
@@ -161,9 +167,7 @@ class RadialWalk(GroupEmitter):
         self.put(f"Real held[{self.slices * len(self.paths)}][PAIRS][2];")
         for s in range(self.slices):
             with self.scope(""):
-                self.put(
-                    f"const int first = first_channel + {self.channels * s}, inside = min({self.channels}, MUL - first);"
-                )
+                self.put(self._first_of(s))
                 for position, start in enumerate(self._starts_of_paths()):
                     place = s * len(self.paths) + position
                     self.put(f"fetch_path({start}, {self.problem.weight_numel}, inside, held[{place}]);")
@@ -189,7 +193,7 @@ class RadialWalk(GroupEmitter):
     def _load_matrix(self) -> None:
         """The block's part of the matrix to shared memory, with one scale."""
         weights, starts = self.problem.weight_numel, self._starts_of_paths()
-        here = f"const int first = first_channel + {self.channels} * s, inside = min({self.channels}, MUL - first);"
+        here = self._first_of("s")
         self.put("unsigned largest = 0;")
         with self.scope(f"for (int s = 0; s < {self.slices}; ++s)"):
             self.put(here)

@@ -1,4 +1,4 @@
-"""What kernels of values and of gradients by ``wgmma`` share: their operands, and products that run while lanes go on."""
+"""What values and gradients by ``wgmma`` share: their operands, and products that run while lanes go on."""
 
 from __future__ import annotations
 

@@ -18,7 +18,8 @@ from kernelgen.emit.radial.warpgroup_values import WarpgroupValues
 from kernelgen.emit.signature import buffers_line, buffers_struct, gpu_entry
 from kernelgen.emit.source import Source, included
 from kernelgen.plan.path_groups import Group
-from kernelgen.plan.radial import MARKS, TILE, WARPGROUP, RadialPlan
+from kernelgen.plan.radial import MARKS, TILE, RadialPlan
+from kernelgen.plan.radial_limits import WARPGROUP
 from kernelgen.problem.radial_convolution import PRODUCTS
 
 # Profilers tell it from other convolutions.
@@ -173,7 +174,7 @@ def _rows_of(plan: RadialPlan) -> str:
 
 def _blocks_of_parts(plan: RadialPlan, groups: list[RadialGroup]) -> list[str]:
     """A block has one part; the warps with the same part have equal shares of all edges."""
-    schedule, product = plan.spec.schedule, plan.product
+    product = plan.product
     lines = [
         "    // Blocks beyond one a part are shared by work.",
         f"    const int more = int(gridDim.x) - {sum(map(plan.parts, product.groups))};",

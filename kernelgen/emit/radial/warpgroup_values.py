@@ -1,9 +1,10 @@
 """The functions of a path group of a value whose weights four warps form together, by ``wgmma``.
 
-Rows of products are 64 channels of a path, from the block's part of the matrix, 16 of each warp; columns are edges. So the
-four warps have the same edges of one receiver, whose hidden features and values they stage together: each has 8 of the 32
-edges. A lane has channels and edges as by ``mma`` (see ``fragments.ChannelRows``). Weights of some paths are formed while
-lanes multiply those of the paths before. What undoes scales of hidden features and of the matrix goes into attributes.
+Rows of products are 64 channels of a path, from the block's part of the matrix, 16 of each warp; columns are edges. So
+the four warps have the same edges of one receiver, whose hidden features and values they stage together: each has 8 of
+the 32 edges. A lane has channels and edges as by ``mma`` (see ``fragments.ChannelRows``). Weights of some paths are
+formed while lanes multiply those of the paths before. What undoes scales of hidden features and of the matrix goes into
+attributes.
 """
 
 from __future__ import annotations
@@ -53,10 +54,9 @@ class WarpgroupValues(ProductsInFlight):
 
     @property
     def cost(self) -> int:
-        """The work of an edge, measured in instructions; beside those of paths, what each group does anew."""
-        features = sum(self.problem.in1[block].dim for block in self.group.in1)
-        of_paths = sum(4 * len(self.kernel.bodies[p].statements) + 3 * self.radial.spec.steps for p in self.paths)
-        return of_paths + 8 * features + 12 * self.radial.spec.steps + 2 * self.operand.stride
+        """The work of an edge, measured in instructions (read from machine code); each group repeats some of it."""
+        statements = sum(len(self.kernel.bodies[p].statements) for p in self.paths)
+        return 4 * statements + (2 * self.radial.spec.steps + 2) * len(self.paths) + 150
 
     # ---- the staged edges ------------------------------------------------------------------------------------------
 

@@ -1,0 +1,52 @@
+"""Which knobs a kernel that forms edge weights in registers can have: by its direction, and by the device."""
+
+from __future__ import annotations
+
+from kernelgen.errors import ScheduleError
+from kernelgen.schedule.radial import RadialSchedule, RadialSpec
+
+# Warps that multiply together by ``wgmma``; of a value, they have so many times the channels of one.
+WARPGROUP = 4
+# Compute capabilities that have it.
+WITH_WGMMA = ("sm_90",)
+
+
+def check_form(spec: RadialSpec) -> None:
+    """Raise ScheduleError for knobs of the other kind of kernel: a value's, or gradients'."""
+    schedule = spec.schedule
+    if spec.is_gradient and schedule.tiles > 1:
+        raise ScheduleError(f"{schedule.tiles} tiles; expected 1, because a product of gradients has 16 edges")
+    if schedule.tiles > 2 and schedule.products != "wgmma":
+        raise ScheduleError(
+            f"{schedule.tiles} tiles; expected at most 2 without products=wgmma, whose weights are many"
+        )
+    if not spec.is_gradient and schedule.slices > 1:
+        raise ScheduleError(
+            f"{schedule.slices} slices; expected 1, because a warp keeps sums of a receiver in registers"
+        )
+    if schedule.ahead == "hidden" and (spec.is_gradient or schedule.tiles > 1 and schedule.products == "mma"):
+        raise ScheduleError("ahead=hidden; expected none: only a value's kernel with one tile has registers left")
+    if not spec.is_gradient and schedule.coupled:
+        raise ScheduleError(f"coupled={schedule.coupled}; expected 0, because a value has no cotangents")
+    if schedule.products == "wgmma":
+        _check_warpgroups(spec)
+    elif schedule.paths_at_once != RadialSchedule.paths_at_once:
+        raise ScheduleError(
+            f"paths_at_once={schedule.paths_at_once}; expected {RadialSchedule.paths_at_once}: without products=wgmma "
+            "it has no effect"
+        )
+
+
+def _check_warpgroups(spec: RadialSpec) -> None:
+    """Raise ScheduleError where four warps cannot multiply together."""
+    schedule, arch = spec.schedule, spec.facts.arch
+    if arch not in WITH_WGMMA:
+        raise ScheduleError(
+            f"products=wgmma; expected mma, because {arch} has no wgmma: compute capability 9.0 alone has"
+        )
+    if spec.is_gradient and not schedule.coupled:
+        raise ScheduleError("products=wgmma; expected mma: of gradients, only those with coupled cotangents have it")
+    if schedule.warps % WARPGROUP:
+        raise ScheduleError(
+            f"{schedule.warps} warps; expected a multiple of {WARPGROUP}, which wgmma multiplies together"
+        )
