@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from kernelgen.errors import ScheduleError, UnsupportedError
 from kernelgen.plan.channelwise import Plan, padded_stride, staged_stride
 from kernelgen.plan.path_groups import Group
-from kernelgen.plan.radial_limits import WARPGROUP, check_form
 from kernelgen.plan.tensor_product import product_plan
 from kernelgen.problem.radial_convolution import PRODUCTS
 from kernelgen.problem.tensor_product import TensorProductProblem
 from kernelgen.schedule.kernel_spec import Spec
 from kernelgen.schedule.radial import MOST_HIDDEN, STEP, RadialSpec
+from kernelgen.schedule.radial_knobs import WARPGROUP, check_form
 from kernelgen.schedule.tensor_product import CudaSchedule
 from kernelgen.terms.clebsch_gordan import normalized_slots, path_terms
 

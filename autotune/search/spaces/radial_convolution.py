@@ -9,9 +9,23 @@ from autotune.search.space import PlainSpace, Space
 from autotune.workload.kinds.radial_convolution import RadialKind
 from autotune.workload.workload import Workload
 from kernelgen.device import DeviceFacts
+from kernelgen.schedule.knobs import Knobs
+from kernelgen.schedule.radial import RadialSchedule
+from kernelgen.schedule.radial_knobs import WITH_WGMMA
 
 # Knobs of gradients alone: a value's kernel keeps sums of a receiver in registers.
 OF_GRADIENTS = ("order", "slices", "coupled")
+# Knobs of devices with products of four warps.
+OF_WARPGROUPS = ("products", "paths_at_once")
+
+
+class RadialSpace(PlainSpace):
+    """A space in which one knob has no effect without another."""
+
+    def canonical(self, schedule: Knobs) -> Knobs:
+        if isinstance(schedule, RadialSchedule) and schedule.products == "mma":
+            return dataclasses.replace(schedule, paths_at_once=RadialSchedule.paths_at_once)
+        return schedule
 
 
 def _of_radial(workload: Workload, direction: str, facts: DeviceFacts) -> Space:
@@ -19,9 +33,10 @@ def _of_radial(workload: Workload, direction: str, facts: DeviceFacts) -> Space:
     spec = dataclasses.replace(spec, schedule=workload.kind.default(spec, None))
     knobs = dict(spec.schedule.choices)
     knobs["path_groups"] = knobs["path_groups"][: len(spec.problem.product.paths)]
-    for knob in OF_GRADIENTS if direction == "forward" else ():
-        del knobs[knob]
-    return PlainSpace(spec, MappingProxyType(knobs))
+    without: tuple[str, ...] = OF_GRADIENTS if direction == "forward" else ()
+    if facts.arch not in WITH_WGMMA:
+        without += OF_WARPGROUPS
+    return RadialSpace(spec, MappingProxyType({name: knobs[name] for name in knobs if name not in without}))
 
 
 SPACES = dict.fromkeys(RadialKind.operations, _of_radial)

@@ -19,8 +19,8 @@ from kernelgen.emit.signature import buffers_line, buffers_struct, gpu_entry
 from kernelgen.emit.source import Source, included
 from kernelgen.plan.path_groups import Group
 from kernelgen.plan.radial import MARKS, TILE, RadialPlan
-from kernelgen.plan.radial_limits import WARPGROUP
 from kernelgen.problem.radial_convolution import PRODUCTS
+from kernelgen.schedule.radial_knobs import WARPGROUP
 
 # Profilers tell it from other convolutions.
 ENTRY = "equitune_radial"

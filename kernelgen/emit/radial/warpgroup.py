@@ -44,11 +44,8 @@ class WarpgroupGroup(ProductsInFlight, CoupledGroup):
     @property
     def widths(self) -> set[int]:
         """Numbers of paths whose weights are formed at once."""
-        return (
-            {len(self._batch(first)) for first in range(0, len(self.paths), self.at_once)}
-            if self.forms_weights
-            else set()
-        )
+        starts = range(0, len(self.paths), self.at_once) if self.forms_weights else ()
+        return {len(self._batch(first)) for first in starts}
 
     def _batch(self, first: int) -> list[int]:
         return self.paths[first : first + self.at_once]
@@ -88,7 +85,8 @@ class WarpgroupGroup(ProductsInFlight, CoupledGroup):
         (self._leave_matrix if self.radial.loads_matrix_at_once else self._load_matrix)()
         self.put(
             f"Node{self.number} kept = {{}};",
-            "int run = share.run - 1, node = 0, base = 0, end = 0, staged = 0, j = 0, edge_of_lane = 0, far_of_lane = 0;",
+            "int run = share.run - 1, node = 0, base = 0, end = 0, staged = 0, j = 0;",
+            "int edge_of_lane = 0, far_of_lane = 0;",
             "Real back_of_lane = 0, back_of_node = 0;",
         )
         with self.scope('_Pragma("unroll 1") for (int round = 0; round < share.rounds; ++round)'):

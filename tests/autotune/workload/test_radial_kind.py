@@ -25,7 +25,7 @@ from autotune.workload.graph_class import GraphClass
 from autotune.workload.graphs import EdgesAlone, GraphSpec, RandomNeighbours, build_graph
 from autotune.workload.kinds.registry import problem_from_key
 from autotune.workload.workload import Workload
-from kernelgen.device import device_facts
+from kernelgen.device import cuda_facts, device_facts
 from kernelgen.errors import ProblemError, UnsupportedError
 from kernelgen.ops.operator import build
 from kernelgen.plan.defaults import default_radial_schedule
@@ -72,6 +72,25 @@ def test_space_and_lookup(direction: str) -> None:
     assert space.default == default_radial_schedule(spec).schedule
     kernel = (given.problem, "radial", direction, "float32", "ir_mul", FACTS)
     assert find_schedule(*kernel, given.graph_class()).schedule == space.default
+
+
+def test_products_of_four_warps_are_searched_where_they_are() -> None:
+    """On Hopper alone; without them the number of paths that they take at once is no other schedule."""
+    given, ampere = workload(), cuda_facts("sm_80")
+    for direction, facts, is_there in (
+        ("backward", FACTS, True),
+        ("forward", FACTS, True),
+        ("forward", ampere, False),
+        ("backward", ampere, False),
+    ):
+        space = space_of(given, direction, facts)
+        assert ({"products", "paths_at_once"} <= set(space.knobs)) == is_there
+        assert is_there or not {"products", "paths_at_once"} & set(space.knobs)
+    space = space_of(given, "backward", FACTS)
+    default = space.values(space.default)
+    assert default is not None and space.schedule(default | {"paths_at_once": 2}) == space.default
+    found = space.schedule(default | {"products": "wgmma", "paths_at_once": 2, "coupled": 1})
+    assert space.broken_limit(found) is None and isinstance(found, RadialSchedule) and found.paths_at_once == 2
 
 
 @pytest.mark.parametrize("accuracy", ["ieee", "tf32"])

@@ -132,7 +132,7 @@ def test_a_block_of_several_groups_starts_from_zero() -> None:
 def test_what_has_no_such_kernel() -> None:
     refused: list[tuple[dict[str, Any], str]] = [
         ({"warps": 2}, "expected a multiple of 4"),
-        ({"tiles": 4, "products": "mma", "paths_at_once": 4}, "at most 2 without products=wgmma"),
+        ({"tiles": 4, "products": "mma", "paths_at_once": 4}, "expected at most 2"),
         ({"facts": cuda_facts("sm_80")}, "sm_80 has no wgmma"),
         ({"facts": cuda_facts("sm_100")}, "sm_100 has no wgmma"),
     ]
@@ -161,4 +161,5 @@ def test_sums_stay_in_registers(name: str, accuracy: str, knobs: dict[str, Any])
     schedule = schedule_of(**knobs)
     plan = radial_plan(RadialSpec(SUITE[name], 64, forward(), schedule, accuracy, "ir_mul", "int64", FACTS))
     resources = compile_source(emit(plan), FACTS).resources
-    assert 0 < resources["registers"] <= 255 and resources["spill_bytes"] <= 1024
+    assert "serialized" not in resources
+    assert 0 < resources["registers"] <= 255 and resources["spill_bytes"] <= 256

@@ -15,15 +15,18 @@ from kernelgen.ops.operator import Operator, build
 from kernelgen.ops.radial.convolution import radial_product
 from kernelgen.ops.radial.fused import FusedRadial, fused_of
 from kernelgen.problem.tensor_product import TensorProductProblem
+from kernelgen.schedule.radial import RadialSchedule
 
 PROBLEM = TensorProductProblem.channelwise("4x0e+4x1o", "0e+1o", "0e+1o")
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 
-def kernels_on(device: str, monkeypatch: pytest.MonkeyPatch, hidden: int, accuracy: str = "ieee") -> FusedRadial:
+def kernels_on(
+    device: str, monkeypatch: pytest.MonkeyPatch, hidden: int, accuracy: str = "ieee", **schedules: RadialSchedule
+) -> FusedRadial:
     if device == "cpu":
         emulate_kernels(monkeypatch)
-    return FusedRadial(PROBLEM, hidden, accuracy, "ir_mul", torch.device(device))
+    return FusedRadial(PROBLEM, hidden, accuracy, "ir_mul", torch.device(device), schedules)
 
 
 def operator_on(device: str, **options: Any) -> Operator:
@@ -65,6 +68,91 @@ def test_value_and_gradients(device: str, wanted: str, monkeypatch: pytest.Monke
     assert_close(out, expected["out"], "out", 1e-6)
     for slot, gradient in zip(wanted, gradients, strict=True):
         assert_close(gradient, expected[slot], slot, 1e-6)
+
+
+def require_wgmma(device: str) -> None:
+    if device == "cuda" and torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("no compute capability 9.0")
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_gradients_of_four_warps_together(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    require_wgmma(device)
+    given = make_radial_case(PROBLEM, 8, edges=70, num_out=7)
+    schedule = RadialSchedule(coupled=1, products="wgmma")
+    kernels = kernels_on(device, monkeypatch, 8, backward=schedule)
+    inputs, operator = inputs_of(given, device), operator_on(device)
+    sender, receiver = (index.to(device) for index in (given.case.sender, given.case.receiver))  # type: ignore[union-attr]
+    leaf = [inputs[name].requires_grad_(name != "m") for name in "xyhm"]
+    out = radial_product(*leaf, sender, receiver, 7, operator, 30, fused=kernels)
+    found = torch.autograd.grad(out, leaf[:3], inputs["g"])
+    for slot, gradient in zip("xyh", found, strict=True):
+        assert_close(gradient, given.expected()[slot], slot, 1e-6)
+
+
+VALUES = [
+    {"tiles": 1, "paths_at_once": 1},
+    {"tiles": 2, "warps": 12, "paths_at_once": 2, "edge_values": "reloaded"},
+    {"tiles": 4, "paths_at_once": 1, "ahead": "hidden"},
+    {"tiles": 4, "paths_at_once": 10, "path_groups": 2},
+]
+
+
+@pytest.mark.parametrize("knobs", VALUES)
+@pytest.mark.parametrize("device", DEVICES)
+def test_values_of_four_warps_together(device: str, knobs: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    require_wgmma(device)
+    given = make_radial_case(PROBLEM, 8, edges=70, num_out=7)
+    kernels = kernels_on(device, monkeypatch, 8, forward=RadialSchedule(products="wgmma", **knobs))
+    x, y, h, m, _ = inputs_of(given, device).values()
+    edges = [index.to(device) for index in (given.case.sender, given.case.receiver)]  # type: ignore[union-attr]
+    out = radial_product(x, y, h, m, *edges, 7, operator_on(device), 30, fused=kernels)
+    assert_close(out, given.expected()["out"], "out", 1e-6)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("accuracy", ["ieee", "tf32"])
+@pytest.mark.parametrize("hidden", [8, 32, 64, 128])
+@pytest.mark.parametrize("knobs", VALUES)
+def test_values_of_many_edges(hidden: int, accuracy: str, knobs: dict[str, Any]) -> None:
+    """Receivers of 0 to 40 edges and one of 3000, in parts with 64 and 8 channels; rows that several shares cut."""
+    require_wgmma("cuda")
+    problem = TensorProductProblem.channelwise("136x0e+136x1o", "0e+1o", "0e+1o")
+    given = make_radial_case(problem, hidden, edges=9000, num_out=300)
+    given.case.receiver[:3000] = 7  # type: ignore[index]
+    schedule = RadialSchedule(**({"products": "wgmma"} | knobs))
+    kernels = FusedRadial(problem, hidden, accuracy, "mul_ir", torch.device("cuda"), {"forward": schedule})
+    tensors, wanted = given.case.tensors, given.expected()["out"]
+    rows = [row.float().cuda() for row in (tensors["x"], tensors["y"], given.h, given.matrix)]
+    sender, receiver = (index.cuda() for index in (given.case.sender, given.case.receiver))  # type: ignore[union-attr]
+    operator = build(problem, operation="conv", layout="mul_ir", dtype=torch.float32, device="cuda")
+    for _ in range(3):
+        out = radial_product(*rows, sender, receiver, 300, operator, 30, fused=kernels)
+        error = relative_error(out.cpu(), wanted)
+        assert error < (1e-6 if accuracy == "ieee" else 1e-3), error
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("accuracy", ["ieee", "tf32"])
+@pytest.mark.parametrize("hidden", [8, 32, 64, 128])
+@pytest.mark.parametrize("paths_at_once", [1, 4, 10])
+def test_four_warps_together_on_many_edges(hidden: int, accuracy: str, paths_at_once: int) -> None:
+    """Receivers of 0 to 40 edges; products, which a GPU does later than it begins them, go on while others begin."""
+    require_wgmma("cuda")
+    problem = TensorProductProblem.channelwise("128x0e+128x1o", "0e+1o+2e", "0e+1o+2e")
+    given = make_radial_case(problem, hidden, edges=6000, num_out=300)
+    schedule = RadialSchedule(slices=4, coupled=4, products="wgmma", paths_at_once=paths_at_once)
+    kernels = FusedRadial(problem, hidden, accuracy, "mul_ir", torch.device("cuda"), {"backward": schedule})
+    tensors, wanted = given.case.tensors, given.expected()
+    rows = [tensors["x"], tensors["y"], given.h, given.matrix, tensors["g"]]
+    *leaf, g = (row.float().cuda().requires_grad_() for row in rows)
+    sender, receiver = (index.cuda() for index in (given.case.sender, given.case.receiver))  # type: ignore[union-attr]
+    operator = build(problem, operation="conv", layout="mul_ir", dtype=torch.float32, device="cuda")
+    for _ in range(3):
+        out = radial_product(*leaf, sender, receiver, 300, operator, 30, fused=kernels)
+        for slot, gradient in zip("xyh", torch.autograd.grad(out, leaf[:3], g.detach()), strict=True):
+            error = relative_error(gradient.cpu(), wanted[slot])
+            assert error < (1e-6 if accuracy == "ieee" else 1e-3), (slot, error)
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -1,14 +1,12 @@
-"""Which knobs a kernel that forms edge weights in registers can have: by its direction, and by the device."""
+"""Which knobs a kernel that forms edge weights in registers may have: a value's, gradients', on which devices."""
 
 from __future__ import annotations
 
 from kernelgen.errors import ScheduleError
 from kernelgen.schedule.radial import RadialSchedule, RadialSpec
 
-# Warps that multiply together by ``wgmma``; of a value, they have so many times the channels of one.
-WARPGROUP = 4
-# Compute capabilities that have it.
-WITH_WGMMA = ("sm_90",)
+# Warps that multiply together by ``wgmma``, and architectures that have it.
+WARPGROUP, WITH_WGMMA = 4, ("sm_90",)
 
 
 def check_form(spec: RadialSpec) -> None:
@@ -17,15 +15,15 @@ def check_form(spec: RadialSpec) -> None:
     if spec.is_gradient and schedule.tiles > 1:
         raise ScheduleError(f"{schedule.tiles} tiles; expected 1, because a product of gradients has 16 edges")
     if schedule.tiles > 2 and schedule.products != "wgmma":
-        raise ScheduleError(
-            f"{schedule.tiles} tiles; expected at most 2 without products=wgmma, whose weights are many"
-        )
+        raise ScheduleError(f"{schedule.tiles} tiles; expected at most 2: only products=wgmma has registers left")
     if not spec.is_gradient and schedule.slices > 1:
         raise ScheduleError(
             f"{schedule.slices} slices; expected 1, because a warp keeps sums of a receiver in registers"
         )
-    if schedule.ahead == "hidden" and (spec.is_gradient or schedule.tiles > 1 and schedule.products == "mma"):
-        raise ScheduleError("ahead=hidden; expected none: only a value's kernel with one tile has registers left")
+    if schedule.ahead == "hidden" and (spec.is_gradient or (schedule.tiles > 1 and schedule.products == "mma")):
+        raise ScheduleError(
+            "ahead=hidden; expected none: only a value's kernel with one tile, or with wgmma, has registers left"
+        )
     if not spec.is_gradient and schedule.coupled:
         raise ScheduleError(f"coupled={schedule.coupled}; expected 0, because a value has no cotangents")
     if schedule.products == "wgmma":
@@ -42,11 +40,9 @@ def _check_warpgroups(spec: RadialSpec) -> None:
     schedule, arch = spec.schedule, spec.facts.arch
     if arch not in WITH_WGMMA:
         raise ScheduleError(
-            f"products=wgmma; expected mma, because {arch} has no wgmma: compute capability 9.0 alone has"
+            f"products=wgmma; expected mma, because {arch} has no wgmma: only compute capability 9.0 has"
         )
     if spec.is_gradient and not schedule.coupled:
-        raise ScheduleError("products=wgmma; expected mma: of gradients, only those with coupled cotangents have it")
+        raise ScheduleError("products=wgmma; expected mma: only gradients with coupled cotangents, and values, have it")
     if schedule.warps % WARPGROUP:
-        raise ScheduleError(
-            f"{schedule.warps} warps; expected a multiple of {WARPGROUP}, which wgmma multiplies together"
-        )
+        raise ScheduleError(f"{schedule.warps} warps; expected a multiple of {WARPGROUP}: so many multiply together")
