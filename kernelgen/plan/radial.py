@@ -142,11 +142,16 @@ class RadialPlan:
     @property
     def loads_matrix_at_once(self) -> bool:
         """Whether a block has all loads of its part of the matrix in flight together."""
-        spec = self.spec
-        pairs = -(-spec.steps * STEP * self.channels // (2 * 32 * spec.schedule.warps))
-        most = MOST_HELD if self.channels == CHANNELS else min(REGISTERS // (32 * spec.schedule.warps), 255) - SPARE
         paths = max(len(group.paths) * self.slices(group) for group in self.product.groups)
-        return (not spec.is_gradient or bool(spec.schedule.coupled)) and 2 * pairs * paths <= most
+        return (not self.spec.is_gradient or bool(self.spec.schedule.coupled)) and paths <= self.paths_held
+
+    @property
+    def paths_held(self) -> int:
+        """Paths whose part of the matrix the threads of a block can hold in registers."""
+        threads = 32 * self.spec.schedule.warps
+        pairs = -(-self.spec.steps * STEP * self.channels // (2 * threads))
+        most = MOST_HELD if self.channels == CHANNELS else min(REGISTERS // threads, 255) - SPARE
+        return most // (2 * pairs)
 
     def stream_reals(self, group: Group) -> int:
         """Elements in shared memory of a warp: the values of its staged edges, and its receiver's cotangents."""

@@ -164,24 +164,35 @@ class RadialWalk(GroupEmitter):
 
     def _fetch_matrix(self) -> None:
         """All loads of the block's part of the matrix."""
-        self.put(f"Real held[{self.slices * len(self.paths)}][PAIRS][2];")
+        self._fetch_paths(range(self.slices * len(self.paths)))
+
+    def _fetch_paths(self, places: range) -> None:
+        """Loads of some paths' parts; a place is the number of a slice's path."""
+        self.put(f"Real held[{len(places)}][PAIRS][2];")
+        starts = self._starts_of_paths()
         for s in range(self.slices):
             with self.scope(""):
                 self.put(self._first_of(s))
-                for position, start in enumerate(self._starts_of_paths()):
-                    place = s * len(self.paths) + position
-                    self.put(f"fetch_path({start}, {self.problem.weight_numel}, inside, held[{place}]);")
+                for position, start in enumerate(starts):
+                    if (place := s * len(starts) + position) in places:
+                        held = f"held[{place - places.start}]"
+                        self.put(f"fetch_path({start}, {self.problem.weight_numel}, inside, {held});")
+
+    def _take_factors(self, places: range) -> None:
+        for k, place in enumerate(places):
+            self.put(f"largest = max(largest, take_factor(held[{k}], {self._factor(place % len(self.paths))}));")
+
+    def _leave_paths(self, places: range) -> None:
+        for k, place in enumerate(places):
+            self.put(f"{self.leaves}(held[{k}], scale.into, slice + {place * self.radial.path_halves});")
 
     def _leave_matrix(self) -> None:
         """What was fetched to shared memory, with one scale."""
+        places = range(self.slices * len(self.paths))
         self.put("unsigned largest = 0;")
-        count = self.slices * len(self.paths)
-        for k in range(count):
-            self.put(f"largest = max(largest, take_factor(held[{k}], {self._factor(k % len(self.paths))}));")
+        self._take_factors(places)
         self._scale_matrix()
-        for position in range(count):
-            place = f"slice + {position * self.radial.path_halves}"
-            self.put(f"{self.leaves}(held[{position}], scale.into, {place});")
+        self._leave_paths(places)
         self.put(*self.shows_matrix)
 
     def _scale_matrix(self) -> None:

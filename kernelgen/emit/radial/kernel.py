@@ -30,7 +30,7 @@ def emit_radial(plan: RadialPlan) -> Source:
     """The kernel of a plan; equal plans give equal text."""
     groups = [_form_of(plan, group)(plan, number, group) for number, group in enumerate(plan.product.groups)]
     headers = included("tensor_cores.cuh") + included("radial.cuh")
-    if plan.loads_matrix_at_once:
+    if plan.loads_matrix_at_once or (plan.by_warpgroups and not plan.spec.is_gradient):
         headers += included("matrix_at_once.cuh")
     if plan.parts_in_sequence:
         headers += included("shares.cuh")

@@ -58,6 +58,23 @@ class WarpgroupValues(ProductsInFlight):
         statements = sum(len(self.kernel.bodies[p].statements) for p in self.paths)
         return 4 * statements + (2 * self.radial.spec.steps + 2) * len(self.paths) + 150
 
+    def _load_matrix(self) -> None:
+        """In two passes over memory, with the loads of as many paths in flight as registers have room for."""
+        each, count = max(self.radial.paths_held, 1), len(self.paths)
+        batches = [range(first, min(first + each, count)) for first in range(0, count, each)]
+        self.put("unsigned largest = 0;")
+        for batch in batches:
+            with self.scope(""):
+                self._fetch_paths(batch)
+                self._take_factors(batch)
+        self._scale_matrix()
+        for batch in batches:
+            with self.scope(""):
+                self._fetch_paths(batch)
+                self._take_factors(batch)
+                self._leave_paths(batch)
+        self.put(*self.shows_matrix)
+
     # ---- the staged edges ------------------------------------------------------------------------------------------
 
     def _stage_edges(self) -> None:

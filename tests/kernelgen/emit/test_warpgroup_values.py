@@ -107,13 +107,14 @@ def test_any_size_of_the_operands(size: float) -> None:
     assert_right(given, schedule_of(tiles=4))
 
 
-def test_the_matrix_is_loaded_at_once_if_it_fits_into_registers() -> None:
+def test_the_matrix_is_loaded_once_if_it_fits_into_registers() -> None:
     """A thread holds 16 pairs of each of 11 paths with 4 warps, 8 with 8."""
     problem = TensorProductProblem.channelwise("4x0e+4x1o+4x2e", "0e+1o+2e", "0e+1o+2e")
     for warps, at_once in ((4, False), (8, True)):
         knobs = {"warps": warps, "tiles": 2}
         plan = plan_of(problem, hidden=60, **knobs)
-        assert plan.loads_matrix_at_once is at_once and ("leave_blocks(held" in emit(plan).text) is at_once
+        assert plan.loads_matrix_at_once is at_once and plan.paths_held == (6 if warps == 4 else 13)
+        assert emit(plan).text.count("Real held[") == (1 if at_once else 4)
         assert_right(case_of(problem, [20, 0, 3, 17], 60), schedule_of(**knobs))
 
 
