@@ -97,6 +97,12 @@ class RadialPlan:
         """Channels of a slice of the matrix, 16; of a value whose rows of products are those of four warps, 64."""
         return CHANNELS * (WARPGROUP if self.by_warpgroups and not self.spec.is_gradient else 1)
 
+    def copies(self, group: Group) -> int:
+        """How often rows of a value's products have a group's channels, if these are few; each with edges of its own."""
+        if self.channels == CHANNELS:
+            return 1
+        return min(WARPGROUP // min(self.product.tiles(group), WARPGROUP), self.spec.schedule.tiles)
+
     @property
     def teams(self) -> int:
         """Parts of a block with edges of their own: warps, or four warps with one receiver and 64 channels."""

@@ -3,10 +3,11 @@
 // neighbours; lanes with the same k have the channels of one row.
 constexpr int PAIRS = (STEPS * 8 * CHANNELS + THREADS - 1) / THREADS;  // of a path, of a lane
 
-// The lane's pairs of a path's channels; zero beyond `inside` and HIDDEN.
+// The lane's pairs of a path's channels; zero beyond `inside` and HIDDEN. The first UNIQUE channels may be there again.
+template <int UNIQUE = CHANNELS>
 DEVICE void fetch_path(const Real* matrix, int weights, int inside, Real (&held)[PAIRS][2]) {
     UNROLL for (int n = 0; n < PAIRS; ++n) UNROLL for (int q = 0; q < 2; ++q) {
-        const int i = threadIdx.x + n * THREADS, channel = i % CHANNELS, k = i / (2 * CHANNELS) * 4 + i / CHANNELS % 2 + 2 * q;
+        const int i = threadIdx.x + n * THREADS, channel = i % UNIQUE, k = i / (2 * CHANNELS) * 4 + i / CHANNELS % 2 + 2 * q;
         held[n][q] = channel < inside && k < HIDDEN ? matrix[(long long)k * weights + channel] : Real(0);
     }
 }

@@ -141,6 +141,15 @@ DEVICE void begin_hidden(const unsigned short* matrix, unsigned (&hi)[4], unsign
     multiply_async<ADDS || LOW>(d, hi, m);
     end_products();
 }
+// The tiles of weights of one of COPIES of the same channels.
+template <int COPIES, int T>
+DEVICE void choose_tiles(int copy, const Real (&all)[T][4], Real (&w)[T / COPIES][4]) {
+    UNROLL for (int n = 0; n < T / COPIES; ++n) UNROLL for (int k = 0; k < 4; ++k) {
+        w[n][k] = all[n][k];
+        UNROLL for (int c = 1; c < COPIES; ++c) w[n][k] = copy == c ? all[c * (T / COPIES) + n][k] : w[n][k];
+    }
+}
+
 // Adds a chain of sums to the gradients of hidden features.
 DEVICE void end_hidden(const Real (&d)[2 * STEPS][4], const Scale (&scale)[2], Real (&dh)[2][STEPS][4]) {
     UNROLL for (int s = 0; s < STEPS; ++s) UNROLL for (int i = 0; i < 2; ++i) UNROLL for (int q = 0; q < 4; ++q)

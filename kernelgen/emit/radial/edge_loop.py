@@ -21,7 +21,7 @@ class RadialWalk(GroupEmitter):
     """The loop of one path group, in which :class:`RadialGroup` has the steps."""
 
     # Functions that leave a path's part of the matrix in shared memory, and what follows the last of them.
-    packs, leaves = "pack_path", "leave_path"
+    packs, fetches, leaves = "pack_path", "fetch_path", "leave_path"
     shows_matrix: tuple[str, ...] = ("__syncthreads();",)
     # What a group has besides, before its loop.
     prelude: tuple[str, ...] = ()
@@ -176,7 +176,7 @@ class RadialWalk(GroupEmitter):
                 for position, start in enumerate(starts):
                     if (place := s * len(starts) + position) in places:
                         held = f"held[{place - places.start}]"
-                        self.put(f"fetch_path({start}, {self.problem.weight_numel}, inside, {held});")
+                        self.put(f"{self.fetches}({start}, {self.problem.weight_numel}, inside, {held});")
 
     def _take_factors(self, places: range) -> None:
         for k, place in enumerate(places):
@@ -240,10 +240,13 @@ class RadialWalk(GroupEmitter):
         """Where a block of the receiver's row begins."""
         return f"{self.memory.out_row('out', 'node')} + {self.problem.out[block].offset}"
 
+    # Whether others too have sums of a receiver's row.
+    is_cut = "span[1] < first_edge || span[2] > end_edge"
+
     def _put_row(self) -> None:
         """Store the receiver's sums; add them if other shares have edges of it, and this is not the first of them."""
         self.put(
-            "const bool is_cut = span[1] < first_edge || span[2] > end_edge;",
+            f"const bool is_cut = {self.is_cut};",
             "const bool adds = is_cut && !is_first_of_row(team, marks + node);",
         )
         for block in self.group.out:

@@ -131,7 +131,7 @@ def _parts_in_sequence(plan: RadialPlan, groups: list[RadialGroup]) -> list[str]
             f"        const long long count = edges_until((to - start) / {cost}, num_edges) - begin;",
             "        if (count == 0) continue;",
             *(_SHARE_OF_BLOCK if plan.by_warpgroups and plan.spec.is_gradient else _share_of_team(plan)),
-            *(_marks(plan, before) if plan.stores_rows else ()),
+            *(_marks(plan, group.group, before) if plan.stores_rows else ()),
             f"        Real* const stage = stages + {matrix}{_team(plan)} * {plan.stream_reals(group.group)};",
             f"        group_{number}(b, team, part, int(first), int(end), int(num_out), slice, stage{_rows_of(plan)});",
             "        __syncthreads();  // the next part's matrix takes the place of this one's",
@@ -158,11 +158,11 @@ def _share_of_team(plan: RadialPlan) -> tuple[str, ...]:
     )
 
 
-def _marks(plan: RadialPlan, before: int) -> list[str]:
-    """Definition of a warp's marks; before: parts before its group's first one."""
+def _marks(plan: RadialPlan, group: Group, before: int) -> list[str]:
+    """Definition of the marks of a warp and of those with its channels; before: parts before its group's first one."""
     part = f"({before} + part)"
     if plan.teams < plan.spec.schedule.warps:
-        part = f"({WARPGROUP} * {part} + warp % {WARPGROUP})"
+        part = f"({WARPGROUP} * {part} + warp % {WARPGROUP // plan.copies(group)})"
     return [f"        unsigned* const marks = reinterpret_cast<unsigned*>(b.{MARKS}) + {part} * num_out;"]
 
 

@@ -19,13 +19,41 @@ from kernelgen.plan.radial import RadialPlan
 
 @dataclass(frozen=True)
 class WarpgroupChannelRows(ChannelRows):
-    """As rows of channels, of which a warpgroup has 64."""
+    """As rows of channels, of which a warpgroup has 64.
 
+    copies: how often it has the same ones, if a group has at most 32; then each copy takes tiles of its own.
+    """
+
+    copies: int = 1
     channels = 64
-    first_channel = "16 * (threadIdx.x / 32 % 4) + 2 * team.group"
+
+    @property
+    def copy(self) -> str:
+        return f"(threadIdx.x / {128 // self.copies} % {self.copies})"
+
+    @property
+    def first_channel(self) -> str:  # type: ignore[override]
+        return f"16 * (threadIdx.x / 32 % {4 // self.copies}) + 2 * team.group"
+
+    @property
+    def edges(self) -> str:  # type: ignore[override]
+        return f"2 * T / {self.copies}"
+
+    @property
+    def place(self) -> str:  # type: ignore[override]
+        first = f" + {self.copy} * (8 * T / {self.copies})" if self.copies > 1 else ""
+        return super().place + first
+
+    @property
+    def widths(self) -> set[int]:
+        """Tiles of a step."""
+        return {max(-(-self.tiles // 2), self.copies), self.tiles}
 
     def steps(self, call: str) -> list[str]:
-        if self.tiles < 4:
+        least, most = min(self.widths), self.tiles
+        if least == most:
+            return [f"for (; j < count; j += {8 * most}) {call.format(most)};"]
+        if most < 4:
             return super().steps(call)
         return [f"if (count > 16) {call.format(4)};", f"else {call.format(2)};"]
 
@@ -35,7 +63,10 @@ class WarpgroupValues(ProductsInFlight):
 
     def __init__(self, plan: RadialPlan, number: int, group: Group) -> None:
         super().__init__(plan, number, group)
-        self.lay = WarpgroupChannelRows(plan.spec.schedule.tiles)
+        self.lay = WarpgroupChannelRows(plan.spec.schedule.tiles, copies=plan.copies(group))
+        self.copies = plan.copies(group)
+        if self.copies > 1:  # which all have sums of each row
+            self.fetches, self.is_cut = f"fetch_path<{self.channels // self.copies}>", "true"
         self.is_ahead = plan.spec.schedule.ahead == "hidden"
         # Whether a step has all staged edges; then features are on their way while these are staged.
         self.has_all = plan.spec.schedule.tiles == 4
@@ -49,14 +80,14 @@ class WarpgroupValues(ProductsInFlight):
 
     @property
     def widths(self) -> set[int]:
-        tiles = self.radial.spec.schedule.tiles
-        return {tiles, -(-tiles // 2)}
+        assert isinstance(self.lay, WarpgroupChannelRows)
+        return self.lay.widths
 
     @property
     def cost(self) -> int:
         """The work of an edge, measured in instructions (read from machine code); each group repeats some of it."""
         statements = sum(len(self.kernel.bodies[p].statements) for p in self.paths)
-        return 4 * statements + (2 * self.radial.spec.steps + 2) * len(self.paths) + 150
+        return 4 * statements // self.copies + (2 * self.radial.spec.steps + 2) * len(self.paths) + 150
 
     def _load_matrix(self) -> None:
         """In two passes over memory, with the loads of as many paths in flight as registers have room for."""
@@ -92,7 +123,7 @@ class WarpgroupValues(ProductsInFlight):
             *self.operand.load("staged_edge"),
         )
         if self.has_all:
-            self.put("constexpr int EDGES = 8;", f"Row{self.number} rows[EDGES];")
+            self.put(f"constexpr int T = 4, EDGES = {self.lay.edges};", f"Row{self.number} rows[EDGES];")
             with self.scope("UNROLL for (int i = 0; i < EDGES; ++i)"):
                 self.put("constexpr int j = 0;", f"const int far = team.broadcast(my_far, {self.lay.place});")
                 self._load_features("far")
@@ -131,7 +162,7 @@ class WarpgroupValues(ProductsInFlight):
         return ", hidden" + ", rows" * self.has_all
 
     def _taken(self) -> str:
-        return ", const unsigned short* const hidden" + f", Row{self.number} (&rows)[8]" * self.has_all
+        return ", const unsigned short* const hidden" + f", Row{self.number} (&rows)[{8 // self.copies}]" * self.has_all
 
     # ---- a step ----------------------------------------------------------------------------------------------------
 
@@ -159,7 +190,12 @@ class WarpgroupValues(ProductsInFlight):
         super()._path_of_slice(position, p)
 
     def _form_weights(self, position: int) -> None:
-        self.put(f"const Real (&w)[T][4] = weights{position};")
+        if self.copies == 1:
+            self.put(f"const Real (&w)[T][4] = weights{position};")
+            return
+        assert isinstance(self.lay, WarpgroupChannelRows)
+        chosen = f"choose_tiles<{self.copies}>({self.lay.copy}, weights{position}, w);"
+        self.put(f"Real w[T / {self.copies}][4];", chosen)
 
     @property
     def _weight(self) -> str:
