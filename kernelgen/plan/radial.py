@@ -98,7 +98,7 @@ class RadialPlan:
         return CHANNELS * (WARPGROUP if self.by_warpgroups and not self.spec.is_gradient else 1)
 
     def copies(self, group: Group) -> int:
-        """How often rows of a value's products have a group's channels, if these are few; each with edges of its own."""
+        """How often a value's rows of products have a group's channels, if they are few; each with edges of its own."""
         if self.channels == CHANNELS:
             return 1
         return min(WARPGROUP // min(self.product.tiles(group), WARPGROUP), self.spec.schedule.tiles)
