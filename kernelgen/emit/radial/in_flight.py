@@ -29,6 +29,6 @@ class ProductsInFlight(RadialGroup):
 
     def _wait_for(self, products: str, sums: str = "") -> None:
         """Wait for a group of products, in whose ``sums`` values are there then."""
-        later = len(self.begun) - 1 - self.begun.index(products)
+        later = len(self.begun) - 1 - self.begun.index(products) if products in self.begun else len(self.begun)
         self.put(f"wait_for<{later}>({sums});" if sums else f"wait_for_products<{later}>();")
         self.begun = self.begun[len(self.begun) - later :]

@@ -72,12 +72,14 @@ class RadialGroup(RadialWalk):
         self._declare_sums()
         if "w" in self.live:
             self.put("Real of_h[2][STEPS][4] = {};")
+        self._before_slices()
         with self.scope(self._slice_loop):
             self._start_slice()
             if "y" in self.live:
                 self.put(f"Real of_y[EDGES][{4 * self._quarters}] = {{}};")
             for position, p in enumerate(self.paths):
                 self._path_of_slice(position, p)
+            self._end_slice()
         self._put_edges()
         return self.lines
 
@@ -133,16 +135,26 @@ class RadialGroup(RadialWalk):
                 f"here.slice += s / {per} * {self.slice_halves} + s % {per} * {rows};",
                 f"const int u = first_u + {self.lay.channels} * s;",
                 f"const bool is_active = {self._active};",
-                f"Row{self.number} rows[EDGES];",
             )
-            with self.scope("UNROLL for (int i = 0; i < EDGES; ++i)"):
-                self._load_features()
+            self._load_slice()
         else:
             self.put("const Warp& here = team;")
         if self.has_cotangents:
             place = f" + s / {per} * {of_slice} + s % {per} * {self.lay.channels}" if self._slice_loop else ""
             self.put(f"const Real* const cotangents = stage + {self.lay.first_channel}{place};")
         self._scale_slice()
+
+    def _before_slices(self) -> None:
+        """What the first slice finds."""
+
+    def _end_slice(self) -> None:
+        """What a slice leaves for the next one."""
+
+    def _load_slice(self) -> None:
+        """Features of a slice."""
+        self.put(f"Row{self.number} rows[EDGES];")
+        with self.scope("UNROLL for (int i = 0; i < EDGES; ++i)"):
+            self._load_features()
 
     def _scale_slice(self) -> None:
         """Scales of gradients of weights, by the features of the slice."""

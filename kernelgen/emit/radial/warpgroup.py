@@ -2,8 +2,8 @@
 
 Weights of some paths are formed while lanes multiply those of the paths before, and gradients of weights go to those of
 hidden features while lanes go on. All four warps have to come to the same products, so a warp without further edges
-goes through steps whose loads and sums are off. Groups of products end in the order in which they begin; what waits for
-one says how many later ones may still run.
+goes through a step of none, in which it adds zeros to the rows of its last ones. Groups of products end in the order in
+which they begin; what waits for one says how many later ones may still run.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class WarpgroupGroup(ProductsInFlight, CoupledGroup):
     """The functions of one path group."""
 
     # So all four warps stage edges in the same steps: while one waits for memory, the others wait for it.
-    most_staged = "(round % 2 ? 16 : STAGE)"
+    most_staged = "(!is_there ? 0 : round % 2 ? 16 : STAGE)"
 
     def __init__(self, plan: RadialPlan, number: int, group: Group) -> None:
         super().__init__(plan, number, group)
@@ -58,12 +58,9 @@ class WarpgroupGroup(ProductsInFlight, CoupledGroup):
         return -(-count // (2 * chains)) * 2
 
     @property
-    def _active(self) -> str:
-        return "is_there" if self.group.mul % (16 * self.slices) == 0 else "is_there && u < MUL"
-
-    @property
     def work_of_path(self) -> int:
-        return 20 + 4 * self.radial.spec.steps
+        """By time, not by instructions: warps wait for each other where products begin."""
+        return 15 * self.radial.spec.steps
 
     # ---- the loop --------------------------------------------------------------------------------------------------
 
@@ -73,6 +70,7 @@ class WarpgroupGroup(ProductsInFlight, CoupledGroup):
             f"constexpr int MUL = {self.group.mul};",
             f"const int first_channel = part * {16 * self.slices};",
             f"const int u = first_channel + {self.lay.first_channel};",
+            f"const bool active = {self._active};",
             HIDDEN,
             self.clears,
         )
@@ -85,22 +83,21 @@ class WarpgroupGroup(ProductsInFlight, CoupledGroup):
         (self._leave_matrix if self.radial.loads_matrix_at_once else self._load_matrix)()
         self.put(
             f"Node{self.number} kept = {{}};",
-            "int run = share.run - 1, node = 0, base = 0, end = 0, staged = 0, j = 0;",
+            "int run = share.run - 1, node = 0, base = 1, end = 1, staged = 0, j = 0;",
             "int edge_of_lane = 0, far_of_lane = 0;",
             "Real back_of_lane = 0, back_of_node = 0;",
         )
         with self.scope('_Pragma("unroll 1") for (int round = 0; round < share.rounds; ++round)'):
-            self.put("const bool is_there = round < share.count;", "j = is_there && round > 0 ? j + 16 : 0;")
-            with self.scope("if (is_there && j >= staged)"):
+            self.put("const bool is_there = round < share.count;", "j += 16;")
+            with self.scope("if (!is_there || j >= staged)"):
                 self._next_edges()
-            self.put(f"const bool active = {self._active};")
             self._steps()
         return self.lines
 
     def _next_edges(self) -> None:
-        """Stage further edges of the receiver, or the next one and its first edges."""
+        """Stage further edges of the receiver, or the next one and its first edges; behind the last edge none."""
         self.put("__syncwarp(0xffffffffu);", "base += staged;")
-        with self.scope("if (base >= end)"):
+        with self.scope("if (is_there && base >= end)"):
             with self.scope("do"):
                 self.put(
                     "++run;",
@@ -122,42 +119,87 @@ class WarpgroupGroup(ProductsInFlight, CoupledGroup):
         self.put(*self.lay.steps(f"step_{self.number}<{{}}>(b, team, stage, u, active, matrix_scale, {given})"))
 
     def _given(self) -> str:
-        return (", back_of_lane" if self.meets else "") + ", back_of_node, is_there, hidden"
+        return (", back_of_lane" if self.meets else "") + ", back_of_node, hidden"
 
     def _taken(self) -> str:
-        return super()._taken() + ", const bool is_there, unsigned short* const hidden"
+        return super()._taken() + ", unsigned short* const hidden"
 
-    def _put_edges(self) -> None:
-        if self.writes_edges:
-            with self.scope("if (is_there)"):
-                super()._put_edges()
+    # ---- slices ----------------------------------------------------------------------------------------------------
 
-    # ---- products of a slice ---------------------------------------------------------------------------------------
+    @property
+    def _count_slices(self) -> int:
+        """Slices of 8 channels of a block."""
+        return self.slices * 16 // self.lay.channels
 
-    def _begin_weights(self, first: int) -> list[str]:
-        """Begin to form weights of paths from one on; nothing beyond the last one."""
-        count, name = len(self._batch(first)), f"weights{first}"
-        if not count or not self.forms_weights:
-            return []
-        self.begun.append(name)
-        place = f"here.slice + {first * self.radial.path_halves}"
-        return [f"Real {name}[{count}][4];", f"begin_edge_weights(hidden, {place}, {name});"]
+    def _before_slices(self) -> None:
+        """The first slice's features, and weights of its first paths."""
+        self.begun = []
+        self.put(f"Row{self.number} rows[EDGES];")
+        self._load_next("first_u", "")
+        if self.forms_weights:
+            self.put(f"Real weights0[{len(self._batch(0))}][4];", *self._begin_weights(0, "team.slice"))
+            self._wait_for("weights0", "weights0")
+
+    def _load_next(self, first: str, unless: str) -> None:
+        """Features of channels from one on; zeros ``unless`` there are any."""
+        with self.scope(""):
+            self.put(f"const int u = {first};", f"const bool is_active = {self._active}{unless};")
+            with self.scope("UNROLL for (int i = 0; i < EDGES; ++i)"):
+                self._load_features()
+
+    def _load_slice(self) -> None:
+        """They are there already. The next slice's part of the matrix; of the last one its own."""
+        rows = self.lay.channels * self.radial.row_halves
+        place = f"next / 2 * {self.slice_halves} + next % 2 * {rows}"
+        self.put(
+            f"const int next = min(s + 1, {self._count_slices - 1});",
+            f"const unsigned short* const next_slice = team.slice + {place};",
+        )
 
     def _scale_slice(self) -> None:
-        """Features are on their way when the first products begin."""
         self.begun = []
         if "w" in self.live:
             self.put("Real of_hidden[2 * STEPS][4];")
-        self.put(*self._begin_weights(0))
         super()._scale_slice()
 
+    def _end_slice(self) -> None:
+        """Sums of the last products."""
+        if "w" in self.live:
+            self._end_chain_of_hidden()
+        if self.forms_weights:
+            self._wait_for("next", "weights0")
+
+    def _path_of_tile(self, position: int, p: int) -> None:
+        """Behind the last path features of the next slice are on their way."""
+        super()._path_of_tile(position, p)
+        if position + 1 == len(self.paths):
+            self._load_next(f"first_u + {self.lay.channels} * (s + 1)", f" && s + 1 < {self._count_slices}")
+
+    # ---- products of a slice ---------------------------------------------------------------------------------------
+
+    def _begin_weights(self, first: int, matrix: str, name: str = "") -> list[str]:
+        """Begin to form weights of paths from one on, of a slice of the matrix."""
+        self.begun.append(name or f"weights{first}")
+        place = f"{matrix} + {first * self.radial.path_halves}" if first else matrix
+        return [f"begin_edge_weights(hidden, {place}, weights{first});"]
+
     def _path_of_slice(self, position: int, p: int) -> None:
-        if position % self.at_once == 0 and self.forms_weights:
-            name = f"weights{position}"
-            if name in self.begun:
-                self._wait_for(name, name)
-            self.put(*self._begin_weights(position + self.at_once))
+        """Before the first path of some whose weights are there, those of the next ones begin.
+
+        After the last ones of a slice the first ones of the next slice, in registers that they have had before.
+        """
+        if self.forms_weights and position % self.at_once == 0:
+            later = position + self.at_once
+            if position:
+                self._wait_for(f"weights{position}", f"weights{position}")
+            if later < len(self.paths):
+                count = len(self._batch(later))
+                self.put(f"Real weights{later}[{count}][4];", *self._begin_weights(later, "here.slice"))
+            elif position:
+                self.put(*self._begin_weights(0, "next_slice", "next"))
         super()._path_of_slice(position, p)
+        if self.forms_weights and self.at_once >= len(self.paths) == position + 1:
+            self.put(*self._begin_weights(0, "next_slice", "next"))
 
     def _form_weights(self, position: int) -> None:
         first = position // self.at_once * self.at_once
@@ -175,12 +217,16 @@ class WarpgroupGroup(ProductsInFlight, CoupledGroup):
             self._wait_for(f"hidden{pair - 1}")
         parts = f"gradient_hi[{pair % 2}], gradient_lo[{pair % 2}]"
         at, chain = position // 2 * 2, self._chain
+        if at and at % chain == 0:
+            self._end_chain_of_hidden()
         how = f"{'true' if position % 2 else 'false'}, {'true' if at % chain else 'false'}"
         self.put(
             f"halve_gradients(gradient, {parts});",
             f"begin_hidden<{how}>(here.slice + {at * self.radial.path_halves}, {parts}, of_hidden);",
         )
         self.begun.append(f"hidden{pair}")
-        if is_last or (at + 2) % chain == 0:
-            self._wait_for(f"hidden{pair}", "of_hidden")
-            self.put("end_hidden(of_hidden, hidden_scale, of_h);")
+
+    def _end_chain_of_hidden(self) -> None:
+        last = [products for products in self.begun if products.startswith("hidden")]
+        self._wait_for(last[-1] if last else "none", "of_hidden")
+        self.put("end_hidden(of_hidden, hidden_scale, of_h);")
