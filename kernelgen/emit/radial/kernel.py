@@ -36,7 +36,7 @@ def emit_radial(plan: RadialPlan) -> Source:
         headers += included("shares.cuh")
     if plan.stores_rows:
         headers += included("whole_rows.cuh")
-    if any(map(plan.coupled, plan.product.groups)):
+    if (plan.by_warpgroups and plan.spec.is_gradient) or any(map(plan.coupled, plan.product.groups)):
         headers += included("coupled.cuh")
     if plan.by_warpgroups:
         of_hidden = 2 * plan.spec.steps * ("w" in plan.spec.direction.live_outputs)

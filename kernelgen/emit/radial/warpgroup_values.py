@@ -46,8 +46,8 @@ class WarpgroupChannelRows(ChannelRows):
 
     @property
     def widths(self) -> set[int]:
-        """Tiles of a step."""
-        return {max(-(-self.tiles // 2), self.copies), self.tiles}
+        """Tiles of a step. Which edges a copy has depends on them: then there is one number."""
+        return {self.tiles, -(-self.tiles // 2) if self.copies == 1 else self.tiles}
 
     def steps(self, call: str) -> list[str]:
         least, most = min(self.widths), self.tiles
