@@ -113,8 +113,22 @@ class RadialPlan:
         """Halves in shared memory of hidden features, if ``wgmma`` has them: 16 edges of a warp, 32 of a team."""
         if not self.by_warpgroups or "w" not in self.spec.direction.operands:
             return 0
-        rows = self.teams * (TILE if self.spec.is_gradient else STAGE)
-        return rows * self.spec.steps * STEP * (2 if PRODUCTS[self.spec.accuracy] > 1 else 1)
+        rows = self.teams * (TILE if self.spec.is_gradient else self.buffers * STAGE)
+        return rows * self._halves_of_edge
+
+    @property
+    def _halves_of_edge(self) -> int:
+        return self.spec.steps * STEP * (2 if PRODUCTS[self.spec.accuracy] > 1 else 1)
+
+    @property
+    def buffers(self) -> int:
+        """Places in shared memory that the staged edges of a team have by turns: two if they fit."""
+        if self.channels == CHANNELS:
+            return 1
+        groups = self.product.groups
+        values = max(self._stream_with(group, self.slices(group), STAGE) for group in groups)
+        of_buffer = self.teams * (2 * STAGE * self._halves_of_edge + 4 * values)
+        return 2 if 2 * self.slice_halves(groups[0]) + 2 * of_buffer <= self._bytes_of_block else 1
 
     @property
     def path_halves(self) -> int:
@@ -161,7 +175,7 @@ class RadialPlan:
 
     def stream_reals(self, group: Group) -> int:
         """Elements in shared memory of a warp: the values of its staged edges, and its receiver's cotangents."""
-        return self._stream_with(group, self.slices(group), self.stage)
+        return self.buffers * self._stream_with(group, self.slices(group), self.stage)
 
     def _stream_with(self, group: Group, slices: int, stage: int) -> int:
         of_slice = CHANNELS * self.shared_components(group) + self.coupled_reals(group)

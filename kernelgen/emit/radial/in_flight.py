@@ -6,8 +6,11 @@ from kernelgen.emit.radial.path_group import RadialGroup
 from kernelgen.plan.path_groups import Group
 from kernelgen.plan.radial import RadialPlan
 
-# Where a warpgroup's hidden features are.
-HIDDEN = "unsigned short* const hidden = slice - (1 + team.broadcast(threadIdx.x / 128, 0)) * HIDDEN_ROWS;"
+# Where a warpgroup's hidden features are: as many parts of HIDDEN_ROWS halves before the matrix.
+HIDDEN_OF = (
+    "unsigned short* const {name} = slice - (1 + team.broadcast(threadIdx.x / 128, 0)) * ({parts} * HIDDEN_ROWS);"
+)
+HIDDEN = HIDDEN_OF.format(name="hidden", parts=1)
 
 
 class ProductsInFlight(RadialGroup):

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kernelgen.emit.radial.fragments import ChannelRows
-from kernelgen.emit.radial.in_flight import HIDDEN, ProductsInFlight
+from kernelgen.emit.radial.in_flight import HIDDEN_OF, ProductsInFlight
 from kernelgen.plan.path_groups import Group
 from kernelgen.plan.radial import RadialPlan
 
@@ -70,12 +70,16 @@ class WarpgroupValues(ProductsInFlight):
         self.is_ahead = plan.spec.schedule.ahead == "hidden"
         # Whether a step has all staged edges; then features are on their way while these are staged.
         self.has_all = plan.spec.schedule.tiles == 4
+        self.buffers = plan.buffers
         self.prelude = (
-            HIDDEN,
+            HIDDEN_OF.format(name="all_hidden", parts=self.buffers),
+            "Real* const all_staged = stage;",
+            *(["int turn = 0;"] if self.buffers > 1 else []),
             "const int octet = team.broadcast(threadIdx.x / 32, 0) % 4;  // of staged edges, the warp's",
             "int next_edge = edge_at(b, team, first_edge, end_edge), next_far = int(b.sender[next_edge]);",
             *(["const bool is_active = active;"] if self.has_all else []),
             *(["Real features[STEPS][4];", self._fetch("next_edge")] if self.is_ahead else []),
+            *(self.operand.load(self._of_values("next_edge")) if self.is_ahead else []),
         )
 
     @property
@@ -111,44 +115,63 @@ class WarpgroupValues(ProductsInFlight):
     def _stage_edges(self) -> None:
         """One edge a lane: its indices. Of the warp's 8 edges the hidden features and values, which take their scales.
 
-        Indices of the edges behind these are loaded before they are used, and their rows are asked for.
+        Indices of the edges behind these are loaded before they are used, and their rows are asked for or loaded too.
+        By turns there are two places for what is staged, if they fit: then no warp waits for others that still read.
         """
+        is_one = self.buffers == 1
         self.put(
+            *([] if is_one else ["turn ^= 1;"]),
+            f"unsigned short* const hidden = all_hidden{'' if is_one else ' + turn * HIDDEN_ROWS'};",
+            f"Real* const stage = all_staged{'' if is_one else f' + turn * (STAGE * {self.operand.stride})'};",
             "const int count = min(STAGE, end - base), last = min(team.lane, count - 1);",
             "const int my_edge = team.broadcast(next_edge, last), my_far = team.broadcast(next_far, last);",
             "next_edge = edge_at(b, team, base + count, end_edge);",
-            "const int staged = 8 * octet + team.lane % 8, staged_edge = team.broadcast(my_edge, staged);",
+            "const int staged = 8 * octet + team.lane % 8;",
             "unsigned hi[STEPS][2], lo[STEPS][2];",
             *([] if self.is_ahead else ["Real features[STEPS][4];", self._fetch("my_edge")]),
-            *self.operand.load("staged_edge"),
+            *([] if self.is_ahead else self.operand.load(self._of_values("my_edge"))),
         )
         if self.has_all:
             self.put(f"constexpr int T = 4, EDGES = {self.lay.edges};", f"Row{self.number} rows[EDGES];")
             with self.scope("UNROLL for (int i = 0; i < EDGES; ++i)"):
                 self.put("constexpr int j = 0;", f"const int far = team.broadcast(my_far, {self.lay.place});")
                 self._load_features("far")
+        if self.is_ahead:  # edges behind the last one may be another receiver's
+            with self.scope("if (8 * octet + team.group >= count)"):
+                self.put(
+                    "UNROLL for (int s = 0; s < STEPS; ++s) UNROLL for (int k = 0; k < 4; ++k) features[s][k] = 0;"
+                )
         self.put(
             "const Real back = split_hidden(features, hi, lo) * matrix_scale;",
             "const Real back_of_staged = __shfl_sync(0xffffffffu, back, 4 * team.lane, 32);",
-            "const Real scale = staged < count ? back_of_staged : Real(0);",
-            f"UNROLL for (int k = 0; k < {self.problem.dim_in2}; ++k) y[k] *= scale;",
+            f"UNROLL for (int k = 0; k < {self.problem.dim_in2}; ++k)",
+            "    y[k] = staged < count ? y[k] * back_of_staged : Real(0);",
         )
         stride = self.operand.stride
         self.put(
             *self.operand.stage()[len(self.operand.load("my_edge")) : -1],
-            "meet();  // all warps have read what was staged before",
+            *(["meet();  // all warps have read what was staged before"] if is_one else []),
             f"store<{self.kernel.widest}>(stage + staged * {stride}, values);  // four lanes write the same",
             "leave_octet(team, octet, hi, lo, hidden);",
             "show_to_tensor_cores();",
             "meet();",
             "next_far = int(b.sender[next_edge]);",
-            *([self._fetch("next_edge")] if self.is_ahead else self._ask()),
+            *([self._fetch("next_edge"), self._load_attributes()] if self.is_ahead else self._ask()),
         )
 
     def _fetch(self, edges: str) -> str:
         """Load hidden features of the warp's 8 of 32 edges."""
         edge = f"(long long)team.broadcast({edges}, 8 * octet + team.group)"
         return f"fetch_hidden(b.w + {edge} * HIDDEN, team, features);"
+
+    @staticmethod
+    def _of_values(edges: str) -> str:
+        """The edge, of the warp's 8, whose values a lane stages."""
+        return f"team.broadcast({edges}, 8 * octet + team.lane % 8)"
+
+    def _load_attributes(self) -> str:
+        """Attributes of that edge behind the staged ones."""
+        return self.operand.load(self._of_values("next_edge"))[-1]
 
     def _ask(self) -> list[str]:
         """Have the L2 cache load hidden features and attributes of the edges behind."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -116,6 +117,27 @@ def test_the_matrix_is_loaded_once_if_it_fits_into_registers() -> None:
         assert plan.loads_matrix_at_once is at_once and plan.paths_held == (6 if warps == 4 else 12)
         assert emit(plan).text.count("Real held[") == (1 if at_once else 4)
         assert_right(case_of(problem, [20, 0, 3, 17], 60), schedule_of(**knobs))
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_one_place_for_staged_edges_where_two_do_not_fit(form: str) -> None:
+    """Then warps wait twice for each other."""
+    given, two = case_of(SMALL, [20, 0, 3, 77], 16), plan_of(SMALL, hidden=16, **FORMS[form])
+    size = two.shared_bytes - 16
+    facts = dataclasses.replace(FACTS, shared_per_block=size, shared_per_unit=size)
+    one = plan_of(SMALL, facts, hidden=16, **FORMS[form])
+    assert (two.buffers, one.buffers) == (2, 1) and one.shared_bytes < size
+    assert emit(one).text.count(" meet();") == emit(two).text.count(" meet();") + 1
+    assert_right(given, schedule_of(**FORMS[form]), facts=facts)
+
+
+def test_values_that_are_no_numbers_stay_with_their_receiver() -> None:
+    """Also where what is loaded ahead is of the next receiver's edges."""
+    given = case_of(SMALL, [20, 3, 40], is_sorted=True)
+    given.h[20:23] = torch.nan
+    for form in FORMS.values():
+        found = run_radial(given, forward(), schedule_of(**form))["out"]
+        assert torch.equal(found.isnan().any(1), torch.tensor([False, True, False]))
 
 
 def test_no_edges_are_no_blocks() -> None:
