@@ -66,9 +66,7 @@ class RadialGroup(RadialWalk):
         self.put(f"constexpr int MUL = {self.group.mul};")
         self.put(*(f"Real (&{name})[{dim}][C] = node.{name};" for name, dim in self._kept()))
         self.put(f"constexpr int EDGES = {self.lay.edges};  // of a lane")
-        if self.forms_weights:
-            self._take_hidden()
-        self._find_edges()
+        self._take_edges()
         self._declare_sums()
         if "w" in self.live:
             self.put("Real of_h[2][STEPS][4] = {};")
@@ -83,8 +81,14 @@ class RadialGroup(RadialWalk):
         self._put_edges()
         return self.lines
 
+    def _take_edges(self) -> None:
+        """What a step has of its edges."""
+        self._take_hidden()
+        self._find_edges()
+
     def _take_hidden(self) -> None:
-        self.put(self.lay.hidden, "Real scale[EDGES];", *self.lay.load_hidden())
+        if self.forms_weights:
+            self.put(self.lay.hidden, "Real scale[EDGES];", *self.lay.load_hidden())
 
     def _declare_sums(self) -> None:
         """Sums of the edges' attributes over slices."""

@@ -18,6 +18,8 @@ from kernelgen.plan.radial import RadialPlan
 
 # Most paths whose gradients are summed in tensor cores, which truncate, before floats are added.
 HIDDEN_CHAIN = 6
+# Last paths of a slice during which features of the next one are loaded. With more the assembler does so later again.
+AHEAD = 1
 
 
 @dataclass(frozen=True)
@@ -131,21 +133,26 @@ class WarpgroupGroup(ProductsInFlight, CoupledGroup):
         """Slices of 8 channels of a block."""
         return self.slices * 16 // self.lay.channels
 
-    def _before_slices(self) -> None:
-        """The first slice's features, and weights of its first paths."""
-        self.begun = []
+    def _take_edges(self) -> None:
+        """Features of the first slice and hidden features are on their way together."""
+        self._find_edges()
         self.put(f"Row{self.number} rows[EDGES];")
-        self._load_next("first_u", "")
+        self._load_ahead("first_u", "", "rows")
+        self._take_hidden()
+
+    def _before_slices(self) -> None:
+        """Weights of the first slice's first paths."""
+        self.begun = []
         if self.forms_weights:
             self.put(f"Real weights0[{len(self._batch(0))}][4];", *self._begin_weights(0, "team.slice"))
             self._wait_for("weights0", "weights0")
 
-    def _load_next(self, first: str, unless: str) -> None:
-        """Features of channels from one on; zeros ``unless`` there are any."""
+    def _load_ahead(self, first: str, unless: str, rows: str) -> None:
+        """Features of channels from one on, to some rows; zeros ``unless`` there are any."""
         with self.scope(""):
-            self.put(f"const int u = {first};", f"const bool is_active = {self._active}{unless};")
+            self.put(f"const int u = {first};", f"const bool active = {self._active}{unless};")
             with self.scope("UNROLL for (int i = 0; i < EDGES; ++i)"):
-                self._load_features()
+                self.put(f"Row{self.number}& row = {rows}[i];", *self.memory.load_node("in1", "row.", "fars[i]"))
 
     def _load_slice(self) -> None:
         """They are there already. The next slice's part of the matrix; of the last one its own."""
@@ -168,12 +175,14 @@ class WarpgroupGroup(ProductsInFlight, CoupledGroup):
             self._end_chain_of_hidden()
         if self.forms_weights:
             self._wait_for("next", "weights0")
+        self.put("UNROLL for (int i = 0; i < EDGES; ++i) rows[i] = ahead[i];")
 
     def _path_of_tile(self, position: int, p: int) -> None:
-        """Behind the last path features of the next slice are on their way."""
+        """Before the last paths features of the next slice are on their way."""
+        if position == max(0, len(self.paths) - AHEAD):
+            self.put(f"Row{self.number} ahead[EDGES];")
+            self._load_ahead(f"first_u + {self.lay.channels} * (s + 1)", f" && s + 1 < {self._count_slices}", "ahead")
         super()._path_of_tile(position, p)
-        if position + 1 == len(self.paths):
-            self._load_next(f"first_u + {self.lay.channels} * (s + 1)", f" && s + 1 < {self._count_slices}")
 
     # ---- products of a slice ---------------------------------------------------------------------------------------
 
