@@ -114,8 +114,9 @@ class CoupledWalk(RadialGroup):
         before = out[: out.index(block)]
         return self.radial.value_reals(self.group) + 16 * sum(self.problem.out[b].dim for b in before)
 
-    # Edges that are staged at a time.
+    # Edges that are staged at a time, and statements that ask for what their steps need.
     most_staged = "STAGE"
+    asks: tuple[str, ...] = ()
 
     @property
     def _if_staged(self) -> str:
@@ -129,6 +130,7 @@ class CoupledWalk(RadialGroup):
             f"const int count = min({self.most_staged}, end - base), last = base + min(team.lane, count - 1);",
             "const int my_edge = b.perm ? b.perm[last] : last;",
             "const int my_far = int(b.sender[my_edge]);",
+            *self.asks,
         )
         if "y" in self.kernel.operands:
             self.put(

@@ -18,8 +18,8 @@ from kernelgen.plan.radial import RadialPlan
 
 # Most paths whose gradients are summed in tensor cores, which truncate, before floats are added.
 HIDDEN_CHAIN = 6
-# Last paths of a slice during which features of the next one are loaded. With more the assembler does so later again.
-AHEAD = 1
+# Most components of x whose features of the next slice are loaded before the last path: they take registers.
+MOST_AHEAD = 5
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,8 @@ class WarpgroupGroup(ProductsInFlight, CoupledGroup):
     def __init__(self, plan: RadialPlan, number: int, group: Group) -> None:
         super().__init__(plan, number, group)
         self.lay = WarpgroupRows()
+        if self.forms_weights:
+            self.asks = ("ask<HIDDEN>(b.w + (long long)my_edge * HIDDEN);",)
 
     @property
     def widths(self) -> set[int]:
@@ -178,11 +180,18 @@ class WarpgroupGroup(ProductsInFlight, CoupledGroup):
         self.put("UNROLL for (int i = 0; i < EDGES; ++i) rows[i] = ahead[i];")
 
     def _path_of_tile(self, position: int, p: int) -> None:
-        """Before the last paths features of the next slice are on their way."""
-        if position == max(0, len(self.paths) - AHEAD):
-            self.put(f"Row{self.number} ahead[EDGES];")
-            self._load_ahead(f"first_u + {self.lay.channels} * (s + 1)", f" && s + 1 < {self._count_slices}", "ahead")
+        """Around the last path features of the next slice are on their way."""
+        is_last = position + 1 == len(self.paths)
+        fits = sum(self.problem.in1[block].dim for block in self.group.in1) <= MOST_AHEAD
+        if is_last and fits:
+            self._load_next()
         super()._path_of_tile(position, p)
+        if is_last and not fits:
+            self._load_next()
+
+    def _load_next(self) -> None:
+        self.put(f"Row{self.number} ahead[EDGES];")
+        self._load_ahead(f"first_u + {self.lay.channels} * (s + 1)", f" && s + 1 < {self._count_slices}", "ahead")
 
     # ---- products of a slice ---------------------------------------------------------------------------------------
 
