@@ -13,8 +13,8 @@ from kernelgen.plan.tensor_product import product_plan
 from kernelgen.problem.radial_convolution import PRODUCTS
 from kernelgen.problem.tensor_product import TensorProductProblem
 from kernelgen.schedule.kernel_spec import Spec
-from kernelgen.schedule.radial import MOST_HIDDEN, STEP, RadialSpec
-from kernelgen.schedule.radial_knobs import WARPGROUP, check_form
+from kernelgen.schedule.radial import STEP, RadialSpec
+from kernelgen.schedule.radial_knobs import WARPGROUP, check_form, refusal
 from kernelgen.schedule.tensor_product import CudaSchedule
 from kernelgen.terms.clebsch_gordan import normalized_slots, path_terms
 
@@ -113,8 +113,7 @@ class RadialPlan:
         """Halves in shared memory of hidden features, if ``wgmma`` has them: 16 edges of a warp, 32 of a team."""
         if not self.by_warpgroups or "w" not in self.spec.direction.operands:
             return 0
-        rows = self.teams * (TILE if self.spec.is_gradient else self.buffers * STAGE)
-        return rows * self._halves_of_edge
+        return self.teams * (TILE if self.spec.is_gradient else self.buffers * STAGE) * self._halves_of_edge
 
     @property
     def _halves_of_edge(self) -> int:
@@ -125,10 +124,9 @@ class RadialPlan:
         """Places in shared memory that the staged edges of a team have by turns: two if they fit."""
         if self.channels == CHANNELS:
             return 1
-        groups = self.product.groups
-        values = max(self._stream_with(group, self.slices(group), STAGE) for group in groups)
+        values = max(self._stream_with(group, self.slices(group), STAGE) for group in self.product.groups)
         of_buffer = self.teams * (2 * STAGE * self._halves_of_edge + 4 * values)
-        return 2 if 2 * self.slice_halves(groups[0]) + 2 * of_buffer <= self._bytes_of_block else 1
+        return 2 if 2 * self.slice_halves(self.product.groups[0]) + 2 * of_buffer <= self._bytes_of_block else 1
 
     @property
     def path_halves(self) -> int:
@@ -156,8 +154,7 @@ class RadialPlan:
 
         Each warp has marks of its own: it waits for no other of its team.
         """
-        parts = self.channels // CHANNELS * sum(map(self.parts, self.product.groups))
-        return parts if self.stores_rows else 0
+        return self.channels // CHANNELS * sum(map(self.parts, self.product.groups)) if self.stores_rows else 0
 
     @property
     def loads_matrix_at_once(self) -> bool:
@@ -254,17 +251,6 @@ def _normalized_values(problem: TensorProductProblem, paths: tuple[int, ...]) ->
     """Edge values that a value's kernel stores for some paths."""
     terms = path_terms(problem)
     return len(normalized_slots([terms[p] for p in paths])[0])
-
-
-def refusal(problem: TensorProductProblem, hidden: int) -> str:
-    """Why no such kernel exists for a problem and a number of hidden features; empty if one does."""
-    if not problem.is_channelwise or problem.shared_weights or not problem.paths:
-        return "expected weighted uvu paths with one copy of the second input, and weights of each edge"
-    if hidden % 4 or not 4 <= hidden <= MOST_HIDDEN:
-        return f"{hidden} hidden features; expected a multiple of 4 up to {MOST_HIDDEN}"
-    if any(block.mul % 2 for block in (*problem.in1, *problem.out)):
-        return "an odd number of channels; expected even ones"
-    return ""
 
 
 def radial_plan(spec: RadialSpec) -> RadialPlan:

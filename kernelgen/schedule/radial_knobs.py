@@ -1,12 +1,24 @@
-"""Which knobs a kernel that forms edge weights in registers may have: a value's, gradients', on which devices."""
+"""Which problems have a kernel that forms edge weights in registers, and which knobs it may have on which devices."""
 
 from __future__ import annotations
 
 from kernelgen.errors import ScheduleError
-from kernelgen.schedule.radial import RadialSchedule, RadialSpec
+from kernelgen.problem.tensor_product import TensorProductProblem
+from kernelgen.schedule.radial import MOST_HIDDEN, RadialSchedule, RadialSpec
 
 # Warps that multiply together by ``wgmma``, and architectures that have it.
 WARPGROUP, WITH_WGMMA = 4, ("sm_90",)
+
+
+def refusal(problem: TensorProductProblem, hidden: int) -> str:
+    """Why no such kernel exists for a problem and a number of hidden features; empty if one does."""
+    if not problem.is_channelwise or problem.shared_weights or not problem.paths:
+        return "expected weighted uvu paths with one copy of the second input, and weights of each edge"
+    if hidden % 4 or not 4 <= hidden <= MOST_HIDDEN:
+        return f"{hidden} hidden features; expected a multiple of 4 up to {MOST_HIDDEN}"
+    if any(block.mul % 2 for block in (*problem.in1, *problem.out)):
+        return "an odd number of channels; expected even ones"
+    return ""
 
 
 def check_form(spec: RadialSpec) -> None:
