@@ -13,8 +13,8 @@ from kernelgen.plan.tensor_product import product_plan
 from kernelgen.problem.radial_convolution import PRODUCTS
 from kernelgen.problem.tensor_product import TensorProductProblem
 from kernelgen.schedule.kernel_spec import Spec
-from kernelgen.schedule.radial import MOST_HIDDEN, STEP, RadialSpec
-from kernelgen.schedule.radial_knobs import check_form
+from kernelgen.schedule.radial import STEP, RadialSpec
+from kernelgen.schedule.radial_knobs import WARPGROUP, check_form, refusal
 from kernelgen.schedule.tensor_product import CudaSchedule
 from kernelgen.terms.clebsch_gordan import normalized_slots, path_terms
 
@@ -26,8 +26,9 @@ CHANNELS = 16
 PADDING = 8
 # Components of a row of coupled cotangents: the columns of a tensor core's product.
 COLUMNS = 8
-# Elements of the matrix that a thread may hold in registers, before sums need these.
+# Elements of the matrix that a thread may hold in registers, before sums need these; of 64 channels all but some.
 MOST_HELD = 128
+REGISTERS, SPARE = 65536, 48
 # The buffer of a value's kernel with marks of rows that several warps add to; see ``whole_rows.cuh``.
 MARKS = "out_y"
 
@@ -74,7 +75,7 @@ class RadialPlan:
 
     def parts(self, group: Group) -> int:
         """Blocks that share an edge's channels in a group."""
-        return -(-self.product.tiles(group) // self.slices(group))
+        return -(-CHANNELS * self.product.tiles(group) // (self.channels * self.slices(group)))
 
     def slice_halves(self, group: Group) -> int:
         """Halves in shared memory of a block's part of the matrix; without coupled cotangents, of the largest part."""
@@ -92,15 +93,45 @@ class RadialPlan:
         return self.spec.schedule.products == "wgmma"
 
     @property
+    def channels(self) -> int:
+        """Channels of a slice of the matrix, 16; of a value whose rows of products are those of four warps, 64."""
+        return CHANNELS * (WARPGROUP if self.by_warpgroups and not self.spec.is_gradient else 1)
+
+    def copies(self, group: Group) -> int:
+        """How often a value's rows of products have a group's channels, if they are few; each with edges of its own."""
+        if self.channels == CHANNELS:
+            return 1
+        return min(WARPGROUP // min(self.product.tiles(group), WARPGROUP), self.spec.schedule.tiles)
+
+    @property
+    def teams(self) -> int:
+        """Parts of a block with edges of their own: warps, or four warps with one receiver and 64 channels."""
+        return self.spec.schedule.warps * CHANNELS // self.channels
+
+    @property
     def hidden_halves(self) -> int:
-        """Halves in shared memory of hidden features of 16 edges of each warp, if ``wgmma`` forms weights."""
-        rows = TILE * self.spec.schedule.warps * (2 if PRODUCTS[self.spec.accuracy] > 1 else 1)
-        return rows * self.spec.steps * STEP if self.by_warpgroups and "w" in self.spec.direction.operands else 0
+        """Halves in shared memory of hidden features, if ``wgmma`` has them: 16 edges of a warp, 32 of a team."""
+        if not self.by_warpgroups or "w" not in self.spec.direction.operands:
+            return 0
+        return self.teams * (TILE if self.spec.is_gradient else self.buffers * STAGE) * self._halves_of_edge
+
+    @property
+    def _halves_of_edge(self) -> int:
+        return self.spec.steps * STEP * (2 if PRODUCTS[self.spec.accuracy] > 1 else 1)
+
+    @property
+    def buffers(self) -> int:
+        """Places in shared memory that the staged edges of a team have by turns: two if they fit."""
+        if self.channels == CHANNELS:
+            return 1
+        values = max(self._stream_with(group, self.slices(group), STAGE) for group in self.product.groups)
+        of_buffer = self.teams * (2 * STAGE * self._halves_of_edge + 4 * values)
+        return 2 if 2 * self.slice_halves(self.product.groups[0]) + 2 * of_buffer <= self._bytes_of_block else 1
 
     @property
     def path_halves(self) -> int:
         """Halves in shared memory of a path's part of the matrix, high and low."""
-        return CHANNELS * self.row_halves * (2 if PRODUCTS[self.spec.accuracy] > 1 else 1)
+        return self.channels * self.row_halves * (2 if PRODUCTS[self.spec.accuracy] > 1 else 1)
 
     @property
     def stores_rows(self) -> bool:
@@ -119,20 +150,29 @@ class RadialPlan:
 
     @property
     def marks(self) -> int:
-        """Parts of an edge, each with marks of all receivers that start from zero, in buffer ``MARKS``; 0: no marks."""
-        return sum(map(self.parts, self.product.groups)) if self.stores_rows else 0
+        """Parts of an edge, each with marks of all receivers that start from zero, in buffer ``MARKS``; 0: no marks.
+
+        Each warp has marks of its own: it waits for no other of its team.
+        """
+        return self.channels // CHANNELS * sum(map(self.parts, self.product.groups)) if self.stores_rows else 0
 
     @property
     def loads_matrix_at_once(self) -> bool:
         """Whether a block has all loads of its part of the matrix in flight together."""
-        spec = self.spec
-        pairs = -(-spec.steps * STEP * CHANNELS // (2 * 32 * spec.schedule.warps))
         paths = max(len(group.paths) * self.slices(group) for group in self.product.groups)
-        return (not spec.is_gradient or bool(spec.schedule.coupled)) and 2 * pairs * paths <= MOST_HELD
+        return (not self.spec.is_gradient or bool(self.spec.schedule.coupled)) and paths <= self.paths_held
+
+    @property
+    def paths_held(self) -> int:
+        """Paths whose part of the matrix the threads of a block can hold in registers."""
+        threads = 32 * self.spec.schedule.warps
+        pairs = -(-self.spec.steps * STEP * self.channels // (2 * threads))
+        most = MOST_HELD if self.channels == CHANNELS else min(REGISTERS // threads, 255) - SPARE
+        return most // (2 * pairs)
 
     def stream_reals(self, group: Group) -> int:
         """Elements in shared memory of a warp: the values of its staged edges, and its receiver's cotangents."""
-        return self._stream_with(group, self.slices(group), self.stage)
+        return self.buffers * self._stream_with(group, self.slices(group), self.stage)
 
     def _stream_with(self, group: Group, slices: int, stage: int) -> int:
         of_slice = CHANNELS * self.shared_components(group) + self.coupled_reals(group)
@@ -213,17 +253,6 @@ def _normalized_values(problem: TensorProductProblem, paths: tuple[int, ...]) ->
     return len(normalized_slots([terms[p] for p in paths])[0])
 
 
-def refusal(problem: TensorProductProblem, hidden: int) -> str:
-    """Why no such kernel exists for a problem and a number of hidden features; empty if one does."""
-    if not problem.is_channelwise or problem.shared_weights or not problem.paths:
-        return "expected weighted uvu paths with one copy of the second input, and weights of each edge"
-    if hidden % 4 or not 4 <= hidden <= MOST_HIDDEN:
-        return f"{hidden} hidden features; expected a multiple of 4 up to {MOST_HIDDEN}"
-    if any(block.mul % 2 for block in (*problem.in1, *problem.out)):
-        return "an odd number of channels; expected even ones"
-    return ""
-
-
 def radial_plan(spec: RadialSpec) -> RadialPlan:
     """The plan of a spec. Raises UnsupportedError for problems of no such kernel, ScheduleError with a broken limit."""
     if why := refusal(spec.problem, spec.hidden):
@@ -253,8 +282,8 @@ def radial_plan(spec: RadialSpec) -> RadialPlan:
     if schedule.coupled:
         shared = max(map(plan.bytes_of, product.groups))
     else:
-        values = schedule.warps * max(map(plan.stream_reals, product.groups))
-        shared = 2 * plan.slice_halves(product.groups[0]) + 4 * values
+        values = plan.teams * max(map(plan.stream_reals, product.groups))
+        shared = 2 * (plan.slice_halves(product.groups[0]) + plan.hidden_halves) + 4 * values
     check_form(spec)
     facts.check_threads(32 * schedule.warps, schedule.min_blocks)
     if shared > facts.shared_per_block or shared * schedule.min_blocks > facts.shared_per_unit:

@@ -23,7 +23,7 @@ class RadialSchedule(Knobs):
 
     path_groups: parts of the paths; a block has one part, and keeps its slice of the matrix in shared memory.
     warps: of a block. min_blocks: blocks that share a multiprocessor; so many are started.
-    tiles: of a value's 8 edges that are multiplied by one load of the matrix from shared memory.
+    tiles: of a value's 8 edges that are multiplied by one load of the matrix from shared memory; four with ``wgmma``.
     order: of paths; by the block of the first input, or of the second, whose gradient holds registers meanwhile.
     edge_values: whether lanes keep an edge's values from path to path, or reload them from shared memory for each path
         or ``four`` of them.
@@ -31,8 +31,9 @@ class RadialSchedule(Knobs):
     coupled: from how many terms for each component of x tensor cores form a path's gradients; 0: no path's.
     ahead: ``hidden`` if a value's hidden features are loaded during the step before the one that splits them.
     products: what multiplies hidden features by the matrix, and gradients of weights by its transpose: ``mma`` of each
-        warp, or ``wgmma`` of four warps at a time, which Hopper alone has, for gradients with coupled cotangents.
-    paths_at_once: whose weights one ``wgmma`` forms, while lanes multiply those of the paths before.
+        warp, or ``wgmma`` of four warps at a time, which Hopper alone has: of a value they have 64 channels of the
+        same edges; gradients are those with coupled cotangents.
+    paths_at_once: whose weights ``wgmma`` forms, while lanes multiply those of the paths before.
     """
 
     path_groups: int = 1
@@ -52,7 +53,7 @@ class RadialSchedule(Knobs):
         "path_groups": tuple(range(1, 129)),
         "warps": (2, 4, 8, 12, 16),
         "min_blocks": (1, 2, 3, 4),
-        "tiles": (1, 2),
+        "tiles": (1, 2, 4),
         "order": ("in1", "in2"),
         "edge_values": ("kept", "four", "reloaded"),
         "slices": (1, 2, 4, 8),

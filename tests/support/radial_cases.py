@@ -9,6 +9,17 @@ from reference import Case, forward, make_case, relayout
 
 from kernelgen.problem.tensor_product import TensorProductProblem
 
+# Edges of each receiver. Shares of warps have 16 edges or fewer, so that the long ones are in up to seven of them.
+GRAPHS = {
+    "hubs": [70, 0, 3, 1, 0, 0, 45, 8, 2, 0, 0],
+    "hubs-last": [0, 1, 5, 2, 0, 91],
+    "whole-shares": [8, 8, 16, 0, 16, 16],
+    "one-node": [50],
+    "one-edge": [0, 1, 0],
+    "fewer-edges-than-shares": [1, 2, 0],
+    "most-have-none": [1, 0, 20, 0, 0] * 2 + [0] * 70,
+}
+
 
 @dataclasses.dataclass(frozen=True)
 class RadialCase:
@@ -45,6 +56,15 @@ def make_radial_case(
         h *= range_of_h ** torch.rand(edges, 1, generator=generator, dtype=torch.float64)
         h[0] = 0
     return RadialCase(case, h, matrix)
+
+
+def case_of(problem: TensorProductProblem, degrees: list[int], hidden: int = 8, is_sorted: bool = False) -> RadialCase:
+    """A random case with these numbers of edges of receivers."""
+    receiver = torch.arange(len(degrees)).repeat_interleave(torch.tensor(degrees))
+    if not is_sorted:
+        receiver = receiver[torch.randperm(len(receiver), generator=torch.Generator().manual_seed(1))]
+    given = make_radial_case(problem, hidden, edges=len(receiver), num_out=len(degrees))
+    return dataclasses.replace(given, case=dataclasses.replace(given.case, receiver=receiver))
 
 
 def rows_of(rows: torch.Tensor, irreps: str, layout: str) -> torch.Tensor:

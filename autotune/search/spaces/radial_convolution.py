@@ -15,7 +15,7 @@ from kernelgen.schedule.radial_knobs import WITH_WGMMA
 
 # Knobs of gradients alone: a value's kernel keeps sums of a receiver in registers.
 OF_GRADIENTS = ("order", "slices", "coupled")
-# Knobs of gradients on devices with products of four warps.
+# Knobs of devices with products of four warps.
 OF_WARPGROUPS = ("products", "paths_at_once")
 
 
@@ -34,7 +34,7 @@ def _of_radial(workload: Workload, direction: str, facts: DeviceFacts) -> Space:
     knobs = dict(spec.schedule.choices)
     knobs["path_groups"] = knobs["path_groups"][: len(spec.problem.product.paths)]
     without: tuple[str, ...] = OF_GRADIENTS if direction == "forward" else ()
-    if direction == "forward" or facts.arch not in WITH_WGMMA:
+    if facts.arch not in WITH_WGMMA:
         without += OF_WARPGROUPS
     return RadialSpace(spec, MappingProxyType({name: knobs[name] for name in knobs if name not in without}))
 

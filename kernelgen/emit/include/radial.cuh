@@ -5,7 +5,7 @@
 // matrix in shared memory is channel 2 (r % 8) + r / 8. Rows of edges: see form_edge_weights; row r is channel r.
 // Column p of each 16 of the matrix is the hidden feature 2 (p % 8) + p / 8. The emitter defines before: HIDDEN, STEPS
 // (of 16 hidden features), ROW (halves of a row in shared memory), EDGE_ROWS, LOW (whether there are low parts,
-// LOW_PART halves after the high ones).
+// LOW_PART halves after the high ones), CHANNELS (of a path's part of the matrix: 16, or 64 of four warps).
 struct Warp {
     int lane, group, quad;
     const unsigned short* slice;  // of the matrix: the lane's row for load_matrix
@@ -44,11 +44,13 @@ DEVICE Scale scale_of_bound(int bound) {
 // The number e for which a magnitude is below 2^(e - 126).
 DEVICE int bound_of(unsigned largest) { return int(largest >> 23); }
 
-// The largest magnitude of one path's 16 channels times its factor; `inside` is how many channels there are.
+// The largest magnitude of one path's channels times its factor; `inside` is how many channels there are.
 DEVICE unsigned largest_of_path(const Real* matrix, int weights, int inside, Real factor) {
     unsigned largest = 0;
-    for (int i = threadIdx.x; i < HIDDEN * 16; i += THREADS)
-        if (i % 16 < inside) largest = max(largest, magnitude(matrix[(long long)(i / 16) * weights + i % 16] * factor));
+    for (int i = threadIdx.x; i < HIDDEN * CHANNELS; i += THREADS) {
+        const long long at = (long long)(i / CHANNELS) * weights + i % CHANNELS;
+        if (i % CHANNELS < inside) largest = max(largest, magnitude(matrix[at] * factor));
+    }
     return largest;
 }
 

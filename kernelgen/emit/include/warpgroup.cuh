@@ -1,13 +1,14 @@
 // Products of four warps at a time, a warpgroup: wgmma.mma_async of halves with sums in float32, which compute capability
-// 9.0 alone has. Each warp has 16 of the 64 rows, edges of its own, in fragments as of mma.m16n8k16; all have the same
-// columns, from the block's part of the matrix in shared memory. They run while lanes go on: until `wait_for` nobody may
-// touch sums, or the registers of a left operand. The emitter defines `multiply_async` and `wait_for` for each width.
+// 9.0 alone has. Each warp has 16 of the 64 rows, in fragments as of mma.m16n8k16; all have the same columns. Of gradients
+// rows are edges, each warp's own, and columns channels; of a value rows are channels, and columns edges. Products run
+// while lanes go on: until `wait_for` nobody may touch sums, or the registers of a left operand. The emitter defines `multiply_async` and `wait_for` for each width.
 //
 // Operands in shared memory are blocks of 8 rows by 8 halves, 128 bytes in a row. Rows of the matrix are channels of a
 // path, columns hidden features in the order of rows of edges (see radial.cuh). Read along its rows the matrix gives
 // weights, read across them gradients of hidden features.
 constexpr int BLOCK = 64;                              // halves of a block
-constexpr int HIDDEN_PART = 8 * 2 * STEPS * BLOCK;     // halves of 64 edges' hidden features; low parts are behind
+// Halves of hidden features of a warpgroup's 64 edges, or a value's staged ones; low parts are behind.
+constexpr int HIDDEN_PART = (EDGE_ROWS ? 64 : STAGE) / 8 * 2 * STEPS * BLOCK;
 constexpr int HIDDEN_ROWS = HIDDEN_PART * (LOW ? 2 : 1);
 
 #ifdef __CUDA_ARCH__
@@ -41,13 +42,14 @@ DEVICE unsigned long long operand_at(const unsigned short* place, int along_sums
 DEVICE unsigned long long further(unsigned long long operand, int halves) { return operand + halves / 8; }
 
 // Where a channel's row of a path's part has a hidden feature; `left_path` and `pack_path` do the same without blocks.
-DEVICE int place_in_blocks(int row, int k) {
+DEVICE int place_in_blocks(int channel, int k) {
+    const int row = EDGE_ROWS ? channel : channel / 16 * 16 + channel % 16 / 2 + 8 * (channel % 2);
     const int column = k / 16 * 16 + k % 16 / 2 + 8 * (k % 2);
     return row / 8 * (8 * ROW) + column / 8 * BLOCK + row % 8 * 8 + column % 8;
 }
 DEVICE void pack_blocks(const Real* matrix, int weights, int inside, Real factor, Real scale, unsigned short* path) {
-    for (int i = threadIdx.x; i < STEPS * 16 * 16; i += THREADS) {
-        const int channel = i % 16, k = i / 16;
+    for (int i = threadIdx.x; i < STEPS * 16 * CHANNELS; i += THREADS) {
+        const int channel = i % CHANNELS, k = i / CHANNELS;
         const bool is_there = channel < inside && k < HIDDEN;
         const Real value = is_there ? matrix[(long long)k * weights + channel] * factor * scale : Real(0);
         unsigned short* const place = path + place_in_blocks(channel, k);
@@ -61,46 +63,69 @@ DEVICE void pack_blocks(const Real* matrix, int weights, int inside, Real factor
 template <int N>
 DEVICE void leave_blocks(const Real (&held)[N][2], Real scale, unsigned short* path) {
     UNROLL for (int n = 0; n < N; ++n) {
-        const int i = threadIdx.x + n * THREADS, channel = i % 16, k = i / 32 * 4 + i / 16 % 2;
+        const int i = threadIdx.x + n * THREADS, channel = i % CHANNELS, k = i / (2 * CHANNELS) * 4 + i / CHANNELS % 2;
         unsigned* const place = reinterpret_cast<unsigned*>(path + place_in_blocks(channel, k));
         unsigned hi, lo;
         split(held[n][0] * scale, held[n][1] * scale, hi, lo);
-        if (STEPS * 128 % THREADS == 0 || i < STEPS * 128) {
+        if (STEPS * 8 * CHANNELS % THREADS == 0 || i < STEPS * 8 * CHANNELS) {
             *place = hi;
             if (LOW) place[LOW_PART / 2] = lo;
         }
     }
 }
 
-// Hidden features of a warp's 16 edges to shared memory, as the left operand of products; `left` is the warpgroup's.
+// Hidden features of 8 edges to shared memory, as the eight rows or columns number `octet` of an operand.
+DEVICE void leave_octet(const Warp& warp, int octet, const unsigned (&hi)[STEPS][2], const unsigned (&lo)[STEPS][2],
+                        unsigned short* hidden) {
+    UNROLL for (int s = 0; s < STEPS; ++s) UNROLL for (int k = 0; k < 2; ++k) {
+        const int block = octet * 2 * STEPS + 2 * s + k;
+        unsigned* const place = reinterpret_cast<unsigned*>(hidden + block * BLOCK + warp.group * 8 + warp.quad * 2);
+        *place = hi[s][k];
+        if (LOW) place[HIDDEN_PART / 2] = lo[s][k];
+    }
+}
+// Those of a warp's 16 edges, as the left operand of products; `left` is the warpgroup's.
 DEVICE void leave_hidden(const Warp& warp, const unsigned (&hi)[2][STEPS][2], const unsigned (&lo)[2][STEPS][2],
                          unsigned short* left) {
     meet();  // products of the edges before have read theirs
-    UNROLL for (int i = 0; i < 2; ++i) UNROLL for (int s = 0; s < STEPS; ++s) UNROLL for (int k = 0; k < 2; ++k) {
-        const int block = (threadIdx.x / 32 % 4 * 2 + i) * 2 * STEPS + 2 * s + k;
-        unsigned* const place = reinterpret_cast<unsigned*>(left + block * BLOCK + warp.group * 8 + warp.quad * 2);
-        *place = hi[i][s][k];
-        if (LOW) place[HIDDEN_PART / 2] = lo[i][s][k];
-    }
+    UNROLL for (int i = 0; i < 2; ++i) leave_octet(warp, threadIdx.x / 32 % 4 * 2 + i, hi[i], lo[i], left);
     show_to_tensor_cores();
     meet();
 }
 
-// Begins to form weights of COUNT paths, of each 16 edges and 8 channels: {edge g: c0 c1, edge g + 8: c0 c1}. Small
-// products come first.
+// Begins to form products of two operands with hidden features along their rows; so many halves behind each are its low
+// parts. Small products come first.
 template <int COUNT>
-DEVICE void begin_weights(const unsigned short* hidden, const unsigned short* matrix, Real (&w)[COUNT][4]) {
+DEVICE void begin_weights(unsigned long long left, int left_low, unsigned long long right, int right_low,
+                          Real (&w)[COUNT][4]) {
     constexpr int STEP = 2 * BLOCK;
-    const unsigned long long h = operand_at(hidden, 2 * BLOCK, 4 * STEPS * BLOCK), m = operand_at(matrix, 2 * BLOCK, 2 * PATH);
     begin_products();
     if (LOW) {
-        multiply_async<false>(w, further(h, HIDDEN_PART), m);
-        UNROLL for (int s = 1; s < STEPS; ++s) multiply_async<true>(w, further(h, HIDDEN_PART + STEP * s), further(m, STEP * s));
-        UNROLL for (int s = 0; s < STEPS; ++s) multiply_async<true>(w, further(h, STEP * s), further(m, LOW_PART + STEP * s));
+        multiply_async<false>(w, further(left, left_low), right);
+        UNROLL for (int s = 1; s < STEPS; ++s) multiply_async<true>(w, further(left, left_low + STEP * s), further(right, STEP * s));
+        UNROLL for (int s = 0; s < STEPS; ++s) multiply_async<true>(w, further(left, STEP * s), further(right, right_low + STEP * s));
     }
-    multiply_async<LOW>(w, h, m);
-    UNROLL for (int s = 1; s < STEPS; ++s) multiply_async<true>(w, further(h, STEP * s), further(m, STEP * s));
+    multiply_async<LOW>(w, left, right);
+    UNROLL for (int s = 1; s < STEPS; ++s) multiply_async<true>(w, further(left, STEP * s), further(right, STEP * s));
     end_products();
+}
+// Begins to form weights of COUNT paths, of each 16 edges and 8 channels: {edge g: c0 c1, edge g + 8: c0 c1}.
+template <int COUNT>
+DEVICE void begin_edge_weights(const unsigned short* hidden, const unsigned short* matrix, Real (&w)[COUNT][4]) {
+    const unsigned long long right = operand_at(matrix, 2 * BLOCK, 2 * PATH);
+    begin_weights(operand_at(hidden, 2 * BLOCK, 4 * STEPS * BLOCK), HIDDEN_PART, right, LOW_PART, w);
+}
+// The edge at the lane's place of those from one on; the last one of all behind it.
+template <class Buffers>
+DEVICE int edge_at(const Buffers& b, const Warp& warp, int first, int end) {
+    const int place = min(first + warp.lane, max(end - 1, 0));
+    return b.perm ? b.perm[place] : place;
+}
+// Begins to form weights of a path, of T tiles of 8 edges and 16 channels of each warp, as `form_weights` does.
+template <int T>
+DEVICE void begin_channel_weights(const unsigned short* hidden, const unsigned short* matrix, Real (&w)[T][4]) {
+    const unsigned long long left = operand_at(matrix, 2 * BLOCK, 4 * STEPS * BLOCK);
+    begin_weights(left, LOW_PART, operand_at(hidden, 2 * BLOCK, 4 * STEPS * BLOCK), HIDDEN_PART, w);
 }
 
 // Begins to add what gradients of weights of two paths give for hidden features; of one path, if its second part is zero.
@@ -116,6 +141,15 @@ DEVICE void begin_hidden(const unsigned short* matrix, unsigned (&hi)[4], unsign
     multiply_async<ADDS || LOW>(d, hi, m);
     end_products();
 }
+// The tiles of weights of one of COPIES of the same channels.
+template <int COPIES, int T>
+DEVICE void choose_tiles(int copy, const Real (&all)[T][4], Real (&w)[T / COPIES][4]) {
+    UNROLL for (int n = 0; n < T / COPIES; ++n) UNROLL for (int k = 0; k < 4; ++k) {
+        w[n][k] = all[n][k];
+        UNROLL for (int c = 1; c < COPIES; ++c) w[n][k] = copy == c ? all[c * (T / COPIES) + n][k] : w[n][k];
+    }
+}
+
 // Adds a chain of sums to the gradients of hidden features.
 DEVICE void end_hidden(const Real (&d)[2 * STEPS][4], const Scale (&scale)[2], Real (&dh)[2][STEPS][4]) {
     UNROLL for (int s = 0; s < STEPS; ++s) UNROLL for (int i = 0; i < 2; ++i) UNROLL for (int q = 0; q < 4; ++q)

@@ -21,13 +21,15 @@ class RadialWalk(GroupEmitter):
     """The loop of one path group, in which :class:`RadialGroup` has the steps."""
 
     # Functions that leave a path's part of the matrix in shared memory, and what follows the last of them.
-    packs, leaves = "pack_path", "leave_path"
+    packs, fetches, leaves = "pack_path", "fetch_path", "leave_path"
     shows_matrix: tuple[str, ...] = ("__syncthreads();",)
+    # What a group has besides, before its loop.
+    prelude: tuple[str, ...] = ()
 
     def __init__(self, plan: RadialPlan, number: int, group: Group) -> None:
         super().__init__(Facts(plan.product), number, group)
         self.radial = plan
-        self.slices = plan.slices(group)
+        self.slices, self.channels = plan.slices(group), plan.channels
         self.slice_halves = len(group.paths) * plan.path_halves
         schedule = plan.spec.schedule
         self.lay = EdgeRows() if plan.spec.is_gradient else ChannelRows(schedule.tiles, schedule.ahead == "hidden")
@@ -51,21 +53,22 @@ class RadialWalk(GroupEmitter):
     @property
     def _slice_loop(self) -> str:
         """The loop over a block's slices; empty if there is one."""
-        count = self.slices * 16 // self.lay.channels
+        count = self.slices * self.channels // self.lay.channels
         return f'_Pragma("unroll 1") for (int s = 0; s < {count}; ++s)' if count > 1 else ""
 
     @property
     def _active(self) -> str:
         """Whether a lane has channels, of a block's slices from ``u`` on."""
-        return "true" if self.group.mul % (16 * self.slices) == 0 else "u < MUL"
+        return "true" if self.group.mul % (self.channels * self.slices) == 0 else "u < MUL"
 
     def _group(self) -> list[str]:
         self.lines = []
         self.put(
             f"constexpr int MUL = {self.group.mul};",
-            f"const int first_channel = part * {16 * self.slices};",
+            f"const int first_channel = part * {self.channels * self.slices};",
             f"const int u = first_channel + {self.lay.first_channel};",
             f"const bool active = {self._active};",
+            *self.prelude,
         )
         at_once, first_run = self.radial.loads_matrix_at_once, "run_of(b.spans, num_out, first_edge)"
         if at_once:
@@ -150,30 +153,46 @@ class RadialWalk(GroupEmitter):
         """Where the paths' columns of the matrix begin, at channel ``first``."""
         return [f"b.tw + {self.problem.paths[p].weight_offset} + first" for p in self.paths]
 
+    def _first_of(self, s: int | str) -> str:
+        """A slice's first channel, and how many it has."""
+        channels = self.channels
+        return f"const int first = first_channel + {channels} * {s}, inside = min({channels}, MUL - first);"
+
     def _factor(self, position: int) -> str:
         """What a path's part of the matrix is multiplied by."""
         return f"Real({self.factors[self.paths[position]]!r})"
 
     def _fetch_matrix(self) -> None:
         """All loads of the block's part of the matrix."""
-        self.put(f"Real held[{self.slices * len(self.paths)}][PAIRS][2];")
+        self._fetch_paths(range(self.slices * len(self.paths)))
+
+    def _fetch_paths(self, places: range) -> None:
+        """Loads of some paths' parts; a place is the number of a slice's path."""
+        self.put(f"Real held[{len(places)}][PAIRS][2];")
+        starts = self._starts_of_paths()
         for s in range(self.slices):
             with self.scope(""):
-                self.put(f"const int first = first_channel + {16 * s}, inside = min(16, MUL - first);")
-                for position, start in enumerate(self._starts_of_paths()):
-                    place = s * len(self.paths) + position
-                    self.put(f"fetch_path({start}, {self.problem.weight_numel}, inside, held[{place}]);")
+                self.put(self._first_of(s))
+                for position, start in enumerate(starts):
+                    if (place := s * len(starts) + position) in places:
+                        held = f"held[{place - places.start}]"
+                        self.put(f"{self.fetches}({start}, {self.problem.weight_numel}, inside, {held});")
+
+    def _take_factors(self, places: range) -> None:
+        for k, place in enumerate(places):
+            self.put(f"largest = max(largest, take_factor(held[{k}], {self._factor(place % len(self.paths))}));")
+
+    def _leave_paths(self, places: range) -> None:
+        for k, place in enumerate(places):
+            self.put(f"{self.leaves}(held[{k}], scale.into, slice + {place * self.radial.path_halves});")
 
     def _leave_matrix(self) -> None:
         """What was fetched to shared memory, with one scale."""
+        places = range(self.slices * len(self.paths))
         self.put("unsigned largest = 0;")
-        count = self.slices * len(self.paths)
-        for k in range(count):
-            self.put(f"largest = max(largest, take_factor(held[{k}], {self._factor(k % len(self.paths))}));")
+        self._take_factors(places)
         self._scale_matrix()
-        for position in range(count):
-            place = f"slice + {position * self.radial.path_halves}"
-            self.put(f"{self.leaves}(held[{position}], scale.into, {place});")
+        self._leave_paths(places)
         self.put(*self.shows_matrix)
 
     def _scale_matrix(self) -> None:
@@ -185,7 +204,7 @@ class RadialWalk(GroupEmitter):
     def _load_matrix(self) -> None:
         """The block's part of the matrix to shared memory, with one scale."""
         weights, starts = self.problem.weight_numel, self._starts_of_paths()
-        here = "const int first = first_channel + 16 * s, inside = min(16, MUL - first);"
+        here = self._first_of("s")
         self.put("unsigned largest = 0;")
         with self.scope(f"for (int s = 0; s < {self.slices}; ++s)"):
             self.put(here)
@@ -221,10 +240,13 @@ class RadialWalk(GroupEmitter):
         """Where a block of the receiver's row begins."""
         return f"{self.memory.out_row('out', 'node')} + {self.problem.out[block].offset}"
 
+    # Whether others too have sums of a receiver's row.
+    is_cut = "span[1] < first_edge || span[2] > end_edge"
+
     def _put_row(self) -> None:
         """Store the receiver's sums; add them if other shares have edges of it, and this is not the first of them."""
         self.put(
-            "const bool is_cut = span[1] < first_edge || span[2] > end_edge;",
+            f"const bool is_cut = {self.is_cut};",
             "const bool adds = is_cut && !is_first_of_row(team, marks + node);",
         )
         for block in self.group.out:

@@ -10,14 +10,17 @@ from __future__ import annotations
 
 from kernelgen.emit.launch import LaunchRule, Share
 from kernelgen.emit.radial.coupled import CoupledGroup
+from kernelgen.emit.radial.in_flight import ProductsInFlight
 from kernelgen.emit.radial.path_group import RadialGroup
 from kernelgen.emit.radial.warpgroup import WarpgroupGroup
 from kernelgen.emit.radial.warpgroup_calls import warpgroup_calls
+from kernelgen.emit.radial.warpgroup_values import WarpgroupValues
 from kernelgen.emit.signature import buffers_line, buffers_struct, gpu_entry
 from kernelgen.emit.source import Source, included
 from kernelgen.plan.path_groups import Group
 from kernelgen.plan.radial import MARKS, TILE, RadialPlan
 from kernelgen.problem.radial_convolution import PRODUCTS
+from kernelgen.schedule.radial_knobs import WARPGROUP
 
 # Profilers tell it from other convolutions.
 ENTRY = "equitune_radial"
@@ -27,17 +30,17 @@ def emit_radial(plan: RadialPlan) -> Source:
     """The kernel of a plan; equal plans give equal text."""
     groups = [_form_of(plan, group)(plan, number, group) for number, group in enumerate(plan.product.groups)]
     headers = included("tensor_cores.cuh") + included("radial.cuh")
-    if plan.loads_matrix_at_once:
+    if plan.loads_matrix_at_once or (plan.by_warpgroups and not plan.spec.is_gradient):
         headers += included("matrix_at_once.cuh")
     if plan.parts_in_sequence:
         headers += included("shares.cuh")
     if plan.stores_rows:
         headers += included("whole_rows.cuh")
-    if plan.by_warpgroups or any(map(plan.coupled, plan.product.groups)):
+    if (plan.by_warpgroups and plan.spec.is_gradient) or any(map(plan.coupled, plan.product.groups)):
         headers += included("coupled.cuh")
     if plan.by_warpgroups:
         of_hidden = 2 * plan.spec.steps * ("w" in plan.spec.direction.live_outputs)
-        widths = {width for group in groups if isinstance(group, WarpgroupGroup) for width in group.widths}
+        widths = {width for group in groups if isinstance(group, ProductsInFlight) for width in group.widths}
         headers += warpgroup_calls(widths, of_hidden) + included("warpgroup.cuh")
     parts = [_preamble(plan), included("device.cuh"), _constants(plan) + headers, buffers_struct()]
     text = "\n".join([*parts, *(group.text() for group in groups), _entry(plan, groups)])
@@ -46,14 +49,14 @@ def emit_radial(plan: RadialPlan) -> Source:
 
 def _form_of(plan: RadialPlan, group: Group) -> type[RadialGroup]:
     if plan.by_warpgroups:
-        return WarpgroupGroup
+        return WarpgroupGroup if plan.spec.is_gradient else WarpgroupValues
     return CoupledGroup if plan.coupled(group) else RadialGroup
 
 
 def radial_launch(plan: RadialPlan) -> LaunchRule:
-    """For each part of an edge a warp for every 16 edges, but no more blocks than run at once."""
+    """For each part of an edge a warp, or a team of warps, for every 16 edges, but no more blocks than run at once."""
     schedule = plan.spec.schedule
-    share = Share("edges", (TILE, schedule.warps), scale=sum(map(plan.parts, plan.product.groups)))
+    share = Share("edges", (TILE, plan.teams), scale=sum(map(plan.parts, plan.product.groups)))
     return LaunchRule(32 * schedule.warps, plan.shared_bytes, (share,), 0, schedule.min_blocks)
 
 
@@ -77,6 +80,7 @@ def _constants(plan: RadialPlan) -> str:
     return (
         f"constexpr int THREADS = {32 * spec.schedule.warps}, STAGE = {plan.stage};\n"
         f"constexpr int HIDDEN = {spec.hidden}, STEPS = {spec.steps}, ROW = {plan.row_halves};\n"
+        f"constexpr int CHANNELS = {plan.channels};\n"
         f"constexpr bool LOW = {'true' if low else 'false'};\n"
         f"constexpr int PATH = {plan.path_halves}, LOW_PART = {plan.path_halves // 2 if low else 0};\n"
         f"constexpr bool EDGE_ROWS = {'true' if spec.is_gradient else 'false'};\n"
@@ -107,7 +111,6 @@ def _parts_in_sequence(plan: RadialPlan, groups: list[RadialGroup]) -> list[str]
     All blocks have the same work, so that some have edges of two parts, one after the other.
     """
     schedule = plan.spec.schedule
-    warps = schedule.warps
     whole = sum(plan.parts(group.group) * group.cost for group in groups)
     lines = [
         "    // Parts follow each other, each as long as its work.",
@@ -127,9 +130,9 @@ def _parts_in_sequence(plan: RadialPlan, groups: list[RadialGroup]) -> list[str]
             f"        const long long begin = edges_until((from - start) / {cost}, num_edges);",
             f"        const long long count = edges_until((to - start) / {cost}, num_edges) - begin;",
             "        if (count == 0) continue;",
-            *(_SHARE_OF_BLOCK if plan.by_warpgroups else _share_of_warp(warps)),
-            *(_marks(before) if plan.stores_rows else ()),
-            f"        Real* const stage = stages + {matrix}warp * {plan.stream_reals(group.group)};",
+            *(_SHARE_OF_BLOCK if plan.by_warpgroups and plan.spec.is_gradient else _share_of_team(plan)),
+            *(_marks(plan, group.group, before) if plan.stores_rows else ()),
+            f"        Real* const stage = stages + {matrix}{_team(plan)} * {plan.stream_reals(group.group)};",
             f"        group_{number}(b, team, part, int(first), int(end), int(num_out), slice, stage{_rows_of(plan)});",
             "        __syncthreads();  // the next part's matrix takes the place of this one's",
             "    }",
@@ -142,17 +145,25 @@ def _parts_in_sequence(plan: RadialPlan, groups: list[RadialGroup]) -> list[str]
 _SHARE_OF_BLOCK = ("        const long long first = begin, end = begin + count;",)
 
 
-def _share_of_warp(warps: int) -> tuple[str, ...]:
+def _team(plan: RadialPlan) -> str:
+    """The number of a warp's team."""
+    return "warp" if plan.teams == plan.spec.schedule.warps else f"(warp / {WARPGROUP})"
+
+
+def _share_of_team(plan: RadialPlan) -> tuple[str, ...]:
+    team = _team(plan)
     return (
-        f"        const long long first = begin + count * warp / {warps};",
-        f"        const long long end = begin + count * (warp + 1) / {warps};",
+        f"        const long long first = begin + count * {team} / {plan.teams};",
+        f"        const long long end = begin + count * ({team} + 1) / {plan.teams};",
     )
 
 
-def _marks(before: int) -> list[str]:
-    """Definition of a part's marks; before: parts before its group's first one."""
-    marks = f"reinterpret_cast<unsigned*>(b.{MARKS}) + ({before} + part) * num_out"
-    return [f"        unsigned* const marks = {marks};"]
+def _marks(plan: RadialPlan, group: Group, before: int) -> list[str]:
+    """Definition of the marks of a warp and of those with its channels; before: parts before its group's first one."""
+    part = f"({before} + part)"
+    if plan.teams < plan.spec.schedule.warps:
+        part = f"({WARPGROUP} * {part} + warp % {WARPGROUP // plan.copies(group)})"
+    return [f"        unsigned* const marks = reinterpret_cast<unsigned*>(b.{MARKS}) + {part} * num_out;"]
 
 
 def _rows_of(plan: RadialPlan) -> str:
@@ -163,7 +174,7 @@ def _rows_of(plan: RadialPlan) -> str:
 
 def _blocks_of_parts(plan: RadialPlan, groups: list[RadialGroup]) -> list[str]:
     """A block has one part; the warps with the same part have equal shares of all edges."""
-    schedule, product = plan.spec.schedule, plan.product
+    product = plan.product
     lines = [
         "    // Blocks beyond one a part are shared by work.",
         f"    const int more = int(gridDim.x) - {sum(map(plan.parts, product.groups))};",
@@ -179,9 +190,9 @@ def _blocks_of_parts(plan: RadialPlan, groups: list[RadialGroup]) -> list[str]:
             f"    if (int(blockIdx.x) >= begin{number} && int(blockIdx.x) < end{number}) {{",
             f"        const int at = int(blockIdx.x) - begin{number}, part = at % {parts};",
             f"        const int blocks = (end{number} - begin{number} - part + {parts - 1}) / {parts};",
-            f"        const long long share = warp * blocks + at / {parts}, shares = blocks * {schedule.warps};",
+            f"        const long long share = {_team(plan)} * blocks + at / {parts}, shares = blocks * {plan.teams};",
             "        const int first = int(num_edges * share / shares), end = int(num_edges * (share + 1) / shares);",
-            f"        Real* const stage = stages + warp * {plan.stream_reals(group.group)};",
+            f"        Real* const stage = stages + {_team(plan)} * {plan.stream_reals(group.group)};",
             f"        group_{number}(b, team, part, first, end, int(num_out), slice, stage);",
             "        return;",
             "    }",

@@ -122,9 +122,9 @@ class RadialGroup(RadialWalk):
         """Its values for edge ``i`` at ``place``."""
         return ["bound[i] = team.broadcast(my_bound, place);"] if "w" in self.live else []
 
-    def _load_features(self) -> None:
+    def _load_features(self, far: str = "fars[i]") -> None:
         self.put("const bool active = is_active;", f"Row{self.number}& row = rows[i];")
-        self.put(*self.memory.load_node("in1", "row.", "fars[i]"))
+        self.put(*self.memory.load_node("in1", "row.", far))
         for block in self.group.in1 if self._scales_features else ():
             every = f"UNROLL for (int m = 0; m < {self.problem.in1[block].dim}; ++m)"
             self.put(f"{every} UNROLL for (int c = 0; c < C; ++c) row.x{block}[m][c] *= scale[i];")

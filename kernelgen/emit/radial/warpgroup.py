@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from kernelgen.emit.radial.coupled import CoupledGroup
 from kernelgen.emit.radial.fragments import ScaledEdgeRows
+from kernelgen.emit.radial.in_flight import HIDDEN, ProductsInFlight
 from kernelgen.plan.path_groups import Group
 from kernelgen.plan.radial import RadialPlan
 
@@ -32,22 +33,17 @@ class WarpgroupRows(ScaledEdgeRows):
         return [f"{call.format(1)};"]
 
 
-class WarpgroupGroup(CoupledGroup):
+class WarpgroupGroup(ProductsInFlight, CoupledGroup):
     """The functions of one path group."""
 
-    packs, leaves = "pack_blocks", "leave_blocks"
     # So all four warps stage edges in the same steps: while one waits for memory, the others wait for it.
     most_staged = "(!is_there ? 0 : round % 2 ? 16 : STAGE)"
-    shows_matrix = ("show_to_tensor_cores();", "__syncthreads();")
 
     def __init__(self, plan: RadialPlan, number: int, group: Group) -> None:
         super().__init__(plan, number, group)
         self.lay = WarpgroupRows()
-        self.at_once = plan.spec.schedule.paths_at_once
         if self.forms_weights:
             self.asks = ("ask<HIDDEN>(b.w + (long long)my_edge * HIDDEN);",)
-        # Groups of products of a slice, in the order in which they begin.
-        self.begun: list[str] = []
 
     @property
     def widths(self) -> set[int]:
@@ -79,7 +75,7 @@ class WarpgroupGroup(CoupledGroup):
             f"const int first_channel = part * {16 * self.slices};",
             f"const int u = first_channel + {self.lay.first_channel};",
             f"const bool active = {self._active};",
-            "unsigned short* const hidden = slice - (1 + team.broadcast(threadIdx.x / 128, 0)) * HIDDEN_ROWS;",
+            HIDDEN,
             self.clears,
         )
         if self.radial.loads_matrix_at_once:
@@ -199,17 +195,11 @@ class WarpgroupGroup(CoupledGroup):
 
     # ---- products of a slice ---------------------------------------------------------------------------------------
 
-    def _wait_for(self, products: str, sums: str = "") -> None:
-        """Wait for a group of products, in whose ``sums`` values are there then."""
-        later = len(self.begun) - 1 - self.begun.index(products) if products in self.begun else len(self.begun)
-        self.put(f"wait_for<{later}>({sums});" if sums else f"wait_for_products<{later}>();")
-        self.begun = self.begun[len(self.begun) - later :]
-
     def _begin_weights(self, first: int, matrix: str, name: str = "") -> list[str]:
         """Begin to form weights of paths from one on, of a slice of the matrix."""
         self.begun.append(name or f"weights{first}")
         place = f"{matrix} + {first * self.radial.path_halves}" if first else matrix
-        return [f"begin_weights(hidden, {place}, weights{first});"]
+        return [f"begin_edge_weights(hidden, {place}, weights{first});"]
 
     def _path_of_slice(self, position: int, p: int) -> None:
         """Before the first path of some whose weights are there, those of the next ones begin.

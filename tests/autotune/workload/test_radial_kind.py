@@ -75,11 +75,12 @@ def test_space_and_lookup(direction: str) -> None:
 
 
 def test_products_of_four_warps_are_searched_where_they_are() -> None:
-    """On Hopper alone, for gradients; without them the number of paths that they take at once is no other schedule."""
+    """On Hopper alone; without them the number of paths that they take at once is no other schedule."""
     given, ampere = workload(), cuda_facts("sm_80")
     for direction, facts, is_there in (
         ("backward", FACTS, True),
-        ("forward", FACTS, False),
+        ("forward", FACTS, True),
+        ("forward", ampere, False),
         ("backward", ampere, False),
     ):
         space = space_of(given, direction, facts)

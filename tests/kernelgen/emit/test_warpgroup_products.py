@@ -27,7 +27,7 @@ from kernelgen.plan.radial import RadialPlan, radial_plan
 from kernelgen.problem.tensor_product import TensorProductProblem
 from kernelgen.schedule.knobs import read_schedule
 from kernelgen.schedule.radial import RadialSchedule, RadialSpec
-from kernelgen.terms.directions import backward, forward
+from kernelgen.terms.directions import backward
 
 SUITE = load_problems()
 SMALL = TensorProductProblem.channelwise("6x0e+6x1o", "0e+1o", "0e+1o")
@@ -207,9 +207,6 @@ def test_where_it_is_legal() -> None:
         plan_of(SMALL, warps=2)
     with pytest.raises(ScheduleError, match="paths_at_once=2; expected 4: without products=wgmma it has no effect"):
         plan_of(SMALL, products="mma", paths_at_once=2)
-    value = RadialSpec(SMALL, 8, forward(), schedule_of(coupled=0), "ieee", "ir_mul", "int64", FACTS)
-    with pytest.raises(ScheduleError, match="only gradients with coupled cotangents"):
-        radial_plan(value)
 
 
 def test_older_entries_load() -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 
 import pytest
 import torch
 from cuda_emulator import FACTS
 from emulated_radial import run_radial
-from radial_cases import RadialCase, make_radial_case
+from radial_cases import GRAPHS, case_of
 from reference import relative_error
 
 from kernelgen.device import cuda_facts
@@ -28,24 +27,6 @@ FORMS = {
     "parts": (UNEVEN, RadialSchedule(3, warps=2)),
     "groups": (UNEVEN, RadialSchedule(5, warps=4)),
 }
-# Edges of each receiver. Shares have 16 edges or fewer, so that the long ones are in up to seven of them.
-GRAPHS = {
-    "hubs": [70, 0, 3, 1, 0, 0, 45, 8, 2, 0, 0],
-    "hubs-last": [0, 1, 5, 2, 0, 91],
-    "whole-shares": [8, 8, 16, 0, 16, 16],
-    "one-node": [50],
-    "one-edge": [0, 1, 0],
-    "fewer-edges-than-shares": [1, 2, 0],
-    "most-have-none": [1, 0, 20, 0, 0] * 2 + [0] * 70,
-}
-
-
-def case_of(problem: TensorProductProblem, degrees: list[int], hidden: int = 8, is_sorted: bool = False) -> RadialCase:
-    receiver = torch.arange(len(degrees)).repeat_interleave(torch.tensor(degrees))
-    if not is_sorted:
-        receiver = receiver[torch.randperm(len(receiver), generator=torch.Generator().manual_seed(1))]
-    given = make_radial_case(problem, hidden, edges=len(receiver), num_out=len(degrees))
-    return dataclasses.replace(given, case=dataclasses.replace(given.case, receiver=receiver))
 
 
 def plan_of(problem: TensorProductProblem, schedule: RadialSchedule, hidden: int = 8) -> RadialPlan:

@@ -90,6 +90,48 @@ def test_gradients_of_four_warps_together(device: str, monkeypatch: pytest.Monke
         assert_close(gradient, given.expected()[slot], slot, 1e-6)
 
 
+VALUES = [
+    {"tiles": 1, "paths_at_once": 1},
+    {"tiles": 2, "warps": 12, "paths_at_once": 2, "edge_values": "reloaded"},
+    {"tiles": 4, "paths_at_once": 1, "ahead": "hidden"},
+    {"tiles": 4, "paths_at_once": 10, "path_groups": 2},
+]
+
+
+@pytest.mark.parametrize("knobs", VALUES)
+@pytest.mark.parametrize("device", DEVICES)
+def test_values_of_four_warps_together(device: str, knobs: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    require_wgmma(device)
+    given = make_radial_case(PROBLEM, 8, edges=70, num_out=7)
+    kernels = kernels_on(device, monkeypatch, 8, forward=RadialSchedule(products="wgmma", **knobs))
+    x, y, h, m, _ = inputs_of(given, device).values()
+    edges = [index.to(device) for index in (given.case.sender, given.case.receiver)]  # type: ignore[union-attr]
+    out = radial_product(x, y, h, m, *edges, 7, operator_on(device), 30, fused=kernels)
+    assert_close(out, given.expected()["out"], "out", 1e-6)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("accuracy", ["ieee", "tf32"])
+@pytest.mark.parametrize("hidden", [8, 32, 64, 128])
+@pytest.mark.parametrize("knobs", VALUES)
+def test_values_of_many_edges(hidden: int, accuracy: str, knobs: dict[str, Any]) -> None:
+    """Receivers of 0 to 40 edges and one of 3000, in parts with 64 and 8 channels; rows that several shares cut."""
+    require_wgmma("cuda")
+    problem = TensorProductProblem.channelwise("136x0e+136x1o", "0e+1o", "0e+1o")
+    given = make_radial_case(problem, hidden, edges=9000, num_out=300)
+    given.case.receiver[:3000] = 7  # type: ignore[index]
+    schedule = RadialSchedule(**({"products": "wgmma"} | knobs))
+    kernels = FusedRadial(problem, hidden, accuracy, "mul_ir", torch.device("cuda"), {"forward": schedule})
+    tensors, wanted = given.case.tensors, given.expected()["out"]
+    rows = [row.float().cuda() for row in (tensors["x"], tensors["y"], given.h, given.matrix)]
+    sender, receiver = (index.cuda() for index in (given.case.sender, given.case.receiver))  # type: ignore[union-attr]
+    operator = build(problem, operation="conv", layout="mul_ir", dtype=torch.float32, device="cuda")
+    for _ in range(3):
+        out = radial_product(*rows, sender, receiver, 300, operator, 30, fused=kernels)
+        error = relative_error(out.cpu(), wanted)
+        assert error < (1e-6 if accuracy == "ieee" else 1e-3), error
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("accuracy", ["ieee", "tf32"])
 @pytest.mark.parametrize("hidden", [8, 32, 64, 128])
