@@ -47,26 +47,40 @@ PROBLEMS = {
     "mediumtf32": "mace-mp-medium-radial-tf32",
     "largetf32": "mace-mp-large-radial-tf32",
 }
-IN2 = "order=in2,edge_values=reloaded"
+FOUR = "products=wgmma"  # warps that multiply together
+VALUE = f"{FOUR},tiles=4,ahead=hidden,paths_at_once=1"
+COUPLED = "order=in2,slices=4,coupled=4"
+COUPLED_TF32 = "order=in2,slices=4,coupled=2"
 # By problem and direction; the first ones are measured first.
 SCHEDULES = {
-    "medium-backward": [
+    "large-forward": ["default", f"path_groups=3,{VALUE}", "path_groups=2,tiles=2,edge_values=four"],
+    "large-backward": [
         "default",
-        f"{IN2},slices=1",
-        f"{IN2},slices=2,warps=12",
-        "order=in1,slices=2,edge_values=reloaded",
-        "order=in2,slices=2,edge_values=kept",
-        f"{IN2},slices=4,path_groups=2,warps=12",
+        f"path_groups=2,{COUPLED},{FOUR},paths_at_once=5",
+        f"path_groups=2,{COUPLED}",
     ],
-    "large-backward": ["default", f"{IN2},slices=2,path_groups=2"],
-    "l3i5-backward": ["default", f"{IN2},slices=2,path_groups=4", f"{IN2},slices=1,path_groups=4"],
-    "medium-forward": ["default", "tiles=1", "path_groups=2,tiles=2"],
-    "large-forward": ["default"],
-    "l3i5-forward": ["default"],
-    "mediumtf32-forward": ["default", "tiles=1"],
-    "mediumtf32-backward": ["default", f"{IN2},slices=2,warps=12"],
-    "largetf32-forward": ["default"],
-    "largetf32-backward": ["default"],
+    "l3i5-forward": [
+        "default",
+        f"path_groups=4,{VALUE}",
+        f"path_groups=5,{VALUE}",
+        "path_groups=6,warps=12,ahead=hidden",
+    ],
+    "l3i5-backward": [
+        "default",
+        f"path_groups=6,{COUPLED},{FOUR},paths_at_once=5",
+        f"path_groups=4,{COUPLED},{FOUR},paths_at_once=10",
+        f"path_groups=6,{COUPLED}",
+    ],
+    "mediumtf32-forward": ["default", VALUE, f"{FOUR},tiles=4,paths_at_once=2"],
+    "mediumtf32-backward": ["default", f"{COUPLED_TF32},{FOUR},paths_at_once=10"],
+    "largetf32-forward": ["default", f"path_groups=2,{VALUE}", f"{FOUR},tiles=2,paths_at_once=1"],
+    "largetf32-backward": [
+        "default",
+        f"path_groups=2,{COUPLED_TF32},{FOUR},paths_at_once=10",
+        f"path_groups=2,{COUPLED_TF32},{FOUR},paths_at_once=5",
+    ],
+    "medium-backward": ["default", f"{COUPLED},{FOUR},paths_at_once=5", COUPLED],
+    "medium-forward": ["default", "tiles=2,edge_values=four"],
 }
 
 
