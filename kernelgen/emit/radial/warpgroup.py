@@ -17,7 +17,7 @@ from kernelgen.plan.path_groups import Group
 from kernelgen.plan.radial import RadialPlan
 
 # Most paths whose gradients are summed in tensor cores, which truncate, before floats are added.
-HIDDEN_CHAIN = 10
+HIDDEN_CHAIN = 6
 # Most components of x whose features of the next slice are loaded before the last path: they take registers.
 MOST_AHEAD = 5
 

@@ -27,7 +27,7 @@ from kernelgen.plan.radial import RadialPlan, radial_plan
 from kernelgen.problem.tensor_product import TensorProductProblem
 from kernelgen.schedule.knobs import read_schedule
 from kernelgen.schedule.radial import RadialSchedule, RadialSpec
-from kernelgen.terms.directions import backward
+from kernelgen.terms.directions import backward, forward
 
 SUITE = load_problems()
 SMALL = TensorProductProblem.channelwise("6x0e+6x1o", "0e+1o", "0e+1o")
@@ -220,13 +220,18 @@ def test_older_entries_load() -> None:
 
 
 def test_default_where_there_are_such_products() -> None:
-    """Of class ``ieee``, and with as many slices as without them."""
+    """Of class ``ieee``; gradients with as many slices as without them, values with no more path groups."""
     spec = RadialSpec(SUITE["mace-mp-medium"], 64, backward("xyw"), RadialSchedule(), "ieee", "ir_mul", "int64", FACTS)
     found = default_radial_schedule(spec)
     assert (found.schedule.products, found.schedule.paths_at_once) == ("wgmma", 10)
-    others = {"facts": cuda_facts("sm_80")}, {"accuracy": "tf32"}, {"direction": forward()}
-    for other in others:
-        assert default_radial_schedule(dataclasses.replace(spec, **other)).schedule.products == "mma"
+    value = dataclasses.replace(spec, direction=forward())
+    assert default_radial_schedule(value).schedule == RadialSchedule(
+        tiles=4, ahead="hidden", products="wgmma", paths_at_once=1
+    )
+    for one in (spec, value):
+        for other in ({"facts": cuda_facts("sm_80")}, {"accuracy": "tf32"}):
+            assert default_radial_schedule(dataclasses.replace(one, **other)).schedule.products == "mma"
+    assert default_radial_schedule(dataclasses.replace(value, hidden=128)).schedule.products == "mma"
     schedule = dataclasses.replace(found.schedule, products="mma", paths_at_once=RadialSchedule.paths_at_once)
     size = radial_plan(dataclasses.replace(found, schedule=schedule)).shared_bytes
     tight = dataclasses.replace(FACTS, shared_per_block=size, shared_per_unit=size + 1024)
