@@ -180,6 +180,7 @@ extern "C" void emulate(const void** pointers, long long edges, long long in, lo
 #endif
     gridDim.x = blocks, blockDim.x = threads;
     for (int block = 0; block < blocks; ++block) {
+        __builtin_memset(shared_bytes, 0xff, sizeof shared_bytes);  // not a number in any format, as a device may leave it
         for (int l = 0; l < threads; ++l) {
             finished[l] = waited[l] = false, arrived[l] = arrived_in_block[l] = arrived_in_group[l] = 0;
             getcontext(&lanes[l]);

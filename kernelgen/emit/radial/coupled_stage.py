@@ -53,9 +53,13 @@ class CoupledWalk(RadialGroup):
         return [f"    {self.clears}", *super()._group()]
 
     @property
+    def cleared_from(self) -> int:
+        return self.coupled_place
+
+    @property
     def clears(self) -> str:
         """Before coupled cotangents are there: some rows stay as they are."""
-        places = f"int k = {self.coupled_place} + team.lane; k < {self.attribute_place}; k += 32"
+        places = f"int k = {self.cleared_from} + team.lane; k < {self.attribute_place}; k += 32"
         return f"for ({places}) stage[k] = Real(0);  // no row is without numbers"
 
     def _given(self) -> str:

@@ -46,6 +46,11 @@ class WarpgroupGroup(ProductsInFlight, CoupledGroup):
             self.asks = ("ask<HIDDEN>(b.w + (long long)my_edge * HIDDEN);",)
 
     @property
+    def cleared_from(self) -> int:
+        """Also the other cotangents: a warp that never has edges takes steps of none with what is there."""
+        return self.radial.value_reals(self.group)
+
+    @property
     def widths(self) -> set[int]:
         """Numbers of paths whose weights are formed at once."""
         starts = range(0, len(self.paths), self.at_once) if self.forms_weights else ()
