@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -63,6 +64,13 @@ class RadialSchedule(Knobs):
         "paths_at_once": (1, 2, 3, 4, 5, 6, 8, 10),
     }
     younger: ClassVar[tuple[str, ...]] = ("coupled", "ahead", "products", "paths_at_once")
+
+    def by_single_warps(self) -> RadialSchedule:
+        """The nearest form without ``wgmma``: a value's tiles are two at most, and two leave no room for loads ahead."""
+        form = dataclasses.replace(self, products="mma", paths_at_once=RadialSchedule.paths_at_once)
+        if self.tiles == 1:
+            return form
+        return dataclasses.replace(form, tiles=2, ahead="none", edge_values="four")
 
 
 def operands_of(direction: Direction) -> tuple[str, ...]:

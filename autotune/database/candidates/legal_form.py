@@ -15,6 +15,7 @@ from kernelgen.device import DeviceFacts
 from kernelgen.errors import ScheduleError
 from kernelgen.plan.tensor_product import bytes_ahead
 from kernelgen.schedule.knobs import Knobs
+from kernelgen.schedule.radial import RadialSchedule
 
 Step = Callable[[Knobs], Knobs | None]
 BLACKWELL = 100
@@ -28,7 +29,7 @@ def legal_form(schedule: Knobs, is_legal: Callable[[Knobs], bool]) -> Knobs | No
     A step gives one knob its next lower value, in this order of preference: fewer blocks that must fit at once; blocks
     of half the threads, twice as many of which must fit (what a team does stays as it is); fewer edges fetched at a
     time; fewer edges ahead; fewer teams a node; no rows prefetched to L2; zeros by a
-    launch of their own.
+    launch of their own. Products of four warps, which one architecture has, become those of each warp first.
     """
     if is_legal(schedule):
         return schedule
@@ -74,11 +75,18 @@ def _nothing_ahead(schedule: Knobs) -> Knobs | None:
     return _changed(schedule, ahead="none") if asks else None
 
 
+def _by_single_warps(schedule: Knobs) -> Knobs | None:
+    if isinstance(schedule, RadialSchedule) and schedule.products == "wgmma":
+        return schedule.by_single_warps()
+    return None
+
+
 def _changed(schedule: Knobs, **values: Any) -> Knobs:
     return dataclasses.replace(schedule, **values)
 
 
 _STEPS: tuple[Step, ...] = (
+    _by_single_warps,
     functools.partial(_lower, knob="min_blocks"),
     _half_the_block,
     functools.partial(_lower, knob="stage_edges"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from autotune.database.candidates.legal_form import legal_form
 from kernelgen.schedule.knobs import Knobs
+from kernelgen.schedule.radial import RadialSchedule
 from kernelgen.schedule.spherical_harmonics import HarmonicsCudaSchedule
 from kernelgen.schedule.tensor_product import CudaSchedule
 
@@ -49,3 +50,13 @@ def test_zeros_are_written_apart_where_the_order_of_blocks_is_not_kept() -> None
     for zeros in ("inside", "cut"):
         tuned = CudaSchedule(accumulate="atomics", zeros=zeros)
         assert legal_form(tuned, lambda form: form.zeros == "apart") == CudaSchedule(accumulate="atomics")  # type: ignore[attr-defined]
+
+
+def test_products_of_four_warps_become_those_of_each_warp() -> None:
+    def is_legal(form: Knobs) -> bool:
+        return isinstance(form, RadialSchedule) and form.products == "mma"
+
+    value = RadialSchedule(path_groups=2, tiles=4, ahead="hidden", products="wgmma", paths_at_once=1)
+    assert legal_form(value, is_legal) == RadialSchedule(path_groups=2, tiles=2, edge_values="four")
+    gradients = RadialSchedule(order="in2", slices=4, coupled=4, products="wgmma", paths_at_once=10)
+    assert legal_form(gradients, is_legal) == RadialSchedule(order="in2", slices=4, coupled=4)
