@@ -66,7 +66,7 @@ class RadialSchedule(Knobs):
     younger: ClassVar[tuple[str, ...]] = ("coupled", "ahead", "products", "paths_at_once")
 
     def by_single_warps(self) -> RadialSchedule:
-        """The nearest form without ``wgmma``: a value's tiles are two at most, and two leave no room for loads ahead."""
+        """The nearest form without ``wgmma``: a value has two tiles at most, which leave no room for loads ahead."""
         form = dataclasses.replace(self, products="mma", paths_at_once=RadialSchedule.paths_at_once)
         if self.tiles == 1:
             return form
