@@ -10,10 +10,9 @@ from __future__ import annotations
 
 from kernelgen.emit.launch import LaunchRule, Share
 from kernelgen.emit.radial.coupled import CoupledGroup
-from kernelgen.emit.radial.in_flight import ProductsInFlight
 from kernelgen.emit.radial.path_group import RadialGroup
 from kernelgen.emit.radial.warpgroup import WarpgroupGroup
-from kernelgen.emit.radial.warpgroup_calls import warpgroup_calls
+from kernelgen.emit.radial.warpgroup_calls import ProductsInFlight, warpgroup_calls
 from kernelgen.emit.radial.warpgroup_values import WarpgroupValues
 from kernelgen.emit.signature import buffers_line, buffers_struct, gpu_entry
 from kernelgen.emit.source import Source, included

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from kernelgen.emit.radial.coupled import CoupledGroup
 from kernelgen.emit.radial.fragments import ScaledEdgeRows
-from kernelgen.emit.radial.in_flight import HIDDEN, ProductsInFlight
+from kernelgen.emit.radial.warpgroup_calls import HIDDEN, ProductsInFlight
 from kernelgen.plan.path_groups import Group
 from kernelgen.plan.radial import RadialPlan
 

@@ -1,4 +1,4 @@
-"""``wgmma`` instructions as C++ functions: one text for each width, the numbers of tiles of 8 columns.
+"""``wgmma`` instructions as C++ functions, one for each width (a number of tiles of 8 columns), and waits for them.
 
 Sums are arrays of a lane's registers, ``Real [tiles][4]``. Right operands are in shared memory, see
 ``include/warpgroup.cuh``: of weights, whose left operand is there as well, each column's halves are neighbours; of
@@ -8,6 +8,16 @@ gradients of hidden features, whose left operand is in registers, each row's.
 from __future__ import annotations
 
 from collections.abc import Iterable
+
+from kernelgen.emit.radial.path_group import RadialGroup
+from kernelgen.plan.path_groups import Group
+from kernelgen.plan.radial import RadialPlan
+
+# Where a warpgroup's hidden features are: as many parts of HIDDEN_ROWS halves before the matrix.
+HIDDEN_OF = (
+    "unsigned short* const {name} = slice - (1 + team.broadcast(threadIdx.x / 128, 0)) * ({parts} * HIDDEN_ROWS);"
+)
+HIDDEN = HIDDEN_OF.format(name="hidden", parts=1)
 
 
 def warpgroup_calls(of_weights: Iterable[int], of_hidden: int) -> str:
@@ -65,3 +75,30 @@ def _wait(tiles: int) -> list[str]:
         f'                 : {_sums(tiles, "+f")} : "n"(LEFT));',
         "}",
     ]
+
+
+class ProductsInFlight(RadialGroup):
+    """What values and gradients share: their operands, and products that run while lanes go on.
+
+    Groups of products end in the order in which they begin.
+    """
+
+    packs, leaves = "pack_blocks", "leave_blocks"
+    shows_matrix = ("show_to_tensor_cores();", "__syncthreads();")
+
+    def __init__(self, plan: RadialPlan, number: int, group: Group) -> None:
+        super().__init__(plan, number, group)
+        self.at_once = plan.spec.schedule.paths_at_once
+        # Groups of products that nobody has waited for, in the order in which they begin.
+        self.begun: list[str] = []
+
+    @property
+    def widths(self) -> set[int]:
+        """Of weights formed at once, the numbers of tiles of 8 columns."""
+        raise NotImplementedError
+
+    def _wait_for(self, products: str, sums: str = "") -> None:
+        """Wait for a group of products, in whose ``sums`` values are there then."""
+        later = len(self.begun) - 1 - self.begun.index(products) if products in self.begun else len(self.begun)
+        self.put(f"wait_for<{later}>({sums});" if sums else f"wait_for_products<{later}>();")
+        self.begun = self.begun[len(self.begun) - later :]

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kernelgen.emit.radial.fragments import ChannelRows
-from kernelgen.emit.radial.in_flight import HIDDEN_OF, ProductsInFlight
+from kernelgen.emit.radial.warpgroup_calls import HIDDEN_OF, ProductsInFlight
 from kernelgen.plan.path_groups import Group
 from kernelgen.plan.radial import RadialPlan
 

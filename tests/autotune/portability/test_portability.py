@@ -45,9 +45,14 @@ def test_a_sample_of_what_is_shipped_compiles_within_the_cards_limits(arch: str)
 
 
 def test_every_entry_is_served_where_shared_memory_is_smallest() -> None:
-    """Not by a default: what exceeds the limits has a legal form, and only that is changed."""
+    """Not by a default: what exceeds the limits has a legal form, and only that is changed.
+
+    But for one kernel for Hopper's shared memory, which needs more path groups: no form of the entry has these.
+    """
     served = entries_on("sm_86")
-    assert len(served) == len(SHIPPED.by_identity) and {kernel.origin for kernel in served} == {"other-device"}
+    by_default = [kernel.name for kernel in served if kernel.origin != "other-device"]
+    assert len(served) == len(SHIPPED.by_identity)
+    assert by_default == ["sevennet-l3i5-radial radial forward float32 ir_mul radial-e17-d7"]
     assert 0 < sum(kernel.is_changed for kernel in served) < 0.4 * len(served)
 
 
