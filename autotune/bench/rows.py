@@ -13,7 +13,7 @@ from typing import Any
 import filelock
 
 from autotune.database.provenance import driver_version
-from autotune.database.store import compact_json, device_record, replace_file
+from autotune.database.store import device_record, replace_file, text_of_lines
 from kernelgen.device import DeviceFacts
 from kernelgen.json_data import parse_json
 
@@ -69,9 +69,8 @@ def store_rows(folder: Path, facts: DeviceFacts, rows: Sequence[Row]) -> Path:
 
 def record_text(facts: DeviceFacts, rows: Sequence[Row]) -> str:
     """A bench record as JSON with a line for each row, which ``equitune report --compare`` reads."""
-    head = compact_json({"schema": SCHEMA, "device": device_record(facts, driver_version(facts))})
-    lines = ",\n".join(compact_json(without_noise(row)) for row in rows)
-    return f'{head[:-1]},"rows":[\n{lines}\n]}}\n'
+    head = {"schema": SCHEMA, "device": device_record(facts, driver_version(facts))}
+    return text_of_lines(head, "rows", map(without_noise, rows))
 
 
 def without_noise(row: Row) -> Row:

@@ -268,13 +268,17 @@ class Database:
 
 def to_text(device: Mapping[str, Any], entries: Iterable[Entry]) -> str:
     """A database file's text, with a line for each entry."""
-    head = compact_json({"schema": SCHEMA, "device": dict(device)})
-    lines = ",\n".join(compact_json(entry.to_dict()) for entry in entries)
-    return f'{head[:-1]},"entries":[\n{lines}\n]}}\n'
+    head = {"schema": SCHEMA, "device": dict(device)}
+    return text_of_lines(head, "entries", (entry.to_dict() for entry in entries))
 
 
-def compact_json(data: Any) -> str:
-    """JSON on one line, without spaces."""
+def text_of_lines(head: Mapping[str, Any], name: str, records: Iterable[Mapping[str, Any]]) -> str:
+    """A JSON object of the head's fields and, under ``name``, a list with a line for each record."""
+    lines = ",\n".join(map(_on_one_line, records))
+    return f'{_on_one_line(head)[:-1]},"{name}":[\n{lines}\n]}}\n'
+
+
+def _on_one_line(data: Mapping[str, Any]) -> str:
     return json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 
