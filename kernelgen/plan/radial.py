@@ -176,9 +176,20 @@ class RadialPlan:
 
     def _stream_with(self, group: Group, slices: int, stage: int) -> int:
         of_slice = CHANNELS * self.shared_components(group) + self.coupled_reals(group)
-        # A block of attributes takes two rows of halves.
-        of_edge = self.value_stride(group) + COLUMNS * len(self.coupled_in2(group))
-        return slices * of_slice + stage * of_edge
+        of_edges = stage * (self.value_stride(group) + self._attributes_of(group))
+        return slices * of_slice + of_edges + self.walk_reals(stage)
+
+    def _attributes_of(self, group: Group) -> int:
+        """Elements in shared memory of an edge's attributes: a block of them takes two rows of halves."""
+        return COLUMNS * len(self.coupled_in2(group))
+
+    def attribute_reals(self, group: Group) -> int:
+        """Elements in shared memory of the attributes of a warp's staged edges, for coupled paths."""
+        return self.stage * self._attributes_of(group)
+
+    def walk_reals(self, stage: int) -> int:
+        """Elements in shared memory of what a warp knows of its steps: ``Walk`` of ``warpgroup.cuh``."""
+        return 12 + 2 * stage if self.by_warpgroups and self.spec.is_gradient else 0
 
     def coupled_reals(self, group: Group) -> int:
         """Elements in shared memory of a slice's coupled cotangents, each two halves or one."""

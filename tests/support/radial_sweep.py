@@ -6,7 +6,7 @@ Kernels compile in processes, and each is checked against e3nn in float64 (every
 it is there: device time, cold L2, medians, on 158,000 edges of 1000 nodes (diamond). A schedule that does not compile,
 or fails, is a row with the reason. The record is written after each measurement, so nothing is lost when time is up.
 --only medium-backward,large: names that contain one of these. --schedules "slices=2,warps=12 default": others than
-SCHEDULES, for all that are left.
+SCHEDULES, for all that are left. --graph aspirin: another graph of ``configs/graphs.toml``.
 """
 
 from __future__ import annotations
@@ -90,13 +90,14 @@ class Case:
 
     name: str
     text: str
+    graph: str
 
     @property
     def direction(self) -> str:
         return self.name.partition("-")[2]
 
     def workload(self) -> Workload:
-        return workload_of(self.name)
+        return workload_of(self.name, self.graph)
 
     def spec(self, facts: DeviceFacts) -> Any:
         """The spec; ScheduleError for a schedule that breaks a limit."""
@@ -108,9 +109,9 @@ class Case:
         return dataclasses.replace(spec, schedule=RadialSchedule(**knobs))
 
 
-def workload_of(name: str) -> Workload:
+def workload_of(name: str, graph: str) -> Workload:
     problem = PROBLEMS[name.partition("-")[0]]
-    return Workload(problem, find_problem(problem), "radial", load_graphs()["carbon"], layout="ir_mul")
+    return Workload(problem, find_problem(problem), "radial", load_graphs()[graph], layout="ir_mul")
 
 
 def compile_case(case: Case, facts: DeviceFacts) -> str:
@@ -122,9 +123,9 @@ def compile_case(case: Case, facts: DeviceFacts) -> str:
     return ""
 
 
-def compile_unfused(name: str, facts: DeviceFacts) -> str:
+def compile_unfused(case: Case, facts: DeviceFacts) -> str:
     """The same for a problem's convolution with weights in memory."""
-    workload, direction = workload_of(name), name.partition("-")[2]
+    workload, direction = case.workload(), case.direction
     problem, rest = radial_problem(workload).product, (workload.dtype, workload.layout, facts)
     graph = build_graph(workload.graph)
     where = GraphClass.of("conv", graph.num_edges, graph.num_nodes)
@@ -149,22 +150,22 @@ class Sweep:
             if reason := compiled.result():
                 self.add(case, {"state": "failed", "reason": reason})
             elif case.text == "unfused":
-                self.measure_unfused(case.name)
+                self.measure_unfused(case)
             else:
                 self.measure(case, facts)
         except Exception as error:  # of a worker, a peer or the device: the next case may pass
             self.add(case, {"state": "failed", "reason": f"{type(error).__name__}: {error}"[:300]})
 
-    def session(self, name: str) -> TrialSession:
+    def session(self, case: Case) -> TrialSession:
         """The tensors and the reference of a problem, for both directions."""
-        problem = name.partition("-")[0]
+        problem = case.name.partition("-")[0]
         if problem not in self.sessions:
-            self.sessions[problem] = TrialSession(TrialSetting(workload_of(name), "cuda"))
+            self.sessions[problem] = TrialSession(TrialSetting(case.workload(), "cuda"))
         return self.sessions[problem]
 
     def measure(self, case: Case, facts: DeviceFacts) -> None:
         schedule = case.spec(facts).schedule
-        found = self.session(case.name)(TrialJob(case.direction, schedule, max_seconds=self.seconds))
+        found = self.session(case)(TrialJob(case.direction, schedule, max_seconds=self.seconds))
         row: dict[str, Any] = {
             "state": found.state,
             "time_us": found.time_us,
@@ -175,13 +176,13 @@ class Sweep:
         self.add(case, row)
         self.lost = f"the device was lost by {case.name} {case.text}" if found.device_lost else ""
 
-    def measure_unfused(self, name: str) -> None:
+    def measure_unfused(self, case: Case) -> None:
         """torch's product in the accuracy of the problem and our convolution, through autograd."""
-        session, direction = self.session(name), name.partition("-")[2]
+        session, direction = self.session(case), case.direction
         peers = peers_for(session.workload, "cuda", session.tensors, session.reference)
         product = f"product-{radial_problem(session.workload).accuracy}"
         passes = next(peer for peer in peers if peer.name == product).prepare()
-        run, case = getattr(passes, direction), Case(name, "unfused")
+        run = getattr(passes, direction)
         run()
         timing = time_callable(run, "cuda", max_seconds=self.seconds)
         errors = passes.errors.get(direction, {})
@@ -213,6 +214,7 @@ class Sweep:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("radial_sweep.json"))
+    parser.add_argument("--graph", default="carbon", help="a name of configs/graphs.toml")
     parser.add_argument("--budget", type=float, default=170, help="seconds, compilation included")
     parser.add_argument("--seconds", type=float, default=0.3, help="most seconds of samples for a schedule")
     parser.add_argument("--only", default="", help="names that contain one of these, with commas")
@@ -220,10 +222,12 @@ def main() -> int:
     given = parser.parse_args()
     deadline = time.monotonic() + given.budget
     names = [name for name in SCHEDULES if any(part in name for part in given.only.split(","))]
-    cases = [Case(name, text) for name in names for text in given.schedules.split() or SCHEDULES[name]]
+    texts = {name: given.schedules.split() or SCHEDULES[name] for name in names}
+    cases = [Case(name, text, given.graph) for name in names for text in texts[name]]
     facts = device_facts(torch.device("cuda"))
     pool = ProcessPoolExecutor(len(os.sched_getaffinity(0)), mp_context=multiprocessing.get_context("spawn"))
-    jobs: dict[Future[str], Case] = {pool.submit(compile_unfused, name, facts): Case(name, "unfused") for name in names}
+    unfused = [Case(name, "unfused", given.graph) for name in names]
+    jobs: dict[Future[str], Case] = {pool.submit(compile_unfused, case, facts): case for case in unfused}
     jobs |= {pool.submit(compile_case, case, facts): case for case in cases}
     sweep = Sweep(given.out, given.seconds)
     waiting = set(jobs)

@@ -156,6 +156,18 @@ DEVICE void end_hidden(const Real (&d)[2 * STEPS][4], const Scale (&scale)[2], R
         dh[i][s][q] += d[2 * s + q % 2][2 * i + q / 2] * scale[i].back;
 }
 
+// The lower one of a row's scale and another; returns what sums that have the row's scale are multiplied by.
+DEVICE Real lower(Scale& scale, const Scale& other) {
+    const bool is_lower = other.into < scale.into;
+    const Real factor = is_lower ? other.into * scale.back : Real(1);
+    scale = is_lower ? other : scale;
+    return factor;
+}
+DEVICE void multiply_rows(const Real (&factor)[2], Real (&d)[2 * STEPS][4]) {
+    if (!__ballot_sync(0xffffffffu, factor[0] != Real(1) || factor[1] != Real(1))) return;
+    UNROLL for (int t = 0; t < 2 * STEPS; ++t) UNROLL for (int k = 0; k < 4; ++k) d[t][k] *= factor[k / 2];
+}
+
 // A warp's share of a block's edges, first .. end - 1, in steps of 16 edges of a receiver, from a run on; `rounds` is how
 // many steps the warp with the most has. All warps of a block go so many rounds, because they multiply together.
 struct Steps {
@@ -196,4 +208,19 @@ DEVICE Steps steps_of_warp(const Warp& warp, const int* spans, int num_out, int 
     const StepPlace begin = place_of_step(warp, spans, num_out, run, first, end, from);
     const StepPlace behind = place_of_step(warp, spans, num_out, run, first, end, to);
     return {begin.run, begin.edge, behind.edge, to - from, (all + WARPS - 1) / WARPS};
+}
+
+// What a warp of gradients knows of its steps, in shared memory: its registers are for products, and spilled ones are
+// slower to read. All lanes write the same. The share's edges and steps, the receiver that is staged: its number, the
+// first of its edges that are there, the end of all, and how many are there; numbers and senders of these.
+struct Walk {
+    int first, end, count, rounds, run, base, behind, staged;
+    Real node_back, matrix_scale;
+    int unused[2];
+    int edge[STAGE], far[STAGE];
+};
+DEVICE void begin_walk(volatile Walk& walk, const Steps& share, Real matrix_scale) {
+    walk.first = share.first, walk.end = share.end, walk.count = share.count, walk.rounds = share.rounds;
+    walk.run = share.run - 1, walk.base = 1, walk.behind = 1, walk.staged = 0;
+    walk.node_back = Real(0), walk.matrix_scale = matrix_scale;
 }

@@ -53,7 +53,7 @@ class CoupledGroup(CoupledWalk):
         return ""
 
     def _find_values(self) -> list[str]:
-        return ["back[i] = __shfl_sync(0xffffffffu, my_back, place, 32) * node_back;"] if self.meets else []
+        return [f"back[i] = __shfl_sync(0xffffffffu, my_back, place, 32) * {self.node_back};"] if self.meets else []
 
     def _find_edges(self) -> None:
         if self.meets:
@@ -72,8 +72,7 @@ class CoupledGroup(CoupledWalk):
         if "w" in self.live:
             self.put(*self._gradients())
         if "x" in self.kernel.operands:
-            self.put("Scale gradient_scale[EDGES];")
-            self._find_scales(str(15 + self._room()))
+            self._find_slice_scales(str(15 + self._room()))
             for block in self.group.in1:
                 m = f"UNROLL for (int m = 0; m < {self.problem.in1[block].dim}; ++m)"
                 self.put(f"{EVERY} {m} rows[i].x{block}[m][c] *= gradient_scale[i].into;")
@@ -83,14 +82,21 @@ class CoupledGroup(CoupledWalk):
         for block in self.blocks_of_y if "y" in self.live else ():
             self.put(f"Real of_y{block}[4] = {{}}, small_y{block}[4] = {{}};")
 
+    def _find_slice_scales(self, bound: str) -> None:
+        self.put("Scale gradient_scale[EDGES];")
+        self._find_scales(bound)
+
     def _return_scales(self) -> None:
         """What brings sums of a slice back: of attributes but for weights, of hidden features but for the matrix."""
         each = "UNROLL for (int i = 0; i < EDGES; ++i)"
         if "w" in self.live:
-            scale = "hidden_scale[i] = {Real(1), gradient_scale[i].back * back[i]};"
-            self.put("Scale hidden_scale[EDGES];", f"{each} {scale}")
+            self._return_hidden_scales()
         if "y" in self.live:
-            self.put("Real back_y[EDGES];", f"{each} back_y[i] = gradient_scale[i].back * node_back;")
+            self.put("Real back_y[EDGES];", f"{each} back_y[i] = gradient_scale[i].back * {self.node_back};")
+
+    def _return_hidden_scales(self) -> None:
+        scale = "hidden_scale[i] = {Real(1), gradient_scale[i].back * back[i]};"
+        self.put("Scale hidden_scale[EDGES];", f"UNROLL for (int i = 0; i < EDGES; ++i) {scale}")
 
     def _room(self) -> int:
         """Binary digits below 1 of x, so that weights (2^30 for each hidden feature) times x are below 2^15.

@@ -62,6 +62,9 @@ class CoupledWalk(RadialGroup):
         places = f"int k = {self.cleared_from} + team.lane; k < {self.attribute_place}; k += 32"
         return f"for ({places}) stage[k] = Real(0);  // no row is without numbers"
 
+    # The back of the scale of a receiver's cotangents.
+    node_back = "node_back"
+
     def _given(self) -> str:
         return ", my_back, node_back" if self.meets else ", node_back"
 
@@ -121,6 +124,8 @@ class CoupledWalk(RadialGroup):
     # Edges that are staged at a time, and statements that ask for what their steps need.
     most_staged = "STAGE"
     asks: tuple[str, ...] = ()
+    # What is kept of staged edges in shared memory besides.
+    _keep_staged: tuple[str, ...] = ()
 
     @property
     def _if_staged(self) -> str:
@@ -151,7 +156,7 @@ class CoupledWalk(RadialGroup):
             start = self.halves_at(self.attribute_place, "unsigned short*")
             place = f"{start} + {16 * self.radial.stage * number} + 8 * team.lane"
             self.put(f"{self._if_staged}leave_attributes<{b.dim}>(y + {b.offset}, {place});")
-        self.put("__syncwarp(0xffffffffu);")
+        self.put(*self._keep_staged, "__syncwarp(0xffffffffu);")
 
 
 def _sum_of(terms: list[tuple[int, float]], name: str) -> str:

@@ -44,7 +44,7 @@ class RadialWalk(GroupEmitter):
         self.live = self.kernel.live
         self.forms_weights = "w" in self.kernel.operands
         self.has_cotangents = "g" in self.kernel.operands
-        self.writes_edges = bool({"y", "w"} & set(self.live))
+        self.writes_edges = self.keeps_edges = bool({"y", "w"} & set(self.live))
 
     def _kept(self) -> list[tuple[str, int]]:
         """Name and components of the sums that a lane keeps for a node."""

@@ -18,6 +18,7 @@ class ChannelRows:
     is_ahead: bool = False
     channels = 16
     edges = "2 * T"
+    far = "team.broadcast(my_far, place)"
     place = "j + i / 2 * 8 + 2 * team.quad + i % 2"
     first_channel = "2 * team.group"
     weight = "w[i / 2][i % 2 + 2 * c]"
@@ -69,6 +70,8 @@ class EdgeRows:
     channels = 8
     edges = "2"
     place = "j + team.group + 8 * i"
+    edge, far = "team.broadcast(my_edge, {})", "team.broadcast(my_far, place)"
+    matrix_scale = "matrix_scale"
     first_channel = "2 * team.quad"
     weight = "w[2 * i + c]"
     hidden = "unsigned hi[2][STEPS][2], lo[2][STEPS][2];"
@@ -79,8 +82,8 @@ class EdgeRows:
     def load_hidden(self) -> list[str]:
         return [
             "UNROLL for (int i = 0; i < 2; ++i) {",
-            f"    const long long edge = team.broadcast(my_edge, {self.place});",
-            "    scale[i] = load_hidden(b.w + edge * HIDDEN, team, hi[i], lo[i]) * matrix_scale;",
+            f"    const long long edge = {self.edge.format(self.place)};",
+            f"    scale[i] = load_hidden(b.w + edge * HIDDEN, team, hi[i], lo[i]) * {self.matrix_scale};",
             "}",
         ]
 

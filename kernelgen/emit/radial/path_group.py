@@ -43,8 +43,8 @@ class RadialGroup(RadialWalk):
                 f"// Group {number}: paths {', '.join(map(str, self.paths))}; a step of the staged edges from j on.",
                 "template <int T>",
                 f"DEVICE void step_{number}(const Buffers& b, const Warp& team, const Real* const stage,",
-                f"                   const int {first}u, const bool is_active, const Real matrix_scale,",
-                f"                   const int my_edge, const int my_far{self._taken()}, const int j, const int count,",
+                f"                   const int {first}u, const bool is_active{self._of_block},",
+                f"                   {self._of_staged}, const int j{self._taken_count},",
                 f"                   Node{number}& node)",
                 *("{", *self._step(), "}", ""),
                 f"DEVICE void group_{number}(const Buffers& b, const Warp& team, const int part, const int first_edge,",
@@ -53,6 +53,13 @@ class RadialGroup(RadialWalk):
                 *("{", *self._group(), "}", ""),
             ]
         )
+
+    # Parameters of a step: what is of the block, and of the staged edges.
+    _of_block, _taken_count = ", const Real matrix_scale", ", const int count"
+
+    @property
+    def _of_staged(self) -> str:
+        return f"const int my_edge, const int my_far{self._taken()}"
 
     def _taken(self) -> str:
         """Further parameters of a step."""
@@ -102,15 +109,15 @@ class RadialGroup(RadialWalk):
 
     def _find_edges(self) -> None:
         """The lane's edges and their senders; with one slice also their features, which are in flight soonest here."""
-        self.put(f"int fars[EDGES]{', edges[EDGES]' * self.writes_edges}{self._of_edges()};")
+        self.put(f"int fars[EDGES]{', edges[EDGES]' * self.keeps_edges}{self._of_edges()};")
         if not self._slice_loop:
             self.put(f"Row{self.number} rows[EDGES];")
         with self.scope("UNROLL for (int i = 0; i < EDGES; ++i)"):
             self.put(f"const int place = {self.lay.place};")
-            if self.writes_edges:
+            if self.keeps_edges:
                 self.put("edges[i] = team.broadcast(my_edge, place);")
             self.put(*self._find_values())
-            self.put("fars[i] = team.broadcast(my_far, place);")
+            self.put(f"fars[i] = {self.lay.far};")
             if not self._slice_loop:
                 self._load_features()
 
@@ -170,12 +177,12 @@ class RadialGroup(RadialWalk):
         """Gradients of weights that wait for others."""
         return ["Real gradient[2][4];", "unsigned gradient_hi[2][4], gradient_lo[2][4];"]
 
-    def _find_scales(self, bound: str) -> None:
+    def _find_scales(self, bound: str, name: str = "gradient_scale") -> None:
         """For each edge the scale that brings products of a feature and what has the bound below 2^15."""
         largest = "0u"
         for block in self.group.in1:
             largest = f"max({largest}, largest_of(rows[i].x{block}))"
-        self.put(f"UNROLL for (int i = 0; i < EDGES; ++i) gradient_scale[i] = scale_of_quad({bound}, {largest});")
+        self.put(f"UNROLL for (int i = 0; i < EDGES; ++i) {name}[i] = scale_of_quad({bound}, {largest});")
 
     def _path_of_slice(self, position: int, p: int) -> None:
         """A path's gradients, and those of x and y that it is the last to add to."""
@@ -270,11 +277,16 @@ class RadialGroup(RadialWalk):
         """Add the gradients of the edges' attributes and hidden features."""
         if not self.writes_edges:
             return
+        self._find_edges_again()
         with self.scope("UNROLL for (int i = 0; i < EDGES; ++i)"):
             if "y" in self.live:
                 self._put_attributes()
             if "w" in self.live:
-                self.put("put_hidden(b.out_w + (long long)edges[i] * HIDDEN, team, of_h[i], matrix_scale);")
+                row = "b.out_w + (long long)edges[i] * HIDDEN"
+                self.put(f"put_hidden({row}, team, of_h[i], {self.lay.matrix_scale});")
+
+    def _find_edges_again(self) -> None:
+        """What a step has not kept of its edges."""
 
     def _put_attributes(self) -> None:
         """Add the gradients of the attributes of edge ``i``."""

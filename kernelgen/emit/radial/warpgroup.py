@@ -15,22 +15,20 @@ from kernelgen.emit.radial.fragments import ScaledEdgeRows
 from kernelgen.emit.radial.warpgroup_calls import HIDDEN, ProductsInFlight
 from kernelgen.plan.path_groups import Group
 from kernelgen.plan.radial import RadialPlan
+from kernelgen.problem.radial_convolution import PRODUCTS
 
 # Most paths whose gradients are summed in tensor cores, which truncate, before floats are added.
 HIDDEN_CHAIN = 6
-# Most components of x whose features of the next slice are loaded before the last path: they take registers.
-MOST_AHEAD = 5
 
 
 @dataclass(frozen=True)
 class WarpgroupRows(ScaledEdgeRows):
     """As rows of edges; hidden features go through shared memory, where they are a left operand."""
 
+    edge, far, matrix_scale = "walk.edge[{}]", "walk.far[place]", "walk.matrix_scale"
+
     def load_hidden(self) -> list[str]:
         return [*super().load_hidden(), "leave_hidden(team, hi, lo, hidden);"]
-
-    def steps(self, call: str) -> list[str]:
-        return [f"{call.format(1)};"]
 
 
 class WarpgroupGroup(ProductsInFlight, CoupledGroup):
@@ -38,10 +36,14 @@ class WarpgroupGroup(ProductsInFlight, CoupledGroup):
 
     # So all four warps stage edges in the same steps: while one waits for memory, the others wait for it.
     most_staged = "(!is_there ? 0 : round % 2 ? 16 : STAGE)"
+    _of_block = _taken_count = ""
+    node_back = "walk.node_back"
 
     def __init__(self, plan: RadialPlan, number: int, group: Group) -> None:
         super().__init__(plan, number, group)
         self.lay = WarpgroupRows()
+        self.keeps_edges = False
+        self.walk_place = self.attribute_place + plan.attribute_reals(group)
         if self.forms_weights:
             self.asks = ("ask<HIDDEN>(b.w + (long long)my_edge * HIDDEN);",)
 
@@ -58,6 +60,11 @@ class WarpgroupGroup(ProductsInFlight, CoupledGroup):
 
     def _batch(self, first: int) -> list[int]:
         return self.paths[first : first + self.at_once]
+
+    @property
+    def is_one_chain(self) -> bool:
+        """Whether one chain has all gradients of hidden features of a step: in a class that forgives truncation."""
+        return "w" in self.live and PRODUCTS[self.radial.spec.accuracy] == 1
 
     @property
     def _chain(self) -> int:
@@ -91,47 +98,64 @@ class WarpgroupGroup(ProductsInFlight, CoupledGroup):
         )
         (self._leave_matrix if self.radial.loads_matrix_at_once else self._load_matrix)()
         self.put(
+            f"volatile Walk& walk = *reinterpret_cast<volatile Walk*>(stage + {self.walk_place});",
+            "begin_walk(walk, share, matrix_scale);",
             f"Node{self.number} kept = {{}};",
-            "int run = share.run - 1, node = 0, base = 1, end = 1, staged = 0, j = 0;",
-            "int edge_of_lane = 0, far_of_lane = 0;",
-            "Real back_of_lane = 0, back_of_node = 0;",
+            "int j = 0;",
+            "Real back_of_lane = 0;" * self.meets,
         )
-        with self.scope('_Pragma("unroll 1") for (int round = 0; round < share.rounds; ++round)'):
-            self.put("const bool is_there = round < share.count;", "j += 16;")
-            with self.scope("if (!is_there || j >= staged)"):
+        with self.scope('_Pragma("unroll 1") for (int round = 0; round < walk.rounds; ++round)'):
+            self.put("const bool is_there = round < walk.count;", "j += 16;")
+            with self.scope("if (!is_there || j >= walk.staged)"):
                 self._next_edges()
             self._steps()
         return self.lines
 
     def _next_edges(self) -> None:
         """Stage further edges of the receiver, or the next one and its first edges; behind the last edge none."""
-        self.put("__syncwarp(0xffffffffu);", "base += staged;")
+        self.put("__syncwarp(0xffffffffu);", "int base = walk.base + walk.staged, end = walk.behind;")
         with self.scope("if (is_there && base >= end)"):
+            self.put("int run = walk.run, node;")
             with self.scope("do"):
                 self.put(
                     "++run;",
                     "const int* const span = b.spans + 3 * run;",
                     "node = team.broadcast(span[0], 0);",
-                    "base = team.broadcast(max(span[1], share.first), 0);",
-                    "end = team.broadcast(min(span[2], share.end), 0);",
+                    "base = team.broadcast(max(span[1], walk.first), 0);",
+                    "end = team.broadcast(min(span[2], walk.end), 0);",
                 )
             self.lines[-1] += " while (base >= end);"
+            self.put("walk.run = run, walk.behind = end;")
             self._stage_node()
-            self.put("back_of_node = node_back;")
+            self.put("walk.node_back = node_back;")
         self._stage_edges()
-        self.put("staged = count, edge_of_lane = my_edge, far_of_lane = my_far, j = 0;")
+        self.put("j = 0;")
         if self.meets:
             self.put("back_of_lane = my_back;")
 
+    @property
+    def _keep_staged(self) -> tuple[str, ...]:
+        keep = "walk.edge[team.lane] = my_edge, walk.far[team.lane] = my_far;"
+        is_read = "__syncwarp(0xffffffffu);  // all lanes have read what was there"
+        return is_read, "walk.base = base, walk.staged = count;", self._if_staged + keep
+
     def _steps(self) -> None:
-        given = f"edge_of_lane, far_of_lane{self._given()}, j, staged, kept"
-        self.put(*self.lay.steps(f"step_{self.number}<{{}}>(b, team, stage, u, active, matrix_scale, {given})"))
+        self.put(f"step_{self.number}<1>(b, team, stage, u, active, walk{self._given()}, j, kept);")
 
     def _given(self) -> str:
-        return (", back_of_lane" if self.meets else "") + ", back_of_node, hidden"
+        return ", back_of_lane" * self.meets + ", hidden"
 
-    def _taken(self) -> str:
-        return super()._taken() + ", unsigned short* const hidden"
+    @property
+    def _of_staged(self) -> str:
+        return "volatile Walk& walk" + ", const Real my_back" * self.meets + ", unsigned short* const hidden"
+
+    def _find_edges_again(self) -> None:
+        if self.is_one_chain:
+            self._return_hidden_scales()
+            self.put("end_hidden(of_hidden, hidden_scale, of_h);")
+        self.put("int edges[EDGES];", f"UNROLL for (int i = 0; i < EDGES; ++i) edges[i] = walk.edge[{self.lay.place}];")
+        if "y" in self.live:
+            self.put("const int count = walk.staged;")
 
     # ---- slices ----------------------------------------------------------------------------------------------------
 
@@ -153,6 +177,12 @@ class WarpgroupGroup(ProductsInFlight, CoupledGroup):
         if self.forms_weights:
             self.put(f"Real weights0[{len(self._batch(0))}][4];", *self._begin_weights(0, "team.slice"))
             self._wait_for("weights0", "weights0")
+        if self.is_one_chain:
+            self.put(
+                "Real of_hidden[2 * STEPS][4] = {};",
+                "Scale gradient_scale[EDGES];",
+                "UNROLL for (int i = 0; i < EDGES; ++i) gradient_scale[i] = scale_of_bound(0);",
+            )
 
     def _load_ahead(self, first: str, unless: str, rows: str) -> None:
         """Features of channels from one on, to some rows; zeros ``unless`` there are any."""
@@ -172,31 +202,39 @@ class WarpgroupGroup(ProductsInFlight, CoupledGroup):
 
     def _scale_slice(self) -> None:
         self.begun = []
-        if "w" in self.live:
+        if "w" in self.live and not self.is_one_chain:
             self.put("Real of_hidden[2 * STEPS][4];")
         super()._scale_slice()
+
+    def _find_slice_scales(self, bound: str) -> None:
+        """With one chain the least scale of the slices so far, which what is summed has too."""
+        if not self.is_one_chain:
+            super()._find_slice_scales(bound)
+            return
+        self.put("Scale slice_scale[EDGES];", "Real factor[EDGES];")
+        self._find_scales(bound, "slice_scale")
+        self.put("UNROLL for (int i = 0; i < EDGES; ++i) factor[i] = lower(gradient_scale[i], slice_scale[i]);")
+        self.put("multiply_rows(factor, of_hidden);")
 
     def _end_slice(self) -> None:
         """Sums of the last products."""
         if "w" in self.live:
-            self._end_chain_of_hidden()
+            self._wait_for_hidden() if self.is_one_chain else self._end_chain_of_hidden()
         if self.forms_weights:
             self._wait_for("next", "weights0")
-        self.put("UNROLL for (int i = 0; i < EDGES; ++i) rows[i] = ahead[i];")
 
     def _path_of_tile(self, position: int, p: int) -> None:
-        """Around the last path features of the next slice are on their way."""
-        is_last = position + 1 == len(self.paths)
-        fits = sum(self.problem.in1[block].dim for block in self.group.in1) <= MOST_AHEAD
-        if is_last and fits:
-            self._load_next()
-        super()._path_of_tile(position, p)
-        if is_last and not fits:
-            self._load_next()
+        """Behind the last path the next slice's features are on their way, in the registers of this one's.
 
-    def _load_next(self) -> None:
-        self.put(f"Row{self.number} ahead[EDGES];")
-        self._load_ahead(f"first_u + {self.lay.channels} * (s + 1)", f" && s + 1 < {self._count_slices}", "ahead")
+        They are behind the next slice's products: whatever begins products waits for all loads, and for sums on their
+        way to memory.
+        """
+        super()._path_of_tile(position, p)
+        if position + 1 < len(self.paths):
+            return
+        if self.forms_weights and self.at_once >= len(self.paths):
+            self.put(*self._begin_weights(0, "next_slice", "next"))
+        self._load_ahead(f"first_u + {self.lay.channels} * (s + 1)", f" && s + 1 < {self._count_slices}", "rows")
 
     # ---- products of a slice ---------------------------------------------------------------------------------------
 
@@ -221,8 +259,6 @@ class WarpgroupGroup(ProductsInFlight, CoupledGroup):
             elif position:
                 self.put(*self._begin_weights(0, "next_slice", "next"))
         super()._path_of_slice(position, p)
-        if self.forms_weights and self.at_once >= len(self.paths) == position + 1:
-            self.put(*self._begin_weights(0, "next_slice", "next"))
 
     def _form_weights(self, position: int) -> None:
         first = position // self.at_once * self.at_once
@@ -240,16 +276,20 @@ class WarpgroupGroup(ProductsInFlight, CoupledGroup):
             self._wait_for(f"hidden{pair - 1}")
         parts = f"gradient_hi[{pair % 2}], gradient_lo[{pair % 2}]"
         at, chain = position // 2 * 2, self._chain
-        if at and at % chain == 0:
+        if at and at % chain == 0 and not self.is_one_chain:
             self._end_chain_of_hidden()
-        how = f"{'true' if position % 2 else 'false'}, {'true' if at % chain else 'false'}"
+        adds = self.is_one_chain or at % chain
+        how = f"{'true' if position % 2 else 'false'}, {'true' if adds else 'false'}"
         self.put(
             f"halve_gradients(gradient, {parts});",
             f"begin_hidden<{how}>(here.slice + {at * self.radial.path_halves}, {parts}, of_hidden);",
         )
         self.begun.append(f"hidden{pair}")
 
-    def _end_chain_of_hidden(self) -> None:
+    def _wait_for_hidden(self) -> None:
         last = [products for products in self.begun if products.startswith("hidden")]
         self._wait_for(last[-1] if last else "none", "of_hidden")
+
+    def _end_chain_of_hidden(self) -> None:
+        self._wait_for_hidden()
         self.put("end_hidden(of_hidden, hidden_scale, of_h);")
