@@ -15,7 +15,14 @@ from autotune.search.loop import search
 from autotune.search.samplers import choose_sampler, proposals_ahead
 from autotune.search.space import Space
 from autotune.search.spaces.registry import space_of
-from autotune.search.starting_points import KIN, KIN_STARTS, known_entries, starting_points, storing_rows
+from autotune.search.starting_points import (
+    KIN,
+    KIN_STARTS,
+    known_entries,
+    other_path_groups,
+    starting_points,
+    storing_rows,
+)
 from autotune.search.study import Study, study_name
 from autotune.search.trial_steps import SAMPLING_S, Measurer, compile_ahead
 from autotune.tune.progress import Progress
@@ -35,7 +42,7 @@ def known_starts(space: Space, workload: Workload, settings: Settings) -> list[K
     """What modules run until this search has found something, then winners of similar kernels.
 
     The first, since a search must not end with a schedule that is slower than having none. Where runs of edges may
-    store rows, the first in those forms comes next.
+    store rows, the first in those forms comes next, and of fused radial kernels those of other counts of path groups.
     """
     spec, graph_class = space.spec, workload.graph_class()
     kernel = (workload.problem, spec.operation, spec.direction.name, workload.dtype, workload.layout, settings.facts)
@@ -45,7 +52,7 @@ def known_starts(space: Space, workload: Workload, settings: Settings) -> list[K
     except TuningMissError:  # the default is in quarantine
         return starts
     running = space.nearest(found.schedule)
-    first = [running, *storing_rows(space, found.schedule)]
+    first = [running, *storing_rows(space, found.schedule), *other_path_groups(space, running)]
     return [*(schedule for schedule in first if space.broken_limit(schedule) is None), *starts]
 
 

@@ -169,8 +169,11 @@ def default_harmonics_schedule(
 
 # Registers of a lane for what stays during a step of edges, by tiles; with more, much would spill.
 _MOST_KEPT = {1: 150, 2: 210}
-# Registers of a lane for a node's sums with products of four warps, which have 32 edges at a time.
-_MOST_SUMS = 84
+# Registers of a lane for a node's sums with products of four warps, by tiles of 8 edges: of one group, and with four
+# tiles of each of several. MACE large took 0.778 ms with 62 in three groups and 0.826 with 80 in two.
+_MOST_SUMS, _MOST_OF_SEVERAL = {2: 150, 4: 84}, 78
+# Up to so many hidden features it was found that a group more pays.
+MEASURED_HIDDEN = 64
 # Components of x times paths of a group with coupled cotangents; with more, much would spill. On an H200 MACE large
 # took 1.54 ms with 40 in two groups and 2.33 with 153 in one, SevenNet-l3i5 1.65 with 49 in six, 2.41 with 70 in four.
 _MOST_COUPLED = 50
@@ -189,15 +192,17 @@ def default_radial_schedule(spec: RadialSpec) -> RadialSpec:
     """The spec with the default schedule. Raises ScheduleError if none fits.
 
     By times on an H200. Of a value two tiles, where sums stay in registers, else 12 warps that load hidden features
-    ahead. Of gradients coupled cotangents, unless they need more than twice as many path groups as others. In class
-    ``ieee`` products of four warps, where the device has them and they need no more path groups, and leave as many
-    slices: a value of MACE medium took 0.370 ms for 0.418, gradients 0.664 for 0.761, those of large 1.460 for 1.555.
+    ahead. Of gradients coupled cotangents, unless they need more than twice as many path groups as others. Products of
+    four warps, where the device has them: of gradients if they leave as many slices, of a value if they need no more
+    path groups, or in class ``ieee`` one more than several. A value of MACE medium took 0.370 ms for 0.418, gradients
+    0.650 for 0.761, those of large 1.378 for 1.555; in class ``tf32`` 0.272 for 0.290, 0.451 for 0.485 and 0.988 for
+    1.053.
     """
     is_exact = PRODUCTS[spec.accuracy] > 1
     if not spec.is_gradient:
         two = RadialSchedule(tiles=2, edge_values="four" if is_exact else "kept")
         of_warps = _fewest_groups(spec, (two, RadialSchedule(warps=12, ahead="hidden"), RadialSchedule()))
-        return _value_by_warpgroups(of_warps) if is_exact else of_warps
+        return _value_by_warpgroups(of_warps)
     plain = RadialSchedule(order="in2", edge_values="reloaded")
     by_lanes = _fewest_groups(spec, tuple(dataclasses.replace(plain, slices=count) for count in (4, 2, 1)))
     try:
@@ -206,16 +211,27 @@ def default_radial_schedule(spec: RadialSpec) -> RadialSpec:
         return by_lanes
     if coupled.schedule.path_groups > 2 * by_lanes.schedule.path_groups:
         return by_lanes
-    return _gradients_by_warpgroups(coupled) if is_exact else coupled
+    return _gradients_by_warpgroups(coupled)
 
 
 def _value_by_warpgroups(spec: RadialSpec) -> RadialSpec:
-    """The spec of a value with products of four warps; as it is where those are not legal, or need more path groups."""
+    """The spec of a value with products of four warps; as it is where those are not legal, or need too many groups.
+
+    Class ``tf32`` has registers for more sums with two tiles: MACE large took 0.585 ms in one group, 0.615 by warps.
+    """
+    is_exact = PRODUCTS[spec.accuracy] > 1
+    four = RadialSchedule(tiles=4, ahead="hidden", products="wgmma", paths_at_once=1)
+    two = () if is_exact else (RadialSchedule(tiles=2, products="wgmma", paths_at_once=1),)
     try:
-        chosen = _fewest_groups(spec, (RadialSchedule(tiles=4, ahead="hidden", products="wgmma", paths_at_once=1),))
+        chosen = _fewest_groups(spec, (four, *two))
     except ScheduleError:
         return spec
-    return chosen if chosen.schedule.path_groups <= spec.schedule.path_groups else spec
+    before, groups = spec.schedule.path_groups, chosen.schedule.path_groups
+    if groups > before + (is_exact and before > 1 and spec.hidden <= MEASURED_HIDDEN):
+        return spec
+    if groups == 1 or not is_exact:
+        return chosen
+    return dataclasses.replace(spec, schedule=dataclasses.replace(chosen.schedule, ahead="none", paths_at_once=2))
 
 
 def _gradients_by_warpgroups(spec: RadialSpec) -> RadialSpec:
@@ -255,7 +271,9 @@ def _fewest_groups(spec: RadialSpec, forms: tuple[RadialSchedule, ...]) -> Radia
 def _has_registers(plan: RadialPlan, group: Group) -> bool:
     spec = plan.spec
     if not spec.is_gradient and spec.schedule.products == "wgmma":
-        return 2 * sum(spec.problem.out[b].dim for b in group.out) <= _MOST_SUMS
+        is_one = spec.schedule.path_groups == 1 or spec.schedule.tiles < 4
+        most = _MOST_SUMS[spec.schedule.tiles] if is_one else _MOST_OF_SEVERAL
+        return 2 * sum(spec.problem.out[b].dim for b in group.out) <= most
     if not spec.is_gradient:
         return _kept(plan, group) <= _MOST_KEPT[spec.schedule.tiles]
     components = sum(spec.problem.in1[block].dim for block in group.in1)

@@ -202,8 +202,10 @@ def test_the_figures_are_those_of_the_record() -> None:
         )  # fmt: skip
     assert shown == expected
     slower = [row_name(row) for row in rows if (value := ratio(row)) is not None and value < 1]
-    assert slower == ["nequip-water on iron, plain float32, forward"], "as the README says"
-    assert min(value for row in rows if (value := ratio(row)) is not None) > 0.999
+    level = ["mace-mp-contraction-1o on 21-nodes, contraction float32, forward"]
+    level += ["nequip-water on iron, plain float32, forward"]
+    assert sorted(slower) == level, "as the README says"
+    assert min(value for row in rows if (value := ratio(row)) is not None) > 0.98
     shares = {
         (row["problem"], row["pass"]): row["memory"][OURS] / row["memory"].get(fastest_peer(row), math.inf)
         for row in rows

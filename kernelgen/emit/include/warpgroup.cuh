@@ -1,7 +1,8 @@
 // Products of four warps at a time, a warpgroup: wgmma.mma_async of halves with sums in float32, which compute capability
 // 9.0 alone has. Each warp has 16 of the 64 rows, in fragments as of mma.m16n8k16; all have the same columns. Of gradients
 // rows are edges, each warp's own, and columns channels; of a value rows are channels, and columns edges. Products run
-// while lanes go on: until `wait_for` nobody may touch sums, or the registers of a left operand. The emitter defines `multiply_async` and `wait_for` for each width.
+// while lanes go on: until `wait_for` nobody may touch sums, or the registers of a left operand. The emitter defines
+// `multiply_async` and `wait_for` for each width.
 //
 // Operands in shared memory are blocks of 8 rows by 8 halves, 128 bytes in a row. Rows of the matrix are channels of a
 // path, columns hidden features in the order of rows of edges (see radial.cuh). Read along its rows the matrix gives

@@ -124,8 +124,6 @@ class CoupledWalk(RadialGroup):
     # Edges that are staged at a time, and statements that ask for what their steps need.
     most_staged = "STAGE"
     asks: tuple[str, ...] = ()
-    # What is kept of staged edges in shared memory besides.
-    _keep_staged: tuple[str, ...] = ()
 
     @property
     def _if_staged(self) -> str:
@@ -156,7 +154,11 @@ class CoupledWalk(RadialGroup):
             start = self.halves_at(self.attribute_place, "unsigned short*")
             place = f"{start} + {16 * self.radial.stage * number} + 8 * team.lane"
             self.put(f"{self._if_staged}leave_attributes<{b.dim}>(y + {b.offset}, {place});")
-        self.put(*self._keep_staged, "__syncwarp(0xffffffffu);")
+        self.put(*self._keep_staged(), "__syncwarp(0xffffffffu);")
+
+    def _keep_staged(self) -> tuple[str, ...]:
+        """What else of staged edges is kept in shared memory."""
+        return ()
 
 
 def _sum_of(terms: list[tuple[int, float]], name: str) -> str:

@@ -282,6 +282,7 @@ class RadialGroup(RadialWalk):
             if "y" in self.live:
                 self._put_attributes()
             if "w" in self.live:
+                assert isinstance(self.lay, EdgeRows)
                 row = "b.out_w + (long long)edges[i] * HIDDEN"
                 self.put(f"put_hidden({row}, team, of_h[i], {self.lay.matrix_scale});")
 

@@ -19,6 +19,11 @@ from kernelgen.problem.radial_convolution import PRODUCTS
 
 # Most paths whose gradients are summed in tensor cores, which truncate, before floats are added.
 HIDDEN_CHAIN = 6
+# The next slice's features are loaded before so many last paths, with one chain before the last one. Products that
+# begin later wait for them. By times on an H200: 1.378 ms for 1.446 in MACE large's gradients, 1.021 for 0.988 in tf32.
+PATHS_AHEAD = 2
+# Most components of x of which features are loaded so: they take registers.
+MOST_AHEAD = 5
 
 
 @dataclass(frozen=True)
@@ -133,7 +138,6 @@ class WarpgroupGroup(ProductsInFlight, CoupledGroup):
         if self.meets:
             self.put("back_of_lane = my_back;")
 
-    @property
     def _keep_staged(self) -> tuple[str, ...]:
         keep = "walk.edge[team.lane] = my_edge, walk.far[team.lane] = my_far;"
         is_read = "__syncwarp(0xffffffffu);  // all lanes have read what was there"
@@ -222,19 +226,21 @@ class WarpgroupGroup(ProductsInFlight, CoupledGroup):
             self._wait_for_hidden() if self.is_one_chain else self._end_chain_of_hidden()
         if self.forms_weights:
             self._wait_for("next", "weights0")
+        self.put("UNROLL for (int i = 0; i < EDGES; ++i) rows[i] = ahead[i];")
 
     def _path_of_tile(self, position: int, p: int) -> None:
-        """Behind the last path the next slice's features are on their way, in the registers of this one's.
-
-        They are behind the next slice's products: whatever begins products waits for all loads, and for sums on their
-        way to memory.
-        """
+        """Before one of the last paths features of the next slice are on their way, behind the last one if many."""
+        components = sum(self.problem.in1[block].dim for block in self.group.in1)
+        before = max(0, len(self.paths) - (1 if self.is_one_chain else PATHS_AHEAD))
+        if components <= MOST_AHEAD and position == before:
+            self._load_next()
         super()._path_of_tile(position, p)
-        if position + 1 < len(self.paths):
-            return
-        if self.forms_weights and self.at_once >= len(self.paths):
-            self.put(*self._begin_weights(0, "next_slice", "next"))
-        self._load_ahead(f"first_u + {self.lay.channels} * (s + 1)", f" && s + 1 < {self._count_slices}", "rows")
+        if components > MOST_AHEAD and position + 1 == len(self.paths):
+            self._load_next()
+
+    def _load_next(self) -> None:
+        self.put(f"Row{self.number} ahead[EDGES];")
+        self._load_ahead(f"first_u + {self.lay.channels} * (s + 1)", f" && s + 1 < {self._count_slices}", "ahead")
 
     # ---- products of a slice ---------------------------------------------------------------------------------------
 
@@ -259,6 +265,8 @@ class WarpgroupGroup(ProductsInFlight, CoupledGroup):
             elif position:
                 self.put(*self._begin_weights(0, "next_slice", "next"))
         super()._path_of_slice(position, p)
+        if self.forms_weights and self.at_once >= len(self.paths) == position + 1:
+            self.put(*self._begin_weights(0, "next_slice", "next"))
 
     def _form_weights(self, position: int) -> None:
         first = position // self.at_once * self.at_once

@@ -220,7 +220,7 @@ def test_older_entries_load() -> None:
 
 
 def test_default_where_there_are_such_products() -> None:
-    """Of class ``ieee``; gradients with as many slices as without them, values with no more path groups."""
+    """Gradients with as many slices as without them; values with one path group more at most."""
     spec = RadialSpec(SUITE["mace-mp-medium"], 64, backward("xyw"), RadialSchedule(), "ieee", "ir_mul", "int64", FACTS)
     found = default_radial_schedule(spec)
     assert (found.schedule.products, found.schedule.paths_at_once) == ("wgmma", 10)
@@ -229,8 +229,13 @@ def test_default_where_there_are_such_products() -> None:
         tiles=4, ahead="hidden", products="wgmma", paths_at_once=1
     )
     for one in (spec, value):
-        for other in ({"facts": cuda_facts("sm_80")}, {"accuracy": "tf32"}):
-            assert default_radial_schedule(dataclasses.replace(one, **other)).schedule.products == "mma"
+        assert default_radial_schedule(dataclasses.replace(one, facts=cuda_facts("sm_80"))).schedule.products == "mma"
+        assert default_radial_schedule(dataclasses.replace(one, accuracy="tf32")).schedule.products == "wgmma"
+    large = dataclasses.replace(value, problem=SUITE["mace-mp-large"])
+    several = RadialSchedule(path_groups=3, tiles=4, products="wgmma", paths_at_once=2)
+    assert default_radial_schedule(large).schedule == several
+    one_group = RadialSchedule(tiles=2, products="wgmma", paths_at_once=1)
+    assert default_radial_schedule(dataclasses.replace(large, accuracy="tf32")).schedule == one_group
     assert default_radial_schedule(dataclasses.replace(value, hidden=128)).schedule.products == "mma"
     schedule = dataclasses.replace(found.schedule, products="mma", paths_at_once=RadialSchedule.paths_at_once)
     size = radial_plan(dataclasses.replace(found, schedule=schedule)).shared_bytes
