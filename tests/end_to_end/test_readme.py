@@ -206,14 +206,8 @@ def test_the_figures_are_those_of_the_record() -> None:
     level += ["nequip-water on iron, plain float32, forward"]
     assert sorted(slower) == level, "as the README says"
     assert min(value for row in rows if (value := ratio(row)) is not None) > 0.98
-    shares = {
-        (row["problem"], row["pass"]): row["memory"][OURS] / row["memory"].get(fastest_peer(row), math.inf)
-        for row in rows
-        if row["memory"][OURS] > row["memory"].get(fastest_peer(row), math.inf)
-    }
-    assert {kind for kind, _ in shares} == {"sc|0e+1o+2e+3o|0e+1o|3|128"}, "as the README says"
-    assert {name for _, name in shares} == {"double_backward"}
-    assert max(shares.values()) < 1.65
+    needs_more = [row_name(row) for row in rows if row["memory"][OURS] > row["memory"].get(fastest_peer(row), math.inf)]
+    assert not needs_more, "as the README says"
 
 
 def test_the_figures_of_fused_convolutions_are_those_of_the_record() -> None:
