@@ -44,15 +44,19 @@ def test_a_sample_of_what_is_shipped_compiles_within_the_cards_limits(arch: str)
         assert [(target, one.kernel.name, one.fault) for one in found if one.fault] == []
 
 
+FOR_HOPPER = ("sevennet-l3i5-radial", "mace-mp-large-radial-tf32")
+
+
 def test_every_entry_is_served_where_shared_memory_is_smallest() -> None:
     """Not by a default: what exceeds the limits has a legal form, and only that is changed.
 
-    But for one kernel for Hopper's shared memory, which needs more path groups: no form of the entry has these.
+    But for fused values for Hopper's shared memory, which need more path groups: no form of the entries has these.
     """
     served = entries_on("sm_86")
     by_default = [kernel.name for kernel in served if kernel.origin != "other-device"]
     assert len(served) == len(SHIPPED.by_identity)
-    assert by_default == ["sevennet-l3i5-radial radial forward float32 ir_mul radial-e17-d7"]
+    names = {" ".join(name.split()[:-1]) for name in by_default}
+    assert names == {f"{problem} radial forward float32 ir_mul" for problem in FOR_HOPPER} and len(by_default) == 5
     assert 0 < sum(kernel.is_changed for kernel in served) < 0.4 * len(served)
 
 
