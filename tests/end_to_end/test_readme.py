@@ -205,7 +205,7 @@ def test_the_figures_are_those_of_the_record() -> None:
     level = ["mace-mp-contraction-1o on 21-nodes, contraction float32, forward"]
     level += ["nequip-water on iron, plain float32, forward"]
     assert sorted(slower) == level, "as the README says"
-    assert min(value for row in rows if (value := ratio(row)) is not None) > 0.98
+    assert min(value for row in rows if (value := ratio(row)) is not None) > 0.985
     needs_more = [row_name(row) for row in rows if row["memory"][OURS] > row["memory"].get(fastest_peer(row), math.inf)]
     assert not needs_more, "as the README says"
 

@@ -222,8 +222,7 @@ def main() -> int:
     given = parser.parse_args()
     deadline = time.monotonic() + given.budget
     names = [name for name in SCHEDULES if any(part in name for part in given.only.split(","))]
-    texts = {name: given.schedules.split() or SCHEDULES[name] for name in names}
-    cases = [Case(name, text, given.graph) for name in names for text in texts[name]]
+    cases = [Case(name, text, given.graph) for name in names for text in given.schedules.split() or SCHEDULES[name]]
     facts = device_facts(torch.device("cuda"))
     pool = ProcessPoolExecutor(len(os.sched_getaffinity(0)), mp_context=multiprocessing.get_context("spawn"))
     unfused = [Case(name, "unfused", given.graph) for name in names]

@@ -156,7 +156,7 @@ class WarpgroupGroup(ProductsInFlight, CoupledGroup):
     def _find_edges_again(self) -> None:
         if self.is_one_chain:
             self._return_hidden_scales()
-            self.put("end_hidden(of_hidden, hidden_scale, of_h);")
+            self._return_hidden_sums()
         self.put("int edges[EDGES];", f"UNROLL for (int i = 0; i < EDGES; ++i) edges[i] = walk.edge[{self.lay.place}];")
         if "y" in self.live:
             self.put("const int count = walk.staged;")
@@ -223,7 +223,9 @@ class WarpgroupGroup(ProductsInFlight, CoupledGroup):
     def _end_slice(self) -> None:
         """Sums of the last products."""
         if "w" in self.live:
-            self._wait_for_hidden() if self.is_one_chain else self._end_chain_of_hidden()
+            self._wait_for_hidden()
+            if not self.is_one_chain:
+                self._return_hidden_sums()
         if self.forms_weights:
             self._wait_for("next", "weights0")
         self.put("UNROLL for (int i = 0; i < EDGES; ++i) rows[i] = ahead[i];")
@@ -285,7 +287,8 @@ class WarpgroupGroup(ProductsInFlight, CoupledGroup):
         parts = f"gradient_hi[{pair % 2}], gradient_lo[{pair % 2}]"
         at, chain = position // 2 * 2, self._chain
         if at and at % chain == 0 and not self.is_one_chain:
-            self._end_chain_of_hidden()
+            self._wait_for_hidden()
+            self._return_hidden_sums()
         adds = self.is_one_chain or at % chain
         how = f"{'true' if position % 2 else 'false'}, {'true' if adds else 'false'}"
         self.put(
@@ -298,6 +301,5 @@ class WarpgroupGroup(ProductsInFlight, CoupledGroup):
         last = [products for products in self.begun if products.startswith("hidden")]
         self._wait_for(last[-1] if last else "none", "of_hidden")
 
-    def _end_chain_of_hidden(self) -> None:
-        self._wait_for_hidden()
+    def _return_hidden_sums(self) -> None:
         self.put("end_hidden(of_hidden, hidden_scale, of_h);")

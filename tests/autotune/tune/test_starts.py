@@ -75,3 +75,14 @@ def test_what_runs_now_is_tried_first(tmp_path: Path, workloads: tuple[Workload,
             assert first[:2] == [space.default, space.canonical(running)]
             skewed = workload.graph.name == "hubs"
             assert (dataclasses.asdict(running)["runs"] == "waves") == skewed
+
+
+def test_other_counts_of_path_groups_of_a_fused_value_are_next(shipped: Path, tmp_path: Path) -> None:
+    """One more and one fewer than what runs."""
+    config = tmp_path / "fused.toml"
+    config.write_text('problem = "mace-mp-large-radial"\nlayout = "ir_mul"\ngraph = "carbon"\n')
+    (workload,) = load_config(config, "cuda").workloads
+    settings = Settings("cuda", H200, None, 16, "auto", "sqlite://", 0, tmp_path, False)
+    space, first = first_schedules(workload, "forward", settings)
+    assert first[0] == space.default
+    assert first[1:3] == [dataclasses.replace(space.default, path_groups=count) for count in (4, 2)]
