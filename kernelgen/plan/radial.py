@@ -53,7 +53,7 @@ class RadialPlan:
             most = -(-most // 2)
         return most
 
-    @property
+    @functools.cached_property
     def stage(self) -> int:
         """Edges that a warp stages at a time: one a lane, or half as many if only these leave room for couplings."""
         groups = self.product.groups
@@ -119,7 +119,7 @@ class RadialPlan:
     def _halves_of_edge(self) -> int:
         return self.spec.steps * STEP * (2 if PRODUCTS[self.spec.accuracy] > 1 else 1)
 
-    @property
+    @functools.cached_property
     def buffers(self) -> int:
         """Places in shared memory that the staged edges of a team have by turns: two if they fit."""
         if self.channels == CHANNELS:
@@ -284,6 +284,7 @@ def radial_plan(spec: RadialSpec) -> RadialPlan:
         block_size=32,
         min_blocks=1,
     )
+    check_form(spec)
     product = product_plan(
         Spec(spec.problem, spec.direction, inner, "conv", spec.dtype, spec.layout, spec.index, facts)
     )
@@ -295,7 +296,6 @@ def radial_plan(spec: RadialSpec) -> RadialPlan:
     else:
         values = plan.teams * max(map(plan.stream_reals, product.groups))
         shared = 2 * (plan.slice_halves(product.groups[0]) + plan.hidden_halves) + 4 * values
-    check_form(spec)
     facts.check_threads(32 * schedule.warps, schedule.min_blocks)
     if shared > facts.shared_per_block or shared * schedule.min_blocks > facts.shared_per_unit:
         raise ScheduleError(

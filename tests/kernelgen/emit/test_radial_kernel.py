@@ -151,6 +151,19 @@ def test_default_schedules_compile(name: str, arch: str, accuracy: str) -> None:
         assert resources["shared_bytes"] == 0 and plan.shared_bytes <= facts.shared_per_block
 
 
+@pytest.mark.parametrize("arch", ["sm_80", "sm_86", "sm_90"])
+def test_a_default_schedule_is_found_at_once(arch: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A first call waits for it: no plan that is tried adds up a group's shared memory once for each pair of groups."""
+    calls: list[Any] = []
+    count = RadialPlan._stream_with
+    monkeypatch.setattr(RadialPlan, "_stream_with", lambda plan, *what: calls.append(what) or count(plan, *what))
+    for direction in (forward(), backward("xyw")):
+        calls.clear()
+        form = (RadialSchedule(), "ieee", "ir_mul", "int64", cuda_facts(arch))
+        default_radial_schedule(RadialSpec(SUITE["sevennet-l3i5"], 64, direction, *form))
+        assert 0 < len(calls) < 1000
+
+
 def test_equal_specs_give_equal_text() -> None:
     texts = [emit(planned(SMALL, 8)).text for _ in range(2)]
     assert texts[0] == texts[1] and texts[0] != emit(planned(SMALL, 16)).text
