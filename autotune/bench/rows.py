@@ -5,6 +5,9 @@ Rows are plain data. A newer row replaces the one with its identity, and the fil
 
 from __future__ import annotations
 
+import functools
+import json
+import math
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
@@ -14,7 +17,10 @@ import filelock
 
 from autotune.database.provenance import driver_version
 from autotune.database.store import device_record, replace_file, text_of_lines
+from autotune.workload.config_tables import find_problem
+from autotune.workload.kinds.registry import kernel_kind
 from kernelgen.device import DeviceFacts
+from kernelgen.errors import EquituneError
 from kernelgen.json_data import parse_json
 
 SCHEMA = 1
@@ -28,6 +34,47 @@ Row = dict[str, Any]
 def identity_of(row: Mapping[str, Any]) -> tuple[Any, ...]:
     """The key of a row. Rows older than the deterministic mode lack that field."""
     return (*(row[name] for name in IDENTITY), row.get("deterministic", False))
+
+
+def less_accurate(row: Mapping[str, Any]) -> frozenset[str]:
+    """Contenders whose errors are larger than our kernels of the problem may have, such as TF32 products for ``ieee``.
+
+    They are timed, but no speed-up is over them. None for a problem that is not known here.
+    """
+    operation, problem, dtype = (str(row.get(name)) for name in ("operation", "problem", "dtype"))
+    limit, errors = _largest_allowed(operation, problem, dtype), row.get("errors")
+    given = errors if isinstance(errors, dict) else {}
+    return frozenset(name for name, found in given.items() if largest_error(found) > limit)
+
+
+@functools.lru_cache(maxsize=4096)
+def _largest_allowed(operation: str, problem: str, dtype: str) -> float:
+    try:
+        return kernel_kind(operation).tolerance(find_problem(problem), dtype)
+    except (EquituneError, KeyError):
+        return math.inf
+
+
+def largest_error(found: Any) -> float:
+    """The largest number among the errors of a contender, by direction, output and perhaps block; 0 without any."""
+    if isinstance(found, dict | list):
+        return max(map(largest_error, found.values() if isinstance(found, dict) else found), default=0.0)
+    return float(found) if isinstance(found, float) and math.isfinite(found) else 0.0
+
+
+def lost_peers(stored: Row | None, row: Row) -> dict[str, str]:
+    """Peers that failed, with the reason, which have a time in the stored row of the same kernels and software.
+
+    What failed is then this machine, not the peer: a library that it lacks, or a compiler that was disturbed.
+    """
+    same = ("sources", "schedules", "software")
+    if stored is None or [stored.get(name) for name in same] != json.loads(
+        json.dumps([row.get(name) for name in same])
+    ):
+        return {}
+    failed = {name: str(result["error"]) for name, result in row["times"].items() if "error" in result}
+    timed = {name for name, result in stored["times"].items() if "error" not in result} - {OURS, DEFAULT}
+    return {name: reason for name, reason in failed.items() if name in timed}
 
 
 def bench_path(folder: Path, facts: DeviceFacts) -> Path:

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any
 
 from autotune.bench.again import plans_again
 from autotune.bench.plans import Plan, plans_of, row_of, sources_of
-from autotune.bench.rows import DEFAULT, OURS, Row, identity_of, store_rows, stored_rows
-from autotune.bench.text import seconds_text, summary_lines, table_lines
+from autotune.bench.rows import DEFAULT, OURS, Row, identity_of, lost_peers, store_rows, stored_rows
+from autotune.bench.text import row_name, seconds_text, summary_lines, table_lines
 from autotune.bench.turns import Take, in_turn, ready_first, with_processes
 from autotune.compare.ahead import CompileAhead
 from autotune.compare.comparison import run_comparison
@@ -207,10 +207,21 @@ class _Run:
             self.say(f"{_name(plan.workload)}: not compared, {error}")
             return []
         begin = time.monotonic()
-        rows = [row_of(plan, which, comparison, software, self.facts) for which in plan.passes]
+        rows = self._kept([row_of(plan, which, comparison, software, self.facts) for which in plan.passes])
         store_rows(self.folder, self.facts, rows)
         self._step(plan, seconds_text({**comparison.seconds, "store": time.monotonic() - begin}))
         return rows
+
+    def _kept(self, rows: Sequence[Row]) -> list[Row]:
+        """The rows to store: the stored one in the place of a row in which a peer failed on this machine."""
+        stored, kept = self._stored(), []
+        for row in rows:
+            before = stored.get(identity_of(row))
+            lost = lost_peers(before, row)
+            for name, reason in lost.items():
+                self.say(f"{row_name(row)}: {name} failed and has a time in the stored row, which stays: {reason}")
+            kept.append(before if before is not None and lost else row)
+        return kept
 
     def _step(self, plan: Plan, text: str) -> None:
         if self.console.is_terminal or self.verbose:

@@ -8,10 +8,11 @@ from __future__ import annotations
 import io
 import math
 import statistics
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from autotune.bench.rows import DEFAULT, OURS, Row
+from autotune.bench.rows import DEFAULT, OURS, Row, less_accurate
 from autotune.measure.intervals import SLOWER, ratio_interval, verdict
 from autotune.text import time_text
 from autotune.workload.graph_class import GraphClass
@@ -85,11 +86,10 @@ def row_name(row: Row) -> str:
 
 
 def peer_times(row: Row) -> dict[str, float]:
-    """Medians of the peers that have a time."""
+    """Medians of the peers that have a time, and no larger errors than ours may be."""
+    others = {OURS, DEFAULT} | less_accurate(row)
     return {
-        name: result["time_us"]
-        for name, result in row["times"].items()
-        if name not in (OURS, DEFAULT) and "error" not in result
+        name: result["time_us"] for name, result in row["times"].items() if name not in others and "error" not in result
     }
 
 
@@ -212,4 +212,9 @@ def _loses(ours: Mapping[str, Any], default: Mapping[str, Any]) -> bool:
 
 def _without(rows: Sequence[Row]) -> list[str]:
     lines = [f"no time of the tuned kernel: {row_name(row)}" for row in rows if _our_time(row, OURS) is None]
-    return lines + [f"no time of any peer: {row_name(row)}" for row in rows if fastest_peer(row) is None]
+    lines += [f"no time of any peer: {row_name(row)}" for row in rows if fastest_peer(row) is None]
+    others = Counter(name for row in rows for name in less_accurate(row))
+    return lines + [
+        f"timed, but less accurate than the row asks, so not compared: {name} in {number} rows"
+        for name, number in sorted(others.items())
+    ]

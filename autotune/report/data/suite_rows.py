@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from autotune.bench.rows import less_accurate
 from autotune.text import DEFAULT, TUNED
 from autotune.workload.kinds.base import KernelKind
 from autotune.workload.kinds.registry import KINDS, OPERATIONS, kernel_kind
@@ -145,8 +146,7 @@ class SuiteRow:
     @property
     def new_graph_ratio(self) -> float:
         """The speed-up if every call meets a new graph: each contender's call and its ordering. NaN if not measured."""
-        peers = [self.times[name] + self.order_us(name) for name in self.times if name not in (TUNED, DEFAULT)]
-        known = [time for time in peers if time > 0]
+        known = [time for name in self._peers if (time := self.times[name] + self.order_us(name)) > 0]
         return min(known) / (self.time_us + self.order_us()) if known else math.nan
 
     @property
@@ -155,9 +155,19 @@ class SuiteRow:
 
     @cached_property
     def peer(self) -> str | None:
-        """The fastest peer that has a time."""
-        timed = {name: time for name, time in self.times.items() if name not in (TUNED, DEFAULT) and time > 0}
-        return min(timed, key=lambda name: timed[name]) if timed else None
+        """The fastest peer that has a time, and no larger errors than ours may be."""
+        timed = [name for name in self._peers if self.times[name] > 0]
+        return min(timed, key=lambda name: self.times[name]) if timed else None
+
+    @cached_property
+    def _peers(self) -> tuple[str, ...]:
+        others = {TUNED, DEFAULT} | self.less_accurate
+        return tuple(name for name in self.times if name not in others)
+
+    @cached_property
+    def less_accurate(self) -> frozenset[str]:
+        """Contenders that are timed, but not compared: see :func:`autotune.bench.rows.less_accurate`."""
+        return less_accurate(self.record)
 
     @property
     def peer_us(self) -> float:

@@ -30,7 +30,7 @@ def suite(rows: Sequence[SuiteRow], sources: Sources) -> Markup:
     """The whole section."""
     if not rows:
         return tag("p", "No bench has been run on this device. To add rows, run equitune bench --suite.", class_="hint")
-    hint = "Each row times the tuned kernel and all its peers in turns. Speed-up: the fastest peer's time over the tuned time, rounded down. Means are geometric."  # noqa: E501
+    hint = "Each row times the tuned kernel and all its peers in turns. Speed-up: the fastest peer's time over the tuned time, rounded down. A peer with larger errors than the row asks (TF32 where float32 is asked) is timed, not compared. Means are geometric."  # noqa: E501
     every = tag("details", tag("summary", f"Every row of the bench: {rows_text(len(rows))}"), _table(rows, sources))
     parts = (tag("p", hint, class_="hint"), _losses(rows), summary(rows), _figure(rows))
     return join((*parts, _absent(rows), _prices(rows), every))

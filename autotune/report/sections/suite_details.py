@@ -70,7 +70,7 @@ def _contender(row: SuiteRow, name: str, ordered: bool) -> list[Cell]:
     spread = None if math.isnan(low + high) else f"{time_text(low)} to {time_text(high)}"
     ratio = time_us / row.time_us
     return [
-        Cell(contender_name(name), None, "fastest peer" if name == row.peer else None),
+        Cell(contender_name(name), None, _role(row, name)),
         Cell("failed", None, None, "failed") if failed else Cell(time_text(time_us), time_us, spread),
         Cell(MISSING if math.isnan(ratio) else ratio_text(ratio), None, _interval(row, name)),
         Cell(MISSING if math.isnan(memory) else bytes_text(memory)),
@@ -79,6 +79,12 @@ def _contender(row: SuiteRow, name: str, ordered: bool) -> list[Cell]:
         Cell(MISSING) if found is None else Cell(error_text(found.error), None, found.place),
         Cell(row.reason(name) if failed else "", kind="wrap"),
     ]
+
+
+def _role(row: SuiteRow, name: str) -> str | None:
+    if name in row.less_accurate:
+        return "less accurate: not compared"
+    return "fastest peer" if name == row.peer else None
 
 
 def _interval(row: SuiteRow, name: str) -> str | None:

@@ -17,8 +17,8 @@ from autotune.bench import plans as bench_plans
 from autotune.bench import rows as bench_rows
 from autotune.bench import run as bench
 from autotune.bench.plans import Plan, plans_of
-from autotune.bench.rows import identity_of, store_rows, stored_rows
-from autotune.bench.text import geometric_mean, markdown_text, ratio, seconds_text, summary_lines
+from autotune.bench.rows import identity_of, less_accurate, store_rows, stored_rows
+from autotune.bench.text import fastest_peer, geometric_mean, markdown_text, ratio, seconds_text, summary_lines
 from autotune.compare import peers as baselines
 from autotune.compare import precompile, torch_cache
 from autotune.compare.ahead import compile_ahead
@@ -35,7 +35,9 @@ from autotune.compare.precompile import kind_of, known_failures
 from autotune.compare.sampling import OUR_MIN_SAMPLES
 from autotune.errors import ConfigError, WorkerError
 from autotune.measure.runs.registry import runs_of
+from autotune.report.data.suite_rows import SuiteRow
 from autotune.workload.config import load_config
+from autotune.workload.config_tables import load_problems
 from autotune.workload.kinds.registry import KINDS, kernel_kind
 from autotune.workload.passes import PASSES
 from autotune.workload.workload import Workload
@@ -44,6 +46,7 @@ from kernelgen.device import device_facts
 from kernelgen.emit.kernel_source import emit
 from kernelgen.ops.operator import build
 from kernelgen.plan.planner import make_plan
+from kernelgen.problem.radial_convolution import RadialProblem
 from kernelgen.terms.directions import DIRECTIONS
 
 DIRECTIONS_OF = kernel_kind("conv").passes
@@ -282,6 +285,25 @@ def test_summary_says_where_we_stand() -> None:
     assert "default / tuned: 1.50" in text and "default is faster" not in text
 
 
+def test_a_peer_of_less_accuracy_is_timed_but_not_compared() -> None:
+    """TF32 where float32's accuracy is asked; where TF32 is, it is the fastest peer."""
+    product = load_problems()["tiny"]
+    asked = {
+        accuracy: row(
+            problem=RadialProblem(product, 8, accuracy).key,
+            operation="radial",
+            errors={"fast": {"forward": {"g": {"error": 3e-4, "block": "1o"}}}, "slow": {"forward": {"g": 4e-7}}},
+        )
+        for accuracy in ("ieee", "tf32")
+    }
+    assert (fastest_peer(asked["ieee"]), fastest_peer(asked["tf32"])) == ("slow", "fast")
+    assert (SuiteRow(asked["ieee"]).ratio, SuiteRow(asked["tf32"]).ratio) == (9.0, 2.0)
+    told = "less accurate than the row asks, so not compared: fast in 1 rows"
+    assert told in "\n".join(summary_lines([*asked.values()]))
+    assert told not in "\n".join(summary_lines([asked["tf32"]]))
+    assert less_accurate(asked["ieee"] | {"problem": "unknown|key"}) == frozenset()
+
+
 def test_a_new_graph_in_every_call_is_a_line_where_it_was_measured() -> None:
     orders = {"equitune": 0.05, "slow": 0.0, "fast": 0.0}
     rows = [row(peer=300.0, order_ms=orders), row(peer=300.0, order_ms=orders | {"fast": 0.9}), row()]
@@ -352,6 +374,20 @@ def test_rows_replace_those_of_their_identity_only(tmp_path: Path) -> None:
     assert len(stored_rows(tmp_path, HOST)) == 1
     (aside,) = path.parent.glob("*.corrupt-*.json")
     assert aside.read_text() == '{"rows": [{"problem": 3}]}'
+
+
+def test_a_peer_that_fails_on_this_machine_costs_no_stored_row(tmp_path: Path) -> None:
+    console, same = Console(file=io.StringIO(), width=300), {"sources": {"forward": "a"}, "software": {"torch": "2.11"}}
+    run = bench._Run("cpu", HOST, tmp_path, ("fast",), 0.0, console)
+    before = row(schedules={"equitune": {"forward": {"lanes": 4}}}, **same)
+    store_rows(tmp_path, HOST, [before])
+    newer = row(ours=90.0, peer=None, schedules=before["schedules"], **same)
+    assert run._kept([newer, row("backward", peer=None, **same)]) == [before, row("backward", peer=None, **same)]
+    told = "tiny on carbon, conv float32, forward: fast failed and has a time in the stored row, which stays: broken"
+    assert told in console.file.getvalue()  # type: ignore[attr-defined]
+    for changed in ({"sources": {"forward": "b"}}, {"software": {"torch": "2.13"}}, {"schedules": {}}):
+        assert run._kept([newer | changed]) == [newer | changed], "the kernel or the peer may be another one"
+    assert run._kept([row(ours=90.0, **same)]) == [row(ours=90.0, **same)], "nothing failed"
 
 
 def test_a_record_has_a_line_a_row_and_no_digits_that_mean_nothing(tmp_path: Path) -> None:
