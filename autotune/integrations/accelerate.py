@@ -21,6 +21,7 @@ from autotune.integrations.exchange import ExchangedConvolution, exchange_all
 from autotune.integrations.ir_mul.model import change_layouts, undo_layouts
 from autotune.integrations.ir_mul.stand_in import NodeStandIn
 from autotune.integrations.radial.folded import AcceleratedRadial
+from autotune.integrations.radial.networks import choose_hidden_layers
 from autotune.integrations.radial.take_over import form_weights_inside, undo_weights_inside
 from autotune.integrations.replacement import Replacing, kind_of
 from autotune.integrations.stand_ins import AcceleratedConvolution, StandIn
@@ -28,6 +29,7 @@ from kernelgen.errors import InputError
 from kernelgen.ops.radial.products import EDGE_PRODUCTS
 
 EDGE_WEIGHTS = ("auto", "streamed", "whole", "fused")
+EDGE_NETWORKS = ("layers", "fused")
 
 
 def accelerate(
@@ -38,6 +40,7 @@ def accelerate(
     check: bool = True,
     edge_weights: str = "auto",
     edge_product: str = "fp16x3",
+    edge_network: str = "layers",
 ) -> Acceleration:
     """Replace e3nn's tensor products and spherical harmonics in ``model``, in place, where a kernel computes the same.
 
@@ -66,12 +69,19 @@ def accelerate(
     half precision, with errors of float32's class. ``float32``: by torch, with torch's settings. ``tf32``, for
     ``fused`` alone: one product in a convolution's own kernel. See the same class.
 
+    edge_network: the hidden layers of a radial network whose weights need no gradients, with many edges, float32 on a
+    GPU. ``layers``: one after the other. ``fused``: all of them in one kernel, with errors of float32's class, where
+    their widths are equal, at most 64 and the activation is SiLU; nothing but their input is kept for the gradient. It
+    was emulated and compiled, but has **not run on a GPU yet**.
+
     Some modules stay, with the reason in the result: those compiled by TorchScript or torch.compile, those with a
     ``forward``, parameters or modules of their own, and those that fail when tried. Hooks, parametrizations and pruning
     of a replacement pass to e3nn's module when it is put back. Raises InputError if there is no module.
     """
     if edge_weights not in EDGE_WEIGHTS:
         raise InputError(f"edge_weights is {edge_weights!r}; expected one of {', '.join(EDGE_WEIGHTS)}")
+    if edge_network not in EDGE_NETWORKS:
+        raise InputError(f"edge_network is {edge_network!r}; expected one of {', '.join(EDGE_NETWORKS)}")
     if edge_product not in EDGE_PRODUCTS:
         raise InputError(f"edge_product is {edge_product!r}; expected one of {', '.join(EDGE_PRODUCTS)}")
     if edge_product == "tf32" and edge_weights != "fused":
@@ -92,6 +102,7 @@ def accelerate(
         inside = form_weights_inside(model, always_streamed=streamed, product=edge_product, fused=may_fuse)
         if edge_weights != "auto" and not inside:
             kept = kept or "edge weights are whole: no radial network of MACE, NequIP or SevenNet gives them"
+    choose_hidden_layers(model, in_one_kernel=edge_network == "fused")
     return Acceleration(tuple(places), _note(model, before, places) or kept)
 
 

@@ -28,10 +28,19 @@ class Knobs:
     # Knobs added later. Texts omit them at their default value, so that older records and kernels stay valid.
     younger: ClassVar[tuple[str, ...]] = ()
 
+    # The choices with their types: 1 is no True, and 4.0 no 4.
+    _typed: ClassVar[dict[str, frozenset]] = {}
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        cls._typed = {name: frozenset((type(a), a) for a in allowed) for name, allowed in cls.choices.items()}
+
     def __post_init__(self) -> None:
-        for name, allowed in self.choices.items():
+        for name, known in self._typed.items():
             value = getattr(self, name)
-            if not any(value == a and type(value) is type(a) for a in allowed):
+            # A list, as a file may have, cannot be looked up.
+            if type(value) in (list, dict) or (type(value), value) not in known:
+                allowed = self.choices[name]
                 shown = f"{allowed[0]}..{allowed[-1]}" if len(allowed) > 12 else allowed
                 raise ScheduleError(f"{type(self).__name__}.{name} is {value!r}; expected one of {shown}")
 

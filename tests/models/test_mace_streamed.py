@@ -10,6 +10,7 @@ import torch
 
 pytest.importorskip("mace", reason="MACE is not installed")
 
+import model_checks
 from emulated_radial import EmulatedKernel, emulate_modules
 from mace_cases import TOLERANCE, assert_same, batch_of, imidazole, model_of, results
 
@@ -140,6 +141,23 @@ def test_weights_in_registers(device: str, product: str, tolerance: float, monke
         assert sum("backward" in direction for direction in EmulatedKernel.ran) == 2 * len(model.interactions)
 
 
+@pytest.mark.parametrize("edge_weights", ["auto", "whole"])
+def test_hidden_layers_in_one_kernel(edge_weights: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of energies and forces, emulated; gradients of parameters need what the kernel does not keep."""
+    exact, model = (model_of(NUMBERS, dtype=dtype, radial_MLP=[16] * 3) for dtype in (torch.float64, torch.float32))
+    model.load_state_dict(exact.state_dict())
+    wanted = results(exact, batch_of(exact, imidazole()))
+    launches, batch = model_checks.watched_launches(monkeypatch), batch_of(model, imidazole())
+    accelerate(model, edge_weights=edge_weights, edge_network="fused", check=False)
+    found = results(model, batch)
+    assert_same({name: value.double() for name, value in found.items()}, wanted, 2e-5)
+    assert "equitune_edge_network_value" not in launches
+    forces = model.requires_grad_(False)(batch, compute_stress=True)["forces"].detach().double()
+    assert_same({"forces": forces}, {"forces": wanted["forces"]}, 2e-5)
+    for kernel in ("value", "gradient"):
+        assert launches.count(f"equitune_edge_network_{kernel}") == len(model.interactions)
+
+
 def test_what_cannot_stream_says_so() -> None:
     note = accelerate(torch.nn.Sequential(torch.nn.Linear(2, 2)), edge_weights="streamed").note
     assert "no module of e3nn" in note
@@ -147,5 +165,7 @@ def test_what_cannot_stream_says_so() -> None:
         accelerate(model_of(NUMBERS), edge_weights="none")
     with pytest.raises(InputError, match="edge_product is 'half'; expected one of fp16x3, float32"):
         accelerate(model_of(NUMBERS), edge_product="half")
+    with pytest.raises(InputError, match="edge_network is 'all'; expected one of layers, fused"):
+        accelerate(model_of(NUMBERS), edge_network="all")
     with pytest.raises(InputError, match="edge_product='tf32' is for edge_weights='fused'"):
         accelerate(model_of(NUMBERS), edge_product="tf32")

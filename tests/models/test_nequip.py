@@ -116,6 +116,10 @@ def test_weights_of_edges_are_formed_in_registers(monkeypatch: pytest.MonkeyPatc
     model_checks.check_fused(CASE, 3, monkeypatch)
 
 
+def test_hidden_layers_of_radial_networks_in_one_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    model_checks.check_network_in_one_kernel(CASE, 3, monkeypatch, radial_mlp_width=32)
+
+
 @pytest.mark.gpu
 def test_weights_of_edges_are_formed_in_registers_of_a_gpu() -> None:
     model_checks.check_fused_on_a_gpu(CASE)

@@ -83,6 +83,11 @@ def test_weights_of_edges_are_formed_in_registers(monkeypatch: pytest.MonkeyPatc
     model_checks.check_fused(CASE, 3, monkeypatch)
 
 
+def test_hidden_layers_of_radial_networks_in_one_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    hidden: dict[str, Any] = {KEY.CONVOLUTION_WEIGHT_NN_HIDDEN_NEURONS: [32, 32]}
+    model_checks.check_network_in_one_kernel(CASE, 3, monkeypatch, **hidden)
+
+
 @pytest.mark.gpu
 def test_weights_of_edges_are_formed_in_registers_of_a_gpu() -> None:
     model_checks.check_fused_on_a_gpu(CASE)

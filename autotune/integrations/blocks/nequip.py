@@ -18,7 +18,8 @@ from torch import Tensor
 
 from autotune.integrations.blocks.strain import rows_of, times_matrices
 from autotune.integrations.ir_mul.typed_product import NODE_TYPES
-from autotune.integrations.radial.folded import few_pass_silu
+from kernelgen.ops.edges.networks import hidden_features, is_one_kernel
+from kernelgen.ops.edges.silu import few_pass_silu
 from kernelgen.ops.radial.products import multiply_by
 from kernelgen.tracing import is_tracing
 
@@ -86,8 +87,14 @@ class ShortenedScalarMLP(ScalarMLPFunction):
     def forward(self, x: Tensor) -> Tensor:
         """x [edges, inputs] -> [edges, hidden]."""
         multiply = multiply_by(self.__dict__.get("product", "fp16x3"))
-        for layer in self.mlp[:-1]:
-            if type(layer) is ScalarLinearLayer and layer.bias is None and not layer._forward_hooks:
+        layers: list[Any] = list(self.mlp)[:-1]
+        linear, between = layers[::2], layers[1::2]
+        if self.__dict__.get("in_one_kernel") and all(map(_is_plain, linear)) and _are_silu(between, len(linear)):
+            matrices = [layer.weight * layer.alpha for layer in linear]
+            if is_one_kernel(x, matrices):
+                return hidden_features(x, matrices)
+        for layer in layers:
+            if _is_plain(layer):
                 x = multiply.rows(x, layer.weight * layer.alpha)
             else:
                 x = few_pass_silu(x) if type(layer) is torch.nn.SiLU else layer(x)
@@ -97,6 +104,15 @@ class ShortenedScalarMLP(ScalarMLPFunction):
         """[hidden, weights]."""
         last = self.mlp[-1]
         return last.weight * last.alpha
+
+
+def _is_plain(layer: Any) -> bool:
+    return type(layer) is ScalarLinearLayer and layer.bias is None and not layer._forward_hooks
+
+
+def _are_silu(layers: list[Any], count: int) -> bool:
+    """Whether there are so many activations, all of them SiLU alone."""
+    return len(layers) == count and all(type(one) is torch.nn.SiLU and not one._forward_hooks for one in layers)
 
 
 class BatchedEdgeLengthNormalizer(EdgeLengthNormalizer):

@@ -46,3 +46,12 @@ def lengthen(network: torch.nn.Module) -> None:
     """Undo :func:`shorten`."""
     if any(take_type_back(network, name) for name in _SHORTENED.values()):
         del network.__dict__["product"]
+        network.__dict__.pop("in_one_kernel", None)
+
+
+def choose_hidden_layers(model: torch.nn.Module, in_one_kernel: bool) -> None:
+    """Whether the hidden layers of Equitune's radial networks are one kernel, where there is one."""
+    for network in model.modules():
+        kind = type(network)
+        if isinstance(network, AcceleratedRadial) or f"{kind.__module__}:{kind.__qualname__}" in _SHORTENED.values():
+            network.__dict__["in_one_kernel"] = in_one_kernel

@@ -129,7 +129,8 @@ def _more(is_deep: bool) -> int:
     return 1 if is_deep else 2
 
 
-def _source(name: str, *headers: str, **constants: int) -> Source:
+def kernel_source(name: str, *headers: str, **constants: int) -> Source:
+    """The text of a kernel of rows in tensor cores, ``include/NAME.cuh``, whose entry is ``equitune_NAME``."""
     numbers = "".join(f"constexpr int {constant} = {value};\n" for constant, value in constants.items())
     parts = ("device.cuh", "tensor_cores.cuh", *headers, f"{name}.cuh")
     return Source(_PREAMBLE + numbers + "".join(map(included, parts)), "cuda", f"equitune_{name}")
@@ -140,14 +141,14 @@ _PREAMBLE = """using Real = float;
 constexpr int LANES = 32;
 constexpr bool MUL_IR = false, LOW = true;
 """
-_ROWS_HEADERS = ("weight_ring.hpp", "tall_rows.cuh")
+ROWS_HEADERS = ("weight_ring.hpp", "tall_rows.cuh")
 
 
 @functools.cache
 def packing(is_wide: bool) -> FixedKernel:
     """The kernel that turns b into halves, of a product to many columns or to few."""
     threads = 128 if is_wide else 1024  # few columns are few blocks, each with a large depth
-    return FixedKernel(_source("tall_matrix", THREADS=threads, STEPS_FIRST=int(not is_wide)), 9, threads)
+    return FixedKernel(kernel_source("tall_matrix", THREADS=threads, STEPS_FIRST=int(not is_wide)), 9, threads)
 
 
 @functools.cache
@@ -155,20 +156,20 @@ def wide(steps: int) -> FixedKernel:
     """The kernel of products of a depth of ``steps`` times 16."""
     tiles = 2 * max(1, _PIECES // steps // 2)
     constants = {"MORE": _more(steps > 4), "WARPS": _MOST_WARPS, "STEPS": steps, "TILES": tiles}
-    return FixedKernel(_source("tall_to_wide", *_ROWS_HEADERS, **constants), 8, 32 * _MOST_WARPS)
+    return FixedKernel(kernel_source("tall_to_wide", *ROWS_HEADERS, **constants), 8, 32 * _MOST_WARPS)
 
 
 @functools.cache
 def narrow(tiles: int) -> FixedKernel:
     """The kernel of products of ``tiles`` times 8 columns."""
     constants = {"MORE": _more(tiles > 8), "WARPS": _MOST_WARPS, "TILES": tiles}
-    return FixedKernel(_source("tall_to_narrow", *_ROWS_HEADERS, **constants), 8, 32 * _MOST_WARPS)
+    return FixedKernel(kernel_source("tall_to_narrow", *ROWS_HEADERS, **constants), 8, 32 * _MOST_WARPS)
 
 
 @functools.cache
 def summing() -> FixedKernel:
     """The kernel of sums over rows."""
-    return FixedKernel(_source("tall_sums", *_ROWS_HEADERS, MORE=1, WARPS=_MOST_WARPS), 7, 32 * _MOST_WARPS)
+    return FixedKernel(kernel_source("tall_sums", *ROWS_HEADERS, MORE=1, WARPS=_MOST_WARPS), 7, 32 * _MOST_WARPS)
 
 
 def _of_sums(dtype: torch.dtype) -> tuple[Source, ...]:

@@ -1,0 +1,210 @@
+"""Hidden features of radial networks in one kernel; on a CPU the kernels run lane by lane."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from fixed_kernels import emulate_launches
+from torch import Tensor
+from torch.nn.functional import silu
+
+from kernelgen.compile.compiler import compile_source
+from kernelgen.compile.nvrtc import nvrtc_version
+from kernelgen.device import cuda_facts
+from kernelgen.errors import ToolMissingError
+from kernelgen.ops.edges import networks, products, tall_matrices
+from kernelgen.ops.edges.networks import gradient_kernel, hidden_features, layer_by_layer, value_kernel
+from kernelgen.runtime.kernel import FixedKernel
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+EDGES = 150
+# Inputs, hidden features and layers: of MACE, of SevenNet and NequIP, and others.
+SHAPES = [(8, 64, 3), (8, 64, 2), (16, 32, 1), (4, 16, 3), (12, 48, 2)]
+
+
+@pytest.fixture(params=DEVICES)
+def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A device on which the kernels run, also for few edges."""
+    monkeypatch.setattr(products, "LEAST_ROWS", 1)
+    if request.param == "cpu":
+        emulate_launches(monkeypatch)
+        monkeypatch.setattr(tall_matrices, "takes", lambda tensor, sources: tensor.dtype is torch.float32)
+    return request.param
+
+
+@pytest.fixture
+def launches(monkeypatch: pytest.MonkeyPatch, device: str) -> list[str]:
+    run, found = FixedKernel.launch, []
+
+    def launch(kernel: FixedKernel, *arguments: int) -> None:
+        found.append(kernel.source.entry.removeprefix("equitune_"))
+        run(kernel, *arguments)
+
+    monkeypatch.setattr(FixedKernel, "launch", launch)
+    return found
+
+
+def drawn(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def case(inputs: int, hidden: int, layers: int, edges: int = EDGES) -> tuple[Tensor, list[Tensor], Tensor]:
+    """Edges of which the last are near the cutoff, matrices that keep features of order one, and cotangents."""
+    x = drawn(edges, inputs) * torch.linspace(1, 0, edges)[:, None] ** 3
+    widths = (inputs, *[hidden] * layers)
+    matrices = [
+        1.7 * drawn(a, b, seed=b + k) / a**0.5 for k, (a, b) in enumerate(zip(widths, widths[1:], strict=False))
+    ]
+    return x, matrices, drawn(edges, hidden, seed=99)
+
+
+def plain(x: Tensor, matrices: list[Tensor]) -> Tensor:
+    for matrix in matrices:
+        x = silu(x @ matrix)
+    return x
+
+
+def value_and_gradient(features: Callable[..., Tensor], x: Tensor, matrices: list[Tensor], g: Tensor) -> list[Tensor]:
+    x = x.clone().requires_grad_()
+    h = features(x, matrices)
+    return [one.detach().cpu().double() for one in (h, *torch.autograd.grad(h, x, g))]
+
+
+def worst(found: Tensor, exact: Tensor) -> float:
+    """The largest error of a row, relative to the largest element of the row; rows of zeros have to be zeros."""
+    wrong, size = (found - exact).abs().amax(1), exact.abs().amax(1)
+    return float(torch.where(wrong == 0, 0, wrong / size).max())
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_value_and_gradient_have_float32s_errors(shape: tuple[int, int, int], device: str, launches: list[str]) -> None:
+    x, matrices, g = case(*shape)
+    exact = value_and_gradient(plain, x.double(), [m.double() for m in matrices], g.double())
+    single = value_and_gradient(plain, x, matrices, g)
+    found = value_and_gradient(hidden_features, x.to(device), [m.to(device) for m in matrices], g.to(device))
+    packing = ["tall_matrix"] * shape[2]
+    assert launches == [*packing, "edge_network_value", *packing, "edge_network_gradient"]
+    for ours, theirs, wanted in zip(found, single, exact, strict=True):
+        assert worst(ours, wanted) < 4 * worst(theirs, wanted) < 1e-4
+        assert float((ours - wanted).abs().max() / wanted.abs().max()) < 1e-6
+
+
+def test_rows_of_many_magnitudes(device: str) -> None:
+    """Lengths over e**24, zeros, and one huge row beside ordinary ones."""
+    x, matrices, g = case(8, 64, 3)
+    x = drawn(EDGES, 8) * torch.linspace(-12, 4, EDGES).exp()[:, None]
+    x[::7] = 0
+    x[3] *= 1e4
+    g = g * torch.linspace(12, -12, EDGES).exp()[:, None]
+    exact = value_and_gradient(plain, x.double(), [m.double() for m in matrices], g.double())
+    single = value_and_gradient(plain, x, matrices, g)
+    found = value_and_gradient(hidden_features, x.to(device), [m.to(device) for m in matrices], g.to(device))
+    for ours, theirs, wanted in zip(found, single, exact, strict=True):
+        assert worst(ours, wanted) < 4 * worst(theirs, wanted) + 1e-6
+    assert not found[0][::7].any()
+
+
+@pytest.mark.parametrize("edges", [1, 16, 63, 64, 65])
+def test_numbers_of_edges_that_are_no_multiples(edges: int, device: str) -> None:
+    x, matrices, g = case(8, 32, 2, edges)
+    found = value_and_gradient(hidden_features, x.to(device), [m.to(device) for m in matrices], g.to(device))
+    exact = value_and_gradient(plain, x.double(), [m.double() for m in matrices], g.double())
+    for ours, wanted in zip(found, exact, strict=True):
+        assert ours.shape == wanted.shape and float((ours - wanted).abs().max()) < 1e-5
+
+
+def test_what_is_not_finite_stays_in_its_row(device: str) -> None:
+    x, matrices, _ = case(8, 32, 2)
+    x[5, 2], x[9, 0] = float("nan"), float("inf")
+    found = hidden_features(x.to(device), [m.to(device) for m in matrices]).cpu()
+    assert [row for row in range(EDGES) if not found[row].isfinite().all()] == [5, 9]
+
+
+def test_strided_inputs_and_cotangents(device: str) -> None:
+    x, matrices, g = case(8, 32, 2)
+    exact = value_and_gradient(plain, x, matrices, g)
+    around, wide = torch.zeros(EDGES, 11), torch.zeros(EDGES, 40)
+    around[:, 2:10], wide[:, 5:37] = x, g
+    turned = [m.t().contiguous().to(device).t() for m in matrices]
+    leaf = around.to(device).requires_grad_()
+    h = hidden_features(leaf[:, 2:10], turned)
+    (of_x,) = torch.autograd.grad(h, leaf, wide.to(device)[:, 5:37])
+    torch.testing.assert_close([h.detach().cpu().double(), of_x.cpu().double()[:, 2:10]], exact, rtol=1e-4, atol=1e-5)
+    assert not of_x[:, :2].any() and not of_x[:, 10:].any()
+
+
+def test_derivatives_of_the_gradient_are_those_layer_by_layer(device: str, launches: list[str]) -> None:
+    """Second and third ones, and through what x and the cotangents were made of."""
+
+    def all_of(features: Callable[..., Tensor], dtype: torch.dtype, where: str) -> list[Tensor]:
+        x, matrices, g = case(8, 32, 2, 20)
+        r = torch.linspace(0.5, 1, 20, dtype=dtype, device=where).requires_grad_()
+        h = features(x.to(where, dtype) * r[:, None], [m.to(where, dtype) for m in matrices])
+        (force,) = torch.autograd.grad((h * g.to(where, dtype)).sin().sum(), r, create_graph=True)
+        (second,) = torch.autograd.grad(force.square().sum(), r, create_graph=True)
+        (third,) = torch.autograd.grad(second.square().sum(), r)
+        return [one.detach().cpu().double() for one in (h, force, second, third)]
+
+    exact, found = all_of(plain, torch.float64, "cpu"), all_of(hidden_features, torch.float32, device)
+    for ours, theirs, wanted in zip(found, all_of(plain, torch.float32, "cpu"), exact, strict=True):
+        errors = [float((given - wanted).abs().max() / wanted.abs().max()) for given in (ours, theirs)]
+        assert errors[0] < 4 * errors[1] + 1e-6, errors
+    assert {"edge_network_value", "edge_network_gradient", "tall_to_wide"} <= set(launches)
+
+
+def test_only_the_input_is_kept_of_the_edges(device: str) -> None:
+    x, matrices, _ = case(8, 64, 3)
+    given = [m.to(device) for m in matrices]
+    held: dict[int, tuple[int, ...]] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        held[tensor.data_ptr()] = tuple(tensor.shape)
+        return tensor
+
+    for features, most in ((hidden_features, 1), (layer_by_layer, 4)):
+        held.clear()
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            kept = features(x.to(device).requires_grad_(), given)
+        of_edges = [shape for shape in held.values() if shape[0] == EDGES]
+        assert kept.requires_grad and len(of_edges) <= most
+        assert (of_edges == [(EDGES, 8)]) == (most == 1)
+
+
+def test_what_goes_layer_by_layer(device: str, launches: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def is_ours(x: Tensor, matrices: list[Tensor], **how: bool) -> bool:
+        launches.clear()
+        given = [m.to(device) if not m.requires_grad else m.detach().to(device).requires_grad_() for m in matrices]
+        found = hidden_features(x.to(device).requires_grad_(), given, **how)
+        torch.testing.assert_close(found.cpu(), plain(x, matrices), rtol=1e-4, atol=1e-5)
+        return "edge_network_value" in launches
+
+    x, matrices, _ = case(8, 32, 2)
+    assert is_ours(x, matrices) and not is_ours(x, matrices, in_one_kernel=False)
+    assert not is_ours(x.double(), [m.double() for m in matrices])
+    assert not is_ours(x, [m.clone().requires_grad_() for m in matrices]), "their gradients need all features"
+    with torch.no_grad():
+        assert is_ours(x, [m.clone().requires_grad_() for m in matrices])
+    for shape in ((8, 80, 1), (20, 32, 1), (8, 24, 1), (6, 32, 1), (8, 16, 4)):
+        assert not is_ours(*case(*shape)[:2]), shape
+    assert not is_ours(x, [drawn(8, 32), drawn(32, 16)])
+    launches.clear()
+    torch.compile(hidden_features, backend="eager", fullgraph=True)(x.to(device), [m.to(device) for m in matrices])
+    torch.func.vmap(lambda one: hidden_features(one, [m.to(device) for m in matrices]))(x.to(device).view(2, -1, 8))
+    assert not launches
+    monkeypatch.setattr(products, "LEAST_ROWS", EDGES + 1)
+    assert not is_ours(x, matrices)
+    assert networks.fits(8, [64] * 3) and not networks.fits(8, [])
+
+
+def test_kernels_compile_without_spills() -> None:
+    try:
+        nvrtc_version()
+    except ToolMissingError as error:
+        pytest.skip(str(error))
+    for arch in ("sm_80", "sm_90", "sm_120"):
+        for steps, layers in ((4, 3), (4, 2), (2, 1)):
+            for kernel in (value_kernel(steps, layers), gradient_kernel(steps, layers)):
+                resources = compile_source(kernel.source, cuda_facts(arch)).resources
+                assert resources["spill_bytes"] == 0 and resources["registers"] <= 255
