@@ -28,6 +28,8 @@ def _loaded(source: Source) -> Any:
         shim = Path(__file__).with_name("cuda_emulator.hpp")
         command = ["g++", "-x", "c++", "-std=c++17", "-O1", "-w", "-shared", "-fPIC"]
         command += [f'-DKERNEL_TEXT="{text}"', f"-DKERNEL_CALL={call}"]
+        # Shared memory of an inline function is static here, and else one for all libraries that have such a function.
+        command += ["-fno-gnu-unique"]
         command += ["-DTENSOR_CORES"] if "mma.sync" in source.text else []
         subprocess.run([*command, str(shim), "-o", str(library), "-lm"], check=True)
         return ctypes.CDLL(str(library)).emulate

@@ -90,9 +90,9 @@ class ShortenedScalarMLP(ScalarMLPFunction):
         layers: list[Any] = list(self.mlp)[:-1]
         linear, between = layers[::2], layers[1::2]
         if self.__dict__.get("in_one_kernel") and all(map(_is_plain, linear)) and _are_silu(between, len(linear)):
-            matrices = [layer.weight * layer.alpha for layer in linear]
+            matrices = [layer.weight for layer in linear]
             if is_one_kernel(x, matrices):
-                return hidden_features(x, matrices)
+                return hidden_features(x, matrices, [float(layer.alpha) for layer in linear])
         for layer in layers:
             if _is_plain(layer):
                 x = multiply.rows(x, layer.weight * layer.alpha)

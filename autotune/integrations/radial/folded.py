@@ -49,13 +49,14 @@ class AcceleratedRadial(NodeStandIn):
     @staticmethod
     def _in_one_kernel(x: Tensor, layers: list[Any]) -> tuple[Tensor, list[Any], float]:
         """What the first layers with SiLU give, the layers that are left, and the factor of their input."""
-        matrices, scale = [], 1.0
+        matrices, factors, scale = [], [], 1.0
         for layer in itertools.takewhile(lambda layer: layer.act is not None and layer.act.f is silu, layers):
-            matrices.append(layer.weight * (scale * _factor(layer)))
+            matrices.append(layer.weight)
+            factors.append(scale * _factor(layer))
             scale = _factor_after(layer)
         if not is_one_kernel(x, matrices):
             return x, layers, 1.0
-        return hidden_features(x, matrices), layers[len(matrices) :], scale
+        return hidden_features(x, matrices, factors), layers[len(matrices) :], scale
 
     def matrix(self) -> Tensor:
         """The last layer's weights [hidden, weights] with all constants after the last activation."""

@@ -19,6 +19,7 @@ from kernelgen.emit.source import Source
 from kernelgen.ops.edges import products, tall_matrices
 from kernelgen.ops.edges.products import edge_product
 from kernelgen.ops.edges.silu import few_pass_silu
+from kernelgen.ops.nodes.matrices import as_bits
 from kernelgen.runtime.allocation import empty
 from kernelgen.runtime.kernel import FixedKernel
 from kernelgen.torch_versions import run_eagerly
@@ -27,38 +28,41 @@ from kernelgen.tracing import runs_eagerly
 # What a warp's registers hold: inputs are one step of 16 along the depth, hidden features four.
 MOST_INPUTS, MOST_HIDDEN, MOST_LAYERS = 16, 64, 3
 _WARPS, _ROWS = 4, 16
+# Threads of a block that packs a tile of a matrix.
+_THREADS = 128
+_HEADERS = (*tall_matrices.ROWS_HEADERS, "edge_network.cuh")
 
 
-def hidden_features(x: Tensor, matrices: Sequence[Tensor], in_one_kernel: bool = True) -> Tensor:
-    """x ``[edges, inputs]`` after ``silu(x @ matrix)`` with each matrix in order, ``[edges, hidden]``.
+def hidden_features(x: Tensor, matrices: Sequence[Tensor], factors: Sequence[float]) -> Tensor:
+    """x ``[edges, inputs]`` after ``silu(factor * x @ matrix)`` for each matrix in order, ``[edges, hidden]``.
 
-    Differentiable any number of times. in_one_kernel: where :func:`is_one_kernel` says that there is one; otherwise,
-    and for derivatives of the gradient, layer by layer.
+    Differentiable any number of times. In one kernel where :func:`is_one_kernel` says that there is one; otherwise, and
+    for derivatives of the gradient, layer by layer.
     """
-    if not (in_one_kernel and is_one_kernel(x, matrices)):
-        return layer_by_layer(x, matrices)
+    if not is_one_kernel(x, matrices):
+        return layer_by_layer(x, matrices, factors)
     if torch.is_grad_enabled() and x.requires_grad:
-        return _Network.apply(x, *matrices)
-    return _features(x, Packed.of(matrices))
+        return _Network.apply(x, tuple(factors), *matrices)
+    return _features(x, Packed.of(matrices, factors, is_turned=False))
 
 
-def layer_by_layer(x: Tensor, matrices: Sequence[Tensor]) -> Tensor:
+def layer_by_layer(x: Tensor, matrices: Sequence[Tensor], factors: Sequence[float]) -> Tensor:
     """The same with every layer's features in memory."""
-    for matrix in matrices:
-        x = few_pass_silu(edge_product(x, matrix))
+    for matrix, factor in zip(matrices, factors, strict=True):
+        x = few_pass_silu(edge_product(x, matrix * factor))
     return x
 
 
 def is_one_kernel(x: Tensor, matrices: Sequence[Tensor]) -> bool:
     """Whether kernels take these: many edges, a shape that :func:`fits`, and matrices that get no gradients."""
-    rows = x.shape[0]
-    if type(rows) is not int or rows < products.LEAST_ROWS or not fits(x.shape[1], [m.shape[1] for m in matrices]):
+    rows, widths = x.shape[0], [matrix.shape[1] for matrix in matrices]
+    if type(rows) is not int or rows < products.LEAST_ROWS or not fits(x.shape[1], widths):
         return False
     if not runs_eagerly(x, *matrices) or torch.is_autocast_enabled():
         return False
-    alike = all(m.dtype is x.dtype and m.device == x.device for m in matrices)
-    frozen = not (torch.is_grad_enabled() and any(m.requires_grad for m in matrices))
-    return alike and frozen and tall_matrices.takes(x, _sources(matrices[0].shape[1] // 16, len(matrices)))
+    alike = all(matrix.dtype is x.dtype and matrix.device == x.device for matrix in matrices)
+    frozen = not (torch.is_grad_enabled() and any(matrix.requires_grad for matrix in matrices))
+    return alike and frozen and tall_matrices.takes(x, _sources(widths[0] // 16, len(widths)))
 
 
 def fits(inputs: int, widths: Sequence[int]) -> bool:
@@ -69,65 +73,65 @@ def fits(inputs: int, widths: Sequence[int]) -> bool:
 
 
 class Packed(NamedTuple):
-    """Matrices as the kernels read them: fragments one after the other; scales of columns, 16 ``steps`` a layer."""
+    """Matrices times their factors as the kernels read them; ``steps`` times 16 hidden features, ``layers``.
 
-    fragments: Tensor
-    backs: Tensor
+    tensors: fragments of the tensor cores, one layer after the other, and the scales of their columns; if transposed
+    matrices were asked for, the same of these.
+    """
+
+    tensors: tuple[Tensor, ...]
     steps: int
     layers: int
 
     @classmethod
-    def of(cls, matrices: Sequence[Tensor]) -> Packed:
-        """Of matrices or their transposes: 16 ``steps`` by as many, and a first one with few inputs."""
-        steps, layers = max(matrices[0].shape) // 16, len(matrices)
-        fragments = empty((4 * 32 * _fragments_before(layers, steps),), matrices[0])
-        backs = empty((16 * steps * layers,), matrices[0])
-        for layer, matrix in enumerate(matrices):
-            (depth, columns), before = matrix.shape, _fragments_before(layer, steps)
-            sizes = (depth, columns, 2 * -(-columns // 16), -(-depth // 16))
-            pointers = (fragments.data_ptr() + 512 * before, backs.data_ptr() + 4 * 16 * steps * layer)
-            given = (matrix.data_ptr(), matrix.stride(0), matrix.stride(1))
-            tall_matrices.packing(True).launch(matrix.get_device(), sizes[2], *given, *pointers, *sizes)
-        return cls(fragments, backs, steps, layers)
-
-
-def _fragments_before(layer: int, steps: int) -> int:
-    """Pieces of 512 bytes of the layers before: the first has ``2 steps``, the others ``steps`` times as many."""
-    return 2 * steps * (1 + (layer - 1) * steps) if layer else 0
+    def of(cls, matrices: Sequence[Tensor], factors: Sequence[float], is_turned: bool) -> Packed:
+        """In one launch; the first matrix has few inputs, the others as many as hidden features."""
+        (inputs, hidden), layers, first = matrices[0].shape, len(matrices), matrices[0]
+        steps, more = hidden // 16, (layers - 1) * hidden // 8  # tiles of the later matrices
+        sizes = ((4 * 32 * (2 * steps + more * steps),), (hidden * layers,)) * (1 + is_turned)
+        tensors = tuple(empty(size, first) for size in sizes)
+        blocks = 2 * steps + more + is_turned * (2 + more)
+        missing = [0] * (MOST_LAYERS - layers)
+        copies = [_aligned(matrix) for matrix in matrices]  # held until the launch
+        given = (*(matrix.data_ptr() for matrix in copies), *missing, *map(as_bits, factors), *missing)
+        made = (*(tensor.data_ptr() for tensor in tensors), *[0] * (4 - len(tensors)))
+        packing_kernel(steps, layers).launch(first.get_device(), blocks, *given, *made, inputs)
+        return cls(tensors, steps, layers)
 
 
 class _Network(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, *matrices: Tensor) -> Tensor:
-        packed = Packed.of(matrices)
-        ctx.save_for_backward(x, packed.fragments, packed.backs, *matrices)
+    def forward(ctx: Any, x: Tensor, factors: tuple[float, ...], *matrices: Tensor) -> Tensor:
+        packed = Packed.of(matrices, factors, is_turned=True)
+        ctx.factors = factors
+        ctx.save_for_backward(x, *packed.tensors, *matrices)
         return _features(x, packed)
 
     @staticmethod
     @run_eagerly("autograd calls this outside of compiled graphs, which take torch's own")
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        (g,), (x, fragments, backs, *matrices) = gradients, ctx.saved_tensors
-        rest = (None,) * len(matrices)
+        (g,), (x, *saved) = gradients, ctx.saved_tensors
+        tensors, matrices = saved[:4], saved[4:]
+        rest = (None,) * (1 + len(matrices))
         if torch.is_grad_enabled() or not runs_eagerly(g):
             with torch.enable_grad():
-                features = layer_by_layer(x, matrices)
+                features = layer_by_layer(x, matrices, ctx.factors)
             return (*torch.autograd.grad(features, x, g, create_graph=torch.is_grad_enabled()), *rest)
-        packed = Packed(fragments, backs, matrices[0].shape[1] // 16, len(matrices))
-        return _gradient(x, g, packed, Packed.of([matrix.t() for matrix in matrices])), *rest
+        return _gradient(x, g, Packed(tuple(tensors), matrices[0].shape[1] // 16, len(matrices))), *rest
 
 
 def _features(x: Tensor, packed: Packed) -> Tensor:
     x, rows = _aligned(x), x.shape[0]
     out = empty((rows, 16 * packed.steps), x)
-    pointers = [one.data_ptr() for one in (x, packed.fragments, packed.backs, out)]
+    pointers = [one.data_ptr() for one in (x, *packed.tensors[:2], out)]
     value_kernel(packed.steps, packed.layers).launch(x.get_device(), _blocks(rows), *pointers, rows, x.shape[1])
     return out
 
 
-def _gradient(x: Tensor, g: Tensor, packed: Packed, turned: Packed) -> Tensor:
+def _gradient(x: Tensor, g: Tensor, packed: Packed) -> Tensor:
     x, g, rows = _aligned(x), _aligned(g), x.shape[0]
     out = empty(tuple(x.shape), x)
-    pointers = [one.data_ptr() for one in (x, g, packed.fragments, packed.backs, turned.fragments, turned.backs, out)]
+    pointers = [one.data_ptr() for one in (x, g, *packed.tensors, out)]
     gradient_kernel(packed.steps, packed.layers).launch(x.get_device(), _blocks(rows), *pointers, rows, x.shape[1])
     return out
 
@@ -146,21 +150,27 @@ def _blocks(rows: int) -> int:
 @functools.cache
 def value_kernel(steps: int, layers: int) -> FixedKernel:
     """The kernel of ``layers`` to ``steps`` times 16 hidden features."""
-    return FixedKernel(_source("edge_network_value", steps, layers), 6, 32 * _WARPS)
+    return FixedKernel(_source("edge_network_value", steps, layers, *_HEADERS), 6, 32 * _WARPS)
 
 
 @functools.cache
 def gradient_kernel(steps: int, layers: int) -> FixedKernel:
     """The kernel of the input's gradient."""
-    return FixedKernel(_source("edge_network_gradient", steps, layers), 9, 32 * _WARPS)
+    return FixedKernel(_source("edge_network_gradient", steps, layers, *_HEADERS), 9, 32 * _WARPS)
 
 
-def _source(name: str, steps: int, layers: int) -> Source:
-    headers = (*tall_matrices.ROWS_HEADERS, "edge_network.cuh")
-    return tall_matrices.kernel_source(name, *headers, STEPS=steps, LAYERS=layers, WARPS=_WARPS, MORE=1)
+@functools.cache
+def packing_kernel(steps: int, layers: int) -> FixedKernel:
+    """The kernel that turns all matrices into halves."""
+    return FixedKernel(_source("edge_matrices", steps, layers, "matrix_tiles.cuh"), 11, _THREADS)
+
+
+def _source(name: str, steps: int, layers: int, *headers: str) -> Source:
+    constants = {"STEPS": steps, "LAYERS": layers, "WARPS": _WARPS, "MORE": 1, "THREADS": _THREADS}
+    return tall_matrices.kernel_source(name, *headers, **constants)
 
 
 @functools.cache
 def _sources(steps: int, layers: int) -> Callable[[torch.dtype], tuple[Source, ...]]:
-    kernels = (value_kernel(steps, layers), gradient_kernel(steps, layers), tall_matrices.packing(True))
+    kernels = (value_kernel(steps, layers), gradient_kernel(steps, layers), packing_kernel(steps, layers))
     return lambda dtype: tuple(kernel.source for kernel in kernels)

@@ -148,7 +148,9 @@ ROWS_HEADERS = ("weight_ring.hpp", "tall_rows.cuh")
 def packing(is_wide: bool) -> FixedKernel:
     """The kernel that turns b into halves, of a product to many columns or to few."""
     threads = 128 if is_wide else 1024  # few columns are few blocks, each with a large depth
-    return FixedKernel(kernel_source("tall_matrix", THREADS=threads, STEPS_FIRST=int(not is_wide)), 9, threads)
+    return FixedKernel(
+        kernel_source("tall_matrix", "matrix_tiles.cuh", THREADS=threads, STEPS_FIRST=int(not is_wide)), 9, threads
+    )
 
 
 @functools.cache

@@ -15,7 +15,7 @@ from kernelgen.compile.nvrtc import nvrtc_version
 from kernelgen.device import cuda_facts
 from kernelgen.errors import ToolMissingError
 from kernelgen.ops.edges import networks, products, tall_matrices
-from kernelgen.ops.edges.networks import gradient_kernel, hidden_features, layer_by_layer, value_kernel
+from kernelgen.ops.edges.networks import gradient_kernel, hidden_features, layer_by_layer, packing_kernel, value_kernel
 from kernelgen.runtime.kernel import FixedKernel
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -60,10 +60,21 @@ def case(inputs: int, hidden: int, layers: int, edges: int = EDGES) -> tuple[Ten
     return x, matrices, drawn(edges, hidden, seed=99)
 
 
+FACTORS = (0.75, 1.5, 1.1, 1.0)
+
+
 def plain(x: Tensor, matrices: list[Tensor]) -> Tensor:
-    for matrix in matrices:
-        x = silu(x @ matrix)
+    for matrix, factor in zip(matrices, FACTORS, strict=False):
+        x = silu(x @ (factor * matrix))
     return x
+
+
+def ours(x: Tensor, matrices: list[Tensor]) -> Tensor:
+    return hidden_features(x, matrices, FACTORS[: len(matrices)])
+
+
+def by_layers(x: Tensor, matrices: list[Tensor]) -> Tensor:
+    return layer_by_layer(x, matrices, FACTORS[: len(matrices)])
 
 
 def value_and_gradient(features: Callable[..., Tensor], x: Tensor, matrices: list[Tensor], g: Tensor) -> list[Tensor]:
@@ -83,12 +94,11 @@ def test_value_and_gradient_have_float32s_errors(shape: tuple[int, int, int], de
     x, matrices, g = case(*shape)
     exact = value_and_gradient(plain, x.double(), [m.double() for m in matrices], g.double())
     single = value_and_gradient(plain, x, matrices, g)
-    found = value_and_gradient(hidden_features, x.to(device), [m.to(device) for m in matrices], g.to(device))
-    packing = ["tall_matrix"] * shape[2]
-    assert launches == [*packing, "edge_network_value", *packing, "edge_network_gradient"]
-    for ours, theirs, wanted in zip(found, single, exact, strict=True):
-        assert worst(ours, wanted) < 4 * worst(theirs, wanted) < 1e-4
-        assert float((ours - wanted).abs().max() / wanted.abs().max()) < 1e-6
+    found = value_and_gradient(ours, x.to(device), [m.to(device) for m in matrices], g.to(device))
+    assert launches == ["edge_matrices", "edge_network_value", "edge_network_gradient"]
+    for mine, theirs, wanted in zip(found, single, exact, strict=True):
+        assert worst(mine, wanted) < 4 * worst(theirs, wanted) < 1e-4
+        assert float((mine - wanted).abs().max() / wanted.abs().max()) < 1e-6
 
 
 def test_rows_of_many_magnitudes(device: str) -> None:
@@ -100,25 +110,25 @@ def test_rows_of_many_magnitudes(device: str) -> None:
     g = g * torch.linspace(12, -12, EDGES).exp()[:, None]
     exact = value_and_gradient(plain, x.double(), [m.double() for m in matrices], g.double())
     single = value_and_gradient(plain, x, matrices, g)
-    found = value_and_gradient(hidden_features, x.to(device), [m.to(device) for m in matrices], g.to(device))
-    for ours, theirs, wanted in zip(found, single, exact, strict=True):
-        assert worst(ours, wanted) < 4 * worst(theirs, wanted) + 1e-6
+    found = value_and_gradient(ours, x.to(device), [m.to(device) for m in matrices], g.to(device))
+    for mine, theirs, wanted in zip(found, single, exact, strict=True):
+        assert worst(mine, wanted) < 4 * worst(theirs, wanted) + 1e-6
     assert not found[0][::7].any()
 
 
 @pytest.mark.parametrize("edges", [1, 16, 63, 64, 65])
 def test_numbers_of_edges_that_are_no_multiples(edges: int, device: str) -> None:
     x, matrices, g = case(8, 32, 2, edges)
-    found = value_and_gradient(hidden_features, x.to(device), [m.to(device) for m in matrices], g.to(device))
+    found = value_and_gradient(ours, x.to(device), [m.to(device) for m in matrices], g.to(device))
     exact = value_and_gradient(plain, x.double(), [m.double() for m in matrices], g.double())
-    for ours, wanted in zip(found, exact, strict=True):
-        assert ours.shape == wanted.shape and float((ours - wanted).abs().max()) < 1e-5
+    for mine, wanted in zip(found, exact, strict=True):
+        assert mine.shape == wanted.shape and float((mine - wanted).abs().max()) < 1e-5
 
 
 def test_what_is_not_finite_stays_in_its_row(device: str) -> None:
     x, matrices, _ = case(8, 32, 2)
     x[5, 2], x[9, 0] = float("nan"), float("inf")
-    found = hidden_features(x.to(device), [m.to(device) for m in matrices]).cpu()
+    found = ours(x.to(device), [m.to(device) for m in matrices]).cpu()
     assert [row for row in range(EDGES) if not found[row].isfinite().all()] == [5, 9]
 
 
@@ -129,7 +139,7 @@ def test_strided_inputs_and_cotangents(device: str) -> None:
     around[:, 2:10], wide[:, 5:37] = x, g
     turned = [m.t().contiguous().to(device).t() for m in matrices]
     leaf = around.to(device).requires_grad_()
-    h = hidden_features(leaf[:, 2:10], turned)
+    h = ours(leaf[:, 2:10], turned)
     (of_x,) = torch.autograd.grad(h, leaf, wide.to(device)[:, 5:37])
     torch.testing.assert_close([h.detach().cpu().double(), of_x.cpu().double()[:, 2:10]], exact, rtol=1e-4, atol=1e-5)
     assert not of_x[:, :2].any() and not of_x[:, 10:].any()
@@ -147,9 +157,9 @@ def test_derivatives_of_the_gradient_are_those_layer_by_layer(device: str, launc
         (third,) = torch.autograd.grad(second.square().sum(), r)
         return [one.detach().cpu().double() for one in (h, force, second, third)]
 
-    exact, found = all_of(plain, torch.float64, "cpu"), all_of(hidden_features, torch.float32, device)
-    for ours, theirs, wanted in zip(found, all_of(plain, torch.float32, "cpu"), exact, strict=True):
-        errors = [float((given - wanted).abs().max() / wanted.abs().max()) for given in (ours, theirs)]
+    exact, found = all_of(plain, torch.float64, "cpu"), all_of(ours, torch.float32, device)
+    for mine, theirs, wanted in zip(found, all_of(plain, torch.float32, "cpu"), exact, strict=True):
+        errors = [float((given - wanted).abs().max() / wanted.abs().max()) for given in (mine, theirs)]
         assert errors[0] < 4 * errors[1] + 1e-6, errors
     assert {"edge_network_value", "edge_network_gradient", "tall_to_wide"} <= set(launches)
 
@@ -163,7 +173,7 @@ def test_only_the_input_is_kept_of_the_edges(device: str) -> None:
         held[tensor.data_ptr()] = tuple(tensor.shape)
         return tensor
 
-    for features, most in ((hidden_features, 1), (layer_by_layer, 4)):
+    for features, most in ((ours, 1), (by_layers, 4)):
         held.clear()
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
             kept = features(x.to(device).requires_grad_(), given)
@@ -173,15 +183,15 @@ def test_only_the_input_is_kept_of_the_edges(device: str) -> None:
 
 
 def test_what_goes_layer_by_layer(device: str, launches: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    def is_ours(x: Tensor, matrices: list[Tensor], **how: bool) -> bool:
+    def is_ours(x: Tensor, matrices: list[Tensor]) -> bool:
         launches.clear()
         given = [m.to(device) if not m.requires_grad else m.detach().to(device).requires_grad_() for m in matrices]
-        found = hidden_features(x.to(device).requires_grad_(), given, **how)
+        found = ours(x.to(device).requires_grad_(), given)
         torch.testing.assert_close(found.cpu(), plain(x, matrices), rtol=1e-4, atol=1e-5)
         return "edge_network_value" in launches
 
     x, matrices, _ = case(8, 32, 2)
-    assert is_ours(x, matrices) and not is_ours(x, matrices, in_one_kernel=False)
+    assert is_ours(x, matrices)
     assert not is_ours(x.double(), [m.double() for m in matrices])
     assert not is_ours(x, [m.clone().requires_grad_() for m in matrices]), "their gradients need all features"
     with torch.no_grad():
@@ -190,8 +200,8 @@ def test_what_goes_layer_by_layer(device: str, launches: list[str], monkeypatch:
         assert not is_ours(*case(*shape)[:2]), shape
     assert not is_ours(x, [drawn(8, 32), drawn(32, 16)])
     launches.clear()
-    torch.compile(hidden_features, backend="eager", fullgraph=True)(x.to(device), [m.to(device) for m in matrices])
-    torch.func.vmap(lambda one: hidden_features(one, [m.to(device) for m in matrices]))(x.to(device).view(2, -1, 8))
+    torch.compile(ours, backend="eager", fullgraph=True)(x.to(device), [m.to(device) for m in matrices])
+    torch.func.vmap(lambda one: ours(one, [m.to(device) for m in matrices]))(x.to(device).view(2, -1, 8))
     assert not launches
     monkeypatch.setattr(products, "LEAST_ROWS", EDGES + 1)
     assert not is_ours(x, matrices)
@@ -205,6 +215,6 @@ def test_kernels_compile_without_spills() -> None:
         pytest.skip(str(error))
     for arch in ("sm_80", "sm_90", "sm_120"):
         for steps, layers in ((4, 3), (4, 2), (2, 1)):
-            for kernel in (value_kernel(steps, layers), gradient_kernel(steps, layers)):
+            for kernel in (value_kernel(steps, layers), gradient_kernel(steps, layers), packing_kernel(steps, layers)):
                 resources = compile_source(kernel.source, cuda_facts(arch)).resources
                 assert resources["spill_bytes"] == 0 and resources["registers"] <= 255
