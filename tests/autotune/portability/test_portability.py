@@ -77,7 +77,7 @@ def test_what_is_prefetched_fits_into_a_smaller_l2() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("arch", CUDA_ARCHS)
+@pytest.mark.parametrize("arch", ["sm_86", "sm_90"])
 def test_the_report_counts_what_it_looked_at(arch: str) -> None:
     report = check_arch(arch, sample=30)
     assert report.entries == len(SHIPPED.by_identity) and report.defaults > 500 and report.texts > 600
@@ -138,6 +138,7 @@ def test_no_kernel_is_begun_after_the_limit(
         begun.append((facts.arch, kernel.name))
         return Finding(kernel, registers=32)
 
+    monkeypatch.setattr("autotune.portability.check.kernels_of_entries", lambda facts: entries_on(facts.arch))
     monkeypatch.setattr("autotune.portability.check.examine", slowly)
     monkeypatch.setattr("time.monotonic", lambda: clock[0])
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0})
