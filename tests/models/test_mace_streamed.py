@@ -10,8 +10,8 @@ import torch
 
 pytest.importorskip("mace", reason="MACE is not installed")
 
-import model_checks
 from emulated_radial import EmulatedKernel, emulate_modules
+from fixed_kernels import take_few_edges, watched_launches
 from mace_cases import TOLERANCE, assert_same, batch_of, imidazole, model_of, results
 
 from autotune import accelerate, restore
@@ -147,15 +147,16 @@ def test_hidden_layers_in_one_kernel(edge_weights: str, monkeypatch: pytest.Monk
     exact, model = (model_of(NUMBERS, dtype=dtype, radial_MLP=[16] * 3) for dtype in (torch.float64, torch.float32))
     model.load_state_dict(exact.state_dict())
     wanted = results(exact, batch_of(exact, imidazole()))
-    launches, batch = model_checks.watched_launches(monkeypatch), batch_of(model, imidazole())
+    take_few_edges(monkeypatch, "cpu")
+    launches, batch = watched_launches(monkeypatch), batch_of(model, imidazole())
     accelerate(model, edge_weights=edge_weights, edge_network="fused", check=False)
     found = results(model, batch)
     assert_same({name: value.double() for name, value in found.items()}, wanted, 2e-5)
-    assert "equitune_edge_network_value" not in launches
+    assert "edge_network_value" not in launches
     forces = model.requires_grad_(False)(batch, compute_stress=True)["forces"].detach().double()
     assert_same({"forces": forces}, {"forces": wanted["forces"]}, 2e-5)
     for kernel in ("value", "gradient"):
-        assert launches.count(f"equitune_edge_network_{kernel}") == len(model.interactions)
+        assert launches.count(f"edge_network_{kernel}") == len(model.interactions)
 
 
 def test_what_cannot_stream_says_so() -> None:

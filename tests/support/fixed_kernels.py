@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from kernelgen.emit.source import Source
+from kernelgen.ops.edges import products, tall_matrices
 from kernelgen.runtime.kernel import FixedKernel
 
 
@@ -46,3 +48,23 @@ def run_on_host(kernel: FixedKernel, device: int, blocks: int, *values: int) -> 
 def emulate_launches(patch: pytest.MonkeyPatch) -> None:
     """Have every hand-written kernel run on the host."""
     patch.setattr(FixedKernel, "launch", run_on_host)
+
+
+def take_few_edges(patch: pytest.MonkeyPatch, device: str) -> None:
+    """Have kernels of edges run for any number of edges, on a CPU lane by lane."""
+    patch.setattr(products, "LEAST_ROWS", 1)
+    if device == "cpu":
+        emulate_launches(patch)
+        patch.setattr(tall_matrices, "takes", lambda tensor, sources: tensor.dtype is torch.float32)
+
+
+def watched_launches(patch: pytest.MonkeyPatch) -> list[str]:
+    """Entries of hand-written kernels as they are launched, without ``equitune_``."""
+    run, found = FixedKernel.launch, []
+
+    def launch(kernel: FixedKernel, *arguments: int) -> None:
+        found.append(kernel.source.entry.removeprefix("equitune_"))
+        run(kernel, *arguments)
+
+    patch.setattr(FixedKernel, "launch", launch)
+    return found

@@ -13,7 +13,7 @@ import pytest
 import torch
 from ase import Atoms
 from emulated_radial import EmulatedKernel, emulate_modules
-from fixed_kernels import run_on_host
+from fixed_kernels import take_few_edges, watched_launches
 from model_cases import Case, accelerated, assert_same, fused, imidazole, stand_ins
 from places import ROOT, SUPPORT
 from torch.optim import swa_utils
@@ -21,8 +21,6 @@ from torch.optim import swa_utils
 from autotune import accelerate, restore
 from autotune.models.packages.base import default_dtype
 from autotune.modules.radial import convolution
-from kernelgen.ops.edges import products, tall_matrices
-from kernelgen.runtime.kernel import FixedKernel
 
 
 def check_values(case: Case, atoms: Atoms, dtype: torch.dtype, convolutions: int, **more: Any) -> None:
@@ -154,31 +152,18 @@ def check_network_in_one_kernel(case: Case, convolutions: int, monkeypatch: pyte
     exact, model = (case.build(atoms, dtype, **more) for dtype in (torch.float64, torch.float32))
     model.load_state_dict(exact.state_dict())
     wanted = case.predict(exact, case.batch(exact, atoms))
+    take_few_edges(monkeypatch, "cpu")
     launches = watched_launches(monkeypatch)
     model.requires_grad_(False).eval()
     for edge_network, count in (("fused", convolutions), ("layers", 0)):
         accelerate(model, edge_network=edge_network, check=False)
         launches.clear()
         found = case.predict(model, case.batch(model, atoms))
-        assert launches.count("equitune_edge_network_value") == count
-        assert launches.count("equitune_edge_network_gradient") == count
+        assert launches.count("edge_network_value") == count
+        assert launches.count("edge_network_gradient") == count
         assert_same({name: value.detach().double() for name, value in found.items()}, wanted, 2e-5)
         restore(model)
         assert not any("in_one_kernel" in part.__dict__ for part in model.modules())
-
-
-def watched_launches(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Kernels of edges run lane by lane, for any number of edges; their entries as they are launched."""
-    found: list[str] = []
-    monkeypatch.setattr(products, "LEAST_ROWS", 1)
-    monkeypatch.setattr(tall_matrices, "takes", lambda tensor, sources: tensor.dtype is torch.float32)
-
-    def launch(kernel: FixedKernel, *arguments: int) -> None:
-        found.append(kernel.source.entry)
-        run_on_host(kernel, *arguments)
-
-    monkeypatch.setattr(FixedKernel, "launch", launch)
-    return found
 
 
 def check_fused_on_a_gpu(case: Case, **more: Any) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from fixed_kernels import emulate_launches
+from fixed_kernels import take_few_edges, watched_launches
 from torch import Tensor
 from torch.nn.functional import silu
 
@@ -14,9 +14,8 @@ from kernelgen.compile.compiler import compile_source
 from kernelgen.compile.nvrtc import nvrtc_version
 from kernelgen.device import cuda_facts
 from kernelgen.errors import ToolMissingError
-from kernelgen.ops.edges import networks, products, tall_matrices
+from kernelgen.ops.edges import networks, products
 from kernelgen.ops.edges.networks import gradient_kernel, hidden_features, layer_by_layer, packing_kernel, value_kernel
-from kernelgen.runtime.kernel import FixedKernel
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 EDGES = 150
@@ -26,24 +25,13 @@ SHAPES = [(8, 64, 3), (8, 64, 2), (16, 32, 1), (4, 16, 3), (12, 48, 2)]
 
 @pytest.fixture(params=DEVICES)
 def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A device on which the kernels run, also for few edges."""
-    monkeypatch.setattr(products, "LEAST_ROWS", 1)
-    if request.param == "cpu":
-        emulate_launches(monkeypatch)
-        monkeypatch.setattr(tall_matrices, "takes", lambda tensor, sources: tensor.dtype is torch.float32)
+    take_few_edges(monkeypatch, request.param)
     return request.param
 
 
 @pytest.fixture
 def launches(monkeypatch: pytest.MonkeyPatch, device: str) -> list[str]:
-    run, found = FixedKernel.launch, []
-
-    def launch(kernel: FixedKernel, *arguments: int) -> None:
-        found.append(kernel.source.entry.removeprefix("equitune_"))
-        run(kernel, *arguments)
-
-    monkeypatch.setattr(FixedKernel, "launch", launch)
-    return found
+    return watched_launches(monkeypatch)
 
 
 def drawn(*shape: int, seed: int = 0) -> Tensor:

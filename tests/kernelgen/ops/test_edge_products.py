@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from fixed_kernels import emulate_launches
+from fixed_kernels import take_few_edges, watched_launches
 from torch import Tensor
 
 from kernelgen.compile.compiler import compile_source
@@ -18,7 +18,6 @@ from kernelgen.ops.edges.products import edge_product, sum_product
 from kernelgen.ops.operator import build
 from kernelgen.ops.radial.convolution import radial_product
 from kernelgen.problem.tensor_product import TensorProductProblem
-from kernelgen.runtime.kernel import FixedKernel
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 EDGES, HIDDEN, WEIGHTS = 200, 64, 160
@@ -26,27 +25,14 @@ EDGES, HIDDEN, WEIGHTS = 200, 64, 160
 
 @pytest.fixture(params=DEVICES)
 def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A device on which the kernels run, also for few edges."""
-    monkeypatch.setattr(products, "LEAST_ROWS", 1)
+    take_few_edges(monkeypatch, request.param)
     monkeypatch.setattr(tall_matrices, "LEAST_RIGHT", 1)
-    if request.param == "cpu":
-        emulate_launches(monkeypatch)
-        monkeypatch.setattr(tall_matrices, "takes", lambda tensor, sources: tensor.dtype is torch.float32)
     return request.param
 
 
 @pytest.fixture
 def launches(monkeypatch: pytest.MonkeyPatch, device: str) -> list[str]:
-    """The entries of these kernels as they are launched."""
-    run, found = FixedKernel.launch, []
-
-    def launch(kernel: FixedKernel, *arguments: int) -> None:
-        if kernel.source.entry.startswith("equitune_tall"):
-            found.append(kernel.source.entry)
-        run(kernel, *arguments)
-
-    monkeypatch.setattr(FixedKernel, "launch", launch)
-    return found
+    return watched_launches(monkeypatch)
 
 
 def drawn(*shape: int, seed: int = 0) -> Tensor:
@@ -154,7 +140,7 @@ def test_any_number_of_derivatives(device: str, launches: list[str]) -> None:
         launches.clear()
         wanted = derivatives(plain, a.double(), right.double())
         found = derivatives(ours, a.to(device), right.to(device))
-        assert {"equitune_tall_sums", "equitune_tall_to_wide"} < set(launches)
+        assert {"tall_sums", "tall_to_wide"} < set(launches)
         for one, single, exact in zip(found, derivatives(plain, a, right), wanted, strict=True):
             errors = [float((given - exact).abs().max() / exact.abs().max()) for given in (one, single)]
             assert errors[0] < 4 * errors[1] + 1e-6, errors
@@ -164,7 +150,7 @@ def test_sums_of_many_columns_on_the_left(device: str, launches: list[str], monk
     monkeypatch.setattr(tall_matrices, "LEAST_RIGHT", 36)
     a, b = drawn(EDGES, 36), drawn(EDGES, 16, seed=1)
     found = sum_product(a.to(device), b.to(device))
-    assert launches == ["equitune_tall_sums"] and error(found, a.t(), b) < 4 * error(a.t() @ b, a.t(), b)
+    assert launches == ["tall_sums"] and error(found, a.t(), b) < 4 * error(a.t() @ b, a.t(), b)
 
 
 def test_only_what_gradients_need_is_kept(device: str) -> None:
@@ -236,7 +222,7 @@ def test_all_derivatives_of_the_convolution(most: int, device: str, launches: li
     plain = gradients("float32", most, torch.float32, device)
     assert not launches
     found = gradients("fp16x3", most, torch.float32, device)
-    assert "equitune_tall_sums" in launches and "equitune_tall_to_wide" in launches
+    assert "tall_sums" in launches and "tall_to_wide" in launches
     for one, other, exact in zip(found, plain, wanted, strict=True):
         errors = [float((given - exact).abs().max() / exact.abs().max()) for given in (one, other)]
         assert errors[0] < 3e-6 and errors[0] < 8 * errors[1] + 2e-7, errors
