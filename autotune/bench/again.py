@@ -36,7 +36,7 @@ def parse_date(text: str) -> datetime:
 def plans_again(older_than: datetime, facts: DeviceFacts, folder: Path, say: Callable[[str], None]) -> list[Plan]:
     """Plans for the device's stored rows from before a date; a graph that is unknown here is left out, with a line."""
     database, graphs = Database.load(database_path(folder, facts.slug)), load_graphs()
-    rows = [row for row in stored_rows(folder, facts) if parse_date(row["date"]) < older_than]
+    rows = [row for row in stored_rows(folder, facts) if parse_date(row.get("tried") or row["date"]) < older_than]
     plans = []
     for workload, passes in workloads_of(rows, graphs, say):
         needed = {kernel for which in passes for kernel in workload.kind.passes[which]}

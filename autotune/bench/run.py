@@ -213,14 +213,14 @@ class _Run:
         return rows
 
     def _kept(self, rows: Sequence[Row]) -> list[Row]:
-        """The rows to store: the stored one in the place of a row in which a peer failed on this machine."""
+        """The rows to store: the stored one, with the date of this try, for a row whose peer failed on this machine."""
         stored, kept = self._stored(), []
         for row in rows:
             before = stored.get(identity_of(row))
             lost = lost_peers(before, row)
             for name, reason in lost.items():
                 self.say(f"{row_name(row)}: {name} failed and has a time in the stored row, which stays: {reason}")
-            kept.append(before if before is not None and lost else row)
+            kept.append(before | {"tried": row["date"]} if before is not None and lost else row)
         return kept
 
     def _step(self, plan: Plan, text: str) -> None:

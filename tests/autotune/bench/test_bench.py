@@ -379,10 +379,11 @@ def test_rows_replace_those_of_their_identity_only(tmp_path: Path) -> None:
 def test_a_peer_that_fails_on_this_machine_costs_no_stored_row(tmp_path: Path) -> None:
     console, same = Console(file=io.StringIO(), width=300), {"sources": {"forward": "a"}, "software": {"torch": "2.11"}}
     run = bench._Run("cpu", HOST, tmp_path, ("fast",), 0.0, console)
-    before = row(schedules={"equitune": {"forward": {"lanes": 4}}}, **same)
+    before = row(schedules={"equitune": {"forward": {"lanes": 4}}}, date="2026-11-01T00:00:00+00:00", **same)
     store_rows(tmp_path, HOST, [before])
-    newer = row(ours=90.0, peer=None, schedules=before["schedules"], **same)
-    assert run._kept([newer, row("backward", peer=None, **same)]) == [before, row("backward", peer=None, **same)]
+    newer = row(ours=90.0, peer=None, schedules=before["schedules"], date="2026-11-02T00:00:00+00:00", **same)
+    new = row("backward", peer=None, **same)
+    assert run._kept([newer, new]) == [before | {"tried": newer["date"]}, new]
     told = "tiny on carbon, conv float32, forward: fast failed and has a time in the stored row, which stays: broken"
     assert told in console.file.getvalue()  # type: ignore[attr-defined]
     for changed in ({"sources": {"forward": "b"}}, {"software": {"torch": "2.13"}}, {"schedules": {}}):
