@@ -4,6 +4,6 @@ from __future__ import annotations
 
 from kernelgen.emit.radial.kernel import emit_radial, radial_launch
 from kernelgen.emit.source import Emitter
-from kernelgen.plan.radial import RadialPlan
+from kernelgen.plan.radial_convolution import RadialPlan
 
 EMITTERS = {RadialPlan: Emitter(emit_radial, radial_launch)}

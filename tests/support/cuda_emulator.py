@@ -17,7 +17,7 @@ from reference import Case, relayout
 from kernelgen.device import DeviceFacts, cuda_facts
 from kernelgen.emit.kernel_source import emit, geometry
 from kernelgen.plan.planner import AnyPlan, make_plan
-from kernelgen.plan.radial import RadialPlan
+from kernelgen.plan.radial_convolution import RadialPlan
 from kernelgen.plan.spherical_harmonics import HarmonicsPlan
 from kernelgen.problem.spherical_harmonics import HarmonicsProblem
 from kernelgen.runtime.graph import longest_first

@@ -18,7 +18,7 @@ from kernelgen.device import DeviceFacts
 from kernelgen.ops.operator import Operator
 from kernelgen.ops.radial import fused
 from kernelgen.plan.planner import make_plan
-from kernelgen.plan.radial import MARKS, radial_plan
+from kernelgen.plan.radial_convolution import MARKS, radial_plan
 from kernelgen.runtime.graph import order_by
 from kernelgen.schedule.radial import RadialSchedule, RadialSpec
 from kernelgen.terms.directions import Direction

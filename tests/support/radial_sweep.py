@@ -36,7 +36,7 @@ from autotune.workload.workload import Workload
 from kernelgen.device import DeviceFacts, device_facts
 from kernelgen.errors import EquituneError
 from kernelgen.ops.operator import build
-from kernelgen.plan.defaults import default_radial_schedule
+from kernelgen.plan.radial.defaults import default_radial_schedule
 from kernelgen.runtime.kernel import load_kernel
 from kernelgen.schedule.radial import RadialSchedule
 

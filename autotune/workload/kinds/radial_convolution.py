@@ -16,8 +16,8 @@ from autotune.workload.kinds.base import FindSchedule, Problem
 from autotune.workload.kinds.tensor_product import INDEX_BYTES, OfProductKind
 from autotune.workload.toml_tables import check_table
 from kernelgen.device import DeviceFacts
-from kernelgen.plan.defaults import default_radial_schedule
-from kernelgen.plan.radial import RadialPlan, radial_plan
+from kernelgen.plan.radial.defaults import default_radial_schedule
+from kernelgen.plan.radial_convolution import RadialPlan, radial_plan
 from kernelgen.problem.radial_convolution import PRODUCTS, RadialProblem
 from kernelgen.problem.tensor_product import TensorProductProblem
 from kernelgen.schedule.kernel_spec import BYTES

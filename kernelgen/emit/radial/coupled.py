@@ -18,7 +18,7 @@ from kernelgen.emit.radial.single_terms import (
     with_one_cotangent,
 )
 from kernelgen.plan.path_groups import Group
-from kernelgen.plan.radial import RadialPlan
+from kernelgen.plan.radial_convolution import RadialPlan
 
 # Components of x that are added in one chain of products to a gradient of y: tensor cores truncate sums.
 CHAIN = 8

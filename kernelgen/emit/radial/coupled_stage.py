@@ -11,7 +11,7 @@ import math
 from kernelgen.emit.cuda.edge_operand import EdgeOperand
 from kernelgen.emit.radial.path_group import RadialGroup
 from kernelgen.plan.path_groups import Group
-from kernelgen.plan.radial import RadialPlan
+from kernelgen.plan.radial_convolution import RadialPlan
 from kernelgen.problem.radial_convolution import PRODUCTS
 from kernelgen.terms.clebsch_gordan import coupled_rows
 

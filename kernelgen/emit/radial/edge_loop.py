@@ -14,7 +14,7 @@ from kernelgen.emit.cuda.path_group import GroupEmitter
 from kernelgen.emit.radial.fragments import ChannelRows, EdgeRows
 from kernelgen.emit.radial.normalized import NormalizedOperand
 from kernelgen.plan.path_groups import Group
-from kernelgen.plan.radial import RadialPlan
+from kernelgen.plan.radial_convolution import RadialPlan
 
 
 class RadialWalk(GroupEmitter):

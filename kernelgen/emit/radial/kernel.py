@@ -17,7 +17,7 @@ from kernelgen.emit.radial.warpgroup_values import WarpgroupValues
 from kernelgen.emit.signature import buffers_line, buffers_struct, gpu_entry
 from kernelgen.emit.source import Source, included
 from kernelgen.plan.path_groups import Group
-from kernelgen.plan.radial import MARKS, TILE, RadialPlan
+from kernelgen.plan.radial_convolution import MARKS, TILE, RadialPlan
 from kernelgen.problem.radial_convolution import PRODUCTS
 from kernelgen.schedule.radial_knobs import WARPGROUP
 

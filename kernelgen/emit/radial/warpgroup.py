@@ -14,7 +14,7 @@ from kernelgen.emit.radial.coupled import CoupledGroup
 from kernelgen.emit.radial.fragments import ScaledEdgeRows
 from kernelgen.emit.radial.warpgroup_calls import HIDDEN, ProductsInFlight
 from kernelgen.plan.path_groups import Group
-from kernelgen.plan.radial import RadialPlan
+from kernelgen.plan.radial_convolution import RadialPlan
 from kernelgen.problem.radial_convolution import PRODUCTS
 
 # Most paths whose gradients are summed in tensor cores, which truncate, before floats are added.

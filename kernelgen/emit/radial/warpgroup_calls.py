@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from kernelgen.emit.radial.path_group import RadialGroup
 from kernelgen.plan.path_groups import Group
-from kernelgen.plan.radial import RadialPlan
+from kernelgen.plan.radial_convolution import RadialPlan
 
 # Where a warpgroup's hidden features are: as many parts of HIDDEN_ROWS halves before the matrix.
 HIDDEN_OF = (

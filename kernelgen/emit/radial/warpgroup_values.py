@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from kernelgen.emit.radial.fragments import ChannelRows
 from kernelgen.emit.radial.warpgroup_calls import HIDDEN_OF, ProductsInFlight
 from kernelgen.plan.path_groups import Group
-from kernelgen.plan.radial import RadialPlan
+from kernelgen.plan.radial_convolution import RadialPlan
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,8 @@ from kernelgen.device import device_facts
 from kernelgen.errors import InputError, ScheduleError, UnsupportedError
 from kernelgen.ops.operator import Operator
 from kernelgen.ops.radial.products import ACCURACY
-from kernelgen.plan.defaults import default_radial_schedule
-from kernelgen.plan.radial import MARKS, RadialPlan, radial_plan
+from kernelgen.plan.radial.defaults import default_radial_schedule
+from kernelgen.plan.radial_convolution import MARKS, RadialPlan, radial_plan
 from kernelgen.problem.tensor_product import TensorProductProblem
 from kernelgen.runtime.allocation import empty, zeros
 from kernelgen.runtime.arguments import Graph, aligned

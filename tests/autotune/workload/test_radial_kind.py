@@ -28,7 +28,7 @@ from autotune.workload.workload import Workload
 from kernelgen.device import cuda_facts, device_facts
 from kernelgen.errors import ProblemError, UnsupportedError
 from kernelgen.ops.operator import build
-from kernelgen.plan.defaults import default_radial_schedule
+from kernelgen.plan.radial.defaults import default_radial_schedule
 from kernelgen.problem.radial_convolution import RadialProblem
 from kernelgen.problem.tensor_product import TensorProductProblem
 from kernelgen.schedule.radial import RadialSchedule

@@ -16,8 +16,8 @@ from kernelgen.compile.compiler import compile_source
 from kernelgen.device import cuda_facts, hip_facts
 from kernelgen.emit.kernel_source import emit, geometry
 from kernelgen.errors import ScheduleError, UnsupportedError
-from kernelgen.plan.defaults import default_radial_schedule
-from kernelgen.plan.radial import RadialPlan, radial_plan
+from kernelgen.plan.radial.defaults import default_radial_schedule
+from kernelgen.plan.radial_convolution import RadialPlan, radial_plan
 from kernelgen.problem.tensor_product import TensorProductProblem
 from kernelgen.schedule.radial import RadialSchedule, RadialSpec
 from kernelgen.terms.directions import Direction, backward, forward

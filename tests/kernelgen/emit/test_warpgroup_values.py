@@ -17,7 +17,7 @@ from kernelgen.compile.compiler import compile_source
 from kernelgen.device import DeviceFacts, cuda_facts
 from kernelgen.emit.kernel_source import emit, geometry
 from kernelgen.errors import ScheduleError
-from kernelgen.plan.radial import RadialPlan, radial_plan
+from kernelgen.plan.radial_convolution import RadialPlan, radial_plan
 from kernelgen.problem.tensor_product import TensorProductProblem
 from kernelgen.schedule.radial import RadialSchedule, RadialSpec
 from kernelgen.terms.directions import forward

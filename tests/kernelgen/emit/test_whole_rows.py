@@ -13,7 +13,7 @@ from reference import relative_error
 
 from kernelgen.device import cuda_facts
 from kernelgen.emit.kernel_source import emit, geometry
-from kernelgen.plan.radial import RadialPlan, radial_plan
+from kernelgen.plan.radial_convolution import RadialPlan, radial_plan
 from kernelgen.problem.tensor_product import TensorProductProblem
 from kernelgen.schedule.radial import RadialSchedule, RadialSpec
 from kernelgen.terms.directions import backward, forward
