@@ -1,4 +1,4 @@
-"""Runs the kernels that form edge weights in tensor cores (``kernelgen.plan.radial``) on checked tensors.
+"""Runs the kernels that form edge weights in tensor cores (``kernelgen.plan.radial_convolution``) on checked tensors.
 
 Products of halves, summed in float32, see ``kernelgen.ops.radial.products``. What is multiplied is first scaled by
 powers of two: each edge's h, and the part of the matrix that a block has, by its largest element; gradients of
