@@ -9,16 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from database_samples import HOST
-from places import ROOT
 from rich.console import Console
 
 from autotune.bench import plans as bench_plans
 from autotune.bench import rows as bench_rows
 from autotune.bench import run as bench
 from autotune.bench.plans import Plan, plans_of
-from autotune.bench.rows import identity_of, less_accurate, store_rows, stored_rows
-from autotune.bench.text import fastest_peer, geometric_mean, markdown_text, ratio, seconds_text, summary_lines
 from autotune.compare import peers as baselines
 from autotune.compare import precompile, torch_cache
 from autotune.compare.ahead import compile_ahead
@@ -35,9 +31,7 @@ from autotune.compare.precompile import kind_of, known_failures
 from autotune.compare.sampling import OUR_MIN_SAMPLES
 from autotune.errors import ConfigError, WorkerError
 from autotune.measure.runs.registry import runs_of
-from autotune.report.data.suite_rows import SuiteRow
 from autotune.workload.config import load_config
-from autotune.workload.config_tables import load_problems
 from autotune.workload.kinds.registry import KINDS, kernel_kind
 from autotune.workload.passes import PASSES
 from autotune.workload.workload import Workload
@@ -46,7 +40,6 @@ from kernelgen.device import device_facts
 from kernelgen.emit.kernel_source import emit
 from kernelgen.ops.operator import build
 from kernelgen.plan.planner import make_plan
-from kernelgen.problem.radial_convolution import RadialProblem
 from kernelgen.terms.directions import DIRECTIONS
 
 DIRECTIONS_OF = kernel_kind("conv").passes
@@ -257,165 +250,6 @@ def test_a_product_that_ran_out_of_time_is_not_compiled_again(tmp_path: Path) ->
     assert known_failures([stored(reason)], workloads, here) == {kinds[0]: reason}, "of any other software"
     assert known_failures([stored(reason)], workloads, here | {"torch": "2.10"}) == {}
     assert known_failures([stored("RuntimeError: no double backward")], workloads, here) == {}, "of one pass only"
-
-
-def row(which: str = "forward", ours: float = 100.0, peer: float | None = 200.0, **changes: Any) -> dict[str, Any]:
-    times = {"equitune": {"time_us": ours}, "equitune-default": {"time_us": 1.5 * ours}}
-    times |= {"slow": {"time_us": 900.0}, "fast": {"error": "broken"} if peer is None else {"time_us": peer}}
-    data = {"label": "tiny", "problem": "key", "operation": "conv", "dtype": "float32", "layout": "ir_mul"}
-    data |= {"graph_class": "conv-e17-d7", "graph": {"name": "carbon", "edges": 1, "nodes": 1}, "pass": which}
-    return data | {"times": times, "floor_us": 50.0, "memory": {}} | changes
-
-
-def test_summary_says_where_we_stand() -> None:
-    rows = [
-        row(ours=100.0, peer=400.0),
-        row(ours=100.0, peer=102.0, memory={"equitune": 3 << 20, "fast": 1 << 20, "slow": 9 << 20}),
-        row("backward", ours=100.0, peer=99.0, memory={"equitune": 1 << 20, "fast": 2 << 20}),
-        row("backward", ours=100.0, peer=None, deterministic=True),
-    ]
-    text = "\n".join(summary_lines(rows))
-    assert f"conv float32 forward: {(4.0 * 1.02) ** 0.5:.2f} (1.02), 2 rows" in text
-    assert "conv float32 backward: 0.99 (0.99), 1 rows" in text
-    assert "conv float32 deterministic backward: 9.00" in text, "the slow peer is the fastest with a number"
-    assert "speed-up below 1.00: 1; below 1.05: 2 of 4" in text
-    assert "  0.990 tiny on carbon, conv float32, backward (fast)" in text
-    assert "on carbon and water (float32), forward: 2.00" in text
-    assert "more memory than their fastest peer: 1 of 2" in text and "3.0 MiB, fast 1.0 MiB" in text
-    assert "default / tuned: 1.50" in text and "default is faster" not in text
-
-
-def test_a_peer_of_less_accuracy_is_timed_but_not_compared() -> None:
-    """TF32 where float32's accuracy is asked; where TF32 is, it is the fastest peer."""
-    product = load_problems()["tiny"]
-    asked = {
-        accuracy: row(
-            problem=RadialProblem(product, 8, accuracy).key,
-            operation="radial",
-            errors={"fast": {"forward": {"g": {"error": 3e-4, "block": "1o"}}}, "slow": {"forward": {"g": 4e-7}}},
-        )
-        for accuracy in ("ieee", "tf32")
-    }
-    assert (fastest_peer(asked["ieee"]), fastest_peer(asked["tf32"])) == ("slow", "fast")
-    assert (SuiteRow(asked["ieee"]).ratio, SuiteRow(asked["tf32"]).ratio) == (9.0, 2.0)
-    told = "less accurate than the row asks, so not compared: fast in 1 rows"
-    assert told in "\n".join(summary_lines([*asked.values()]))
-    assert told not in "\n".join(summary_lines([asked["tf32"]]))
-    assert less_accurate(asked["ieee"] | {"problem": "unknown|key"}) == frozenset()
-
-
-def test_a_new_graph_in_every_call_is_a_line_where_it_was_measured() -> None:
-    orders = {"equitune": 0.05, "slow": 0.0, "fast": 0.0}
-    rows = [row(peer=300.0, order_ms=orders), row(peer=300.0, order_ms=orders | {"fast": 0.9}), row()]
-    text = "\n".join(summary_lines(rows))
-    # 300 / (100 + 50), and 900 / 150: there the slow one is the fastest that has ordered the graph.
-    wanted = (
-        f"with ordering of a new graph in every call: {(2.0 * 6.0) ** 0.5:.2f} (2.00), 2 rows; the ordering takes 0.50"
-    )
-    assert wanted in text
-    assert "ordering" not in "\n".join(summary_lines([row()])), "older records"
-
-
-def test_the_parts_of_a_comparison_are_told_the_longest_first() -> None:
-    text = seconds_text({"set up": 1.25, "sample forward": 3.0, "copy": 0.01})
-    assert text == "4.3 s: sample forward 3.0, set up 1.2"
-
-
-def test_markdown_has_a_line_a_row_and_the_summary() -> None:
-    rows = [row(), row("backward", peer=None, deterministic=True)]
-    lines = markdown_text(rows).replace("\N{NO-BREAK SPACE}", " ").splitlines()
-    assert lines[2] == "| problem | graph | kernel | pass | equitune | equitune-default | slow | fast |"
-    assert lines[3] == "| --- | --- | --- | --- | ---: | ---: | ---: | ---: |"
-    assert lines[4].startswith("| tiny | carbon | conv float32 | forward | 100 \N{MICRO SIGN}s | ")
-    assert lines[5].startswith("| tiny | carbon | conv float32 deterministic | backward |")
-    assert lines[5].endswith("| error |")
-    assert lines[7] == "```text" and lines[-1] == "```" and any("geometric mean" in line for line in lines[8:])
-
-
-def test_summary_names_rows_whose_default_is_faster_beyond_noise() -> None:
-    def faster(*samples: float) -> dict[str, Any]:
-        times = {
-            "equitune": {"time_us": 100.0, "samples_us": [99.0, 100.0, 101.0] * 4},
-            "equitune-default": {"time_us": 90.0, "samples_us": samples * 4},
-        }
-        return row(times=times | {"fast": {"time_us": 200.0}})
-
-    text = "\n".join(summary_lines([row(), faster(89.0, 90.0, 91.0), faster(70.0, 90.0, 110.0)]))
-    assert (
-        "rows where the default is faster (tune them again): 1 of 3\n  0.900 tiny on carbon, conv float32, forward"
-        in text
-    )
-
-
-def test_summary_of_rows_without_numbers() -> None:
-    broken = row(peer=None)
-    broken["times"] = {"equitune": {"error": "x"}, "equitune-default": {"error": "x"}, "fast": {"error": "y"}}
-    assert ratio(broken) is None
-    text = "\n".join(summary_lines([broken]))
-    assert "no time of the tuned kernel: tiny on carbon" in text and "no time of any peer: tiny on carbon" in text
-    assert geometric_mean([2.0, 8.0]) == pytest.approx(4.0)
-
-
-def test_rows_replace_those_of_their_identity_only(tmp_path: Path) -> None:
-    old = row()
-    store_rows(tmp_path, HOST, [old, row("backward")])
-    assert identity_of(old) == identity_of(old | {"deterministic": False}), "rows older than the mode"
-    store_rows(tmp_path, HOST, [row(ours=50.0, deterministic=False), row(ours=70.0, deterministic=True)])
-    found = stored_rows(tmp_path, HOST)
-    assert [(r["pass"], r.get("deterministic", False), r["times"]["equitune"]["time_us"]) for r in found] == [
-        ("backward", False, 100.0),
-        ("forward", False, 50.0),
-        ("forward", True, 70.0),
-    ]
-    path = bench_rows.bench_path(tmp_path, HOST)
-    path.write_text('{"rows": [{"problem": 3}]}')
-    assert stored_rows(tmp_path, HOST) == []
-    store_rows(tmp_path, HOST, [old])
-    assert len(stored_rows(tmp_path, HOST)) == 1
-    (aside,) = path.parent.glob("*.corrupt-*.json")
-    assert aside.read_text() == '{"rows": [{"problem": 3}]}'
-
-
-def test_a_peer_that_fails_on_this_machine_costs_no_stored_row(tmp_path: Path) -> None:
-    console, same = Console(file=io.StringIO(), width=300), {"sources": {"forward": "a"}, "software": {"torch": "2.11"}}
-    run = bench._Run("cpu", HOST, tmp_path, ("fast",), 0.0, console)
-    before = row(schedules={"equitune": {"forward": {"lanes": 4}}}, date="2026-11-01T00:00:00+00:00", **same)
-    store_rows(tmp_path, HOST, [before])
-    newer = row(ours=90.0, peer=None, schedules=before["schedules"], date="2026-11-02T00:00:00+00:00", **same)
-    new = row("backward", peer=None, **same)
-    assert run._kept([newer, new]) == [before | {"tried": newer["date"]}, new]
-    told = "tiny on carbon, conv float32, forward: fast failed and has a time in the stored row, which stays: broken"
-    assert told in console.file.getvalue()  # type: ignore[attr-defined]
-    for changed in ({"sources": {"forward": "b"}}, {"software": {"torch": "2.13"}}, {"schedules": {}}):
-        assert run._kept([newer | changed]) == [newer | changed], "the kernel or the peer may be another one"
-    assert run._kept([row(ours=90.0, **same)]) == [row(ours=90.0, **same)], "nothing failed"
-
-
-def test_a_record_has_a_line_a_row_and_no_digits_that_mean_nothing(tmp_path: Path) -> None:
-    times = {"equitune": {"time_us": 100.123, "samples_us": [100.123, 9876.543]}}
-    noisy = row(times=times, floor_us=34.87842130088806, errors={"equitune": {"forward": {"g": 1.23456789e-07}}})
-    noisy["certificates"] = {"equitune": {"forward": {"bitwise": True, "equivariance": 2.3456789e-07, "edges": 12288}}}
-    noisy["order_ms"] = {"equitune": 0.061234567}
-    store_rows(tmp_path, HOST, [noisy, row("backward")])
-    path = bench_rows.bench_path(tmp_path, HOST)
-    head, *lines, last = path.read_text().splitlines()
-    assert head.endswith('"rows":[') and len(lines) == 2 and last == "]}" and ": " not in lines[0]
-    (_, found) = stored_rows(tmp_path, HOST)
-    assert found["times"] == times and found["floor_us"] == noisy["floor_us"], "times keep all their digits"
-    assert found["errors"]["equitune"]["forward"] == {"g": 1.235e-07}
-    certificate = {"bitwise": True, "equivariance": 2.346e-07, "edges": 12288}
-    assert found["certificates"]["equitune"]["forward"] == certificate and found["order_ms"] == {"equitune": 0.06123}
-
-    path.write_text(json.dumps({"schema": 1, "device": {}, "rows": [noisy]}, indent=1))
-    assert stored_rows(tmp_path, HOST) == [noisy], "records with spaces and all digits are read as before"
-
-
-@pytest.mark.parametrize("path", sorted((ROOT / "results" / "bench").glob("*.json")), ids=str)
-def test_published_rows_are_understood(path: Path) -> None:
-    facts = dataclasses.replace(HOST, name=path.stem.replace("-", " "))
-    assert facts.slug == path.stem
-    rows = stored_rows(path.parent.parent, facts)
-    assert rows and len({identity_of(row) for row in rows}) == len(rows)
 
 
 def test_host_times_are_the_least_of_rows_taken_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
