@@ -29,6 +29,7 @@ from autotune.workload.config import TuneConfig
 from autotune.workload.graphs import build_graph
 from kernelgen.device import device_facts
 from kernelgen.errors import EquituneError
+from kernelgen.ops.registry import OPERATORS
 from kernelgen.watchers import WATCHERS
 
 FACTS = device_facts("cpu")
@@ -37,14 +38,17 @@ SUPPORT = ROOT / "tests" / "support"
 
 @pytest.fixture
 def notes(shipped: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[misses._Notes]:
-    """Misses are kept, in an empty folder, and written when a test says so."""
+    """Misses are kept, in an empty folder, and written when a test says so; no earlier test has prepared a kernel."""
     monkeypatch.setenv("EQUITUNE_MISSES", "1")
     monkeypatch.setattr(misses, "WATCHED_S", 1e6)
+    known = dict(OPERATORS)
+    OPERATORS.clear()
     found = misses._notes
     found.forget()
     yield found
     found.write()
     found.forget()
+    OPERATORS.update(known)
 
 
 def step(model: SmallNet) -> None:
