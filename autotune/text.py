@@ -35,6 +35,11 @@ NAMES = {
     CAPTURED: "Equitune, captured",
     STREAMED: "Equitune, edge weights streamed",
     FUSED: "Equitune, edge weights fused",
+    # Of radial convolutions: other forms of the layer, all with Equitune's convolution.
+    "product-ieee": "weights in memory, torch's float32",
+    "product-tf32": "weights in memory, torch's TF32",
+    "product-fp16x3": "weights in memory, Equitune's product",
+    "streamed": "weights streamed",
     "symmetrix": "Symmetrix-XL",
     "triton": "Allegro's Triton form",
     "mace": "MACE",
