@@ -6,7 +6,6 @@ Rows are plain data. A newer row replaces the one with its identity, and the fil
 from __future__ import annotations
 
 import functools
-import json
 import math
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
@@ -67,10 +66,7 @@ def lost_peers(stored: Row | None, row: Row) -> dict[str, str]:
 
     What failed is then this machine, not the peer: a library that it lacks, or a compiler that was disturbed.
     """
-    same = ("sources", "schedules", "software")
-    if stored is None or [stored.get(name) for name in same] != json.loads(
-        json.dumps([row.get(name) for name in same])
-    ):
+    if stored is None or any(stored.get(name) != row.get(name) for name in ("sources", "schedules", "software")):
         return {}
     failed = {name: str(result["error"]) for name, result in row["times"].items() if "error" in result}
     timed = {name for name, result in stored["times"].items() if "error" not in result} - {OURS, DEFAULT}
@@ -99,8 +95,11 @@ def _read(path: Path) -> list[Row] | None:
         return None
 
 
-def store_rows(folder: Path, facts: DeviceFacts, rows: Sequence[Row]) -> Path:
-    """Merge rows into the device's file atomically; an invalid file is moved aside."""
+def store_rows(folder: Path, facts: DeviceFacts, rows: Sequence[Row]) -> list[Row]:
+    """Merge rows into the device's file atomically, and return what it has of them; an invalid file is moved aside.
+
+    In the place of a row with :func:`lost_peers` the stored one stays, with the date of this try.
+    """
     path = bench_path(folder, facts)
     path.parent.mkdir(parents=True, exist_ok=True)
     lock = folder / "studies" / f"{facts.slug}-bench.lock"
@@ -109,9 +108,15 @@ def store_rows(folder: Path, facts: DeviceFacts, rows: Sequence[Row]) -> Path:
         before = _read(path)
         if before is None:
             path.rename(path.with_name(f"{path.stem}.corrupt-{datetime.now(timezone.utc):%Y%m%dT%H%M%SZ}.json"))
-        merged = {identity_of(row): row for row in [*(before or []), *rows]}
+        merged = {identity_of(row): row for row in before or []}
+        kept = [_kept(merged.get(identity_of(row)), row) for row in rows]
+        merged |= {identity_of(row): row for row in kept}
         replace_file(path, record_text(facts, [merged[identity] for identity in sorted(merged)]))
-    return path
+    return kept
+
+
+def _kept(stored: Row | None, row: Row) -> Row:
+    return stored | {"tried": row["date"]} if stored is not None and lost_peers(stored, row) else row
 
 
 def record_text(facts: DeviceFacts, rows: Sequence[Row]) -> str:

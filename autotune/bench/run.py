@@ -207,20 +207,16 @@ class _Run:
             self.say(f"{_name(plan.workload)}: not compared, {error}")
             return []
         begin = time.monotonic()
-        rows = self._kept([row_of(plan, which, comparison, software, self.facts) for which in plan.passes])
-        store_rows(self.folder, self.facts, rows)
+        rows = self._store([row_of(plan, which, comparison, software, self.facts) for which in plan.passes])
         self._step(plan, seconds_text({**comparison.seconds, "store": time.monotonic() - begin}))
         return rows
 
-    def _kept(self, rows: Sequence[Row]) -> list[Row]:
-        """The rows to store: the stored one, with the date of this try, for a row whose peer failed on this machine."""
-        stored, kept = self._stored(), []
-        for row in rows:
-            before = stored.get(identity_of(row))
-            lost = lost_peers(before, row)
-            for name, reason in lost.items():
+    def _store(self, rows: Sequence[Row]) -> list[Row]:
+        """Store rows; returns what the record has of them, and says why a row stays."""
+        kept = store_rows(self.folder, self.facts, rows)
+        for row, stored in zip(rows, kept, strict=True):
+            for name, reason in lost_peers(stored, row).items():
                 self.say(f"{row_name(row)}: {name} failed and has a time in the stored row, which stays: {reason}")
-            kept.append(before | {"tried": row["date"]} if before is not None and lost else row)
         return kept
 
     def _step(self, plan: Plan, text: str) -> None:

@@ -20,8 +20,7 @@ from autotune.integrations.convolution_block import ConvolutionBlock, known_bloc
 from autotune.integrations.exchange import ExchangedConvolution, exchange_all
 from autotune.integrations.ir_mul.model import change_layouts, undo_layouts
 from autotune.integrations.ir_mul.stand_in import NodeStandIn
-from autotune.integrations.radial.folded import AcceleratedRadial
-from autotune.integrations.radial.networks import choose_hidden_layers
+from autotune.integrations.radial.networks import choose_arithmetic
 from autotune.integrations.radial.take_over import form_weights_inside, undo_weights_inside
 from autotune.integrations.replacement import Replacing, kind_of
 from autotune.integrations.stand_ins import AcceleratedConvolution, StandIn
@@ -92,9 +91,6 @@ def accelerate(
     places, reason = change_layouts(model, replacing)
     places += [_replaced(replacing, *found) for found in list(_found(model))]
     places += exchange_all(model, replacing)
-    for network in model.modules():
-        if isinstance(network, AcceleratedRadial):
-            network.__dict__["product"] = edge_product
     kept = f"node features stay in layout mul_ir: {reason}" if reason else ""
     if edge_weights != "whole":
         streamed, fused = edge_weights == "streamed", edge_weights == "fused"
@@ -102,7 +98,7 @@ def accelerate(
         inside = form_weights_inside(model, always_streamed=streamed, product=edge_product, fused=may_fuse)
         if edge_weights != "auto" and not inside:
             kept = kept or "edge weights are whole: no radial network of MACE, NequIP or SevenNet gives them"
-    choose_hidden_layers(model, in_one_kernel=edge_network == "fused")
+    choose_arithmetic(model, edge_product, in_one_kernel=edge_network == "fused")
     return Acceleration(tuple(places), _note(model, before, places) or kept)
 
 

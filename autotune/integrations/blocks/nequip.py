@@ -88,11 +88,10 @@ class ShortenedScalarMLP(ScalarMLPFunction):
         """x [edges, inputs] -> [edges, hidden]."""
         multiply = multiply_by(self.__dict__.get("product", "fp16x3"))
         layers: list[Any] = list(self.mlp)[:-1]
-        linear, between = layers[::2], layers[1::2]
-        if self.__dict__.get("in_one_kernel") and all(map(_is_plain, linear)) and _are_silu(between, len(linear)):
-            matrices = [layer.weight for layer in linear]
+        if self.__dict__.get("in_one_kernel") and _are_plain_with_silu(layers):
+            matrices = [layer.weight for layer in layers[::2]]
             if is_one_kernel(x, matrices):
-                return hidden_features(x, matrices, [float(layer.alpha) for layer in linear])
+                return hidden_features(x, matrices, [float(layer.alpha) for layer in layers[::2]])
         for layer in layers:
             if _is_plain(layer):
                 x = multiply.rows(x, layer.weight * layer.alpha)
@@ -110,9 +109,10 @@ def _is_plain(layer: Any) -> bool:
     return type(layer) is ScalarLinearLayer and layer.bias is None and not layer._forward_hooks
 
 
-def _are_silu(layers: list[Any], count: int) -> bool:
-    """Whether there are so many activations, all of them SiLU alone."""
-    return len(layers) == count and all(type(one) is torch.nn.SiLU and not one._forward_hooks for one in layers)
+def _are_plain_with_silu(layers: list[Any]) -> bool:
+    """Whether each product is followed by SiLU alone."""
+    silu = all(type(one) is torch.nn.SiLU and not one._forward_hooks for one in layers[1::2])
+    return len(layers) % 2 == 0 and silu and all(map(_is_plain, layers[::2]))
 
 
 class BatchedEdgeLengthNormalizer(EdgeLengthNormalizer):

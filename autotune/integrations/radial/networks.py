@@ -22,8 +22,8 @@ _SHORTENED = {
 }
 
 
-def shorten(network: Any, product: str) -> bool:
-    """Have a network stop before its last layer; whether it can. product: how its other layers multiply."""
+def shorten(network: Any) -> bool:
+    """Have a network stop before its last layer; whether it can."""
     if network._forward_hooks or network._forward_pre_hooks:
         return False  # hooks expect the weights
     if isinstance(network, AcceleratedRadial):
@@ -38,20 +38,19 @@ def shorten(network: Any, product: str) -> bool:
     if not getattr(importlib.import_module(module), subclass).can_shorten(network):
         return False
     retype(network, name)
-    network.__dict__["product"] = product
     return True
 
 
 def lengthen(network: torch.nn.Module) -> None:
     """Undo :func:`shorten`."""
     if any(take_type_back(network, name) for name in _SHORTENED.values()):
-        del network.__dict__["product"]
-        network.__dict__.pop("in_one_kernel", None)
+        for option in ("product", "in_one_kernel"):
+            network.__dict__.pop(option, None)
 
 
-def choose_hidden_layers(model: torch.nn.Module, in_one_kernel: bool) -> None:
-    """Whether the hidden layers of Equitune's radial networks are one kernel, where there is one."""
+def choose_arithmetic(model: torch.nn.Module, product: str, in_one_kernel: bool) -> None:
+    """How Equitune's radial networks multiply, and whether their hidden layers are one kernel where there is one."""
     for network in model.modules():
         kind = type(network)
         if isinstance(network, AcceleratedRadial) or f"{kind.__module__}:{kind.__qualname__}" in _SHORTENED.values():
-            network.__dict__["in_one_kernel"] = in_one_kernel
+            network.__dict__.update(product=product, in_one_kernel=in_one_kernel)

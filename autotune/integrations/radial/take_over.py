@@ -45,7 +45,7 @@ def form_weights_inside(model: torch.nn.Module, **how: Any) -> int:
         for kind in _known():
             if kind.matches(block):
                 convolution, network = block.get_submodule(kind.convolution), block.get_submodule(kind.network)
-                if isinstance(convolution, AcceleratedConvolution) and shorten(network, how["product"]):
+                if isinstance(convolution, AcceleratedConvolution) and shorten(network):
                     convolution.form_weights_of(network, **how)
                     count += 1
     return count

@@ -24,8 +24,8 @@ from autotune.text import (
     ratio_text,
     time_text,
 )
+from autotune.workload.kinds.radial_convolution import OPERATION as RADIAL_OPERATION
 
-RADIAL = "radial"
 FORMS_HINT = " Rows of radial convolutions compare weights formed in registers with other forms of the same layer, all with Equitune's convolution; accelerate takes the fastest by the tuned database, and registers if these take up to 1.1 times as long."  # noqa: E501
 
 
@@ -34,7 +34,7 @@ def suite(rows: Sequence[SuiteRow], sources: Sources) -> Markup:
     if not rows:
         return tag("p", "No bench has been run on this device. To add rows, run equitune bench --suite.", class_="hint")
     hint = "Each row times the tuned kernel and all its peers in turns. Speed-up: the fastest peer's time over the tuned time, rounded down. A peer with larger errors than the row asks (TF32 where float32 is asked) is timed, not compared. Means are geometric."  # noqa: E501
-    if any(row.text("operation") == RADIAL for row in rows):
+    if any(row.text("operation") == RADIAL_OPERATION for row in rows):
         hint += FORMS_HINT
     every = tag("details", tag("summary", f"Every row of the bench: {rows_text(len(rows))}"), _table(rows, sources))
     parts = (tag("p", hint, class_="hint"), _losses(rows), summary(rows), _figure(rows))

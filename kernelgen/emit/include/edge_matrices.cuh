@@ -12,8 +12,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) equitune_edge_matrices(
     const int layer = at < of_first ? 0 : 1 + (at - of_first) / TILES, tile = layer ? (at - of_first) % TILES : at;
     const Real* const matrix = layer == 0 ? m0 : layer == 1 ? m1 : m2;
     const Real factor = Real(__longlong_as_double(layer == 0 ? f0 : layer == 1 ? f1 : f2));
-    const long long before = layer ? (1 + (layer - 1) * STEPS) * TILES : 0, from = layer ? HIDDEN : inputs;
+    const long long from = layer ? HIDDEN : inputs;
     const long long depth = is_turned ? HIDDEN : from, columns = is_turned ? from : HIDDEN, steps = (depth + 15) / 16;
-    pack_tile(matrix, is_turned ? 1 : HIDDEN, is_turned ? HIDDEN : 1, factor, (is_turned ? turned : packed) + before * 32,
-              (is_turned ? turned_backs : backs) + layer * HIDDEN, tile, depth, columns, steps, tile * steps, 1);
+    pack_tile(matrix, is_turned ? 1 : HIDDEN, is_turned ? HIDDEN : 1, factor, fragments(is_turned ? turned : packed, layer),
+              scales(is_turned ? turned_backs : backs, layer), tile, depth, columns, steps, tile * steps, 1);
 }

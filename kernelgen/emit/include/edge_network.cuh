@@ -33,12 +33,6 @@ DEVICE void multiply(const Rows<FROM>& from, const uint4* packed, const Real* ba
     }
 }
 
-// Fragments and scales of matrix number `layer`, the first of which has 16 rows and the others 16 STEPS.
-DEVICE const uint4* fragments(const uint4* packed, int layer) {
-    return packed + (layer ? 1 + (layer - 1) * STEPS : 0) * 2 * STEPS * 32;
-}
-DEVICE const Real* scales(const Real* backs, int layer) { return backs + layer * 16 * STEPS; }
-
 // SiLU and its derivative.
 DEVICE Real silu(Real z, Real& slope) {
     const Real logistic = 1 / (1 + exp(-z)), value = z * logistic;

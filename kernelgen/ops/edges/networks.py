@@ -21,6 +21,7 @@ from kernelgen.ops.edges.products import edge_product
 from kernelgen.ops.edges.silu import few_pass_silu
 from kernelgen.ops.nodes.matrices import as_bits
 from kernelgen.runtime.allocation import empty
+from kernelgen.runtime.arguments import aligned
 from kernelgen.runtime.kernel import FixedKernel
 from kernelgen.torch_versions import run_eagerly
 from kernelgen.tracing import runs_eagerly
@@ -30,17 +31,15 @@ MOST_INPUTS, MOST_HIDDEN, MOST_LAYERS = 16, 64, 3
 _WARPS, _ROWS = 4, 16
 # Threads of a block that packs a tile of a matrix.
 _THREADS = 128
-_HEADERS = (*tall_matrices.ROWS_HEADERS, "edge_network.cuh")
+_HEADERS = (*tall_matrices.ROWS_HEADERS, "edge_layers.cuh", "edge_network.cuh")
 
 
 def hidden_features(x: Tensor, matrices: Sequence[Tensor], factors: Sequence[float]) -> Tensor:
     """x ``[edges, inputs]`` after ``silu(factor * x @ matrix)`` for each matrix in order, ``[edges, hidden]``.
 
-    Differentiable any number of times. In one kernel where :func:`is_one_kernel` says that there is one; otherwise, and
-    for derivatives of the gradient, layer by layer.
+    In one kernel, for what :func:`is_one_kernel` takes. Differentiable any number of times: derivatives of the gradient
+    go layer by layer.
     """
-    if not is_one_kernel(x, matrices):
-        return layer_by_layer(x, matrices, factors)
     if torch.is_grad_enabled() and x.requires_grad:
         return _Network.apply(x, tuple(factors), *matrices)
     return _features(x, Packed.of(matrices, factors, is_turned=False))
@@ -92,7 +91,7 @@ class Packed(NamedTuple):
         tensors = tuple(empty(size, first) for size in sizes)
         blocks = 2 * steps + more + is_turned * (2 + more)
         missing = [0] * (MOST_LAYERS - layers)
-        copies = [_aligned(matrix) for matrix in matrices]  # held until the launch
+        copies = [aligned(matrix) for matrix in matrices]  # held until the launch
         given = (*(matrix.data_ptr() for matrix in copies), *missing, *map(as_bits, factors), *missing)
         made = (*(tensor.data_ptr() for tensor in tensors), *[0] * (4 - len(tensors)))
         packing_kernel(steps, layers).launch(first.get_device(), blocks, *given, *made, inputs)
@@ -121,7 +120,7 @@ class _Network(torch.autograd.Function):
 
 
 def _features(x: Tensor, packed: Packed) -> Tensor:
-    x, rows = _aligned(x), x.shape[0]
+    x, rows = aligned(x), x.shape[0]
     out = empty((rows, 16 * packed.steps), x)
     pointers = [one.data_ptr() for one in (x, *packed.tensors[:2], out)]
     value_kernel(packed.steps, packed.layers).launch(x.get_device(), _blocks(rows), *pointers, rows, x.shape[1])
@@ -129,18 +128,11 @@ def _features(x: Tensor, packed: Packed) -> Tensor:
 
 
 def _gradient(x: Tensor, g: Tensor, packed: Packed) -> Tensor:
-    x, g, rows = _aligned(x), _aligned(g), x.shape[0]
+    x, g, rows = aligned(x), aligned(g), x.shape[0]
     out = empty(tuple(x.shape), x)
     pointers = [one.data_ptr() for one in (x, g, *packed.tensors, out)]
     gradient_kernel(packed.steps, packed.layers).launch(x.get_device(), _blocks(rows), *pointers, rows, x.shape[1])
     return out
-
-
-def _aligned(tensor: Tensor) -> Tensor:
-    """Contiguous and aligned to 16 bytes."""
-    if tensor.is_contiguous() and tensor.data_ptr() % 16 == 0:
-        return tensor
-    return tensor.clone(memory_format=torch.contiguous_format)
 
 
 def _blocks(rows: int) -> int:
@@ -162,7 +154,7 @@ def gradient_kernel(steps: int, layers: int) -> FixedKernel:
 @functools.cache
 def packing_kernel(steps: int, layers: int) -> FixedKernel:
     """The kernel that turns all matrices into halves."""
-    return FixedKernel(_source("edge_matrices", steps, layers, "matrix_tiles.cuh"), 11, _THREADS)
+    return FixedKernel(_source("edge_matrices", steps, layers, "matrix_tiles.cuh", "edge_layers.cuh"), 11, _THREADS)
 
 
 def _source(name: str, steps: int, layers: int, *headers: str) -> Source:

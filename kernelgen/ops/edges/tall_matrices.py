@@ -23,6 +23,7 @@ from kernelgen.device import device_facts
 from kernelgen.emit.source import Source, included
 from kernelgen.ops.nodes.matrices import are_there
 from kernelgen.runtime.allocation import empty
+from kernelgen.runtime.arguments import aligned
 from kernelgen.runtime.kernel import FixedKernel
 
 # A product has at most so many elements along the depth, or columns.
@@ -48,7 +49,7 @@ def product(a: Tensor, b: Tensor) -> Tensor:
     """
     (rows, depth), columns, device = a.shape, b.shape[1], a.get_device()
     if a.stride(1) != 1 or a.stride(0) % 4 or a.data_ptr() % 16:
-        a = _copied(a)
+        a = a.clone(memory_format=torch.contiguous_format)
     is_wide, tiles, steps = _sizes(depth, columns)
     packed, backs = empty((tiles * steps * 32 * 4,), a), empty((tiles * 8,), a)
     out = empty((rows, columns), a)
@@ -65,7 +66,7 @@ def sums(a: Tensor, b: Tensor) -> Tensor:
 
     Float32 on one GPU, without autograd. The sums have a fixed order.
     """
-    a, b = (one if one.is_contiguous() and one.data_ptr() % 16 == 0 else _copied(one) for one in (a, b))
+    a, b = aligned(a), aligned(b)
     (rows, left), right, device = a.shape, b.shape[1], a.get_device()
     blocks = -(-right // _RIGHT) * -(-left // _LEFT)
     runs = -(-rows // _RUN)
@@ -74,11 +75,6 @@ def sums(a: Tensor, b: Tensor) -> Tensor:
     pointers = (a.data_ptr(), b.data_ptr(), out.data_ptr())
     summing().launch(device, blocks * splits, *pointers, rows, left, right, splits)
     return out[0] if splits == 1 else out.sum(0)
-
-
-def _copied(tensor: Tensor) -> Tensor:
-    """A contiguous copy, which is aligned."""
-    return tensor.clone(memory_format=torch.contiguous_format)
 
 
 def multiplies(a: Tensor, b: Tensor) -> bool:

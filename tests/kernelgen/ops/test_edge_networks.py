@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from fixed_kernels import take_few_edges, watched_launches
+from fixed_kernels import take_few_edges
 from torch import Tensor
 from torch.nn.functional import silu
 
@@ -15,7 +15,14 @@ from kernelgen.compile.nvrtc import nvrtc_version
 from kernelgen.device import cuda_facts
 from kernelgen.errors import ToolMissingError
 from kernelgen.ops.edges import networks, products
-from kernelgen.ops.edges.networks import gradient_kernel, hidden_features, layer_by_layer, packing_kernel, value_kernel
+from kernelgen.ops.edges.networks import (
+    gradient_kernel,
+    hidden_features,
+    is_one_kernel,
+    layer_by_layer,
+    packing_kernel,
+    value_kernel,
+)
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 EDGES = 150
@@ -27,11 +34,6 @@ SHAPES = [(8, 64, 3), (8, 64, 2), (16, 32, 1), (4, 16, 3), (12, 48, 2)]
 def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     take_few_edges(monkeypatch, request.param)
     return request.param
-
-
-@pytest.fixture
-def launches(monkeypatch: pytest.MonkeyPatch, device: str) -> list[str]:
-    return watched_launches(monkeypatch)
 
 
 def drawn(*shape: int, seed: int = 0) -> Tensor:
@@ -58,7 +60,10 @@ def plain(x: Tensor, matrices: list[Tensor]) -> Tensor:
 
 
 def ours(x: Tensor, matrices: list[Tensor]) -> Tensor:
-    return hidden_features(x, matrices, FACTORS[: len(matrices)])
+    """As a network calls it."""
+    return (
+        hidden_features(x, matrices, FACTORS[: len(matrices)]) if is_one_kernel(x, matrices) else by_layers(x, matrices)
+    )
 
 
 def by_layers(x: Tensor, matrices: list[Tensor]) -> Tensor:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from fixed_kernels import take_few_edges, watched_launches
+from fixed_kernels import take_few_edges
 from torch import Tensor
 
 from kernelgen.compile.compiler import compile_source
@@ -28,11 +28,6 @@ def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
     take_few_edges(monkeypatch, request.param)
     monkeypatch.setattr(tall_matrices, "LEAST_RIGHT", 1)
     return request.param
-
-
-@pytest.fixture
-def launches(monkeypatch: pytest.MonkeyPatch, device: str) -> list[str]:
-    return watched_launches(monkeypatch)
 
 
 def drawn(*shape: int, seed: int = 0) -> Tensor:
