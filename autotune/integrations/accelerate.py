@@ -28,7 +28,7 @@ from kernelgen.errors import InputError
 from kernelgen.ops.radial.products import EDGE_PRODUCTS
 
 EDGE_WEIGHTS = ("auto", "streamed", "whole", "fused")
-EDGE_NETWORKS = ("layers", "fused")
+EDGE_NETWORKS = ("fused", "layers")
 
 
 def accelerate(
@@ -39,7 +39,7 @@ def accelerate(
     check: bool = True,
     edge_weights: str = "auto",
     edge_product: str = "fp16x3",
-    edge_network: str = "layers",
+    edge_network: str = "fused",
 ) -> Acceleration:
     """Replace e3nn's tensor products and spherical harmonics in ``model``, in place, where a kernel computes the same.
 
@@ -68,10 +68,10 @@ def accelerate(
     half precision, with errors of float32's class. ``float32``: by torch, with torch's settings. ``tf32``, for
     ``fused`` alone: one product in a convolution's own kernel. See the same class.
 
-    edge_network: the hidden layers of a radial network whose weights need no gradients, with many edges, float32 on a
-    GPU. ``layers``: one after the other. ``fused``: all of them in one kernel, with errors of float32's class, where
-    their widths are equal, at most 64 and the activation is SiLU; nothing but their input is kept for the gradient. It
-    was emulated and compiled, but has **not run on a GPU yet**.
+    edge_network: the hidden layers of a radial network, with many edges, float32 on a GPU. ``fused``: all of them in one
+    kernel, with errors of float32's class, where their widths are equal, at most 64 (128 for one layer), inputs at most
+    16 and the activation is SiLU, and weights are not trained: in evaluation, or without gradients. Nothing but their
+    input is kept for the gradient. ``layers``: one after the other, as with ``edge_product="float32"``.
 
     Some modules stay, with the reason in the result: those compiled by TorchScript or torch.compile, those with a
     ``forward``, parameters or modules of their own, and those that fail when tried. Hooks, parametrizations and pruning
@@ -98,7 +98,8 @@ def accelerate(
         inside = form_weights_inside(model, always_streamed=streamed, product=edge_product, fused=may_fuse)
         if edge_weights != "auto" and not inside:
             kept = kept or "edge weights are whole: no radial network of MACE, NequIP or SevenNet gives them"
-    choose_arithmetic(model, edge_product, in_one_kernel=edge_network == "fused")
+    in_one_kernel = edge_network == "fused" and edge_product != "float32"  # that is torch's
+    choose_arithmetic(model, edge_product, in_one_kernel)
     return Acceleration(tuple(places), _note(model, before, places) or kept)
 
 

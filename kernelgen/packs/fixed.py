@@ -8,11 +8,13 @@ import torch
 
 from kernelgen.emit.source import Source
 from kernelgen.ops.contraction.elements import sums_source
-from kernelgen.ops.edges import tall_matrices
+from kernelgen.ops.edges import networks, tall_matrices
 from kernelgen.ops.nodes import gates, matrices
 
 # Features of an edge at which the packages' radial networks end.
 HIDDEN = (8, 16, 32, 64, 128)
+# Hidden features and layers of the packages' radial networks: MACE's three, SevenNet's two, NequIP's one or two.
+NETWORKS = ((64, 1), (64, 2), (64, 3), (128, 1))
 
 
 def node_sources(dtype: str) -> Iterator[Source]:
@@ -24,5 +26,6 @@ def node_sources(dtype: str) -> Iterator[Source]:
 
 
 def edge_sources() -> Iterator[Source]:
-    """Products of edges with the last matrix of radial networks of the usual sizes, in float32."""
+    """Products of edges with the last matrix of radial networks of the usual sizes, and their hidden layers, in float32."""
     yield from tall_matrices.sources(HIDDEN)
+    yield from networks.sources(NETWORKS)

@@ -149,7 +149,7 @@ def test_hidden_layers_in_one_kernel(edge_weights: str, monkeypatch: pytest.Monk
     wanted = results(exact, batch_of(exact, imidazole()))
     take_few_edges(monkeypatch, "cpu")
     launches, batch = watched_launches(monkeypatch), batch_of(model, imidazole())
-    accelerate(model, edge_weights=edge_weights, edge_network="fused", check=False)
+    accelerate(model, edge_weights=edge_weights, check=False)
     found = results(model, batch)
     assert_same({name: value.double() for name, value in found.items()}, wanted, 2e-5)
     assert "edge_network_value" not in launches
@@ -166,7 +166,7 @@ def test_what_cannot_stream_says_so() -> None:
         accelerate(model_of(NUMBERS), edge_weights="none")
     with pytest.raises(InputError, match="edge_product is 'half'; expected one of fp16x3, float32"):
         accelerate(model_of(NUMBERS), edge_product="half")
-    with pytest.raises(InputError, match="edge_network is 'all'; expected one of layers, fused"):
+    with pytest.raises(InputError, match="edge_network is 'all'; expected one of fused, layers"):
         accelerate(model_of(NUMBERS), edge_network="all")
     with pytest.raises(InputError, match="edge_product='tf32' is for edge_weights='fused'"):
         accelerate(model_of(NUMBERS), edge_product="tf32")

@@ -3,7 +3,7 @@
     python tests/support/edge_network_times.py --out times.json
 
 Device time of a value and of the gradient of its input, cold L2, medians in microseconds, for the radial networks of
-MACE (three layers) and SevenNet (two) on diamond's and water's numbers of edges. Errors are the largest against
+MACE (three layers), SevenNet (two) and NequIP (one) on diamond's and water's numbers of edges. Errors are the largest against
 float64, relative to the largest element; a form that is wrong is not timed.
 """
 
@@ -22,7 +22,7 @@ from autotune.measure.timing import time_callable
 from kernelgen.device import device_facts
 from kernelgen.ops.edges.networks import hidden_features, is_one_kernel, layer_by_layer
 
-NETWORKS = {"mace": (8, 64, 3), "sevennet": (8, 64, 2)}
+NETWORKS = {"mace": (10, 64, 3), "sevennet": (8, 64, 2), "nequip": (8, 128, 1)}
 EDGES = {"diamond": 158_000, "water": 460_710}
 MOST_WRONG = 1e-6
 Features = Callable[[Tensor, list[Tensor], list[float]], Tensor]

@@ -90,7 +90,7 @@ class ShortenedScalarMLP(ScalarMLPFunction):
         layers: list[Any] = list(self.mlp)[:-1]
         if self.__dict__.get("in_one_kernel") and _are_plain_with_silu(layers):
             matrices = [layer.weight for layer in layers[::2]]
-            if is_one_kernel(x, matrices):
+            if is_one_kernel(x, matrices, self.training):
                 return hidden_features(x, matrices, [float(layer.alpha) for layer in layers[::2]])
         for layer in layers:
             if _is_plain(layer):

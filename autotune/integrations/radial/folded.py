@@ -46,15 +46,14 @@ class AcceleratedRadial(NodeStandIn):
                 scale = _factor_after(layer)
         return x if scale == 1.0 or self.__dict__.get("stops_early") else x * scale
 
-    @staticmethod
-    def _in_one_kernel(x: Tensor, layers: list[Any]) -> tuple[Tensor, list[Any], float]:
+    def _in_one_kernel(self, x: Tensor, layers: list[Any]) -> tuple[Tensor, list[Any], float]:
         """What the first layers with SiLU give, the layers that are left, and the factor of their input."""
         matrices, factors, scale = [], [], 1.0
         for layer in itertools.takewhile(lambda layer: layer.act is not None and layer.act.f is silu, layers):
             matrices.append(layer.weight)
             factors.append(scale * _factor(layer))
             scale = _factor_after(layer)
-        if not is_one_kernel(x, matrices):
+        if not is_one_kernel(x, matrices, self.training):
             return x, layers, 1.0
         return hidden_features(x, matrices, factors), layers[len(matrices) :], scale
 

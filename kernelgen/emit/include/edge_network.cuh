@@ -33,10 +33,22 @@ DEVICE void multiply(const Rows<FROM>& from, const uint4* packed, const Real* ba
     }
 }
 
+// 1 / (1 + exp(-z)). The GPU's own exponential and reciprocal have errors of the last two bits, and z's rounding is in the
+// exponent: together at most float32's of a feature of order one.
+DEVICE Real logistic(Real z) {
+#ifdef __CUDA_ARCH__
+    Real power, value;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(z * -1.44269504f));
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(value) : "f"(1 + power));
+    return value;
+#else
+    return 1 / (1 + exp(-z));
+#endif
+}
 // SiLU and its derivative.
 DEVICE Real silu(Real z, Real& slope) {
-    const Real logistic = 1 / (1 + exp(-z)), value = z * logistic;
-    slope = logistic + value * (1 - logistic);
+    const Real l = logistic(z), value = z * l;
+    slope = l + value * (1 - l);
     return value;
 }
 DEVICE void activate(Rows<STEPS>& z, Rows<STEPS>& slopes) {
@@ -53,17 +65,27 @@ DEVICE void scale_by(const Rows<STEPS>& slopes, Rows<STEPS>& v) {
         UNROLL for (int i = 0; i < 4; ++i) v[s][half][i] *= slopes[s][half][i];
 }
 
-// A lane's rows of a matrix with `columns`, which are a multiple of 4; beyond the last row those of the last.
-template <int N>
-DEVICE void load_rows(const Real* matrix, long long first, long long rows, long long columns, Rows<N>& v) {
-    UNROLL for (int half = 0; half < 2; ++half) UNROLL for (int s = 0; s < N; ++s)
-        load_four(matrix + min(first + 8 * half, rows - 1) * columns, 16 * s + 4 * (threadIdx.x % 4), columns, v[s][half]);
+// A lane's rows of a matrix [rows, 16 STEPS]; beyond the last row those of the last.
+DEVICE void load_rows(const Real* matrix, long long first, long long rows, Rows<STEPS>& v) {
+    UNROLL for (int half = 0; half < 2; ++half) UNROLL for (int s = 0; s < STEPS; ++s)
+        load<4>(matrix + min(first + 8 * half, rows - 1) * 16 * STEPS + 16 * s + 4 * (threadIdx.x % 4), v[s][half]);
 }
-template <int N>
-DEVICE void store_rows(Real* matrix, long long first, long long rows, long long columns, const Rows<N>& v) {
-    UNROLL for (int half = 0; half < 2; ++half) UNROLL for (int s = 0; s < N; ++s) {
-        const long long row = first + 8 * half, column = 16 * s + 4 * (threadIdx.x % 4);
-        if (row < rows && column < columns) store<4>(matrix + row * columns + column, v[s][half]);
+DEVICE void store_rows(Real* matrix, long long first, long long rows, const Rows<STEPS>& v) {
+    UNROLL for (int half = 0; half < 2; ++half) UNROLL for (int s = 0; s < STEPS; ++s)
+        if (first + 8 * half < rows)
+            store<4>(matrix + (first + 8 * half) * 16 * STEPS + 16 * s + 4 * (threadIdx.x % 4), v[s][half]);
+}
+// The same of the network's input, [rows, inputs] with any number of inputs up to 16; others are zero.
+DEVICE void load_inputs(const Real* x, long long first, long long rows, long long inputs, Rows<1>& v) {
+    UNROLL for (int half = 0; half < 2; ++half) UNROLL for (int i = 0; i < 4; ++i) {
+        const int column = 4 * (threadIdx.x % 4) + i;
+        v[0][half][i] = column < inputs ? x[min(first + 8 * half, rows - 1) * inputs + column] : Real(0);
+    }
+}
+DEVICE void store_inputs(Real* x, long long first, long long rows, long long inputs, const Rows<1>& v) {
+    UNROLL for (int half = 0; half < 2; ++half) UNROLL for (int i = 0; i < 4; ++i) {
+        const long long row = first + 8 * half, column = 4 * (threadIdx.x % 4) + i;
+        if (row < rows && column < inputs) x[row * inputs + column] = v[0][half][i];
     }
 }
 DEVICE long long first_row() {

@@ -6,7 +6,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS) equitune_edge_network_g
     const long long first = first_row();
     Rows<1> of_edges;
     Rows<STEPS> slopes[LAYERS], v, next;
-    load_rows(x, first, rows, inputs, of_edges);
+    load_inputs(x, first, rows, inputs, of_edges);
     multiply(of_edges, packed, backs, v);
     activate(v, slopes[0]);
     UNROLL for (int layer = 1; layer < LAYERS; ++layer) {
@@ -14,7 +14,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS) equitune_edge_network_g
         activate(next, slopes[layer]);
         copy(next, v);
     }
-    load_rows(g, first, rows, 16 * STEPS, v);
+    load_rows(g, first, rows, v);
     UNROLL for (int layer = LAYERS - 1; layer > 0; --layer) {
         scale_by(slopes[layer], v);
         multiply(v, fragments(turned, layer), scales(turned_backs, layer), next);
@@ -22,5 +22,5 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS) equitune_edge_network_g
     }
     scale_by(slopes[0], v);
     multiply(v, turned, turned_backs, of_edges);
-    store_rows(of_x, first, rows, inputs, of_edges);
+    store_inputs(of_x, first, rows, inputs, of_edges);
 }

@@ -5,7 +5,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS) equitune_edge_network_v
     const long long first = first_row();
     Rows<1> of_edges;
     Rows<STEPS> v, next, slopes;
-    load_rows(x, first, rows, inputs, of_edges);
+    load_inputs(x, first, rows, inputs, of_edges);
     multiply(of_edges, packed, backs, v);
     activate(v, slopes);
     for (int layer = 1; layer < LAYERS; ++layer) {
@@ -13,5 +13,5 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS) equitune_edge_network_v
         activate(next, slopes);
         copy(next, v);
     }
-    store_rows(h, first, rows, 16 * STEPS, v);
+    store_rows(h, first, rows, v);
 }

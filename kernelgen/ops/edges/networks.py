@@ -2,20 +2,21 @@
 
 A layer is a product with a small matrix, then SiLU. Layer by layer each reads and writes a row of features for each
 edge, and keeps them for the gradient. The kernel keeps them in registers, with the arithmetic of ``tall_matrices``, and
-its gradient computes them again: only the network's input is held. The kernels are float32's, for frozen matrices:
-a gradient of matrices needs the features that the kernel does not keep.
+its gradient computes them again: only the network's input is held. The kernels are float32's. Gradients of the matrices
+and second derivatives need the features that the kernels do not keep: these go layer by layer.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from kernelgen.emit.source import Source
+from kernelgen.ops.autograd import used_slots
 from kernelgen.ops.edges import products, tall_matrices
 from kernelgen.ops.edges.products import edge_product
 from kernelgen.ops.edges.silu import few_pass_silu
@@ -26,8 +27,8 @@ from kernelgen.runtime.kernel import FixedKernel
 from kernelgen.torch_versions import run_eagerly
 from kernelgen.tracing import runs_eagerly
 
-# What a warp's registers hold: inputs are one step of 16 along the depth, hidden features four.
-MOST_INPUTS, MOST_HIDDEN, MOST_LAYERS = 16, 64, 3
+# What a warp's registers hold: inputs are one step of 16 along the depth, hidden features four, of one layer eight.
+MOST_INPUTS, MOST_HIDDEN, MOST_OF_ONE_LAYER, MOST_LAYERS = 16, 64, 128, 3
 _WARPS, _ROWS = 4, 16
 # Threads of a block that packs a tile of a matrix.
 _THREADS = 128
@@ -37,11 +38,11 @@ _HEADERS = (*tall_matrices.ROWS_HEADERS, "edge_layers.cuh", "edge_network.cuh")
 def hidden_features(x: Tensor, matrices: Sequence[Tensor], factors: Sequence[float]) -> Tensor:
     """x ``[edges, inputs]`` after ``silu(factor * x @ matrix)`` for each matrix in order, ``[edges, hidden]``.
 
-    In one kernel, for what :func:`is_one_kernel` takes. Differentiable any number of times: derivatives of the gradient
-    go layer by layer.
+    In one kernel, for what :func:`is_one_kernel` takes. Differentiable any number of times: gradients of the matrices and
+    derivatives of the gradient go layer by layer, from x.
     """
-    if torch.is_grad_enabled() and x.requires_grad:
-        return _Network.apply(x, tuple(factors), *matrices)
+    if torch.is_grad_enabled() and any(one.requires_grad for one in (x, *matrices)):
+        return _Network.apply(x, *matrices, tuple(factors))
     return _features(x, Packed.of(matrices, factors, is_turned=False))
 
 
@@ -52,23 +53,27 @@ def layer_by_layer(x: Tensor, matrices: Sequence[Tensor], factors: Sequence[floa
     return x
 
 
-def is_one_kernel(x: Tensor, matrices: Sequence[Tensor]) -> bool:
-    """Whether kernels take these: many edges, a shape that :func:`fits`, and matrices that get no gradients."""
+def is_one_kernel(x: Tensor, matrices: Sequence[Tensor], training: bool = False) -> bool:
+    """Whether kernels take these: many edges, a shape that :func:`fits`, and matrices that are not trained.
+
+    training: whether matrices that require gradients will get them, so that features are better kept.
+    """
     rows, widths = x.shape[0], [matrix.shape[1] for matrix in matrices]
     if type(rows) is not int or rows < products.LEAST_ROWS or not fits(x.shape[1], widths):
         return False
     if not runs_eagerly(x, *matrices) or torch.is_autocast_enabled():
         return False
     alike = all(matrix.dtype is x.dtype and matrix.device == x.device for matrix in matrices)
-    frozen = not (torch.is_grad_enabled() and any(matrix.requires_grad for matrix in matrices))
-    return alike and frozen and tall_matrices.takes(x, _sources(widths[0] // 16, len(widths)))
+    trained = training and torch.is_grad_enabled() and any(matrix.requires_grad for matrix in matrices)
+    return alike and not trained and tall_matrices.takes(x, _sources(widths[0] // 16, len(widths)))
 
 
 def fits(inputs: int, widths: Sequence[int]) -> bool:
     """Whether there are kernels for layers of these widths: equal ones, at most ``MOST_LAYERS``."""
-    if not 0 < len(widths) <= MOST_LAYERS or inputs % 4 or not 0 < inputs <= MOST_INPUTS:
+    if not 0 < len(widths) <= MOST_LAYERS or not 0 < inputs <= MOST_INPUTS:
         return False
-    return set(widths) == {widths[0]} and widths[0] % 16 == 0 and 0 < widths[0] <= MOST_HIDDEN
+    most = MOST_HIDDEN if len(widths) > 1 else MOST_OF_ONE_LAYER
+    return set(widths) == {widths[0]} and widths[0] % 16 == 0 and 0 < widths[0] <= most
 
 
 class Packed(NamedTuple):
@@ -100,7 +105,9 @@ class Packed(NamedTuple):
 
 class _Network(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, factors: tuple[float, ...], *matrices: Tensor) -> Tensor:
+    def forward(ctx: Any, x: Tensor, *given: Any) -> Tensor:
+        """given: the matrices, then their factors."""
+        *matrices, factors = given
         packed = Packed.of(matrices, factors, is_turned=True)
         ctx.factors = factors
         ctx.save_for_backward(x, *packed.tensors, *matrices)
@@ -111,12 +118,28 @@ class _Network(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         (g,), (x, *saved) = gradients, ctx.saved_tensors
         tensors, matrices = saved[:4], saved[4:]
-        rest = (None,) * (1 + len(matrices))
-        if torch.is_grad_enabled() or not runs_eagerly(g):
-            with torch.enable_grad():
-                features = layer_by_layer(x, matrices, ctx.factors)
-            return (*torch.autograd.grad(features, x, g, create_graph=torch.is_grad_enabled()), *rest)
-        return _gradient(x, g, Packed(tuple(tensors), matrices[0].shape[1] // 16, len(matrices))), *rest
+        used = used_slots(ctx, _slots(len(matrices)))
+        if used != "x" or torch.is_grad_enabled() or not runs_eagerly(g):
+            found = dict(zip(used, _layers_gradients(x, g, matrices, ctx.factors, used), strict=True))
+        else:
+            packed = Packed(tuple(tensors), matrices[0].shape[1] // 16, len(matrices))
+            found = {"x": _gradient(x, g, packed)}
+        return tuple(map(found.get, _slots(len(matrices)) + "-"))
+
+
+def _slots(layers: int) -> str:
+    """The inputs of :class:`_Network` that may get gradients: x, and each matrix by its number."""
+    return "x" + "0123456789"[:layers]
+
+
+def _layers_gradients(
+    x: Tensor, g: Tensor, matrices: Sequence[Tensor], factors: tuple[float, ...], used: str
+) -> Sequence[Tensor]:
+    """Gradients of the inputs that ``used`` names, differentiable where a gradient is asked for."""
+    with torch.enable_grad():
+        features = layer_by_layer(x, matrices, factors)
+    wanted = [given for slot, given in zip(_slots(len(matrices)), (x, *matrices), strict=True) if slot in used]
+    return torch.autograd.grad(features, wanted, g, create_graph=torch.is_grad_enabled())
 
 
 def _features(x: Tensor, packed: Packed) -> Tensor:
@@ -160,6 +183,12 @@ def packing_kernel(steps: int, layers: int) -> FixedKernel:
 def _source(name: str, steps: int, layers: int, *headers: str) -> Source:
     constants = {"STEPS": steps, "LAYERS": layers, "WARPS": _WARPS, "MORE": 1, "THREADS": _THREADS}
     return tall_matrices.kernel_source(name, *headers, **constants)
+
+
+def sources(networks: Iterable[tuple[int, int]]) -> tuple[Source, ...]:
+    """Of all kernels for networks of so many hidden features and so many layers."""
+    found = (_sources(hidden // 16, layers)(torch.float32) for hidden, layers in networks)
+    return tuple(dict.fromkeys(source for of_one in found for source in of_one))
 
 
 @functools.cache

@@ -26,8 +26,8 @@ from kernelgen.ops.edges.networks import (
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 EDGES = 150
-# Inputs, hidden features and layers: of MACE, of SevenNet and NequIP, and others.
-SHAPES = [(8, 64, 3), (8, 64, 2), (16, 32, 1), (4, 16, 3), (12, 48, 2)]
+# Inputs, hidden features and layers: of MACE, of SevenNet, of NequIP, and others.
+SHAPES = [(10, 64, 3), (8, 64, 2), (8, 128, 1), (16, 32, 1), (4, 16, 3), (11, 48, 2)]
 
 
 @pytest.fixture(params=DEVICES)
@@ -157,6 +157,43 @@ def test_derivatives_of_the_gradient_are_those_layer_by_layer(device: str, launc
     assert {"edge_network_value", "edge_network_gradient", "tall_to_wide"} <= set(launches)
 
 
+@pytest.mark.parametrize("in_second", [False, True])
+def test_gradients_of_matrices_go_layer_by_layer(in_second: bool, device: str, launches: list[str]) -> None:
+    """From x alone, also those of forces; forces of a model whose matrices require gradients need none of it."""
+
+    def all_of(features: Callable[..., Tensor], dtype: torch.dtype, where: str) -> list[Tensor]:
+        x, matrices, g = case(8, 32, 2, 20)
+        leaves = [x.to(where, dtype), *[m.to(where, dtype) for m in matrices]]
+        x, *matrices = [leaf.requires_grad_() for leaf in leaves]
+        h = features(x, matrices)
+        loss = (h * g.to(where, dtype)).sum()
+        if in_second:
+            loss = torch.autograd.grad(loss, x, create_graph=True)[0].square().sum()
+        return [one.detach().cpu().double() for one in torch.autograd.grad(loss, (x, *matrices))]
+
+    exact, single = all_of(plain, torch.float64, "cpu"), all_of(plain, torch.float32, "cpu")
+    for mine, theirs, wanted in zip(all_of(ours, torch.float32, device), single, exact, strict=True):
+        errors = [float((given - wanted).abs().max() / wanted.abs().max()) for given in (mine, theirs)]
+        assert errors[0] < 4 * errors[1] + 1e-6, errors
+    assert "edge_network_value" in launches and "edge_network_gradient" not in launches
+    launches.clear()
+    x, matrices, g = case(8, 32, 2)
+    given = value_and_gradient(ours, x.to(device), [m.to(device).requires_grad_() for m in matrices], g.to(device))
+    assert launches == ["edge_matrices", "edge_network_value", "edge_network_gradient"]
+    frozen = value_and_gradient(ours, x.to(device), [m.to(device) for m in matrices], g.to(device))
+    assert all(map(torch.equal, given, frozen))
+
+
+def test_trained_matrices_keep_features(device: str) -> None:
+    x, matrices, _ = case(8, 32, 2)
+    trained = [m.to(device).requires_grad_() for m in matrices]
+    x = x.to(device)
+    assert is_one_kernel(x, trained) and not is_one_kernel(x, trained, training=True)
+    assert is_one_kernel(x, [m.detach() for m in trained], training=True)
+    with torch.no_grad():
+        assert is_one_kernel(x, trained, training=True)
+
+
 def test_only_the_input_is_kept_of_the_edges(device: str) -> None:
     x, matrices, _ = case(8, 64, 3)
     given = [m.to(device) for m in matrices]
@@ -178,18 +215,14 @@ def test_only_the_input_is_kept_of_the_edges(device: str) -> None:
 def test_what_goes_layer_by_layer(device: str, launches: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     def is_ours(x: Tensor, matrices: list[Tensor]) -> bool:
         launches.clear()
-        given = [m.to(device) if not m.requires_grad else m.detach().to(device).requires_grad_() for m in matrices]
-        found = ours(x.to(device).requires_grad_(), given)
+        found = ours(x.to(device).requires_grad_(), [m.to(device) for m in matrices])
         torch.testing.assert_close(found.cpu(), plain(x, matrices), rtol=1e-4, atol=1e-5)
         return "edge_network_value" in launches
 
     x, matrices, _ = case(8, 32, 2)
     assert is_ours(x, matrices)
     assert not is_ours(x.double(), [m.double() for m in matrices])
-    assert not is_ours(x, [m.clone().requires_grad_() for m in matrices]), "their gradients need all features"
-    with torch.no_grad():
-        assert is_ours(x, [m.clone().requires_grad_() for m in matrices])
-    for shape in ((8, 80, 1), (20, 32, 1), (8, 24, 1), (6, 32, 1), (8, 16, 4)):
+    for shape in ((8, 80, 2), (8, 144, 1), (20, 32, 1), (8, 24, 1), (8, 16, 4)):
         assert not is_ours(*case(*shape)[:2]), shape
     assert not is_ours(x, [drawn(8, 32), drawn(32, 16)])
     launches.clear()
@@ -207,7 +240,7 @@ def test_kernels_compile_without_spills() -> None:
     except ToolMissingError as error:
         pytest.skip(str(error))
     for arch in ("sm_80", "sm_90", "sm_120"):
-        for steps, layers in ((4, 3), (4, 2), (2, 1)):
+        for steps, layers in ((4, 3), (4, 2), (8, 1), (2, 1)):
             for kernel in (value_kernel(steps, layers), gradient_kernel(steps, layers), packing_kernel(steps, layers)):
                 resources = compile_source(kernel.source, cuda_facts(arch)).resources
                 assert resources["spill_bytes"] == 0 and resources["registers"] <= 255
