@@ -72,9 +72,14 @@ Fields = Mapping[str, Field]
 
 
 def ghost_ends(real: Counts, size: Counts, device: torch.device) -> Tensor:
-    """Both ends [edges of ghosts] of every ghost edge: the ghost atoms one after the other, in ascending order."""
+    """Both ends [edges of ghosts] of every ghost edge: ghost atoms one after the other, in ascending order.
+
+    Of so few ghost atoms that each has about as many edges as a real one; if edges are too many for that, of all. What
+    a convolution does once an atom is work of its own, and its blocks share edges.
+    """
     edges, atoms = size.edges - real.edges, size.atoms - real.atoms
-    return real.atoms + torch.arange(edges, device=device) * atoms // max(edges, 1)
+    used = min(atoms, max(1, round(edges * real.atoms / max(real.edges, 1))))
+    return real.atoms + torch.arange(edges, device=device) * used // max(edges, 1)
 
 
 def ghost_pointer(real: Counts, size: Counts, device: torch.device) -> Tensor:

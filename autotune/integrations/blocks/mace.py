@@ -5,7 +5,10 @@ backward pass torch sums such a gradient row by row, and one graph is one row: 4
 H200 91 ms of the 106 ms of all kernels for energies, forces and stress of MACE-MP-0 medium. Here parts of the edges
 are summed at the same time.
 
-Read in mace-torch 0.3.16, ``mace/modules/utils.py``: ``prepare_graph`` and ``get_symmetric_displacement``.
+Vectors of edges are taken without an index whose gradient sorts: on diamond that took 0.15 of the 3.0 ms of all kernels.
+
+Read in mace-torch 0.3.16, ``mace/modules/utils.py``: ``prepare_graph``, ``get_symmetric_displacement`` and
+``get_edge_vectors_and_lengths``.
 """
 
 from __future__ import annotations
@@ -46,6 +49,19 @@ def strained(
     return moved, shifts, displacement
 
 
+def edge_vectors(
+    positions: Tensor, edge_index: Tensor, shifts: Tensor, normalize: bool = False, eps: float = 1e-9
+) -> tuple[Tensor, Tensor]:
+    """What MACE's ``get_edge_vectors_and_lengths`` returns: vectors [edges, 3] and lengths [edges, 1].
+
+    The gradient of rows that are taken by ``positions[sender]`` sorts the edges; this one adds where they belong.
+    """
+    sender, receiver = edge_index[0], edge_index[1]
+    vectors = positions.index_select(0, receiver) - positions.index_select(0, sender) + shifts
+    lengths = torch.linalg.norm(vectors, dim=-1, keepdim=True)
+    return (vectors / (lengths + eps) if normalize else vectors), lengths
+
+
 def _with_names(function: Callable[..., Any], **names: Any) -> Any:
     """The function, which finds other values under some names of its module."""
     code, there = function.__code__, {**function.__globals__, **names}
@@ -55,7 +71,7 @@ def _with_names(function: Callable[..., Any], **names: Any) -> Any:
     return made
 
 
-_NAMES = {"get_symmetric_displacement": strained}
+_NAMES = {"get_symmetric_displacement": strained, "get_edge_vectors_and_lengths": edge_vectors}
 if hasattr(utils, "prepare_graph"):
     _NAMES["prepare_graph"] = _with_names(utils.prepare_graph, **_NAMES)
 

@@ -3,7 +3,7 @@
 // components of a block. A path is (x, y, w, stride, of_element, rows, columns, dim, coefficient, tiles before it). An
 // element has the chunks from begins[e] to begins[e + 1], or all without begins. Each of `parts` sums some chunks, into a
 // row of its own.
-extern "C" __global__ void __launch_bounds__(128) equitune_block_matrices(
+extern "C" __global__ void __launch_bounds__(128, 4) equitune_block_matrices(
     const REAL* __restrict__ x, const REAL* __restrict__ y, REAL* __restrict__ out, const long long* __restrict__ table,
     const long long* __restrict__ slots, const long long* __restrict__ begins, long long nodes, long long x_stride,
     long long y_stride, long long paths, long long tiles_each, long long elements, long long parts,
@@ -26,7 +26,7 @@ extern "C" __global__ void __launch_bounds__(128) equitune_block_matrices(
             for (int at = threadIdx.x; at < NODES * NODES; at += THREADS) {
                 const int k = at / NODES, r = at % NODES;
                 const long long n = node_of(slots, chunk, k, nodes);
-                tiles.a[k][r] = n >= 0 && row0 + r < rows ? x[n * x_stride + path[0] + m * rows + row0 + r] : (REAL)0;
+                tiles.a[r][k] = n >= 0 && row0 + r < rows ? x[n * x_stride + path[0] + m * rows + row0 + r] : (REAL)0;
             }
             for (int at = threadIdx.x; at < NODES * COLUMNS; at += THREADS) {
                 const int k = at / COLUMNS, c = at % COLUMNS;
@@ -35,13 +35,13 @@ extern "C" __global__ void __launch_bounds__(128) equitune_block_matrices(
                 tiles.b[k][c] = inside ? y[n * y_stride + path[1] + m * columns + column0 + c] : (REAL)0;
             }
             __syncthreads();
-            multiply(tiles, sum);
+            multiply<NODES>(tiles, sum);
             __syncthreads();
         }
     const REAL coefficient = (REAL)__longlong_as_double(path[8]);
     for (int i = 0; i < 4; ++i)
         for (int j = 0; j < 4; ++j) {
-            const long long r = row0 + threadIdx.x / 16 + 8 * i, c = column0 + threadIdx.x % 16 + 16 * j;
+            const long long r = row0 + threadIdx.x / 16 + 8 * i, c = column0 + threadIdx.x % 16 * 4 + j;
             if (r < rows && c < columns)
                 out[part * numel + path[2] + r * path[3] + element * path[4] + c] = coefficient * sum[i][j];
         }
