@@ -118,7 +118,7 @@ class BlockMatrices(Trilinear):
         return like.new_empty(shape) if sum(reached.values()) == self.dims[side] else like.new_zeros(shape)
 
     def _of_weights(self, x: Tensor, y: Tensor) -> Tensor:
-        if matrices.takes(x):
+        if matrices.takes(x, of_weights=True):
             return self.kernel.weights(x, y)
         found = x.new_empty(self.weight_numel)
         if joins_blocks(x):

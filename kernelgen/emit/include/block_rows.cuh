@@ -2,6 +2,51 @@
 // out[n, m, j] = sum over terms of coefficient * in[n, m, k] * weights[w + k * k_stride + j * j_stride + e * of_element].
 // A target block is (offset, columns, dim, first term, last term, tiles before it); its terms follow all blocks, each
 // (offset of the block of in, its channels, w, k_stride, j_stride, of_element, coefficient). One without becomes zero.
+
+// A thread's part of a step along the depth: one channel of some rows, and places of the matrix. Neighbouring threads
+// read what is next to each other in memory: 64 columns if ALONG_J, or 8 rows.
+constexpr int STEP = sizeof(REAL) == 4 ? DEPTH : DEPTH / 2;  // what registers hold
+constexpr int ROWS = NODES * STEP / THREADS, PLACES = STEP * COLUMNS / THREADS;
+template <bool ALONG_J>
+struct Place {
+    const int k = ALONG_J ? threadIdx.x / 64 : threadIdx.x % 8, j = ALONG_J ? threadIdx.x % 64 : threadIdx.x / 8;
+    __device__ __forceinline__ int k_of(int i) const { return k + (ALONG_J ? 2 * i : i % (STEP / 8) * 8); }
+    __device__ __forceinline__ int j_of(int i) const { return j + (ALONG_J ? 0 : i / (STEP / 8) * 16); }
+};
+
+// Adds a term: rows, from a channel on, times a matrix whose rows, or columns, are `stride` apart; the next step's
+// elements are on their way during the product.
+template <bool ALONG_J>
+__device__ __forceinline__ void add_term(Tiles& tiles, const REAL* const (&rows)[ROWS], long long from, const REAL* matrix,
+                                         int stride, int depth, int columns, REAL coefficient, REAL (&sum)[4][4]) {
+    const Place<ALONG_J> place;
+    const int channel = threadIdx.x % STEP, first_row = threadIdx.x / STEP;
+    matrix += ALONG_J ? place.k * stride + place.j : place.j * stride + place.k;
+    REAL of_rows[ROWS], of_matrix[PLACES];
+    const auto fetch = [&](int k0) {
+        for (int i = 0; i < ROWS; ++i)
+            of_rows[i] = rows[i] && k0 + channel < depth ? rows[i][from + k0] : (REAL)0;
+        const REAL* const here = matrix + (ALONG_J ? k0 * stride : k0);
+        for (int i = 0; i < PLACES; ++i) {
+            const int k = place.k_of(i) - place.k, j = place.j_of(i) - place.j;
+            const bool inside = k0 + place.k_of(i) < depth && place.j_of(i) < columns;
+            of_matrix[i] = inside ? here[ALONG_J ? k * stride : j * stride + k] : (REAL)0;
+        }
+    };
+    for (int k0 = -STEP; k0 < depth; k0 += STEP) {
+        if (k0 >= 0) {
+            for (int i = 0; i < ROWS; ++i) tiles.a[first_row + THREADS / STEP * i][channel] = coefficient * of_rows[i];
+            for (int i = 0; i < PLACES; ++i) tiles.b[place.k_of(i)][place.j_of(i)] = of_matrix[i];
+            __syncthreads();
+        }
+        if (k0 + STEP < depth) fetch(k0 + STEP);
+        if (k0 >= 0) {
+            multiply<STEP>(tiles, sum);
+            __syncthreads();
+        }
+    }
+}
+
 extern "C" __global__ void __launch_bounds__(128, sizeof(REAL) == 4 ? 4 : 2) equitune_block_matrices(
     const REAL* __restrict__ in, const REAL* __restrict__ weights, REAL* __restrict__ out,
     const long long* __restrict__ table, const long long* __restrict__ slots, const long long* __restrict__ chunks,
@@ -15,45 +60,22 @@ extern "C" __global__ void __launch_bounds__(128, sizeof(REAL) == 4 ? 4 : 2) equ
     const long long m = (tile - block[5]) / across, column0 = (tile - block[5]) % across * COLUMNS;
     const long long element = chunks ? chunks[chunk] : 0;
     const int columns_here = int(columns - column0 < COLUMNS ? columns - column0 : COLUMNS);
-    // A thread loads one channel of some rows, and places of the matrix.
-    constexpr int STEP = sizeof(REAL) == 4 ? DEPTH : DEPTH / 2;  // what registers hold
-    constexpr int ROWS = NODES * STEP / THREADS, PLACES = STEP * COLUMNS / THREADS;
-    const int channel = threadIdx.x % STEP, first_row = threadIdx.x / STEP;
     const REAL* rows[ROWS];
     for (int i = 0; i < ROWS; ++i) {
-        const long long n = node_of(slots, chunk, first_row + THREADS / STEP * i, nodes);
-        rows[i] = n < 0 ? nullptr : in + n * in_stride + channel;
+        const long long n = node_of(slots, chunk, threadIdx.x / STEP + THREADS / STEP * i, nodes);
+        rows[i] = n < 0 ? nullptr : in + n * in_stride + threadIdx.x % STEP;
     }
-    REAL sum[4][4] = {}, of_in[ROWS], of_matrix[PLACES];
+    REAL sum[4][4] = {};
     for (const long long* term = terms + block[3] * 7; term < terms + block[4] * 7; term += 7) {
         const int depth = int(term[1]);
-        const long long k_stride = term[3], j_stride = term[4], from = term[0] + m * depth;
+        const int k_stride = int(term[3]), j_stride = int(term[4]);
+        const long long from = term[0] + m * depth;
+        const REAL* const matrix = weights + term[2] + element * term[5] + column0 * j_stride;
         const REAL coefficient = (REAL)__longlong_as_double(term[6]);
-        // Neighbouring threads read what is next to each other in memory: 64 columns, or 8 rows of the matrix.
-        const bool along_j = j_stride == 1;
-        const int first_k = along_j ? threadIdx.x / 64 : threadIdx.x % 8;
-        const int first_j = along_j ? threadIdx.x % 64 : threadIdx.x / 8;
-        const REAL* const matrix =
-            weights + term[2] + element * term[5] + first_k * k_stride + (column0 + first_j) * j_stride;
-        const auto k_of = [&](int i) { return along_j ? first_k + 2 * i : first_k + i % (STEP / 8) * 8; };
-        const auto j_of = [&](int i) { return along_j ? first_j : first_j + i / (STEP / 8) * 16; };
-        const auto fetch = [&](int k0) {
-            for (int i = 0; i < ROWS; ++i)
-                of_in[i] = rows[i] && k0 + channel < depth ? rows[i][from + k0] : (REAL)0;
-            for (int i = 0; i < PLACES; ++i) {
-                const bool inside = k0 + k_of(i) < depth && j_of(i) < columns_here;
-                of_matrix[i] = inside ? matrix[(k0 + k_of(i) - first_k) * k_stride + (j_of(i) - first_j) * j_stride] : (REAL)0;
-            }
-        };
-        fetch(0);
-        for (int k0 = 0; k0 < depth; k0 += STEP) {
-            for (int i = 0; i < ROWS; ++i) tiles.a[first_row + THREADS / STEP * i][channel] = coefficient * of_in[i];
-            for (int i = 0; i < PLACES; ++i) tiles.b[k_of(i)][j_of(i)] = of_matrix[i];
-            __syncthreads();
-            if (k0 + STEP < depth) fetch(k0 + STEP);  // on its way during the product
-            multiply<STEP>(tiles, sum);
-            __syncthreads();
-        }
+        if (j_stride == 1)
+            add_term<true>(tiles, rows, from, matrix, k_stride, depth, columns_here, coefficient, sum);
+        else  // then neighbours along the depth are neighbours in memory
+            add_term<false>(tiles, rows, from, matrix, j_stride, depth, columns_here, coefficient, sum);
     }
     for (int i = 0; i < 4; ++i) {
         const long long n = node_of(slots, chunk, threadIdx.x / 16 + 8 * i, nodes);

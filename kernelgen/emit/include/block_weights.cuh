@@ -20,24 +20,33 @@ extern "C" __global__ void __launch_bounds__(128, 4) equitune_block_matrices(
     const long long each = (end - begin + parts - 1) / parts;
     begin += part * each;
     if (begin + each < end) end = begin + each;
-    REAL sum[4][4] = {};
-    for (long long chunk = begin; chunk < end; ++chunk)
-        for (long long m = 0; m < path[7]; ++m) {
-            for (int at = threadIdx.x; at < NODES * NODES; at += THREADS) {
-                const int k = at / NODES, r = at % NODES;
-                const long long n = node_of(slots, chunk, k, nodes);
-                tiles.a[r][k] = n >= 0 && row0 + r < rows ? x[n * x_stride + path[0] + m * rows + row0 + r] : (REAL)0;
-            }
-            for (int at = threadIdx.x; at < NODES * COLUMNS; at += THREADS) {
-                const int k = at / COLUMNS, c = at % COLUMNS;
-                const long long n = node_of(slots, chunk, k, nodes);
-                const bool inside = n >= 0 && column0 + c < columns;
-                tiles.b[k][c] = inside ? y[n * y_stride + path[1] + m * columns + column0 + c] : (REAL)0;
-            }
-            __syncthreads();
-            multiply<NODES>(tiles, sum);
-            __syncthreads();
+    // A thread has a column of x and one of y, of some nodes of a chunk.
+    constexpr int OF_X = NODES * NODES / THREADS, OF_Y = NODES * COLUMNS / THREADS;
+    const int dim = int(path[7]), r = threadIdx.x % NODES, c = threadIdx.x % COLUMNS;
+    const REAL* const from_x = x + path[0] + row0 + r;
+    const REAL* const from_y = y + path[1] + column0 + c;
+    REAL sum[4][4] = {}, of_x[OF_X], of_y[OF_Y];
+    const auto fetch = [&](long long chunk, int m) {
+        for (int i = 0; i < OF_X; ++i) {
+            const long long n = node_of(slots, chunk, threadIdx.x / NODES + THREADS / NODES * i, nodes);
+            of_x[i] = n >= 0 && row0 + r < rows ? from_x[n * x_stride + m * rows] : (REAL)0;
         }
+        for (int i = 0; i < OF_Y; ++i) {
+            const long long n = node_of(slots, chunk, threadIdx.x / COLUMNS + THREADS / COLUMNS * i, nodes);
+            of_y[i] = n >= 0 && column0 + c < columns ? from_y[n * y_stride + m * columns] : (REAL)0;
+        }
+    };
+    long long chunk = begin;
+    if (begin < end) fetch(begin, 0);
+    for (int m = 0; chunk < end;) {
+        for (int i = 0; i < OF_X; ++i) tiles.a[r][threadIdx.x / NODES + THREADS / NODES * i] = of_x[i];
+        for (int i = 0; i < OF_Y; ++i) tiles.b[threadIdx.x / COLUMNS + THREADS / COLUMNS * i][c] = of_y[i];
+        __syncthreads();
+        if (++m == dim) m = 0, ++chunk;
+        if (chunk < end) fetch(chunk, m);  // on its way during the product
+        multiply<NODES>(tiles, sum);
+        __syncthreads();
+    }
     const REAL coefficient = (REAL)__longlong_as_double(path[8]);
     for (int i = 0; i < 4; ++i)
         for (int j = 0; j < 4; ++j) {
