@@ -118,7 +118,7 @@ class BlockMatrices(Trilinear):
         return like.new_empty(shape) if sum(reached.values()) == self.dims[side] else like.new_zeros(shape)
 
     def _of_weights(self, x: Tensor, y: Tensor) -> Tensor:
-        if matrices.takes(x, of_weights=True):
+        if matrices.takes(x):
             return self.kernel.weights(x, y)
         found = x.new_empty(self.weight_numel)
         if joins_blocks(x):

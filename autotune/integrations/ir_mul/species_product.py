@@ -150,7 +150,7 @@ class MatricesByElement(Trilinear):
     def derivative(self, wanted: str, first: Tensor, second: Tensor) -> Tensor:
         grouping, groups = self.grouping, self.groups
         if wanted == "w":
-            if groups is not None and matrices.takes(first, of_weights=True):
+            if groups is not None and matrices.takes(first):
                 return self.kernel.weights(with_rows(first), with_rows(second), groups, self.paths[0].elements)
             return self._of_weights(grouping.grouped(first), grouping.grouped(second))
         features, weights = (first, second) if wanted == "y" else (second, first)

@@ -26,8 +26,9 @@ C_TYPES = {torch.float32: "float", torch.float64: "double"}
 # Of the kernels: nodes of a chunk, columns of a tile, threads of a block. Most elements of a small structure fill one
 # chunk, and padding at most doubles a large structure's rows.
 CHUNK, _COLUMNS, _THREADS = 32, 64, 128
-# Up to so many nodes one launch is worth more than the speed of a library's products; of gradients by weights.
-MOST_NODES, MOST_SUMMED = 8192, 2048
+# Up to so many nodes one launch is worth more than the speed of a library's products. On an H200 these kernels take as
+# long at 5184 nodes, in a third to two thirds of the launches (NOTES).
+MOST_NODES = 8192
 # A gradient by weights sums at least so many chunks one after the other, in at most so many parts: of one matrix, and of
 # matrices by element, whose parts take much memory.
 _PARTS, _PARTS_BY_ELEMENT = (2, 32), (8, 16)
@@ -184,13 +185,9 @@ def kernel(dtype: torch.dtype, of_weights: bool) -> FixedKernel:
     return FixedKernel(source(dtype, of_weights), 14 if of_weights else 11, _THREADS)
 
 
-def takes(features: Tensor, of_weights: bool = False) -> bool:
-    """Whether the kernels are for these features ``[nodes, dim]``: few, on a GPU, in a dtype of kernels.
-
-    of_weights: for the gradient by weights.
-    """
-    most = MOST_SUMMED if of_weights else MOST_NODES
-    fits = features.is_cuda and features.dtype in DTYPES and features.shape[0] <= most
+def takes(features: Tensor) -> bool:
+    """Whether the kernels are for these features ``[nodes, dim]``: few, on a GPU, in a dtype of kernels."""
+    fits = features.is_cuda and features.dtype in DTYPES and features.shape[0] <= MOST_NODES
     return fits and are_there(_sources, features.dtype, features.get_device())
 
 

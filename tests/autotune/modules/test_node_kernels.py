@@ -46,7 +46,7 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr(FixedKernel, "launch", launch)
     for part in (matrices, gates):
-        monkeypatch.setattr(part, "takes", lambda features, **_: True)
+        monkeypatch.setattr(part, "takes", lambda features: True)
     return found
 
 
