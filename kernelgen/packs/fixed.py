@@ -26,6 +26,6 @@ def node_sources(dtype: str) -> Iterator[Source]:
 
 
 def edge_sources() -> Iterator[Source]:
-    """Products of edges with the last matrix of radial networks of the usual sizes, and their hidden layers, in float32."""
+    """Products of edges with the last matrix of the usual radial networks, and their hidden layers, in float32."""
     yield from tall_matrices.sources(HIDDEN)
     yield from networks.sources(NETWORKS)

@@ -3,8 +3,8 @@
     python tests/support/edge_network_times.py --out times.json
 
 Device time of a value and of the gradient of its input, cold L2, medians in microseconds, for the radial networks of
-MACE (three layers), SevenNet (two) and NequIP (one) on diamond's and water's numbers of edges. Errors are the largest against
-float64, relative to the largest element; a form that is wrong is not timed.
+MACE (three layers), SevenNet (two) and NequIP (one) on diamond's and water's numbers of edges. Errors are the largest
+against float64, relative to the largest element; a form that is wrong is not timed.
 """
 
 from __future__ import annotations

@@ -38,8 +38,8 @@ _HEADERS = (*tall_matrices.ROWS_HEADERS, "edge_layers.cuh", "edge_network.cuh")
 def hidden_features(x: Tensor, matrices: Sequence[Tensor], factors: Sequence[float]) -> Tensor:
     """x ``[edges, inputs]`` after ``silu(factor * x @ matrix)`` for each matrix in order, ``[edges, hidden]``.
 
-    In one kernel, for what :func:`is_one_kernel` takes. Differentiable any number of times: gradients of the matrices and
-    derivatives of the gradient go layer by layer, from x.
+    In one kernel, for what :func:`is_one_kernel` takes. Differentiable any number of times: gradients of the matrices
+    and derivatives of the gradient go layer by layer, from x.
     """
     if torch.is_grad_enabled() and any(one.requires_grad for one in (x, *matrices)):
         return _Network.apply(x, *matrices, tuple(factors))

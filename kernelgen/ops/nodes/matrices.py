@@ -29,8 +29,8 @@ CHUNK, _COLUMNS, _THREADS = 32, 64, 128
 # Up to so many nodes one launch is worth more than the speed of a library's products. On an H200 these kernels take as
 # long at 5184 nodes, in a third to two thirds of the launches (NOTES).
 MOST_NODES = 8192
-# A gradient by weights sums at least so many chunks one after the other, in at most so many parts: of one matrix, and of
-# matrices by element, whose parts take much memory.
+# A gradient by weights sums at least so many chunks one after the other, in at most so many parts: of one matrix, and
+# of matrices by element, whose parts take much memory.
 _PARTS, _PARTS_BY_ELEMENT = (2, 32), (8, 16)
 
 
