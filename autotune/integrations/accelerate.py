@@ -68,8 +68,8 @@ def accelerate(
     half precision, with errors of float32's class. ``float32``: by torch, with torch's settings. ``tf32``, for
     ``fused`` alone: one product in a convolution's own kernel. See the same class.
 
-    edge_network: the hidden layers of a radial network, of many edges, in float32 on a GPU. ``fused``: all in one kernel,
-    with errors of float32's class, where their widths are equal, at most 64 (128 for one layer), inputs at most 16, the
+    edge_network: the hidden layers of a radial network, of many edges, in float32 on a GPU. ``fused``: all in one
+    kernel, with errors of float32's class, where their widths are equal, at most 64 (128 for one layer), inputs at most 16, the
     activation is SiLU, and weights are not trained: in evaluation, or without gradients. Nothing but their input is
     kept for the gradient. ``layers``: one after the other, as with ``edge_product="float32"``.
 

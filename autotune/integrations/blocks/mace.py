@@ -5,7 +5,7 @@ backward pass torch sums such a gradient row by row, and one graph is one row: 4
 H200 91 ms of the 106 ms of all kernels for energies, forces and stress of MACE-MP-0 medium. Here parts of the edges
 are summed at the same time.
 
-Vectors of edges are taken without an index whose gradient sorts, which took 0.15 of the 3.0 ms of all kernels on diamond.
+Vectors of edges are taken without an index whose gradient sorts: 0.15 of the 3.0 ms of all kernels on diamond.
 
 Read in mace-torch 0.3.16, ``mace/modules/utils.py``: ``prepare_graph``, ``get_symmetric_displacement`` and
 ``get_edge_vectors_and_lengths``.
