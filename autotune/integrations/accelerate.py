@@ -69,9 +69,9 @@ def accelerate(
     ``fused`` alone: one product in a convolution's own kernel. See the same class.
 
     edge_network: the hidden layers of a radial network, of many edges, in float32 on a GPU. ``fused``: all in one
-    kernel, with errors of float32's class, where their widths are equal, at most 64 (128 for one layer), inputs at most 16, the
-    activation is SiLU, and weights are not trained: in evaluation, or without gradients. Nothing but their input is
-    kept for the gradient. ``layers``: one after the other, as with ``edge_product="float32"``.
+    kernel, with errors of float32's class, where their widths are equal, at most 64 (128 for one layer), inputs at
+    most 16, the activation is SiLU, and weights are not trained: in evaluation, or without gradients. Nothing but
+    their input is kept for the gradient. ``layers``: one after the other, as with ``edge_product="float32"``.
 
     Some modules stay, with the reason in the result: those compiled by TorchScript or torch.compile, those with a
     ``forward``, parameters or modules of their own, and those that fail when tried. Hooks, parametrizations and pruning
