@@ -162,8 +162,25 @@ def check_network_in_one_kernel(case: Case, convolutions: int, monkeypatch: pyte
         assert launches.count("edge_network_value") == count
         assert launches.count("edge_network_gradient") == count
         assert_same({name: value.detach().double() for name, value in found.items()}, wanted, 2e-5)
+        check_no_number_is_read([part for part in model.modules() if part.__dict__.get("in_one_kernel")], monkeypatch)
         restore(model)
         assert not any("in_one_kernel" in part.__dict__ for part in model.modules())
+
+
+def check_no_number_is_read(networks: list[torch.nn.Module], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A radial network does not wait for a number on the device: a captured step may not."""
+    given: list[torch.Tensor] = []
+
+    def read(tensor: torch.Tensor) -> float:
+        given.append(tensor)
+        return 1.0
+
+    with monkeypatch.context() as patch:
+        for name in ("__float__", "item"):
+            patch.setattr(torch.Tensor, name, read)
+        for network in networks:
+            network(torch.ones(20, next(network.parameters()).shape[0]))
+    assert not given
 
 
 def check_fused_on_a_gpu(case: Case, **more: Any) -> None:

@@ -89,9 +89,9 @@ class ShortenedScalarMLP(ScalarMLPFunction):
         multiply = multiply_by(self.__dict__.get("product", "fp16x3"))
         layers: list[Any] = list(self.mlp)[:-1]
         if self.__dict__.get("in_one_kernel") and _are_plain_with_silu(layers):
-            matrices = [layer.weight for layer in layers[::2]]
+            matrices = [layer.weight * layer.alpha for layer in layers[::2]]  # a number on the device
             if is_one_kernel(x, matrices, self.training):
-                return hidden_features(x, matrices, [float(layer.alpha) for layer in layers[::2]])
+                return hidden_features(x, matrices, [1.0] * len(matrices))
         for layer in layers:
             if _is_plain(layer):
                 x = multiply.rows(x, layer.weight * layer.alpha)
