@@ -26,6 +26,7 @@ from autotune.bench.models.rows import (
     signed,
     store_rows,
     stored_rows,
+    was_measured_alike,
     what_a_row_depends_on,
     what_ours_depend_on,
 )
@@ -168,7 +169,7 @@ def _measured(model: str, request: LargestRequest, folder: Path, say: Callable[[
     if not request.contenders:
         wanted = tuple(name for name in wanted if name != DEFAULT)  # it takes the memory of the tuned one
     kept = stored_rows(folder, facts.slug).get(identity_of(row))
-    if kept is not None and all(kept.get(key) == value for key, value in depends.items()):
+    if kept is not None and was_measured_alike(kept, depends):
         row["contenders"] = dict(kept["contenders"])
         row["atoms"], row["edges"] = kept["atoms"], kept["edges"]
     run = _Run(row, request, folder, say)

@@ -30,11 +30,16 @@ IDENTITY = ("model", "structure", "pass", "dtype")
 Row = dict[str, Any]
 # Folders, beside ``autotune``, of the Python that an accelerated model runs.
 _RUN = ("../kernelgen", "captured", "database", "integrations", "modules")
-# Distributions besides those of other records: the packages and what their fast paths need.
-_DISTRIBUTIONS = (
-    *("mace-torch", "nequip", "nequip-allegro", "sevenn", "flashTP", "symmetrix-xl"),
-    *("cuequivariance-ops-torch-cu13", "cuequivariance-ops-torch-cu12"),
-)
+# By package the distributions that its models run, fast paths included; others may be installed beside them.
+_OF_PACKAGE = {
+    "mace": ("mace-torch", "symmetrix-xl"),
+    "nequip": ("nequip",),
+    "allegro": ("nequip", "nequip-allegro"),
+    "sevennet": ("sevenn", "flashTP"),
+}
+_PACKAGES = {name for names in _OF_PACKAGE.values() for name in names}
+# Distributions of all besides those of other records.
+_DISTRIBUTIONS = (*sorted(_PACKAGES), "cuequivariance-ops-torch-cu13", "cuequivariance-ops-torch-cu12")
 
 
 def identity_of(row: Mapping[str, Any]) -> tuple[str, ...]:
@@ -86,6 +91,21 @@ def what_a_row_depends_on(model: str, package: Package, facts: DeviceFacts) -> d
     }
 
 
+def was_measured_alike(row: Row, depends: Mapping[str, Any]) -> bool:
+    """Whether a stored row has the weights, hyperparameters and software of :func:`what_a_row_depends_on`.
+
+    Packages that its models do not run do not count, installed or not.
+    """
+    others = _PACKAGES.difference(_OF_PACKAGE.get(depends["package"], _PACKAGES))
+
+    def used(fields: Mapping[str, Any]) -> dict[str, Any]:
+        software = fields.get("software", {})
+        return {name: version for name, version in software.items() if name not in others}
+
+    same = all(row.get(key) == value for key, value in depends.items() if key != "software")
+    return same and used(row) == used(depends)
+
+
 def what_ours_depend_on(facts: DeviceFacts) -> dict[str, str]:
     """Fields of what only Equitune's own contenders run, besides its code: generator and tuned schedules."""
     return {"generator": GENERATOR_VERSION, "database": _database_hash(facts.slug)}
@@ -107,10 +127,16 @@ def _ours_now(facts: DeviceFacts) -> str:
 
 @functools.cache
 def own_code() -> str:
-    """Hash of the Python that accelerated models run; comments, docstrings and blanks do not count."""
+    """Hash of the Python that accelerated models run, and of the kernels' texts that it includes.
+
+    Comments, docstrings and blanks of Python do not count.
+    """
     package = Path(__file__).resolve().parents[2]
-    files = sorted(path for folder in _RUN for path in (package / folder).rglob("*.py"))
-    return hash_of_text("\n".join(statements_of(path.read_text(encoding="utf-8")) for path in files))
+    found = [path for folder in _RUN for path in (package / folder).rglob("*.*")]
+    of_python = sorted(path for path in found if path.suffix == ".py")
+    texts = [statements_of(path.read_text(encoding="utf-8")) for path in of_python]
+    texts += [path.read_text(encoding="utf-8") for path in sorted(found) if path.suffix in (".cuh", ".hpp")]
+    return hash_of_text("\n".join(texts))
 
 
 def statements_of(source: str) -> str:

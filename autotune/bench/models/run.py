@@ -24,6 +24,7 @@ from autotune.bench.models.rows import (
     signed,
     store_rows,
     stored_rows,
+    was_measured_alike,
     what_a_row_depends_on,
     what_ours_depend_on,
 )
@@ -148,7 +149,7 @@ def _plan(model: str, structures: Sequence[str], request: Request, folder: Path,
     for structure in structures:
         for which in request.passes:
             row = stored.get((model, structure, which, request.dtype))
-            if row is not None and all(row.get(key) == value for key, value in depends.items()):
+            if row is not None and was_measured_alike(row, depends):
                 plan.kept[structure, which] = row
                 cells = row["contenders"]
                 missing = tuple(one for one in wanted if one not in cells or not is_current(one, cells[one], facts))

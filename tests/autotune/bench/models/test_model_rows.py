@@ -16,7 +16,7 @@ from autotune.bench.models import rows as model_rows
 from autotune.bench.models import run
 from autotune.bench.models.contenders import _require_kernels, build, chosen, contenders_of, require_usable
 from autotune.bench.models.measuring import Effort
-from autotune.bench.models.rows import rows_path, signed, statements_of, store_rows, stored_rows
+from autotune.bench.models.rows import rows_path, signed, statements_of, store_rows, stored_rows, was_measured_alike
 from autotune.bench.models.run import Request, bench_models
 from autotune.bench.models.session import (
     REFERENCE,
@@ -142,6 +142,17 @@ def test_other_software_or_another_contender_is_measured_again(
     assert set(todo(fresh=True)) == {(structure, "energy_forces"), (structure, "training")}
     monkeypatch.setattr(model_rows, "software_versions", lambda *_: {"torch": "another"})
     assert todo()[structure, "training"] == chosen(open_model(TINY).package, CONTENDERS)
+
+
+def test_packages_that_a_model_does_not_run_may_come_and_go() -> None:
+    depends = {"package": "mace", "weights": "random", "software": {"torch": "2.11.0", "mace-torch": "0.3.16"}}
+    beside = {"torch": "2.11.0", "mace-torch": "0.3.16", "nequip-allegro": "0.8.3", "sevenn": "0.12.1"}
+    assert was_measured_alike({**depends, "software": beside}, depends)
+    for other in ({"torch": "2.10.0"}, {"mace-torch": "0.3.15"}, {"symmetrix-xl": "1.0"}):
+        assert not was_measured_alike({**depends, "software": depends["software"] | other}, depends)
+    assert not was_measured_alike({**depends, "weights": "the model's own"}, depends)
+    allegro = depends | {"package": "allegro", "software": {"torch": "2.11.0", "nequip": "0.19.1"}}
+    assert not was_measured_alike({**allegro, "software": allegro["software"] | {"nequip-allegro": "0.8.3"}}, allegro)
 
 
 @pytest.mark.parametrize(
