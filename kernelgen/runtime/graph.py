@@ -66,17 +66,28 @@ def order_by(
     if count < 0:
         raise InputError(f"num_out is {count}; expected the number of destinations, at least 0")
     perm = None
-    # A GPU sorts digit by digit: keys of 32 bits take half the passes of 64.
-    nodes = nodes.int()
-    if not is_sorted:
-        nodes, order = torch.sort(nodes, stable=True)
-        perm = order.int()
+    if is_sorted:
+        nodes = nodes.int()
+    else:
+        nodes, perm = in_order(nodes, count, short_keys=nodes.is_cuda and type(count) is int)
     bounds = torch.arange(count + 1, dtype=torch.int32, device=nodes.device)
     ends = torch.searchsorted(nodes.contiguous(), bounds, out_int32=True)
     spans = torch.stack((bounds[:-1], ends[:-1], ends[1:]), 1)
     if by_length and nodes.is_cuda and count <= LONGEST_FIRST:
         spans = longest_first(spans)
     return spans, perm
+
+
+def in_order(nodes: Tensor, count: int, *, short_keys: bool) -> tuple[Tensor, Tensor]:
+    """Nodes in ascending order, int32, and their places before; equal ones keep their order.
+
+    A GPU sorts digit by digit: keys of 32 bits take half the passes of 64, and short keys, of 16 bits, half of these.
+    Nodes that do not exist come first or last by each.
+    """
+    if short_keys and count < torch.iinfo(torch.int16).max:
+        nodes = nodes.clamp(-1, count).short()
+    found, order = torch.sort(nodes if nodes.dtype is torch.int16 else nodes.int(), stable=True)
+    return found.int(), order.int()
 
 
 def check_is_tensor(name: str, index: object) -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from kernelgen import InputError, check_indices, edge_order
-from kernelgen.runtime.graph import is_in_order, longest_first
+from kernelgen.runtime.graph import in_order, is_in_order, longest_first
 
 
 def by_destination(receiver: list[int], num_out: int) -> list[list[int]]:
@@ -39,6 +39,20 @@ def test_unsorted_edges_of_a_destination_keep_their_order(
 @pytest.mark.parametrize(("receiver", "num_out"), [([0, 0, 2, 2, 2, 5], 8), ([0], 1), ([], 3)])
 def test_sorted_edges_need_no_permutation(receiver: list[int], num_out: int, dtype: torch.dtype) -> None:
     assert walked(receiver, num_out, dtype, is_sorted=True) == by_destination(receiver, num_out)
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("count", [0, 1, 300, 32_766, 32_767, 40_000])
+def test_short_keys_give_the_same_order(count: int, device: str) -> None:
+    """Nodes that do not exist are beyond all others, not among them."""
+    nodes = torch.randint(max(count, 1), (5000,), generator=torch.Generator().manual_seed(0)).to(device)
+    nodes[::7], nodes[3], nodes[5], nodes[11] = max(count - 1, 0), count, 65_536 + 1, -1
+    (short, places), (long, wanted) = (in_order(nodes, count, short_keys=keys) for keys in (True, False))
+    assert short.dtype is places.dtype is torch.int32
+    assert places.sort().values.tolist() == list(range(5000))
+    exist = (long >= 0) & (long < count)
+    assert torch.equal(short[exist], long[exist]) and torch.equal(places[exist], wanted[exist])
+    assert torch.equal((short >= 0) & (short < count), exist)
 
 
 def test_order_is_made_without_reading_values() -> None:
