@@ -22,7 +22,8 @@ struct Tiles {
     alignas(16) REAL b[DEPTH][COLUMNS + 4];
 };
 
-// Adds the product of the first STEP of the depth of the tiles. A thread has rows threadIdx / 16 + 8 i and columns 4 (threadIdx % 16) + j of the results.
+// Adds the product of the tiles, of the first STEP of their depth. A thread has rows threadIdx / 16 + 8 i and columns
+// 4 (threadIdx % 16) + j of the results.
 template <int STEP>
 __device__ __forceinline__ void multiply(const Tiles& tiles, REAL (&sum)[4][4]) {
     const int row = threadIdx.x / 16, column = threadIdx.x % 16 * 4;
