@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from kernelgen.compile.compiler import compile_source
+from kernelgen.compile.compiler import compile_many
 from kernelgen.device import device_facts
 from kernelgen.emit.source import Source, included
-from kernelgen.errors import InputError, ToolMissingError
+from kernelgen.errors import CompileError, InputError, ToolMissingError
 from kernelgen.ops.base import DTYPES
 from kernelgen.runtime.allocation import empty
 from kernelgen.runtime.kernel import FixedKernel
@@ -197,9 +197,18 @@ def _sources(dtype: torch.dtype) -> tuple[Source, ...]:
 
 @functools.cache
 def are_there(sources: Callable[[torch.dtype], tuple[Source, ...]], dtype: torch.dtype, device: int) -> bool:
-    """Whether kernels can be compiled or were: torch's own operations do the same without a compiler."""
+    """Whether kernels can be compiled or were: torch's own operations do the same without a compiler.
+
+    They are compiled beside each other: the first call of a model waits for them.
+    """
     facts = device_facts(f"cuda:{device}")
+    if facts.is_hip:
+        return False
     try:
-        return not facts.is_hip and all(compile_source(one, facts) for one in sources(dtype))
+        found = compile_many([(one, facts) for one in sources(dtype)])
     except ToolMissingError:
         return False
+    for error in found:
+        if isinstance(error, CompileError):
+            raise error
+    return True

@@ -20,7 +20,7 @@ from kernelgen.compile.compiler import compile_source
 from kernelgen.compile.nvrtc import nvrtc_version
 from kernelgen.device import cuda_facts
 from kernelgen.e3nn_import import o3
-from kernelgen.errors import InputError, ToolMissingError
+from kernelgen.errors import CompileError, InputError, ToolMissingError
 from kernelgen.ops.edges.silu import few_pass_silu
 from kernelgen.ops.nodes import gates, matrices
 from kernelgen.runtime.kernel import FixedKernel
@@ -206,13 +206,16 @@ def test_without_a_compiler_torch_does_it(monkeypatch: pytest.MonkeyPatch) -> No
         raise ToolMissingError("no NVRTC")
 
     monkeypatch.setattr(matrices, "device_facts", lambda _: cuda_facts("sm_90"))
-    monkeypatch.setattr(matrices, "compile_source", refuse)
+    monkeypatch.setattr(matrices, "compile_many", refuse)
     matrices.are_there.cache_clear()
     assert not matrices.are_there(lambda dtype: (gates.source(dtype),), torch.float32, 0)
-    monkeypatch.setattr(matrices, "compile_source", lambda *_: True)
+    monkeypatch.setattr(matrices, "compile_many", lambda items: [object()] * len(items))
     matrices.are_there.cache_clear()
     assert matrices.are_there(lambda dtype: (gates.source(dtype),), torch.float32, 0)
     matrices.are_there.cache_clear()
+    monkeypatch.setattr(matrices, "compile_many", lambda items: [object(), CompileError("a bug of ours")])
+    with pytest.raises(CompileError, match="a bug of ours"):
+        matrices.are_there(lambda dtype: (gates.source(dtype),), torch.float32, 0)
 
 
 @pytest.mark.parametrize("power", [2.0, 6.0])
