@@ -28,6 +28,25 @@ def test_a_size_has_room_for_its_graph_and_for_ghosts(real: Counts, growth: floa
     assert best_fit(real, [size], growth) == size
 
 
+@pytest.mark.parametrize(
+    ("real", "size"),
+    [
+        (Counts(1000, 157_894, 1), Counts(1112, 159_096, 2)),  # diamond: 8 ghosts of 150 edges, not 112 of 11
+        (Counts(10, 30, 2), Counts(40, 200, 3)),
+        (Counts(3, 0, 1), Counts(16, 16, 2)),
+    ],
+)
+def test_ghosts_with_edges_have_as_many_as_real_atoms(real: Counts, size: Counts) -> None:
+    """A block of a convolution with many atoms of few edges would be the last one to be ready."""
+    ends = ghost_ends(real, size, CPU)
+    assert len(ends) == size.edges - real.edges and bool((ends[1:] >= ends[:-1]).all())
+    assert real.atoms <= int(ends[0]) and int(ends[-1]) < size.atoms
+    each = torch.bincount(ends - real.atoms)
+    mean, most = real.edges / real.atoms, size.atoms - real.atoms
+    wanted = max(mean, (size.edges - real.edges) / most)
+    assert len(each) == 1 or (each >= 0.5 * wanted - 1).all() and (each <= 2 * wanted + 1).all()
+
+
 @given(st.integers(41_000, 10**7), growths)
 def test_large_graphs_are_padded_little(count: int, growth: float) -> None:
     assert step_above(count, growth) <= max(growth**0.25 * count + 16, 32768 * growth + 16)
