@@ -74,8 +74,9 @@ Fields = Mapping[str, Field]
 def ghost_ends(real: Counts, size: Counts, device: torch.device) -> Tensor:
     """Both ends [edges of ghosts] of every ghost edge: ghost atoms one after the other, in ascending order.
 
-    Of so few ghost atoms that each has about as many edges as a real one; if edges are too many for that, of all. What
-    a convolution does once an atom is work of its own, and its blocks share edges.
+    Each has about as many edges as a real atom, so that most have none; if there are too many edges for that, all have
+    edges. Blocks of a convolution have equally many edges each, and work for each atom too: one whose edges are of many
+    atoms would be the last to be ready.
     """
     edges, atoms = size.edges - real.edges, size.atoms - real.atoms
     used = min(atoms, max(1, round(edges * real.atoms / max(real.edges, 1))))

@@ -98,7 +98,7 @@ def accelerate(
         inside = form_weights_inside(model, always_streamed=streamed, product=edge_product, fused=may_fuse)
         if edge_weights != "auto" and not inside:
             kept = kept or "edge weights are whole: no radial network of MACE, NequIP or SevenNet gives them"
-    in_one_kernel = edge_network == "fused" and edge_product != "float32"  # that is torch's
+    in_one_kernel = edge_network == "fused" and edge_product != "float32"  # torch has no such kernel
     choose_arithmetic(model, edge_product, in_one_kernel)
     return Acceleration(tuple(places), _note(model, before, places) or kept)
 

@@ -69,7 +69,7 @@ def order_by(
     if is_sorted:
         nodes = nodes.int()
     else:
-        nodes, perm = in_order(nodes, count, short_keys=nodes.is_cuda and type(count) is int)
+        nodes, perm = sorted_nodes(nodes, count, short_keys=nodes.is_cuda and type(count) is int)
     bounds = torch.arange(count + 1, dtype=torch.int32, device=nodes.device)
     ends = torch.searchsorted(nodes.contiguous(), bounds, out_int32=True)
     spans = torch.stack((bounds[:-1], ends[:-1], ends[1:]), 1)
@@ -78,15 +78,15 @@ def order_by(
     return spans, perm
 
 
-def in_order(nodes: Tensor, count: int, *, short_keys: bool) -> tuple[Tensor, Tensor]:
-    """Nodes in ascending order, int32, and their places before; equal ones keep their order.
+def sorted_nodes(nodes: Tensor, count: int, *, short_keys: bool) -> tuple[Tensor, Tensor]:
+    """Nodes in ascending order and their places before, both int32; equal ones keep their order.
 
     A GPU sorts digit by digit: keys of 32 bits take half the passes of 64, and short keys, of 16 bits, half of these.
-    Nodes that do not exist come first or last by each.
+    Indices that are not below ``count``, or are negative, come after or before all others with either.
     """
-    if short_keys and count < torch.iinfo(torch.int16).max:
-        nodes = nodes.clamp(-1, count).short()
-    found, order = torch.sort(nodes if nodes.dtype is torch.int16 else nodes.int(), stable=True)
+    fits = short_keys and count < torch.iinfo(torch.int16).max
+    keys = nodes.clamp(-1, count).short() if fits else nodes.int()
+    found, order = torch.sort(keys, stable=True)
     return found.int(), order.int()
 
 

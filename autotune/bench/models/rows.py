@@ -132,10 +132,11 @@ def own_code() -> str:
     Comments, docstrings and blanks of Python do not count.
     """
     package = Path(__file__).resolve().parents[2]
-    found = [path for folder in _RUN for path in (package / folder).rglob("*.*")]
-    of_python = sorted(path for path in found if path.suffix == ".py")
-    texts = [statements_of(path.read_text(encoding="utf-8")) for path in of_python]
-    texts += [path.read_text(encoding="utf-8") for path in sorted(found) if path.suffix in (".cuh", ".hpp")]
+    texts = []
+    for path in sorted(path for folder in _RUN for path in (package / folder).rglob("*.*")):
+        if path.suffix in (".py", ".cuh", ".hpp"):
+            text = path.read_text(encoding="utf-8")
+            texts.append(statements_of(text) if path.suffix == ".py" else text)
     return hash_of_text("\n".join(texts))
 
 

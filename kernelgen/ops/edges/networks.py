@@ -118,28 +118,18 @@ class _Network(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         (g,), (x, *saved) = gradients, ctx.saved_tensors
         tensors, matrices = saved[:4], saved[4:]
-        used = used_slots(ctx, _slots(len(matrices)))
-        if used != "x" or torch.is_grad_enabled() or not runs_eagerly(g):
-            found = dict(zip(used, _layers_gradients(x, g, matrices, ctx.factors, used), strict=True))
-        else:
+        given = dict(zip("x012", (x, *matrices), strict=False))  # x, and each matrix by its number
+        used = used_slots(ctx, "".join(given))
+        if used == "x" and not torch.is_grad_enabled() and runs_eagerly(g):
             packed = Packed(tuple(tensors), matrices[0].shape[1] // 16, len(matrices))
             found = {"x": _gradient(x, g, packed)}
-        return tuple(map(found.get, _slots(len(matrices)) + "-"))
-
-
-def _slots(layers: int) -> str:
-    """The inputs of :class:`_Network` that may get gradients: x, and each matrix by its number."""
-    return "x" + "0123456789"[:layers]
-
-
-def _layers_gradients(
-    x: Tensor, g: Tensor, matrices: Sequence[Tensor], factors: tuple[float, ...], used: str
-) -> Sequence[Tensor]:
-    """Gradients of the inputs that ``used`` names, differentiable where a gradient is asked for."""
-    with torch.enable_grad():
-        features = layer_by_layer(x, matrices, factors)
-    wanted = [given for slot, given in zip(_slots(len(matrices)), (x, *matrices), strict=True) if slot in used]
-    return torch.autograd.grad(features, wanted, g, create_graph=torch.is_grad_enabled())
+        else:
+            with torch.enable_grad():
+                features = layer_by_layer(x, matrices, ctx.factors)
+            wanted, is_differentiable = [given[slot] for slot in used], torch.is_grad_enabled()
+            gradients = torch.autograd.grad(features, wanted, g, create_graph=is_differentiable)
+            found = dict(zip(used, gradients, strict=True))
+        return (*map(found.get, given), None)  # the factors have none
 
 
 def _features(x: Tensor, packed: Packed) -> Tensor:

@@ -27,7 +27,7 @@ C_TYPES = {torch.float32: "float", torch.float64: "double"}
 # chunk, and padding at most doubles a large structure's rows.
 CHUNK, _COLUMNS, _THREADS = 32, 64, 128
 # Up to so many nodes one launch is worth more than the speed of a library's products. On an H200 these kernels take as
-# long at 5184 nodes, in a third to two thirds of the launches (NOTES).
+# long at 5184 nodes, with 21 launches for 61 in a step of MACE medium, 33 for 191 in one of SevenNet-l3i5.
 MOST_NODES = 8192
 # A gradient by weights sums at least so many chunks one after the other, in at most so many parts: of one matrix, and
 # of matrices by element, whose parts take much memory.

@@ -61,9 +61,8 @@ def plain(x: Tensor, matrices: list[Tensor]) -> Tensor:
 
 def ours(x: Tensor, matrices: list[Tensor]) -> Tensor:
     """As a network calls it."""
-    return (
-        hidden_features(x, matrices, FACTORS[: len(matrices)]) if is_one_kernel(x, matrices) else by_layers(x, matrices)
-    )
+    features = hidden_features if is_one_kernel(x, matrices) else layer_by_layer
+    return features(x, matrices, FACTORS[: len(matrices)])
 
 
 def by_layers(x: Tensor, matrices: list[Tensor]) -> Tensor:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from kernelgen import InputError, check_indices, edge_order
-from kernelgen.runtime.graph import in_order, is_in_order, longest_first
+from kernelgen.runtime.graph import is_in_order, longest_first, sorted_nodes
 
 
 def by_destination(receiver: list[int], num_out: int) -> list[list[int]]:
@@ -47,7 +47,7 @@ def test_short_keys_give_the_same_order(count: int, device: str) -> None:
     """Nodes that do not exist are beyond all others, not among them."""
     nodes = torch.randint(max(count, 1), (5000,), generator=torch.Generator().manual_seed(0)).to(device)
     nodes[::7], nodes[3], nodes[5], nodes[11] = max(count - 1, 0), count, 65_536 + 1, -1
-    (short, places), (long, wanted) = (in_order(nodes, count, short_keys=keys) for keys in (True, False))
+    (short, places), (long, wanted) = (sorted_nodes(nodes, count, short_keys=keys) for keys in (True, False))
     assert short.dtype is places.dtype is torch.int32
     assert places.sort().values.tolist() == list(range(5000))
     exist = (long >= 0) & (long < count)
