@@ -26,16 +26,6 @@ DEVICE void load_matrix(const unsigned short* row, unsigned (&r)[4]) {
 }
 #endif
 
-// The first of the spans (node, first edge, end) that ends behind an edge; spans are in the order of edges.
-DEVICE int run_of(const int* spans, int count, int edge) {
-    int low = 0;
-    while (low < count) {
-        const int middle = (low + count) / 2;
-        if (spans[3 * middle + 2] > edge) count = middle; else low = middle + 1;
-    }
-    return low;
-}
-
 // For magnitudes below 2^(bound - 126); any bound.
 DEVICE Scale scale_of_bound(int bound) {
     const int exponent = min(max(268 - bound, 1), 253);

@@ -41,13 +41,8 @@ class CoupledGroup(CoupledWalk):
         statements = sum(len(self.kernel.bodies[p].statements) for p in self.lane_paths)
         components = sum(map(self._dim1, self.coupled_paths))
         features = sum(self.problem.in1[block].dim for block in self.group.in1)
-        of_paths = self.work_of_path * len(self.paths)
+        of_paths = 17 * self.radial.spec.steps * len(self.paths)
         return 2 * self.slices * (4 * statements + 34 * components + of_paths + 20 * features + 40) + 650
-
-    @property
-    def work_of_path(self) -> int:
-        """Instructions of products with the matrix, of a path and 8 channels."""
-        return 17 * self.radial.spec.steps
 
     def _of_edges(self) -> str:
         return ""

@@ -1,7 +1,7 @@
 """The loop of a path group over receivers and their edges, and what it keeps in shared memory and in registers.
 
-A block packs its part of the matrix once. Its warps then take equal shares of edges, receiver by receiver: a warp
-stages 32 edges at a time, and steps through them.
+A block packs its part of the matrix once. Its warps then take shares of edges with equal work, receiver by receiver: a
+warp stages 32 edges at a time, and steps through them.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ class RadialWalk(GroupEmitter):
     # Functions that leave a path's part of the matrix in shared memory, and what follows the last of them.
     packs, fetches, leaves = "pack_path", "fetch_path", "leave_path"
     shows_matrix: tuple[str, ...] = ("__syncthreads();",)
+    # What a receiver adds to the work of its edges, in edges: half a step of none, on average, and what is done once.
+    of_receiver = 12
     # What a group has besides, before its loop.
     prelude: tuple[str, ...] = ()
 
@@ -70,16 +72,14 @@ class RadialWalk(GroupEmitter):
             f"const bool active = {self._active};",
             *self.prelude,
         )
-        at_once, first_run = self.radial.loads_matrix_at_once, "run_of(b.spans, num_out, first_edge)"
+        at_once = self.radial.loads_matrix_at_once
         if at_once:
             self._fetch_matrix()
         if self.radial.stores_rows:  # while the matrix is on its way
             self._zero_rows_without_edges()
-        if self.radial.parts_in_sequence:
-            self.put("const int run_of_first = run_of(team, b.spans, num_out, first_edge);")
-            first_run = "run_of_first"
+        self.put("const int run_of_first = run_of(team, b.spans, num_out, first_edge);")
         (self._leave_matrix if at_once else self._load_matrix)()
-        with self.scope(f"for (int run = {first_run}; run < num_out; ++run)"):
+        with self.scope("for (int run = run_of_first; run < num_out; ++run)"):
             self._edges_of_run()
             self.put(f"Node{self.number} kept = {{}};")
             if self.has_cotangents:

@@ -1,9 +1,8 @@
 """The text around the path groups: preamble, headers, and the entry, which assigns blocks to slices of the matrix.
 
 Blocks stay: as many start as run at once, and each keeps its slices of the matrix (a path group's weights of 16
-channels each) in shared memory. Of gradients without coupled
-cotangents, warps with the same slices divide all edges, by receiver, equally; else all warps divide the edges of all
-slices.
+channels each) in shared memory. Of gradients without coupled cotangents, warps with the same slices divide the work of
+all edges and receivers equally; else all warps divide that of all slices. See ``include/shares.cuh``.
 """
 
 from __future__ import annotations
@@ -28,11 +27,9 @@ ENTRY = "equitune_radial"
 def emit_radial(plan: RadialPlan) -> Source:
     """The kernel of a plan; equal plans give equal text."""
     groups = [_form_of(plan, group)(plan, number, group) for number, group in enumerate(plan.product.groups)]
-    headers = included("tensor_cores.cuh") + included("radial.cuh")
+    headers = included("tensor_cores.cuh") + included("radial.cuh") + included("shares.cuh")
     if plan.loads_matrix_at_once or (plan.by_warpgroups and not plan.spec.is_gradient):
         headers += included("matrix_at_once.cuh")
-    if plan.parts_in_sequence:
-        headers += included("shares.cuh")
     if plan.stores_rows:
         headers += included("whole_rows.cuh")
     if (plan.by_warpgroups and plan.spec.is_gradient) or any(map(plan.coupled, plan.product.groups)):
@@ -99,49 +96,65 @@ def _entry(plan: RadialPlan, groups: list[RadialGroup]) -> str:
         "    const int lane = threadIdx.x % 32, warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0, 32);",
         "    const Warp team = {lane, lane / 4, lane % 4, slice};",
         f"    Real* const stages = reinterpret_cast<Real*>(slice + {before_stages});",
+        "    int runs = run_of(team, b.spans, int(num_out), int(num_edges) - 1) + 1;  // up to the last one with edges",
         *(_parts_in_sequence(plan, groups) if plan.parts_in_sequence else _blocks_of_parts(plan, groups)),
     ]
     return "\n".join([*lines, "}", ""])
 
 
 def _parts_in_sequence(plan: RadialPlan, groups: list[RadialGroup]) -> list[str]:
-    """Which edges of which parts a block has, and its warps' equal shares of these.
+    """Which places in the work of which parts a block has, and its warps' equal shares of these.
 
     All blocks have the same work, so that some have edges of two parts, one after the other.
     """
-    schedule = plan.spec.schedule
-    whole = sum(plan.parts(group.group) * group.cost for group in groups)
-    lines = [
-        "    // Parts follow each other, each as long as its work.",
-        f"    const long long from = {whole} * num_edges * blockIdx.x / gridDim.x;",
-        f"    const long long to = {whole} * num_edges * (blockIdx.x + 1) / gridDim.x;",
-        "    const int reached = int(from / num_edges);",
-    ]
-    before = work = 0
-    for group in groups:
+    works = [f"{plan.parts(group.group) * group.cost} * {_work(group)}" for group in groups]
+    lines = ["    // Parts follow each other, each as long as its work."]
+    first_part = 0
+    for place, group in enumerate(groups):
         number, parts, cost = group.number, plan.parts(group.group), group.cost
-        matrix = f"{plan.slice_halves(group.group) // 2} + " if schedule.coupled else ""
+        matrix = f"{plan.slice_halves(group.group) // 2} + " if plan.spec.schedule.coupled else ""
+        before = " + ".join(works[:place]) or "0"
         lines += [
-            '    _Pragma("unroll 1")',
-            f"    for (int part = max(reached - {work}, 0) / {cost}; part < {parts}; ++part) {{",
-            f"        const long long start = ({work}ll + part * {cost}) * num_edges;",
-            "        if (start >= to) break;",
-            f"        const long long begin = edges_until((from - start) / {cost}, num_edges);",
-            f"        const long long count = edges_until((to - start) / {cost}, num_edges) - begin;",
-            "        if (count == 0) continue;",
-            *(_SHARE_OF_BLOCK if plan.by_warpgroups and plan.spec.is_gradient else _share_of_team(plan)),
-            *(_marks(plan, group.group, before) if plan.stores_rows else ()),
-            f"        Real* const stage = stages + {matrix}{_team(plan)} * {plan.stream_reals(group.group)};",
-            f"        group_{number}(b, team, part, int(first), int(end), int(num_out), slice, stage{_rows_of(plan)});",
-            "        __syncthreads();  // the next part's matrix takes the place of this one's",
+            "    {",
+            f"        const long long from = ({' + '.join(works)}) * blockIdx.x / gridDim.x - ({before});",
+            f"        int part = int(max(from, 0ll) / ({cost} * {_work(group)}));",
+            '        _Pragma("unroll 1")',
+            f"        for (; part < {parts}; ++part) {{",
+            "            runs = unknown(runs);",
+            f"            const long long whole = {' + '.join(works)}, work = {_work(group)};",
+            f"            const Places at = places_of_block(whole, {before} + {cost} * part * work, {cost}, work);",
+            "            if (at.end == 0) break;",
+            "            if (at.begin == at.end) continue;",
+            *_share(plan, group),
+            *(_marks(plan, group.group, first_part) if plan.stores_rows else ()),
+            f"            Real* const stage = stages + {matrix}{_team(plan)} * {plan.stream_reals(group.group)};",
+            f"            group_{number}(b, team, part, first, end, int(num_out), slice, stage{_rows_of(plan)});",
+            "            __syncthreads();  // the next part's matrix takes the place of this one's",
+            "        }",
             "    }",
         ]
-        before, work = before + parts, work + parts * cost
+        first_part += parts
     return lines
 
 
-# Warps that multiply together divide it themselves, by steps.
-_SHARE_OF_BLOCK = ("        const long long first = begin, end = begin + count;",)
+def _work(group: RadialGroup) -> str:
+    """The work of a part of a group, as C++."""
+    return f"(num_edges + {group.of_receiver}ll * runs)"
+
+
+def _edges_between(group: RadialGroup, begin: str, end: str) -> list[str]:
+    """Definition of the edges between two places in the work of a part, ``first`` to ``end - 1``."""
+    edge = f"edge_at_work<{group.of_receiver}>(team, b.spans, runs, {{}})"
+    return [f"            const int first = {edge.format(begin)};", f"            const int end = {edge.format(end)};"]
+
+
+def _share(plan: RadialPlan, group: RadialGroup) -> list[str]:
+    """Edges of a team; of a block, if its warps multiply together and each have edges: they divide these by steps."""
+    if plan.by_warpgroups and plan.spec.is_gradient:
+        return _edges_between(group, "at.begin", "at.end")
+    team, teams = _team(plan), plan.teams
+    places = [f"at.begin + (at.end - at.begin) * {number} / {teams}" for number in (team, f"({team} + 1)")]
+    return _edges_between(group, *places)
 
 
 def _team(plan: RadialPlan) -> str:
@@ -149,30 +162,22 @@ def _team(plan: RadialPlan) -> str:
     return "warp" if plan.teams == plan.spec.schedule.warps else f"(warp / {WARPGROUP})"
 
 
-def _share_of_team(plan: RadialPlan) -> tuple[str, ...]:
-    team = _team(plan)
-    return (
-        f"        const long long first = begin + count * {team} / {plan.teams};",
-        f"        const long long end = begin + count * ({team} + 1) / {plan.teams};",
-    )
-
-
 def _marks(plan: RadialPlan, group: Group, before: int) -> list[str]:
     """Definition of the marks of a warp and of those with its channels; before: parts before its group's first one."""
     part = f"({before} + part)"
     if plan.teams < plan.spec.schedule.warps:
         part = f"({WARPGROUP} * {part} + warp % {WARPGROUP // plan.copies(group)})"
-    return [f"        unsigned* const marks = reinterpret_cast<unsigned*>(b.{MARKS}) + {part} * num_out;"]
+    return [f"            unsigned* const marks = reinterpret_cast<unsigned*>(b.{MARKS}) + {part} * num_out;"]
 
 
 def _rows_of(plan: RadialPlan) -> str:
     """Further arguments of a group that stores rows: the runs whose rows it zeroes, and its marks."""
-    runs = ",\n                int(num_out * first / num_edges), int(num_out * end / num_edges), marks"
+    runs = ",\n                    int(num_out * first / num_edges), int(num_out * end / num_edges), marks"
     return runs * plan.stores_rows
 
 
 def _blocks_of_parts(plan: RadialPlan, groups: list[RadialGroup]) -> list[str]:
-    """A block has one part; the warps with the same part have equal shares of all edges."""
+    """A block has one part; the warps with the same part have equal shares of its work."""
     product = plan.product
     lines = [
         "    // Blocks beyond one a part are shared by work.",
@@ -190,7 +195,7 @@ def _blocks_of_parts(plan: RadialPlan, groups: list[RadialGroup]) -> list[str]:
             f"        const int at = int(blockIdx.x) - begin{number}, part = at % {parts};",
             f"        const int blocks = (end{number} - begin{number} - part + {parts - 1}) / {parts};",
             f"        const long long share = {_team(plan)} * blocks + at / {parts}, shares = blocks * {plan.teams};",
-            "        const int first = int(num_edges * share / shares), end = int(num_edges * (share + 1) / shares);",
+            *_edges_between(group, f"{_work(group)} * share / shares", f"{_work(group)} * (share + 1) / shares"),
             f"        Real* const stage = stages + {_team(plan)} * {plan.stream_reals(group.group)};",
             f"        group_{number}(b, team, part, first, end, int(num_out), slice, stage);",
             "        return;",

@@ -93,6 +93,11 @@ class WarpgroupValues(ProductsInFlight):
         statements = sum(len(self.kernel.bodies[p].statements) for p in self.paths)
         return 4 * statements // self.copies + (2 * self.radial.spec.steps + 2) * len(self.paths) + 150
 
+    @property
+    def of_receiver(self) -> int:  # type: ignore[override]
+        """Copies have steps of their own."""
+        return 16 * self.copies
+
     def _load_matrix(self) -> None:
         """In two passes over memory, with the loads of as many paths in flight as registers have room for."""
         each, count = max(self.radial.paths_held, 1), len(self.paths)
