@@ -32,19 +32,28 @@ def tuned_fused(
 
 
 def is_fused_fastest(
-    operator: Operator, hidden: int, product: str, num_edges: int, num_nodes: int, *, beside_whole: bool
+    operator: Operator,
+    hidden: int,
+    product: str,
+    num_edges: int,
+    num_nodes: int,
+    *,
+    beside_whole: bool,
+    times: float = 1.0,
 ) -> bool:
     """Whether these kernels took the least time for a value and its gradients on graphs of about this size.
 
     By the tuned database: the kernels, and the other forms beside them, were measured in one comparison, on this device
     or on another one of its architecture. False if they were not. beside_whole: whether all weights fit into memory;
-    if not, what is compared with takes as little memory.
+    if not, what is compared with takes as little memory. times: how many times the least time is enough.
     """
-    return _is_fastest(operator, hidden, product, size_class(num_edges, num_nodes), beside_whole)
+    return _is_fastest(operator, hidden, product, size_class(num_edges, num_nodes), beside_whole, times)
 
 
 @functools.lru_cache(maxsize=256)
-def _is_fastest(operator: Operator, hidden: int, product: str, size: tuple[int, int], beside_whole: bool) -> bool:
+def _is_fastest(
+    operator: Operator, hidden: int, product: str, size: tuple[int, int], beside_whole: bool, times: float
+) -> bool:
     if fused_of(operator, hidden, product) is None:
         return False
     totals: defaultdict[str, float] = defaultdict(float)
@@ -56,7 +65,7 @@ def _is_fastest(operator: Operator, hidden: int, product: str, size: tuple[int, 
         for name in WHOLE if beside_whole else STREAMED:
             totals[name] += entry.peers.get(name, {}).get("time_us", math.inf)
     others = [time_us for name, time_us in totals.items() if name != OURS and time_us < math.inf]
-    return bool(others) and totals[OURS] <= min(others)
+    return bool(others) and totals[OURS] <= times * min(others)
 
 
 def _tunings(
