@@ -66,7 +66,8 @@ def search(
     pool = pool or ThreadPoolExecutor(workers)
     try:
         while trials is None or len(study.finished) < trials:
-            if deadline is not None and len(study.finished) >= fewest and time.monotonic() >= deadline:
+            limit = deadline if len(study.finished) >= fewest else None
+            if limit is not None and time.monotonic() >= limit:
                 return "time"
             if patience is not None and study.stale >= patience:
                 return "patience"
@@ -78,7 +79,9 @@ def search(
                 return "exhausted"
             if not overlap:
                 wait([future for _, future in ahead])
-            index = _next_ready(ahead) if overlap and study.finished else 0
+            index = _next_ready(ahead, limit) if overlap and study.finished else 0
+            if index is None:
+                return "time"
             proposal, future = ahead[index]
             outcome = _outcome(study, proposal, future, measure, prune)
             with uninterrupted():
@@ -89,7 +92,8 @@ def search(
         return "interrupted"
     finally:
         with uninterrupted():
-            pool.shutdown(wait=True, cancel_futures=True)
+            # Without overlap compilers would disturb what is timed next; with it nobody waits minutes for a slow one.
+            pool.shutdown(wait=not overlap, cancel_futures=True)
             for proposal, _ in ahead:
                 study.drop(proposal)
 
@@ -121,10 +125,11 @@ def _fill(study: Study, ahead: Ahead, pool: Executor, prepare: Prepare, room: in
         ahead.append((proposal, pool.submit(prepare, proposal.schedule)))
 
 
-def _next_ready(ahead: Ahead) -> int:
-    """Index of the first finished compilation, so that the device does not wait for a slow one."""
-    wait([future for _, future in ahead], return_when=FIRST_COMPLETED)
-    return next(index for index, (_, future) in enumerate(ahead) if future.done())
+def _next_ready(ahead: Ahead, limit: float | None) -> int | None:
+    """Index of the first finished compilation, so that the device does not wait for a slow one; None at the limit."""
+    seconds = None if limit is None else max(0.0, limit - time.monotonic())
+    wait([future for _, future in ahead], seconds, FIRST_COMPLETED)
+    return next((index for index, (_, future) in enumerate(ahead) if future.done()), None)
 
 
 def _outcome(study: Study, proposal: Proposal, future: Future[Compiled], measure: Measure, prune: bool) -> Outcome:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
+import time
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -123,6 +124,23 @@ def test_deadline_still_measures_the_default(space: Space, path: Path) -> None:
     study = make_study(space, path)
     assert run(study, deadline=0.0) == "time"
     assert [line["schedule"] for line in trial_records.read(path)] == [space.default.to_dict()]
+
+
+def test_a_deadline_does_not_wait_for_compilers(cuda_space: Space, path: Path) -> None:
+    """All schedules but the default compile until the search is over."""
+    over = threading.Event()
+
+    def prepare(schedule: Schedule) -> Compiled:
+        assert schedule == cuda_space.default or over.wait(60), "the search waited"
+        return Compiled(0.0)
+
+    study = make_study(cuda_space, path)
+    deadline = time.monotonic() + 0.3
+    try:
+        end = search(study, prepare, lambda schedule, best: ok(1.0), deadline=deadline, overlap=True, workers=2)
+    finally:
+        over.set()
+    assert end == "time" and len(study.finished) == 1
 
 
 def test_the_fewest_trials_do_not_wait_for_the_deadline(space: Space, path: Path) -> None:
