@@ -80,7 +80,7 @@ class WarpgroupGroup(ProductsInFlight, CoupledGroup):
 
     @property
     def cost(self) -> int:
-        """By times of blocks on an H200 (to 4%), not by instructions: warps wait for each other at products."""
+        """By times of blocks on an H200 (to 7%), not by instructions: warps wait for each other at products."""
         statements = {p: len(self.kernel.bodies[p].statements) for p in self.paths}
         features = sum(self.problem.in1[block].dim for block in self.group.in1)
         of_slice = 2 * (sum(statements.values()) + 4 * len(self.paths) + 15 * features + 70)
