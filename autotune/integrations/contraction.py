@@ -14,15 +14,16 @@ import torch
 from torch import Tensor
 
 from autotune.database.lookup import Tuning
-from autotune.integrations.ir_mul.species import elements_of
+from autotune.integrations.ir_mul.species import elements_of, types_of
 from autotune.integrations.packages.package_product import PackageStandIn
+from autotune.integrations.stand_ins import has_hooks
 from autotune.modules.symmetric_contraction import TunedContraction
 from autotune.workload.tensors import relayout
 from kernelgen.e3nn_import import o3
 from kernelgen.errors import UnsupportedError
 from kernelgen.problem.symmetric_contraction import ContractionProblem
 from kernelgen.terms.equivariant_polynomials import fitted, polynomials
-from kernelgen.tracing import is_tracing, is_transforming, modes_at_work
+from kernelgen.tracing import modes_at_work, runs_eagerly
 
 # Couplings that are exact in float64 leave less than this of themselves (`fitted`). MACE's are float32's, though stored
 # as float64, in a model converted from float32; and in part in one that was built after another in float32 by the same
@@ -47,7 +48,6 @@ class AcceleratedContraction(PackageStandIn):
         self.problem, self.layout = _problem_of(original), layout
         contraction = TunedContraction(self.problem, layout=layout, strict=strict)
         self._matrices: dict[tuple[torch.device, torch.dtype], Tensor] = {}
-        self._kept: tuple[Any, Tensor] | None = None
         self._to_basis, self._inexact = _to_basis(original, self.problem)
         self._take_place_of(original)
         self._keep_children_of(original)
@@ -57,37 +57,28 @@ class AcceleratedContraction(PackageStandIn):
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         """y: one-hot rows [nodes, elements], as MACE's node attributes are, or the number of each node's element."""
         elements = y if y.dim() == 1 else elements_of(y)
-        if elements is None:
+        if elements is None or any(map(has_hooks, _holders(self.original))):
             return self._of_original(x, y)
-        return self.contraction.contract(x, self._weights(), elements)
+        given = [weight for weight, _, _ in _parts(self.original)]
+        if elements.is_cpu and runs_eagerly(x, elements, *given):
+            # A structure has few of a model's elements: 4 of 89 take a fifteenth of the time.
+            species, members = types_of(elements, len(given[0]))
+            if len(members) < len(given[0]):
+                occurring = elements.index_select(0, members)
+                given, elements = [weight.index_select(0, occurring) for weight in given], species.elements
+        return self.contraction.contract(x, self._in_basis(given), elements)
 
     def _of_original(self, x: Tensor, y: Tensor) -> Tensor:
-        """What MACE's own module gives, for node attributes of which it weighs several elements."""
+        """What MACE's own module gives: for node attributes of which it weighs several elements, and where calling its
+        parts makes their weights (pruning).
+        """
+        if y.dim() == 1:
+            y = torch.nn.functional.one_hot(y.long(), len(next(_parts(self.original))[0])).to(x)
         if self.layout == "mul_ir":
             return self.original.forward(x, y)
         components = x.view(x.shape[0], self.problem.dim_in, self.problem.channels)
         out = self.original.forward(components.transpose(1, 2).contiguous(), y)
         return relayout(out, str(self.original.irreps_out), "mul_ir", "ir_mul")
-
-    def _weights(self) -> Tensor:
-        """Weights of the basis [elements, polynomials, channels], kept while MACE's do not change or need gradients."""
-        given = [weight for weight, _, _ in _parts(self.original)]
-        keeps = not (is_tracing() or is_transforming(*given)) and not (
-            torch.is_grad_enabled() and any(weight.requires_grad for weight in given)
-        )
-        keeps = keeps and not any(weight.is_inference() for weight in given)
-        # A captured graph computes them at every replay: MACE's may have been written since.
-        keeps = keeps and not (given[0].is_cuda and torch.cuda.is_current_stream_capturing())
-        state = [(weight.data_ptr(), weight._version, weight.dtype) for weight in given] if keeps else None
-        if keeps and self._kept is not None and self._kept[0] == state:
-            return self._kept[1]
-        if not keeps:
-            self._kept = None
-            return self._in_basis(given)
-        with _for_later():
-            found = self._in_basis(given)
-        self._kept = (state, found)
-        return found
 
     def _in_basis(self, given: list[Tensor]) -> Tensor:
         """MACE's weights, of all blocks and degrees, as weights of the basis."""
@@ -127,8 +118,8 @@ class AcceleratedContraction(PackageStandIn):
         return (found.float(), wanted.float()) if self._inexact > EXACT else (found, wanted)
 
     def __getstate__(self) -> dict[str, Any]:
-        # What is kept of weights can be made again.
-        return {**self.__dict__, "_matrices": {}, "_kept": None}
+        # Matrices can be made again.
+        return {**self.__dict__, "_matrices": {}}
 
 
 @contextlib.contextmanager
@@ -147,6 +138,19 @@ def _problem_of(original: Any) -> ContractionProblem:
     correlation = max(contraction.correlation for contraction in original.contractions)
     one_in, one_out = ("+".join(str(ir) for _, ir in irreps) for irreps in (irreps_in, irreps_out))
     return ContractionProblem(one_in, one_out, correlation, channels.pop())
+
+
+def _holders(original: Any) -> Iterator[torch.nn.Module]:
+    """The parts of MACE's module that hold its weights."""
+    for contraction in original.contractions:
+        yield from (contraction, contraction.weights)
+
+
+def why_contraction_stays(original: torch.nn.Module) -> str:
+    """Why MACE's module cannot be replaced whatever it computes; empty if it can."""
+    if "forward" in original.__dict__:
+        return "it has a forward of its own"
+    return "its parts have hooks, which may make their weights" if any(map(has_hooks, _holders(original))) else ""
 
 
 def _parts(original: Any) -> Iterator[tuple[Tensor, int, int]]:

@@ -27,12 +27,26 @@ from kernelgen.problem.from_e3nn import problem_of
 _SHARED = tuple(name for name in vars(torch.nn.Module()) if name not in ("training", "_modules"))
 
 
+def has_hooks(module: torch.nn.Module) -> bool:
+    """Whether calling a module runs hooks. They may make its weights (pruning, the old ``weight_norm``) or watch it, so
+    a stand-in may not read its weights and leave the call out.
+    """
+    return bool(
+        module._forward_pre_hooks or module._forward_hooks or module._backward_hooks or module._backward_pre_hooks
+    )
+
+
 class StandIn(torch.nn.Module):
     """Holds e3nn's module as ``original``, unregistered, and takes missing attributes from it."""
 
     original: torch.nn.Module
 
     def _take_place_of(self, original: torch.nn.Module) -> None:
+        if parametrize.is_parametrized(original):
+            # Nothing of its own may have the name of a tensor.
+            self.__dict__.update({name: value for name, value in vars(torch.nn.Module()).items() if name in _SHARED})
+            for name in original.parametrizations:  # type: ignore[union-attr]
+                _parametrize_alike(self, original, name)
         self.__dict__["original"] = original
         for name in _SHARED:
             self.__dict__[name] = original.__dict__[name]
@@ -58,17 +72,8 @@ class StandIn(torch.nn.Module):
             if name != "parametrizations":
                 original.add_module(name, child)
         for name in self.parametrizations if parametrize.is_parametrized(self) else ():
-            self._parametrize(original, name)
+            _parametrize_alike(original, self, name)
         return original.train(self.training)
-
-    def _parametrize(self, original: torch.nn.Module, name: str) -> None:
-        """Move this module's parametrization of a tensor to the original, with the same parameters."""
-        if not parametrize.is_parametrized(original, name):
-            # A temporary tensor and parametrization, so that torch adds the property.
-            original.register_parameter(name, torch.nn.Parameter(torch.empty(0)))
-            parametrize.register_parametrization(original, name, torch.nn.Identity())
-        theirs, ours = cast(tuple[torch.nn.ModuleDict, ...], (original.parametrizations, self.parametrizations))
-        theirs[name] = ours[name]
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -77,6 +82,16 @@ class StandIn(torch.nn.Module):
             if "original" not in self.__dict__:
                 raise
             return getattr(self.__dict__["original"], name)
+
+
+def _parametrize_alike(module: torch.nn.Module, other: torch.nn.Module, name: str) -> None:
+    """Give a module the other's parametrization of a tensor, with the same parameters."""
+    if not parametrize.is_parametrized(module, name):
+        # A temporary tensor and parametrization, so that torch adds the property.
+        module.register_parameter(name, torch.nn.Parameter(torch.empty(0)))
+        parametrize.register_parametrization(module, name, torch.nn.Identity())
+    to, of = cast(tuple[torch.nn.ModuleDict, ...], (module.parametrizations, other.parametrizations))
+    to[name] = of[name]
 
 
 class ProductStandIn(StandIn, E3nnCheckpoints):
@@ -154,7 +169,7 @@ class AcceleratedConvolution(ProductStandIn, TensorProductConv):
     def forward(self, x: Tensor, y: Tensor, weights: Tensor, sender: Tensor, receiver: Tensor) -> Tensor:  # type: ignore[override]
         """As :class:`autotune.TensorProductConv`'s; ``weights``: see :meth:`form_weights_of`."""
         radial: Any = self.__dict__.get("radial")
-        if radial is None:
+        if radial is None or not radial.stops_early:
             return super().forward(x, y, weights, sender, receiver)
         return convolve_radial(self, x, y, weights, radial.matrix(), sender, receiver, **self.__dict__["how"])
 

@@ -13,6 +13,7 @@ import torch
 pytest.importorskip("allegro", reason="Allegro is not installed")
 
 import model_checks
+import weight_cases
 from allegro.nn._strided import Contracter
 from allegro_cases import CASE
 from e3nn import o3
@@ -119,6 +120,11 @@ def test_another_form_of_the_product_stays() -> None:
 
 def test_checkpoints_go_both_ways() -> None:
     model_checks.check_checkpoints(CASE, 0)
+
+
+@pytest.mark.parametrize("device", weight_cases.DEVICES)
+def test_weights_that_change_behind_the_model(device: str) -> None:
+    weight_cases.check(CASE, device)
 
 
 def test_copies_keep_equitune(tmp_path: Path) -> None:

@@ -131,12 +131,15 @@ def test_other_couplings_are_refused() -> None:
         coordinates(problem, 0, 2, tensor.reshape(1, 16, -1))
 
 
+@pytest.mark.parametrize("occurring", [[2, 0, 2, 1], [2, 0, 2, 0], [1, 1, 1, 1]], ids=str)
 @pytest.mark.parametrize("trains", [False, True], ids=["frozen", "trained"])
-def test_a_call_in_inference_mode_leaves_nothing_that_later_calls_cannot_use(trains: bool) -> None:
-    """Weights in the basis are kept; tensors made in inference mode cannot be saved for gradients."""
+def test_a_call_in_inference_mode_leaves_nothing_that_later_calls_cannot_use(
+    trains: bool, occurring: list[int]
+) -> None:
+    """Tensors made in inference mode cannot be saved for gradients. Elements that do not occur are left out."""
     problem = ContractionProblem("0e+1o", "0e+1o", 2, CHANNELS)
     module = stock(problem).requires_grad_(trains)
-    elements, x = torch.tensor([2, 0, 2, 1]), torch.randn(4, CHANNELS, 4, dtype=torch.float64)
+    elements, x = torch.tensor(occurring), torch.randn(4, CHANNELS, 4, dtype=torch.float64)
     one_hot = torch.nn.functional.one_hot(elements, ELEMENTS).double()
     place = AcceleratedContraction(module)
     with torch.inference_mode():

@@ -16,8 +16,11 @@ import torch
 
 pytest.importorskip("mace", reason="MACE is not installed")
 
+import weight_cases
+from e3nn import o3
 from e3nn.util import jit
 from mace.calculators import LAMMPS_MACE
+from mace.modules.lora import inject_lora, merge_lora_weights
 from mace_cases import (
     REPLACED,
     TOLERANCE,
@@ -80,6 +83,69 @@ def test_accelerating_twice_and_restoring_are_harmless() -> None:
     assert restore(model) == REPLACED and restore(model) == 0
     assert dict(model.named_modules()) == before
     assert all(parameter is parameters[name] for name, parameter in model.named_parameters())
+
+
+def batch_on(model: Any) -> dict[str, torch.Tensor]:
+    device = next(model.parameters()).device
+    return {name: value.to(device) for name, value in batch_of(model, imidazole()).items() if torch.is_tensor(value)}
+
+
+def on(device: str) -> tuple[Any, weight_cases.Predict]:
+    """A stock model, and what it and its copies predict."""
+    model = stock().to(device)
+    batch = batch_on(model)
+
+    def predict(model: Any) -> dict[str, torch.Tensor]:
+        given = {name: value.clone() for name, value in batch.items()}
+        out = model(given, training=model.training, compute_stress=True)
+        return {name: out[name] for name in ("energy", "forces", "stress")}
+
+    return model, predict
+
+
+@pytest.mark.parametrize("device", weight_cases.DEVICES)
+def test_weights_that_change_behind_the_model(device: str) -> None:
+    model, predict = on(device)
+    weight_cases.check_writes_are_seen(model, predict)
+    weight_cases.check_modules_may_change(model, predict)
+
+
+@pytest.mark.parametrize("device", weight_cases.DEVICES)
+@pytest.mark.parametrize("dense", [True, False], ids=["all", "equivariant"])
+def test_adapters_are_put_into_an_accelerated_model(dense: bool, device: str) -> None:
+    """MACE looks for e3nn's linear layers, torch's, and layers of radial networks."""
+    plain, predict = on(device)
+    fast = copy.deepcopy(plain)
+    accelerate(fast)
+    for model in (plain, fast):
+        inject_lora(model, rank=2, wrap_dense=dense)
+        for number, (name, parameter) in enumerate(model.named_parameters()):
+            if "lora" in name:
+                generator = torch.Generator().manual_seed(number)
+                parameter.data = torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype).to(device)
+    trained = [{name for name, p in model.named_parameters() if p.requires_grad} for model in (plain, fast)]
+    assert trained[0] == trained[1] and len(trained[0]) > 15
+    wanted = weight_cases.losses(plain, predict)
+    assert weight_cases.losses(fast, predict) == pytest.approx(wanted, rel=1e-9) and wanted[0] != wanted[1]
+    for model in (plain, fast):
+        model.eval()
+    with torch.no_grad():  # adapters add up weights then
+        energies = [model(batch_on(model), compute_force=False)["energy"] for model in (plain, fast)]
+    torch.testing.assert_close(energies[1], energies[0], rtol=1e-9, atol=0)
+    restore(fast)
+    assert not replaced_in(fast)
+    weight_cases.agree(predict(fast), predict(plain), "restored")
+    accelerate(fast)
+    weight_cases.agree(predict(fast), predict(plain), "accelerated with adapters")
+    restore(fast)
+    weight_cases.agree(predict(merge_lora_weights(fast)), predict(merge_lora_weights(plain)), "merged")
+
+
+def test_linear_layers_are_e3nns() -> None:
+    model = stock()
+    places = [name for name, module in model.named_modules() if isinstance(module, o3.Linear)]
+    accelerate(model)
+    assert [name for name, module in model.named_modules() if isinstance(module, o3.Linear)] == places
 
 
 def train(model: Any, steps: int, optimizer: torch.optim.Optimizer, ema: ExponentialMovingAverage) -> None:

@@ -12,6 +12,7 @@ pytest.importorskip("nequip", reason="NequIP is not installed")
 
 import model_cases
 import model_checks
+import weight_cases
 from captured_cases import in_a_box, slanted
 from edge_products import EdgeProducts
 from model_cases import DTYPES, imidazole, mof, protein
@@ -98,6 +99,11 @@ def test_cells_of_a_batch_are_not_multiplied_and_summed_edge_by_edge() -> None:
 
 def test_checkpoints_go_both_ways() -> None:
     model_checks.check_checkpoints(CASE, 3)
+
+
+@pytest.mark.parametrize("device", weight_cases.DEVICES)
+def test_weights_that_change_behind_the_model(device: str) -> None:
+    weight_cases.check(CASE, device)
 
 
 def test_copies_keep_equitune(tmp_path: Path) -> None:

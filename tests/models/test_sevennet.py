@@ -13,6 +13,7 @@ pytest.importorskip("sevenn", reason="SevenNet is not installed")
 import model_cases
 import model_checks
 import sevenn._keys as KEY
+import weight_cases
 from ase import Atoms
 from model_cases import DTYPES, gradients, imidazole, mof, protein
 from sevennet_cases import CASE
@@ -65,6 +66,11 @@ def test_several_structures_in_a_batch() -> None:
 
 def test_checkpoints_go_both_ways() -> None:
     model_checks.check_checkpoints(CASE, 3)
+
+
+@pytest.mark.parametrize("device", weight_cases.DEVICES)
+def test_weights_that_change_behind_the_model(device: str) -> None:
+    weight_cases.check(CASE, device)
 
 
 def test_copies_keep_equitune(tmp_path: Path) -> None:

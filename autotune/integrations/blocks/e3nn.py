@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import Tensor
 
+from autotune.integrations.radial.folded import can_stop_early
 from kernelgen.e3nn_import import FullyConnectedNet
 
 
 class ShortenedFullyConnectedNet(FullyConnectedNet):
     """Gives what goes into the last layer."""
 
-    @staticmethod
-    def can_shorten(network: Any) -> bool:
-        """Whether the last layer is a matrix product alone, after at least one other."""
-        layers: list[Any] = list(network._modules.values())
-        return len(layers) > 1 and all(type(layer).__name__ == "_Layer" for layer in layers) and layers[-1].act is None
+    stops_early = property(can_stop_early)
 
     def forward(self, x: Tensor) -> Tensor:
-        """x [edges, inputs] -> [edges, hidden]."""
-        for layer in list(self._modules.values())[:-1]:
+        """x [edges, inputs] -> [edges, hidden]; all layers' output once the last one cannot be left out."""
+        for layer in list(self._modules.values())[: -1 if self.stops_early else None]:
             x = layer(x)
         return x
 

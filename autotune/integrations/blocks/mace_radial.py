@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from mace.modules.radial import RadialMLP
 from torch import Tensor
+from torch.nn.utils import parametrize
+
+from autotune.integrations.stand_ins import has_hooks
 
 
 class ShortenedRadialMLP(RadialMLP):
     """Gives what goes into the last layer, a column of ones for its bias, and zeros up to a multiple of four."""
 
-    @staticmethod
-    def can_shorten(network: Any) -> bool:
-        """Whether there is a layer before the last."""
-        return len(network.net) > 1 and type(network.net[-1]) is torch.nn.Linear
+    @property
+    def stops_early(self) -> bool:
+        """Whether there is a layer before the last, and the last one's weights may be read in the place of a call."""
+        net, last = self.net, self.net[-1]
+        is_linear = parametrize.type_before_parametrizations(last) is torch.nn.Linear
+        return len(net) > 1 and is_linear and not any(map(has_hooks, (self, net, last)))
 
     def forward(self, inputs: Tensor) -> Tensor:
         """inputs [edges, inputs] -> [edges, columns], of which the first are the hidden features."""
+        if not self.stops_early:
+            return super().forward(inputs)
         hidden = self.net[:-1](inputs)
         one = hidden.new_zeros(1, 4 - hidden.shape[1] % 4)
         one[:, 0] = 1

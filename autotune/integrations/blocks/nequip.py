@@ -15,9 +15,11 @@ from nequip.nn.embedding import EdgeLengthNormalizer, SphericalHarmonicEdgeAttrs
 from nequip.nn.interaction_block import InteractionBlock
 from nequip.nn.mlp import ScalarLinearLayer, ScalarMLPFunction
 from torch import Tensor
+from torch.nn.utils import parametrize
 
 from autotune.integrations.blocks.strain import rows_of, times_matrices
 from autotune.integrations.ir_mul.typed_product import NODE_TYPES
+from autotune.integrations.stand_ins import has_hooks
 from kernelgen.ops.edges.networks import hidden_features, is_one_kernel
 from kernelgen.ops.edges.silu import few_pass_silu
 from kernelgen.ops.radial.products import multiply_by
@@ -78,14 +80,16 @@ def _has_no_ghosts(data: AtomicDataDict.Type) -> bool:
 class ShortenedScalarMLP(ScalarMLPFunction):
     """A radial network that gives what goes into its last layer, which the convolution multiplies by."""
 
-    @staticmethod
-    def can_shorten(network: Any) -> bool:
+    @property
+    def stops_early(self) -> bool:
         """Whether the last layer is a matrix product alone, after at least one other."""
-        layers = network.mlp
-        return type(layers) is torch.nn.Sequential and len(layers) > 1 and layers[-1].bias is None
+        layers, is_hooked = self.mlp, has_hooks(self) or has_hooks(self.mlp)
+        return type(layers) is torch.nn.Sequential and len(layers) > 1 and _is_plain(layers[-1]) and not is_hooked
 
     def forward(self, x: Tensor) -> Tensor:
-        """x [edges, inputs] -> [edges, hidden]."""
+        """x [edges, inputs] -> [edges, hidden]; NequIP's own once the last layer cannot be left out."""
+        if not self.stops_early:
+            return super().forward(x)
         multiply = multiply_by(self.__dict__.get("product", "fp16x3"))
         layers: list[Any] = list(self.mlp)[:-1]
         if self.__dict__.get("in_one_kernel") and _are_plain_with_silu(layers):
@@ -96,7 +100,7 @@ class ShortenedScalarMLP(ScalarMLPFunction):
             if _is_plain(layer):
                 x = multiply.rows(x, layer.weight * layer.alpha)
             else:
-                x = few_pass_silu(x) if type(layer) is torch.nn.SiLU else layer(x)
+                x = few_pass_silu(x) if type(layer) is torch.nn.SiLU and not has_hooks(layer) else layer(x)
         return x
 
     def matrix(self) -> Tensor:
@@ -106,12 +110,13 @@ class ShortenedScalarMLP(ScalarMLPFunction):
 
 
 def _is_plain(layer: Any) -> bool:
-    return type(layer) is ScalarLinearLayer and layer.bias is None and not layer._forward_hooks
+    kind = parametrize.type_before_parametrizations(layer)
+    return kind is ScalarLinearLayer and layer.bias is None and not has_hooks(layer)
 
 
 def _are_plain_with_silu(layers: list[Any]) -> bool:
     """Whether each product is followed by SiLU alone."""
-    silu = all(type(one) is torch.nn.SiLU and not one._forward_hooks for one in layers[1::2])
+    silu = all(type(one) is torch.nn.SiLU and not has_hooks(one) for one in layers[1::2])
     return len(layers) % 2 == 0 and silu and all(map(_is_plain, layers[::2]))
 
 

@@ -17,6 +17,7 @@ from autotune.integrations.ir_mul.trilinear import Trilinear, component_rows, co
 from autotune.modules.base import autocast
 from autotune.modules.e3nn_interface.path_weights import check_last
 from autotune.workload.tensors import relayout
+from kernelgen.e3nn_import import o3
 from kernelgen.errors import UnsupportedError
 from kernelgen.ops.nodes import matrices
 from kernelgen.ops.nodes.matrices import BlockProduct, MatrixPath
@@ -226,25 +227,30 @@ def _rest(path: Path) -> tuple[int, int, float]:
     return path.columns, path.dim, path.coefficient
 
 
-class AcceleratedLinear(NodeStandIn):
-    """Replaces one ``e3nn.o3.Linear`` with weights of its own.
+class AcceleratedLinear(NodeStandIn, o3.Linear):
+    """Replaces one ``e3nn.o3.Linear`` with weights of its own; is one, for code that looks for them (LoRA).
 
-    irreps_in: the irreps of what it is given, if its own are these with neighbours joined.
+    irreps_in: the irreps of what it is given, if the layer's are these with neighbours joined; then it says so, and its
+    ``instructions`` are those of these blocks. The weights are the same.
+    ``AcceleratedLinear(irreps_in, irreps_out, ...)``, as of e3nn's class, is a new layer in layout ``ir_mul``.
     """
 
     original: Any
     detail = "matrix products in layout ir_mul"
 
-    def __init__(self, original: Any, irreps_in: str | None = None, **_: Any) -> None:
-        super().__init__()
+    def __init__(self, original: Any, irreps_out: Any = None, *, irreps_in: str | None = None, **options: Any) -> None:
+        torch.nn.Module.__init__(self)
+        if irreps_out is not None:
+            original = o3.Linear(original, irreps_out, **options)
         if not (original.internal_weights and original.shared_weights) or original.weight.dim() > 1:
             raise UnsupportedError("its weights are not one row of its own")
-        given = str(original.irreps_in) if irreps_in is None else irreps_in
-        paths = _paths_of(original, _parts_of_blocks(given, str(original.irreps_in)))
+        given = o3.Irreps(str(irreps_in or original.irreps_in)).remove_zero_multiplicities()
+        parts = _parts_of_blocks(str(given), str(original.irreps_in))
+        paths = _paths_of(original, parts)
         self.__dict__["form"] = BlockMatrices(paths, (original.irreps_in.dim, original.irreps_out.dim))
-        self.__dict__["given"] = given
         self.__dict__["biased"] = _biased(original)
         self._take_place_of(original)
+        self.__dict__["irreps_in"], self.__dict__["instructions"] = given, _instructions(original, parts)
 
     def forward(self, features: Tensor) -> Tensor:
         """``[..., irreps_in.dim]`` -> ``[..., irreps_out.dim]``."""
@@ -260,8 +266,15 @@ class AcceleratedLinear(NodeStandIn):
             found = found + _joined_row(dict(zip(self.biased, biases, strict=True)), found)
         return found.reshape(*features.shape[:-1], found.shape[1])
 
+    def __getstate__(self) -> dict[str, Any]:
+        # e3nn's looks for generated code among the children.
+        return dict(self.__dict__)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        torch.nn.Module.__setstate__(self, state)
+
     def both_results(self, draw: Draw) -> tuple[Tensor, Tensor]:
-        irreps = (self.given, str(self.irreps_out))
+        irreps = (str(self.irreps_in), str(self.irreps_out))
         (x,) = draw((16, self.irreps_in.dim))
         found = relayout(self.forward(relayout(x, irreps[0], "mul_ir", "ir_mul")), irreps[1], "ir_mul", "mul_ir")
         return found, self.original.forward(x)
@@ -283,6 +296,19 @@ def _paths_of(linear: Any, parts: list[list[Block]]) -> list[Path]:
         for part in parts[step.i_in]:
             found.append(Path(part.offset, last.offset, at, part.mul, last.mul, last.dim, coefficient))
             at += found[-1].numel
+    return found
+
+
+def _instructions(linear: Any, parts: list[list[Block]]) -> list[Any]:
+    """The layer's instructions as those of its parts, which have neighbouring rows of its matrices."""
+    first = list(itertools.accumulate(map(len, parts), initial=0))
+    found = []
+    for step in linear.instructions:
+        if step.i_in < 0:  # a bias
+            found.append(step)
+            continue
+        for number, part in enumerate(parts[step.i_in], first[step.i_in]):
+            found.append(step._replace(i_in=number, path_shape=(part.mul, *step.path_shape[1:])))
     return found
 
 

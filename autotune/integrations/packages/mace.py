@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from autotune.integrations.acceleration import CONTRACTIONS
-from autotune.integrations.contraction import AcceleratedContraction
+from autotune.integrations.contraction import AcceleratedContraction, why_contraction_stays
 from autotune.integrations.convolution_block import ConvolutionBlock, home_of
 from autotune.integrations.exchange import Exchange, ExchangedConvolution
 from autotune.integrations.packages.package_product import PackageProduct
@@ -114,7 +114,7 @@ def contraction_of_mace(module: torch.nn.Module) -> str | None:
     kind = type(module)
     if (home_of(kind), kind.__qualname__) != ("mace.modules.symmetric_contraction", "SymmetricContraction"):
         return None
-    return "" if "forward" not in module.__dict__ else "it has a forward of its own"
+    return why_contraction_stays(module)
 
 
 BLOCKS = (_INTERACTION,)

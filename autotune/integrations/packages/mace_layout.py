@@ -24,6 +24,7 @@ from autotune.integrations.ir_mul.transposed import TransposedContraction
 from autotune.integrations.packages.mace import MaceConvolution, block_of, contraction_of_mace
 from autotune.integrations.radial.folded import AcceleratedRadial
 from autotune.integrations.replacement import check_e3nn, e3nn_class
+from autotune.integrations.stand_ins import has_hooks
 from kernelgen.e3nn_import import o3
 from kernelgen.errors import UnsupportedError
 
@@ -85,7 +86,7 @@ def _check_class(block: torch.nn.Module, names: tuple[str, ...]) -> None:
     kind = type(block)
     if home_of(kind) != f"{_HOME}.blocks" or kind.__qualname__ not in names or "forward" in block.__dict__:
         raise UnsupportedError(f"{kind.__module__}.{kind.__qualname__} is no block of MACE that Equitune knows")
-    if any(part._forward_hooks or part._forward_pre_hooks for part in block.modules()):
+    if any(map(has_hooks, block.modules())):
         raise UnsupportedError(f"a {kind.__qualname__} has hooks, which would see the other layout")
     config = getattr(block, "cueq_config", None)
     if config is not None and config.enabled:

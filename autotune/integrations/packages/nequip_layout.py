@@ -23,7 +23,7 @@ from autotune.integrations.ir_mul.typed_product import TypedProduct
 from autotune.integrations.packages.nequip import BLOCKS
 from autotune.integrations.radial.cutoffs import AcceleratedCutoff, is_cutoff
 from autotune.integrations.replacement import check_e3nn, e3nn_class
-from autotune.integrations.stand_ins import AcceleratedConvolution
+from autotune.integrations.stand_ins import AcceleratedConvolution, has_hooks
 from kernelgen.e3nn_import import Gate, o3
 from kernelgen.errors import UnsupportedError
 
@@ -119,7 +119,7 @@ def _parts_of_layer(layer: Any, name: str, features: str | None, types: int) -> 
         raise UnsupportedError(f"{name}.conv is a {type(block).__name__}")
     if e3nn_class(gate, Gate) is None or "forward" in block.__dict__:
         raise UnsupportedError(f"{name} has a {type(gate).__name__} in the place of a gate, or a forward of its own")
-    if any(part._forward_hooks or part._forward_pre_hooks for part in layer.modules()):
+    if any(map(has_hooks, layer.modules())):
         raise UnsupportedError(f"{name} has hooks, which would see the other layout")
     features = str(block.linear_1.irreps_in) if features is None else features
     scatter = block.tp_scatter

@@ -23,7 +23,7 @@ from autotune.integrations.packages.sevennet import BLOCKS
 from autotune.integrations.radial.cutoffs import AcceleratedCutoff, is_cutoff
 from autotune.integrations.radial.folded import AcceleratedRadial
 from autotune.integrations.replacement import check_e3nn, e3nn_class
-from autotune.integrations.stand_ins import AcceleratedConvolution
+from autotune.integrations.stand_ins import AcceleratedConvolution, has_hooks
 from kernelgen.e3nn_import import FullyConnectedNet, o3
 from kernelgen.errors import UnsupportedError
 
@@ -75,7 +75,7 @@ class _Walk:
             if is_cutoff(getattr(module, "cutoff_function", None)):
                 yield Part(module, "cutoff_function", f"{name}.cutoff_function", CUTOFFS, AcceleratedCutoff)
             return
-        if any(part._forward_hooks or part._forward_pre_hooks for part in module.modules()):
+        if any(map(has_hooks, module.modules())):
             raise UnsupportedError(f"{name} has hooks, which would see the other layout")
         known = {
             "IrrepsLinear": self._linear,

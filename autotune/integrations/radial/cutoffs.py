@@ -12,6 +12,7 @@ from torch import Tensor
 
 from autotune.integrations.convolution_block import home_of
 from autotune.integrations.ir_mul.stand_in import Draw, NodeStandIn
+from autotune.integrations.stand_ins import has_hooks
 from kernelgen.ops.nodes import gates
 from kernelgen.tracing import runs_eagerly
 
@@ -26,7 +27,7 @@ def is_cutoff(module: Any) -> bool:
     """Whether it is one of a package's, and not compiled by TorchScript."""
     kind = type(module)
     is_known = (home_of(kind), kind.__qualname__) in _KNOWN and "forward" not in module.__dict__
-    return is_known and not (module._forward_hooks or module._forward_pre_hooks)
+    return is_known and not has_hooks(module)
 
 
 class AcceleratedCutoff(NodeStandIn):

@@ -5,35 +5,42 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.nn.functional import silu
+from torch.nn.utils import parametrize
 
 from autotune.integrations.ir_mul.stand_in import Draw, NodeStandIn
+from autotune.integrations.stand_ins import has_hooks
 from autotune.modules.base import autocast
+from kernelgen.e3nn_import import FullyConnectedNet
 from kernelgen.ops.edges.networks import hidden_features, is_one_kernel
 from kernelgen.ops.edges.silu import few_pass_silu
 from kernelgen.ops.radial.products import multiply_by
 
 
-class AcceleratedRadial(NodeStandIn):
+class AcceleratedRadial(NodeStandIn, FullyConnectedNet):
     """Replaces one ``e3nn.nn.FullyConnectedNet``; its layers keep the weights.
 
     ``product``, in its dictionary, is one of ``kernelgen.ops.radial.products.EDGE_PRODUCTS``; ``in_one_kernel`` says
-    whether hidden layers are (``kernelgen.ops.edges.networks``).
+    whether hidden layers are (``kernelgen.ops.edges.networks``), ``shortened`` whether a convolution would multiply by
+    the last one.
     """
 
     original: Any
     detail = "constants multiply the weights, not the edges"
 
     def __init__(self, original: Any, **_: Any) -> None:
-        super().__init__()
+        torch.nn.Module.__init__(self)
         self._take_place_of(original)
         self._keep_children_of(original)
 
     def forward(self, x: Tensor) -> Tensor:
         """The network's output; if the convolution multiplies by the last layer's :meth:`matrix`, what goes into it."""
         layers: list[Any] = list(self._modules.values())
-        if self.__dict__.get("stops_early"):
+        if not all(map(is_e3nn_layer, layers)):
+            return super().forward(x)
+        if stops_early := self.stops_early:
             layers.pop()
         multiply = multiply_by(self.__dict__.get("product", "fp16x3"))
         x, layers, scale = self._in_one_kernel(x, layers) if self.__dict__.get("in_one_kernel") else (x, layers, 1.0)
@@ -44,7 +51,7 @@ class AcceleratedRadial(NodeStandIn):
             if layer.act is not None:
                 x = few_pass_silu(x) if layer.act.f is silu else layer.act.f(x)
                 scale = _factor_after(layer)
-        return x if scale == 1.0 or self.__dict__.get("stops_early") else x * scale
+        return x if scale == 1.0 or stops_early else x * scale
 
     def _in_one_kernel(self, x: Tensor, layers: list[Any]) -> tuple[Tensor, list[Any], float]:
         """What the first layers with SiLU give, the layers that are left, and the factor of their input."""
@@ -67,14 +74,26 @@ class AcceleratedRadial(NodeStandIn):
         return last.weight * scale
 
     @property
-    def can_stop_early(self) -> bool:
-        """Whether the last layer is a matrix product alone, after at least one other."""
-        layers: list[Any] = list(self._modules.values())
-        return len(layers) > 1 and layers[-1].act is None
+    def stops_early(self) -> bool:
+        """Whether the convolution multiplies by the last layer's matrix."""
+        return bool(self.__dict__.get("shortened")) and can_stop_early(self)
 
     def both_results(self, draw: Draw) -> tuple[Tensor, Tensor]:
         (x,) = draw((16, self.original.hs[0]))
         return self.forward(x), self.original.forward(x)
+
+
+def is_e3nn_layer(layer: Any) -> bool:
+    """Whether it is a layer as e3nn makes it, whose weights may be read in the place of a call."""
+    kind = parametrize.type_before_parametrizations(layer)
+    return kind.__name__ == "_Layer" and "forward" not in layer.__dict__ and not has_hooks(layer)
+
+
+def can_stop_early(network: Any) -> bool:
+    """Whether all are e3nn's layers, the last one is a matrix product alone, and no hook expects its weights."""
+    layers: list[Any] = list(network._modules.values())
+    are_known = len(layers) > 1 and all(map(is_e3nn_layer, layers))
+    return are_known and layers[-1].act is None and not has_hooks(network)
 
 
 def _factor(layer: Any) -> float:

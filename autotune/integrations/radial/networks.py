@@ -1,12 +1,12 @@
 """Radial networks that end with a matrix product, and can leave that product to a convolution.
 
 Such a network changes its class to a subclass whose ``forward`` stops before the last layer, and whose ``matrix()`` is
-that layer's [hidden, weights] with all constants. Parameters and names in checkpoints stay.
+that layer's [hidden, weights] with all constants. Parameters and names in checkpoints stay. ``stops_early`` says
+whether it does so now: not while it or its last layer has hooks, or that layer is another module (pruning, adapters).
 """
 
 from __future__ import annotations
 
-import importlib
 from typing import Any
 
 import torch
@@ -24,21 +24,15 @@ _SHORTENED = {
 
 def shorten(network: Any) -> bool:
     """Have a network stop before its last layer; whether it can."""
-    if network._forward_hooks or network._forward_pre_hooks:
-        return False  # hooks expect the weights
     if isinstance(network, AcceleratedRadial):
-        if network.can_stop_early:
-            network.__dict__["stops_early"] = True
-        return network.can_stop_early
+        network.__dict__["shortened"] = True
+        return network.stops_early
     kind = type(network)
     name = _SHORTENED.get((home_of(kind), kind.__qualname__))
     if name is None or "forward" in network.__dict__ or isinstance(network, torch.jit.ScriptModule):
         return False
-    module, _, subclass = name.partition(":")
-    if not getattr(importlib.import_module(module), subclass).can_shorten(network):
-        return False
     retype(network, name)
-    return True
+    return network.stops_early or not take_type_back(network, name)
 
 
 def lengthen(network: torch.nn.Module) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from collections.abc import Iterator
 
 import pytest
@@ -14,6 +16,7 @@ from autotune.integrations.ir_mul.linear import AcceleratedLinear
 from autotune.integrations.ir_mul.outline import check_same, outline
 from autotune.integrations.ir_mul.species import types_without_waiting
 from autotune.integrations.ir_mul.typed_product import NODE_TYPES, TypedProduct
+from autotune.workload.tensors import relayout
 from kernelgen.e3nn_import import o3
 from kernelgen.errors import UnsupportedError
 
@@ -46,6 +49,24 @@ def test_outlines() -> None:
 def test_a_linear_layer_takes_its_input_in_several_runs(given: str) -> None:
     linear = o3.Linear("6x0e+6x1o+2x2e", "3x0e+4x1o+4x1o+1x2e", biases=True)
     assert_close(*AcceleratedLinear(linear, irreps_in=given).both_results(draw))
+
+
+def test_a_linear_layer_is_e3nns_and_makes_others_for_the_same_rows() -> None:
+    """As adapters are made: of the layer's class, with its irreps, and merged block by block."""
+    linear = AcceleratedLinear(o3.Linear("6x0e+6x1o", "3x0e+4x1o"), irreps_in="4x0e+2x0e+3x1o+3x1o")
+    assert isinstance(linear, o3.Linear) and str(linear.irreps_in) == "4x0e+2x0e+3x1o+3x1o"
+    inner = "2x0e+2x1o"
+    first = type(linear)(linear.irreps_in, inner, internal_weights=True, biases=False)
+    second = type(linear)(inner, linear.irreps_out)
+    rows = relayout(x := draw((7, 24))[0], str(linear.irreps_in), "mul_ir", "ir_mul")
+    wanted = linear.original(x) + second.original(first.original(x))
+    found = linear(rows) + second(first(rows))
+    assert_close(relayout(found, str(linear.irreps_out), "ir_mul", "mul_ir"), wanted)
+    parts = [(number, part) for number, _, part in linear.weight_views(yield_instruction=True)]
+    assert [linear.instructions[number].i_in for number, _ in parts] == [0, 1, 2, 3]
+    assert torch.equal(torch.cat([part.flatten() for _, part in parts]), linear.weight)
+    for other in (copy.deepcopy(first), pickle.loads(pickle.dumps(first))):
+        assert torch.equal(other(rows), first(rows))
 
 
 def test_a_linear_layer_refuses_other_irreps() -> None:
