@@ -1,6 +1,8 @@
-"""Tells whether torch traces, fakes or transforms the tensors of a call, or just runs it."""
+"""Tells whether torch traces, fakes, transforms or casts the tensors of a call, or just runs it."""
 
 from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
@@ -31,6 +33,17 @@ def is_eager(*tensors: Tensor) -> bool:
     if torch.compiler.is_compiling() or modes_at_work() or is_transforming():
         return False
     return _PLAIN_TENSORS.issuperset(map(type, tensors))
+
+
+def is_autocast(device_type: str) -> bool:
+    """Whether ``torch.autocast`` is on for a type of device."""
+    return torch._C._is_any_autocast_enabled() and torch.is_autocast_enabled(device_type)
+
+
+def without_autocast(like: Tensor) -> AbstractContextManager:
+    """Switches autocast off for a tensor's device: what was converted to float32 is multiplied in float32."""
+    device_type = like.device.type
+    return torch.autocast(device_type, enabled=False) if is_autocast(device_type) else nullcontext()
 
 
 def runs_eagerly(*tensors: Tensor) -> bool:

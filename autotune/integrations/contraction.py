@@ -23,7 +23,7 @@ from kernelgen.e3nn_import import o3
 from kernelgen.errors import UnsupportedError
 from kernelgen.problem.symmetric_contraction import ContractionProblem
 from kernelgen.terms.equivariant_polynomials import fitted, polynomials
-from kernelgen.tracing import modes_at_work, runs_eagerly
+from kernelgen.tracing import modes_at_work, runs_eagerly, without_autocast
 
 # Couplings that are exact in float64 leave less than this of themselves (`fitted`). MACE's are float32's, though stored
 # as float64, in a model converted from float32; and in part in one that was built after another in float32 by the same
@@ -83,9 +83,7 @@ class AcceleratedContraction(PackageStandIn):
     def _in_basis(self, given: list[Tensor]) -> Tensor:
         """MACE's weights, of all blocks and degrees, as weights of the basis."""
         weights = torch.cat(given, dim=1)
-        if not torch._C._is_any_autocast_enabled():
-            return torch.matmul(self._matrix(weights), weights)
-        with torch.autocast(weights.device.type, enabled=False):
+        with without_autocast(weights):
             return torch.matmul(self._matrix(weights), weights)
 
     def _matrix(self, like: Tensor) -> Tensor:

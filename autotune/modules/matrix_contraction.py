@@ -14,7 +14,6 @@ once and keeps none.
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -24,6 +23,7 @@ from autotune.workload.tensors import relayout
 from autotune.workload.workload import LAYOUTS
 from kernelgen.e3nn_import import o3
 from kernelgen.errors import InputError, ProblemError, ScheduleError
+from kernelgen.ops.edges.products import full_product
 from kernelgen.problem.tensor_product import TensorProductProblem
 
 CONTRACTIONS = ("auto", "edge", "matrix")
@@ -66,11 +66,6 @@ def pairs_of(problem: TensorProductProblem) -> TensorProductProblem:
     )
 
 
-def _no_autocast(device: str) -> AbstractContextManager:
-    """Switch autocast off: half precision tensors are float32 by then, and stay so."""
-    return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
-
-
 class MatrixContraction(TunedModule):
     """Called like an operator: x [edges, dim_in1], y [edges, dim_in2], w [weight_numel] -> [edges, dim_out].
 
@@ -102,11 +97,10 @@ class MatrixContraction(TunedModule):
         found: list[torch.Tensor | None] = [None] * len(self._out_dims)
         parts = z.split([dim * pairs for _, (pairs, _), dim in self._paths], 1)
         matrices = w.split([pairs * copies for _, (pairs, copies), _ in self._paths])
-        with _no_autocast(x.device.type):
-            for part, matrix, (out, shape, dim) in zip(parts, matrices, self._paths, strict=True):
-                values = torch.matmul(part.reshape(z.shape[0], dim, shape[0]), matrix.reshape(shape))
-                before = found[out]
-                found[out] = values if before is None else before + values
+        for part, matrix, (out, shape, dim) in zip(parts, matrices, self._paths, strict=True):
+            values = full_product(part.reshape(z.shape[0], dim, shape[0]), matrix.reshape(shape))
+            before = found[out]
+            found[out] = values if before is None else before + values
         rows = [
             z.new_zeros(z.shape[0], dim) if values is None else values.reshape(z.shape[0], dim)
             for dim, values in zip(self._out_dims, found, strict=True)

@@ -19,6 +19,7 @@ from kernelgen.errors import UnsupportedError
 from kernelgen.ops.nodes import matrices
 from kernelgen.ops.nodes.matrices import BlockProduct, MatrixPath
 from kernelgen.problem.irreps import Block, blocks_of
+from kernelgen.tracing import without_autocast
 
 
 class Path(NamedTuple):
@@ -246,7 +247,8 @@ class SpeciesProduct(ProductStandIn, NodeStandIn):
         x, y, weight = autocast(x, y, self.weight)
         species = species_of(y)
         if species is None:
-            return dense(self.paths, self.dims, y, "y", x, weight)
+            with without_autocast(x):
+                return dense(self.paths, self.dims, y, "y", x, weight)
         return MatricesByElement(self.product, species)(x, weight)
 
     def both_results(self, draw: Draw) -> tuple[Tensor, Tensor]:

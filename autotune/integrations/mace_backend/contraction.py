@@ -15,6 +15,7 @@ from autotune.integrations.mace_backend.canonical import DTYPES, checked, drawn
 from autotune.modules.symmetric_contraction import TunedContraction
 from kernelgen.problem.symmetric_contraction import ContractionProblem
 from kernelgen.terms.equivariant_polynomials import coordinates, polynomials
+from kernelgen.tracing import without_autocast
 
 
 class Piece(NamedTuple):
@@ -48,7 +49,9 @@ class BackendContraction(torch.nn.Module):
         self.weight = torch.nn.Parameter(torch.zeros(shape, dtype=dtype))
 
     def forward(self, features: Tensor, elements: Tensor) -> Tensor:
-        return self.contraction.contract(features, torch.matmul(self.to_basis, self.weight), elements)
+        with without_autocast(self.weight):
+            weight = torch.matmul(self.to_basis, self.weight)
+        return self.contraction.contract(features, weight, elements)
 
     def to_canonical(self) -> dict[str, Tensor]:
         """``weight``, and ``path_counts``: how many polynomials each piece has."""

@@ -61,7 +61,7 @@ def is_one_kernel(x: Tensor, matrices: Sequence[Tensor], training: bool = False)
     rows, widths = x.shape[0], [matrix.shape[1] for matrix in matrices]
     if type(rows) is not int or rows < products.LEAST_ROWS or not fits(x.shape[1], widths):
         return False
-    if not runs_eagerly(x, *matrices) or torch.is_autocast_enabled():
+    if not runs_eagerly(x, *matrices):
         return False
     alike = all(matrix.dtype is x.dtype and matrix.device == x.device for matrix in matrices)
     trained = training and torch.is_grad_enabled() and any(matrix.requires_grad for matrix in matrices)

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from kernelgen.errors import InputError
 from kernelgen.ops.autograd import second_gradients, used_slots
+from kernelgen.ops.edges.products import full_product
 from kernelgen.ops.operator import Operator
 from kernelgen.ops.radial.fused import FusedRadial
 from kernelgen.ops.radial.parts import Part, Parts
@@ -56,18 +57,23 @@ def radial_product(
     x, y, sender, receiver and num_out: as the operator's. h [edges, hidden], matrix [hidden, weight_numel].
     product: one of ``EDGE_PRODUCTS`` of ``kernelgen.ops.radial.products``. What torch traces or transforms is computed
     for all edges at once. fused: kernels that form the weights in registers (``kernelgen.ops.radial.fused.fused_of``),
-    if they shall be used; products outside of them are still ``product``. Raises InputError for other shapes, and for
-    shared weights.
+    if they shall be used; products outside of them are still ``product``. Raises InputError for other shapes,
+    dtypes and devices, and for shared weights.
     """
     if operator.shared_weights or h.dim() != 2 or matrix.shape != (h.shape[1], operator.problem.weight_numel):
         raise InputError(
             f"h is {tuple(h.shape)} and the matrix {tuple(matrix.shape)}; expected (edges, hidden) and "
             f"(hidden, {operator.problem.weight_numel}), for a convolution with weights of each edge"
         )
+    if not (h.dtype is matrix.dtype is x.dtype and h.device == matrix.device == x.device):
+        raise InputError(
+            f"h is {h.dtype} on {h.device} and the matrix {matrix.dtype} on {matrix.device}; expected {x.dtype} on "
+            f"{x.device} for both, as x is: convert them"
+        )
     if product not in EDGE_PRODUCTS:
         raise InputError(f"product is {product!r}; expected one of {', '.join(EDGE_PRODUCTS)}")
     if not is_eager(x, y, h, matrix) or is_transforming(x, y, h, matrix):
-        return operator(x, y, h @ matrix, sender, receiver, num_out=num_out)
+        return operator(x, y, full_product(h, matrix), sender, receiver, num_out=num_out)
     if h.shape[0] != y.shape[0]:
         raise InputError(f"h has {h.shape[0]} rows; expected {y.shape[0]}, one for each row of y")
     multiply = multiply_by(product)

@@ -11,10 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
-from kernelgen.ops.edges.products import edge_product, sum_product
+from kernelgen.ops.edges.products import edge_product, full_product, sum_product
 
 # Accuracy class of ``kernelgen.schedule.radial`` with which weights are formed in registers, by product.
 ACCURACY = {"fp16x3": "ieee", "float32": "ieee", "tf32": "tf32"}
@@ -28,7 +27,7 @@ class Multiply(NamedTuple):
     sums: Callable[[Tensor, Tensor], Tensor]
 
 
-_TORCH = Multiply(torch.mm, lambda a, b: torch.mm(a.t(), b))
+_TORCH = Multiply(full_product, lambda a, b: full_product(a.t(), b))
 _HALVES = Multiply(edge_product, sum_product)
 
 

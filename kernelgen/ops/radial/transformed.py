@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from kernelgen.ops.edges.products import full_product
 from kernelgen.ops.operator import Operator
 from kernelgen.ops.torch_ops import only, present
 from kernelgen.ops.transforms import call
@@ -18,8 +19,8 @@ Inputs = tuple[Tensor, Tensor, Tensor, Tensor]
 def first_transformed(inputs: Inputs, g: Tensor, slots: str, whole: Graph, operator: Operator) -> tuple[Maybe, ...]:
     """Gradients of x, y, h and m. slots: of the operands x, y and w, whose gradients these need."""
     x, y, h, m = inputs
-    dx, dy, dw = _gradients((x, y, h @ m), g, slots, whole, operator)
-    return dx, dy, None if dw is None else dw @ m.t(), None if dw is None else h.t() @ dw
+    dx, dy, dw = _gradients((x, y, full_product(h, m)), g, slots, whole, operator)
+    return dx, dy, None if dw is None else full_product(dw, m.t()), None if dw is None else full_product(h.t(), dw)
 
 
 def second_transformed(
@@ -27,8 +28,8 @@ def second_transformed(
 ) -> tuple[Maybe, ...]:
     """Gradients of <tangents, first gradients> by x, y, h, m and g; see ``kernelgen.ops.radial.convolution``."""
     (x, y, h, m), (tx, ty, th, tm) = inputs, tangents
-    terms = [a @ b for a, b in ((th, m), (h, tm)) if a is not None and b is not None]
-    w, tw = h @ m, sum(terms[1:], terms[0]) if terms else None
+    terms = [full_product(a, b) for a, b in ((th, m), (h, tm)) if a is not None and b is not None]
+    w, tw = full_product(h, m), sum(terms[1:], terms[0]) if terms else None
     given = present(tx, ty, tw)
     outputs = double_backward(given, slots).live_outputs if given else ""
     dx = dy = dw = dg = gw = None
@@ -37,8 +38,8 @@ def second_transformed(
         dx, dy, dw, dg = only(call("tp_double_backward", *arguments), "xywg", outputs)
     if "w" in slots and terms:
         gw = _gradients((x, y, w), g, "w", whole, operator)[2]
-    of_h = [a @ b.t() for a, b in ((dw, m), (gw, tm)) if a is not None and b is not None]
-    of_m = [a.t() @ b for a, b in ((h, dw), (th, gw)) if a is not None and b is not None]
+    of_h = [full_product(a, b.t()) for a, b in ((dw, m), (gw, tm)) if a is not None and b is not None]
+    of_m = [full_product(a.t(), b) for a, b in ((h, dw), (th, gw)) if a is not None and b is not None]
     return dx, dy, sum(of_h[1:], of_h[0]) if of_h else None, sum(of_m[1:], of_m[0]) if of_m else None, dg
 
 

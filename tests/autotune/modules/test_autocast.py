@@ -9,7 +9,13 @@ import torch
 from torch import Tensor
 
 import autotune
+from autotune.integrations.ir_mul.linear import AcceleratedLinear
+from autotune.integrations.ir_mul.species_product import SpeciesProduct
+from autotune.integrations.radial.folded import AcceleratedRadial
+from autotune.modules.symmetric_contraction import TunedContraction
+from kernelgen.e3nn_import import FullyConnectedNet, o3
 from kernelgen.errors import InputError
+from kernelgen.problem.symmetric_contraction import ContractionProblem
 
 HALVES = (torch.bfloat16, torch.float16)
 CONV = ("2x0e+2x1o", "0e+1o")
@@ -31,6 +37,45 @@ def convolution() -> tuple[Callable, list[Tensor]]:
     return lambda *xyw: conv(*xyw, *GRAPH), inputs
 
 
+def radial(edges_at_a_time: int | None = None) -> tuple[Callable, list[Tensor]]:
+    options = {"filter_irreps_out": "0e+1o", "edges_at_a_time": edges_at_a_time}
+    conv = autotune.RadialTensorProductConv(*CONV, **options)
+    inputs = [torch.randn(4, 8), torch.randn(6, 4), torch.randn(6, 3), torch.randn(3, conv.weight_numel)]
+    return lambda *xyhm: conv(*xyhm, *GRAPH), inputs
+
+
+def radial_by_parts() -> tuple[Callable, list[Tensor]]:
+    return radial(2)
+
+
+def vector_convolution() -> tuple[Callable, list[Tensor]]:
+    degrees = autotune.SphericalHarmonics("0e+1o", True)
+    conv = autotune.SphericalHarmonicsConv("2x0e+2x1o", degrees, filter_irreps_out="0e+1o")
+    inputs = [torch.randn(4, 8), torch.randn(6, 3), torch.randn(6, conv.weight_numel)]
+    return lambda *xyw: conv(*xyw, *GRAPH), inputs
+
+
+def by_matrix() -> tuple[Callable, list[Tensor]]:
+    module = autotune.FullyConnectedTensorProduct(
+        *CONV, "3x0e+2x1o", contraction="matrix", internal_weights=False, shared_weights=True
+    )
+    return module, [torch.randn(5, 8), torch.randn(5, 4), torch.randn(module.weight_numel)]
+
+
+def full() -> tuple[Callable, list[Tensor]]:
+    return autotune.FullTensorProduct(*CONV), [torch.randn(5, 8), torch.randn(5, 4)]
+
+
+def elementwise() -> tuple[Callable, list[Tensor]]:
+    return autotune.ElementwiseTensorProduct("2x0e+2x1o", "2x1o+2x0e"), [torch.randn(5, 8), torch.randn(5, 8)]
+
+
+def contraction() -> tuple[Callable, list[Tensor]]:
+    module = TunedContraction(ContractionProblem("0e+1o", "0e+1o", 2, 4))
+    inputs = [torch.randn(5, 4, 4), torch.randn(3, module.num_weights, 4)]
+    return lambda x, w: module.contract(x, w, torch.tensor([0, 2, 1, 0, 2])), inputs
+
+
 def harmonics() -> tuple[Callable, list[Tensor]]:
     return autotune.SphericalHarmonics([0, 1, 2], True), [torch.randn(5, 3)]
 
@@ -39,7 +84,9 @@ def function() -> tuple[Callable, list[Tensor]]:
     return lambda x: autotune.spherical_harmonics([0, 1, 2], x, True), [torch.randn(5, 3)]
 
 
-every = pytest.mark.parametrize("make", [product, connected, convolution, harmonics, function])
+MAKERS = (product, connected, by_matrix, full, elementwise, convolution, vector_convolution, radial, radial_by_parts)
+MAKERS = (*MAKERS, contraction, harmonics, function)
+every = pytest.mark.parametrize("make", MAKERS)
 
 
 @pytest.fixture(autouse=True)
@@ -63,6 +110,74 @@ def test_half_precision_is_computed_in_float32(make: Callable, half: torch.dtype
     )
     for gradient, expected in pairs:
         assert gradient.dtype is half and torch.equal(gradient, expected.to(half))
+
+
+def derivatives(function: Callable, inputs: list[Tensor]) -> list[Tensor]:
+    """The value, its gradients, and gradients of their squares: as in training on forces."""
+    given = [tensor.clone().requires_grad_() for tensor in inputs]
+    value = function(*given)
+    first = torch.autograd.grad(value.square().sum(), given, create_graph=True)
+    second = torch.autograd.grad(sum(one.square().sum() for one in first), given)
+    return [value.detach(), *(one.detach() for one in first), *second]
+
+
+@every
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_derivatives_taken_under_autocast_are_the_same(make: Callable, dtype: torch.dtype) -> None:
+    """Torch's own products would be in half precision there, in the backward pass too."""
+    function, inputs = make()
+    if isinstance(function, torch.nn.Module):
+        function.to(dtype)
+    inputs = [tensor.to(dtype) for tensor in inputs]
+    wanted = derivatives(function, inputs)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = derivatives(function, inputs)
+    for one, other in zip(found, wanted, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6 * float(other.abs().max()))
+
+
+@every
+def test_inputs_of_two_dtypes_are_an_error_that_names_them(make: Callable) -> None:
+    function, inputs = make()
+    for place in range(len(inputs)) if len(inputs) > 1 else ():
+        given = [tensor.double() if at == place else tensor for at, tensor in enumerate(inputs)]
+        with pytest.raises(InputError, match=r"(?s)(?=.*torch\.float64)(?=.*torch\.float32)"):
+            function(*given)
+
+
+SPECIES = o3.FullyConnectedTensorProduct, ("3x0e+2x1o", "3x0e", "2x0e+3x1o")
+STAND_INS: dict[str, tuple] = {
+    "linear": (AcceleratedLinear, o3.Linear, ("3x0e+2x1o", "2x0e+3x1o"), 9, ()),
+    "radial": (AcceleratedRadial, FullyConnectedNet, ([3, 8, 5], torch.nn.functional.silu), 3, ()),
+    "species": (SpeciesProduct, *SPECIES, 9, (torch.eye(3)[[0, 2, 1, 0, 0, 2]],)),
+    "scalars": (SpeciesProduct, *SPECIES, 9, (torch.randn(6, 3),)),
+}
+
+
+@pytest.mark.parametrize("is_transformed", [False, True])
+@pytest.mark.parametrize("name", STAND_INS)
+def test_stand_ins_stay_in_full_precision(name: str, is_transformed: bool) -> None:
+    """In float32, eagerly or by the operations of torch that transforms take."""
+    kind, original, arguments, width, rest = STAND_INS[name]
+    module, x = kind(original(*arguments)), torch.randn(6, width)
+
+    def value(x: Tensor) -> Tensor:
+        return module(x, *rest)
+
+    take = torch.func.vmap(value) if is_transformed else value
+    wanted = take(x[None] if is_transformed else x)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = take(x[None] if is_transformed else x)
+    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6)
+
+
+def test_every_module_is_here() -> None:
+    """The makers above are of all modules that users import."""
+    public = {name for name in autotune.__all__ if isinstance(getattr(autotune, name), type)}
+    modules = {name for name in public if issubclass(getattr(autotune, name), torch.nn.Module)}
+    tested = {"TensorProduct", "FullyConnectedTensorProduct", "FullTensorProduct", "ElementwiseTensorProduct"}
+    tested |= {"TensorProductConv", "SphericalHarmonicsConv", "RadialTensorProductConv", "SphericalHarmonics"}
+    assert modules == tested | {"SymmetricContraction", "CapturedModel"}  # the latter holds a model with its own rule
 
 
 @every
