@@ -66,17 +66,25 @@ def stale(
 @app.command()
 def verify(
     problem: Problems = None,
+    uncertified: Annotated[
+        bool, typer.Option("--uncertified", help="Only entries without a certificate; no times are taken.")
+    ] = False,
     device: Device = None,
     results: Results = None,
 ) -> None:
-    """Check and time this device's entries again. Entries with wrong results are marked and no longer loaded."""
+    """Check and time this device's entries again, and write the certificates that are missing.
+
+    Entries with wrong results, or with a certificate above their tolerance, are marked and no longer loaded. Then the
+    exit code is 1.
+    """
     from autotune.database.store import Database, database_path
-    from autotune.tune.recheck import Verdict, recheck
+    from autotune.tune.recheck import Verdict, is_certified, recheck
     from kernelgen.device import device_facts
 
     device = resolve_device(device)
     database = Database.load(database_path(results_folder(results), device_facts(device).slug))
     wanted = [entry for entry in database.entries if not problem or entry.label in problem]
+    wanted = [entry for entry in wanted if not (uncertified and is_certified(entry))]
 
     def tell(verdict: Verdict) -> None:
         ratio = "" if verdict.ratio is None else f" {verdict.ratio:.2f}x"
@@ -85,8 +93,10 @@ def verify(
             database.put(verdict.noted)
             database.save()
 
-    states = [verdict.state for verdict in recheck(wanted, device, tell)]
+    states = [verdict.state for verdict in recheck(wanted, device, tell, times=not uncertified)]
     print(f"{len(wanted)} entries: " + ", ".join(f"{states.count(state)} {state}" for state in sorted(set(states))))
+    if "wrong" in states:
+        raise typer.Exit(1)
 
 
 @app.command()

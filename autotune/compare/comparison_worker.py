@@ -9,11 +9,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from autotune.database.entry import what_is_wrong
 from autotune.errors import PeerError
-from autotune.measure.equivariance import equivariance_error
+from autotune.measure.certificate import certify
 from autotune.measure.runs.base import new_graph, order_ms, order_of
 from autotune.measure.runs.registry import runs_of
-from autotune.measure.trial import device_is_lost, free_memory, is_out_of_memory, worst_error
+from autotune.measure.trial import device_is_lost, free_memory, is_out_of_memory
 from kernelgen.device import device_facts
 from kernelgen.plan.defaults import small_graph_edges
 from kernelgen.schedule.knobs import Knobs
@@ -51,7 +52,7 @@ class Answer:
 
     seconds: time of one warm call. sample_us: of one cold call. memory_bytes: peak memory of one call (GPU only).
     host_us: until a call returns (GPU and small graphs only). certificates: of our kernels, by direction, see
-    :meth:`ComparisonSession.certify`. device_lost: nothing more can run in that process.
+    :func:`autotune.measure.certificate.certify`. device_lost: nothing more can run in that process.
     """
 
     seconds: float = 0.0
@@ -217,7 +218,7 @@ class ComparisonSession:
         answer = Answer()
         for direction in schedules:
             errors, certificate = self.certify(operator, direction)
-            if wrong := worst_error(errors, self.workload.tolerance):
+            if wrong := what_is_wrong(errors, self.workload.tolerance, certificate):
                 return Answer(error=wrong)
             answer.errors[direction], answer.certificates[direction] = errors, certificate
             answer.resources[direction] = operator.resources(direction)
@@ -228,25 +229,12 @@ class ComparisonSession:
         return answer
 
     def certify(self, operator: Any, direction: str) -> tuple[dict[str, float], dict[str, Any]]:
-        """Errors against float64 by slot, from two runs, and the certificate of a direction.
-
-        ``bitwise``: whether both runs gave the same bits. ``equivariance``: relative error under a rotation with
-        inversion. ``edges``: number of edges checked for errors.
-        """
-        import torch
+        """Errors against float64 by slot, and the certificate of a direction."""
 
         def run(tensors: Any) -> dict[str, Any]:
             return self.runs.run(operator, direction, tensors, self.order, poison=True)()
 
-        first = run(self.tensors)
-        errors = self.reference.check(direction, first)
-        second = run(self.tensors)
-        for slot, error in self.reference.check(direction, second).items():
-            errors[slot] = max(error, errors[slot])
-        bitwise = all(torch.equal(first[slot], second[slot]) for slot in first)
-        del first, second
-        equivariance = equivariance_error(self.workload, self.tensors, run)
-        return errors, {"bitwise": bitwise, "equivariance": equivariance, "edges": self.reference.checked_edges}
+        return certify(self.workload, direction, self.tensors, self.reference, run)
 
     def prepare_peer(self, name: str) -> Answer:
         self.contenders[name], self.orders[name] = self.peers[name].prepare(), self.peers[name].order

@@ -13,6 +13,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import PurePosixPath, PureWindowsPath
+from types import MappingProxyType
 from typing import Any
 
 from autotune.errors import DatabaseError
@@ -49,7 +50,8 @@ class Entry:
     gain: speed-up ``ratio`` over the default with the interval ``low`` to ``high`` at ``level``; empty if the default
         won.
     certificate: ``bitwise`` (two runs gave the same bits), ``equivariance`` (relative error), ``edges`` (number checked
-        for errors), ``environment`` (hash of software and driver versions); empty in older entries.
+        for errors), ``environment`` (hash of software and driver versions). Empty, or without ``equivariance``, where
+        it was not measured: ``equitune db verify`` measures it.
     checked: result of the last ``equitune db verify``: date, state (ok, drifted, or how it failed), reason, time_us.
 
     Raises DatabaseError with the field, its value and what was expected.
@@ -152,10 +154,30 @@ class Entry:
         return max([*self.errors.values(), self.certificate.get("equivariance", 0.0)], default=math.inf)
 
     @property
+    def wrong_record(self) -> str:
+        """Which recorded error or certificate is above the tolerance, in words; empty if none is."""
+        return what_is_wrong(self.errors, self.tolerance, self.certificate) or ""
+
+    @property
     def failed_check(self) -> str:
         """Why the schedule must not be loaded, from its last check; empty if it may."""
         state = self.checked.get("state", "ok")
         return "" if state in ("ok", "drifted") else f"{state}: {self.checked.get('reason', '')}"
+
+
+def what_is_wrong(
+    errors: Mapping[str, float], tolerance: float, certificate: Mapping[str, Any] = MappingProxyType({})
+) -> str | None:
+    """Which error against float64, or under a rotation, is above the tolerance, in words; None if none is.
+
+    A NaN never passes.
+    """
+    wrong = {slot: error for slot, error in errors.items() if not error <= tolerance}
+    if wrong:
+        shown = ", ".join(f"{slot} {error:.1e}" for slot, error in wrong.items())
+        return f"relative error against float64 e3nn above {tolerance:g}: {shown}"
+    turned = certificate.get("equivariance", 0.0)
+    return None if turned <= tolerance else f"relative error under a rotation above {tolerance:g}: {turned:.1e}"
 
 
 @functools.lru_cache(maxsize=4096)

@@ -103,6 +103,8 @@ def merge_file(path: Path, results_dir: Path, generator: str = GENERATOR_VERSION
 
 
 def _merge(entry: Entry, database: Database, generator: str) -> Merged:
+    if entry.wrong_record and not entry.failed_check:
+        return Merged(entry, False, f"its {entry.wrong_record}")
     ours = database.get(entry.identity)
     if ours is None:
         database.put(entry)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import importlib.metadata
+import json
 import platform
 import shutil
 import subprocess
@@ -94,6 +95,11 @@ def software_versions(facts: DeviceFacts, also: Iterable[str] = ()) -> dict[str,
     except EquituneError:
         pass
     return versions
+
+
+def environment_hash(facts: DeviceFacts) -> str:
+    """Hash of all versions that a figure depends on: software and driver."""
+    return hash_of_text(json.dumps([software_versions(facts), driver_version(facts)], sort_keys=True))
 
 
 def driver_version(facts: DeviceFacts) -> str | None:

@@ -230,7 +230,15 @@ class Database:
         return self._entries.get(identity)
 
     def put(self, entry: Entry) -> None:
-        """Add an entry, or replace the one with its identity; :meth:`save` writes it."""
+        """Add an entry, or replace the one with its identity; :meth:`save` writes it.
+
+        Raises DatabaseError for an entry whose own record says that its kernel is wrong, unless its last check does.
+        """
+        if entry.wrong_record and not entry.failed_check:
+            raise DatabaseError(
+                f"the entry of {entry.label} {entry.operation} {entry.direction} {entry.dtype} {entry.graph_class} has "
+                f"a {entry.wrong_record}; such a kernel is not published: measure it again, or leave the entry out"
+            )
         self._entries[entry.identity] = self._pending[entry.identity] = entry
 
     def save(self) -> None:

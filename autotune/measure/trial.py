@@ -6,12 +6,15 @@ schedule is data, never an exception.
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from autotune.database.entry import what_is_wrong
+from autotune.measure.certificate import certify
 from autotune.measure.runs.base import guarded, order_of
 from autotune.measure.runs.registry import runs_of
 from autotune.measure.worker import Worker, WorkerLost
@@ -29,11 +32,13 @@ STATES = ("ok", "pruned", "illegal", "compile", "launch", "memory", "wrong", "ti
 
 @dataclass(frozen=True)
 class Outcome:
-    """``state`` is one of :data:`STATES`; times in microseconds, None unless the state is ok.
+    """``state`` is one of :data:`STATES`; times in microseconds, None unless the state is ok and a time was asked for.
 
     compile_s, measure_s: seconds of compilation, and of the rest of the trial.
     cut: given up after a few samples because it is far slower than the best, so its median is imprecise.
-    errors: largest relative error against float64 by output slot. device_lost: nothing more can run in that process.
+    errors: largest relative error against float64 by output slot. certificate: see
+    :func:`autotune.measure.certificate.certify`; empty unless it was asked for. device_lost: nothing more can run in
+    that process.
     """
 
     state: str
@@ -44,6 +49,7 @@ class Outcome:
     samples_us: tuple[float, ...] = ()
     cut: bool = False
     errors: Mapping[str, float] = field(default_factory=dict)
+    certificate: Mapping[str, Any] = field(default_factory=dict)
     resources: Mapping[str, Any] = field(default_factory=dict)
     clocks: Mapping[str, Any] | None = None
     compile_s: float | None = None
@@ -57,12 +63,16 @@ class Outcome:
 
 @dataclass(frozen=True)
 class TrialJob:
-    """Measure ``schedule`` for one direction. ``best_us``: the study's best time so far, to give up slow candidates."""
+    """Measure ``schedule`` for one direction. ``best_us``: the study's best time so far, to give up slow candidates.
+
+    max_seconds: of timing; None: no time is taken. certifies: measure the certificate too.
+    """
 
     direction: str
     schedule: Knobs
     best_us: float | None = None
-    max_seconds: float = 1.0
+    max_seconds: float | None = 1.0
+    certifies: bool = False
 
 
 @dataclass(frozen=True)
@@ -95,19 +105,20 @@ class TrialSession:
             resources = operator.resources(job.direction)
             compile_s = time.perf_counter() - begin
             stage = "launch"
-            poisoned = self.runs.run(operator, job.direction, self.tensors, self.order, poison=True)
             known = {"resources": resources, "compile_s": round(compile_s, 3)}
-            errors = self.reference.check(job.direction, poisoned())
-            if (worst := worst_error(errors, self.workload.tolerance)) is not None:
-                return Outcome("wrong", worst, errors=finite(errors), **known)
+            errors, certificate = self._checked(operator, job)
+            if (wrong := what_is_wrong(errors, self.workload.tolerance, certificate)) is not None:
+                return Outcome("wrong", wrong, errors=finite(errors), **known)
+            if job.max_seconds is None:
+                return Outcome("ok", errors=errors, certificate=certificate, **known)
             timing = self._timing(operator, job)
-            later = self.reference.check(job.direction, poisoned())
+            later, _ = self._checked(operator, dataclasses.replace(job, certifies=False))
             errors = {slot: max(error, later[slot]) for slot, error in errors.items()}
-            if (worst := worst_error(later, self.workload.tolerance)) is not None:
+            if (wrong := what_is_wrong(later, self.workload.tolerance)) is not None:
                 return Outcome(
-                    "wrong", f"right at its first launch, not at a later one: {worst}", errors=finite(errors)
+                    "wrong", f"right at its first launch, not at a later one: {wrong}", errors=finite(errors)
                 )
-            return outcome_of(timing, errors=errors, **known)
+            return outcome_of(timing, errors=errors, certificate=certificate, **known)
         except ScheduleError as error:
             return Outcome("illegal", str(error))
         except CompileError as error:
@@ -121,9 +132,20 @@ class TrialSession:
             free_memory(self.device)
         return Outcome(state, reason, device_lost=lost)
 
+    def _checked(self, operator: Any, job: TrialJob) -> tuple[dict[str, float], dict[str, Any]]:
+        """Errors by slot, and the certificate if the job asks for it."""
+
+        def run(tensors: Any) -> dict[str, Any]:
+            return self.runs.run(operator, job.direction, tensors, self.order, poison=True)()
+
+        if job.certifies:
+            return certify(self.workload, job.direction, self.tensors, self.reference, run)
+        return self.reference.check(job.direction, run(self.tensors)), {}
+
     def _timing(self, operator: Any, job: TrialJob) -> Timing:
         from autotune.measure.timing import HOPELESS_RATIO, time_callable
 
+        assert job.max_seconds is not None
         hopeless = None if job.best_us is None else HOPELESS_RATIO * job.best_us
         call = self.runs.run(operator, job.direction, self.tensors, self.order)
         # Small graphs, where loading the code matters: a long kernel loads its code once.
@@ -164,15 +186,6 @@ def run_trial(worker: Worker, job: TrialJob, limit_s: float) -> Outcome:
     if outcome.device_lost:
         worker.close()
     return outcome
-
-
-def worst_error(errors: Mapping[str, float], tolerance: float) -> str | None:
-    """What is wrong, in words, or None within the tolerance. A NaN never passes."""
-    wrong = {slot: error for slot, error in errors.items() if not error <= tolerance}
-    if not wrong:
-        return None
-    shown = ", ".join(f"{slot} {error:.1e}" for slot, error in wrong.items())
-    return f"relative error against float64 e3nn above {tolerance:g}: {shown}"
 
 
 def finite(errors: Mapping[str, float]) -> dict[str, float]:

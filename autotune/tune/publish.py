@@ -7,7 +7,6 @@ stored if it beats the default beyond the noise; otherwise the default is stored
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from typing import Any
 from autotune.compare.comparison import ComparisonResult, Result, run_comparison
 from autotune.compare.comparison_worker import ComparisonSetting
 from autotune.database.entry import Entry
-from autotune.database.provenance import driver_version, hash_of_text, now_text, software_versions, source_text
+from autotune.database.provenance import environment_hash, hash_of_text, now_text, software_versions, source_text
 from autotune.database.store import Database
 from autotune.measure.intervals import LEVEL, ratio_interval
 from autotune.measure.worker import Worker
@@ -56,7 +55,7 @@ def publish(
     comparison = run_comparison(setting, passes, ours, seconds_each=seconds_each, on_step=on_step, worker=worker)
     entries, facts = [], device_facts(device)
     software = software_versions(facts)
-    environment = hash_of_text(json.dumps([software, driver_version(facts)], sort_keys=True))
+    environment = environment_hash(facts)
     for direction in passes:
         trials = trials_record(studies[direction], results_dir, seed)
         entry = entry_of(workload, direction, facts, ours, comparison, trials, software, environment)

@@ -1,5 +1,7 @@
 """Check entries again on this machine (``equitune db verify``), and note the verdicts in the entries.
 
+A missing certificate is filled in: one is measured with each check.
+
 Lookup no longer loads an entry whose kernel fails to compile, fails to run or gives wrong values. An entry whose time
 has drifted is still loaded, and the report shows both times.
 """
@@ -11,9 +13,10 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
+from typing import Any
 
 from autotune.database.entry import Entry
-from autotune.database.provenance import now_text
+from autotune.database.provenance import environment_hash, hash_of_entry, now_text
 from autotune.errors import ConfigError, WorkerError
 from autotune.measure.trial import Outcome, TrialJob, TrialSetting, run_trial
 from autotune.measure.worker import Worker
@@ -21,6 +24,7 @@ from autotune.workload.config_tables import find_problem, load_graphs
 from autotune.workload.graphs import GraphSpec, build_graph
 from autotune.workload.kinds.registry import kernel_kind
 from autotune.workload.workload import Workload
+from kernelgen.device import device_facts
 from kernelgen.errors import EquituneError
 
 # A time has drifted if it differs by more than this factor either way.
@@ -32,7 +36,8 @@ LIMIT_S = 120.0
 class Verdict:
     """``state``: ``ok``, ``drifted``, ``skipped`` (graph unknown here), or the state of a failed trial.
 
-    ratio: time now over the entry's; None if nothing was timed.
+    ratio: time now over the entry's; None if nothing was timed. certificate: a new one, if the entry had none or a
+    wrong one.
     """
 
     entry: Entry
@@ -40,6 +45,7 @@ class Verdict:
     reason: str = ""
     time_us: float | None = None
     ratio: float | None = None
+    certificate: Mapping[str, Any] | None = None
 
     @property
     def noted(self) -> Entry:
@@ -47,7 +53,9 @@ class Verdict:
         if self.state == "skipped":
             return self.entry
         found = {"date": now_text(), "state": self.state, "reason": self.reason, "time_us": self.time_us}
-        return dataclasses.replace(self.entry, checked={name: value for name, value in found.items() if value})
+        certificate = self.entry.certificate if self.certificate is None else self.certificate
+        checked = {name: value for name, value in found.items() if value}
+        return dataclasses.replace(self.entry, checked=checked, certificate=certificate)
 
 
 def workload_of(
@@ -97,11 +105,23 @@ def workloads_of(
             yield same, error
 
 
+def is_certified(entry: Entry) -> bool:
+    """Whether the entry has a whole certificate within its tolerance."""
+    return "equivariance" in entry.certificate and not entry.wrong_record
+
+
 def recheck(
-    entries: Iterable[Entry], device: str, on_verdict: Callable[[Verdict], None] = lambda verdict: None
+    entries: Iterable[Entry],
+    device: str,
+    on_verdict: Callable[[Verdict], None] = lambda verdict: None,
+    times: bool = True,
 ) -> list[Verdict]:
-    """Check and time each entry's schedule in a disposable process; yields a verdict for each, failures included."""
+    """Check, certify and time each entry's schedule in a disposable process; a verdict for each, failures included.
+
+    times: False takes no times, which is most of the work.
+    """
     verdicts: list[Verdict] = []
+    environment = environment_hash(device_facts(device))
 
     def tell(verdict: Verdict) -> None:
         on_verdict(verdict)
@@ -120,17 +140,33 @@ def recheck(
             else:
                 worker.reopen(setting)
             for entry in same:
-                tell(_verdict(entry, worker))
+                tell(_verdict(entry, worker, device, environment, times))
     return verdicts
 
 
-def _verdict(entry: Entry, worker: Worker) -> Verdict:
+def _verdict(entry: Entry, worker: Worker, device: str, environment: str, times: bool) -> Verdict:
+    job = TrialJob(entry.direction, entry.tuned_schedule, max_seconds=1.0 if times else None, certifies=True)
     try:
-        outcome: Outcome = run_trial(worker, TrialJob(entry.direction, entry.tuned_schedule), LIMIT_S)
-    except WorkerError as error:
+        outcome: Outcome = run_trial(worker, job, LIMIT_S)
+        if outcome.ok and entry.source and hash_of_entry(entry, device_facts(device)) != entry.source:
+            return Verdict(entry, "skipped", "its kernel's source is another now: equitune db retune")
+    except (WorkerError, EquituneError) as error:
         return Verdict(entry, "skipped", str(error))
-    if outcome.time_us is None:
+    if not outcome.ok:
         return Verdict(entry, outcome.state, outcome.reason)
+    if not is_certified(entry):
+        certificate = {**outcome.certificate, "environment": environment}
+        verdict = _timed(dataclasses.replace(entry, certificate=certificate), outcome)
+        return dataclasses.replace(verdict, entry=entry, certificate=certificate)
+    return _timed(entry, outcome)
+
+
+def _timed(entry: Entry, outcome: Outcome) -> Verdict:
+    """The verdict on an entry whose values are right."""
+    if entry.wrong_record:
+        return Verdict(entry, "wrong", f"recorded: {entry.wrong_record}", outcome.time_us)
+    if outcome.time_us is None:
+        return Verdict(entry, "ok")
     ratio = outcome.time_us / entry.time_us
     if not 1 / DRIFT <= ratio <= DRIFT:
         reason = f"takes {ratio:.2f} times as long as recorded"

@@ -113,7 +113,7 @@ class VectorsKind(OfProductKind):
         return (*super().describe(problem), vectors)
 
     def irreps(self, problem: Any, layout: str) -> dict[str, str]:
-        return super().irreps(problem, layout) | {"y": "1o"}
+        return super().irreps(problem, layout) | {"y": problem.irrep}
 
     def compulsory_bytes(
         self, problem: Any, operation: str, direction: str, dtype: str, num_edges: int, num_nodes: int

@@ -20,13 +20,16 @@ from kernelgen.problem.spherical_harmonics import HarmonicsProblem
 from kernelgen.problem.tensor_product import TensorProductProblem
 
 PRODUCT = TensorProductProblem.channelwise("4x0e+4x1o+4x1e", "0e+1o+2e", "0e+1o+1e+2e")
+# As published problems are that count degrees and no parities.
+EVEN = TensorProductProblem.channelwise("4x0e+4x1e", "0e+1e+2e", "0e+1e+2e")
 HARMONICS = HarmonicsProblem((0, 1, 2), "component", True)
 GRAPH = load_graphs()["carbon-small"]
 CASES = [
     ("conv", PRODUCT, "mul_ir", ("forward", "backward", "double_backward")),
     ("plain", PRODUCT, "ir_mul", ("forward", "joint_backward")),
     ("harmonics", HARMONICS, "mul_ir", ("forward", "backward", "double_backward")),
-    ("vectors", VectorProblem(PRODUCT, HARMONICS), "ir_mul", ("forward", "backward")),
+    ("vectors", VectorProblem(PRODUCT, HARMONICS), "ir_mul", ("forward", "backward", "edge_backward")),
+    ("vectors", VectorProblem(EVEN, HARMONICS), "mul_ir", ("forward", "backward", "edge_backward")),
 ]
 
 

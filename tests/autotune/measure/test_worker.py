@@ -19,6 +19,7 @@ import torch
 from places import ROOT, SUPPORT
 
 from autotune.compare.peers import e3nn as e3nn_peer
+from autotune.database.entry import what_is_wrong
 from autotune.errors import PeerError, WorkerError
 from autotune.measure import trial
 from autotune.measure.trial import Outcome, TrialJob, TrialSession, TrialSetting, run_trial
@@ -260,8 +261,8 @@ def test_a_machine_at_fault_is_no_outcome_of_a_schedule(session: TrialSession, m
 
 def test_errors_in_json_form() -> None:
     assert trial.finite({"x": float("inf"), "y": 1e-7}) == {"x": 1e308, "y": 1e-7}
-    assert trial.worst_error({"x": 1e-7}, 1e-5) is None
-    assert "w" in (trial.worst_error({"x": 1e-7, "w": float("nan")}, 1e-5) or "")
+    assert what_is_wrong({"x": 1e-7}, 1e-5) is None
+    assert "w" in (what_is_wrong({"x": 1e-7, "w": float("nan")}, 1e-5) or "")
 
 
 def test_reopened_in_the_same_process(worker: Worker) -> None:

@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from database_samples import entry
+from database_samples import HOST, PROBLEM, entry, store
+from places import ROOT, shipped
 
 from autotune.compare.comparison import Result
+from autotune.compare.comparison_worker import ComparisonSession, ComparisonSetting
 from autotune.database.entry import Entry
+from autotune.database.maintenance import merge_file
+from autotune.database.store import device_record, read_table, to_text
 from autotune.errors import DatabaseError
+from autotune.measure import certificate
 from autotune.measure.intervals import ratio_interval
 from autotune.measure.timing import timing_of
 from autotune.tune.publish import winner_of
+from autotune.workload.config_tables import load_graphs
+from autotune.workload.workload import Workload
+from kernelgen.schedule.tensor_product import HostSchedule
 
 ROUNDS = 60
 
@@ -83,10 +92,46 @@ def test_an_entry_checks_what_it_certifies(field: str, value: dict[str, Any]) ->
         entry(**{field: value})
 
 
+OVER = {"bitwise": True, "equivariance": 1.5, "edges": 768, "environment": "0123456789abcdef"}
+
+
+def test_no_shipped_entry_records_that_its_kernel_is_wrong() -> None:
+    """Neither an error nor a certificate above the tolerance; else ``tolerance=`` can never be met there."""
+    files = [*(ROOT / "results").glob("*.json"), *(ROOT / "results" / "drawn").glob("*.json")]
+    tables = [read_table(path) for path in shipped(files)]
+    assert len(tables) >= 3 and not any(table.flaws for table in tables)
+    entries = [entry for table in tables for entry in table.by_identity.values()]
+    assert [one.identity for one in entries if one.wrong_record] == []
+    certified = [one.certificate["equivariance"] for one in entries if "equivariance" in one.certificate]
+    assert len(certified) > 400 and max(certified) < 1e-3
+
+
+@pytest.mark.parametrize("record", [{"certificate": OVER}, {"errors": {"g": 2e-5}}])
+def test_a_record_above_its_tolerance_is_not_written(record: dict[str, Any], tmp_path: Path) -> None:
+    wrong = entry(**record)
+    with pytest.raises(DatabaseError, match=r"the entry of small conv forward .* above 1e-05: (1.5e\+00|g 2.0e-05)"):
+        store(tmp_path, HOST, wrong)
+    # Unless its check says so too: then no lookup loads it.
+    store(tmp_path, HOST, entry(**record, checked={"date": "d", "state": "wrong", "reason": "recorded"}))
+    theirs = tmp_path / "theirs.json"
+    theirs.write_text(to_text(device_record(HOST), [wrong]))
+    target, (merged,) = merge_file(theirs, tmp_path / "elsewhere")
+    assert not merged.taken and "above 1e-05" in merged.reason and not target.exists()
+
+
+def test_a_kernel_that_is_not_equivariant_is_not_published(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its values are those of e3nn where they were compared."""
+    workload = Workload("small", PROBLEM, "conv", load_graphs()["molecule"])
+    monkeypatch.setattr(certificate, "equivariance_error", lambda *given: 1.5)
+    session = ComparisonSession(ComparisonSetting(workload, "cpu", ()))
+    answer = session.prepare_ours("default", {"forward": HostSchedule()})
+    assert answer.error == "relative error under a rotation above 1e-05: 1.5e+00"
+
+
 def test_a_certificate_survives_the_file_and_counts_as_error() -> None:
-    certificate = {"bitwise": True, "equivariance": 4e-7, "edges": 768, "environment": "0123456789abcdef"}
+    made_of = {"bitwise": True, "equivariance": 4e-7, "edges": 768, "environment": "0123456789abcdef"}
     gain = {"ratio": 2.0, "low": 1.9, "high": 2.1, "level": 0.95}
-    made = entry(certificate=certificate, gain=gain)
+    made = entry(certificate=made_of, gain=gain)
     assert Entry.from_dict(made.to_dict()) == made
     assert (made.worst_error, entry().worst_error) == (4e-7, 3e-7)
     assert not {"gain", "certificate"} & set(entry().to_dict())

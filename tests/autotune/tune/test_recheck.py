@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +16,17 @@ from autotune.cli.commands import app
 from autotune.database import store as database
 from autotune.database.entry import Entry
 from autotune.database.lookup import find_schedule
+from autotune.database.provenance import environment_hash
 from autotune.database.store import read_table
 from autotune.errors import ConfigError, DatabaseError
-from autotune.measure.trial import Outcome
+from autotune.measure.trial import Outcome, TrialJob, TrialSession, TrialSetting
 from autotune.tune import recheck
 from autotune.tune.recheck import DRIFT, Verdict
 from autotune.workload.config_tables import load_graphs
 from autotune.workload.graphs import build_graph
 from autotune.workload.workload import Workload
 from kernelgen.device import device_facts
+from kernelgen.schedule.tensor_product import HostSchedule
 from kernelgen.version import GENERATOR_VERSION
 
 FACTS = device_facts("cpu")
@@ -119,6 +123,56 @@ def test_on_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     (workload,) = tuned
     assert workload.directions == ("backward",) and workload.graph.name == "molecule"
     assert "tuning 1 entries of 1 workloads again" in said
+
+
+def test_missing_certificates_are_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also in place of one without an equivariance error; one that is there stays. Nothing is timed."""
+    known = {"bitwise": False, "equivariance": 4e-7, "edges": 3, "environment": "0123456789abcdef"}
+    part = {name: value for name, value in known.items() if name != "equivariance"}
+    given = {"forward": {}, "backward": part, "edge_backward": known}
+    path = store(tmp_path, FACTS, *(on_molecule(direction=name, certificate=of) for name, of in given.items()))
+    arguments = ["db", "verify", "--uncertified", "--device", "cpu", "--results", str(tmp_path)]
+    monkeypatch.setattr(recheck, "run_trial", lambda worker, job, limit: TrialSession(worker.setting)(job))
+    monkeypatch.setattr("autotune.measure.timing.time_callable", lambda *given, **options: pytest.fail("timed"))
+    said = CliRunner().invoke(app, arguments, catch_exceptions=False)
+    assert said.exit_code == 0 and "2 entries: 2 ok" in said.output
+    found = {entry.direction: entry for entry in read_table(path).by_identity.values()}
+    assert found["edge_backward"].certificate == known and not found["edge_backward"].checked
+    for name in ("forward", "backward"):
+        certificate = found[name].certificate
+        assert 0 < certificate["equivariance"] < 1e-6 and certificate["edges"] > 3
+        assert certificate["environment"] == environment_hash(FACTS) and "time_us" not in found[name].checked
+
+
+def test_a_certificate_above_its_tolerance_fails_the_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether it is measured now, or was recorded and cannot be measured; another kernel's says nothing of this one."""
+    over = {"bitwise": True, "equivariance": 1.5, "edges": 3, "environment": "0123456789abcdef"}
+    path = store(tmp_path, FACTS, on_molecule())
+    raw = json.loads(path.read_text())
+    raw["entries"][0]["certificate"] = over
+    path.write_text(json.dumps(raw))
+    outcomes(monkeypatch, forward=Outcome("wrong", "relative error under a rotation above 1e-05: 1.5e+00"))
+    arguments = ["db", "verify", "--device", "cpu", "--results", str(tmp_path)]
+    said = CliRunner().invoke(app, arguments, catch_exceptions=False)
+    assert said.exit_code == 1 and "1 entries: 1 wrong" in said.output
+    (noted,) = read_table(path).by_identity.values()
+    assert noted.failed_check.startswith("wrong: relative error under a rotation")
+    outcomes(monkeypatch, forward=Outcome("ok", time_us=1500.0, certificate={**over, "equivariance": 1e-7}))
+    (verdict,) = recheck.recheck([noted], "cpu")
+    assert verdict.state == "ok" and verdict.noted.certificate["equivariance"] == 1e-7
+    (verdict,) = recheck.recheck([dataclasses.replace(noted, source="of another")], "cpu")
+    assert verdict.state == "skipped" and "equitune db retune" in verdict.reason
+
+
+def test_a_trial_measures_the_certificate_that_it_is_asked_for() -> None:
+    session = TrialSession(TrialSetting(Workload("small", PROBLEM, "conv", load_graphs()["molecule"]), "cpu"))
+    job = TrialJob("forward", HostSchedule(), max_seconds=None, certifies=True)
+    found = session(job)
+    assert found.ok and found.time_us is None and 0 < found.certificate["equivariance"] < 1e-6
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("autotune.measure.certificate.equivariance_error", lambda *given: math.nan)
+        found = session(job)
+    assert found.state == "wrong" and "under a rotation above 1e-05: nan" in found.reason
 
 
 def test_entries_on_a_models_own_graph_are_retuned_on_one_of_its_size() -> None:

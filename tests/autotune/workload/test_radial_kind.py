@@ -12,11 +12,11 @@ from emulated_radial import emulate_kernels
 
 from autotune.compare.peers import ADAPTERS, Peer
 from autotune.compare.peers.peer import Task
+from autotune.database.entry import what_is_wrong
 from autotune.database.lookup import find_schedule
 from autotune.errors import ConfigError
 from autotune.measure.runs.base import guarded
 from autotune.measure.runs.registry import runs_of
-from autotune.measure.trial import worst_error
 from autotune.modules.radial import tuned
 from autotune.search.spaces.registry import space_of
 from autotune.search.starting_points import starting_points
@@ -108,13 +108,13 @@ def test_runs_are_checked_by_their_accuracy_class(
     operator = runs.build(given, {}, device)
     errors = reference.check(direction, runs.run(operator, direction, tensors, None, poison=True)())
     assert set(errors) == ({"g"} if direction == "forward" else set("xyw"))
-    assert worst_error(errors, given.tolerance) is None
-    assert (worst_error(errors, workload("ieee").tolerance) is None) == (accuracy == "ieee")
+    assert what_is_wrong(errors, given.tolerance) is None
+    assert (what_is_wrong(errors, workload("ieee").tolerance) is None) == (accuracy == "ieee")
     leaf = [tensor.clone().requires_grad_() for tensor in (tensors.x, tensors.y, tensors.w)]
     out = runs.call(given, operator, tensors, None)(*leaf)
     gradients = dict(zip("xyw", torch.autograd.grad(out, leaf, tensors.g), strict=True))
     found = {"g": out} if direction == "forward" else gradients
-    assert worst_error(reference.check(direction, found), given.tolerance) is None
+    assert what_is_wrong(reference.check(direction, found), given.tolerance) is None
 
 
 def test_contenders_agree_with_float64() -> None:
