@@ -14,7 +14,6 @@ import hashlib
 import json
 import os
 import shutil
-import tempfile
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -23,10 +22,13 @@ from typing import Any
 
 import platformdirs
 
+from kernelgen.compile.leftovers import fresh_folder, sweep_once
 from kernelgen.errors import CacheError, cause_of
 from kernelgen.json_data import parse_json
 
 _WRITABLE_BY_OTHERS = 0o022
+# The beginning of the names of folders that are not entries: new ones, and damaged ones on their way out.
+_TEMPORARY = ".new"
 
 
 @dataclass(frozen=True)
@@ -93,7 +95,8 @@ def publish(
     folder = _folder(key)
     try:
         _make_private(folder.parent)
-        fresh = Path(tempfile.mkdtemp(prefix=".new-", dir=folder.parent))
+        sweep_once(_TEMPORARY, cache_dir())
+        fresh = fresh_folder(_TEMPORARY, cache_dir())
         try:
             entry = {"sha256": hashlib.sha256(binary).hexdigest(), "resources": resources}
             _write(fresh / binary_name, binary)
@@ -158,7 +161,7 @@ def _rename_into_place(fresh: Path, folder: Path, key: str, binary_name: str) ->
             if find(key, binary_name) is not None:
                 return  # another process was first: use its entry
             # A damaged entry is in the way: move it aside by one rename, then try again.
-            aside = Path(tempfile.mkdtemp(prefix=".old-", dir=folder.parent))
+            aside = fresh_folder(_TEMPORARY, cache_dir())
             try:
                 os.rename(folder, aside)
             except OSError:

@@ -7,12 +7,12 @@ import os
 import re
 import shutil
 import subprocess
-import tempfile
 from pathlib import Path
 from typing import Any
 
 from kernelgen.compile.elf import is_whole
 from kernelgen.compile.job import Job, shortened
+from kernelgen.compile.leftovers import COMPILE_LIMIT_S, run, workspace
 from kernelgen.emit.source import Source
 from kernelgen.errors import CompileError, ToolMissingError
 
@@ -23,7 +23,6 @@ FLAGS = (
     # Memory that torch allocates is coarse-grained: floats may be added there by one instruction.
     *("-munsafe-fp-atomics", "-Wno-pass-failed"),
 )
-COMPILE_LIMIT_S = 600.0
 
 
 def hip_job(arch: str) -> Job:
@@ -49,17 +48,17 @@ def find_clang() -> tuple[str, str]:
     )
 
 
-def _run(command: list[str], folder: str | None = None) -> subprocess.CompletedProcess[str]:
+def _run(command: list[str], folder: Path | None = None) -> subprocess.CompletedProcess[str]:
     try:
-        return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=COMPILE_LIMIT_S, check=False)
+        return run(command, COMPILE_LIMIT_S, folder)
     except subprocess.TimeoutExpired as error:
         raise CompileError(f"{command[0]} did not end within {COMPILE_LIMIT_S:g} s") from error
 
 
 def _compile(path: str, arch: str, source: Source) -> tuple[bytes, dict[str, Any]]:
     """The code object, linked from the assembly whose closing remarks say what the kernel needs."""
-    with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "kernel.hip").write_text(source.text)
+    with workspace() as folder:
+        (folder / "kernel.hip").write_text(source.text)
         steps = (
             [path, *FLAGS, f"--offload-arch={arch}", "-S", "kernel.hip", "-o", "kernel.s"],
             [path, "--target=amdgcn-amd-amdhsa", f"-mcpu={arch}", "-nogpulib", "kernel.s", "-o", "kernel.co"],
@@ -68,8 +67,8 @@ def _compile(path: str, arch: str, source: Source) -> tuple[bytes, dict[str, Any
             done = _run(command, folder)
             if done.returncode != 0:
                 raise CompileError(f"clang for {arch} failed:\n{shortened(done.stderr)}")
-        resources = parse_metadata((Path(folder) / "kernel.s").read_text(), source.entry)
-        return (Path(folder) / "kernel.co").read_bytes(), resources
+        resources = parse_metadata((folder / "kernel.s").read_text(), source.entry)
+        return (folder / "kernel.co").read_bytes(), resources
 
 
 def parse_metadata(assembly: str, entry: str) -> dict[str, Any]:

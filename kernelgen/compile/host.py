@@ -9,11 +9,9 @@ import functools
 import os
 import shlex
 import shutil
-import signal
 import subprocess
-import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,11 +20,11 @@ import torch
 
 from kernelgen.compile.elf import is_whole, section
 from kernelgen.compile.job import Job, debug_level, shortened
+from kernelgen.compile.leftovers import COMPILE_LIMIT_S, run, workspace
 from kernelgen.emit.source import Source
 from kernelgen.errors import CacheError, CompileError, ToolMissingError, cause_of
 
 VERSION_LIMIT_S = 30.0
-COMPILE_LIMIT_S = 600.0
 HOST_FLAGS = ("-O3", "-march=native", "-std=c++17", "-ffp-contract=fast", "-fno-math-errno", "-fPIC", "-shared")
 _TRIAL = '#include <omp.h>\nextern "C" int trial() { return omp_get_max_threads(); }\n'
 
@@ -68,7 +66,7 @@ def _host_compiler(cxx: str, _path: str) -> HostCompiler:
         if path is None:
             continue
         try:
-            shown = _run([path, *command[1:], "--version"], VERSION_LIMIT_S)
+            shown = run([path, *command[1:], "--version"], VERSION_LIMIT_S)
         except OSError:
             continue
         except subprocess.TimeoutExpired:
@@ -157,8 +155,8 @@ def _openmp_flags(compiler: HostCompiler) -> tuple[str, ...]:
 def _workspace() -> Iterator[Path]:
     """A temporary folder; CacheError if nothing can be written there."""
     try:
-        with tempfile.TemporaryDirectory(prefix="equitune-") as folder:
-            yield Path(folder)
+        with workspace() as folder:
+            yield folder
     except OSError as error:
         raise _no_room(str(error)) from error
 
@@ -171,33 +169,11 @@ def _no_room(reason: str) -> CacheError:
 
 def _compile(command: Sequence[str], limit_s: float, folder: Path) -> subprocess.CompletedProcess[str]:
     try:
-        return _run(command, limit_s, folder)
+        return run(command, limit_s, folder)
     except subprocess.TimeoutExpired as error:
         raise CompileError(f"{shlex.join(command)} did not end within {limit_s:g} s and was stopped") from error
     except OSError as error:
         raise ToolMissingError(f"{command[0]} cannot be run ({cause_of(error)}); set CXX to a C++ compiler") from error
-
-
-def _run(command: Sequence[str], limit_s: float, folder: Path | None = None) -> subprocess.CompletedProcess[str]:
-    """Run a command to its end. After the time limit, stop it with its child processes and raise TimeoutExpired."""
-    pipe = subprocess.PIPE
-    with subprocess.Popen(
-        command,
-        cwd=folder,
-        stdin=subprocess.DEVNULL,
-        stdout=pipe,
-        stderr=pipe,
-        text=True,
-        errors="replace",
-        start_new_session=True,  # g++ runs the compiler proper as a child
-    ) as process:
-        try:
-            out, log = process.communicate(timeout=limit_s)
-        except BaseException:
-            with suppress(OSError):
-                os.killpg(process.pid, signal.SIGKILL)
-            raise
-    return subprocess.CompletedProcess(command, process.returncode, out, log)
 
 
 def host_job() -> Job:

@@ -155,7 +155,7 @@ def _certificate(entry: dict[str, Any], what: str) -> Markup | None:
     errors = mapping(entry.get("errors"))
     cells = [
         Cell(", ".join(f"{slot} {error_text(number(error))}" for slot, error in errors.items()) or MISSING),
-        Cell(error_text(number(known.get("equivariance")))),
+        Cell(error_text(number(known["equivariance"])) if "equivariance" in known else MISSING),
         Cell("yes" if known.get("bitwise") else "no"),
         Cell(count(number(known.get("edges")))),
         Cell(_gain_text(gain)),

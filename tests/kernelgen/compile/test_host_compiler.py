@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import multiprocessing
 import os
+import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +16,7 @@ import pytest
 from autotune.cli import doctor
 from kernelgen import CacheError, CompileError, ToolMissingError, compile_source, cuda_facts, device_facts
 from kernelgen.compile import host as host_compiler
-from kernelgen.compile import nvrtc
+from kernelgen.compile import leftovers, nvrtc
 from kernelgen.compile.cache import cache_dir
 from kernelgen.compile.elf import is_whole
 from kernelgen.compile.host import find_host_compiler
@@ -46,6 +48,71 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Script:
         return path
 
     return write
+
+
+def wait_until(done: Callable[[], bool]) -> None:
+    end = time.monotonic() + 60
+    while not done():
+        assert time.monotonic() < end, "it did not happen within a minute"
+        time.sleep(0.02)
+
+
+def is_gone(pid: int) -> bool:
+    """Whether a process ended; it may wait for a parent that never asks."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+def test_a_killed_process_leaves_neither_compiler_nor_folder(
+    script: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The compiler proper is a child of what is called."""
+    script(f"sleep 600 & echo $! $$ > {tmp_path}/started.new\nmv {tmp_path}/started.new {tmp_path}/started\nwait")
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setattr(leftovers.tempfile, "tempdir", str(temporary))
+    process = multiprocessing.get_context("fork").Process(target=compile_source, args=(ANSWER, HOST))
+    process.start()
+    wait_until((tmp_path / "started").exists)
+    assert [folder.name.startswith(f"equitune-{process.pid}-") for folder in temporary.iterdir()] == [True]
+    process.kill()
+    process.join()
+    for pid in map(int, (tmp_path / "started").read_text().split()):
+        wait_until(lambda pid=pid: is_gone(pid))
+    wait_until(lambda: not list(temporary.iterdir()))
+
+
+def test_folders_of_killed_processes_are_swept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the cache and the folder for temporary files, by the next process that compiles."""
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    temporary = tmp_path / "temporary"
+    monkeypatch.setattr(leftovers.tempfile, "tempdir", str(temporary))
+    swept, kept = [], []
+    for kind, parent in (("equitune", temporary), (".new", cache_dir())):
+        parent.mkdir(mode=0o700)
+        for pid, age_s, found in (
+            (ended.pid, leftovers.SWEPT_AFTER_S + 60, swept),
+            (ended.pid, 60, kept),  # perhaps of another machine that shares the folder
+            (os.getpid(), leftovers.SWEPT_AFTER_S + 60, kept),
+        ):
+            found.append(parent / f"{kind}-{pid}-{age_s:.0f}")
+            found[-1].mkdir()
+            (found[-1] / "kernel.cpp").write_text("int x;")
+            os.utime(found[-1], (time.time() - age_s,) * 2)
+        kept.append(parent / f"{kind}-of-a-user")
+        kept[-1].mkdir()
+        os.utime(kept[-1], (0, 0))
+    (tmp_path / "elsewhere").mkdir()
+    (temporary / f"equitune-{ended.pid}-link").symlink_to(tmp_path / "elsewhere")
+    leftovers.sweep_once.cache_clear()
+    assert compile_source(ANSWER, HOST).path.exists()
+    assert not any(folder.exists() for folder in swept) and all(folder.exists() for folder in kept)
+    assert (tmp_path / "elsewhere").exists()
+    mine = {folder.name for folder in (*temporary.iterdir(), *cache_dir().glob(".*"))}
+    assert mine == {folder.name for folder in kept} | {f"equitune-{ended.pid}-link"}, "and none of its own stays"
 
 
 def stored() -> list[Path]:
