@@ -11,7 +11,7 @@ from torch import Tensor
 
 from kernelgen.errors import InputError
 from kernelgen.problem.tensor_product import TensorProductProblem
-from kernelgen.runtime.graph import NO_ORDER, EdgeOrder, check_is_tensor
+from kernelgen.runtime.graph import NO_ORDER, EdgeOrder, check_is_tensor, check_sizes
 from kernelgen.runtime.known_graphs import KNOWN_GRAPHS, KnownGraph
 from kernelgen.terms.directions import OPERANDS
 
@@ -112,6 +112,7 @@ class Checks:
             if unwritten:
                 return last
         if not self.is_conv:
+            check_sizes(num_edges)
             if sender is not None or receiver is not None:
                 raise InputError("sender and receiver were given to a plain product; build it with operation='conv'")
             num_in = num_out = num_edges
@@ -119,6 +120,7 @@ class Checks:
             num_out = num_in if num_out is None else num_out
             if num_out < 0:
                 raise InputError(f"num_out is {num_out}; expected the number of destinations, at least 0")
+            check_sizes(num_edges, num_in, num_out)
             sender, receiver = self._indices(sender, receiver, num_edges, x.device)
             known = known or KNOWN_GRAPHS.check(sender, receiver, num_in, num_out)
             if known is not None:

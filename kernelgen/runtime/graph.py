@@ -16,6 +16,10 @@ from kernelgen.errors import InputError
 # A GPU starts blocks in order. Up to this many nodes, the longest spans come first, so that none starts last. With more
 # nodes the load balances by itself, and their own order keeps neighbours close in memory.
 LONGEST_FIRST = 8192
+# Spans, permutations and the loops of a GPU's kernels count edges by 32 bits, and may step somewhat beyond the last one;
+# a node has three numbers in the spans. Offsets of elements have 64 bits everywhere.
+MOST_EDGES = (1 << 31) - (1 << 16)
+MOST_NODES = MOST_EDGES // 3
 
 
 class EdgeOrder(NamedTuple):
@@ -55,6 +59,16 @@ def edge_order(
     return EdgeOrder(spans, perm, *order_by("sender", sender, num_out if num_in is None else num_in))
 
 
+def check_sizes(num_edges: Any, *num_nodes: Any) -> None:
+    """Raise InputError for more edges or nodes than kernels can count; sizes that are symbols pass."""
+    for name, count, most in (("edges", num_edges, MOST_EDGES), *(("nodes", count, MOST_NODES) for count in num_nodes)):
+        if type(count) is int and count > most:
+            raise InputError(
+                f"the graph has {count:,} {name}; expected at most {most:,}: give the edges in parts, and add the "
+                "results"
+            )
+
+
 def order_by(
     name: str, nodes: Tensor, count: int, is_sorted: bool = False, by_length: bool = True
 ) -> tuple[Tensor, Tensor | None]:
@@ -65,6 +79,7 @@ def order_by(
         raise InputError(f"{name} is {nodes.dtype} {tuple(nodes.shape)}; expected int32 or int64 of shape [num_edges]")
     if count < 0:
         raise InputError(f"num_out is {count}; expected the number of destinations, at least 0")
+    check_sizes(nodes.shape[0], count)
     perm = None
     if is_sorted:
         nodes = nodes.int()

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernelgen.runtime.graph import EdgeOrder, check_indices
+from kernelgen.runtime.graph import EdgeOrder, check_indices, check_sizes
 from kernelgen.runtime.index_check import check_on_device
 from kernelgen.tracing import is_transforming, modes_at_work
 
@@ -155,6 +155,7 @@ class KnownGraphs:
             return known
         if not (is_on_host or (_is_counted(sender) and _is_counted(receiver))):
             return None
+        check_sizes(receiver.numel())  # before it is copied
         newest = KnownGraph(sender, receiver, is_on_host)
         kept, nbytes = [newest], 0
         for known in self._known[: self.size - 1]:

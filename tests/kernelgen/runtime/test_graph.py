@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable
+
 import pytest
 import torch
+from torch import Tensor
 
-from kernelgen import InputError, check_indices, edge_order
-from kernelgen.runtime.graph import is_in_order, longest_first, sorted_nodes
+import autotune
+from kernelgen import InputError, TensorProductProblem, build, check_indices, edge_order
+from kernelgen.runtime import graph
+from kernelgen.runtime.graph import EdgeOrder, is_in_order, longest_first, sorted_nodes
 
 
 def by_destination(receiver: list[int], num_out: int) -> list[list[int]]:
@@ -91,3 +97,47 @@ def test_index_check_names_the_first_bad_edge() -> None:
         check_indices(good, good, 2, 3)
     with pytest.raises(InputError, match=r"receiver\[1\] is -1, outside 0\.\.2 \(2 of 3 edges"):
         check_indices(good, torch.tensor([0, -1, 7]), 3, 3)
+
+
+def test_more_edges_than_32_bits_count_are_refused() -> None:
+    """Indices of one stored element: nothing of the graph's size may be made before."""
+    many = graph.MOST_EDGES + 1
+    index = torch.zeros(1, dtype=torch.int32).expand(many)
+    with pytest.raises(InputError, match=r"the graph has 2,147,418,113 edges; expected at most 2,147,418,112"):
+        edge_order(index, 1)
+    nodes = torch.zeros(4, dtype=torch.int64)
+    with pytest.raises(InputError, match=r"the graph has 715,806,038 nodes; expected at most 715,806,037"):
+        edge_order(nodes, graph.MOST_NODES + 1)
+    with pytest.raises(InputError, match="715,806,038 nodes"):
+        edge_order(nodes, 1, sender=nodes, num_in=graph.MOST_NODES + 1)
+    problem = TensorProductProblem.channelwise("2x0e", "0e", "0e")
+    x, y, w = torch.zeros(1, 2), torch.zeros(1, 1).expand(many, 1), torch.zeros(1, 2).expand(many, 2)
+    for backend_order in (None, EdgeOrder(None, None)):
+        with pytest.raises(InputError, match="2,147,418,113 edges"):
+            build(problem)(x, y, w, index, index, num_out=1, order=backend_order)
+    with pytest.raises(InputError, match="2,147,418,113 edges"):
+        build(problem, operation="plain")(x.expand(many, 2), y, w)
+
+
+@pytest.mark.parametrize("spare", [0, 1])
+def test_every_convolution_knows_the_limits(spare: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also those of edges in parts, and traced ones, whose sizes are known when they run."""
+    index, few = torch.tensor([0, 1, 2, 1, 0, 2]), {"filter_irreps_out": "0e"}
+    monkeypatch.setattr(graph, "MOST_EDGES", 5 + spare)
+    x, y, w = torch.randn(3, 2), torch.randn(6, 1), torch.randn(6, 2)
+    radial, harmonics = torch.randn(6, 4), autotune.SphericalHarmonics("0e", True)
+    conv = autotune.TensorProductConv("2x0e", "0e", **few)
+    calls: list[Callable[[], Tensor]] = [
+        lambda: conv(x, y, w, index, index),
+        lambda: torch.func.vmap(lambda each: conv(each, y, w, index, index))(x[None]),
+        lambda: autotune.SphericalHarmonicsConv("2x0e", harmonics, **few)(x, torch.randn(6, 3), w, index, index),
+        *(
+            lambda most=most: autotune.RadialTensorProductConv("2x0e", "0e", edges_at_a_time=most, **few)(
+                x, y, radial, torch.randn(4, 2), index, index
+            )
+            for most in (None, 2)
+        ),
+    ]
+    for call in calls:
+        with contextlib.nullcontext() if spare else pytest.raises(InputError, match="has 6 edges; expected at most 5"):
+            call()
