@@ -4,16 +4,27 @@ from __future__ import annotations
 
 import struct
 
+_NO_BITS = 8
+
 
 def is_whole(elf: bytes) -> bool:
-    """Whether an ELF file has its section table, which comes last. Loading a truncated file may crash the process."""
+    """Whether an ELF file has both of its tables and all that they name. Loading a torn file may crash the process."""
     if elf[:6] != b"\x7fELF\x02\x01":
         return elf[:4] == b"\x7fELF"  # 32 bits or big-endian: not checked further
     if len(elf) < 0x40:
         return False
-    (table,) = struct.unpack_from("<Q", elf, 0x28)
-    entry_size, count = struct.unpack_from("<HH", elf, 0x3A)
-    return table > 0 and table + entry_size * count <= len(elf)
+    segments_at, sections_at = struct.unpack_from("<QQ", elf, 0x20)
+    segment_size, segments, section_size, sections = struct.unpack_from("<HHHH", elf, 0x36)
+    ends = [sections_at + section_size * sections, segments_at + segment_size * segments]
+    if not sections_at or section_size < 0x40 or (segments and segment_size < 0x38) or max(ends) > len(elf):
+        return False
+    for at in range(sections_at, ends[0], section_size):
+        kind, _, _, begin, size = struct.unpack_from("<IQQQQ", elf, at + 4)
+        ends.append(0 if kind == _NO_BITS else begin + size)
+    for at in range(segments_at, ends[1], segment_size or 1):
+        begin, _, _, size = struct.unpack_from("<QQQQ", elf, at + 8)
+        ends.append(begin + size)
+    return max(ends) <= len(elf)
 
 
 def section(elf: bytes, name: str) -> bytes:

@@ -1,4 +1,9 @@
-"""Finds the host's C++ compiler (``$CXX`` with arguments, if set), runs it with a time limit and checks its output."""
+"""Finds the host's C++ compiler (``$CXX`` with arguments, if set), runs it with a time limit and checks its output.
+
+A kernel of the cache is for this machine's processor and links the OpenMP library of this torch by its path. A kernel
+of a pack is for a level of processors and links none: it takes the one that torch has loaded into the process, and
+shares its threads.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +12,7 @@ import ctypes
 import errno
 import functools
 import os
+import platform
 import shlex
 import shutil
 import subprocess
@@ -22,10 +28,16 @@ from kernelgen.compile.elf import is_whole, section
 from kernelgen.compile.job import Job, debug_level, shortened
 from kernelgen.compile.leftovers import COMPILE_LIMIT_S, run, workspace
 from kernelgen.emit.source import Source
-from kernelgen.errors import CacheError, CompileError, ToolMissingError, cause_of
+from kernelgen.errors import CacheError, CompileError, InputError, ToolMissingError, cause_of
 
 VERSION_LIMIT_S = 30.0
 HOST_FLAGS = ("-O3", "-march=native", "-std=c++17", "-ffp-contract=fast", "-fno-math-errno", "-fPIC", "-shared")
+# By level (g++'s -march): what /proc/cpuinfo calls the features that its kernels may use.
+_V3 = ("abm", "avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe", "xsave")
+LEVELS: dict[str, dict[str, tuple[str, ...]]] = {
+    "x86_64": {"x86-64-v3": _V3, "x86-64-v4": (*_V3, "avx512bw", "avx512cd", "avx512dq", "avx512f", "avx512vl")},
+    "aarch64": {"armv8-a": ("asimd", "fp")},
+}
 _TRIAL = '#include <omp.h>\nextern "C" int trial() { return omp_get_max_threads(); }\n'
 
 
@@ -179,15 +191,52 @@ def _compile(command: Sequence[str], limit_s: float, folder: Path) -> subprocess
 def host_job() -> Job:
     """The host's compiler with the flags for kernels; ToolMissingError if there is none."""
     compiler = find_host_compiler()
-    flags = (*compiler.flags, *(["-g"] if debug_level() >= 2 else []))
-    identity = f"{compiler.path} {compiler.version}"
+    return _job(compiler, (*compiler.flags, *(["-g"] if debug_level() >= 2 else [])), _processor())
+
+
+def portable_job(level: str) -> Job:
+    """The host's compiler for a level; ToolMissingError unless it is g++, whose OpenMP is torch's."""
+    features_of(level)
+    compiler = find_host_compiler()
+    if compiler.is_clang:
+        raise ToolMissingError(f"{compiler.path} is clang, whose OpenMP is not torch's; set CXX to g++")
+    usual = [flag for flag in HOST_FLAGS if not flag.startswith("-march")]
+    # -fopenmp for the compiler proper alone: given to g++ it would link libgomp.
+    return _job(compiler, (*compiler.arguments, *usual, f"-march={level}", "-Wp,-fopenmp"), f"portable {level}")
+
+
+def _job(compiler: HostCompiler, flags: tuple[str, ...], target: str) -> Job:
     names = ("kernel.so", "kernel.cpp")
 
     def compiled(source: Source) -> tuple[bytes, dict[str, Any]]:
         data = build(compiler, source.text, names[1], names[0], flags)
         return data, {"code_bytes": len(section(data, ".text"))}
 
-    return Job(identity, flags, _processor(), *names, compiled, check_library)
+    return Job(f"{compiler.path} {compiler.version}", flags, target, *names, compiled, check_library)
+
+
+@functools.lru_cache(maxsize=1)
+def processor_features() -> frozenset[str]:
+    """What /proc/cpuinfo says that this processor can do."""
+    path = Path("/proc/cpuinfo")
+    lines = path.read_text().splitlines() if path.exists() else []
+    found = next((line for line in lines if line.partition("\t")[0].strip() in ("flags", "Features")), "")
+    return frozenset(found.partition(":")[2].split())
+
+
+def default_level() -> str:
+    """The lowest level of this machine's type; ``native`` for a type without levels."""
+    return next(iter(LEVELS.get(platform.machine(), {})), "native")
+
+
+def features_of(level: str) -> tuple[str, ...]:
+    """The features that kernels of a level need; all of this processor for ``native``. InputError if it is unknown."""
+    known = LEVELS.get(platform.machine(), {})
+    if level == "native":
+        return tuple(sorted(processor_features()))
+    if level not in known:
+        raise InputError(f"cpu is {level!r}; expected one of {', '.join((*known, 'native'))} on {platform.machine()}")
+    return known[level]
 
 
 @functools.lru_cache(maxsize=1)

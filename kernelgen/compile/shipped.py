@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from kernelgen.compile.cache import Binary
-from kernelgen.compile.pack_file import PackFile, source_digest, targets_for
+from kernelgen.compile.pack_file import PackFile, read_plain, source_digest, targets_for
 from kernelgen.device import DeviceFacts
 from kernelgen.emit.source import Source
 from kernelgen.errors import PackError, cause_of
@@ -71,11 +71,13 @@ def _folders() -> list[Path]:
 def _index(folder: Path) -> dict[tuple[str, str], list[Path]]:
     """By source and target, the packs that have the kernel."""
     try:
-        data = parse_json((folder / INDEX).read_bytes())
+        data = parse_json(read_plain(folder / INDEX))
         if data["format"] != FORMAT:
             raise PackError(f"{folder} has format {data['format']}; this version reads {FORMAT}: write it again")
         found: dict[tuple[str, str], list[Path]] = {}
         for pack in data["packs"]:
+            if Path(pack["file"]).name != pack["file"]:
+                raise ValueError(f"{pack['file']!r} is no file of this folder")
             for source in pack["sources"]:
                 found.setdefault((source, pack["target"]), []).append(folder / pack["file"])
         return found

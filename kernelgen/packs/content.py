@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kernelgen.compile.compiler import compile_by
+from kernelgen.compile.host import portable_job
 from kernelgen.compile.job import Job
 from kernelgen.compile.nvrtc import cuda_job, ptx_job
 from kernelgen.compile.pack_file import PTX, source_digest
-from kernelgen.compile.portable import portable_job
 from kernelgen.device import DeviceFacts, assumed
 from kernelgen.emit.kernel_source import emit, launch_rule
 from kernelgen.emit.source import Source

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
+from kernelgen.compile.host import default_level, features_of
 from kernelgen.compile.pack_file import write_pack
-from kernelgen.compile.portable import default_level, features_of
 from kernelgen.device import cuda_facts
 from kernelgen.errors import InputError
 from kernelgen.packs.calls import INDICES, Call
@@ -46,7 +46,7 @@ def write_calls(
 ) -> Written:
     """Compile all kernels of some calls and write them to a pack.
 
-    cpu: the level of processors, see ``kernelgen.compile.portable.LEVELS``, or ``native``. archs: architectures of GPUs
+    cpu: the level of processors, see ``kernelgen.compile.host.LEVELS``, or ``native``. archs: architectures of GPUs
     such as ``sm_90``, for operators on GPUs; the newest is also written as PTX, for later ones. indices: dtypes of
     sender and receiver. certificates: see :class:`Content`. nodes: dtypes of features whose kernels at nodes of GPUs
     are also written, for programs in Python. Raises CompileError, ToolMissingError without g++ or NVRTC, ScheduleError

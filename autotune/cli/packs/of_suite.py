@@ -5,6 +5,7 @@ A wheel that is built with such a folder as ``packs`` in the tree carries it, se
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import lzma
 import platform
@@ -19,8 +20,8 @@ from autotune.errors import ConfigError, unknown_name
 from autotune.workload.config_tables import load_all
 from autotune.workload.kinds.registry import operations_of
 from autotune.workload.toml_tables import read_toml
+from kernelgen.compile.host import LEVELS, features_of
 from kernelgen.compile.pack_file import PackFile
-from kernelgen.compile.portable import LEVELS, features_of
 from kernelgen.compile.shipped import write_index
 from kernelgen.device import DeviceFacts, assumed, device_facts
 from kernelgen.errors import PackError, cause_of
@@ -101,7 +102,7 @@ def processor(level: str) -> DeviceFacts:
 
 
 def _write(path: Path, kernels: Kernels, target: str, facts: DeviceFacts, training: bool, ptx: bool) -> int:
-    if path.exists():
+    with contextlib.suppress(PackError):  # none yet, of an older format, or damaged
         index = PackFile(path).index
         if index["generator"] == GENERATOR_VERSION:
             return len(index["kernels"])

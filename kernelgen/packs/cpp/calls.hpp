@@ -34,7 +34,8 @@ public:
         }
         const bool gathers = facts["gathers"].is_true();
         found = launch(gathers);
-        if (facts["partial_y"].integer() > 0) found[place('y')] = sum_of_second(*found[place('y')]);
+        Maybe& y = found[place('y')];
+        if (facts["partial_y"].integer() > 0 && y) y = sum_of_second(*y);
         if (gathers) {
             sum_to_nodes(found, 'x', given.sender);
             sum_to_nodes(found, 'g', given.receiver);
@@ -64,10 +65,16 @@ private:
         if (slot == 'w' && facts["weights"].kind == Json::Kind::list) {  // shared by all rows
             Sizes sizes;
             for (const Json& size : facts["weights"].list) sizes.push_back(size.integer());
-            if (sizes.front() < 0) sizes.front() = given.operands[4]->size(0);
+            if (sizes.front() < 0) sizes.front() = needed(given.operands[4], "w").size(0);
             return sizes;
         }
         return {rows(slot, by_edge), width(slot)};
+    }
+
+    // A tensor that the pack's description of the call needs: one for another op may ask for what this one lacks.
+    static const Tensor& needed(const Maybe& tensor, const std::string& name) {
+        if (!tensor) refuse(name + " is missing");
+        return *tensor;
     }
 
     Tensor zeros(char slot) const { return torch::stable::new_zeros(first, shape(slot)); }
@@ -75,19 +82,18 @@ private:
     // The operand of a buffer, checked; by edge if the kernel is a plain one inside of a convolution.
     Tensor operand(std::size_t at, bool gathers) const {
         const std::string name = std::string(at % 2 ? "t" : "") + SLOTS[at / 2];
-        const Maybe& tensor = given.operands[at];
-        if (!tensor) refuse(name + " is missing");
+        const Tensor& tensor = needed(given.operands[at], name);
         const Sizes wanted = shape(SLOTS[at / 2]);
-        const auto sizes = tensor->sizes();
+        const auto sizes = tensor.sizes();
         const bool fits = sizes.size() == wanted.size() && std::equal(wanted.begin(), wanted.end(), sizes.begin());
         const auto dtype = facts["dtype"].text == "float64" ? ScalarType::Double : ScalarType::Float;
-        if (!fits || tensor->scalar_type() != dtype || tensor->is_cuda() != first.is_cuda())
+        if (!fits || tensor.scalar_type() != dtype || tensor.is_cuda() != first.is_cuda())
             refuse(name + " does not fit the operator: expected " + facts["dtype"].text + " of " + text(wanted) +
                    ", given " + text(Sizes(sizes.begin(), sizes.end())));
         const char slot = SLOTS[at / 2];
-        if (gathers && slot == 'x') return rows_at(*tensor, *given.sender);
-        if (gathers && slot == 'g') return rows_at(*tensor, *given.receiver);
-        return ready(*tensor);
+        if (gathers && slot == 'x') return rows_at(tensor, needed(given.sender, "sender"));
+        if (gathers && slot == 'g') return rows_at(tensor, needed(given.receiver, "receiver"));
+        return ready(tensor);
     }
 
     static std::string text(const Sizes& sizes) {
@@ -141,9 +147,11 @@ private:
         Maybe spans = by_sender ? given.sender_spans : given.spans;
         Maybe perm = by_sender ? given.sender_perm : given.perm;
         if (!spans || order == "element") {
-            const auto [a, b] = order == "element" ? order_by(*given.sender, given.operands[4]->size(0))
-                                : by_sender        ? order_by(*given.sender, given.num_in)
-                                                   : order_by(*given.receiver, given.num_out);
+            const bool by_element = order == "element";
+            const Tensor& nodes = by_sender || by_element ? needed(given.sender, "sender") : needed(given.receiver, "receiver");
+            const auto [a, b] = order_by(nodes, by_element  ? needed(given.operands[4], "w").size(0)
+                                                : by_sender ? given.num_in
+                                                            : given.num_out);
             spans = a;
             perm = b;
         }
@@ -157,7 +165,7 @@ private:
 
     void sum_to_nodes(Found& found, char slot, const Maybe& index) const {
         auto& out = found[place(slot)];
-        if (out) out = summed_at(*out, *index, shape(slot));
+        if (out) out = summed_at(*out, needed(index, "an end of the edges"), shape(slot));
     }
 
     // The kernels to take: those by receiver where the order is known.

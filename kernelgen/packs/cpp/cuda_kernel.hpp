@@ -99,7 +99,7 @@ struct Geometry {
 // As kernelgen.emit.launch.LaunchRule.geometry. held: blocks that a multiprocessor holds at a time, 0 if not known.
 inline Geometry geometry_of(const Json& rule, std::int64_t edges, std::int64_t num_in, std::int64_t num_out, int units,
                             int held = 0) {
-    const auto parts_of = [](std::int64_t count, std::int64_t each) { return (count + each - 1) / each; };
+    const auto parts_of = [](std::int64_t count, std::int64_t each) { return each > 0 ? (count + each - 1) / each : 0; };
     std::int64_t blocks = 0;
     for (const Json& share : rule["shares"].list) {
         const std::string& count = share["count"].text;

@@ -1,9 +1,10 @@
 // A reader for the index of a pack: JSON without surrogate pairs, which the writer does not need.
 #pragma once
 
+#include <algorithm>
 #include <charconv>
+#include <cmath>
 #include <cstdint>
-#include <cstdlib>
 #include <map>
 #include <stdexcept>
 #include <string>
@@ -15,7 +16,8 @@ namespace equitune {
 
 struct Json {
     enum class Kind { null, boolean, number, text, list, table } kind = Kind::null;
-    double number = 0;  // also of a boolean; exact for integers up to 2^53
+    double number = 0;   // also of a boolean; exact for integers below 2^53
+    bool whole = false;  // a number that is written without a point and an exponent
     std::string text;
     std::vector<Json> list;
     std::map<std::string, Json> table;
@@ -26,16 +28,29 @@ struct Json {
         if (found == table.end()) throw std::runtime_error("equitune: the pack's index lacks '" + name + "'");
         return found->second;
     }
-    std::int64_t integer() const { return static_cast<std::int64_t>(number); }
+    bool is_integer() const { return whole && std::abs(number) <= MOST; }
+    std::int64_t integer() const {
+        if (!is_integer()) throw std::runtime_error("equitune: the pack's index lacks a whole number");
+        return static_cast<std::int64_t>(number);
+    }
     bool is_true() const { return number != 0; }
+    bool operator==(const Json& other) const {
+        return kind == other.kind && number == other.number && text == other.text && list == other.list &&
+               table == other.table;
+    }
+
+    static constexpr double MOST = 9007199254740991;  // the numbers beyond it are not exact
 };
 
 class JsonReader {
 public:
     explicit JsonReader(const std::string& text) : at(text.c_str()), end(at + text.size()) {}
 
+    // As kernelgen.json_data. A text that nests deeper would overflow the stack.
+    static constexpr int MOST_DEPTH = 100;
+
     Json read() {
-        Json value = any();
+        Json value = any(0);
         skip();
         if (at != end) fail();
         return value;
@@ -64,7 +79,8 @@ private:
         return true;
     }
 
-    Json any() {
+    Json any(int depth) {
+        if (depth > MOST_DEPTH) fail();
         Json value;
         const char first = next();
         if (first == '{') {
@@ -74,14 +90,14 @@ private:
             do {
                 std::string name = string();
                 take(':');
-                value.table.emplace(std::move(name), any());
+                if (!value.table.emplace(std::move(name), any(depth + 1)).second) fail();
             } while (taken(','));
             take('}');
         } else if (first == '[') {
             value.kind = Json::Kind::list;
             take('[');
             if (taken(']')) return value;
-            do value.list.push_back(any());
+            do value.list.push_back(any(depth + 1));
             while (taken(','));
             take(']');
         } else if (first == '"') {
@@ -94,7 +110,9 @@ private:
             value.kind = Json::Kind::boolean;
         } else if (!word("null")) {
             value.kind = Json::Kind::number;
+            const char* const begin = at;
             value.number = digits();
+            value.whole = std::all_of(begin, at, [](char c) { return c == '-' || ('0' <= c && c <= '9'); });
         }
         return value;
     }
@@ -107,11 +125,11 @@ private:
         return true;
     }
 
-    // Not strtod, which takes the decimal point of the program's locale.
+    // Not strtod, which takes the decimal point of the program's locale. Without words such as nan, which are no JSON.
     double digits() {
         double number = 0;
         const auto [last, error] = std::from_chars(at, end, number);
-        if (error != std::errc()) fail();
+        if (error != std::errc() || !std::isfinite(number)) fail();
         at = last;
         return number;
     }
@@ -134,7 +152,8 @@ private:
                 case 'b': text += '\b'; break;
                 case 'f': text += '\f'; break;
                 case 'u': text += code_point(); break;
-                default: text += code;
+                case '"': case '\\': case '/': text += code; break;
+                default: fail();
             }
         }
         take('"');
@@ -143,7 +162,8 @@ private:
 
     std::string code_point() {
         if (end - at < 4) fail();
-        const unsigned long code = std::strtoul(std::string(at, 4).c_str(), nullptr, 16);
+        unsigned code = 0;
+        if (std::from_chars(at, at + 4, code, 16).ptr != at + 4) fail();
         at += 4;
         if (code < 0x80) return {static_cast<char>(code)};
         if (code < 0x800) return {static_cast<char>(0xC0 | (code >> 6)), static_cast<char>(0x80 | (code & 0x3F))};

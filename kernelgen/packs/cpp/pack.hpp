@@ -1,6 +1,7 @@
 // Packs: files of compiled kernels (kernelgen/compile/pack_file.py has the format), and the operators in them.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <memory>
 #include <mutex>
@@ -12,6 +13,7 @@
 #include "file.hpp"
 #include "host_kernel.hpp"
 #include "json.hpp"
+#include "rules.hpp"
 
 namespace equitune {
 
@@ -61,6 +63,14 @@ using Kernels = std::unordered_map<std::string, Kernel*>;
 struct Part {
     const Json* facts;
     Kernels kernels, permuted;
+
+    // What must be the same in all packs: all but the kernels.
+    Json described() const {
+        Json found = *facts;
+        found.table.erase("kernels");
+        found.table.erase("permuted");
+        return found;
+    }
 };
 
 struct Operator {
@@ -69,7 +79,17 @@ struct Operator {
     std::vector<Operator*> members;
     std::vector<std::vector<int>> classes;
 
-    // The calls and kernels that another pack has of the same operator.
+    // Whether another pack says the same of this operator, but for kernels: packs of two versions may not.
+    bool agrees(const Operator& other) const {
+        const auto same = [](const Part& a, const Part& b) { return a.described() == b.described(); };
+        bool all = (*facts)["needs"] == (*other.facts)["needs"] && classes == other.classes && texts() == other.texts();
+        for (const auto& [name, parts] : other.calls)
+            if (const auto known = calls.find(name); known != calls.end())
+                all &= std::equal(parts.begin(), parts.end(), known->second.begin(), known->second.end(), same);
+        return all;
+    }
+
+    // The calls and kernels that another pack has of the same operator, with which it agrees.
     void add(const Operator& other) {
         for (const auto& [name, parts] : other.calls) {
             auto& known = calls.emplace(name, parts).first->second;
@@ -93,6 +113,14 @@ struct Operator {
         const double ratio = static_cast<double>(static_cast<std::int64_t>(many * many / (few * few)));
         return *members[row[std::min(half(ratio), row.size() - 1)]];
     }
+
+private:
+    // Of the members.
+    std::vector<std::string> texts() const {
+        std::vector<std::string> found;
+        for (const Operator* const member : members) found.push_back((*member->facts)["text"].text);
+        return found;
+    }
 };
 
 class Pack {
@@ -102,17 +130,26 @@ public:
         if (!read) fail("cannot be read");
         const std::string& bytes = *read;
         if (bytes.size() < HEAD || bytes.compare(0, 8, "EQTNPACK") != 0) fail("is no pack of Equitune");
-        if (number(bytes, 8, 4) != FORMAT)
-            fail("has format " + std::to_string(number(bytes, 8, 4)) + "; this library reads " + std::to_string(FORMAT));
-        const std::uint64_t size = number(bytes, 16, 8), begin = (HEAD + size + 63) / 64 * 64;
+        if (const auto found = number_at(bytes, 8, 4); found != FORMAT)
+            fail("has format " + std::to_string(found) + "; this library reads " + std::to_string(FORMAT) +
+                 ": write it again");
+        const std::uint64_t size = number_at(bytes, 16, 8), begin = (HEAD + size + 63) / 64 * 64;
         if (size > bytes.size() - HEAD) fail("is not whole");
-        index = JsonReader(bytes.substr(HEAD, size)).read();
+        const std::string text = bytes.substr(HEAD, size);
+        if (crc32(text) != number_at(bytes, 12, 4))
+            fail("is damaged (its index is not what was written): write it again");
+        try {
+            index = JsonReader(text).read();
+            Rules::check(index);
+        } catch (const std::exception& error) {
+            fail(std::string("is damaged (") + error.what() + "): write it again");
+        }
         for (const Json& facts : index["kernels"].list) kernels.push_back(kernel(facts, bytes, begin));
         for (const Json& facts : index["operators"].list) operators.push_back(operator_of(facts));
         for (auto& made : operators)
             if (made->facts->has("members"))
                 for (const Json& place : (*made->facts)["members"].list)
-                    made->members.push_back(operators.at(place.integer()).get());
+                    made->members.push_back(operators[place.integer()].get());
         check_processor();
     }
 
@@ -121,24 +158,19 @@ public:
     std::vector<std::unique_ptr<Operator>> operators;
 
 private:
-    static constexpr std::uint64_t HEAD = 24, FORMAT = 1;
+    static constexpr std::uint64_t HEAD = 24, FORMAT = 2;
     const std::string path;
 
     [[noreturn]] void fail(const std::string& reason) const {
         throw std::runtime_error("equitune: " + path + " " + reason);
     }
 
-    static std::uint64_t number(const std::string& bytes, std::size_t at, int count) {
-        std::uint64_t value = 0;
-        for (int i = count - 1; i >= 0; --i) value = value << 8 | static_cast<unsigned char>(bytes[at + i]);
-        return value;
-    }
-
     std::unique_ptr<Kernel> kernel(const Json& facts, const std::string& bytes, std::uint64_t begin) const {
         const std::uint64_t offset = begin + facts["offset"].integer(), size = facts["size"].integer();
         if (offset > bytes.size() || size > bytes.size() - offset) fail("is not whole");
         std::string data = bytes.substr(offset, size);
-        if (crc32(data) != static_cast<std::uint32_t>(facts["crc32"].integer())) fail("is damaged: write it again");
+        if (crc32(data) != facts["crc32"].integer() || !(facts["target"].text == "ptx" || is_whole(data)))
+            fail("is damaged (the code of a kernel is not whole): write it again");
         return std::make_unique<Kernel>(facts, std::move(data));
     }
 
@@ -150,16 +182,15 @@ private:
                 made->classes.emplace_back();
                 for (const Json& place : row.list) made->classes.back().push_back(static_cast<int>(place.integer()));
             }
-        if (facts.has("calls"))
-            for (const auto& [name, parts] : facts["calls"].table)
-                for (const Json& part : parts.list) {
-                    Part known{&part, {}, {}};
-                    for (const auto& [target, place] : part["kernels"].table)
-                        known.kernels[target] = kernels.at(place.integer()).get();
-                    for (const auto& [target, place] : part["permuted"].table)
-                        known.permuted[target] = kernels.at(place.integer()).get();
-                    made->calls[name].push_back(std::move(known));
-                }
+        for (const auto& [name, parts] : facts["calls"].table)
+            for (const Json& part : parts.list) {
+                Part known{&part, {}, {}};
+                for (const auto& [target, place] : part["kernels"].table)
+                    known.kernels[target] = kernels[place.integer()].get();
+                for (const auto& [target, place] : part["permuted"].table)
+                    known.permuted[target] = kernels[place.integer()].get();
+                made->calls[name].push_back(std::move(known));
+            }
         return made;
     }
 
@@ -197,10 +228,10 @@ public:
         if (!started) {
             const char* given = std::getenv("EQUITUNE_PACK");
             const std::string paths = given == nullptr ? "" : given;
-            for (std::size_t at = 0; at < paths.size();) {
-                const std::size_t end = std::min(paths.find(':', at), paths.size());
-                if (end > at) add(paths.substr(at, end - at));
-                at = end + 1;
+            while (from_environment < paths.size()) {  // goes on at a pack that could not be loaded
+                const std::size_t end = std::min(paths.find(':', from_environment), paths.size());
+                if (end > from_environment) add(paths.substr(from_environment, end - from_environment));
+                from_environment = end + 1;
             }
             started = true;
         }
@@ -215,11 +246,20 @@ public:
 private:
     std::mutex lock;
     bool started = false;
+    std::size_t from_environment = 0;  // where the next pack's name begins
     std::vector<std::unique_ptr<Pack>> packs;
     std::unordered_map<std::string, Operator*> by_text;
 
     void add(const std::string& path) {
-        packs.push_back(std::make_unique<Pack>(path));
+        auto pack = std::make_unique<Pack>(path);
+        for (const auto& made : pack->operators) {
+            const auto known = by_text.find((*made->facts)["text"].text);
+            if (known != by_text.end() && !known->second->agrees(*made))
+                throw std::runtime_error("equitune: " + path + " runs an operator otherwise than a pack before it: " +
+                                         "they are of two versions or two kinds of GPUs; name one of them, or write both " +
+                                         "again. It is " + known->first.substr(0, 300));
+        }
+        packs.push_back(std::move(pack));
         for (const auto& made : packs.back()->operators) {
             const auto [known, fresh] = by_text.emplace((*made->facts)["text"].text, made.get());
             if (!fresh) known->second->add(*made);

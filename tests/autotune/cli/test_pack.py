@@ -6,13 +6,16 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from autotune.cli import commands
-from autotune.cli.packs import of_model
-from kernelgen import TensorProductProblem
+from autotune.cli.packs import of_model, of_suite
+from kernelgen import TensorProductProblem, build
 from kernelgen.compile.compiler import compile_source
+from kernelgen.compile.host import default_level
 from kernelgen.compile.pack_file import PackFile
 from kernelgen.device import cuda_facts
+from kernelgen.packs.calls import Call
 from kernelgen.runtime import index_check
 
 PROBLEM = TensorProductProblem.channelwise("2x0e", "0e", "0e").key
@@ -64,6 +67,20 @@ def test_what_a_model_runs_on_a_gpu(
     code, text, errors = run(capsys, *options, "--out", str(out))
     assert (code, errors) == (0, "") and text.startswith(f"{out}: 4 kernels")
     assert [kernel["target"] for kernel in PackFile(out).index["kernels"]] == ["sm_80", "sm_90", "sm_120", "ptx"]
+
+
+def test_a_pack_of_an_older_format_in_a_suites_folder_is_written_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    call = Call(
+        "tp_forward", build(TensorProductProblem.from_key(PROBLEM), operation="plain", dtype=torch.float64).text
+    )
+    monkeypatch.setattr(of_suite, "calls_of", lambda *_, **__: [call])
+    some = [of_suite.Kernels("water", "plain", "float64", "mul_ir")]
+    for _ in range(2):
+        ((path, kernels),) = of_suite.write_suite(tmp_path, some, (), [default_level()])
+        assert kernels == len(PackFile(path).index["kernels"]) == 1
+        path.write_bytes(b"EQTNPACK" + (1).to_bytes(4, "little") + bytes(12))
 
 
 @pytest.mark.parametrize(

@@ -79,7 +79,13 @@ def test_without_folders_nothing_is_found(monkeypatch: pytest.MonkeyPatch, tmp_p
 
 def test_a_folder_that_is_none_is_refused(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     later = json.loads((folder / "index.json").read_text()) | {"format": 9}
-    for content, said in ((None, "cannot be read"), ("{", "cannot be read"), (json.dumps(later), "has format 9")):
+    outside = {"format": 1, "packs": [{"file": "../plain.pack", "target": "cpu", "sources": []}]}
+    for content, said in (
+        (None, "cannot be read"),
+        ("{", "cannot be read"),
+        (json.dumps(later), "has format 9"),
+        (json.dumps(outside), "'../plain.pack' is no file of this folder"),
+    ):
         other = tmp_path / f"other{said[-1]}{content is None}"
         other.mkdir()
         if content is not None:
