@@ -417,7 +417,6 @@ class Run:
         left = [mutant for mutant in mutants if mutant.name not in self.known]
         with tempfile.TemporaryDirectory(prefix="equitune-mutants-") as folder:
             trees = [Tree(self.setting.root, Path(folder) / f"tree{number}") for number in range(self.jobs)]
-            self._baselines(trees[0], left)
             running: list[_Child] = []
             try:
                 while left or running:
@@ -434,6 +433,7 @@ class Run:
                     child.end()
 
     def _start(self, tree: Tree, mutant: Mutant) -> _Child:
+        self._baseline(tree, mutant)
         answer = tree.folder.parent / f"{mutant.name}.json"
         tree.write(mutant.path, mutant.mutation.apply((self.setting.root / mutant.path).read_text()))
         pid = self._fork(tree, self.setting.selection(mutant.path), answer)
@@ -466,14 +466,12 @@ class Run:
         _, status = os.waitpid(self._fork(tree, job, answer), 0)
         return _answer(answer, status)
 
-    def _baselines(self, tree: Tree, mutants: list[Mutant]) -> None:
-        """The tests without a fault, which must pass; the first time also fills the cache of kernels."""
-        answer = tree.folder.parent / "baseline.json"
-        if any(mutant.area == "generator" for mutant in mutants) and "texts" not in self.known:
+    def _baseline(self, tree: Tree, mutant: Mutant) -> None:
+        """What the tests of a mutant, which must pass, do without a fault; their first run fills the cache of kernels."""
+        answer, selection = tree.folder.parent / "baseline.json", self.setting.selection(mutant.path)
+        if mutant.area == "generator" and "texts" not in self.known:
             self._write({"name": "texts", **self._wait(tree, TEXTS, answer)})
-        for selection in dict.fromkeys(self.setting.selection(mutant.path) for mutant in mutants):
-            if _baseline_name(selection) in self.known:
-                continue
+        if _baseline_name(selection) not in self.known:
             start = time.monotonic()
             found = self._wait(tree, selection, answer)
             if found["state"] != SURVIVED:
