@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import torch
+from reference import e3nn_product
 
 from autotune import TensorProductConv
 
@@ -43,7 +44,7 @@ def assert_equal_derivatives(mine: Function, e3nn: Function, inputs: Sequence[to
 
 
 def e3nn_conv(conv: TensorProductConv, sender: torch.Tensor, receiver: torch.Tensor, num_out: int) -> Function:
-    product = conv.problem.reference().to(torch.float64)
+    product = e3nn_product(conv.problem)
 
     def function(x: torch.Tensor, y: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         messages = product(x[sender], y, w)

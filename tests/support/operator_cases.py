@@ -16,7 +16,8 @@ EDGES, NODES, NUM_OUT = 11, 4, 5
 
 
 def problem(shared: bool = False) -> TensorProductProblem:
-    return TensorProductProblem.channelwise("2x0e+2x1o", "0e+1o", "0e+1o", shared_weights=shared)
+    """With a coupling of two signs, 1o x 1o -> 1e: all others of these degrees are positive throughout."""
+    return TensorProductProblem.channelwise("2x0e+2x1o", "0e+1o", "0e+1o+1e", shared_weights=shared)
 
 
 def operator(schedule: str = "default", operation: str = "conv", shared: bool = False) -> Operator:

@@ -70,7 +70,24 @@ def make_case(
 @functools.lru_cache(maxsize=64)
 def e3nn_product(problem: TensorProductProblem) -> torch.nn.Module:
     """The e3nn module of a problem, built once because e3nn compiles code for each."""
-    return problem.reference(compile_right=False).to(torch.float64)
+    return e3nn_module(problem)
+
+
+def e3nn_module(problem: TensorProductProblem) -> o3.TensorProduct:
+    """The same, built anew: in float64, from the problem's fields alone, so that no code of ours is on both sides."""
+    paths = [(i.in1, i.in2, i.out, i.mode, i.has_weight, i.path_weight) for i in problem.instructions]
+    with float64():
+        return o3.TensorProduct(
+            problem.irreps_in1,
+            problem.irreps_in2,
+            problem.irreps_out,
+            paths,
+            irrep_normalization=problem.irrep_normalization,
+            path_normalization=problem.path_normalization,
+            internal_weights=False,
+            shared_weights=problem.shared_weights,
+            compile_right=False,
+        )
 
 
 def forward(case: Case, x: torch.Tensor, y: torch.Tensor, w: torch.Tensor) -> torch.Tensor:

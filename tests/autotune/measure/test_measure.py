@@ -78,6 +78,8 @@ def test_quartiles_of_known_samples() -> None:
     assert (timing.q1_us, timing.median_us, timing.q3_us) == (2.0, 3.0, 4.0)
     assert timing.samples_us == (4.0, 1.0, 3.0, 2.0, 5.0), "raw samples keep their order"
     assert measure.timing_of([7.0]).q3_us == 7.0
+    one_was_late = measure.timing_of([1.0, 2.0, 3.0, 4.0, 1000.0])
+    assert (one_was_late.q1_us, one_was_late.median_us, one_was_late.q3_us) == (2.0, 3.0, 4.0), "no mean"
 
 
 def test_interval_of_the_median_covers_it() -> None:
@@ -108,6 +110,46 @@ def test_every_sample_evicts_the_cache_before_the_call() -> None:
     samples = sampler.take(3)
     assert events == ["evict", "call"] * 3
     assert len(samples) == 3 and all(sample > 0 for sample in samples)
+
+
+def test_what_evicts_the_cache_is_not_in_a_sample(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a clock of its own: the eviction takes an hour, the call 5 us."""
+    now_ns = [0]
+
+    def spend(time_ns: int) -> None:
+        now_ns[0] += time_ns
+
+    monkeypatch.setattr(measure.time, "perf_counter_ns", lambda: now_ns[0])
+    sampler = measure.Sampler(lambda: spend(5000), "cpu")
+    sampler._buffer = types.SimpleNamespace(add_=lambda value: spend(3600 * 10**9))  # type: ignore[assignment]
+    assert sampler.take(2) == [5.0, 5.0]
+    assert sampler.host_row_us(seconds=1.0) == 5.0
+
+
+def test_on_a_gpu_the_eviction_and_the_wait_come_before_the_first_event(monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[str] = []
+
+    class Event:
+        def __init__(self, enable_timing: bool) -> None:
+            assert enable_timing
+
+        def record(self) -> None:
+            done.append("event")
+
+        def query(self) -> bool:
+            return False
+
+        def elapsed_time(self, end: Event) -> float:
+            return 0.25
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: done.append("wait"))
+    sampler = measure.Sampler(lambda: done.append("call"), "cuda", cold_cache=False)
+    sampler._buffer = types.SimpleNamespace(add_=lambda value: done.append("evict"))  # type: ignore[assignment]
+    assert sampler.take(2) == [250.0, 250.0]
+    assert done == ["evict", "wait", "event", "call", "event"] * 2
 
 
 def test_code_is_made_cold_before_the_data(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ import math
 
 import pytest
 import torch
+from reference import e3nn_module
 
 from autotune.measure.autograd_passes import AutogradPasses
 from autotune.measure.reference.tensor_product import Reference, choose_nodes
@@ -29,7 +30,7 @@ def workload(operation: str = "conv", layout: str = "mul_ir", shared: bool = Fal
 def by_e3nn(work: Workload, tensors: Tensors) -> dict[str, dict[str, torch.Tensor]]:
     """Full outputs of every direction by e3nn in the workload's own dtype, through autograd over the whole graph."""
     problem = work.problem
-    product = problem.reference().to(tensors.x.dtype)
+    product = e3nn_module(problem).to(tensors.x.dtype)
 
     def call(x: torch.Tensor, y: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         x = relayout(x, problem.irreps_in1, work.layout, "mul_ir")

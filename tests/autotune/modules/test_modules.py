@@ -17,7 +17,7 @@ from module_cases import (
     random_graph,
     small_conv,
 )
-from reference import copied
+from reference import copied, e3nn_module
 
 from autotune import SphericalHarmonics, TensorProduct, TensorProductConv
 from autotune.database import store as database
@@ -121,7 +121,7 @@ def test_normalisations_are_those_of_e3nn(irrep: str, path: str) -> None:
 
 def test_internal_weights_follow_the_module_to_another_dtype() -> None:
     product = TensorProduct(*IRREPS, INSTRUCTIONS)
-    reference = product.problem.reference()
+    reference = e3nn_module(product.problem)
     for dtype, tolerance in ((torch.float32, 1e-5), (torch.float64, 1e-12), (torch.float32, 1e-5)):
         product, reference = product.to(dtype), reference.to(dtype)
         x, y = (normal(5, irreps.dim).to(dtype) for irreps in (product.irreps_in1, product.irreps_in2))

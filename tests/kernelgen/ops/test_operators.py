@@ -18,10 +18,7 @@ from operator_cases import (
     wanted,
 )
 
-from kernelgen import (
-    Operator,
-    edge_order,
-)
+from kernelgen import Operator, TensorProductProblem, build, edge_order
 
 
 @pytest.mark.parametrize("shared", [False, True])
@@ -31,6 +28,13 @@ from kernelgen import (
 def test_agrees_with_e3nn_through_autograd(operation: str, schedule: str, shared: bool) -> None:
     given = case(operation, shared)
     assert_same(differentiated(operator(schedule, operation, shared), given), wanted(given))
+
+
+def test_a_product_of_vectors_has_the_sign_of_the_cross_product() -> None:
+    """Written out, without any table of couplings. e3nn orders a vector's components y, z, x: the sign stays."""
+    op = build(TensorProductProblem.channelwise("1x1o", "1o", "1e"), operation="plain", dtype=torch.float64)
+    x, y, w = torch.randn(5, 3).double(), torch.randn(5, 3).double(), torch.randn(5, 1).double()
+    torch.testing.assert_close(op(x, y, w), w * torch.linalg.cross(x, y) / 2**0.5, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)

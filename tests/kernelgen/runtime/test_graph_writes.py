@@ -15,6 +15,7 @@ import torch
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from module_cases import normal, small_conv
+from reference import e3nn_module
 
 from autotune import SphericalHarmonics, SphericalHarmonicsConv, TensorProductConv
 from kernelgen import HostSchedule
@@ -51,7 +52,7 @@ def convolution(form: str, device: str) -> Callable[..., torch.Tensor]:
 
 @functools.cache
 def e3nn_product(device: str) -> torch.nn.Module:
-    return small_conv().problem.reference().to(device, torch.float64)
+    return e3nn_module(small_conv().problem).to(device)
 
 
 def e3nn_value(vectors: bool, x: torch.Tensor, y: torch.Tensor, w: torch.Tensor, *edges: torch.Tensor) -> torch.Tensor:

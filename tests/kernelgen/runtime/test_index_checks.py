@@ -10,7 +10,7 @@ import torch
 from module_cases import conv_inputs, random_graph, small_conv
 from places import SUPPORT
 
-from kernelgen import InputError, build
+from kernelgen import InputError, build, check_indices
 from kernelgen.compile.compiler import compile_source
 from kernelgen.device import cuda_facts
 from kernelgen.runtime.index_check import source
@@ -30,6 +30,31 @@ def test_indices_out_of_range_are_told_by_default_on_the_cpu(form: str) -> None:
             torch.vmap(lambda x: conv(x, *inputs[1:], sender, receiver))(inputs[0][None])
         else:
             call(*inputs, sender, receiver, order=order)
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_bounds_are_told_exactly(dtype: torch.dtype) -> None:
+    """A lone index below 0 or at the count is told, with its edge; the first and the last node are not."""
+    least, most = torch.tensor([[0, 1, 2], [6, 3, 0]], dtype=dtype)
+    check_indices(least, most, 3, 7)
+    check_indices(least[:0], most[:0], 0, 0)
+    for sender, receiver, told in (
+        ([0, -1, 2], [6, 3, 0], r"sender\[1\] is -1, outside 0..2 \(1 of 3 edges are\)"),
+        ([0, 1, 2], [6, 3, -1], r"receiver\[2\] is -1, outside 0..6 \(1 of 3 edges are\)"),
+        ([3, 1, 3], [6, 3, 0], r"sender\[0\] is 3, outside 0..2 \(2 of 3 edges are\)"),
+        ([0, 1, 2], [6, 7, 0], r"receiver\[1\] is 7, outside 0..6 \(1 of 3 edges are\)"),
+    ):
+        with pytest.raises(InputError, match=told):
+            check_indices(torch.tensor(sender, dtype=dtype), torch.tensor(receiver, dtype=dtype), 3, 7)
+
+
+@pytest.mark.parametrize("index", [-1, 7])
+def test_a_lone_index_out_of_range_is_told_by_a_call(index: int) -> None:
+    conv = small_conv(dtype=torch.float64)
+    sender, receiver = random_graph(40, 7, 7)
+    receiver[39] = index
+    with pytest.raises(InputError, match=rf"receiver\[39\] is {index}, outside 0..6"):
+        conv(*conv_inputs(conv, 40, 7), sender, receiver)
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
