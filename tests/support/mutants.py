@@ -467,7 +467,7 @@ class Run:
         return _answer(answer, status)
 
     def _baseline(self, tree: Tree, mutant: Mutant) -> None:
-        """What the tests of a mutant, which must pass, do without a fault; their first run fills the cache of kernels."""
+        """Run the tests of a mutant without a fault: they must pass, and fill the cache of kernels."""
         answer, selection = tree.folder.parent / "baseline.json", self.setting.selection(mutant.path)
         if mutant.area == "generator" and "texts" not in self.known:
             self._write({"name": "texts", **self._wait(tree, TEXTS, answer)})

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from ase import Atoms
 from ase.neighborlist import neighbor_list
@@ -64,17 +65,18 @@ class TinyPackage(Package):
         (one,) = atoms
         sender, receiver, cells = neighbor_list("ijS", one, CUTOFF)
         edges = torch.stack([torch.from_numpy(sender), torch.from_numpy(receiver)])
-        given = {"positions": one.positions, "shifts": cells @ one.cell.array}
+        given = {"positions": one.positions, "shifts": cells @ one.cell.array, "volume": np.array(one.cell.volume)}
         tensors = {name: torch.from_numpy(values) for name, values in given.items()}
         return converted(tensors | {"edges": edges}, device, dtype_of(model))
 
     def evaluate(self, model: torch.nn.Module, inputs: dict[str, Any], *, training: bool, stress: bool) -> Outputs:
         positions = inputs["positions"].detach().requires_grad_()
+        strain = torch.zeros(3, 3, dtype=positions.dtype, device=positions.device, requires_grad=True)
         sender, receiver = inputs["edges"]
-        energy = model((positions[receiver] + inputs["shifts"] - positions[sender]).norm(dim=1))
-        (gradient,) = torch.autograd.grad(energy, positions, create_graph=training)
-        found = torch.zeros(1, 3, 3, dtype=positions.dtype) if stress else None
-        return Outputs(energy.reshape(1), -gradient, found)
+        apart = positions[receiver] + inputs["shifts"] - positions[sender]
+        energy = model((apart + apart @ (strain + strain.mT) / 2).norm(dim=1))
+        gradient, virial = torch.autograd.grad(energy, (positions, strain), create_graph=training)
+        return Outputs(energy.reshape(1), -gradient, virial[None] / inputs["volume"] if stress else None)
 
     def edges(self, inputs: dict[str, Any]) -> torch.Tensor:
         return inputs["edges"]

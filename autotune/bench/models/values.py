@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -38,12 +39,14 @@ def _outputs(out: Outputs) -> dict[str, torch.Tensor]:
 def errors_of(found: Values, exact: Values) -> tuple[dict[str, float], str]:
     """Relative errors by output, and of how many parameters gradients could be compared.
 
-    Energy, forces, stress: largest difference over the largest exact value. Gradients: over the parameters of the same
-    name and size, the largest ratio of norms, |difference| / |exact|.
+    Energy, forces, stress: largest difference over the largest exact value; infinite if it was not computed. Gradients:
+    over the parameters of the same name and size, the largest ratio of norms, |difference| / |exact|.
     """
     errors = {}
     for name, value in exact.items():
-        if name != "gradients" and name in found:
+        if name != "gradients" and name not in found:
+            errors[name] = math.inf
+        elif name != "gradients":
             difference = (found[name].cpu() - value.cpu()).abs().max()
             errors[name] = float(difference / value.abs().max().cpu().clamp_min(1e-300))
     if "gradients" not in exact:

@@ -11,14 +11,16 @@ from typing import Any
 import pytest
 import torch
 
+from autotune.compare import comparison_worker
 from autotune.compare import peers as baselines
-from autotune.compare.comparison_worker import ComparisonSession, ComparisonSetting, Sample
+from autotune.compare.comparison_worker import ComparisonSession, ComparisonSetting, Sample, WarmUp
 from autotune.compare.peers import cuequivariance as cuequivariance_peer
 from autotune.compare.peers import e3nn as e3nn_peer
 from autotune.compare.peers import openequivariance as openequivariance_peer
 from autotune.compare.peers import peers_for, usable_peers
 from autotune.compare.peers.peer import Adapter, CheckedPasses, Peer, Product, Task
 from autotune.errors import PeerError
+from autotune.measure import timing
 from autotune.measure.timing import Sampler
 from autotune.workload.config_tables import load_graphs
 from autotune.workload.kinds.registry import kernel_kind
@@ -97,6 +99,46 @@ def test_a_peers_time_is_no_time_of_its_host(late: bool, name: str) -> None:
     answer = Sample(name)(session)
     assert ("its host launches one call too slowly" in answer.error) == (late and name == "peer")
     assert answer.error or answer.sample_us > 0
+
+
+def test_peers_warm_up_with_as_many_calls_as_they_need(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU; those that choose kernels in their first calls say how many."""
+    session = ComparisonSession(ComparisonSetting(workload("equal"), "cpu", peers=()))
+    warmed = []
+
+    class Recorder:
+        def __init__(self, call: Any, device: str) -> None:
+            self.device = torch.device("cuda")
+
+        def warm_up(self, calls: int, seconds: float, max_seconds: float) -> float:
+            warmed.append((calls, seconds, max_seconds))
+            return 0.5
+
+        def peak_bytes(self) -> int:
+            return 7
+
+        def host_row_us(self, seconds: float) -> float:
+            assert seconds == 0.5
+            return 3.0
+
+    monkeypatch.setattr(timing, "Sampler", Recorder)
+    session.peers = {"slow": types.SimpleNamespace(warm_up_calls=60), "quick": types.SimpleNamespace(warm_up_calls=3)}
+    for name in ("slow", "quick", "ours"):
+        session.contenders[name] = types.SimpleNamespace(force_step=None)
+        answer = WarmUp(name, "force+step")(session)
+        assert (answer.error, answer.seconds, answer.memory_bytes, answer.host_us) == ("", 0.5, 7, 3.0)
+    limit = comparison_worker.WARM_UP_LIMIT_S
+    assert warmed == [(60, 0.05, limit), (3, 0.05, limit), (comparison_worker.WARM_UP_CALLS, 0.02, limit)]
+    tuning = [adapter.warm_up_calls for adapter in baselines.ADAPTERS if adapter.name == "cuequivariance"]
+    assert tuning and min(tuning) >= 60, "its kernels are chosen during the first calls"
+
+
+def test_a_peer_is_called_before_its_first_sample() -> None:
+    session, calls = ComparisonSession(ComparisonSetting(workload("equal"), "cpu", peers=())), []
+    session.peers["peer"] = None
+    assert Sample("peer")(session).error.startswith("KeyError"), "there is no sample without a warm-up"
+    session.contenders["peer"] = types.SimpleNamespace(forward=lambda: calls.append(1))
+    assert not calls and not WarmUp("peer", "forward")(session).error and len(calls) >= 2
 
 
 def test_peers_of_the_cpu_are_labelled() -> None:

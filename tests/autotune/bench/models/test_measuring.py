@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from autotune.bench.models import measuring
 from autotune.bench.models.measuring import Effort, kept_by_graphs, peak_mib, profile, wall_samples_ms
 
 
@@ -12,6 +13,21 @@ def test_slow_steps_get_fewer_samples() -> None:
     effort = Effort(seconds=0.0, most=9, least=5, slow_s=0.0, slow_samples=2)
     assert len(wall_samples_ms(lambda: None, "cpu", effort)) == 2
     assert len(wall_samples_ms(lambda: None, "cpu", Effort(seconds=0.0, most=9, least=5))) == 5
+
+
+def test_warm_up_calls_as_often_as_asked_within_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, calls = [0.0], []
+
+    def step() -> None:
+        calls.append(1)
+        now[0] += 1.0
+
+    monkeypatch.setattr(measuring.time, "perf_counter", lambda: now[0])
+    for asked, limit_s, made in ((5, 100.0, 5), (60, 2.5, 3), (1, 0.0, 1), (3, 2.0, 3)):
+        calls.clear()
+        measuring.warm_up(step, "cpu", asked, limit_s)
+        assert len(calls) == made
+    assert measuring.timed(step, "cpu") == 1.0
 
 
 def test_a_profile_of_the_cpu_runs_nothing() -> None:

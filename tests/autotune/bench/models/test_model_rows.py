@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import threading
 from pathlib import Path
@@ -10,11 +11,20 @@ from typing import Any
 import pytest
 import torch
 from ase import Atoms
-from tiny_model import EXCHANGE, PairModel
+from ase.io import read
+from tiny_model import EXCHANGE, PairModel, TinyPackage
 
+from autotune.bench.models import measuring, run
 from autotune.bench.models import rows as model_rows
-from autotune.bench.models import run
-from autotune.bench.models.contenders import _require_kernels, build, chosen, contenders_of, require_usable
+from autotune.bench.models import session as session_module
+from autotune.bench.models.contenders import (
+    _require_kernels,
+    build,
+    chosen,
+    contenders_of,
+    require_usable,
+    warm_up_calls,
+)
 from autotune.bench.models.measuring import Effort
 from autotune.bench.models.rows import rows_path, signed, statements_of, store_rows, stored_rows, was_measured_alike
 from autotune.bench.models.run import Request, bench_models
@@ -30,9 +40,10 @@ from autotune.bench.models.session import (
     wall_figures,
 )
 from autotune.bench.models.text import best_other, row_lines, table_lines
-from autotune.bench.models.values import errors_of, wrong_values
+from autotune.bench.models.values import errors_of, load, wrong_values
 from autotune.errors import ConfigError, DatabaseError, PeerError
 from autotune.integrations import exchange
+from autotune.models.packages.base import Outputs
 from autotune.models.packages.registry import package_named
 from autotune.models.whole_model import open_model
 from kernelgen.device import device_facts
@@ -104,6 +115,87 @@ def test_what_fails_is_the_answer(
     else:
         assert "error" not in answer and answer["wall_ms"] > 0
     assert session(Facts()).get("error", "") == (answer["error"] if contender in ("refuses", "equitune") else "")
+
+
+@pytest.fixture(scope="module")
+def crystal(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("structures") / "crystal.xyz"
+    cell = [[4.2, 0, 0], [0.5, 4.7, 0], [0, 0.25, 5.1]]  # no pair at the cutoff
+    Atoms("HCHN", positions=[[0, 0, 0], [0, 0, 1], [0, 1, 1], [1, 0, 1]], cell=cell, pbc=True).write(path)
+    return str(path)
+
+
+def test_of_a_crystal_the_stress_is_computed_in_every_step(
+    crystal: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EQUITUNE_MISSES", "0")
+    exact, asked, evaluate = str(tmp_path / "exact.pt"), [], TinyPackage.evaluate
+    ModelSetting(TINY, REFERENCE, "cpu", "float32").open()(Exact(crystal, "energy_forces", exact))
+    assert set(load(Path(exact))) == {"energy", "forces", "stress"}
+
+    def watched(package: TinyPackage, *given: Any, training: bool, stress: bool) -> Outputs:
+        asked.append((training, stress))
+        return evaluate(package, *given, training=training, stress=stress)
+
+    monkeypatch.setattr(TinyPackage, "evaluate", watched)
+    session = ModelSetting(TINY, "same", "cpu", "float32").open()
+    cell = session(Measure(crystal, "energy_forces", exact, QUICK))
+    session(Again(crystal, "energy_forces", QUICK))
+    assert set(cell["errors"]) == {"energy", "forces", "stress"} and max(cell["errors"].values()) < 1e-5
+    assert len(asked) >= 8 and set(asked) == {(False, True)}, "those that are timed too"
+
+
+def test_a_contender_that_leaves_the_stress_out_gets_no_figure(
+    crystal: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exact, evaluate = str(tmp_path / "exact.pt"), TinyPackage.evaluate
+    ModelSetting(TINY, REFERENCE, "cpu", "float32").open()(Exact(crystal, "energy_forces", exact))
+    without = lambda *given, **how: dataclasses.replace(evaluate(*given, **how), stress=None)  # noqa: E731
+    monkeypatch.setattr(TinyPackage, "evaluate", without)
+    cell = ModelSetting(TINY, "same", "cpu", "float32").open()(Measure(crystal, "energy_forces", exact, QUICK))
+    assert "stress differ by inf from stock" in cell["error"] and "wall_ms" not in cell
+
+
+def test_a_stress_is_the_slope_of_the_energy(crystal: str) -> None:
+    model, step, energies = open_model(TINY, dtype="float64"), 1e-6, []
+    atoms = read(crystal)
+    for sign in (1, -1):
+        strained = atoms.copy()
+        strained.set_cell(atoms.cell.array * (1 + sign * step), scale_atoms=True)
+        energies.append(float(model.energies_and_forces(model.inputs([strained])).energy.detach()))
+    stress = model.energies_and_forces(model.inputs([atoms]), stress=True).stress
+    assert stress is not None and model.energies_and_forces(model.inputs([atoms])).stress is None
+    slope = (energies[0] - energies[1]) / (2 * step) / atoms.cell.volume
+    assert float(stress[0].detach().trace()) == pytest.approx(slope, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("contender", "device", "calls"),
+    [
+        ("cuequivariance", "cuda", 60),
+        ("equitune+cuequivariance", "cuda", 60),
+        ("stock", "cuda", 3),
+        ("openequivariance", "cuda", 3),
+        ("cuequivariance", "cpu", 1),
+    ],
+)
+def test_who_tunes_itself_is_called_more_often_before_it_is_timed(contender: str, device: str, calls: int) -> None:
+    assert warm_up_calls(contender, device) == calls
+
+
+def test_steps_are_warm_before_they_are_timed(structure: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[Any] = []
+    effort = Effort(warm_up_s=4.0, tuning_s=10.0)
+    monkeypatch.setattr(session_module, "warm_up_calls", lambda contender, device: 7)
+    monkeypatch.setattr(measuring, "warm_up", lambda step, device, *limits: done.append(limits))
+    monkeypatch.setattr(measuring, "peak_mib", lambda step, device: done.append("peak"))
+    monkeypatch.setattr(measuring, "wall_samples_ms", lambda step, device, effort: done.append("samples") or [1.0])
+    session = ModelSetting(TINY, "same", "cpu", "float32").open()
+    for _ in range(2):
+        assert session(Measure(structure, "energy_forces", "", effort))["wall_ms"] == 1.0
+    session(Again(structure, "energy_forces", effort))
+    later = [(1, 0.0), "samples"]
+    assert done == [(7, 10.0), "peak", *later, (7, 4.0), "peak", *later, (3, 4.0), "samples"]
 
 
 def test_equitune_joins_another_librarys_model(structure: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
