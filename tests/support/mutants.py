@@ -409,6 +409,8 @@ class Run:
 
     def __init__(self, setting: Setting, out: Path, jobs: int = 1, again: Sequence[str] = ()) -> None:
         self.setting, self.out, self.jobs = setting, out, jobs
+        if out.exists():  # without a line that an interrupt cut short
+            out.write_text(out.read_text().rpartition("\n")[0] + "\n")
         self.known = {line["name"]: line for line in read(out) if line["state"] not in again}
 
     def over(self, mutants: Iterable[Mutant]) -> None:
@@ -463,7 +465,12 @@ class Run:
         print(f"{found['state']:9} {seconds:5.0f} s  {mutant.place}  {mutant.mutation.operator}", flush=True)
 
     def _wait(self, tree: Tree, job: Sequence[str], answer: Path) -> dict[str, Any]:
-        _, status = os.waitpid(self._fork(tree, job, answer), 0)
+        pid = self._fork(tree, job, answer)
+        try:
+            _, status = os.waitpid(pid, 0)
+        except BaseException:  # an interrupt: its group is its own
+            os.killpg(pid, signal.SIGKILL)
+            raise
         return _answer(answer, status)
 
     def _baseline(self, tree: Tree, mutant: Mutant) -> None:
@@ -510,11 +517,8 @@ def _log(answer: Path) -> str:
 
 
 def read(out: Path) -> list[dict[str, Any]]:
-    """The lines of a file of answers; of a line that an interrupt cut short, nothing."""
-    if not out.exists():
-        return []
-    lines = out.read_text().split("\n")[:-1]
-    return [json.loads(line) for line in lines if line]
+    """The lines of a file of answers."""
+    return [json.loads(line) for line in out.read_text().splitlines() if line] if out.exists() else []
 
 
 def report(lines: Iterable[dict[str, Any]], names: Iterable[str]) -> str:
@@ -568,6 +572,7 @@ def main() -> None:
         return
     if not given.report:
         os.environ.setdefault("OMP_NUM_THREADS", "1")
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
         Run(setting, given.out, given.jobs, given.again).over(mutants)
     print(report(read(given.out), [mutant.name for mutant in mutants]))
 
