@@ -16,7 +16,7 @@ from kernelgen.errors import InputError
 # A GPU starts blocks in order. Up to this many nodes, the longest spans come first, so that none starts last. With more
 # nodes the load balances by itself, and their own order keeps neighbours close in memory.
 LONGEST_FIRST = 8192
-# Spans, permutations and the loops of a GPU's kernels count edges by 32 bits, and may step somewhat beyond the last one;
+# Spans, permutations and loops of a GPU's kernels count edges by 32 bits, and may step somewhat beyond the last one;
 # a node has three numbers in the spans. Offsets of elements have 64 bits everywhere.
 MOST_EDGES = (1 << 31) - (1 << 16)
 MOST_NODES = MOST_EDGES // 3

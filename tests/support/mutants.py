@@ -161,7 +161,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     "kernelgen/terms/equivariant": _CONTRACTION,
     "kernelgen/terms/harmonics": _HARMONICS,
     "kernelgen/terms/scalar": _HARMONICS,
-    "kernelgen/terms/coupled": (*_RADIAL, *_WARPGROUPS),
+    "kernelgen/terms/coupled": _CONTRACTION,
     "kernelgen/emit": (*_HOST, *_CUDA),
     "kernelgen/emit/host.py": _HOST,
     "kernelgen/emit/cuda": _CUDA,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 from hypothesis import given
@@ -66,6 +68,13 @@ def test_a_captured_size_serves_smaller_graphs_but_not_much_smaller_ones() -> No
     assert best_fit(Counts(300, 6000, 1), sizes, 1.25) is None
     assert best_fit(Counts(2000, 40000, 1), sizes, 1.25) is None
     assert best_fit(Counts(90, 1800, 2), sizes, 1.25) is None, "the number of structures is exact"
+
+
+def test_of_several_sizes_the_smallest_serves() -> None:
+    small, wide, long = Counts(112, 2400, 2), Counts(136, 2400, 2), Counts(112, 2800, 2)
+    for sizes in itertools.permutations((small, wide, long)):
+        assert best_fit(Counts(90, 1800, 1), sizes, 1.25) == small
+    assert best_fit(Counts(90, 1800, 1), (long, wide), 1.25) == wide, "edges count first"
 
 
 def fields_of(real: Counts) -> dict[str, Field]:

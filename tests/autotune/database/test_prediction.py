@@ -230,6 +230,9 @@ def test_work_counts_traffic_and_additions_by_hand() -> None:
     assert owned["edge_bytes"] == pytest.approx(math.log2(4 * (64 + 4 + 32)))
     assert owned["traffic"] == pytest.approx(0.0) and owned["added"] == 0.0
     assert owned["waves"] == pytest.approx(math.log2(2**10 / 4 / (132 * 2 ** owned["blocks_held"])))
+    # Of 1,024 blocks with 4 warps each, 7.8 would be a multiprocessor's: all that it holds may be busy.
+    assert owned["warps_held"] == pytest.approx(owned["blocks_held"] + 2)
+    assert owned["warps_busy"] == pytest.approx(min(owned["warps_held"], math.log2(2**10 / 132)))
     # Each path by itself reads x for itself.
     assert numbers(spec, path_groups=2)["edge_bytes"] == pytest.approx(math.log2(4 * (64 + 2 * 4 + 2 * 32)))
     # Runs of 32 edges add a row of 128 each.

@@ -48,7 +48,15 @@ def test_steady_samples_stop_soon(scripted: Callable) -> None:
     timing = measure.time_callable(lambda: None, "cpu", max_seconds=1e9)
     assert (timing.median_us, timing.q1_us, timing.q3_us) == (5.0, 5.0, 5.0)
     assert measure.MIN_SAMPLES <= len(timing.samples_us) < 20
-    assert not timing.cut
+    assert not timing.cut and timing.clocks is None
+
+
+def test_the_clock_is_read_after_each_row_of_samples(scripted: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
+    readings = itertools.count(1000, 10)
+    monkeypatch.setattr(measure, "sm_clock_mhz", lambda device: next(readings))
+    taken = scripted(itertools.repeat(5.0))
+    timing = measure.time_callable(lambda: None, "cpu", max_seconds=1e9)
+    assert timing.clocks == {"sm_mhz": [1000, 1000 + 5 * (len(taken) - 1), 1000 + 10 * (len(taken) - 1)]}
 
 
 def test_noisy_samples_go_on_to_the_end(scripted: Callable) -> None:
@@ -93,7 +101,9 @@ def test_interval_of_the_median_covers_it() -> None:
         assert width == pytest.approx((high - low) / 2 / ordered[12])
         covered += low <= 1.0 <= high
     assert covered / rounds > 0.94
-    assert measure.relative_half_width([1.0, 2.0]) == math.inf
+    for few in range(1, 8):
+        assert measure.relative_half_width([1.0] * few) == math.inf, "too few for 95%"
+    assert measure.relative_half_width([8.0, 6.0, 1.0, 2.0, 7.0, 3.0, 5.0, 4.0]) == pytest.approx((8 - 2) / 2 / 4.5)
 
 
 def test_every_sample_evicts_the_cache_before_the_call() -> None:

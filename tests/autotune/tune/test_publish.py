@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import types
 from pathlib import Path
 from typing import Any
 
@@ -11,18 +12,22 @@ import pytest
 from database_samples import HOST, PROBLEM, entry, store
 from places import ROOT, shipped
 
-from autotune.compare.comparison import Result
+from autotune.compare.comparison import ComparisonResult, Result
 from autotune.compare.comparison_worker import ComparisonSession, ComparisonSetting
 from autotune.database.entry import Entry
 from autotune.database.maintenance import merge_file
-from autotune.database.store import device_record, read_table, to_text
+from autotune.database.provenance import hash_of_entry
+from autotune.database.store import Database, database_path, device_record, read_table, to_text
 from autotune.errors import DatabaseError
 from autotune.measure import certificate
 from autotune.measure.intervals import ratio_interval
 from autotune.measure.timing import timing_of
-from autotune.tune.publish import winner_of
+from autotune.tune import publish as publishing
+from autotune.tune.publish import contenders, publish, winner_of
 from autotune.workload.config_tables import load_graphs
+from autotune.workload.passes import moved_bytes
 from autotune.workload.workload import Workload
+from kernelgen.device import device_facts
 from kernelgen.schedule.tensor_product import HostSchedule
 
 ROUNDS = 60
@@ -74,6 +79,111 @@ def test_what_slows_a_whole_round_cancels() -> None:
     assert wide[1] - wide[0] > 3 * (high - low), "unpaired, the drift would hide it"
     assert ratio_interval(other[:4], default, paired=True) == (0.0, math.inf), "four rounds say nothing at 95%"
     assert ratio_interval(other, [2 * sample for sample in other[:20]], paired=True) == (2.0, 2.0)
+
+
+FACTS = device_facts("cpu")
+WORK = Workload("small", PROBLEM, "conv", load_graphs()["carbon-small"])
+DEFAULT, SECOND, BEST = HostSchedule(), HostSchedule(path_groups=2), HostSchedule(accumulate="atomics")
+
+
+def study(path: Path, *ranked: HostSchedule) -> Any:
+    """What publishing reads of a study: three trials, of which two passed."""
+    finished = {number: {"state": state} for number, state in enumerate(("ok", "crashed", "ok"))}
+    space = types.SimpleNamespace(default=DEFAULT)
+    given = {"ranking": ranked, "schedule_of": lambda line: line, "finished": finished, "sampler": "tpe"}
+    return types.SimpleNamespace(space=space, path=path, **given)
+
+
+def compared(*names: str, slow: str = "") -> ComparisonResult:
+    """A comparison of contenders in two passes, each faster than those before; ``slow`` failed in forward."""
+    times = dict(zip(names, (300.0, 200.0, 100.0), strict=False)) | {"e3nn": 900.0}
+    results = {
+        name: {
+            which: Result(timing_of([time_us * (1 + 0.001 * k) for k in range(20)]))
+            for which in ("forward", "backward")
+        }
+        for name, time_us in times.items()
+    }
+    if slow:
+        results[slow]["forward"] = Result(error="too slow")
+    by_direction = {name: {"forward": name, "backward": name} for name in names}
+    return ComparisonResult(
+        results,
+        errors={name: {which: {"g": 1e-7 * len(name)} for which in each} for name, each in by_direction.items()},
+        resources={name: {which: {"of": name} for which in each} for name, each in by_direction.items()},
+        certificates={name: {which: {"edges": len(name)} for which in each} for name, each in by_direction.items()},
+        copy_bandwidth=1e9,
+    )
+
+
+def test_contenders_are_the_default_and_the_best_three_others(tmp_path: Path) -> None:
+    many = [HostSchedule(path_groups=count) for count in (4, 1, 3, 2, 5)]
+    found = contenders({"forward": study(tmp_path, *many), "backward": study(tmp_path, BEST)})
+    assert many[1] == DEFAULT, "it is none of the others"
+    assert found == {
+        "default": {"forward": DEFAULT, "backward": DEFAULT},
+        "candidate 1": {"forward": many[0], "backward": BEST},
+        "candidate 2": {"forward": many[2]},
+        "candidate 3": {"forward": many[3]},
+    }
+
+
+def publish_of(result: ComparisonResult, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: list[str]) -> Any:
+    """Publish two searches and one in which nothing passed; returns the entries stored, by direction."""
+    asked: list[Any] = []
+
+    def run(setting: Any, passes: Any, ours: Any, **options: Any) -> ComparisonResult:
+        asked.append((setting, passes, ours, options["seconds_each"]))
+        return result
+
+    monkeypatch.setattr(publishing, "run_comparison", run)
+    path = database_path(tmp_path, FACTS.slug)
+    studies = {name: study(tmp_path / "trials" / name, SECOND, BEST) for name in ("forward", "backward")}
+    studies["double_backward"] = study(tmp_path / "trials" / "none")
+    database = Database.load(path, device_record(FACTS))
+    made = publish(WORK, studies, "cpu", database, tmp_path, 5, with_peers=False, seconds_each=0.5, on_step=said.append)
+    stored = {each.direction: each for each in read_table(path).by_identity.values()}
+    assert stored == {each.direction: each for each in made}
+    ((setting, passes, ours, seconds_each),) = asked
+    assert (setting, seconds_each) == (ComparisonSetting(WORK, "cpu", ()), 0.5)
+    assert passes == ("forward", "backward") and set(ours) == {"default", "candidate 1", "candidate 2"}
+    return stored
+
+
+def test_an_entry_holds_the_winners_times_errors_and_proof(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    stored = publish_of(compared("default", "candidate 1", "candidate 2"), tmp_path, monkeypatch, said)
+    forward = stored["forward"]
+    assert set(stored) == {"forward", "backward"} and said == []
+    assert forward.tuned_schedule == BEST and forward.time_us == pytest.approx(100.95)
+    assert (forward.q1_us, forward.q3_us) == (pytest.approx(100.475), pytest.approx(101.425))
+    assert forward.default["time_us"] == pytest.approx(302.85) and forward.default["schedule"] == DEFAULT.to_dict()
+    assert forward.gain["ratio"] == pytest.approx(3.0) and list(forward.peers) == ["e3nn"]
+    assert forward.peers["e3nn"]["time_us"] == pytest.approx(908.55)
+    assert forward.errors == {"g": pytest.approx(1.1e-6)} and forward.resources == {"of": "candidate 2"}
+    assert forward.certificate["edges"] == 11 and len(forward.certificate["environment"]) == 16
+    assert forward.bytes == moved_bytes(WORK, "forward") and forward.floor_us == pytest.approx(forward.bytes / 1e3)
+    assert forward.trials == {"file": "trials/forward", "count": 3, "ok": 2, "sampler": "tpe", "seed": 5}
+    assert forward.graph == {"name": "carbon-small", "edges": WORK.num_edges, "nodes": 64}
+    assert forward.source == hash_of_entry(forward, FACTS)
+
+
+def test_a_direction_whose_default_failed_is_not_published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    stored = publish_of(compared("default", "candidate 1", slow="default"), tmp_path, monkeypatch, said)
+    assert list(stored) == ["backward"] and said == ["small forward: not published, too slow"]
+
+
+def test_a_candidate_that_failed_is_no_winner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    result = compared("default", "candidate 1", "candidate 2", slow="candidate 2")
+    stored = publish_of(result, tmp_path, monkeypatch, [])
+    assert (stored["forward"].tuned_schedule, stored["backward"].tuned_schedule) == (SECOND, BEST)
+
+
+def test_where_nothing_passed_nothing_is_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(publishing, "run_comparison", lambda *_, **__: pytest.fail("it was compared"))
+    database = Database.load(database_path(tmp_path, FACTS.slug), device_record(FACTS))
+    assert publish(WORK, {"forward": study(tmp_path)}, "cpu", database, tmp_path, 5) == []
 
 
 @pytest.mark.parametrize(

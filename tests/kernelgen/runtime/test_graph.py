@@ -47,6 +47,15 @@ def test_sorted_edges_need_no_permutation(receiver: list[int], num_out: int, dty
     assert walked(receiver, num_out, dtype, is_sorted=True) == by_destination(receiver, num_out)
 
 
+def test_each_end_has_its_order_whatever_is_promised_of_the_other() -> None:
+    sender, receiver = torch.tensor([2, 0, 1, 0]), torch.tensor([0, 0, 1, 2])
+    order = edge_order(receiver, 3, is_sorted=True, sender=sender, num_in=4)
+    assert order.perm is None and order.spans.tolist() == [[0, 0, 2], [1, 2, 3], [2, 3, 4]]
+    assert order.sender_perm.tolist() == [1, 3, 2, 0]
+    assert order.sender_spans.tolist() == [[0, 0, 2], [1, 2, 3], [2, 3, 4], [3, 4, 4]]
+    assert len(edge_order(receiver, 3, sender=sender).sender_spans) == 3, "as many nodes as destinations"
+
+
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("count", [0, 1, 300, 32_766, 32_767, 40_000])
 def test_short_keys_give_the_same_order(count: int, device: str) -> None:
