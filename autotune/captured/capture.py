@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from autotune.captured.fields import Counts, Fields, best_fit, padded_size
+from autotune.captured.fields import Counts, Fields, best_fit, lost_input, padded_size
 from autotune.captured.model_state import ModelState
 from autotune.captured.package import package_for
 from autotune.captured.padded_step import PaddedStep
@@ -113,10 +113,9 @@ class CapturedModel(torch.nn.Module):
             if not self.package.runs_eagerly(self.model, inputs, options):
                 self._follow_the_model()
                 fields, real = self.package.fields(self.model, inputs, self._cutoff)
-                step = self._step_for(fields, real, options)
-                if step is not None:
-                    self.replays += 1
-                    return self.package.answer(self.model, inputs, step(fields, real))
+                found = self._found(fields, real, inputs, options)
+                if found is not None:
+                    return self.package.answer(self.model, inputs, found)
             self.eager_calls += 1
         return self.model(inputs, **options)
 
@@ -128,8 +127,10 @@ class CapturedModel(torch.nn.Module):
             self._cutoff = self.package.cutoff(self.model)
             self._state = ModelState(self.model)
 
-    def _step_for(self, fields: Fields, real: Counts, options: Mapping[str, Any]) -> PaddedStep | None:
-        """The captured step that serves a graph, made if needed; None if the model itself shall compute it."""
+    def _found(
+        self, fields: Fields, real: Counts, inputs: Mapping[str, Any], options: Mapping[str, Any]
+    ) -> dict[str, Any] | None:
+        """The results of the captured step that serves a graph, made if needed; None if none shall."""
         device = _device_of(self.model, fields)
         kind = (
             tuple(sorted(options.items())),
@@ -138,20 +139,33 @@ class CapturedModel(torch.nn.Module):
         )
         sizes = [size for known, size in self._steps if known == kind]
         size = best_fit(real, sizes, self.growth)
-        if size is None:
-            if sizes and self.outgrown == "eager":
-                return None
-            size = padded_size(real, self.growth)
-            while len(self._steps) >= self.kept:
-                self._steps.popitem(last=False)
-            self._steps[kind, size] = self._new(size, fields, device, dict(options))
-            self.captures += 1
-        self._steps.move_to_end((kind, size))
-        return self._steps[kind, size]
+        if size is None and sizes and self.outgrown == "eager":
+            return None
+        if size is not None:
+            step = self._steps[kind, size]
+            self._steps.move_to_end((kind, size))
+            return self._run(step, fields, real, inputs)
+        size = padded_size(real, self.growth)
+        while len(self._steps) >= self.kept:
+            self._steps.popitem(last=False)
+        step = self._new(size, fields, device, dict(options))
+        found = self._run(step, fields, real, inputs)
+        # Not before: a step whose first call failed is made anew by the next one.
+        self._steps[kind, size] = step
+        self.captures += 1
+        return found
+
+    def _run(self, step: PaddedStep, fields: Fields, real: Counts, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        found = step(fields, real)
+        for name in step.asked:
+            if name in inputs:
+                raise lost_input(name)
+        self.replays += 1
+        return found
 
     def _new(self, size: Counts, fields: Fields, device: torch.device, options: dict[str, Any]) -> PaddedStep:
         def compute(given: dict[str, torch.Tensor], size: Counts) -> dict[str, Any]:
-            return self.package.compute(self.model, given, size, options)
+            return self.package.known_results(self.package.compute(self.model, given, size, options), given)
 
         return PaddedStep(size, fields, device, compute, self.package.results)
 
@@ -183,7 +197,7 @@ def _settings(device: torch.device) -> tuple[Hashable, ...]:
     """torch's settings that change what kernels a model runs."""
     return (
         torch.get_default_dtype(),
-        torch.is_autocast_enabled(device.type),
+        torch.is_autocast_enabled(device.type) and torch.get_autocast_dtype(device.type),
         torch.get_float32_matmul_precision(),
         torch.are_deterministic_algorithms_enabled(),
     )

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+
+from kernelgen.errors import InputError, UnsupportedError
 
 # Ghost atoms are at least so many that none has more than this many times the edges of a real atom on average: one atom
 # with all ghost edges would be the last one to be ready.
@@ -42,7 +44,8 @@ class Field:
 
     per: what ``axis`` counts: ``atoms``, ``edges`` or ``graphs``; ``rows`` of it for each, and ``extra`` more.
     ghost: the rows of ghosts, as a number, as a tensor that broadcasts to them, or as a function of the real counts,
-    the captured ones and the device.
+    the captured ones and the device. below: what its indices count, if it holds any: one that is too large would be a
+    ghost's.
     """
 
     tensor: Tensor
@@ -51,9 +54,23 @@ class Field:
     axis: int = 0
     rows: int = 1
     extra: int = 0
+    below: str = ""
 
     def length(self, counts: Counts) -> int:
         return getattr(counts, self.per) * self.rows + self.extra
+
+    def check(self, name: str, real: Counts) -> None:
+        """InputError for another number of rows, and for indices out of range: a copy would broadcast the one row, and
+        padding would take the other for a ghost. On a GPU indices are not looked at, which would wait.
+        """
+        given, expected = self.tensor.shape[self.axis], self.length(real)
+        of = f"a graph of {real.atoms} atoms, {real.edges} edges and {real.graphs} structures"
+        if given != expected:
+            raise InputError(f"{name} has {given} rows; expected {expected} for {of}")
+        if self.below and self.tensor.is_cpu and self.tensor.numel():
+            least, most = (int(end) for end in self.tensor.aminmax())
+            if least < 0 or most >= getattr(real, self.below):
+                raise InputError(f"{name} has indices from {least} to {most}; expected numbers of {self.below} in {of}")
 
     def empty(self, size: Counts, device: torch.device) -> Tensor:
         shape = list(self.tensor.shape)
@@ -69,6 +86,35 @@ class Field:
 
 
 Fields = Mapping[str, Field]
+
+
+class GivenFields(dict):
+    """A model's padded inputs. ``asked``: names of others that the model looked for."""
+
+    def __init__(self, fields: Mapping[str, Any], asked: set[str]) -> None:
+        super().__init__(fields)
+        self.asked = asked
+
+    def __contains__(self, name: object) -> bool:
+        if super().__contains__(name):
+            return True
+        self.asked.add(str(name))
+        return False
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return self[name] if name in self else default
+
+    def __missing__(self, name: str) -> Any:
+        raise lost_input(name)
+
+    def copy(self) -> GivenFields:
+        return GivenFields(self, self.asked)
+
+
+def lost_input(name: str) -> UnsupportedError:
+    return UnsupportedError(
+        f"the model reads {name}, which a captured step does not pass on; call the model itself, uncaptured"
+    )
 
 
 def ghost_ends(real: Counts, size: Counts, device: torch.device) -> Tensor:

@@ -21,15 +21,20 @@ from kernelgen.folder import collected
 class CapturablePackage(ABC):
     """The models of one package, as functions of padded tensors.
 
-    name: the package's. results: by name of a model's result, what its rows are: ``atoms``, ``edges`` or ``graphs``.
+    name: the package's. classes: full names of those whose ``forward`` was read. methods: what a step takes the place
+    of. results: by name of a model's result, what its rows are: ``atoms`` or ``graphs``. left_out: names of the others,
+    which a captured step does not give.
     """
 
     name: str
+    classes: tuple[str, ...]
+    methods: tuple[str, ...] = ("forward", "__call__")
     results: Mapping[str, str]
+    left_out: frozenset[str] = frozenset()
 
-    @abstractmethod
     def matches(self, model: torch.nn.Module) -> bool:
         """Whether it is such a model, by the names of its classes."""
+        return is_kind_of(model, *self.classes)
 
     def check(self, model: Any) -> None:
         """UnsupportedError for a model that cannot be captured, with the reason."""
@@ -51,6 +56,19 @@ class CapturablePackage(ABC):
     def compute(self, model: Any, given: dict[str, Tensor], size: Counts, options: Mapping[str, Any]) -> dict[str, Any]:
         """The model's results for padded tensors; must not wait for the device."""
 
+    def known_results(self, out: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+        """Those results that a captured step gives; UnsupportedError if it does not know one.
+
+        given: the inputs, with which some models return their results.
+        """
+        unknown = out.keys() - self.results.keys() - self.left_out - given.keys()
+        if unknown:
+            raise UnsupportedError(
+                f"the model gives {', '.join(sorted(unknown))}, of which capture does not know the rows; call the model "
+                "itself, uncaptured"
+            )
+        return {name: out[name] for name in self.results if name in out}
+
     def answer(self, model: Any, inputs: Mapping[str, Any], found: dict[str, Any]) -> dict[str, Any]:
         """What a call returns, of the real results: as much as the model itself does."""
         return found
@@ -71,6 +89,10 @@ def package_for(model: torch.nn.Module) -> CapturablePackage:
                     "edge_weights='whole' to capture it"
                 )
             package.check(model)
+            if own := _what_would_be_lost(model, package):
+                raise UnsupportedError(
+                    f"{own}, whose inputs and results a captured step does not know; call the model itself, uncaptured"
+                )
             return package
     names = ", ".join(package.name for package in _known_packages())
     kind = f"{type(model).__module__}.{type(model).__qualname__}"
@@ -93,6 +115,34 @@ def cube(width: float) -> Tensor:
 
 
 def is_kind_of(model: torch.nn.Module, *names: str) -> bool:
-    """Whether a class of the model has one of these full names; those loaded from a torch.package have a prefix."""
-    kinds = [f"{kind.__module__}.{kind.__qualname__}" for kind in type(model).__mro__]
-    return any(kind == name or kind.endswith(f">.{name}") for kind in kinds for name in names)
+    """Whether a class of the model has one of these full names."""
+    return any(_full_name(kind) in names for kind in type(model).__mro__)
+
+
+def _full_name(kind: type) -> str:
+    """Without the prefix of a class that was loaded from a torch.package."""
+    home = kind.__module__
+    return f"{home.partition('>.')[2] if home.startswith('<torch_package_') else home}.{kind.__qualname__}"
+
+
+def _what_would_be_lost(model: torch.nn.Module, package: CapturablePackage) -> str:
+    """What the model does around the package's own step, in words; empty if nothing."""
+    for method in package.methods:
+        if method in model.__dict__:
+            return f"this {type(model).__name__} has a {method} of its own"
+        for kind in type(model).__mro__:
+            own = vars(kind).get(method)
+            if own is not None and not _is_known(kind, own, package.classes):
+                return f"{kind.__module__}.{kind.__qualname__} has a {method} of its own"
+    hooks = (*model._forward_hooks.values(), *model._forward_pre_hooks.values())
+    if any(not getattr(hook, "__module__", "").startswith("autotune.") for hook in hooks):
+        return f"this {type(model).__name__} has hooks of its own"
+    return ""
+
+
+def _is_known(kind: type, method: Any, classes: tuple[str, ...]) -> bool:
+    """Whether it is the method that torch, Equitune or the package wrote, and not one that took its place."""
+    if kind.__module__.startswith("torch."):
+        return True
+    known = kind.__module__.startswith("autotune.") or _full_name(kind) in classes
+    return known and getattr(method, "__globals__", {}).get("__name__") == kind.__module__

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from autotune.captured.fields import Counts, Field, Fields
+from autotune.captured.fields import Counts, Field, Fields, GivenFields
 from autotune.captured.volumes import VolumesByProducts
 from kernelgen.errors import UnsupportedError, cause_of
 from kernelgen.runtime.known_graphs import known_in_capture
@@ -39,7 +39,10 @@ class PaddedStep:
         self.size, self.device, self.compute, self.results = size, device, compute, results
         with torch.inference_mode(False):
             self.buffers = {name: field.empty(size, device) for name, field in fields.items()}
+        # Of the graph that is in the buffers; None while a call fills them, which may raise or be interrupted.
         self.filled: Counts | None = None
+        # Names of inputs that the model looked for and a step does not pass on.
+        self.asked: set[str] = set()
         # Rows of ghosts that are always the same, on the device.
         self._ghosts: dict[str, Tensor] = {}
         self.replays = 0
@@ -67,10 +70,13 @@ class PaddedStep:
 
     @torch.no_grad()
     def _fill(self, fields: Fields, real: Counts) -> None:
+        last, self.filled = self.filled, None
         for name, field in fields.items():
             buffer, length = self.buffers[name], field.length(real)
+            if field.tensor.shape[field.axis] != length or (field.below and field.tensor.is_cpu):
+                field.check(name, real)
             buffer.narrow(field.axis, 0, length).copy_(field.tensor)
-            if self._are_ghosts_as_before(field, real):
+            if _has_ghosts_of(last, field, real):
                 continue
             rest = buffer.narrow(field.axis, length, buffer.shape[field.axis] - length)
             if callable(field.ghost):
@@ -83,14 +89,9 @@ class PaddedStep:
                 rest.fill_(field.ghost)
         self.filled = real
 
-    def _are_ghosts_as_before(self, field: Field, real: Counts) -> bool:
-        if self.filled is None or callable(field.ghost):
-            return self.filled == real
-        return getattr(self.filled, field.per) == getattr(real, field.per)
-
     def _computed(self) -> dict[str, Any]:
         """By name of those results that the model gives, without autograd's graph."""
-        given = {name: buffer.detach() for name, buffer in self.buffers.items()}
+        given = GivenFields({name: buffer.detach() for name, buffer in self.buffers.items()}, self.asked)
         with torch.inference_mode(False), torch.enable_grad(), VolumesByProducts():
             out = self.compute(given, self.size)
         found = {name: out[name] for name in self.results if name in out}
@@ -99,23 +100,32 @@ class PaddedStep:
     def _capture(self, current: torch.cuda.Stream) -> None:
         side = _side_stream(self.device)
         side.wait_stream(current)
-        with torch.cuda.stream(side):
-            for _ in range(_WARM_UP):
-                self._computed()
-        current.wait_stream(side)
+        try:
+            with torch.cuda.stream(side):
+                for _ in range(_WARM_UP):
+                    self._computed()
+        finally:  # what a failed call left there still reads the buffers
+            current.wait_stream(side)
         graph = torch.cuda.CUDAGraph()
         try:
             with known_in_capture(), torch.cuda.graph(graph, stream=side, capture_error_mode="thread_local"):
-                self._found = self._computed()
+                found = self._computed()
         except RuntimeError as error:
             raise UnsupportedError(
                 f"the model cannot be captured in a CUDA graph: {cause_of(error)}; something in it (a hook, a block "
                 "that is not the package's) waits for the device or copies from the host"
             ) from error
-        self._graph = graph
+        self._found, self._graph = found, graph
 
     def _real(self, found: Mapping[str, Any], real: Counts) -> dict[str, Any]:
         return {
             name: value.narrow(0, 0, getattr(real, self.results[name])).clone() if isinstance(value, Tensor) else value
             for name, value in found.items()
         }
+
+
+def _has_ghosts_of(last: Counts | None, field: Field, real: Counts) -> bool:
+    """Whether a buffer that was filled with a graph of ``last`` has the ghosts of ``real``."""
+    if last is None or callable(field.ghost):
+        return last == real
+    return getattr(last, field.per) == getattr(real, field.per)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from autotune.captured.fields import Counts, Field, Fields, ghost_ends, ghost_pointer
-from autotune.captured.package import CapturablePackage, along_x, cube, is_kind_of
+from autotune.captured.package import CapturablePackage, along_x, cube
 from kernelgen.errors import UnsupportedError
 
 _HOME = "mace.modules.models"
@@ -30,6 +30,7 @@ class CapturableMace(CapturablePackage):
     """Ghosts are in a cubic cell of twice the cutoff; each of their edges goes from an atom to its next image."""
 
     name = "MACE"
+    classes = (f"{_HOME}.MACE", f"{_HOME}.ScaleShiftMACE")
     results = {
         **dict.fromkeys(("energy", "interaction_energy", "virials", "stress", "displacement"), "graphs"),
         "contributions": "graphs",
@@ -37,9 +38,6 @@ class CapturableMace(CapturablePackage):
         # None in every answer that a captured step gives.
         **dict.fromkeys(("edge_forces", "atomic_virials", "atomic_stresses", "hessian"), "atoms"),
     }
-
-    def matches(self, model: torch.nn.Module) -> bool:
-        return is_kind_of(model, f"{_HOME}.MACE")
 
     def check(self, model: Any) -> None:
         if hasattr(model, "joint_embedding"):
@@ -63,8 +61,8 @@ class CapturableMace(CapturablePackage):
         fields = {
             "positions": Field(positions, "atoms", 0.0),
             "node_attrs": Field(inputs["node_attrs"].detach(), "atoms", _first(inputs["node_attrs"].shape[1])),
-            "batch": Field(inputs["batch"], "atoms", counts.graphs),
-            "edge_index": Field(edges, "edges", ghost_ends, axis=1),
+            "batch": Field(inputs["batch"], "atoms", counts.graphs, below="graphs"),
+            "edge_index": Field(edges, "edges", ghost_ends, axis=1, below="atoms"),
             "shifts": Field(inputs["shifts"].detach(), "edges", along_x(2 * cutoff)),
             "unit_shifts": Field(inputs["unit_shifts"].detach(), "edges", along_x(1.0)),
             "cell": Field(inputs["cell"].detach().view(-1, 3), "graphs", cube(2 * cutoff), rows=3),

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from autotune.captured.fields import Counts, Field, Fields, ghost_atoms, ghost_ends
-from autotune.captured.package import CapturablePackage, along_x, cube, is_kind_of
+from autotune.captured.package import CapturablePackage, along_x, cube
 from kernelgen.errors import UnsupportedError
 
 # Inputs that a captured step takes. A structure without a cell gets one of zeros.
@@ -20,13 +20,18 @@ class CapturableNequIP(CapturablePackage):
     """Ghosts are in a cubic cell of twice the cutoff; each of their edges goes from an atom to its next image."""
 
     name = "NequIP"
+    classes = ("nequip.nn.graph_model.GraphModel",)
     results = {
         **dict.fromkeys(("total_energy", "stress", "virial"), "graphs"),
         **dict.fromkeys(("atomic_energy", "forces", "node_features"), "atoms"),
     }
-
-    def matches(self, model: torch.nn.Module) -> bool:
-        return is_kind_of(model, "nequip.nn.graph_model.GraphModel")
+    # What modules leave in the data beside their results.
+    left_out = frozenset(
+        (
+            *("node_attrs", "feature_norm_factor", "edge_vectors", "edge_lengths", "normed_edge_lengths"),
+            *("edge_cutoff", "edge_type_flat", "edge_attrs", "edge_embedding", "edge_features", "edge_energy"),
+        )
+    )
 
     def check(self, model: Any) -> None:
         if model.is_compile_graph_model:
@@ -49,14 +54,19 @@ class CapturableNequIP(CapturablePackage):
         graphs = numbers.shape[0]
         batch, cell, shift = (inputs.get(name) for name in ("batch", "cell", "edge_cell_shift"))
         cells = positions.new_zeros(1, 3, 3) if cell is None else cell.detach().view(-1, 3, 3)
-        shifts = positions.new_zeros(1, 3) if shift is None else shift.detach()
+        if cells.shape[0] == 1:  # of all structures
+            cells = cells.expand(graphs, 3, 3)
+        if shift is None:
+            shift = positions.new_zeros(1, 3).expand(count, 3)
+        if batch is None:
+            batch = edges.new_zeros(1).expand(atoms)
         fields = {
             "pos": Field(positions, "atoms", 0.0),
             "atom_types": Field(inputs["atom_types"], "atoms", 0),
-            "batch": Field(edges.new_zeros(1).expand(atoms) if batch is None else batch, "atoms", graphs),
-            "edge_index": Field(edges, "edges", ghost_ends, axis=1),
-            "edge_cell_shift": Field(shifts.expand(count, 3), "edges", along_x(1.0)),
-            "cell": Field(cells.expand(graphs, 3, 3), "graphs", cube(2 * cutoff)),
+            "batch": Field(batch, "atoms", graphs, below="graphs"),
+            "edge_index": Field(edges, "edges", ghost_ends, axis=1, below="atoms"),
+            "edge_cell_shift": Field(shift.detach(), "edges", along_x(1.0)),
+            "cell": Field(cells, "graphs", cube(2 * cutoff)),
             "num_atoms": Field(numbers, "graphs", ghost_atoms),
         }
         return fields, Counts(atoms, count, graphs)

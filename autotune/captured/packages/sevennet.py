@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from autotune.captured.fields import Counts, Field, Fields, ghost_ends
-from autotune.captured.package import CapturablePackage, along_x, is_kind_of
+from autotune.captured.package import CapturablePackage, along_x
 from kernelgen.errors import UnsupportedError
 
 _HOME = "sevenn.nn.sequential.AtomGraphSequential"
@@ -25,13 +25,14 @@ class CapturableSevenNet(CapturablePackage):
     """The edges of ghosts are vectors of twice the cutoff."""
 
     name = "SevenNet"
+    classes = (_HOME,)
+    methods = ("forward", "__call__", "_preprocess")
     results = {
         **dict.fromkeys(_OF_A_GRAPH, "graphs"),
         **dict.fromkeys(("atomic_energy", "inferred_force", "inferred_atomic_virial"), "atoms"),
     }
-
-    def matches(self, model: torch.nn.Module) -> bool:
-        return is_kind_of(model, _HOME)
+    # What modules leave in the data beside their results.
+    left_out = frozenset(("atom_type", "scaled_atomic_energy", "edge_length", "edge_embedding", "edge_attr"))
 
     def check(self, model: Any) -> None:
         if model.modal_map:
@@ -45,7 +46,7 @@ class CapturableSevenNet(CapturablePackage):
             )
 
     def runs_eagerly(self, model: Any, inputs: Mapping[str, Any], options: Mapping[str, Any]) -> str:
-        return "training" if model.training else ""
+        return "training" if model.training else next(iter(options), "")
 
     def cutoff(self, model: Any) -> float:
         return float(model.cutoff)
@@ -58,8 +59,8 @@ class CapturableSevenNet(CapturablePackage):
         batch = inputs["batch"] if model.is_batch_data else edges.new_zeros(1).expand(counts.atoms)
         fields = {
             "x": Field(kinds, "atoms", 0),
-            "batch": Field(batch, "atoms", counts.graphs),
-            "edge_index": Field(edges, "edges", ghost_ends, axis=1),
+            "batch": Field(batch, "atoms", counts.graphs, below="graphs"),
+            "edge_index": Field(edges, "edges", ghost_ends, axis=1, below="atoms"),
             "edge_vec": Field(vectors, "edges", along_x(2 * cutoff)),
             "cell_volume": Field(volume, "graphs", 1.0),
         }
@@ -79,9 +80,10 @@ class CapturableSevenNet(CapturablePackage):
         return {**(dict(inputs) if given is None else given()), **found}
 
 
-def with_energies(model: Any, given: Mapping[str, Tensor], graphs: int) -> dict[str, Any]:
+def with_energies(model: Any, given: dict[str, Tensor], graphs: int) -> dict[str, Any]:
     """What all modules but the last give, from the fields of a graph; the number of structures is known."""
-    data: dict[str, Any] = {**given, "node_attr": given["x"]}
+    data: dict[str, Any] = given.copy()
+    data["node_attr"] = data["x"]
     *layers, reduce, _ = model
     for layer in layers:
         data = layer(data)
