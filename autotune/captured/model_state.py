@@ -8,10 +8,10 @@ import torch
 
 
 class ModelState:
-    """The memory of a model's tensors, its modules and their mode.
+    """The memory of a model's tensors, its modules, their mode, and what was hung on them.
 
     A captured graph reads parameters and buffers where they were. So values written in place are seen, and a tensor in
-    other memory, of another dtype, or another module is a change.
+    other memory, of another dtype, another module, hook or ``forward`` is a change.
     """
 
     def __init__(self, model: torch.nn.Module) -> None:
@@ -25,10 +25,17 @@ class ModelState:
     def _facts(self) -> list[Any]:
         facts: list[Any] = []
         for module in self.modules:
-            facts += (type(module), module.training)
-            for tensors in (module._parameters, module._buffers):
+            own = module.__dict__
+            facts += (type(module), module.training, "forward" in own, *own["_forward_hooks"], *own["_forward_pre_hooks"])
+            # Written out, since every call asks all modules, of which most have no tensors or no children.
+            if tensors := own["_parameters"]:
                 for tensor in tensors.values():
                     if tensor is not None:
                         facts += (tensor.data_ptr(), tensor.dtype)
-            facts += map(id, module._modules.values())
+            if tensors := own["_buffers"]:
+                for tensor in tensors.values():
+                    if tensor is not None:
+                        facts += (tensor.data_ptr(), tensor.dtype)
+            if children := own["_modules"]:
+                facts += map(id, children.values())
         return facts

@@ -18,6 +18,7 @@ from kernelgen.errors import UnsupportedError
 _HOME = "sevenn.nn.sequential.AtomGraphSequential"
 # SevenNet's smallest volume, for structures without a cell.
 _LEAST_VOLUME = 1e-3
+_OVERWRITTEN = ("x", "node_attr")
 _OF_A_GRAPH = ("inferred_total_energy", "inferred_stress")
 
 
@@ -31,8 +32,10 @@ class CapturableSevenNet(CapturablePackage):
         **dict.fromkeys(_OF_A_GRAPH, "graphs"),
         **dict.fromkeys(("atomic_energy", "inferred_force", "inferred_atomic_virial"), "atoms"),
     }
-    # What modules leave in the data beside their results.
-    left_out = frozenset(("atom_type", "scaled_atomic_energy", "edge_length", "edge_embedding", "edge_attr"))
+    # What modules leave in the data beside their results, the first two in the place of inputs.
+    left_out = frozenset(
+        (*_OVERWRITTEN, "atom_type", "scaled_atomic_energy", "edge_length", "edge_embedding", "edge_attr")
+    )
 
     def check(self, model: Any) -> None:
         if model.modal_map:
@@ -73,11 +76,14 @@ class CapturableSevenNet(CapturablePackage):
         return data | forces_and_stress(model, data, by_edge, size)
 
     def answer(self, model: Any, inputs: Any, found: dict[str, Any]) -> dict[str, Any]:
-        """With the inputs, as SevenNet returns them; for a model that takes no batches without a structure's number."""
+        """With the inputs that SevenNet returns as they are; for a model that takes no batches without a structure's
+        number.
+        """
         if not model.is_batch_data:
             found |= {name: found[name][0] for name in _OF_A_GRAPH}
-        given: Callable[[], dict[str, Any]] | None = getattr(inputs, "to_dict", None)
-        return {**(dict(inputs) if given is None else given()), **found}
+        to_dict: Callable[[], dict[str, Any]] | None = getattr(inputs, "to_dict", None)
+        given = dict(inputs) if to_dict is None else to_dict()
+        return {**{name: value for name, value in given.items() if name not in _OVERWRITTEN}, **found}
 
 
 def with_energies(model: Any, given: dict[str, Tensor], graphs: int) -> dict[str, Any]:
