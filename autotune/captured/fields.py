@@ -8,7 +8,6 @@ structure has: sums over neighbours and over structures never mix them.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -38,8 +37,7 @@ class Counts(NamedTuple):
 GhostRows = Callable[[Counts, Counts, torch.device], Tensor]
 
 
-@dataclass(frozen=True)
-class Field:
+class Field(NamedTuple):
     """One tensor of a model's input.
 
     per: what ``axis`` counts: ``atoms``, ``edges`` or ``graphs``; ``rows`` of it for each, and ``extra`` more.
@@ -102,7 +100,7 @@ class GivenFields(dict):
         return False
 
     def get(self, name: str, default: Any = None) -> Any:
-        return self[name] if name in self else default
+        return super().get(name, default) if name in self else default
 
     def __missing__(self, name: str) -> Any:
         raise lost_input(name)

@@ -26,7 +26,13 @@ class ModelState:
         facts: list[Any] = []
         for module in self.modules:
             own = module.__dict__
-            facts += (type(module), module.training, "forward" in own, *own["_forward_hooks"], *own["_forward_pre_hooks"])
+            facts += (
+                type(module),
+                module.training,
+                "forward" in own,
+                *own["_forward_hooks"],
+                *own["_forward_pre_hooks"],
+            )
             # Written out, since every call asks all modules, of which most have no tensors or no children.
             if tensors := own["_parameters"]:
                 for tensor in tensors.values():

@@ -64,8 +64,8 @@ class CapturablePackage(ABC):
         unknown = out.keys() - self.results.keys() - self.left_out - given.keys()
         if unknown:
             raise UnsupportedError(
-                f"the model gives {', '.join(sorted(unknown))}, of which capture does not know the rows; call the model "
-                "itself, uncaptured"
+                f"the model gives {', '.join(sorted(unknown))}, of which capture does not know the rows; call the "
+                "model itself, uncaptured"
             )
         return {name: out[name] for name in self.results if name in out}
 

@@ -32,6 +32,18 @@ def predict(model: Any, *structures: Atoms, **options: Any) -> dict[str, torch.T
     return {name: value.detach() for name, value in out.items() if value is not None}
 
 
+def inputs(model: Any, *structures: Atoms) -> dict[str, torch.Tensor]:
+    device = next(model.parameters()).device
+    batch = batch_of(model, *structures)
+    return {name: value.to(device) for name, value in batch.items() if isinstance(value, torch.Tensor)}
+
+
+def call(model: Any, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    given = {name: value.clone() for name, value in batch.items()}
+    out = model(given, compute_stress=True)
+    return {name: out[name].detach() for name in ("energy", "forces", "stress", "node_energy", "node_feats")}
+
+
 def accelerated(**more: Any) -> torch.nn.Module:
     model = model_of(NUMBERS, **more)
     accelerate(model)
@@ -72,6 +84,25 @@ def test_a_stock_model_is_captured_too_and_gives_all_results() -> None:
     assert set(found) == set(wanted) and "virials" in wanted
     cases.assert_close(found, wanted)
     assert not any(value.requires_grad for value in found.values())
+
+
+@pytest.mark.parametrize("device", cases.DEVICES)
+def test_failed_and_interrupted_calls_leave_nothing(device: str) -> None:
+    cases.check_failed_calls_leave_nothing(accelerated().to(device), inputs, call)
+
+
+@pytest.mark.parametrize("device", cases.DEVICES)
+def test_wrong_inputs_are_as_the_models(device: str) -> None:
+    cases.check_wrong_inputs_are_as_the_models(accelerated().to(device), inputs, call)
+
+
+@pytest.mark.parametrize("device", cases.DEVICES)
+def test_models_with_a_forward_of_their_own_are_refused(device: str) -> None:
+    cases.check_own_methods_are_refused(accelerated().to(device), inputs, call)
+    with pytest.raises(UnsupportedError, match="Own has a forward of its own"):
+        stock = model_of(NUMBERS).to(device)
+        stock.__class__ = type("Own", (type(stock),), {"forward": lambda self, data: {}})
+        capture(stock)
 
 
 def test_several_heads() -> None:

@@ -22,7 +22,12 @@ from kernelgen.errors import UnsupportedError
 
 
 def predict(model: Any, *structures: Atoms) -> dict[str, torch.Tensor]:
-    return {name: value.detach() for name, value in CASE.predict(model, batch_of(model, *structures)).items()}
+    return call(model, batch_of(model, *structures))
+
+
+def call(model: Any, batch: dict[str, Any]) -> dict[str, torch.Tensor]:
+    given = {name: value.clone() if torch.is_tensor(value) else value for name, value in batch.items()}
+    return {name: value.detach() for name, value in CASE.predict(model, given).items()}
 
 
 def batch_of(model: Any, *structures: Atoms) -> dict[str, Any]:
@@ -45,17 +50,69 @@ def accelerated(dtype: torch.dtype = torch.float64) -> torch.nn.Module:
     return model
 
 
-def test_padded_steps_are_equal_to_unpadded_ones() -> None:
-    cases.check_padded_equals_unpadded(accelerated(), predict, cases.steps_of_size())
-
-
-def test_allegro() -> None:
+def of_package(name: str) -> torch.nn.Module:
+    """NequIP's or Allegro's."""
+    if name == "nequip":
+        return accelerated()
     pytest.importorskip("allegro", reason="Allegro is not installed")
     import allegro_cases
 
     model = allegro_cases.CASE.build(imidazole()).eval()
     accelerate(model)
-    cases.check_padded_equals_unpadded(model, predict, cases.steps_of_size())
+    return model
+
+
+of_both = pytest.mark.parametrize("name", ["nequip", "allegro"])
+
+
+@of_both
+@pytest.mark.parametrize("device", cases.DEVICES)
+def test_failed_and_interrupted_calls_leave_nothing(name: str, device: str) -> None:
+    cases.check_failed_calls_leave_nothing(of_package(name).to(device), batch_of, call, may_be_short="cell")
+
+
+@of_both
+@pytest.mark.parametrize("device", cases.DEVICES)
+def test_wrong_inputs_are_as_the_models(name: str, device: str) -> None:
+    cases.check_wrong_inputs_are_as_the_models(of_package(name).to(device), batch_of, call)
+
+
+@of_both
+@pytest.mark.parametrize("device", cases.DEVICES)
+def test_models_with_a_forward_of_their_own_are_refused(name: str, device: str) -> None:
+    cases.check_own_methods_are_refused(of_package(name).to(device), batch_of, call)
+
+
+@of_both
+@pytest.mark.parametrize("device", cases.DEVICES)
+def test_results_that_a_step_would_lose(name: str, device: str) -> None:
+    model: Any = of_package(name).to(device)
+    model.model.register_forward_hook(lambda _, given, out: {**out, "dipole": out["forces"].sum(0)})
+    with pytest.raises(UnsupportedError, match="the model gives dipole"):
+        call(capture(model), batch_of(model, imidazole()))
+
+
+@of_both
+def test_inputs_of_other_names_are_left_to_the_model(name: str) -> None:
+    """A model takes the vectors of edges, or inputs that it declares, and a captured step passes on neither."""
+    model: Any = of_package(name)
+    captured, batch = capture(model), batch_of(model, imidazole())
+    model.model_input_fields.append("field")
+    call(captured, {**batch, "field": torch.ones(1)})
+    assert (captured.eager_calls, captured.captures) == (1, 0)
+    vectors = batch["pos"].new_ones(batch["edge_index"].shape[1], 3)
+    molecule = {name: value for name, value in batch.items() if name not in ("cell", "edge_cell_shift", "pbc")}
+    with default_dtype(torch.float64):
+        assert "edge_forces" in captured({**molecule, "edge_vectors": vectors})
+    assert captured.eager_calls == 2
+
+
+def test_padded_steps_are_equal_to_unpadded_ones() -> None:
+    cases.check_padded_equals_unpadded(accelerated(), predict, cases.steps_of_size())
+
+
+def test_allegro() -> None:
+    cases.check_padded_equals_unpadded(of_package("allegro"), predict, cases.steps_of_size())
 
 
 def test_molecules_without_a_cell() -> None:

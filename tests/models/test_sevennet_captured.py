@@ -22,13 +22,18 @@ from autotune.integrations.sevennet import SevenNetCalculator
 from kernelgen.errors import UnsupportedError
 
 
-def predict(model: Any, *structures: Atoms) -> dict[str, torch.Tensor]:
+def inputs(model: Any, *structures: Atoms) -> dict[str, Any]:
     device = next(model.parameters()).device
-    batch = {
-        name: value.to(device) if isinstance(value, torch.Tensor) else value
-        for name, value in CASE.batch(model, *structures).items()
-    }
+    batch = CASE.batch(model, *structures)
+    return {name: value.to(device) if isinstance(value, torch.Tensor) else value for name, value in batch.items()}
+
+
+def call(model: Any, batch: dict[str, Any]) -> dict[str, torch.Tensor]:
     return {name: value.detach() for name, value in CASE.predict(model, batch).items()}
+
+
+def predict(model: Any, *structures: Atoms) -> dict[str, torch.Tensor]:
+    return call(model, inputs(model, *structures))
 
 
 SMALL = {KEY.NUM_CONVOLUTION: 2, KEY.IRREPS_MANUAL: ["8x0e", "8x0e+4x1e", "8x0e"], KEY.LMAX: 1}
@@ -42,6 +47,41 @@ def accelerated(dtype: torch.dtype = torch.float64) -> Any:
 
 def test_padded_steps_are_equal_to_unpadded_ones() -> None:
     cases.check_padded_equals_unpadded(accelerated(), predict, cases.steps_of_size())
+
+
+@pytest.mark.parametrize("device", cases.DEVICES)
+def test_failed_and_interrupted_calls_leave_nothing(device: str) -> None:
+    cases.check_failed_calls_leave_nothing(accelerated().to(device), inputs, call, may_be_short="x")
+
+
+@pytest.mark.parametrize("device", cases.DEVICES)
+def test_wrong_inputs_are_as_the_models(device: str) -> None:
+    cases.check_wrong_inputs_are_as_the_models(accelerated().to(device), inputs, call)
+
+
+@pytest.mark.parametrize("device", cases.DEVICES)
+def test_models_with_a_forward_of_their_own_are_refused(device: str) -> None:
+    model = accelerated().to(device)
+    cases.check_own_methods_are_refused(model, inputs, call)
+    model.__class__ = type("Prepared", (type(model),), {"_preprocess": lambda self, data: data})
+    with pytest.raises(UnsupportedError, match="Prepared has a _preprocess of its own"):
+        capture(model)
+
+
+@pytest.mark.parametrize("device", cases.DEVICES)
+def test_inputs_and_results_that_a_step_would_lose(device: str) -> None:
+    model = accelerated().to(device)
+    cases.check_lost_inputs_and_results_are_refused(model, model[-3], inputs, call)
+
+
+def test_features_and_options() -> None:
+    """The model's ``x`` is not what was given as ``x``; an option that the model does not have is its error."""
+    model = accelerated()
+    captured, batch = capture(model), CASE.batch(model, imidazole())
+    found = captured(dict(batch))
+    assert "x" in batch and not {"x", "node_attr"} & found.keys()
+    with pytest.raises(TypeError):
+        captured(dict(batch), compute_stress=True)
 
 
 def test_structures_without_batches_and_atomic_virials() -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import gc
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from ase import Atoms, units
 from ase.md.velocitydistribution import MaxwellBoltzmannDistribution
@@ -15,9 +18,15 @@ from ase.md.verlet import VelocityVerlet
 from model_cases import Results, imidazole
 
 from autotune import CapturedModel, accelerate, capture, restore
+from kernelgen.errors import UnsupportedError
 
+# Parameters of a test that runs on the GPU too, where there is one.
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 # Of a model and structures, what it predicts.
 Predict = Callable[..., Results]
+# Of a model and structures, its inputs on its device; of a model and its inputs, what it predicts.
+BatchOf = Callable[..., dict[str, Any]]
+Call = Callable[[Any, dict[str, Any]], Results]
 # The padded sums are the same, of the same numbers; a matrix product may add in another order.
 TOLERANCE = 1e-12
 
@@ -131,6 +140,140 @@ def check_changes_of_the_model_are_seen(model: torch.nn.Module, predict: Predict
         change()
         assert_close(predict(captured, atoms), predict(model, atoms))
         assert captured.captures == number and len(captured.sizes) == 1
+
+
+# Inputs by which atoms, edges and structures are counted: if one is too short, the others are said to be too long.
+COUNTED = ("positions", "pos", "atomic_numbers", "edge_index", "ptr", "num_atoms", "cell_volume")
+
+
+def check_failed_calls_leave_nothing(
+    model: torch.nn.Module, batch_of: BatchOf, call: Call, may_be_short: str = ""
+) -> None:
+    """After a call that raised or was interrupted at any field, the next one of the size before is right.
+
+    A field of too few rows, or of one that a copy would broadcast, is an error that names it.
+    """
+    atoms = imidazole()
+    larger = atoms.copy() + Atoms("H", [[3.0, 3.0, 3.0]])
+    larger.rattle(0.1, seed=2)
+    good, other = batch_of(model, atoms), batch_of(model, larger, larger[:4])
+    both = batch_of(model, atoms, atoms[:4])
+    captured = capture(model, growth=4.0)
+    for right, faulty in ((good, batch_of(model, larger)), (both, other)):
+        wanted = call(model, right)
+        assert_close(call(captured, right), wanted)
+        names = list(next(reversed(captured._steps.values())).buffers)
+        for name in set(names) & faulty.keys() - {may_be_short}:
+            rows = 1 if name == "edge_index" else 0
+            most = faulty[name].shape[rows]
+            for kept in {1, most - 1} - {0, most}:
+                with pytest.raises(RuntimeError, match="" if name in COUNTED else name):
+                    call(captured, {**faulty, name: faulty[name].narrow(rows, 0, kept)})
+                assert_close(call(captured, right), wanted)
+        for name in names:
+            with _interrupted_at(captured, name), pytest.raises(KeyboardInterrupt):
+                call(captured, faulty)
+            assert_close(call(captured, right), wanted)
+    assert captured.captures == 2, "else another capture served"
+    assert captured.eager_calls == 0
+
+
+@contextlib.contextmanager
+def _interrupted_at(captured: Any, name: str) -> Iterator[None]:
+    """Within, a captured step is interrupted at the ghosts of a field, after it wrote the field's real rows."""
+
+    def interrupt(*_: Any) -> torch.Tensor:
+        raise KeyboardInterrupt
+
+    package = captured.package
+
+    class Interrupting(type(package)):  # type: ignore[misc]
+        def fields(self, *of: Any) -> Any:
+            fields, real = package.fields(*of)
+            return {**fields, name: fields[name]._replace(ghost=interrupt)}, real
+
+    captured.package = Interrupting()
+    try:
+        yield
+    finally:
+        captured.package = package
+
+
+def check_wrong_inputs_are_as_the_models(model: torch.nn.Module, batch_of: BatchOf, call: Call) -> None:
+    """Extra inputs, another dtype, indices out of range: as the model itself, or an error; the next call is right."""
+    good = batch_of(model, imidazole())
+    captured, wanted = capture(model), call(model, good)
+    assert_close(call(captured, {**good, "unheard_of": torch.zeros(3)}), wanted)
+    single = {name: value.float() if _is_float(value) else value for name, value in good.items()}
+    out_of_range = [{**good, name: good[name] + 1} for name in ("edge_index", "batch") if name in good]
+    if good["edge_index"].is_cuda:
+        out_of_range = []  # the model's own assertion on the device would end the process
+    for given in (single, *out_of_range):
+        try:
+            stock = call(model, given)
+        except (RuntimeError, IndexError):
+            with pytest.raises((RuntimeError, IndexError)):
+                call(captured, given)
+        else:
+            assert_close(call(captured, given), stock, 1e-4)
+        assert_close(call(captured, good), wanted)
+
+
+def _is_float(value: Any) -> bool:
+    return torch.is_tensor(value) and value.is_floating_point()
+
+
+def check_own_methods_are_refused(model: Any, batch_of: BatchOf, call: Call) -> None:
+    """A forward of a subclass or of the model itself, or a hook: before the capture and after it."""
+    kind, good = type(model), batch_of(model, imidazole())
+    captured = capture(model)
+    call(captured, good)
+
+    def refused(match: str) -> None:
+        with pytest.raises(UnsupportedError, match=match):
+            capture(model)
+        with pytest.raises(UnsupportedError, match=match):
+            call(captured, good)
+
+    def forward(self: Any, *given: Any, **options: Any) -> Any:
+        return kind.forward(self, *given, **options)
+
+    model.__class__ = type("Own", (kind,), {"forward": functools.wraps(kind.forward)(forward)})
+    refused("Own has a forward of its own")
+    model.__class__ = type("Called", (kind,), {"__call__": forward})
+    refused("Called has a __call__ of its own")
+    model.__class__ = type("Renamed", (kind,), {})
+    call(capture(model), good)
+    model.__class__ = kind
+    model.forward = functools.partial(kind.forward, model)
+    refused("has a forward of its own")
+    del model.forward
+    for register in (model.register_forward_hook, model.register_forward_pre_hook):
+        handle = register(lambda *_: None)
+        refused("has hooks of its own")
+        handle.remove()
+    assert_close(call(captured, good), call(model, good))
+
+
+def check_lost_inputs_and_results_are_refused(model: Any, part: Any, batch_of: BatchOf, call: Call) -> None:
+    """``part``: a module of the model that takes and gives a dictionary. Here it reads one more input, or adds one."""
+    good = batch_of(model, imidazole())
+    with_field = {**good, "field": good["edge_index"].new_ones(3)}
+    for read in (lambda data: data.get("field"), lambda data: "field" in data):
+        handle = part.register_forward_pre_hook(lambda _, given, read=read: (read(given[0]), None)[1])
+        captured = capture(model)
+        assert_close(call(captured, good), call(model, good))
+        with pytest.raises(UnsupportedError, match="the model reads field"):
+            call(captured, with_field)
+        assert_close(call(captured, good), call(model, good))
+        handle.remove()
+    handle = part.register_forward_pre_hook(lambda _, given: given[0]["field"] and None)
+    with pytest.raises(UnsupportedError, match="the model reads field"):
+        call(capture(model), with_field)
+    handle.remove()
+    part.register_forward_hook(lambda _, given, out: {**out, "dipole": out["edge_index"]})
+    with pytest.raises(UnsupportedError, match="the model gives dipole"):
+        call(capture(model), good)
 
 
 def check_dynamics(captured: Any, eager: Any, models: list[CapturedModel], steps: int, tolerance: float) -> None:
