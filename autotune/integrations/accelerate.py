@@ -140,10 +140,12 @@ def restore(model: Any) -> int:
     undo_weights_inside(model)
     found = [(parent, name, child) for parent in model.modules() for name, child in _children(parent)]
     replaced = [(parent, name, child) for parent, name, child in found if isinstance(child, StandIn)]
-    for parent, name, child in replaced:
+    # All before the first takes its place: neighbours in two layouts would give wrong numbers.
+    originals = [child.put_back() for _, _, child in replaced]
+    for (parent, name, child), original in zip(replaced, originals, strict=True):
         if isinstance(child, AcceleratedConvolution | ExchangedConvolution):
             any(block.unfuse(parent) for block in known_blocks())
-        setattr(parent, name, child.put_back())
+        setattr(parent, name, original)
     return len(replaced)
 
 

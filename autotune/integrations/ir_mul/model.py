@@ -77,7 +77,10 @@ def change_layouts(model: torch.nn.Module, replacing: Replacing) -> tuple[list[P
 
 
 def _changed(model: torch.nn.Module, layout: ModelLayout, replacing: Replacing, prefix: str) -> list[Place] | str:
-    """What was replaced, or why nothing was: all stand-ins are made before the first takes its place."""
+    """What was replaced, or why nothing was: all stand-ins are made before the first takes its place.
+
+    A change that ends in the middle is taken back: neighbours in two layouts would give wrong numbers.
+    """
     try:
         parts = list(layout.parts(model))
     except UnsupportedError as reason:
@@ -88,13 +91,21 @@ def _changed(model: torch.nn.Module, layout: ModelLayout, replacing: Replacing, 
             made[part.module] = replacing.made_and_compared(part.module, part.stand_in)
             if isinstance(made[part.module], str):
                 return f"{part.name}: {made[part.module]}"
-    places = []
-    for part, module in [(part, part.module) for part in parts]:
-        setattr(part.parent, part.attribute, made[module])
-        if part.block is not None:
-            part.block.fuse(part.parent)
-        places.append(Place(prefix + part.name, repr(module), True, _detail(made[module]), part.kind))
-    layout.finish(model)
+    found = [(part, part.module) for part in parts]
+    places = [Place(prefix + part.name, repr(module), True, _detail(made[module]), part.kind) for part, module in found]
+    try:
+        for part, module in found:
+            setattr(part.parent, part.attribute, made[module])
+            if part.block is not None:
+                part.block.fuse(part.parent)
+        layout.finish(model)
+    except BaseException:
+        layout.undo(model)
+        for part, module in found:
+            if part.block is not None:
+                part.block.unfuse(part.parent)
+            setattr(part.parent, part.attribute, module)
+        raise
     return places
 
 

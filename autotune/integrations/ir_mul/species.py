@@ -140,7 +140,8 @@ def _found(node_attrs: Tensor) -> Species | None:
         torch._assert_async(are_one_hot, "node_attrs has rows that are not one-hot, after one-hot ones on this device")
     elif not are_one_hot:
         return None
-    _MET.add(key)
+    else:
+        _MET.add(key)
     return chunked_species(elements, node_attrs.shape[1]) if node_attrs.is_cuda else sorted_species(elements)
 
 

@@ -294,3 +294,14 @@ def test_what_is_kept_for_the_backward_pass(weights: bool, features: bool) -> No
     assert (x.shape in kept, linear.weight.shape in kept) == (weights, features)
     inputs = [one for one in (x, stand_in.weight) if one.requires_grad]
     assert all(gradient.any() for gradient in torch.autograd.grad(found.square().sum(), inputs))
+
+
+@pytest.mark.gpu
+def test_a_capture_alone_does_not_say_that_rows_are_one_hot(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows that are captured are not looked at; an assertion about them is of the graph's replays alone."""
+    monkeypatch.setattr(species, "_MET", set())
+    attrs, graph = one_hot(ELEMENTS).cuda(), torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        assert species_of(attrs) is not None
+    assert species_of(attrs * 2) is None
+    assert species_of(attrs) is not None and species._MET
