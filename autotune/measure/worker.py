@@ -66,7 +66,10 @@ class Worker:
 
     def call(self, job: Any, limit_s: float) -> Any:
         """The answer to one job. Raises WorkerLost, or WorkerError if the set-up failed or the job raised."""
+        if self._busy and not self._pending:
+            self.close()  # an earlier call was interrupted: its answer, still to come, would be taken for this one's
         connection = self._ready()
+        self._busy = True
         try:
             connection.send(job)
         except (BrokenPipeError, ConnectionResetError):
@@ -107,12 +110,14 @@ class Worker:
         self.setting = setting
         if self._connection is None:
             return
+        if self._busy and not self._pending:
+            self.close()  # as in call
+            return
+        self._pending, self._busy = self._pending + 1, True
         try:
             self._connection.send(_Reopen(setting))
         except (BrokenPipeError, ConnectionResetError):
             self.close()
-        else:
-            self._pending, self._busy = self._pending + 1, True
 
     def settle(self) -> None:
         """Wait until the process, if any, is set up and idle. WorkerError if its set-up failed."""

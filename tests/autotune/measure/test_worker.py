@@ -122,6 +122,21 @@ def test_what_raises_is_one_error(worker: Worker) -> None:
 
 
 @dataclass(frozen=True)
+def test_an_answer_that_was_not_awaited_is_not_the_next_jobs(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: Any) -> Any:
+        raise KeyboardInterrupt
+
+    for reopens in (False, True):
+        before = worker.call("a", PATIENCE_S)
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(worker, "_receive", interrupt)
+            worker.call("b", PATIENCE_S)
+        if reopens:
+            worker.reopen(Misbehaving())
+        after = worker.call("c", PATIENCE_S)
+        assert after[0] != before[0] and after[1] == 1
+
+
 class Stillborn:
     def open(self) -> Callable[[Any], Any]:
         ctypes.string_at(0)
