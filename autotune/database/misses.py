@@ -15,8 +15,10 @@ import atexit
 import contextlib
 import dataclasses
 import json
+import math
 import os
 import threading
+import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -35,8 +37,8 @@ FORMAT = 1
 # Runs are noted for this long after the last new operator or kernel; then the file is written, so that a model that is
 # killed later leaves its misses.
 WATCHED_S = 10.0
-# The end of a process waits this long for a lookup.
-_LONGEST_S = 10.0
+# At the end of a process no lookup begins after this time.
+LONGEST_S = 10.0
 # A kernel on fewer rows is all launch: there is nothing to tune. Most checks on random inputs are smaller, too.
 FEWEST_EDGES = 32
 # The file keeps the newest; a request with the key of a large problem takes up to a few kilobytes.
@@ -101,7 +103,7 @@ class _Ended(Exception):
 
 
 def _is_miss(request: Request, facts: DeviceFacts) -> bool:
-    if _notes.ending.is_set():
+    if time.monotonic() > _notes.end:
         raise _Ended
     try:
         return request.look_up(facts).origin != "exact"
@@ -140,20 +142,22 @@ class _Notes:
         self.operators: dict[int, Any] = {}
         self.runs: dict[tuple, tuple[Any, Any]] = {}
         self.timer: threading.Timer | None = None
-        # The thread that wrote last, or is writing.
-        self.writer: threading.Thread | None = None
-        self.ending = threading.Event()
+        # Those that wait or write; a slow one may still write when the next is started.
+        self.threads: list[threading.Timer] = []
+        # No lookup begins after this time.
+        self.end = math.inf
 
     def watch(self) -> None:
         """Note runs from now on, for a while."""
         if not self.operators or self.timer is not None:
             return
         with self.lock:
-            if self.timer is not None:
+            if self.timer is not None or self.end < math.inf:
                 return
             self.timer = threading.Timer(WATCHED_S, self.write)
-            self.timer.daemon = True
+            self.timer.daemon = True  # else Python would wait for it before it calls finish
             self.timer.start()
+            self.threads = [*(thread for thread in self.threads if thread.is_alive()), self.timer]
         if self.note not in WATCHERS:
             WATCHERS.append(self.note)
 
@@ -169,7 +173,6 @@ class _Notes:
             runs, self.runs = self.runs, {}
             if timer is None:
                 return
-            self.writer = threading.current_thread()
         with contextlib.suppress(ValueError):
             WATCHERS.remove(self.note)
         with contextlib.suppress(Exception):  # a model must never fail for this
@@ -178,12 +181,15 @@ class _Notes:
     def finish(self) -> None:
         """Keep what was noted, at the end of the process; a thread that is at it stops after its present lookup.
 
-        If it were inside of torch when Python ends it, the process would be aborted.
+        However long that takes, it is waited for: a thread that wants to go on after Python's end is ended by
+        ``pthread_exit``, whose unwinding aborts the process if it meets C++ such as torch's.
         """
+        self.end = time.monotonic() + LONGEST_S
         self.write()
-        if self.writer is not None and self.writer is not threading.current_thread():
-            self.ending.set()
-            self.writer.join(_LONGEST_S)
+        self.end = 0.0
+        for thread in self.threads:
+            thread.cancel()
+            thread.join()
 
 
 def _keep(runs: dict[tuple, tuple[Any, Any]]) -> None:

@@ -42,6 +42,7 @@ def end_with_parent() -> None:
 
     A killed parent cannot end its children itself.
     """
+    # Left behind at the end of this process: it only waits, in no C++.
     threading.Thread(target=_follow_parent, daemon=True).start()
 
 

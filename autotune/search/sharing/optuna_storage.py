@@ -59,6 +59,7 @@ class Shared(Claims):
         self._claims: dict[str, tuple[int, Knobs | None]] = {}
         self._given, self._met, self._reaped = set[int](), set[int](), 0.0
         self._end = threading.Event()
+        # May be left behind at the end of a process, since nothing that it calls is C++: see misses._Notes.finish.
         threading.Thread(target=self._beat, daemon=True).start()
 
     def close(self) -> None:

@@ -202,8 +202,56 @@ def test_a_short_process_leaves_its_misses_at_its_end(tmp_path: Path) -> None:
     assert len(json.loads(path.read_text())["misses"]) == 2
 
 
+# Two threads are inside of torch's C++ when the process ends: lookups are a backward pass whose hook, which is
+# Python again, takes a second.
+INSIDE = """
+import threading, time, torch
+from autotune.database import misses
+from autotune.database.requests import Request
+from small_net import SmallNet, batch
+began = threading.Semaphore(0)
+def look_up(request, facts):
+    began.release()
+    x = torch.ones(1, requires_grad=True)
+    x.register_hook(lambda gradient: time.sleep(1.0))
+    x.sum().backward()
+    raise RuntimeError
+net = SmallNet()
+net(*batch())
+misses._notes.write()
+Request.look_up = look_up
+misses._LONGEST_S = misses.LONGEST_S = misses.WATCHED_S = 0.1
+inside = 0
+while inside < 2:
+    misses._notes.watch()
+    net(*batch())
+    inside += began.acquire(timeout=0.05)
+"""
+
+
+def test_a_process_ends_well_while_threads_are_inside_of_torch(tmp_path: Path) -> None:
+    """Python ends a thread that goes on after the interpreter's end in a way that aborts the process in C++."""
+    own = {"EQUITUNE_DATABASE": str(tmp_path), "EQUITUNE_MISSES": "1", "PYTHONPATH": f"{ROOT}{os.pathsep}{SUPPORT}"}
+    done = subprocess.run([sys.executable, "-c", INSIDE], env=os.environ | own, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_at_its_end_a_process_begins_no_lookup_after_a_while_and_leaves_no_thread(
+    notes: misses._Notes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked = []
+    monkeypatch.setattr(Request, "look_up", lambda request, facts: looked.append(request))
+    monkeypatch.setattr(misses, "LONGEST_S", -1.0)
+    step(SmallNet())
+    (waiting,) = notes.threads
+    notes.finish()
+    assert not looked and not waiting.is_alive()
+    notes.operators[0] = None
+    notes.watch()
+    assert notes.timer is None, "a thread would outlive the process"
+
+
 def test_the_end_of_a_process_waits_for_the_thread(notes: misses._Notes, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Python ends a thread that is inside of torch's C++ in a way that aborts the process."""
     began, ended = threading.Event(), []
 
     def look_up(request: Request, facts: object) -> None:
@@ -213,10 +261,14 @@ def test_the_end_of_a_process_waits_for_the_thread(notes: misses._Notes, monkeyp
         raise EquituneError
 
     monkeypatch.setattr(Request, "look_up", look_up)
-    step(SmallNet())
-    thread = threading.Thread(target=notes.write, daemon=True)
-    thread.start()
-    assert began.wait(10)
+    net = SmallNet()
+    monkeypatch.setattr(misses, "WATCHED_S", 0.1)
+    for _ in range(100):
+        notes.watch()
+        step(net)
+        if began.wait(0.2):
+            break
+    thread = notes.threads[0]
     notes.finish()
     assert len(ended) == 1 and not thread.is_alive(), "it ended after the lookup that it was at"
 
