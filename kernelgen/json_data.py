@@ -1,7 +1,8 @@
 """Reads untrusted or damaged JSON: returns plain data or raises ValueError.
 
 Every file and line of JSON is read here, so callers expect one exception. The data cannot overflow the stack or 64-bit
-integers, and UTF-8 can encode it.
+integers, and UTF-8 can encode it. Its texts have no control characters but line ends and tabs: a stranger's file is
+also shown on terminals, which would obey them.
 """
 
 from __future__ import annotations
@@ -14,14 +15,16 @@ from typing import Any
 MOST_DEPTH = 100
 # Any integer of at most this many digits fits into 64 bits.
 SAFE_DIGITS = 18
-_SURROGATES = re.compile("[\ud800-\udfff]")
+_UNFIT = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
+# Where a text of JSON can have such a character, as it is or escaped.
+_MAY_BE_UNFIT = re.compile(r"\\[ubfr]|[\x7f-\x9f\ud800-\udfff]")
 
 
 def parse_json(text: str | bytes) -> Any:
     """The data of a text (bytes: UTF-8); ValueError for invalid JSON or nesting deeper than ``MOST_DEPTH``.
 
     An integer with more than ``SAFE_DIGITS`` digits becomes a float; beyond float64's range it is infinite, like
-    ``1e400``. A lone surrogate becomes the replacement character.
+    ``1e400``. A lone surrogate and a control character become the replacement character.
     """
     if isinstance(text, bytes):
         text = text.decode("utf-8-sig")
@@ -30,7 +33,7 @@ def parse_json(text: str | bytes) -> Any:
     except RecursionError:
         raise _too_deep() from None
     _check_depth(data)
-    return _writable(data) if "\\u" in text or _SURROGATES.search(text) else data
+    return with_fit_texts(data) if _MAY_BE_UNFIT.search(text) else data
 
 
 def _integer(digits: str) -> int | float:
@@ -50,10 +53,10 @@ def _too_deep() -> ValueError:
     return ValueError(f"it is nested more than {MOST_DEPTH} deep")
 
 
-def _writable(data: Any) -> Any:
-    """The same data with lone surrogates replaced, so that every text can be encoded."""
+def with_fit_texts(data: Any) -> Any:
+    """The same data with lone surrogates and control characters replaced: every text can be written and shown."""
     if isinstance(data, str):
-        return _SURROGATES.sub("\N{REPLACEMENT CHARACTER}", data)
+        return _UNFIT.sub("\N{REPLACEMENT CHARACTER}", data)
     if isinstance(data, dict):
-        return {_writable(key): _writable(value) for key, value in data.items()}
-    return [_writable(item) for item in data] if isinstance(data, list) else data
+        return {with_fit_texts(key): with_fit_texts(value) for key, value in data.items()}
+    return [with_fit_texts(item) for item in data] if isinstance(data, list) else data

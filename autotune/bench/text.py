@@ -40,7 +40,7 @@ def table_lines(rows: Sequence[Row]) -> list[str]:
     for cells in body:
         table.add_row(*cells)
     out = io.StringIO()
-    Console(file=out, width=1000).print(table)
+    Console(file=out, width=1000, markup=False, emoji=False).print(table)
     return [line.rstrip() for line in out.getvalue().splitlines()]
 
 

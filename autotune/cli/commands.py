@@ -35,6 +35,7 @@ from autotune.cli.packs.command import PACK_EXAMPLES, pack
 from autotune.cli.replay import REPLAY_EXAMPLES, record, replay
 from autotune.cli.tune import TUNE_EXAMPLES, tune
 from autotune.cli.tune_model import show_misses
+from kernelgen.json_data import with_fit_texts
 
 app = typer.Typer(
     name="equitune",
@@ -68,13 +69,13 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 def _fail(message: str) -> NoReturn:
     """Print the message as one line (a compiler's log is joined) and exit."""
-    line = " ".join(message.split())
+    line = with_fit_texts(" ".join(message.split()))
     print(f"equitune: error: {line[:2000]}", file=sys.stderr)
     sys.exit(2)
 
 
 def _show_warning(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:
-    print(f"equitune: warning: {' '.join(str(message).split())}", file=sys.stderr)
+    print(f"equitune: warning: {with_fit_texts(' '.join(str(message).split()))}", file=sys.stderr)
 
 
 def _version(wanted: bool) -> None:

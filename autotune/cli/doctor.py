@@ -63,7 +63,10 @@ def as_table(findings: tuple[Finding, ...]) -> Table:
     shown = ""
     for finding in findings:
         table.add_row(
-            "" if finding.section == shown else finding.section, finding.name, MARKS[finding.state], Text(finding.value)
+            "" if finding.section == shown else finding.section,
+            finding.name,
+            Text.from_markup(MARKS[finding.state]),
+            finding.value,
         )
         shown = finding.section
     return table

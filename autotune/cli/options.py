@@ -162,7 +162,7 @@ def write_comparison_page(before: Path, after: Path, results: Path, reports: Pat
 def print_rich(renderable: Any) -> None:
     from rich.console import Console
 
-    Console().print(renderable)
+    Console(markup=False, emoji=False).print(renderable)
 
 
 def print_next(step: str) -> None:

@@ -23,7 +23,7 @@ def summary_table(results_dir: str | Path, device: str | None = None) -> str:
 
     results = Path(results_dir)
     out = io.StringIO()
-    console = Console(file=out, width=WIDE, no_color=True)
+    console = Console(file=out, width=WIDE, no_color=True, markup=False, emoji=False)
     for slug in device_slugs(results):
         if device in (None, slug):
             _print(console, load_device(results, slug))

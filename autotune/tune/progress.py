@@ -35,8 +35,9 @@ class Progress:
 
         self.console = console or Console(stderr=True)
         self._prefix = f"[{tuner}] " if tuner else ""
-        columns = [progress.TextColumn("{task.description}"), progress.BarColumn(bar_width=20)]
-        columns += [progress.TextColumn("{task.fields[count]}"), progress.TextColumn("{task.fields[status]}")]
+        names = ("{task.description}", "{task.fields[count]}", "{task.fields[status]}")
+        title, *figures = (progress.TextColumn(name, markup=False) for name in names)
+        columns = (title, progress.BarColumn(bar_width=20), *figures)
         self._bar = progress.Progress(*columns, console=self.console, disable=not self.console.is_terminal)
         self._task: Any = None
         self._study: Study | None = None

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.errors import ConfigError, unknown_name
+from kernelgen.json_data import with_fit_texts
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -47,7 +48,7 @@ def number_of(what: str, value: Any) -> float:
 
 def read_toml(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return with_fit_texts(tomllib.loads(path.read_text(encoding="utf-8")))
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

@@ -59,7 +59,7 @@ def _kernels(before: Sequence[Need], after: Sequence[Need], places: Mapping[str,
         row = (place, what, direction_name(asked.direction), kind, asked.graph_class.text, old.found.origin)
         table.add_row(*row, _now(old, new), *_figures(new.found))
     out = io.StringIO()
-    Console(file=out, width=WIDE, no_color=True).print(table)
+    Console(file=out, width=WIDE, no_color=True, markup=False, emoji=False).print(table)
     return [line.rstrip() for line in out.getvalue().splitlines() if line.strip()]
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
+import re
 import tarfile
 from pathlib import Path
 
@@ -12,6 +14,7 @@ from database_samples import GPU, entry, store
 from autotune.cli import commands
 from autotune.database.store import database_path, read_table
 from autotune.errors import DatabaseError
+from autotune.report import summary_table, write_reports
 from autotune.tune.contribution import CONFIGS, database_in, whole_config, write_contribution
 from autotune.workload.config import load_config
 from kernelgen.schedule.tensor_product import CudaSchedule
@@ -52,6 +55,31 @@ def test_a_damaged_archive_is_a_typed_error(sent: Path) -> None:
     sent.write_bytes(sent.read_bytes()[:40])
     with pytest.raises(DatabaseError, match="cannot be read"), database_in(sent):
         pass
+
+
+def test_texts_of_strangers_reach_neither_terminal_nor_page_as_commands(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A title for the window, a colour, NUL, markup of the page and of rich."""
+    evil = "small\x1b]0;owned\x07\x1b[31m\x00\x9b1m<img src=x onerror=alert(1)>[/red] :smile:"
+    name = {"name": evil, "edges": 11872, "nodes": 424}
+    reasons = {"state": "drifted", "reason": evil, "date": evil}
+    peers = {"e3nn": {"error": evil}, evil: {"time_us": 1.0, "q1_us": 1.0, "q3_us": 1.0}}
+    bad = entry(CudaSchedule(), label=evil, graph=name, checked=reasons, peers=peers, software={evil: evil})
+    facts = dataclasses.replace(GPU, name=evil)
+    path, ours = store(tmp_path / "theirs", facts, bad), tmp_path / "ours"
+    ours.mkdir()
+    for _ in range(2):  # the second time after a change, whose entry is named
+        path.write_text(path.read_text().replace("2026-11-20", "2026-11-21"))
+        with pytest.raises(SystemExit) as ended:
+            commands.main(["db", "merge", str(path), "--results", str(ours)])
+        assert ended.value.code == 0
+    shown = capsys.readouterr().out + summary_table(ours)
+    assert "small" in shown and "[/red] :smile:" in shown
+    (page, *_) = write_reports(ours, tmp_path / "pages")
+    for text in (shown, page.read_text(), database_path(ours, facts.slug).read_text()):
+        assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f]", text) and "\\u001b" not in text
+    assert "<img" not in page.read_text() and "&lt;img" in page.read_text()
 
 
 def test_there_must_be_something_to_send(tmp_path: Path) -> None:
