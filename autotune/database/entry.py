@@ -2,7 +2,7 @@
 
 :meth:`Entry.from_dict` reads plain JSON data into a frozen :class:`Entry`, :meth:`Entry.to_dict` writes the same data.
 Entries may come from other people's files: every type is checked, schedules are rebuilt from known knobs only, and the
-path of the raw trials must stay in the file's directory.
+path of the raw trials must be that of a study.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import PurePosixPath, PureWindowsPath
 from types import MappingProxyType
 from typing import Any
 
@@ -33,6 +33,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
 TIMES = ("time_us", "q1_us", "q3_us")
 GAIN = dict.fromkeys(("ratio", "low", "high", "level"), "float")
 CERTIFICATE = {"bitwise": "bool", "equivariance": "float", "edges": "int", "environment": "str"}
+_TRIALS_FILE = re.compile(r"trials/[^\W_]([^\W_]|-){0,99}/[A-Za-z0-9_.-]{1,200}\.jsonl")
 # Omitted from files when empty.
 OPTIONAL = ("source", "gain", "certificate", "checked")
 
@@ -106,10 +107,12 @@ class Entry:
             _check_type(f"checked[{name!r}]", self.checked.get(name, ""), "str")
         _check_values("errors", self.errors, dict.fromkeys(self.errors, "float"))
         _check_values("gain", self.gain, GAIN)
+        _check_values("resources", self.resources, dict.fromkeys(self.resources, "float"))
         _check_values("certificate", self.certificate, CERTIFICATE)
         for name in ("count", "ok"):
             _check_type(f"trials[{name!r}]", self.trials.get(name, 0), "int")
-        _check_relative(self.trials.get("file", ""))
+        if self.trials.get("file", "") != "":
+            _check_trials_file(self.trials["file"])
 
     @property
     def identity(self) -> Identity:
@@ -269,10 +272,13 @@ def _check_peer(name: str, peer: Any) -> None:
         _check_type(f"{name}[{time!r}]", peer.get(time), "float")
 
 
-def _check_relative(path: Any) -> None:
-    parts = PurePosixPath(path).parts if isinstance(path, str) else ("..",)
-    if ".." in parts or str(path).startswith(("/", "\\", "~")) or PureWindowsPath(str(path)).drive or "\\" in str(path):
-        raise DatabaseError(f"entry field trials['file'] is {path!r}; expected a path inside the results directory")
+def _check_trials_file(path: Any) -> None:
+    """A merge writes there: it must be a study's file, as ``trial_records.study_path`` names it, and nothing else."""
+    if not (isinstance(path, str) and _TRIALS_FILE.fullmatch(path)):
+        raise DatabaseError(
+            f"entry field trials['file'] is {path!r:.200}; expected trials/DEVICE/STUDY.jsonl, inside the results "
+            "directory"
+        )
 
 
 def is_alike(spec: Any, graph_class: GraphClass | None, entry: Entry) -> bool:

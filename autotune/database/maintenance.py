@@ -97,7 +97,7 @@ def merge_file(path: Path, results_dir: Path, generator: str = GENERATOR_VERSION
     if any(item.taken for item in merged):
         for item in merged:
             if item.taken:
-                _copy_trials(item.entry, path.parent, results_dir)
+                _copy_trials(item.entry, path.parent, target)
         database.save()
     return target, merged
 
@@ -133,10 +133,13 @@ def preferred(ours: Entry, theirs: Entry, generator: str = GENERATOR_VERSION) ->
     return taken, f"{'theirs' if taken else 'ours'} is newer ({max(ours.date, theirs.date)})"
 
 
-def _copy_trials(entry: Entry, source: Path, target: Path) -> None:
-    """Copy the raw trials of an entry, if there are any: the entry is valid without them."""
-    name = entry.trials.get("file", "")
-    if not name or (source / name).resolve() == (target / name).resolve():
+def _copy_trials(entry: Entry, source: Path, database: Path) -> None:
+    """Copy the raw trials of an entry beside its database, if there are any: the entry is valid without them.
+
+    Trials of another device stay as they are.
+    """
+    name, target = entry.trials.get("file", ""), database.parent
+    if Path(name).parent.name != database.stem or (source / name).resolve() == (target / name).resolve():
         return
     if lines := trial_archive.read_study(source / name):
         (target / name).parent.mkdir(parents=True, exist_ok=True)

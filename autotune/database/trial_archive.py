@@ -25,6 +25,9 @@ Lines = list[dict[str, Any]]
 SUFFIX = ".jsonl.gz"
 # Number of fastest trials of a study that keep their raw samples; all trials keep their quartiles.
 WITH_SAMPLES = 10
+# Most bytes of an archive's text and of a line in it, some thirty and three hundred times what the largest has: a few
+# kilobytes of a stranger's archive can unpack to any number.
+MOST_BYTES, MOST_LINE = 1 << 29, 1 << 20
 # Start of a packed line, by which lines of other studies are skipped without parsing.
 _PLAIN_STUDY = re.compile(rb'\{"study": "([A-Za-z0-9_.-]+)"')
 
@@ -91,12 +94,17 @@ def _stem(record: dict[str, Any]) -> str:
 
 
 def _lines(archive: Path) -> Iterator[bytes]:
+    left = MOST_BYTES
     try:
         with gzip.open(archive) as file:
-            yield from file
+            while line := file.readline(MOST_LINE):
+                left -= len(line)
+                if left < 0 or len(line) == MOST_LINE:
+                    raise ValueError("it unpacks to more than trials need")
+                yield line
     except FileNotFoundError:
         return
-    except (OSError, EOFError, zlib.error) as error:
+    except (OSError, EOFError, ValueError, zlib.error) as error:
         raise DatabaseError(
             f"{archive} cannot be read ({cause_of(error)}); expected what `equitune db pack` wrote: "
             "restore it, or move it away"

@@ -91,7 +91,9 @@ def is_trial(record: dict[str, Any]) -> bool:
     """Whether a study can use the record: it has a schedule, a state and, if the trial succeeded, a time."""
     time_us = record.get("time_us")
     timed = isinstance(time_us, int | float) and math.isfinite(time_us) and time_us > 0
-    known = isinstance(record.get("schedule"), dict) and isinstance(record.get("resources", {}), dict)
+    resources = record.get("resources", {})
+    known = isinstance(record.get("schedule"), dict) and isinstance(resources, dict)
+    known = known and all(isinstance(value, int | float) for value in resources.values())
     return known and isinstance(record.get("state"), str) and (timed or record["state"] != "ok")
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import tarfile
 import tempfile
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,6 +23,8 @@ CONFIGS = ("h200", "connected", "harmonics", "vectors", "contraction")
 # Trials of a direction where the config names no number.
 TRIALS = 32
 SUFFIX = ".tar.gz"
+# Most bytes of a file in a contribution; the largest has 2 million.
+MOST_BYTES = 1 << 28
 
 
 def whole_config(backend: str, names: tuple[str, ...] = CONFIGS) -> TuneConfig:
@@ -68,10 +72,15 @@ def database_in(path: Path) -> Iterator[Path]:
     with tempfile.TemporaryDirectory() as folder:
         try:
             with tarfile.open(path, "r:gz") as archive:
-                files = [member for member in archive.getmembers() if member.isfile()]
+                members = list(itertools.islice(_bounded(archive), 3))
+                files = [member for member in members if member.isfile()]
                 names = [member.name for member in files if "/" not in member.name and member.name.endswith(".json")]
                 allowed = {f"{names[0]}", f"trials/{Path(names[0]).stem}{trial_archive.SUFFIX}"} if names else set()
-                if len(names) != 1 or {member.name for member in archive.getmembers()} - allowed:
+                if (
+                    len(names) != 1
+                    or len(members) > min(2, len(files))
+                    or {member.name for member in members} - allowed
+                ):
                     raise DatabaseError(f"{path} is no contribution; expected what `equitune db contribute` wrote")
                 for member in files:
                     source = archive.extractfile(member)
@@ -79,6 +88,14 @@ def database_in(path: Path) -> Iterator[Path]:
                     target = Path(folder) / member.name
                     target.parent.mkdir(exist_ok=True)
                     target.write_bytes(source.read())
-        except (tarfile.TarError, OSError, EOFError) as error:
+        except (tarfile.TarError, OSError, EOFError, ValueError, zlib.error) as error:
             raise DatabaseError(f"{path} cannot be read ({error})") from error
         yield Path(folder) / names[0]
+
+
+def _bounded(archive: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
+    """Its members, read one by one. ValueError at a large one: a few kilobytes can unpack to any number."""
+    for member in archive:
+        if member.size > MOST_BYTES:
+            raise ValueError(f"it holds {member.size} bytes, more than a database has")
+        yield member

@@ -49,6 +49,8 @@ def is_legal(query: Query, entry: Entry, skipped: list[str]) -> bool:
 
 def why_illegal(query: Query, schedule: Knobs) -> str:
     """Why a schedule is not legal on the query's device; empty if it is."""
+    if schedule.backend != query.spec.facts.backend:
+        return f"a {schedule.backend} schedule cannot run on {query.spec.facts.name}"
     try:
         query.kind.plan(query.kind.kernel_spec(query.spec, schedule), query.find_schedule)
     except ScheduleError as error:

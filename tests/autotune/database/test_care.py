@@ -77,16 +77,17 @@ def test_files_are_joined(tmp_path: Path) -> None:
     here, there = tmp_path / "here", tmp_path / "there"
     same, worse = entry(), entry(direction="backward", date=DATES[1])
     store(here, HOST, same, worse)
-    better = entry(direction="backward", date=DATES[0], trials=trials(900, file="trials/theirs.jsonl"))
+    better = entry(direction="backward", date=DATES[0], trials=trials(900, file=f"trials/{HOST.slug}/theirs.jsonl"))
     new = entry(dtype="float64")
     file = store(there, HOST, same, better, new)
-    (there / "trials").mkdir()
-    (there / "trials" / "theirs.jsonl").write_text("{}\n")
+    for side, lines in ((there, "{}\n"), (here, "")):
+        (side / "trials" / HOST.slug).mkdir(parents=True)
+        (side / "trials" / HOST.slug / "theirs.jsonl").write_text(lines)
     target, merged = merge_file(file, here, NOW)
     assert [(item.entry, item.taken) for item in merged] == [(better, True), (same, False), (new, True)]
     assert counts(merged) == {"taken": 2, "kept out": 0, "the same": 1}
     assert target.parent == here and list(read_table(target).by_identity.values()) == [better, same, new]
-    assert (here / "trials" / "theirs.jsonl").read_text() == "{}\n"
+    assert (here / "trials" / HOST.slug / "theirs.jsonl").read_text() == "{}\n"
     assert counts(merge_file(file, here, NOW)[1]) == {"taken": 0, "kept out": 0, "the same": 3}
 
 

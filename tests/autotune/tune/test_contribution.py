@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import gzip
 import io
+import random
 import re
 import tarfile
 from pathlib import Path
@@ -52,8 +55,44 @@ def test_an_archive_with_anything_else_is_refused(sent: Path, tmp_path: Path, na
 
 
 def test_a_damaged_archive_is_a_typed_error(sent: Path) -> None:
-    sent.write_bytes(sent.read_bytes()[:40])
+    data, draw = sent.read_bytes(), random.Random(0)
+    for _ in range(60):
+        at = draw.randrange(10, len(data))
+        sent.write_bytes(data[:at] + bytes([data[at] ^ 1 << draw.randrange(8)]) + data[at + 1 :])
+        with contextlib.suppress(DatabaseError), database_in(sent):
+            pass
+    sent.write_bytes(data[:40])
     with pytest.raises(DatabaseError, match="cannot be read"), database_in(sent):
+        pass
+
+
+def forged(path: Path, *members: tuple[str, bytes, int]) -> Path:
+    """An archive of members with a name, a type of tar and a size that may be larger than the archive."""
+    with gzip.open(path, "wb") as out:
+        for name, kind, size in members:
+            info = tarfile.TarInfo(name)
+            info.type, info.size, info.linkname = kind, size, "/etc/passwd"
+            out.write(info.tobuf(tarfile.GNU_FORMAT) + bytes(-(-min(size, 1024) // 512) * 512))
+        out.write(bytes(1024))
+    return path
+
+
+@pytest.mark.parametrize(
+    "members, said",
+    [
+        ([("gpu.json", tarfile.REGTYPE, 1 << 50)], "more than a database has"),
+        ([("gpu.json", tarfile.REGTYPE, 2), ("trials/gpu.jsonl.gz", tarfile.SYMTYPE, 0)], "is no contribution"),
+        ([("gpu.json", tarfile.REGTYPE, 2), ("trials", tarfile.SYMTYPE, 0)], "is no contribution"),
+        ([("gpu.json", tarfile.SYMTYPE, 0)], "is no contribution"),
+        ([("gpu.json", tarfile.LNKTYPE, 0)], "is no contribution"),
+        ([("/gpu.json", tarfile.REGTYPE, 2)], "is no contribution"),
+        ([("gpu.json", tarfile.REGTYPE, 2)] + [("trials/gpu.jsonl.gz", tarfile.REGTYPE, 2)] * 2, "is no contribution"),
+    ],
+)
+def test_links_and_any_number_of_bytes_are_refused(
+    tmp_path: Path, members: list[tuple[str, bytes, int]], said: str
+) -> None:
+    with pytest.raises(DatabaseError, match=said), database_in(forged(tmp_path / "forged.tar.gz", *members)):
         pass
 
 
