@@ -77,6 +77,7 @@ def test_what_slows_a_whole_round_cancels() -> None:
     shuffled = list(np.random.default_rng(1).permutation(default))
     wide = ratio_interval(other, shuffled, paired=True)
     assert wide[1] - wide[0] > 3 * (high - low), "unpaired, the drift would hide it"
+    assert winner(default, other)[0] == "candidate 1" and winner(shuffled, other)[0] == "default"
     assert ratio_interval(other[:4], default, paired=True) == (0.0, math.inf), "four rounds say nothing at 95%"
     assert ratio_interval(other, [2 * sample for sample in other[:20]], paired=True) == (2.0, 2.0)
 

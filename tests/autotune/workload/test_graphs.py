@@ -189,6 +189,13 @@ def test_a_graph_class_sees_nodes_that_a_gpu_would_wait_for(name: str) -> None:
     assert GraphClass.of_graph("conv", by_degrees([10] * 100 + [500]), 101).log2_skew == 0, "small"
 
 
+@pytest.mark.parametrize(("longest", "skew"), [(159, 0), (161, 3), (319, 3), (323, 4)])
+def test_skew_is_rounded_down(longest: int, skew: int) -> None:
+    """A mean node has 20 edges and a little."""
+    degrees = [20] * 4000 + [longest]
+    assert GraphClass.of_graph("conv", by_degrees(degrees), 4001).log2_skew == skew
+
+
 @pytest.mark.parametrize("name", ["aspirin", "carbon", "mof", "liquid"])
 def test_graphs_of_the_suite_have_no_skew(name: str) -> None:
     graph = build_graph(load_graphs()[name])

@@ -113,6 +113,9 @@ def test_the_matrix_is_loaded_at_once_if_it_fits_into_registers() -> None:
         assert plan.loads_matrix_at_once is at_once and ("leave_path" in emit(plan).text) is at_once
         out = run_radial(given, forward(), schedule)["out"]
         assert relative_error(out, given.expected()["out"]) < 3e-7
+    several = plan_of(problem, RadialSchedule(2, warps=2), 128)
+    assert several.paths_held == 4 and [len(group.paths) for group in several.product.groups] == [7, 4]
+    assert not several.loads_matrix_at_once, "the larger group's does not fit"
 
 
 def test_a_block_of_several_groups_starts_from_zero() -> None:

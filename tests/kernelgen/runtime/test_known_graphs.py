@@ -12,7 +12,7 @@ from module_cases import conv_inputs, e3nn_conv, random_graph, small_conv
 
 import kernelgen.ops.operator
 import kernelgen.runtime.arguments
-from kernelgen import InputError, build
+from kernelgen import InputError, build, edge_order
 from kernelgen.ops.operator import Operator
 from kernelgen.runtime import known_graphs
 from kernelgen.runtime.known_graphs import KnownGraphs, known_in_capture
@@ -114,10 +114,15 @@ def test_a_graph_that_was_seen_is_found_again_and_no_new_one_is_kept() -> None:
 def test_facts_of_one_graph_do_not_pile_up(ordered: list[int]) -> None:
     graphs = KnownGraphs()
     sender, receiver = random_graph(10, 4, 4)
+    known = graphs.find(sender, receiver)
+    assert known is not None
     for num_out in range(4, 100):
         graphs.check(sender, receiver, 4, num_out)
-    known = graphs.find(sender, receiver)
-    assert known is not None and 0 < len(known.in_range) <= 16
+        graphs.order(sender, receiver, (4, num_out, None), lambda count=num_out: edge_order(receiver, count))
+        assert known_graphs.kept_fact(known, ("twice", num_out), lambda count=num_out: 2 * count) == 2 * num_out
+        for kept in (known.in_range, known.orders, known.facts):
+            assert len(kept) == 1 + (num_out - 4) % 16, "all go when there would be a seventeenth"
+    assert known_graphs.kept_fact(known, ("twice", 99), lambda: pytest.fail("it is kept")) == 198
 
 
 def test_sorted_receivers_on_the_cpu_need_no_permutation() -> None:
