@@ -125,6 +125,8 @@ _RADIAL = (
     _EMIT + "test_radial_kernel.py::test_lane_by_lane",
     _EMIT + "test_radial_kernel.py::test_what_has_no_such_kernel",
     _EMIT + "test_coupled_cotangents.py::test_which_paths_are_coupled",
+    _EMIT + "test_coupled_cotangents.py::test_all_groups_stage_fewer_edges_where_one_has_no_room",
+    _EMIT + "test_whole_rows.py::test_the_matrix_is_loaded_at_once_if_it_fits_into_registers",
     _EMIT + "test_coupled_cotangents.py::test_some_gradients[deep-xy]",
     _EMIT + "test_coupled_cotangents.py::test_some_gradients[uneven-yw]",
     _EMIT + "test_coupled_cotangents.py::test_a_group_without_coupled_paths",
@@ -210,6 +212,14 @@ TESTS: dict[str, tuple[str, ...]] = {
         *_SPACE,
         "tests/autotune/modules/test_first_runs.py",
         "tests/autotune/tune/test_recheck.py",
+    ),
+    "autotune/database/candidates/legal_form.py": (
+        _DATABASE + "test_legal_form.py",
+        "tests/autotune/portability/test_portability.py::test_every_entry_is_served_where_shared_memory_is_smallest",
+        "tests/autotune/portability/test_portability.py::test_what_is_prefetched_fits_into_a_smaller_l2",
+        "tests/autotune/portability/test_portability.py::test_the_form_for_less_shared_memory_keeps_what_a_team_does",
+        "tests/autotune/portability/test_portability.py::test_a_limit_of_registers_is_left_to_blackwells_compiler",
+        _DATABASE + "test_lookup.py",
     ),
     "autotune/database/store.py": (
         _DATABASE + "test_lookup.py",

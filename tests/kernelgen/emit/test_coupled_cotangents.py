@@ -154,6 +154,13 @@ def test_less_shared_memory() -> None:
     assert seen == {(32, 2), (32, 1), (16, 1)}
 
 
+def test_all_groups_stage_fewer_edges_where_one_has_no_room() -> None:
+    groups = {"path_groups": 3, "warps": 2, "coupled": 2}
+    size = plan_of(UNEVEN, **groups).shared_bytes - 1  # the largest group's
+    facts = dataclasses.replace(FACTS, shared_per_block=size, shared_per_unit=size + 1024)
+    assert (plan_of(UNEVEN, **groups).stage, plan_of(UNEVEN, facts, **groups).stage) == (32, 16)
+
+
 def test_which_paths_are_coupled() -> None:
     """By terms for each component of x; without coupled paths a schedule is what it was."""
     plans = {coupled: plan_of(SMALL, coupled=coupled) for coupled in (0, 1, 2)}
