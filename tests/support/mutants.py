@@ -179,7 +179,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     "kernelgen/emit/symmetric": _CONTRACTION,
     "kernelgen/emit/radial": _RADIAL,
     "kernelgen/emit/radial/warpgroup": _WARPGROUPS,
-    "kernelgen/plan": (*_SPACE, *_HOST, *_CUDA),
+    "kernelgen/plan": (*_SPACE, *_HOST, _EMIT + "test_ahead.py", *_CUDA),
     "kernelgen/plan/defaults.py": (*_SPACE, _DATABASE + "test_lookup.py", _DATABASE + "test_skew.py"),
     "kernelgen/plan/l2_prefetch.py": (_EMIT + "test_ahead.py", *_CUDA),
     "kernelgen/plan/pairs.py": (*_PAIRS, *_SPACE),

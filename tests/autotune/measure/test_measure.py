@@ -78,7 +78,8 @@ def test_hopeless_candidate_is_cut_after_a_look(scripted: Callable) -> None:
     timing = measure.time_callable(lambda: None, "cpu", hopeless_us=20.0)
     assert taken == [measure.FIRST_LOOK]
     assert timing.cut and timing.median_us == 50.0
-    assert not measure.time_callable(lambda: None, "cpu", hopeless_us=60.0).cut
+    for limit_us in (60.0, 50.0):
+        assert not measure.time_callable(lambda: None, "cpu", hopeless_us=limit_us).cut
 
 
 def test_quartiles_of_known_samples() -> None:
@@ -258,6 +259,22 @@ def test_host_time_is_that_of_a_row_of_calls() -> None:
     sampler.host_row_us(seconds=10.0)
     assert len(calls) == measure.MIN_HOST_CALLS, "long calls are repeated less often"
     assert sampler.peak_bytes() is None, "torch does not count a CPU's memory"
+
+
+def test_a_row_of_calls_starts_with_an_idle_device_and_does_not_wait_for_its_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    done, now_ns = [], [0]
+
+    def spend(name: str, time_ns: int) -> None:
+        done.append(name)
+        now_ns[0] += time_ns
+
+    monkeypatch.setattr(measure.time, "perf_counter_ns", lambda: now_ns[0])
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: spend("wait", 10**9))
+    sampler = measure.Sampler(lambda: spend("call", 3000), "cuda", cold_cache=False)
+    assert sampler.host_row_us(seconds=10.0) == 3.0
+    assert done == ["wait", *["call"] * measure.MIN_HOST_CALLS, "wait"]
 
 
 @pytest.mark.gpu

@@ -11,7 +11,7 @@ import pytest
 from autotune.search.space import Space
 from autotune.search.spaces.tensor_product import search_space
 from autotune.workload.config_tables import load_problems
-from kernelgen.device import DeviceFacts, cuda_facts
+from kernelgen.device import DeviceFacts, cuda_facts, hip_facts
 from kernelgen.emit.kernel_source import emit
 from kernelgen.problem.tensor_product import TensorProductProblem
 from kernelgen.schedule.tensor_product import CudaSchedule, HostSchedule, Schedule
@@ -207,5 +207,8 @@ def test_rows_are_stored_where_long_runs_of_edges_are_taken() -> None:
     assert space.broken_limit(longest) is None
     even = search_space(PROBLEMS["mace"], "conv", "forward", "float32", FACTS["cuda"], num_edges=100_000)
     assert "zeros" not in even.knobs and 64 not in even.knobs["edges_per_chunk"]
+    plain = search_space(PROBLEMS["mace"], "plain", "forward", "float32", FACTS["cuda"], skewed=True)
     backward = search_space(PROBLEMS["mace"], "conv", "backward", "float32", FACTS["cuda"], skewed=True)
-    assert "zeros" not in backward.knobs
+    amd = search_space(PROBLEMS["mace"], "conv", "forward", "float32", hip_facts("gfx942"), skewed=True)
+    host = search_space(PROBLEMS["mace"], "conv", "forward", "float32", FACTS["cpu"], skewed=True)
+    assert all("zeros" not in other.knobs for other in (plain, backward, amd, host))

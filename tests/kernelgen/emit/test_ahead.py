@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from kernelgen import TensorProductProblem
 from kernelgen.device import cuda_facts
 from kernelgen.emit.kernel_source import emit
 from kernelgen.errors import ScheduleError
-from kernelgen.plan.channelwise import Plan
+from kernelgen.plan.channelwise import Plan, registers_of
 from kernelgen.plan.l2_prefetch import RowSpan, row_spans
 from kernelgen.plan.planner import make_plan
+from kernelgen.plan.tensor_product import bytes_ahead
 from kernelgen.schedule.kernel_spec import Spec
 from kernelgen.schedule.tensor_product import CudaSchedule
 from kernelgen.terms.directions import DIRECTIONS, Direction, backward, double_backward
@@ -78,3 +81,19 @@ def test_a_pass_that_reads_no_weights_asks_for_none(part: Direction) -> None:
     asked = [[row_spans(plan, group) for group in plan.groups] for plan in plans]
     assert not any(asked[0]) and all(asked[1])
     assert emit(plans[0]).text
+
+
+def test_what_all_teams_prefetch_at_once_is_counted_by_hand() -> None:
+    """Of 32 channels an edge has 64 weights, all in one group, and a row of x of 32."""
+    problem = TensorProductProblem.channelwise("32x0e", "0e+1o", "0e+1o")
+    chosen = CudaSchedule(ahead="weights", path_groups=1, stage_edges=8, block_size=128)
+    for schedule, elements in ((chosen, 64), (dataclasses.replace(chosen, ahead="rows"), 64 + 32)):
+        plan = plan_of(schedule, "forward", problem=problem)
+        registers = -(-registers_of(plan) // 8) * 8
+        blocks = min(2048, 65536 // registers) // 128
+        assert 1 < blocks < 16 and plan.shared_bytes == 0
+        assert bytes_ahead(plan) == 132 * blocks * (128 // 32) * 8 * elements * 4
+    staged = plan_of(dataclasses.replace(chosen, edge_operand="shared"), "forward", problem=problem)
+    held = min(2048 // 128, plan.spec.facts.shared_per_unit // staged.shared_bytes)
+    assert bytes_ahead(staged) <= 132 * held * 4 * 8 * 64 * 4
+    assert bytes_ahead(plan_of(dataclasses.replace(chosen, ahead="none"), "forward", problem=problem)) == 0
