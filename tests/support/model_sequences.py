@@ -21,12 +21,13 @@ import math
 import os
 import pickle
 import random
+import signal
 import sys
 import time
 import traceback
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -192,36 +193,25 @@ class Subject:
 
 
 @functools.cache
-def _prepared(name: str, device: str) -> tuple[torch.nn.Module, torch.nn.Module, list[dict[str, Tensor]]]:
-    """A package's stock model, the same accelerated, and inputs."""
+def _prepared(name: str, device: str) -> tuple[dict[str, torch.nn.Module], list[dict[str, Tensor]]]:
+    """By kind a package's models, and inputs."""
     package = PACKAGES[name]
-    with plain_e3nn():
-        stock = package.build().eval().to(device)
-        batches = [_moved(package.batch(stock, atoms), device) for atoms in structures()]
-        fast = copy.deepcopy(stock)
-        assert accelerate(fast).replaced, "else nothing would be compared"
-    return stock, fast, batches
+    stock = package.build().eval().to(device)
+    batches = [_moved(package.batch(stock, atoms), device) for atoms in structures()]
+    models = {kind: copy.deepcopy(stock) for kind in KINDS}
+    for kind in KINDS[1:]:
+        assert accelerate(models[kind]).replaced, "else nothing would be compared"
+    return models, batches
 
 
 def _moved(batch: dict[str, Any], device: str) -> dict[str, Tensor]:
     return {name: value.to(device) for name, value in batch.items() if torch.is_tensor(value)}
 
 
-@contextlib.contextmanager
-def plain_e3nn() -> Iterator[None]:
-    """e3nn's generated code without TorchScript, which takes most of the time to copy and to warm up."""
-    e3nn = importlib.import_module("e3nn")
-    before = e3nn.get_optimization_defaults()
-    e3nn.set_optimization_defaults(jit_script_fx=False)
-    try:
-        yield
-    finally:
-        e3nn.set_optimization_defaults(**before)
-
-
-def subject_of(name: str, kind: str, device: str = "cpu") -> Subject:
-    stock, fast, batches = _prepared(name, device)
-    model = copy.deepcopy(fast if kind != "stock" else stock)
+def subject_of(name: str, kind: str, device: str = "cpu", is_last: bool = False) -> Subject:
+    """A new copy; is_last: the process uses it for one sequence and ends, so that no copy is needed."""
+    models, batches = _prepared(name, device)
+    model = models[kind] if is_last else copy.deepcopy(models[kind])
     own = [{name: value.clone() for name, value in batch.items()} for batch in batches]
     return Subject(kind, PACKAGES[name], capture(model) if kind == "captured" else model, own)
 
@@ -304,7 +294,7 @@ def _faulty(subject: Subject, draw: random.Random) -> dict[str, Tensor]:
     if fault == "missing":
         del batch[name]
     elif fault == "dtype":
-        batch[name] = tensor.to(torch.float32 if tensor.is_floating_point() else torch.int32)
+        batch[name] = tensor.to(torch.float32)
     elif fault == "transposed":
         batch[name] = tensor.mT.contiguous() if tensor.dim() > 1 else tensor[:, None]
     elif fault == "fewer":
@@ -663,11 +653,11 @@ ACTIONS = {
     "remove_pruning": Action(do_remove_pruning),
     "weight_norm": Action(do_weight_norm),
     "remove_weight_norm": Action(do_remove_weight_norm),
-    "inject_lora": Action(do_inject_lora),
+    "inject_lora": Action(do_inject_lora, 1),
     "replace_parameter": Action(do_replace_parameter),
     "deepcopy": Action(do_deepcopy, copies=True),
-    "pickle": Action(do_pickle, copies=True),
-    "save": Action(do_save, copies=True),
+    "pickle": Action(do_pickle, 1, copies=True),
+    "save": Action(do_save, 1, copies=True),
     "float_and_double": Action(do_float_and_double, 1),
     "float_call": Action(do_float_call, 1, copies=True),
     "train_mode": Action(do_train_mode),
@@ -733,12 +723,13 @@ def _finals(subject: Subject, draw: random.Random) -> Results:
     return _detached(found)
 
 
-def run(package: str, sequence: Sequence, device: str = "cpu") -> Run:
-    """Apply a sequence to all copies of a package's model."""
+def run(package: str, sequence: Sequence, device: str = "cpu", is_last: bool = False) -> Run:
+    """Apply a sequence to all copies of a package's model. is_last: see :func:`subject_of`."""
     done, steps = Run(sequence), [*sequence, ("final", 0)]
-    with default_dtype(torch.float64), warnings.catch_warnings():
+    # TorchScript would optimise e3nn's code anew in the first calls of each copy.
+    with default_dtype(torch.float64), torch.jit.optimized_execution(False), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        stock, wanted = subject_of(package, "stock", device), []
+        stock, wanted = subject_of(package, "stock", device, is_last), []
         for name, number in steps:
             action = Action(_finals, copies=True) if name == "final" else ACTIONS[name]
             found, error = _attempt(stock, action.do, number)
@@ -747,8 +738,36 @@ def run(package: str, sequence: Sequence, device: str = "cpu") -> Run:
                 break  # what it did before it raised is unknown
             wanted.append((name, number, action, found, error, stock.tolerance, _names(stock)))
         for kind in KINDS[1:]:
-            _compare(subject_of(package, kind, device), wanted, done)
+            _compare(subject_of(package, kind, device, is_last), wanted, done)
     return done
+
+
+def run_apart(package: str, sequence: Sequence, device: str = "cpu") -> Run:
+    """The same in a process of its own, if the device allows it: a crash is a failure, and models need no copies."""
+    if device != "cpu":
+        return run(package, sequence, device)
+    _warm_up(package)
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        signal.alarm(300)
+        done = run(package, sequence, is_last=True)
+        with os.fdopen(writing, "wb") as file:
+            pickle.dump(done, file)
+        os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading, "rb") as file:
+        answer = file.read()
+    status = os.waitpid(child, 0)[1]
+    if status or not answer:
+        return Run(sequence, failures=[Failure("process", len(sequence), "any", f"ends with status {status}")])
+    return pickle.loads(answer)
+
+
+@functools.cache
+def _warm_up(package: str) -> None:
+    """Load kernels, once for all processes that are made of this one."""
+    run(package, [(name, number) for name in ("call", "gradients", "call") for number in range(6)])
 
 
 def _names(subject: Subject) -> list[str]:
@@ -826,8 +845,9 @@ def _size(value: Tensor) -> float:
 # The command.
 
 
-def drawn(draw: random.Random, most: int) -> Sequence:
-    names, weights = list(ACTIONS), [action.weight for action in ACTIONS.values()]
+def drawn(draw: random.Random, most: int, without: Container[str] = ()) -> Sequence:
+    names = [name for name in ACTIONS if name not in without]
+    weights = [ACTIONS[name].weight for name in names]
     return [(name, draw.randrange(10_000)) for name in draw.choices(names, weights, k=draw.randint(3, most))]
 
 
@@ -836,7 +856,7 @@ def shortened(package: str, sequence: Sequence, failure: Failure, device: str) -
     place = 0
     while place < len(sequence):
         fewer = sequence[:place] + sequence[place + 1 :]
-        found = run(package, fewer, device).failures
+        found = run_apart(package, fewer, device).failures
         if any(one.signature == failure.signature for one in found):
             sequence = fewer
         else:
@@ -884,6 +904,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--length", type=int, default=12, help="most actions in a sequence")
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
+    parser.add_argument("--without", nargs="*", default=(), choices=ACTIONS, help="actions that are not drawn")
     parser.add_argument("--replay", help="a sequence as it was printed, instead of drawn ones")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
@@ -891,8 +912,8 @@ def main() -> int:
     coverage, many = Coverage(), range(arguments.sequences)
     given = [ast.literal_eval(arguments.replay)] if arguments.replay else None
     for index in many if given is None else range(1):
-        sequence = given[0] if given else drawn(random.Random(f"{arguments.seed} {index}"), arguments.length)
-        for failure in coverage.add(index, run(name, sequence, device)):
+        sequence = given[0] if given else drawn(random.Random(f"{arguments.seed} {index}"), arguments.length, arguments.without)
+        for failure in coverage.add(index, run_apart(name, sequence, device)):
             short = shortened(name, sequence[: failure.step + 1], failure, device)
             print(f"sequence {index}, {failure.kind}, {failure.action}: {failure.what}\n{failure.trace}", end="")
             print(f"    --package {name} --device {device} --replay '{short}'", flush=True)
