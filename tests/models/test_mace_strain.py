@@ -22,6 +22,7 @@ from autotune import accelerate, restore
 from autotune.integrations.blocks import mace as strained_models
 from autotune.integrations.blocks.mace import strained
 from autotune.integrations.blocks.strain import rows_of
+from kernelgen.errors import InputError
 
 NUMBERS = [1, 6, 7]
 
@@ -48,6 +49,19 @@ def test_rows_and_their_derivatives(count: int, length: int) -> None:
 
     for found, wanted in zip(derivatives(rows_of), derivatives(lambda table, index: table[index]), strict=True):
         torch.testing.assert_close(found, wanted, rtol=1e-13, atol=1e-13)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_numbers_of_structures_in_a_column_are_refused(count: int) -> None:
+    """As MACE does; with one structure they were not looked at."""
+    model = model_of(NUMBERS)
+    batch = {key: value for key, value in batch_of(model, *[imidazole()] * count).items() if torch.is_tensor(value)}
+    for change in (lambda model: None, accelerate):
+        change(model)
+        with pytest.raises(RuntimeError):
+            model(batch | {"batch": batch["batch"][:, None]}, compute_stress=True)
+    with pytest.raises(InputError, match=r"batch has shape \(\d+, 1\); expected the structure of each atom"):
+        model(batch | {"batch": batch["batch"][:, None]}, compute_stress=True)
 
 
 @pytest.mark.parametrize("given", [False, True], ids=["own displacement", "given displacement"])

@@ -100,12 +100,22 @@ def do_call_without_gradients(subject: Subject, draw: random.Random) -> Results:
 
 
 def do_failing_call(subject: Subject, draw: random.Random) -> Results:
-    return detached(subject.call(_faulty(subject, draw)))
+    """Of a batch with one wrong tensor. Stock says too what is right, for a copy that does not read that tensor."""
+    whole = draw.choice(subject.batches)
+    faulty = _faulty(subject, whole, draw)
+    if subject.is_fast:
+        return detached(subject.call(faulty))
+    right = detached(subject.call(whole))
+    try:
+        found = detached(subject.call(faulty))
+    except Exception as error:
+        error.right = right  # type: ignore[attr-defined]
+        raise
+    return found | {f"right {name}": value for name, value in right.items()}
 
 
-def _faulty(subject: Subject, draw: random.Random) -> dict[str, Tensor]:
-    """A batch with one wrong tensor."""
-    batch = {name: value.clone() for name, value in draw.choice(subject.batches).items()}
+def _faulty(subject: Subject, whole: dict[str, Tensor], draw: random.Random) -> dict[str, Tensor]:
+    batch = {name: value.clone() for name, value in whole.items()}
     name = draw.choice([name for name in subject.package.read if name in batch])
     tensor = batch[name]
     faults = ["missing", "dtype", "transposed"]
@@ -123,7 +133,8 @@ def _faulty(subject: Subject, draw: random.Random) -> dict[str, Tensor]:
     elif fault == "more":
         batch[name] = torch.cat((tensor, tensor[:1]))
     elif fault == "index":
-        tensor.view(-1)[draw.randrange(tensor.numel())] = draw.choice((1000, -1000, 1 << 40))
+        beyond = (batch["batch"].shape[0] if "batch" in batch else 9, 1000, -1000, 1 << 40)
+        tensor.view(-1)[draw.randrange(tensor.numel())] = draw.choice(beyond)
     else:
         tensor.view(-1)[draw.randrange(tensor.numel())] = math.nan
     return batch
@@ -358,6 +369,30 @@ def do_inject_lora(subject: Subject, draw: random.Random) -> None:
             parameter.data.copy_(0.1 * noise(parameter, draw))
 
 
+class Scaled:
+    """A forward hook, which can be copied and pickled."""
+
+    def __init__(self, factor: float) -> None:
+        self.factor = factor
+
+    def __call__(self, module: Any, given: Any, out: Any) -> Any:
+        return out * self.factor if torch.is_tensor(out) else None
+
+
+def do_hook(subject: Subject, draw: random.Random) -> None:
+    """On a module with parameters; a layout of features does not change what it does."""
+    module, _, _ = drawn_weight(subject, draw)
+    if module is not None:
+        module.register_forward_hook(Scaled(drawn_factor(draw)))
+
+
+def do_remove_hooks(subject: Subject, draw: random.Random) -> None:
+    for module in _ordered_modules(subject):
+        for key, hook in list(module._forward_hooks.items()):
+            if isinstance(hook, Scaled):
+                del module._forward_hooks[key]
+
+
 def do_replace_parameter(subject: Subject, draw: random.Random) -> None:
     module, name, weight = drawn_weight(subject, draw)
     if module is not None:
@@ -480,6 +515,8 @@ ACTIONS = {
     "weight_norm": Action(do_weight_norm),
     "remove_weight_norm": Action(do_remove_weight_norm),
     "inject_lora": Action(do_inject_lora, 1),
+    "hook": Action(do_hook, 1),
+    "remove_hooks": Action(do_remove_hooks, 1),
     "replace_parameter": Action(do_replace_parameter),
     "deepcopy": Action(do_deepcopy, copies=True),
     "pickle": Action(do_pickle, 1, copies=True),

@@ -10,12 +10,16 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from kernelgen.errors import InputError
+
 # Rows that are summed one after the other.
 _TOGETHER = 256
 
 
 def rows_of(table: Tensor, index: Tensor) -> Tensor:
     """``table[index]`` for a table of few rows; its gradient is summed by parts of the index, then over parts."""
+    if index.dim() != 1:  # would be broadcast, or not looked at
+        raise InputError(f"batch has shape {tuple(index.shape)}; expected the structure of each atom, [atoms]")
     count = table.shape[0]
     if count == 1:
         return table.expand(index.shape[0], *table.shape[1:])
