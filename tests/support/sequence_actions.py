@@ -118,10 +118,12 @@ def _faulty(subject: Subject, whole: dict[str, Tensor], draw: random.Random) -> 
     batch = {name: value.clone() for name, value in whole.items()}
     name = draw.choice([name for name in subject.package.read if name in batch])
     tensor = batch[name]
-    faults = ["missing", "dtype", "transposed"]
+    faults = ["missing", "dtype"]
+    if tensor.is_floating_point() and tensor.dim() > 1 and name != "node_attrs":
+        faults.append("columns")
     if subject.device.type == "cpu":  # elsewhere such rows may end in a device-side assertion, which is for good
-        faults += ["fewer", "more", "index" if not tensor.is_floating_point() else "nan"]
-    fault = draw.choice(faults if name != "cell" else [*faults, "fewer"])
+        faults += ["transposed", "fewer", "more", "nan" if tensor.is_floating_point() else "index"]
+    fault = draw.choice(faults)
     if fault == "missing":
         del batch[name]
     elif fault == "dtype":
@@ -129,7 +131,9 @@ def _faulty(subject: Subject, whole: dict[str, Tensor], draw: random.Random) -> 
     elif fault == "transposed":
         batch[name] = tensor.mT.contiguous() if tensor.dim() > 1 else tensor[:, None]
     elif fault == "fewer":
-        batch[name] = tensor[..., :-1].contiguous() if draw.random() < 0.5 else tensor[:-1]
+        batch[name] = tensor[:-1]
+    elif fault == "columns":
+        batch[name] = tensor[..., :-1].contiguous()
     elif fault == "more":
         batch[name] = torch.cat((tensor, tensor[:1]))
     elif fault == "index":
