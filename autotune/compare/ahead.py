@@ -6,7 +6,6 @@ have ended, well or not; reasons of peers that cannot compile are kept. What an 
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
@@ -17,6 +16,7 @@ from autotune.compare import precompile
 from autotune.compare.precompile import Kind, Product
 from autotune.compare.torch_cache import noted
 from autotune.measure import processes
+from autotune.measure.fork_server import CONTEXT
 
 
 class CompileAhead:
@@ -95,8 +95,7 @@ class CompileAhead:
 
     def _submit(self, work: Callable[..., str], *arguments: Any) -> Future[str]:
         if self._pool is None:
-            context = multiprocessing.get_context("spawn")
-            self._pool = ProcessPoolExecutor(self.workers, context, initializer=precompile.begin_process)
+            self._pool = ProcessPoolExecutor(self.workers, CONTEXT, initializer=precompile.begin_process)
         try:
             return self._pool.submit(work, *arguments)
         except BrokenProcessPool as error:

@@ -6,7 +6,6 @@ only its current work.
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
 import sys
@@ -17,6 +16,7 @@ from typing import Any
 
 from autotune.errors import StudyError
 from autotune.measure import processes
+from autotune.measure.fork_server import CONTEXT
 from kernelgen.errors import EquituneError, InputError
 
 FAILED = 2
@@ -63,10 +63,9 @@ def on_each(devices: Sequence[str], what: str, work: Callable[..., None], *argum
         print(
             f"note: a {what} beside another on one CPU disturbs its timings; compare nothing with them", file=sys.stderr
         )
-    context = multiprocessing.get_context("spawn")
     # Not daemons, because they start processes themselves.
     started = {
-        name: context.Process(target=_work, args=(work, device, name, arguments))
+        name: CONTEXT.Process(target=_work, args=(work, device, name, arguments))
         for name, device in zip(names_of(devices), devices, strict=True)
     }
     for process in started.values():

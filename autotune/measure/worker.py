@@ -1,6 +1,6 @@
 """A disposable process that answers jobs: it may crash, hang or lose its device, and the caller continues.
 
-The ``open()`` of a picklable setting runs in the spawned process and returns the function that answers jobs. Jobs and
+The ``open()`` of a picklable setting runs in the new process and returns the function that answers jobs. Jobs and
 answers are picklable values. If the process ends (by a signal or a time limit), the caller gets :class:`WorkerLost`
 with the reason, and the next job gets a new process.
 """
@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import multiprocessing
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from typing import Any, Protocol
 
 from autotune.errors import WorkerError
 from autotune.measure import processes
+from autotune.measure.fork_server import CONTEXT
 
 START_LIMIT_S = 600.0
 IDLE_EXIT_S = 5.0
@@ -54,7 +55,7 @@ class Worker:
         self._pending = 0
         # True until the present process has answered a job: the first job fills caches and may take longer.
         self.fresh = True
-        self._process: multiprocessing.process.BaseProcess | None = None
+        self._process: BaseProcess | None = None
         self._connection: Connection | None = None
         self._busy = False
 
@@ -96,11 +97,11 @@ class Worker:
     def launch(self) -> Connection:
         """Start the process if there is none, without waiting: it sets up while the caller works."""
         if self._connection is None:
-            context = multiprocessing.get_context("spawn")
-            self._connection, theirs = context.Pipe()
-            self._process = context.Process(target=_serve, args=(theirs, self.setting), daemon=True)
-            self._process.start()
+            connection, theirs = CONTEXT.Pipe()
+            process = CONTEXT.Process(target=_serve, args=(theirs, self.setting), daemon=True)
+            process.start()
             theirs.close()
+            self._connection, self._process = connection, process
             self.starts += 1
             self._pending, self._busy = 1, True
         return self._connection

@@ -59,6 +59,12 @@ def _note_fork() -> None:
 os.register_at_fork(after_in_child=_note_fork)
 
 
+def note_fresh() -> None:
+    """Say that the process that this one was forked from had never started OpenMP's threads."""
+    global _forked
+    _forked = False
+
+
 class Kernel:
     """One kernel: its plan, source, binary and resource usage; loaded at the first launch, by any thread."""
 

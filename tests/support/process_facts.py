@@ -1,0 +1,37 @@
+"""What a worker process is like, in its own words; nothing heavy is imported before it is needed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What its process is like."""
+
+    def open(self) -> Callable[[str], Any]:
+        return lambda job: getattr(self, job)()
+
+    def surroundings(self) -> tuple[dict[str, str], str]:
+        print("said by the process", flush=True)
+        return dict(os.environ), os.getcwd()
+
+    def sum_on_threads(self) -> tuple[int, bool, float]:
+        """OpenMP's threads do not survive a fork: they would be waited for."""
+        import torch
+
+        from kernelgen.runtime import kernel
+
+        torch.set_num_threads(2)
+        return torch.get_num_threads(), kernel._forked, torch.ones(1 << 20).sum().item()
+
+    def server(self) -> tuple[int, str | None]:
+        return os.getppid(), os.environ.get("OMP_NUM_THREADS")
+
+    def use_the_device(self) -> float:
+        import torch
+
+        return torch.ones(3, device="cuda").sum().item()
