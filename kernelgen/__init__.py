@@ -8,40 +8,50 @@ Each sub-package is a step and imports only those before it:
 >>> problem = TensorProductProblem.channelwise("128x0e+128x1o", "0e+1o+2e", "0e+1o+2e")
 >>> operator = build(problem)                       # default schedule, float32, convolution on the CPU
 >>> out = operator(x, y, w, sender, receiver)       # [num_nodes, problem.dim_out], differentiable twice
+
+Names load on first access, so what needs no torch (errors, the version) does not wait for it. Exported programs and
+pickles need the torch operators: ``import kernelgen`` registers them at once if torch is loaded, else when it is.
 """
 
-from kernelgen.compile.compiler import compile_many, compile_source
-from kernelgen.compile.host import find_host_compiler
-from kernelgen.compile.pack_file import load_pack
-from kernelgen.device import DeviceFacts, cuda_facts, device_facts
-from kernelgen.errors import (
-    CacheError,
-    CompileError,
-    EquituneError,
-    InputError,
-    LaunchError,
-    PackError,
-    ProblemError,
-    ScheduleError,
-    ToolMissingError,
-    UnsupportedError,
-)
-from kernelgen.ops.contraction.operator import ContractionOperator, build_contraction
-from kernelgen.ops.edge_vectors import HarmonicProduct
-from kernelgen.ops.family import build_family
-from kernelgen.ops.harmonics_operator import HarmonicsOperator, build_harmonics
-from kernelgen.ops.operator import Operator, build
-from kernelgen.plan.defaults import default_schedule
-from kernelgen.plan.planner import make_plan
-from kernelgen.problem.connection_modes import Instruction
-from kernelgen.problem.spherical_harmonics import HarmonicsProblem
-from kernelgen.problem.symmetric_contraction import ContractionProblem
-from kernelgen.problem.tensor_product import TensorProductProblem
-from kernelgen.runtime.graph import EdgeOrder, check_indices, edge_order
-from kernelgen.schedule.kernel_spec import Spec
-from kernelgen.schedule.tensor_product import CudaSchedule, HostSchedule, Schedule, schedule_from_dict
-from kernelgen.terms.directions import DIRECTIONS, Direction
-from kernelgen.version import GENERATOR_VERSION, __version__
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from kernelgen.compile.compiler import compile_many, compile_source
+    from kernelgen.compile.host import find_host_compiler
+    from kernelgen.compile.pack_file import load_pack
+    from kernelgen.device import DeviceFacts, cuda_facts, device_facts
+    from kernelgen.errors import (
+        CacheError,
+        CompileError,
+        EquituneError,
+        InputError,
+        LaunchError,
+        PackError,
+        ProblemError,
+        ScheduleError,
+        ToolMissingError,
+        UnsupportedError,
+    )
+    from kernelgen.ops.contraction.operator import ContractionOperator, build_contraction
+    from kernelgen.ops.edge_vectors import HarmonicProduct
+    from kernelgen.ops.family import build_family
+    from kernelgen.ops.harmonics_operator import HarmonicsOperator, build_harmonics
+    from kernelgen.ops.operator import Operator, build
+    from kernelgen.plan.defaults import default_schedule
+    from kernelgen.plan.planner import make_plan
+    from kernelgen.problem.connection_modes import Instruction
+    from kernelgen.problem.spherical_harmonics import HarmonicsProblem
+    from kernelgen.problem.symmetric_contraction import ContractionProblem
+    from kernelgen.problem.tensor_product import TensorProductProblem
+    from kernelgen.runtime.graph import EdgeOrder, check_indices, edge_order
+    from kernelgen.schedule.kernel_spec import Spec
+    from kernelgen.schedule.tensor_product import CudaSchedule, HostSchedule, Schedule, schedule_from_dict
+    from kernelgen.terms.directions import DIRECTIONS, Direction
+    from kernelgen.version import GENERATOR_VERSION, __version__
 
 __all__ = [
     "CacheError",
@@ -88,3 +98,110 @@ __all__ = [
     "make_plan",
     "schedule_from_dict",
 ]
+
+_HOMES = {
+    "CacheError": "kernelgen.errors",
+    "CompileError": "kernelgen.errors",
+    "ContractionOperator": "kernelgen.ops.contraction.operator",
+    "ContractionProblem": "kernelgen.problem.symmetric_contraction",
+    "CudaSchedule": "kernelgen.schedule.tensor_product",
+    "DIRECTIONS": "kernelgen.terms.directions",
+    "DeviceFacts": "kernelgen.device",
+    "Direction": "kernelgen.terms.directions",
+    "EdgeOrder": "kernelgen.runtime.graph",
+    "EquituneError": "kernelgen.errors",
+    "GENERATOR_VERSION": "kernelgen.version",
+    "HarmonicProduct": "kernelgen.ops.edge_vectors",
+    "HarmonicsOperator": "kernelgen.ops.harmonics_operator",
+    "HarmonicsProblem": "kernelgen.problem.spherical_harmonics",
+    "HostSchedule": "kernelgen.schedule.tensor_product",
+    "InputError": "kernelgen.errors",
+    "Instruction": "kernelgen.problem.connection_modes",
+    "LaunchError": "kernelgen.errors",
+    "Operator": "kernelgen.ops.operator",
+    "PackError": "kernelgen.errors",
+    "ProblemError": "kernelgen.errors",
+    "Schedule": "kernelgen.schedule.tensor_product",
+    "ScheduleError": "kernelgen.errors",
+    "Spec": "kernelgen.schedule.kernel_spec",
+    "TensorProductProblem": "kernelgen.problem.tensor_product",
+    "ToolMissingError": "kernelgen.errors",
+    "UnsupportedError": "kernelgen.errors",
+    "__version__": "kernelgen.version",
+    "build": "kernelgen.ops.operator",
+    "build_contraction": "kernelgen.ops.contraction.operator",
+    "build_family": "kernelgen.ops.family",
+    "build_harmonics": "kernelgen.ops.harmonics_operator",
+    "check_indices": "kernelgen.runtime.graph",
+    "compile_many": "kernelgen.compile.compiler",
+    "compile_source": "kernelgen.compile.compiler",
+    "cuda_facts": "kernelgen.device",
+    "default_schedule": "kernelgen.plan.defaults",
+    "device_facts": "kernelgen.device",
+    "edge_order": "kernelgen.runtime.graph",
+    "find_host_compiler": "kernelgen.compile.host",
+    "load_pack": "kernelgen.compile.pack_file",
+    "make_plan": "kernelgen.plan.planner",
+    "schedule_from_dict": "kernelgen.schedule.tensor_product",
+}
+# These register torch operators, and how an operator is rebuilt from its text.
+_OPERATORS = (
+    "kernelgen.ops.operator",
+    "kernelgen.ops.harmonics_operator",
+    "kernelgen.ops.contraction.operator",
+    "kernelgen.ops.family",
+)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'kernelgen' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_HOMES[name]), name)
+    globals()[name] = value
+    register_operators()
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOMES})
+
+
+def register_operators() -> None:
+    """Register all torch operators, if torch is loaded and nothing of Equitune waits for its own import."""
+    if "torch" in sys.modules and not any(_is_loading(name) for name in tuple(sys.modules)):
+        for module in _OPERATORS:
+            importlib.import_module(module)
+
+
+def _is_loading(name: str) -> bool:
+    if name.split(".")[0] not in ("torch", "kernelgen", "autotune") or name == "kernelgen":
+        return False
+    return getattr(getattr(sys.modules.get(name), "__spec__", None), "_initializing", False)
+
+
+class _AfterTorch:
+    """Registers the operators when torch has been loaded; an import hook, since torch may be imported after this."""
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        if name != "torch":
+            return None
+        specs = (finder.find_spec(name, path, target) for finder in sys.meta_path if finder is not self)
+        spec = next(filter(None, specs), None)
+        if spec is not None and spec.loader is not None:
+            load = spec.loader.exec_module
+
+            def load_and_register(module: Any) -> None:
+                load(module)
+                sys.meta_path.remove(self)
+                # Until here the loader's caller would say that torch is being loaded.
+                module.__spec__._initializing = False
+                register_operators()
+
+            spec.loader.exec_module = load_and_register  # type: ignore[method-assign]
+        return spec
+
+
+if "torch" in sys.modules:
+    register_operators()
+else:
+    sys.meta_path.insert(0, _AfterTorch())

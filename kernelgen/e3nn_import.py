@@ -1,20 +1,53 @@
 """Imports e3nn, of any supported version. All files of this project take what they need of it from here.
 
+It loads when something of it is first used: with it come ``torch._dynamo`` and symbolic algebra, for seconds.
+
 e3nn 0.4 reads a file of constants with ``torch.load`` when it is imported. Since torch 2.6 that function refuses the
 ``slice`` objects in this file, unless they are declared safe. ``mace`` turns the check off for the whole process. Here
-these objects alone are declared safe, and only during the import.
+these objects alone are declared safe, and only during the import. So e3nn 0.4 loads at once: a later import by others
+would fail.
 """
 
 from __future__ import annotations
 
 import contextlib
+import importlib
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
 
-import torch
-
-# Torch before 2.5 has no such function, and before 2.6 it checks nothing.
-_allowing = getattr(torch.serialization, "safe_globals", lambda _: contextlib.nullcontext())
-with _allowing([slice]):
+if TYPE_CHECKING:
     from e3nn import o3
     from e3nn.nn import FullyConnectedNet, Gate
 
 __all__ = ["FullyConnectedNet", "Gate", "o3"]
+
+
+def _load(module: str) -> Any:
+    import torch
+
+    # Torch before 2.5 has no such function, and before 2.6 it checks nothing.
+    allowing = getattr(torch.serialization, "safe_globals", lambda _: contextlib.nullcontext())
+    with allowing([slice]):
+        return importlib.import_module(module)
+
+
+class _Later:
+    """A module that loads when something of it is used."""
+
+    def __init__(self, module: str) -> None:
+        self._module = module
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(_load(self._module), name)
+
+
+if not TYPE_CHECKING:
+    o3 = _Later("e3nn.o3")
+    if version("e3nn").startswith("0.4."):
+        _load("e3nn.o3")
+
+
+def __getattr__(name: str) -> Any:
+    if name not in ("FullyConnectedNet", "Gate"):
+        raise AttributeError(f"module 'kernelgen.e3nn_import' has no attribute {name!r}")
+    return getattr(_load("e3nn.nn"), name)

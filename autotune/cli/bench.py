@@ -109,15 +109,8 @@ def bench(
 
     An interrupted run continues where it ended. Rows are measured again if generator, schedules or software changed.
     """
-    from rich.console import Console
-
-    from autotune.bench.again import parse_date
-    from autotune.bench.rows import Row, record_text
-    from autotune.bench.run import bench as run_bench
-    from autotune.bench.text import markdown_text
     from autotune.errors import ConfigError
-    from autotune.workload.config import load_config
-    from kernelgen.device import device_facts
+    from autotune.workload.toml_tables import config_path
 
     if models:
         if config is not None or suite or orders or older_than:
@@ -147,6 +140,7 @@ def bench(
                 "--orders takes neither a CONFIG nor --suite nor --older-than; it works on all stored rows"
             )
         from autotune.bench.orders import add_orders
+        from kernelgen.device import device_facts
 
         place, folder = devices_given(device, devices)[0], results_folder(results)
         add_orders(place, folder, print)
@@ -158,6 +152,18 @@ def bench(
             if given
             else "no CONFIG is given; name one, or type --suite"
         )
+    if config is not None:
+        config_path(config)
+    # Mistakes until here are answered without torch.
+    from rich.console import Console
+
+    from autotune.bench.again import parse_date
+    from autotune.bench.rows import Row, record_text
+    from autotune.bench.run import bench as run_bench
+    from autotune.bench.text import markdown_text
+    from autotune.workload.config import load_config
+    from kernelgen.device import device_facts
+
     before = None if older_than is None else parse_date(older_than)
     if seconds is not None and not seconds >= 0:
         raise ConfigError(f"--seconds is {seconds}; expected zero or more")

@@ -167,6 +167,11 @@ def show(
     graph_class: Annotated[str | None, typer.Option(help="Such as conv-e14-d5. Default: any.")] = None,
 ) -> None:
     """Print the schedules that a model would load here for a problem, and why."""
+    from autotune.workload.toml_tables import check_problem_name
+
+    if not misses and len(problem or ()) == 1 and not fully_connected:
+        check_problem_name((problem or [])[0])
+    # A mistake until here is answered without torch.
     from autotune.cli.show import problem_given
     from autotune.cli.show import show as show_text
 

@@ -234,7 +234,7 @@ def check(
     compile and are emulated, but were never run.
     """
     from autotune.portability.check import check_arch, expected_transfer
-    from autotune.workload.config import parse_duration
+    from autotune.workload.toml_tables import parse_duration
     from kernelgen.device import CUDA_ARCHS
 
     failed, names = 0, list(CUDA_ARCHS if arch == "all" else dict.fromkeys(arch.split(",")))

@@ -91,7 +91,7 @@ def devices_given(device: str | None, devices: str | None) -> list[str]:
 
 def budget_seconds(text: str | None, option: str = "--budget") -> float | None:
     from autotune.errors import ConfigError
-    from autotune.workload.config import parse_duration
+    from autotune.workload.toml_tables import parse_duration
 
     try:
         return None if text is None else parse_duration(text)
@@ -101,7 +101,7 @@ def budget_seconds(text: str | None, option: str = "--budget") -> float | None:
 
 def sampler_name(text: str | None) -> str | None:
     from autotune.errors import ConfigError, unknown_name
-    from autotune.workload.config import SAMPLERS
+    from autotune.workload.toml_tables import SAMPLERS
 
     if text is not None and text not in SAMPLERS:
         raise ConfigError(unknown_name("sampler", text, SAMPLERS))

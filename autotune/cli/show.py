@@ -17,11 +17,12 @@ from autotune.database.entry import Entry
 from autotune.database.lookup import Tuning, find_schedule
 from autotune.database.store import database_dirs, database_path, load_table
 from autotune.errors import ConfigError
-from autotune.workload.config import known_configs, load_config
+from autotune.workload.config import load_config
 from autotune.workload.config_tables import find_problem, load_all
 from autotune.workload.graph_class import GraphClass
 from autotune.workload.kinds.base import Problem
 from autotune.workload.kinds.registry import kernel_kind, operations_of
+from autotune.workload.toml_tables import known_configs
 from autotune.workload.workload import Workload
 from kernelgen.device import DeviceFacts, device_facts
 from kernelgen.problem.tensor_product import TensorProductProblem

@@ -97,10 +97,7 @@ def tune(
 
     What to tune comes from a config, from a model that is run once, or from what earlier models missed.
     """
-    from autotune.cli.show import show_command
-    from autotune.report import summary_table
-    from autotune.workload.config import check_seed
-    from kernelgen.device import device_facts
+    from autotune.workload.toml_tables import check_seed, config_path
 
     of_model = {"--structure": structure, "--training": training, "--dtype": dtype}
     cli_model.check_choice(config, model, of_model, misses, {"--devices": devices, "--shared": shared})
@@ -108,6 +105,13 @@ def tune(
     positive("--trials", trials)
     positive("--patience", patience)
     check_seed(seed)
+    if config is not None:
+        config_path(config)
+    # Mistakes until here are answered without torch.
+    from autotune.cli.show import show_command
+    from autotune.report import summary_table
+    from kernelgen.device import device_facts
+
     chosen = devices_given(device, devices)
     folder, slug = results_folder(results), device_facts(chosen[0]).slug
     if config is not None:

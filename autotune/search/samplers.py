@@ -15,7 +15,7 @@ import filelock
 
 from autotune.errors import ConfigError, StudyError, unknown_name
 from autotune.search.space import Space
-from autotune.workload.config import SAMPLERS, SEEDS
+from autotune.workload.toml_tables import SAMPLERS, SEEDS
 from kernelgen.schedule.knobs import Knobs
 
 if TYPE_CHECKING:

@@ -61,8 +61,8 @@ def tune(
 
     budget: seconds for the whole config, including comparisons. trials: finished trials per study, including those of
     earlier runs; overrides the config. If neither is given here or in the config, the budget is ten minutes. sampler:
-    one of ``autotune.workload.config.SAMPLERS``. storage: an Optuna storage or its URL, through which all tuners that
-    name it share their studies; by default studies are not shared, and SQLite under ``results_dir`` gets a copy.
+    one of ``autotune.workload.toml_tables.SAMPLERS``. storage: an Optuna storage or its URL, through which all tuners
+    that name it share their studies; by default studies are not shared, and SQLite under ``results_dir`` gets a copy.
     tuners: number of tuners on this host that share the results folder, this one (named ``tuner``) included; by default
     it works alone. with_peers: compare with the peers too, not only with the default schedule. patience: end a search
     after this many trials in a row without a gain of 1%; by default ``PATIENCE`` of the backend.

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 from autotune.database.store import writable_results_dir
 from autotune.search.sharing.claims import Sharing
-from autotune.workload.config import TuneConfig, by_problem, check_seed, load_config
+from autotune.workload.config import TuneConfig, by_problem, load_config
+from autotune.workload.toml_tables import check_seed
 from autotune.workload.workload import Workload
 from kernelgen.device import DeviceFacts, device_facts
 

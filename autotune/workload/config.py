@@ -19,7 +19,6 @@ suggests the nearest valid one.
 from __future__ import annotations
 
 import itertools
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,7 +26,6 @@ from typing import Any, TypeVar
 
 import torch
 
-from autotune import paths
 from autotune.errors import ConfigError, unknown_name
 from autotune.workload.config_tables import PROBLEM_TABLES, graph_from, load_all, load_graphs, problems_from
 from autotune.workload.graphs import GraphSpec
@@ -35,23 +33,25 @@ from autotune.workload.kinds.base import Problem
 from autotune.workload.kinds.registry import operations_of
 from autotune.workload.passes import PASSES
 from autotune.workload.restriction import Restriction, restrictions_from
-from autotune.workload.toml_tables import check_table, count_of, read_toml, tables_of
+from autotune.workload.toml_tables import (
+    SAMPLERS,
+    check_table,
+    config_path,
+    count_of,
+    parse_duration,
+    read_toml,
+    tables_of,
+)
 from autotune.workload.workload import Workload
 from kernelgen.errors import EquituneError
 
-SAMPLERS = ("auto", "tpe", "climb", "gp", "random", "brute")
 WORKLOAD_KEYS = ("problem", "graph", "operation", "directions", "dtype", "layout", "deterministic")
 # A table of workloads may also have its own number of trials per study.
 TABLE_KEYS = (*WORKLOAD_KEYS, "trials")
 SEARCH_KEYS = ("budget", "trials", "patience", "sampler", "record")
-# Files beside the configs: what they name, and the whole models of `equitune bench --models`.
-NO_CONFIGS = ("problems", "graphs", "model-rows")
 TOP_KEYS = (*WORKLOAD_KEYS, "workload", *PROBLEM_TABLES, "graphs", "passes", *SEARCH_KEYS)
 BACKENDS = ("cpu", "cuda")
 T = TypeVar("T")
-# Seeds of a search are below this: the samplers' generators take 32 bits.
-SEEDS = 2**32
-UNITS = {"h": 3600.0, "m": 60.0, "s": 1.0}
 
 
 @dataclass(frozen=True)
@@ -74,24 +74,6 @@ class TuneConfig:
     workload_trials: Mapping[Workload, int] = field(default_factory=dict)
 
 
-def config_path(name_or_path: str | Path) -> Path:
-    """The file of a config, given by path or by name (with or without ``.toml``) in the shipped ``configs``."""
-    given = Path(name_or_path)
-    folder = paths.configs_dir()
-    candidates = [given, folder / given.name, folder / f"{given.name}.toml"]
-    if given.parent not in (Path("."), Path("configs")):
-        candidates = [given]
-    for candidate in candidates:
-        if candidate.is_file():
-            return candidate
-    raise ConfigError(f"no config {str(name_or_path)!r} here; " + unknown_name("name", given.stem, known_configs()))
-
-
-def known_configs() -> list[str]:
-    """Names of the shipped configs."""
-    return sorted(path.stem for path in paths.configs_dir().glob("*.toml") if path.stem not in NO_CONFIGS)
-
-
 def load_config(name_or_path: str | Path, backend: str | None = None) -> TuneConfig:
     """The config at a path or with a name. ``backend`` (cpu, cuda) selects graphs; by default cuda if torch sees it."""
     path = config_path(name_or_path)
@@ -103,25 +85,6 @@ def load_config(name_or_path: str | Path, backend: str | None = None) -> TuneCon
         return _config(path, table, backend)
     except EquituneError as error:
         raise ConfigError(f"{path}: {error}") from error
-
-
-def parse_duration(value: str | int | float) -> float:
-    """Seconds from ``"6m"``, ``"90s"``, ``"1h30m"``, or from a number (not a string) of seconds."""
-    text = str(value).strip()
-    if re.fullmatch(r"\d+(\.\d+)?", text):
-        if isinstance(value, str):
-            raise ConfigError(f"{value!r} has no unit; type {text}m for minutes or {text}s for seconds")
-        return float(text)
-    parts = re.findall(r"(\d+(?:\.\d+)?)([hms])", text)
-    if not parts or "".join(number + unit for number, unit in parts) != text:
-        raise ConfigError(f"{value!r} is not a duration; expected a number and its unit, such as 90s, 6m or 1h30m")
-    return sum(float(number) * UNITS[unit] for number, unit in parts)
-
-
-def check_seed(seed: int) -> None:
-    """Raise ConfigError for a seed that samplers do not accept."""
-    if not 0 <= seed < SEEDS:
-        raise ConfigError(f"seed is {seed}; expected an integer from 0 to {SEEDS - 1}")
 
 
 def _config(path: Path, table: Mapping[str, Any], backend: str) -> TuneConfig:

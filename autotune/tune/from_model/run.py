@@ -21,7 +21,8 @@ from autotune.tune.from_model.passes import Passes, passes_of
 from autotune.tune.from_model.recorder import recorded
 from autotune.tune.from_model.table import as_text
 from autotune.tune.run import tune
-from autotune.workload.config import TuneConfig, parse_duration
+from autotune.workload.config import TuneConfig
+from autotune.workload.toml_tables import parse_duration
 from kernelgen.device import DeviceFacts, device_facts
 from kernelgen.errors import InputError
 

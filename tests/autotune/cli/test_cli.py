@@ -75,15 +75,26 @@ def test_help_keeps_square_brackets(command: Command) -> None:
     assert "[record.BACKEND]" in out
 
 
-def test_help_loads_nothing_heavy() -> None:
-    code = (
-        "import sys\nfrom autotune.cli.commands import main\n"
-        "try: main(['--help'])\n"
-        "except SystemExit: pass\n"
-        "print([name for name in ('torch', 'e3nn', 'optuna', 'pandas', 'matplotlib') if name in sys.modules])"
-    )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines()[-1] == "[]"
+def test_help_and_mistakes_are_answered_without_anything_heavy() -> None:
+    code = """
+import sys
+from autotune.cli.commands import main
+for line in sys.stdin.read().splitlines():
+    try:
+        main(line.split())
+    except SystemExit as ended:
+        heavy = [name for name in ("torch", "e3nn", "optuna", "pandas", "matplotlib") if name in sys.modules]
+        print(line, ended.code, heavy, sep=": ")
+"""
+    helped = ["--help", "tune --help"]
+    refused = [
+        *("tune nothing", "tune", "tune tiny --trials 0", "tune tiny --budget 3", "tune tiny --sampler tpf"),
+        *("bench nothing", "bench", "show nothing", "tune tiny --seed -1", "tune --misses --devices cpu", "tuna"),
+    ]
+    call = [sys.executable, "-c", code]
+    done = subprocess.run(call, input="\n".join(helped + refused), cwd=ROOT, capture_output=True, text=True, check=True)
+    expected = [*(f"{line}: 0: []" for line in helped), *(f"{line}: 2: []" for line in refused)]
+    assert [line for line in done.stdout.splitlines() if line.endswith("]") and ": " in line] == expected, done.stderr
 
 
 def test_version(command: Command) -> None:

@@ -9,9 +9,10 @@ import pytest
 
 from autotune import paths
 from autotune.errors import ConfigError
-from autotune.workload.config import by_problem, config_path, known_configs, load_config, parse_duration
-from autotune.workload.config_tables import load_graphs, load_problems, problems_from
+from autotune.workload.config import by_problem, load_config
+from autotune.workload.config_tables import load_all, load_graphs, load_problems, problems_from
 from autotune.workload.graphs import Bulk, Crystal, Molecule, StructureFile, build_graph
+from autotune.workload.toml_tables import check_problem_name, config_path, known_configs, parse_duration
 from kernelgen.errors import EquituneError
 from kernelgen.problem.tensor_product import TensorProductProblem
 
@@ -283,3 +284,10 @@ def test_an_error_names_the_config_once(tmp_path: Path, text: str) -> None:
     with pytest.raises(ConfigError) as raised:
         load_config(path, "cpu")
     assert str(raised.value).count(str(path)) == 1
+
+
+def test_names_of_problems_are_known_without_their_kinds() -> None:
+    for name in load_all():
+        check_problem_name(name)
+    with pytest.raises(ConfigError, match="unknown problem 'harmonics'; expected one of.* sh-l1"):
+        check_problem_name("harmonics")
