@@ -14,10 +14,11 @@ from pathlib import Path
 
 import pytest
 from browser import browser, visit
+from processor_time import pytest_runtest_makereport, pytest_runtest_protocol, pytest_terminal_summary
 
 import kernelgen.e3nn_import  # noqa: F401  (before a test imports e3nn: 0.4 loads only so with a recent torch)
 
-__all__ = ["browser", "visit"]
+__all__ = ["browser", "pytest_runtest_makereport", "pytest_runtest_protocol", "pytest_terminal_summary", "visit"]
 
 
 def pytest_configure(config: pytest.Config) -> None:
