@@ -121,7 +121,6 @@ def test_what_raises_is_one_error(worker: Worker) -> None:
         broken.call("a", PATIENCE_S)
 
 
-@dataclass(frozen=True)
 def test_an_answer_that_was_not_awaited_is_not_the_next_jobs(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(*_: Any) -> Any:
         raise KeyboardInterrupt
@@ -137,6 +136,7 @@ def test_an_answer_that_was_not_awaited_is_not_the_next_jobs(worker: Worker, mon
         assert after[0] != before[0] and after[1] == 1
 
 
+@dataclass(frozen=True)
 class Stillborn:
     def open(self) -> Callable[[Any], Any]:
         ctypes.string_at(0)
