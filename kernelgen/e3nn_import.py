@@ -16,10 +16,11 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    import torch
     from e3nn import o3
     from e3nn.nn import FullyConnectedNet, Gate
 
-__all__ = ["FullyConnectedNet", "Gate", "o3"]
+__all__ = ["FullyConnectedNet", "Gate", "o3", "wigner_3j"]
 
 
 def _load(module: str) -> Any:
@@ -38,7 +39,9 @@ class _Later:
         self._module = module
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(_load(self._module), name)
+        value = getattr(_load(self._module), name)
+        setattr(self, name, value)
+        return value
 
 
 if not TYPE_CHECKING:
@@ -51,3 +54,14 @@ def __getattr__(name: str) -> Any:
     if name not in ("FullyConnectedNet", "Gate"):
         raise AttributeError(f"module 'kernelgen.e3nn_import' has no attribute {name!r}")
     return getattr(_load("e3nn.nn"), name)
+
+
+def wigner_3j(l1: int, l2: int, l3: int) -> torch.Tensor:
+    """e3nn's coupling [2 l1 + 1, 2 l2 + 1, 2 l3 + 1] in float64.
+
+    Computed outside of ``torch.func``: e3nn keeps it, and the tensors of a transform are of no use after it.
+    """
+    import torch
+
+    with torch._C._DisableFuncTorch():
+        return o3.wigner_3j(l1, l2, l3, dtype=torch.float64)

@@ -35,15 +35,14 @@ def is_eager(*tensors: Tensor) -> bool:
     return _PLAIN_TENSORS.issuperset(map(type, tensors))
 
 
-def is_autocast(device_type: str) -> bool:
-    """Whether ``torch.autocast`` is on for a type of device."""
-    return torch._C._is_any_autocast_enabled() and torch.is_autocast_enabled(device_type)
+def is_autocast(tensor: Tensor) -> bool:
+    """Whether ``torch.autocast`` is on for the tensor's type of device."""
+    return torch._C._is_any_autocast_enabled() and torch.is_autocast_enabled(tensor.device.type)
 
 
-def without_autocast(like: Tensor) -> AbstractContextManager:
+def without_autocast(tensor: Tensor) -> AbstractContextManager:
     """Switches autocast off for a tensor's device: what was converted to float32 is multiplied in float32."""
-    device_type = like.device.type
-    return torch.autocast(device_type, enabled=False) if is_autocast(device_type) else nullcontext()
+    return torch.autocast(tensor.device.type, enabled=False) if is_autocast(tensor) else nullcontext()
 
 
 def runs_eagerly(*tensors: Tensor) -> bool:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from kernelgen.ops.torch_ops import no_third_derivative, only, present
+from kernelgen.ops.torch_ops import along_tangents, no_third_derivative, only, present, used_slots, will_run
 from kernelgen.ops.transforms import call
 from kernelgen.runtime.allocation import empty
 from kernelgen.runtime.calls import DirectCalls
@@ -131,40 +131,73 @@ class _Backward(torch.autograd.Function):
             rest = (*_edges(graph), outputs, ctx.operator.text)
             found = only(call("tp_double_backward", x, y, w, g, *tangents, *rest), "xywg", outputs)
         else:
-            found = _Second.apply(x, y, w, g, *tangents, outputs, graph, ctx.operator)
+            found = _second((x, y, w, g), (*tangents, None), outputs, graph, ctx.operator)
         return (*found, *(None,) * 5)
 
 
+def _second(primal: tuple, tangents: tuple[Maybe, ...], outputs: str, graph: Graph, operator: DirectCalls) -> tuple:
+    """:func:`second_gradients` by slot, None for those that are not in ``outputs``; recorded if they may be needed."""
+    if torch.is_grad_enabled():
+        return _Second.apply(*primal, *tangents, outputs, graph, operator)
+    found = second_gradients(primal, tangents, outputs, graph, operator)
+    return tuple(found.get(slot) for slot in "xywg")
+
+
 class _Second(torch.autograd.Function):
-    """Second derivatives, which cannot be differentiated again."""
+    """Second derivatives of F along tangents of x, y, w and g, which they are linear in.
+
+    They are F's Hessian times the tangents. It is symmetric, so gradients by the tangents are second derivatives along
+    the cotangents: Hessian-vector products by ``torch.autograd.functional`` need no others. Those by x, y, w and g are
+    third derivatives.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, y: Tensor, w: Tensor, g: Tensor, *rest: Any) -> tuple[Maybe, ...]:
-        found = second_gradients((x, y, w, g), rest[:3], *rest[3:])
+        outputs, ctx.graph, ctx.operator = rest[4:]
+        ctx.along = present(*rest[:4])
+        ctx.save_for_backward(x, y, w, g, *ctx.graph.saved)
+        ctx.set_materialize_grads(False)
+        found = second_gradients((x, y, w, g), rest[:4], outputs, ctx.graph, ctx.operator)
         return tuple(found.get(slot) for slot in "xywg")
 
     @staticmethod
-    def backward(ctx: Any, *_: Maybe) -> tuple:
-        return no_third_derivative()
+    def backward(ctx: Any, *cotangents: Maybe) -> tuple:
+        if used_slots(ctx, "xywg"):
+            return no_third_derivative()
+        given, wanted = present(*cotangents), used_slots(ctx, ctx.along, first=4)
+        outputs = double_backward(given, wanted).live_outputs if wanted and given else ""
+        if not outputs:
+            return (None,) * 11
+        x, y, w, g, *of_graph = ctx.saved_tensors
+        graph = ctx.graph.of_saved(of_graph)
+        if is_transforming(*cotangents):
+            found = along_tangents((x, y, w, g), cotangents, outputs, _edges(graph), ctx.operator.text)
+        else:
+            found = _second((x, y, w, g), cotangents, outputs, graph, ctx.operator)
+        return (*(None,) * 4, *found, None, None, None)
 
 
 def second_gradients(
     primal: tuple[Tensor, ...], tangents: tuple[Maybe, ...], outputs: str, graph: Graph, operator: DirectCalls
 ) -> dict[str, Tensor]:
-    """Second derivatives with respect to ``outputs``, keyed by slot. primal: x, y, w, g; tangents: of x, y and w."""
-    (x, y, w, g), (tx, ty, tw) = primal, tangents
-    direction, operands = double_backward(present(tx, ty, tw), outputs), (x, tx, y, ty, w, tw, g, None)
-    if direction.tangents == "y" and "g" not in outputs or outputs == "g":
+    """Second derivatives with respect to ``outputs``, keyed by slot. primal: x, y, w, g; tangents: of each of them."""
+    (x, y, w, g), (tx, ty, tw, tg) = primal, tangents
+    if outputs == "g":
+        tg = None  # has no part in it
+    direction, operands = double_backward(present(tx, ty, tw, tg), outputs), (x, tx, y, ty, w, tw, g, tg)
+    if direction.tangents in ("y", "g") and "g" not in outputs or outputs == "g":
         return _first_of(direction.tangents, operands, outputs, graph, operator)
     return operator.run_on(graph, direction, operands)
 
 
 def _first_of(tangents: str, operands: tuple, outputs: str, graph: Graph, operator: DirectCalls) -> dict[str, Tensor]:
     """Second derivatives by kernels of first derivatives: a single tangent replaces its operand."""
-    x, tx, y, ty, w, tw, g, _ = operands
+    x, tx, y, ty, w, tw, g, tg = operands
     if len(tangents) > 1:
         return operator.run_on(graph, double_backward(tangents, outputs), operands)
-    x, y, w = (b if tangents == slot else a for slot, a, b in (("x", x, tx), ("y", y, ty), ("w", w, tw)))
+    x, y, w, g = (
+        b if tangents == slot else a for slot, a, b in (("x", x, tx), ("y", y, ty), ("w", w, tw), ("g", g, tg))
+    )
     direction = forward() if outputs == "g" else backward(outputs)
     return operator.run_on(graph, direction, (x, None, y, None, w, None, g, None))
 
@@ -225,17 +258,3 @@ def sole_leaves(x: Tensor, y: Tensor, w: Tensor, graph: Graph, operator: DirectC
         return ""
     slots = [(slot, t) for slot, t in (("x", x), ("y", y), ("w", w)) if t.requires_grad]
     return "".join(slot for slot, _ in slots) if all(t.is_leaf for _, t in slots) else ""
-
-
-def used_slots(ctx: Any, slots: str) -> str:
-    """The slots (first inputs of a function) whose gradients this pass of autograd uses."""
-    nodes = zip(slots, ctx.needs_input_grad, ctx.next_functions, strict=False)
-    return "".join(slot for slot, needed, node in nodes if needed and will_run(node[0]))
-
-
-def will_run(node: Any) -> bool:
-    """Whether this autograd pass uses the gradient for ``node``, an entry of ``next_functions``."""
-    try:
-        return torch._C._will_engine_execute_node(node)
-    except RuntimeError:
-        return True  # a leaf given to autograd.grad: the engine takes its gradient without running the node

@@ -16,11 +16,10 @@ from torch import Tensor
 
 from kernelgen.device import device_facts
 from kernelgen.errors import InputError, ProblemError
-from kernelgen.ops.autograd import will_run
 from kernelgen.ops.base import DTYPES, RegisteredOperator
-from kernelgen.ops.harmonics_ops import no_third_derivative
+from kernelgen.ops.harmonics_ops import along_tangents, no_third_derivative
 from kernelgen.ops.registry import rebuilds, register
-from kernelgen.ops.torch_ops import only
+from kernelgen.ops.torch_ops import only, used_slots
 from kernelgen.ops.transforms import call
 from kernelgen.plan.defaults import default_harmonics_schedule
 from kernelgen.problem.spherical_harmonics import HarmonicsProblem
@@ -232,27 +231,34 @@ class _Backward(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, t: Tensor) -> tuple[Tensor | None, ...]:
-        nodes = zip("xg", ctx.needs_input_grad, ctx.next_functions, strict=False)
-        outputs = "".join(slot for slot, needed, node in nodes if needed and will_run(node[0]))
+        outputs = used_slots(ctx, "xg")
         if not outputs:
             return None, None, None
         if is_transforming(t):
             found = call("sh_double_backward", *ctx.saved_tensors, t, outputs, ctx.operator.text)
             return (*only(found, "xg", outputs), None)
-        return (*_Second.apply(*ctx.saved_tensors, t, outputs, ctx.operator), None)
+        if torch.is_grad_enabled():
+            return (*_Second.apply(*ctx.saved_tensors, t, outputs, ctx.operator), None)
+        by_slot = ctx.operator.run_double_backward(*ctx.saved_tensors, t, outputs)
+        return by_slot.get("x"), by_slot.get("g"), None
 
 
 class _Second(torch.autograd.Function):
-    """Second derivatives, which cannot be differentiated again."""
+    """Second derivatives along a tangent t of v, which they are linear in; gradients by v and g are third ones."""
 
     @staticmethod
     def forward(ctx: Any, v: Tensor, g: Tensor, t: Tensor, outputs: str, operator: HarmonicsOperator) -> tuple:
+        ctx.save_for_backward(v, g)
+        ctx.set_materialize_grads(False)
+        ctx.operator = operator
         found = operator.run_double_backward(v, g, t, outputs)
         return found.get("x"), found.get("g")
 
     @staticmethod
-    def backward(ctx: Any, *_: Tensor | None) -> tuple:
-        return no_third_derivative()
+    def backward(ctx: Any, tx: Tensor | None, tg: Tensor | None) -> tuple:
+        if used_slots(ctx, "xg"):
+            return no_third_derivative()
+        return None, None, along_tangents(ctx.saved_tensors, (tx, tg), ctx.operator.text), None, None
 
 
 rebuilds("harmonics", rebuild_harmonics)

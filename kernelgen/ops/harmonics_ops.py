@@ -6,13 +6,15 @@ An op gets its operator as text (``HarmonicsOperator.text``), from which any pro
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from kernelgen.errors import UnsupportedError
 from kernelgen.ops.registry import resolve
-from kernelgen.ops.torch_ops import define, only
+from kernelgen.ops.torch_ops import HESSIAN_PRODUCTS, Maybe, define, only, used_slots
 from kernelgen.ops.transforms import Rows, call
 
 SCHEMAS = {
@@ -25,8 +27,8 @@ SCHEMAS = {
 def no_third_derivative(*_: Any) -> tuple:
     """Refuse the gradient of second derivatives."""
     raise UnsupportedError(
-        "third derivatives of spherical harmonics are not generated; detach the second derivatives, "
-        "or differentiate e3nn.o3.spherical_harmonics instead"
+        f"third derivatives of spherical harmonics are not generated, {HESSIAN_PRODUCTS}; detach the second "
+        "derivatives, or differentiate e3nn.o3.spherical_harmonics instead"
     )
 
 
@@ -84,8 +86,32 @@ def _jvp_of_forward(ctx: Any, t: Tensor, _: None) -> Tensor:
 
 
 def _jvp_of_backward(ctx: Any, t: Tensor, tg: Tensor, _: None) -> Tensor:
-    v, g = ctx.saved_tensors
-    return call("sh_double_backward", v, g, t, "x", ctx.spec)[0] + call("sh_backward", v, tg, ctx.spec)
+    found = along_tangents(ctx.saved_tensors, (t, tg), ctx.spec)
+    assert found is not None
+    return found
+
+
+def along_tangents(primal: tuple[Tensor, ...], tangents: tuple[Maybe, ...], spec: str) -> Maybe:
+    """The change of the first gradient along tangents of v and g (None: zero), by differentiable ops."""
+    (v, g), (t, tg) = primal, tangents
+    terms = [] if t is None else [call("sh_double_backward", v, g, t, "x", spec)[0]]
+    if tg is not None:
+        terms.append(call("sh_backward", v, tg, spec))
+    return functools.reduce(torch.add, terms) if terms else None
+
+
+def _setup_double_backward(ctx: Any, inputs: tuple, output: tuple) -> None:
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(*inputs[:2])
+    ctx.outputs, ctx.spec = inputs[3:]
+
+
+def _backward_of_double_backward(ctx: Any, tx: Maybe, tg: Maybe) -> tuple:
+    """By the tangent, in which it is linear, it is the change of the first gradient along the cotangents."""
+    if used_slots(ctx, "xg"):
+        return no_third_derivative()
+    used = tx if "x" in ctx.outputs else None, tg if "g" in ctx.outputs else None
+    return None, None, along_tangents(ctx.saved_tensors, used, ctx.spec), None, None
 
 
 def _rows(count: int) -> Rows:
@@ -105,7 +131,7 @@ define(
 )
 define(
     *("sh_double_backward", SCHEMAS["sh_double_backward"], _sh_double_backward, _fake_double_backward),
-    *(no_third_derivative, None),
+    *(_backward_of_double_backward, _setup_double_backward),
     jvp=no_third_derivative,
     rows=_rows(3),
 )

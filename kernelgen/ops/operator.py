@@ -192,6 +192,7 @@ class Operator(DirectCalls, RegisteredOperator):
     ) -> Tensor:
         """The tensor product, differentiable twice with respect to x, y and w.
 
+        Second derivatives can be differentiated by what they are linear in, as ``torch.autograd.functional.hvp`` does.
         num_out: rows of a convolution's result, by default as many as x has. order: a precomputed
         ``edge_order(receiver, num_out)``. is_sorted: ``receiver`` does not decrease, see :meth:`order`.
         """

@@ -90,8 +90,8 @@ def _apart(found: dict[str, Tensor], slots: str, like: Tensor) -> tuple[Tensor, 
 
 
 def present(*tangents: Maybe) -> str:
-    """The slots of the given tangents (of x, y and w) that are not None."""
-    return "".join(slot for slot, tangent in zip("xyw", tangents, strict=True) if tangent is not None)
+    """The slots of the given tangents (of x, y, w and perhaps g) that are not None."""
+    return "".join(slot for slot, tangent in zip("xywg", tangents, strict=False) if tangent is not None)
 
 
 def _needed(ctx: Any, slots: str) -> str:
@@ -164,22 +164,53 @@ def _jvp_of_forward(ctx: Any, *tangents: Maybe) -> Tensor:
 def _jvp_of_backward(ctx: Any, *tangents: Maybe) -> tuple[Tensor, ...]:
     """The double backward of the tangents: it equals the change of gradients along them by symmetry."""
     x, y, w, g, *graph = ctx.saved_tensors
-    *xyw, tg = tangents[:4]
-    terms = []
-    given = present(*xyw)
-    outputs = double_backward(given, ctx.outputs).live_outputs if given else ""
-    if outputs:
-        found = call("tp_double_backward", x, y, w, g, *xyw, *graph, ctx.num_out, outputs, ctx.spec)
-        terms.append(only(found[:3], "xyw", outputs))
-    if tg is not None:
-        found = call("tp_backward", x, y, w, tg, *graph, ctx.num_out, ctx.outputs, ctx.spec)
-        terms.append(only(found, "xyw", ctx.outputs))
+    found = along_tangents((x, y, w, g), tangents[:4], ctx.outputs, (*graph, ctx.num_out), ctx.spec)
     # For gradients that do not change along the tangents or are not in ``outputs``.
     zeros = [t.new_zeros(t.shape if slot in ctx.outputs else (0,)) for slot, t in zip("xyw", (x, y, w), strict=True)]
-    return tuple(
-        functools.reduce(torch.add, [grad for grad in grads if grad is not None] or [zero])
-        for zero, *grads in zip(zeros, *terms, strict=True)
-    )
+    return tuple(zero if grad is None else grad for zero, grad in zip(zeros, found, strict=False))
+
+
+def along_tangents(
+    primal: tuple[Tensor, ...], tangents: tuple[Maybe, ...], outputs: str, graph: tuple, spec: str
+) -> tuple[Maybe, ...]:
+    """F's Hessian times tangents of x, y, w and g (None: zero): gradients by the slots in ``outputs``, None elsewhere.
+
+    graph: the ops' arguments for it. Made of the ops, so that torch transforms and differentiates it.
+    """
+    x, y, w, g = primal
+    *xyw, tg = tangents
+    given, terms = present(*xyw), []
+    live = double_backward(given, outputs).live_outputs if given and outputs else ""
+    if live:
+        terms.append(only(call("tp_double_backward", x, y, w, g, *xyw, *graph, live, spec), "xywg", live))
+    first = outputs.replace("g", "")
+    if tg is not None and first:
+        terms.append((*only(call("tp_backward", x, y, w, tg, *graph, first, spec), "xyw", first), None))
+    return sums_of(terms, 4)
+
+
+def sums_of(terms: list[tuple[Maybe, ...]], slots: int) -> tuple[Maybe, ...]:
+    """The sum of what the terms have for each slot; None where none has anything."""
+    found = [[grad for each in terms if (grad := each[slot]) is not None] for slot in range(slots)]
+    return tuple(functools.reduce(torch.add, grads) if grads else None for grads in found)
+
+
+def _setup_double_backward(ctx: Any, inputs: tuple, output: tuple) -> None:
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(*inputs[:4], *inputs[7:-3])
+    ctx.num_out, ctx.outputs, ctx.spec = inputs[-3:]
+    ctx.along = present(*inputs[4:7])
+
+
+def _backward_of_double_backward(ctx: Any, *cotangents: Maybe) -> tuple:
+    """By the tangents, in which it is linear: second derivatives along the cotangents. The others are third ones."""
+    if used_slots(ctx, "xywg"):
+        return no_third_derivative()
+    used = [t if slot in ctx.outputs else None for slot, t in zip("xywg", cotangents, strict=True)]
+    x, y, w, g, *graph = ctx.saved_tensors
+    wanted = used_slots(ctx, ctx.along, first=4)
+    found = along_tangents((x, y, w, g), tuple(used), wanted, (*graph, ctx.num_out), ctx.spec)
+    return (*(None,) * 4, *found[:3], *(None,) * (GRAPH_ARGUMENTS + 2))
 
 
 def _rows(slots: str) -> Rows:
@@ -200,12 +231,33 @@ def _rows(slots: str) -> Rows:
     return rows
 
 
+# What a user who meets a refused derivative may have wanted.
+HESSIAN_PRODUCTS = "products of a Hessian with vectors are (torch.autograd.functional.hvp and vhp)"
+
+
 def no_third_derivative(*_: Any) -> tuple:
     """Refuse the gradient of second derivatives."""
     raise UnsupportedError(
-        "third derivatives of a tensor product are not generated; detach the second derivatives, "
+        f"third derivatives of a tensor product are not generated, {HESSIAN_PRODUCTS}; detach the second derivatives, "
         "or differentiate problem.reference() of e3nn instead"
     )
+
+
+def used_slots(ctx: Any, slots: str, first: int = 0) -> str:
+    """The slots whose gradients this pass of autograd uses.
+
+    slots: of a function's inputs, without those that are None: they have no node. first: how many tensors come before.
+    """
+    nodes = zip(slots, ctx.next_functions[first:], strict=False)
+    return "".join(slot for slot, (node, _) in nodes if node is not None and will_run(node))
+
+
+def will_run(node: Any) -> bool:
+    """Whether this autograd pass uses the gradient for ``node``, an entry of ``next_functions``."""
+    try:
+        return torch._C._will_engine_execute_node(node)
+    except RuntimeError:
+        return True  # a leaf given to autograd.grad: the engine takes its gradient without running the node
 
 
 def only(found: tuple[Tensor, ...], slots: str, outputs: str) -> tuple[Maybe, ...]:
@@ -269,7 +321,7 @@ define(
 )
 define(
     *("tp_double_backward", SCHEMAS["tp_double_backward"], _tp_double_backward, _fake_gradients("xywg")),
-    *(no_third_derivative, None),
+    *(_backward_of_double_backward, _setup_double_backward),
     jvp=no_third_derivative,
     rows=_rows("xywgxyw"),
 )

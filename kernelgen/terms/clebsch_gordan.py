@@ -16,9 +16,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
-
-from kernelgen.e3nn_import import o3
+from kernelgen.e3nn_import import wigner_3j
 from kernelgen.problem.tensor_product import Path, TensorProductProblem
 
 ZERO = 1e-12
@@ -67,7 +65,7 @@ def path_terms(problem: TensorProductProblem) -> tuple[PathTerms, ...]:
 def couplings_digest(problem: TensorProductProblem) -> str:
     """A text that differs if couplings of the problem do: e3nn 0.4 and 0.6 give some, as (1, 2, 2), opposite signs."""
     degrees = {(problem.in1[p.in1].l, problem.in2[p.in2].l, problem.out[p.out].l) for p in problem.paths}
-    couplings = [o3.wigner_3j(*each, dtype=torch.float64) for each in sorted(degrees)]
+    couplings = [wigner_3j(*each) for each in sorted(degrees)]
     # Those that must vanish are rounding errors.
     signs = [(value > 1e-6) - (value < -1e-6) for coupling in couplings for value in coupling.flatten().tolist()]
     return hashlib.sha256(repr(signs).encode()).hexdigest()[:16]
@@ -75,7 +73,7 @@ def couplings_digest(problem: TensorProductProblem) -> str:
 
 def _terms_of(problem: TensorProductProblem, path: Path) -> PathTerms:
     block1, block2, block3 = problem.in1[path.in1], problem.in2[path.in2], problem.out[path.out]
-    coupling = path.coefficient * o3.wigner_3j(block1.l, block2.l, block3.l, dtype=torch.float64)
+    coupling = path.coefficient * wigner_3j(block1.l, block2.l, block3.l)
     scale = float(coupling.abs().max()) or 1.0
     numbers: dict[tuple[tuple[int, float], ...], int] = {}
     values: list[EdgeValue] = []

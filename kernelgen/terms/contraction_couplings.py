@@ -21,9 +21,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 import numpy as np
-import torch
 
-from kernelgen.e3nn_import import o3
+from kernelgen.e3nn_import import o3, wigner_3j
 from kernelgen.problem.irreps import blocks_of
 from kernelgen.problem.symmetric_contraction import ContractionProblem
 
@@ -110,7 +109,7 @@ def coupling(l1: int, l2: int, l3: int, is_same: bool = False) -> Coupling:
 
     is_same: of an irrep with itself; (a, b) and (b, a) are one pair then. Empty if it vanishes.
     """
-    values = o3.wigner_3j(l1, l2, l3, dtype=torch.float64).numpy()
+    values = wigner_3j(l1, l2, l3).numpy()
     found: dict[tuple[int, int, int], float] = defaultdict(float)
     for a, b, m in np.argwhere(np.abs(values) > ZERO).tolist():
         place = (min(a, b), max(a, b), m) if is_same else (a, b, m)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from kernelgen.ops.autograd import will_run
 from kernelgen.torch_versions import run_eagerly
-from kernelgen.tracing import runs_eagerly, without_autocast
+from kernelgen.tracing import is_autocast, runs_eagerly, without_autocast
 
 # Of what each derivative of T is made.
 FACTORS = {"y": ("x", "w"), "x": ("w", "y"), "w": ("x", "y")}
@@ -36,12 +36,14 @@ class Trilinear(ABC):
 
 
 def _derivative(form: Trilinear, wanted: str, first: Tensor, second: Tensor) -> Tensor:
-    with without_autocast(first):
-        if not runs_eagerly(first, second):
-            return form.traceable(wanted, first, second)
-        if torch.is_grad_enabled() and (first.requires_grad or second.requires_grad):
-            return _Derivative.apply(form, wanted, first, second)
-        return form.derivative(wanted, first, second)
+    if is_autocast(first):
+        with without_autocast(first):
+            return _derivative(form, wanted, first, second)
+    if not runs_eagerly(first, second):
+        return form.traceable(wanted, first, second)
+    if torch.is_grad_enabled() and (first.requires_grad or second.requires_grad):
+        return _Derivative.apply(form, wanted, first, second)
+    return form.derivative(wanted, first, second)
 
 
 class _Derivative(torch.autograd.Function):

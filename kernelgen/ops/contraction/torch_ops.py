@@ -12,7 +12,7 @@ from torch import Tensor
 
 from kernelgen.errors import UnsupportedError
 from kernelgen.ops.registry import resolve
-from kernelgen.ops.torch_ops import define, only
+from kernelgen.ops.torch_ops import HESSIAN_PRODUCTS, define, only, sums_of, used_slots
 from kernelgen.ops.transforms import call
 from kernelgen.terms.contraction_statements import FORWARD, contraction_backward, contraction_double_backward
 
@@ -91,22 +91,45 @@ def _jvp_of_forward(ctx: Any, tx: Maybe, tw: Maybe, *_: None) -> Tensor:
 
 def _jvp_of_backward(ctx: Any, tx: Maybe, tw: Maybe, tg: Maybe, *_: None) -> tuple[Tensor, ...]:
     """The double backward of the tangents, which equals the change of the gradients by symmetry; and dF(x, w, tg)."""
+    x, w, *_ = ctx.saved_tensors
+    found = _along_tangents(ctx, (tx, tw, tg), ctx.outputs)
+    zeros = [t.new_zeros(t.shape if slot in ctx.outputs else (0,)) for slot, t in (("x", x), ("w", w))]
+    return tuple(zero if change is None else change for zero, change in zip(zeros, found, strict=True))
+
+
+def _along_tangents(ctx: Any, tangents: tuple[Maybe, Maybe, Maybe], outputs: str) -> tuple[Maybe, ...]:
+    """The changes of the gradients by x and w along tangents of x, w and g (None: zero), by differentiable ops."""
     x, w, g, elements = ctx.saved_tensors
-    total = [t.new_zeros(t.shape if slot in ctx.outputs else (0,)) for slot, t in (("x", x), ("w", w))]
-    if tx is not None or tw is not None:
-        found = call("sc_double_backward", x, w, g, tx, tw, elements, ctx.outputs, ctx.spec)
-        total = [a + b for a, b in zip(total, found[:2], strict=True)]
-    if tg is not None:
-        total = [
-            a + b for a, b in zip(total, call("sc_backward", x, w, tg, elements, ctx.outputs, ctx.spec), strict=True)
-        ]
-    return tuple(total)
+    tx, tw, tg = tangents
+    terms: list[tuple[Maybe, ...]] = []
+    if outputs and not (tx is None and tw is None):
+        found = call("sc_double_backward", x, w, g, tx, tw, elements, outputs, ctx.spec)
+        terms.append(only(found[:2], "xw", outputs))
+    if outputs and tg is not None:
+        terms.append(only(call("sc_backward", x, w, tg, elements, outputs, ctx.spec), "xw", outputs))
+    return sums_of(terms, 2)
+
+
+def _setup_double_backward(ctx: Any, inputs: tuple, output: tuple) -> None:
+    ctx.set_materialize_grads(False)
+    x, w, g, tx, tw, elements, ctx.outputs, ctx.spec = inputs
+    ctx.along = "x" * (tx is not None) + "w" * (tw is not None)
+    ctx.save_for_backward(x, w, g, elements)
+
+
+def _backward_of_double_backward(ctx: Any, *cotangents: Maybe) -> tuple:
+    """By the tangents, in which it is linear, it is the change of the first gradients along the cotangents."""
+    if used_slots(ctx, "xwg"):
+        return _no_third_derivative()
+    tx, tw, tg = (t if slot in ctx.outputs else None for slot, t in zip("xwg", cotangents, strict=True))
+    found = _along_tangents(ctx, (tx, tw, tg), used_slots(ctx, ctx.along, first=3))
+    return (None, None, None, *found, None, None, None)
 
 
 def _no_third_derivative(*_: Any) -> tuple:
     raise UnsupportedError(
-        "third derivatives of a symmetric contraction are not generated; detach the second derivatives, or "
-        "differentiate the package's own module instead"
+        f"third derivatives of a symmetric contraction are not generated, {HESSIAN_PRODUCTS}; detach the second "
+        "derivatives, or differentiate the package's own module instead"
     )
 
 
@@ -131,7 +154,7 @@ define(
     "sc_double_backward",
     "(Tensor x, Tensor w, Tensor g, Tensor? tx, Tensor? tw, Tensor elements, str outputs, str spec)"
     " -> (Tensor, Tensor, Tensor)",
-    *(_sc_double_backward, _fake_gradients, _no_third_derivative, None),
+    *(_sc_double_backward, _fake_gradients, _backward_of_double_backward, _setup_double_backward),
     jvp=_no_third_derivative,
     rows=_one_by_one,
 )

@@ -47,7 +47,7 @@ def full_product(a: Tensor, b: Tensor) -> Tensor:
 
     Under ``torch.autocast`` too, and so are its derivatives of any order, unless torch traces or transforms them.
     """
-    if not is_autocast(a.device.type):
+    if not is_autocast(a):
         return torch.mm(a, b) if a.dim() == 2 else torch.matmul(a, b)
     if runs_eagerly(a, b) and torch.is_grad_enabled() and (a.requires_grad or b.requires_grad):
         return _FullProduct.apply(a.flatten(0, -2), b).unflatten(0, a.shape[:-1])

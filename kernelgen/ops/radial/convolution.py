@@ -65,7 +65,7 @@ def radial_product(
             f"h is {tuple(h.shape)} and the matrix {tuple(matrix.shape)}; expected (edges, hidden) and "
             f"(hidden, {operator.problem.weight_numel}), for a convolution with weights of each edge"
         )
-    if not (h.dtype is matrix.dtype is x.dtype and h.device == matrix.device == x.device):
+    if not (h.dtype is matrix.dtype is x.dtype and h.get_device() == matrix.get_device() == x.get_device()):
         raise InputError(
             f"h is {h.dtype} on {h.device} and the matrix {matrix.dtype} on {matrix.device}; expected {x.dtype} on "
             f"{x.device} for both, as x is: convert them"
@@ -141,17 +141,26 @@ class _First(torch.autograd.Function):
             return (None,) * 11
         x, y, h, matrix, g, *_ = ctx.saved_tensors
         if is_transforming(*tangents):
-            given = (x, y, h, matrix), g, tangents, _of_kernel(wanted)
+            given = (x, y, h, matrix), g, (*tangents, None), _of_kernel(wanted)
             return (*second_transformed(*given, *ctx.rest[:2]), *(None,) * 6)
-        return (*_Second.apply(x, y, h, matrix, g, *tangents, wanted, *ctx.rest), *(None,) * 6)
+        return (*_Second.apply(x, y, h, matrix, g, *tangents, None, wanted, *ctx.rest), *(None,) * 6)
 
 
 class _Second(torch.autograd.Function):
-    """Second derivatives, which cannot be differentiated again."""
+    """Second derivatives along tangents of x, y, h, m and g, which they are linear in.
+
+    As in ``kernelgen.ops.autograd``: gradients by the tangents are second derivatives along the cotangents.
+    """
 
     @staticmethod
     def forward(ctx: Any, *given: Any) -> tuple[Maybe, ...]:
-        x, y, h, matrix, g, tx, ty, th, tm, wanted, whole, operator, parts, multiply = given
+        x, y, h, matrix, g, tx, ty, th, tm, tg, wanted, whole, operator, parts, multiply = given
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(x, y, h, matrix, g, *whole.saved)
+        ctx.rest = whole, operator, parts, multiply
+        ctx.along = "".join(
+            s for s, tangent in zip(_SLOTS + "g", (tx, ty, th, tm, tg), strict=True) if tangent is not None
+        )
         slots = _of_kernel(wanted)
         sums = Sums(wanted, whole, multiply, x=x, h=h, m=matrix)
         for part in parts:
@@ -162,20 +171,30 @@ class _Second(torch.autograd.Function):
                 tw = multiply.rows(of_th, matrix)
             if tm is not None:
                 tw = _sum(tw, multiply.rows(of_h, tm))
-            outputs = double_backward(present(tx, of_ty, tw), slots).live_outputs
             primal = (x, of_y, w, of_g)
-            found = second_gradients(primal, (tx, of_ty, tw), outputs, part.graph, operator) if outputs else {}
+            along = (tx, of_ty, tw, None if tg is None else tg[part.begin : part.end])
+            outputs = double_backward(present(*along), slots).live_outputs
+            found = second_gradients(primal, along, outputs, part.graph, operator) if outputs else {}
             terms = [(found.get("w"), matrix, of_h)]
             if ("h" in wanted and tm is not None) or ("m" in wanted and of_th is not None):
                 operands = (x, None, of_y, None, w, None, of_g, None)
                 terms.append((operator.run_on(part.graph, backward("w"), operands)["w"], tm, of_th))
             sums.add(part, found, terms)
-            del w, tw, primal, found, terms
+            del w, tw, primal, along, found, terms
         return tuple(sums.found.get(slot) for slot in _SLOTS + "g")
 
     @staticmethod
-    def backward(ctx: Any, *_: Maybe) -> tuple:
-        return no_third_derivative()
+    def backward(ctx: Any, *cotangents: Maybe) -> tuple:
+        if used_slots(ctx, _SLOTS + "g"):
+            return no_third_derivative()
+        wanted = used_slots(ctx, ctx.along, first=5)
+        if not wanted or not any(cotangent is not None for cotangent in cotangents):
+            return (None,) * 15
+        x, y, h, matrix, g, *_ = ctx.saved_tensors
+        if is_transforming(*cotangents):
+            given = (x, y, h, matrix), g, cotangents, _of_kernel(wanted)
+            return (*(None,) * 5, *second_transformed(*given, *ctx.rest[:2]), *(None,) * 5)
+        return (*(None,) * 5, *_Second.apply(x, y, h, matrix, g, *cotangents, wanted, *ctx.rest), *(None,) * 5)
 
 
 def _of_kernel(wanted: str) -> str:

@@ -6,10 +6,9 @@ from torch import Tensor
 
 from kernelgen.ops.edges.products import full_product
 from kernelgen.ops.operator import Operator
-from kernelgen.ops.torch_ops import only, present
+from kernelgen.ops.torch_ops import along_tangents, only
 from kernelgen.ops.transforms import call
 from kernelgen.runtime.arguments import Graph
-from kernelgen.terms.directions import double_backward
 
 Maybe = Tensor | None
 # x, y, the hidden features h and the matrix m: the weights are w = h m.
@@ -26,16 +25,12 @@ def first_transformed(inputs: Inputs, g: Tensor, slots: str, whole: Graph, opera
 def second_transformed(
     inputs: Inputs, g: Tensor, tangents: tuple[Maybe, ...], slots: str, whole: Graph, operator: Operator
 ) -> tuple[Maybe, ...]:
-    """Gradients of <tangents, first gradients> by x, y, h, m and g; see ``kernelgen.ops.radial.convolution``."""
-    (x, y, h, m), (tx, ty, th, tm) = inputs, tangents
+    """Second derivatives by x, y, h, m and g along tangents of these; see ``kernelgen.ops.radial.convolution``."""
+    (x, y, h, m), (tx, ty, th, tm, tg) = inputs, tangents
     terms = [full_product(a, b) for a, b in ((th, m), (h, tm)) if a is not None and b is not None]
     w, tw = full_product(h, m), sum(terms[1:], terms[0]) if terms else None
-    given = present(tx, ty, tw)
-    outputs = double_backward(given, slots).live_outputs if given else ""
-    dx = dy = dw = dg = gw = None
-    if outputs:
-        arguments = (x, y, w, g, tx, ty, tw, *_edges(whole), outputs, operator.text)
-        dx, dy, dw, dg = only(call("tp_double_backward", *arguments), "xywg", outputs)
+    dx, dy, dw, dg = along_tangents((x, y, w, g), (tx, ty, tw, tg), slots, _edges(whole), operator.text)
+    gw = None
     if "w" in slots and terms:
         gw = _gradients((x, y, w), g, "w", whole, operator)[2]
     of_h = [full_product(a, b.t()) for a, b in ((dw, m), (gw, tm)) if a is not None and b is not None]

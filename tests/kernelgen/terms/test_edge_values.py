@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import pytest
+import torch
+from e3nn.o3 import _wigner
+from torch import Tensor
 
 from autotune.workload.config_tables import load_problems
-from kernelgen.terms.clebsch_gordan import edge_slots, normalized_slots, path_terms
+from kernelgen.terms.clebsch_gordan import couplings_digest, edge_slots, normalized_slots, path_terms
 
 PROBLEMS = load_problems()
 
@@ -28,3 +31,16 @@ def test_equal_paths_share_all_values() -> None:
     (one, *_) = path_terms(PROBLEMS["mace-mp-medium"])
     stored, _, factors = normalized_slots([one])
     assert len(stored) == len(one.values) and factors[one.path.index] > 0
+
+
+def test_couplings_first_seen_inside_of_a_transform_are_plain_tensors() -> None:
+    """e3nn keeps them for the process, and a transform's tensors could not be used after it."""
+    _wigner._so3_clebsch_gordan.cache_clear()
+
+    def inside(x: Tensor) -> Tensor:
+        assert couplings_digest.__wrapped__(PROBLEMS["mace-mp-medium"])
+        return x.sum()
+
+    torch.func.grad(inside)(torch.ones(2))
+    kept = [_wigner._so3_clebsch_gordan(degree, degree, 0) for degree in (0, 1)]
+    assert not any(map(torch._C._functorch.is_functorch_wrapped_tensor, kept))
