@@ -145,34 +145,42 @@ def _faulty(subject: Subject, whole: dict[str, Tensor], draw: random.Random) -> 
 
 
 def do_interrupted_call(subject: Subject, draw: random.Random) -> None:
-    """Ctrl-C before a drawn line of Equitune's."""
+    """Ctrl-C at a drawn place in Equitune's code, or in what that calls."""
     batch = draw.choice(subject.batches)
-    lines = int(math.exp(draw.uniform(0.0, math.log(3000))))
+    places = int(math.exp(draw.uniform(0.0, math.log(3000))))
     if subject.is_fast:
-        with contextlib.suppress(KeyboardInterrupt), interrupt_after(lines):
+        with contextlib.suppress(KeyboardInterrupt), interrupt_after(places):
             subject.call(batch)
 
 
 @contextlib.contextmanager
-def interrupt_after(lines: int) -> Iterator[None]:
-    left = lines
+def interrupt_after(places: int) -> Iterator[None]:
+    """KeyboardInterrupt where Python looks for signals: at the start of a function, and when one of C has returned.
 
-    def trace(frame: Any, event: str, argument: Any) -> Any:
+    Not between any two lines: Python leaves no place to interrupt between a ``with`` and the release of its lock.
+    """
+    left = places
+
+    def profile(frame: Any, event: str, argument: Any) -> None:
         nonlocal left
-        if not frame.f_code.co_filename.startswith(FOLDERS):
-            return None
-        if event == "line":
-            left -= 1
-            if left == 0:
-                raise KeyboardInterrupt
-        return trace
+        if event == "call":
+            is_ours = _is_ours(frame) or (frame.f_back is not None and _is_ours(frame.f_back))
+        else:
+            is_ours = event == "c_return" and _is_ours(frame)
+        left -= is_ours
+        if is_ours and left == 0:
+            raise KeyboardInterrupt
 
-    before = sys.gettrace()
-    sys.settrace(trace)
+    before = sys.getprofile()
+    sys.setprofile(profile)
     try:
         yield
     finally:
-        sys.settrace(before)
+        sys.setprofile(before)
+
+
+def _is_ours(frame: Any) -> bool:
+    return frame.f_code.co_filename.startswith(FOLDERS)
 
 
 def do_gradients(subject: Subject, draw: random.Random) -> Results:
