@@ -112,7 +112,13 @@ class CapturedModel(torch.nn.Module):
         with self._lock:
             if not self.package.runs_eagerly(self.model, inputs, options):
                 self._follow_the_model()
-                fields, real = self.package.fields(self.model, inputs, self._cutoff)
+                try:
+                    fields, real = self.package.fields(self.model, inputs, self._cutoff)
+                except KeyError as missing:
+                    raise InputError(
+                        f"the inputs lack {missing}, which a captured step reads; pass it, or call the model itself, "
+                        "uncaptured"
+                    ) from missing
                 found = self._found(fields, real, inputs, options)
                 if found is not None:
                     return self.package.answer(self.model, inputs, found)

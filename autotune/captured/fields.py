@@ -43,7 +43,7 @@ class Field(NamedTuple):
     per: what ``axis`` counts: ``atoms``, ``edges`` or ``graphs``; ``rows`` of it for each, and ``extra`` more.
     ghost: the rows of ghosts, as a number, as a tensor that broadcasts to them, or as a function of the real counts,
     the captured ones and the device. below: what its indices count, if it holds any: one that is too large would be a
-    ghost's.
+    ghost's. each: the other lengths.
     """
 
     tensor: Tensor
@@ -53,6 +53,7 @@ class Field(NamedTuple):
     rows: int = 1
     extra: int = 0
     below: str = ""
+    each: tuple[int, ...] = ()
 
     def length(self, counts: Counts) -> int:
         return getattr(counts, self.per) * self.rows + self.extra
@@ -69,6 +70,13 @@ class Field(NamedTuple):
             least, most = (int(end) for end in self.tensor.aminmax())
             if least < 0 or most >= getattr(real, self.below):
                 raise InputError(f"{name} has indices from {least} to {most}; expected numbers of {self.below} in {of}")
+
+    def check_shape(self, name: str) -> None:
+        """InputError for other lengths than ``axis``'s."""
+        shape = self.tensor.shape
+        if (*shape[: self.axis], *shape[self.axis + 1 :]) != self.each:
+            expected = (*self.each[: self.axis], self.per, *self.each[self.axis :])
+            raise InputError(f"{name} is of shape {tuple(shape)}; expected ({', '.join(map(str, expected))})")
 
     def empty(self, size: Counts, device: torch.device) -> Tensor:
         shape = list(self.tensor.shape)

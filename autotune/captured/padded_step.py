@@ -37,6 +37,8 @@ class PaddedStep:
         self, size: Counts, fields: Fields, device: torch.device, compute: Compute, results: Mapping[str, str]
     ) -> None:
         self.size, self.device, self.compute, self.results = size, device, compute, results
+        for name, field in fields.items():
+            field.check_shape(name)  # not in each call: it belongs to a field's signature
         with torch.inference_mode(False):
             self.buffers = {name: field.empty(size, device) for name, field in fields.items()}
         # Of the graph that is in the buffers; None while a call fills them, which may raise or be interrupted.

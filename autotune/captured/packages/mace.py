@@ -57,15 +57,16 @@ class CapturableMace(CapturablePackage):
 
     def fields(self, model: Any, inputs: Mapping[str, Any], cutoff: float) -> tuple[Fields, Counts]:
         edges, positions, pointer = inputs["edge_index"], inputs["positions"].detach(), inputs["ptr"]
-        counts = Counts(positions.shape[0], edges.shape[1], pointer.numel() - 1)
+        counts = Counts(positions.shape[0], edges.shape[-1], pointer.numel() - 1)
+        elements = len(model.atomic_numbers)
         fields = {
-            "positions": Field(positions, "atoms", 0.0),
-            "node_attrs": Field(inputs["node_attrs"].detach(), "atoms", _first(inputs["node_attrs"].shape[1])),
+            "positions": Field(positions, "atoms", 0.0, each=(3,)),
+            "node_attrs": Field(inputs["node_attrs"].detach(), "atoms", _first(elements), each=(elements,)),
             "batch": Field(inputs["batch"], "atoms", counts.graphs, below="graphs"),
-            "edge_index": Field(edges, "edges", ghost_ends, axis=1, below="atoms"),
-            "shifts": Field(inputs["shifts"].detach(), "edges", along_x(2 * cutoff)),
-            "unit_shifts": Field(inputs["unit_shifts"].detach(), "edges", along_x(1.0)),
-            "cell": Field(inputs["cell"].detach().view(-1, 3), "graphs", cube(2 * cutoff), rows=3),
+            "edge_index": Field(edges, "edges", ghost_ends, axis=1, below="atoms", each=(2,)),
+            "shifts": Field(inputs["shifts"].detach(), "edges", along_x(2 * cutoff), each=(3,)),
+            "unit_shifts": Field(inputs["unit_shifts"].detach(), "edges", along_x(1.0), each=(3,)),
+            "cell": Field(inputs["cell"].detach().view(-1, 3), "graphs", cube(2 * cutoff), rows=3, each=(3,)),
             "ptr": Field(pointer, "graphs", ghost_pointer, extra=1),
         }
         if "head" in inputs:

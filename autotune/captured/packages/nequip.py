@@ -10,7 +10,7 @@ from torch import Tensor
 
 from autotune.captured.fields import Counts, Field, Fields, ghost_atoms, ghost_ends
 from autotune.captured.package import CapturablePackage, along_x, cube
-from kernelgen.errors import UnsupportedError
+from kernelgen.errors import InputError, UnsupportedError
 
 # Inputs that a captured step takes. A structure without a cell gets one of zeros.
 _TAKEN = ("pos", "edge_index", "edge_cell_shift", "cell", "batch", "num_atoms", "atom_types")
@@ -47,7 +47,7 @@ class CapturableNequIP(CapturablePackage):
 
     def fields(self, model: Any, inputs: Mapping[str, Any], cutoff: float) -> tuple[Fields, Counts]:
         positions, edges = inputs["pos"].detach(), inputs["edge_index"]
-        atoms, count = positions.shape[0], edges.shape[1]
+        atoms, count = positions.shape[0], edges.shape[-1]
         numbers = inputs.get("num_atoms")
         if numbers is None:
             numbers = edges.new_full((1,), atoms)
@@ -57,16 +57,22 @@ class CapturableNequIP(CapturablePackage):
         if cells.shape[0] == 1:  # of all structures
             cells = cells.expand(graphs, 3, 3)
         if shift is None:
+            if cell is not None:
+                raise InputError("there is a cell and no edge_cell_shift; pass the cells between each edge's atoms")
             shift = positions.new_zeros(1, 3).expand(count, 3)
         if batch is None:
+            if graphs != 1:
+                raise InputError(
+                    f"num_atoms is of {graphs} structures, and there is no batch; pass the structure of each atom"
+                )
             batch = edges.new_zeros(1).expand(atoms)
         fields = {
-            "pos": Field(positions, "atoms", 0.0),
+            "pos": Field(positions, "atoms", 0.0, each=(3,)),
             "atom_types": Field(inputs["atom_types"], "atoms", 0),
             "batch": Field(batch, "atoms", graphs, below="graphs"),
-            "edge_index": Field(edges, "edges", ghost_ends, axis=1, below="atoms"),
-            "edge_cell_shift": Field(shift.detach(), "edges", along_x(1.0)),
-            "cell": Field(cells, "graphs", cube(2 * cutoff)),
+            "edge_index": Field(edges, "edges", ghost_ends, axis=1, below="atoms", each=(2,)),
+            "edge_cell_shift": Field(shift.detach(), "edges", along_x(1.0), each=(3,)),
+            "cell": Field(cells.to(positions.dtype), "graphs", cube(2 * cutoff), each=(3, 3)),
             "num_atoms": Field(numbers, "graphs", ghost_atoms),
         }
         return fields, Counts(atoms, count, graphs)

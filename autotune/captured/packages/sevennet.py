@@ -58,13 +58,13 @@ class CapturableSevenNet(CapturablePackage):
         edges, vectors, numbers = inputs["edge_index"], inputs["edge_vec"].detach(), inputs["atomic_numbers"]
         kinds = model._atomic_numbers_to_onehot(numbers) if model.eval_type_map else inputs["x"]
         volume = torch.as_tensor(inputs["cell_volume"]).reshape(-1)
-        counts = Counts(numbers.shape[0], edges.shape[1], volume.shape[0] if model.is_batch_data else 1)
+        counts = Counts(numbers.shape[0], edges.shape[-1], volume.shape[0] if model.is_batch_data else 1)
         batch = inputs["batch"] if model.is_batch_data else edges.new_zeros(1).expand(counts.atoms)
         fields = {
             "x": Field(kinds, "atoms", 0),
             "batch": Field(batch, "atoms", counts.graphs, below="graphs"),
-            "edge_index": Field(edges, "edges", ghost_ends, axis=1, below="atoms"),
-            "edge_vec": Field(vectors, "edges", along_x(2 * cutoff)),
+            "edge_index": Field(edges, "edges", ghost_ends, axis=1, below="atoms", each=(2,)),
+            "edge_vec": Field(vectors, "edges", along_x(2 * cutoff), each=(3,)),
             "cell_volume": Field(volume, "graphs", 1.0),
         }
         return fields, counts

@@ -27,11 +27,11 @@ def fields_of(real: Counts) -> dict[str, Field]:
     edges = torch.randint(real.atoms, (2, real.edges), generator=generator)
     batch = torch.arange(real.atoms) * real.graphs // real.atoms
     return {
-        "positions": Field(torch.randn(real.atoms, 3, generator=generator), "atoms", 0.0),
-        "elements": Field(torch.ones(real.atoms, 2), "atoms", torch.tensor([1, 0])),
+        "positions": Field(torch.randn(real.atoms, 3, generator=generator), "atoms", 0.0, each=(3,)),
+        "elements": Field(torch.ones(real.atoms, 2), "atoms", torch.tensor([1, 0]), each=(2,)),
         "batch": Field(batch, "atoms", real.graphs, below="graphs"),
-        "edge_index": Field(edges, "edges", ghost_ends, axis=1, below="atoms"),
-        "cell": Field(torch.randn(3 * real.graphs, 3, generator=generator), "graphs", torch.eye(3), rows=3),
+        "edge_index": Field(edges, "edges", ghost_ends, axis=1, below="atoms", each=(2,)),
+        "cell": Field(torch.randn(3 * real.graphs, 3, generator=generator), "graphs", torch.eye(3), rows=3, each=(3,)),
         "ptr": Field(torch.arange(real.graphs + 1), "graphs", ghost_pointer, extra=1),
     }
 
@@ -79,6 +79,14 @@ def test_a_field_of_one_row_is_not_broadcast(name: str) -> None:
     expected = f"{name} has 1 rows; expected {field.length(OTHER)} for a graph of 20 atoms, 60 edges and 2 structures"
     with pytest.raises(InputError, match=expected):
         step("cpu")({**fields, name: one}, OTHER)
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_a_field_of_another_shape_is_refused(name: str) -> None:
+    fields = fields_of(OTHER)
+    field = fields[name]._replace(tensor=fields[name].tensor.unsqueeze(-1))
+    with pytest.raises(InputError, match=f"{name} is of shape .*, 1.; expected .*{field.per}"):
+        PaddedStep(SIZE, {**fields, name: field}, torch.device("cpu"), copied, {})
 
 
 @pytest.mark.parametrize(("name", "add"), [("edge_index", 19), ("edge_index", -1), ("batch", 1), ("batch", -1)])
@@ -144,8 +152,8 @@ class CapturableSprings(CapturablePackage):
     def fields(self, model: Any, inputs: Mapping[str, Any], cutoff: float) -> tuple[Fields, Counts]:
         edges, positions = inputs["edge_index"], inputs["positions"]
         fields = {
-            "positions": Field(positions, "atoms", 0.0),
-            "edge_index": Field(edges, "edges", ghost_ends, axis=1, below="atoms"),
+            "positions": Field(positions, "atoms", 0.0, each=(3,)),
+            "edge_index": Field(edges, "edges", ghost_ends, axis=1, below="atoms", each=(2,)),
         }
         return fields, Counts(positions.shape[0], edges.shape[1], 1)
 
@@ -173,7 +181,7 @@ def test_a_step_whose_first_call_failed_is_not_kept(model: Springs) -> None:
     captured = capture(model)
     check(captured)
     faulty = inputs(model, 100)
-    with pytest.raises(IndexError):
+    with pytest.raises(InputError):
         captured({**faulty, "positions": faulty["positions"][:, :0]})
     with pytest.raises(InputError):
         captured({**faulty, "edge_index": faulty["edge_index"].cpu() + 99})

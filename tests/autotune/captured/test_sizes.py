@@ -81,10 +81,10 @@ def fields_of(real: Counts) -> dict[str, Field]:
     generator = torch.Generator().manual_seed(real.edges)
     edges = torch.randint(real.atoms, (2, real.edges), generator=generator)
     return {
-        "positions": Field(torch.randn(real.atoms, 3, generator=generator), "atoms", 0.0),
-        "elements": Field(torch.ones(real.atoms, 2), "atoms", torch.tensor([1, 0])),
-        "edge_index": Field(edges, "edges", ghost_ends, axis=1),
-        "cell": Field(torch.randn(3 * real.graphs, 3, generator=generator), "graphs", torch.eye(3), rows=3),
+        "positions": Field(torch.randn(real.atoms, 3, generator=generator), "atoms", 0.0, each=(3,)),
+        "elements": Field(torch.ones(real.atoms, 2), "atoms", torch.tensor([1, 0]), each=(2,)),
+        "edge_index": Field(edges, "edges", ghost_ends, axis=1, each=(2,)),
+        "cell": Field(torch.randn(3 * real.graphs, 3, generator=generator), "graphs", torch.eye(3), rows=3, each=(3,)),
         "ptr": Field(torch.arange(real.graphs + 1), "graphs", ghost_pointer, extra=1),
     }
 
@@ -116,7 +116,7 @@ def test_results_are_the_callers_own() -> None:
     used, real = step(), Counts(10, 30, 2)
     first = used(fields_of(real), real)["positions"]
     before = first.clone()
-    used({**fields_of(real), "positions": Field(torch.zeros(10, 3), "atoms", 0.0)}, real)
+    used({**fields_of(real), "positions": Field(torch.zeros(10, 3), "atoms", 0.0, each=(3,))}, real)
     assert first.shape == (10, 3) and torch.equal(first, before)
 
 
