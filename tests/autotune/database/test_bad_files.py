@@ -53,12 +53,12 @@ def test_numbers_and_texts_are_such_as_can_be_computed_with_and_written() -> Non
     assert type(parse_json("12")) is int and type(parse_json("true")) is bool
 
 
-@pytest.mark.parametrize("code", [*range(0x20), *range(0x7F, 0xA0)])
-def test_a_text_has_no_control_character_but_line_ends_and_tabs(code: int) -> None:
-    text = f"a{chr(code)}b"
-    wanted = text if text in ("a\n", "a\nb", "a\tb") else "a\ufffdb"
-    for ascii_only in (True, False):
-        assert parse_json(json.dumps({text: [text]}, ensure_ascii=ascii_only)) == {wanted: [wanted]}
+def test_a_text_has_no_control_character_but_line_ends_and_tabs() -> None:
+    for code in (*range(0x20), *range(0x7F, 0xA0)):
+        text = f"a{chr(code)}b"
+        wanted = text if text in ("a\nb", "a\tb") else "a\ufffdb"
+        for ascii_only in (True, False):
+            assert parse_json(json.dumps({text: [text]}, ensure_ascii=ascii_only)) == {wanted: [wanted]}
 
 
 @pytest.fixture
