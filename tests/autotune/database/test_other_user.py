@@ -60,6 +60,8 @@ def as_nobody(run: Callable[[], None]) -> None:
 
 def test_nothing_is_written_and_each_says_so(locked: Path, tmp_path: Path) -> None:
     theirs = store(tmp_path / "theirs", HOST, entry(direction="backward"))
+    for path in (theirs, theirs.parent):
+        path.chmod(0o755)
     sample = entry()
     kernel = (sample.problem, sample.operation, "backward", sample.dtype, sample.layout, False)
 
