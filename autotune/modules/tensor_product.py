@@ -1,7 +1,8 @@
 """The edge-by-edge tensor product, with e3nn's interface.
 
 Kernels follow e3nn's conventions: real spherical harmonics basis, ``component`` irreps, a path's weights are its
-channels, in instruction order. First and second derivatives work in every input.
+channels, in instruction order. First and second derivatives work in every input, and so do Hessians times vectors
+(``torch.autograd.functional.hvp``).
 """
 
 from __future__ import annotations
