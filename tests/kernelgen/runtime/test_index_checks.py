@@ -13,6 +13,7 @@ from places import SUPPORT
 from kernelgen import InputError, build, check_indices
 from kernelgen.compile.compiler import compile_source
 from kernelgen.device import cuda_facts
+from kernelgen.runtime.graph import assert_indices
 from kernelgen.runtime.index_check import source
 
 
@@ -55,6 +56,18 @@ def test_a_lone_index_out_of_range_is_told_by_a_call(index: int) -> None:
     receiver[39] = index
     with pytest.raises(InputError, match=rf"receiver\[39\] is {index}, outside 0..6"):
         conv(*conv_inputs(conv, 40, 7), sender, receiver)
+
+
+def test_every_neighbour_is_compared_in_a_traced_check() -> None:
+    in_range = torch.tensor([0, 0, 0, 0])
+    assert_indices(in_range, torch.tensor([0, 1, 1, 3]), 1, 4, True)
+    for receiver in ([0, 2, 1, 3], [1, 0, 2, 3], [0, 1, 3, 2]):
+        with pytest.raises(RuntimeError, match="receiver is not ascending"):
+            assert_indices(in_range, torch.tensor(receiver), 1, 4, True)
+        assert_indices(in_range, torch.tensor(receiver), 1, 4, False)
+    for sender, receiver in (([0, -1], [0, 0]), ([0, 1], [0, 0]), ([0, 0], [4, 0]), ([0, 0], [0, -1])):
+        with pytest.raises(RuntimeError, match="sender has" if any(sender) else "receiver has"):
+            assert_indices(torch.tensor(sender), torch.tensor(receiver), 1, 4, False)
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])

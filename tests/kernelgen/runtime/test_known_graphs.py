@@ -190,6 +190,21 @@ def test_in_a_capture_a_graph_is_ordered_once_and_forgotten_at_its_end(
     assert ordered == [7, 7, 7, 7], "an order of a capture is used nowhere else"
 
 
+def test_a_graph_of_a_capture_is_said_to_be_none_that_is_known(
+    as_on_a_gpu: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its order, and that its indices are in range, hold for one replay: nothing may be kept beside them."""
+    graphs, (sender, receiver) = KnownGraphs(), rows()
+    monkeypatch.setattr(known_graphs, "_is_capturing", lambda index: True)
+    monkeypatch.setattr(known_graphs, "check_indices", lambda *_: pytest.fail("it would wait for the device"))
+    with known_in_capture():
+        assert graphs.check(sender, receiver, 7, 7) is None
+        made = graphs.order(sender, receiver, (7, 7, None), lambda: edge_order(receiver, 7))
+        assert made is not None and made[1] is None
+        again = graphs.order(sender, receiver, (7, 7, None), lambda: pytest.fail("it was made"))
+        assert again is not None and again[0] is made[0] and again[1] is None
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("how", VIEWS)
 def test_views_on_a_gpu_are_one_graph_that_nothing_waits_for(ordered: list[int], how: str) -> None:
