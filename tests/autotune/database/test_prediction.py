@@ -238,8 +238,21 @@ def test_work_counts_traffic_and_additions_by_hand() -> None:
     # Runs of 32 edges add a row of 128 each.
     added = numbers(spec, path_groups=1, accumulate="atomics", edges_per_chunk=32)
     assert added["added_bytes"] == pytest.approx(math.log2(4 * 128 / 32))
+    # A multiprocessor with less than one block to do still holds the code of one.
+    assert numbers(spec, 4.0, 2.0, path_groups=1)["code_held"] == owned["code_held"] == pytest.approx(2.0)
     # One product for 0e, three for 1o; all in one group, which all blocks share.
     assert added["products"] == pytest.approx(2.0) and added["groups_held"] == 0.0
+
+
+@pytest.mark.parametrize(("min_blocks", "held"), [(0, 10), (4, 10), (12, 12)])
+def test_blocks_that_a_multiprocessor_holds_by_hand(min_blocks: int, held: int) -> None:
+    """Of 35 registers the compiler takes 40.25; they come in eights: 48, of 65,536 that 128 threads a block share."""
+    spec = spec_of(TensorProductProblem.channelwise("32x0e", "0e+1o", "0e+1o"), "forward")
+    plan = plan_with(spec, path_groups=1, block_size=128, min_blocks=min_blocks, prefetch="none", edge_operand="inline")
+    found = work.Occupancy.of(plan, 0)
+    limit = 65536 // (128 * max(1, min_blocks))
+    assert (found.registers, found.limit, found.blocks) == (pytest.approx(35 * 1.15), min(255, limit), held)
+    assert work.Occupancy.of(plan, 40 * 1024).blocks == (228 * 1024) // (41 * 1024), "with shared memory"
 
 
 def test_blocks_of_one_group_hold_less_code_than_several_small_ones() -> None:

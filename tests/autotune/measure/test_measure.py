@@ -196,6 +196,20 @@ def test_small_graphs_are_measured_with_cold_code(nodes: int, cold: bool, monkey
     assert run(TrialJob("forward", HostSchedule())).state == "ok" and given == [cold]
 
 
+def test_a_copy_reads_and_writes_what_it_is_said_to_move(monkeypatch: pytest.MonkeyPatch) -> None:
+    copied: list[int] = []
+
+    def timed(call: Callable, *_: object, **__: object) -> measure.Timing:
+        copied.append(call().numel() * 4)
+        return measure.timing_of([2000.0])
+
+    monkeypatch.setattr(measure, "time_callable", timed)
+    assert measure.copy_us("cpu", 8000) == 2000.0 and copied == [4000]
+    made, ones = [], torch.ones
+    monkeypatch.setattr(torch, "ones", lambda count, **options: made.append(count) or ones(1, **options))
+    assert measure.copy_bandwidth.__wrapped__("cpu") == pytest.approx(2 * 4 * made[0] / 2e-3) and made == [1 << 26]
+
+
 def test_warm_up_calls_at_least_as_often_as_asked() -> None:
     calls: list[int] = []
     measure.Sampler(lambda: calls.append(1), "cpu", cold_cache=False).warm_up(min_calls=7, seconds=0.0)

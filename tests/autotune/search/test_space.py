@@ -199,6 +199,7 @@ def test_default_gives_each_edge_of_a_small_graph_a_worker() -> None:
 def test_rows_are_stored_where_long_runs_of_edges_are_taken() -> None:
     """Elsewhere the value means nothing, so that no kernel is measured twice."""
     space = search_space(PROBLEMS["mace"], "conv", "forward", "float32", FACTS["cuda"], num_edges=100_000, skewed=True)
+    assert {64, 128} <= set(space.knobs["edges_per_chunk"])
     runs = space.schedule({"accumulate": "atomics", "zeros": "cut"})
     assert runs.zeros == "cut" and space.broken_limit(runs) is None
     for other in ({"accumulate": "registers"}, {"accumulate": "atomics", "edges_per_chunk": 2}):

@@ -74,6 +74,7 @@ def test_what_slows_a_whole_round_cancels() -> None:
     default, other = rounds(1.0, 0.97, noise=0.005, drift=1.0)
     low, high = ratio_interval(other, default, paired=True)
     assert 1.02 < low < 1 / 0.97 < high < 1.05
+    assert ratio_interval(other, default) == ratio_interval(other, default, paired=False) != (low, high)
     shuffled = list(np.random.default_rng(1).permutation(default))
     wide = ratio_interval(other, shuffled, paired=True)
     assert wide[1] - wide[0] > 3 * (high - low), "unpaired, the drift would hide it"

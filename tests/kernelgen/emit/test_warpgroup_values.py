@@ -76,6 +76,11 @@ def test_rows_in_memory_that_held_nan(name: str, form: str, graph: str) -> None:
         assert_right(given, schedule, facts=cuda_facts("sm_90", units=units))
 
 
+def test_a_step_of_few_edges_takes_half_of_four_tiles() -> None:
+    few, whole = (emit(plan_of(WIDE, tiles=tiles)).text for tiles in (4, 1))
+    assert "if (count > 16)" in few and "if (count > 16)" not in whole
+
+
 def test_each_warp_has_marks() -> None:
     """Of a row that shares cut; all of these say at the end that the warp's channels were stored."""
     given, plan = case_of(SMALL, [150, 0, 100]), plan_of(SMALL, warps=8)

@@ -190,6 +190,15 @@ def test_in_a_capture_a_graph_is_ordered_once_and_forgotten_at_its_end(
     assert ordered == [7, 7, 7, 7], "an order of a capture is used nowhere else"
 
 
+def test_copies_made_in_inference_mode_serve_training() -> None:
+    sender, receiver = torch.stack(random_graph(40, 7, 7), 1).unbind(1)
+    known = known_graphs.KnownGraph(sender, receiver, is_on_host=False)
+    with torch.inference_mode():
+        copies = known.contiguous(sender, receiver)
+    assert all(copy.is_contiguous() and not copy.is_inference() for copy in copies)
+    assert known.contiguous(sender, receiver) is copies and torch.equal(copies[1], receiver)
+
+
 def test_a_graph_of_a_capture_is_said_to_be_none_that_is_known(
     as_on_a_gpu: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
