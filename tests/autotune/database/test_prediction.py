@@ -244,6 +244,16 @@ def test_work_counts_traffic_and_additions_by_hand() -> None:
     assert added["products"] == pytest.approx(2.0) and added["groups_held"] == 0.0
 
 
+def test_the_largest_of_two_groups_by_hand() -> None:
+    """Of x's 0e two paths, with 1 and 3 products; of its 1o three, with 3, 3 and 6."""
+    problem = TensorProductProblem.channelwise("32x0e+32x1o", "0e+1o", "0e+1o+1e")
+    found = numbers(spec_of(problem, "forward"), path_groups=2)
+    assert found["largest_paths"] == pytest.approx(3 / 5) and found["weights_held"] == pytest.approx(math.log2(3))
+    assert found["products"] == pytest.approx(math.log2(4 + 12))
+    assert found["largest_group"] == pytest.approx(math.log2(12))
+    assert found["largest_share"] == pytest.approx(math.log2(12 * 2 / 16))
+
+
 @pytest.mark.parametrize(("min_blocks", "held"), [(0, 10), (4, 10), (12, 12)])
 def test_blocks_that_a_multiprocessor_holds_by_hand(min_blocks: int, held: int) -> None:
     """Of 35 registers the compiler takes 40.25; they come in eights: 48, of 65,536 that 128 threads a block share."""
