@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import signal
 import threading
 from multiprocessing import context, popen_forkserver, reduction, spawn
 from multiprocessing.forkserver import ForkServer, read_signed
@@ -28,7 +29,9 @@ _READ_LATE = ("EQUITUNE_", "PYTEST_", "CUDA_VISIBLE_DEVICES", "CXX", "TMPDIR")
 # Run in the new process before it imports anything of the caller's, thus plain text.
 _TAKE_OVER = """
 import os
+import signal
 import sys
+signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 os.environ.clear()
 os.environ.update(environment)
 for number, sent in streams:
@@ -69,6 +72,12 @@ class _Servers:
                 self._retire()
                 self._server, self._imported_under = ForkServer(), environment
                 self._server.set_forkserver_preload(list(PRELOADED))
+            # The server keeps this mask: a Ctrl-C, which reaches it too, must not end it while it imports.
+            mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+            try:
+                self._server.ensure_running()
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             return self._server
 
     def _retire(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -30,6 +31,9 @@ class Facts:
 
     def server(self) -> tuple[int, str | None]:
         return os.getppid(), os.environ.get("OMP_NUM_THREADS")
+
+    def blocked_signals(self) -> list[int]:
+        return sorted(signal.pthread_sigmask(signal.SIG_BLOCK, ()))
 
     def use_the_device(self) -> float:
         import torch

@@ -73,6 +73,17 @@ def test_a_server_that_cannot_import_is_an_error(
         ask(worker, "server")
 
 
+def test_ctrl_c_does_not_end_a_server_that_imports(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """But it may end what is forked from it."""
+    (tmp_path / "interrupted.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
+    monkeypatch.setattr(fork_server, "PRELOADED", ("interrupted",))
+    monkeypatch.setattr(fork_server, "_servers", fork_server._Servers())
+    assert ask(worker, "blocked_signals") == []
+
+
 @pytest.mark.gpu
 def test_the_server_never_touches_the_device(worker: Worker) -> None:
     """While this process and the new one do."""

@@ -151,8 +151,9 @@ class Run:
             time.sleep(0.05)
 
     def tuners(self) -> list[int]:
-        """Processes: the children of the program that have children of their own."""
-        return [child for child in _children(self.process.pid) if _children(child)]
+        """Processes: those forked from the program's server that have a server of their own."""
+        forked = [pid for server in _children(self.process.pid) for pid in _children(server)]
+        return [pid for pid in forked if _children(pid)]
 
 
 def _children(process: int) -> list[int]:
