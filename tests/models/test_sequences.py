@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from model_cases import stand_ins
 from model_sequences import Sequence, difference, run
@@ -18,7 +18,7 @@ from sequence_models import KINDS, PACKAGES, subject_of
 from autotune.models.packages.base import default_dtype
 
 # About ten processor seconds a package. ``python tests/support/model_sequences.py`` runs a thousand.
-EXAMPLES = int(os.environ.get("EQUITUNE_SEQUENCES", "12"))
+EXAMPLES = int(os.environ.get("EQUITUNE_SEQUENCES", "10"))
 EVERY_NAME = [name for name, action in ACTIONS.items() for _ in range(action.weight)]
 SEQUENCES: Any = st.lists(st.tuples(st.sampled_from(EVERY_NAME), st.integers(0, 9999)), min_size=3, max_size=10)
 
@@ -30,13 +30,22 @@ def package(request: pytest.FixtureRequest) -> str:
 
 
 def test_copies_go_on_as_stock(package: str) -> None:
+    # Not made shorter, which would take minutes: the command does that to the printed sequence.
     @settings(
-        max_examples=EXAMPLES, derandomize=True, database=None, deadline=None, suppress_health_check=[*HealthCheck]
+        max_examples=EXAMPLES,
+        derandomize=True,
+        database=None,
+        deadline=None,
+        suppress_health_check=[*HealthCheck],
+        phases=[Phase.generate],
     )
     @given(SEQUENCES)
     def check(sequence: Sequence) -> None:
         failures = run(package, sequence).failures
-        assert not failures, "\n".join(f"{one.kind}, step {one.step}, {one.action}: {one.what}" for one in failures)
+        text = "\n".join(f"{one.kind}, step {one.step}, {one.action}: {one.what}" for one in failures)
+        assert not failures, (
+            f"{text}\npython tests/support/model_sequences.py --package {package} --replay '{sequence}'"
+        )
 
     check()
 
