@@ -296,6 +296,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--package", choices=PACKAGES, required=True)
     parser.add_argument("--sequences", type=int, default=100)
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="no sequence begins after so long")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--length", type=int, default=12, help="most actions in a sequence")
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
@@ -311,6 +312,8 @@ def main() -> int:
         sequences = [drawn(draw, arguments.length, arguments.without) for draw in draws]
     coverage = Coverage()
     for index, sequence in enumerate(sequences):
+        if time.monotonic() - begin > arguments.seconds:
+            break
         for failure in coverage.add(index, run_apart(name, sequence, device)):
             short = shortened(name, sequence[: failure.step + 1], failure, device)
             print(f"sequence {index}, {failure.kind}, {failure.action}: {failure.what}\n{failure.trace}", end="")
