@@ -10,7 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.captured import volumes
-from autotune.captured.fields import Counts, Field, best_fit, fits, ghost_ends, ghost_pointer, padded_size, step_above
+from autotune.captured.fields import (
+    Counts,
+    Field,
+    best_fit,
+    fits,
+    ghost_atoms,
+    ghost_ends,
+    ghost_pointer,
+    padded_size,
+    step_above,
+)
 from autotune.captured.padded_step import PaddedStep
 from autotune.captured.volumes import VolumesByProducts
 
@@ -75,6 +85,11 @@ def test_of_several_sizes_the_smallest_serves() -> None:
     for sizes in itertools.permutations((small, wide, long)):
         assert best_fit(Counts(90, 1800, 1), sizes, 1.25) == small
     assert best_fit(Counts(90, 1800, 1), (long, wide), 1.25) == wide, "edges count first"
+
+
+def test_the_ghosts_structure_ends_with_the_last_atom() -> None:
+    real, size = Counts(10, 30, 2), Counts(40, 200, 3)
+    assert ghost_atoms(real, size, CPU).tolist() == [30] and ghost_pointer(real, size, CPU).tolist() == [40]
 
 
 def fields_of(real: Counts) -> dict[str, Field]:

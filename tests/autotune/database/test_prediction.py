@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import types
 from pathlib import Path
 from typing import Any
 
@@ -162,6 +163,13 @@ def test_an_unreadable_table_is_ignored_with_a_warning(shipped_with_table: Path)
     assert (found.origin, found.schedule) == ("default", default_schedule(spec))
 
 
+def test_a_table_without_graphs_of_an_operation_predicts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    from autotune.database.prediction import predicted
+
+    monkeypatch.setattr(predicted, "table_for", lambda facts: types.SimpleNamespace(classes={}))
+    assert predicted.predict(spec_of(NEW, "forward"), None) is None
+
+
 def test_a_search_starts_with_the_predicted_order_of_other_problems() -> None:
     graph_class = GraphClass.parse("conv-e17-d7")
     space = search_space(NEW, "conv", "forward", "float32", H200, "ir_mul", num_edges=2**17)
@@ -252,6 +260,10 @@ def test_the_largest_of_two_groups_by_hand() -> None:
     assert found["products"] == pytest.approx(math.log2(4 + 12))
     assert found["largest_group"] == pytest.approx(math.log2(12))
     assert found["largest_share"] == pytest.approx(math.log2(12 * 2 / 16))
+    twice = numbers(spec_of(problem, "forward"), path_groups=2, channels_per_thread=2)
+    assert twice["largest_group"] == pytest.approx(math.log2(24)) and twice["weights_held"] == pytest.approx(
+        math.log2(6)
+    )
 
 
 @pytest.mark.parametrize(("min_blocks", "held"), [(0, 10), (4, 10), (12, 12)])
