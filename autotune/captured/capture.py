@@ -48,13 +48,16 @@ def capture(
     which is as fast for large systems. Calls that need gradients of the results (``training=True``), and those that ask
     for other results, such as a Hessian, are always left to the model.
 
-    A capture is thrown away when the model's modules, mode, dtype or device change, or a parameter gets other memory.
-    Parameters that are written in place (an optimizer's step, ``load_state_dict``) are seen. Results are detached;
-    those of edges, which NequIP and SevenNet give too, are left out. On a CPU there is no graph: each call runs the
-    model on the padded inputs.
+    A capture is thrown away when the model's modules, hooks, mode, dtype or device change, or a parameter gets other
+    memory. Parameters that are written in place (an optimizer's step, ``load_state_dict``) are seen. Results are
+    detached. What NequIP and SevenNet leave in the data beside them is left out: all of edges, ``node_attrs``,
+    ``feature_norm_factor``; ``x``, ``node_attr``, ``atom_type``, ``scaled_atomic_energy``. On a CPU there is no graph:
+    each call runs the model on the padded inputs.
 
-    Raises UnsupportedError for other models, for ``accelerate(model, edge_weights="streamed")``, and on a GPU for a
-    model with a part that waits for the device.
+    Raises UnsupportedError for other models, also those with a ``forward`` or hooks of their own; in a call, for inputs
+    that the model reads and results that it gives and a captured step does not know; for ``accelerate(model,
+    edge_weights="streamed")``, and on a GPU for a model with a part that waits for the device. InputError for fields of
+    other lengths, and on a CPU for indices out of range.
     """
     captured = CapturedModel(model, growth=growth, kept=kept, outgrown=outgrown)
     if example is not None:
