@@ -67,4 +67,5 @@ def test_the_number_of_samples_fits_the_time_of_a_call() -> None:
     assert samples_of(0.06, 0.3, False, least_s=0.05) == 5 and samples_of(0.3, 0.3, False) == SLOW_MIN_SAMPLES
     assert samples_of(0.06, 0.3, False, least_s=0.01) == SLOW_MIN_SAMPLES, "six times behind the fastest"
     assert samples_of(0.25, 3.0, False, least_s=0.05) == 12, "five times is not yet far"
+    assert samples_of(0.0, 0.3, True) == MAX_SAMPLES, "less than the clock tells"
     assert (OUR_MIN_SAMPLES, PEER_MIN_SAMPLES, SLOW_MIN_SAMPLES) == (10, 5, 3)

@@ -164,10 +164,8 @@ def test_an_unreadable_table_is_ignored_with_a_warning(shipped_with_table: Path)
 
 
 def test_a_table_without_graphs_of_an_operation_predicts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    from autotune.database.prediction import predicted
-
     monkeypatch.setattr(predicted, "table_for", lambda facts: types.SimpleNamespace(classes={}))
-    assert predicted.predict(spec_of(NEW, "forward"), None) is None
+    assert predict(spec_of(NEW, "forward"), None) is None
 
 
 def test_a_search_starts_with_the_predicted_order_of_other_problems() -> None:
