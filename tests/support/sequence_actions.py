@@ -26,6 +26,8 @@ from autotune import accelerate, capture, restore
 
 # Once a copy was in float32, whose constants e3nn rounds and Equitune does not.
 AFTER_FLOAT32 = 1e-4
+# The answer of an action that finds nothing to do, such as no pruning that could be removed.
+NOTHING: Results = {}
 FOLDERS = tuple(str(Path(__file__).resolve().parents[2] / name) for name in ("autotune", "kernelgen"))
 
 
@@ -91,12 +93,24 @@ def do_evaluate(subject: Subject, draw: random.Random) -> Results:
 
 
 def do_call_without_gradients(subject: Subject, draw: random.Random) -> Results:
+    """Energies; a captured model gives forces too, where stock raises."""
     context = draw.choice((torch.no_grad, torch.inference_mode))
     batch, new = draw.choice(subject.batches), draw.random() < 0.5
-    with context():
+    with _right_if_it_raises(subject, batch), context():
         if new:
             batch = {name: value.clone() for name, value in batch.items()}
         return detached(subject.call(batch, energy_alone=True))
+
+
+@contextlib.contextmanager
+def _right_if_it_raises(subject: Subject, batch: dict[str, Tensor]) -> Iterator[None]:
+    """An exception of stock's tells what its results would be, for a copy that answers."""
+    try:
+        yield
+    except Exception as error:
+        if not subject.is_fast:
+            error.right = detached(subject.call(batch))  # type: ignore[attr-defined]
+        raise
 
 
 def do_failing_call(subject: Subject, draw: random.Random) -> Results:
@@ -105,13 +119,9 @@ def do_failing_call(subject: Subject, draw: random.Random) -> Results:
     faulty = _faulty(subject, whole, draw)
     if subject.is_fast:
         return detached(subject.call(faulty))
-    right = detached(subject.call(whole))
-    try:
+    with _right_if_it_raises(subject, whole):
         found = detached(subject.call(faulty))
-    except Exception as error:
-        error.right = right  # type: ignore[attr-defined]
-        raise
-    return found | {f"right {name}": value for name, value in right.items()}
+    return found | {f"right {name}": value for name, value in detached(subject.call(whole)).items()}
 
 
 def _faulty(subject: Subject, whole: dict[str, Tensor], draw: random.Random) -> dict[str, Tensor]:
@@ -188,7 +198,7 @@ def do_gradients(subject: Subject, draw: random.Random) -> Results:
     found = _losses(subject, draw.choice(subject.batches))
     given = {name: value for name, value in subject.model.named_parameters() if value.requires_grad}
     if not given:
-        return {}
+        return NOTHING
     gradients = torch.autograd.grad(found.pop("loss"), list(given.values()), allow_unused=True)
     zeros = (
         torch.zeros_like(value) if one is None else one for one, value in zip(gradients, given.values(), strict=True)
@@ -272,14 +282,20 @@ def do_average(subject: Subject, draw: random.Random) -> None:
             subject.average[name] = parameter.detach() * 1.02
 
 
-def do_average_in(subject: Subject, draw: random.Random) -> None:
+def do_average_in(subject: Subject, draw: random.Random) -> Results | None:
     """The average takes the place of the weights, through ``.data``."""
+    if not subject.average:
+        return NOTHING
     subject.stored = {name: parameter.detach().clone() for name, parameter in subject.model.named_parameters()}
     _copy_data(subject, subject.average)
+    return None
 
 
-def do_average_out(subject: Subject, draw: random.Random) -> None:
+def do_average_out(subject: Subject, draw: random.Random) -> Results | None:
+    if not subject.stored:
+        return NOTHING
     _copy_data(subject, subject.stored)
+    return None
 
 
 def _copy_data(subject: Subject, values: dict[str, Tensor]) -> None:
@@ -316,48 +332,58 @@ class LowRank(torch.nn.Module):
         return weight + (self.left @ self.right).view(weight.shape)
 
 
-def do_parametrize(subject: Subject, draw: random.Random) -> None:
+def do_parametrize(subject: Subject, draw: random.Random) -> Results | None:
     module, name, weight = drawn_weight(subject, draw)
-    if module is not None:
-        parametrize.register_parametrization(module, name, LowRank(weight.detach(), draw))
+    if module is None:
+        return NOTHING
+    parametrize.register_parametrization(module, name, LowRank(weight.detach(), draw))
+    return None
 
 
-def do_remove_parametrization(subject: Subject, draw: random.Random) -> None:
+def do_remove_parametrization(subject: Subject, draw: random.Random) -> Results | None:
     found = [module for module in _ordered_modules(subject) if parametrize.is_parametrized(module)]
-    if found:
-        module = draw.choice(found)
-        name = next(iter(module.parametrizations))
-        parametrize.remove_parametrizations(module, name, leave_parametrized=draw.random() < 0.5)
+    if not found:
+        return NOTHING
+    module = draw.choice(found)
+    name = next(iter(module.parametrizations))
+    parametrize.remove_parametrizations(module, name, leave_parametrized=draw.random() < 0.5)
+    return None
 
 
 def _ordered_modules(subject: Subject) -> list[Any]:
     return [module for _, module in sorted(subject.model.named_modules())]
 
 
-def do_prune(subject: Subject, draw: random.Random) -> None:
+def do_prune(subject: Subject, draw: random.Random) -> Results | None:
     module, name, weight = drawn_weight(subject, draw)
-    if module is not None:
-        prune.custom_from_mask(module, name, (noise(weight, draw) > -1.0).to(weight))
+    if module is None:
+        return NOTHING
+    prune.custom_from_mask(module, name, (noise(weight, draw) > -1.0).to(weight))
+    return None
 
 
-def do_remove_pruning(subject: Subject, draw: random.Random) -> None:
+def do_remove_pruning(subject: Subject, draw: random.Random) -> Results | None:
     found = [
         (module, hook._tensor_name)
         for module in _ordered_modules(subject)
         for hook in module._forward_pre_hooks.values()
         if isinstance(hook, prune.BasePruningMethod)
     ]
-    if found:
-        prune.remove(*draw.choice(found))
+    if not found:
+        return NOTHING
+    prune.remove(*draw.choice(found))
+    return None
 
 
-def do_weight_norm(subject: Subject, draw: random.Random) -> None:
+def do_weight_norm(subject: Subject, draw: random.Random) -> Results | None:
     module, name, _ = drawn_weight(subject, draw, least_dim=2)
-    if module is not None:
-        torch.nn.utils.weight_norm(module, name, dim=draw.choice((0, 1)))
+    if module is None:
+        return NOTHING
+    torch.nn.utils.weight_norm(module, name, dim=draw.choice((0, 1)))
+    return None
 
 
-def do_remove_weight_norm(subject: Subject, draw: random.Random) -> None:
+def do_remove_weight_norm(subject: Subject, draw: random.Random) -> Results | None:
     kind = importlib.import_module("torch.nn.utils.weight_norm").WeightNorm
     found = [
         (module, hook.name)
@@ -365,20 +391,23 @@ def do_remove_weight_norm(subject: Subject, draw: random.Random) -> None:
         for hook in module._forward_pre_hooks.values()
         if isinstance(hook, kind)
     ]
-    if found:
-        torch.nn.utils.remove_weight_norm(*draw.choice(found))
+    if not found:
+        return NOTHING
+    torch.nn.utils.remove_weight_norm(*draw.choice(found))
+    return None
 
 
-def do_inject_lora(subject: Subject, draw: random.Random) -> None:
+def do_inject_lora(subject: Subject, draw: random.Random) -> Results | None:
     """MACE's, once; its adapters begin with zeros, which would show nothing."""
     names = [name for name, _ in subject.model.named_parameters()]
     if subject.package.module != "mace" or any("lora" in name for name in names):
-        return
+        return NOTHING
     inject = importlib.import_module("mace.modules.lora").inject_lora
     inject(subject.model, rank=2, wrap_dense=draw.random() < 0.5)
     for name, parameter in sorted(subject.model.named_parameters()):
         if name not in names and "lora" in name:
             parameter.data.copy_(0.1 * noise(parameter, draw))
+    return None
 
 
 class Scaled:
@@ -391,25 +420,34 @@ class Scaled:
         return out * self.factor if torch.is_tensor(out) else None
 
 
-def do_hook(subject: Subject, draw: random.Random) -> None:
+def do_hook(subject: Subject, draw: random.Random) -> Results | None:
     """On a module with parameters; a layout of features does not change what it does."""
     module, _, _ = drawn_weight(subject, draw)
-    if module is not None:
-        module.register_forward_hook(Scaled(drawn_factor(draw)))
+    if module is None:
+        return NOTHING
+    module.register_forward_hook(Scaled(drawn_factor(draw)))
+    return None
 
 
-def do_remove_hooks(subject: Subject, draw: random.Random) -> None:
-    for module in _ordered_modules(subject):
-        for key, hook in list(module._forward_hooks.items()):
-            if isinstance(hook, Scaled):
-                del module._forward_hooks[key]
+def do_remove_hooks(subject: Subject, draw: random.Random) -> Results | None:
+    found = [
+        (module, key)
+        for module in _ordered_modules(subject)
+        for key, hook in module._forward_hooks.items()
+        if isinstance(hook, Scaled)
+    ]
+    for module, key in found:
+        del module._forward_hooks[key]
+    return None if found else NOTHING
 
 
-def do_replace_parameter(subject: Subject, draw: random.Random) -> None:
+def do_replace_parameter(subject: Subject, draw: random.Random) -> Results | None:
     module, name, weight = drawn_weight(subject, draw)
-    if module is not None:
-        new = torch.nn.Parameter(weight.detach() * drawn_factor(draw), requires_grad=weight.requires_grad)
-        setattr(module, name, new)
+    if module is None:
+        return NOTHING
+    new = torch.nn.Parameter(weight.detach() * drawn_factor(draw), requires_grad=weight.requires_grad)
+    setattr(module, name, new)
+    return None
 
 
 # Actions: copies, modes and Equitune's own functions.
