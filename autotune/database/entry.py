@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import json
 import math
 import re
 from collections.abc import Mapping
@@ -123,7 +124,7 @@ class Entry:
     @property
     def tuned_schedule(self) -> Knobs:
         """:attr:`schedule` as the object that the generator takes."""
-        return _schedule(self.operation, tuple(sorted(self.schedule.items())))
+        return _schedule(self.operation, json.dumps(self.schedule, sort_keys=True))
 
     @property
     def parsed_graph_class(self) -> GraphClass:
@@ -184,8 +185,9 @@ def what_is_wrong(
 
 
 @functools.lru_cache(maxsize=4096)
-def _schedule(operation: str, items: tuple[tuple[str, Any], ...]) -> Knobs:
-    return kernel_kind(operation).read(dict(items))
+def _schedule(operation: str, text: str) -> Knobs:
+    # By text: as keys, 1, 1.0 and True are the same.
+    return kernel_kind(operation).read(json.loads(text))
 
 
 @functools.lru_cache(maxsize=1024)
@@ -241,7 +243,7 @@ def _check_schedule(name: str, data: Any, operation: str) -> None:
     if not isinstance(data, Mapping):
         raise DatabaseError(f"entry field {name} is {data!r}; expected an object")
     try:
-        _schedule(operation, tuple(sorted(data.items())))
+        _schedule(operation, json.dumps(data, sort_keys=True))
     except (EquituneError, TypeError) as error:
         raise DatabaseError(f"entry field {name}: {error}") from error
 

@@ -66,13 +66,17 @@ class CapturableNequIP(CapturablePackage):
                     f"num_atoms is of {graphs} structures, and there is no batch; pass the structure of each atom"
                 )
             batch = edges.new_zeros(1).expand(atoms)
+        if len({positions.dtype, shift.dtype, cells.dtype}) > 1:
+            raise InputError(
+                f"pos is {positions.dtype}, edge_cell_shift {shift.dtype} and cell {cells.dtype}; expected one dtype"
+            )
         fields = {
             "pos": Field(positions, "atoms", 0.0, each=(3,)),
             "atom_types": Field(inputs["atom_types"], "atoms", 0),
             "batch": Field(batch, "atoms", graphs, below="graphs"),
             "edge_index": Field(edges, "edges", ghost_ends, axis=1, below="atoms", each=(2,)),
             "edge_cell_shift": Field(shift.detach(), "edges", along_x(1.0), each=(3,)),
-            "cell": Field(cells.to(positions.dtype), "graphs", cube(2 * cutoff), each=(3, 3)),
+            "cell": Field(cells, "graphs", cube(2 * cutoff), each=(3, 3)),
             "num_atoms": Field(numbers, "graphs", ghost_atoms),
         }
         return fields, Counts(atoms, count, graphs)

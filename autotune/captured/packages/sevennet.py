@@ -13,7 +13,7 @@ from torch import Tensor
 
 from autotune.captured.fields import Counts, Field, Fields, ghost_ends
 from autotune.captured.package import CapturablePackage, along_x
-from kernelgen.errors import UnsupportedError
+from kernelgen.errors import InputError, UnsupportedError
 
 _HOME = "sevenn.nn.sequential.AtomGraphSequential"
 # SevenNet's smallest volume, for structures without a cell.
@@ -59,6 +59,10 @@ class CapturableSevenNet(CapturablePackage):
         kinds = model._atomic_numbers_to_onehot(numbers) if model.eval_type_map else inputs["x"]
         volume = torch.as_tensor(inputs["cell_volume"]).reshape(-1)
         counts = Counts(numbers.shape[0], edges.shape[-1], volume.shape[0] if model.is_batch_data else 1)
+        if "num_atoms" in inputs and model.is_batch_data and len(inputs["num_atoms"].reshape(-1)) != counts.graphs:
+            raise InputError(
+                f"cell_volume has {counts.graphs} numbers; expected {len(inputs['num_atoms'])} as num_atoms"
+            )
         batch = inputs["batch"] if model.is_batch_data else edges.new_zeros(1).expand(counts.atoms)
         fields = {
             "x": Field(kinds, "atoms", 0),

@@ -112,7 +112,7 @@ def compared(*names: str, slow: str = "") -> ComparisonResult:
     return ComparisonResult(
         results,
         errors={name: {which: {"g": 1e-7 * len(name)} for which in each} for name, each in by_direction.items()},
-        resources={name: {which: {"of": name} for which in each} for name, each in by_direction.items()},
+        resources={name: {which: {"registers": len(name)} for which in each} for name, each in by_direction.items()},
         certificates={name: {which: {"edges": len(name)} for which in each} for name, each in by_direction.items()},
         copy_bandwidth=1e9,
     )
@@ -140,7 +140,8 @@ def publish_of(result: ComparisonResult, tmp_path: Path, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(publishing, "run_comparison", run)
     path = database_path(tmp_path, FACTS.slug)
-    studies = {name: study(tmp_path / "trials" / name, SECOND, BEST) for name in ("forward", "backward")}
+    folder = tmp_path / "trials" / "device"
+    studies = {name: study(folder / f"{name}.jsonl", SECOND, BEST) for name in ("forward", "backward")}
     studies["double_backward"] = study(tmp_path / "trials" / "none")
     database = Database.load(path, device_record(FACTS))
     made = publish(WORK, studies, "cpu", database, tmp_path, 5, with_peers=False, seconds_each=0.5, on_step=said.append)
@@ -162,10 +163,10 @@ def test_an_entry_holds_the_winners_times_errors_and_proof(tmp_path: Path, monke
     assert forward.default["time_us"] == pytest.approx(302.85) and forward.default["schedule"] == DEFAULT.to_dict()
     assert forward.gain["ratio"] == pytest.approx(3.0) and list(forward.peers) == ["e3nn"]
     assert forward.peers["e3nn"]["time_us"] == pytest.approx(908.55)
-    assert forward.errors == {"g": pytest.approx(1.1e-6)} and forward.resources == {"of": "candidate 2"}
+    assert forward.errors == {"g": pytest.approx(1.1e-6)} and forward.resources == {"registers": 11}
     assert forward.certificate["edges"] == 11 and len(forward.certificate["environment"]) == 16
     assert forward.bytes == moved_bytes(WORK, "forward") and forward.floor_us == pytest.approx(forward.bytes / 1e3)
-    assert forward.trials == {"file": "trials/forward", "count": 3, "ok": 2, "sampler": "tpe", "seed": 5}
+    assert forward.trials == {"file": "trials/device/forward.jsonl", "count": 3, "ok": 2, "sampler": "tpe", "seed": 5}
     assert forward.graph == {"name": "carbon-small", "edges": WORK.num_edges, "nodes": 64}
     assert forward.source == hash_of_entry(forward, FACTS)
 

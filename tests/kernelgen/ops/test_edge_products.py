@@ -173,7 +173,7 @@ def test_what_torch_multiplies(device: str, launches: list[str], monkeypatch: py
     launches.clear()
     compiled(drawn(40, 16).to(device), drawn(16, 36).to(device))
     torch.func.vmap(edge_product)(drawn(3, 40, 16).to(device), drawn(3, 16, 36).to(device))
-    assert not launches
+    assert not [name for name in launches if name.startswith("tall")]
     monkeypatch.setattr(products, "LEAST_ROWS", 41)
     assert not is_ours(drawn(40, 16), drawn(16, 36)) and is_ours(drawn(41, 16), drawn(16, 36))
 
@@ -215,7 +215,7 @@ def gradients(product: str, most: int, dtype: torch.dtype, device: str = "cpu") 
 def test_all_derivatives_of_the_convolution(most: int, device: str, launches: list[str]) -> None:
     wanted = gradients("float32", EDGES, torch.float64)
     plain = gradients("float32", most, torch.float32, device)
-    assert not launches
+    assert not [name for name in launches if name.startswith("tall")]
     found = gradients("fp16x3", most, torch.float32, device)
     assert "tall_sums" in launches and "tall_to_wide" in launches
     for one, other, exact in zip(found, plain, wanted, strict=True):
