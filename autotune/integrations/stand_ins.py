@@ -73,15 +73,21 @@ class StandIn(torch.nn.Module):
                 original.add_module(name, child)
         for name in self.parametrizations if parametrize.is_parametrized(self) else ():
             _parametrize_alike(original, self, name)
+        theirs = cast(torch.nn.ModuleDict, original.parametrizations if parametrize.is_parametrized(original) else {})
+        for name in tuple(theirs):
+            if not parametrize.is_parametrized(self, name):
+                _unparametrize(original, name)
         return original.train(self.training)
 
     def __getattr__(self, name: str) -> Any:
         try:
             return super().__getattr__(name)
         except AttributeError:
-            if "original" not in self.__dict__:
+            original = self.__dict__.get("original")
+            # Parametrizations of the original are this module's own, as long as it has them.
+            if original is None or name == "parametrizations" or parametrize.is_parametrized(original, name):
                 raise
-            return getattr(self.__dict__["original"], name)
+            return getattr(original, name)
 
 
 def _parametrize_alike(module: torch.nn.Module, other: torch.nn.Module, name: str) -> None:
@@ -92,6 +98,17 @@ def _parametrize_alike(module: torch.nn.Module, other: torch.nn.Module, name: st
         parametrize.register_parametrization(module, name, torch.nn.Identity())
     to, of = cast(tuple[torch.nn.ModuleDict, ...], (module.parametrizations, other.parametrizations))
     to[name] = of[name]
+
+
+def _unparametrize(module: torch.nn.Module, name: str) -> None:
+    """Undo it without a change of the tensor, which torch's function computes anew."""
+    if name in vars(type(module)):  # a copy has the class of what it is a copy of
+        delattr(type(module), name)
+    parametrizations = cast(torch.nn.ModuleDict, module.parametrizations)
+    del parametrizations[name]
+    if not parametrizations:
+        del module.parametrizations
+        module.__class__ = type(module).__bases__[0]
 
 
 class ProductStandIn(StandIn, E3nnCheckpoints):

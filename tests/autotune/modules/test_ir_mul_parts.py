@@ -10,6 +10,7 @@ import pytest
 import torch
 from e3nn.nn import Gate
 from torch import Tensor
+from torch.nn.utils import parametrize
 
 from autotune.integrations.ir_mul.gate import IrMulGate
 from autotune.integrations.ir_mul.linear import AcceleratedLinear
@@ -67,6 +68,30 @@ def test_a_linear_layer_is_e3nns_and_makes_others_for_the_same_rows() -> None:
     assert torch.equal(torch.cat([part.flatten() for _, part in parts]), linear.weight)
     for other in (copy.deepcopy(first), pickle.loads(pickle.dumps(first))):
         assert torch.equal(other(rows), first(rows))
+
+
+def test_a_parametrization_from_before_may_be_taken_away() -> None:
+    """Of the layer before it was replaced, of the stand-in; the layer that comes back has none."""
+    plain = o3.Linear("4x0e+2x1o", "3x0e+2x1o")
+    parametrize.register_parametrization(plain, "weight", torch.nn.Softplus(), unsafe=True)
+    layer, (x,) = copy.deepcopy(plain), draw((5, 10))
+    stand_in = AcceleratedLinear(layer)
+    given = relayout(x, "4x0e+2x1o", "mul_ir", "ir_mul")
+
+    def values() -> Tensor:
+        return relayout(stand_in(given), "3x0e+2x1o", "ir_mul", "mul_ir")
+
+    names = {name for name, _ in plain.named_parameters()}
+    assert {name for name, _ in stand_in.named_parameters()} == names == {"parametrizations.weight.original"}
+    assert_close(values(), plain(x))
+    for module in (plain, stand_in):
+        parametrize.remove_parametrizations(module, "weight")
+        assert not parametrize.is_parametrized(module)
+    assert_close(values(), plain(x))
+    weight = stand_in.weight
+    assert stand_in.put_back() is layer and type(layer) is o3.Linear
+    assert layer.weight is weight and not parametrize.is_parametrized(layer)
+    assert_close(layer(x), plain(x))
 
 
 def test_a_linear_layer_refuses_other_irreps() -> None:
