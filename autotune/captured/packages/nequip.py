@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from autotune.captured.fields import Counts, Field, Fields, ghost_atoms, ghost_ends
@@ -87,7 +86,7 @@ class CapturableNequIP(CapturablePackage):
     def answer(self, model: Any, inputs: Mapping[str, Any], found: dict[str, Any]) -> dict[str, Any]:
         """With the inputs, as NequIP returns them; without a cell there is no stress."""
         if "cell" not in inputs and "stress" in found:
-            found["stress"] = torch.empty(0)
+            found["stress"] = found["stress"].new_empty(0)
         return {**{name: inputs[name] for name in _TAKEN if name in inputs}, **found}
 
 
