@@ -164,3 +164,15 @@ def test_compiled_training_serves_all_sizes_with_two_compilations(monkeypatch: p
         batch = CASE.batch(stock, *structures)
         model_cases.assert_same(CASE.results(model, batch), CASE.results(stock, batch))
     assert counters["stats"]["unique_graphs"] <= 2
+
+
+def test_edges_are_read_as_nequip_reads_them() -> None:
+    """A third row of edges is not looked at; shifts are rows of three whatever their shape."""
+    atoms = imidazole()
+    model = CASE.build(atoms, num_layers=2)
+    batch = CASE.batch(model, atoms, atoms)
+    edges = batch["edge_index"]
+    batch |= {"edge_index": torch.cat((edges, edges[:1])), "edge_cell_shift": batch["edge_cell_shift"].reshape(3, -1)}
+    wanted = CASE.results(model, batch)
+    accelerate(model)
+    model_cases.assert_same(CASE.results(model, batch), wanted)

@@ -57,9 +57,9 @@ class TypedInteractionBlock(InteractionBlock):
         sc = None if self.sc is None else self.sc(x, data[AtomicDataDict.NODE_ATTRS_KEY])
         data[AtomicDataDict.NODE_FEATURES_KEY] = self.linear_1(x)
         x = self.avg_num_neighbors_norm(data)[AtomicDataDict.NODE_FEATURES_KEY]
-        receiver, sender = data[AtomicDataDict.EDGE_INDEX_KEY]
+        edges = data[AtomicDataDict.EDGE_INDEX_KEY]
         weights = self.edge_mlp(data[AtomicDataDict.EDGE_EMBEDDING_KEY])
-        x = self.linear_2(self.tp_scatter(x, data[AtomicDataDict.EDGE_ATTRS_KEY], weights, receiver, sender))
+        x = self.linear_2(self.tp_scatter(x, data[AtomicDataDict.EDGE_ATTRS_KEY], weights, edges[0], edges[1]))
         data[AtomicDataDict.NODE_FEATURES_KEY] = x if sc is None else x + sc
         return data
 
@@ -154,7 +154,7 @@ def _has_known_sizes(data: AtomicDataDict.Type) -> bool:
 def _edge_vectors(data: AtomicDataDict.Type) -> Tensor:
     """[edges, 3], as NequIP's ``with_edge_vectors_``."""
     positions, batch = data[AtomicDataDict.POSITIONS_KEY], data[AtomicDataDict.BATCH_KEY]
-    first, second = data[AtomicDataDict.EDGE_INDEX_KEY]
+    first, second = (data[AtomicDataDict.EDGE_INDEX_KEY][end] for end in (0, 1))
     vectors = torch.index_select(positions, 0, second) - torch.index_select(positions, 0, first)
     cells = rows_of(data[AtomicDataDict.CELL_KEY].view(-1, 3, 3), torch.index_select(batch, 0, first))
-    return vectors + times_matrices(data[AtomicDataDict.EDGE_CELL_SHIFT_KEY], cells)
+    return vectors + times_matrices(data[AtomicDataDict.EDGE_CELL_SHIFT_KEY].view(-1, 3), cells)
