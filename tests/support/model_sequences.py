@@ -45,6 +45,17 @@ from kernelgen.errors import EquituneError
 
 IN_FLOAT32 = 1e-3
 
+# What undoes an action, or needs it, and would seldom come after it by chance.
+LATER = {
+    "average": "average_in",
+    "average_in": "average_out",
+    "parametrize": "remove_parametrization",
+    "prune": "remove_pruning",
+    "weight_norm": "remove_weight_norm",
+    "hook": "remove_hooks",
+    "restore": "accelerate",
+}
+
 Sequence = list[tuple[str, int]]
 
 
@@ -232,7 +243,11 @@ def _size(value: torch.Tensor) -> float:
 def drawn(draw: random.Random, most: int, without: Container[str] = ()) -> Sequence:
     names = [name for name in ACTIONS if name not in without]
     weights = [ACTIONS[name].weight for name in names]
-    return [(name, draw.randrange(10_000)) for name in draw.choices(names, weights, k=draw.randint(3, most))]
+    chosen = draw.choices(names, weights, k=draw.randint(3, most))
+    for name, later in LATER.items():
+        if name in chosen and later in names and draw.random() < 0.5:
+            chosen.insert(draw.randint(chosen.index(name) + 1, len(chosen)), later)
+    return [(name, draw.randrange(10_000)) for name in chosen]
 
 
 def shortened(package: str, sequence: Sequence, failure: Failure, device: str) -> Sequence:
