@@ -143,6 +143,11 @@ def test_values_that_are_no_numbers_stay_with_their_receiver() -> None:
     for form in FORMS.values():
         found = run_radial(given, forward(), schedule_of(**form))["out"]
         assert torch.equal(found.isnan().any(1), torch.tensor([False, True, False]))
+    given, every_second = case_of(SMALL, [5] * 10, is_sorted=True), torch.arange(10) % 2 == 1
+    given.h[every_second.repeat_interleave(5)] = torch.nan
+    for form in ("ahead", "two-ahead"):
+        found = run_radial(given, forward(), schedule_of(**FORMS[form]))["out"]
+        assert torch.equal(found.isnan().any(1), every_second), "short spans, with others' edges right behind them"
 
 
 def test_no_edges_are_no_blocks() -> None:
