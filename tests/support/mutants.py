@@ -337,7 +337,12 @@ class Tree:
 
     def __init__(self, root: Path, folder: Path) -> None:
         self.folder, self._clock = folder, int(time.time()) - 10**7
-        unwanted = shutil.ignore_patterns(".*", "__pycache__", "reports", "build", "dist", "packs", "*.egg-info")
+        made = ("reports", "build", "dist", "packs")
+
+        def unwanted(directory: str, names: list[str]) -> set[str]:
+            hidden = {name for name in names if name[0] == "." or name == "__pycache__"}
+            return hidden | (set(made) & set(names) if Path(directory) == root else set())
+
         shutil.copytree(root, folder, ignore=unwanted)
 
     def write(self, path: str, text: str) -> None:
