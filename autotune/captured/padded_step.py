@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable, Mapping
+import gc
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -25,6 +27,19 @@ Compute = Callable[[dict[str, Tensor], Counts], dict[str, Any]]
 def _side_stream(device: torch.device) -> torch.cuda.Stream:
     """One stream for all captures: torch's libraries keep a workspace for each stream."""
     return torch.cuda.Stream(device)
+
+
+@contextlib.contextmanager
+def _nothing_collected() -> Iterator[None]:
+    """Python frees no cycles within: the memory of an older graph that went in the middle of a capture would end it."""
+    gc.collect()
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 class PaddedStep:
@@ -109,8 +124,9 @@ class PaddedStep:
         finally:  # what a failed call left there still reads the buffers
             current.wait_stream(side)
         graph = torch.cuda.CUDAGraph()
+        capturing = torch.cuda.graph(graph, stream=side, capture_error_mode="thread_local")
         try:
-            with known_in_capture(), torch.cuda.graph(graph, stream=side, capture_error_mode="thread_local"):
+            with _nothing_collected(), known_in_capture(), capturing:
                 found = self._computed()
         except RuntimeError as error:
             raise UnsupportedError(

@@ -11,6 +11,7 @@ import importlib
 from abc import ABC, abstractmethod
 
 import torch
+from torch.nn.utils import parametrize
 
 from autotune.integrations.stand_ins import AcceleratedConvolution
 from kernelgen.folder import collected
@@ -72,12 +73,22 @@ def retype(module: torch.nn.Module, place: str) -> None:
 
 
 def take_type_back(module: torch.nn.Module, place: str) -> bool:
-    """Undo :func:`retype`; whether there was something to undo."""
-    changed = type(module)
-    if f"{changed.__module__}:{changed.__qualname__}" != place:
+    """Undo :func:`retype`; whether there was something to undo. A parametrization from after it stays."""
+    kind = type(module)
+    changed = kind if _place(kind) == place else parametrize.type_before_parametrizations(module)
+    if _place(changed) != place:
         return False
-    module.__class__ = changed.__mro__[1]
+    before = changed.__mro__[1]
+    if kind is changed:
+        module.__class__ = before
+    else:  # torch put its class on top; copies of the module have it too
+        own = {name: value for name, value in vars(kind).items() if name not in ("__dict__", "__weakref__")}
+        module.__class__ = type(f"Parametrized{before.__name__}", (before,), own)
     return True
+
+
+def _place(kind: type) -> str:
+    return f"{kind.__module__}:{kind.__qualname__}"
 
 
 def home_of(kind: type) -> str:

@@ -16,7 +16,7 @@ from model_cases import Case, Results, imidazole, loss_of
 from torch import Tensor
 from torch.nn.utils import parametrize, prune
 
-from autotune import accelerate
+from autotune import accelerate, restore
 
 Predict = Callable[[Any], Results]
 TOLERANCE = 1e-9
@@ -170,5 +170,8 @@ def check_modules_may_change(stock: torch.nn.Module, predict: Predict) -> None:
             assert {name for name, _ in model.named_parameters()} == {name for name, _ in plain.named_parameters()}, (
                 what
             )
-            agree(predict(model.eval()), predict(plain.eval()), what)
+            wanted_now = predict(plain.eval())
+            agree(predict(model.eval()), wanted_now, what)
+            restore(model)
+            agree(predict(model), wanted_now, f"{what}, restored")
             plain.train()

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn.utils import parametrizations, parametrize, prune
 
 from autotune import TensorProduct, accelerate, restore
+from autotune.integrations.convolution_block import retype, take_type_back
 from autotune.integrations.stand_ins import StandIn
 
 IRREPS = ("4x0e+2x1o", "0e+1o", "4x0e+2x1o")
@@ -113,6 +114,25 @@ def test_the_weight_may_be_parametrized_and_pruned(change: Callable[[torch.nn.Mo
     assert_same(fast, plain)
     fast.float()
     assert fast(*(tensor.float() for tensor in inputs())).dtype is torch.float32
+
+
+@pytest.mark.parametrize("first", [False, True], ids=["after", "before"])
+def test_a_changed_class_is_taken_back_from_under_a_parametrization(first: bool) -> None:
+    """A block whose class ``accelerate`` changed, one of whose tensors is parametrized before or after that."""
+    place = "torch.nn.modules.linear:NonDynamicallyQuantizableLinear"
+    module = torch.nn.Linear(3, 2)
+    if first:
+        parametrize.register_parametrization(module, "weight", Squashed())
+    retype(module, place)
+    if not first:
+        parametrize.register_parametrization(module, "weight", Squashed())
+    copied, x = copy.deepcopy(module), torch.randn(4, 3)
+    wanted = module(x)
+    assert take_type_back(module, place) and not take_type_back(module, place)
+    assert not any("NonDynamically" in kind.__name__ for kind in type(module).__mro__)
+    assert any("NonDynamically" in kind.__name__ for kind in type(copied).__mro__)
+    for one in (module, copied):
+        assert torch.equal(one(x), wanted) and parametrize.is_parametrized(one, "weight")
 
 
 def test_a_parametrized_stand_in_is_converted_trained_saved_and_loaded() -> None:
