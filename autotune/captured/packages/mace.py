@@ -48,6 +48,8 @@ class CapturableMace(CapturablePackage):
             return "training"
         if "displacement" in inputs:
             return "displacement"
+        if not (torch.is_grad_enabled() or options.get("compute_force", True)):
+            return "no gradients"  # parts such as MACE's adapters compute in another way then
         asked = (name for name, value in options.items() if value and name not in _OPTIONS)
         unknown = (name for name in options if name not in (*_OPTIONS, *_OPTIONS_THAT_MAY_BE_OFF))
         return next(asked, "") or next(unknown, "")
