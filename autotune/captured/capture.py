@@ -45,8 +45,8 @@ def capture(
     number of captured sizes that stay, those used last; each has memory of its own on the device.
 
     outgrown: what happens to a graph that fits no captured size: ``capture`` it, or leave it to the model (``eager``),
-    which is as fast for large systems. Calls that need gradients of the results (``training=True``), and those that ask
-    for other results, such as a Hessian, are always left to the model.
+    which is as fast for large systems. Calls that need gradients of the results (``training=True``), those that ask for
+    other results, such as a Hessian, and those for MACE's energies alone under ``torch.no_grad`` are always left to it.
 
     A capture is thrown away when the model's modules, hooks, mode, dtype or device change, or a parameter gets other
     memory. Parameters that are written in place (an optimizer's step, ``load_state_dict``) are seen. Results are
