@@ -36,12 +36,12 @@ class _Later:
     """A module that loads when something of it is used."""
 
     def __init__(self, module: str) -> None:
-        self._module = module
+        self._name, self._module = module, None
 
     def __getattr__(self, name: str) -> Any:
-        value = getattr(_load(self._module), name)
-        setattr(self, name, value)
-        return value
+        if self._module is None:
+            self._module = _load(self._name)
+        return getattr(self._module, name)
 
 
 if not TYPE_CHECKING:
