@@ -85,7 +85,9 @@ class AcceleratedRadial(NodeStandIn, FullyConnectedNet):
 
 def is_e3nn_layer(layer: Any) -> bool:
     """Whether it is a layer as e3nn makes it, whose weights may be read in the place of a call."""
-    kind = parametrize.type_before_parametrizations(layer)
+    kind = type(layer)
+    if kind.__name__ != "_Layer":  # torch's question takes long, and each call asks
+        kind = parametrize.type_before_parametrizations(layer)
     return kind.__name__ == "_Layer" and "forward" not in layer.__dict__ and not has_hooks(layer)
 
 
