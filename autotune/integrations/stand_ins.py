@@ -89,6 +89,14 @@ class StandIn(torch.nn.Module):
                 raise
             return getattr(original, name)
 
+    def __delattr__(self, name: str) -> None:
+        # A weight that a hook makes is a plain attribute; until the first call only the original has it.
+        is_original = isinstance(vars(self.original).get(name), torch.Tensor)
+        if is_original:
+            del vars(self.original)[name]
+        if not is_original or name in self.__dict__:
+            super().__delattr__(name)
+
 
 def _parametrize_alike(module: torch.nn.Module, other: torch.nn.Module, name: str) -> None:
     """Give a module the other's parametrization of a tensor, with the same parameters."""

@@ -127,6 +127,27 @@ def test_weights_that_change_behind_the_model(device: str) -> None:
     weight_cases.check(CASE, device)
 
 
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.parametrize("put_back", [False, True])
+def test_a_hook_that_makes_weights_may_be_removed_before_a_call(put_back: bool) -> None:
+    """Until the first call only the original has the weights that the hook made."""
+    model = CASE.build(imidazole())
+    product = next(module for module in model.modules() if isinstance(module, Contracter))
+    torch.nn.utils.weight_norm(product, "weights")
+    product.weights_g.data.mul_(2)  # the hook has yet to see it
+    wanted = 2 * product.weights.detach()
+    accelerate(model)
+    assert contracters(model, AcceleratedContracter) == 2
+    if put_back:
+        restore(model)
+    else:
+        product = next(module for module in model.modules() if isinstance(module, AcceleratedContracter))
+    torch.nn.utils.remove_weight_norm(product, "weights")
+    assert isinstance(product.weights, torch.nn.Parameter)
+    torch.testing.assert_close(product.weights.detach(), wanted)
+    assert dict(product.named_parameters()).keys() == {"weights"}
+
+
 def test_copies_keep_equitune(tmp_path: Path) -> None:
     model_checks.check_copies(CASE, 0, tmp_path)
 
