@@ -17,9 +17,11 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import hashlib
 import importlib
 import json
+import math
 import os
 import random
 import re
@@ -29,7 +31,7 @@ import sys
 import tempfile
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -401,22 +403,26 @@ def _in_child(tree: Tree, setting: Setting, job: Sequence[str], answer: Path) ->
         os._exit(code)
 
 
+Finish = Callable[[dict[str, Any], float], None]
+
+
 @dataclasses.dataclass
 class _Child:
-    """A process that runs the tests of a mutant."""
+    """A process that runs tests. finish: what to do with its outcome and its seconds."""
 
     pid: int
     tree: Tree
-    mutant: Mutant
     answer: Path
     start: float
+    limit_s: float
+    finish: Finish
 
-    def outcome(self, limit_s: float) -> dict[str, Any] | None:
+    def outcome(self) -> dict[str, Any] | None:
         """What became of it, or None while it runs."""
         ended, status = os.waitpid(self.pid, os.WNOHANG)
         if ended:
             return _answer(self.answer, status)
-        if time.monotonic() - self.start < limit_s:
+        if time.monotonic() - self.start < self.limit_s:
             return None
         self.end()
         return _answer(self.answer, None)
@@ -441,74 +447,86 @@ class Run:
         left = [mutant for mutant in mutants if mutant.name not in self.known]
         with tempfile.TemporaryDirectory(prefix="equitune-mutants-") as folder:
             trees = [Tree(self.setting.root, Path(folder) / f"tree{number}") for number in range(self.jobs)]
-            running: list[_Child] = []
-            try:
-                while left or running:
-                    while left and trees:
-                        running.append(self._start(trees.pop(), left.pop(0)))
-                    for child in list(running):
-                        if (found := child.outcome(self._limit_s(child.mutant))) is not None:
-                            running.remove(child)
-                            self._finish(child, found)
-                            trees.append(child.tree)
-                    time.sleep(0.05)
-            finally:
-                for child in running:
-                    child.end()
+            texts = [self._texts] if any(each.area == "generator" for each in left) else []
+            self._side_by_side(trees, [*texts, *self._baselines(left)])
+            self._side_by_side(trees, [functools.partial(self._mutant, mutant) for mutant in left])
 
-    def _start(self, tree: Tree, mutant: Mutant) -> _Child:
-        self._baseline(tree, mutant)
-        answer = tree.folder.parent / f"{mutant.name}.json"
-        tree.write(mutant.path, mutant.mutation.apply((self.setting.root / mutant.path).read_text()))
-        pid = self._fork(tree, self.setting.selection(mutant.path), answer)
-        return _Child(pid, tree, mutant, answer, time.monotonic())
+    def _side_by_side(self, trees: list[Tree], jobs: list[Callable[[Tree], _Child | None]]) -> None:
+        free, left, running = list(trees), list(jobs), list[_Child]()
+        try:
+            while left or running:
+                while left and free:
+                    if (child := left.pop(0)(free[-1])) is not None:
+                        running.append(child)
+                        free.pop()
+                for child in list(running):
+                    if (found := child.outcome()) is not None:
+                        running.remove(child)
+                        child.finish(found, round(time.monotonic() - child.start, 1))
+                        free.append(child.tree)
+                time.sleep(0.05)
+        finally:
+            for child in running:
+                child.end()
 
-    def _fork(self, tree: Tree, job: Sequence[str], answer: Path) -> int:
+    def _texts(self, tree: Tree) -> _Child | None:
+        """Write down the hashes of the pinned texts without a fault."""
+        if "texts" in self.known:
+            return None
+        return self._begin(tree, TEXTS, "texts", math.inf, lambda found, _: self._write({"name": "texts", **found}))
+
+    def _baselines(self, mutants: Iterable[Mutant]) -> list[Callable[[Tree], _Child | None]]:
+        """Each selection of tests without a fault: they must pass, and fill the cache of kernels."""
+        chosen = {_baseline_name(tests): tests for tests in (self.setting.selection(each.path) for each in mutants)}
+        return [functools.partial(self._baseline, *each) for each in chosen.items() if each[0] not in self.known]
+
+    def _baseline(self, name: str, selection: tuple[str, ...], tree: Tree) -> _Child:
+        file = name.replace(" ", "-")
+
+        def finish(found: dict[str, Any], seconds: float) -> None:
+            if found["state"] != SURVIVED:
+                log = _log(tree.folder.parent / f"{file}.json")
+                raise SystemExit(f"without a fault, {' '.join(selection)}: {found}\n{log}")
+            self._write({"name": name, "state": "baseline", "seconds": seconds, "tests": selection})
+            print(f"without a fault {seconds:5.0f} s  {' '.join(selection)}", flush=True)
+
+        return self._begin(tree, selection, file, math.inf, finish)
+
+    def _mutant(self, mutant: Mutant, tree: Tree) -> _Child:
+        original, selection = (self.setting.root / mutant.path).read_text(), self.setting.selection(mutant.path)
+        tree.write(mutant.path, mutant.mutation.apply(original))
+        limit_s = 3 * self.known[_baseline_name(selection)]["seconds"] + self.setting.grace_s
+
+        def finish(found: dict[str, Any], seconds: float) -> None:
+            if found["state"] == SURVIVED and mutant.area == "generator":
+                hashes = self._wait(tree, TEXTS, mutant.name).get("hashes")
+                same = hashes == self.known["texts"]["hashes"]
+                found["texts"] = "same" if same else "changed" if hashes else "none"
+            tree.write(mutant.path, original)
+            before, after = mutant.mutation.lines(original)
+            line = {"name": mutant.name, "area": mutant.area, "place": mutant.place}
+            line |= {"operator": mutant.mutation.operator, "before": before, "after": after, "seconds": seconds}
+            self._write(line | found)
+            print(f"{found['state']:9} {seconds:5.0f} s  {mutant.place}  {mutant.mutation.operator}", flush=True)
+
+        return self._begin(tree, selection, mutant.name, limit_s, finish)
+
+    def _begin(self, tree: Tree, job: Sequence[str], name: str, limit_s: float, finish: Finish) -> _Child:
+        answer = tree.folder.parent / f"{name}.json"
         answer.unlink(missing_ok=True)
         pid = os.fork()
         if not pid:
             _in_child(tree, self.setting, tuple(job), answer)
-        return pid
+        return _Child(pid, tree, answer, time.monotonic(), limit_s, finish)
 
-    def _limit_s(self, mutant: Mutant) -> float:
-        return 3 * self.known[_baseline_name(self.setting.selection(mutant.path))]["seconds"] + self.setting.grace_s
-
-    def _finish(self, child: _Child, found: dict[str, Any]) -> None:
-        mutant, original = child.mutant, (self.setting.root / child.mutant.path).read_text()
-        seconds = round(time.monotonic() - child.start, 1)
-        if found["state"] == SURVIVED and "texts" in self.known and mutant.area == "generator":
-            hashes = self._wait(child.tree, TEXTS, child.answer).get("hashes")
-            same = hashes == self.known["texts"]["hashes"]
-            found["texts"] = "same" if same else "changed" if hashes else "none"
-        child.tree.write(mutant.path, original)
-        before, after = mutant.mutation.lines(original)
-        line = {"name": mutant.name, "area": mutant.area, "place": mutant.place, "operator": mutant.mutation.operator}
-        self._write(line | {"before": before, "after": after, "seconds": seconds, **found})
-        print(f"{found['state']:9} {seconds:5.0f} s  {mutant.place}  {mutant.mutation.operator}", flush=True)
-
-    def _wait(self, tree: Tree, job: Sequence[str], answer: Path) -> dict[str, Any]:
-        pid = self._fork(tree, job, answer)
+    def _wait(self, tree: Tree, job: Sequence[str], name: str) -> dict[str, Any]:
+        child = self._begin(tree, job, name, math.inf, lambda *_: None)
         try:
-            _, status = os.waitpid(pid, 0)
+            _, status = os.waitpid(child.pid, 0)
         except BaseException:  # an interrupt: its group is its own
-            os.killpg(pid, signal.SIGKILL)
+            os.killpg(child.pid, signal.SIGKILL)
             raise
-        return _answer(answer, status)
-
-    def _baseline(self, tree: Tree, mutant: Mutant) -> None:
-        """Run the tests of a mutant without a fault: they must pass, and fill the cache of kernels."""
-        answer, selection = tree.folder.parent / "baseline.json", self.setting.selection(mutant.path)
-        if mutant.area == "generator" and "texts" not in self.known:
-            self._write({"name": "texts", **self._wait(tree, TEXTS, answer)})
-        if _baseline_name(selection) not in self.known:
-            start = time.monotonic()
-            found = self._wait(tree, selection, answer)
-            if found["state"] != SURVIVED:
-                raise SystemExit(f"without a fault, {' '.join(selection)}: {found}\n{_log(answer)}")
-            seconds = round(time.monotonic() - start, 1)
-            baseline = {"name": _baseline_name(selection), "state": "baseline", "seconds": seconds}
-            self._write(baseline | {"tests": selection})
-            print(f"without a fault {seconds:5.0f} s  {' '.join(selection)}", flush=True)
+        return _answer(child.answer, status)
 
     def _write(self, line: dict[str, Any]) -> None:
         self.known[line["name"]] = line
