@@ -89,12 +89,18 @@ class StandIn(torch.nn.Module):
                 raise
             return getattr(original, name)
 
+    # A weight that a hook makes is a plain attribute: the original's until the first call, then this module's.
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        if isinstance(value, torch.Tensor) and "original" in self.__dict__:
+            vars(self.original).pop(name, None)
+
     def __delattr__(self, name: str) -> None:
-        # A weight that a hook makes is a plain attribute; until the first call only the original has it.
-        is_original = isinstance(vars(self.original).get(name), torch.Tensor)
-        if is_original:
-            del vars(self.original)[name]
-        if not is_original or name in self.__dict__:
+        of_original = isinstance(vars(self.original).get(name), torch.Tensor)
+        if of_original:
+            delattr(self.original, name)
+        else:
             super().__delattr__(name)
 
 

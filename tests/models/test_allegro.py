@@ -148,6 +148,20 @@ def test_a_hook_that_makes_weights_may_be_removed_before_a_call(put_back: bool) 
     assert dict(product.named_parameters()).keys() == {"weights"}
 
 
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_a_copy_of_a_model_with_weights_that_a_hook_made() -> None:
+    """Torch copies no tensor with a gradient: none that ``accelerate`` made is kept beside that of the last call."""
+    model = CASE.build(imidazole())
+    for module in [module for module in model.modules() if isinstance(module, Contracter)]:
+        torch.nn.utils.weight_norm(module, "weights")
+    accelerate(model)
+    assert contracters(model, AcceleratedContracter) == 2
+    batch = CASE.batch(model, imidazole())
+    wanted = CASE.results(model.requires_grad_(False), batch)
+    found = CASE.results(copy.deepcopy(model), batch)
+    torch.testing.assert_close(found, wanted)
+
+
 def test_copies_keep_equitune(tmp_path: Path) -> None:
     model_checks.check_copies(CASE, 0, tmp_path)
 
