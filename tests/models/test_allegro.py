@@ -157,8 +157,8 @@ def test_a_copy_of_a_model_with_weights_that_a_hook_made() -> None:
     accelerate(model)
     assert contracters(model, AcceleratedContracter) == 2
     batch = CASE.batch(model, imidazole())
-    wanted = CASE.results(model.requires_grad_(False), batch)
-    found = CASE.results(copy.deepcopy(model), batch)
+    wanted = CASE.predict(model.requires_grad_(False), batch)
+    found = CASE.predict(copy.deepcopy(model), batch)
     torch.testing.assert_close(found, wanted)
 
 
