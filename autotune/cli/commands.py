@@ -6,6 +6,7 @@ imports are inside the commands, so that ``equitune --help`` answers at once.
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 import warnings
@@ -103,14 +104,17 @@ def root(
 @app.command()
 def doctor(as_json: Json = False) -> None:
     """Check this machine: device, compilers, versions, cache, databases, usable peers."""
-    from autotune.cli.doctor import as_data, as_table, examine, next_step
+    from autotune.cli.doctor import Finding, as_data, as_table, examine, next_step
 
-    findings = examine()
     if as_json:
-        print(json.dumps(as_data(findings), indent=1))
-    else:
-        print_rich(as_table(findings))
-        print_next(next_step(findings))
+        print(json.dumps(as_data(examine()), indent=1))
+        return
+    findings: list[Finding] = []
+    for _, section in itertools.groupby(examine(), key=lambda finding: finding.section):
+        rows = tuple(section)
+        print_rich(as_table(rows))
+        findings += rows
+    print_next(next_step(findings))
 
 
 app.command(epilog=TUNE_EXAMPLES)(tune)

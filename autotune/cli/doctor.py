@@ -1,6 +1,7 @@
-"""Check this machine: device, compilers, software, cache, databases and peers, one row each.
+"""Check this machine: software, compilers, files, devices and peers, one row each.
 
-It must work on broken machines: a probe that fails becomes a row, and does not stop the others.
+It must work on broken machines: a probe that fails becomes a row, and does not stop the others. What needs no torch
+comes first, so it is there at once, and even if torch cannot be imported.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.metadata
 import platform
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -35,49 +36,42 @@ class Finding:
 Probe = Callable[[], Iterator[tuple[str, str, str]]]
 
 
-def examine() -> tuple[Finding, ...]:
-    """Every probe's rows, in the order of :data:`PROBES`."""
-    findings: list[Finding] = []
+def examine() -> Iterator[Finding]:
+    """Every probe's rows, in the order of :data:`PROBES`, as they are found."""
     for section, probe in PROBES:
         try:
-            findings.extend(Finding(section, *row) for row in probe())
+            for row in probe():
+                yield Finding(section, *row)
         except Exception as error:  # any failure of a probe is a finding
             text = " ".join(str(error).split()) or type(error).__name__
-            findings.append(Finding(section, probe.__name__.strip("_"), text, "problem"))
-    return tuple(findings)
+            yield Finding(section, probe.__name__.strip("_"), text, "problem")
 
 
-def as_data(findings: tuple[Finding, ...]) -> list[dict[str, str]]:
+def as_data(findings: Iterable[Finding]) -> list[dict[str, str]]:
     """The rows as plain data, for ``equitune doctor --json``."""
     return [dataclasses.asdict(finding) for finding in findings]
 
 
-def as_table(findings: tuple[Finding, ...]) -> Table:
-    """The rows for a terminal; each section is named once."""
+def as_table(findings: Iterable[Finding]) -> Table:
+    """The rows of a section, which is named once, for a terminal."""
     from rich.table import Table
     from rich.text import Text
 
     table = Table(box=None, show_header=False, pad_edge=False)
-    for _ in range(4):
-        table.add_column(overflow="fold")
-    shown = ""
-    for finding in findings:
-        table.add_row(
-            "" if finding.section == shown else finding.section,
-            finding.name,
-            Text.from_markup(MARKS[finding.state]),
-            finding.value,
-        )
-        shown = finding.section
+    for width in (9, 26, 7, None):
+        table.add_column(overflow="fold", width=width)
+    for number, finding in enumerate(findings):
+        section = "" if number else finding.section
+        table.add_row(section, finding.name, Text.from_markup(MARKS[finding.state]), finding.value)
     return table
 
 
-def as_lines(findings: tuple[Finding, ...]) -> Iterator[str]:
+def as_lines(findings: Iterable[Finding]) -> Iterator[str]:
     """The rows as plain lines, for a machine without rich."""
     return (f"{f.section:10} {f.name:24} {f.state:8} {f.value}" for f in findings)
 
 
-def next_step(findings: tuple[Finding, ...]) -> str:
+def next_step(findings: Iterable[Finding]) -> str:
     """The command to type next."""
     if any(finding.state == "problem" for finding in findings):
         return "fix each row marked problem, then type equitune doctor"
@@ -151,10 +145,7 @@ def _nvrtc() -> Iterator[tuple[str, str, str]]:
 
 def nvrtc_flaws(version: str) -> list[str]:
     """Why kernels of this NVRTC do not run here: the driver is too old for them, or the GPU too new."""
-    import torch
-
     from kernelgen.compile.nvrtc import misfit, unknown_arch
-    from kernelgen.device import device_facts
     from kernelgen.errors import ToolMissingError
     from kernelgen.runtime.cuda_driver import driver_cuda
 
@@ -162,6 +153,10 @@ def nvrtc_flaws(version: str) -> list[str]:
         flaws = [misfit(driver_cuda(), version)]
     except ToolMissingError:
         return []  # no driver: a machine that only compiles
+    import torch
+
+    from kernelgen.device import device_facts
+
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     flaws += [unknown_arch(device_facts(f"cuda:{index}").arch) for index in range(count)]
     return [flaw for flaw in dict.fromkeys(flaws) if flaw]
@@ -217,12 +212,12 @@ def _peers() -> Iterator[tuple[str, str, str]]:
 
 
 PROBES: tuple[tuple[str, Probe], ...] = (
-    ("device", _host),
-    ("device", _gpus),
-    ("compilers", _host_compiler),
-    ("compilers", _nvrtc),
     ("software", _software),
     ("files", _cache),
+    ("compilers", _host_compiler),
+    ("compilers", _nvrtc),
+    ("device", _host),
+    ("device", _gpus),
     ("files", _databases),
     ("peers", _peers),
 )

@@ -85,7 +85,7 @@ def tune(
         bool | None,
         typer.Option(
             "--peers/--no-peers",
-            help="Also time the peers (e3nn, ...). Default: with a config.",
+            help="Also time the peers (e3nn, ...). Default: with a config, where a third of the budget suffices.",
             show_default=False,
             rich_help_panel=OUTPUT,
         ),
@@ -115,7 +115,7 @@ def tune(
     chosen = devices_given(device, devices)
     folder, slug = results_folder(results), device_facts(chosen[0]).slug
     if config is not None:
-        options = (seconds, trials, sampler, storage, seed, folder, peers is not False, patience)
+        options = (seconds, trials, sampler, storage, seed, folder, peers, patience)
         loaded, interrupted = _tune_config(config, chosen, options, together=shared or devices is not None)
         print(summary_table(folder, slug))
         if write_pages(folder, reports, slug):

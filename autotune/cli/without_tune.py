@@ -28,7 +28,7 @@ def main(words: Sequence[str]) -> NoReturn:
 def _doctor(as_json: bool) -> None:
     from autotune.cli.doctor import as_data, as_lines, examine, next_step
 
-    findings = examine()
+    findings = tuple(examine())
     if as_json:
         print(json.dumps(as_data(findings), indent=1))
     else:

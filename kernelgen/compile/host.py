@@ -11,6 +11,7 @@ import _ctypes
 import ctypes
 import errno
 import functools
+import importlib.util
 import os
 import platform
 import shlex
@@ -21,8 +22,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from kernelgen.compile.elf import is_whole, section
 from kernelgen.compile.job import Job, debug_level, shortened
@@ -155,7 +154,9 @@ def _openmp_flags(compiler: HostCompiler) -> tuple[str, ...]:
     Kernel and torch then share a thread pool, and ``torch.set_num_threads`` applies to both. Clang's OpenMP does not
     run on libgomp.
     """
-    bundled = sorted((Path(torch.__file__).parent / "lib").glob("libgomp*.so*"))
+    torch = importlib.util.find_spec("torch")  # its folder, without an import
+    places = torch.submodule_search_locations or [] if torch else []
+    bundled = sorted(library for place in places for library in (Path(place) / "lib").glob("libgomp*.so*"))
     if compiler.is_clang or not bundled:
         return ("-fopenmp",)
     library = bundled[0]

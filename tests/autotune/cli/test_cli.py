@@ -378,6 +378,18 @@ def test_doctor_survives_a_failing_probe(monkeypatch: pytest.MonkeyPatch) -> Non
     assert doctor.next_step(()).startswith("equitune tune quick")
 
 
+def test_doctor_needs_no_torch_for_its_first_rows() -> None:
+    """They are there at once, and where torch is broken: its import fails here."""
+    program = "import sys; sys.modules['torch'] = None; from autotune.cli.commands import main; main(['doctor'])"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    rows = [line.split() for line in done.stdout.splitlines()]
+    for name in ("torch", "C++", "NVRTC"):
+        assert any(name in row[:2] and "ok" in row for row in rows), done.stdout
+    assert any("problem" in row for row in rows)
+    assert rows[-1][:4] == ["next:", "fix", "each", "row"]
+
+
 def test_doctor_names_databases_and_their_flaws(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "some-device.json").write_text("{")
     monkeypatch.setenv("EQUITUNE_DATABASE", str(tmp_path))
