@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 # Rows of calls to measure the host's time; fewer for a host that needs longer, or this many times the least.
 HOST_ROWS, HOST_ROWS_OF_SLOW, SLOW_HOST_US, SLOW_HOST_RATIO = 12, 3, 1000.0, 3.0
 PREPARE_LIMIT_S = 600.0
+LEFT_OUT = "not compared: the time for comparisons was over; a longer --budget, or --peers, includes it"
 SAMPLE_LIMIT_S = 120.0
 
 
@@ -95,18 +96,21 @@ def run_comparison(
     worker: Worker | None = None,
     known_failures: Mapping[str, str] = MappingProxyType({}),
     copies: bool = False,
+    deadline: float | None = None,
 ) -> ComparisonResult:
     """Compare in ``passes``. A schedule set takes part in the passes for whose directions it has schedules.
 
     seconds_each: approximate sampling time of a contender in a pass. worker: a process to reuse, so that consecutive
     comparisons share what was built; by default a new one. known_failures: contenders to skip, with the reason. copies:
-    whether to time copies of as many bytes, and the ordering of a new graph.
+    whether to time copies of as many bytes, and the ordering of a new graph. deadline: peers that would begin after
+    this moment of ``time.monotonic``, or take until then to compile themselves, are left out, with that as their error.
     """
     if worker is None:
         options: dict[str, Any] = {"seconds_each": seconds_each, "on_step": on_step, "copies": copies}
+        options["deadline"] = deadline
         with Worker(setting) as own:
             return run_comparison(setting, passes, ours, worker=own, known_failures=known_failures, **options)
-    comparison = _Comparison(worker, setting, passes, ours, seconds_each, on_step, copies)
+    comparison = _Comparison(worker, setting, passes, ours, seconds_each, on_step, copies, deadline)
     comparison.fallen |= {(name, ""): reason for name, reason in known_failures.items()}
     while True:
         worker.reopen(setting)
@@ -134,6 +138,7 @@ class _Comparison:
     seconds_each: float
     on_step: Callable[[str], None]
     times_copies: bool = False
+    deadline: float | None = None
     fallen: dict[tuple[str, str], str] = field(default_factory=dict)
     # By pass and contender. Results from before a crash are kept, and need not be measured again.
     compared: dict[str, dict[str, Result]] = field(default_factory=dict)
@@ -143,13 +148,17 @@ class _Comparison:
     seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
 
     def hold(self) -> ComparisonResult:
-        jobs: list[PrepareOurs | PreparePeer] = [PrepareOurs(name, sets) for name, sets in self.ours.items()]
         with self._timed("set up"):
-            jobs += [PreparePeer(name) for name in self.worker.call(PeerNames(), PREPARE_LIMIT_S)]
+            build_s = self.worker.call(PeerNames(), PREPARE_LIMIT_S)
+        jobs: list[PrepareOurs | PreparePeer] = [PrepareOurs(name, sets) for name, sets in self.ours.items()]
+        jobs += map(PreparePeer, build_s)
         prepared = {}
         for job in jobs:
             with self._timed(f"prepare {job.name}"):
-                prepared[job.name] = self._call(job.name, "", job, PREPARE_LIMIT_S)
+                if self._is_late(job.name, build_s.get(job.name, 0.0)):
+                    prepared[job.name] = Answer(error=LEFT_OUT)
+                else:
+                    prepared[job.name] = self._call(job.name, "", job, PREPARE_LIMIT_S)
         for name, answer in prepared.items():
             self._note_errors(name, answer)
         for which in self.passes:
@@ -203,6 +212,10 @@ class _Comparison:
             known = self.errors.setdefault(name, {}).setdefault(direction, {})
             known |= {slot: max(error, known.get(slot, 0.0)) for slot, error in errors.items()}
 
+    def _is_late(self, name: str, needed_s: float = 0.0) -> bool:
+        """Whether the time is over for a peer that needs so many seconds."""
+        return name not in self.ours and self.deadline is not None and monotonic() + needed_s >= self.deadline
+
     def _takes_part(self, name: str, which: str) -> bool:
         return name not in self.ours or set(self.setting.workload.kind.passes[which]) <= set(self.ours[name])
 
@@ -222,6 +235,9 @@ class _Comparison:
                     samples[name].append(answer.sample_us)
 
         for name in [name for name in entered if name not in failed]:
+            if self._is_late(name):
+                failed[name] = LEFT_OUT
+                continue
             with self._timed(f"warm up {name} {which}"):
                 warm[name] = answer = self._call(name, which, WarmUp(name, which), PREPARE_LIMIT_S)
             failed |= {name: answer.error} if answer.error else {}

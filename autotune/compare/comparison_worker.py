@@ -132,10 +132,10 @@ class OrderTime:
 
 @dataclass(frozen=True)
 class PeerNames:
-    """Names of the peers that take part."""
+    """The peers that take part: the most seconds that each takes to compile itself."""
 
-    def __call__(self, session: ComparisonSession) -> list[str]:
-        return list(session.peers)
+    def __call__(self, session: ComparisonSession) -> dict[str, float]:
+        return {name: peer.build_s for name, peer in session.peers.items()}
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 from autotune.workload.workload import Workload
 
-# Share of a workload's time reserved for the comparison, until the first comparison shows how long it takes.
-COMPARISON_SHARE = 0.3
+# Most of a workload's time that its comparison takes: peers for which there is none are left out.
+COMPARISON_SHARE = 1 / 3
 
 
 @dataclass
@@ -29,11 +29,13 @@ class TimeBudget:
         searches_s = self.trial_s * fewest_trials * len(workload.directions)
         return self.begin + self.budget_s - time.monotonic() < self.setup_s + searches_s + (self.comparison_s or 0.0)
 
-    def end_of_searches(self) -> float | None:
-        """When the next workload's searches should end; call once per workload."""
+    def next_ends(self) -> tuple[float | None, float | None]:
+        """When the next workload's searches and its comparison should end; call once per workload."""
         if self.budget_s is None:
-            return None
-        share = max(0.0, self.begin + self.budget_s - time.monotonic()) / self.workloads
+            return None, None
+        now = time.monotonic()
+        share = max(0.0, self.begin + self.budget_s - now) / self.workloads
         self.workloads -= 1
-        kept = COMPARISON_SHARE * share if self.comparison_s is None else min(self.comparison_s, 0.7 * share)
-        return time.monotonic() + share - kept
+        kept = COMPARISON_SHARE * share
+        kept = kept if self.comparison_s is None else min(self.comparison_s, kept)
+        return now + share - kept, now + share

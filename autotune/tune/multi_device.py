@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 # budget, trials, sampler, storage, seed, results_dir, with_peers, patience
-Options = tuple[float | None, int | None, str | None, str | None, int, Path, bool, int | None]
+Options = tuple[float | None, int | None, str | None, str | None, int, Path, bool | None, int | None]
 
 
 def tune_together(config: TuneConfig, devices: Sequence[str], *options: Unpack[Options]) -> None:

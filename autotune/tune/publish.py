@@ -38,21 +38,23 @@ def publish(
     seed: int,
     *,
     with_peers: bool = True,
+    deadline: float | None = None,
     seconds_each: float = 2.0,
     worker: Worker | None = None,
     on_step: Callable[[str], None] = lambda text: None,
 ) -> list[Entry]:
     """Compare the best of ``studies`` (by direction) with the default and the peers; store and return the entries.
 
-    worker: as for ``run_comparison``, one that took no part in the search; by default a new one. A direction in which
-    no schedule passed gets no entry. Raises WorkerError if the comparison itself cannot run.
+    deadline: as for ``run_comparison``. worker: also as for that, one that took no part in the search; by default a new
+    one. A direction in which no schedule passed gets no entry. Raises WorkerError if the comparison itself cannot run.
     """
     ours = contenders({direction: study for direction, study in studies.items() if study.ranking})
     passes = tuple(ours["default"])
     if not passes:
         return []
     setting = ComparisonSetting(workload, device, None if with_peers else ())
-    comparison = run_comparison(setting, passes, ours, seconds_each=seconds_each, on_step=on_step, worker=worker)
+    how: dict[str, Any] = {"seconds_each": seconds_each, "on_step": on_step, "worker": worker, "deadline": deadline}
+    comparison = run_comparison(setting, passes, ours, **how)
     entries, facts = [], device_facts(device)
     software = software_versions(facts)
     environment = environment_hash(facts)

@@ -50,7 +50,7 @@ def tune(
     storage: str | optuna.storages.BaseStorage | None = None,
     seed: int = 0,
     results_dir: str | Path | None = None,
-    with_peers: bool = True,
+    with_peers: bool | None = None,
     patience: int | None = None,
     console: Console | None = None,
     tuners: int | None = None,
@@ -64,8 +64,9 @@ def tune(
     one of ``autotune.workload.toml_tables.SAMPLERS``. storage: an Optuna storage or its URL, through which all tuners
     that name it share their studies; by default studies are not shared, and SQLite under ``results_dir`` gets a copy.
     tuners: number of tuners on this host that share the results folder, this one (named ``tuner``) included; by default
-    it works alone. with_peers: compare with the peers too, not only with the default schedule. patience: end a search
-    after this many trials in a row without a gain of 1%; by default ``PATIENCE`` of the backend.
+    it works alone. with_peers: whether to compare with the peers too, not only with the default schedule; by
+    default with those for which a third of the budget suffices. patience: end a search after this many trials in a row
+    without a gain of 1%; by default ``PATIENCE`` of the backend.
     fewest_trials: search each direction by at least as many trials, and leave workloads for which the budget is too
     short then to a later run. By default each workload gets at least one trial a direction and a comparison.
     """
@@ -118,12 +119,17 @@ class _Job:
         self.searched: list[str] = []
         # left: others were expected to publish. looks_again: the second look, which does not search.
         self.left, self.looks_again = False, False
+        # When the comparison should end; it leaves out peers that do not fit.
+        self.end: float | None = None
 
     def run(self, path: Path, record: Mapping[str, Any], time_budget: TimeBudget) -> tuple[list[Entry], bool]:
         """The entries, and whether the user wants to stop. ``path``, ``record``: the database and its device."""
         workload, progress, begin = self.workload, self.progress, time.monotonic()
         with ExitStack() as stack:
-            interrupted = self._search_directions(None if self.looks_again else time_budget.end_of_searches(), stack)
+            end_of_searches = None
+            if not self.looks_again:
+                end_of_searches, self.end = time_budget.next_ends()
+            interrupted = self._search_directions(end_of_searches, stack)
             searched = time.monotonic()
             self.left = not self._is_last(wait=not interrupted)
             if self.left:
@@ -179,7 +185,8 @@ class _Job:
             database,
             settings.results_dir,
             settings.seed,
-            with_peers=settings.with_peers,
+            with_peers=settings.with_peers is not False,
+            deadline=None if settings.with_peers else self.end,
             seconds_each=settings.seconds_each,
             worker=pair.comparing,
             on_step=lambda text: self.progress.note(f"{self.workload.label}: {text}"),

@@ -41,7 +41,8 @@ class Settings:
     storage: str | optuna.storages.BaseStorage
     seed: int
     results_dir: Path
-    with_peers: bool
+    # None: those for which a third of the budget suffices.
+    with_peers: bool | None
     patience: int | None = None
     # For workloads with their own number in the config.
     workload_trials: Mapping[Workload, int] = field(default_factory=dict)
@@ -51,7 +52,7 @@ class Settings:
 
     @property
     def seconds_each(self) -> float:
-        return SECONDS_EACH_WITH_PEERS if self.with_peers else SECONDS_EACH[self.facts.backend]
+        return SECONDS_EACH[self.facts.backend] if self.with_peers is False else SECONDS_EACH_WITH_PEERS
 
 
 def resolve(
@@ -63,7 +64,7 @@ def resolve(
     storage: str | optuna.storages.BaseStorage | None,
     seed: int,
     results_dir: str | Path | None,
-    with_peers: bool,
+    with_peers: bool | None,
     patience: int | None = None,
     tuners: int | None = None,
 ) -> tuple[Settings, tuple[Workload, ...]]:

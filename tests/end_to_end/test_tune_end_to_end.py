@@ -21,7 +21,7 @@ import torch
 from places import ROOT
 from tiny_config import CONFIG
 
-from autotune.compare.comparison import run_comparison
+from autotune.compare.comparison import LEFT_OUT, run_comparison
 from autotune.compare.comparison_worker import ComparisonSession, ComparisonSetting
 from autotune.database import trial_records
 from autotune.database.store import Database
@@ -146,6 +146,10 @@ class StrangePeer:
     warm_up_calls: int = 2
     order: None = None
 
+    @property
+    def build_s(self) -> float:
+        return 1e6 if self.name == "crashes" else 0.0
+
     def prepare(self) -> StrangePeer:
         if self.name == "absent":
             raise PeerError("not installed")
@@ -206,6 +210,14 @@ def test_contests_in_a_row_share_a_process_and_skip_what_is_known_to_fail(config
             comparison = run_comparison(setting, (which,), ours, seconds_each=0.0, worker=worker, known_failures=known)
             assert comparison.results["crashes"][which].error == "known to crash"
             assert comparison.results["default"][which].timing is not None, comparison.results["default"][which].error
+        late = run_comparison(setting, ("forward",), ours, seconds_each=0.0, worker=worker, deadline=time.monotonic())
+        assert late.results["default"]["forward"].timing is not None
+        assert {row["forward"].error for name, row in late.results.items() if name not in ours} == {LEFT_OUT}
+        late = run_comparison(
+            setting, ("forward",), ours, seconds_each=0.0, worker=worker, deadline=time.monotonic() + LONG_S
+        )
+        left_out = {name for name, row in late.results.items() if row["forward"].error == LEFT_OUT}
+        assert left_out == {"crashes"}, "it would compile beyond the end"
         assert worker.starts == 1
     assert "has no attribute 'force_step'" in comparison.results["sound"]["force_step"].error
     assert set(comparison.errors["default"]["joint_backward"]) == {"x", "y", "w"}
@@ -213,18 +225,14 @@ def test_contests_in_a_row_share_a_process_and_skip_what_is_known_to_fail(config
 
 def test_budget_is_shared() -> None:
     time_budget = TimeBudget(100.0, 2, begin=time.monotonic())
-    first = time_budget.end_of_searches()
-    assert first is not None and first - time_budget.begin == pytest.approx(35.0, abs=1.0), (
-        "half the time, less a comparison"
-    )
+    first = [end - time_budget.begin for end in time_budget.next_ends() if end is not None]
+    assert first == pytest.approx([50.0 * 2 / 3, 50.0], abs=1.0), "half the time, of which a third compares"
     time_budget.comparison_s = 10.0
-    second = time_budget.end_of_searches()
-    assert second is not None and second - time_budget.begin == pytest.approx(90.0, abs=1.0), (
-        "what is left, less a comparison"
-    )
-    assert TimeBudget(None, 1).end_of_searches() is None
+    second = [end - time_budget.begin for end in time_budget.next_ends() if end is not None]
+    assert second == pytest.approx([90.0, 100.0], abs=1.0), "what is left, less a comparison like the last"
+    assert TimeBudget(None, 1).next_ends() == (None, None)
     late = TimeBudget(1.0, 1, begin=time.monotonic() - 50.0)
-    assert late.end_of_searches() == pytest.approx(time.monotonic(), abs=1.0), "a spent budget searches no more"
+    assert late.next_ends() == pytest.approx((time.monotonic(),) * 2, abs=1.0), "a spent budget searches no more"
 
 
 def test_neighbours_come_nearest_first(config: Path) -> None:

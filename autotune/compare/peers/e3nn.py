@@ -176,5 +176,7 @@ def no_compiler(device: torch.device) -> str | None:
 
 ADAPTERS = (
     Adapter("e3nn", ("cpu", "cuda"), lambda device: None, eager, WARM_UP_CALLS, module="e3nn"),
-    Adapter("e3nn-compiled", ("cpu", "cuda"), no_compiler, compiled, WARM_UP_CALLS, module="e3nn"),
+    Adapter(
+        "e3nn-compiled", ("cpu", "cuda"), no_compiler, compiled, WARM_UP_CALLS, module="e3nn", build_s=COMPILE_LIMIT_S
+    ),
 )

@@ -83,6 +83,7 @@ class Adapter:
 
     ``listed_if_absent``: whether it is listed, with the reason, if its ``module`` is not installed.
     ``warm_up_calls``: calls before its timings are steady. ``deterministic``: promises bitwise equal results.
+    ``build_s``: the most seconds that it takes to compile itself.
     ``order``: what it does once for a new graph; None if it needs nothing. That edges' rows then have to be in that
     order is not counted.
     """
@@ -97,6 +98,7 @@ class Adapter:
     deterministic: bool = False
     operations: tuple[str, ...] = ProductKind.operations
     order: GraphOrder | None = None
+    build_s: float = 0.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,6 +119,10 @@ class Peer:
     @property
     def order(self) -> GraphOrder | None:
         return self.adapter.order
+
+    @property
+    def build_s(self) -> float:
+        return self.adapter.build_s
 
     def build(self) -> Product:
         """The product, unchecked. Raises PeerError with the reason if unusable here, or the peer's own exception."""

@@ -62,7 +62,7 @@ def test_workloads_of_a_problem_share_two_processes(pairs: WorkerPairs) -> None:
         pair.rest()
         assert worker.call("anything", LIMIT_S) is None, "at rest it holds no session"
         pair.comparing.reopen(ComparisonSetting(workload, "cpu", ()))
-        assert pair.comparing.call(PeerNames(), LIMIT_S) == []
+        assert pair.comparing.call(PeerNames(), LIMIT_S) == {}
         assert not pair.comparing.call(PrepareOurs("ours", {"forward": SCHEDULE}), LIMIT_S).error
     assert pair.searching.starts == pair.comparing.starts == 1
     assert pairs.of(PROBLEM) is pair
