@@ -98,6 +98,13 @@ def test_indices_of_ghosts_are_refused(name: str, add: int) -> None:
         step("cpu")({**fields, name: moved}, OTHER)
 
 
+def test_a_graph_without_edges_has_no_indices_to_refuse() -> None:
+    alone, used = Counts(10, 0, 2), step("cpu")
+    found = used(fields_of(alone), alone)
+    assert torch.equal(found["positions"], fields_of(alone)["positions"].tensor)
+    assert int(used.buffers["edge_index"].min()) >= alone.atoms, "all edges are ghosts"
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("error", [Fault, KeyboardInterrupt])
 @pytest.mark.parametrize("call", range(4))  # three before the capture, and the captured one
