@@ -54,8 +54,8 @@ class Timing:
     q1_us: float
     q3_us: float
     samples_us: tuple[float, ...]
-    clocks: dict[str, Any] | None = None
-    cut: bool = False
+    clocks: dict[str, Any] | None
+    cut: bool
 
     def to_dict(self) -> dict[str, Any]:
         return {
