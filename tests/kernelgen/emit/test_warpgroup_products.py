@@ -126,6 +126,12 @@ def test_skewed_degrees(degrees: list[int]) -> None:
         assert_right(given, "xyw", 3e-7, schedule_of(warps=8), "ieee", "ir_mul", None, facts)
 
 
+def test_a_warp_goes_from_receiver_to_receiver() -> None:
+    """One block; each warp has several receivers, one of them with more edges than are staged at a time."""
+    given = of_degrees(SMALL, [1, 0, 2, 70, 3, 0, 0, 17, 1, 1, 1, 5])
+    assert_right(given, "xyw", 3e-7, schedule_of(), "ieee", "ir_mul", None, cuda_facts("sm_90", units=1))
+
+
 def test_one_product_has_the_errors_of_tf32() -> None:
     for problem, groups in CASES.values():
         given, schedule = make_radial_case(problem, 32, edges=30), schedule_of(groups)
