@@ -65,6 +65,12 @@ def test_choices_fit_the_problem() -> None:
     assert space_of("mace", "cpu").knobs["threads"] == (0, 4)
 
 
+def test_half_of_few_cores_is_not_tried() -> None:
+    for cores, threads in ((1, (0,)), (3, (0,)), (4, (0, 2)), (7, (0, 3))):
+        facts = dataclasses.replace(FACTS["cpu"], units=cores)
+        assert search_space(PROBLEMS["single"], "conv", "forward", "float32", facts).knobs["threads"] == threads
+
+
 def test_small_graphs_may_have_their_gradients_written_by_owners() -> None:
     def choices(direction: str, num_edges: int | None, backend: str = "cuda") -> Space:
         return search_space(PROBLEMS["mace"], "conv", direction, "float32", FACTS[backend], num_edges=num_edges)
