@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import pytest
+from database_samples import entry, store
+
 from autotune.database.candidates.legal_form import legal_form
+from autotune.database.lookup import find_schedule
+from kernelgen.device import DeviceFacts, cuda_facts, representative
+from kernelgen.problem.tensor_product import TensorProductProblem
 from kernelgen.schedule.knobs import Knobs
 from kernelgen.schedule.radial import RadialSchedule
 from kernelgen.schedule.spherical_harmonics import HarmonicsCudaSchedule
@@ -60,3 +68,19 @@ def test_products_of_four_warps_become_those_of_each_warp() -> None:
     assert legal_form(value, is_legal) == RadialSchedule(path_groups=2, tiles=2, edge_values="four")
     gradients = RadialSchedule(order="in2", slices=4, coupled=4, products="wgmma", paths_at_once=10)
     assert legal_form(gradients, is_legal) == RadialSchedule(order="in2", slices=4, coupled=4)
+
+
+@pytest.mark.parametrize(
+    ("there", "stays"),
+    [(representative("sm_100"), False), (cuda_facts("sm_87", "Orin", 16), True)],
+    ids=["B200", "Orin"],
+)
+def test_what_is_prefetched_need_not_fit_into_l2_unless_it_did(shipped: Path, there: DeviceFacts, stays: bool) -> None:
+    """74 MB on an A100, whose L2 has 40. They fit on a B200; by what is known of an Orin (the limits of sm_86, less
+    shared memory than it has) the schedule is not even legal there.
+    """
+    problem = TensorProductProblem.channelwise("64x0e+64x1o+64x2e", "0e+1o+2e", "0e+1o+2e")
+    tuned = CudaSchedule(path_groups=1, block_size=512, stage_edges=32, ahead="weights", edge_operand="shared")
+    store(shipped, there, entry(tuned, problem=problem.key))
+    found = find_schedule(problem, "conv", "forward", "float32", "mul_ir", representative("sm_80"), "conv-e14-d5")
+    assert found.origin == "other-device" and (found.schedule == tuned) is stays
