@@ -250,6 +250,74 @@ def test_work_counts_traffic_and_additions_by_hand() -> None:
     assert added["products"] == pytest.approx(2.0) and added["groups_held"] == 0.0
 
 
+# Of each plan the direction, what else is its kernel's, and the schedule.
+PINNED_PLANS: tuple[tuple[str, dict[str, Any], dict[str, Any]], ...] = (
+    ("joint_backward", {}, {"block_size": 64}),
+    (
+        "forward",
+        {},
+        {
+            **{"path_groups": 4, "channels_per_thread": 2, "min_blocks": 6},
+            **{"edge_operand": "shared", "prefetch": "copy"},
+        },
+    ),
+    (
+        "backward",
+        {"dtype": "float64", "layout": "mul_ir"},
+        {
+            **{"path_groups": 5, "accumulate": "atomics", "edges_per_chunk": 32, "order": "sender"},
+            **{"edge_operand": "basis", "prefetch": "reload"},
+        },
+    ),
+    (
+        "edge_backward",
+        {},
+        {"path_groups": 4, "accumulate": "owners", "channels_per_thread": 2, "min_blocks": 2, "warps_per_edge": 4},
+    ),
+)
+PINNED_WORK = {
+    "registers": (-1.435168, -1.544792, -0.871681, -1.642972),
+    "pressure": (-1.435168, 0.04017, -0.871681, -1.642972),
+    "spilled": (0.0, 0.0375, 0.0, 0.0),
+    "blocks_held": (3.321928, 2.584963, 1.584963, 2.321928),
+    "warps_held": (4.321928, 4.584963, 3.584963, 4.321928),
+    "warps_busy": (4.321928, 3.955606, 3.584963, 3.955606),
+    "waves": (0.955606, -0.629357, 1.370643, -0.366322),
+    "tail": (1.03125, 1.546875, 1.160156, 1.289062),
+    "traffic": (0.11268, 0.247093, -0.000704, 0.192645),
+    "edge_bytes": (13.152285, 12.214319, 14.0, 12.238405),
+    "added": (0.524068, 0.0, 0.49565, 0.048318),
+    "added_bytes": (11.848623, -9.965784, 12.714246, 7.169925),
+    "near_rows": (0.037879, 0.078533, 0.0389, 0.074478),
+    "values_per_path": (2.710493, 2.095157, 2.710493, 2.095157),
+    "values_per_product": (3.0, -1.749192, -0.662965, 3.0),
+    "in_flight": (9.152285, 9.799282, 9.584963, 9.560333),
+    "sums": (3.807355, 4.584963, 4.807355, 4.584963),
+    "weights_held": (1.584963, 3.0, 2.584963, 3.0),
+    "useful_lanes": (1.0, 0.75, 1.0, 0.75),
+    "products": (6.83289, 7.303781, 6.83289, 7.303781),
+    "largest_share": (1.0126, 0.396659, 0.690672, 0.396659),
+    "largest_group": (4.523562, 5.70044, 4.523562, 5.70044),
+    "largest_paths": (0.272727, 0.363636, 0.272727, 0.363636),
+    "intensity": (1.60064, 0.336554, -0.582852, 0.258021),
+    "code_held": (9.111136, 7.259387, 8.002815, 7.303781),
+    "code_of_group": (6.526173, 5.303781, 6.566815, 5.303781),
+    "groups_held": (2.584963, 2.0, 1.584963, 2.0),
+}
+
+
+def test_the_numbers_that_stored_trees_were_fitted_to_stay_as_they_are() -> None:
+    """Of four plans. If one changes, the trees in results/ are wrong without a word: fit them again."""
+    problem = TensorProductProblem.channelwise("64x0e+64x1o+32x2e", "0e+1o+2e", "0e+1o+2e")
+    found = [
+        numbers(spec_of(problem, direction, **kernel), 2.0**14, 2.0**9, **knobs)
+        for direction, kernel, knobs in PINNED_PLANS
+    ]
+    for name, values in PINNED_WORK.items():
+        assert [each[name] for each in found] == pytest.approx(values, abs=1e-6), name
+    assert list(PINNED_WORK) == list(work.NAMES)
+
+
 def test_the_largest_of_two_groups_by_hand() -> None:
     """Of x's 0e two paths, with 1 and 3 products; of its 1o three, with 3, 3 and 6."""
     problem = TensorProductProblem.channelwise("32x0e+32x1o", "0e+1o", "0e+1o+1e")
