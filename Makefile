@@ -16,6 +16,11 @@ ARGS ?=
 # Test processes: as many as cores, at most 8.
 JOBS ?= $(shell n=$$(nproc); echo $$((n < 8 ? n : 8)))
 
+# Python keeps the bytecode of what it imports, in .venv, also where the environment forbids that beside the sources:
+# else each process compiles torch and e3nn again, for seconds.
+export PYTHONDONTWRITEBYTECODE :=
+export PYTHONPYCACHEPREFIX := $(abspath $(VENV))/bytecode
+
 # The first Python that is recent enough and can make a virtual environment with pip in it.
 ADEQUATE := import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 10))
 ifndef PYTHON
