@@ -9,6 +9,8 @@ CONVOLUTIONS, CONTRACTIONS, PRODUCTS, LINEARS, RADIALS, ARRANGEMENTS, HARMONICS,
     *("convolutions", "symmetric contractions", "tensor products", "linear layers", "radial networks"),
     *("reshapes and gates", "spherical harmonics", "cutoffs"),
 )
+# What an accelerated model raises an UnsupportedError for, and stock does not.
+REFUSED = "third derivatives, TorchScript"
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,8 @@ class Acceleration:
             groups.setdefault((place.replaced, place.detail), []).append(place.name)
         for (replaced, detail), names in groups.items():
             lines += [f"{'replaced' if replaced else 'kept':8}  {', '.join(names)}", f"          {detail}"]
+        if self.replaced:
+            lines += [f"{'refused':8}  {REFUSED}", "          autotune.restore(model) makes the model stock again"]
         return "\n".join(lines)
 
     def _counts(self) -> str:

@@ -7,7 +7,7 @@ import copy
 import functools
 import io
 import pickle
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -28,9 +28,9 @@ def float64() -> Iterator[None]:
         torch.set_default_dtype(before)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Case:
-    """Random float64 inputs of one problem and graph; ``sender`` is None for a plain product."""
+    """Random float64 inputs of one problem and graph, shared by tests; ``sender`` is None for a plain product."""
 
     problem: TensorProductProblem
     tensors: dict[str, torch.Tensor]
@@ -39,6 +39,7 @@ class Case:
     num_out: int
 
 
+@functools.lru_cache(maxsize=256)
 def make_case(
     problem: TensorProductProblem, operation: str, *, edges: int = 40, nodes: int = 7, num_out: int = 6, seed: int = 0
 ) -> Case:
@@ -99,8 +100,9 @@ def forward(case: Case, x: torch.Tensor, y: torch.Tensor, w: torch.Tensor) -> to
     return messages.new_zeros(case.num_out, messages.shape[1]).index_add(0, case.receiver, messages)
 
 
-def expected(case: Case, direction: str) -> dict[str, torch.Tensor]:
-    """Float64 results of a named direction, keyed by slot."""
+@functools.lru_cache(maxsize=512)
+def expected(case: Case, direction: str) -> Mapping[str, torch.Tensor]:
+    """Float64 results of a named direction, keyed by slot, computed once for all forms of a kernel."""
     tangents, outputs = DIRECTIONS[direction].tangents, DIRECTIONS[direction].outputs
     leaf = {name: case.tensors[name].clone().requires_grad_() for name in "xywg"}
     out = forward(case, leaf["x"], leaf["y"], leaf["w"])

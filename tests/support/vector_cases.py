@@ -17,7 +17,7 @@ PRODUCT = TensorProductProblem.channelwise("6x0e+6x1o", "0e+1o+2e", "0e+1o+2e")
 def vectors_case(operation: str, problem: TensorProductProblem = PRODUCT, **sizes: int) -> Case:
     """A case with vectors instead of y; one of them is zero."""
     case = make_case(problem, operation, **sizes)
-    vectors = case.tensors["y"][:, :3].contiguous()
+    vectors = case.tensors["y"][:, :3].clone(memory_format=torch.contiguous_format)
     vectors[2] = 0
     return dataclasses.replace(case, tensors=case.tensors | {"y": vectors})
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from autotune import accelerate, restore
 from autotune.integrations.acceleration import Acceleration, Place
 from autotune.integrations.stand_ins import AcceleratedProduct
-from kernelgen.errors import InputError
+from kernelgen.errors import InputError, UnsupportedError
 
 
 def product() -> o3.TensorProduct:
@@ -54,6 +54,19 @@ def test_the_table_says_why_a_model_has_nothing_to_replace() -> None:
     accelerated = Calls()
     accelerate(accelerated)
     assert str(accelerate(accelerated)) == f"{nothing}1 modules were replaced before"
+
+
+def test_the_table_says_what_will_be_refused() -> None:
+    model = Calls()
+    assert str(accelerate(model)).splitlines()[-2] == "refused   third derivatives, TorchScript"
+    with pytest.raises(UnsupportedError, match="TorchScript"):
+        torch.jit.script(model)
+    x, y = torch.randn(2, 4, requires_grad=True), torch.randn(2, 1, requires_grad=True)
+    found = model(x, y).square().sum()
+    with pytest.raises(UnsupportedError, match="third derivatives"):
+        for _ in range(3):
+            (gradient,) = torch.autograd.grad(found, x, create_graph=True)
+            found = gradient.square().sum()
 
 
 @pytest.mark.parametrize("function", [accelerate, restore])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -119,7 +120,9 @@ def test_values_of_many_edges(hidden: int, accuracy: str, knobs: dict[str, Any])
     require_wgmma("cuda")
     problem = TensorProductProblem.channelwise("136x0e+136x1o", "0e+1o", "0e+1o")
     given = make_radial_case(problem, hidden, edges=9000, num_out=300)
-    given.case.receiver[:3000] = 7  # type: ignore[index]
+    receiver = given.case.receiver.clone()  # type: ignore[union-attr]
+    receiver[:3000] = 7
+    given = dataclasses.replace(given, case=dataclasses.replace(given.case, receiver=receiver))
     schedule = RadialSchedule(**({"products": "wgmma"} | knobs))
     kernels = FusedRadial(problem, hidden, accuracy, "mul_ir", torch.device("cuda"), {"forward": schedule})
     tensors, wanted = given.case.tensors, given.expected()["out"]
