@@ -93,15 +93,18 @@ class StandIn(torch.nn.Module):
 
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, value)
-        if isinstance(value, torch.Tensor) and "original" in self.__dict__:
-            vars(self.original).pop(name, None)
+        if isinstance(value, torch.Tensor):
+            self._plain_of_original().pop(name, None)
 
     def __delattr__(self, name: str) -> None:
-        of_original = isinstance(vars(self.original).get(name), torch.Tensor)
-        if of_original:
-            delattr(self.original, name)
+        if isinstance(self._plain_of_original().get(name), torch.Tensor):
+            del self._plain_of_original()[name]
         else:
             super().__delattr__(name)
+
+    def _plain_of_original(self) -> dict[str, Any]:
+        original = self.__dict__.get("original")  # a layer that was made anew has none
+        return {} if original is None else original.__dict__
 
 
 def _parametrize_alike(module: torch.nn.Module, other: torch.nn.Module, name: str) -> None:

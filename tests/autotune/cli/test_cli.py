@@ -267,7 +267,7 @@ def test_tune_hands_its_options_on(command: Command, monkeypatch: pytest.MonkeyP
     ((config, *given),) = received
     assert code == 0
     assert config.workloads[0].label == "tiny"
-    assert given == ["cpu", 90.0, 7, "random", "sqlite:///x.db", 3, tmp_path, True, 50]
+    assert given == ["cpu", 90.0, 7, "random", "sqlite:///x.db", 3, tmp_path, None, 50]
 
 
 @pytest.mark.parametrize(

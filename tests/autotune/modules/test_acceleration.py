@@ -107,7 +107,8 @@ def test_places_with_one_reason_share_its_line() -> None:
     )
     assert str(Acceleration(places)) == (
         "1 of 1 convolutions, 1 of 2 tensor products and 1 of 1 spherical harmonics replaced\n"
-        f"replaced  0.conv, 0.skip, harmonics\n          {reason}\nkept      1.skip\n          {other}"
+        f"replaced  0.conv, 0.skip, harmonics\n          {reason}\nkept      1.skip\n          {other}\n"
+        "refused   third derivatives, TorchScript\n          autotune.restore(model) makes the model stock again"
     )
 
 

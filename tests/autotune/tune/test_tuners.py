@@ -112,7 +112,7 @@ def test_the_command_hands_devices_on(
     assert ended.value.code == 0
     ((config, devices, *options),) = received
     assert config.workloads[0].label == "tiny" and devices == ["cpu"] * (2 if "," in given[1] else 1)
-    assert options == [None, 7, None, None, 0, tmp_path, True, None]
+    assert options == [None, 7, None, None, 0, tmp_path, None, None]
 
 
 def test_each_tuner_begins_at_another_workload(tmp_path: Path) -> None:
