@@ -14,9 +14,11 @@ from pathlib import Path
 
 import pytest
 from browser import browser, visit
+from covering import leave_others_to_slow
 from processor_time import pytest_runtest_makereport, pytest_runtest_protocol, pytest_terminal_summary
 
 import kernelgen.e3nn_import  # noqa: F401  (before a test imports e3nn: 0.4 loads only so with a recent torch)
+from kernelgen.compile.host import HOST_FLAGS
 
 __all__ = ["browser", "pytest_runtest_makereport", "pytest_runtest_protocol", "pytest_terminal_summary", "visit"]
 
@@ -32,7 +34,9 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
+@pytest.hookimpl(tryfirst=True)  # before -m selects
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    leave_others_to_slow(items)
     # The longest first: at the end no process waits for another's.
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
     marked = [item for item in items if item.get_closest_marker("gpu")]
@@ -50,6 +54,14 @@ def no_user_database(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Databases that the user tuned at home neither change a test nor are changed by one."""
     os.environ["EQUITUNE_DATABASE"] = str(tmp_path_factory.mktemp("user-database"))
     os.environ["EQUITUNE_MISSES"] = "0"
+
+
+@pytest.fixture(autouse=True)
+def host_kernels_compile_quickly(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In half the time. Tests marked ``slow``, worker processes and commands have the flags that users have."""
+    if request.node.get_closest_marker("slow") is None:
+        quick = tuple("-O1" if flag == "-O3" else flag for flag in HOST_FLAGS)
+        monkeypatch.setattr("kernelgen.compile.host.HOST_FLAGS", quick)
 
 
 @pytest.fixture(autouse=True)

@@ -108,6 +108,7 @@ print(mutants.report(mutants.read(Path({out!r})), [mutant.name for mutant in dra
 """
 
 
+@pytest.mark.slow
 def test_a_planted_fault_is_killed_or_survives(tmp_path: Path) -> None:
     root, out = tmp_path / "root", tmp_path / "out.jsonl"
     for path, text in (("toy/__init__.py", ""), ("toy/code.py", TOY), ("tests/test_toy.py", TOY_TESTS)):

@@ -68,6 +68,7 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 DATA = {f"autotune/_data/results/{folder}test-device.json" for folder in ("", "predicted/")}
 
 
+@pytest.mark.slow
 def test_wheel_carries_every_module_and_all_data(wheel: Path) -> None:
     carried = set(zipfile.ZipFile(wheel).namelist())
     sources = [

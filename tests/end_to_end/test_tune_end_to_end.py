@@ -199,6 +199,7 @@ def test_contest_survives_its_peers(config: Path) -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(2 * LONG_S)
 def test_contests_in_a_row_share_a_process_and_skip_what_is_known_to_fail(config: Path) -> None:
     (workload,) = load_config(config, "cpu").workloads

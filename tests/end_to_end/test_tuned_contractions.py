@@ -254,6 +254,7 @@ def test_peers_are_set_up_on_nodes_alone(monkeypatch: pytest.MonkeyPatch) -> Non
     assert met[0].graph.source == NodesAlone(100)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_tuned_benched_shown_and_reported(tmp_path: Path, shipped: Path) -> None:
     """A run as a whole, its entries loaded, compared and shown."""

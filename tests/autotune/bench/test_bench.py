@@ -79,6 +79,7 @@ class Runs:
         return rows
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_second_run_measures_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     runs, path = Runs(tmp_path, monkeypatch), config(tmp_path)

@@ -293,6 +293,7 @@ def test_bench_hands_its_options_on(
     assert {name: named[name] for name in given} == given
 
 
+@pytest.mark.slow
 def test_tune_bench_show_and_report_end_to_end(command: Command, tmp_path: Path) -> None:
     results = tmp_path / "results"
     config = write_config(tmp_path, "problem = 'tiny'\ngraph = 'carbon-small'\ndirections = ['forward']\n")

@@ -221,6 +221,7 @@ def test_processes_end_when_nobody_reads_from_them() -> None:
     assert log[0] == "closed b"
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_a_run_that_is_stopped_leaves_no_process_that_compiles() -> None:
     with pytest.raises(KeyboardInterrupt), CompileAhead("cpu", 2) as ahead:

@@ -121,6 +121,7 @@ def derivatives(function: Callable, inputs: list[Tensor]) -> list[Tensor]:
     return [value.detach(), *(one.detach() for one in first), *second]
 
 
+@pytest.mark.covering(1)
 @every
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_derivatives_taken_under_autocast_are_the_same(make: Callable, dtype: torch.dtype) -> None:

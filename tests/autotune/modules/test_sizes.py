@@ -242,6 +242,7 @@ assert "autotune" not in sys.modules
 """
 
 
+@pytest.mark.slow
 def test_an_exported_program_chooses_in_a_process_without_autotune(tmp_path: Path) -> None:
     conv, edges, nodes = small_conv(), torch.export.Dim("edges", min=2), torch.export.Dim("nodes", min=2)
     cases = []

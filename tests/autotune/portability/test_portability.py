@@ -33,6 +33,7 @@ def entries_on(arch: str) -> tuple[PortableKernel, ...]:
     return tuple(kernels_of_entries(representative(arch)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arch", ["sm_80", "sm_86", "sm_100"])
 def test_a_sample_of_what_is_shipped_compiles_within_the_cards_limits(arch: str) -> None:
     """Every kind of kernel on the three kinds of limits; another capability differs in the compiler's target alone."""
@@ -53,6 +54,7 @@ FOR_HOPPER = [
 ]
 
 
+@pytest.mark.slow
 def test_every_entry_is_served_where_shared_memory_is_smallest() -> None:
     """Not by a default: what exceeds the limits has a legal form, and only that is changed.
 
@@ -96,6 +98,7 @@ def test_the_form_for_less_shared_memory_keeps_what_a_team_does() -> None:
     assert "with block_size=64 for this device's limits" in found.reason
 
 
+@pytest.mark.slow
 def test_a_limit_of_registers_is_left_to_blackwells_compiler() -> None:
     """Which takes more of them for the same text: 2,828 bytes would spill, and 36 did on an H200."""
     kernel = (load_problems()["mace-mp-first"], "conv", "double_backward", "float32", "mul_ir")
@@ -108,6 +111,7 @@ def test_a_limit_of_registers_is_left_to_blackwells_compiler() -> None:
     assert examine(served, representative("sm_100")).spill_bytes == 0
 
 
+@pytest.mark.slow
 def test_a_kernel_beyond_the_limits_is_found() -> None:
     facts = representative("sm_100")
     staged = next(k for k in entries_on("sm_100") if k.plan.shared_bytes > 60_000 and len(k.source.text) < 40_000)
@@ -119,6 +123,7 @@ def test_a_kernel_beyond_the_limits_is_found() -> None:
     assert "does not compile" in examine(dataclasses.replace(staged, source=broken), facts).fault
 
 
+@pytest.mark.slow
 def test_a_sample_takes_a_kernel_of_each_kind_before_a_second_one() -> None:
     kernels = distinct(entries_on("sm_86"))
     kinds = {tuple(kernel.name.split()[1:4]) for kernel in kernels}
@@ -127,6 +132,7 @@ def test_a_sample_takes_a_kernel_of_each_kind_before_a_second_one() -> None:
     assert any(kernel.is_changed for kernel in few)
 
 
+@pytest.mark.slow
 def test_no_kernel_is_begun_after_the_limit(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -126,6 +126,7 @@ def test_drawn_problems_teach_the_model_and_join_the_pool(small: Path) -> None:
     }
 
 
+@pytest.mark.slow
 def test_the_command_holds_each_problem_out(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as left:
         main(["replay", "--defaults", str(small / "trials" / ARCHIVE.name), "--results", str(small)])
@@ -142,6 +143,7 @@ def test_the_command_holds_each_problem_out(small: Path, capsys: pytest.CaptureF
     assert set(made.winners) == {"conv forward"} and made.trees.features.shape[1] == Settings().depth
 
 
+@pytest.mark.slow
 def test_a_compared_choice_counts_with_its_ratio_in_the_next_replay(
     small: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

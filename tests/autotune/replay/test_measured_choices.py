@@ -281,6 +281,7 @@ def test_a_graph_of_another_class_is_skipped(folder: Path, h200: DeviceFacts) ->
     assert any("graph 'aspirin' has class conv-e8-d4 here" in text for text in said)
 
 
+@pytest.mark.slow
 def test_the_real_comparison_gives_times_of_every_direction(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On the CPU, with its schedules in the place of the GPU's."""
     choices = read_choices(folder / "trials" / ARCHIVE.name, folder)

@@ -122,6 +122,7 @@ def test_default_order_is_counted_exactly(recorded: Record) -> None:
     assert run(recorded, "default", 0, 7, ahead=4) == best[:7]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampler", ["tpe", "climb", "random", "gp"])
 def test_samplers_walk_the_record_to_its_end(recorded: Record, sampler: str) -> None:
     most = 14 if sampler == "gp" else 1000

@@ -260,6 +260,7 @@ def test_a_column_counts_the_order_of_a_new_graph_where_it_was_measured() -> Non
     assert "New graph" not in plain(summary([SuiteRow(row)])) and "Normal mode" not in shown
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", BENCHES, ids=lambda path: path.stem)
 def test_the_command_of_a_stored_row_measures_that_row(path: Path, tmp_path: Path) -> None:
     record = json.loads(path.read_text())

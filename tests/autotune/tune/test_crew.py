@@ -48,6 +48,7 @@ def pairs() -> Iterator[WorkerPairs]:
         yield pairs
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(2 * LIMIT_S)
 def test_workloads_of_a_problem_share_two_processes(pairs: WorkerPairs) -> None:
     """Across dtypes and operations, at rest in between."""
@@ -85,6 +86,7 @@ def test_nothing_is_started_that_nobody_needs(pairs: WorkerPairs) -> None:
     assert pairs.of(OTHER) is following, "what was launched ahead is what serves"
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(2 * LIMIT_S)
 def test_what_was_launched_ahead_serves_the_next_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In a whole run: publishing a problem does not end the processes that are starting for the next one."""

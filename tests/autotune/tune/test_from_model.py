@@ -200,6 +200,7 @@ def test_a_model_without_our_kernels_is_an_error() -> None:
         tune_model("my.model", torch.ones(2, 3))  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_a_model_is_tuned_once(shipped: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, given, results = SmallNet(), batch(), tmp_path / "own"
     first = tune_model(model, given, budget="20s", trials=1, sampler="random", results=results, graph="box")

@@ -44,6 +44,7 @@ def plan_of(problem: TensorProductProblem, facts: DeviceFacts = FACTS, hidden: i
     return radial_plan(spec)
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("layout", ["ir_mul", "mul_ir"])
 @pytest.mark.parametrize("coupled", [1, 2, 4])
 @pytest.mark.parametrize("name", CASES)

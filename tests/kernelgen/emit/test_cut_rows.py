@@ -108,6 +108,7 @@ def error_of(
     return relative_error(rows, expected(case, "forward")["g"])
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize(("order", "is_sorted"), [("given", True), ("given", False), ("none", False)])
 @pytest.mark.parametrize("graph", GRAPHS)
 @pytest.mark.parametrize(("form", "held"), [*((form, 0) for form in FORMS), ("waves", 1), ("waves", 7), ("reload", 3)])

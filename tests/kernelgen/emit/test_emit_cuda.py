@@ -182,6 +182,7 @@ def test_lanes_compute_what_e3nn_computes(form, shared, direction, monkeypatch) 
 WRITES_ROWS = [form for form in FORMS if form not in ("single-unit", "basis", "ahead-along", "ring-by-sender")]
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("layout", ["mul_ir", "ir_mul"])
 @pytest.mark.parametrize("direction", ["forward", "backward", "double_backward"])
 @pytest.mark.parametrize("form", WRITES_ROWS)

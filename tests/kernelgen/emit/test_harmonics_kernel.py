@@ -142,6 +142,7 @@ def test_a_host_kernel_writes_every_row_and_no_other(rows: int, direction: Harmo
         assert_filled(buffers, direction, problem)
 
 
+@pytest.mark.covering(2)
 @EACH_DIRECTION
 @pytest.mark.parametrize(
     "problem", [PROBLEMS[0], PROBLEMS[1], PROBLEMS[3], PROBLEMS[4]], ids=lambda problem: problem.key
@@ -182,6 +183,7 @@ def test_a_constant_lane_by_lane() -> None:
             assert buffers[f"out_{slot}"][-1].isnan().all()
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("staging", HarmonicsCudaSchedule.choices["staging"])
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
 @pytest.mark.parametrize("l_max", [3, 6])

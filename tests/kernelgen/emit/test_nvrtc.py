@@ -32,6 +32,7 @@ CASES = [
 CASES += [("tiny", direction, arch) for direction in DIRECTIONS for arch in ("sm_80", "sm_100")]
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize(("name", "direction", "arch"), CASES)
 def test_default_schedule_compiles(name: str, direction: str, arch: str) -> None:
     facts = cuda_facts(arch)

@@ -89,6 +89,7 @@ def problems(draw: st.DrawFn) -> TensorProductProblem:
     return TensorProductProblem.from_instructions(*irreps, instructions, shared_weights=draw(st.booleans()))
 
 
+@pytest.mark.slow
 @settings(max_examples=8, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(problem=problems(), layout=st.sampled_from(["mul_ir", "ir_mul"]))
 def test_drawn_products(problem: TensorProductProblem, layout: str) -> None:

@@ -55,6 +55,7 @@ def plan_of(problem: TensorProductProblem, facts: DeviceFacts = FACTS, hidden: i
     return radial_plan(spec)
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("layout", ["ir_mul", "mul_ir"])
 @pytest.mark.parametrize("paths_at_once", [1, 3, 5])
 @pytest.mark.parametrize("name", CASES)

@@ -52,6 +52,7 @@ def assert_right(given: RadialCase, schedule: RadialSchedule, *how: Any, toleran
     assert relative_error(found, given.expected()["out"]) < tolerance
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("layout", ["ir_mul", "mul_ir"])
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("name", PROBLEMS)
@@ -63,6 +64,7 @@ def test_against_e3nn(name: str, form: str, layout: str) -> None:
         assert_right(given, schedule_of(groups, **FORMS[form]), "ieee", layout)
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("graph", GRAPHS)
 @pytest.mark.parametrize("form", ["two-tiles", "ahead"])
 @pytest.mark.parametrize("name", ["small", "wide"])

@@ -33,6 +33,7 @@ def plan_of(problem: TensorProductProblem, schedule: RadialSchedule, hidden: int
     return radial_plan(RadialSpec(problem, hidden, forward(), schedule, "ieee", "ir_mul", "int64", FACTS))
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("layout", ["ir_mul", "mul_ir"])
 @pytest.mark.parametrize("graph", GRAPHS)
 @pytest.mark.parametrize("form", FORMS)
@@ -68,6 +69,7 @@ def test_only_the_rows_are_shared_that_the_end_of_a_share_cuts(graph: str) -> No
         assert cut.sum(1).max() >= 2, "no row is in three shares"
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("graph", ["hubs", "one-node", "whole-shares", "many"])
 @pytest.mark.parametrize("form", ["parts", "groups"])
 @pytest.mark.parametrize("more", [0, 1, 3])

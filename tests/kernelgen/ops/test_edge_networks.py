@@ -233,6 +233,7 @@ def test_what_goes_layer_by_layer(device: str, launches: list[str], monkeypatch:
     assert networks.fits(8, [64] * 3) and not networks.fits(8, [])
 
 
+@pytest.mark.slow
 def test_kernels_compile_without_spills() -> None:
     try:
         nvrtc_version()

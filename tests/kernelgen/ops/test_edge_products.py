@@ -178,6 +178,7 @@ def test_what_torch_multiplies(device: str, launches: list[str], monkeypatch: py
     assert not is_ours(drawn(40, 16), drawn(16, 36)) and is_ours(drawn(41, 16), drawn(16, 36))
 
 
+@pytest.mark.slow
 def test_kernels_compile_without_large_spills() -> None:
     try:
         nvrtc_version()

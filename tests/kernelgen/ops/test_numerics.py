@@ -21,11 +21,11 @@ SUITE = load_problems()
 CASES = [(name, "conv") for name in SUITE] + [(name, "plain") for name in ("mace-mp-medium", "sevennet-0")]
 # Backward kernels with fewer outputs, left out where the many paths of a problem take the compiler long.
 PARTS = {"source_backward", "edge_backward"}
-MANY_PATHS, VERY_MANY_PATHS = 20, 30
+MANY_PATHS = 20
 
 
 def slow_if_large(name: str, operation: str) -> object:
-    marks = [pytest.mark.slow] if len(SUITE[name].instructions) > VERY_MANY_PATHS else []
+    marks = [pytest.mark.slow] if len(SUITE[name].instructions) > MANY_PATHS else []
     return pytest.param(name, operation, marks=marks)
 
 
@@ -38,7 +38,7 @@ def test_suite_problems(name: str, operation: str) -> None:
 
 
 def test_single_precision() -> None:
-    problem = SUITE["mace-mp-large"]
+    problem = SUITE["mace-mp-medium"]
     assert_matches_e3nn(build(problem), make_case(problem, "conv", edges=60), DIRECTIONS, 1e-5)
 
 
@@ -69,6 +69,7 @@ COMBINATIONS = [
 ]
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize(("schedule", "operation", "layout", "shared"), COMBINATIONS)
 def test_every_schedule_form(schedule: str, operation: str, layout: str, shared: bool) -> None:
     problem = dataclasses.replace(SMALL, shared_weights=shared)
@@ -83,6 +84,7 @@ def test_multiplicities(mul: int) -> None:
     assert_matches_e3nn(operator, make_case(problem, "conv"), DIRECTIONS, 1e-10)
 
 
+@pytest.mark.slow
 def test_high_degrees() -> None:
     problem = TensorProductProblem.channelwise("2x6e+3x5o", "4e+6e", "2e+6e+5o+6o")
     operator = build(problem, dtype=torch.float64)
@@ -131,6 +133,7 @@ def problems(draw: st.DrawFn) -> TensorProductProblem:
     )
 
 
+@pytest.mark.slow
 @settings(max_examples=6, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(problem=problems(), operation=st.sampled_from(["conv", "plain"]), layout=st.sampled_from(["mul_ir", "ir_mul"]))
 def test_drawn_irreps(problem: TensorProductProblem, operation: str, layout: str) -> None:

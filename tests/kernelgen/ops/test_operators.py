@@ -198,6 +198,7 @@ def test_opcheck(operation: str) -> None:
     torch.library.opcheck(ops.tp_double_backward, (*constants, None, ty, None, *graph, "xg", op.text))
 
 
+@pytest.mark.slow
 def test_compiles_as_one_graph_with_both_derivatives() -> None:
     given, op = case(), operator()
 

@@ -78,10 +78,12 @@ def assert_agrees(found: list, calls: Sequence[packed_calls.Given]) -> None:
     assert not errors
 
 
+@pytest.mark.slow
 def test_a_call_of_each_kind_agrees_with_python(library: Path, pack: Path, tmp_path: Path) -> None:
     assert_agrees(run(library, pack, FEW, tmp_path), FEW)
 
 
+@pytest.mark.slow
 def test_a_compiler_may_link_a_cpp_library_of_its_own(
     pack: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

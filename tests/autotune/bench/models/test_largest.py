@@ -94,6 +94,7 @@ def test_what_ends_it_is_told_as_it_is(here: type[Here], tmp_path: Path) -> None
     assert "nothing of the model was replaced" in cells["equitune-streamed"]["error"]
 
 
+@pytest.mark.slow
 def test_processes_of_their_own_and_their_limit_of_time(tmp_path: Path) -> None:
     said: list[str] = []
     cells = measure(tmp_path, "dies", "slow", "stock", limit_s=8.0, most_atoms=256, say=said.append)
