@@ -360,10 +360,15 @@ class Tree:
 
 
 class _Watcher:
-    """Writes the first failure down as soon as it is known."""
+    """Leaves slow tests out that are not ``named``; writes the first failure down as soon as it is known."""
 
-    def __init__(self, answer: Path) -> None:
-        self.answer, self.known = answer, False
+    def __init__(self, answer: Path, named: Sequence[str]) -> None:
+        self.answer, self.named, self.known = answer, tuple(name for name in named if "::" in name), False
+
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        items[:] = [
+            item for item in items if item.nodeid.startswith(self.named) or item.get_closest_marker("slow") is None
+        ]
 
     def _note(self, state: str, report: Any) -> None:
         if not self.known:
@@ -400,8 +405,8 @@ def _in_child(tree: Tree, setting: Setting, job: Sequence[str], answer: Path) ->
             answer.write_text(json.dumps({"state": "texts", "hashes": golden.hashes()}))
             code = 0
         else:
-            chosen = ("-x", "-q", "-p", "no:cacheprovider", "-m", "not slow and not gpu", *job)
-            code = int(pytest.main(list(chosen), plugins=[_Watcher(answer)]))
+            chosen = ("-x", "-q", "-p", "no:cacheprovider", "-m", "not gpu", *job)
+            code = int(pytest.main(list(chosen), plugins=[_Watcher(answer, job)]))
     finally:
         sys.stdout.flush()
         sys.stderr.flush()

@@ -68,9 +68,7 @@ def shipped_with_table(shipped: Path) -> Path:
 
 @pytest.mark.parametrize("name", problems())
 def test_predicted_schedules_are_legal(name: str) -> None:
-    forms = itertools.cycle(
-        [("ir_mul", "float32"), ("mul_ir", "float64"), ("mul_ir", "float32"), ("ir_mul", "float64")]
-    )
+    forms = itertools.cycle(itertools.product(("ir_mul", "mul_ir"), ("float32", "float64")))
     for (direction, text), (layout, dtype) in zip(itertools.product(DIRECTIONS, CLASSES), forms, strict=False):
         graph_class = GraphClass.parse(text)
         operation = graph_class.operation
