@@ -59,9 +59,14 @@ def no_user_database(tmp_path_factory: pytest.TempPathFactory) -> None:
 @pytest.fixture(autouse=True)
 def host_kernels_compile_quickly(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """In half the time. Tests marked ``slow``, worker processes and commands have the flags that users have."""
-    if request.node.get_closest_marker("slow") is None:
+    if request.node.get_closest_marker("slow") is None and "users_flags" not in request.fixturenames:
         quick = tuple("-O1" if flag == "-O3" else flag for flag in HOST_FLAGS)
         monkeypatch.setattr("kernelgen.compile.host.HOST_FLAGS", quick)
+
+
+@pytest.fixture
+def users_flags() -> None:
+    """For a test that compares with what another process compiled."""
 
 
 @pytest.fixture(autouse=True)

@@ -82,12 +82,14 @@ def test_wheel_carries_every_module_and_all_data(wheel: Path) -> None:
     assert {*sources, *configs, *DATA, "kernelgen/_packs/index.json"} - carried == set()
 
 
+@pytest.mark.slow
 def test_wheel_carries_nothing_else(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     assert {name.split("/")[0].split("-")[0] for name in names} == {"kernelgen", "autotune", "equitune"}
     assert not [name for name in names if "corrupt" in name or "trials/" in name or "tests/" in name]
 
 
+@pytest.mark.slow
 def test_wheel_declares_command_extras_and_licence(wheel: Path) -> None:
     archive = zipfile.ZipFile(wheel)
     (info,) = {name.split("/")[0] for name in archive.namelist() if ".dist-info/" in name}
@@ -99,6 +101,7 @@ def test_wheel_declares_command_extras_and_licence(wheel: Path) -> None:
     assert f"{info}/licenses/LICENSE" in archive.namelist()
 
 
+@pytest.mark.slow
 def test_installed_package_finds_its_configs_and_database(installed: Path, tmp_path: Path) -> None:
     code = (
         "from autotune import paths\n"
@@ -112,6 +115,7 @@ def test_installed_package_finds_its_configs_and_database(installed: Path, tmp_p
     assert label == "mace-mp-medium"
 
 
+@pytest.mark.slow
 def test_the_first_calls_need_no_compiler_and_no_cache(installed: Path, tmp_path: Path) -> None:
     nowhere = str(tmp_path / "none")
     environment = {"PATH": nowhere, "HOME": nowhere, "EQUITUNE_CACHE": nowhere, "PYTHONPATH": str(installed)}
@@ -120,6 +124,7 @@ def test_the_first_calls_need_no_compiler_and_no_cache(installed: Path, tmp_path
     assert "nothing was compiled" in said and not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not ARCHS, reason="NVRTC is not installed")
 def test_kernels_for_gpus_need_no_compiler_either(installed: Path, tmp_path: Path) -> None:
     code = (
@@ -146,6 +151,7 @@ def test_kernels_for_gpus_need_no_compiler_either(installed: Path, tmp_path: Pat
     assert found == [elf, elf, "b'//\\n/'", elf, elf] and not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_installed_command_answers(installed: Path, tmp_path: Path) -> None:
     from kernelgen.version import __version__
 

@@ -197,7 +197,7 @@ def test_a_deterministic_row_names_the_kernel_that_owns_senders(tmp_path: Path) 
 
 
 @pytest.mark.timeout(600)
-def test_kernels_compiled_ahead_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_compiled_ahead_are_found(users_flags: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Other processes compile; this one then needs no compiler, deterministic kernels and their parts included."""
     monkeypatch.setenv("EQUITUNE_CACHE", str(tmp_path))
     workload = load_config(config(tmp_path), "cpu").workloads[0]

@@ -21,7 +21,7 @@ from autotune.errors import DatabaseError
 from kernelgen.schedule.knobs import Knobs
 from kernelgen.schedule.tensor_product import CudaSchedule
 
-NUMBER = int(os.environ.get("EQUITUNE_FUZZ", "150"))
+NUMBER = int(os.environ.get("EQUITUNE_FUZZ", "75"))
 FUZZ = settings(max_examples=NUMBER, deadline=None, suppress_health_check=list(HealthCheck))
 HOSTILE = (
     "../../etc/passwd",

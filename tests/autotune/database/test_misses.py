@@ -116,6 +116,7 @@ def test_what_has_been_tuned_is_no_miss_and_is_removed(notes: misses._Notes, shi
     assert read_misses(FACTS) == [request(direction="backward")], "exact entries answered the model"
 
 
+@pytest.mark.slow
 def test_the_file_is_bounded_and_keeps_the_newest(notes: misses._Notes) -> None:
     classes = [request(num_edges=2**e, num_nodes=2**n) for e in range(40) for n in range(0, e, 3)]
     assert len({one.identity for one in classes}) > 200

@@ -288,9 +288,10 @@ def train(model: torch.nn.Module, position: Tensor, feature: Tensor) -> list[flo
     return losses
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("dtype", "tolerance"),
-    [pytest.param(torch.float32, 1e-5, marks=pytest.mark.slow), (torch.float64, 1e-10)],
+    [(torch.float32, 1e-5), (torch.float64, 1e-10)],
     ids=str,
 )
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])

@@ -272,6 +272,7 @@ threads = [0]
 """
 
 
+@pytest.mark.slow
 def test_record_and_replay_on_the_cpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Recorded by the command, not measured twice, replayed by the command."""
     config = tmp_path / "small.toml"

@@ -111,6 +111,7 @@ def test_what_was_launched_ahead_serves_the_next_problem(tmp_path: Path, monkeyp
     assert started == [PROBLEM.key, OTHER.key]
 
 
+@pytest.mark.slow
 @dataclasses.dataclass(frozen=True)
 class Builds(IdleProcess):
     """A process that tells how often e3nn's product was built in it, for its jobs and before."""

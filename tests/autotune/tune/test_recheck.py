@@ -100,6 +100,7 @@ def test_an_entry_that_failed_is_not_loaded(tmp_path: Path, monkeypatch: pytest.
     assert find_schedule(*kernel).origin == "exact", "slower than noted is no reason for another kernel"
 
 
+@pytest.mark.slow
 def test_on_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A real process checks one sound entry, and one whose schedule is not legal for its problem."""
     illegal = on_molecule(direction="backward").to_dict()

@@ -53,7 +53,7 @@ def test_the_default_config_picks_its_graph_by_backend() -> None:
     workload = load_config("mace-mp-medium", "cpu").workloads[0]
     assert (workload.operation, workload.dtype, workload.layout) == ("conv", "float32", "mul_ir")
     assert workload.directions == ("forward", "backward", "double_backward")
-    assert load_config("mace-mp-medium", "cpu").budget_s == 360.0
+    assert load_config("mace-mp-medium", "cpu").budget_s == 240.0
 
 
 def test_the_published_config_tunes_every_problem_where_graphs_differ_most() -> None:

@@ -176,6 +176,7 @@ def test_which_paths_are_coupled() -> None:
         radial_plan(spec)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arch", ["sm_80", "sm_86", "sm_90"])
 def test_defaults_spill_little(arch: str) -> None:
     facts = cuda_facts(arch)

@@ -42,7 +42,9 @@ PROBLEMS = [
     HarmonicsProblem((0,), "integral", True),
     HarmonicsProblem(tuple(range(13)), "component", True),
 ]
-EACH_PROBLEM = pytest.mark.parametrize("problem", PROBLEMS, ids=lambda problem: problem.key)
+EACH_PROBLEM = pytest.mark.parametrize(
+    "problem", [*PROBLEMS[:-1], pytest.param(PROBLEMS[-1], marks=pytest.mark.slow)], ids=lambda problem: problem.key
+)
 L3 = PROBLEMS[0]
 
 
@@ -86,7 +88,7 @@ def test_values_and_both_derivatives_are_e3nns(problem: HarmonicsProblem) -> Non
     assert_is_e3nns(build_harmonics(problem, dtype=torch.float64))
 
 
-@pytest.mark.parametrize("problem", [PROBLEMS[0], PROBLEMS[1], PROBLEMS[-1]], ids=lambda problem: problem.key)
+@pytest.mark.parametrize("problem", PROBLEMS[:2], ids=lambda problem: problem.key)
 def test_single_precision(problem: HarmonicsProblem) -> None:
     assert_is_e3nns(build_harmonics(problem, dtype=torch.float32))
 

@@ -131,6 +131,7 @@ def test_no_edges_are_no_blocks() -> None:
         assert geometry(radial_plan(spec), 0, 6, 6)[0] == 0 < geometry(radial_plan(spec), 1, 6, 6)[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "arch", "accuracy"),
     [

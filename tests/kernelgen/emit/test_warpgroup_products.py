@@ -254,6 +254,7 @@ def test_its_code_is_for_one_architecture() -> None:
     assert emit(plan_of(SMALL)).arch_suffix == "a" and emit(plan_of(SMALL, products="mma")).arch_suffix == ""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "accuracy", "knobs", "most"),
     [

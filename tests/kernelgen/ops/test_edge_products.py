@@ -212,6 +212,7 @@ def gradients(product: str, most: int, dtype: torch.dtype, device: str = "cpu") 
     return [tensor.detach().cpu() for tensor in (out, *forces, *torch.autograd.grad(loss, inputs))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("most", [EDGES, 30])
 def test_all_derivatives_of_the_convolution(most: int, device: str, launches: list[str]) -> None:
     wanted = gradients("float32", EDGES, torch.float64)

@@ -94,6 +94,7 @@ def test_on_a_gpu(deterministic: bool) -> None:
         assert_is_whole(most, False, device="cuda", deterministic=deterministic)
 
 
+@pytest.mark.slow
 def test_by_finite_differences() -> None:
     sender, receiver = graph(False, 11)
     operator = build(PROBLEM, operation="conv", dtype=torch.float64)

@@ -119,6 +119,7 @@ def test_every_call_on_a_gpu_agrees_with_python(library: Path, tmp_path: Path) -
     assert_agrees(run(library, packs, calls, tmp_path), calls)
 
 
+@pytest.mark.slow
 def test_what_a_pack_lacks_and_what_does_not_fit_is_said(library: Path, pack: Path, tmp_path: Path) -> None:
     op, (x, y, w, sender, *rest) = CALLS[0]
     outside = sender.clone()

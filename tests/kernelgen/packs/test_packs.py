@@ -84,7 +84,7 @@ def test_what_a_pack_holds(pack: Path) -> None:
     assert entry["text"] == OPERATOR.text and set(entry["calls"]) == {"tp_forward", "tp_backward y"}
 
 
-def test_writing_twice_gives_the_same_file(pack: Path, tmp_path: Path) -> None:
+def test_writing_twice_gives_the_same_file(users_flags: None, pack: Path, tmp_path: Path) -> None:
     assert write_calls(CALLS, tmp_path / "again.pack").path.read_bytes() == pack.read_bytes()
 
 

@@ -23,7 +23,7 @@ from kernelgen.runtime import known_graphs
 from kernelgen.runtime.graph import edge_order
 from kernelgen.schedule.tensor_product import CudaSchedule
 
-NODES, EDGES, SEQUENCES = 5, 12, 500
+NODES, EDGES, SEQUENCES = 5, 12, 150
 # "counted": tensors of the CPU, recognised as those of a GPU are.
 DEVICES = ["cpu", "counted", pytest.param("cuda", marks=pytest.mark.gpu)]
 FORMS = ("default", "atomics", "unfused", "deterministic", "order", "vectors", "compiled")

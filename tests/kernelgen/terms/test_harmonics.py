@@ -106,7 +106,12 @@ CASES = [
     *(HarmonicsProblem((12, 7, 4, 9), "norm", normalize) for normalize in (True, False)),
     *(HarmonicsProblem((2, 0, 3, 2, 1, 1), "component", normalize) for normalize in (True, False)),
 ]
-EVERY_CASE = pytest.mark.parametrize("problem", CASES, ids=lambda problem: problem.key)
+# The compiler takes code of high degrees long.
+EVERY_CASE = pytest.mark.parametrize(
+    "problem",
+    [pytest.param(case, marks=pytest.mark.slow if max(case.degrees) > 7 else ()) for case in CASES],
+    ids=lambda problem: problem.key,
+)
 
 
 @EVERY_CASE
