@@ -17,6 +17,7 @@ from model_cases import (
     CUTOFF,
     PROTEIN,
     TOLERANCE,
+    Case,
     Results,
     gradients,
     imidazole,
@@ -31,6 +32,7 @@ warnings.filterwarnings("ignore", "The TorchScript type system doesn't support i
 
 # What tests of MACE take from here.
 __all__ = [
+    "CASE",
     "PROTEIN",
     "REPLACED",
     "TOLERANCE",
@@ -126,3 +128,21 @@ def results(model: Any, batch: dict[str, torch.Tensor], *, training: bool = True
 
 # A gradient of these models may be zero.
 assert_same = functools.partial(model_cases.assert_same, zeros=True)
+
+
+class MaceCase(Case):
+    """The same models in the form that all packages share."""
+
+    def build(self, atoms: Atoms, dtype: torch.dtype = torch.float64, **more: Any) -> torch.nn.Module:
+        return model_of(numbers_in(atoms), dtype=dtype, **more)
+
+    def batch(self, model: Any, *structures: Atoms) -> dict[str, Any]:
+        batch = batch_of(model, *structures)
+        return {name: value for name, value in batch.items() if isinstance(value, torch.Tensor)}
+
+    def predict(self, model: Any, batch: dict[str, Any], **options: Any) -> Results:
+        out = model(dict(batch), **({"compute_stress": True} | options))
+        return {name: value for name, value in out.items() if value is not None}
+
+
+CASE = MaceCase()

@@ -1,11 +1,13 @@
 """What the tests of Equitune inside a package's models share: structures, and comparisons with the stock model.
 
-A ``Case`` says how a package builds and runs a model.
+A ``Case`` says how a package builds and runs a model; ``case_of`` gives a package's.
 """
 
 from __future__ import annotations
 
 import copy
+import importlib
+import importlib.util
 from abc import ABC, abstractmethod
 from typing import Any
 
@@ -78,13 +80,40 @@ class Case(ABC):
 
     @abstractmethod
     def predict(self, model: Any, batch: dict[str, Any]) -> Results:
-        """``energy``, ``forces`` and ``stress``, differentiable."""
+        """``energy``, ``forces`` and ``stress``, differentiable; of MACE all that it gives."""
 
     def results(self, model: Any, batch: dict[str, Any]) -> Results:
         """Those, and the gradient of a loss on all three by every parameter."""
         found = self.predict(model, batch)
         found |= gradients(loss_of(found), model)
         return {name: value.detach() for name, value in found.items()}
+
+
+# By package the module that is there where it is installed. Where it is not, what imports it cannot be imported.
+MODULES = {"mace": "mace", "nequip": "nequip", "allegro": "allegro", "sevennet": "sevenn"}
+# Options of models that are as small as a test of their parts allows.
+SMALL: dict[str, dict[str, Any]] = {
+    "mace": {},
+    "nequip": {"num_layers": 2},
+    "allegro": {},
+    "sevennet": {"num_convolution_layer": 2, "irreps_manual": ["8x0e", "8x0e+4x1e", "8x0e"], "lmax": 1},
+}
+
+
+def case_of(package: str) -> Case:
+    """The case of ``mace_cases`` and its like."""
+    return importlib.import_module(f"{package}_cases").CASE
+
+
+def small_model(package: str, dtype: torch.dtype = torch.float64) -> torch.nn.Module:
+    """For the elements of :func:`imidazole`."""
+    return case_of(package).build(imidazole(), dtype, **SMALL[package])
+
+
+def needs(package: str) -> pytest.MarkDecorator:
+    """The mark of a test's parameter: skipped where the package is not installed."""
+    is_missing = importlib.util.find_spec(MODULES[package]) is None
+    return pytest.mark.skipif(is_missing, reason=f"{package} is not installed")
 
 
 def loss_of(found: Results) -> torch.Tensor:

@@ -160,6 +160,9 @@ _PAIRS = (
     _EMIT + "test_pairs.py::test_shared_weights_lane_by_lane[2-1]",
 )
 _SPACE = ("tests/autotune/search/test_space.py",)
+# Of captured models: skipped where their package is not installed.
+_CAPTURED = "tests/models/test_captured.py"
+_CAPTURED_MACE = (_CAPTURED, "tests/models/test_mace_captured.py")
 # The tests that answer for a file, by the beginning of its path: the longest counts.
 TESTS: dict[str, tuple[str, ...]] = {
     "kernelgen/terms": (*_HOST, *_CUDA),
@@ -246,12 +249,12 @@ TESTS: dict[str, tuple[str, ...]] = {
     "autotune/tune/publish.py": ("tests/autotune/tune/test_publish.py",),
     "autotune/compare/sampling.py": ("tests/autotune/compare/test_sampling.py",),
     "autotune/captured": ("tests/autotune/captured",),
-    "autotune/captured/packages/sevennet.py": ("tests/models/test_sevennet_captured.py",),
-    "autotune/captured/packages/nequip.py": ("tests/models/test_nequip_captured.py",),
-    "autotune/captured/packages/mace.py": ("tests/models/test_mace_captured.py",),
-    "autotune/captured/capture.py": ("tests/models/test_mace_captured.py",),
-    "autotune/captured/model_state.py": ("tests/models/test_mace_captured.py",),
-    "autotune/captured/package.py": ("tests/models/test_mace_captured.py",),
+    "autotune/captured/packages/sevennet.py": (_CAPTURED, "tests/models/test_sevennet_captured.py"),
+    "autotune/captured/packages/nequip.py": (_CAPTURED, "tests/models/test_nequip_captured.py"),
+    "autotune/captured/packages/mace.py": _CAPTURED_MACE,
+    "autotune/captured/capture.py": _CAPTURED_MACE,
+    "autotune/captured/model_state.py": _CAPTURED_MACE,
+    "autotune/captured/package.py": _CAPTURED_MACE,
     "kernelgen/runtime": (
         _RUNTIME + "test_graph.py",
         _RUNTIME + "test_index_checks.py",

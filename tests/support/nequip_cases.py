@@ -43,7 +43,7 @@ class NequIPCase(Case):
         )
 
     def batch(self, model: Any, *structures: Atoms) -> dict[str, Any]:
-        steps = (ChemicalSpeciesToAtomTypeMapper(symbols_in(structures[0])), NeighborListTransform(r_max=CUTOFF))
+        steps = (ChemicalSpeciesToAtomTypeMapper(model.type_names), NeighborListTransform(r_max=CUTOFF))
         with default_dtype(torch.float64):
             frames = [from_ase(atoms) for atoms in structures]
             for step in steps:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import importlib
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -12,7 +11,7 @@ from typing import Any
 
 import torch
 from ase import Atoms
-from model_cases import imidazole, symbols_in
+from model_cases import case_of, imidazole, small_model
 from torch import Tensor
 
 from autotune import CapturedModel, accelerate, capture
@@ -26,24 +25,14 @@ Results = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class Package:
-    """How the models of a package are made, fed and called.
+    """What actions need to know of a package.
 
     module: of the package. read: the tensors of an input that a model may read.
     """
 
     module: str
     read: tuple[str, ...]
-    build: Callable[[], torch.nn.Module]
-    batch: Callable[[Any, list[Atoms]], dict[str, Tensor]]
     call: Callable[..., Results]
-
-
-def _mace() -> torch.nn.Module:
-    return importlib.import_module("mace_cases").model_of([1, 6, 7])
-
-
-def _mace_batch(model: Any, structures: list[Atoms]) -> dict[str, Tensor]:
-    return importlib.import_module("mace_cases").batch_of(model, *structures)
 
 
 def _call_mace(model: Any, given: dict[str, Tensor], energy_alone: bool = False, **options: Any) -> Results:
@@ -52,40 +41,10 @@ def _call_mace(model: Any, given: dict[str, Tensor], energy_alone: bool = False,
     return {name: out[name] for name in ("energy", "forces", "stress") if out.get(name) is not None}
 
 
-def _sevennet() -> torch.nn.Module:
-    key = importlib.import_module("sevenn._keys")
-    small = {key.NUM_CONVOLUTION: 2, key.IRREPS_MANUAL: ["8x0e", "8x0e+4x1e", "8x0e"], key.LMAX: 1}
-    return importlib.import_module("sevennet_cases").CASE.build(imidazole(), **small)
-
-
-def _sevennet_batch(model: Any, structures: list[Atoms]) -> dict[str, Tensor]:
-    return importlib.import_module("sevennet_cases").CASE.batch(model, *structures)
-
-
 def _call_sevennet(model: Any, given: dict[str, Tensor], **_: Any) -> Results:
     out = model(given)
     names = {"energy": "inferred_total_energy", "forces": "inferred_force", "stress": "inferred_stress"}
     return {name: out[theirs] for name, theirs in names.items()}
-
-
-def _nequip() -> torch.nn.Module:
-    return importlib.import_module("nequip_cases").CASE.build(imidazole(), num_layers=2)
-
-
-def _allegro() -> torch.nn.Module:
-    return importlib.import_module("allegro_cases").CASE.build(imidazole())
-
-
-def _nequip_batch(model: Any, structures: list[Atoms]) -> dict[str, Tensor]:
-    cases, data = importlib.import_module("nequip_cases"), importlib.import_module("nequip.data")
-    steps = (
-        cases.ChemicalSpeciesToAtomTypeMapper(symbols_in(imidazole())),
-        cases.NeighborListTransform(r_max=cases.CUTOFF),
-    )
-    frames = [data.from_ase(atoms) for atoms in structures]
-    for step in steps:
-        frames = [step(frame) for frame in frames]
-    return frames[0] if len(frames) == 1 else data.AtomicDataDict.batched_from_list(frames)
 
 
 def _call_nequip(model: Any, given: dict[str, Tensor], **_: Any) -> Results:
@@ -98,10 +57,10 @@ _MACE_READS = ("positions", "node_attrs", "batch", "edge_index", "shifts", "unit
 _SEVENNET_READS = ("x", "atomic_numbers", "batch", "edge_index", "edge_vec", "cell_volume", "num_atoms")
 _NEQUIP_READS = ("pos", "atom_types", "batch", "edge_index", "edge_cell_shift", "cell", "num_atoms")
 PACKAGES = {
-    "mace": Package("mace", _MACE_READS, _mace, _mace_batch, _call_mace),
-    "sevennet": Package("sevenn", _SEVENNET_READS, _sevennet, _sevennet_batch, _call_sevennet),
-    "nequip": Package("nequip", _NEQUIP_READS, _nequip, _nequip_batch, _call_nequip),
-    "allegro": Package("allegro", _NEQUIP_READS, _allegro, _nequip_batch, _call_nequip),
+    "mace": Package("mace", _MACE_READS, _call_mace),
+    "sevennet": Package("sevenn", _SEVENNET_READS, _call_sevennet),
+    "nequip": Package("nequip", _NEQUIP_READS, _call_nequip),
+    "allegro": Package("allegro", _NEQUIP_READS, _call_nequip),
 }
 
 
@@ -156,9 +115,8 @@ class Subject:
 @functools.cache
 def _prepared(name: str, device: str) -> tuple[dict[str, torch.nn.Module], list[dict[str, Tensor]]]:
     """By kind a package's models, and inputs."""
-    package = PACKAGES[name]
-    stock = package.build().eval().to(device)
-    batches = [_moved(package.batch(stock, atoms), device) for atoms in structures()]
+    stock = small_model(name).eval().to(device)
+    batches = [_moved(case_of(name).batch(stock, *atoms), device) for atoms in structures()]
     models = {kind: copy.deepcopy(stock) for kind in KINDS}
     for kind in KINDS[1:]:
         assert accelerate(models[kind]).replaced, "else nothing would be compared"
