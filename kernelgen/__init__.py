@@ -2,7 +2,7 @@
 
 Each sub-package is a step and imports only those before it:
 
-    problem -> terms -> schedule -> plan -> emit -> compile -> runtime -> ops -> packs
+    problem -> arithmetic -> kernels -> build -> runtime -> ops -> packs
 
 >>> from kernelgen import TensorProductProblem, build
 >>> problem = TensorProductProblem.channelwise("128x0e+128x1o", "0e+1o+2e", "0e+1o+2e")
@@ -19,10 +19,13 @@ import importlib
 import sys
 from typing import TYPE_CHECKING, Any
 
+from kernelgen.old_paths import MOVED, RENAMED, install
+
 if TYPE_CHECKING:
-    from kernelgen.compile.compiler import compile_many, compile_source
-    from kernelgen.compile.host import find_host_compiler
-    from kernelgen.compile.pack_file import load_pack
+    from kernelgen.arithmetic.directions import DIRECTIONS, Direction
+    from kernelgen.build.compiler import compile_many, compile_source
+    from kernelgen.build.host import find_host_compiler
+    from kernelgen.build.pack_file import load_pack
     from kernelgen.device import DeviceFacts, cuda_facts, device_facts
     from kernelgen.errors import (
         CacheError,
@@ -36,21 +39,20 @@ if TYPE_CHECKING:
         ToolMissingError,
         UnsupportedError,
     )
-    from kernelgen.ops.contraction.operator import ContractionOperator, build_contraction
-    from kernelgen.ops.edge_vectors import HarmonicProduct
+    from kernelgen.kernels.dispatch import make_plan
+    from kernelgen.kernels.product.defaults import default_schedule
+    from kernelgen.kernels.product.schedule import CudaSchedule, HostSchedule, Schedule, schedule_from_dict
+    from kernelgen.kernels.spec import Spec
     from kernelgen.ops.family import build_family
-    from kernelgen.ops.harmonics_operator import HarmonicsOperator, build_harmonics
-    from kernelgen.ops.operator import Operator, build
-    from kernelgen.plan.defaults import default_schedule
-    from kernelgen.plan.planner import make_plan
-    from kernelgen.problem.connection_modes import Instruction
-    from kernelgen.problem.spherical_harmonics import HarmonicsProblem
-    from kernelgen.problem.symmetric_contraction import ContractionProblem
-    from kernelgen.problem.tensor_product import TensorProductProblem
+    from kernelgen.ops.harmonics import HarmonicsOperator, build_harmonics
+    from kernelgen.ops.product import Operator, build
+    from kernelgen.ops.symmetric_contraction import ContractionOperator, build_contraction
+    from kernelgen.ops.vectors import HarmonicProduct
+    from kernelgen.problem.contraction import ContractionProblem
+    from kernelgen.problem.harmonics import HarmonicsProblem
+    from kernelgen.problem.irreps import Instruction
+    from kernelgen.problem.product import TensorProductProblem
     from kernelgen.runtime.graph import EdgeOrder, check_indices, edge_order
-    from kernelgen.schedule.kernel_spec import Spec
-    from kernelgen.schedule.tensor_product import CudaSchedule, HostSchedule, Schedule, schedule_from_dict
-    from kernelgen.terms.directions import DIRECTIONS, Direction
     from kernelgen.version import GENERATOR_VERSION, __version__
 
 __all__ = [
@@ -102,53 +104,53 @@ __all__ = [
 _HOMES = {
     "CacheError": "kernelgen.errors",
     "CompileError": "kernelgen.errors",
-    "ContractionOperator": "kernelgen.ops.contraction.operator",
-    "ContractionProblem": "kernelgen.problem.symmetric_contraction",
-    "CudaSchedule": "kernelgen.schedule.tensor_product",
-    "DIRECTIONS": "kernelgen.terms.directions",
+    "ContractionOperator": "kernelgen.ops.symmetric_contraction",
+    "ContractionProblem": "kernelgen.problem.contraction",
+    "CudaSchedule": "kernelgen.kernels.product.schedule",
+    "DIRECTIONS": "kernelgen.arithmetic.directions",
     "DeviceFacts": "kernelgen.device",
-    "Direction": "kernelgen.terms.directions",
+    "Direction": "kernelgen.arithmetic.directions",
     "EdgeOrder": "kernelgen.runtime.graph",
     "EquituneError": "kernelgen.errors",
     "GENERATOR_VERSION": "kernelgen.version",
-    "HarmonicProduct": "kernelgen.ops.edge_vectors",
-    "HarmonicsOperator": "kernelgen.ops.harmonics_operator",
-    "HarmonicsProblem": "kernelgen.problem.spherical_harmonics",
-    "HostSchedule": "kernelgen.schedule.tensor_product",
+    "HarmonicProduct": "kernelgen.ops.vectors",
+    "HarmonicsOperator": "kernelgen.ops.harmonics",
+    "HarmonicsProblem": "kernelgen.problem.harmonics",
+    "HostSchedule": "kernelgen.kernels.product.schedule",
     "InputError": "kernelgen.errors",
-    "Instruction": "kernelgen.problem.connection_modes",
+    "Instruction": "kernelgen.problem.irreps",
     "LaunchError": "kernelgen.errors",
-    "Operator": "kernelgen.ops.operator",
+    "Operator": "kernelgen.ops.product",
     "PackError": "kernelgen.errors",
     "ProblemError": "kernelgen.errors",
-    "Schedule": "kernelgen.schedule.tensor_product",
+    "Schedule": "kernelgen.kernels.product.schedule",
     "ScheduleError": "kernelgen.errors",
-    "Spec": "kernelgen.schedule.kernel_spec",
-    "TensorProductProblem": "kernelgen.problem.tensor_product",
+    "Spec": "kernelgen.kernels.spec",
+    "TensorProductProblem": "kernelgen.problem.product",
     "ToolMissingError": "kernelgen.errors",
     "UnsupportedError": "kernelgen.errors",
     "__version__": "kernelgen.version",
-    "build": "kernelgen.ops.operator",
-    "build_contraction": "kernelgen.ops.contraction.operator",
+    "build": "kernelgen.ops.product",
+    "build_contraction": "kernelgen.ops.symmetric_contraction",
     "build_family": "kernelgen.ops.family",
-    "build_harmonics": "kernelgen.ops.harmonics_operator",
+    "build_harmonics": "kernelgen.ops.harmonics",
     "check_indices": "kernelgen.runtime.graph",
-    "compile_many": "kernelgen.compile.compiler",
-    "compile_source": "kernelgen.compile.compiler",
+    "compile_many": "kernelgen.build.compiler",
+    "compile_source": "kernelgen.build.compiler",
     "cuda_facts": "kernelgen.device",
-    "default_schedule": "kernelgen.plan.defaults",
+    "default_schedule": "kernelgen.kernels.product.defaults",
     "device_facts": "kernelgen.device",
     "edge_order": "kernelgen.runtime.graph",
-    "find_host_compiler": "kernelgen.compile.host",
-    "load_pack": "kernelgen.compile.pack_file",
-    "make_plan": "kernelgen.plan.planner",
-    "schedule_from_dict": "kernelgen.schedule.tensor_product",
+    "find_host_compiler": "kernelgen.build.host",
+    "load_pack": "kernelgen.build.pack_file",
+    "make_plan": "kernelgen.kernels.dispatch",
+    "schedule_from_dict": "kernelgen.kernels.product.schedule",
 }
 # These register torch operators, and how an operator is rebuilt from its text.
 _OPERATORS = (
-    "kernelgen.ops.operator",
-    "kernelgen.ops.harmonics_operator",
-    "kernelgen.ops.contraction.operator",
+    "kernelgen.ops.product",
+    "kernelgen.ops.harmonics",
+    "kernelgen.ops.symmetric_contraction",
     "kernelgen.ops.family",
 )
 
@@ -201,6 +203,7 @@ class _AfterTorch:
         return spec
 
 
+install("kernelgen", MOVED, RENAMED)
 if "torch" in sys.modules:
     register_operators()
 else:

@@ -1,15 +1,31 @@
-"""A new kind of kernel is a file a layer: those of ``support/made_up_kind`` are laid into a copy of the packages."""
+"""A new kind of kernel is a file a stage and lines in tables.
+
+The files of ``support/made_up_kind`` are laid into a copy of the packages, and ``TABLES`` says which lines are added.
+"""
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from places import ROOT, SUPPORT
 
+# By file: what it imports for the kind, and by name of a table the kind's line in it.
+TABLES = {
+    "kernelgen/kernels/dispatch.py": (
+        "from kernelgen.kernels.doubling import DoublingPlan, DoublingSpec, doubling_launch, doubling_plan\n"
+        "from kernelgen.kernels.doubling import emit_doubling",
+        {
+            "PLANNERS": "DoublingSpec: doubling_plan,",
+            "EMITTERS": "DoublingPlan: Emitter(emit_doubling, doubling_launch),",
+        },
+    ),
+}
 CONFIG = """
 problem = ["tiny", "wide"]
 graph = "few"
@@ -35,9 +51,9 @@ from autotune.workload.config import load_config
 from autotune.workload.config_tables import find_problem
 from autotune.workload.graph_class import GraphClass
 from kernelgen.device import device_facts
-from kernelgen.emit.kernel_source import emit, geometry
+from kernelgen.kernels.dispatch import emit, geometry
 from kernelgen.errors import ScheduleError
-from kernelgen.plan.planner import make_plan
+from kernelgen.kernels.dispatch import make_plan
 
 print(Path(autotune.__file__).parent, Path(kernelgen.__file__).parent)
 tiny, wide = load_config(sys.argv[1], "cpu").workloads
@@ -61,7 +77,18 @@ assert GROUPS[SuiteRow({"operation": "doubling", "dtype": "float32"}).group] == 
 """
 
 
-def test_files_alone_make_a_kind_known_to_every_layer(tmp_path: Path) -> None:
+def add_lines(path: Path, imports: str, lines: Mapping[str, str]) -> None:
+    """Add a kind's imports to a file, and to each named table a line at its beginning."""
+    text, ahead = path.read_text(), "from __future__ import annotations\n"
+    assert text.count(ahead) == 1
+    text = text.replace(ahead, f"{ahead}{imports}\n")
+    for table, line in lines.items():
+        text, found = re.subn(rf"^({table}\b.*[{{(]\n)", rf"\g<1>    {line}\n", text, flags=re.M)
+        assert found == 1, (path, table)
+    path.write_text(text)
+
+
+def test_files_and_lines_of_tables_make_a_kind_known_to_every_layer(tmp_path: Path) -> None:
     for name in ("kernelgen", "autotune", "configs"):
         shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
@@ -69,6 +96,8 @@ def test_files_alone_make_a_kind_known_to_every_layer(tmp_path: Path) -> None:
     added = [path.relative_to(made_up) for path in sorted(made_up.rglob("*.py"))]
     assert not [path for path in added if (ROOT / path).exists()]  # nothing that is there is replaced
     shutil.copytree(made_up, tmp_path, dirs_exist_ok=True)
+    for name, (imports, lines) in TABLES.items():
+        add_lines(tmp_path / name, imports, lines)
     (tmp_path / "made_up.toml").write_text(CONFIG)
     command = [sys.executable, "-c", PROGRAM, str(tmp_path / "made_up.toml")]
     environment = os.environ | {"PYTHONPATH": str(tmp_path), "PYTHONDONTWRITEBYTECODE": "1"}

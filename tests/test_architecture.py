@@ -7,11 +7,10 @@ import os
 import re
 import subprocess
 import sys
-from collections import Counter
 from pathlib import Path
 
 import pytest
-from import_graph import ORDERS, circles, import_graph, imported, upward_imports
+from import_graph import ORDERS, circles, import_graph, imported, lone_files, upward_imports
 from places import ROOT
 
 HEAVY = ("optuna", "matplotlib", "pandas")
@@ -57,7 +56,61 @@ def test_circles_and_upward_imports_are_found() -> None:
     assert upward_imports({"p.a": set(), "p.b.x": {"p.a", "p.b.y"}, "p.b.y": set()}, "p", ("a", "b")) == []
 
 
-MOST_FILES = 12
+MOST_LINES = 700
+# Files that may have more, and why.
+LONG: dict[str, str] = {}
+# Files with a single importer beside them: none may be added. They go into their importer when that is written anew.
+LONE = frozenset(
+    {
+        "autotune.bench.models.held_memory",
+        "autotune.bench.models.values",
+        "autotune.bench.turns",
+        "autotune.captured.model_state",
+        "autotune.captured.padded_step",
+        "autotune.captured.volumes",
+        "autotune.cli",
+        "autotune.cli.bench",
+        "autotune.cli.database",
+        "autotune.cli.model_rows",
+        "autotune.cli.packs.of_model",
+        "autotune.cli.packs.of_suite",
+        "autotune.cli.replay",
+        "autotune.cli.tune",
+        "autotune.compare.peers.spherical_harmonics",
+        "autotune.compare.sampling",
+        "autotune.database.prediction.work",
+        "autotune.integrations.mace_backend.contraction",
+        "autotune.integrations.mace_backend.convolution",
+        "autotune.integrations.mace_backend.linear",
+        "autotune.integrations.mace_backend.skip",
+        "autotune.integrations.packages.mace",
+        "autotune.integrations.packages.nequip",
+        "autotune.integrations.packages.sevennet",
+        "autotune.measure.equivariance",
+        "autotune.measure.runs.tensor_product",
+        "autotune.models.packages.allegro",
+        "autotune.models.packages.mace",
+        "autotune.models.packages.sevennet",
+        "autotune.modules.radial.tuned",
+        "autotune.portability.kernels",
+        "autotune.replay.defaults.peers",
+        "autotune.replay.defaults.transfer",
+        "autotune.report.sections.first_screen.kernels",
+        "autotune.report.sections.first_screen.models",
+        "autotune.report.sections.suite_details",
+        "autotune.search.ranking",
+        "autotune.search.sharing.locks",
+        "autotune.search.sharing.storage_access",
+        "autotune.tune.budget",
+        "autotune.tune.from_model.recorder",
+        "autotune.tune.from_model.table",
+        "autotune.tune.publish",
+        "autotune.tune.studies",
+        "autotune.tune.worker_pairs",
+        "autotune.workload.restriction",
+        "kernelgen.kernels.radial.warpgroup",
+    }
+)
 # Sub-packages that are more than a folder: they export names of their own.
 EXPORTING = ("autotune/cli", "autotune/report", "autotune/compare/peers")
 
@@ -73,9 +126,18 @@ def test_no_files_import_each_other(package: str) -> None:
 
 
 @pytest.mark.parametrize("package", ORDERS)
-def test_a_folder_has_no_more_files_than_a_reader_can_hold(package: str) -> None:
-    counts = Counter(path.parent.relative_to(ROOT).as_posix() for path in (ROOT / package).rglob("*.py"))
-    assert {folder: count for folder, count in counts.items() if count > MOST_FILES} == {}
+def test_a_file_is_no_longer_than_a_reader_can_hold(package: str) -> None:
+    lengths = {
+        path.relative_to(ROOT).as_posix(): len(path.read_text(encoding="utf-8").splitlines())
+        for path in (ROOT / package).rglob("*.py")
+    }
+    assert {name for name, lines in lengths.items() if lines > MOST_LINES} == set(LONG) & set(lengths)
+
+
+def test_a_file_with_one_importer_beside_it_is_a_part_of_that() -> None:
+    lone = set(lone_files(ORDERS))
+    assert lone - LONE == set(), "merge each into the file that imports it"
+    assert LONE - lone == set(), "take these off the list"
 
 
 @pytest.mark.parametrize("package", ORDERS)
@@ -114,7 +176,7 @@ def test_one_file_imports_e3nn(package: str) -> None:
         for name, _ in imported(path)
         if name.split(".")[0] == "e3nn"
     }
-    assert importing <= {"kernelgen/e3nn_import.py"}
+    assert importing <= {"kernelgen/compat.py"}
 
 
 def loaded_after(code: str) -> set[str]:

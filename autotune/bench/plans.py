@@ -17,9 +17,9 @@ from autotune.workload.config import TuneConfig, by_problem
 from autotune.workload.graphs import build_graph
 from autotune.workload.passes import moved_bytes
 from autotune.workload.workload import Workload
+from kernelgen.arithmetic.directions import DIRECTIONS, fixed_order_parts
 from kernelgen.device import DeviceFacts
-from kernelgen.schedule.knobs import Knobs
-from kernelgen.terms.directions import DIRECTIONS, fixed_order_parts
+from kernelgen.kernels.knobs import Knobs
 from kernelgen.version import GENERATOR_VERSION
 
 # Default passes of a config: inference, training on values, training on forces.

@@ -20,7 +20,7 @@ from autotune.workload.config_tables import find_problem
 from autotune.workload.kinds.registry import kernel_kind
 from kernelgen.device import DeviceFacts
 from kernelgen.errors import EquituneError
-from kernelgen.json_data import parse_json
+from kernelgen.files import parse_json
 
 SCHEMA = 1
 OURS, DEFAULT = "equitune", "equitune-default"

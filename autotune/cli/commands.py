@@ -36,7 +36,7 @@ from autotune.cli.packs.command import PACK_EXAMPLES, pack
 from autotune.cli.replay import REPLAY_EXAMPLES, record, replay
 from autotune.cli.tune import TUNE_EXAMPLES, tune
 from autotune.cli.tune_model import show_misses
-from kernelgen.json_data import with_fit_texts
+from kernelgen.files import with_fit_texts
 
 app = typer.Typer(
     name="equitune",

@@ -124,14 +124,14 @@ def _gpus() -> Iterator[tuple[str, str, str]]:
 
 
 def _host_compiler() -> Iterator[tuple[str, str, str]]:
-    from kernelgen.compile.host import try_host_compiler
+    from kernelgen.build.host import try_host_compiler
 
     compiler = try_host_compiler()
     yield "C++", f"{compiler.path} {compiler.version}", "ok"
 
 
 def _nvrtc() -> Iterator[tuple[str, str, str]]:
-    from kernelgen.compile.nvrtc import nvrtc_version
+    from kernelgen.build.gpu import nvrtc_version
     from kernelgen.errors import ToolMissingError
 
     try:
@@ -145,9 +145,9 @@ def _nvrtc() -> Iterator[tuple[str, str, str]]:
 
 def nvrtc_flaws(version: str) -> list[str]:
     """Why kernels of this NVRTC do not run here: the driver is too old for them, or the GPU too new."""
-    from kernelgen.compile.nvrtc import misfit, unknown_arch
+    from kernelgen.build.gpu import misfit, unknown_arch
     from kernelgen.errors import ToolMissingError
-    from kernelgen.runtime.cuda_driver import driver_cuda
+    from kernelgen.runtime.kernel import driver_cuda
 
     try:
         flaws = [misfit(driver_cuda(), version)]
@@ -173,7 +173,7 @@ def _software() -> Iterator[tuple[str, str, str]]:
 
 
 def _cache() -> Iterator[tuple[str, str, str]]:
-    from kernelgen.compile.cache import cache_dir, require_private
+    from kernelgen.build.cache import cache_dir, require_private
     from kernelgen.errors import CacheError
 
     folder = cache_dir()

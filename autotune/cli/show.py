@@ -25,8 +25,8 @@ from autotune.workload.kinds.registry import kernel_kind, operations_of
 from autotune.workload.toml_tables import known_configs
 from autotune.workload.workload import Workload
 from kernelgen.device import DeviceFacts, device_facts
-from kernelgen.problem.tensor_product import TensorProductProblem
-from kernelgen.schedule.knobs import Knobs
+from kernelgen.kernels.knobs import Knobs
+from kernelgen.problem.product import TensorProductProblem
 from kernelgen.version import GENERATOR_VERSION
 
 

@@ -16,8 +16,8 @@ from autotune.measure.runs.base import new_graph, order_ms, order_of
 from autotune.measure.runs.registry import runs_of
 from autotune.measure.trial import device_is_lost, free_memory, is_out_of_memory
 from kernelgen.device import device_facts
-from kernelgen.plan.defaults import small_graph_edges
-from kernelgen.schedule.knobs import Knobs
+from kernelgen.kernels.knobs import Knobs
+from kernelgen.kernels.product.defaults import small_graph_edges
 
 if TYPE_CHECKING:
     from autotune.measure.runs.base import GraphOrder

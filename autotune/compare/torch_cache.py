@@ -14,9 +14,9 @@ import platform
 from contextlib import suppress
 from pathlib import Path
 
-from kernelgen.compile.cache import cache_dir, digest
+from kernelgen.build.cache import cache_dir, digest
 from kernelgen.device import device_facts
-from kernelgen.json_data import parse_json
+from kernelgen.files import parse_json
 
 # What torch.compile's code depends on.
 COMPILERS = ("torch", "triton", "e3nn", "cuequivariance-torch")

@@ -11,13 +11,13 @@ import torch
 from autotune.database.lookup import find_schedule
 from autotune.workload.graph_class import GraphClass
 from autotune.workload.kinds.edge_vectors import OPERATION, VectorsKind, product_schedule
+from kernelgen.arithmetic.directions import DIRECTIONS, HARMONICS_DIRECTIONS
 from kernelgen.device import DeviceFacts
-from kernelgen.ops.edge_vectors import HarmonicProduct
-from kernelgen.ops.harmonics_operator import build_harmonics
-from kernelgen.ops.operator import build
-from kernelgen.problem.edge_vectors import VectorProblem
-from kernelgen.schedule.edge_vectors import VectorSchedule
-from kernelgen.terms.directions import DIRECTIONS, HARMONICS_DIRECTIONS
+from kernelgen.kernels.harmonics.schedule import VectorSchedule
+from kernelgen.ops.harmonics import build_harmonics
+from kernelgen.ops.product import build
+from kernelgen.ops.vectors import HarmonicProduct
+from kernelgen.problem.harmonics import VectorProblem
 
 
 def build_vectors(

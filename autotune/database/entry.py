@@ -22,8 +22,8 @@ from autotune.workload.graph_class import GraphClass
 from autotune.workload.kinds.registry import KINDS, OPERATIONS, kernel_kind
 from autotune.workload.workload import Identity
 from kernelgen.errors import EquituneError
-from kernelgen.schedule.kernel_spec import BYTES
-from kernelgen.schedule.knobs import Knobs
+from kernelgen.kernels.knobs import Knobs
+from kernelgen.kernels.spec import BYTES
 
 CHOICES: dict[str, tuple[str, ...]] = {
     "operation": OPERATIONS,

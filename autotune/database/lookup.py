@@ -45,12 +45,12 @@ from autotune.errors import TuningMissError
 from autotune.workload.graph_class import GraphClass
 from autotune.workload.kinds.base import Problem
 from autotune.workload.kinds.registry import kernel_kind
+from kernelgen.arithmetic.directions import Direction
 from kernelgen.device import DeviceFacts, cuda_facts
 from kernelgen.errors import ProblemError, UnsupportedError
-from kernelgen.plan.defaults import small_graph_edges
-from kernelgen.schedule.knobs import Knobs
-from kernelgen.schedule.tensor_product import CudaSchedule
-from kernelgen.terms.directions import Direction
+from kernelgen.kernels.knobs import Knobs
+from kernelgen.kernels.product.defaults import small_graph_edges
+from kernelgen.kernels.product.schedule import CudaSchedule
 
 _NOTHING = "nothing is tuned for this problem at about this size, on this device or its architecture"
 

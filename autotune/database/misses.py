@@ -30,7 +30,7 @@ from autotune.database.requests import Request, requests_of
 from autotune.database.store import database_path, replace_file
 from kernelgen.device import DeviceFacts, device_facts
 from kernelgen.errors import EquituneError
-from kernelgen.json_data import parse_json
+from kernelgen.files import parse_json
 from kernelgen.watchers import PREPARING, WATCHERS
 
 FORMAT = 1

@@ -22,9 +22,9 @@ from autotune.workload.config_tables import find_problem
 from autotune.workload.kinds.base import Problem
 from autotune.workload.kinds.registry import kernel_kind
 from kernelgen.device import DeviceFacts, cuda_facts
-from kernelgen.emit.kernel_source import emit
 from kernelgen.errors import EquituneError
-from kernelgen.schedule.knobs import Knobs
+from kernelgen.kernels.dispatch import emit
+from kernelgen.kernels.knobs import Knobs
 
 SOFTWARE = (
     *("torch", "e3nn", "optuna", "cuequivariance", "cuequivariance-torch", "openequivariance", "mace-torch"),
@@ -88,8 +88,8 @@ def software_versions(facts: DeviceFacts, also: Iterable[str] = ()) -> dict[str,
         except importlib.metadata.PackageNotFoundError:
             continue
     try:
-        from kernelgen.compile.host import find_host_compiler
-        from kernelgen.compile.nvrtc import nvrtc_version
+        from kernelgen.build.gpu import nvrtc_version
+        from kernelgen.build.host import find_host_compiler
 
         versions["compiler"] = find_host_compiler().version if facts.backend == "cpu" else f"nvrtc {nvrtc_version()}"
     except EquituneError:

@@ -15,7 +15,7 @@ from typing import Any
 from autotune.database import trial_records
 from autotune.database.store import DatabaseWarning
 from kernelgen.errors import cause_of
-from kernelgen.schedule.knobs import Knobs
+from kernelgen.kernels.knobs import Knobs
 from kernelgen.version import GENERATOR_VERSION
 
 # States of trials (:data:`autotune.measure.trial.STATES`) for which the kernel is to blame.

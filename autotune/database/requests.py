@@ -9,11 +9,11 @@ from autotune.database.lookup import Tuning, find_schedule
 from autotune.workload.graph_class import GraphClass
 from autotune.workload.kinds.registry import problem_from_key
 from autotune.workload.workload import Identity
+from kernelgen.arithmetic.directions import fixed_order_parts
 from kernelgen.device import DeviceFacts
 from kernelgen.ops.base import DTYPES
-from kernelgen.ops.contraction.operator import ContractionOperator
-from kernelgen.ops.harmonics_operator import HarmonicsOperator
-from kernelgen.terms.directions import fixed_order_parts
+from kernelgen.ops.harmonics import HarmonicsOperator
+from kernelgen.ops.symmetric_contraction import ContractionOperator
 
 
 @dataclass(frozen=True, order=True)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.paths import named_in_errors
-from kernelgen.json_data import parse_json
+from kernelgen.files import parse_json
 
 
 def study_path(results_dir: Path, device_slug: str, study: str, folder: str = "trials") -> Path:

@@ -25,7 +25,7 @@ from autotune.integrations.radial.take_over import form_weights_inside, undo_wei
 from autotune.integrations.replacement import Replacing, kind_of
 from autotune.integrations.stand_ins import AcceleratedConvolution, StandIn
 from kernelgen.errors import InputError
-from kernelgen.ops.radial.products import EDGE_PRODUCTS
+from kernelgen.ops.radial_convolution import EDGE_PRODUCTS
 
 EDGE_WEIGHTS = ("auto", "streamed", "whole", "fused")
 EDGE_NETWORKS = ("fused", "layers")

@@ -19,11 +19,10 @@ from autotune.integrations.packages.package_product import PackageStandIn
 from autotune.integrations.stand_ins import has_hooks
 from autotune.modules.symmetric_contraction import TunedContraction
 from autotune.workload.tensors import relayout
-from kernelgen.e3nn_import import o3
+from kernelgen.arithmetic.contraction_couplings import fitted, polynomials
+from kernelgen.compat import modes_at_work, o3, runs_eagerly, without_autocast
 from kernelgen.errors import UnsupportedError
-from kernelgen.problem.symmetric_contraction import ContractionProblem
-from kernelgen.terms.equivariant_polynomials import fitted, polynomials
-from kernelgen.tracing import modes_at_work, runs_eagerly, without_autocast
+from kernelgen.problem.contraction import ContractionProblem
 
 # Couplings that are exact in float64 leave less than this of themselves (`fitted`). MACE's are float32's, though stored
 # as float64, in a model converted from float32; and in part in one that was built after another in float32 by the same

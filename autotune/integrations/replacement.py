@@ -16,9 +16,9 @@ from autotune.integrations.stand_ins import AcceleratedConvolution, AcceleratedH
 from autotune.modules.e3nn_interface.checkpoints import CODE
 from autotune.modules.matrix_contraction import MATRIX_WEIGHTS
 from autotune.workload.tensors import relayout
-from kernelgen.e3nn_import import o3
+from kernelgen.compat import o3
 from kernelgen.errors import ProblemError, UnsupportedError
-from kernelgen.problem.from_e3nn import problem_of
+from kernelgen.problem.product import problem_of
 
 TunedStandIn: TypeAlias = AcceleratedProduct | AcceleratedConvolution | AcceleratedHarmonics | PackageStandIn
 AnyStandIn: TypeAlias = TunedStandIn | NodeStandIn

@@ -19,9 +19,9 @@ from autotune.modules.radial.convolution import convolve_radial
 from autotune.modules.spherical_harmonics import SphericalHarmonics
 from autotune.modules.tensor_product import TensorProduct
 from autotune.modules.tensor_product_conv import TensorProductConv
-from kernelgen.e3nn_import import o3
+from kernelgen.compat import o3
 from kernelgen.errors import UnsupportedError
-from kernelgen.problem.from_e3nn import problem_of
+from kernelgen.problem.product import problem_of
 
 # Names of the attributes that every torch module has.
 _SHARED = tuple(name for name in vars(torch.nn.Module()) if name not in ("training", "_modules"))

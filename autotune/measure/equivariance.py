@@ -14,7 +14,7 @@ import torch
 
 from autotune.workload.tensors import Tensors
 from autotune.workload.workload import Workload
-from kernelgen.e3nn_import import o3
+from kernelgen.compat import o3
 
 # Operands by slot; tangents transform like their operands.
 SLOTS = ("x", "y", "g")

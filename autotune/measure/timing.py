@@ -188,7 +188,7 @@ class Sampler:
 
     def _evict(self) -> None:
         if self._cold_code:
-            from kernelgen.runtime.instruction_cache import evict_code
+            from kernelgen.runtime.kernel import evict_code
 
             evict_code(self.device)
         if self._buffer is not None:

@@ -20,8 +20,8 @@ from autotune.measure.runs.registry import runs_of
 from autotune.measure.worker import Worker, WorkerLost
 from kernelgen.device import device_facts
 from kernelgen.errors import CacheError, CompileError, ScheduleError, ToolMissingError
-from kernelgen.plan.defaults import small_graph_edges
-from kernelgen.schedule.knobs import Knobs
+from kernelgen.kernels.knobs import Knobs
+from kernelgen.kernels.product.defaults import small_graph_edges
 
 if TYPE_CHECKING:
     from autotune.measure.timing import Timing

@@ -18,16 +18,16 @@ from autotune.database.misses import asked
 from autotune.modules.sizes import Found, Lookup, class_of_call
 from autotune.workload.graph_class import GraphClass
 from autotune.workload.workload import LAYOUTS
+from kernelgen.arithmetic.directions import DIRECTIONS
+from kernelgen.compat import o3
 from kernelgen.device import check_cuda, device_facts
-from kernelgen.e3nn_import import o3
 from kernelgen.errors import InputError, ProblemError, ToolMissingError, UnsupportedError
-from kernelgen.ops.operator import Operator, build
-from kernelgen.ops.registry import OPERATORS
-from kernelgen.plan.size_class import size_class
-from kernelgen.problem.tensor_product import TensorProductProblem
-from kernelgen.schedule.knobs import Knobs
-from kernelgen.schedule.tensor_product import Schedule
-from kernelgen.terms.directions import DIRECTIONS
+from kernelgen.kernels.knobs import Knobs
+from kernelgen.kernels.product.schedule import Schedule
+from kernelgen.ops.base import OPERATORS
+from kernelgen.ops.product import Operator, build
+from kernelgen.problem.product import TensorProductProblem
+from kernelgen.problem.sizes import size_class
 
 Schedules = Schedule | Mapping[str, Schedule]
 _HALVES = (torch.float16, torch.bfloat16)

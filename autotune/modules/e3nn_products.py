@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from autotune.modules.tensor_product import TensorProduct
-from kernelgen.e3nn_import import o3
+from kernelgen.compat import o3
 from kernelgen.errors import ProblemError
 from kernelgen.problem.irreps import Irreps, parse_irreps
 

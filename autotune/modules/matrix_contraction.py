@@ -21,10 +21,10 @@ import torch
 from autotune.modules.base import TunedModule
 from autotune.workload.tensors import relayout
 from autotune.workload.workload import LAYOUTS
-from kernelgen.e3nn_import import o3
+from kernelgen.compat import o3
 from kernelgen.errors import InputError, ProblemError, ScheduleError
-from kernelgen.ops.edges.products import full_product
-from kernelgen.problem.tensor_product import TensorProductProblem
+from kernelgen.ops.edge_networks import full_product
+from kernelgen.problem.product import TensorProductProblem
 
 CONTRACTIONS = ("auto", "edge", "matrix")
 # From this number of weights "auto" uses the matrix product. On two cores of a Xeon (float32, forward and backward) it

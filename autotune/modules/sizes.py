@@ -17,10 +17,10 @@ from autotune.errors import TuningMissError
 from autotune.workload.graph_class import GraphClass
 from autotune.workload.kinds.base import Problem
 from autotune.workload.kinds.registry import CONVOLUTIONS
+from kernelgen.compat import is_transforming
 from kernelgen.device import DeviceFacts
+from kernelgen.kernels.knobs import Knobs
 from kernelgen.ops.family import build_family
-from kernelgen.schedule.knobs import Knobs
-from kernelgen.tracing import is_transforming
 
 Kind = TypeVar("Kind")
 # An order counts edges in 32 bits. Larger graphs take the schedules of this class.

@@ -14,11 +14,11 @@ import torch
 
 from autotune.modules.base import autocast
 from autotune.modules.tuned_rows import Key, TunedRows, operator_text
-from kernelgen.e3nn_import import o3
+from kernelgen.compat import o3
 from kernelgen.errors import ProblemError, UnsupportedError
-from kernelgen.ops.registry import OPERATORS
+from kernelgen.ops.base import OPERATORS
+from kernelgen.problem.harmonics import MAX_DEGREE, NORMALIZATIONS, HarmonicsProblem
 from kernelgen.problem.irreps import parse_irreps
-from kernelgen.problem.spherical_harmonics import MAX_DEGREE, NORMALIZATIONS, HarmonicsProblem
 
 Degrees: TypeAlias = "int | Iterable[int] | str | o3.Irreps"
 _VECTORS = (o3.Irreps("1x1o"), o3.Irreps("1x1e"))

@@ -17,10 +17,10 @@ from autotune.modules.tensor_product_conv import TensorProductConv
 from autotune.workload.graph_class import GraphClass
 from kernelgen.device import device_facts
 from kernelgen.ops.base import DTYPES
-from kernelgen.ops.edge_vectors import FUSED, HarmonicProduct
-from kernelgen.ops.harmonics_operator import HarmonicsOperator
-from kernelgen.ops.operator import Operator
-from kernelgen.problem.edge_vectors import VectorProblem
+from kernelgen.ops.harmonics import HarmonicsOperator
+from kernelgen.ops.product import Operator
+from kernelgen.ops.vectors import FUSED, HarmonicProduct
+from kernelgen.problem.harmonics import VectorProblem
 from kernelgen.problem.irreps import Irreps
 
 

@@ -1,7 +1,7 @@
 """MACE's symmetric contraction as a module, from generated kernels with the schedules tuned for the device.
 
 :class:`TunedContraction` has no parameters: it contracts features with weights in the order of
-``kernelgen.terms.equivariant_polynomials``. :class:`SymmetricContraction` has the weights.
+``kernelgen.arithmetic.contraction_couplings``. :class:`SymmetricContraction` has the weights.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from torch import Tensor
 from autotune.modules.base import autocast
 from autotune.modules.tuned_rows import TunedRows
 from autotune.workload.workload import LAYOUTS
-from kernelgen.e3nn_import import o3
+from kernelgen.arithmetic.contraction_couplings import polynomials
+from kernelgen.compat import o3
 from kernelgen.errors import ProblemError
+from kernelgen.problem.contraction import ContractionProblem
 from kernelgen.problem.irreps import parse_irreps
-from kernelgen.problem.symmetric_contraction import ContractionProblem
-from kernelgen.terms.equivariant_polynomials import polynomials
 
 
 class TunedContraction(TunedRows):

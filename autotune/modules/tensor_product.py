@@ -21,9 +21,8 @@ from autotune.modules.matrix_contraction import MatrixContraction, by_matrix
 from autotune.modules.tensor_product_conv import TensorProductConv  # noqa: F401 (pickles of version 0.2 name it here)
 from autotune.workload.graph_class import GraphClass
 from kernelgen.errors import InputError, ProblemError
-from kernelgen.problem.from_e3nn import problem_of
 from kernelgen.problem.irreps import Irreps
-from kernelgen.problem.tensor_product import TensorProductProblem
+from kernelgen.problem.product import TensorProductProblem, problem_of
 
 Variances: TypeAlias = "Sequence[float] | torch.Tensor | None"
 

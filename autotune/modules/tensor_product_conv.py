@@ -15,9 +15,9 @@ import torch
 from autotune.modules.base import Schedules, TunedModule, autocast
 from autotune.workload.graph_class import GraphClass
 from kernelgen.errors import ProblemError
-from kernelgen.ops.operator import Operator
+from kernelgen.ops.product import Operator
 from kernelgen.problem.irreps import Irreps
-from kernelgen.problem.tensor_product import TensorProductProblem
+from kernelgen.problem.product import TensorProductProblem
 from kernelgen.runtime.graph import EdgeOrder, assert_indices, check_ascending, check_indices, row_count
 
 

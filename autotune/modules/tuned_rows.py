@@ -21,10 +21,10 @@ from autotune.workload.kinds.base import Problem
 from autotune.workload.kinds.registry import kernel_kind, problem_from_key
 from kernelgen.device import device_facts
 from kernelgen.errors import ProblemError
-from kernelgen.ops.contraction.operator import build_contraction
-from kernelgen.ops.harmonics_operator import build_harmonics
-from kernelgen.ops.registry import OPERATORS
-from kernelgen.plan.size_class import size_class
+from kernelgen.ops.base import OPERATORS
+from kernelgen.ops.harmonics import build_harmonics
+from kernelgen.ops.symmetric_contraction import build_contraction
+from kernelgen.problem.sizes import size_class
 
 # What determines a module's operators, with its operation and layout: the problem's key, the graph class ("" for any),
 # strict.

@@ -19,10 +19,10 @@ from autotune.portability.kernels import (
     sampled,
 )
 from autotune.search.pruning import why_hopeless
-from kernelgen.compile.compiler import compile_source
+from kernelgen.build.compiler import compile_source
 from kernelgen.device import DeviceFacts, representative
-from kernelgen.emit.kernel_source import geometry
 from kernelgen.errors import CompileError
+from kernelgen.kernels.dispatch import geometry
 
 # Registers of a lane are allocated by eights: CUDA C++ programming guide, hardware multithreading, and AMD's guides.
 REGISTERS_TOGETHER = 8

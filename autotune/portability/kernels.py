@@ -13,12 +13,11 @@ from autotune.workload.config_tables import find_problem
 from autotune.workload.kinds.registry import kernel_kind
 from autotune.workload.toml_tables import known_configs
 from kernelgen.device import DeviceFacts
-from kernelgen.emit.kernel_source import emit
-from kernelgen.emit.source import Source
 from kernelgen.errors import UnsupportedError
-from kernelgen.plan.defaults import small_graph_edges
-from kernelgen.plan.planner import AnyPlan
-from kernelgen.schedule.knobs import Knobs
+from kernelgen.kernels.dispatch import AnyPlan, emit
+from kernelgen.kernels.knobs import Knobs
+from kernelgen.kernels.product.defaults import small_graph_edges
+from kernelgen.kernels.source import Source
 
 
 @dataclass(frozen=True)

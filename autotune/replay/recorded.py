@@ -15,13 +15,13 @@ from autotune.errors import ConfigError
 from autotune.search.space import Space
 from autotune.search.starting_points import starting_points
 from autotune.workload.graph_class import GraphClass
+from kernelgen.arithmetic.directions import DIRECTIONS
 from kernelgen.device import DeviceFacts
 from kernelgen.errors import EquituneError
-from kernelgen.problem.tensor_product import TensorProductProblem
-from kernelgen.schedule.kernel_spec import Spec
-from kernelgen.schedule.knobs import Knobs
-from kernelgen.schedule.tensor_product import schedule_from_dict
-from kernelgen.terms.directions import DIRECTIONS
+from kernelgen.kernels.knobs import Knobs
+from kernelgen.kernels.product.schedule import schedule_from_dict
+from kernelgen.kernels.spec import Spec
+from kernelgen.problem.product import TensorProductProblem
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from autotune.search.pruning import why_hopeless
 from autotune.search.samplers import proposals_ahead
 from autotune.search.study import Study
 from kernelgen.errors import CompileError
-from kernelgen.schedule.knobs import Knobs
+from kernelgen.kernels.knobs import Knobs
 
 # Number of seeds per sampler; a Gaussian process takes seconds per trial, and the default order has no seed.
 SEEDS = {"tpe": 20, "climb": 20, "gp": 5, "random": 20, "default": 1}

@@ -19,7 +19,7 @@ from autotune.report.data.suite_rows import SuiteRow, mapping
 from autotune.report.errors import ReportError
 from autotune.text import TUNED
 from kernelgen.errors import cause_of
-from kernelgen.json_data import parse_json
+from kernelgen.files import parse_json
 
 ONE_MEASUREMENT = "one measurement"
 EXPECTED = "expected a bench record (results/bench/DEVICE.json) or a results folder with one"

@@ -21,7 +21,7 @@ from autotune.measure.trial import Outcome
 from autotune.search.pruning import why_hopeless
 from autotune.search.study import Proposal, Study
 from kernelgen.errors import CompileError
-from kernelgen.schedule.knobs import Knobs
+from kernelgen.kernels.knobs import Knobs
 
 
 @dataclass(frozen=True)

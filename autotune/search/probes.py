@@ -13,9 +13,9 @@ import itertools
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from kernelgen.plan.tensor_product import MAX_REGISTERS, estimate_registers
-from kernelgen.schedule.knobs import Knobs
-from kernelgen.schedule.tensor_product import CudaSchedule
+from kernelgen.kernels.knobs import Knobs
+from kernelgen.kernels.product.plan import MAX_REGISTERS, estimate_registers
+from kernelgen.kernels.product.schedule import CudaSchedule
 
 if TYPE_CHECKING:
     from autotune.search.space import Space

@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from autotune.search.space import Space
-from kernelgen.schedule.knobs import Knobs
+from kernelgen.kernels.knobs import Knobs
 
 # A trial is a gain if it is faster than all before by this fraction, which exceeds the noise of two measurements.
 GAIN = 0.01

@@ -16,7 +16,7 @@ import filelock
 from autotune.errors import ConfigError, StudyError, unknown_name
 from autotune.search.space import Space
 from autotune.workload.toml_tables import SAMPLERS, SEEDS
-from kernelgen.schedule.knobs import Knobs
+from kernelgen.kernels.knobs import Knobs
 
 if TYPE_CHECKING:
     import optuna

@@ -21,8 +21,8 @@ from autotune.errors import ConfigError, unknown_name
 from autotune.workload.kinds.base import KernelKind
 from autotune.workload.kinds.registry import kernel_kind
 from kernelgen.errors import ScheduleError
-from kernelgen.schedule.knobs import Knobs
-from kernelgen.schedule.tensor_product import Schedule
+from kernelgen.kernels.knobs import Knobs
+from kernelgen.kernels.product.schedule import Schedule
 
 if TYPE_CHECKING:
     import optuna

@@ -16,9 +16,9 @@ from autotune.database.store import database_dirs, device_files, load_table
 from autotune.search.space import Space
 from autotune.workload.graph_class import GraphClass
 from kernelgen.device import DeviceFacts
-from kernelgen.problem.shape import shape_of
-from kernelgen.schedule.knobs import Knobs
-from kernelgen.schedule.radial import RadialSchedule
+from kernelgen.kernels.knobs import Knobs
+from kernelgen.kernels.radial.schedule import RadialSchedule
+from kernelgen.problem.sizes import shape_of
 
 MOST = 8
 # Directions that are (nearly) part of another: without a winner of its own, the other's is the best guess.

@@ -32,7 +32,7 @@ from autotune.search.space import Space
 from autotune.search.starting_points import untried_forms
 from autotune.workload.workload import Workload
 from kernelgen.errors import ScheduleError
-from kernelgen.schedule.knobs import Knobs
+from kernelgen.kernels.knobs import Knobs
 from kernelgen.version import GENERATOR_VERSION
 
 if TYPE_CHECKING:

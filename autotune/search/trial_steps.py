@@ -14,7 +14,7 @@ from autotune.measure.worker import Worker
 from autotune.search.loop import Compiled
 from autotune.search.space import Space
 from kernelgen.errors import EquituneError
-from kernelgen.schedule.knobs import Knobs
+from kernelgen.kernels.knobs import Knobs
 
 # A job may take this many times the longest successful one, within these bounds.
 LIMIT_FACTOR, LEAST_LIMIT_S, FIRST_LIMIT_S = 10.0, 20.0, 120.0
@@ -45,8 +45,8 @@ class Measurer:
 
 def compile_ahead(space: Space, schedule: Knobs) -> Compiled:
     """Compile the kernel of a schedule into the cache, where the worker finds it."""
-    from kernelgen.compile.compiler import compile_source
-    from kernelgen.emit.kernel_source import emit
+    from kernelgen.build.compiler import compile_source
+    from kernelgen.kernels.dispatch import emit
 
     begin = time.perf_counter()
     binary = compile_source(emit(space.plan(schedule)), space.spec.facts)

@@ -23,7 +23,7 @@ from autotune.workload.graphs import build_graph
 from autotune.workload.passes import moved_bytes
 from autotune.workload.workload import Workload
 from kernelgen.device import DeviceFacts, device_facts
-from kernelgen.schedule.knobs import Knobs
+from kernelgen.kernels.knobs import Knobs
 from kernelgen.version import GENERATOR_VERSION
 
 CANDIDATES = 3

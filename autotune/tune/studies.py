@@ -29,7 +29,7 @@ from autotune.tune.progress import Progress
 from autotune.tune.settings import Settings
 from autotune.workload.workload import Workload
 from kernelgen.errors import TuningMissError
-from kernelgen.schedule.knobs import Knobs
+from kernelgen.kernels.knobs import Knobs
 
 
 def first_schedules(workload: Workload, direction: str, settings: Settings) -> tuple[Space, list[Knobs]]:

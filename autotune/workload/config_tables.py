@@ -31,7 +31,7 @@ from autotune.workload.kinds.registry import KINDS, problem_from_key
 from autotune.workload.kinds.tensor_product import ProductKind
 from autotune.workload.toml_tables import check_table, count_of, number_of, read_toml, tables_of
 from autotune.workload.water import Water
-from kernelgen.problem.tensor_product import TensorProductProblem
+from kernelgen.problem.product import TensorProductProblem
 
 SOURCES = ("crystal", "bulk", "molecule", "points", "structure", "water", "edges", "nodes")
 PROBLEM_TABLES = tuple(kind.table for kind in KINDS)

@@ -11,8 +11,8 @@ import torch
 from autotune.errors import ConfigError
 from autotune.workload.kinds.registry import CONVOLUTIONS, OPERATIONS
 from kernelgen.device import DeviceFacts
-from kernelgen.plan.defaults import SMALL_GRAPH_EDGES, small_graph_edges
-from kernelgen.plan.size_class import size_class
+from kernelgen.kernels.product.defaults import SMALL_GRAPH_EDGES, small_graph_edges
+from kernelgen.problem.sizes import size_class
 
 # A node is long from this many times the edges of a mean node, as a power of two.
 LONG_NODE = 3

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from autotune.errors import ConfigError, unknown_name
-from kernelgen.schedule.tensor_product import SCHEDULES, Schedule
-from kernelgen.terms.directions import DIRECTIONS
+from kernelgen.arithmetic.directions import DIRECTIONS
+from kernelgen.kernels.product.schedule import SCHEDULES, Schedule
 
 Choices = Mapping[str, tuple]
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from autotune import paths
 from autotune.errors import ConfigError, unknown_name
-from kernelgen.json_data import with_fit_texts
+from kernelgen.files import with_fit_texts
 
 if sys.version_info >= (3, 11):
     import tomllib

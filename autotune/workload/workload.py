@@ -14,10 +14,8 @@ from autotune.workload.graphs import GraphSpec, build_graph
 from autotune.workload.kinds.base import KernelKind, Problem
 from autotune.workload.kinds.registry import CONVOLUTIONS, kernel_kind, operations_of
 from kernelgen.device import DeviceFacts
-from kernelgen.problem.edge_vectors import VectorProblem
-from kernelgen.problem.radial_convolution import RadialProblem
-from kernelgen.problem.spherical_harmonics import HarmonicsProblem
-from kernelgen.problem.tensor_product import TensorProductProblem
+from kernelgen.problem.harmonics import HarmonicsProblem, VectorProblem
+from kernelgen.problem.product import RadialProblem, TensorProductProblem
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 LAYOUTS = ("mul_ir", "ir_mul")

@@ -1,6 +1,6 @@
 """Eager calls of an operator through autograd, with little host time.
 
-Tensors that torch traces, fakes or transforms use the ops of ``kernelgen.ops.torch_ops``. For plain tensors, the
+Tensors that torch traces, fakes or transforms use the ops of ``kernelgen.ops.library``. For plain tensors, the
 autograd functions here bypass the dispatcher and skip gradients that the pass does not use. A backward pass that is
 itself transformed (``torch.autograd.grad(..., is_grads_batched=True)``) uses the ops again.
 
@@ -17,17 +17,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from kernelgen.ops.torch_ops import along_tangents, no_third_derivative, only, present, used_slots, will_run
+from kernelgen.arithmetic.directions import backward, double_backward, forward
+from kernelgen.compat import is_eager, is_transforming
+from kernelgen.ops.library import along_tangents, no_third_derivative, only, present, used_slots, will_run
 from kernelgen.ops.transforms import call
-from kernelgen.runtime.allocation import empty
-from kernelgen.runtime.calls import DirectCalls
+from kernelgen.runtime.call import empty
 from kernelgen.runtime.graph import NO_ORDER
 from kernelgen.runtime.known_graphs import Edges
-from kernelgen.terms.directions import backward, double_backward, forward
-from kernelgen.tracing import is_eager, is_transforming
+from kernelgen.runtime.runner import DirectCalls
 
 if TYPE_CHECKING:
-    from kernelgen.runtime.arguments import Graph
+    from kernelgen.runtime.call import Graph
 
 Maybe = Tensor | None
 # Cotangents of failed passes, which no node fetches, are dropped after this many passes.

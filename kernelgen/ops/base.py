@@ -1,20 +1,22 @@
-"""The base of operators of every kind: a schedule for each direction, sources of kernels, copies and pickles."""
+"""The base of operators of every kind: a schedule for each direction, sources of kernels, copies and pickles.
+
+Operators are found by their text, in a table that this file keeps.
+"""
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol, TypeVar
 
 import torch
 
-from kernelgen.emit.kernel_source import emit
 from kernelgen.errors import ProblemError, ScheduleError
-from kernelgen.ops.registry import resolve
-from kernelgen.plan.planner import make_plan
+from kernelgen.kernels.dispatch import emit, make_plan
+from kernelgen.kernels.knobs import Knobs
+from kernelgen.kernels.spec import AnySpec
 from kernelgen.runtime.kernel import load_kernel
-from kernelgen.schedule.kernel_spec import AnySpec
-from kernelgen.schedule.knobs import Knobs
 
 DTYPES = {torch.float32: "float32", torch.float64: "float64"}
 
@@ -69,3 +71,47 @@ class RegisteredOperator(ABC):
             schedules[name] = by_name.get(name) or self._default_schedule(direction)
             make_plan(self._kernel_spec(direction, schedules[name]))
         return schedules
+
+
+# Operators by their text, so that a traced, exported or pickled graph finds its operator or rebuilds it.
+#
+# An operator's text is JSON that determines it. Each operator module registers with :func:`rebuilds` how to rebuild its
+# kind from a text; ``import kernelgen`` imports them all.
+
+
+class Registered(Protocol):
+    """What the registry needs of an operator."""
+
+    text: str
+    device: torch.device
+
+
+Kind = TypeVar("Kind", bound=Registered)
+
+# Every operator of this process.
+OPERATORS: dict[str, Any] = {}
+_REBUILD: dict[str, Callable[[str], Any]] = {}
+
+
+def register(operator: Kind) -> Kind:
+    """The first operator with the same text, if it is for the same device; else this one."""
+    known = OPERATORS.setdefault(operator.text, operator)
+    return known if known.device == operator.device else operator
+
+
+def rebuilds(kind: str, function: Callable[[str], Any]) -> None:
+    """Register ``function``, which rebuilds operators of a kind from their text."""
+    _REBUILD[kind] = function
+
+
+def resolve(text: str) -> Any:
+    """The operator of a text, rebuilt if this process does not have it."""
+    found = OPERATORS.get(text)
+    if found is None:
+        found = OPERATORS[text] = _REBUILD[_kind(json.loads(text))](text)
+    return found
+
+
+def _kind(data: dict[str, Any]) -> str:
+    """The ``kind`` in a text. The two oldest kinds name none: products have an operation, harmonics do not."""
+    return data.get("kind", "product" if "operation" in data else "harmonics")

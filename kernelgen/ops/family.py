@@ -16,14 +16,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernelgen.ops.contraction.operator import ContractionOperator
-from kernelgen.ops.harmonics_operator import HarmonicsOperator
-from kernelgen.ops.operator import Operator
-from kernelgen.ops.registry import rebuilds, register, resolve
-from kernelgen.ops.torch_ops import order_for_size
-from kernelgen.plan.size_class import size_class
+from kernelgen.compat import is_transforming
+from kernelgen.ops.base import rebuilds, register, resolve
+from kernelgen.ops.harmonics import HarmonicsOperator
+from kernelgen.ops.library import order_for_size
+from kernelgen.ops.product import Operator
+from kernelgen.ops.symmetric_contraction import ContractionOperator
+from kernelgen.problem.sizes import size_class
 from kernelgen.runtime.graph import NO_ORDER, EdgeOrder, order_by
-from kernelgen.tracing import is_transforming
 
 # For each rounded log2 of the number of edges, and in it for each of the edges a node, the place of a member.
 Classes = Sequence[Sequence[int]]

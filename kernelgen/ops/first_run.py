@@ -19,10 +19,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from kernelgen.arithmetic.directions import Direction
 from kernelgen.errors import EquituneError
-from kernelgen.runtime.arguments import Graph, Operands
-from kernelgen.runtime.calls import AnyRunner
-from kernelgen.terms.directions import Direction
+from kernelgen.runtime.call import Graph, Operands
+from kernelgen.runtime.runner import AnyRunner
 
 Run = Callable[[], dict[str, Tensor]]
 

@@ -16,9 +16,8 @@ from torch import Tensor
 from torch._C._functorch import TransformType
 from torch.autograd import forward_ad
 
+from kernelgen.compat import COMPILES_VMAP, is_transforming, register_vmap, run_eagerly
 from kernelgen.errors import UnsupportedError
-from kernelgen.torch_versions import COMPILES_VMAP, register_vmap, run_eagerly
-from kernelgen.tracing import is_transforming
 
 _FUNCTIONS: dict[str, type[torch.autograd.Function]] = {}
 # From an op's arguments and their mapped dimensions to the positions of the tensors ``[rows, features]`` whose rows the

@@ -7,7 +7,7 @@ An entry has the operator's ``text``, by which exported models name it, and ``ca
 
     outputs     slots that get a gradient; those that ``writes`` lacks are zero
     writes      by slot ``zero`` (the kernel adds to zeros), ``inside`` (it zeroes itself) or ``empty`` (it overwrites)
-    reads       places of its operands in ``kernelgen.terms.directions.OPERANDS``
+    reads       places of its operands in ``kernelgen.arithmetic.directions.OPERANDS``
     order       ``receiver`` or ``sender``: the end by which the edges must be in order, for workers that own its nodes
                 or store its rows; ``element`` or ``given``: of a contraction
     gathers     whether rows of nodes are gathered and summed outside of the kernel
@@ -17,7 +17,7 @@ An entry has the operator's ``text``, by which exported models name it, and ``ca
     kernels     places in the index's ``kernels``, by dtype of the indices and target, such as ``int64 cpu``
     permuted    the same, of kernels that run instead if the edges' order by receiver is known (GPUs)
 
-A kernel for a GPU has a rule for its ``launch``: ``kernelgen.emit.launch.LaunchRule``.
+A kernel for a GPU has a rule for its ``launch``: ``kernelgen.kernels.source.LaunchRule``.
 """
 
 from __future__ import annotations
@@ -28,15 +28,9 @@ from typing import Any
 
 import torch
 
-from kernelgen.errors import UnsupportedError
-from kernelgen.ops.contraction.operator import ContractionOperator
-from kernelgen.ops.harmonics_operator import HarmonicsOperator
-from kernelgen.ops.operator import Operator
-from kernelgen.plan.planner import AnyPlan, make_plan
-from kernelgen.runtime.runner import recipe_of
-from kernelgen.terms.contraction_statements import FORWARD as CONTRACTION
-from kernelgen.terms.contraction_statements import contraction_backward, contraction_double_backward
-from kernelgen.terms.directions import (
+from kernelgen.arithmetic.contraction import FORWARD as CONTRACTION
+from kernelgen.arithmetic.contraction import contraction_backward, contraction_double_backward
+from kernelgen.arithmetic.directions import (
     BACKWARD,
     DOUBLE_BACKWARD,
     FORWARD,
@@ -46,6 +40,12 @@ from kernelgen.terms.directions import (
     double_backward,
     forward,
 )
+from kernelgen.errors import UnsupportedError
+from kernelgen.kernels.dispatch import AnyPlan, make_plan
+from kernelgen.ops.harmonics import HarmonicsOperator
+from kernelgen.ops.product import Operator
+from kernelgen.ops.symmetric_contraction import ContractionOperator
+from kernelgen.runtime.runner import recipe_of
 
 INDICES = {"int32": torch.int32, "int64": torch.int64}
 

@@ -1,4 +1,4 @@
-"""Builds the shared library with the operators ``equitune::*``, which C++ programs load instead of Python."""
+"""The shared library with the operators ``equitune::*`` for C++ programs, and what exported programs need for it."""
 
 from __future__ import annotations
 
@@ -7,11 +7,16 @@ import shutil
 import tempfile
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch import Tensor, fx
 
-from kernelgen.compile.host import COMPILE_LIMIT_S, build, find_host_compiler
+from kernelgen.build.host import build, find_host_compiler
+from kernelgen.build.job import COMPILE_LIMIT_S
 from kernelgen.errors import PackError, UnsupportedError, cause_of
+
+# Builds the shared library with the operators ``equitune::*``, which C++ programs load instead of Python.
 
 # The first torch whose stable ABI has what the library uses; one that is built for it runs with all later ones.
 OLDEST_TORCH = (2, 10)
@@ -53,3 +58,95 @@ def build_library(path: str | os.PathLike) -> Path:
     except OSError as error:
         raise PackError(f"{out} cannot be written ({cause_of(error)}); name another file") from error
     return out
+
+
+# Operators by which an exported program sends rows of nodes to the ranks that hold them as ghosts, and gradients back.
+#
+# A rank of a molecular-dynamics program has its own atoms and *ghosts*: copies of the atoms near it that other ranks
+# own, or periodic images. After each layer of a network the ghosts' features come from their owners, and on the way
+# back their gradients go there. The program that runs the model does both, since only it knows its ranks: here are only
+# the operators' names, shapes and dtypes, for tracing. ``cpp/pair_equitune.cpp`` has them for LAMMPS.
+
+
+@torch.library.custom_op("ranks::forward_exchange", mutates_args=())
+def forward_exchange(rows: Tensor) -> Tensor:
+    """Rows [own atoms and ghosts, width] with each ghost's row from its owner."""
+    raise UnsupportedError(_WHY)
+
+
+@torch.library.custom_op("ranks::reverse_exchange", mutates_args=())
+def reverse_exchange(rows: Tensor) -> Tensor:
+    """Rows [own atoms and ghosts, width] with each ghost's row added to its owner's; those of ghosts stay undefined."""
+    raise UnsupportedError(_WHY)
+
+
+_WHY = "rows are exchanged between ranks by the program that runs an exported model; Python only traces it"
+
+forward_exchange.register_fake(torch.empty_like)
+reverse_exchange.register_fake(torch.empty_like)
+
+
+class Exchange:
+    """What a model's code for LAMMPS's ML-IAP takes for its ``data``, while it is traced.
+
+    nlocal, ntotal: numbers of own atoms, and of these and ghosts; they may be symbols.
+    """
+
+    def __init__(self, atoms: int, ghosts: int) -> None:
+        self.nlocal, self.ntotal = atoms, atoms + ghosts
+
+    def forward_exchange(self, features: Tensor, out: Tensor, _: int) -> None:
+        out.copy_(torch.ops.ranks.forward_exchange(features.contiguous()))
+
+    def reverse_exchange(self, gradients: Tensor, out: Tensor, _: int) -> None:
+        out.copy_(torch.ops.ranks.reverse_exchange(gradients.contiguous()))
+
+
+# Sums of all rows into one, such as the energy of a structure from its atoms', as sums instead of scattered additions.
+#
+# Torch's compiler writes the scattered form wrongly. In 2.11 its code for GPUs also adds what idle lanes hold, such as
+# a constant shift of each atom's energy, up to the next power of two (pytorch issue 178871).
+
+aten = torch.ops.aten
+# Each takes (result, dim, index, rows), and adds to the result; the first also takes what to do there.
+_ADDED = {
+    aten.scatter_reduce.two: aten.add.Tensor,
+    aten.scatter_reduce_.two: aten.add_.Tensor,
+    aten.scatter_add.default: aten.add.Tensor,
+    aten.scatter_add_.default: aten.add_.Tensor,
+    aten.index_add.default: aten.add.Tensor,
+    aten.index_add_.default: aten.add_.Tensor,
+}
+
+
+def with_plain_sums(traced: fx.GraphModule) -> fx.GraphModule:
+    """The same module, changed in place: additions of rows into a result of one row are sums of the rows.
+
+    traced: by ``make_fx``, whose nodes know their shapes. Equal for all valid inputs, since the one row is all that an
+    index can name; results differ in the order of additions.
+    """
+    for node in list(traced.graph.nodes):
+        if node.op == "call_function" and node.target in _ADDED and _is_of_one_row(node):
+            given: list[Any] = list(node.args)
+            result, dim, _, rows = given[:4]
+            with traced.graph.inserting_before(node):
+                total = traced.graph.call_function(aten.sum.dim_IntList, (rows, [dim], True))
+                added = traced.graph.call_function(_ADDED[node.target], (result, total))
+            total.meta["val"] = rows.meta["val"].sum(dim, keepdim=True)
+            added.meta = dict(node.meta)
+            node.replace_all_uses_with(added)
+            traced.graph.erase_node(node)
+    traced.recompile()
+    return traced
+
+
+def _is_of_one_row(node: fx.Node) -> bool:
+    """Whether all rows, and all of them whole, are added to the only row."""
+    given: list[Any] = [one.meta["val"] if isinstance(one, fx.Node) else one for one in node.args[:4]]
+    result, dim, index, rows = given
+    of_rows = "index_add" in str(node.target)
+    plain = node.args[4:] in ((), ("sum",)) and not node.kwargs
+    if not plain or result.dim() == 0 or result.shape[dim] != 1:
+        return False
+    whole = rows.sum(dim, keepdim=True).shape == result.shape
+    return whole and (of_rows or index.shape == rows.shape)

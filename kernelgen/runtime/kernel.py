@@ -8,33 +8,205 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import itertools
 import os
+import struct
+import sys
 import threading
 import warnings
+import weakref
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from kernelgen.compile.cache import Binary
-from kernelgen.compile.compiler import compile_source
+from kernelgen.build.cache import Binary
+from kernelgen.build.compiler import compile_source
+from kernelgen.build.gpu import has_nvrtc, misfit, nvrtc_version
 from kernelgen.device import NOT_RUN, device_facts
-from kernelgen.emit.kernel_source import emit, geometry
-from kernelgen.emit.source import Source
-from kernelgen.errors import LaunchError, UnsupportedError
-from kernelgen.plan.planner import AnyPlan, make_plan
-from kernelgen.runtime.cuda_driver import (
-    Arguments,
-    LoadedKernel,
-    allow_shared,
-    blocks_held,
-    error_name,
-    launch_function,
-    launch_on,
-    load_entry,
-)
-from kernelgen.runtime.zero_flags import next_launch
-from kernelgen.schedule.kernel_spec import BUFFERS, AnySpec
+from kernelgen.errors import LaunchError, ToolMissingError, UnsupportedError
+from kernelgen.kernels.dispatch import AnyPlan, emit, geometry, make_plan
+from kernelgen.kernels.source import Source
+from kernelgen.kernels.spec import BUFFERS, AnySpec
+
+# Calls functions of the CUDA driver directly, because host time limits calls on small graphs.
+#
+# Such a launch takes a third of the host time of a launch through the bindings; a fill bypasses torch's dispatcher.
+
+INVALID_CONTEXT = 201
+# CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+_MAX_DYNAMIC_SHARED = 8
+
+
+@functools.cache
+def _library() -> Any:
+    names = ("nvcuda.dll",) if sys.platform == "win32" else ("libcuda.so.1", "libcuda.so")
+    for name in names:
+        try:
+            return ctypes.CDLL(name)
+        except OSError:
+            continue
+    raise ToolMissingError(f"the CUDA driver ({names[0]}) cannot be loaded; install the NVIDIA driver")
+
+
+def driver_cuda() -> tuple[int, int]:
+    """The newest CUDA version that the driver supports; ToolMissingError without a driver."""
+    number = ctypes.c_int()
+    status = _library().cuDriverGetVersion(ctypes.byref(number))
+    if status != 0:
+        raise ToolMissingError(f"the CUDA driver does not tell its version (error {status}); install it again")
+    return number.value // 1000, number.value % 1000 // 10
+
+
+class Arguments(threading.local):
+    """One thread's packed arguments for kernels with ``count`` arguments.
+
+    Every argument has 8 bytes, so the driver takes them as one block, through its ``extra`` launch parameters.
+    """
+
+    def __init__(self, count: int) -> None:
+        self.packer = struct.Struct(f"<{count}Q")
+        self.block = ctypes.create_string_buffer(self.packer.size)
+        self.size = ctypes.c_size_t(self.packer.size)
+        # CU_LAUNCH_PARAM_BUFFER_POINTER, the block, CU_LAUNCH_PARAM_BUFFER_SIZE, its size, CU_LAUNCH_PARAM_END
+        self.extra = (ctypes.c_void_p * 5)(1, ctypes.addressof(self.block), 2, ctypes.addressof(self.size), 0)
+
+    def pack(self, *values: int) -> ctypes.Array:
+        """The ``extra`` parameters for these values."""
+        self.packer.pack_into(self.block, 0, *values)
+        return self.extra
+
+
+class _Config(threading.local):
+    """One thread's ``CUlaunchConfig``, packed again for every launch: faster than eleven arguments."""
+
+    # Grid, block, shared bytes; stream, attributes and their number (none).
+    packer = struct.Struct("<7I4xQQI4x")
+
+    def __init__(self) -> None:
+        self.block = ctypes.create_string_buffer(self.packer.size)
+        self.address = ctypes.addressof(self.block)
+
+
+Launch = Callable[[int, tuple[int, int, int], int, ctypes.Array], int]
+
+
+@functools.cache
+def launch_function() -> Launch:
+    """``cuLaunchKernelEx``: takes kernel, geometry (blocks, threads, shared bytes), stream and arguments.
+
+    It returns a status.
+    """
+    function = _library().cuLaunchKernelEx
+    function.argtypes = [ctypes.c_void_p] * 4
+    function.restype = ctypes.c_int
+    config, pack = _Config(), _Config.packer.pack_into
+
+    def launch(handle: int, shape: tuple[int, int, int], stream: int, arguments: ctypes.Array) -> int:
+        blocks, threads, shared = shape
+        pack(config.block, 0, blocks, 1, 1, threads, 1, 1, shared, stream, 0, 0)
+        return function(config.address, handle, None, arguments)
+
+    return launch
+
+
+@functools.cache
+def _fill_function() -> Any:
+    function = _library().cuMemsetD8Async
+    function.argtypes = [ctypes.c_void_p, ctypes.c_ubyte, ctypes.c_size_t, ctypes.c_void_p]
+    function.restype = ctypes.c_int
+    return function
+
+
+class LoadedKernel:
+    """A kernel of a module, which stays loaded as long as this object lives.
+
+    handle: the driver's, for all devices.
+    """
+
+    def __init__(self, library: int, handle: int) -> None:
+        self.handle = handle
+        # Not at the end of the process, when the driver may be gone.
+        weakref.finalize(self, _library().cuLibraryUnload, ctypes.c_void_p(library)).atexit = False
+
+
+def load_entry(binary: Binary, entry: str) -> LoadedKernel:
+    """A kernel of compiled code: a cubin, or PTX, which the driver compiles.
+
+    Raises ToolMissingError for a driver that is too old, LaunchError if it refuses the code otherwise.
+    """
+    driver, library, kernel = _library(), ctypes.c_void_p(), ctypes.c_void_p()
+    if not hasattr(driver, "cuLibraryLoadData"):
+        raise ToolMissingError("this NVIDIA driver is older than 525 (CUDA 12.0); install a newer driver")
+    code = binary.path.read_bytes()  # ctypes adds the zero byte that ends PTX
+    status = driver.cuLibraryLoadData(ctypes.byref(library), code, None, None, 0, None, None, 0)
+    if status == 0:
+        status = driver.cuLibraryGetKernel(ctypes.byref(kernel), library, entry.encode())
+    if status == 0:
+        return LoadedKernel(library.value or 0, kernel.value or 0)
+    reason = misfit(driver_cuda(), nvrtc_version()) if has_nvrtc() else ""
+    if reason:
+        raise ToolMissingError(reason)
+    raise LaunchError(f"{binary.path} cannot be loaded: {error_name(status)}")
+
+
+def allow_shared(kernel: LoadedKernel, size: int, device: int) -> int:
+    """Let a kernel's blocks take ``size`` bytes of dynamic shared memory on a device; returns a status."""
+    set_attribute = _library().cuKernelSetAttribute
+    set_attribute.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ctypes.c_int]
+    return set_attribute(_MAX_DYNAMIC_SHARED, size, kernel.handle, device)
+
+
+def blocks_held(kernel: LoadedKernel, threads: int, shared: int, device: int) -> int:
+    """Blocks of a kernel that a multiprocessor of the current device holds at a time; 0 if the driver does not say."""
+    torch.cuda.set_device(device)  # makes torch's context current
+    count = ctypes.c_int()
+    status = _library().cuOccupancyMaxActiveBlocksPerMultiprocessor(
+        ctypes.byref(count), ctypes.c_void_p(kernel.handle), ctypes.c_int(threads), ctypes.c_size_t(shared)
+    )
+    return count.value if status == 0 else 0
+
+
+def launch_on(device: int, function: Launch, handle: int, shape: tuple[int, int, int], arguments: ctypes.Array) -> int:
+    """Launch on the device's current stream; returns a status."""
+    stream = torch._C._cuda_getCurrentRawStream(device)
+    status = function(handle, shape, stream, arguments)
+    if status == INVALID_CONTEXT:  # the first CUDA call of this thread: torch makes its context current
+        torch.cuda.set_device(device)
+        status = function(handle, shape, stream, arguments)
+    return status
+
+
+def clear(out: Tensor) -> bool:
+    """Zero a contiguous tensor of the current device on its current stream; returns whether that succeeded."""
+    if out.numel() == 0:
+        return True
+    stream = torch._C._cuda_getCurrentRawStream(out.get_device())
+    return _fill_function()(out.data_ptr(), 0, out.nbytes, stream) == 0
+
+
+def clean_memory(device: int, size: int) -> int:
+    """The address of ``size`` zeroed bytes of the device, never freed; LaunchError if the driver cannot allocate."""
+    torch.cuda.set_device(device)  # makes torch's context current
+    driver, address = _library(), ctypes.c_uint64()
+    status = driver.cuMemAlloc_v2(ctypes.byref(address), ctypes.c_size_t(size))
+    if status == 0:
+        status = driver.cuMemsetD8_v2(address, ctypes.c_ubyte(0), ctypes.c_size_t(size))
+    if status == 0:
+        status = driver.cuStreamSynchronize(None)
+    if status != 0:
+        raise LaunchError(f"{size} bytes of memory on cuda:{device}: {error_name(status)}")
+    return address.value
+
+
+def error_name(status: int) -> str:
+    """The driver's name for an error, such as CUDA_ERROR_INVALID_VALUE."""
+    name = ctypes.c_char_p()
+    if _library().cuGetErrorName(status, ctypes.byref(name)) != 0 or name.value is None:
+        return f"CUDA driver error {status}"
+    return name.value.decode()
+
 
 # Bytes of dynamic shared memory beyond which a kernel must request permission.
 _SHARED_WITHOUT_ASKING = 48 * 1024
@@ -224,3 +396,93 @@ class FixedKernel:
         status = launch_on(device, launch_function(), loaded.handle, shape, packed)
         if status != 0:
             raise LaunchError(f"{self.source.entry} with {values} failed on cuda:{device}: {error_name(status)}")
+
+
+# Flags by which kernels that zero their own outputs signal that the zeros are written (``include/zero_outputs.hpp``).
+#
+# Flags are memory lines of the device. Each stream has its own, since kernels of one stream run one after the other.
+# Launches have distinct numbers, so flags need no reset between them. A captured graph may be replayed on any stream,
+# with the launch numbers of its capture; so each of its launches has its own lines, which the graph clears.
+#
+# Two streams with the same handle at once (an external stream destroyed with work left, its handle reused) would share
+# lines; torch's own streams live as long as the process.
+#
+# The lines of streams are allocated by the driver, because torch's current memory pool may belong to a captured graph.
+
+# CU_STREAM_PER_THREAD: one handle for a stream of each thread.
+_OF_EACH_THREAD = 2
+# Bytes of one stream's lines (1 + COPIES of them, see the header), and the number of streams an allocation serves.
+_SPACING, _AT_A_TIME = 128 * 33, 64
+_launches = itertools.count(1)
+_lock = threading.Lock()
+# By device, stream and (where it matters) thread.
+_lines: dict[tuple[int, int, int], int] = {}
+_unused: dict[int, list[int]] = {}
+
+
+class FlaggedLaunch(NamedTuple):
+    """kept: must live until the launch is queued. address: of the lines. number: unique to this launch."""
+
+    kept: Tensor | None
+    address: int
+    number: int
+
+
+def next_launch(device: int) -> FlaggedLaunch:
+    """The flags for a launch on the current stream of ``device``, which must be the current device."""
+    if torch._C._cuda_isCurrentStreamCapturing():
+        lines = _cleared_in_the_graph(device)
+        return FlaggedLaunch(lines, lines.data_ptr(), next(_launches))
+    stream = torch._C._cuda_getCurrentRawStream(device)
+    key = (device, stream, threading.get_ident() if stream == _OF_EACH_THREAD else 0)
+    address = _lines.get(key)
+    return FlaggedLaunch(None, _lines_of(key) if address is None else address, next(_launches))
+
+
+def _cleared_in_the_graph(device: int) -> Tensor:
+    return torch.zeros(_SPACING // 8, dtype=torch.int64, device=f"cuda:{device}")
+
+
+def _lines_of(key: tuple[int, int, int]) -> int:
+    with _lock:
+        if key not in _lines:
+            unused = _unused.setdefault(key[0], [])
+            if not unused:
+                first = clean_memory(key[0], _SPACING * _AT_A_TIME)
+                unused += range(first, first + _SPACING * _AT_A_TIME, _SPACING)
+            _lines[key] = unused.pop()
+        return _lines[key]
+
+
+# Evicts a GPU's instruction caches: every multiprocessor executes more code than its caches hold.
+#
+# A kernel that is called repeatedly finds its code in the caches; in a model, among other kernels, it does not. On an
+# H200 the kernels of one molecule took 0.1 to 6 us longer in turns with others; the largest code lost the most.
+
+ENTRY = "equitune_long_code"
+# Multiply-adds of 16 bytes each: 256 kB, twice the largest of a multiprocessor's instruction caches.
+STEPS = 1 << 14
+# Four warps reach the four parts of a multiprocessor; two blocks for each, in case one multiprocessor gets none.
+THREADS, BLOCKS_EACH = 128, 2
+
+
+@functools.cache
+def source() -> Source:
+    """A kernel without loops whose steps the compiler cannot remove."""
+    steps = (f"    x = x * {1 + i * 1e-6:.7f}f + y;\n    y = y * {1 - i * 1e-6:.7f}f + x;\n" for i in range(STEPS // 2))
+    head = (
+        f'extern "C" __global__ void __launch_bounds__({THREADS}) {ENTRY}(float* out, unsigned long long wanted) {{\n'
+    )
+    body = "    float x = threadIdx.x, y = blockIdx.x;\n" + "".join(steps)
+    return Source(head + body + "    if (wanted) *out = x + y;\n}\n", "cuda", ENTRY)
+
+
+@functools.cache
+def _long_code() -> FixedKernel:
+    return FixedKernel(source(), 2, THREADS)
+
+
+def evict_code(device: torch.device) -> None:
+    """Queue the kernel on the current stream of the current device, which is ``device``."""
+    index = torch.cuda.current_device() if device.index is None else device.index
+    _long_code().launch(index, BLOCKS_EACH * device_facts(f"cuda:{index}").units, 0, 0)

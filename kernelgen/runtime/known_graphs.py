@@ -19,9 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernelgen.runtime.graph import EdgeOrder, check_indices, check_sizes
-from kernelgen.runtime.index_check import check_on_device
-from kernelgen.tracing import is_transforming, modes_at_work
+from kernelgen.compat import is_transforming, modes_at_work
+from kernelgen.runtime.graph import EdgeOrder, check_indices, check_on_device, check_sizes
 
 KEPT_GRAPHS = 8
 # Most orders, and most sizes, that are kept for one graph.

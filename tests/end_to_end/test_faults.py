@@ -23,15 +23,14 @@ from autotune.search.spaces.registry import space_of
 from autotune.search.study import Study
 from autotune.workload.config_tables import load_graphs
 from autotune.workload.workload import Workload
-from kernelgen.compile.compiler import compile_source
+from kernelgen.arithmetic.directions import DIRECTIONS
+from kernelgen.build.compiler import compile_source
 from kernelgen.device import cuda_facts, device_facts
-from kernelgen.emit.kernel_source import emit
 from kernelgen.errors import CompileError
-from kernelgen.plan.planner import make_plan
-from kernelgen.problem.tensor_product import TensorProductProblem
-from kernelgen.schedule.kernel_spec import Spec
-from kernelgen.schedule.tensor_product import CudaSchedule
-from kernelgen.terms.directions import DIRECTIONS
+from kernelgen.kernels.dispatch import emit, make_plan
+from kernelgen.kernels.product.schedule import CudaSchedule
+from kernelgen.kernels.spec import Spec
+from kernelgen.problem.product import TensorProductProblem
 
 PROBLEM = TensorProductProblem.channelwise("4x0e+4x1o", "0e+1o", "0e+1o")
 WORKLOAD = Workload("tiny", PROBLEM, "conv", load_graphs()["carbon-small"])

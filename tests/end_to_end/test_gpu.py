@@ -8,9 +8,10 @@ from pair_problems import MODES, of_mode
 from reference import assert_matches_e3nn, make_case
 
 from autotune.workload.config_tables import load_problems
-from kernelgen import CudaSchedule, build
+from kernelgen.arithmetic.directions import DIRECTIONS, OPERANDS
+from kernelgen.kernels.product.schedule import CudaSchedule
+from kernelgen.ops.product import build
 from kernelgen.runtime.kernel import load_kernel
-from kernelgen.terms.directions import DIRECTIONS, OPERANDS
 
 pytestmark = pytest.mark.gpu
 SUITE = load_problems()
@@ -84,7 +85,7 @@ FORMS = {
 @pytest.mark.parametrize("layout", ["mul_ir", "ir_mul"])
 @pytest.mark.parametrize("form", FORMS)
 def test_kernel_forms(form: str, layout: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kernelgen.plan.tensor_product.REGISTER_SLACK", 4)
+    monkeypatch.setattr("kernelgen.kernels.product.plan.REGISTER_SLACK", 4)
     operator = build(MEDIUM, FORMS[form], dtype=dtype, layout=layout, device="cuda")
     case = make_case(MEDIUM, "conv", edges=300, nodes=20, num_out=17)
     assert_matches_e3nn(operator, case, DIRECTIONS, TOLERANCE[dtype], "cuda")

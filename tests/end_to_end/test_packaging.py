@@ -20,7 +20,7 @@ from places import ROOT, SUPPORT
 
 from autotune.cli.packs.of_suite import Kernels, suite, write_suite
 from autotune.workload.toml_tables import read_toml
-from kernelgen.compile.host import default_level
+from kernelgen.build.host import default_level
 
 ARCHS = ("sm_80",) if importlib.util.find_spec("cuda") else ()
 BUILD_FILES = ("pyproject.toml", "setup.py", "MANIFEST.in", "README.md", "LICENSE")
@@ -134,14 +134,14 @@ def test_kernels_for_gpus_need_no_compiler_either(installed: Path, tmp_path: Pat
         "from autotune.workload.config_tables import find_problem\n"
         "from kernelgen import compile_source\n"
         "from kernelgen.device import cuda_facts, representative\n"
-        "from kernelgen.emit.source import Source\n"
+        "from kernelgen.kernels.source import Source\n"
         "facts, kernel = representative('sm_80'), (find_problem('tiny'), 'conv', 'forward', 'float32', 'mul_ir')\n"
         "schedule = find_schedule(*kernel, facts, 'conv-e17-d5').schedule\n"
         "source = Source(source_text(*kernel, False, schedule, facts), 'cuda')\n"
         "for arch in ('sm_80', 'sm_89', 'sm_120'):\n"
         "    print(compile_source(source, cuda_facts(arch)).path.read_bytes()[:4])\n"
         "import torch\n"
-        "from kernelgen.ops.nodes import gates, matrices\n"
+        "from kernelgen.ops import gates, matrices\n"
         "for source in (gates.source(torch.float64), matrices.source(torch.float32, False)):\n"
         "    print(compile_source(source, cuda_facts('sm_86')).path.read_bytes()[:4])\n"
     )

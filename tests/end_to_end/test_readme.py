@@ -70,8 +70,8 @@ def certify(folder: Path) -> None:
     from database_samples import entry
 
     from autotune import TensorProductConv
-    from kernelgen.schedule.tensor_product import HostSchedule
-    from kernelgen.terms.directions import DIRECTIONS
+    from kernelgen.arithmetic.directions import DIRECTIONS
+    from kernelgen.kernels.product.schedule import HostSchedule
 
     problem = TensorProductConv("128x0e+128x1o", "0e+1o+2e+3o", filter_irreps_out="0e+1o+2e+3o").problem
     groups = HostSchedule(path_groups=len(problem.paths))

@@ -26,7 +26,7 @@ from autotune.database.provenance import facts_of_record, source_text
 from autotune.paths import results_dir
 from autotune.report import write_reports
 from autotune.workload.config_tables import find_problem
-from kernelgen.schedule.tensor_product import schedule_from_dict
+from kernelgen.kernels.product.schedule import schedule_from_dict
 
 pytestmark = needs_chromium
 # A4 landscape without its margins, in CSS pixels: 297 mm less twice 11 mm.

@@ -29,7 +29,7 @@ from autotune.report.html.packed import unfolding
 from autotune.report.html.samples import axis_limit, samples, strips
 from autotune.report.html.sources import KernelSource, Sources, pack, write_sources
 from autotune.workload.config_tables import find_problem
-from kernelgen.schedule.tensor_product import schedule_from_dict
+from kernelgen.kernels.product.schedule import schedule_from_dict
 from kernelgen.version import GENERATOR_VERSION
 
 REPORTS, RESULTS = (ROOT / folder for folder in ("reports", "results"))

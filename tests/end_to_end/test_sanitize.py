@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import sanitize
 
-from kernelgen import CudaSchedule
 from kernelgen.device import cuda_facts
-from kernelgen.schedule.kernel_spec import HarmonicsSpec, Spec
-from kernelgen.schedule.spherical_harmonics import HarmonicsCudaSchedule
-from kernelgen.schedule.symmetric_contraction import ContractionCudaSchedule, ContractionSpec
+from kernelgen.kernels.contraction.schedule import ContractionCudaSchedule, ContractionSpec
+from kernelgen.kernels.harmonics.schedule import HarmonicsCudaSchedule
+from kernelgen.kernels.product.schedule import CudaSchedule
+from kernelgen.kernels.spec import HarmonicsSpec, Spec
 
 # Knobs whose every value is a form of its own; of the others (sizes) two values or more, but of the registers' limit.
 FORMS = ("fuse", "accumulate", "order", "edge_operand", "prefetch", "ahead", "stream", "finish", "zeros", "runs")

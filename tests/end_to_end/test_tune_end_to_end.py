@@ -38,8 +38,8 @@ from autotune.workload.config import load_config
 from autotune.workload.config_tables import load_graphs
 from autotune.workload.workload import Workload
 from kernelgen.device import device_facts
-from kernelgen.problem.tensor_product import TensorProductProblem
-from kernelgen.schedule.tensor_product import HostSchedule, schedule_from_dict
+from kernelgen.kernels.product.schedule import HostSchedule, schedule_from_dict
+from kernelgen.problem.product import TensorProductProblem
 
 # More than any run here gets to.
 TRIALS = 200

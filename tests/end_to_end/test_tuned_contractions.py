@@ -32,11 +32,11 @@ from autotune.workload.config_tables import find_problem, load_all
 from autotune.workload.graphs import GraphSpec, NodesAlone, build_graph
 from autotune.workload.passes import moved_bytes
 from autotune.workload.workload import Workload
+from kernelgen.arithmetic import contraction_couplings as equivariant_polynomials
+from kernelgen.arithmetic.contraction import CONTRACTION_DIRECTIONS
 from kernelgen.device import DeviceFacts, cuda_facts, device_facts
-from kernelgen.problem.symmetric_contraction import ContractionProblem
-from kernelgen.schedule.symmetric_contraction import ContractionHostSchedule
-from kernelgen.terms import equivariant_polynomials
-from kernelgen.terms.contraction_statements import CONTRACTION_DIRECTIONS
+from kernelgen.kernels.contraction.schedule import ContractionHostSchedule
+from kernelgen.problem.contraction import ContractionProblem
 
 PROBLEM = ContractionProblem("0e+1o+2e", "1o+0e", 3, 4)
 FEW = GraphSpec("few", NodesAlone(20, 7, 3))

@@ -33,12 +33,12 @@ from autotune.workload.config_tables import load_all, load_problems
 from autotune.workload.graph_class import GraphClass
 from autotune.workload.graphs import EdgesAlone, GraphSpec, build_graph
 from autotune.workload.workload import Workload
+from kernelgen.arithmetic.directions import HARMONICS_DIRECTIONS
 from kernelgen.device import cuda_facts, device_facts
 from kernelgen.errors import ProblemError
-from kernelgen.problem.spherical_harmonics import HarmonicsProblem
-from kernelgen.schedule.spherical_harmonics import HarmonicsCudaSchedule, HarmonicsHostSchedule
-from kernelgen.schedule.tensor_product import HostSchedule
-from kernelgen.terms.directions import HARMONICS_DIRECTIONS
+from kernelgen.kernels.harmonics.schedule import HarmonicsCudaSchedule, HarmonicsHostSchedule
+from kernelgen.kernels.product.schedule import HostSchedule
+from kernelgen.problem.harmonics import HarmonicsProblem
 
 L2 = HarmonicsProblem((0, 1, 2), "component", True)
 FEW = GraphSpec("few", EdgesAlone(300))

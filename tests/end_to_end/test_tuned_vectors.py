@@ -26,17 +26,16 @@ from autotune.workload.graph_class import GraphClass
 from autotune.workload.graphs import GraphSpec, Points
 from autotune.workload.kinds.edge_vectors import VectorsKind, product_schedule
 from autotune.workload.workload import Workload
+from kernelgen.arithmetic.directions import DIRECTIONS
 from kernelgen.device import cuda_facts, device_facts
 from kernelgen.errors import ProblemError
-from kernelgen.ops.edge_vectors import FUSED
-from kernelgen.ops.harmonics_operator import HarmonicsOperator
-from kernelgen.plan.planner import make_plan
-from kernelgen.problem.edge_vectors import VectorProblem
-from kernelgen.problem.spherical_harmonics import HarmonicsProblem
-from kernelgen.problem.tensor_product import TensorProductProblem
-from kernelgen.schedule.edge_vectors import VectorHostSchedule
-from kernelgen.schedule.kernel_spec import Spec
-from kernelgen.terms.directions import DIRECTIONS
+from kernelgen.kernels.dispatch import make_plan
+from kernelgen.kernels.harmonics.schedule import VectorHostSchedule
+from kernelgen.kernels.spec import Spec
+from kernelgen.ops.harmonics import HarmonicsOperator
+from kernelgen.ops.vectors import FUSED
+from kernelgen.problem.harmonics import HarmonicsProblem, VectorProblem
+from kernelgen.problem.product import TensorProductProblem
 
 L1 = HarmonicsProblem((0, 1), "component", True)
 PROBLEM = VectorProblem(TensorProductProblem.channelwise("4x0e+4x1o", "0e+1o", "0e+1o"), L1)

@@ -20,10 +20,11 @@ from reference import assert_matches_e3nn, float64, make_case
 from torch import Tensor
 
 from autotune import SphericalHarmonics, SphericalHarmonicsConv, accelerate, restore
-from kernelgen import TensorProductProblem, UnsupportedError, build
-from kernelgen.ops.operator import rebuild
-from kernelgen.terms.clebsch_gordan import couplings_digest, path_terms
-from kernelgen.terms.directions import DIRECTIONS
+from kernelgen import UnsupportedError
+from kernelgen.arithmetic.couplings import couplings_digest, path_terms
+from kernelgen.arithmetic.directions import DIRECTIONS
+from kernelgen.ops.product import build, rebuild
+from kernelgen.problem.product import TensorProductProblem
 
 # All of (1, 2, 2), (2, 1, 2), (2, 2, 1): e3nn 0.4 gives these couplings the opposite sign of later versions.
 SIGNED = ("8x1o+8x2e", "0e+1o+2e", "1o+1e+2e+2o")

@@ -16,7 +16,7 @@ from model_cases import CUTOFF, case_of, needs
 
 from autotune.models.packages.base import default_dtype
 from kernelgen.errors import InputError, UnsupportedError
-from kernelgen.packs.ranks import forward_exchange, reverse_exchange
+from kernelgen.packs.library import forward_exchange, reverse_exchange
 
 
 def of_mace(model: Any, atoms: Atoms) -> Results:

@@ -23,7 +23,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from autotune.measure.equivariance import random_rotation, turned
 from autotune.workload.tensors import relayout
 from autotune.workload.toml_tables import read_toml
-from kernelgen.e3nn_import import o3
+from kernelgen.compat import o3
 from kernelgen.errors import InputError
 
 CHANNELS = 4

@@ -15,11 +15,11 @@ from mace_cases import default_dtype
 from torch._subclasses import FakeTensor, FakeTensorMode
 
 from autotune.integrations.contraction import AcceleratedContraction
-from kernelgen.e3nn_import import o3
+from kernelgen.arithmetic.contraction_couplings import coordinates, polynomials
+from kernelgen.compat import o3
 from kernelgen.errors import UnsupportedError
-from kernelgen.ops.contraction.operator import build_contraction
-from kernelgen.problem.symmetric_contraction import ContractionProblem
-from kernelgen.terms.equivariant_polynomials import coordinates, polynomials
+from kernelgen.ops.symmetric_contraction import build_contraction
+from kernelgen.problem.contraction import ContractionProblem
 
 CHANNELS, ELEMENTS = 2, 3
 OUTS = ("0e", "0e+1o", "0e+1o+2e")

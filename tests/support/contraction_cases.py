@@ -7,9 +7,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from kernelgen.ops.contraction.operator import ContractionOperator, build_contraction
-from kernelgen.problem.symmetric_contraction import ContractionProblem
-from kernelgen.terms.equivariant_polynomials import polynomials
+from kernelgen.arithmetic.contraction_couplings import polynomials
+from kernelgen.ops.symmetric_contraction import ContractionOperator, build_contraction
+from kernelgen.problem.contraction import ContractionProblem
 
 SMALL = ContractionProblem("0e+1o", "0e+1o", 2, 3)
 Function = Callable[[Tensor, Tensor], Tensor]

@@ -6,21 +6,21 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from kernelgen.device import DeviceFacts
-from kernelgen.problem.symmetric_contraction import ContractionProblem
-from kernelgen.schedule.symmetric_contraction import (
-    ContractionCudaSchedule,
-    ContractionHostSchedule,
-    ContractionSchedule,
-    ContractionSpec,
-)
-from kernelgen.terms.contraction_statements import (
+from kernelgen.arithmetic.contraction import (
     CONTRACTION_DIRECTIONS,
     FORWARD,
     ContractionDirection,
     contraction_backward,
     contraction_double_backward,
 )
+from kernelgen.device import DeviceFacts
+from kernelgen.kernels.contraction.schedule import (
+    ContractionCudaSchedule,
+    ContractionHostSchedule,
+    ContractionSchedule,
+    ContractionSpec,
+)
+from kernelgen.problem.contraction import ContractionProblem
 
 PROBLEMS = {
     "usual": ContractionProblem("0e+1o+2e", "0e+1o", 3, 32),

@@ -14,16 +14,15 @@ from pathlib import Path
 import torch
 from reference import Case, relayout
 
+from kernelgen.arithmetic.directions import Direction
 from kernelgen.device import DeviceFacts, cuda_facts
-from kernelgen.emit.kernel_source import emit, geometry
-from kernelgen.plan.planner import AnyPlan, make_plan
-from kernelgen.plan.radial_convolution import RadialPlan
-from kernelgen.plan.spherical_harmonics import HarmonicsPlan
-from kernelgen.problem.spherical_harmonics import HarmonicsProblem
+from kernelgen.kernels.dispatch import AnyPlan, emit, geometry, make_plan
+from kernelgen.kernels.harmonics.plan import HarmonicsPlan
+from kernelgen.kernels.product.schedule import CudaSchedule
+from kernelgen.kernels.radial.plan import RadialPlan
+from kernelgen.kernels.spec import BUFFERS, Spec
+from kernelgen.problem.harmonics import HarmonicsProblem
 from kernelgen.runtime.graph import longest_first
-from kernelgen.schedule.kernel_spec import BUFFERS, Spec
-from kernelgen.schedule.tensor_product import CudaSchedule
-from kernelgen.terms.directions import Direction
 
 FACTS = cuda_facts("sm_90")
 # Elements after each output that must stay unchanged.

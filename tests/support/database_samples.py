@@ -8,8 +8,8 @@ from typing import Any
 from autotune.database.entry import Entry
 from autotune.database.store import Database, database_path, device_record
 from kernelgen.device import DeviceFacts, cuda_facts
-from kernelgen.problem.tensor_product import TensorProductProblem
-from kernelgen.schedule.tensor_product import HostSchedule, Schedule
+from kernelgen.kernels.product.schedule import HostSchedule, Schedule
+from kernelgen.problem.product import TensorProductProblem
 
 PROBLEM = TensorProductProblem.channelwise("8x0e+8x1o", "0e+1o", "0e+1o")
 HOST = DeviceFacts("cpu", "Test CPU 4 cores", "x86_64", 4, vector_bytes=32)

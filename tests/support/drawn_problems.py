@@ -41,7 +41,7 @@ from autotune.workload.config_tables import problems_from
 from autotune.workload.tensors import make_tensors
 from autotune.workload.workload import Workload
 from kernelgen.device import DeviceFacts, device_facts
-from kernelgen.problem.shape import shape_of
+from kernelgen.problem.sizes import shape_of
 
 DIRECTIONS = ("forward", "backward")
 # Channels a block: common ones, and ones that fill no warp; features have at most so many components.

@@ -20,7 +20,7 @@ from torch.nn.functional import silu
 
 from autotune.measure.timing import time_callable
 from kernelgen.device import device_facts
-from kernelgen.ops.edges.networks import hidden_features, is_one_kernel, layer_by_layer
+from kernelgen.ops.edge_networks import hidden_features, is_one_kernel, layer_by_layer
 
 NETWORKS = {"mace": (10, 64, 3), "sevennet": (8, 64, 2), "nequip": (8, 128, 1)}
 EDGES = {"diamond": 158_000, "water": 460_710}

@@ -14,14 +14,14 @@ from radial_cases import RadialCase, rows_of
 from reference import relayout
 
 from autotune.modules.radial import convolution
+from kernelgen.arithmetic.directions import Direction
 from kernelgen.device import DeviceFacts
-from kernelgen.ops.operator import Operator
-from kernelgen.ops.radial import fused
-from kernelgen.plan.planner import make_plan
-from kernelgen.plan.radial_convolution import MARKS, radial_plan
+from kernelgen.kernels.dispatch import make_plan
+from kernelgen.kernels.radial.plan import MARKS, radial_plan
+from kernelgen.kernels.radial.schedule import RadialSchedule, RadialSpec
+from kernelgen.ops import radial_convolution as fused
+from kernelgen.ops.product import Operator
 from kernelgen.runtime.graph import order_by
-from kernelgen.schedule.radial import RadialSchedule, RadialSpec
-from kernelgen.terms.directions import Direction
 
 
 class EmulatedKernel:

@@ -16,10 +16,8 @@ import torch
 from ase import Atoms
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from kernelgen.packs.exported import calls_in
-from kernelgen.packs.library import build_library, source_folder
-from kernelgen.packs.make import write_calls
-from kernelgen.packs.sums import with_plain_sums
+from kernelgen.packs.library import build_library, source_folder, with_plain_sums
+from kernelgen.packs.write import calls_in, write_calls
 
 Tensors = tuple[torch.Tensor, ...]
 

@@ -13,7 +13,7 @@ import torch
 
 from autotune.measure.timing import Timing, timing_of
 from autotune.measure.trial import TrialJob, TrialSession, TrialSetting, free_memory
-from kernelgen.emit.source import Source
+from kernelgen.kernels.source import Source
 from kernelgen.runtime import kernel as launch
 
 # By fault: the recorded state of its trial.

@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 import torch
 
-from kernelgen.emit.source import Source
-from kernelgen.ops.edges import products, tall_matrices
+from kernelgen.kernels.source import Source
+from kernelgen.ops import edge_networks as products
+from kernelgen.ops import edge_networks as tall_matrices
 from kernelgen.runtime.kernel import FixedKernel
 
 

@@ -23,13 +23,8 @@ from contraction_texts import contractions
 from places import ROOT
 
 from autotune.database.provenance import hash_of_text
-from kernelgen import GENERATOR_VERSION, CudaSchedule, HarmonicsProblem, HostSchedule, Spec, TensorProductProblem
-from kernelgen.device import DeviceFacts, cuda_facts
-from kernelgen.emit.kernel_source import emit
-from kernelgen.plan.planner import make_plan
-from kernelgen.schedule.kernel_spec import AnySpec, HarmonicsSpec
-from kernelgen.schedule.spherical_harmonics import HarmonicsCudaSchedule, HarmonicsHostSchedule
-from kernelgen.terms.directions import (
+from kernelgen import GENERATOR_VERSION
+from kernelgen.arithmetic.directions import (
     DIRECTIONS,
     DOUBLE_BACKWARD,
     HARMONICS_DIRECTIONS,
@@ -38,6 +33,13 @@ from kernelgen.terms.directions import (
     double_backward,
     fixed_order_parts,
 )
+from kernelgen.device import DeviceFacts, cuda_facts
+from kernelgen.kernels.dispatch import emit, make_plan
+from kernelgen.kernels.harmonics.schedule import HarmonicsCudaSchedule, HarmonicsHostSchedule
+from kernelgen.kernels.product.schedule import CudaSchedule, HostSchedule
+from kernelgen.kernels.spec import AnySpec, HarmonicsSpec, Spec
+from kernelgen.problem.harmonics import HarmonicsProblem
+from kernelgen.problem.product import TensorProductProblem
 
 PATH = ROOT / "tests" / "golden" / "kernel_texts.json"
 FACTS = {"cuda": cuda_facts("sm_90"), "cpu": DeviceFacts("cpu", "a host", "x86_64", 8, vector_bytes=64)}

@@ -26,7 +26,7 @@ from autotune.measure.timing import Sampler
 from autotune.workload.config import load_config
 from autotune.workload.tensors import make_tensors
 from autotune.workload.workload import Workload
-from kernelgen.problem.tensor_product import TensorProductProblem
+from kernelgen.problem.product import TensorProductProblem
 
 PASSES = ("forward", "forward_backward", "force_step")
 

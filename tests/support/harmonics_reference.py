@@ -6,7 +6,7 @@ import torch
 from e3nn import o3
 from reference import float64
 
-from kernelgen.problem.spherical_harmonics import HarmonicsProblem
+from kernelgen.problem.harmonics import HarmonicsProblem
 
 
 def reference(

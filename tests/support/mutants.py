@@ -43,7 +43,7 @@ PRELOADED = ("torch", "torch._dynamo", "numpy", "scipy", "e3nn.o3", "e3nn.nn", "
 
 # What is mutated, by area; the draw takes from each area in turn.
 AREAS: dict[str, tuple[str, ...]] = {
-    "generator": ("kernelgen/terms", "kernelgen/emit", "kernelgen/plan"),
+    "generator": ("kernelgen/arithmetic", "kernelgen/kernels"),
     "lookup": (
         "autotune/database/lookup.py",
         "autotune/database/candidates",
@@ -67,7 +67,7 @@ AREAS: dict[str, tuple[str, ...]] = {
 }
 # Drawn from only where ``--only`` names them: of the headers many run on a GPU alone, and models need their package.
 ON_REQUEST: dict[str, tuple[str, ...]] = {
-    "headers": ("kernelgen/emit/include",),
+    "headers": ("kernelgen/kernels/include",),
     "captured models": (
         "autotune/captured/capture.py",
         "autotune/captured/model_state.py",
@@ -76,7 +76,12 @@ ON_REQUEST: dict[str, tuple[str, ...]] = {
     ),
 }
 # Files whose strings are C text.
-C_TEXT = ("kernelgen/terms", "kernelgen/emit")
+C_TEXT = (
+    *("kernelgen/arithmetic", "kernelgen/kernels/source", "kernelgen/kernels/harmonics/emit"),
+    *("kernelgen/kernels/contraction/emit", "kernelgen/kernels/pairs/emit"),
+    *(f"kernelgen/kernels/product/{name}" for name in ("cuda", "group", "memory", "host")),
+    *(f"kernelgen/kernels/radial/{name}" for name in ("emit", "group", "fragments", "coupled", "warpgroup")),
+)
 
 _EMIT, _TERMS, _RUNTIME = "tests/kernelgen/emit/", "tests/kernelgen/terms/", "tests/kernelgen/runtime/"
 _DATABASE = "tests/autotune/database/"
@@ -165,35 +170,36 @@ _CAPTURED = "tests/models/test_captured.py"
 _CAPTURED_MACE = (_CAPTURED, "tests/models/test_mace_captured.py")
 # The tests that answer for a file, by the beginning of its path: the longest counts.
 TESTS: dict[str, tuple[str, ...]] = {
-    "kernelgen/terms": (*_HOST, *_CUDA),
-    "kernelgen/terms/contraction": _CONTRACTION,
-    "kernelgen/terms/cheapest": _CONTRACTION,
-    "kernelgen/terms/equivariant": _CONTRACTION,
-    "kernelgen/terms/harmonics": _HARMONICS,
-    "kernelgen/terms/scalar": _HARMONICS,
-    "kernelgen/terms/coupled": _CONTRACTION,
-    "kernelgen/emit": (*_HOST, *_CUDA),
-    "kernelgen/emit/host.py": _HOST,
-    "kernelgen/emit/cuda": _CUDA,
-    "kernelgen/emit/pairs": _PAIRS,
-    "kernelgen/emit/harmonics": _HARMONICS,
-    "kernelgen/emit/harmonics_function.py": (
+    "kernelgen/arithmetic": (*_HOST, *_CUDA),
+    "kernelgen/arithmetic/contraction": _CONTRACTION,
+    "kernelgen/arithmetic/harmonics": _HARMONICS,
+    "kernelgen/kernels": (*_HOST, *_CUDA),
+    "kernelgen/kernels/product": (
+        *_SPACE,
+        "tests/kernelgen/plan/test_registers.py",
+        *_HOST,
+        _EMIT + "test_ahead.py",
+        *_CUDA,
+    ),
+    "kernelgen/kernels/product/host.py": _HOST,
+    "kernelgen/kernels/product/cuda.py": _CUDA,
+    "kernelgen/kernels/product/group.py": _CUDA,
+    "kernelgen/kernels/product/memory.py": _CUDA,
+    "kernelgen/kernels/product/defaults.py": (*_SPACE, _DATABASE + "test_lookup.py", _DATABASE + "test_skew.py"),
+    "kernelgen/kernels/product/channelwise.py": (_EMIT + "test_ahead.py", *_CUDA),
+    "kernelgen/kernels/pairs": _PAIRS,
+    "kernelgen/kernels/pairs/plan.py": (*_PAIRS, *_SPACE),
+    "kernelgen/kernels/harmonics": _HARMONICS,
+    "kernelgen/kernels/harmonics/emit.py": (
         _EMIT + "test_cut_rows.py::test_harmonics_inside",
         _RUNTIME + "test_zeros.py::test_harmonics_formed_inside",
         *_HARMONICS,
     ),
-    "kernelgen/emit/contraction": _CONTRACTION,
-    "kernelgen/emit/symmetric": _CONTRACTION,
-    "kernelgen/emit/radial": _RADIAL,
-    "kernelgen/emit/radial/warpgroup": _WARPGROUPS,
-    "kernelgen/plan": (*_SPACE, "tests/kernelgen/plan/test_registers.py", *_HOST, _EMIT + "test_ahead.py", *_CUDA),
-    "kernelgen/plan/defaults.py": (*_SPACE, _DATABASE + "test_lookup.py", _DATABASE + "test_skew.py"),
-    "kernelgen/plan/l2_prefetch.py": (_EMIT + "test_ahead.py", *_CUDA),
-    "kernelgen/plan/pairs.py": (*_PAIRS, *_SPACE),
-    "kernelgen/plan/radial": (*_RADIAL, *_WARPGROUPS, "tests/autotune/workload/test_radial_kind.py"),
-    "kernelgen/plan/size_class.py": ("tests/kernelgen/ops/test_size_class.py",),
-    "kernelgen/plan/spherical": _HARMONICS,
-    "kernelgen/plan/symmetric": _CONTRACTION,
+    "kernelgen/kernels/contraction": _CONTRACTION,
+    "kernelgen/kernels/radial": _RADIAL,
+    "kernelgen/kernels/radial/plan.py": (*_RADIAL, *_WARPGROUPS, "tests/autotune/workload/test_radial_kind.py"),
+    "kernelgen/kernels/radial/warpgroup": _WARPGROUPS,
+    "kernelgen/problem/sizes.py": ("tests/kernelgen/ops/test_size_class.py",),
     "autotune/database": (
         _DATABASE + "test_lookup.py",
         _DATABASE + "test_legal_form.py",

@@ -5,7 +5,9 @@ from __future__ import annotations
 import reference
 import torch
 
-from kernelgen import HostSchedule, Operator, TensorProductProblem, build
+from kernelgen.kernels.product.schedule import HostSchedule
+from kernelgen.ops.product import Operator, build
+from kernelgen.problem.product import TensorProductProblem
 
 SCHEDULES = {
     "default": None,

@@ -10,8 +10,12 @@ from contraction_cases import SMALL, build_small, operands, some_elements
 from operator_cases import operator, problem
 from pair_problems import of_mode
 
-from kernelgen import CudaSchedule, HarmonicsProblem, HostSchedule, build, build_family, build_harmonics
+from kernelgen import build_family
+from kernelgen.kernels.product.schedule import CudaSchedule, HostSchedule
+from kernelgen.ops.harmonics import build_harmonics
+from kernelgen.ops.product import build
 from kernelgen.packs.calls import Call
+from kernelgen.problem.harmonics import HarmonicsProblem
 
 # An op's name and arguments; the last is the operator's text.
 Given = tuple[str, list[Any]]

@@ -11,7 +11,7 @@ import sys
 import torch
 
 from autotune import accelerate
-from kernelgen.compile.compiler import RECORDERS
+from kernelgen.build.compiler import RECORDERS
 
 
 def main(given: str, results: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kernelgen import TensorProductProblem
+from kernelgen.problem.product import TensorProductProblem
 
 MODES = {
     "uvw": (

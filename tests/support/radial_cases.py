@@ -7,7 +7,7 @@ import dataclasses
 import torch
 from reference import Case, forward, make_case, relayout
 
-from kernelgen.problem.tensor_product import TensorProductProblem
+from kernelgen.problem.product import TensorProductProblem
 
 # Edges of each receiver. Shares of warps have 16 edges or fewer, so that the long ones are in up to seven of them.
 GRAPHS = {

@@ -35,10 +35,10 @@ from autotune.workload.graphs import build_graph
 from autotune.workload.workload import Workload
 from kernelgen.device import DeviceFacts, device_facts
 from kernelgen.errors import EquituneError
-from kernelgen.ops.operator import build
-from kernelgen.plan.radial.defaults import default_radial_schedule
+from kernelgen.kernels.radial.plan import default_radial_schedule
+from kernelgen.kernels.radial.schedule import RadialSchedule
+from kernelgen.ops.product import build
 from kernelgen.runtime.kernel import load_kernel
-from kernelgen.schedule.radial import RadialSchedule
 
 PROBLEMS = {
     "medium": "mace-mp-medium-radial",

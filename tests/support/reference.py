@@ -13,8 +13,9 @@ from dataclasses import dataclass
 import torch
 from e3nn import o3
 
-from kernelgen import Operator, TensorProductProblem
-from kernelgen.terms.directions import DIRECTIONS, OPERANDS
+from kernelgen.arithmetic.directions import DIRECTIONS, OPERANDS
+from kernelgen.ops.product import Operator
+from kernelgen.problem.product import TensorProductProblem
 
 
 @contextlib.contextmanager

@@ -21,25 +21,24 @@ import torch
 from pair_problems import MODES, of_mode
 from places import load_tests
 
-import kernelgen.plan.tensor_product
-from kernelgen.compile.compiler import compile_source
+import kernelgen.kernels.product.plan
+from kernelgen.arithmetic.contraction import CONTRACTION_DIRECTIONS
+from kernelgen.arithmetic.directions import DIRECTIONS, fixed_order_parts
+from kernelgen.build.compiler import compile_source
 from kernelgen.device import DeviceFacts, device_facts
-from kernelgen.emit.kernel_source import emit
 from kernelgen.errors import ScheduleError, UnsupportedError
-from kernelgen.ops.contraction.operator import build_contraction
-from kernelgen.plan.defaults import default_schedule
-from kernelgen.plan.planner import make_plan
-from kernelgen.problem.spherical_harmonics import HarmonicsProblem
-from kernelgen.problem.symmetric_contraction import ContractionProblem
+from kernelgen.kernels.contraction.schedule import ContractionCudaSchedule, ContractionSpec
+from kernelgen.kernels.dispatch import emit, make_plan
+from kernelgen.kernels.harmonics.schedule import HarmonicsCudaSchedule
+from kernelgen.kernels.product.defaults import default_schedule
+from kernelgen.kernels.product.schedule import CudaSchedule
+from kernelgen.kernels.spec import AnySpec, HarmonicsSpec, Spec
+from kernelgen.ops.symmetric_contraction import build_contraction
+from kernelgen.problem.contraction import ContractionProblem
+from kernelgen.problem.harmonics import HarmonicsProblem
 from kernelgen.runtime.graph import order_by
 from kernelgen.runtime.kernel import load_kernel
 from kernelgen.runtime.runner import recipe_of
-from kernelgen.schedule.kernel_spec import AnySpec, HarmonicsSpec, Spec
-from kernelgen.schedule.spherical_harmonics import HarmonicsCudaSchedule
-from kernelgen.schedule.symmetric_contraction import ContractionCudaSchedule, ContractionSpec
-from kernelgen.schedule.tensor_product import CudaSchedule
-from kernelgen.terms.contraction_statements import CONTRACTION_DIRECTIONS
-from kernelgen.terms.directions import DIRECTIONS, fixed_order_parts
 
 test_gpu = load_tests("end_to_end/test_gpu.py")
 test_zeros = load_tests("kernelgen/runtime/test_zeros.py")
@@ -128,11 +127,11 @@ def contractions(facts: DeviceFacts) -> Iterator[tuple[str, ContractionSpec]]:
 @contextmanager
 def any_registers() -> Iterator[None]:
     """Allow kernels with more estimated registers than there are: they spill, which does not matter here."""
-    slack, kernelgen.plan.tensor_product.REGISTER_SLACK = kernelgen.plan.tensor_product.REGISTER_SLACK, 10.0
+    slack, kernelgen.kernels.product.plan.REGISTER_SLACK = kernelgen.kernels.product.plan.REGISTER_SLACK, 10.0
     try:
         yield
     finally:
-        kernelgen.plan.tensor_product.REGISTER_SLACK = slack
+        kernelgen.kernels.product.plan.REGISTER_SLACK = slack
 
 
 @any_registers()

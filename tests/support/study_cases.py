@@ -14,8 +14,8 @@ from autotune.search.loop import Compiled, search
 from autotune.search.space import Space
 from autotune.search.study import Study
 from kernelgen.device import DeviceFacts
-from kernelgen.problem.tensor_product import TensorProductProblem
-from kernelgen.schedule.tensor_product import HostSchedule, Schedule
+from kernelgen.kernels.product.schedule import HostSchedule, Schedule
+from kernelgen.problem.product import TensorProductProblem
 
 optuna = pytest.importorskip("optuna")
 

@@ -22,7 +22,7 @@ from autotune.models.catalogue import published_models
 from autotune.models.packages.base import Package
 from autotune.text import is_ours
 from kernelgen.device import DeviceFacts
-from kernelgen.json_data import parse_json
+from kernelgen.files import parse_json
 from kernelgen.version import GENERATOR_VERSION
 
 FORMAT = 1

@@ -10,7 +10,7 @@ import typer
 from autotune.cli.options import examples, print_next
 
 if TYPE_CHECKING:
-    from kernelgen.packs.make import Written
+    from kernelgen.packs.write import Written
 
 PACK_EXAMPLES = examples(
     "equitune pack model.pt2 --out model.pack",
@@ -96,7 +96,7 @@ def _suite(folder: Path, archs: tuple[str, ...], cpu: str | None, name: str | No
     import platform
 
     from autotune.cli.packs.of_suite import suite, write_suite
-    from kernelgen.compile.host import LEVELS
+    from kernelgen.build.host import LEVELS
 
     levels = cpu.split(",") if cpu else list(LEVELS.get(platform.machine(), ["native"]))
     size = kernels = 0
@@ -117,11 +117,11 @@ def _of_file_or_problem(
     training: bool,
 ) -> Written:
     from autotune.cli.packs.certificates import certificates
-    from kernelgen.packs.make import write_calls
+    from kernelgen.packs.write import write_calls
 
     nodes: tuple[str, ...] = ()
     if what.endswith(".pt2") or Path(what).is_file():
-        from kernelgen.packs.exported import calls_in
+        from kernelgen.packs.write import calls_in
 
         calls = calls_in(what)
     else:

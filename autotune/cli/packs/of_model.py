@@ -10,8 +10,7 @@ import torch
 from autotune.cli.packs.certificates import certificates
 from autotune.errors import ConfigError
 from autotune.tune.from_model.opened import open_named
-from kernelgen.packs.make import Written
-from kernelgen.packs.recorded import recording
+from kernelgen.packs.write import Written, recording
 
 
 def write_of_model(

@@ -14,9 +14,9 @@ from autotune.workload.config_tables import find_problem
 from autotune.workload.kinds.registry import kernel_kind, operations_of
 from kernelgen.device import CUDA_ARCHS, DeviceFacts, assumed, cuda_facts, device_facts, representative
 from kernelgen.errors import InputError, ScheduleError
-from kernelgen.ops.operator import Operator, build
+from kernelgen.ops.product import Operator, build
 from kernelgen.packs.calls import Call, launches
-from kernelgen.problem.tensor_product import TensorProductProblem
+from kernelgen.problem.product import TensorProductProblem
 
 # Second derivatives that a loss on energies and forces takes: those of dF/dy, of dF/dx and dF/dy, with the value's.
 _TRAINING = (

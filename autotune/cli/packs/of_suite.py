@@ -1,6 +1,6 @@
 """A folder of packs of the suite's problems: what a module's first calls need, on processors and GPUs of each kind.
 
-A wheel that is built with such a folder as ``packs`` in the tree carries it, see ``kernelgen.compile.shipped``.
+A wheel that is built with such a folder as ``packs`` in the tree carries it, see ``kernelgen.build.pack_file``.
 """
 
 from __future__ import annotations
@@ -20,14 +20,12 @@ from autotune.errors import ConfigError, unknown_name
 from autotune.workload.config_tables import load_all
 from autotune.workload.kinds.registry import operations_of
 from autotune.workload.toml_tables import read_toml
-from kernelgen.compile.host import LEVELS, features_of
-from kernelgen.compile.pack_file import PackFile
-from kernelgen.compile.shipped import write_index
+from kernelgen.build.host import LEVELS, features_of
+from kernelgen.build.pack_file import PackFile, write_index
 from kernelgen.device import DeviceFacts, assumed, device_facts
 from kernelgen.errors import PackError, cause_of
-from kernelgen.packs.content import Content
-from kernelgen.packs.make import write_content
-from kernelgen.problem.tensor_product import TensorProductProblem
+from kernelgen.packs.write import Content, write_content
+from kernelgen.problem.product import TensorProductProblem
 from kernelgen.version import GENERATOR_VERSION
 
 LAYOUTS = ("mul_ir", "ir_mul")

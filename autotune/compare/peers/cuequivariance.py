@@ -21,9 +21,9 @@ import torch
 from autotune.compare.peers.peer import Adapter, Product, Task
 from autotune.errors import PeerError
 from autotune.measure.autograd_passes import Call
-from kernelgen.compile.cache import cache_dir
-from kernelgen.e3nn_import import o3
-from kernelgen.problem.tensor_product import TensorProductProblem
+from kernelgen.build.cache import cache_dir
+from kernelgen.compat import o3
+from kernelgen.problem.product import TensorProductProblem
 
 # Its kernels tune themselves during the first calls.
 WARM_UP_CALLS = 60

@@ -22,7 +22,7 @@ from autotune.measure.autograd_passes import Call
 from autotune.measure.reference.tensor_product import e3nn_product
 from autotune.workload.tensors import relayout
 from autotune.workload.workload import DTYPES
-from kernelgen.problem.tensor_product import TensorProductProblem
+from kernelgen.problem.product import TensorProductProblem
 
 # torch.compile of one product takes seconds to minutes; it is given up after this time.
 COMPILE_LIMIT_S = 120

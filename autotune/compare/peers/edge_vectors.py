@@ -17,7 +17,7 @@ from autotune.compare.peers import spherical_harmonics as harmonics_peers
 from autotune.compare.peers.peer import Adapter, Product, Task
 from autotune.measure.autograd_passes import Call
 from autotune.measure.reference.spherical_harmonics import e3nn_harmonics
-from kernelgen.problem.edge_vectors import VectorProblem
+from kernelgen.problem.harmonics import VectorProblem
 
 OPERATIONS = ("vectors",)
 Harmonics = Callable[[Task], Call]

@@ -12,7 +12,7 @@ import torch
 
 from autotune.compare.peers.peer import Adapter, Product, Task
 from autotune.errors import PeerError
-from kernelgen.problem.tensor_product import TensorProductProblem
+from kernelgen.problem.product import TensorProductProblem
 
 
 @functools.lru_cache(maxsize=4)

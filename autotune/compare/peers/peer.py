@@ -22,7 +22,7 @@ from autotune.measure.runs.registry import runs_of
 from autotune.workload.kinds.tensor_product import ProductKind
 from autotune.workload.tensors import Tensors, relayout
 from autotune.workload.workload import Workload
-from kernelgen.problem.edge_vectors import VectorProblem
+from kernelgen.problem.harmonics import VectorProblem
 
 # Largest relative error against float64 e3nn of a correct product; a wrong path gives an error of about one.
 PEER_TOLERANCE = {"float32": 1e-3, "float64": 1e-6}

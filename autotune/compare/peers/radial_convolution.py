@@ -21,10 +21,10 @@ from autotune.measure.reference.radial_convolution import radial_problem
 from autotune.measure.runs.base import order_of
 from autotune.workload.graph_class import GraphClass
 from autotune.workload.kinds.radial_convolution import RadialKind
+from kernelgen.arithmetic.directions import DIRECTIONS
 from kernelgen.device import device_facts
-from kernelgen.ops.operator import Operator, build
-from kernelgen.ops.radial.convolution import radial_product
-from kernelgen.terms.directions import DIRECTIONS
+from kernelgen.ops.product import Operator, build
+from kernelgen.ops.radial_convolution import radial_product
 
 # Bytes of the weights that exist at a time when they are streamed.
 PART_BYTES = 256 << 20

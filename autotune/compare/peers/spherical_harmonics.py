@@ -15,7 +15,7 @@ from autotune.compare.peers.peer import Adapter, Product, Task
 from autotune.errors import PeerError
 from autotune.measure.autograd_passes import Call
 from autotune.measure.reference.spherical_harmonics import e3nn_harmonics
-from kernelgen.problem.spherical_harmonics import HarmonicsProblem
+from kernelgen.problem.harmonics import HarmonicsProblem
 
 
 def eager(task: Task) -> Product:

@@ -27,8 +27,8 @@ from autotune.measure.reference.symmetric_contraction import (
     from_component,
 )
 from autotune.workload.workload import DTYPES
-from kernelgen.problem.symmetric_contraction import ContractionProblem
-from kernelgen.terms.equivariant_polynomials import polynomials
+from kernelgen.arithmetic.contraction_couplings import polynomials
+from kernelgen.problem.contraction import ContractionProblem
 
 # Values [nodes, components, channels] of x [nodes, components, channels] and weights [nodes, peer's weights, channels].
 Evaluate = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from autotune.database.candidates.query import Query
 from autotune.database.entry import Entry, is_alike
 from kernelgen.errors import ScheduleError
-from kernelgen.schedule.knobs import Knobs
+from kernelgen.kernels.knobs import Knobs
 
 
 def by_nearness(query: Query, entries: Iterable[Entry]) -> list[Entry]:

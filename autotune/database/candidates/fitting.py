@@ -7,7 +7,7 @@ import dataclasses
 from autotune.database.candidates.choice import is_legal, why_illegal
 from autotune.database.candidates.query import Query
 from autotune.database.entry import Entry
-from kernelgen.schedule.knobs import Knobs
+from kernelgen.kernels.knobs import Knobs
 
 
 def fitted_schedule(query: Query, entry: Entry) -> tuple[Knobs, str]:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import itertools
 
 from kernelgen.device import DeviceFacts
-from kernelgen.plan.defaults import small_graph_edges
-from kernelgen.plan.pairs import pair_paths
-from kernelgen.problem.tensor_product import TensorProductProblem
-from kernelgen.schedule.kernel_spec import BYTES, Spec
-from kernelgen.schedule.knobs import power_of_two_at_most
-from kernelgen.schedule.tensor_product import HostSchedule
+from kernelgen.kernels.knobs import power_of_two_at_most
+from kernelgen.kernels.pairs.plan import pair_paths
+from kernelgen.kernels.product.defaults import small_graph_edges
+from kernelgen.kernels.product.schedule import HostSchedule
+from kernelgen.kernels.spec import BYTES, Spec
+from kernelgen.problem.product import TensorProductProblem
 
 # Group counts tried one by one beyond one per input block: the best count is rarely a round number.
 FINE_GROUPS = 3

@@ -13,9 +13,9 @@ from autotune.database.candidates.query import Query
 from autotune.database.entry import Entry
 from kernelgen.device import DeviceFacts
 from kernelgen.errors import ScheduleError
-from kernelgen.plan.tensor_product import bytes_ahead
-from kernelgen.schedule.knobs import Knobs
-from kernelgen.schedule.radial import RadialSchedule
+from kernelgen.kernels.knobs import Knobs
+from kernelgen.kernels.product.plan import bytes_ahead
+from kernelgen.kernels.radial.schedule import RadialSchedule
 
 Step = Callable[[Knobs], Knobs | None]
 BLACKWELL = 100

@@ -7,11 +7,10 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from kernelgen.plan.channelwise import block_of_an_edge
-from kernelgen.plan.path_groups import group_paths
-from kernelgen.schedule.kernel_spec import Spec
-from kernelgen.schedule.knobs import Knobs
-from kernelgen.schedule.tensor_product import CudaSchedule, Schedule
+from kernelgen.kernels.knobs import Knobs
+from kernelgen.kernels.product.channelwise import block_of_an_edge, group_paths
+from kernelgen.kernels.product.schedule import CudaSchedule, Schedule
+from kernelgen.kernels.spec import Spec
 
 
 def nearest_values(knobs: Mapping[str, tuple], default: Knobs, schedule: Knobs) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from autotune.database.store import database_dirs
 from autotune.workload.graph_class import GraphClass
 from autotune.workload.kinds.base import KernelKind
 from autotune.workload.kinds.registry import kernel_kind
-from kernelgen.problem.shape import shape_of
+from kernelgen.problem.sizes import shape_of
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,10 +10,10 @@ from autotune.database.prediction.work import NAMES as WORK
 from autotune.database.prediction.work import log2, work_of
 from autotune.workload.graph_class import GraphClass
 from autotune.workload.kinds.tensor_product import bytes_of_product
-from kernelgen.plan.channelwise import Plan
-from kernelgen.plan.tensor_product import OwnersPlan
-from kernelgen.schedule.kernel_spec import Spec
-from kernelgen.schedule.tensor_product import CudaSchedule
+from kernelgen.kernels.product.channelwise import Plan
+from kernelgen.kernels.product.plan import OwnersPlan
+from kernelgen.kernels.product.schedule import CudaSchedule
+from kernelgen.kernels.spec import Spec
 
 # Values of each named knob after the first, which all the others' zeros say.
 NAMED = {

@@ -21,14 +21,14 @@ import filelock
 
 from autotune.database.store import database_path, replace_file
 from autotune.workload.graph_class import GraphClass
-from kernelgen.compile.cache import cache_dir
+from kernelgen.build.cache import cache_dir
 from kernelgen.device import DeviceFacts, device_facts
 from kernelgen.errors import EquituneError
-from kernelgen.json_data import parse_json
+from kernelgen.files import parse_json
+from kernelgen.kernels.knobs import Knobs
 from kernelgen.ops.base import DTYPES
 from kernelgen.ops.first_run import LISTENERS, Choice, best_of
-from kernelgen.plan.size_class import size_class
-from kernelgen.schedule.knobs import Knobs
+from kernelgen.problem.sizes import size_class
 from kernelgen.version import GENERATOR_VERSION
 
 FORMAT = 1

@@ -14,11 +14,11 @@ from autotune.database.prediction.trees import Trees
 from autotune.workload.graph_class import GraphClass
 from kernelgen.device import DeviceFacts
 from kernelgen.errors import ScheduleError
-from kernelgen.plan.channelwise import Plan
-from kernelgen.plan.defaults import SMALL_GRAPH_EDGES, default_schedule, small_graph_edges
-from kernelgen.plan.tensor_product import OwnersPlan, product_plan
-from kernelgen.schedule.kernel_spec import Spec
-from kernelgen.schedule.tensor_product import CudaSchedule, Schedule
+from kernelgen.kernels.product.channelwise import Plan
+from kernelgen.kernels.product.defaults import SMALL_GRAPH_EDGES, default_schedule, small_graph_edges
+from kernelgen.kernels.product.plan import OwnersPlan, product_plan
+from kernelgen.kernels.product.schedule import CudaSchedule, Schedule
+from kernelgen.kernels.spec import Spec
 
 # Directions whose winners may serve another: with few winners of its own, a direction has too little to choose from.
 RELATED = {

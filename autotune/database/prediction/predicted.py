@@ -22,10 +22,10 @@ from autotune.database.prediction.pool import (
 )
 from autotune.database.prediction.table import PredictionTable, Winner, table_for
 from autotune.workload.graph_class import GraphClass
-from kernelgen.plan.defaults import default_schedule
-from kernelgen.schedule.kernel_spec import Spec
-from kernelgen.schedule.knobs import Knobs
-from kernelgen.schedule.tensor_product import CudaSchedule, Schedule
+from kernelgen.kernels.knobs import Knobs
+from kernelgen.kernels.product.defaults import default_schedule
+from kernelgen.kernels.product.schedule import CudaSchedule, Schedule
+from kernelgen.kernels.spec import Spec
 
 _PLAIN = CudaSchedule()
 # Knobs that do not say how the work is divided.

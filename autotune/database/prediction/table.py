@@ -20,8 +20,8 @@ from autotune.database.store import DatabaseWarning
 from autotune.workload.graph_class import GraphClass
 from kernelgen.device import DeviceFacts
 from kernelgen.errors import EquituneError, cause_of
-from kernelgen.json_data import parse_json
-from kernelgen.schedule.tensor_product import CudaSchedule, schedule_from_dict
+from kernelgen.files import parse_json
+from kernelgen.kernels.product.schedule import CudaSchedule, schedule_from_dict
 
 FORM = 3
 

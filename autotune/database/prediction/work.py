@@ -10,13 +10,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kernelgen.plan.channelwise import Plan, registers_of
-from kernelgen.plan.path_groups import group_paths
-from kernelgen.plan.tensor_product import MAX_REGISTERS, OwnersPlan
-from kernelgen.problem.tensor_product import TensorProductProblem
-from kernelgen.schedule.kernel_spec import BYTES
-from kernelgen.schedule.tensor_product import CudaSchedule
-from kernelgen.terms.clebsch_gordan import path_terms
+from kernelgen.arithmetic.couplings import path_terms
+from kernelgen.kernels.product.channelwise import Plan, group_paths, registers_of
+from kernelgen.kernels.product.plan import MAX_REGISTERS, OwnersPlan
+from kernelgen.kernels.product.schedule import CudaSchedule
+from kernelgen.kernels.spec import BYTES
+from kernelgen.problem.product import TensorProductProblem
 
 NAMES = (
     *("registers", "pressure", "spilled", "blocks_held", "warps_held", "warps_busy", "waves", "tail"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from autotune.integrations.radial.folded import can_stop_early
-from kernelgen.e3nn_import import FullyConnectedNet
+from kernelgen.compat import FullyConnectedNet
 
 
 class ShortenedFullyConnectedNet(FullyConnectedNet):

@@ -20,10 +20,9 @@ from torch.nn.utils import parametrize
 from autotune.integrations.blocks.strain import rows_of, times_matrices
 from autotune.integrations.ir_mul.typed_product import NODE_TYPES
 from autotune.integrations.stand_ins import has_hooks
-from kernelgen.ops.edges.networks import hidden_features, is_one_kernel
-from kernelgen.ops.edges.silu import few_pass_silu
-from kernelgen.ops.radial.products import multiply_by
-from kernelgen.tracing import is_tracing
+from kernelgen.compat import is_tracing
+from kernelgen.ops.edge_networks import few_pass_silu, hidden_features, is_one_kernel
+from kernelgen.ops.radial_convolution import multiply_by
 
 
 class FusedTensorProductScatter(TensorProductScatter):

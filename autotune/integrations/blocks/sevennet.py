@@ -12,8 +12,8 @@ from torch import Tensor
 
 from autotune.captured.fields import Counts
 from autotune.captured.packages.sevennet import CAPTURABLE, forces_and_stress, with_energies
+from kernelgen.compat import run_eagerly
 from kernelgen.errors import UnsupportedError
-from kernelgen.torch_versions import run_eagerly
 
 
 class FusedIrrepsConvolution(IrrepsConvolution):

@@ -11,8 +11,8 @@ from autotune.integrations.ir_mul.outline import check_same
 from autotune.integrations.ir_mul.stand_in import Draw, NodeStandIn
 from autotune.workload.tensors import relayout
 from kernelgen.errors import UnsupportedError
-from kernelgen.ops.nodes import gates
-from kernelgen.ops.nodes.gates import GateKernel, GateRun
+from kernelgen.ops import gates
+from kernelgen.ops.gates import GateKernel, GateRun
 from kernelgen.problem.irreps import blocks_of
 
 Slice = tuple[int, int]  # begin and length

@@ -17,10 +17,10 @@ from autotune.integrations.ir_mul.trilinear import Trilinear, component_rows, co
 from autotune.modules.base import autocast
 from autotune.modules.e3nn_interface.path_weights import check_last
 from autotune.workload.tensors import relayout
-from kernelgen.e3nn_import import o3
+from kernelgen.compat import o3
 from kernelgen.errors import UnsupportedError
-from kernelgen.ops.nodes import matrices
-from kernelgen.ops.nodes.matrices import BlockProduct, MatrixPath
+from kernelgen.ops import node_matrices as matrices
+from kernelgen.ops.node_matrices import BlockProduct, MatrixPath
 from kernelgen.problem.irreps import Block, blocks_of
 
 

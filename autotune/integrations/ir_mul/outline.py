@@ -6,7 +6,7 @@ each component, so the first has runs of 64 channels there and the second runs o
 
 from __future__ import annotations
 
-from kernelgen.e3nn_import import o3
+from kernelgen.compat import o3
 from kernelgen.errors import UnsupportedError
 from kernelgen.problem.irreps import Irreps
 

@@ -11,9 +11,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from kernelgen.ops.nodes.matrices import CHUNK, Groups
+from kernelgen.compat import is_eager
+from kernelgen.ops.node_matrices import CHUNK, Groups
 from kernelgen.runtime.known_graphs import KnownGraphs
-from kernelgen.tracing import is_eager
 
 
 class Species(NamedTuple):

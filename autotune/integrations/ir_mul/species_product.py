@@ -9,17 +9,17 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from autotune.integrations.ir_mul.species import CHUNK, Species, species_of
+from autotune.integrations.ir_mul.species import Species, species_of
 from autotune.integrations.ir_mul.stand_in import Draw, NodeStandIn
 from autotune.integrations.ir_mul.trilinear import Trilinear, component_rows, components, joined, with_rows
 from autotune.integrations.stand_ins import ProductStandIn
 from autotune.modules.base import autocast
 from autotune.workload.tensors import relayout
+from kernelgen.compat import without_autocast
 from kernelgen.errors import UnsupportedError
-from kernelgen.ops.nodes import matrices
-from kernelgen.ops.nodes.matrices import BlockProduct, MatrixPath
+from kernelgen.ops import node_matrices as matrices
+from kernelgen.ops.node_matrices import CHUNK, BlockProduct, MatrixPath
 from kernelgen.problem.irreps import Block, blocks_of
-from kernelgen.tracing import without_autocast
 
 
 class Path(NamedTuple):

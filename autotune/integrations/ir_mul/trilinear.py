@@ -12,9 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernelgen.ops.autograd import will_run
-from kernelgen.torch_versions import run_eagerly
-from kernelgen.tracing import is_autocast, runs_eagerly, without_autocast
+from kernelgen.compat import is_autocast, run_eagerly, runs_eagerly, without_autocast
+from kernelgen.ops.library import will_run
 
 # Of what each derivative of T is made.
 FACTORS = {"y": ("x", "w"), "x": ("w", "y"), "w": ("x", "y")}

@@ -13,7 +13,7 @@ from autotune.integrations.ir_mul.species import types_of
 from autotune.integrations.ir_mul.species_product import ByElement, MatricesByElement, Path, SpeciesProduct, by_element
 from autotune.integrations.ir_mul.trilinear import Trilinear
 from autotune.modules.base import autocast
-from kernelgen.tracing import runs_eagerly
+from kernelgen.compat import runs_eagerly
 
 # The nodes' types, int64 [nodes] or more, while a block that has them runs; its product sees the embedding alone.
 NODE_TYPES: ContextVar[Tensor | None] = ContextVar("NODE_TYPES", default=None)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from kernelgen.packs.ranks import Exchange
+from kernelgen.packs.library import Exchange
 
 
 @dataclass(frozen=True)

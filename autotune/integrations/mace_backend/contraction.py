@@ -13,9 +13,9 @@ from torch import Tensor
 
 from autotune.integrations.mace_backend.canonical import DTYPES, checked, drawn
 from autotune.modules.symmetric_contraction import TunedContraction
-from kernelgen.problem.symmetric_contraction import ContractionProblem
-from kernelgen.terms.equivariant_polynomials import coordinates, polynomials
-from kernelgen.tracing import without_autocast
+from kernelgen.arithmetic.contraction_couplings import coordinates, polynomials
+from kernelgen.compat import without_autocast
+from kernelgen.problem.contraction import ContractionProblem
 
 
 class Piece(NamedTuple):

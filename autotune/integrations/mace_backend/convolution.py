@@ -12,7 +12,7 @@ from mace_core.kernels.paths import channelwise_paths
 from torch import Tensor
 
 from autotune.modules.tensor_product_conv import TensorProductConv
-from kernelgen.e3nn_import import o3
+from kernelgen.compat import o3
 
 
 class BackendConvolution(torch.nn.Module):

@@ -25,7 +25,7 @@ from autotune.integrations.packages.mace import MaceConvolution, block_of, contr
 from autotune.integrations.radial.folded import AcceleratedRadial
 from autotune.integrations.replacement import check_e3nn, e3nn_class
 from autotune.integrations.stand_ins import has_hooks
-from kernelgen.e3nn_import import o3
+from kernelgen.compat import o3
 from kernelgen.errors import UnsupportedError
 
 _HOME = "mace.modules"

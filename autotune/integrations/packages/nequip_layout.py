@@ -24,7 +24,7 @@ from autotune.integrations.packages.nequip import BLOCKS
 from autotune.integrations.radial.cutoffs import AcceleratedCutoff, is_cutoff
 from autotune.integrations.replacement import check_e3nn, e3nn_class
 from autotune.integrations.stand_ins import AcceleratedConvolution, has_hooks
-from kernelgen.e3nn_import import Gate, o3
+from kernelgen.compat import Gate, o3
 from kernelgen.errors import UnsupportedError
 
 _HOME = "nequip.nn."

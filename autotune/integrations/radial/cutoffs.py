@@ -13,8 +13,8 @@ from torch import Tensor
 from autotune.integrations.convolution_block import home_of
 from autotune.integrations.ir_mul.stand_in import Draw, NodeStandIn
 from autotune.integrations.stand_ins import has_hooks
-from kernelgen.ops.nodes import gates
-from kernelgen.tracing import runs_eagerly
+from kernelgen.compat import runs_eagerly
+from kernelgen.ops import gates
 
 # By module and name of the class: whether it is zero from 1 on.
 _KNOWN = {

@@ -13,17 +13,16 @@ from torch.nn.utils import parametrize
 from autotune.integrations.ir_mul.stand_in import Draw, NodeStandIn
 from autotune.integrations.stand_ins import has_hooks
 from autotune.modules.base import autocast
-from kernelgen.e3nn_import import FullyConnectedNet
-from kernelgen.ops.edges.networks import hidden_features, is_one_kernel
-from kernelgen.ops.edges.silu import few_pass_silu
-from kernelgen.ops.radial.products import multiply_by
+from kernelgen.compat import FullyConnectedNet
+from kernelgen.ops.edge_networks import few_pass_silu, hidden_features, is_one_kernel
+from kernelgen.ops.radial_convolution import multiply_by
 
 
 class AcceleratedRadial(NodeStandIn, FullyConnectedNet):
     """Replaces one ``e3nn.nn.FullyConnectedNet``; its layers keep the weights.
 
-    ``product``, in its dictionary, is one of ``kernelgen.ops.radial.products.EDGE_PRODUCTS``; ``in_one_kernel`` says
-    whether hidden layers are (``kernelgen.ops.edges.networks``), ``shortened`` whether a convolution would multiply by
+    ``product``, in its dictionary, is one of ``kernelgen.ops.radial_convolution.EDGE_PRODUCTS``; ``in_one_kernel`` says
+    whether hidden layers are (``kernelgen.ops.edge_networks``), ``shortened`` whether a convolution would multiply by
     the last one.
     """
 

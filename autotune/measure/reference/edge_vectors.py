@@ -11,7 +11,7 @@ from autotune.measure.reference.spherical_harmonics import e3nn_harmonics
 from autotune.measure.reference.tensor_product import Reference, e3nn_product
 from autotune.workload.tensors import Tensors, make_tensors
 from autotune.workload.workload import Workload
-from kernelgen.problem.edge_vectors import VectorProblem
+from kernelgen.problem.harmonics import VectorProblem
 
 
 def make_vector_tensors(workload: Workload, device: torch.device | str, seed: int = 0) -> Tensors:

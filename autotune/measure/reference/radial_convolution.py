@@ -11,7 +11,7 @@ from autotune.measure.reference.tensor_product import Reference, e3nn_product
 from autotune.workload.graphs import build_graph
 from autotune.workload.tensors import Tensors
 from autotune.workload.workload import DTYPES, Workload
-from kernelgen.problem.radial_convolution import RadialProblem
+from kernelgen.problem.product import RadialProblem
 
 
 def radial_problem(workload: Workload) -> RadialProblem:

@@ -13,9 +13,9 @@ import torch
 from autotune.measure.reference.tensor_product import CHUNK_ELEMENTS, Reference
 from autotune.workload.tensors import Tensors
 from autotune.workload.workload import DTYPES, Workload
-from kernelgen.e3nn_import import o3
-from kernelgen.problem.spherical_harmonics import HarmonicsProblem
-from kernelgen.terms.directions import HARMONICS_DIRECTIONS, HarmonicsDirection
+from kernelgen.arithmetic.directions import HARMONICS_DIRECTIONS, HarmonicsDirection
+from kernelgen.compat import o3
+from kernelgen.problem.harmonics import HarmonicsProblem
 
 MAX_VECTORS = {"cpu": 8192, "cuda": 65536}
 

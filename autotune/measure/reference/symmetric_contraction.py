@@ -19,10 +19,10 @@ from autotune.measure.reference.tensor_product import CHUNK_ELEMENTS, Reference
 from autotune.workload.graphs import build_graph
 from autotune.workload.tensors import Tensors, relayout
 from autotune.workload.workload import DTYPES, Workload
-from kernelgen.e3nn_import import o3
-from kernelgen.problem.symmetric_contraction import ContractionProblem
-from kernelgen.terms.contraction_statements import CONTRACTION_DIRECTIONS, ContractionDirection
-from kernelgen.terms.equivariant_polynomials import polynomials
+from kernelgen.arithmetic.contraction import CONTRACTION_DIRECTIONS, ContractionDirection
+from kernelgen.arithmetic.contraction_couplings import polynomials
+from kernelgen.compat import o3
+from kernelgen.problem.contraction import ContractionProblem
 
 # Relative residual of an exact fit; one that misses a polynomial leaves about one.
 EXACT = 1e-9

@@ -20,10 +20,10 @@ import torch
 from autotune.workload.kinds.base import Problem
 from autotune.workload.tensors import Tensors, relayout
 from autotune.workload.workload import Workload
-from kernelgen.e3nn_import import o3
+from kernelgen.arithmetic.directions import DIRECTIONS, Direction
+from kernelgen.compat import o3
 from kernelgen.errors import InputError
-from kernelgen.problem.tensor_product import TensorProductProblem
-from kernelgen.terms.directions import DIRECTIONS, Direction
+from kernelgen.problem.product import TensorProductProblem
 
 # Edges checked by default: e3nn's double backward in float64 takes a few seconds for them.
 MAX_EDGES = {"cpu": 768, "cuda": 12288}

@@ -19,9 +19,9 @@ from autotune.measure.autograd_passes import Call
 from autotune.measure.reference.tensor_product import Reference
 from autotune.workload.tensors import Tensors
 from autotune.workload.workload import Workload
+from kernelgen.kernels.knobs import Knobs
 from kernelgen.runtime.graph import EdgeOrder, edge_order
 from kernelgen.runtime.known_graphs import KnownGraphs
-from kernelgen.schedule.knobs import Knobs
 
 Run = Callable[[], dict[str, Tensor]]
 # What is done once for a new graph, given senders and receivers with edges in any order.

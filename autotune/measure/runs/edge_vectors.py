@@ -13,10 +13,10 @@ from autotune.measure.runs.tensor_product import ProductRuns
 from autotune.workload.kinds.edge_vectors import VectorsKind
 from autotune.workload.tensors import Tensors
 from autotune.workload.workload import Workload
+from kernelgen.arithmetic.directions import DIRECTIONS
 from kernelgen.device import device_facts
-from kernelgen.problem.edge_vectors import VectorProblem
+from kernelgen.problem.harmonics import VectorProblem
 from kernelgen.runtime.graph import EdgeOrder
-from kernelgen.terms.directions import DIRECTIONS
 
 
 class VectorsRuns(ProductRuns):

@@ -14,11 +14,10 @@ from autotune.measure.runs.base import Run, Runs
 from autotune.workload.kinds.radial_convolution import RadialKind
 from autotune.workload.tensors import Tensors
 from autotune.workload.workload import Workload
-from kernelgen.ops.operator import Operator, build
-from kernelgen.ops.radial.convolution import radial_product
-from kernelgen.ops.radial.fused import FusedRadial
+from kernelgen.arithmetic.directions import DIRECTIONS
+from kernelgen.ops.product import Operator, build
+from kernelgen.ops.radial_convolution import FusedRadial, radial_product
 from kernelgen.runtime.graph import EdgeOrder
-from kernelgen.terms.directions import DIRECTIONS
 
 
 class RadialOperator:

@@ -14,10 +14,10 @@ from autotune.measure.runs.base import Run, Runs
 from autotune.workload.kinds.spherical_harmonics import HarmonicsKind
 from autotune.workload.tensors import Tensors
 from autotune.workload.workload import Workload
-from kernelgen.ops.harmonics_operator import build_harmonics
+from kernelgen.arithmetic.directions import HARMONICS_DIRECTIONS
+from kernelgen.kernels.knobs import Knobs
+from kernelgen.ops.harmonics import build_harmonics
 from kernelgen.runtime.graph import EdgeOrder
-from kernelgen.schedule.knobs import Knobs
-from kernelgen.terms.directions import HARMONICS_DIRECTIONS
 
 
 class HarmonicsRuns(Runs):

@@ -14,10 +14,10 @@ from autotune.measure.runs.base import Run, Runs
 from autotune.workload.kinds.symmetric_contraction import ContractionKind
 from autotune.workload.tensors import Tensors
 from autotune.workload.workload import Workload
-from kernelgen.ops.contraction.operator import build_contraction
+from kernelgen.arithmetic.contraction import CONTRACTION_DIRECTIONS, contraction_double_backward
+from kernelgen.kernels.knobs import Knobs
+from kernelgen.ops.symmetric_contraction import build_contraction
 from kernelgen.runtime.graph import EdgeOrder
-from kernelgen.schedule.knobs import Knobs
-from kernelgen.terms.contraction_statements import CONTRACTION_DIRECTIONS, contraction_double_backward
 
 
 class ContractionRuns(Runs):

@@ -13,9 +13,9 @@ from autotune.measure.runs.base import Run, Runs
 from autotune.workload.kinds.tensor_product import ProductKind
 from autotune.workload.tensors import Tensors, make_tensors
 from autotune.workload.workload import Workload
-from kernelgen.ops.operator import build
+from kernelgen.arithmetic.directions import DIRECTIONS
+from kernelgen.ops.product import build
 from kernelgen.runtime.graph import EdgeOrder
-from kernelgen.terms.directions import DIRECTIONS
 
 
 class ProductRuns(Runs):

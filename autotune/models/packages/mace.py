@@ -26,7 +26,7 @@ class Mace(Package):
         import numpy as np
         from mace import modules
 
-        from kernelgen.e3nn_import import o3
+        from kernelgen.compat import o3
 
         numbers = numbers_of(parameters["species"])
         block = modules.interaction_classes

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from kernelgen.problem.tensor_product import TensorProductProblem
+from kernelgen.problem.product import TensorProductProblem
 
 # e3nn keeps generated code as submodules, with the Wigner 3j symbols as their buffers.
 CODE = ("_compiled_main_left_right.", "_compiled_main_right.")

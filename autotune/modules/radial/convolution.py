@@ -10,12 +10,11 @@ from torch import Tensor
 from autotune.modules.base import autocast
 from autotune.modules.radial.tuned import is_fused_fastest, tuned_fused
 from autotune.modules.tensor_product_conv import TensorProductConv
+from kernelgen.compat import is_eager
 from kernelgen.errors import InputError, ProblemError
-from kernelgen.ops.radial.convolution import radial_product
-from kernelgen.ops.radial.products import EDGE_PRODUCTS
+from kernelgen.ops.radial_convolution import EDGE_PRODUCTS, radial_product
 from kernelgen.problem.irreps import Irreps
 from kernelgen.runtime.graph import row_count
-from kernelgen.tracing import is_eager
 
 # Bytes of the weights that exist at a time: on a CPU they stay in its caches, on a GPU its kernels need many edges.
 PART_BYTES = {"cpu": 4 << 20, "cuda": 256 << 20}
@@ -41,7 +40,7 @@ class RadialTensorProductConv(TensorProductConv):
     on a CPU, 256 MB on a GPU. The other arguments are those of :class:`autotune.TensorProductConv`. All edges are taken
     at once under torch.compile, torch.export and torch.func. A new graph on a GPU waits for the device once.
     product: ``fp16x3`` takes three products in half precision by tensor cores, with errors of float32's class, see
-    ``kernelgen.ops.edges.tall_matrices``. It is for float32, thousands of edges, and GPUs from sm_80 on, outside of
+    ``kernelgen.ops.edge_networks``. It is for float32, thousands of edges, and GPUs from sm_80 on, outside of
     torch.compile; elsewhere, and with ``float32``, it is torch's matrix product with torch's settings.
     fused: on a GPU from sm_80 on, in float32, kernels form the weights of all edges in registers, where they are used,
     for the value and the gradients of all but the matrix. Errors are of float32's class; with product ``tf32`` of

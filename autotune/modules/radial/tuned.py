@@ -11,11 +11,10 @@ from autotune.database.lookup import Tuning, find_schedule
 from autotune.workload.graph_class import GraphClass
 from autotune.workload.kinds.radial_convolution import OPERATION, STREAMED, WHOLE, RadialKind
 from kernelgen.device import device_facts
-from kernelgen.ops.operator import Operator
-from kernelgen.ops.radial.fused import FusedRadial, fused_of
-from kernelgen.ops.radial.products import ACCURACY
-from kernelgen.plan.size_class import size_class
-from kernelgen.problem.radial_convolution import RadialProblem
+from kernelgen.ops.product import Operator
+from kernelgen.ops.radial_convolution import ACCURACY, FusedRadial, fused_of
+from kernelgen.problem.product import RadialProblem
+from kernelgen.problem.sizes import size_class
 
 OURS = "fused"
 

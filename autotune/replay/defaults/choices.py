@@ -13,9 +13,9 @@ from autotune.database.prediction.predicted import winners_for
 from autotune.database.prediction.table import Winner
 from autotune.database.prediction.trees import Trees
 from autotune.replay.defaults.studies import Trials
-from kernelgen.problem.shape import shape_of
-from kernelgen.problem.tensor_product import TensorProductProblem
-from kernelgen.schedule.tensor_product import CudaSchedule
+from kernelgen.kernels.product.schedule import CudaSchedule
+from kernelgen.problem.product import TensorProductProblem
+from kernelgen.problem.sizes import shape_of
 
 
 @dataclass(frozen=True, eq=False)

@@ -24,9 +24,9 @@ from autotune.database.store import is_slug, replace_file
 from autotune.errors import ConfigError
 from autotune.replay.defaults.studies import Name, Trials, name_of
 from kernelgen.errors import EquituneError, cause_of
-from kernelgen.json_data import parse_json
-from kernelgen.schedule.knobs import Knobs
-from kernelgen.schedule.tensor_product import CudaSchedule
+from kernelgen.files import parse_json
+from kernelgen.kernels.knobs import Knobs
+from kernelgen.kernels.product.schedule import CudaSchedule
 
 RECORD = "measured"
 NAMES = ("label", "operation", "direction", "dtype", "layout", "graph_class")

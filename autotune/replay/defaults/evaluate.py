@@ -25,7 +25,7 @@ from autotune.database.prediction.trees import Trees
 from autotune.replay.defaults.choices import CHOICES, CHOSEN, FIRST_RUN, Held, hold_out
 from autotune.replay.defaults.fit import Settings, fit_studies
 from autotune.replay.defaults.studies import Trials, name_of
-from kernelgen.schedule.tensor_product import CudaSchedule
+from kernelgen.kernels.product.schedule import CudaSchedule
 
 ESTIMATE = Settings(trees=400, depth=7, rate=0.1, ridge=1.0, share=0.5)
 FOLDS = 5

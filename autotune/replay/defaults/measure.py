@@ -41,10 +41,10 @@ from autotune.tune.recheck import workloads_of
 from autotune.workload.workload import Workload
 from kernelgen.device import DeviceFacts, device_facts
 from kernelgen.errors import EquituneError, cause_of
-from kernelgen.json_data import parse_json
-from kernelgen.plan.defaults import default_schedule
-from kernelgen.schedule.knobs import Knobs
-from kernelgen.schedule.tensor_product import CudaSchedule
+from kernelgen.files import parse_json
+from kernelgen.kernels.knobs import Knobs
+from kernelgen.kernels.product.defaults import default_schedule
+from kernelgen.kernels.product.schedule import CudaSchedule
 from kernelgen.version import GENERATOR_VERSION
 
 SECONDS_EACH = 0.5

@@ -26,8 +26,8 @@ from autotune.replay.defaults.transfer import transfers
 from autotune.search.spaces.tensor_product import search_space
 from autotune.search.starting_points import starting_points
 from kernelgen.device import DeviceFacts
-from kernelgen.problem.shape import shape_of
-from kernelgen.schedule.tensor_product import CudaSchedule
+from kernelgen.kernels.product.schedule import CudaSchedule
+from kernelgen.problem.sizes import shape_of
 
 # The folder of results with searches of problems that were drawn at random. They teach the model; the runtime does not
 # load their entries.

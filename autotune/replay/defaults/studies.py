@@ -22,13 +22,13 @@ from autotune.workload.graph_class import GraphClass
 from autotune.workload.kinds.registry import kernel_kind
 from kernelgen.device import DeviceFacts, cuda_facts
 from kernelgen.errors import ScheduleError
-from kernelgen.plan.channelwise import Plan
-from kernelgen.plan.defaults import default_schedule
-from kernelgen.plan.tensor_product import OwnersPlan
-from kernelgen.problem.shape import shape_of
-from kernelgen.problem.tensor_product import TensorProductProblem
-from kernelgen.schedule.kernel_spec import Spec
-from kernelgen.schedule.tensor_product import CudaSchedule, schedule_from_dict
+from kernelgen.kernels.product.channelwise import Plan
+from kernelgen.kernels.product.defaults import default_schedule
+from kernelgen.kernels.product.plan import OwnersPlan
+from kernelgen.kernels.product.schedule import CudaSchedule, schedule_from_dict
+from kernelgen.kernels.spec import Spec
+from kernelgen.problem.product import TensorProductProblem
+from kernelgen.problem.sizes import shape_of
 
 # Label, operation, direction, dtype, layout, graph class: what names a study in records.
 Name = tuple[str, str, str, str, str, str]

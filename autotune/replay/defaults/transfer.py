@@ -20,9 +20,9 @@ from autotune.replay.defaults.choices import Held
 from autotune.replay.defaults.evaluate import Estimator
 from autotune.replay.defaults.studies import Trials
 from kernelgen.device import CUDA_ARCHS, DeviceFacts, representative
-from kernelgen.plan.defaults import default_schedule
-from kernelgen.schedule.kernel_spec import Spec
-from kernelgen.schedule.tensor_product import CudaSchedule
+from kernelgen.kernels.product.defaults import default_schedule
+from kernelgen.kernels.product.schedule import CudaSchedule
+from kernelgen.kernels.spec import Spec
 
 
 def transfers(held: Sequence[Held], estimator: Estimator) -> dict[str, dict[str, float]]:

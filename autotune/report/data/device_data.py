@@ -19,7 +19,7 @@ from autotune.report.data.suite_rows import SuiteRow, mapping, number, sample_ti
 from autotune.report.errors import ReportError
 from autotune.text import DEFAULT, TUNED
 from kernelgen.errors import cause_of
-from kernelgen.json_data import parse_json
+from kernelgen.files import parse_json
 
 PASSES = (
     *("forward", "backward", "edge_backward", "feature_backward", "double_backward", "joint_backward"),

@@ -15,7 +15,7 @@ from typing import Any, Literal
 from autotune.database import trial_archive, trial_records
 from autotune.errors import StudyError
 from autotune.search.sharing.locks import Locks
-from kernelgen.schedule.knobs import Knobs
+from kernelgen.kernels.knobs import Knobs
 
 # Who may share a study: nobody; tuners of the same results folder; all that name the same Optuna storage.
 Sharing = Literal["alone", "folder", "storage"]

@@ -24,7 +24,7 @@ from autotune.search.samplers import KEY, RECORD, distributions
 from autotune.search.sharing.claims import COMPARISON, Claims, FolderClaims, Sharing
 from autotune.search.sharing.storage_access import WAIT_S, Access
 from autotune.search.space import Space
-from kernelgen.schedule.knobs import Knobs
+from kernelgen.kernels.knobs import Knobs
 
 if TYPE_CHECKING:
     import optuna

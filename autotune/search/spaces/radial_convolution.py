@@ -9,9 +9,8 @@ from autotune.search.space import PlainSpace, Space
 from autotune.workload.kinds.radial_convolution import RadialKind
 from autotune.workload.workload import Workload
 from kernelgen.device import DeviceFacts
-from kernelgen.schedule.knobs import Knobs
-from kernelgen.schedule.radial import RadialSchedule
-from kernelgen.schedule.radial_knobs import WITH_WGMMA
+from kernelgen.kernels.knobs import Knobs
+from kernelgen.kernels.radial.schedule import WITH_WGMMA, RadialSchedule
 
 # Knobs of gradients alone: a value's kernel keeps sums of a receiver in registers.
 OF_GRADIENTS = ("order", "slices", "coupled")

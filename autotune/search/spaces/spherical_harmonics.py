@@ -13,8 +13,8 @@ from autotune.workload.kinds.registry import kernel_kind
 from autotune.workload.kinds.spherical_harmonics import HarmonicsKind
 from autotune.workload.workload import Workload
 from kernelgen.device import DeviceFacts
-from kernelgen.schedule.knobs import Knobs
-from kernelgen.schedule.spherical_harmonics import HarmonicsCudaSchedule
+from kernelgen.kernels.harmonics.schedule import HarmonicsCudaSchedule
+from kernelgen.kernels.knobs import Knobs
 
 
 @dataclass(frozen=True)

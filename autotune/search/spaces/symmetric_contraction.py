@@ -12,10 +12,10 @@ from autotune.search.space import Space
 from autotune.workload.kinds.symmetric_contraction import ContractionKind
 from autotune.workload.workload import Workload
 from kernelgen.device import DeviceFacts
-from kernelgen.plan.symmetric_contraction import contraction_plan
-from kernelgen.schedule.kernel_spec import BYTES
-from kernelgen.schedule.knobs import Knobs, power_of_two_at_most
-from kernelgen.schedule.symmetric_contraction import ContractionCudaSchedule
+from kernelgen.kernels.contraction.plan import contraction_plan
+from kernelgen.kernels.contraction.schedule import ContractionCudaSchedule
+from kernelgen.kernels.knobs import Knobs, power_of_two_at_most
+from kernelgen.kernels.spec import BYTES
 
 WARP = 32
 

@@ -11,9 +11,9 @@ from autotune.search.space import Space
 from autotune.workload.kinds.registry import kernel_kind
 from autotune.workload.kinds.tensor_product import ProductKind
 from autotune.workload.workload import Workload
+from kernelgen.arithmetic.directions import Direction
 from kernelgen.device import DeviceFacts
-from kernelgen.problem.tensor_product import TensorProductProblem
-from kernelgen.terms.directions import Direction
+from kernelgen.problem.product import TensorProductProblem
 
 
 def search_space(

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 from autotune.text import count
 from autotune.workload.graphs import EdgesAlone, GraphSpec, NodesAlone, RandomNeighbours
 from kernelgen.device import DeviceFacts
-from kernelgen.schedule.knobs import Knobs
+from kernelgen.kernels.knobs import Knobs
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -17,15 +17,14 @@ from autotune.workload.graphs import GraphSpec
 from autotune.workload.kinds.base import FindSchedule, Problem
 from autotune.workload.kinds.tensor_product import OfProductKind, ProductKind, bytes_of_product
 from autotune.workload.toml_tables import check_table
+from kernelgen.arithmetic.directions import DIRECTIONS, Direction
 from kernelgen.device import DeviceFacts
-from kernelgen.ops.edge_vectors import FUSED
-from kernelgen.plan.planner import make_plan
-from kernelgen.problem.edge_vectors import SEPARATOR, VectorProblem
-from kernelgen.problem.spherical_harmonics import HarmonicsProblem
-from kernelgen.problem.tensor_product import TensorProductProblem
-from kernelgen.schedule.edge_vectors import VECTOR_SCHEDULES, VectorSchedule, vector_schedule_from_dict
-from kernelgen.schedule.kernel_spec import Spec
-from kernelgen.terms.directions import DIRECTIONS, Direction
+from kernelgen.kernels.dispatch import make_plan
+from kernelgen.kernels.harmonics.schedule import VECTOR_SCHEDULES, VectorSchedule, vector_schedule_from_dict
+from kernelgen.kernels.spec import Spec
+from kernelgen.ops.vectors import FUSED
+from kernelgen.problem.harmonics import SEPARATOR, HarmonicsProblem, VectorProblem
+from kernelgen.problem.product import TensorProductProblem
 
 OPERATION = "vectors"
 

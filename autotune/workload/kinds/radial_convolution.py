@@ -15,15 +15,13 @@ from autotune.workload.graphs import GraphSpec
 from autotune.workload.kinds.base import FindSchedule, Problem
 from autotune.workload.kinds.tensor_product import INDEX_BYTES, OfProductKind
 from autotune.workload.toml_tables import check_table
+from kernelgen.arithmetic.directions import DIRECTIONS, Direction
 from kernelgen.device import DeviceFacts
-from kernelgen.plan.radial.defaults import default_radial_schedule
-from kernelgen.plan.radial_convolution import RadialPlan, radial_plan
-from kernelgen.problem.radial_convolution import PRODUCTS, RadialProblem
-from kernelgen.problem.tensor_product import TensorProductProblem
-from kernelgen.schedule.kernel_spec import BYTES
-from kernelgen.schedule.knobs import read_schedule
-from kernelgen.schedule.radial import RadialSchedule, RadialSpec
-from kernelgen.terms.directions import DIRECTIONS, Direction
+from kernelgen.kernels.knobs import read_schedule
+from kernelgen.kernels.radial.plan import RadialPlan, default_radial_schedule, radial_plan
+from kernelgen.kernels.radial.schedule import RadialSchedule, RadialSpec
+from kernelgen.kernels.spec import BYTES
+from kernelgen.problem.product import PRODUCTS, RadialProblem, TensorProductProblem
 
 OPERATION = "radial"
 # Largest relative error against float64 that a kernel may have, by accuracy class.

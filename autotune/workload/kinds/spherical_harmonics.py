@@ -16,13 +16,13 @@ from autotune.errors import ConfigError
 from autotune.workload.graphs import GraphSpec
 from autotune.workload.kinds.base import FindSchedule, KernelKind, Problem
 from autotune.workload.toml_tables import check_table
+from kernelgen.arithmetic.directions import HARMONICS_DIRECTIONS
 from kernelgen.device import DeviceFacts
-from kernelgen.plan.defaults import default_harmonics_schedule
-from kernelgen.plan.spherical_harmonics import HarmonicsPlan, harmonics_plan
-from kernelgen.problem.spherical_harmonics import HarmonicsProblem
-from kernelgen.schedule.kernel_spec import BYTES, HarmonicsSpec
-from kernelgen.schedule.spherical_harmonics import HARMONICS_SCHEDULES, HarmonicsSchedule, harmonics_schedule_from_dict
-from kernelgen.terms.directions import HARMONICS_DIRECTIONS
+from kernelgen.kernels.harmonics.plan import HarmonicsPlan, harmonics_plan
+from kernelgen.kernels.harmonics.schedule import HARMONICS_SCHEDULES, HarmonicsSchedule, harmonics_schedule_from_dict
+from kernelgen.kernels.product.defaults import default_harmonics_schedule
+from kernelgen.kernels.spec import BYTES, HarmonicsSpec
+from kernelgen.problem.harmonics import HarmonicsProblem
 
 OPERATION, LAYOUT = "harmonics", "mul_ir"
 # The slots that each direction reads.

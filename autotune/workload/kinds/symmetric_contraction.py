@@ -15,17 +15,13 @@ from autotune.errors import ConfigError
 from autotune.workload.graphs import GraphSpec, NodesAlone
 from autotune.workload.kinds.base import FindSchedule, KernelKind, Problem, SourceOfSize
 from autotune.workload.toml_tables import check_table
+from kernelgen.arithmetic.contraction import CONTRACTION_DIRECTIONS
+from kernelgen.arithmetic.contraction_couplings import polynomials
 from kernelgen.device import DeviceFacts
-from kernelgen.plan.symmetric_contraction import ContractionPlan, contraction_plan, default_contraction_schedule
-from kernelgen.problem.symmetric_contraction import ContractionProblem
-from kernelgen.schedule.kernel_spec import BYTES
-from kernelgen.schedule.symmetric_contraction import (
-    ContractionSchedule,
-    ContractionSpec,
-    contraction_schedule_from_dict,
-)
-from kernelgen.terms.contraction_statements import CONTRACTION_DIRECTIONS
-from kernelgen.terms.equivariant_polynomials import polynomials
+from kernelgen.kernels.contraction.plan import ContractionPlan, contraction_plan, default_contraction_schedule
+from kernelgen.kernels.contraction.schedule import ContractionSchedule, ContractionSpec, contraction_schedule_from_dict
+from kernelgen.kernels.spec import BYTES
+from kernelgen.problem.contraction import ContractionProblem
 
 OPERATION = "contraction"
 # A node's element, in 32 bits.

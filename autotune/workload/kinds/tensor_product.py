@@ -11,15 +11,15 @@ from autotune.errors import ConfigError
 from autotune.workload.graphs import GraphSpec
 from autotune.workload.kinds.base import FindSchedule, KernelKind, Problem
 from autotune.workload.toml_tables import check_table
+from kernelgen.arithmetic.directions import DIRECTIONS, Direction, fixed_order_parts
 from kernelgen.device import DeviceFacts
 from kernelgen.errors import ScheduleError
-from kernelgen.plan.defaults import default_schedule
-from kernelgen.plan.planner import make_plan
-from kernelgen.problem.tensor_product import TensorProductProblem
-from kernelgen.schedule.kernel_spec import BYTES, Spec
-from kernelgen.schedule.knobs import Knobs
-from kernelgen.schedule.tensor_product import SCHEDULES, Schedule, schedule_from_dict
-from kernelgen.terms.directions import DIRECTIONS, Direction, fixed_order_parts
+from kernelgen.kernels.dispatch import make_plan
+from kernelgen.kernels.knobs import Knobs
+from kernelgen.kernels.product.defaults import default_schedule
+from kernelgen.kernels.product.schedule import SCHEDULES, Schedule, schedule_from_dict
+from kernelgen.kernels.spec import BYTES, Spec
+from kernelgen.problem.product import TensorProductProblem
 
 INDEX_BYTES = 4
 NORMALIZATION_KEYS = ("shared_weights", "irrep_normalization", "path_normalization")

@@ -212,7 +212,7 @@ private:
         kernels().at(index + " " + target)->on_gpu(device, stream_of(device), pointers, given.edges, num_in, num_out, zeros);
     }
 
-    // Of 8 bytes: 33 lines of 128 bytes, as kernelgen.runtime.zero_flags.
+    // Of 8 bytes: 33 lines of 128 bytes, as kernelgen.runtime.kernel.
     static constexpr std::int64_t FLAGS = 33 * 128 / 8;
 
     bool has_inside() const {

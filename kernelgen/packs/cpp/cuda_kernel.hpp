@@ -96,7 +96,7 @@ struct Geometry {
     std::int64_t blocks, threads, shared;
 };
 
-// As kernelgen.emit.launch.LaunchRule.geometry. held: blocks that a multiprocessor holds at a time, 0 if not known.
+// As kernelgen.kernels.source.LaunchRule.geometry. held: blocks that a multiprocessor holds at a time, 0 if not known.
 inline Geometry geometry_of(const Json& rule, std::int64_t edges, std::int64_t num_in, std::int64_t num_out, int units,
                             int held = 0) {
     const auto parts_of = [](std::int64_t count, std::int64_t each) { return each > 0 ? (count + each - 1) / each : 0; };

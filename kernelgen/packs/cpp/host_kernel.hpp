@@ -17,7 +17,7 @@
 
 namespace equitune {
 
-// Pointers in the order of kernelgen.schedule.kernel_spec.BUFFERS, numbers of edges, of nodes read and written, threads.
+// Pointers in the order of kernelgen.kernels.spec.BUFFERS, numbers of edges, of nodes read and written, threads.
 constexpr int BUFFERS = 16;
 using P = void*;
 using HostFunction = void (*)(P, P, P, P, P, P, P, P, P, P, P, P, P, P, P, P, long long, long long, long long, int);

@@ -46,7 +46,7 @@ class JsonReader {
 public:
     explicit JsonReader(const std::string& text) : at(text.c_str()), end(at + text.size()) {}
 
-    // As kernelgen.json_data. A text that nests deeper would overflow the stack.
+    // As kernelgen.files. A text that nests deeper would overflow the stack.
     static constexpr int MOST_DEPTH = 100;
 
     Json read() {

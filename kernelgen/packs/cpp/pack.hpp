@@ -1,4 +1,4 @@
-// Packs: files of compiled kernels (kernelgen/compile/pack_file.py has the format), and the operators in them.
+// Packs: files of compiled kernels (kernelgen/build/pack_file.py has the format), and the operators in them.
 #pragma once
 
 #include <algorithm>
@@ -100,7 +100,7 @@ struct Operator {
         }
     }
 
-    // The operator for a graph: itself, or a family's member. Rounded binary logarithms, as kernelgen.plan.size_class.
+    // The operator for a graph: itself, or a family's member. Rounded binary logarithms, as kernelgen.problem.sizes.
     const Operator& of_size(std::int64_t edges, std::int64_t nodes) const {
         if (members.empty()) return *this;
         const auto half = [](double square) {

@@ -197,7 +197,7 @@ struct Plugin {
 
 }  // namespace
 
-TORCH_LIBRARY(ranks, m) {  // as in kernelgen/packs/ranks.py
+TORCH_LIBRARY(ranks, m) {  // as in kernelgen/packs/library.py
     m.def("forward_exchange(Tensor rows) -> Tensor");
     m.def("reverse_exchange(Tensor rows) -> Tensor");
 }

@@ -35,12 +35,11 @@ from autotune.workload.config import load_config
 from autotune.workload.kinds.registry import KINDS, kernel_kind
 from autotune.workload.passes import PASSES
 from autotune.workload.workload import Workload
-from kernelgen.compile.compiler import compile_source
+from kernelgen.arithmetic.directions import DIRECTIONS
+from kernelgen.build.compiler import compile_source
 from kernelgen.device import device_facts
-from kernelgen.emit.kernel_source import emit
-from kernelgen.ops.operator import build
-from kernelgen.plan.planner import make_plan
-from kernelgen.terms.directions import DIRECTIONS
+from kernelgen.kernels.dispatch import emit, make_plan
+from kernelgen.ops.product import build
 
 DIRECTIONS_OF = kernel_kind("conv").passes
 CONFIG = """
@@ -216,7 +215,7 @@ def test_kernels_compiled_ahead_are_found(users_flags: None, tmp_path: Path, mon
     def refused(*_: Any) -> Any:
         raise AssertionError("compiled again")
 
-    monkeypatch.setattr("kernelgen.compile.host.build", refused)
+    monkeypatch.setattr("kernelgen.build.host.build", refused)
     for spec in specs[0] + specs[1]:
         assert compile_source(emit(make_plan(spec)), spec.facts)
 

@@ -19,7 +19,7 @@ from autotune.bench.rows import identity_of, less_accurate, store_rows, stored_r
 from autotune.bench.text import fastest_peer, geometric_mean, markdown_text, ratio, seconds_text, summary_lines
 from autotune.report.data.suite_rows import SuiteRow
 from autotune.workload.config_tables import load_problems
-from kernelgen.problem.radial_convolution import RadialProblem
+from kernelgen.problem.product import RadialProblem
 
 
 def row(which: str = "forward", ours: float = 100.0, peer: float | None = 200.0, **changes: Any) -> dict[str, Any]:

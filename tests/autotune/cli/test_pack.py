@@ -10,13 +10,14 @@ import torch
 
 from autotune.cli import commands
 from autotune.cli.packs import of_model, of_suite
-from kernelgen import TensorProductProblem, build
-from kernelgen.compile.compiler import compile_source
-from kernelgen.compile.host import default_level
-from kernelgen.compile.pack_file import PackFile
+from kernelgen.build.compiler import compile_source
+from kernelgen.build.host import default_level
+from kernelgen.build.pack_file import PackFile
 from kernelgen.device import cuda_facts
+from kernelgen.ops.product import build
 from kernelgen.packs.calls import Call
-from kernelgen.runtime import index_check
+from kernelgen.problem.product import TensorProductProblem
+from kernelgen.runtime import graph as index_check
 
 PROBLEM = TensorProductProblem.channelwise("2x0e", "0e", "0e").key
 

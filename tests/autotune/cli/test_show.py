@@ -13,11 +13,11 @@ from autotune.database.store import DatabaseWarning, database_path
 from autotune.errors import ConfigError
 from autotune.workload.config_tables import find_problem, load_graphs
 from autotune.workload.workload import Workload
+from kernelgen.arithmetic.directions import DIRECTIONS
 from kernelgen.device import device_facts
 from kernelgen.errors import ProblemError
-from kernelgen.problem.tensor_product import TensorProductProblem
-from kernelgen.schedule.tensor_product import HostSchedule
-from kernelgen.terms.directions import DIRECTIONS
+from kernelgen.kernels.product.schedule import HostSchedule
+from kernelgen.problem.product import TensorProductProblem
 
 
 def test_show_tells_schedule_origin_and_figures(shipped: Path) -> None:

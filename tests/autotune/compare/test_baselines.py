@@ -26,11 +26,11 @@ from autotune.workload.config_tables import load_graphs
 from autotune.workload.kinds.registry import kernel_kind
 from autotune.workload.tensors import make_tensors
 from autotune.workload.workload import Workload
-from kernelgen.problem.tensor_product import TensorProductProblem
-from kernelgen.runtime.arguments import Graph
-from kernelgen.runtime.calls import DirectCalls
-from kernelgen.schedule.tensor_product import HostSchedule
-from kernelgen.terms.directions import DIRECTIONS, Direction
+from kernelgen.arithmetic.directions import DIRECTIONS, Direction
+from kernelgen.kernels.product.schedule import HostSchedule
+from kernelgen.problem.product import TensorProductProblem
+from kernelgen.runtime.call import Graph
+from kernelgen.runtime.runner import DirectCalls
 
 DIRECTIONS_OF = kernel_kind("conv").passes
 PASSES = tuple(name.replace("+", "_") for name in DIRECTIONS_OF)

@@ -9,8 +9,8 @@ from autotune.compare.peers.peer import Peer
 from autotune.errors import PeerError
 from autotune.workload.graphs import EdgesAlone, GraphSpec
 from autotune.workload.workload import Workload
-from kernelgen.problem.spherical_harmonics import HarmonicsProblem
-from kernelgen.terms.directions import HARMONICS_DIRECTIONS
+from kernelgen.arithmetic.directions import HARMONICS_DIRECTIONS
+from kernelgen.problem.harmonics import HarmonicsProblem
 
 L2 = HarmonicsProblem((0, 1, 2), "component", True)
 

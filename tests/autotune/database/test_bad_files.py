@@ -28,8 +28,8 @@ from autotune.errors import ConfigError
 from autotune.report import write_comparison, write_reports
 from autotune.search.spaces.tensor_product import search_space
 from autotune.workload.graph_class import GraphClass
-from kernelgen.compile import cache
-from kernelgen.json_data import MOST_DEPTH, parse_json
+from kernelgen.build import cache
+from kernelgen.files import MOST_DEPTH, parse_json
 from kernelgen.version import GENERATOR_VERSION
 
 DEEP = "[" * 100_000 + "]" * 100_000

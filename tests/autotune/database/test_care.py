@@ -17,7 +17,7 @@ from autotune.database.maintenance import counts, export_file, merge_file, prefe
 from autotune.database.provenance import facts_of_record, hash_of_entry
 from autotune.database.store import Table, read_table
 from autotune.errors import DatabaseError
-from kernelgen.schedule.tensor_product import CudaSchedule, HostSchedule
+from kernelgen.kernels.product.schedule import CudaSchedule, HostSchedule
 
 NOW = "0.1.0+0123456789"
 DATES = ("2026-11-20T12:00:00+00:00", "2026-11-21T12:00:00+00:00")

@@ -19,7 +19,7 @@ from autotune.database import store as database
 from autotune.database.entry import Entry
 from autotune.database.store import Database, DatabaseWarning, device_record, load_table, read_table
 from autotune.errors import DatabaseError
-from kernelgen.schedule.tensor_product import HostSchedule
+from kernelgen.kernels.product.schedule import HostSchedule
 
 
 def test_an_entry_survives_the_file_unchanged(tmp_path: Path) -> None:

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from autotune.database.maintenance import merge_file, stale_entries
 from autotune.database.store import Table, read_table
 from autotune.errors import DatabaseError
-from kernelgen.schedule.knobs import Knobs
-from kernelgen.schedule.tensor_product import CudaSchedule
+from kernelgen.kernels.knobs import Knobs
+from kernelgen.kernels.product.schedule import CudaSchedule
 
 NUMBER = int(os.environ.get("EQUITUNE_FUZZ", "75"))
 FUZZ = settings(max_examples=NUMBER, deadline=None, suppress_health_check=list(HealthCheck))

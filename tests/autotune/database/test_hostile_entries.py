@@ -26,10 +26,10 @@ from autotune.workload.config_tables import load_all
 from autotune.workload.kinds.registry import kernel_kind, operations_of
 from kernelgen.device import cuda_facts
 from kernelgen.errors import ScheduleError, UnsupportedError
-from kernelgen.problem.radial_convolution import RadialProblem
-from kernelgen.schedule.edge_vectors import VectorCudaSchedule, VectorHostSchedule
-from kernelgen.schedule.knobs import Knobs
-from kernelgen.schedule.tensor_product import CudaSchedule, HostSchedule
+from kernelgen.kernels.harmonics.schedule import VectorCudaSchedule, VectorHostSchedule
+from kernelgen.kernels.knobs import Knobs
+from kernelgen.kernels.product.schedule import CudaSchedule, HostSchedule
+from kernelgen.problem.product import RadialProblem
 
 # A problem of each kind with an operation.
 PROBLEMS = {type(problem): problem for problem in load_all().values()} | {type(PROBLEM): PROBLEM}

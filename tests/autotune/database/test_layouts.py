@@ -12,7 +12,7 @@ from autotune.database.lookup import find_schedule
 from autotune.search.spaces.tensor_product import search_space
 from autotune.search.starting_points import starting_points
 from autotune.workload.graph_class import GraphClass
-from kernelgen.schedule.tensor_product import CudaSchedule
+from kernelgen.kernels.product.schedule import CudaSchedule
 
 LARGE = "conv-e17-d7"
 PLAIN = CudaSchedule(path_groups=2, edges_per_warp=4, stage_edges=8)

@@ -10,11 +10,11 @@ from database_samples import entry, store
 from autotune.database.candidates.legal_form import legal_form
 from autotune.database.lookup import find_schedule
 from kernelgen.device import DeviceFacts, cuda_facts, representative
-from kernelgen.problem.tensor_product import TensorProductProblem
-from kernelgen.schedule.knobs import Knobs
-from kernelgen.schedule.radial import RadialSchedule
-from kernelgen.schedule.spherical_harmonics import HarmonicsCudaSchedule
-from kernelgen.schedule.tensor_product import CudaSchedule
+from kernelgen.kernels.harmonics.schedule import HarmonicsCudaSchedule
+from kernelgen.kernels.knobs import Knobs
+from kernelgen.kernels.product.schedule import CudaSchedule
+from kernelgen.kernels.radial.schedule import RadialSchedule
+from kernelgen.problem.product import TensorProductProblem
 
 
 def shared(schedule: Knobs) -> int:

@@ -21,13 +21,13 @@ from autotune.search.starting_points import known_entries, starting_points
 from autotune.workload.graph_class import GraphClass
 from autotune.workload.kinds import tensor_product as product_kind
 from autotune.workload.kinds.registry import kernel_kind
+from kernelgen.arithmetic.directions import DIRECTIONS
 from kernelgen.device import DeviceFacts, cuda_facts
 from kernelgen.errors import ProblemError
-from kernelgen.plan.defaults import default_schedule
-from kernelgen.problem.tensor_product import TensorProductProblem
-from kernelgen.schedule.kernel_spec import Spec
-from kernelgen.schedule.tensor_product import CudaSchedule, HostSchedule
-from kernelgen.terms.directions import DIRECTIONS
+from kernelgen.kernels.product.defaults import default_schedule
+from kernelgen.kernels.product.schedule import CudaSchedule, HostSchedule
+from kernelgen.kernels.spec import Spec
+from kernelgen.problem.product import TensorProductProblem
 
 SCHEDULES = [HostSchedule(path_groups=2, channel_block=block) for block in (4, 8, 16, 32)]
 

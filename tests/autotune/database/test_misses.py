@@ -29,7 +29,7 @@ from autotune.workload.config import TuneConfig
 from autotune.workload.graphs import build_graph
 from kernelgen.device import device_facts
 from kernelgen.errors import EquituneError
-from kernelgen.ops.registry import OPERATORS
+from kernelgen.ops.base import OPERATORS
 from kernelgen.watchers import WATCHERS
 
 FACTS = device_facts("cpu")

@@ -21,8 +21,8 @@ from autotune.database.misses import keep_misses, read_misses
 from autotune.database.requests import Request
 from autotune.errors import DatabaseError
 from autotune.tune.contribution import write_contribution
-from kernelgen.compile import cache
-from kernelgen.compile.pack_file import PackFile, write_pack
+from kernelgen.build import cache
+from kernelgen.build.pack_file import PackFile, write_pack
 from kernelgen.errors import CacheError, PackError
 
 NOBODY = 65534

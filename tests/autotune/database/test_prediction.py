@@ -30,11 +30,11 @@ from autotune.workload.config_tables import load_problems
 from autotune.workload.graph_class import GraphClass
 from autotune.workload.kinds.registry import kernel_kind
 from kernelgen.device import DeviceFacts, cuda_facts
-from kernelgen.plan.defaults import default_schedule
-from kernelgen.plan.planner import make_plan
-from kernelgen.problem.tensor_product import TensorProductProblem
-from kernelgen.schedule.kernel_spec import Spec
-from kernelgen.schedule.tensor_product import CudaSchedule
+from kernelgen.kernels.dispatch import make_plan
+from kernelgen.kernels.product.defaults import default_schedule
+from kernelgen.kernels.product.schedule import CudaSchedule
+from kernelgen.kernels.spec import Spec
+from kernelgen.problem.product import TensorProductProblem
 
 H200 = cuda_facts("sm_90", "NVIDIA H200", 132)
 OTHERS = [cuda_facts("sm_80", "NVIDIA A100", 108), cuda_facts("sm_86", "NVIDIA A10", 72), cuda_facts("sm_120")]

@@ -14,9 +14,9 @@ from autotune.search.spaces.tensor_product import search_space
 from autotune.search.starting_points import starting_points
 from autotune.workload.config_tables import load_problems
 from autotune.workload.graph_class import GraphClass
-from kernelgen.problem.shape import shape_of
-from kernelgen.problem.tensor_product import TensorProductProblem
-from kernelgen.schedule.tensor_product import HostSchedule
+from kernelgen.kernels.product.schedule import HostSchedule
+from kernelgen.problem.product import TensorProductProblem
+from kernelgen.problem.sizes import shape_of
 
 EVEN = TensorProductProblem.from_instructions(
     *(text.replace("o", "e") for text in (PROBLEM.irreps_in1, PROBLEM.irreps_in2, PROBLEM.irreps_out)),

@@ -16,13 +16,13 @@ from autotune.database.prediction.first_runs import TRIED
 from autotune.database.prediction.predicted import predict
 from autotune.modules.sizes import class_of_call
 from autotune.workload.graph_class import GraphClass
+from kernelgen.arithmetic.directions import DIRECTIONS
 from kernelgen.device import cuda_facts
-from kernelgen.plan.defaults import default_schedule
-from kernelgen.plan.planner import make_plan
-from kernelgen.problem.tensor_product import TensorProductProblem
-from kernelgen.schedule.kernel_spec import Spec
-from kernelgen.schedule.tensor_product import CudaSchedule, HostSchedule
-from kernelgen.terms.directions import DIRECTIONS
+from kernelgen.kernels.dispatch import make_plan
+from kernelgen.kernels.product.defaults import default_schedule
+from kernelgen.kernels.product.schedule import CudaSchedule, HostSchedule
+from kernelgen.kernels.spec import Spec
+from kernelgen.problem.product import TensorProductProblem
 
 EVEN, SKEWED = "conv-e17-d5", "conv-e17-d5-s6"
 OWNED = CudaSchedule(path_groups=2, teams_per_node=4, finish="unrolled", edge_operand="shared", stage_edges=8)
@@ -123,7 +123,7 @@ def test_runs_of_a_long_node_add_up(form: str, held: int, direction: str, monkey
 
     held: blocks that each of two multiprocessors holds at a time, 0 if unknown.
     """
-    monkeypatch.setattr("kernelgen.plan.tensor_product.REGISTER_SLACK", 10)
+    monkeypatch.setattr("kernelgen.kernels.product.plan.REGISTER_SLACK", 10)
     problem = TensorProductProblem.channelwise("16x0e+16x1o", "0e+1o", "0e+1o")
     case = make_case(problem, "conv", edges=90)
     assert case.receiver is not None

@@ -15,9 +15,8 @@ from autotune.measure.runs.registry import runs_of
 from autotune.workload.config_tables import load_graphs
 from autotune.workload.tensors import to_ir_mul
 from autotune.workload.workload import Workload
-from kernelgen.problem.edge_vectors import VectorProblem
-from kernelgen.problem.spherical_harmonics import HarmonicsProblem
-from kernelgen.problem.tensor_product import TensorProductProblem
+from kernelgen.problem.harmonics import HarmonicsProblem, VectorProblem
+from kernelgen.problem.product import TensorProductProblem
 
 PRODUCT = TensorProductProblem.channelwise("4x0e+4x1o+4x1e", "0e+1o+2e", "0e+1o+1e+2e")
 # As published problems are that count degrees and no parities.

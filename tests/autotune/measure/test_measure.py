@@ -17,12 +17,12 @@ from autotune.measure import timing as measure
 from autotune.measure.trial import TrialJob, TrialSetting
 from autotune.workload.graphs import GraphSpec, Points
 from autotune.workload.workload import Workload
-from kernelgen.compile.compiler import compile_source
-from kernelgen.compile.elf import section
+from kernelgen.build.compiler import compile_source
+from kernelgen.build.job import section
 from kernelgen.device import cuda_facts
-from kernelgen.problem.tensor_product import TensorProductProblem
-from kernelgen.runtime import instruction_cache
-from kernelgen.schedule.tensor_product import HostSchedule
+from kernelgen.kernels.product.schedule import HostSchedule
+from kernelgen.problem.product import TensorProductProblem
+from kernelgen.runtime import kernel as instruction_cache
 
 
 @pytest.fixture

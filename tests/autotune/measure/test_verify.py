@@ -15,9 +15,9 @@ from autotune.workload.config_tables import load_graphs
 from autotune.workload.kinds.base import TOLERANCE
 from autotune.workload.tensors import Tensors, make_tensors, relayout, to_ir_mul, to_mul_ir
 from autotune.workload.workload import Workload
+from kernelgen.arithmetic.directions import DIRECTIONS, double_backward
 from kernelgen.errors import InputError
-from kernelgen.problem.tensor_product import TensorProductProblem
-from kernelgen.terms.directions import DIRECTIONS, double_backward
+from kernelgen.problem.product import TensorProductProblem
 
 SLOTS = {name: direction.outputs for name, direction in DIRECTIONS.items()}
 

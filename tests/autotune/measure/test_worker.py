@@ -27,9 +27,9 @@ from autotune.measure.worker import Worker, WorkerLost
 from autotune.workload.config_tables import load_graphs
 from autotune.workload.workload import Workload
 from kernelgen.errors import LaunchError, ToolMissingError
-from kernelgen.ops.operator import Operator
-from kernelgen.problem.tensor_product import TensorProductProblem
-from kernelgen.schedule.tensor_product import HostSchedule
+from kernelgen.kernels.product.schedule import HostSchedule
+from kernelgen.ops.product import Operator
+from kernelgen.problem.product import TensorProductProblem
 
 PATIENCE_S = 300.0
 

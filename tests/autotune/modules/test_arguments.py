@@ -12,8 +12,8 @@ from module_cases import conv_inputs, e3nn_conv, normal, random_graph, small_con
 
 from autotune import FullyConnectedTensorProduct, SphericalHarmonics, SphericalHarmonicsConv, TensorProduct
 from kernelgen.errors import InputError, ProblemError, ToolMissingError, UnsupportedError
-from kernelgen.ops.operator import build
-from kernelgen.schedule.tensor_product import HostSchedule
+from kernelgen.kernels.product.schedule import HostSchedule
+from kernelgen.ops.product import build
 
 
 def small_product(**options: object) -> TensorProduct:

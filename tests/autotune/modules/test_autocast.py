@@ -13,9 +13,9 @@ from autotune.integrations.ir_mul.linear import AcceleratedLinear
 from autotune.integrations.ir_mul.species_product import SpeciesProduct
 from autotune.integrations.radial.folded import AcceleratedRadial
 from autotune.modules.symmetric_contraction import TunedContraction
-from kernelgen.e3nn_import import FullyConnectedNet, o3
+from kernelgen.compat import FullyConnectedNet, o3
 from kernelgen.errors import InputError
-from kernelgen.problem.symmetric_contraction import ContractionProblem
+from kernelgen.problem.contraction import ContractionProblem
 
 HALVES = (torch.bfloat16, torch.float16)
 CONV = ("2x0e+2x1o", "0e+1o")

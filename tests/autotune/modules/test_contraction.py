@@ -14,13 +14,13 @@ from reference import float64, relative_error
 
 from autotune import FullyConnectedTensorProduct, TensorProduct, accelerate
 from autotune.modules.matrix_contraction import MATRIX_WEIGHTS, by_matrix, pairs_of
-from kernelgen import CudaSchedule, HostSchedule
+from kernelgen.arithmetic.directions import DIRECTIONS
 from kernelgen.device import cuda_facts
 from kernelgen.errors import InputError, ProblemError
-from kernelgen.plan.defaults import default_schedule
-from kernelgen.problem.tensor_product import TensorProductProblem
-from kernelgen.schedule.kernel_spec import Spec
-from kernelgen.terms.directions import DIRECTIONS
+from kernelgen.kernels.product.defaults import default_schedule
+from kernelgen.kernels.product.schedule import CudaSchedule, HostSchedule
+from kernelgen.kernels.spec import Spec
+from kernelgen.problem.product import TensorProductProblem
 
 # Blocks that several paths share, one that none reaches, and several copies on both sides.
 IRREPS = ("3x0e+4x1o+2x2e", "2x0e+3x1o", "5x0e+3x1o+2x1e+2x3e+1x4e")

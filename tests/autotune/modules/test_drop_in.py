@@ -16,8 +16,7 @@ from autotune import TensorProduct, accelerate, restore
 from autotune.integrations import stand_ins
 from autotune.integrations.stand_ins import AcceleratedProduct
 from kernelgen.errors import InputError, ProblemError
-from kernelgen.problem.from_e3nn import problem_of
-from kernelgen.problem.tensor_product import TensorProductProblem
+from kernelgen.problem.product import TensorProductProblem, problem_of
 
 IRREPS = ("6x0e+3x1o", "0e+1o", "6x0e+3x1o+6x1o")
 PATHS = [(0, 0, 0, "uvu", True), (0, 1, 2, "uvu", True, 0.5), (1, 0, 1, "uvu", True), (1, 1, 1, "uvw", True)]

@@ -20,10 +20,10 @@ from autotune.database.prediction.first_runs import first_runs_path, tries
 from autotune.database.prediction.predicted import Predicted
 from autotune.workload.graph_class import GraphClass
 from kernelgen.device import device_facts
+from kernelgen.kernels.product.schedule import HostSchedule
 from kernelgen.ops import first_run
+from kernelgen.ops.base import OPERATORS
 from kernelgen.ops.first_run import times_of
-from kernelgen.ops.registry import OPERATORS
-from kernelgen.schedule.tensor_product import HostSchedule
 
 SHORTLIST = (HostSchedule(), HostSchedule(accumulate="atomics"), HostSchedule(path_groups=2, channel_block=4))
 EDGES, NODES = 300, 40

@@ -14,11 +14,12 @@ from torch import Tensor
 
 from autotune.integrations.ir_mul import species, species_product
 from autotune.integrations.ir_mul.linear import AcceleratedLinear
-from autotune.integrations.ir_mul.species import CHUNK, chunked_species, elements_of, sorted_species, species_of
+from autotune.integrations.ir_mul.species import chunked_species, elements_of, sorted_species, species_of
 from autotune.integrations.ir_mul.species_product import MatricesByElement, SpeciesProduct, dense
 from autotune.integrations.radial.folded import AcceleratedRadial
 from autotune.integrations.replacement import normal
 from kernelgen.errors import InputError, UnsupportedError
+from kernelgen.ops.node_matrices import CHUNK
 
 draw = functools.partial(normal, torch.empty(0, dtype=torch.float64))
 

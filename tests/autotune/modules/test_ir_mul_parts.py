@@ -18,7 +18,7 @@ from autotune.integrations.ir_mul.outline import check_same, outline
 from autotune.integrations.ir_mul.species import types_without_waiting
 from autotune.integrations.ir_mul.typed_product import NODE_TYPES, TypedProduct
 from autotune.workload.tensors import relayout
-from kernelgen.e3nn_import import o3
+from kernelgen.compat import o3
 from kernelgen.errors import UnsupportedError
 
 

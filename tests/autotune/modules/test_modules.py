@@ -22,11 +22,11 @@ from reference import copied, e3nn_module
 from autotune import SphericalHarmonics, TensorProduct, TensorProductConv
 from autotune.database import store as database
 from autotune.errors import TuningMissError
+from kernelgen.arithmetic.directions import DIRECTIONS
 from kernelgen.device import device_facts
 from kernelgen.errors import InputError, ProblemError, ScheduleError, UnsupportedError
+from kernelgen.kernels.product.schedule import CudaSchedule, HostSchedule
 from kernelgen.runtime.graph import edge_order
-from kernelgen.schedule.tensor_product import CudaSchedule, HostSchedule
-from kernelgen.terms.directions import DIRECTIONS
 
 # Two paths into one output block, an output block that no path reaches, a path weight, unequal multiplicities.
 IRREPS = ("6x0e+3x1o", "0e+1o", "6x0e+3x1o+6x1o+2x2e")

@@ -16,13 +16,14 @@ from autotune.integrations.ir_mul.linear import AcceleratedLinear
 from autotune.integrations.ir_mul.species import chunked_species
 from autotune.integrations.ir_mul.species_product import MatricesByElement, SpeciesProduct, dense
 from autotune.integrations.ir_mul.typed_product import TypeMatrices
-from kernelgen.compile.compiler import compile_source
-from kernelgen.compile.nvrtc import nvrtc_version
+from kernelgen.build.compiler import compile_source
+from kernelgen.build.gpu import nvrtc_version
+from kernelgen.compat import o3
 from kernelgen.device import cuda_facts
-from kernelgen.e3nn_import import o3
 from kernelgen.errors import CompileError, InputError, ToolMissingError
-from kernelgen.ops.edges.silu import few_pass_silu
-from kernelgen.ops.nodes import gates, matrices
+from kernelgen.ops import gates
+from kernelgen.ops import node_matrices as matrices
+from kernelgen.ops.edge_networks import few_pass_silu
 from kernelgen.runtime.kernel import FixedKernel
 
 

@@ -15,16 +15,14 @@ from module_cases import conv_inputs, e3nn_conv, normal, random_graph, small_con
 
 from autotune import GraphClass, SphericalHarmonics, SphericalHarmonicsConv, TensorProduct, TensorProductConv
 from autotune.database import store as database
+from kernelgen.arithmetic.directions import DIRECTIONS, HARMONICS_DIRECTIONS
 from kernelgen.device import device_facts
 from kernelgen.errors import ProblemError
-from kernelgen.ops.registry import OPERATORS
-from kernelgen.problem.edge_vectors import VectorProblem
-from kernelgen.problem.spherical_harmonics import HarmonicsProblem
+from kernelgen.kernels.harmonics.schedule import HarmonicsHostSchedule, VectorHostSchedule
+from kernelgen.kernels.product.schedule import HostSchedule
+from kernelgen.ops.base import OPERATORS
+from kernelgen.problem.harmonics import HarmonicsProblem, VectorProblem
 from kernelgen.runtime.graph import edge_order
-from kernelgen.schedule.edge_vectors import VectorHostSchedule
-from kernelgen.schedule.spherical_harmonics import HarmonicsHostSchedule
-from kernelgen.schedule.tensor_product import HostSchedule
-from kernelgen.terms.directions import DIRECTIONS, HARMONICS_DIRECTIONS
 from kernelgen.watchers import WATCHERS
 
 # Edges and nodes of two graphs, their classes, and the schedules that are stored for these. One of them needs no order

@@ -16,7 +16,7 @@ from autotune import SphericalHarmonics, accelerate, restore, spherical_harmonic
 from autotune.integrations import replacement
 from autotune.integrations.stand_ins import AcceleratedHarmonics, AcceleratedProduct
 from kernelgen.errors import InputError, ProblemError, UnsupportedError
-from kernelgen.problem.spherical_harmonics import NORMALIZATIONS
+from kernelgen.problem.harmonics import NORMALIZATIONS
 
 OUTPUTS = [
     3,

@@ -21,12 +21,13 @@ from autotune.modules.symmetric_contraction import TunedContraction
 from autotune.tune.from_model.needs import needs_of, workloads_for
 from autotune.tune.from_model.recorder import recorded
 from autotune.workload.graphs import NodesAlone
-from kernelgen import ContractionOperator, build_contraction, device_facts
+from kernelgen import device_facts
+from kernelgen.arithmetic.contraction import CONTRACTION_DIRECTIONS
+from kernelgen.arithmetic.contraction_couplings import polynomials
 from kernelgen.errors import InputError, ProblemError
-from kernelgen.ops.registry import OPERATORS, resolve
-from kernelgen.problem.symmetric_contraction import ContractionProblem
-from kernelgen.terms.contraction_statements import CONTRACTION_DIRECTIONS
-from kernelgen.terms.equivariant_polynomials import polynomials
+from kernelgen.ops.base import OPERATORS, resolve
+from kernelgen.ops.symmetric_contraction import ContractionOperator, build_contraction
+from kernelgen.problem.contraction import ContractionProblem
 
 NODES, ELEMENTS = 40, 5
 

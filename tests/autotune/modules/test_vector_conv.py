@@ -7,7 +7,7 @@ import torch
 from reference import copied, relative_error
 
 from autotune import SphericalHarmonics, SphericalHarmonicsConv, TensorProductConv
-from kernelgen.ops.edge_vectors import HarmonicProduct
+from kernelgen.ops.vectors import HarmonicProduct
 
 HARMONICS = SphericalHarmonics([0, 1, 2], True, "component")
 
@@ -49,7 +49,7 @@ def test_harmonics_are_not_written_to_memory(monkeypatch: pytest.MonkeyPatch) ->
         raise AssertionError("harmonics by a kernel of their own")
 
     module, (x, v, w, *edges) = conv(), graph()
-    monkeypatch.setattr("kernelgen.ops.harmonics_operator.HarmonicsOperator.run_forward", never)
+    monkeypatch.setattr("kernelgen.ops.harmonics.HarmonicsOperator.run_forward", never)
     with torch.no_grad():
         module(x, v, w, *edges)
     v.requires_grad_()

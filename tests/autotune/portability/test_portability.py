@@ -17,8 +17,8 @@ from autotune.portability.kernels import PortableKernel, distinct, kernels_of_en
 from autotune.workload.config_tables import load_problems
 from kernelgen.device import CUDA_ARCHS, DeviceFacts, representative
 from kernelgen.errors import UnsupportedError
-from kernelgen.plan.defaults import easy_registers, small_graph_edges
-from kernelgen.schedule.tensor_product import CudaSchedule
+from kernelgen.kernels.product.defaults import easy_registers, small_graph_edges
+from kernelgen.kernels.product.schedule import CudaSchedule
 
 SHIPPED = load_table(ROOT / "results" / "nvidia-h200.json")
 

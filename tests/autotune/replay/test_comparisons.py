@@ -11,7 +11,7 @@ import pytest
 from autotune.database.prediction.table import knobs_of
 from autotune.errors import ConfigError
 from autotune.replay.defaults.comparisons import Compared, comparisons_path, read_comparisons, store_comparisons
-from kernelgen.schedule.tensor_product import CudaSchedule
+from kernelgen.kernels.product.schedule import CudaSchedule
 
 SLUG = "nvidia-h200"
 STUDY = ("a", "conv", "forward", "float32", "ir_mul", "conv-e8-d4")

@@ -26,7 +26,7 @@ from autotune.replay.defaults.measure import Group, groups_of, read_choices
 from autotune.replay.defaults.run import digests, record_path
 from autotune.replay.defaults.studies import facts_of, name_of, spec_of
 from kernelgen.device import DeviceFacts, assumed, cuda_facts
-from kernelgen.schedule.tensor_product import HostSchedule
+from kernelgen.kernels.product.schedule import HostSchedule
 
 RESULTS, SLUG = ROOT / "results", "nvidia-h200"
 ARCHIVE = RESULTS / "trials" / f"{SLUG}.jsonl.gz"

@@ -26,8 +26,8 @@ from autotune.workload.config_tables import load_graphs
 from autotune.workload.restriction import Restriction, restrictions_from
 from autotune.workload.workload import Workload
 from kernelgen.device import DeviceFacts, cuda_facts
-from kernelgen.problem.tensor_product import TensorProductProblem
-from kernelgen.schedule.tensor_product import CudaSchedule, Schedule
+from kernelgen.kernels.product.schedule import CudaSchedule, Schedule
+from kernelgen.problem.product import TensorProductProblem
 
 pytest.importorskip("optuna")
 

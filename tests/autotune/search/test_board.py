@@ -23,7 +23,7 @@ from autotune.search.space import Space
 from autotune.search.spaces.tensor_product import search_space
 from autotune.search.study import Proposal, Study
 from kernelgen.device import DeviceFacts
-from kernelgen.problem.tensor_product import TensorProductProblem
+from kernelgen.problem.product import TensorProductProblem
 
 optuna = pytest.importorskip("optuna")
 

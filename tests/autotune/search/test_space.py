@@ -11,11 +11,11 @@ import pytest
 from autotune.search.space import Space
 from autotune.search.spaces.tensor_product import search_space
 from autotune.workload.config_tables import load_problems
+from kernelgen.arithmetic.directions import DIRECTIONS
 from kernelgen.device import DeviceFacts, cuda_facts, hip_facts
-from kernelgen.emit.kernel_source import emit
-from kernelgen.problem.tensor_product import TensorProductProblem
-from kernelgen.schedule.tensor_product import CudaSchedule, HostSchedule, Schedule
-from kernelgen.terms.directions import DIRECTIONS
+from kernelgen.kernels.dispatch import emit
+from kernelgen.kernels.product.schedule import CudaSchedule, HostSchedule, Schedule
+from kernelgen.problem.product import TensorProductProblem
 
 PROBLEMS = {
     "mace": TensorProductProblem.channelwise("128x0e+128x1o", "0e+1o+2e+3o", "0e+1o+2e+3o"),

@@ -20,7 +20,7 @@ from autotune.search.space import Space
 from autotune.search.spaces.tensor_product import search_space
 from kernelgen.device import cuda_facts
 from kernelgen.errors import CompileError
-from kernelgen.schedule.tensor_product import CudaSchedule, Schedule
+from kernelgen.kernels.product.schedule import CudaSchedule, Schedule
 
 optuna = pytest.importorskip("optuna")
 

@@ -19,7 +19,7 @@ from autotune.search.starting_points import untried_forms
 from autotune.search.study import Study
 from autotune.workload.config_tables import load_problems
 from kernelgen.device import cuda_facts
-from kernelgen.schedule.tensor_product import CudaSchedule, Schedule
+from kernelgen.kernels.product.schedule import CudaSchedule, Schedule
 
 optuna = pytest.importorskip("optuna")
 

@@ -20,7 +20,7 @@ from autotune.errors import DatabaseError
 from autotune.report import summary_table, write_reports
 from autotune.tune.contribution import CONFIGS, database_in, whole_config, write_contribution
 from autotune.workload.config import load_config
-from kernelgen.schedule.tensor_product import CudaSchedule
+from kernelgen.kernels.product.schedule import CudaSchedule
 
 
 @pytest.fixture

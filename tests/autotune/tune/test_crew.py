@@ -20,8 +20,8 @@ from autotune.tune.worker_pairs import WorkerPair, WorkerPairs
 from autotune.workload.config_tables import load_graphs
 from autotune.workload.kinds.base import Problem
 from autotune.workload.workload import Workload
-from kernelgen.problem.tensor_product import TensorProductProblem
-from kernelgen.schedule.tensor_product import HostSchedule
+from kernelgen.kernels.product.schedule import HostSchedule
+from kernelgen.problem.product import TensorProductProblem
 
 LIMIT_S = 300.0
 PROBLEM = TensorProductProblem.channelwise("4x0e+4x1o", "0e+1o", "0e+1o")

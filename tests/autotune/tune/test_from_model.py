@@ -28,7 +28,7 @@ from autotune.workload.graphs import EdgesAlone, NodesAlone, RandomNeighbours, b
 from autotune.workload.workload import Workload
 from kernelgen.device import device_facts
 from kernelgen.errors import InputError
-from kernelgen.schedule.tensor_product import HostSchedule
+from kernelgen.kernels.product.schedule import HostSchedule
 from kernelgen.watchers import WATCHERS
 
 FACTS = device_facts("cpu")

@@ -28,7 +28,7 @@ from autotune.workload.config_tables import load_graphs
 from autotune.workload.passes import moved_bytes
 from autotune.workload.workload import Workload
 from kernelgen.device import device_facts
-from kernelgen.schedule.tensor_product import HostSchedule
+from kernelgen.kernels.product.schedule import HostSchedule
 
 ROUNDS = 60
 

@@ -26,7 +26,7 @@ from autotune.workload.config_tables import load_graphs
 from autotune.workload.graphs import build_graph
 from autotune.workload.workload import Workload
 from kernelgen.device import device_facts
-from kernelgen.schedule.tensor_product import HostSchedule
+from kernelgen.kernels.product.schedule import HostSchedule
 from kernelgen.version import GENERATOR_VERSION
 
 FACTS = device_facts("cpu")

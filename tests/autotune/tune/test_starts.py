@@ -14,7 +14,7 @@ from autotune.tune.studies import first_schedules
 from autotune.workload.config import load_config
 from autotune.workload.workload import Workload
 from kernelgen.device import cuda_facts
-from kernelgen.schedule.tensor_product import CudaSchedule
+from kernelgen.kernels.product.schedule import CudaSchedule
 
 H200 = cuda_facts("sm_90", "NVIDIA H200", 132)
 CONFIG = """

@@ -14,7 +14,7 @@ from autotune.workload.config_tables import load_all, load_graphs, load_problems
 from autotune.workload.graphs import Bulk, Crystal, Molecule, StructureFile, build_graph
 from autotune.workload.toml_tables import check_problem_name, config_path, known_configs, parse_duration
 from kernelgen.errors import EquituneError
-from kernelgen.problem.tensor_product import TensorProductProblem
+from kernelgen.problem.product import TensorProductProblem
 
 SHIPPED = known_configs()
 

@@ -27,11 +27,10 @@ from autotune.workload.kinds.registry import problem_from_key
 from autotune.workload.workload import Workload
 from kernelgen.device import cuda_facts, device_facts
 from kernelgen.errors import ProblemError, UnsupportedError
-from kernelgen.ops.operator import build
-from kernelgen.plan.radial.defaults import default_radial_schedule
-from kernelgen.problem.radial_convolution import RadialProblem
-from kernelgen.problem.tensor_product import TensorProductProblem
-from kernelgen.schedule.radial import RadialSchedule
+from kernelgen.kernels.radial.plan import default_radial_schedule
+from kernelgen.kernels.radial.schedule import RadialSchedule
+from kernelgen.ops.product import build
+from kernelgen.problem.product import RadialProblem, TensorProductProblem
 
 PRODUCT = TensorProductProblem.channelwise("4x0e+4x1o", "0e+1o", "0e+1o")
 

@@ -15,11 +15,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from kernelgen import CacheError, CompileError, ToolMissingError, compile_many, compile_source, cuda_facts, device_facts
-from kernelgen.compile import cache, nvrtc
-from kernelgen.compile.cache import cache_dir
-from kernelgen.compile.host import find_host_compiler
-from kernelgen.emit.source import Source
+from kernelgen import CacheError, CompileError, ToolMissingError, cuda_facts, device_facts
+from kernelgen.build import cache
+from kernelgen.build import gpu as nvrtc
+from kernelgen.build.cache import cache_dir
+from kernelgen.build.compiler import compile_many, compile_source
+from kernelgen.build.host import find_host_compiler
+from kernelgen.kernels.source import Source
 
 HOST = device_facts("cpu")
 ANSWER = Source(
@@ -46,7 +48,7 @@ def fail(*arguments: object, **options: object) -> None:
 @pytest.fixture
 def no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     """Remove the compilers, so that only the cache can provide a binary."""
-    monkeypatch.setattr("kernelgen.compile.host.build", fail)
+    monkeypatch.setattr("kernelgen.build.host.build", fail)
 
 
 def answer(path: Path) -> int:
@@ -224,7 +226,7 @@ def test_cuda_rejects_and_caches_like_the_host(monkeypatch: pytest.MonkeyPatch) 
     first, failed, second = compile_many([(s, cuda_facts("sm_90")) for s in (CUDA, BROKEN, CUDA)])
     assert isinstance(failed, CompileError) and "error" in str(failed)
     assert first == second
-    monkeypatch.setattr(nvrtc, "_compile", fail)
+    monkeypatch.setattr(nvrtc, "_compile_cuda", fail)
     assert compile_source(CUDA, cuda_facts("sm_90")) == first
 
 
@@ -242,9 +244,9 @@ def test_missing_nvrtc_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> 
 def test_first_compilations_in_threads_of_a_fresh_process(tmp_path: Path) -> None:
     """Threads that import cuda.core at the same time must not see a partial module."""
     script = (
-        "from kernelgen.compile.compiler import compile_many\n"
+        "from kernelgen.build.compiler import compile_many\n"
         "from kernelgen.device import cuda_facts\n"
-        "from kernelgen.emit.source import Source\n"
+        "from kernelgen.kernels.source import Source\n"
         "text = 'extern \"C\" __global__ void equitune_kernel(float* p) {{ *p = {}; }}'\n"
         "found = compile_many([(Source(text.format(i), 'cuda'), cuda_facts('sm_90')) for i in range(16)], workers=16)\n"
         "assert all(binary.resources['registers'] for binary in found)\n"

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from autotune.cli.doctor import nvrtc_flaws
-from kernelgen.compile import nvrtc
-from kernelgen.compile.cache import Binary
+from kernelgen.build import gpu as nvrtc
+from kernelgen.build.cache import Binary
 from kernelgen.errors import LaunchError, ToolMissingError
-from kernelgen.runtime import cuda_driver
+from kernelgen.runtime import kernel as cuda_driver
 
 NEW, OLD = (13, 0), (12, 2)
 

@@ -14,13 +14,15 @@ from pathlib import Path
 import pytest
 
 from autotune.cli import doctor
-from kernelgen import CacheError, CompileError, ToolMissingError, compile_source, cuda_facts, device_facts
-from kernelgen.compile import host as host_compiler
-from kernelgen.compile import leftovers, nvrtc
-from kernelgen.compile.cache import cache_dir
-from kernelgen.compile.elf import is_whole
-from kernelgen.compile.host import find_host_compiler
-from kernelgen.emit.source import Source
+from kernelgen import CacheError, CompileError, ToolMissingError, cuda_facts, device_facts
+from kernelgen.build import gpu as nvrtc
+from kernelgen.build import host as host_compiler
+from kernelgen.build import job as leftovers
+from kernelgen.build.cache import cache_dir
+from kernelgen.build.compiler import compile_source
+from kernelgen.build.host import find_host_compiler
+from kernelgen.build.job import is_whole
+from kernelgen.kernels.source import Source
 
 HOST = device_facts("cpu")
 ANSWER = Source('extern "C" int equitune_kernel() { return 42; }\n', "c++")
@@ -166,7 +168,7 @@ def test_checked_libraries_do_not_stay_loaded() -> None:
 @pytest.mark.parametrize("data", [b"", b"no ELF", b"\x7fELF\x02\x01\x01"])
 def test_a_cubin_without_the_kernel_is_not_kept(monkeypatch: pytest.MonkeyPatch, data: bytes) -> None:
     monkeypatch.setattr(nvrtc, "nvrtc_version", lambda: "1.0")
-    monkeypatch.setattr(nvrtc, "_compile", lambda source, **options: (data, {}))
+    monkeypatch.setattr(nvrtc, "_compile_cuda", lambda source, **options: (data, {}))
     with pytest.raises(ToolMissingError, match="without the kernel equitune_kernel"):
         compile_source(Source("any", "cuda"), cuda_facts("sm_90"))
     assert not stored()

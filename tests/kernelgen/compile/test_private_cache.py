@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 
 from autotune.cli import doctor
-from kernelgen import CacheError, compile_source, device_facts
-from kernelgen.compile import cache
-from kernelgen.emit.source import Source
+from kernelgen import CacheError, device_facts
+from kernelgen.build import cache
+from kernelgen.build.compiler import compile_source
+from kernelgen.kernels.source import Source
 
 HOST = device_facts("cpu")
 ANSWER = Source('extern "C" int equitune_kernel() { return 42; }\n', "c++")
@@ -37,7 +38,7 @@ def entry() -> Path:
 
 def refuses(monkeypatch: pytest.MonkeyPatch, message: str) -> None:
     """The kernel in the cache is neither used nor replaced, and the message is one line."""
-    monkeypatch.setattr("kernelgen.compile.host.build", lambda *_: pytest.fail("compiled again"))
+    monkeypatch.setattr("kernelgen.build.host.build", lambda *_: pytest.fail("compiled again"))
     with pytest.raises(CacheError, match=message) as caught:
         compile_source(ANSWER, HOST)
     assert "\n" not in str(caught.value) and "EQUITUNE_CACHE" in str(caught.value)

@@ -6,17 +6,15 @@ import dataclasses
 
 import pytest
 
-from kernelgen import TensorProductProblem
+from kernelgen.arithmetic.directions import DIRECTIONS, Direction, backward, double_backward
 from kernelgen.device import cuda_facts
-from kernelgen.emit.kernel_source import emit
 from kernelgen.errors import ScheduleError
-from kernelgen.plan.channelwise import Plan, registers_of
-from kernelgen.plan.l2_prefetch import RowSpan, row_spans
-from kernelgen.plan.planner import make_plan
-from kernelgen.plan.tensor_product import bytes_ahead
-from kernelgen.schedule.kernel_spec import Spec
-from kernelgen.schedule.tensor_product import CudaSchedule
-from kernelgen.terms.directions import DIRECTIONS, Direction, backward, double_backward
+from kernelgen.kernels.dispatch import emit, make_plan
+from kernelgen.kernels.product.channelwise import Plan, RowSpan, registers_of, row_spans
+from kernelgen.kernels.product.plan import bytes_ahead
+from kernelgen.kernels.product.schedule import CudaSchedule
+from kernelgen.kernels.spec import Spec
+from kernelgen.problem.product import TensorProductProblem
 
 UNEQUAL = TensorProductProblem.channelwise("128x0e+64x1o+32x2e", "0e+1o+2e", "0e+1o+2e")
 

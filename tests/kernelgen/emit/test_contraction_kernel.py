@@ -10,34 +10,34 @@ import torch
 from contraction_cases import assert_same, by_component, derivatives, from_components, operands, plain, some_elements
 from cuda_emulator import emulate
 
-from kernelgen.compile.compiler import compile_source
-from kernelgen.compile.nvrtc import nvrtc_version
-from kernelgen.device import cuda_facts, device_facts, hip_facts
-from kernelgen.emit.kernel_source import emit, geometry
-from kernelgen.errors import ToolMissingError
-from kernelgen.ops.contraction.elements import sums_by_element
-from kernelgen.plan.symmetric_contraction import (
-    ContractionPlan,
-    contraction_plan,
-    default_contraction_schedule,
-    task_nodes,
-)
-from kernelgen.problem.symmetric_contraction import ContractionProblem
-from kernelgen.runtime.graph import order_by
-from kernelgen.runtime.kernel import load_kernel
-from kernelgen.schedule.symmetric_contraction import (
-    ContractionCudaSchedule,
-    ContractionHostSchedule,
-    ContractionSchedule,
-    ContractionSpec,
-)
-from kernelgen.terms.contraction_statements import (
+from kernelgen.arithmetic.contraction import (
     CONTRACTION_DIRECTIONS,
     FORWARD,
     ContractionDirection,
     contraction_backward,
     contraction_double_backward,
 )
+from kernelgen.build.compiler import compile_source
+from kernelgen.build.gpu import nvrtc_version
+from kernelgen.device import cuda_facts, device_facts, hip_facts
+from kernelgen.errors import ToolMissingError
+from kernelgen.kernels.contraction.plan import (
+    ContractionPlan,
+    contraction_plan,
+    default_contraction_schedule,
+    task_nodes,
+)
+from kernelgen.kernels.contraction.schedule import (
+    ContractionCudaSchedule,
+    ContractionHostSchedule,
+    ContractionSchedule,
+    ContractionSpec,
+)
+from kernelgen.kernels.dispatch import emit, geometry
+from kernelgen.ops.symmetric_contraction import sums_by_element
+from kernelgen.problem.contraction import ContractionProblem
+from kernelgen.runtime.graph import order_by
+from kernelgen.runtime.kernel import load_kernel
 
 FACTS, HOST = cuda_facts("sm_90"), device_facts("cpu")
 LAYOUTS = pytest.mark.parametrize("layout", ["ir_mul", "mul_ir"])

@@ -13,15 +13,14 @@ from radial_cases import RadialCase, make_radial_case
 from reference import relative_error
 
 from autotune.workload.config_tables import load_problems
-from kernelgen.compile.compiler import compile_source
+from kernelgen.arithmetic.directions import backward, forward
+from kernelgen.build.compiler import compile_source
 from kernelgen.device import DeviceFacts, cuda_facts
-from kernelgen.emit.kernel_source import emit
 from kernelgen.errors import ScheduleError
-from kernelgen.plan.radial.defaults import default_radial_schedule
-from kernelgen.plan.radial_convolution import RadialPlan, radial_plan
-from kernelgen.problem.tensor_product import TensorProductProblem
-from kernelgen.schedule.radial import RadialSchedule, RadialSpec
-from kernelgen.terms.directions import backward, forward
+from kernelgen.kernels.dispatch import emit
+from kernelgen.kernels.radial.plan import RadialPlan, default_radial_schedule, radial_plan
+from kernelgen.kernels.radial.schedule import RadialSchedule, RadialSpec
+from kernelgen.problem.product import TensorProductProblem
 
 SUITE = load_problems()
 SMALL = TensorProductProblem.channelwise("6x0e+6x1o", "0e+1o", "0e+1o")

@@ -11,17 +11,19 @@ import torch
 from cuda_emulator import emulate_addresses
 from reference import Case, expected, make_case, relative_error, relayout
 
-from kernelgen import CudaSchedule, EdgeOrder, HarmonicsProblem, Operator, TensorProductProblem, build
-from kernelgen.compile.compiler import compile_source
+from kernelgen.arithmetic.directions import DIRECTIONS, backward, double_backward, forward
+from kernelgen.build.compiler import compile_source
 from kernelgen.device import assumed, cuda_facts, hip_facts
-from kernelgen.emit.kernel_source import emit, launch_rule
 from kernelgen.errors import ScheduleError
-from kernelgen.plan.planner import AnyPlan, make_plan
-from kernelgen.runtime.arguments import Checks
-from kernelgen.runtime.graph import longest_first
+from kernelgen.kernels.dispatch import AnyPlan, emit, launch_rule, make_plan
+from kernelgen.kernels.product.schedule import CudaSchedule
+from kernelgen.kernels.spec import BUFFERS, Spec
+from kernelgen.ops.product import Operator, build
+from kernelgen.problem.harmonics import HarmonicsProblem
+from kernelgen.problem.product import TensorProductProblem
+from kernelgen.runtime.call import Checks
+from kernelgen.runtime.graph import EdgeOrder, longest_first
 from kernelgen.runtime.runner import Runner, recipe_of
-from kernelgen.schedule.kernel_spec import BUFFERS, Spec
-from kernelgen.terms.directions import DIRECTIONS, backward, double_backward, forward
 
 FACTS = cuda_facts("sm_90", units=2)
 PROBLEM = TensorProductProblem.channelwise("32x0e+16x1o", "0e+1o", "0e+1o")
@@ -94,7 +96,7 @@ def error_of(
     case: Case, schedule: CudaSchedule, monkeypatch: pytest.MonkeyPatch, order: str, held: int, dtype: str, layout: str
 ) -> float:
     """Of the runner's values, in memory that held NaN."""
-    monkeypatch.setattr("kernelgen.plan.tensor_product.REGISTER_SLACK", 10)
+    monkeypatch.setattr("kernelgen.kernels.product.plan.REGISTER_SLACK", 10)
     monkeypatch.setattr("kernelgen.runtime.runner.load_kernel", lambda spec: Emulated(make_plan(spec), held))
     real = getattr(torch, dtype)
     checks = Checks(case.problem, "conv", real, "cpu")

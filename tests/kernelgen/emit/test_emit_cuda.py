@@ -8,14 +8,14 @@ import pytest
 from cuda_emulator import run_direction as run
 from reference import expected, make_case, relative_error
 
-from kernelgen import TensorProductProblem
+from kernelgen.arithmetic.directions import DIRECTIONS, fixed_order_parts
 from kernelgen.device import cuda_facts
 from kernelgen.errors import ScheduleError
-from kernelgen.plan.planner import make_plan
-from kernelgen.plan.tensor_product import OwnersPlan
-from kernelgen.schedule.kernel_spec import Spec
-from kernelgen.schedule.tensor_product import CudaSchedule
-from kernelgen.terms.directions import DIRECTIONS, fixed_order_parts
+from kernelgen.kernels.dispatch import make_plan
+from kernelgen.kernels.product.plan import OwnersPlan
+from kernelgen.kernels.product.schedule import CudaSchedule
+from kernelgen.kernels.spec import Spec
+from kernelgen.problem.product import TensorProductProblem
 
 FACTS = cuda_facts("sm_90")
 
@@ -169,7 +169,7 @@ CASES = [(form, False) for form in FORMS] + [(form, True) for form in ("half-war
 @pytest.mark.parametrize(("form", "shared"), CASES)
 def test_lanes_compute_what_e3nn_computes(form, shared, direction, monkeypatch) -> None:
     # float64 takes twice the registers; the emulator has no limit, so test every form in the exact precision
-    monkeypatch.setattr("kernelgen.plan.tensor_product.REGISTER_SLACK", 10)
+    monkeypatch.setattr("kernelgen.kernels.product.plan.REGISTER_SLACK", 10)
     irreps, operation, layout, schedule = FORMS[form]
     problem = TensorProductProblem.channelwise(*irreps, shared_weights=shared)
     case = make_case(problem, operation, edges=26)
@@ -187,7 +187,7 @@ WRITES_ROWS = [form for form in FORMS if form not in ("single-unit", "basis", "a
 @pytest.mark.parametrize("direction", ["forward", "backward", "double_backward"])
 @pytest.mark.parametrize("form", WRITES_ROWS)
 def test_lanes_exchange_what_they_write(form, direction, layout, monkeypatch) -> None:
-    monkeypatch.setattr("kernelgen.plan.tensor_product.REGISTER_SLACK", 10)
+    monkeypatch.setattr("kernelgen.kernels.product.plan.REGISTER_SLACK", 10)
     irreps, operation, _, schedule = FORMS[form]
     case = make_case(TensorProductProblem.channelwise(*irreps), operation, edges=26)
     schedule = dataclasses.replace(schedule, writes="rows")
@@ -200,7 +200,7 @@ def test_lanes_exchange_what_they_write(form, direction, layout, monkeypatch) ->
 @pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize("form", ["atomics", "ring-of-half-warps", "ahead"])
 def test_runs_of_permuted_edges_compute_what_e3nn_computes(form, direction, monkeypatch) -> None:
-    monkeypatch.setattr("kernelgen.plan.tensor_product.REGISTER_SLACK", 10)
+    monkeypatch.setattr("kernelgen.kernels.product.plan.REGISTER_SLACK", 10)
     irreps, operation, layout, schedule = FORMS[form]
     case = make_case(TensorProductProblem.channelwise(*irreps), operation, edges=26)
     results = run(case, DIRECTIONS[direction], operation, layout, "float64", schedule, permuted=True)
@@ -237,7 +237,7 @@ OWNERS = {
 @pytest.mark.parametrize("direction", ["backward", "edge_backward", "joint_backward"])
 @pytest.mark.parametrize("form", OWNERS)
 def test_owners_write_what_e3nn_computes_into_memory_that_held_anything(form, direction, monkeypatch) -> None:
-    monkeypatch.setattr("kernelgen.plan.tensor_product.REGISTER_SLACK", 10)
+    monkeypatch.setattr("kernelgen.kernels.product.plan.REGISTER_SLACK", 10)
     irreps, layout, schedule = OWNERS[form]
     schedule, operation = dataclasses.replace(schedule, accumulate="owners"), "plain" if "plain" in form else "conv"
     problem = TensorProductProblem.channelwise(*irreps)
@@ -254,7 +254,7 @@ def test_owners_write_what_e3nn_computes_into_memory_that_held_anything(form, di
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_rings_of_any_piece(dtype, channels, monkeypatch) -> None:
     """A team's weights of a path take a part of one copy, a whole one or several."""
-    monkeypatch.setattr("kernelgen.plan.tensor_product.REGISTER_SLACK", 10)
+    monkeypatch.setattr("kernelgen.kernels.product.plan.REGISTER_SLACK", 10)
     problem = TensorProductProblem.channelwise("128x0e+128x1o", "0e+1o", "0e+1o+1e")
     case = make_case(problem, "conv", edges=11)
     schedule = CudaSchedule(prefetch="ring2", channels_per_thread=channels, path_groups=2)
@@ -316,7 +316,7 @@ def test_a_deterministic_gradient_of_edges_takes_partial_rows_only_where_it_must
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
 def test_deterministic_parts_compute_what_e3nn_computes(direction, monkeypatch) -> None:
-    monkeypatch.setattr("kernelgen.plan.tensor_product.REGISTER_SLACK", 10)
+    monkeypatch.setattr("kernelgen.kernels.product.plan.REGISTER_SLACK", 10)
     problem = TensorProductProblem.channelwise(*MEDIUM)
     case = make_case(problem, "conv", edges=26)
     results = {}

@@ -8,14 +8,15 @@ import pytest
 import torch
 from reference import Case, expected, make_case, relative_error, relayout
 
-from kernelgen import HostSchedule, TensorProductProblem
+from kernelgen.arithmetic.directions import DIRECTIONS, Direction, backward, forward
 from kernelgen.device import DeviceFacts, device_facts
-from kernelgen.emit.host import emit_host
-from kernelgen.plan.planner import make_plan
+from kernelgen.kernels.dispatch import make_plan
+from kernelgen.kernels.product.host import emit_host
+from kernelgen.kernels.product.schedule import HostSchedule
+from kernelgen.kernels.spec import Spec
+from kernelgen.problem.product import TensorProductProblem
 from kernelgen.runtime.graph import edge_order
 from kernelgen.runtime.kernel import load_kernel
-from kernelgen.schedule.kernel_spec import Spec
-from kernelgen.terms.directions import DIRECTIONS, Direction, backward, forward
 
 MACE = TensorProductProblem.channelwise("128x0e+128x1o", "0e+1o+2e+3o", "0e+1o+2e+3o")
 SMALL = TensorProductProblem.channelwise("5x0e+5x1o", "0e+1o", "0e+1o+2e")

@@ -10,24 +10,24 @@ import torch
 from cuda_emulator import emulate
 from harmonics_reference import operands, reference, vectors, worst
 
-from kernelgen.compile.compiler import compile_source
-from kernelgen.compile.nvrtc import nvrtc_version
+from kernelgen.arithmetic.directions import BACKWARD, DOUBLE_BACKWARD, FORWARD, HARMONICS_DIRECTIONS, HarmonicsDirection
+from kernelgen.build.compiler import compile_source
+from kernelgen.build.gpu import nvrtc_version
 from kernelgen.device import DeviceFacts, cuda_facts, device_facts, hip_facts
-from kernelgen.emit.kernel_source import emit, geometry
 from kernelgen.errors import ScheduleError, ToolMissingError
-from kernelgen.ops.harmonics_operator import HarmonicsOperator, build_harmonics
-from kernelgen.plan.defaults import default_harmonics_schedule
-from kernelgen.plan.spherical_harmonics import harmonics_plan
-from kernelgen.problem.spherical_harmonics import HarmonicsProblem
-from kernelgen.runtime.kernel import load_kernel
-from kernelgen.schedule.kernel_spec import HarmonicsSpec
-from kernelgen.schedule.spherical_harmonics import (
+from kernelgen.kernels.dispatch import emit, geometry
+from kernelgen.kernels.harmonics.plan import harmonics_plan
+from kernelgen.kernels.harmonics.schedule import (
     HarmonicsCudaSchedule,
     HarmonicsHostSchedule,
     HarmonicsSchedule,
     harmonics_schedule_from_dict,
 )
-from kernelgen.terms.directions import BACKWARD, DOUBLE_BACKWARD, FORWARD, HARMONICS_DIRECTIONS, HarmonicsDirection
+from kernelgen.kernels.product.defaults import default_harmonics_schedule
+from kernelgen.kernels.spec import HarmonicsSpec
+from kernelgen.ops.harmonics import HarmonicsOperator, build_harmonics
+from kernelgen.problem.harmonics import HarmonicsProblem
+from kernelgen.runtime.kernel import load_kernel
 
 FACTS = cuda_facts("sm_90")
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10}

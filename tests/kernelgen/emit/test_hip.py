@@ -13,19 +13,18 @@ from cuda_emulator import run_direction
 from pair_problems import mixed
 from reference import expected, make_case, relative_error
 
-from kernelgen import TensorProductProblem
-from kernelgen.compile.compiler import compile_source
-from kernelgen.compile.hip import FLAGS, find_clang, hip_job
+from kernelgen.arithmetic.directions import DIRECTIONS
+from kernelgen.build.compiler import compile_source
+from kernelgen.build.gpu import FLAGS, find_clang, hip_job
 from kernelgen.device import HIP_ARCHS, DeviceFacts, device_facts, hip_facts
-from kernelgen.emit.kernel_source import emit
-from kernelgen.emit.source import Source
 from kernelgen.errors import CompileError, ScheduleError, ToolMissingError, UnsupportedError
-from kernelgen.plan.defaults import default_schedule
-from kernelgen.plan.planner import make_plan
+from kernelgen.kernels.dispatch import emit, make_plan
+from kernelgen.kernels.product.defaults import default_schedule
+from kernelgen.kernels.product.schedule import CudaSchedule
+from kernelgen.kernels.source import Source
+from kernelgen.kernels.spec import Spec
+from kernelgen.problem.product import TensorProductProblem
 from kernelgen.runtime.kernel import load_kernel
-from kernelgen.schedule.kernel_spec import Spec
-from kernelgen.schedule.tensor_product import CudaSchedule
-from kernelgen.terms.directions import DIRECTIONS
 
 # One card of waves of 64 lanes, one of 32.
 WAVES = pytest.mark.parametrize("arch", ["gfx942", "gfx1100"])
@@ -73,7 +72,7 @@ CASES = [(form, direction) for form in FORMS for direction in ("forward", "backw
 @WAVES
 @pytest.mark.parametrize(("form", "direction"), [case for case in CASES if case not in NONE_OF_OWNERS])
 def test_lanes_of_a_wave_compute_what_e3nn_computes(form, direction, arch, monkeypatch) -> None:
-    monkeypatch.setattr("kernelgen.plan.tensor_product.REGISTER_SLACK", 10)
+    monkeypatch.setattr("kernelgen.kernels.product.plan.REGISTER_SLACK", 10)
     problem, operation, layout, schedule = FORMS[form]
     case = make_case(problem, operation, edges=26)
     facts = hip_facts(arch)

@@ -8,14 +8,13 @@ import pytest
 
 from autotune.workload.config_tables import load_problems
 from autotune.workload.kinds.registry import kernel_kind
-from kernelgen.compile.compiler import compile_source
+from kernelgen.arithmetic.directions import DIRECTIONS
+from kernelgen.build.compiler import compile_source
 from kernelgen.device import cuda_facts
-from kernelgen.emit.kernel_source import emit
-from kernelgen.plan.defaults import default_schedule
-from kernelgen.plan.planner import make_plan
-from kernelgen.schedule.kernel_spec import Spec
-from kernelgen.schedule.tensor_product import CudaSchedule
-from kernelgen.terms.directions import DIRECTIONS
+from kernelgen.kernels.dispatch import emit, make_plan
+from kernelgen.kernels.product.defaults import default_schedule
+from kernelgen.kernels.product.schedule import CudaSchedule
+from kernelgen.kernels.spec import Spec
 
 SUITE = load_problems()
 DIRECTIONS_OF = kernel_kind("conv").passes

@@ -14,15 +14,16 @@ from pair_problems import MODES, direct, mixed, of_mode, single
 from reference import assert_matches_e3nn, expected, make_case, relative_error
 
 from autotune.workload.config_tables import load_problems
-from kernelgen import CudaSchedule, HostSchedule, TensorProductProblem, build
-from kernelgen.compile.compiler import compile_source
+from kernelgen.arithmetic.directions import DIRECTIONS
+from kernelgen.build.compiler import compile_source
 from kernelgen.device import cuda_facts
-from kernelgen.emit.kernel_source import emit
 from kernelgen.errors import ProblemError, ScheduleError, UnsupportedError
-from kernelgen.plan.planner import make_plan
-from kernelgen.problem.connection_modes import MODES as KNOWN_MODES
-from kernelgen.schedule.kernel_spec import Spec
-from kernelgen.terms.directions import DIRECTIONS
+from kernelgen.kernels.dispatch import emit, make_plan
+from kernelgen.kernels.product.schedule import CudaSchedule, HostSchedule
+from kernelgen.kernels.spec import Spec
+from kernelgen.ops.product import build
+from kernelgen.problem.irreps import MODES as KNOWN_MODES
+from kernelgen.problem.product import TensorProductProblem
 
 FACTS = cuda_facts("sm_90")
 

@@ -12,15 +12,14 @@ from radial_cases import RadialCase, make_radial_case
 from reference import relative_error
 
 from autotune.workload.config_tables import load_problems
-from kernelgen.compile.compiler import compile_source
+from kernelgen.arithmetic.directions import Direction, backward, forward
+from kernelgen.build.compiler import compile_source
 from kernelgen.device import cuda_facts, hip_facts
-from kernelgen.emit.kernel_source import emit, geometry
 from kernelgen.errors import ScheduleError, UnsupportedError
-from kernelgen.plan.radial.defaults import default_radial_schedule
-from kernelgen.plan.radial_convolution import RadialPlan, radial_plan
-from kernelgen.problem.tensor_product import TensorProductProblem
-from kernelgen.schedule.radial import RadialSchedule, RadialSpec
-from kernelgen.terms.directions import Direction, backward, forward
+from kernelgen.kernels.dispatch import emit, geometry
+from kernelgen.kernels.radial.plan import RadialPlan, default_radial_schedule, radial_plan
+from kernelgen.kernels.radial.schedule import RadialSchedule, RadialSpec
+from kernelgen.problem.product import TensorProductProblem
 
 SUITE = load_problems()
 # Channels that fill a warp's 16 rows in part or more than once; blocks of different multiplicities.

@@ -13,14 +13,14 @@ from radial_cases import GRAPHS, RadialCase, case_of, make_radial_case
 from reference import relative_error
 
 from autotune.workload.config_tables import load_problems
-from kernelgen.compile.compiler import compile_source
+from kernelgen.arithmetic.directions import forward
+from kernelgen.build.compiler import compile_source
 from kernelgen.device import DeviceFacts, cuda_facts
-from kernelgen.emit.kernel_source import emit, geometry
 from kernelgen.errors import ScheduleError
-from kernelgen.plan.radial_convolution import RadialPlan, radial_plan
-from kernelgen.problem.tensor_product import TensorProductProblem
-from kernelgen.schedule.radial import RadialSchedule, RadialSpec
-from kernelgen.terms.directions import forward
+from kernelgen.kernels.dispatch import emit, geometry
+from kernelgen.kernels.radial.plan import RadialPlan, radial_plan
+from kernelgen.kernels.radial.schedule import RadialSchedule, RadialSpec
+from kernelgen.problem.product import TensorProductProblem
 
 SUITE = load_problems()
 # A part of 64 channels has 6 of them; 18, 4 and 2 in groups of their own; 128 are two parts, 72 one and an eighth.

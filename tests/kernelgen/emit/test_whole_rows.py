@@ -11,12 +11,12 @@ from emulated_radial import run_radial
 from radial_cases import GRAPHS, case_of
 from reference import relative_error
 
+from kernelgen.arithmetic.directions import backward, forward
 from kernelgen.device import cuda_facts
-from kernelgen.emit.kernel_source import emit, geometry
-from kernelgen.plan.radial_convolution import RadialPlan, radial_plan
-from kernelgen.problem.tensor_product import TensorProductProblem
-from kernelgen.schedule.radial import RadialSchedule, RadialSpec
-from kernelgen.terms.directions import backward, forward
+from kernelgen.kernels.dispatch import emit, geometry
+from kernelgen.kernels.radial.plan import RadialPlan, radial_plan
+from kernelgen.kernels.radial.schedule import RadialSchedule, RadialSpec
+from kernelgen.problem.product import TensorProductProblem
 
 # One part and one group; three groups with up to two parts each, the last channels of a part missing.
 SMALL = TensorProductProblem.channelwise("6x0e+6x1o", "0e+1o", "0e+1o")

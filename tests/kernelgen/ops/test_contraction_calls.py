@@ -18,12 +18,12 @@ from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import kernelgen
+from kernelgen.arithmetic.contraction import contraction_backward, contraction_double_backward
 from kernelgen.errors import InputError, ProblemError, ScheduleError
-from kernelgen.ops.contraction.operator import build_contraction, rebuild_contraction
-from kernelgen.problem.symmetric_contraction import ContractionProblem
-from kernelgen.schedule.symmetric_contraction import ContractionCudaSchedule, ContractionHostSchedule
-from kernelgen.schedule.tensor_product import HostSchedule
-from kernelgen.terms.contraction_statements import contraction_backward, contraction_double_backward
+from kernelgen.kernels.contraction.schedule import ContractionCudaSchedule, ContractionHostSchedule
+from kernelgen.kernels.product.schedule import HostSchedule
+from kernelgen.ops.symmetric_contraction import build_contraction, rebuild_contraction
+from kernelgen.problem.contraction import ContractionProblem
 
 
 def test_strided_misaligned_and_inference_inputs() -> None:

@@ -8,14 +8,13 @@ import pytest
 import torch
 from contraction_cases import SMALL, assert_same, build_small, derivatives, operands, plain, some_elements
 
+from kernelgen.arithmetic.contraction import contraction_double_backward
 from kernelgen.device import cuda_facts
 from kernelgen.errors import UnsupportedError
-from kernelgen.ops.contraction.elements import sums_by_element
-from kernelgen.ops.contraction.operator import ContractionOperator, build_contraction
-from kernelgen.problem.symmetric_contraction import ContractionProblem
+from kernelgen.kernels.contraction.schedule import ContractionCudaSchedule, ContractionHostSchedule
+from kernelgen.ops.symmetric_contraction import ContractionOperator, build_contraction, sums_by_element
+from kernelgen.problem.contraction import ContractionProblem
 from kernelgen.runtime.graph import order_by
-from kernelgen.schedule.symmetric_contraction import ContractionCudaSchedule, ContractionHostSchedule
-from kernelgen.terms.contraction_statements import contraction_double_backward
 
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-12}
 MEDIUM = ContractionProblem("0e+1o+2e", "0e+1o", 3, 13)
@@ -179,7 +178,7 @@ def test_the_form_in_a_fixed_order_is_chosen_by_torchs_setting(monkeypatch: pyte
     backward = operator.directions["backward"]
     atomic = ContractionCudaSchedule(1, "element", sums="memory", adds="atomic")
     monkeypatch.setitem(operator.schedules, "backward", atomic)
-    monkeypatch.setattr("kernelgen.ops.contraction.operator.device_facts", lambda device: cuda_facts("sm_90"))
+    monkeypatch.setattr("kernelgen.ops.symmetric_contraction.device_facts", lambda device: cuda_facts("sm_90"))
     assert operator.spec(backward).schedule == atomic
     monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
     assert operator.spec(backward).schedule == ContractionCudaSchedule(0, "element", sums="memory", adds="rows")

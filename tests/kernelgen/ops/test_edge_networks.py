@@ -10,12 +10,13 @@ from fixed_kernels import take_few_edges
 from torch import Tensor
 from torch.nn.functional import silu
 
-from kernelgen.compile.compiler import compile_source
-from kernelgen.compile.nvrtc import nvrtc_version
+from kernelgen.build.compiler import compile_source
+from kernelgen.build.gpu import nvrtc_version
 from kernelgen.device import cuda_facts
 from kernelgen.errors import ToolMissingError
-from kernelgen.ops.edges import networks, products
-from kernelgen.ops.edges.networks import (
+from kernelgen.ops import edge_networks as networks
+from kernelgen.ops import edge_networks as products
+from kernelgen.ops.edge_networks import (
     gradient_kernel,
     hidden_features,
     is_one_kernel,
@@ -230,7 +231,7 @@ def test_what_goes_layer_by_layer(device: str, launches: list[str], monkeypatch:
     assert not launches
     monkeypatch.setattr(products, "LEAST_ROWS", EDGES + 1)
     assert not is_ours(x, matrices)
-    assert networks.fits(8, [64] * 3) and not networks.fits(8, [])
+    assert networks.network_fits(8, [64] * 3) and not networks.network_fits(8, [])
 
 
 @pytest.mark.slow

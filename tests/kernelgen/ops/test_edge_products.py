@@ -9,15 +9,16 @@ import torch
 from fixed_kernels import take_few_edges
 from torch import Tensor
 
-from kernelgen.compile.compiler import compile_source
-from kernelgen.compile.nvrtc import nvrtc_version
+from kernelgen.build.compiler import compile_source
+from kernelgen.build.gpu import nvrtc_version
 from kernelgen.device import cuda_facts
 from kernelgen.errors import InputError, ToolMissingError
-from kernelgen.ops.edges import products, tall_matrices
-from kernelgen.ops.edges.products import edge_product, sum_product
-from kernelgen.ops.operator import build
-from kernelgen.ops.radial.convolution import radial_product
-from kernelgen.problem.tensor_product import TensorProductProblem
+from kernelgen.ops import edge_networks as products
+from kernelgen.ops import edge_networks as tall_matrices
+from kernelgen.ops.edge_networks import edge_product, sum_product
+from kernelgen.ops.product import build
+from kernelgen.ops.radial_convolution import radial_product
+from kernelgen.problem.product import TensorProductProblem
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 EDGES, HIDDEN, WEIGHTS = 200, 64, 160

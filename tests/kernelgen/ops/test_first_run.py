@@ -12,16 +12,16 @@ import pytest
 import reference
 import torch
 
-from kernelgen import HostSchedule, Operator, build
 from kernelgen.errors import CompileError
+from kernelgen.kernels.product.schedule import CudaSchedule, HostSchedule
 from kernelgen.ops import first_run
-from kernelgen.ops.edge_vectors import HarmonicProduct
+from kernelgen.ops.base import OPERATORS, resolve
 from kernelgen.ops.first_run import FEWEST_EDGES, LISTENERS, Choice, best_of, times_of
-from kernelgen.ops.harmonics_operator import build_harmonics
-from kernelgen.ops.registry import OPERATORS, resolve
-from kernelgen.problem.spherical_harmonics import HarmonicsProblem
+from kernelgen.ops.harmonics import build_harmonics
+from kernelgen.ops.product import Operator, build
+from kernelgen.ops.vectors import HarmonicProduct
+from kernelgen.problem.harmonics import HarmonicsProblem
 from kernelgen.runtime import runner as runners
-from kernelgen.schedule.tensor_product import CudaSchedule
 
 FIRST = HostSchedule()
 OTHERS = (HostSchedule(accumulate="atomics"), HostSchedule(fuse=False))

@@ -13,19 +13,21 @@ from cuda_emulator import run_direction
 from reference import Case, make_case, relative_error, relayout
 from vector_cases import PRODUCT, expected, vectors_case, without_zero_vector
 
-from kernelgen import HarmonicsProblem, InputError, ProblemError, TensorProductProblem, UnsupportedError, build
-from kernelgen.compile.compiler import compile_source
-from kernelgen.compile.nvrtc import nvrtc_version
+from kernelgen import InputError, ProblemError, UnsupportedError
+from kernelgen.arithmetic.directions import Direction, backward
+from kernelgen.arithmetic.directions import forward as value
+from kernelgen.build.compiler import compile_source
+from kernelgen.build.gpu import nvrtc_version
 from kernelgen.device import cuda_facts
-from kernelgen.emit.kernel_source import emit
 from kernelgen.errors import ToolMissingError
-from kernelgen.ops.edge_vectors import FUSED, HarmonicProduct
-from kernelgen.ops.harmonics_operator import build_harmonics
-from kernelgen.plan.planner import make_plan
-from kernelgen.schedule.kernel_spec import Spec
-from kernelgen.schedule.tensor_product import CudaSchedule
-from kernelgen.terms.directions import Direction, backward
-from kernelgen.terms.directions import forward as value
+from kernelgen.kernels.dispatch import emit, make_plan
+from kernelgen.kernels.product.schedule import CudaSchedule
+from kernelgen.kernels.spec import Spec
+from kernelgen.ops.harmonics import build_harmonics
+from kernelgen.ops.product import build
+from kernelgen.ops.vectors import FUSED, HarmonicProduct
+from kernelgen.problem.harmonics import HarmonicsProblem
+from kernelgen.problem.product import TensorProductProblem
 
 UNIT = HarmonicsProblem((0, 1, 2), "component", True)
 RAW = HarmonicsProblem((0, 1, 2), "integral", False)

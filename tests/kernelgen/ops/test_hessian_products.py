@@ -15,10 +15,10 @@ from torch.autograd import functional, grad
 
 import autotune
 from autotune.modules.symmetric_contraction import TunedContraction
-from kernelgen.e3nn_import import o3
+from kernelgen.arithmetic.contraction_couplings import polynomials
+from kernelgen.compat import o3
 from kernelgen.errors import UnsupportedError
-from kernelgen.problem.symmetric_contraction import ContractionProblem
-from kernelgen.terms.equivariant_polynomials import polynomials
+from kernelgen.problem.contraction import ContractionProblem
 
 ATOMS, EDGES, IRREPS = 5, 14, "2x0e+2x1o"
 SENDER = torch.arange(EDGES) % ATOMS

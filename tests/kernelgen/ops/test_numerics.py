@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 from reference import Case, assert_matches_e3nn, float64, make_case
 
 from autotune.workload.config_tables import load_problems
-from kernelgen import HostSchedule, TensorProductProblem, build
-from kernelgen.terms.directions import DIRECTIONS
+from kernelgen.arithmetic.directions import DIRECTIONS
+from kernelgen.kernels.product.schedule import HostSchedule
+from kernelgen.ops.product import build
+from kernelgen.problem.product import TensorProductProblem
 
 SUITE = load_problems()
 

@@ -22,16 +22,12 @@ from operator_cases import (
     wanted,
 )
 
-from kernelgen import (
-    HostSchedule,
-    InputError,
-    ScheduleError,
-    TensorProductProblem,
-    UnsupportedError,
-    build,
-    edge_order,
-)
-from kernelgen.ops.registry import OPERATORS, resolve
+from kernelgen import InputError, ScheduleError, UnsupportedError
+from kernelgen.kernels.product.schedule import HostSchedule
+from kernelgen.ops.base import OPERATORS, resolve
+from kernelgen.ops.product import build
+from kernelgen.problem.product import TensorProductProblem
+from kernelgen.runtime.graph import edge_order
 
 
 def test_third_derivatives_raise() -> None:
@@ -246,7 +242,7 @@ def test_a_small_graph_that_comes_again_is_not_checked_again(monkeypatch: pytest
         kept = op.graph(x, y, sender, receiver, NUM_OUT, order, keep=True)
         assert op.graph(x.clone(), y.clone(), sender, receiver, NUM_OUT, order, keep=True) is kept
         assert op.graph(*changed, keep=True) is not kept
-    monkeypatch.setattr("kernelgen.runtime.arguments.KEPT_EDGES", EDGES - 1)
+    monkeypatch.setattr("kernelgen.runtime.call.KEPT_EDGES", EDGES - 1)
     large = operator("atomics")
     first = large.graph(x, y, sender, receiver, NUM_OUT, order, keep=True)
     assert large.graph(x, y, sender, receiver, NUM_OUT, order, keep=True) is not first

@@ -18,7 +18,9 @@ from operator_cases import (
     wanted,
 )
 
-from kernelgen import Operator, TensorProductProblem, build, edge_order
+from kernelgen.ops.product import Operator, build
+from kernelgen.problem.product import TensorProductProblem
+from kernelgen.runtime.graph import edge_order
 
 
 @pytest.mark.parametrize("shared", [False, True])

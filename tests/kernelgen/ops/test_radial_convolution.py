@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from kernelgen.errors import InputError
-from kernelgen.ops.operator import build
-from kernelgen.ops.radial import convolution
-from kernelgen.ops.radial.convolution import radial_product
-from kernelgen.problem.tensor_product import TensorProductProblem
+from kernelgen.ops import radial_convolution as convolution
+from kernelgen.ops.product import build
+from kernelgen.ops.radial_convolution import radial_product
+from kernelgen.problem.product import TensorProductProblem
 
 PROBLEM = TensorProductProblem.channelwise("4x0e+4x1o", "0e+1o+2e", "0e+1o")
 NODES, HIDDEN = 13, 6

@@ -12,11 +12,10 @@ from radial_cases import RadialCase, make_radial_case
 from reference import relative_error, relayout
 
 from kernelgen.errors import InputError
-from kernelgen.ops.operator import Operator, build
-from kernelgen.ops.radial.convolution import radial_product
-from kernelgen.ops.radial.fused import FusedRadial, fused_of
-from kernelgen.problem.tensor_product import TensorProductProblem
-from kernelgen.schedule.radial import RadialSchedule
+from kernelgen.kernels.radial.schedule import RadialSchedule
+from kernelgen.ops.product import Operator, build
+from kernelgen.ops.radial_convolution import FusedRadial, fused_of, radial_product
+from kernelgen.problem.product import TensorProductProblem
 
 PROBLEM = TensorProductProblem.channelwise("4x0e+4x1o", "0e+1o", "0e+1o")
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]

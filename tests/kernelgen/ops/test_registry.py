@@ -9,8 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from kernelgen import HarmonicsProblem, TensorProductProblem, build, build_harmonics
-from kernelgen.ops import registry
+from kernelgen.ops import base as registry
+from kernelgen.ops.harmonics import build_harmonics
+from kernelgen.ops.product import build
+from kernelgen.problem.harmonics import HarmonicsProblem
+from kernelgen.problem.product import TensorProductProblem
 
 PRODUCT = TensorProductProblem.channelwise("4x0e+4x1o", "0e+1o", "0e+1o")
 HARMONICS = HarmonicsProblem((0, 1), "component", True)

@@ -14,8 +14,8 @@ from torch.autograd import forward_ad
 from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, vmap
 
 import autotune
+from kernelgen.compat import COMPILES_VMAP, SHOWS_REASONS
 from kernelgen.errors import InputError, UnsupportedError
-from kernelgen.torch_versions import COMPILES_VMAP, SHOWS_REASONS
 
 ROWS, NODES, EDGES = 3, 4, 6
 PATHS = [(0, 0, 0, "uvu", True), (1, 0, 1, "uvu", True), (1, 1, 0, "uvw", True)]

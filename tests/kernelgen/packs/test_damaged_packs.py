@@ -15,12 +15,12 @@ import pytest
 from damaged_packs import ELF, meaning, with_index
 from places import SUPPORT
 
-from kernelgen.compile import pack_file
-from kernelgen.compile.elf import is_whole
-from kernelgen.compile.pack_file import PackFile, find_in_packs, load_pack, write_pack
+from kernelgen.build import pack_file
+from kernelgen.build.job import is_whole
+from kernelgen.build.pack_file import PackFile, find_in_packs, load_pack, write_pack
 from kernelgen.device import device_facts
-from kernelgen.emit.source import Source
 from kernelgen.errors import PackError
+from kernelgen.kernels.source import Source
 from kernelgen.packs.library import source_folder
 
 HOST = device_facts("cpu")

@@ -13,24 +13,27 @@ from operator_cases import problem
 from pair_problems import of_mode
 from places import SUPPORT
 
-from kernelgen import CudaSchedule, HarmonicsProblem, build, build_contraction, build_harmonics
-from kernelgen.compile import compiler
-from kernelgen.compile.compiler import compile_source
-from kernelgen.compile.pack_file import PackFile, find_in_packs, load_pack, source_digest
+from kernelgen.build import compiler
+from kernelgen.build.compiler import compile_source
+from kernelgen.build.pack_file import PackFile, find_in_packs, load_pack, source_digest
 from kernelgen.device import assumed, cuda_facts
-from kernelgen.emit.kernel_source import emit, geometry
-from kernelgen.emit.source import Source
 from kernelgen.errors import InputError, ToolMissingError
-from kernelgen.ops.contraction.elements import sums_source
-from kernelgen.ops.edges import tall_matrices
-from kernelgen.ops.nodes import gates, matrices
+from kernelgen.kernels.dispatch import AnyPlan, emit, geometry
+from kernelgen.kernels.harmonics.schedule import HarmonicsCudaSchedule
+from kernelgen.kernels.product.schedule import CudaSchedule
+from kernelgen.kernels.source import Source
+from kernelgen.ops import edge_networks as tall_matrices
+from kernelgen.ops import gates
+from kernelgen.ops import node_matrices as matrices
+from kernelgen.ops.harmonics import build_harmonics
+from kernelgen.ops.product import build
+from kernelgen.ops.symmetric_contraction import build_contraction, sums_source
 from kernelgen.packs.calls import Call, launches
 from kernelgen.packs.library import source_folder
-from kernelgen.packs.make import write_calls
-from kernelgen.packs.recorded import recording
-from kernelgen.plan.planner import AnyPlan
-from kernelgen.runtime import cuda_driver, index_check
-from kernelgen.schedule.spherical_harmonics import HarmonicsCudaSchedule
+from kernelgen.packs.write import recording, write_calls
+from kernelgen.problem.harmonics import HarmonicsProblem
+from kernelgen.runtime import graph as index_check
+from kernelgen.runtime import kernel as cuda_driver
 
 pytest.importorskip("cuda.core", reason="NVRTC is not installed")
 
@@ -96,7 +99,7 @@ def probe(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def plans(arch: str) -> dict[str, AnyPlan]:
     """By the text of its direction, each kernel's plan."""
-    from kernelgen.ops.registry import resolve
+    from kernelgen.ops.base import resolve
 
     with assumed(cuda_facts(arch, units=3)):
         found = [one for call in calls() for one in launches(resolve(call.text), call, ("int64",))]
@@ -180,7 +183,7 @@ def test_a_damaged_pack_is_refused_without_python(probe: Path, pack: Path, tmp_p
 
 
 def test_python_finds_the_kernels(pack: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kernelgen.compile.pack_file._packs", {})
+    monkeypatch.setattr("kernelgen.build.pack_file._packs", {})
     load_pack(pack)
     plan = next(iter(plans("sm_90").values()))
     binary = find_in_packs(emit(plan), cuda_facts("sm_90"))
@@ -212,7 +215,7 @@ def no_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         raise ToolMissingError("NVRTC is not installed")
 
     monkeypatch.setattr(compiler, "cuda_job", missing)
-    monkeypatch.setattr("kernelgen.compile.pack_file._packs", {})
+    monkeypatch.setattr("kernelgen.build.pack_file._packs", {})
     monkeypatch.delenv("EQUITUNE_PACK", raising=False)
 
 

@@ -13,10 +13,10 @@ import pytest
 import torch
 from places import SUPPORT
 
-from kernelgen.compile.pack_file import PackFile
+from kernelgen.build.pack_file import PackFile
 from kernelgen.device import assumed, cuda_facts
 from kernelgen.packs.library import build_library
-from kernelgen.packs.make import write_calls
+from kernelgen.packs.write import write_calls
 
 CALLS = (*packed_calls.products(), *packed_calls.harmonics(), *packed_calls.contractions())
 # Value and first gradients of one convolution, a value of each other kind.

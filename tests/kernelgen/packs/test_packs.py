@@ -14,13 +14,11 @@ import pytest
 import torch
 from places import ROOT
 
-from kernelgen.compile.elf import is_whole, section
-from kernelgen.compile.pack_file import PackFile, load_pack
+from kernelgen.build.job import is_whole, section
+from kernelgen.build.pack_file import PackFile, load_pack
 from kernelgen.errors import InputError, PackError
 from kernelgen.packs.calls import Call
-from kernelgen.packs.exported import calls_in
-from kernelgen.packs.make import write_calls
-from kernelgen.packs.recorded import recording
+from kernelgen.packs.write import calls_in, recording, write_calls
 
 OPERATOR = operator_cases.operator()
 CALLS = [Call("tp_forward", OPERATOR.text), Call("tp_backward", OPERATOR.text, "", "y")]
@@ -107,7 +105,7 @@ def test_files_that_are_no_packs_are_refused(pack: Path, tmp_path: Path) -> None
 
 
 def test_a_pack_for_other_processors_is_refused(pack: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kernelgen.compile.pack_file.processor_features", lambda: frozenset({"fp"}))
+    monkeypatch.setattr("kernelgen.build.pack_file.processor_features", lambda: frozenset({"fp"}))
     with pytest.raises(PackError, match="needs a processor with"):
         load_pack(pack)
 
@@ -120,7 +118,8 @@ def test_an_unknown_level_and_dtype_are_refused(tmp_path: Path) -> None:
 
 
 def test_recording_writes_what_runs(tmp_path: Path) -> None:
-    from kernelgen import HostSchedule, build
+    from kernelgen.kernels.product.schedule import HostSchedule
+    from kernelgen.ops.product import build
 
     op = build(operator_cases.problem(), HostSchedule(channel_block=4, path_groups=2), dtype=torch.float64)
     case = operator_cases.case()

@@ -9,17 +9,16 @@ from pathlib import Path
 import operator_cases
 import pytest
 
-from kernelgen.compile import compiler, shipped
-from kernelgen.compile.compiler import compile_source
-from kernelgen.compile.pack_file import PackFile
-from kernelgen.compile.shipped import find_shipped, write_index
+from kernelgen.build import compiler
+from kernelgen.build import pack_file as shipped
+from kernelgen.build.compiler import compile_source
+from kernelgen.build.pack_file import PackFile, find_shipped, write_index
 from kernelgen.device import device_facts
-from kernelgen.emit.kernel_source import emit
-from kernelgen.emit.source import Source
 from kernelgen.errors import CacheError, PackError, ToolMissingError
+from kernelgen.kernels.dispatch import emit, make_plan
+from kernelgen.kernels.source import Source
 from kernelgen.packs.calls import Call
-from kernelgen.packs.make import write_calls
-from kernelgen.plan.planner import make_plan
+from kernelgen.packs.write import write_calls
 
 HOST = device_facts("cpu")
 OPERATOR = operator_cases.operator()
@@ -67,7 +66,7 @@ def test_this_processors_own_compiler_comes_first(folder: Path) -> None:
 
 
 def test_packs_for_other_processors_are_passed_over(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kernelgen.compile.pack_file.processor_features", lambda: frozenset({"fp"}))
+    monkeypatch.setattr("kernelgen.build.pack_file.processor_features", lambda: frozenset({"fp"}))
     assert find_shipped(source(), HOST) is None
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from kernelgen.packs.sums import with_plain_sums
+from kernelgen.packs.library import with_plain_sums
 
 Step = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 

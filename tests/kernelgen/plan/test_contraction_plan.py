@@ -7,20 +7,7 @@ import itertools
 
 import pytest
 
-from kernelgen.device import DeviceFacts, cuda_facts, device_facts, hip_facts
-from kernelgen.errors import ScheduleError
-from kernelgen.plan.planner import make_plan
-from kernelgen.plan.symmetric_contraction import contraction_plan, default_contraction_schedule, task_nodes
-from kernelgen.problem.symmetric_contraction import ContractionProblem
-from kernelgen.schedule.symmetric_contraction import (
-    ContractionCudaSchedule,
-    ContractionHostSchedule,
-    ContractionSchedule,
-    ContractionSpec,
-    contraction_schedule_from_dict,
-)
-from kernelgen.schedule.tensor_product import HostSchedule
-from kernelgen.terms.contraction_statements import (
+from kernelgen.arithmetic.contraction import (
     CONTRACTION_DIRECTIONS,
     FORWARD,
     ContractionDirection,
@@ -28,6 +15,19 @@ from kernelgen.terms.contraction_statements import (
     contraction_double_backward,
     contraction_parts,
 )
+from kernelgen.device import DeviceFacts, cuda_facts, device_facts, hip_facts
+from kernelgen.errors import ScheduleError
+from kernelgen.kernels.contraction.plan import contraction_plan, default_contraction_schedule, task_nodes
+from kernelgen.kernels.contraction.schedule import (
+    ContractionCudaSchedule,
+    ContractionHostSchedule,
+    ContractionSchedule,
+    ContractionSpec,
+    contraction_schedule_from_dict,
+)
+from kernelgen.kernels.dispatch import make_plan
+from kernelgen.kernels.product.schedule import HostSchedule
+from kernelgen.problem.contraction import ContractionProblem
 
 SMALL = ContractionProblem("0e+1o", "0e+1o", 2, 6)
 MACE = ContractionProblem("0e+1o+2e+3o", "0e+1o+2e", 3, 128)

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from kernelgen import TensorProductProblem
+from kernelgen.arithmetic.directions import DIRECTIONS
 from kernelgen.device import cuda_facts
-from kernelgen.plan.channelwise import registers_of
-from kernelgen.plan.planner import make_plan
-from kernelgen.schedule.kernel_spec import Spec
-from kernelgen.schedule.tensor_product import CudaSchedule
-from kernelgen.terms.directions import DIRECTIONS
+from kernelgen.kernels.dispatch import make_plan
+from kernelgen.kernels.product.channelwise import registers_of
+from kernelgen.kernels.product.schedule import CudaSchedule
+from kernelgen.kernels.spec import Spec
+from kernelgen.problem.product import TensorProductProblem
 
 # Beside what is counted.
 OTHERS = 24

@@ -10,9 +10,11 @@ import torch
 from torch import Tensor
 
 import autotune
-from kernelgen import InputError, TensorProductProblem, build, check_indices, edge_order
+from kernelgen import InputError
+from kernelgen.ops.product import build
+from kernelgen.problem.product import TensorProductProblem
 from kernelgen.runtime import graph
-from kernelgen.runtime.graph import EdgeOrder, is_in_order, longest_first, sorted_nodes
+from kernelgen.runtime.graph import EdgeOrder, check_indices, edge_order, is_in_order, longest_first, sorted_nodes
 
 
 def by_destination(receiver: list[int], num_out: int) -> list[list[int]]:

@@ -18,10 +18,9 @@ from module_cases import normal, small_conv
 from reference import e3nn_module
 
 from autotune import SphericalHarmonics, SphericalHarmonicsConv, TensorProductConv
-from kernelgen import HostSchedule
+from kernelgen.kernels.product.schedule import CudaSchedule, HostSchedule
 from kernelgen.runtime import known_graphs
 from kernelgen.runtime.graph import edge_order
-from kernelgen.schedule.tensor_product import CudaSchedule
 
 NODES, EDGES, SEQUENCES = 5, 12, 150
 # "counted": tensors of the CPU, recognised as those of a GPU are.

@@ -11,15 +11,19 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 
-from kernelgen import HostSchedule, TensorProductProblem, build, build_harmonics, compile_source, device_facts
-from kernelgen.emit.signature import host_entry
-from kernelgen.emit.source import ENTRY, Source
-from kernelgen.plan.planner import make_plan
-from kernelgen.problem.spherical_harmonics import HarmonicsProblem
+from kernelgen import device_facts
+from kernelgen.arithmetic.directions import DIRECTIONS
+from kernelgen.build.compiler import compile_source
+from kernelgen.kernels.dispatch import make_plan
+from kernelgen.kernels.harmonics.schedule import HarmonicsHostSchedule
+from kernelgen.kernels.product.schedule import HostSchedule
+from kernelgen.kernels.source import ENTRY, Source
+from kernelgen.kernels.spec import BUFFERS, Spec, host_entry
+from kernelgen.ops.harmonics import build_harmonics
+from kernelgen.ops.product import build
+from kernelgen.problem.harmonics import HarmonicsProblem
+from kernelgen.problem.product import TensorProductProblem
 from kernelgen.runtime import kernel as launch
-from kernelgen.schedule.kernel_spec import BUFFERS, Spec
-from kernelgen.schedule.spherical_harmonics import HarmonicsHostSchedule
-from kernelgen.terms.directions import DIRECTIONS
 
 HOST = dataclasses.replace(device_facts("cpu"), units=8)
 PROBLEM = TensorProductProblem.channelwise("32x0e+32x1o", "0e+1o", "0e+1o")

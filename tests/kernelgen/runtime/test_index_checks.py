@@ -10,11 +10,11 @@ import torch
 from module_cases import conv_inputs, random_graph, small_conv
 from places import SUPPORT
 
-from kernelgen import InputError, build, check_indices
-from kernelgen.compile.compiler import compile_source
+from kernelgen import InputError
+from kernelgen.build.compiler import compile_source
 from kernelgen.device import cuda_facts
-from kernelgen.runtime.graph import assert_indices
-from kernelgen.runtime.index_check import source
+from kernelgen.ops.product import build
+from kernelgen.runtime.graph import assert_indices, check_indices, source
 
 
 @pytest.mark.parametrize("form", ["eager", "order", "compiled", "vmap"])

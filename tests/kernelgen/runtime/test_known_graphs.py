@@ -10,11 +10,12 @@ import pytest
 import torch
 from module_cases import conv_inputs, e3nn_conv, random_graph, small_conv
 
-import kernelgen.ops.operator
-import kernelgen.runtime.arguments
-from kernelgen import InputError, build, edge_order
-from kernelgen.ops.operator import Operator
+import kernelgen.ops.product
+import kernelgen.runtime.call
+from kernelgen import InputError
+from kernelgen.ops.product import Operator, build
 from kernelgen.runtime import known_graphs
+from kernelgen.runtime.graph import edge_order
 from kernelgen.runtime.known_graphs import KnownGraphs, known_in_capture
 
 
@@ -35,8 +36,8 @@ def ordered(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     graphs = KnownGraphs()
     monkeypatch.setattr(Operator, "order", counting)
-    monkeypatch.setattr(kernelgen.ops.operator, "KNOWN_GRAPHS", graphs)
-    monkeypatch.setattr(kernelgen.runtime.arguments, "KNOWN_GRAPHS", graphs)
+    monkeypatch.setattr(kernelgen.ops.product, "KNOWN_GRAPHS", graphs)
+    monkeypatch.setattr(kernelgen.runtime.call, "KNOWN_GRAPHS", graphs)
     return made
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernelgen.runtime import allocation as memory
+from kernelgen.runtime import call as memory
 
 SHAPES = [(0,), (7,), (3, 5), (0, 5), (3, 0), (4, 3, 2), (1025, 1024)]
 

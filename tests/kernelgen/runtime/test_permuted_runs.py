@@ -9,16 +9,16 @@ import pytest
 import torch
 from reference import make_case
 
-from kernelgen import CudaSchedule, HostSchedule, TensorProductProblem
+from kernelgen.arithmetic.directions import backward
 from kernelgen.device import DeviceFacts, cuda_facts
 from kernelgen.errors import ScheduleError
-from kernelgen.plan.planner import make_plan
+from kernelgen.kernels.dispatch import make_plan
+from kernelgen.kernels.product.schedule import LONG_RUN, CudaSchedule, HostSchedule
+from kernelgen.kernels.spec import BUFFERS, Spec
+from kernelgen.problem.product import TensorProductProblem
 from kernelgen.runtime import runner
-from kernelgen.runtime.arguments import Checks
+from kernelgen.runtime.call import Checks
 from kernelgen.runtime.graph import EdgeOrder, edge_order
-from kernelgen.schedule.kernel_spec import BUFFERS, Spec
-from kernelgen.schedule.tensor_product import LONG_RUN
-from kernelgen.terms.directions import backward
 
 PROBLEM = TensorProductProblem.channelwise("32x0e+32x1o", "0e+1o", "0e+1o")
 RUNS = CudaSchedule(accumulate="atomics", edges_per_chunk=LONG_RUN, path_groups=2)

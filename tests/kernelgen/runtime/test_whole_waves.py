@@ -9,14 +9,15 @@ import pytest
 import torch
 from reference import assert_matches_e3nn, make_case
 
-from kernelgen import CudaSchedule, TensorProductProblem, build
+from kernelgen.arithmetic.directions import DIRECTIONS
 from kernelgen.device import cuda_facts
-from kernelgen.emit.kernel_source import emit, geometry
-from kernelgen.plan.planner import AnyPlan, make_plan
+from kernelgen.kernels.dispatch import AnyPlan, emit, geometry, make_plan
+from kernelgen.kernels.product.schedule import CudaSchedule
+from kernelgen.kernels.spec import Spec
+from kernelgen.ops.product import build
+from kernelgen.problem.product import TensorProductProblem
 from kernelgen.runtime import kernel as kernel_module
 from kernelgen.runtime.kernel import _CudaRun
-from kernelgen.schedule.kernel_spec import Spec
-from kernelgen.terms.directions import DIRECTIONS
 
 PROBLEM = TensorProductProblem.channelwise("16x0e+16x1o", "0e+1o", "0e+1o")
 WAVES = CudaSchedule(accumulate="atomics", runs="waves")

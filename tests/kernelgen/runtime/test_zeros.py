@@ -19,24 +19,24 @@ from vector_cases import vectors_case, without_zero_vector
 
 from autotune.search.spaces.tensor_product import search_space
 from autotune.workload.config_tables import load_problems
-from kernelgen import CudaSchedule, TensorProductProblem, build
-from kernelgen.compile.compiler import compile_source
+from kernelgen.arithmetic.directions import DIRECTIONS, backward
+from kernelgen.build.compiler import compile_source
 from kernelgen.device import cuda_facts
-from kernelgen.emit.kernel_source import emit
-from kernelgen.emit.source import included
 from kernelgen.errors import ScheduleError
-from kernelgen.plan.planner import make_plan
-from kernelgen.problem.spherical_harmonics import HarmonicsProblem
-from kernelgen.runtime import allocation as memory
-from kernelgen.runtime import cuda_driver as driver
+from kernelgen.kernels.dispatch import emit, make_plan
+from kernelgen.kernels.product.schedule import CudaSchedule, schedule_from_dict
+from kernelgen.kernels.source import included
+from kernelgen.kernels.spec import BUFFERS, Spec
+from kernelgen.ops.product import build
+from kernelgen.problem.harmonics import HarmonicsProblem
+from kernelgen.problem.product import TensorProductProblem
+from kernelgen.runtime import call as memory
+from kernelgen.runtime import kernel as driver
 from kernelgen.runtime import kernel as launch
-from kernelgen.runtime import zero_flags as zeros
-from kernelgen.runtime.arguments import Checks
+from kernelgen.runtime import kernel as zeros
+from kernelgen.runtime.call import Checks
 from kernelgen.runtime.kernel import load_kernel
 from kernelgen.runtime.runner import Runner
-from kernelgen.schedule.kernel_spec import BUFFERS, Spec
-from kernelgen.schedule.tensor_product import schedule_from_dict
-from kernelgen.terms.directions import DIRECTIONS, backward
 
 FACTS = cuda_facts("sm_90")
 PROBLEM = TensorProductProblem.channelwise("64x0e+32x1e+8x2e", "0e+1e+2e", "0e+1e+2e")
@@ -67,7 +67,7 @@ def inside(schedule: CudaSchedule) -> CudaSchedule:
 @pytest.mark.parametrize("form", FORMS)
 def test_against_e3nn(form: str, direction: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Outputs begin as NaN. Small blocks are several that write zeros, large ones one."""
-    monkeypatch.setattr("kernelgen.plan.tensor_product.REGISTER_SLACK", 10)
+    monkeypatch.setattr("kernelgen.kernels.product.plan.REGISTER_SLACK", 10)
     operation = "plain" if form == "plain" else "conv"
     case = make_case(PROBLEM, operation, edges=12, nodes=20)  # some nodes have no edges
     results = run_direction(case, DIRECTIONS[direction], operation, "ir_mul", "float64", inside(FORMS[form]))
@@ -197,14 +197,14 @@ def test_each_launch_has_a_number_and_each_stream_its_lines(monkeypatch: pytest.
     made = iter(range(1 << 20, 1 << 30, 1 << 20))
     monkeypatch.setattr(zeros, "clean_memory", lambda device, size: next(made))
 
-    def launch(device: int = 0, **changed: int) -> zeros.Launch:
+    def launch(device: int = 0, **changed: int) -> zeros.FlaggedLaunch:
         now.update({"stream": 0, "capturing": False} | changed)
         return zeros.next_launch(device)
 
     first, again, other, elsewhere = launch(), launch(), launch(stream=64), launch(device=1)
     captured = [launch(capturing=True) for _ in range(2)]
     of_a_thread = [launch(stream=2) for _ in range(2)]
-    of_threads: list[zeros.Launch] = []
+    of_threads: list[zeros.FlaggedLaunch] = []
     thread = threading.Thread(target=lambda: of_threads.append(launch(stream=2)))
     thread.start()
     thread.join()
@@ -234,7 +234,7 @@ def test_a_launch_hands_over_its_lines_and_number(monkeypatch: pytest.MonkeyPatc
         return 0
 
     monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: 0, raising=False)
-    monkeypatch.setattr(launch, "next_launch", lambda device: zeros.Launch(None, 4096, 7))
+    monkeypatch.setattr(launch, "next_launch", lambda device: zeros.FlaggedLaunch(None, 4096, 7))
     monkeypatch.setattr(launch, "launch_on", launch_on)
     monkeypatch.setattr(launch, "launch_function", lambda: None)
     for schedule, added in (FORMS["atomics"], ()), (inside(FORMS["atomics"]), (4096, 7)):
@@ -283,7 +283,7 @@ def test_what_the_driver_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("form", FORMS)
 def test_on_a_gpu(form: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kernelgen.plan.tensor_product.REGISTER_SLACK", 4)
+    monkeypatch.setattr("kernelgen.kernels.product.plan.REGISTER_SLACK", 4)
     schedules = dict.fromkeys(GRADIENTS[:3], inside(FORMS[form]))
     operation = "plain" if form == "plain" else "conv"
     operator = build(PROBLEM, schedules, operation=operation, dtype=dtype, layout="ir_mul", device="cuda")

@@ -11,8 +11,7 @@ from contraction_cases import derivatives, operands, plain
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernelgen.problem.symmetric_contraction import ContractionProblem
-from kernelgen.terms.contraction_statements import (
+from kernelgen.arithmetic.contraction import (
     CONTRACTION_DIRECTIONS,
     FORWARD,
     ContractionDirection,
@@ -23,7 +22,8 @@ from kernelgen.terms.contraction_statements import (
     operations,
     plain_operations,
 )
-from kernelgen.terms.equivariant_polynomials import polynomials
+from kernelgen.arithmetic.contraction_couplings import polynomials
+from kernelgen.problem.contraction import ContractionProblem
 
 MACE = ContractionProblem("0e+1o+2e+3o", "0e+1o", 3, 1)
 PROBLEMS = [

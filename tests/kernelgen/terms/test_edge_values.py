@@ -8,7 +8,7 @@ from e3nn.o3 import _wigner
 from torch import Tensor
 
 from autotune.workload.config_tables import load_problems
-from kernelgen.terms.clebsch_gordan import couplings_digest, edge_slots, normalized_slots, path_terms
+from kernelgen.arithmetic.couplings import couplings_digest, edge_slots, normalized_slots, path_terms
 
 PROBLEMS = load_problems()
 

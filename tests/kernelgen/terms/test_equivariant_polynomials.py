@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 from reference import float64
 from torch import Tensor
 
+from kernelgen.arithmetic import contraction_couplings
+from kernelgen.arithmetic import contraction_couplings as cheapest_couplings
+from kernelgen.arithmetic.contraction_couplings import Polynomial, coordinates, polynomials
 from kernelgen.errors import ProblemError, UnsupportedError
-from kernelgen.problem.symmetric_contraction import ContractionProblem
-from kernelgen.terms import cheapest_couplings, contraction_couplings
-from kernelgen.terms.equivariant_polynomials import Polynomial, coordinates, polynomials
+from kernelgen.problem.contraction import ContractionProblem
 
 MACE = "0e+1o+2e+3o"
 PROBLEMS = [

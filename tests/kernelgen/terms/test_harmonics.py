@@ -17,15 +17,14 @@ from harmonics_reference import operands, reference, vectors, worst
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernelgen.compile.compiler import compile_source
-from kernelgen.compile.host import find_host_compiler
-from kernelgen.compile.nvrtc import nvrtc_version
+from kernelgen.arithmetic.harmonics import Body, harmonics_body
+from kernelgen.build.compiler import compile_source
+from kernelgen.build.gpu import nvrtc_version
+from kernelgen.build.host import find_host_compiler
 from kernelgen.device import cuda_facts
-from kernelgen.emit.source import Source
 from kernelgen.errors import ProblemError, ToolMissingError
-from kernelgen.problem.spherical_harmonics import NORMALIZATIONS, HarmonicsProblem
-from kernelgen.terms.harmonics_statements import harmonics_body
-from kernelgen.terms.scalar_statements import Body
+from kernelgen.kernels.source import Source
+from kernelgen.problem.harmonics import NORMALIZATIONS, HarmonicsProblem
 
 TOLERANCE = 1e-11
 ALL = tuple(range(7))

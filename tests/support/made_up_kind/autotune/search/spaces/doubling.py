@@ -5,7 +5,7 @@ from __future__ import annotations
 from autotune.search.space import Space
 from autotune.workload.workload import Workload
 from kernelgen.device import DeviceFacts
-from kernelgen.schedule.knobs import Knobs
+from kernelgen.kernels.knobs import Knobs
 
 
 class DoublingSpace(Space):

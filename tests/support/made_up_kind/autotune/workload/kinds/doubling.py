@@ -6,16 +6,16 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
+from kernelgen.kernels.doubling import DoublingSchedule, DoublingSpec
 from kernelgen.problem.doubling import Doubling
-from kernelgen.schedule.doubling import DoublingSchedule, DoublingSpec
 
 from autotune.workload.graphs import GraphSpec
 from autotune.workload.kinds.base import FindSchedule, KernelKind, Problem
 from autotune.workload.toml_tables import check_table
+from kernelgen.arithmetic.directions import DIRECTIONS
 from kernelgen.device import DeviceFacts
-from kernelgen.plan.planner import make_plan
-from kernelgen.schedule.knobs import Knobs
-from kernelgen.terms.directions import DIRECTIONS
+from kernelgen.kernels.dispatch import make_plan
+from kernelgen.kernels.knobs import Knobs
 
 
 class DoublingKind(KernelKind):

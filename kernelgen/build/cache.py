@@ -1,0 +1,175 @@
+"""Stores compiled kernels on disk and finds them by key.
+
+An entry is a directory named by its key. It holds the binary, its source and ``entry.json`` (resources and the binary's
+hash). Each entry is written beside its final place and published by one rename, so concurrent processes see a whole
+entry or none. An entry whose hash does not match (truncated, edited) is replaced by a new compilation.
+
+A kernel runs with the rights of the user who loads it. So the cache and every entry must belong to this user, and
+nobody else may write to them. Anything else is refused, not replaced.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import platformdirs
+
+from kernelgen.build.job import fresh_folder, sweep_once
+from kernelgen.errors import CacheError, cause_of
+from kernelgen.files import parse_json
+
+_WRITABLE_BY_OTHERS = 0o022
+# The beginning of the names of folders that are not entries: new ones, and damaged ones on their way out.
+_TEMPORARY = ".new"
+
+
+@dataclass(frozen=True)
+class Binary:
+    """A compiled kernel on disk; ``resources`` as the compiler reports them (registers, bytes of code, ...)."""
+
+    path: Path
+    resources: dict[str, Any]
+
+
+def cache_dir() -> Path:
+    """``$EQUITUNE_CACHE`` or the platform's cache directory."""
+    chosen = os.environ.get("EQUITUNE_CACHE")
+    return Path(chosen).expanduser() if chosen else Path(platformdirs.user_cache_dir("equitune"))
+
+
+def digest(*parts: str) -> str:
+    """Key of an entry: sha256 over the parts, each with its length."""
+    total = hashlib.sha256()
+    for part in parts:
+        data = part.encode()
+        total.update(f"{len(data)}:".encode())
+        total.update(data)
+    return total.hexdigest()
+
+
+def require_private() -> None:
+    """Raise CacheError if the cache belongs to another user or others may write to it; a missing one is fine."""
+    with suppress(FileNotFoundError):
+        _require_private(cache_dir())
+
+
+def find(key: str, binary_name: str) -> Binary | None:
+    """The entry of ``key``, or None if it is missing or damaged.
+
+    Raises CacheError if another user could have written it.
+    """
+    folder = _folder(key)
+    try:
+        for path in (cache_dir(), folder.parent, folder, folder / "entry.json", folder / binary_name):
+            _require_private(path)
+        entry = parse_json((folder / "entry.json").read_bytes())
+        data = (folder / binary_name).read_bytes()
+        if entry["sha256"] != hashlib.sha256(data).hexdigest():
+            return None
+        return Binary(folder / binary_name, dict(entry["resources"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def publish(
+    key: str,
+    binary_name: str,
+    binary: bytes,
+    source_name: str,
+    source: str,
+    resources: dict,
+    check: Callable[[Path], None] | None = None,
+) -> Binary:
+    """Store a compiled kernel. If several processes store the same key, one entry stays.
+
+    check: called before the entry is published; raises if the binary cannot be used.
+    """
+    folder = _folder(key)
+    try:
+        _make_private(folder.parent)
+        sweep_once(_TEMPORARY, cache_dir())
+        fresh = fresh_folder(_TEMPORARY, cache_dir())
+        try:
+            entry = {"sha256": hashlib.sha256(binary).hexdigest(), "resources": resources}
+            _write(fresh / binary_name, binary)
+            _write(fresh / source_name, source.encode())
+            _write(fresh / "entry.json", json.dumps(entry, indent=1, sort_keys=True).encode())
+            if check is not None:
+                check(fresh / binary_name)
+            _rename_into_place(fresh, folder, key, binary_name)
+        finally:
+            shutil.rmtree(fresh, ignore_errors=True)
+    except OSError as error:
+        raise CacheError(
+            f"the kernel cache {cache_dir()} cannot be written ({cause_of(error)}); free some space if it is full, or "
+            f"set EQUITUNE_CACHE to a writable folder"
+        ) from error
+    return Binary(folder / binary_name, resources)
+
+
+def _make_private(folder: Path) -> None:
+    """Create the cache and one of its folders, closed to others whatever the umask is."""
+    cache = cache_dir()
+    cache.parent.mkdir(parents=True, exist_ok=True)
+    for path in (cache, folder):
+        path.mkdir(mode=0o700, exist_ok=True)
+        _require_private(path)
+
+
+def _write(path: Path, data: bytes) -> None:
+    path.write_bytes(data)
+    path.chmod(0o600)
+
+
+def _require_private(path: Path) -> None:
+    """Raise CacheError unless ``path`` (if a link, also its target) is this user's and closed to writes of others.
+
+    Folders above the cache are not checked: even in a shared folder such as /tmp nobody can create one as this user.
+    """
+    user, target = os.geteuid(), path.stat()
+    whole = path == cache_dir()
+    what = f"the kernel cache {path}" if whole else f"{path} in the kernel cache"
+    remedy = "set EQUITUNE_CACHE to a folder of your own"
+    for owner in (path.lstat().st_uid, target.st_uid):
+        if owner != user:
+            remedy = remedy if whole else f"remove it, or {remedy}"
+            raise CacheError(
+                f"{what} belongs to user {owner}, not to you (user {user}), and a kernel from it "
+                f"would run with your rights; {remedy}"
+            )
+    if target.st_mode & _WRITABLE_BY_OTHERS:
+        raise CacheError(
+            f"{what} can be written by other users (mode {target.st_mode & 0o7777:04o}), and a "
+            f"kernel from it would run with your rights; run chmod -R go-w {cache_dir()}, or {remedy}"
+        )
+
+
+def _rename_into_place(fresh: Path, folder: Path, key: str, binary_name: str) -> None:
+    for _ in range(10):
+        try:
+            os.rename(fresh, folder)
+            return
+        except OSError:
+            if find(key, binary_name) is not None:
+                return  # another process was first: use its entry
+            # A damaged entry is in the way: move it aside by one rename, then try again.
+            aside = fresh_folder(_TEMPORARY, cache_dir())
+            try:
+                os.rename(folder, aside)
+            except OSError:
+                pass  # another process moved it first
+            finally:
+                shutil.rmtree(aside, ignore_errors=True)
+    raise CacheError(f"the kernel cache entry {folder} cannot be replaced; remove it or set EQUITUNE_CACHE")
+
+
+def _folder(key: str) -> Path:
+    return cache_dir() / key[:2] / key

@@ -1,0 +1,363 @@
+"""A kernel of a symmetric contraction as C++ text, for GPU and host.
+
+Both use the statements of ``kernelgen.arithmetic.contraction``. A thread of a GPU has one channel of a task's
+nodes; with ir_mul neighbouring threads access neighbouring elements. A host thread takes whole nodes, and vectors of
+channels; in mul_ir it changes the layout of these channels first.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+from kernelgen.arithmetic.contraction import Part
+from kernelgen.kernels.contraction.plan import ContractionPlan
+from kernelgen.kernels.contraction.schedule import ContractionCudaSchedule, ContractionHostSchedule
+from kernelgen.kernels.product.cuda import HEADER, ZEROS, zero_blocks, zero_lines
+from kernelgen.kernels.source import LaunchRule, Share, Source, included
+from kernelgen.kernels.spec import BYTES, gpu_entry, host_entry
+
+C_TYPES = {"float32": "float", "float64": "double"}
+INDICES = {"int32": "int", "int64": "long long"}
+
+
+def emit_contraction(plan: ContractionPlan) -> Source:
+    """The kernel of a plan; equal plans give equal text."""
+    on_gpu = isinstance(plan.schedule, ContractionCudaSchedule)
+    lines = [*_preamble(plan), *(gpu_kernel(plan) if on_gpu else host_kernel(plan))]
+    text = "\n".join(lines) + "\n"
+    return Source(text, "cuda", GPU_ENTRY) if on_gpu else Source(text, "c++")
+
+
+def contraction_launch(plan: ContractionPlan) -> LaunchRule:
+    """A thread for each task and channel, after those that write zeros."""
+    schedule = plan.schedule
+    assert isinstance(schedule, ContractionCudaSchedule)
+    share = Share("tasks", (schedule.block_size,), times=plan.spec.problem.channels)
+    return LaunchRule(schedule.block_size, 0, (share,), zero_blocks(schedule.zeros, schedule.block_size))
+
+
+def _preamble(plan: ContractionPlan) -> Iterator[str]:
+    spec, problem = plan.spec, plan.spec.problem
+    yield f"// problem    {problem.key}"
+    yield f"// direction  {spec.direction.text}, {spec.dtype}, {spec.layout}, {spec.index} elements"
+    # One text serves all numbers of nodes a task.
+    on_gpu = isinstance(spec.schedule, ContractionCudaSchedule)
+    schedule = dataclasses.replace(spec.schedule, nodes_per_task=1) if on_gpu else spec.schedule
+    yield f"// schedule   {schedule.key}"
+    yield f"using Real = {C_TYPES[spec.dtype]};"
+    yield f"using index_t = {INDICES[spec.index]};"
+    yield f"constexpr int DIM_IN = {problem.dim_in}, DIM_OUT = {problem.dim_out}, CHANNELS = {problem.channels};"
+    yield f"constexpr int WEIGHTS = {plan.weights};"
+
+
+# A GPU's kernel of a symmetric contraction: a thread has one channel of a task's nodes.
+
+# Profilers tell contractions from products by it.
+GPU_ENTRY = "equitune_contraction"
+_PIECE_BYTES = 16
+
+
+def _place(plan: ContractionPlan, buffer: str, number: int) -> str:
+    """The element of a node's features (``x``, ``tx``, ``out_x``) or output (``g``, ``out_g``)."""
+    problem, by_component = plan.spec.problem, plan.spec.layout == "ir_mul"
+    if buffer.endswith("x"):
+        at = f"{number} * CHANNELS + u" if by_component else f"u * DIM_IN + {number}"
+        return f"{buffer}[node * (DIM_IN * CHANNELS) + {at}]"
+    block = next(one for one in problem.out if number < one.offset + one.dim)
+    at = f"{number} * CHANNELS + u"
+    if not by_component:
+        at = f"{block.offset} * CHANNELS + u * {block.dim} + {number - block.offset}"
+    return f"{buffer}[node * (DIM_OUT * CHANNELS) + {at}]"
+
+
+def gpu_kernel(plan: ContractionPlan) -> Iterator[str]:
+    schedule = plan.schedule
+    assert isinstance(schedule, ContractionCudaSchedule)
+    yield "using V = Real;"
+    if _is_packed(plan):
+        yield f"struct alignas(16) Piece {{ Real part[{_PIECE_BYTES // BYTES[plan.spec.dtype]}]; }};"
+    if plan.writes_zeros:
+        yield from ("#define DEVICE __device__ __forceinline__", included(HEADER))
+    more = ZEROS if plan.writes_zeros else ()
+    yield from gpu_entry(schedule.block_size, schedule.min_blocks, *more, entry=GPU_ENTRY)
+    block = "blockIdx.x"
+    if plan.writes_zeros:
+        blocks = zero_blocks(schedule.zeros, schedule.block_size)
+        arrays = {"out_w": "num_out * (WEIGHTS * CHANNELS)"}
+        yield from zero_lines(blocks, schedule.block_size, BYTES[plan.spec.dtype], arrays)
+        yield f"{INDENT}const unsigned long long* const ready = ready_of(written);"
+        yield f"{INDENT}ask_line(ready);"
+        yield f"{INDENT}bool awaited = false;"
+        block = f"(blockIdx.x - {blocks})"
+    yield f"{INDENT}const long long thread = {block} * (long long){schedule.block_size} + threadIdx.x;"
+    yield f"{INDENT}const long long task = thread / CHANNELS;"
+    yield f"{INDENT}const int u = int(thread - task * CHANNELS);"
+    keeps = plan.sums_weights and schedule.sums == "registers"
+    if keeps or plan.has_rows:
+        yield f"{INDENT}long long current = -1;"
+    if keeps:
+        yield f"{INDENT}V {', '.join(f'ow{r} = 0' for r in range(plan.weights))};"
+    if schedule.pace == "parts":
+        # Every thread runs to the end, so that all meet; those without a node compute the last one's and store nothing.
+        yield f"{INDENT}for (long long k = 0; k < num_in; ++k) {{"
+        yield f"{INDENT * 2}const bool has_node = task * num_in + k < num_edges;"
+        yield f"{INDENT * 2}const long long i = has_node ? task * num_in + k : num_edges - 1;"
+    else:
+        yield f"{INDENT}const long long begin = task * num_in, end = min(begin + num_in, num_edges);"
+        yield f"{INDENT}for (long long i = begin; i < end; ++i) {{"
+    yield from (f"{INDENT * 2}{line}" for line in _gpu_node(plan))
+    yield f"{INDENT}}}"
+    if keeps:
+        yield f"{INDENT}if (current >= 0) {{"
+        yield from (f"{INDENT * 2}{line}" for line in _row(plan))
+        yield f"{INDENT}}}"
+    yield "}"
+
+
+def _row(plan: ContractionPlan) -> Iterator[str]:
+    """Write the sums of a task and an element to their row, or add them to the gradient."""
+    yield _row_of(plan, "current")
+    yield from _await_zeros(plan)
+    statement = "row[{0} * CHANNELS] = ow{0};" if plan.has_rows else "atomicAdd(row + {0} * CHANNELS, ow{0});"
+    yield from (statement.format(r) for r in range(plan.weights))
+
+
+def _await_zeros(plan: ContractionPlan) -> list[str]:
+    """What stands before sums that are added to the gradient."""
+    return ["if (!awaited) await_zeros(ready, launch);", "awaited = true;"] if plan.writes_zeros else []
+
+
+def _row_of(plan: ContractionPlan, element: str) -> str:
+    place = f"(task + {element})" if plan.has_rows else element
+    return f"Real* const row = out_w + {place} * (WEIGHTS * CHANNELS) + u;"
+
+
+def _gpu_node(plan: ContractionPlan) -> Iterator[str]:
+    schedule = plan.schedule
+    assert isinstance(schedule, ContractionCudaSchedule)
+    paced = schedule.pace == "parts"
+    yield f"const long long node = {'perm[i]' if plan.schedule.order == 'element' else 'i'};"
+    yield "const long long element = sender[node];"
+    if plan.sums_weights and schedule.sums == "memory":
+        yield _row_of(plan, "element")
+        if plan.has_rows:
+            yield "const bool is_new = element != current;"
+            yield "current = element;"
+            unused = set(range(plan.weights)) - set(names(plan, "ow"))
+            guard = "has_node && " if paced else ""
+            yield from (f"if ({guard}is_new) row[{r} * CHANNELS] = 0;" for r in sorted(unused))
+    elif plan.sums_weights:
+        yield f"if ({'has_node && ' if paced else ''}element != current) {{"
+        yield f"{INDENT}if (current >= 0) {{"
+        yield from (f"{INDENT * 2}{line}" for line in _row(plan))
+        yield f"{INDENT}}}"
+        yield f"{INDENT}current = element;"
+        yield f"{INDENT}{' = '.join(f'ow{r}' for r in range(plan.weights))} = 0;"
+        yield "}"
+    for stem in ("x", "tx", "g"):
+        yield from _loads(plan, stem, paced and plan.sums_weights)
+    totals = list(sums_of(plan))
+    if totals:
+        yield f"V {', '.join(f'{stem}{i} = 0' for stem, _, i in totals)};"
+    if plan.sums_weights and schedule.sums == "memory":
+        yield from _await_zeros(plan)
+    for part in plan.parts:
+        yield from _gpu_part(plan, part, paced)
+        if paced:
+            yield "__syncthreads();"
+    if totals:
+        yield f"if ({'has_node' if paced else 'true'}) {{"
+        for buffer in dict.fromkeys(buffer for _, buffer, _ in totals):
+            yield from (f"{INDENT}{line}" for line in _stores(plan, buffer, totals))
+        yield "}"
+
+
+def _gpu_part(plan: ContractionPlan, part: Part, paced: bool) -> Iterator[str]:
+    """A part; with sums in memory also what it adds to them."""
+    schedule = plan.schedule
+    assert isinstance(schedule, ContractionCudaSchedule)
+    first, *lines, end = part_text(plan, part, "{buffer}[(element * WEIGHTS + {r}) * CHANNELS + u]")
+    added = part.uses("ow") if plan.sums_weights and schedule.sums == "memory" else []
+    yield first
+    if added:
+        yield f"{INDENT}V {', '.join(f'ow{r} = 0' for r in added)};"
+    yield from lines
+    if added:
+        guard = "if (has_node) " if paced else ""
+        # A weight is in one part alone.
+        statement = "atomicAdd(row + {0} * CHANNELS, ow{0});"
+        if plan.has_rows:
+            statement = "row[{0} * CHANNELS] = ow{0} + (is_new ? Real(0) : row[{0} * CHANNELS]);"
+        yield from (f"{INDENT}{guard}{statement.format(r)}" for r in added)
+    yield end
+
+
+def _is_packed(plan: ContractionPlan) -> bool:
+    """Whether a thread reads and writes its features, which lie next to each other, by pieces of 16 bytes."""
+    in_row = plan.spec.problem.dim_in * BYTES[plan.spec.dtype] % _PIECE_BYTES == 0
+    return plan.spec.layout == "mul_ir" and in_row
+
+
+def _loads(plan: ContractionPlan, stem: str, guarded: bool) -> Iterator[str]:
+    """A node's values of an operand. guarded: cotangents are 0 for threads without a node, whose sums must not grow."""
+    numbers = names(plan, stem)
+    if not numbers:
+        return
+    if stem == "g" or not _is_packed(plan):
+        guard = "has_node ? {} : Real(0)" if guarded and stem == "g" else "{}"
+        yield from (f"const V {stem}{i} = {guard.format(_place(plan, stem, i))};" for i in numbers)
+        return
+    width = _PIECE_BYTES // BYTES[plan.spec.dtype]
+    yield f"const Piece* const {stem}_row = reinterpret_cast<const Piece*>(&{_place(plan, stem, 0)});"
+    pieces = sorted({i // width for i in numbers})
+    yield from (f"const Piece {stem}_piece{piece} = {stem}_row[{piece}];" for piece in pieces)
+    yield from (f"const V {stem}{i} = {stem}_piece{i // width}.part[{i % width}];" for i in numbers)
+
+
+def _stores(plan: ContractionPlan, buffer: str, totals: list[tuple[str, str, int]]) -> Iterator[str]:
+    """Write a node's values of an output."""
+    names = [f"{stem}{i}" for stem, at, i in totals if at == buffer]
+    if buffer == "out_g" or not _is_packed(plan):
+        yield from (f"{_place(plan, buffer, i)} = {name};" for i, name in enumerate(names))
+        return
+    width = _PIECE_BYTES // BYTES[plan.spec.dtype]
+    yield f"Piece* const row = reinterpret_cast<Piece*>(&{_place(plan, buffer, 0)});"
+    for piece in range(len(names) // width):
+        yield f"row[{piece}] = Piece{{{', '.join(names[piece * width : (piece + 1) * width])}}};"
+
+
+# A host's kernel of a symmetric contraction: a thread takes whole nodes, with vectors of channels.
+
+
+def host_kernel(plan: ContractionPlan) -> Iterator[str]:
+    schedule = plan.schedule
+    assert isinstance(schedule, ContractionHostSchedule)
+    yield "#include <omp.h>"
+    yield included("host_vectors.hpp")
+    yield "namespace {"
+    yield "using equitune::add, equitune::Block, equitune::change_layout, equitune::load, equitune::store;"
+    yield "// What a node has."
+    yield "struct Rows {"
+    yield f"{INDENT}const Real *x, *tx, *g, *w, *tw;"
+    yield f"{INDENT}Real *out_x, *out_g, *out_w;"
+    yield "};"
+    yield from _channels(plan)
+    yield "inline void node(const Rows& rows) {"
+    begin, width, channels = 0, schedule.channel_block, plan.spec.problem.channels
+    while begin < channels:
+        end = channels - (channels - begin) % width
+        if end > begin:
+            kind = "Real" if width == 1 else f"equitune::Vec<Real, {width}>"
+            yield f"{INDENT}for (int u = {begin}; u < {end}; u += {width}) channels<{kind}, {width}>(rows, u);"
+        begin, width = end, width // 2
+    yield "}"
+    yield "}  // namespace"
+    yield from _walk(plan)
+
+
+def _channels(plan: ContractionPlan) -> Iterator[str]:
+    """The function for N channels from u on, a vector V of them for each component."""
+    totals = list(sums_of(plan))
+    outs = list(dict.fromkeys(buffer for _, buffer, _ in totals))
+    operands = [name for name in plan.spec.direction.operands if name not in ("w", "tw")]
+    turns = plan.spec.layout == "mul_ir"
+    place = "{buffer} + {i} * N" if turns else "rows.{buffer} + {i} * CHANNELS + u"
+    yield "template <class V, int N>"
+    yield "EQUITUNE_NOINLINE void channels(const Rows& rows, int u) {"
+    if turns:
+        yield from (f"{INDENT}Real {name}[{_dim(name)} * N];" for name in (*operands, *outs))
+        yield from (f"{INDENT}{line}" for name in operands for line in _turned(plan, name))
+    for stem in operands:
+        for i in names(plan, stem):
+            yield f"{INDENT}const V {stem}{i} = load<V>({place.format(buffer=stem, i=i)});"
+    yield from (f"{INDENT}V {stem}{i}{{}};" for stem, _, i in totals)
+    for part in plan.parts:
+        yield from (f"{INDENT}{line}" for line in _host_part(plan, part))
+    for stem, buffer, i in totals:
+        yield f"{INDENT}store({place.format(buffer=buffer, i=i)}, {stem}{i});"
+    if turns:
+        yield from (f"{INDENT}{line}" for name in outs for line in _turned(plan, name))
+    yield "}"
+
+
+def _turned(plan: ContractionPlan, name: str) -> Iterator[str]:
+    """Change the layout of N channels of a node's row, block by block; all features are one block."""
+    problem, is_out = plan.spec.problem, name.startswith("out_")
+    blocks = [(0, problem.dim_in)] if name.endswith("x") else [(block.offset, block.dim) for block in problem.out]
+    for offset, dim in blocks:
+        row, here = f"rows.{name} + {offset} * CHANNELS + u * {dim}", f"{name} + {offset} * N"
+        places = f"{here}, {row}" if is_out else f"{row}, {here}"
+        yield f"change_layout<{'false' if is_out else 'true'}, false, Block<0, {dim}, N>>({places});"
+
+
+def _host_part(plan: ContractionPlan, part: Part) -> Iterator[str]:
+    *lines, end = part_text(plan, part, "load<V>(rows.{buffer} + {r} * CHANNELS + u)")
+    yield from lines[:1]
+    if plan.sums_weights:
+        yield from (f"{INDENT}V ow{r}{{}};" for r in part.uses("ow"))
+    yield from lines[1:]
+    if plan.sums_weights:
+        yield from (f"{INDENT}add(rows.out_w + {r} * CHANNELS + u, ow{r});" for r in part.uses("ow"))
+    yield end
+
+
+def _walk(plan: ContractionPlan) -> Iterator[str]:
+    """The loop over tasks and nodes."""
+    yield from host_entry()
+    yield f"{INDENT}const long long tasks = (num_edges + num_in - 1) / num_in;"
+    yield "#pragma omp parallel for schedule(dynamic, 1) num_threads(threads > 0 ? threads : omp_get_max_threads())"
+    yield f"{INDENT}for (long long task = 0; task < tasks; ++task) {{"
+    yield f"{INDENT * 2}const long long stop = (task + 1) * num_in, end = stop < num_edges ? stop : num_edges;"
+    yield f"{INDENT * 2}for (long long i = task * num_in; i < end; ++i) {{"
+    yield from (f"{INDENT * 3}{line}" for line in _host_node(plan))
+    yield f"{INDENT * 2}}}"
+    yield f"{INDENT}}}"
+    yield "}"
+
+
+def _dim(name: str) -> str:
+    return "DIM_IN" if name.endswith("x") else "DIM_OUT"
+
+
+def _host_node(plan: ContractionPlan) -> Iterator[str]:
+    by_element = plan.schedule.order == "element"
+    outs = dict.fromkeys(buffer for _, buffer, _ in sums_of(plan))
+    yield f"const long long row = {'static_cast<const int*>(perm)[i]' if by_element else 'i'};"
+    yield "const long long element = static_cast<const index_t*>(sender)[row];"
+    yield "Rows rows{};"
+    for name in (*plan.spec.direction.operands, *outs):
+        step = "element * (WEIGHTS * CHANNELS)" if name.endswith("w") else f"row * ({_dim(name)} * CHANNELS)"
+        yield f"rows.{name} = static_cast<{'' if name in outs else 'const '}Real*>({name}) + {step};"
+    if plan.sums_weights:
+        yield "rows.out_w = static_cast<Real*>(out_w) + (task + element) * (WEIGHTS * CHANNELS);"
+    yield "node(rows);"
+
+
+# What the kernels of both backends have in common: the parts of the statements and the sums that these add to.
+
+INDENT = "    "
+
+
+def names(plan: ContractionPlan, stem: str) -> list[int]:
+    """Numbers of a stem's names in all parts."""
+    return sorted({number for part in plan.parts for number in part.uses(stem)})
+
+
+def sums_of(plan: ContractionPlan) -> Iterator[tuple[str, str, int]]:
+    """Stem, buffer and number of every sum but those of weights; zero if no statement adds to it."""
+    outputs, problem = plan.spec.direction.outputs, plan.spec.problem
+    forward = plan.spec.direction.name == "forward"
+    if "g" in outputs:
+        yield from (("y" if forward else "og", "out_g", o) for o in range(problem.dim_out))
+    if "x" in outputs:
+        yield from (("ox", "out_x", i) for i in range(problem.dim_in))
+
+
+def part_text(plan: ContractionPlan, part: Part, weight: str) -> Iterator[str]:
+    """A part in its scope. weight: the place of weight {r} in the buffer {buffer}."""
+    yield f"{{  // {part.title}"
+    for stem in ("w", "tw"):
+        yield from (f"{INDENT}const V {stem}{r} = {weight.format(buffer=stem, r=r)};" for r in part.uses(stem))
+    yield from (f"{INDENT}{statement}" for statement in part.statements)
+    yield "}"

@@ -1,0 +1,132 @@
+"""Keeps old names of modules importable for one version, so that pickles and checkpoints that name them load.
+
+``import kernelgen`` and ``import autotune`` install their tables. An old module is a view of the new one: it has the
+same objects, also those that have another name now.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Mapping, Sequence
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+# By module, the names that it had, without the package.
+MOVED: dict[str, str] = {
+    "arithmetic.contraction": "terms.contraction_statements terms.coupled_statements",
+    "arithmetic.contraction_couplings": (
+        "terms.cheapest_couplings terms.contraction_couplings terms.equivariant_polynomials"
+    ),
+    "arithmetic.couplings": "terms.clebsch_gordan",
+    "arithmetic.directions": "terms.directions",
+    "arithmetic.harmonics": "terms.harmonics_statements terms.scalar_statements",
+    "arithmetic.product": "terms.path_statements",
+    "build.cache": "compile.cache",
+    "build.compiler": "compile.compiler",
+    "build.gpu": "compile.hip compile.nvrtc",
+    "build.host": "compile.host",
+    "build.job": "compile.elf compile.job compile.leftovers",
+    "build.pack_file": "compile.pack_file compile.pack_index compile.shipped",
+    "compat": "e3nn_import torch_versions tracing",
+    "files": "json_data",
+    "kernels.contraction.emit": (
+        "emit.contraction.gpu emit.contraction.host emit.contraction.parts emit.symmetric_contraction"
+    ),
+    "kernels.contraction.plan": "plan.symmetric_contraction",
+    "kernels.contraction.schedule": "schedule.symmetric_contraction",
+    "kernels.dispatch": "emit.hip emit.kernel_source emit.radial_convolution emit.tensor_product plan.planner",
+    "kernels.harmonics.emit": "emit.harmonics emit.harmonics_function",
+    "kernels.harmonics.plan": "plan.spherical_harmonics",
+    "kernels.harmonics.schedule": "schedule.edge_vectors schedule.spherical_harmonics",
+    "kernels.knobs": "schedule.knobs",
+    "kernels.pairs.emit": "emit.pairs.kernel emit.pairs.path_steps emit.pairs.weights",
+    "kernels.pairs.plan": "plan.pairs",
+    "kernels.product.channelwise": "plan.channelwise plan.l2_prefetch plan.path_groups",
+    "kernels.product.cuda": "emit.cuda.kernel emit.cuda.two_part_kernel emit.cuda.zero_blocks",
+    "kernels.product.defaults": "plan.defaults",
+    "kernels.product.group": "emit.cuda.edge_loop emit.cuda.path_group emit.cuda.weight_ring",
+    "kernels.product.host": "emit.host",
+    "kernels.product.memory": "emit.cuda.edge_operand emit.cuda.memory_access",
+    "kernels.product.plan": "plan.tensor_product",
+    "kernels.product.schedule": "schedule.tensor_product",
+    "kernels.radial.coupled": "emit.radial.coupled emit.radial.coupled_stage emit.radial.single_terms",
+    "kernels.radial.emit": "emit.radial.kernel",
+    "kernels.radial.fragments": "emit.radial.fragments",
+    "kernels.radial.group": "emit.radial.edge_loop emit.radial.normalized emit.radial.path_group",
+    "kernels.radial.plan": "plan.radial.coupled plan.radial.defaults plan.radial_convolution",
+    "kernels.radial.schedule": "schedule.radial schedule.radial_knobs",
+    "kernels.radial.warpgroup": "emit.radial.warpgroup emit.radial.warpgroup_calls emit.radial.warpgroup_values",
+    "kernels.source": "emit.launch emit.source",
+    "kernels.spec": "emit.signature schedule.kernel_spec",
+    "ops.base": "harmonics_library library ops.registry",
+    "ops.edge_networks": "ops.edges.networks ops.edges.products ops.edges.silu ops.edges.tall_matrices",
+    "ops.gates": "ops.nodes.gates",
+    "ops.harmonics": "ops.harmonics_operator ops.harmonics_ops",
+    "ops.library": "ops.torch_ops",
+    "ops.node_matrices": "ops.nodes.matrices",
+    "ops.product": "ops.operator",
+    "ops.radial_convolution": (
+        "ops.radial.convolution ops.radial.fused ops.radial.parts ops.radial.products ops.radial.transformed"
+    ),
+    "ops.symmetric_contraction": (
+        "ops.contraction.autograd ops.contraction.elements ops.contraction.operator ops.contraction.torch_ops"
+    ),
+    "ops.vectors": "ops.edge_vectors",
+    "packs.library": "packs.ranks packs.sums",
+    "packs.write": "packs.content packs.exported packs.fixed packs.make packs.recorded",
+    "problem.contraction": "problem.symmetric_contraction",
+    "problem.harmonics": "problem.edge_vectors problem.spherical_harmonics",
+    "problem.irreps": "problem.connection_modes",
+    "problem.product": "problem.from_e3nn problem.radial_convolution problem.tensor_product",
+    "problem.sizes": "plan.size_class problem.shape",
+    "runtime.call": "runtime.allocation runtime.arguments",
+    "runtime.graph": "runtime.index_check",
+    "runtime.kernel": "runtime.cuda_driver runtime.instruction_cache runtime.zero_flags",
+    "runtime.runner": "runtime.calls",
+}
+# By old name of a module, what is called otherwise in the new one.
+RENAMED: dict[str, dict[str, str]] = {
+    "compile.shipped": {"FORMAT": "INDEX_FORMAT"},
+    "harmonics_library": {"resolve_harmonics": "resolve"},
+    "ops.edges.networks": {"fits": "network_fits", "sources": "network_sources"},
+    "ops.edges.tall_matrices": {"fits": "product_fits", "sources": "product_sources"},
+    "runtime.zero_flags": {"Launch": "FlaggedLaunch"},
+}
+
+
+class OldPaths:
+    """Finds old modules of a package, and folders that only old modules are in."""
+
+    def __init__(self, package: str, moved: Mapping[str, str], renamed: Mapping[str, Mapping[str, str]]) -> None:
+        self.homes = {f"{package}.{old}": f"{package}.{new}" for new, names in moved.items() for old in names.split()}
+        self.renamed = {f"{package}.{old}": names for old, names in renamed.items()}
+        self.folders = {name.rpartition(".")[0] for name in self.homes} - {package}
+        self.folders |= {name.rpartition(".")[0] for name in self.folders} - {package}
+
+    def find_spec(self, name: str, path: Sequence[str] | None = None, target: Any = None) -> ModuleSpec | None:
+        if name not in self.homes and (name not in self.folders or _is_there(name)):
+            return None
+        return ModuleSpec(name, self, is_package=name in self.folders)  # type: ignore[arg-type]
+
+    def create_module(self, spec: ModuleSpec) -> None:
+        """Modules are made as usual."""
+
+    def exec_module(self, module: ModuleType) -> None:
+        home = self.homes.get(module.__name__)
+        if home is None:
+            return
+        new, renamed = importlib.import_module(home), self.renamed.get(module.__name__, {})
+        vars(module)["__getattr__"] = lambda name: getattr(new, renamed.get(name, name))
+
+
+def _is_there(folder: str) -> bool:
+    return (Path(__file__).parents[1] / folder.replace(".", "/") / "__init__.py").exists()
+
+
+def install(package: str, moved: Mapping[str, str], renamed: Mapping[str, Mapping[str, str]]) -> None:
+    """Let the old modules of a package be imported."""
+    # The first of all finders: another one may know the files of an older Equitune.
+    sys.meta_path.insert(0, OldPaths(package, moved, renamed))

@@ -1,0 +1,506 @@
+"""Hidden features of a radial network from the features of an edge's length: all hidden layers in one kernel.
+
+A layer is a product with a small matrix, then SiLU. Layer by layer each reads and writes a row of features for each
+edge, and keeps them for the gradient. The kernel keeps them in registers, with the arithmetic of its products of tall
+matrices, and its gradient computes them again: only the network's input is held. The kernels are float32's. Gradients
+of the matrices and second derivatives need the features that the kernels do not keep: these go layer by layer.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import silu
+
+from kernelgen.compat import is_autocast, run_eagerly, runs_eagerly, without_autocast
+from kernelgen.device import device_facts
+from kernelgen.kernels.source import Source, included
+from kernelgen.ops import gates
+from kernelgen.ops.library import used_slots
+from kernelgen.ops.node_matrices import are_there, as_bits
+from kernelgen.runtime.call import aligned, empty
+from kernelgen.runtime.kernel import FixedKernel
+
+# Products ``a b`` of a tall matrix, a row an edge, with a small one; and where torch's product is taken instead.
+#
+# Autocast changes none of them: what comes in half precision was converted to float32 before.
+
+# With fewer rows torch's product is faster: on an H200, 64 x 1280, they meet at 8,000 (to many columns), 15,000 (to
+# few) and 10,000 rows (sums).
+LEAST_ROWS = 8192
+
+
+def edge_product(a: Tensor, b: Tensor) -> Tensor:
+    """a ``[edges, depth]`` times b ``[depth, columns]``, differentiable any number of times.
+
+    In float32 on a GPU with many edges, by tensor cores with float32's errors; else ``a @ b``.
+    """
+    if not (_may_take(a, b) and multiplies(a, b)):
+        return full_product(a, b)
+    if torch.is_grad_enabled() and (a.requires_grad or b.requires_grad):
+        return _Product.apply(a, b)
+    return product(a, b)
+
+
+def sum_product(a: Tensor, b: Tensor) -> Tensor:
+    """``a^T b`` of a ``[edges, left]`` and b ``[edges, right]``: as :func:`edge_product`."""
+    if not (_may_take(a, b) and sums_up(a, b)):
+        if _may_take(a, b) and sums_up(b, a):
+            return sum_product(b, a).t()
+        return full_product(a.t(), b)
+    if torch.is_grad_enabled() and (a.requires_grad or b.requires_grad):
+        return _Sums.apply(a, b)
+    return sums(a, b)
+
+
+def full_product(a: Tensor, b: Tensor) -> Tensor:
+    """``a @ b`` by torch, for a ``[..., depth]`` and b ``[depth, columns]``, in the precision of a and b.
+
+    Under ``torch.autocast`` too, and so are its derivatives of any order, unless torch traces or transforms them.
+    """
+    if not is_autocast(a):
+        return torch.mm(a, b) if a.dim() == 2 else torch.matmul(a, b)
+    if runs_eagerly(a, b) and torch.is_grad_enabled() and (a.requires_grad or b.requires_grad):
+        return _FullProduct.apply(a.flatten(0, -2), b).unflatten(0, a.shape[:-1])
+    with without_autocast(a):
+        return torch.matmul(a, b)
+
+
+def _may_take(a: Tensor, b: Tensor) -> bool:
+    """Whether there are many edges, of one dtype and device, and torch does not trace."""
+    rows = a.shape[0]
+    is_one = type(rows) is int and rows >= LEAST_ROWS and a.dtype is b.dtype and a.device == b.device
+    return is_one and runs_eagerly(a, b)
+
+
+def _keep(ctx: Any, a: Tensor, b: Tensor) -> None:
+    """Save what gradients need: a network whose weights are frozen keeps no features of its edges."""
+    by_a, by_b = ctx.needs_input_grad
+    ctx.save_for_backward(a if by_b else None, b if by_a else None)
+
+
+class _Product(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, a: Tensor, b: Tensor) -> Tensor:
+        _keep(ctx, a, b)
+        return product(a, b)
+
+    @staticmethod
+    @run_eagerly("autograd calls this outside of compiled graphs, which take torch's own")
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        (g,), (a, b) = gradients, ctx.saved_tensors
+        by_a, by_b = ctx.needs_input_grad
+        return edge_product(g, b.t()) if by_a else None, sum_product(a, g) if by_b else None
+
+
+class _FullProduct(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, a: Tensor, b: Tensor) -> Tensor:
+        _keep(ctx, a, b)
+        with without_autocast(a):
+            return torch.mm(a, b)
+
+    @staticmethod
+    @run_eagerly("autograd calls this outside of compiled graphs, which take torch's own")
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        (g,), (a, b) = gradients, ctx.saved_tensors
+        by_a, by_b = ctx.needs_input_grad
+        return full_product(g, b.t()) if by_a else None, full_product(a.t(), g) if by_b else None
+
+
+class _Sums(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, a: Tensor, b: Tensor) -> Tensor:
+        _keep(ctx, a, b)
+        return sums(a, b)
+
+    @staticmethod
+    @run_eagerly("autograd calls this outside of compiled graphs, which take torch's own")
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        (g,), (a, b) = gradients, ctx.saved_tensors
+        by_a, by_b = ctx.needs_input_grad
+        return edge_product(b, g.t()) if by_a else None, edge_product(a, g) if by_b else None
+
+
+# SiLU of hidden features of edges, in few passes over them.
+
+_KERNEL = gates.scalar_kernel(gates.SILU)
+
+
+def few_pass_silu(x: Tensor) -> Tensor:
+    """SiLU, whose second derivative takes torch a dozen passes over all edges."""
+    return _Silu.apply(x) if x.requires_grad and runs_eagerly(x) else silu(x)
+
+
+class _Silu(torch.autograd.Function):
+    """Its gradient is one pass also where that is differentiated; torch then takes six, and twelve for the second."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return silu(x)
+
+    @staticmethod
+    @run_eagerly("autograd calls this outside of compiled graphs, which take torch's own")
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        if not runs_eagerly(x, gradients[0]):
+            return gradients[0] * _slope(x)
+        if torch.is_grad_enabled():
+            return _SiluGradient.apply(gradients[0], x)
+        return torch.ops.aten.silu_backward.default(gradients[0], x)
+
+
+class _SiluGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, gradient: Tensor, x: Tensor) -> Tensor:
+        ctx.save_for_backward(gradient, x)
+        return torch.ops.aten.silu_backward.default(gradient, x)
+
+    @staticmethod
+    @run_eagerly("autograd calls this outside of compiled graphs, which take torch's own")
+    def backward(ctx: Any, *tangents: Tensor) -> tuple[Tensor | None, ...]:
+        gradient, x = ctx.saved_tensors
+        by_gradient, by_x = ctx.needs_input_grad
+        is_plain = runs_eagerly(x, tangents[0])
+        if is_plain and by_x and gates.takes(x) and not torch.is_grad_enabled():
+            # One launch. Channels are one row each, whatever the shape.
+            rows = [one.contiguous().view(-1, 1) for one in (x, gradient, tangents[0])]
+            of_x, of_gradient = _KERNEL.second(*rows)
+            return of_gradient.view(x.shape), of_x.view(x.shape)
+        first = _SiluGradient.apply(tangents[0], x) if is_plain else tangents[0] * _slope(x)
+        return first if by_gradient else None, tangents[0] * gradient * _curvature(x) if by_x else None
+
+
+def _slope(x: Tensor) -> Tensor:
+    return x.sigmoid() * (1 + x - silu(x))
+
+
+def _curvature(x: Tensor) -> Tensor:
+    """The second derivative: with s the sigmoid, s (1 - s) (2 + x - 2 x s)."""
+    s = x.sigmoid()
+    return torch.ops.aten.sigmoid_backward(torch.addcmul(x, x, s, value=-2) + 2, s)
+
+
+# Kernels for products of a tall matrix, a row an edge, by three products of halves in tensor cores.
+#
+# With ``a = a_hi + a_lo`` in half precision, scaled by a power of two before,
+#
+#     a b  =  a_hi b_hi + a_lo b_hi + a_hi b_lo + (a_lo b_lo, some 2**-22 of the result, left out)
+#
+# summed in float32; sums in the tensor cores are short, because these truncate. Scales belong to rows of a (at most 32
+# elements at a time if the product is narrow) and to columns of b. So an element of the result is as accurate as
+# float32's, relative to the largest elements of its row of a and its column of b: what is more than 2**-20 times
+# smaller than these loses digits, and what is below 2**-45 as well. In sums over rows each row of a has a scale, and
+# then 16 rows of each column of b.
+
+# A product has at most so many elements along the depth, or columns.
+MOST_NARROW = 128
+# Fragments in shared memory at a time, in pieces of 512 bytes: one step of 16 along the depth of one tile of 8 columns.
+_PIECES = 32
+_MOST_WARPS = 4
+# Of tall sums: rows of a run, columns of a block on the left and on the right, and a block's fewest runs.
+_RUN, _LEFT, _RIGHT, _LEAST_RUNS = 64, 64, 128, 4
+# With fewer right columns torch's sums are faster (H200: 64 by 64 in 53 us for 84; 64 by 512 in 232 for 202).
+LEAST_RIGHT = 256
+
+
+def product_fits(rows: int, depth: int, columns: int) -> bool:
+    """Whether there is a kernel for ``[rows, depth] [depth, columns]``."""
+    return rows > 0 < depth and columns > 0 == depth % 4 == columns % 4 and min(depth, columns) <= MOST_NARROW
+
+
+def product(a: Tensor, b: Tensor) -> Tensor:
+    """a ``[rows, depth]`` times b ``[depth, columns]``, of sizes that :func:`fits` takes, without autograd.
+
+    Float32 on one GPU. a is copied unless its rows are contiguous and aligned to 16 bytes; b has any strides.
+    """
+    (rows, depth), columns, device = a.shape, b.shape[1], a.get_device()
+    if a.stride(1) != 1 or a.stride(0) % 4 or a.data_ptr() % 16:
+        a = a.clone(memory_format=torch.contiguous_format)
+    is_wide, tiles, steps = _sizes(depth, columns)
+    packed, backs = empty((tiles * steps * 32 * 4,), a), empty((tiles * 8,), a)
+    out = empty((rows, columns), a)
+    matrix = (b.data_ptr(), b.stride(0), b.stride(1), packed.data_ptr(), backs.data_ptr())
+    packing(is_wide).launch(device, tiles, *matrix, depth, columns, tiles, steps)
+    kernel, of_block = (wide(steps), _rows(steps > 4)) if is_wide else (narrow(tiles), _rows(tiles > 8))
+    pointers = (a.data_ptr(), packed.data_ptr(), backs.data_ptr(), out.data_ptr())
+    kernel.launch(device, -(-rows // of_block), *pointers, rows, depth, columns, a.stride(0))
+    return out
+
+
+def sums(a: Tensor, b: Tensor) -> Tensor:
+    """``a^T b`` of a ``[rows, left]`` and b ``[rows, right]``, whose sizes :func:`fits` as ``(rows, left, right)``.
+
+    Float32 on one GPU, without autograd. The sums have a fixed order.
+    """
+    a, b = aligned(a), aligned(b)
+    (rows, left), right, device = a.shape, b.shape[1], a.get_device()
+    blocks = -(-right // _RIGHT) * -(-left // _LEFT)
+    runs = -(-rows // _RUN)
+    splits = max(1, min(runs // _LEAST_RUNS, 3 * device_facts(a.device).units // blocks))
+    out = empty((splits, left, right), a)
+    pointers = (a.data_ptr(), b.data_ptr(), out.data_ptr())
+    summing().launch(device, blocks * splits, *pointers, rows, left, right, splits)
+    return out[0] if splits == 1 else out.sum(0)
+
+
+def multiplies(a: Tensor, b: Tensor) -> bool:
+    """Whether :func:`product` is for these matrices; sizes decide first, because most products are small."""
+    (rows, depth), columns = a.shape, b.shape[1]
+    return product_fits(rows, depth, columns) and takes(a, _of_product(depth, columns))
+
+
+def sums_up(a: Tensor, b: Tensor) -> bool:
+    """Whether :func:`sums` is for these matrices."""
+    (rows, left), right = a.shape, b.shape[1]
+    return right >= LEAST_RIGHT and product_fits(rows, left, right) and takes(a, _of_sums)
+
+
+def takes(tensor: Tensor, sources: Callable[[torch.dtype], tuple[Source, ...]]) -> bool:
+    """Whether these kernels are for a tensor's dtype and device, and can be compiled or were."""
+    is_float = tensor.is_cuda and tensor.dtype is torch.float32
+    return is_float and are_there(sources, tensor.dtype, tensor.get_device())
+
+
+def product_sources(narrow_sides: Iterable[int]) -> tuple[Source, ...]:
+    """Of all kernels whose matrices have one of these sizes on their narrow side: products to it, from it, and sums."""
+    columns = 4 * MOST_NARROW  # on the other side; any number gives the same kernels
+    both = [pair for narrow_side in narrow_sides for pair in ((narrow_side, columns), (columns, narrow_side))]
+    found = (source for pair in both for source in _of_product(*pair)(torch.float32))
+    return tuple(dict.fromkeys((*found, *_of_sums(torch.float32))))
+
+
+@functools.cache
+def _of_product(depth: int, columns: int) -> Callable[[torch.dtype], tuple[Source, ...]]:
+    is_wide, tiles, steps = _sizes(depth, columns)
+    return lambda dtype: (packing(is_wide).source, (wide(steps) if is_wide else narrow(tiles)).source)
+
+
+def _sizes(depth: int, columns: int) -> tuple[bool, int, int]:
+    """Whether a product is to many columns; tiles of 8 columns, steps of 16 along the depth."""
+    is_wide = depth <= MOST_NARROW
+    return is_wide, 2 * -(-columns // 16), -(-depth // 16) if is_wide else 2 * -(-depth // 32)
+
+
+def _rows(is_deep: bool) -> int:
+    """Rows of a block."""
+    return _MOST_WARPS * 16 * _more(is_deep)
+
+
+def _more(is_deep: bool) -> int:
+    """Times 16 rows that a warp has: two share what is read of the other matrix, if registers allow."""
+    return 1 if is_deep else 2
+
+
+def kernel_source(name: str, *headers: str, **constants: int) -> Source:
+    """The text of a kernel of rows in tensor cores, ``include/NAME.cuh``, whose entry is ``equitune_NAME``."""
+    numbers = "".join(f"constexpr int {constant} = {value};\n" for constant, value in constants.items())
+    parts = ("device.cuh", "tensor_cores.cuh", *headers, f"{name}.cuh")
+    return Source(_PREAMBLE + numbers + "".join(map(included, parts)), "cuda", f"equitune_{name}")
+
+
+_PREAMBLE = """using Real = float;
+#define REAL_IS_FLOAT 1
+constexpr int LANES = 32;
+constexpr bool MUL_IR = false, LOW = true;
+"""
+ROWS_HEADERS = ("weight_ring.hpp", "tall_rows.cuh")
+
+
+@functools.cache
+def packing(is_wide: bool) -> FixedKernel:
+    """The kernel that turns b into halves, of a product to many columns or to few."""
+    threads = 128 if is_wide else 1024  # few columns are few blocks, each with a large depth
+    return FixedKernel(
+        kernel_source("tall_matrix", "matrix_tiles.cuh", THREADS=threads, STEPS_FIRST=int(not is_wide)), 9, threads
+    )
+
+
+@functools.cache
+def wide(steps: int) -> FixedKernel:
+    """The kernel of products of a depth of ``steps`` times 16."""
+    tiles = 2 * max(1, _PIECES // steps // 2)
+    constants = {"MORE": _more(steps > 4), "WARPS": _MOST_WARPS, "STEPS": steps, "TILES": tiles}
+    return FixedKernel(kernel_source("tall_to_wide", *ROWS_HEADERS, **constants), 8, 32 * _MOST_WARPS)
+
+
+@functools.cache
+def narrow(tiles: int) -> FixedKernel:
+    """The kernel of products of ``tiles`` times 8 columns."""
+    constants = {"MORE": _more(tiles > 8), "WARPS": _MOST_WARPS, "TILES": tiles}
+    return FixedKernel(kernel_source("tall_to_narrow", *ROWS_HEADERS, **constants), 8, 32 * _MOST_WARPS)
+
+
+@functools.cache
+def summing() -> FixedKernel:
+    """The kernel of sums over rows."""
+    return FixedKernel(kernel_source("tall_sums", *ROWS_HEADERS, MORE=1, WARPS=_MOST_WARPS), 7, 32 * _MOST_WARPS)
+
+
+def _of_sums(dtype: torch.dtype) -> tuple[Source, ...]:
+    return (summing().source,)
+
+
+# What a warp's registers hold: inputs are one step of 16 along the depth, hidden features four, of one layer eight.
+MOST_INPUTS, MOST_HIDDEN, MOST_OF_ONE_LAYER, MOST_LAYERS = 16, 64, 128, 3
+_WARPS, _ROWS = 4, 16
+# Threads of a block that packs a tile of a matrix.
+_THREADS = 128
+_HEADERS = (*ROWS_HEADERS, "edge_layers.cuh", "edge_network.cuh")
+
+
+def hidden_features(x: Tensor, matrices: Sequence[Tensor], factors: Sequence[float]) -> Tensor:
+    """x ``[edges, inputs]`` after ``silu(factor * x @ matrix)`` for each matrix in order, ``[edges, hidden]``.
+
+    In one kernel, for what :func:`is_one_kernel` takes. Differentiable any number of times: gradients of the matrices
+    and derivatives of the gradient go layer by layer, from x.
+    """
+    if torch.is_grad_enabled() and any(one.requires_grad for one in (x, *matrices)):
+        return _Network.apply(x, *matrices, tuple(factors))
+    return _features(x, Packed.of(matrices, factors, is_turned=False))
+
+
+def layer_by_layer(x: Tensor, matrices: Sequence[Tensor], factors: Sequence[float]) -> Tensor:
+    """The same with every layer's features in memory."""
+    for matrix, factor in zip(matrices, factors, strict=True):
+        x = few_pass_silu(edge_product(x, matrix * factor))
+    return x
+
+
+def is_one_kernel(x: Tensor, matrices: Sequence[Tensor], training: bool = False) -> bool:
+    """Whether kernels take these: many edges, a shape that :func:`fits`, and matrices that are not trained.
+
+    training: whether matrices that require gradients will get them, so that features are better kept.
+    """
+    rows, widths = x.shape[0], [matrix.shape[1] for matrix in matrices]
+    if type(rows) is not int or rows < LEAST_ROWS or not network_fits(x.shape[1], widths):
+        return False
+    if not runs_eagerly(x, *matrices):
+        return False
+    alike = all(matrix.dtype is x.dtype and matrix.device == x.device for matrix in matrices)
+    trained = training and torch.is_grad_enabled() and any(matrix.requires_grad for matrix in matrices)
+    return alike and not trained and takes(x, _sources(widths[0] // 16, len(widths)))
+
+
+def network_fits(inputs: int, widths: Sequence[int]) -> bool:
+    """Whether there are kernels for layers of these widths: equal ones, at most ``MOST_LAYERS``."""
+    if not 0 < len(widths) <= MOST_LAYERS or not 0 < inputs <= MOST_INPUTS:
+        return False
+    most = MOST_HIDDEN if len(widths) > 1 else MOST_OF_ONE_LAYER
+    return set(widths) == {widths[0]} and widths[0] % 16 == 0 and 0 < widths[0] <= most
+
+
+class Packed(NamedTuple):
+    """Matrices times their factors as the kernels read them; ``steps`` times 16 hidden features, ``layers``.
+
+    tensors: fragments of the tensor cores, one layer after the other, and the scales of their columns; if transposed
+    matrices were asked for, the same of these.
+    """
+
+    tensors: tuple[Tensor, ...]
+    steps: int
+    layers: int
+
+    @classmethod
+    def of(cls, matrices: Sequence[Tensor], factors: Sequence[float], is_turned: bool) -> Packed:
+        """In one launch; the first matrix has few inputs, the others as many as hidden features."""
+        (inputs, hidden), layers, first = matrices[0].shape, len(matrices), matrices[0]
+        steps, more = hidden // 16, (layers - 1) * hidden // 8  # tiles of the later matrices
+        sizes = ((4 * 32 * (2 * steps + more * steps),), (hidden * layers,)) * (1 + is_turned)
+        tensors = tuple(empty(size, first) for size in sizes)
+        blocks = 2 * steps + more + is_turned * (2 + more)
+        missing = [0] * (MOST_LAYERS - layers)
+        copies = [aligned(matrix) for matrix in matrices]  # held until the launch
+        given = (*(matrix.data_ptr() for matrix in copies), *missing, *map(as_bits, factors), *missing)
+        made = (*(tensor.data_ptr() for tensor in tensors), *[0] * (4 - len(tensors)))
+        packing_kernel(steps, layers).launch(first.get_device(), blocks, *given, *made, inputs)
+        return cls(tensors, steps, layers)
+
+
+class _Network(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, *given: Any) -> Tensor:
+        """given: the matrices, then their factors."""
+        *matrices, factors = given
+        packed = Packed.of(matrices, factors, is_turned=True)
+        ctx.factors = factors
+        ctx.save_for_backward(x, *packed.tensors, *matrices)
+        return _features(x, packed)
+
+    @staticmethod
+    @run_eagerly("autograd calls this outside of compiled graphs, which take torch's own")
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        (g,), (x, *saved) = gradients, ctx.saved_tensors
+        tensors, matrices = saved[:4], saved[4:]
+        given = dict(zip("x012", (x, *matrices), strict=False))  # x, and each matrix by its number
+        used = used_slots(ctx, "".join(given))
+        if used == "x" and not torch.is_grad_enabled() and runs_eagerly(g):
+            packed = Packed(tuple(tensors), matrices[0].shape[1] // 16, len(matrices))
+            found = {"x": _gradient(x, g, packed)}
+        else:
+            with torch.enable_grad():
+                features = layer_by_layer(x, matrices, ctx.factors)
+            wanted, is_differentiable = [given[slot] for slot in used], torch.is_grad_enabled()
+            gradients = torch.autograd.grad(features, wanted, g, create_graph=is_differentiable)
+            found = dict(zip(used, gradients, strict=True))
+        return (*map(found.get, given), None)  # the factors have none
+
+
+def _features(x: Tensor, packed: Packed) -> Tensor:
+    x, rows = aligned(x), x.shape[0]
+    out = empty((rows, 16 * packed.steps), x)
+    pointers = [one.data_ptr() for one in (x, *packed.tensors[:2], out)]
+    value_kernel(packed.steps, packed.layers).launch(x.get_device(), _blocks(rows), *pointers, rows, x.shape[1])
+    return out
+
+
+def _gradient(x: Tensor, g: Tensor, packed: Packed) -> Tensor:
+    x, g, rows = aligned(x), aligned(g), x.shape[0]
+    out = empty(tuple(x.shape), x)
+    pointers = [one.data_ptr() for one in (x, g, *packed.tensors, out)]
+    gradient_kernel(packed.steps, packed.layers).launch(x.get_device(), _blocks(rows), *pointers, rows, x.shape[1])
+    return out
+
+
+def _blocks(rows: int) -> int:
+    return -(-rows // (_WARPS * _ROWS))
+
+
+@functools.cache
+def value_kernel(steps: int, layers: int) -> FixedKernel:
+    """The kernel of ``layers`` to ``steps`` times 16 hidden features."""
+    return FixedKernel(_source("edge_network_value", steps, layers, *_HEADERS), 6, 32 * _WARPS)
+
+
+@functools.cache
+def gradient_kernel(steps: int, layers: int) -> FixedKernel:
+    """The kernel of the input's gradient."""
+    return FixedKernel(_source("edge_network_gradient", steps, layers, *_HEADERS), 9, 32 * _WARPS)
+
+
+@functools.cache
+def packing_kernel(steps: int, layers: int) -> FixedKernel:
+    """The kernel that turns all matrices into halves."""
+    return FixedKernel(_source("edge_matrices", steps, layers, "matrix_tiles.cuh", "edge_layers.cuh"), 11, _THREADS)
+
+
+def _source(name: str, steps: int, layers: int, *headers: str) -> Source:
+    constants = {"STEPS": steps, "LAYERS": layers, "WARPS": _WARPS, "MORE": 1, "THREADS": _THREADS}
+    return kernel_source(name, *headers, **constants)
+
+
+def network_sources(networks: Iterable[tuple[int, int]]) -> tuple[Source, ...]:
+    """Of all kernels for networks of so many hidden features and so many layers."""
+    found = (_sources(hidden // 16, layers)(torch.float32) for hidden, layers in networks)
+    return tuple(dict.fromkeys(source for of_one in found for source in of_one))
+
+
+@functools.cache
+def _sources(steps: int, layers: int) -> Callable[[torch.dtype], tuple[Source, ...]]:
+    kernels = (value_kernel(steps, layers), gradient_kernel(steps, layers), packing_kernel(steps, layers))
+    return lambda dtype: tuple(kernel.source for kernel in kernels)

@@ -1,0 +1,214 @@
+"""Products of node features with matrices, by element or not: all blocks of a row in one launch.
+
+With T(x, w, y) = sum of c x w y over paths, the kernels compute dT/dy and dT/dx (``rows``) and dT/dw (``weights``).
+"""
+
+from __future__ import annotations
+
+import functools
+import struct
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from kernelgen.build.compiler import compile_many
+from kernelgen.device import device_facts
+from kernelgen.errors import CompileError, InputError, ToolMissingError
+from kernelgen.kernels.source import Source, included
+from kernelgen.ops.base import DTYPES
+from kernelgen.runtime.call import empty
+from kernelgen.runtime.kernel import FixedKernel
+
+ENTRY = "equitune_block_matrices"
+C_TYPES = {torch.float32: "float", torch.float64: "double"}
+# Of the kernels: nodes of a chunk, columns of a tile, threads of a block. Most elements of a small structure fill one
+# chunk, and padding at most doubles a large structure's rows.
+CHUNK, _COLUMNS, _THREADS = 32, 64, 128
+# Up to so many nodes one launch is worth more than the speed of a library's products. On an H200 these kernels take as
+# long at 5184 nodes, with 21 launches for 61 in a step of MACE medium, 33 for 191 in one of SevenNet-l3i5.
+MOST_NODES = 8192
+# A gradient by weights sums at least so many chunks one after the other, in at most so many parts: of one matrix, and
+# of matrices by element, whose parts take much memory.
+_PARTS, _PARTS_BY_ELEMENT = (2, 32), (8, 16)
+
+
+class MatrixPath(NamedTuple):
+    """A block of x ``[dim, rows]`` times a matrix, added to a block of y ``[dim, columns]``.
+
+    x, y, w: offsets; row r of the matrix of element e begins at ``w + r * stride + e * of_element``.
+    """
+
+    x: int
+    y: int
+    w: int
+    stride: int
+    of_element: int
+    rows: int
+    columns: int
+    dim: int
+    coefficient: float
+
+
+class Groups(NamedTuple):
+    """Nodes by element, int64: ``slots`` of 32 nodes of one element (-1: none) a chunk, the ``chunks``' elements, and
+    where each element's chunks begin [elements + 1]. nodes: how many there are.
+    """
+
+    nodes: int
+    slots: Tensor
+    chunks: Tensor
+    begins: Tensor
+
+
+class BlockProduct:
+    """The kernels of some paths. dims: widths of x and y. numel: of the weights, all of which paths use."""
+
+    def __init__(self, paths: Sequence[MatrixPath], dims: tuple[int, int], numel: int) -> None:
+        self.paths, self.dims, self.numel = tuple(paths), dims, numel
+        # By what is wanted: numbers of the table's entries and tiles, and the table by device.
+        self._tables: dict[str, tuple[int, int, list[int]]] = {}
+        self._on_device: dict[tuple[str, torch.device], tuple[int, int, Tensor]] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_on_device": {}}
+
+    def rows(self, wanted: str, features: Tensor, weights: Tensor, groups: Groups | None = None) -> Tensor:
+        """dT/d``wanted`` (x or y), from the other features ``[nodes, dim]`` and the weights ``[numel]``."""
+        nodes, width = features.shape[0], self.dims[wanted == "y"]
+        self._check(features, weights, groups, weights.shape == (self.numel,))
+        out = empty((nodes, width), features)
+        chunks = -(-nodes // CHUNK) if groups is None else len(groups.chunks)
+        count, tiles, table = self._table(wanted, features.device)
+        if nodes and tiles:
+            pointers = (features.data_ptr(), weights.data_ptr(), out.data_ptr(), table.data_ptr())
+            grouped = (0, 0) if groups is None else (groups.slots.data_ptr(), groups.chunks.data_ptr())
+            sizes = (nodes, features.stride(0), width, count, tiles)
+            kernel(features.dtype, False).launch(features.get_device(), chunks * tiles, *pointers, *grouped, *sizes)
+        return out
+
+    def weights(self, x: Tensor, y: Tensor, groups: Groups | None = None, elements: int = 1) -> Tensor:
+        """dT/dw ``[numel]``; the sums have a fixed order."""
+        nodes = x.shape[0]
+        self._check(x, y, groups, y.shape[0] == nodes)
+        least, most = _PARTS if elements == 1 else _PARTS_BY_ELEMENT
+        parts = max(1, min(most, -(-nodes // (CHUNK * least))))
+        out = empty((parts, self.numel), x)
+        count, tiles, table = self._table("w", x.device)
+        if tiles:
+            pointers = (x.data_ptr(), y.data_ptr(), out.data_ptr(), table.data_ptr())
+            grouped = (0, 0) if groups is None else (groups.slots.data_ptr(), groups.begins.data_ptr())
+            sizes = (nodes, x.stride(0), y.stride(0), count, tiles, elements, parts, self.numel)
+            kernel(x.dtype, True).launch(x.get_device(), tiles * elements * parts, *pointers, *grouped, *sizes)
+        return out[0] if parts == 1 else out.sum(0)
+
+    def _check(self, features: Tensor, other: Tensor, groups: Groups | None, fits: bool) -> None:
+        """InputError for tensors of which a kernel would read beyond the end."""
+        same = features.dtype is other.dtype and features.device == other.device
+        if not (same and fits and (groups is None or groups.nodes == features.shape[0])):
+            of = "" if groups is None else f" of {groups.nodes} nodes by element"
+            raise InputError(
+                f"features are {features.dtype} {tuple(features.shape)} on {features.device}{of}, multiplied with "
+                f"{other.dtype} {tuple(other.shape)} on {other.device}; expected one dtype and device, {self.numel} "
+                "weights, and as many nodes"
+            )
+
+    def _table(self, wanted: str, device: torch.device) -> tuple[int, int, Tensor]:
+        found = self._on_device.get((wanted, device))
+        if found is None:
+            if wanted not in self._tables:
+                make = functools.partial(_of_weights, self.paths)
+                self._tables[wanted] = make() if wanted == "w" else _of_rows(self.paths, self.dims, wanted)
+            count, tiles, numbers = self._tables[wanted]
+            with torch.inference_mode(False):
+                table = torch.tensor(numbers, dtype=torch.int64).to(device)
+            found = self._on_device[wanted, device] = count, tiles, table
+        return found
+
+
+def _of_rows(paths: Sequence[MatrixPath], dims: tuple[int, int], wanted: str) -> tuple[int, int, list[int]]:
+    """Blocks, tiles of a chunk, and the table that the kernel describes."""
+    by_block: dict[tuple[int, int, int], list[list[int]]] = {}
+    for path in paths:
+        if wanted == "y":
+            block = (path.y, path.columns, path.dim)
+            term = [path.x, path.rows, path.w, path.stride, 1, path.of_element, as_bits(path.coefficient)]
+        else:
+            block = (path.x, path.rows, path.dim)
+            term = [path.y, path.columns, path.w, 1, path.stride, path.of_element, as_bits(path.coefficient)]
+        by_block.setdefault(block, []).append(term)
+    blocks: list[int] = []
+    terms: list[list[int]] = []
+    tiles = 0
+    for (offset, columns, dim), own in sorted(_with_gaps(by_block, dims[wanted == "y"]).items()):
+        blocks += [offset, columns, dim, len(terms), len(terms) + len(own), tiles]
+        terms += own
+        tiles += dim * -(-columns // _COLUMNS)
+    return len(blocks) // 6, tiles, blocks + [number for term in terms for number in term]
+
+
+def _with_gaps(by_block: dict[tuple[int, int, int], list[list[int]]], width: int) -> dict:
+    """With a block without terms for each range of a row that no path writes."""
+    found, end = dict(by_block), 0
+    for offset, columns, dim in [*sorted(by_block), (width, 0, 0)]:
+        if offset > end:
+            found[end, offset - end, 1] = []
+        end = max(end, offset + columns * dim)
+    return found
+
+
+def _of_weights(paths: Sequence[MatrixPath]) -> tuple[int, int, list[int]]:
+    """Paths, tiles, and the table that the kernel describes."""
+    numbers, tiles = [], 0
+    for path in paths:
+        shape = (path.rows, path.columns, path.dim)
+        numbers += [path.x, path.y, path.w, path.stride, path.of_element, *shape, as_bits(path.coefficient), tiles]
+        tiles += -(-path.rows // CHUNK) * -(-path.columns // _COLUMNS)
+    return len(paths), tiles, numbers
+
+
+def as_bits(value: float) -> int:
+    """A double as an int64 of the same bits."""
+    return struct.unpack("<q", struct.pack("<d", value))[0]
+
+
+def source(dtype: torch.dtype, of_weights: bool) -> Source:
+    """The source of the kernel for a dtype: of gradients by weights, or of the others."""
+    parts = ("block_tiles.cuh", "block_weights.cuh" if of_weights else "block_rows.cuh")
+    return Source(f"#define REAL {C_TYPES[dtype]}\n" + "".join(map(included, parts)), "cuda", ENTRY)
+
+
+@functools.cache
+def kernel(dtype: torch.dtype, of_weights: bool) -> FixedKernel:
+    """The kernel of :func:`source`."""
+    return FixedKernel(source(dtype, of_weights), 14 if of_weights else 11, _THREADS)
+
+
+def takes(features: Tensor) -> bool:
+    """Whether the kernels are for these features ``[nodes, dim]``: few, on a GPU, in a dtype of kernels."""
+    fits = features.is_cuda and features.dtype in DTYPES and features.shape[0] <= MOST_NODES
+    return fits and are_there(_sources, features.dtype, features.get_device())
+
+
+def _sources(dtype: torch.dtype) -> tuple[Source, ...]:
+    return source(dtype, False), source(dtype, True)
+
+
+@functools.cache
+def are_there(sources: Callable[[torch.dtype], tuple[Source, ...]], dtype: torch.dtype, device: int) -> bool:
+    """Whether kernels can be compiled or were: torch's own operations do the same without a compiler.
+
+    They are compiled beside each other: the first call of a model waits for them.
+    """
+    facts = device_facts(f"cuda:{device}")
+    if facts.is_hip:
+        return False
+    try:
+        found = compile_many([(one, facts) for one in sources(dtype)])
+    except ToolMissingError:
+        return False
+    for error in found:
+        if isinstance(error, CompileError):
+            raise error
+    return True

@@ -1,0 +1,513 @@
+"""A convolution with weights ``w = h @ matrix`` that never exist for all edges at once, differentiable twice.
+
+Radial networks end with such a product: h [edges, hidden] depends on an edge's length, the matrix [hidden, weights] is
+shared. A row of w is 5 to 9 kB, one of h 256 bytes. Parts of the edges (:mod:`kernelgen.ops.radial_convolution`) are
+taken one after the other: their w is formed, used and dropped. Derivatives form it again. With F(x, y, w, g) of
+``kernelgen.arithmetic.couplings``, and gw = dF/dw:
+
+    first     dF/dh = gw matrix^T,  dF/dmatrix = h^T gw,  dF/dx and dF/dy as they are
+    second    S = <tx, dF/dx> + <ty, dF/dy> + <tw, gw>  with  tw = th matrix + h tmatrix, so that
+              dS/dh = (dS/dw) matrix^T + gw tmatrix^T,  dS/dmatrix = h^T (dS/dw) + th^T gw
+
+Fused, the value and the gradients of x, y and h come from kernels that form w in registers, for all edges at once
+(:mod:`kernelgen.ops.radial_convolution`); the gradient of the matrix and second derivatives still take parts.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from kernelgen.arithmetic.directions import Direction, backward, double_backward, forward
+from kernelgen.compat import is_eager, is_transforming
+from kernelgen.device import device_facts
+from kernelgen.errors import InputError, ScheduleError, UnsupportedError
+from kernelgen.kernels.radial.plan import MARKS, RadialPlan, default_radial_schedule, radial_plan
+from kernelgen.kernels.radial.schedule import RadialSchedule, RadialSpec, operands_of
+from kernelgen.kernels.spec import BUFFERS
+from kernelgen.ops.autograd import second_gradients
+from kernelgen.ops.edge_networks import edge_product, full_product, sum_product
+from kernelgen.ops.library import along_tangents, no_third_derivative, only, present, used_slots
+from kernelgen.ops.product import Operator
+from kernelgen.ops.transforms import call
+from kernelgen.problem.product import TensorProductProblem
+from kernelgen.runtime.call import Graph, aligned, empty, zeros
+from kernelgen.runtime.graph import EdgeOrder, order_by
+from kernelgen.runtime.kernel import Kernel, load_kernel
+from kernelgen.runtime.known_graphs import kept_fact, stream_of
+
+Maybe = Tensor | None
+# Slots of this form: x, y, h, the matrix m, and the cotangent g.
+_SLOTS = "xyhm"
+
+
+def radial_product(
+    x: Tensor,
+    y: Tensor,
+    h: Tensor,
+    matrix: Tensor,
+    sender: Tensor,
+    receiver: Tensor,
+    num_out: int,
+    operator: Operator,
+    most_edges: int,
+    product: str = "fp16x3",
+    fused: FusedRadial | None = None,
+) -> Tensor:
+    """The convolution with weights ``h @ matrix``, by parts of at most ``most_edges`` edges.
+
+    x, y, sender, receiver and num_out: as the operator's. h [edges, hidden], matrix [hidden, weight_numel].
+    product: one of ``EDGE_PRODUCTS`` of ``kernelgen.ops.radial_convolution``. What torch traces or transforms is
+    computed for all edges at once. fused: kernels that form the weights in registers
+    (``kernelgen.ops.radial_convolution.fused_of``), if they shall be used; products outside of them are still
+    ``product``. Raises InputError for other shapes, dtypes and devices, and for shared weights.
+    """
+    if operator.shared_weights or h.dim() != 2 or matrix.shape != (h.shape[1], operator.problem.weight_numel):
+        raise InputError(
+            f"h is {tuple(h.shape)} and the matrix {tuple(matrix.shape)}; expected (edges, hidden) and "
+            f"(hidden, {operator.problem.weight_numel}), for a convolution with weights of each edge"
+        )
+    if not (h.dtype is matrix.dtype is x.dtype and h.get_device() == matrix.get_device() == x.get_device()):
+        raise InputError(
+            f"h is {h.dtype} on {h.device} and the matrix {matrix.dtype} on {matrix.device}; expected {x.dtype} on "
+            f"{x.device} for both, as x is: convert them"
+        )
+    if product not in EDGE_PRODUCTS:
+        raise InputError(f"product is {product!r}; expected one of {', '.join(EDGE_PRODUCTS)}")
+    if not is_eager(x, y, h, matrix) or is_transforming(x, y, h, matrix):
+        return operator(x, y, full_product(h, matrix), sender, receiver, num_out=num_out)
+    if h.shape[0] != y.shape[0]:
+        raise InputError(f"h has {h.shape[0]} rows; expected {y.shape[0]}, one for each row of y")
+    multiply = multiply_by(product)
+    if fused is None and y.shape[0] <= most_edges:
+        return operator(x, y, multiply.rows(h, matrix), sender, receiver, num_out=num_out)
+    whole = operator.graph(x, y, sender, receiver, num_out, None)  # parts have orders of their own
+    return _Forward.apply(x, y, h, matrix, whole, operator, Parts(operator, whole, most_edges), multiply, fused)
+
+
+class _Forward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, *given: Any) -> Tensor:
+        x, y, h, matrix, whole, operator, parts, multiply, fused = given
+        # The indices too: autograd notices writes to them.
+        ctx.save_for_backward(x, y, h, matrix, *whole.saved)
+        ctx.rest = whole, operator, parts, multiply, fused
+        if fused is not None:
+            return fused.value(x, y, h, matrix, whole)
+        out = empty(whole.shapes["g"], x)
+        for part in parts:
+            w = multiply.rows(part.rows(h), matrix)
+            operands = (x, None, part.rows(y), None, w, None, None, None)
+            out[part.begin : part.end] = operator.run_on(part.graph, forward(), operands)["g"]
+            del w, operands
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Maybe, ...]:
+        wanted = used_slots(ctx, _SLOTS)
+        if not wanted:
+            return (None,) * 9
+        x, y, h, matrix, *_ = ctx.saved_tensors
+        if is_transforming(gradients[0]):
+            found = first_transformed((x, y, h, matrix), gradients[0], _of_kernel(wanted), *ctx.rest[:2])
+            return (*found, *(None,) * 5)
+        found = _First.apply(x, y, h, matrix, gradients[0], wanted, *ctx.rest)
+        return (*found, *(None,) * 5)
+
+
+class _First(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, *given: Any) -> tuple[Maybe, ...]:
+        x, y, h, matrix, g, wanted, whole, operator, parts, multiply, fused = given
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(x, y, h, matrix, g, *whole.saved)
+        ctx.rest = whole, operator, parts, multiply
+        slots = _of_kernel(wanted)
+        if fused is not None and "m" not in wanted:
+            by_slot = fused.gradients(slots, x, y, h, matrix, g, whole)
+            return tuple(by_slot.get("w" if slot == "h" else slot) for slot in _SLOTS)
+        sums = Sums(wanted, whole, multiply, x=x, h=h, m=matrix)
+        for part in parts:
+            of_h = part.rows(h)
+            w = multiply.rows(of_h, matrix) if "w" in backward(slots).operands else None
+            operands = (x, None, part.rows(y), None, w, None, g[part.begin : part.end], None)
+            found = operator.run_on(part.graph, backward(slots), operands)
+            sums.add(part, found, ((found.get("w"), matrix, of_h),))
+            del w, operands, found  # before those of the next part exist
+        return tuple(sums.found.get(slot) for slot in _SLOTS)
+
+    @staticmethod
+    def backward(ctx: Any, *tangents: Maybe) -> tuple[Maybe, ...]:
+        wanted = used_slots(ctx, _SLOTS + "g")
+        if not wanted or not any(tangent is not None for tangent in tangents):
+            return (None,) * 11
+        x, y, h, matrix, g, *_ = ctx.saved_tensors
+        if is_transforming(*tangents):
+            given = (x, y, h, matrix), g, (*tangents, None), _of_kernel(wanted)
+            return (*second_transformed(*given, *ctx.rest[:2]), *(None,) * 6)
+        return (*_Second.apply(x, y, h, matrix, g, *tangents, None, wanted, *ctx.rest), *(None,) * 6)
+
+
+class _Second(torch.autograd.Function):
+    """Second derivatives along tangents of x, y, h, m and g, which they are linear in.
+
+    As in ``kernelgen.ops.autograd``: gradients by the tangents are second derivatives along the cotangents.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, *given: Any) -> tuple[Maybe, ...]:
+        x, y, h, matrix, g, tx, ty, th, tm, tg, wanted, whole, operator, parts, multiply = given
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(x, y, h, matrix, g, *whole.saved)
+        ctx.rest = whole, operator, parts, multiply
+        ctx.along = "".join(
+            s for s, tangent in zip(_SLOTS + "g", (tx, ty, th, tm, tg), strict=True) if tangent is not None
+        )
+        slots = _of_kernel(wanted)
+        sums = Sums(wanted, whole, multiply, x=x, h=h, m=matrix)
+        for part in parts:
+            of_h, of_y, of_g = part.rows(h), part.rows(y), g[part.begin : part.end]
+            of_ty, of_th = (None if tangent is None else part.rows(tangent) for tangent in (ty, th))
+            w, tw = multiply.rows(of_h, matrix), None
+            if of_th is not None:
+                tw = multiply.rows(of_th, matrix)
+            if tm is not None:
+                tw = _sum(tw, multiply.rows(of_h, tm))
+            primal = (x, of_y, w, of_g)
+            along = (tx, of_ty, tw, None if tg is None else tg[part.begin : part.end])
+            outputs = double_backward(present(*along), slots).live_outputs
+            found = second_gradients(primal, along, outputs, part.graph, operator) if outputs else {}
+            terms = [(found.get("w"), matrix, of_h)]
+            if ("h" in wanted and tm is not None) or ("m" in wanted and of_th is not None):
+                operands = (x, None, of_y, None, w, None, of_g, None)
+                terms.append((operator.run_on(part.graph, backward("w"), operands)["w"], tm, of_th))
+            sums.add(part, found, terms)
+            del w, tw, primal, along, found, terms
+        return tuple(sums.found.get(slot) for slot in _SLOTS + "g")
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Maybe) -> tuple:
+        if used_slots(ctx, _SLOTS + "g"):
+            return no_third_derivative()
+        wanted = used_slots(ctx, ctx.along, first=5)
+        if not wanted or not any(cotangent is not None for cotangent in cotangents):
+            return (None,) * 15
+        x, y, h, matrix, g, *_ = ctx.saved_tensors
+        if is_transforming(*cotangents):
+            given = (x, y, h, matrix), g, cotangents, _of_kernel(wanted)
+            return (*(None,) * 5, *second_transformed(*given, *ctx.rest[:2]), *(None,) * 5)
+        return (*(None,) * 5, *_Second.apply(x, y, h, matrix, g, *cotangents, wanted, *ctx.rest), *(None,) * 5)
+
+
+def _of_kernel(wanted: str) -> str:
+    """The slots of the kernel's gradients that these need."""
+    return "".join(slot for slot, by in (("x", "x"), ("y", "y"), ("w", "hm"), ("g", "g")) if set(by) & set(wanted))
+
+
+def _sum(before: Maybe, more: Tensor) -> Tensor:
+    """Their sum, in the place of the first if there is one."""
+    return more if before is None else before.add_(more)
+
+
+class Sums:
+    """The gradients of all edges, gathered part by part; zero where no part adds."""
+
+    def __init__(self, wanted: str, whole: Graph, multiply: Multiply, *, x: Tensor, h: Tensor, m: Tensor) -> None:
+        self.multiply = multiply
+        shapes = {slot: whole.shapes[slot] for slot in "xyg"} | {"h": tuple(h.shape), "m": tuple(m.shape)}
+        self.found = {slot: zeros(shapes[slot], x) for slot in _SLOTS + "g" if slot in wanted}
+
+    def add(self, part: Part, found: dict[str, Tensor], terms: Any) -> None:
+        """Gradients of a part; terms: (gradient of w, what multiplies it for h, and for the matrix), None for none."""
+        if "x" in self.found and "x" in found:
+            self.found["x"] += found["x"]
+        if "y" in self.found and "y" in found:
+            part.write(self.found["y"], found["y"])
+        if "g" in self.found and "g" in found:
+            self.found["g"][part.begin : part.end] = found["g"]
+        of_h = None
+        for gw, by_h, by_m in terms:
+            if "h" in self.found and gw is not None and by_h is not None:
+                of_h = _sum(of_h, self.multiply.rows(gw, by_h.t()))
+            if "m" in self.found and gw is not None and by_m is not None:
+                self.found["m"] += self.multiply.sums(by_m, gw)
+        if of_h is not None:
+            part.write(self.found["h"], of_h)
+
+
+# Runs the kernels that form edge weights in tensor cores (``kernelgen.kernels.radial.plan``) on checked tensors.
+#
+# Products of halves, summed in float32, see ``kernelgen.ops.radial_convolution``. What is multiplied is first scaled by
+# powers of two: each edge's h, and the part of the matrix that a block has, by its largest element; gradients of
+# weights of an edge by a bound for 8 channels and all paths of a group: the largest elements of x, edge values and
+# the receiver's cotangents, and the number of terms. So class ``ieee`` has float32's errors, relative to each edge's
+# largest element of h, for what is more than 2**-20 times as large as the largest of the matrix, and 2**-17 times that
+# bound. The bound of ordinary gradients is some 2**7 times as large as they are.
+
+_PLACE = {name: place for place, name in enumerate(BUFFERS)}
+_INDICES = {torch.int32: "int32", torch.int64: "int64"}
+
+
+class FusedRadial:
+    """The value and first gradients of one problem, with weights ``h @ matrix`` in registers.
+
+    hidden: features of h. accuracy: of ``kernelgen.kernels.radial.schedule.PRODUCTS``. schedules: by direction name
+    (``forward``, ``backward``), else the defaults. Kernels compile at first use. Raises UnsupportedError for problems,
+    sizes and devices without such a kernel.
+    """
+
+    def __init__(
+        self,
+        problem: TensorProductProblem,
+        hidden: int,
+        accuracy: str,
+        layout: str,
+        device: torch.device,
+        schedules: Mapping[str, RadialSchedule] | None = None,
+    ) -> None:
+        self.problem, self.hidden, self.accuracy, self.layout = problem, hidden, accuracy, layout
+        self.device, self.schedules = device, dict(schedules or {})
+        self._kernels: dict[tuple[Direction, torch.dtype], Kernel] = {}
+        for direction in (forward(), backward("xyw")):
+            radial_plan(self.spec(direction))
+
+    def spec(self, direction: Direction, index: torch.dtype = torch.int64) -> RadialSpec:
+        """The spec of a direction's kernel."""
+        name, facts = "forward" if direction == forward() else "backward", device_facts(self.device)
+        schedule = self.schedules.get(name) or RadialSchedule()
+        spec = RadialSpec(
+            self.problem, self.hidden, direction, schedule, self.accuracy, self.layout, _INDICES[index], facts
+        )
+        return spec if name in self.schedules else default_radial_schedule(spec)
+
+    def value(self, x: Tensor, y: Tensor, h: Tensor, matrix: Tensor, graph: Graph) -> Tensor:
+        """The convolution [num_out, dim_out], without autograd."""
+        return self.run(forward(), {"x": x, "y": y, "w": h, "tw": matrix}, graph)["g"]
+
+    def gradients(
+        self, slots: str, x: Tensor, y: Tensor, h: Tensor, matrix: Tensor, g: Tensor, graph: Graph
+    ) -> dict[str, Tensor]:
+        """Gradients of some of x, y and ``w``, which stands for h, given that of the value."""
+        return self.run(backward(slots), {"x": x, "y": y, "w": h, "tw": matrix, "g": g}, graph)
+
+    def run(
+        self, direction: Direction, given: Mapping[str, Tensor], graph: Graph, poison: bool = False
+    ) -> dict[str, Tensor]:
+        """Outputs of a direction by slot. given: by buffer. poison: fill those that are not summed with NaN before."""
+        assert graph.sender is not None and graph.receiver is not None
+        kernel = self.kernel(direction, graph.sender.dtype)
+        plan = kernel.plan
+        assert isinstance(plan, RadialPlan)
+        shapes = graph.shapes | {"w": (graph.num_edges, self.hidden)}
+        shapes["tw"] = (self.hidden, self.problem.weight_numel)
+        kept = {name: _ready(name, given[name], shapes[name], graph.sender) for name in operands_of(direction)}
+        kept["sender"], order = graph.sender, order_of(graph)
+        kept |= {name: one for name, one in (("spans", order.spans), ("perm", order.perm)) if one is not None}
+        pointers = [0] * len(BUFFERS)
+        for name, tensor in kept.items():
+            pointers[_PLACE[name]] = tensor.data_ptr()
+        found: dict[str, Tensor] = {}
+        no_edges = graph.num_edges == 0  # then nothing runs: a GPU refuses a grid without blocks
+        if plan.marks and not no_edges:
+            marks = zeros((plan.marks, graph.num_out), given["x"])
+            pointers[_PLACE[MARKS]] = marks.data_ptr()
+        for slot in direction.outputs:
+            is_zeroed = no_edges or f"out_{slot}" in plan.zeroed
+            found[slot] = (zeros if is_zeroed else empty)(shapes[slot], given["x"])
+            if poison and not is_zeroed:
+                found[slot].fill_(torch.nan)
+            pointers[_PLACE[f"out_{slot}"]] = found[slot].data_ptr()
+        if graph.num_out and not no_edges:
+            kernel.run(pointers, graph.num_edges, graph.num_in, graph.num_out, given["x"].get_device())
+        return found
+
+    def kernel(self, direction: Direction, index: torch.dtype = torch.int64) -> Kernel:
+        """The loaded kernel of a direction, for indices of a dtype."""
+        kernel = self._kernels.get((direction, index))
+        if kernel is None:
+            kernel = self._kernels[direction, index] = load_kernel(self.spec(direction, index))
+        return kernel
+
+
+def _ready(name: str, tensor: Tensor, shape: tuple[int, ...], like: Tensor) -> Tensor:
+    """The tensor, copied if it is not contiguous and aligned; InputError if it does not fit."""
+    if tensor.dtype is not torch.float32 or tensor.shape != shape or tensor.device != like.device:
+        named = {"w": "h", "tw": "the matrix"}.get(name, name)
+        raise InputError(
+            f"{named} is {tensor.dtype} {tuple(tensor.shape)} on {tensor.device}; expected torch.float32 {shape} on "
+            f"{like.device}"
+        )
+    return aligned(tensor)
+
+
+def order_of(graph: Graph) -> EdgeOrder:
+    """Spans, in the order of edges, and permutation by receiver, kept with a graph that is recognised again."""
+    receiver = graph.receiver
+    assert receiver is not None
+    key = ("radial order", graph.num_out, stream_of(receiver))
+    return kept_fact(
+        graph.known, key, lambda: EdgeOrder(*order_by("receiver", receiver, graph.num_out, by_length=False))
+    )
+
+
+@functools.lru_cache(maxsize=256)
+def fused_of(
+    operator: Operator, hidden: int, product: str, schedules: tuple[tuple[str, RadialSchedule], ...] = ()
+) -> FusedRadial | None:
+    """The kernels of an operator's convolution; None if there are none for it on its device.
+
+    product: one of ``EDGE_PRODUCTS`` of ``kernelgen.ops.radial_convolution``, which gives the accuracy class.
+    schedules: with the names of their directions; else the defaults.
+    """
+    is_meant = operator.is_conv and operator.device.type == "cuda" and not operator.deterministic
+    if not is_meant or operator.dtype is not torch.float32:
+        return None
+    try:
+        accuracy, where = ACCURACY[product], (operator.layout, operator.device)
+        return FusedRadial(operator.problem, hidden, accuracy, *where, dict(schedules))
+    except (UnsupportedError, ScheduleError):
+        return None
+
+
+# Parts of a graph: runs of receivers with all their edges, so that parts write different rows of a result.
+
+
+class Part(NamedTuple):
+    """Edges of the receivers ``begin..end``. places: where these edges are in the caller's tensors."""
+
+    begin: int
+    end: int
+    places: slice | Tensor
+    graph: Graph
+
+    def rows(self, tensor: Tensor) -> Tensor:
+        """The rows of these edges, of a tensor [edges, ...]."""
+        return tensor[self.places]
+
+    def write(self, target: Tensor, rows: Tensor) -> None:
+        """Write rows of these edges into a tensor of all edges."""
+        target[self.places] = rows
+
+
+class Parts:
+    """The parts of a graph, made when they are first needed; see :func:`parts_of`."""
+
+    def __init__(self, *of: Any) -> None:
+        self._of = of
+        self._parts: tuple[Part, ...] | None = None
+
+    def __iter__(self) -> Iterator[Part]:
+        if self._parts is None:
+            self._parts = parts_of(*self._of)
+        return iter(self._parts)
+
+
+def parts_of(operator: Operator, whole: Graph, most_edges: int) -> tuple[Part, ...]:
+    """The parts of a checked graph, each of at most ``most_edges`` edges unless one receiver has more.
+
+    Kept with a graph that is recognised again. A new graph on a GPU waits for the device once, for the receivers at
+    which parts end.
+    """
+    receiver = whole.receiver
+    assert receiver is not None
+    key = ("radial parts", operator.text, whole.num_in, whole.num_out, most_edges, stream_of(receiver))
+    return kept_fact(whole.known, key, lambda: tuple(_parts(operator, whole, most_edges)))
+
+
+def _parts(operator: Operator, whole: Graph, most_edges: int) -> list[Part]:
+    sender, receiver = whole.sender, whole.receiver
+    assert sender is not None and receiver is not None
+    order = None
+    if bool((receiver[1:] < receiver[:-1]).any()):
+        receiver, order = torch.sort(receiver, stable=True)
+        sender = sender[order]
+    counts = torch.bincount(receiver, minlength=whole.num_out)
+    found = []
+    for begin, end, first, last in _ranges([0, *counts.cumsum(0).tolist()], most_edges):
+        # Copies: a kernel takes aligned and contiguous tensors.
+        of_part = sender[first:last].clone(), receiver[first:last] - begin
+        in_order = operator.order(*of_part, whole.num_in, end - begin, is_sorted=True)
+        shapes = whole.shapes | {slot: (last - first, *whole.shapes[slot][1:]) for slot in "yw"}
+        shapes["g"] = (end - begin, *whole.shapes["g"][1:])
+        graph = Graph(*of_part, in_order, last - first, whole.num_in, end - begin, shapes)
+        found.append(Part(begin, end, slice(first, last) if order is None else order[first:last], graph))
+    return found
+
+
+def _ranges(ends: list[int], most_edges: int) -> list[tuple[int, int, int, int]]:
+    """First and last receiver, first and last edge of each part. ends: the edges before each receiver, and all."""
+    found, begin = [], 0
+    for node in range(1, len(ends)):
+        if node == len(ends) - 1 or ends[node + 1] - ends[begin] > most_edges:
+            found.append((begin, node, ends[begin], ends[node]))
+            begin = node
+    return found
+
+
+# The product ``h @ matrix`` of each edge's hidden features and a radial network's last layer, [edges, weights].
+#
+# ``fp16x3`` is three products of halves by tensor cores, with errors of float32's class: see
+# :mod:`kernelgen.ops.edge_networks`. It is for float32 and many edges on a GPU; elsewhere, and for ``float32``, it
+# is torch's product with torch's settings (``torch.set_float32_matmul_precision``). ``tf32`` is for weights that are
+# formed in registers: one product of halves, whose 11 bits are TF32's. Outside of them it is ``float32``.
+
+# Accuracy class of ``kernelgen.kernels.radial.schedule`` with which weights are formed in registers, by product.
+ACCURACY = {"fp16x3": "ieee", "float32": "ieee", "tf32": "tf32"}
+EDGE_PRODUCTS = tuple(ACCURACY)
+
+
+class Multiply(NamedTuple):
+    """rows: a b for a ``[edges, depth]``. sums: a^T b for a ``[edges, left]``, b ``[edges, right]``. Differentiable."""
+
+    rows: Callable[[Tensor, Tensor], Tensor]
+    sums: Callable[[Tensor, Tensor], Tensor]
+
+
+_TORCH = Multiply(full_product, lambda a, b: full_product(a.t(), b))
+_HALVES = Multiply(edge_product, sum_product)
+
+
+def multiply_by(product: str) -> Multiply:
+    """The functions of one of ``EDGE_PRODUCTS``."""
+    return _HALVES if product == "fp16x3" else _TORCH
+
+
+# Derivatives that torch transforms (``is_grads_batched``, vmap): for all edges at once, through the torch ops.
+
+# x, y, the hidden features h and the matrix m: the weights are w = h m.
+Inputs = tuple[Tensor, Tensor, Tensor, Tensor]
+
+
+def first_transformed(inputs: Inputs, g: Tensor, slots: str, whole: Graph, operator: Operator) -> tuple[Maybe, ...]:
+    """Gradients of x, y, h and m. slots: of the operands x, y and w, whose gradients these need."""
+    x, y, h, m = inputs
+    dx, dy, dw = _gradients((x, y, full_product(h, m)), g, slots, whole, operator)
+    return dx, dy, None if dw is None else full_product(dw, m.t()), None if dw is None else full_product(h.t(), dw)
+
+
+def second_transformed(
+    inputs: Inputs, g: Tensor, tangents: tuple[Maybe, ...], slots: str, whole: Graph, operator: Operator
+) -> tuple[Maybe, ...]:
+    """Second derivatives by x, y, h, m and g along tangents of these; see ``kernelgen.ops.radial_convolution``."""
+    (x, y, h, m), (tx, ty, th, tm, tg) = inputs, tangents
+    terms = [full_product(a, b) for a, b in ((th, m), (h, tm)) if a is not None and b is not None]
+    w, tw = full_product(h, m), sum(terms[1:], terms[0]) if terms else None
+    dx, dy, dw, dg = along_tangents((x, y, w, g), (tx, ty, tw, tg), slots, _edges(whole), operator.text)
+    gw = None
+    if "w" in slots and terms:
+        gw = _gradients((x, y, w), g, "w", whole, operator)[2]
+    of_h = [full_product(a, b.t()) for a, b in ((dw, m), (gw, tm)) if a is not None and b is not None]
+    of_m = [full_product(a.t(), b) for a, b in ((h, dw), (th, gw)) if a is not None and b is not None]
+    return dx, dy, sum(of_h[1:], of_h[0]) if of_h else None, sum(of_m[1:], of_m[0]) if of_m else None, dg
+
+
+def _gradients(xyw: tuple[Tensor, ...], g: Tensor, slots: str, whole: Graph, operator: Operator) -> tuple[Maybe, ...]:
+    return only(call("tp_backward", *xyw, g, *_edges(whole), slots, operator.text), "xyw", slots)
+
+
+def _edges(graph: Graph) -> tuple:
+    return graph.sender, graph.receiver, *graph.order, graph.num_out
